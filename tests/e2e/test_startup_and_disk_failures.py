@@ -148,12 +148,12 @@ def test_a_port_in_use_stops_the_start_and_is_named(tmp_path: Path, command: str
 
 def test_ports_that_do_not_exist_are_said_to_be_missing(tmp_path: Path) -> None:
     told = complaint(tmp_path, "up", "--one-port-per-vm", "--port", "65534")
-    assert told == "there is no port 65536, which a VM would need: set a lower 'port'"
+    assert told == "port 65536, which a VM would need, does not exist: set a lower 'port'"
 
 
 def test_an_address_of_another_machine_is_named(tmp_path: Path) -> None:
     told = complaint(tmp_path, "serve", "--listen", "192.0.2.7:8000")
-    assert "cannot listen on 192.0.2.7:8000: the address 192.0.2.7 is not one of this machine's" in told
+    assert "cannot listen on 192.0.2.7:8000: this machine does not have the address 192.0.2.7" in told
 
 
 @pytest.mark.parametrize(

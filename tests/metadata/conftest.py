@@ -1,4 +1,4 @@
-"""A metadata server on real loopback sockets, speaking for a fake house; every story is played on both loops."""
+"""A metadata server on real loopback sockets, speaking for a fake house; every scenario is played on both loops."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from tests.support.metadata_backend import FakeMetadataBackend
 
 ADDRESSES = {"a": "127.0.7.1", "b": "127.0.7.2", "other": "127.0.7.3", "nobody": "127.0.7.9"}
 POLL = "/metadata/scheduledevents?api-version=2020-07-01"
-STORY_S = 30.0
+SCENARIO_TIMEOUT_S = 30.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,7 +98,7 @@ def notice(event_id: str = "EVENT-1", **changes: Any) -> EventNotice:
 
 @dataclass(kw_only=True)
 class World:
-    board: PublishedDocuments
+    documents: PublishedDocuments
     backend: FakeMetadataBackend
     callers: CallerDirectory
     server: MetadataServer
@@ -137,8 +137,8 @@ class World:
                 await client.writer.wait_closed()
 
 
-Story = Callable[[World], Awaitable[None]]
-Play = Callable[..., None]
+Scenario = Callable[[World], Awaitable[None]]
+RunScenario = Callable[..., None]
 
 
 async def make_world(
@@ -148,16 +148,16 @@ async def make_world(
     enabled: bool = True,
     delay_s: float = 0.0,
 ) -> World:
-    board, callers = PublishedDocuments(first_answer_delay_s=delay_s), CallerDirectory()
-    backend = FakeMetadataBackend(board)
+    documents, callers = PublishedDocuments(first_answer_delay_s=delay_s), CallerDirectory()
+    backend = FakeMetadataBackend(documents)
     backend.add_scope("pair", "a", "b", enabled=enabled)
     backend.add_scope("single", "other", location="northeurope")
     lab = open_lab_listeners(list(ADDRESSES.values()), 0)
     for vm in ("a", "b", "other"):
         callers.assign(lab.attachment(ADDRESSES[vm]), vm)
-    server = MetadataServer(board=board, backend=backend, callers=callers, rules_for=rules, limits=limits)
+    server = MetadataServer(documents=documents, backend=backend, callers=callers, rules_for=rules, limits=limits)
     await server.start([lab.listener])
-    return World(board=board, backend=backend, callers=callers, server=server, lab=lab)
+    return World(documents=documents, backend=backend, callers=callers, server=server, lab=lab)
 
 
 @pytest.fixture(params=["asyncio", "uvloop"])
@@ -168,18 +168,18 @@ def runner(request: pytest.FixtureRequest) -> Iterator[asyncio.Runner]:
 
 
 @pytest.fixture
-def play(runner: asyncio.Runner) -> Play:
-    """Play a story in a fresh world; a story that hangs fails."""
+def run_scenario(runner: asyncio.Runner) -> RunScenario:
+    """Play a scenario in a fresh world; a scenario that hangs fails."""
 
-    async def tell(story: Story, **given: Any) -> None:
-        async with asyncio.timeout(STORY_S):
+    async def tell(scenario: Scenario, **given: Any) -> None:
+        async with asyncio.timeout(SCENARIO_TIMEOUT_S):
             world = await make_world(**given)
             try:
-                await story(world)
+                await scenario(world)
             finally:
                 await world.close()
 
-    return lambda story, **given: runner.run(tell(story, **given))
+    return lambda scenario, **given: runner.run(tell(scenario, **given))
 
 
 @pytest.fixture(name="request_bytes", scope="session")

@@ -28,10 +28,10 @@ class Readings:
         return EndpointRules()
 
 
-def test_whoever_connects_for_every_poll_is_answered_from_memory_and_counted(play):
+def test_a_client_that_connects_for_every_poll_is_served_from_the_cache_and_counted(run_scenario):
     readings = Readings()
 
-    async def story(world):
+    async def scenario(world):
         first = await world.ask(Connection="close")
         once = readings.count
         for _ in range(50):
@@ -42,16 +42,16 @@ def test_whoever_connects_for_every_poll_is_answered_from_memory_and_counted(pla
             assert reply.headers["connection"] == "close"
             assert await client.is_closed()
         assert readings.count == once > 0
-        tally = world.server.counters
-        assert (tally.accepted, tally.requests, tally.responses_by_status[200]) == (51, 51, 51)
+        counters = world.server.counters
+        assert (counters.accepted, counters.requests, counters.responses_by_status[200]) == (51, 51, 51)
         [poll], _ = world.server.observations.take_batch()
         assert (poll.count, poll.at) == (51, 1_700_000_050.0)
 
-    play(story, rules=readings)
+    run_scenario(scenario, rules=readings)
 
 
-def test_a_caller_that_may_ask_again_stays_connected(play):
-    async def story(world):
+def test_a_client_with_keep_alive_stays_connected(run_scenario):
+    async def scenario(world):
         await world.ask()
         client = await world.connect()
         for _ in range(3):
@@ -60,11 +60,11 @@ def test_a_caller_that_may_ask_again_stays_connected(play):
         assert world.server.connection_count == 2
         assert world.server.counters.accepted == 2
 
-    play(story)
+    run_scenario(scenario)
 
 
-def test_what_comes_in_pieces_or_in_a_row_is_served_as_ever(play, request_bytes):
-    async def story(world):
+def test_split_and_pipelined_first_requests_are_served(run_scenario, request_bytes):
+    async def scenario(world):
         await world.ask()
         raw = request_bytes()
         torn, piled = await world.connect(), await world.connect()
@@ -76,11 +76,11 @@ def test_what_comes_in_pieces_or_in_a_row_is_served_as_ever(play, request_bytes)
         for _ in range(100):
             assert (await piled.reply()).status == 200
 
-    play(story)
+    run_scenario(scenario)
 
 
-def test_a_change_is_told_to_the_next_caller(play, notice):
-    async def story(world):
+def test_the_next_connection_sees_a_change(run_scenario, notice):
+    async def scenario(world):
         for _ in range(3):
             assert b"EVENT-1" not in (await world.ask(Connection="close")).body
         world.backend.show("pair", notice())
@@ -92,11 +92,11 @@ def test_a_change_is_told_to_the_next_caller(play, notice):
         world.callers.release(world.lab.attachment("127.0.7.1"))
         assert (await world.ask(Connection="close")).status == 404
 
-    play(story)
+    run_scenario(scenario)
 
 
-def test_a_vm_that_has_all_its_connections_is_refused_what_is_remembered_too(play, request_bytes):
-    async def story(world):
+def test_the_connection_limit_applies_to_cached_requests_too(run_scenario, request_bytes):
+    async def scenario(world):
         await world.ask(Connection="close")
         for _ in range(3):
             assert (await world.ask()).status == 200
@@ -106,11 +106,11 @@ def test_a_vm_that_has_all_its_connections_is_refused_what_is_remembered_too(pla
         assert world.server.counters.refused == 1
         assert (await world.ask(vm="b", Connection="close")).status == 200
 
-    play(story, limits=Limits(connections_per_vm=3))
+    run_scenario(scenario, limits=Limits(connections_per_vm=3))
 
 
-def test_an_answer_that_the_socket_cannot_take_at_once_arrives_whole(play, notice, request_bytes):
-    async def story(world):
+def test_a_response_larger_than_the_send_buffer_arrives_complete(run_scenario, notice, request_bytes):
+    async def scenario(world):
         world.lab.listener.sockets[0].setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
         world.backend.show("pair", *(notice(f"EVENT-{number}", description="x" * 1000) for number in range(400)))
         whole = (await world.ask(Connection="close")).body
@@ -128,11 +128,11 @@ def test_an_answer_that_the_socket_cannot_take_at_once_arrives_whole(play, notic
             else:
                 assert (await late.ask()).body == whole
 
-    play(story)
+    run_scenario(scenario)
 
 
-def test_without_free_files_callers_wait_and_are_served_afterwards(play, caplog, request_bytes):
-    async def story(world):
+def test_connections_wait_while_the_process_has_no_free_file(run_scenario, caplog, request_bytes):
+    async def scenario(world):
         await world.ask(Connection="close")
         sock = socket.socket()
         sock.setblocking(False)
@@ -142,14 +142,14 @@ def test_without_free_files_callers_wait_and_are_served_afterwards(play, caplog,
             with suppress(BlockingIOError):
                 sock.connect(world.lab.endpoint("127.0.7.1"))
             await asyncio.get_running_loop().sock_sendall(sock, request_bytes(Connection="close"))
-            await world.until(lambda: "no room for further connections" in caplog.text)
+            await world.until(lambda: "cannot accept more connections" in caplog.text)
         finally:
             resource.setrlimit(resource.RLIMIT_NOFILE, most)
         with sock:
             assert (await asyncio.get_running_loop().sock_recv(sock, 65_536)).startswith(b"HTTP/1.1 200 OK")
-        assert caplog.text.count("no room for further connections") <= 2
+        assert caplog.text.count("cannot accept more connections") <= 2
 
-    play(story)
+    run_scenario(scenario)
 
 
 def ask(*lines, version="2020-07-01", http="1.1"):
@@ -178,13 +178,15 @@ changes = st.sampled_from([("show",), ("republish",), ("drop",), ("tick",), ("re
 class House:
     """One server on a socket of its own."""
 
-    def __init__(self, notice, *, remembers):
-        self.notice, self.board, self.callers = notice, PublishedDocuments(), CallerDirectory()
-        self.backend = FakeMetadataBackend(self.board)
+    def __init__(self, notice, *, use_response_cache):
+        self.notice, self.documents, self.callers = notice, PublishedDocuments(), CallerDirectory()
+        self.backend = FakeMetadataBackend(self.documents)
         self.backend.add_scope("single", "a")
         self.lab = open_lab_listeners([ADDRESS], 0)
         self.assign()
-        self.server = MetadataServer(board=self.board, backend=self.backend, callers=self.callers, remembers=remembers)
+        self.server = MetadataServer(
+            documents=self.documents, backend=self.backend, callers=self.callers, use_response_cache=use_response_cache
+        )
 
     async def visit(self, raw):
         """All that comes back to a caller that says this and no more."""
@@ -198,15 +200,15 @@ class House:
         return heard
 
     def show(self):
-        if self.board.view("a"):
+        if self.documents.view("a"):
             self.backend.show("single", self.notice())
 
     def republish(self):
-        if self.board.view("a"):
+        if self.documents.view("a"):
             self.backend.republish("single")
 
     def drop(self):
-        if self.board.view("a"):
+        if self.documents.view("a"):
             self.backend.drop_scope("single")
         else:
             self.backend.add_scope("single", "a")
@@ -221,12 +223,18 @@ class House:
         self.callers.release(self.lab.attachment(ADDRESS))
 
     def seen(self):
-        tally = self.server.counters
-        return self.server.observations.take_batch(), +tally.answered, tally.requests, tally.accepted, tally.refused
+        counters = self.server.counters
+        return (
+            self.server.observations.take_batch(),
+            +counters.answered,
+            counters.requests,
+            counters.accepted,
+            counters.refused,
+        )
 
 
 async def tell(steps, notice):
-    houses = [House(notice, remembers=True), House(notice, remembers=False)]
+    houses = [House(notice, use_response_cache=True), House(notice, use_response_cache=False)]
     for house in houses:
         await house.server.start([house.lab.listener])
     for name, *details in steps:
@@ -244,5 +252,5 @@ async def tell(steps, notice):
 
 @given(steps=st.lists(st.one_of(visits, visits, changes), min_size=2, max_size=12))
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_visitors_of_any_kind_hear_what_they_would_hear_from_a_server_that_remembers_nothing(runner, notice, steps):
+def test_all_clients_get_the_same_bytes_from_servers_with_and_without_a_cache(runner, notice, steps):
     runner.run(tell(steps, notice))

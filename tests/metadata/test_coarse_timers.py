@@ -8,7 +8,7 @@ import pytest
 
 from forewarn.metadata.coarse_timers import CoarseTimers
 
-GRAIN_S = 0.01
+RESOLUTION_S = 0.01
 PER_TURN = 200
 
 
@@ -17,7 +17,7 @@ class Calls:
 
     def __init__(self, expected, *, also=lambda name: None):
         self.loop = asyncio.get_running_loop()
-        self.table = CoarseTimers(self.loop, grain_s=GRAIN_S, call=self.call)
+        self.table = CoarseTimers(self.loop, resolution_s=RESOLUTION_S, callback=self.call)
         self.expected, self.also = expected, also
         self.times, self.turns, self.turn = {}, [], 0
         self.all = asyncio.Event()
@@ -38,15 +38,15 @@ class Calls:
 
 @pytest.fixture
 def tell(runner):
-    async def within(story):
+    async def within(scenario):
         async with asyncio.timeout(10):
-            await story()
+            await scenario()
 
-    return lambda story: runner.run(within(story))
+    return lambda scenario: runner.run(within(scenario))
 
 
-def test_everybody_is_called_at_their_moment_or_later(tell):
-    async def story():
+def test_items_are_called_at_their_time_or_later(tell):
+    async def scenario():
         calls, now = Calls(6), asyncio.get_running_loop().time()
         moments = {"later": now + 0.03, "past": now - 5, "soon": now + 0.01, "now": now}
         moments |= {"between": now + 0.02, "as soon": now + 0.01}
@@ -57,11 +57,11 @@ def test_everybody_is_called_at_their_moment_or_later(tell):
         # One in the past and one of now may share a ring, and within a ring the order does not matter.
         assert list(calls.times)[-2:] == ["between", "later"]
 
-    tell(story)
+    tell(scenario)
 
 
-def test_whoever_was_dropped_is_not_called(tell):
-    async def story():
+def test_a_canceled_item_is_not_called(tell):
+    async def scenario():
         calls, now = Calls(2), asyncio.get_running_loop().time()
         slots = {name: calls.table.schedule(now + 0.01, name) for name in ("dropped", "kept")}
         alone = calls.table.schedule(now, "alone")
@@ -73,11 +73,11 @@ def test_whoever_was_dropped_is_not_called(tell):
         await calls.all.wait()
         assert list(calls.times) == ["kept", "last"]
 
-    tell(story)
+    tell(scenario)
 
 
-def test_whoever_is_dropped_by_another_at_the_same_moment_is_not_called(tell):
-    async def story():
+def test_an_item_canceled_by_another_in_the_same_slot_is_not_called(tell):
+    async def scenario():
         other = {"a": "b", "b": "a", "last": "last"}
         calls = Calls(2, also=lambda name: calls.table.cancel(slots[other[name]], other[name]))
         now = asyncio.get_running_loop().time()
@@ -85,11 +85,11 @@ def test_whoever_is_dropped_by_another_at_the_same_moment_is_not_called(tell):
         await calls.all.wait()
         assert list(calls.times) in (["a", "last"], ["b", "last"])
 
-    tell(story)
+    tell(scenario)
 
 
-def test_many_at_one_moment_are_called_in_portions(tell):
-    async def story():
+def test_many_items_of_one_slot_are_called_in_batches(tell):
+    async def scenario():
         calls = Calls(1000)
         at = asyncio.get_running_loop().time()
         for name in range(1000):
@@ -99,23 +99,23 @@ def test_many_at_one_moment_are_called_in_portions(tell):
         assert max(portions) <= PER_TURN
         assert len(portions) >= 1000 / PER_TURN
 
-    tell(story)
+    tell(scenario)
 
 
-def test_a_call_that_fails_keeps_nobody_from_theirs(tell, caplog):
-    async def story():
+def test_a_failing_callback_does_not_stop_the_others(tell, caplog):
+    async def scenario():
         calls = Calls(3, also=lambda name: 1 / (name != "bad"))
         at = asyncio.get_running_loop().time()
         for name in ("one", "bad", "two"):
             calls.table.schedule(at, name)
         await calls.all.wait()
 
-    tell(story)
+    tell(scenario)
     assert "'bad'" in caplog.text
 
 
-def test_whoever_comes_back_from_their_own_call_has_another(tell):
-    async def story():
+def test_a_callback_may_schedule_another_item(tell):
+    async def scenario():
         def again(name):
             if name < 500:
                 calls.table.schedule(at, name + 1)
@@ -127,15 +127,15 @@ def test_whoever_comes_back_from_their_own_call_has_another(tell):
         assert sorted(calls.times) == list(range(501))
         assert max(calls.turns.count(turn) for turn in set(calls.turns)) <= PER_TURN
 
-    tell(story)
+    tell(scenario)
 
 
-def test_an_earlier_moment_that_comes_later_is_not_missed(tell):
-    async def story():
+def test_an_earlier_time_scheduled_later_is_not_missed(tell):
+    async def scenario():
         calls, now = Calls(1), asyncio.get_running_loop().time()
         calls.table.schedule(now + 3600, "in an hour")
         calls.table.schedule(now, "now")
         await calls.all.wait()
         assert list(calls.times) == ["now"]
 
-    tell(story)
+    tell(scenario)

@@ -11,8 +11,8 @@ READ_BYTES = 256 * 1024  # what a loop hands over at once
 
 
 @pytest.mark.parametrize("size", [1, 7, 100_000], ids=["bytewise", "in sevens", "at once"])
-def test_pipelined_requests_are_answered_in_order(play, request_bytes, size):
-    async def story(world):
+def test_pipelined_requests_are_answered_in_order(run_scenario, request_bytes, size):
+    async def scenario(world):
         client = await world.connect()
         raw = request_bytes() + request_bytes("/metadata/versions")
         raw += request_bytes(method="POST", body=b'{"StartRequests":[]}') + request_bytes(method="PUT")
@@ -21,23 +21,23 @@ def test_pipelined_requests_are_answered_in_order(play, request_bytes, size):
             client.send(raw[start : start + size])
         assert [(await client.reply()).status for _ in range(5)] == [200, 200, 200, 400, 404]
 
-    play(story)
+    run_scenario(scenario)
 
 
-def test_thousands_of_pipelined_requests_are_all_answered(play, request_bytes):
-    async def story(world):
+def test_thousands_of_pipelined_requests_are_all_answered(run_scenario, request_bytes):
+    async def scenario(world):
         client = await world.connect()
         client.send(request_bytes() * 3000)
         for _ in range(3000):
             assert (await client.reply()).status == 200
 
-    play(story)
+    run_scenario(scenario)
 
 
-def test_a_client_that_never_reads_does_not_make_us_keep_its_answers(play, request_bytes):
+def test_the_responses_of_a_client_that_never_reads_are_bounded(run_scenario, request_bytes):
     """What waits is bounded by our limit and one read, however much is sent; others are served meanwhile."""
 
-    async def story(world):
+    async def scenario(world):
         client = await world.connect()
         client.send(request_bytes("/metadata/instance?api-version=2021-02-01") * 100_000)
         served = -1
@@ -49,11 +49,11 @@ def test_a_client_that_never_reads_does_not_make_us_keep_its_answers(play, reque
             served += 5
         assert served < 100_000
 
-    play(story, limits=Limits(write_bytes=WRITE_BYTES))
+    run_scenario(scenario, limits=Limits(write_bytes=WRITE_BYTES))
 
 
-def test_a_client_that_reads_late_gets_every_answer(play, request_bytes):
-    async def story(world):
+def test_a_client_that_reads_late_gets_every_response(run_scenario, request_bytes):
+    async def scenario(world):
         client = await world.connect()
         count = 5000
         client.send(request_bytes("/metadata/instance?api-version=2021-02-01") * count)
@@ -61,24 +61,24 @@ def test_a_client_that_reads_late_gets_every_answer(play, request_bytes):
         for _ in range(count):
             assert (await client.reply()).status == 200
 
-    play(story)
+    run_scenario(scenario)
 
 
-def test_a_client_that_never_reads_is_hung_up_on_in_the_end(play, request_bytes):
-    async def story(world):
+def test_the_connection_of_a_client_that_never_reads_is_closed(run_scenario, request_bytes):
+    async def scenario(world):
         client = await world.connect()
         client.writer.transport.pause_reading()
         client.send(request_bytes("/metadata/instance?api-version=2021-02-01") * 20_000)
         await world.until(lambda: world.server.buffered_bytes > WRITE_BYTES)
         await world.until(lambda: world.server.connection_count == 0)
 
-    play(story, limits=Limits(idle_s=0.3))
+    run_scenario(scenario, limits=Limits(idle_s=0.3))
 
 
-def test_bytes_behind_a_slow_answer_are_not_read_without_end(play, request_bytes):
+def test_bytes_behind_a_pending_response_are_bounded(run_scenario, request_bytes):
     """No request is taken while an earlier answer is pending, and little is read ahead."""
 
-    async def story(world):
+    async def scenario(world):
         world.backend.is_open.clear()
         client = await world.connect()
         client.send(request_bytes(method="POST", body=b'{"StartRequests":[]}'))
@@ -92,11 +92,11 @@ def test_bytes_behind_a_slow_answer_are_not_read_without_end(play, request_bytes
         assert (await client.reply()).status == 200
         assert (await client.reply()).status == 200
 
-    play(story)
+    run_scenario(scenario)
 
 
-def test_a_half_closing_client_still_gets_all_its_answers(play, request_bytes):
-    async def story(world):
+def test_a_half_closing_client_still_gets_all_its_responses(run_scenario, request_bytes):
+    async def scenario(world):
         world.backend.is_open.clear()
         client = await world.connect()
         client.send(request_bytes(method="POST", body=b'{"StartRequests":[]}') + request_bytes())
@@ -106,13 +106,13 @@ def test_a_half_closing_client_still_gets_all_its_answers(play, request_bytes):
         assert [(await client.reply()).status for _ in range(2)] == [200, 200]
         assert await client.is_closed()
 
-    play(story)
+    run_scenario(scenario)
 
 
-def test_a_connection_stays_open_unless_the_client_says_otherwise(play, request_bytes):
+def test_a_connection_stays_open_unless_the_client_says_otherwise(run_scenario, request_bytes):
     """HTTP/1.1: keep-alive; Connection: close is respected, and what follows it is not."""
 
-    async def story(world):
+    async def scenario(world):
         client = await world.connect()
         for _ in range(3):
             reply = await client.ask()
@@ -121,14 +121,14 @@ def test_a_connection_stays_open_unless_the_client_says_otherwise(play, request_
         assert (await client.reply()).headers["connection"] == "close"
         assert await client.is_closed()
 
-    play(story)
+    run_scenario(scenario)
 
 
 @pytest.mark.parametrize("asks_to_stay", [False, True])
-def test_an_old_client_is_kept_only_if_it_asks(play, request_bytes, asks_to_stay):
+def test_an_http_1_0_connection_stays_open_only_on_request(run_scenario, request_bytes, asks_to_stay):
     """HTTP/1.0."""
 
-    async def story(world):
+    async def scenario(world):
         client = await world.connect()
         extra = {"Connection": "keep-alive"} if asks_to_stay else {}
         client.send(request_bytes(**extra).replace(b"HTTP/1.1", b"HTTP/1.0"))
@@ -139,13 +139,13 @@ def test_an_old_client_is_kept_only_if_it_asks(play, request_bytes, asks_to_stay
         else:
             assert await client.is_closed()
 
-    play(story)
+    run_scenario(scenario)
 
 
-def test_a_client_that_expects_100_continue_gets_it_before_its_body(play, request_bytes):
+def test_a_client_that_expects_100_continue_gets_it_before_its_body(run_scenario, request_bytes):
     """Spec §5.2."""
 
-    async def story(world):
+    async def scenario(world):
         body = b'{"StartRequests":[]}'
         client = await world.connect()
         head = request_bytes(method="POST", Expect="100-continue", Content_Length=str(len(body)))
@@ -155,21 +155,21 @@ def test_a_client_that_expects_100_continue_gets_it_before_its_body(play, reques
             client.send(body)
             assert (await client.reply()).status == 200
 
-    play(story)
+    run_scenario(scenario)
 
 
-def test_a_client_that_expects_100_continue_for_too_much_is_refused_at_once(play, request_bytes):
-    async def story(world):
+def test_a_client_that_expects_100_continue_for_a_large_body_gets_413_at_once(run_scenario, request_bytes):
+    async def scenario(world):
         client = await world.connect()
         client.send(request_bytes(method="POST", Expect="100-continue", Content_Length="70000"))
         assert (await client.reply()).status == 413
 
-    play(story)
+    run_scenario(scenario)
 
 
 @pytest.mark.parametrize("method", ["GET", "CONNECT"])
-def test_a_client_that_wants_another_protocol_is_answered_in_this_one(play, request_bytes, method):
-    async def story(world):
+def test_a_request_for_another_protocol_is_answered_in_http_1_1(run_scenario, request_bytes, method):
+    async def scenario(world):
         client = await world.connect()
         target = "host:80" if method == "CONNECT" else "/metadata/versions"
         client.send(request_bytes(target, method=method, Connection="Upgrade", Upgrade="h2c"))
@@ -177,16 +177,16 @@ def test_a_client_that_wants_another_protocol_is_answered_in_this_one(play, requ
         if method == "CONNECT":
             assert await client.is_closed()
 
-    play(story)
+    run_scenario(scenario)
 
 
-def test_an_approval_that_offers_another_protocol_is_taken_in_this_one(play, request_bytes):
+def test_an_approval_with_an_upgrade_header_is_accepted(run_scenario, request_bytes):
     """Spec §5.1. Java's own client offers HTTP/2 with every first request, and its body is there all the same."""
 
-    async def story(world):
+    async def scenario(world):
         client = await world.connect()
         offer = {"Connection": "Upgrade, HTTP2-Settings", "Upgrade": "h2c", "HTTP2_Settings": "AAEAAEAA"}
         client.send(request_bytes(method="POST", body=b'{"StartRequests":[]}', **offer) + request_bytes())
         assert [(await client.reply()).status for _ in range(2)] == [200, 200]
 
-    play(story)
+    run_scenario(scenario)

@@ -24,14 +24,14 @@ async def curl(world, path, *options, vm="a"):
 @pytest.mark.parametrize(
     "option", [[], ["--http1.0"], ["--http2"], ["-H", "Connection: close"]], ids=lambda option: " ".join(option)
 )
-def test_curl_reads_the_document(play, option):
+def test_curl_reads_the_document(run_scenario, option):
     """Spec §2.1."""
 
-    async def story(world):
+    async def scenario(world):
         out = await curl(world, "/metadata/scheduledevents?api-version=2020-07-01", "-H", "Metadata:true", *option)
         assert out == '{"DocumentIncarnation":1,"Events":[]}'
 
-    play(story)
+    run_scenario(scenario)
 
 
 @pytest.mark.parametrize(
@@ -39,14 +39,14 @@ def test_curl_reads_the_document(play, option):
     [[], ["-H", "Transfer-Encoding: chunked"], ["-H", "Expect: 100-continue"], ["-H", "Content-Type:"]],
     ids=lambda option: " ".join(option),
 )
-def test_curl_approves_an_event(play, notice, option):
+def test_curl_approves_an_event(run_scenario, notice, option):
     """Spec §5.1, §5.2: under any Content-Type or none."""
 
-    async def story(world):
+    async def scenario(world):
         world.backend.show("pair", notice())
         path, shown = "/metadata/scheduledevents?api-version=2020-07-01", ["-w", "%{http_code}"]
         out = await curl(world, path, "-H", "Metadata:true", "-d", START, *shown, *option, vm="b")
         assert out == "200"
         assert world.backend.approved == [("b", ("EVENT-1",))]
 
-    play(story)
+    run_scenario(scenario)

@@ -11,10 +11,10 @@ from forewarn.metadata import Limits
 START = b'{"StartRequests":[]}'
 
 
-def test_held_polls_are_answered_when_the_server_drains(play, request_bytes):
+def test_held_polls_are_answered_when_the_server_drains(run_scenario, request_bytes):
     """Spec §4.4."""
 
-    async def story(world):
+    async def scenario(world):
         tag = (await world.ask()).headers["etag"]
         clients = [await world.connect() for _ in range(250)]
         for client in clients:
@@ -27,11 +27,11 @@ def test_held_polls_are_answered_when_the_server_drains(play, request_bytes):
             assert await client.is_closed()
         assert world.server.connection_count == 0
 
-    play(story, limits=Limits(connections=10_000))
+    run_scenario(scenario, limits=Limits(connections=10_000))
 
 
-def test_what_is_in_work_is_finished_and_idle_connections_are_closed(play, request_bytes):
-    async def story(world):
+def test_a_drain_finishes_pending_requests_and_closes_idle_connections(run_scenario, request_bytes):
+    async def scenario(world):
         idle, working = await world.connect(), await world.connect("b")
         assert (await idle.ask()).status == 200
         world.backend.is_open.clear()
@@ -45,11 +45,11 @@ def test_what_is_in_work_is_finished_and_idle_connections_are_closed(play, reque
         assert world.backend.approved == [("b", ())]
         assert await working.is_closed()
 
-    play(story)
+    run_scenario(scenario)
 
 
-def test_a_request_that_has_begun_may_still_become_whole(play, request_bytes):
-    async def story(world):
+def test_a_drain_lets_a_partial_request_complete(run_scenario, request_bytes):
+    async def scenario(world):
         client, idle = await world.connect(), await world.connect()
         assert (await client.ask()).status == 200
         assert (await idle.ask()).status == 200
@@ -62,11 +62,11 @@ def test_a_request_that_has_begun_may_still_become_whole(play, request_bytes):
             client.send(raw[20:])
             assert (await client.reply()).headers["connection"] == "close"
 
-    play(story)
+    run_scenario(scenario)
 
 
-def test_nobody_waits_for_a_caller_that_was_slow_to_read_and_has_everything(play, request_bytes, notice):
-    async def story(world):
+def test_a_drain_ends_when_a_slow_client_has_read_everything(run_scenario, request_bytes, notice):
+    async def scenario(world):
         world.backend.show("pair", *(notice(f"EVENT-{number}", resources=("a" * 4000,)) for number in range(4000)))
         client = await world.connect()
         client.writer.transport.pause_reading()
@@ -79,21 +79,21 @@ def test_nobody_waits_for_a_caller_that_was_slow_to_read_and_has_everything(play
             assert len((await client.reply()).body) > 16_000_000
             assert await client.is_closed()
 
-    play(story)
+    run_scenario(scenario)
 
 
-def test_nobody_is_let_in_any_more(play):
-    async def story(world):
+def test_a_drained_server_refuses_connections(run_scenario):
+    async def scenario(world):
         assert (await world.ask()).status == 200
         await world.server.drain(1)
         with pytest.raises(ConnectionRefusedError):
             await world.connect()
 
-    play(story)
+    run_scenario(scenario)
 
 
-def test_who_is_not_done_in_time_is_hung_up_on(play, request_bytes):
-    async def story(world):
+def test_a_drain_aborts_connections_after_its_timeout(run_scenario, request_bytes):
+    async def scenario(world):
         world.backend.is_open.clear()
         client = await world.connect()
         client.send(request_bytes(method="POST", body=START))
@@ -102,4 +102,4 @@ def test_who_is_not_done_in_time_is_hung_up_on(play, request_bytes):
         assert await client.is_closed()
         assert world.server.connection_count == 0
 
-    play(story)
+    run_scenario(scenario)

@@ -10,10 +10,10 @@ START = b'{"StartRequests":[{"EventId":"EVENT-1"}]}'
 
 
 @pytest.mark.parametrize(("method", "body"), [("GET", b""), ("POST", START)])
-def test_the_first_request_waits_until_enabling_is_durable(play, notice, request_bytes, method, body):
+def test_the_first_request_waits_until_enabling_is_durable(run_scenario, notice, request_bytes, method, body):
     """Spec §8.1: GET or POST."""
 
-    async def story(world):
+    async def scenario(world):
         world.backend.show("pair", notice())
         world.backend.is_open.clear()
         client = await world.connect()
@@ -24,23 +24,23 @@ def test_the_first_request_waits_until_enabling_is_durable(play, notice, request
         assert (await client.reply()).status == 200
         assert world.backend.enabled_by == ["a"]
 
-    play(story, enabled=False)
+    run_scenario(scenario, enabled=False)
 
 
-def test_events_that_were_pending_become_visible_with_the_first_answer(play, notice):
+def test_the_first_response_lists_events_that_were_pending(run_scenario, notice):
     """Spec §8.1, §4.2: incarnation 1, with what is pending already listed."""
 
-    async def story(world):
+    async def scenario(world):
         world.backend.show("pair", notice())
         assert (await world.ask()).body.startswith(b'{"DocumentIncarnation":1,"Events":[{"EventId":"EVENT-1"')
 
-    play(story, enabled=False)
+    run_scenario(scenario, enabled=False)
 
 
-def test_first_requests_that_come_together_share_one_enabling(play, request_bytes):
+def test_concurrent_first_requests_enable_the_scope_once(run_scenario, request_bytes):
     """Spec §8.1: per scope, whichever VM asks."""
 
-    async def story(world):
+    async def scenario(world):
         world.backend.is_open.clear()
         clients = [await world.connect(vm) for vm in ("a", "b", "a", "b")]
         for client in clients:
@@ -51,13 +51,13 @@ def test_first_requests_that_come_together_share_one_enabling(play, request_byte
         assert [(await client.reply()).status for client in clients] == [200] * 4
         assert len(world.backend.enabled_by) == 1
 
-    play(story, enabled=False)
+    run_scenario(scenario, enabled=False)
 
 
-def test_a_caller_that_hangs_up_does_not_undo_the_enabling_of_others(play, request_bytes):
+def test_a_client_that_disconnects_does_not_cancel_the_enabling(run_scenario, request_bytes):
     """Spec §8.1."""
 
-    async def story(world):
+    async def scenario(world):
         world.backend.is_open.clear()
         first, second = await world.connect("a"), await world.connect("b")
         first.send(request_bytes())
@@ -69,13 +69,13 @@ def test_a_caller_that_hangs_up_does_not_undo_the_enabling_of_others(play, reque
         world.backend.is_open.set()
         assert (await second.reply()).status == 200
 
-    play(story, enabled=False)
+    run_scenario(scenario, enabled=False)
 
 
-def test_reading_the_instance_or_a_refused_request_enables_nothing(play):
+def test_instance_requests_and_refused_requests_do_not_enable_the_scope(run_scenario):
     """Spec §8.1: only what is a GET or POST on scheduledevents."""
 
-    async def story(world):
+    async def scenario(world):
         client = await world.connect()
         assert (await client.ask("/metadata/instance?api-version=2021-02-01")).status == 200
         assert (await client.ask("/metadata/versions")).status == 200
@@ -83,13 +83,13 @@ def test_reading_the_instance_or_a_refused_request_enables_nothing(play):
         assert (await client.ask(Origin="http://example.org")).status == 400
         assert world.backend.enabled_by == []
 
-    play(story, enabled=False)
+    run_scenario(scenario, enabled=False)
 
 
-def test_without_the_store_the_first_request_gets_503_and_a_later_one_enables(play):
+def test_without_the_store_the_first_request_gets_503_and_a_later_one_enables(run_scenario):
     """Spec §10: only a scope's first request waits for the store; another scope is served from memory."""
 
-    async def story(world):
+    async def scenario(world):
         world.backend.is_unavailable = True
         client = await world.connect()
         refused = await client.ask()
@@ -99,13 +99,13 @@ def test_without_the_store_the_first_request_gets_503_and_a_later_one_enables(pl
         world.backend.is_unavailable = False
         assert (await client.ask()).status == 200
 
-    play(story, enabled=False)
+    run_scenario(scenario, enabled=False)
 
 
-def test_the_delay_holds_all_answers_of_the_scope_and_of_no_other(play, request_bytes):
+def test_the_first_answer_delay_holds_all_responses_of_the_scope_only(run_scenario, request_bytes):
     """Spec §8.1, §12: real time, counted from enabling."""
 
-    async def story(world):
+    async def scenario(world):
         first = await world.connect("a")
         first.send(request_bytes())
         await world.until(lambda: world.server.counters.held == 1)
@@ -116,16 +116,16 @@ def test_the_delay_holds_all_answers_of_the_scope_and_of_no_other(play, request_
         await world.server.drain(5)
         assert [(await client.reply()).status for client in (first, second)] == [200, 200]
 
-    play(story, enabled=False, delay_s=100)
+    run_scenario(scenario, enabled=False, delay_s=100)
 
 
-def test_after_the_delay_the_answers_come_by_themselves(play, notice):
+def test_delayed_responses_are_sent_after_the_delay(run_scenario, notice):
     """Spec §8.1; an approval is delayed like a poll."""
 
-    async def story(world):
+    async def scenario(world):
         world.backend.show("pair", notice())
         replies = await asyncio.gather(world.ask(), world.ask(vm="b", method="POST", body=START))
         assert [reply.status for reply in replies] == [200, 200]
         assert world.backend.approved == [("b", ("EVENT-1",))]
 
-    play(story, enabled=False, delay_s=0.05)
+    run_scenario(scenario, enabled=False, delay_s=0.05)

@@ -38,7 +38,7 @@ def begun(request: Any) -> Any:
     return request.param
 
 
-def test_so_many_and_no_more(begun: Any) -> None:
+def test_a_fault_affects_as_many_requests_as_its_limit(begun: Any) -> None:
     allowance: FaultQuota = begun(FAULT, ENDLESS)
     assert [allowance.consume(FAULT) for _ in range(5)] == [True, True, True, False, False]
     assert not allowance.has_remaining(FAULT)
@@ -46,12 +46,12 @@ def test_so_many_and_no_more(begun: Any) -> None:
     assert allowance.has_remaining(ENDLESS)
 
 
-def test_what_was_touched_before_counts(begun: Any) -> None:
+def test_requests_affected_before_count(begun: Any) -> None:
     allowance: FaultQuota = begun(replace(FAULT, touched=2))
     assert [allowance.consume(FAULT) for _ in range(2)] == [True, False]
 
 
-def test_a_place_is_kept_while_its_fault_is_on_and_never_given_to_another() -> None:
+def test_a_counter_offset_is_kept_while_its_fault_is_active_and_never_reused() -> None:
     shared = laid_out(FAULT)
     assert shared.consume(FAULT)
     other = replace(FAULT, id="f3")
@@ -79,7 +79,7 @@ def elsewhere(shared: SharedFaultQuota, fault: Fault, what: str) -> subprocess.P
     return subprocess.Popen(line, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, pass_fds=[shared.file])
 
 
-def test_several_processes_take_together_what_there_is() -> None:
+def test_several_processes_share_one_limit() -> None:
     many = replace(FAULT, count=PROCESSES * EACH // 2)
     shared = laid_out(many)
     take = f"print(sum(shared.consume(fault) for _ in range({EACH})))"
@@ -88,7 +88,7 @@ def test_several_processes_take_together_what_there_is() -> None:
     shared.close()
 
 
-def test_nobody_waits_for_one_who_is_stopped_while_it_takes_and_nothing_is_lost() -> None:
+def test_a_stopped_process_with_the_lock_does_not_block_others() -> None:
     shared = laid_out(FAULT)
     stuck = elsewhere(shared, FAULT, "with shared._locked(): print('now', flush=True); sys.stdin.read()")
     assert stuck.stdout is not None
@@ -99,7 +99,7 @@ def test_nobody_waits_for_one_who_is_stopped_while_it_takes_and_nothing_is_lost(
     shared.close()
 
 
-def test_after_the_end_nothing_is_written_to_whichever_file_has_that_number_now() -> None:
+def test_a_closed_quota_does_not_write_to_a_reused_descriptor() -> None:
     shared = laid_out(FAULT)
     number = shared.file
     with tempfile.TemporaryFile() as another:
@@ -111,7 +111,7 @@ def test_after_the_end_nothing_is_written_to_whichever_file_has_that_number_now(
         assert another.read() == b""
 
 
-def test_where_files_cannot_be_kept_in_memory_one_on_disk_does(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_quota_uses_a_temporary_file_without_memfd(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(os, "memfd_create", raising=False)
     shared = laid_out(FAULT)
     assert [shared.consume(FAULT) for _ in range(4)] == [True, True, True, False]

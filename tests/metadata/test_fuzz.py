@@ -72,14 +72,14 @@ def taken(pieces):
 
 @given(raw=streams, cuts=st.lists(st.integers(0, 1000), max_size=8))
 @settings(max_examples=300, deadline=None)
-def test_requests_are_the_same_wherever_the_bytes_are_cut(raw, cuts):
+def test_requests_parse_the_same_at_every_packet_boundary(raw, cuts):
     places = sorted({min(cut, len(raw)) for cut in cuts})
     pieces = [raw[a:b] for a, b in zip([0, *places], [*places, len(raw)], strict=True)]
     assert taken(pieces) == taken([raw])
 
 
 @pytest.mark.parametrize("raw", [POLL, POST, CHUNKED], ids=["poll", "post", "chunked"])
-def test_a_request_may_be_cut_at_every_byte(raw):
+def test_a_request_may_be_split_at_every_byte(raw):
     for cut in range(len(raw)):
         assert taken([raw[:cut], raw[cut:] + POLL]) == taken([raw + POLL])
     whole = taken([bytes([byte]) for byte in raw])
@@ -93,12 +93,12 @@ def port(request):
     told: Future[tuple[int, asyncio.AbstractEventLoop, asyncio.Event]] = Future()
 
     async def serve() -> None:
-        board, callers = PublishedDocuments(), CallerDirectory()
-        backend = FakeMetadataBackend(board)
+        documents, callers = PublishedDocuments(), CallerDirectory()
+        backend = FakeMetadataBackend(documents)
         backend.add_scope("single", "a")
         callers.assign("127.0.6.1", "a")
         lab = open_lab_listeners(["127.0.6.1"], 0)
-        server = MetadataServer(board=board, backend=backend, callers=callers, limits=LIMITS)
+        server = MetadataServer(documents=documents, backend=backend, callers=callers, limits=LIMITS)
         await server.start([lab.listener])
         stop = asyncio.Event()
         told.set_result((lab.port, asyncio.get_running_loop(), stop))
@@ -163,12 +163,12 @@ def check(port, raw, cut, *, half_close):
 
 @given(raw=streams, cut=st.integers(0, 400))
 @settings(max_examples=120, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_any_bytes_get_well_formed_answers_or_a_closed_connection(port, raw, cut):
+def test_all_bytes_get_well_formed_responses_or_a_closed_connection(port, raw, cut):
     check(port, raw, cut, half_close=True)
 
 
 @given(raw=streams, cut=st.integers(0, 400))
 @settings(max_examples=6, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_so_they_do_if_the_caller_then_just_waits(port, raw, cut):
+def test_all_bytes_get_well_formed_responses_if_the_client_keeps_the_connection_open(port, raw, cut):
     """Each costs a deadline, hence few examples."""
     check(port, raw, cut, half_close=False)

@@ -13,23 +13,23 @@ NAME = "/metadata/instance/compute/name?api-version=2021-02-01&format=text"
 PREVIEW = b"GET /metadata/scheduledevents?api-version=2017-03-01 HTTP/1.1\r\nHost: x\r\n\r\n"
 
 
-@pytest.mark.parametrize("way", list(LabListenMode), ids=lambda way: way.name)
-def test_a_lab_tells_vms_apart_in_every_way_it_can_listen(play, way):
-    async def story(world):
-        lab = open_lab_listeners(["127.0.8.1", "127.0.8.2"], 0, ways=[way])
+@pytest.mark.parametrize("mode", list(LabListenMode), ids=lambda mode: mode.name)
+def test_a_lab_identifies_vms_in_every_listen_mode(run_scenario, mode):
+    async def scenario(world):
+        lab = open_lab_listeners(["127.0.8.1", "127.0.8.2"], 0, modes=[mode])
         for address, vm in (("127.0.8.1", "a"), ("127.0.8.2", "b")):
             world.callers.assign(lab.attachment(address), vm)
         await world.server.start([lab.listener])
         assert await name_at(world, *lab.endpoint("127.0.8.1")) == "a"
         assert await name_at(world, *lab.endpoint("127.0.8.2")) == "b"
 
-    play(story)
+    run_scenario(scenario)
 
 
-@pytest.mark.parametrize("way", list(LabListenMode), ids=lambda way: way.name)
-def test_a_vm_added_to_a_running_lab_is_served(play, way):
-    async def story(world):
-        lab = open_lab_listeners(["127.0.8.1"], 0, ways=[way])
+@pytest.mark.parametrize("mode", list(LabListenMode), ids=lambda mode: mode.name)
+def test_a_vm_added_to_a_running_lab_is_served(run_scenario, mode):
+    async def scenario(world):
+        lab = open_lab_listeners(["127.0.8.1"], 0, modes=[mode])
         await world.server.start([lab.listener])
         more = lab.add_address("127.0.8.5")
         await world.server.start([more] if more else [])
@@ -37,11 +37,11 @@ def test_a_vm_added_to_a_running_lab_is_served(play, way):
         assert await name_at(world, *lab.endpoint("127.0.8.5")) == "other"
         assert lab.add_address("127.0.8.5") is None
 
-    play(story)
+    run_scenario(scenario)
 
 
-def test_on_a_network_the_source_address_tells_who_calls(play):
-    async def story(world):
+def test_a_network_listener_identifies_vms_by_source_address(run_scenario):
+    async def scenario(world):
         listener = open_network_listener("127.0.0.1", 0, network="green")
         await world.server.start([listener])
         world.callers.assign("green/127.0.9.1", "a")
@@ -51,13 +51,13 @@ def test_on_a_network_the_source_address_tells_who_calls(play):
         # Known on another network only.
         assert await name_at(world, "127.0.0.1", port, local="127.0.9.2") == '{ "error": "Not found" }'
 
-    play(story)
+    run_scenario(scenario)
 
 
-def test_a_place_that_is_given_to_another_vm_takes_no_open_connection_along(play):
+def test_an_open_connection_does_not_follow_a_reassigned_attachment(run_scenario):
     """Spec §7.4: whoever is at the other end is not the new owner."""
 
-    async def story(world):
+    async def scenario(world):
         client = await world.connect("a")
         assert (await client.ask(NAME)).body == b"a"
         world.callers.assign(world.lab.attachment("127.0.7.1"), "other")
@@ -67,14 +67,14 @@ def test_a_place_that_is_given_to_another_vm_takes_no_open_connection_along(play
         world.callers.release(world.lab.attachment("127.0.7.1"))
         assert (await world.ask(NAME, vm="a")).status == 404
 
-    play(story)
+    run_scenario(scenario)
 
 
 @pytest.mark.parametrize(("is_loopback", "status"), [(True, 200), (False, 400)])
-def test_off_loopback_the_preview_needs_the_metadata_header_too(play, is_loopback, status):
+def test_the_preview_requires_the_metadata_header_off_loopback(run_scenario, is_loopback, status):
     """Spec §2.2: required by default on every listener that is not loopback."""
 
-    async def story(world):
+    async def scenario(world):
         loopback = open_network_listener("127.0.0.1", 0)
         listener = replace(loopback, is_loopback=is_loopback)
         await world.server.start([listener])
@@ -83,17 +83,17 @@ def test_off_loopback_the_preview_needs_the_metadata_header_too(play, is_loopbac
         client.send(PREVIEW)
         assert (await client.reply()).status == status
 
-    play(story)
+    run_scenario(scenario)
 
 
-def test_no_header_can_make_a_vm_pass_for_another(play):
-    async def story(world):
+def test_headers_do_not_change_the_identity_of_a_vm(run_scenario):
+    async def scenario(world):
         reply = await world.ask(
             "/metadata/instance?api-version=2021-02-01", vm="b", Host="127.0.7.1", X_Real_IP="127.0.7.1"
         )
         assert json.loads(reply.body)["compute"]["name"] == "b"
 
-    play(story)
+    run_scenario(scenario)
 
 
 async def name_at(world, host, port, local=""):

@@ -52,10 +52,10 @@ async def dial_inside(world, vm: str = "a"):
     return await world.dial(*await serve_inside(world, vm))
 
 
-def test_a_vm_on_its_own_listener_is_given_a_token(play):
+def test_a_vm_on_its_own_listener_gets_a_token(run_scenario):
     """Spec §12: its times are real, though the lab's clock stands in 2023."""
 
-    async def story(world):
+    async def scenario(world):
         reply = await (await dial_inside(world)).ask(TOKEN)
         assert reply.status == 200
         assert reply.headers["content-type"] == "application/json; charset=utf-8"
@@ -69,11 +69,11 @@ def test_a_vm_on_its_own_listener_is_given_a_token(play):
         assert 3590 <= int(told["expires_in"]) <= 3600
         assert abs(int(told["expires_on"]) - read_real_time() - 3600) < 10
 
-    play(story)
+    run_scenario(scenario)
 
 
-def test_each_vm_is_given_a_token_of_its_own(play):
-    async def story(world):
+def test_each_vm_gets_a_token_of_its_own(run_scenario):
+    async def scenario(world):
         ids = set()
         for vm in ("a", "b", "other"):
             told = json.loads((await (await dial_inside(world, vm)).ask(TOKEN)).body)
@@ -81,11 +81,11 @@ def test_each_vm_is_given_a_token_of_its_own(play):
             ids.add(told["client_id"])
         assert len(ids) == 3
 
-    play(story)
+    run_scenario(scenario)
 
 
-def test_a_vm_is_given_a_token_by_the_names_of_its_own_identity_only(play):
-    async def story(world):
+def test_a_vm_gets_tokens_for_its_own_identity_only(run_scenario):
+    async def scenario(world):
         client, other = await dial_inside(world), await dial_inside(world, "b")
         own = json.loads((await client.ask(TOKEN)).body)["client_id"]
         assert (await client.ask(f"{TOKEN}&client_id={own}")).status == 200
@@ -94,39 +94,39 @@ def test_a_vm_is_given_a_token_by_the_names_of_its_own_identity_only(play):
         assert json.loads(refused.body) == {"error": "invalid_request", "error_description": "Identity not found"}
         assert len(world.backend.tokens) == 2
 
-    play(story)
+    run_scenario(scenario)
 
 
-def test_a_resource_that_nobody_serves_is_refused(play):
-    async def story(world):
+def test_an_unknown_resource_is_refused(run_scenario):
+    async def scenario(world):
         reply = await (await dial_inside(world)).ask(f"{TOKEN}x")
         assert (reply.status, json.loads(reply.body)["error"]) == (400, "invalid_resource")
         assert AUDIENCE in json.loads(reply.body)["error_description"]
 
-    play(story)
+    run_scenario(scenario)
 
 
-def test_on_loopback_there_is_no_token(play):
-    async def story(world):
+def test_loopback_gets_no_token(run_scenario):
+    async def scenario(world):
         reply = await world.ask(TOKEN)
         assert (reply.status, json.loads(reply.body)["error"]) == (403, "access_denied")
         assert (await world.ask(INFO)).status == 200, "all else is served there"
         assert world.backend.tokens == []
 
-    play(story)
+    run_scenario(scenario)
 
 
-def test_a_setting_gives_tokens_on_loopback_too(play):
-    async def story(world):
+def test_a_setting_allows_tokens_on_loopback(run_scenario):
+    async def scenario(world):
         assert json.loads((await world.ask(TOKEN, vm="b")).body)["access_token"] == "token-1-of-b"
 
-    play(story, rules=allowed)
+    run_scenario(scenario, rules=allowed)
 
 
-def test_a_source_address_of_loopback_proves_nothing_on_any_listener(play):
+def test_a_loopback_source_address_gets_no_token_on_any_listener(run_scenario):
     """On a listener for all addresses, any program of this machine can call from 127.0.9.1."""
 
-    async def story(world):
+    async def scenario(world):
         listener = replace(open_network_listener("127.0.0.1", 0), is_loopback=False)
         await world.server.start([listener])
         world.callers.assign("127.0.9.1", "a")
@@ -134,7 +134,7 @@ def test_a_source_address_of_loopback_proves_nothing_on_any_listener(play):
         assert (await client.ask(INFO)).status == 200
         assert (await client.ask(TOKEN)).status == 403
 
-    play(story)
+    run_scenario(scenario)
 
 
 @pytest.mark.parametrize(
@@ -152,37 +152,37 @@ def test_a_source_address_of_loopback_proves_nothing_on_any_listener(play):
     ],
     ids=lambda given: given.name if isinstance(given, ListenerSpec) else None,
 )
-def test_listeners_of_real_networks_are_loopback_only_where_this_machine_calls_itself(entrance, is_loopback):
+def test_a_listener_is_loopback_if_only_this_machine_can_reach_it(entrance, is_loopback):
     sock = open_network_listener("127.0.0.1", 0).sockets[0]
     listener = listener_for_socket(entrance, sock)
     listener.close()
     assert listener.is_loopback is is_loopback
 
 
-def test_an_unknown_caller_is_given_no_token_and_learns_nothing(play):
-    async def story(world):
+def test_an_unknown_caller_gets_404_instead_of_a_token(run_scenario):
+    async def scenario(world):
         reply = await world.ask(TOKEN, vm="nobody")
         assert (reply.status, reply.body) == (404, b'{ "error": "Not found" }')
 
-    play(story, rules=allowed)
+    run_scenario(scenario, rules=allowed)
 
 
-def test_a_vm_that_was_removed_is_given_no_token(play):
-    async def story(world):
+def test_a_removed_vm_gets_no_token(run_scenario):
+    async def scenario(world):
         client = await dial_inside(world)
         assert (await client.ask(TOKEN)).status == 200
         world.backend.drop_scope("pair")
         assert (await client.ask(TOKEN)).status == 404
         assert len(world.backend.tokens) == 1
 
-    play(story)
+    run_scenario(scenario)
 
 
 @pytest.mark.parametrize("comes_back", [False, True])
-def test_a_token_that_was_made_while_its_vm_went_is_not_handed_over(play, comes_back):
+def test_a_token_issued_while_its_vm_was_removed_is_not_sent(run_scenario, comes_back):
     """Nor to the VM that has its name, its key and its place meanwhile: that one is somebody else."""
 
-    async def story(world):
+    async def scenario(world):
         client = await dial_inside(world)
         world.backend.is_open.clear()
         asking = asyncio.ensure_future(client.ask(TOKEN))
@@ -195,11 +195,11 @@ def test_a_token_that_was_made_while_its_vm_went_is_not_handed_over(play, comes_
         assert len(world.backend.tokens) == 1, "it was made"
         assert (reply.status, reply.body) == (404, b'{ "error": "Not found" }')
 
-    play(story)
+    run_scenario(scenario)
 
 
-def test_an_issuer_that_is_away_is_told_so_that_clients_retry(play):
-    async def story(world):
+def test_an_unavailable_issuer_gets_503_so_that_clients_retry(run_scenario):
+    async def scenario(world):
         client = await dial_inside(world)
         world.backend.is_unavailable = True
         reply = await client.ask(TOKEN)
@@ -207,11 +207,11 @@ def test_an_issuer_that_is_away_is_told_so_that_clients_retry(play):
         world.backend.is_unavailable = False
         assert (await client.ask(TOKEN)).status == 200
 
-    play(story)
+    run_scenario(scenario)
 
 
-def test_whoever_waits_for_a_token_keeps_no_poll_waiting(play):
-    async def story(world):
+def test_a_pending_token_does_not_delay_polls(run_scenario):
+    async def scenario(world):
         client, poller = await dial_inside(world), await world.connect("b")
         world.backend.is_open.clear()
         asking = asyncio.ensure_future(client.ask(TOKEN))
@@ -220,19 +220,19 @@ def test_whoever_waits_for_a_token_keeps_no_poll_waiting(play):
         world.backend.is_open.set()
         assert (await asking).status == 200
 
-    play(story)
+    run_scenario(scenario)
 
 
-def test_tokens_count_for_the_limit_of_requests_and_enable_nothing(play):
+def test_token_requests_count_for_the_rate_limit_and_do_not_enable_the_scope(run_scenario):
     """Spec §8.1, §8.5."""
 
-    async def story(world):
+    async def scenario(world):
         client = await dial_inside(world)
         statuses = [(await client.ask(TOKEN)).status for _ in range(3)]
         assert statuses == [200, 200, 429]
         assert world.backend.enabled_by == []
 
-    play(story, limits=Limits(requests_per_s=2), enabled=False)
+    run_scenario(scenario, limits=Limits(requests_per_s=2), enabled=False)
 
 
 NAMES = st.sampled_from(["api-version", "resource", "client_id", "object_id", "msi_res_id", "Resource", "x"])
@@ -244,43 +244,43 @@ WAYS = st.sampled_from(["inside", "loopback", "nobody", "removed"])
 
 @given(asks=st.lists(st.tuples(QUERIES, HEADERS, WAYS), min_size=1, max_size=20), is_allowed=st.booleans())
 @settings(max_examples=60, deadline=None)
-def test_whatever_the_query_the_answer_is_json_and_no_token_gets_into_wrong_hands(asks, is_allowed):
+def test_every_token_response_is_json_and_only_allowed_callers_get_tokens(asks, is_allowed):
     """Spec §2.8, §10."""
 
-    async def story() -> None:
+    async def scenario() -> None:
         async with asyncio.timeout(30), serving(is_allowed=is_allowed) as (backend, ends):
-            for query, header, way in asks:
+            for query, header, mode in asks:
                 before = len(backend.tokens)
-                status, body = await exchange(ends[way], query, header)
+                status, body = await exchange(ends[mode], query, header)
                 told = json.loads(body)
-                may_have = way == "inside" or (way == "loopback" and is_allowed)
+                may_have = mode == "inside" or (mode == "loopback" and is_allowed)
                 has_header = header == "Metadata: true\r\n"
-                assert status in ({200, 400} if may_have else {400, 403} if way == "loopback" else {404})
+                assert status in ({200, 400} if may_have else {400, 403} if mode == "loopback" else {404})
                 assert ("access_token" in told) is (status == 200) is (len(backend.tokens) > before)
                 assert status != 200 or has_header
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(story())
+        runner.run(scenario())
 
 
 @asynccontextmanager
 async def serving(*, is_allowed: bool):
     """A server, and where to call it as a VM, on loopback, as nobody, and as a VM that was removed."""
-    board, callers = PublishedDocuments(), CallerDirectory()
-    backend = FakeMetadataBackend(board)
+    documents, callers = PublishedDocuments(), CallerDirectory()
+    backend = FakeMetadataBackend(documents)
     backend.add_scope("single", "a")
     backend.add_scope("past", "gone")
     lab = open_lab_listeners(["127.0.5.1", "127.0.5.2"], 0)
     callers.assign(lab.attachment("127.0.5.1"), "a")
     rules = EndpointRules(gives_tokens=is_allowed)
-    server = MetadataServer(board=board, backend=backend, callers=callers, rules_for=lambda location: rules)
+    server = MetadataServer(documents=documents, backend=backend, callers=callers, rules_for=lambda location: rules)
     listeners = [lab.listener]
     ends = {"loopback": lab.endpoint("127.0.5.1"), "nobody": lab.endpoint("127.0.5.2")}
-    for way, vm in (("inside", "a"), ("removed", "gone")):
+    for mode, vm in (("inside", "a"), ("removed", "gone")):
         callers.assign(dedicated_attachment(vm), vm)
         sockets = open_network_listener("127.0.0.1", 0).sockets
         listeners.append(VmListener(sockets=sockets, strategy=Fixed(vm), is_loopback=False))
-        ends[way] = sockets[0].getsockname()[:2]
+        ends[mode] = sockets[0].getsockname()[:2]
     backend.drop_scope("past")
     await server.start(listeners)
     try:

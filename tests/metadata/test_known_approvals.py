@@ -20,10 +20,10 @@ async def approve(world, *event_ids, vm="a"):
     return (await world.ask(vm=vm, method="POST", body=start(*event_ids))).status
 
 
-def test_an_event_that_was_approved_is_approved_again_while_the_store_is_away(play, notice):
+def test_a_repeated_approval_is_accepted_without_the_store(run_scenario, notice):
     """Spec §5.2: by any VM of the scope, while it is listed and when it is over."""
 
-    async def story(world):
+    async def scenario(world):
         world.backend.show("pair", notice())
         assert await approve(world, "EVENT-1") == 200
         world.backend.is_unavailable = True
@@ -32,46 +32,46 @@ def test_an_event_that_was_approved_is_approved_again_while_the_store_is_away(pl
         assert await approve(world, "EVENT-1") == 200
         assert world.backend.approved == [("a", ("EVENT-1",))]
 
-    play(story)
+    run_scenario(scenario)
 
 
-def test_an_event_that_has_started_needs_no_approval(play, notice):
+def test_an_event_that_has_started_needs_no_approval(run_scenario, notice):
     """Spec §5.2."""
 
-    async def story(world):
+    async def scenario(world):
         world.backend.show("pair", notice(status=NoticeStatus.STARTED, not_before=None))
         world.backend.is_unavailable = True
         assert await approve(world, "EVENT-1") == 200
         assert world.backend.approved == []
 
-    play(story)
+    run_scenario(scenario)
 
 
 @pytest.mark.parametrize("status", [NoticeStatus.SCHEDULED, NoticeStatus.STARTED])
-def test_a_vm_of_another_scope_is_refused_what_was_approved_here(play, notice, status):
+def test_an_approval_of_another_scopes_event_is_refused_even_if_known(run_scenario, notice, status):
     """Spec §7.4."""
 
-    async def story(world):
+    async def scenario(world):
         world.backend.show("pair", notice(status=status))
         assert await approve(world, "EVENT-1") == 200
         assert await approve(world, "EVENT-1", vm="other") == 400
 
-    play(story)
+    run_scenario(scenario)
 
 
-def test_one_event_that_is_not_approved_yet_takes_all_of_them_to_the_house(play, notice):
-    async def story(world):
+def test_an_approval_with_one_unapproved_event_goes_to_the_backend(run_scenario, notice):
+    async def scenario(world):
         world.backend.show("pair", notice(status=NoticeStatus.STARTED), notice("EVENT-2"))
         assert await approve(world, "EVENT-1", "NEVER-WAS") == 400
         assert await approve(world, "EVENT-1", "EVENT-2") == 200
         assert await approve(world, "EVENT-2", "EVENT-1") == 200
         assert world.backend.approved == [("a", ("EVENT-1", "EVENT-2"))]
 
-    play(story)
+    run_scenario(scenario)
 
 
-def test_an_approval_that_failed_is_none(play, notice):
-    async def story(world):
+def test_a_failed_approval_is_not_remembered(run_scenario, notice):
+    async def scenario(world):
         world.backend.show("pair", notice())
         world.backend.is_unavailable = True
         assert await approve(world, "EVENT-1") == 503
@@ -81,13 +81,13 @@ def test_an_approval_that_failed_is_none(play, notice):
         assert await approve(world, "EVENT-1") == 200
         assert world.backend.approved == [("a", ("EVENT-1",))]
 
-    play(story)
+    run_scenario(scenario)
 
 
-def test_an_approval_of_a_vm_that_has_moved_meanwhile_counts_for_nobody_else(play, notice, request_bytes):
+def test_an_approval_of_a_vm_that_moved_meanwhile_is_not_remembered(run_scenario, notice, request_bytes):
     """Which scope it was approved in is no longer known then."""
 
-    async def story(world):
+    async def scenario(world):
         world.backend.show("pair", notice())
         world.backend.is_open.clear()
         client = await world.connect()
@@ -99,10 +99,10 @@ def test_an_approval_of_a_vm_that_has_moved_meanwhile_counts_for_nobody_else(pla
         assert await approve(world, "EVENT-1", vm="b") == 200
         assert world.backend.approved == [("a", ("EVENT-1",)), ("b", ("EVENT-1",))]
 
-    play(story)
+    run_scenario(scenario)
 
 
-def test_the_oldest_approvals_are_forgotten_beyond_the_most():
+def test_the_oldest_known_approvals_are_dropped_at_the_limit():
     view = GuestView(
         vm="a",
         scope_id="pair",
@@ -111,7 +111,7 @@ def test_the_oldest_approvals_are_forgotten_beyond_the_most():
         document=Document(incarnation=1),
         facts=InstanceFacts(name="a", vm_id="1", location="westeurope"),
     )
-    approvals = KnownApprovals(most=2)
+    approvals = KnownApprovals(max_size=2)
     approvals.add("pair", ("E1", "E2", "E3"))
     assert [approvals.covers(view, (event_id,)) for event_id in ("E1", "E2", "E3")] == [False, True, True]
     assert not approvals.covers(view, ())

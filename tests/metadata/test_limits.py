@@ -16,8 +16,8 @@ def padded(request_bytes, size):
     return request_bytes(X_Padding="x" * (size - bare))
 
 
-def test_a_header_block_of_16_kib_is_served_and_a_byte_more_gets_431(play, request_bytes):
-    async def story(world):
+def test_a_header_block_of_16_kib_is_served_and_a_byte_more_gets_431(run_scenario, request_bytes):
+    async def scenario(world):
         client = await world.connect()
         client.send(padded(request_bytes, HEAD_BYTES))
         assert (await client.reply()).status == 200
@@ -25,17 +25,17 @@ def test_a_header_block_of_16_kib_is_served_and_a_byte_more_gets_431(play, reque
         assert (await client.reply()).status == 431
         assert await client.is_closed()
 
-    play(story)
+    run_scenario(scenario)
 
 
-def test_a_header_block_that_never_ends_gets_431(play):
-    async def story(world):
+def test_a_header_block_that_never_ends_gets_431(run_scenario):
+    async def scenario(world):
         client = await world.connect()
         client.send(b"GET / HTTP/1.1\r\n" + b"X-Header: x\r\n" * 20_000)
         assert (await client.reply()).status == 431
         assert await client.is_closed()
 
-    play(story)
+    run_scenario(scenario)
 
 
 def approval(size):
@@ -49,24 +49,24 @@ def chunked(request_bytes, body, chunk=1000, trailer=b""):
     return head + b"".join(b"%x\r\n%b\r\n" % (len(p), p) for p in pieces) + b"0\r\n" + trailer + b"\r\n"
 
 
-def test_a_body_of_64_kib_is_served_and_a_byte_more_gets_413(play, request_bytes):
+def test_a_body_of_64_kib_is_served_and_a_byte_more_gets_413(run_scenario, request_bytes):
     """Spec §5.2."""
 
-    async def story(world):
+    async def scenario(world):
         client = await world.connect()
         assert (await client.ask(method="POST", body=approval(BODY_BYTES))).status == 200
         client.send(request_bytes(method="POST", body=approval(BODY_BYTES + 1)))
         assert (await client.reply()).status == 413
         assert await client.is_closed()
 
-    play(story)
+    run_scenario(scenario)
 
 
 @pytest.mark.parametrize("chunk", [1, 7, 5000, 65_536])
-def test_a_chunked_body_is_served_up_to_64_kib(play, request_bytes, chunk):
+def test_a_chunked_body_is_served_up_to_64_kib(run_scenario, request_bytes, chunk):
     """Spec §5.2: what counts is the body, however it is cut."""
 
-    async def story(world):
+    async def scenario(world):
         client = await world.connect()
         client.send(chunked(request_bytes, approval(BODY_BYTES), chunk))
         assert (await client.reply()).status == 200
@@ -74,26 +74,26 @@ def test_a_chunked_body_is_served_up_to_64_kib(play, request_bytes, chunk):
         assert (await client.reply()).status == 413
         assert await client.is_closed()
 
-    play(story)
+    run_scenario(scenario)
 
 
-def test_a_chunked_body_of_frills_alone_gets_413(play, request_bytes):
+def test_long_trailers_of_a_chunked_body_are_refused(run_scenario, request_bytes):
     """Chunk extensions and trailers are bytes too."""
 
-    async def story(world):
+    async def scenario(world):
         client = await world.connect()
         client.send(request_bytes(method="POST", Transfer_Encoding="chunked") + b"0\r\n")
         client.send(b"X-Trailer: x\r\n" * 60_000)
         assert (await client.reply()).status in (400, 413)
         assert await client.is_closed()
 
-    play(story)
+    run_scenario(scenario)
 
 
-def test_what_follows_a_chunked_body_is_no_header(play):
+def test_a_trailer_is_not_a_header(run_scenario):
     """Spec §2.2: a Metadata header must be a header."""
 
-    async def story(world):
+    async def scenario(world):
         client = await world.connect()
         client.send(
             b"POST /metadata/scheduledevents?api-version=2020-07-01 HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n"
@@ -103,7 +103,7 @@ def test_what_follows_a_chunked_body_is_no_header(play):
         assert reply.status == 400
         assert b"Required metadata header not specified" in reply.body
 
-    play(story)
+    run_scenario(scenario)
 
 
 @pytest.mark.parametrize(
@@ -115,21 +115,21 @@ def test_what_follows_a_chunked_body_is_no_header(play):
     ],
     ids=["first byte", "headers", "body"],
 )
-def test_a_request_that_is_not_whole_in_time_gets_408(play, begun):
-    async def story(world):
+def test_an_incomplete_request_gets_408_after_the_timeout(run_scenario, begun):
+    async def scenario(world):
         client = await world.connect()
         assert (await client.ask()).status == 200
         client.send(begun)
         assert (await client.reply()).status == 408
         assert await client.is_closed()
 
-    play(story, limits=SHORT)
+    run_scenario(scenario, limits=SHORT)
 
 
-def test_a_dripping_request_gets_408_too(play):
+def test_a_request_sent_byte_by_byte_gets_408(run_scenario):
     """Each byte buys no more time."""
 
-    async def story(world):
+    async def scenario(world):
         client = await world.connect()
         client.send(b"GET / HTTP/1.1\r\nX: ")
         while not world.server.counters.responses_by_status[408]:
@@ -137,23 +137,23 @@ def test_a_dripping_request_gets_408_too(play):
             await world.pause()
         assert (await client.reply()).status == 408
 
-    play(story, limits=SHORT)
+    run_scenario(scenario, limits=SHORT)
 
 
-def test_a_caller_that_says_nothing_is_hung_up_on(play):
-    async def story(world):
+def test_an_idle_connection_is_closed(run_scenario):
+    async def scenario(world):
         silent, served = await world.connect(), await world.connect()
         assert (await served.ask()).status == 200
         assert await silent.is_closed()
         assert await served.is_closed()
 
-    play(story, limits=Limits(idle_s=0.5))
+    run_scenario(scenario, limits=Limits(idle_s=0.5))
 
 
-def test_empty_lines_buy_no_time(play):
+def test_empty_lines_do_not_extend_the_idle_timeout(run_scenario):
     """They may stand before a request, and are not one."""
 
-    async def story(world):
+    async def scenario(world):
         client = await world.connect()
         client.send(b"\r\n\r\n")
         assert (await client.ask()).status == 200
@@ -161,11 +161,11 @@ def test_empty_lines_buy_no_time(play):
             client.send(b"\r\n")
             await world.pause()
 
-    play(story, limits=Limits(idle_s=0.5))
+    run_scenario(scenario, limits=Limits(idle_s=0.5))
 
 
-def test_a_slow_answer_is_not_idle(play, request_bytes):
-    async def story(world):
+def test_a_connection_with_a_pending_response_is_not_idle(run_scenario, request_bytes):
+    async def scenario(world):
         world.backend.is_open.clear()
         client = await world.connect()
         client.send(request_bytes(method="POST", body=b'{"StartRequests":[]}'))
@@ -175,11 +175,11 @@ def test_a_slow_answer_is_not_idle(play, request_bytes):
         world.backend.is_open.set()
         assert (await client.reply()).status == 200
 
-    play(story, limits=Limits(idle_s=0.5))
+    run_scenario(scenario, limits=Limits(idle_s=0.5))
 
 
-def test_a_vm_may_have_so_many_connections_and_its_neighbour_as_many(play):
-    async def story(world):
+def test_the_connection_limit_applies_to_each_vm_separately(run_scenario):
+    async def scenario(world):
         for _ in range(3):
             assert (await world.ask(vm="a")).status == 200
         assert await (await world.connect("a")).is_closed()
@@ -189,13 +189,13 @@ def test_a_vm_may_have_so_many_connections_and_its_neighbour_as_many(play):
         await world.until(lambda: world.server.connection_count == 3)
         assert (await world.ask(vm="a")).status == 200
 
-    play(story, limits=Limits(connections_per_vm=3))
+    run_scenario(scenario, limits=Limits(connections_per_vm=3))
 
 
-def test_whatever_one_vm_opens_there_is_room_for_others_and_never_more_than_there_are_files(play):
+def test_one_vm_gets_at_most_a_quarter_of_all_connections(run_scenario):
     """Spec §7.4: strangers and one greedy VM keep no other from its document."""
 
-    async def story(world):
+    async def scenario(world):
         for _ in range(2):
             assert (await world.ask(vm="a")).status == 200
         assert await (await world.connect("a")).is_closed()
@@ -203,7 +203,7 @@ def test_whatever_one_vm_opens_there_is_room_for_others_and_never_more_than_ther
             assert (await world.ask(vm="b")).status == 200
         assert world.server.connection_count == 4
 
-    play(story, limits=Limits(connections=8))
+    run_scenario(scenario, limits=Limits(connections=8))
 
 
 @pytest.mark.parametrize(
@@ -233,12 +233,12 @@ def test_whatever_one_vm_opens_there_is_room_for_others_and_never_more_than_ther
         "no chunk size",
     ],
 )
-def test_what_is_not_http_gets_400_at_once_and_the_next_caller_is_served(play, junk):
-    async def story(world):
+def test_bytes_that_are_not_http_get_400_at_once(run_scenario, junk):
+    async def scenario(world):
         client = await world.connect()
         client.send(junk)
         assert (await client.reply()).status == 400
         assert await client.is_closed()
         assert (await world.ask()).status == 200
 
-    play(story)
+    run_scenario(scenario)

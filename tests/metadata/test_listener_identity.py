@@ -23,8 +23,8 @@ async def name_at(world, port):
     return (await (await world.dial("127.0.0.1", port)).ask(NAME)).body
 
 
-def test_the_device_a_call_came_in_by_tells_which_vm_it_is(play):
-    async def story(world):
+def test_a_vm_is_identified_by_the_device_of_its_connection(run_scenario):
+    async def scenario(world):
         wanted = entrance(device="lo")
         (found,) = ListenerManager([wanted]).open_all()
         await world.server.start([found.listener])
@@ -35,39 +35,39 @@ def test_the_device_a_call_came_in_by_tells_which_vm_it_is(play):
         with pytest.raises(OSError):
             await world.dial("127.0.0.1", wanted.port)
 
-    play(story)
+    run_scenario(scenario)
 
 
-def test_a_call_without_a_mark_is_nobodys(play):
-    async def story(world):
+def test_a_connection_without_a_mark_is_an_unknown_caller(run_scenario):
+    async def scenario(world):
         wanted = entrance(IdentifyBy.MARK, device="lo")
         sock = socket.create_server(("127.0.0.1", wanted.port))
         await world.server.start([listener_for_socket(wanted, sock)])
         world.callers.assign(Mark("lo").attachment_of(1), "a")
         assert await name_at(world, wanted.port) == b'{ "error": "Not found" }'
 
-    play(story)
+    run_scenario(scenario)
 
 
-def test_a_socket_inside_a_namespace_is_one_vms(play):
-    async def story(world):
+def test_a_vm_is_identified_by_the_namespace_of_the_listener(run_scenario):
+    async def scenario(world):
         wanted = entrance(IdentifyBy.NAMESPACE, namespace="tenant")
         sock = socket.create_server(("127.0.0.1", wanted.port))
         await world.server.start([listener_for_socket(wanted, sock)])
         world.callers.assign(dedicated_attachment("tenant"), "other")
         assert await name_at(world, wanted.port) == b"other"
 
-    play(story)
+    run_scenario(scenario)
 
 
-def test_what_was_opened_stays_open_while_nothing_changes():
+def test_open_listeners_stay_open_while_nothing_changes():
     porter = ListenerManager([entrance(device="lo"), entrance(IdentifyBy.SOURCE)])
     assert len(porter.open_all()) == 2
     assert porter.refresh() == []
     porter.close()
 
 
-def test_a_port_in_use_closes_what_was_opened_before_it():
+def test_a_port_in_use_closes_the_listeners_opened_before():
     first = entrance(IdentifyBy.SOURCE)
     with socket.create_server(("127.0.0.1", 0)) as taken:
         second = ListenerSpec(identify_by=IdentifyBy.SOURCE, address="127.0.0.1", port=taken.getsockname()[1])
@@ -93,5 +93,5 @@ def test_a_port_in_use_closes_what_was_opened_before_it():
         ),
     ],
 )
-def test_an_entrance_is_named_by_what_it_stands_on(given, name):
+def test_the_name_of_a_listener_says_where_it_listens(given, name):
     assert given.name == name

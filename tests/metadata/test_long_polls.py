@@ -21,10 +21,10 @@ async def held(world, request_bytes, vm="a", wait="wait=300", count=1):
     return clients
 
 
-def test_a_change_answers_a_held_poll(play, notice, request_bytes):
+def test_a_change_answers_a_held_poll(run_scenario, notice, request_bytes):
     """Spec §4.4."""
 
-    async def story(world):
+    async def scenario(world):
         [client] = await held(world, request_bytes)
         assert world.server.counters.responses_by_status[200] == 1
         world.backend.show("pair", notice())
@@ -34,45 +34,45 @@ def test_a_change_answers_a_held_poll(play, notice, request_bytes):
         assert reply.headers["preference-applied"] == "wait=300"
         assert (await client.ask()).status == 200
 
-    play(story)
+    run_scenario(scenario)
 
 
-def test_a_poll_that_waited_long_enough_gets_304(play, request_bytes):
+def test_a_held_poll_gets_304_after_its_wait(run_scenario, request_bytes):
     """Spec §4.4: after N real seconds."""
 
-    async def story(world):
+    async def scenario(world):
         [client] = await held(world, request_bytes, wait="wait=1")
         reply = await client.reply()
         assert reply.status == 304
         assert reply.headers["preference-applied"] == "wait=1"
 
-    play(story)
+    run_scenario(scenario)
 
 
-def test_whoever_does_not_know_the_document_yet_is_not_held(play):
+def test_a_client_without_the_current_document_is_not_held(run_scenario):
     """Spec §4.4: without a matching If-None-Match there is nothing to wait for."""
 
-    async def story(world):
+    async def scenario(world):
         client = await world.connect()
         assert (await client.ask(Prefer="wait=300")).status == 200
         assert (await client.ask(Prefer="wait=300", If_None_Match='"0-0"')).status == 200
 
-    play(story)
+    run_scenario(scenario)
 
 
-def test_a_held_poll_keeps_nobody_else_waiting(play, request_bytes):
-    async def story(world):
+def test_a_held_poll_does_not_delay_other_requests(run_scenario, request_bytes):
+    async def scenario(world):
         await held(world, request_bytes)
         for vm in ("a", "b", "other"):
             assert (await world.ask(vm=vm)).status == 200
 
-    play(story)
+    run_scenario(scenario)
 
 
-def test_a_change_of_another_scope_or_of_nothing_wakes_nobody(play, notice, request_bytes):
+def test_a_held_poll_is_not_woken_by_another_scope_or_by_no_change(run_scenario, notice, request_bytes):
     """Spec §7.4."""
 
-    async def story(world):
+    async def scenario(world):
         [client] = await held(world, request_bytes)
         world.backend.show("single", notice())
         world.backend.republish("pair")
@@ -81,26 +81,26 @@ def test_a_change_of_another_scope_or_of_nothing_wakes_nobody(play, notice, requ
         world.backend.show("pair", notice())
         assert (await client.reply()).status == 200
 
-    play(story)
+    run_scenario(scenario)
 
 
-def test_many_held_polls_are_all_answered(play, notice, request_bytes):
+def test_many_held_polls_are_all_answered(run_scenario, notice, request_bytes):
     """They are woken in portions, and none is lost between two."""
 
-    async def story(world):
+    async def scenario(world):
         clients = await held(world, request_bytes, count=230)
         world.backend.show("pair", notice())
         for client in clients:
             assert (await client.reply()).status == 200
         assert world.server.counters.held == 0
 
-    play(story, limits=Limits(connections=10_000))
+    run_scenario(scenario, limits=Limits(connections=10_000))
 
 
-def test_whoever_waits_is_answered_as_they_asked(play, notice, request_bytes):
+def test_held_polls_are_answered_in_their_version_and_with_their_wait(run_scenario, notice, request_bytes):
     """Spec §3, §4.4: in their version, and with their wait, however many asked otherwise."""
 
-    async def story(world):
+    async def scenario(world):
         tag = (await world.ask()).headers["etag"]
         old = "/metadata/scheduledevents?api-version=2017-08-01"
         asked = [(target, wait, vm) for target in (POLL, old) for wait in (200, 300) for vm in ("a", "b")]
@@ -116,23 +116,23 @@ def test_whoever_waits_is_answered_as_they_asked(play, notice, request_bytes):
             assert reply.headers["preference-applied"] == f"wait={wait}"
             assert (b"Description" in reply.body) == (target == POLL)
 
-    play(story)
+    run_scenario(scenario)
 
 
-def test_a_poll_that_ended_without_news_is_held_again_when_it_is_repeated(play, request_bytes):
+def test_a_repeated_long_poll_is_held_again(run_scenario, request_bytes):
     """Spec §4.4: that somebody was told 304 is no answer for the next."""
 
-    async def story(world):
+    async def scenario(world):
         [client] = await held(world, request_bytes, wait="wait=1")
         assert (await client.reply()).status == 304
         client.send(request_bytes(If_None_Match=etag("pair", 1, 1), Prefer="wait=1"))
         await world.until(lambda: world.server.counters.held == 1)
 
-    play(story)
+    run_scenario(scenario)
 
 
-def test_a_client_that_disconnects_is_forgotten(play, notice, request_bytes):
-    async def story(world):
+def test_a_client_that_disconnects_is_no_longer_held(run_scenario, notice, request_bytes):
+    async def scenario(world):
         first, second = await held(world, request_bytes, count=2)
         first.reset()
         await world.until(lambda: world.server.counters.held == 1)
@@ -141,25 +141,25 @@ def test_a_client_that_disconnects_is_forgotten(play, notice, request_bytes):
         world.backend.show("pair", notice())
         assert (await world.ask()).status == 200
 
-    play(story)
+    run_scenario(scenario)
 
 
-def test_a_client_that_half_closes_gets_its_304_at_once(play, request_bytes):
+def test_a_client_that_half_closes_gets_its_304_at_once(run_scenario, request_bytes):
     """It cannot be told from one that is gone, so it is answered and let go."""
 
-    async def story(world):
+    async def scenario(world):
         [client] = await held(world, request_bytes)
         client.writer.write_eof()
         assert (await client.reply()).status == 304
         assert await client.is_closed()
 
-    play(story)
+    run_scenario(scenario)
 
 
-def test_a_half_closed_connection_is_not_held_for_a_request_that_had_to_wait(play, request_bytes):
+def test_a_half_closed_connection_is_not_held_for_a_pipelined_long_poll(run_scenario, request_bytes):
     """Whoever had hung up before its turn came looks the same, too."""
 
-    async def story(world):
+    async def scenario(world):
         world.backend.is_open.clear()
         client = await world.connect()
         client.send(request_bytes(method="POST", body=b'{"StartRequests":[]}'))
@@ -171,14 +171,14 @@ def test_a_half_closed_connection_is_not_held_for_a_request_that_had_to_wait(pla
         assert [(await client.reply()).status for _ in range(2)] == [200, 304]
         assert await client.is_closed()
 
-    play(story)
+    run_scenario(scenario)
 
 
 @pytest.mark.parametrize("change", ["dropped", "readdressed"])
-def test_a_vm_that_goes_away_while_held_is_told_it_is_unknown(play, notice, request_bytes, change):
+def test_a_vm_that_is_removed_while_held_gets_404(run_scenario, notice, request_bytes, change):
     """Spec §7.4: nobody is given what belongs to the address's next owner."""
 
-    async def story(world):
+    async def scenario(world):
         [client] = await held(world, request_bytes)
         if change == "dropped":
             world.backend.drop_scope("pair")
@@ -187,13 +187,13 @@ def test_a_vm_that_goes_away_while_held_is_told_it_is_unknown(play, notice, requ
             world.backend.show("pair", notice())
         assert (await client.reply()).status == 404
 
-    play(story)
+    run_scenario(scenario)
 
 
-def test_requests_behind_a_held_poll_wait_for_it(play, notice, request_bytes):
+def test_requests_behind_a_held_poll_wait_for_it(run_scenario, notice, request_bytes):
     """Answers come in the order of the requests."""
 
-    async def story(world):
+    async def scenario(world):
         [client] = await held(world, request_bytes)
         client.send(request_bytes("/metadata/versions"))
         client.send(request_bytes())
@@ -205,24 +205,24 @@ def test_requests_behind_a_held_poll_wait_for_it(play, notice, request_bytes):
         assert b"apiVersions" in second.body
         assert b"EVENT-1" in third.body
 
-    play(story)
+    run_scenario(scenario)
 
 
-def test_a_scope_enabled_by_a_long_poll_holds_it_too(play, notice, request_bytes):
+def test_a_scope_enabled_by_a_long_poll_holds_it_too(run_scenario, notice, request_bytes):
     """Spec §8.1 and §4.4 together: no change between enabling and holding is missed."""
 
-    async def story(world):
+    async def scenario(world):
         client = await world.connect()
         client.send(request_bytes(If_None_Match=etag("pair", 1, 1), Prefer="wait=300"))
         await world.until(lambda: world.server.counters.held == 1)
         world.backend.show("pair", notice())
         assert (await client.reply()).status == 200
 
-    play(story, enabled=False)
+    run_scenario(scenario, enabled=False)
 
 
-def test_a_change_right_after_enabling_is_not_missed(play, notice, request_bytes):
-    async def story(world):
+def test_a_change_right_after_enabling_is_not_missed(run_scenario, notice, request_bytes):
+    async def scenario(world):
         world.backend.is_open.clear()
         client = await world.connect()
         client.send(request_bytes(If_None_Match=etag("pair", 1, 1), Prefer="wait=300"))
@@ -233,4 +233,4 @@ def test_a_change_right_after_enabling_is_not_missed(play, notice, request_bytes
         world.backend.show("pair", notice())
         assert (await client.reply()).status == 200
 
-    play(story, enabled=False)
+    run_scenario(scenario, enabled=False)

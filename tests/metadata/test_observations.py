@@ -12,7 +12,7 @@ from forewarn.store.interface import LastPoll
 OLD = "/metadata/scheduledevents?api-version=2017-08-01"
 
 
-def sighting(event_id="EVENT-1", vm="a", status="scheduled", version="2020-07-01", incarnation=2, at=1_700_000_000.0):
+def delivery(event_id="EVENT-1", vm="a", status="scheduled", version="2020-07-01", incarnation=2, at=1_700_000_000.0):
     return EventDelivery(
         event_id=event_id, scope_id="pair", vm=vm, status=status, version=version, incarnation=incarnation, at=at
     )
@@ -29,76 +29,76 @@ def view(*notices, vm="a", incarnation=2):
     )
 
 
-def test_the_first_delivery_of_an_event_to_a_vm_is_a_sighting_and_later_ones_are_not(play, notice):
-    async def story(world):
+def test_only_the_first_delivery_of_an_event_to_a_vm_is_recorded(run_scenario, notice):
+    async def scenario(world):
         world.backend.show("pair", notice())
         client = await world.connect()
         for _ in range(3):
             await client.ask()
         await world.ask(vm="b")
-        polls, sightings = world.server.observations.take_batch()
-        assert sightings == [sighting(vm="a"), sighting(vm="b")]
+        polls, deliveries = world.server.observations.take_batch()
+        assert deliveries == [delivery(vm="a"), delivery(vm="b")]
         assert [(poll.vm, poll.count) for poll in polls] == [("a", 3), ("b", 1)]
         assert world.server.observations.take_batch() == ([], [])
 
-    play(story)
+    run_scenario(scenario)
 
 
-def test_an_event_is_sighted_again_once_it_has_started(play, notice):
-    async def story(world):
+def test_a_started_event_is_a_delivery_of_its_own(run_scenario, notice):
+    async def scenario(world):
         world.backend.show("pair", notice())
         await world.ask()
         world.backend.show("pair", notice(status=NoticeStatus.STARTED, not_before=None))
         await world.ask()
-        _, sightings = world.server.observations.take_batch()
-        assert sightings == [sighting(), sighting(status="started", incarnation=3)]
+        _, deliveries = world.server.observations.take_batch()
+        assert deliveries == [delivery(), delivery(status="started", incarnation=3)]
 
-    play(story)
+    run_scenario(scenario)
 
 
-def test_an_event_that_the_asked_version_hides_was_not_given(play, notice):
+def test_an_event_that_the_version_does_not_list_is_not_delivered(run_scenario, notice):
     """Spec §3: a version shows only the kinds it knows."""
 
-    async def story(world):
+    async def scenario(world):
         world.backend.show("pair", notice(kind=Kind.PREEMPT))
         client = await world.connect()
         await client.ask(OLD)
         assert world.server.observations.take_batch()[1] == []
         await client.ask()
-        assert world.server.observations.take_batch()[1] == [sighting()]
+        assert world.server.observations.take_batch()[1] == [delivery()]
 
-    play(story)
+    run_scenario(scenario)
 
 
-def test_a_304_and_an_approval_count_as_requests_and_give_no_event(play, notice):
+def test_a_304_and_an_approval_count_as_polls_without_a_delivery(run_scenario, notice):
     """Spec §8.2: any such request keeps the scope enabled."""
 
-    async def story(world):
+    async def scenario(world):
         client = await world.connect()
         tag = (await client.ask()).headers["etag"]
         world.backend.at += 1
         await client.ask(If_None_Match=tag)
         world.backend.at += 1
         await client.ask(OLD, method="POST", body=b'{"StartRequests":[]}')
-        [poll], sightings = world.server.observations.take_batch()
+        [poll], deliveries = world.server.observations.take_batch()
         assert poll == LastPoll(vm="a", scope_id="pair", at=1_700_000_002.0, version="2017-08-01", count=3)
-        assert sightings == []
+        assert deliveries == []
 
-    play(story)
+    run_scenario(scenario)
 
 
-def test_what_is_refused_or_asks_for_something_else_is_no_poll(play):
-    async def story(world):
+def test_refused_requests_and_other_paths_are_not_polls(run_scenario):
+    async def scenario(world):
         await world.ask("/metadata/instance?api-version=2021-02-01")
         await world.ask("/metadata/scheduledevents?api-version=nonsense")
         await world.ask(vm="nobody")
         assert world.server.observations.take_batch() == ([], [])
 
-    play(story)
+    run_scenario(scenario)
 
 
-def test_a_held_poll_is_a_sighting_when_it_is_answered(play, notice, request_bytes):
-    async def story(world):
+def test_a_held_poll_is_a_delivery_when_it_is_answered(run_scenario, notice, request_bytes):
+    async def scenario(world):
         client = await world.connect()
         tag = (await client.ask()).headers["etag"]
         client.send(request_bytes(If_None_Match=tag, Prefer="wait=300"))
@@ -107,12 +107,12 @@ def test_a_held_poll_is_a_sighting_when_it_is_answered(play, notice, request_byt
         world.backend.at += 60
         world.backend.show("pair", notice())
         await client.reply()
-        assert world.server.observations.take_batch()[1] == [sighting(at=1_700_000_060.0)]
+        assert world.server.observations.take_batch()[1] == [delivery(at=1_700_000_060.0)]
 
-    play(story)
+    run_scenario(scenario)
 
 
-def test_what_could_not_be_written_is_handed_out_again_unless_there_is_newer(notice):
+def test_a_returned_batch_is_taken_again_with_newer_observations(notice):
     seen = GuestObservations()
     seen.record_poll(view(), "2020-07-01", 1.0)
     seen.record_poll(view(vm="b"), "2020-07-01", 1.0)
@@ -121,20 +121,20 @@ def test_what_could_not_be_written_is_handed_out_again_unless_there_is_newer(not
     seen.record_poll(view(), "2020-07-01", 2.0)
     seen.record_delivery(view(notice(), notice("EVENT-2"), incarnation=3), "2020-07-01", 2.0)
     seen.return_batch(*first)
-    polls, sightings = seen.take_batch()
+    polls, deliveries = seen.take_batch()
     assert {poll.vm: (poll.at, poll.count) for poll in polls} == {"a": (2.0, 2), "b": (1.0, 1)}
-    assert sightings == [sighting(at=1.0), sighting("EVENT-2", incarnation=3, at=2.0)]
+    assert deliveries == [delivery(at=1.0), delivery("EVENT-2", incarnation=3, at=2.0)]
 
 
-def test_counting_goes_on_after_a_restart():
+def test_poll_counts_continue_after_a_restart():
     seen = GuestObservations()
     seen.restore_counts([LastPoll(vm="a", scope_id="pair", at=1.0, version="2020-07-01", count=41)])
     seen.record_poll(view(), "2020-07-01", 2.0)
     assert [poll.count for poll in seen.take_batch()[0]] == [42]
 
 
-def test_memory_stays_bounded_while_the_writer_is_away(notice, caplog):
-    seen = GuestObservations(most_sightings=3, most_vms=2)
+def test_waiting_observations_are_bounded(notice, caplog):
+    seen = GuestObservations(max_deliveries=3, max_vms=2)
     for index in range(5):
         seen.record_delivery(view(notice(), vm=f"vm-{index}"), "2020-07-01", 1.0)
     first = seen.take_batch()
@@ -146,7 +146,7 @@ def test_memory_stays_bounded_while_the_writer_is_away(notice, caplog):
     assert [given.vm for given in seen.take_batch()[1]] == ["vm-0", "vm-1", "vm-2"]
 
 
-def test_of_many_vms_a_part_is_handed_out_at_a_time_and_each_has_its_turn():
+def test_batches_are_bounded_and_every_vm_gets_its_turn():
     seen = GuestObservations()
     vms = [f"vm-{index}" for index in range(2 * BATCH_SIZE + 1)]
     for vm in vms:
@@ -160,16 +160,18 @@ def test_of_many_vms_a_part_is_handed_out_at_a_time_and_each_has_its_turn():
     assert rest == ([], [])
 
 
-def test_a_vm_that_goes_on_asking_is_left_in_peace_for_a_while_and_a_newcomer_is_not(notice):
+def test_a_polling_vm_is_reported_after_an_interval_and_a_new_vm_at_once(notice):
     clock = [0.0]
-    seen = GuestObservations(real=lambda: clock[0])
+    seen = GuestObservations(real_time=lambda: clock[0])
     seen.record_poll(view(), "2020-07-01", 1.0)
     assert [poll.vm for poll in seen.take_batch(10.0)[0]] == ["a"]
     seen.record_poll(view(), "2020-07-01", 2.0)
     seen.record_poll(view(vm="b"), "2020-07-01", 2.0)
     seen.record_delivery(view(notice()), "2020-07-01", 2.0)
-    polls, sightings = seen.take_batch(10.0)
-    assert ([poll.vm for poll in polls], len(sightings)) == (["b"], 1), "what an event's VMs were given is told at once"
+    polls, deliveries = seen.take_batch(10.0)
+    assert ([poll.vm for poll in polls], len(deliveries)) == (["b"], 1), (
+        "what an event's VMs were given is told at once"
+    )
     clock[0] = 9.0
     assert seen.take_batch(10.0) == ([], [])
     clock[0] = 10.0
@@ -178,8 +180,8 @@ def test_a_vm_that_goes_on_asking_is_left_in_peace_for_a_while_and_a_newcomer_is
     assert [(poll.vm, poll.count) for poll in seen.take_batch()[0]] == [("a", 3)], "somebody looks"
 
 
-def test_how_a_vm_asks_is_known_though_others_wait_to_be_told_of(play):
-    async def story(world):
+def test_the_pace_of_a_vm_includes_cached_polls(run_scenario):
+    async def scenario(world):
         client = await world.connect()
         for _ in range(3):
             await client.ask()
@@ -188,4 +190,4 @@ def test_how_a_vm_asks_is_known_though_others_wait_to_be_told_of(play):
         [poll], _ = world.server.observations.take_batch()
         assert poll.count == 3
 
-    play(story)
+    run_scenario(scenario)

@@ -47,7 +47,7 @@ def time():
 
 @pytest.fixture
 def seen(time):
-    return GuestObservations(real=time)
+    return GuestObservations(real_time=time)
 
 
 def ask(seen, time, *, every_s, times, **how):
@@ -56,29 +56,29 @@ def ask(seen, time, *, every_s, times, **how):
         seen.record_poll(view(), NEWEST, 1.0, **how)
 
 
-def test_a_vm_that_never_asked_has_no_pace(seen):
+def test_a_vm_that_never_polled_has_no_pace(seen):
     assert seen.pace("a") is None
     assert list(seen.paces()) == []
 
 
-def test_the_average_gap_is_that_of_late(seen, time):
+def test_the_average_interval_is_that_of_recent_polls(seen, time):
     ask(seen, time, every_s=10, times=30)
     assert seen.pace("a") == PollingPace(0.0, pytest.approx(10))
     ask(seen, time, every_s=1, times=200)
     assert seen.pace("a").gap_s == pytest.approx(1)
 
 
-def test_a_single_request_says_nothing_about_the_next(seen, time):
+def test_a_single_poll_has_no_interval(seen, time):
     ask(seen, time, every_s=1, times=1)
     assert seen.pace("a") == PollingPace(0.0, None)
 
 
-def test_requests_told_together_count_each(seen, time):
+def test_polls_recorded_together_count_separately(seen, time):
     ask(seen, time, every_s=1, times=20, count=5)
     assert seen.pace("a").gap_s == pytest.approx(0.2)
 
 
-def test_a_long_silence_is_no_gap_between_polls(seen, time):
+def test_a_long_silence_does_not_change_the_interval(seen, time):
     ask(seen, time, every_s=1, times=100)
     time.now += 10_000
     ask(seen, time, every_s=1, times=3)
@@ -94,7 +94,7 @@ def test_a_vm_is_silent_after_a_minute_of_real_time(seen, time):
     assert list(seen.paces()) == [("pair", seen.pace("a"))]
 
 
-def test_whoever_waits_for_an_answer_still_asks(seen, time):
+def test_a_vm_with_a_held_poll_is_not_silent(seen, time):
     ask(seen, time, every_s=1, times=1, wait_s=300)
     time.now += 300
     assert seen.pace("a").silent_s == 0
@@ -102,7 +102,7 @@ def test_whoever_waits_for_an_answer_still_asks(seen, time):
     assert seen.pace("a").is_silent
 
 
-def test_after_a_restart_those_who_asked_before_are_given_a_minute(seen, time):
+def test_after_a_restart_known_vms_are_silent_only_after_a_minute(seen, time):
     seen.restore_counts([LastPoll(vm="a", scope_id="pair", at=1.0, version=NEWEST, count=41)])
     assert seen.pace("a") == PollingPace(0.0, None)
     time.now += SILENCE_LIMIT_S + 1
@@ -111,19 +111,19 @@ def test_after_a_restart_those_who_asked_before_are_given_a_minute(seen, time):
     assert seen.pace("a") == PollingPace(0.0, pytest.approx(1))
 
 
-def test_what_workers_have_seen_counts_here(seen, time):
-    worker = GuestObservations(real=time)
+def test_polls_that_workers_observed_count(seen, time):
+    worker = GuestObservations(real_time=time)
     for _ in range(5):
         time.now += 2
-        worker.record_poll(view(), NEWEST, 1.0, agent="curl/8.1", wait_s=30)
+        worker.record_poll(view(), NEWEST, 1.0, user_agent="curl/8.1", wait_s=30)
         seen.merge_increments(*worker.take_increments())
     assert seen.pace("a").gap_s == pytest.approx(2)
     [poll], _ = seen.take_batch()
     assert (poll.agent, poll.wait_s, poll.count) == ("curl/8.1", 30, 5)
 
 
-def test_the_program_that_asks_is_kept_with_the_poll_whether_it_is_remembered_or_not(play):
-    async def story(world):
+def test_the_user_agent_is_recorded_for_cached_and_other_polls(run_scenario):
+    async def scenario(world):
         client = await world.connect()
         for _ in range(3):
             await client.ask(User_Agent="curl/8.1")
@@ -133,11 +133,11 @@ def test_the_program_that_asks_is_kept_with_the_poll_whether_it_is_remembered_or
         await client.ask(User_Agent="curl/8.1")  # remembered, and the last
         assert [poll.agent for poll in world.server.observations.take_batch()[0]] == ["curl/8.1"]
 
-    play(story)
+    run_scenario(scenario)
 
 
-def test_a_poll_that_waits_says_for_how_long_and_one_that_is_answered_at_once_does_not(play, request_bytes):
-    async def story(world):
+def test_the_wait_is_recorded_only_for_held_polls(run_scenario, request_bytes):
+    async def scenario(world):
         client = await world.connect()
         tag = (await client.ask()).headers["etag"]
         await client.ask(If_None_Match='"0-0"', Prefer="wait=120")
@@ -146,7 +146,7 @@ def test_a_poll_that_waits_says_for_how_long_and_one_that_is_answered_at_once_do
         await world.until(lambda: world.server.counters.held == 1)
         assert [poll.wait_s for poll in world.server.observations.take_batch()[0]] == [120]
 
-    play(story)
+    run_scenario(scenario)
 
 
 def asking(agent):
@@ -164,11 +164,11 @@ def asking(agent):
     ],
     ids=["usual", "what cannot be printed", "long", "markup", "empty"],
 )
-def test_a_program_is_called_what_it_says_within_bounds(sent, kept):
+def test_the_user_agent_is_printable_and_bounded(sent, kept):
     assert user_agent_of(asking(sent)) == kept
 
 
-def test_a_program_that_says_nothing_has_no_name():
+def test_a_request_without_a_user_agent_has_an_empty_one():
     assert user_agent_of(HttpRequest(method="GET", target="/")) == ""
 
 
@@ -190,12 +190,12 @@ EVENTS = "/metadata/scheduledevents"
         ("OPTIONS", "*", RequestCategory("other")),
     ],
 )
-def test_requests_are_counted_by_few_words(method, target, sort):
+def test_a_request_has_a_category(method, target, sort):
     assert request_category(HttpRequest(method=method, target=target)) == sort
 
 
-def test_the_tally_tells_polls_apart_by_version_and_strangers_from_vms(play):
-    async def story(world):
+def test_requests_are_counted_by_version_and_unknown_callers_separately(run_scenario):
+    async def scenario(world):
         client = await world.connect()
         for _ in range(3):
             await client.ask()
@@ -207,7 +207,7 @@ def test_the_tally_tells_polls_apart_by_version_and_strangers_from_vms(play):
             (UNKNOWN_CALLER_REQUEST, 404): 1,
         }
 
-    play(story)
+    run_scenario(scenario)
 
 
 def told_of(seen):
@@ -215,7 +215,7 @@ def told_of(seen):
     return told, seen.subscribe_polling_starts(told.append)
 
 
-def test_whoever_begins_to_ask_is_told_once_it_is_written_down_and_no_poll_after_that_is(seen, time):
+def test_subscribers_learn_that_a_vm_started_polling_once_it_is_stored(seen, time):
     told, stop = told_of(seen)
     ask(seen, time, every_s=1, times=3)
     assert told == []
@@ -235,7 +235,7 @@ def test_whoever_begins_to_ask_is_told_once_it_is_written_down_and_no_poll_after
     assert len(told) == 2
 
 
-def test_a_long_poll_that_lasts_is_no_silence_after_which_one_begins(seen, time):
+def test_a_poll_after_a_long_poll_is_not_a_polling_start(seen, time):
     seen.record_poll(view(), NEWEST, 1.0, wait_s=120)
     told, _ = told_of(seen)
     time.now += 120 + SILENCE_LIMIT_S
@@ -245,7 +245,7 @@ def test_a_long_poll_that_lasts_is_no_silence_after_which_one_begins(seen, time)
 
 
 @pytest.mark.parametrize(("after_s", "begun"), [(SILENCE_LIMIT_S - 1, []), (SILENCE_LIMIT_S + 1, [("a",)])])
-def test_whoever_asks_soon_after_a_restart_never_stopped(seen, time, after_s, begun):
+def test_a_vm_that_polls_soon_after_a_restart_did_not_start_polling(seen, time, after_s, begun):
     seen.restore_counts([LastPoll(vm="a", scope_id="pair", at=1.0, version=NEWEST, count=3)])
     told, _ = told_of(seen)
     time.now += after_s
@@ -254,7 +254,7 @@ def test_whoever_asks_soon_after_a_restart_never_stopped(seen, time, after_s, be
     assert told == begun
 
 
-def test_who_begins_to_ask_of_another_process_is_told_too(seen, time):
+def test_subscribers_learn_of_polling_starts_in_other_processes(seen, time):
     told, _ = told_of(seen)
     for _ in range(3):
         time.now += 1

@@ -28,7 +28,7 @@ def value(counted, name, **labels):
     return samples(counted)[f"forewarn_{name}", frozenset(labels.items())]
 
 
-def test_every_series_is_there_before_anybody_asks_and_none_comes_later():
+def test_every_metric_series_exists_from_the_start():
     rows = [
         (of, version, status, 1)
         for of in ("poll", "approval", "instance", "token", "strange", "other", "unheard of")
@@ -45,8 +45,8 @@ def test_every_series_is_there_before_anybody_asks_and_none_comes_later():
     assert total == len(rows)
 
 
-def test_polls_are_told_apart_by_version_and_outcome(play):
-    async def story(world):
+def test_polls_are_counted_by_version_and_outcome(run_scenario):
+    async def scenario(world):
         client = await world.connect()
         for _ in range(3):
             tag = (await client.ask()).headers["etag"]
@@ -69,23 +69,23 @@ def test_polls_are_told_apart_by_version_and_outcome(play):
         assert value(counted, "connections_opened_total", outcome="accepted") == 2
         assert value(counted, "connections") == 1  # a stranger is hung up on
 
-    play(story)
+    run_scenario(scenario)
 
 
-def test_whoever_asks_too_often_was_throttled(play):
-    async def story(world):
+def test_rate_limited_polls_are_counted_as_throttled(run_scenario):
+    async def scenario(world):
         client = await world.connect()
         answers = [(await client.ask()).status for _ in range(4)]
         assert 429 in answers
-        assert value(world.server.request_totals(), "polls_total", version="2020-07-01", outcome="throttled") == answers.count(
-            429
-        )
+        assert value(
+            world.server.request_totals(), "polls_total", version="2020-07-01", outcome="throttled"
+        ) == answers.count(429)
 
-    play(story, limits=Limits(requests_per_s=1))
+    run_scenario(scenario, limits=Limits(requests_per_s=1))
 
 
-def test_a_connection_that_is_reset_and_a_store_that_is_away_are_seen(play):
-    async def story(world):
+def test_resets_and_store_failures_are_counted(run_scenario):
+    async def scenario(world):
         world.server.set_faults([Fault(id="f", kind=FaultKind.RESET, who="ann", set_at=0.0, name="a", vm="a", count=1)])
         client = await world.connect()
         client.send(b"GET /metadata/scheduledevents?api-version=2020-07-01 HTTP/1.1\r\nMetadata: true\r\n\r\n")
@@ -96,11 +96,11 @@ def test_a_connection_that_is_reset_and_a_store_that_is_away_are_seen(play):
         assert value(counted, "polls_total", version="2020-07-01", outcome="reset") == 1
         assert value(counted, "requests_total", of="approval", outcome="5xx") == 1
 
-    play(story)
+    run_scenario(scenario)
 
 
-def test_who_waits_is_a_gauge(play, request_bytes):
-    async def story(world):
+def test_held_polls_are_a_gauge(run_scenario, request_bytes):
+    async def scenario(world):
         client = await world.connect()
         tag = (await client.ask()).headers["etag"]
         client.send(request_bytes(If_None_Match=tag, Prefer="wait=300"))
@@ -110,10 +110,10 @@ def test_who_waits_is_a_gauge(play, request_bytes):
         await world.until(lambda: world.server.counters.held == 0)
         assert value(world.server.request_totals(), "long_polls_waiting") == 0
 
-    play(story)
+    run_scenario(scenario)
 
 
-def test_what_processes_counted_is_added_up_and_what_one_counted_stays_when_it_is_gone():
+def test_the_counts_of_processes_are_summed_and_outlive_a_process():
     one = RequestTotals(answered=(("poll", "2020-07-01", 200, 3),), accepted=2, held=1, connections=2)
     other = RequestTotals(
         answered=(("poll", "2020-07-01", 200, 4), ("token", "", 200, 1)), accepted=1, refused=1, held=5
@@ -125,7 +125,7 @@ def test_what_processes_counted_is_added_up_and_what_one_counted_stays_when_it_i
 
 
 @pytest.mark.parametrize("label", ["version", "outcome", "of"])
-def test_labels_are_bounded(label):
+def test_the_values_of_metric_labels_are_bounded(label):
     registry = CollectorRegistry()
     strange = tuple((f"of-{n}", f"version-{n}", 200 + n, 1) for n in range(400))
     registry.register(RequestMetrics(lambda: RequestTotals(answered=strange)))

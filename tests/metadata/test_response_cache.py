@@ -1,6 +1,6 @@
 """A remembered answer is the answer that would be worked out anew, whatever is asked and whatever changes meanwhile.
 
-Two servers are told the same story, one that remembers and one that does not; nobody can tell them apart. The stories
+Two servers are told the same scenario, one that use_response_cache and one that does not; nobody can tell them apart. The stories
 are told over wires in memory, so that every packet arrives just as it was cut.
 """
 
@@ -91,16 +91,20 @@ FAULTS = [
 class Telling:
     """One server, and what becomes of it step by step."""
 
-    def __init__(self, notice, *, remembers, limits):
+    def __init__(self, notice, *, use_response_cache, limits):
         self.notice = notice
-        self.board, self.callers = PublishedDocuments(), CallerDirectory()
-        self.backend = FakeMetadataBackend(self.board)
+        self.documents, self.callers = PublishedDocuments(), CallerDirectory()
+        self.backend = FakeMetadataBackend(self.documents)
         self.backend.add_scope("pair", "a", "b")
         self.backend.add_scope("single", "other", enabled=False)
         for vm in VMS[:3]:
             self.callers.assign(f"at {vm}", vm)
         self.server = MetadataServer(
-            board=self.board, backend=self.backend, callers=self.callers, limits=limits, remembers=remembers
+            documents=self.documents,
+            backend=self.backend,
+            callers=self.callers,
+            limits=limits,
+            use_response_cache=use_response_cache,
         )
         self.wires = {}
         self.stock = []
@@ -154,12 +158,12 @@ class Telling:
     def say_instead(self, scope_id, instead):
         if self.is_there(scope_id):
             vm = "a" if scope_id == "pair" else "other"
-            view = self.board.view(vm)
+            view = self.documents.view(vm)
             scope = next(scope for key, scope in self.backend._scopes.items() if key == view.scope_id)
-            self.board.publish(replace(scope, poll_override=instead))
+            self.documents.publish(replace(scope, poll_override=instead))
 
     def is_there(self, scope_id):
-        return self.board.view("a" if scope_id == "pair" else "other") is not None
+        return self.documents.view("a" if scope_id == "pair" else "other") is not None
 
     def seat(self, at, vm):
         if vm == "stranger":
@@ -182,11 +186,18 @@ class Telling:
         self.backend.is_unavailable = is_away
 
     def take_stock(self):
-        tally = self.server.counters
-        polls, sightings = self.server.observations.take_batch()
+        counters = self.server.counters
+        polls, deliveries = self.server.observations.take_batch()
         touches = {(touch.fault_id, touch.vm): touch for touch in self.server.faults.take_hits()}
         self.stock.append(
-            (tally.requests, +tally.answered, tally.held, {poll.vm: poll for poll in polls}, sightings, touches)
+            (
+                counters.requests,
+                +counters.answered,
+                counters.held,
+                {poll.vm: poll for poll in polls},
+                deliveries,
+                touches,
+            )
         )
 
     def seen(self):
@@ -204,8 +215,8 @@ async def settle(*tellings):
 
 async def tell(steps, habits, notice, limits):
     """Between any two steps everybody asks what they always ask."""
-    with_memory = Telling(notice, remembers=True, limits=limits)
-    without = Telling(notice, remembers=False, limits=limits)
+    with_memory = Telling(notice, use_response_cache=True, limits=limits)
+    without = Telling(notice, use_response_cache=False, limits=limits)
     polls = [("send", key, [request], []) for key, request in habits]
     for name, *details in [told for step in steps for told in (step, *polls)]:
         for telling in (with_memory, without):
@@ -246,7 +257,7 @@ limits = st.sampled_from([Limits(), Limits(), Limits(write_bytes=1000), Limits(r
 
 @given(steps=st.lists(steps, min_size=3, max_size=25), habits=habits, limits=limits)
 @settings(max_examples=300, deadline=None)
-def test_nobody_can_tell_a_remembered_answer_from_a_fresh_one(notice, steps, habits, limits):
+def test_servers_with_and_without_a_cache_behave_the_same(notice, steps, habits, limits):
     """Whatever is asked, however it is cut or piled up, and whatever changes in between."""
     asyncio.run(tell(steps, habits, notice, limits))
 
@@ -325,21 +336,21 @@ STORIES = {
 
 
 @pytest.mark.parametrize("steps", STORIES.values(), ids=STORIES.keys())
-def test_so_it_is_in_stories_that_chance_seldom_tells(notice, steps):
+def test_servers_with_and_without_a_cache_behave_the_same_in_selected_cases(notice, steps):
     asyncio.run(tell([*steps, ("take_stock",)], [], notice, Limits(write_bytes=1000)))
 
 
-def test_the_date_is_right_at_any_speed_of_the_lab_clock(notice):
+def test_the_date_of_cached_responses_is_right_at_any_speed_of_the_lab_clock(notice):
     """Spec §12: guests compute the time left as NotBefore − Date, so it may not lag behind, however time flies."""
     real = iter(range(1_700_000_000, 1_700_001_000))
 
-    async def story():
+    async def scenario():
         clock = LabClock(
             ClockSetting(lab_at=1_474_309_787.0, real_at=1_700_000_000.0, speed=60), real=lambda: next(real)
         )
-        telling = Telling(notice, remembers=True, limits=Limits())
+        telling = Telling(notice, use_response_cache=True, limits=Limits())
         telling.backend.now = clock.now
-        server = MetadataServer(board=telling.board, backend=telling.backend, callers=telling.callers)
+        server = MetadataServer(documents=telling.documents, backend=telling.backend, callers=telling.callers)
         wire = InMemoryTransport(server.add_connection(Caller(attachment="at a", vm="a", is_loopback=True)))
         for _ in range(5):
             wire.send(get())
@@ -347,11 +358,11 @@ def test_the_date_is_right_at_any_speed_of_the_lab_clock(notice):
             # Every look at this clock takes a second, a minute of the lab's.
             assert 0 <= clock.now() - shown <= 60 * 3
 
-    asyncio.run(story())
+    asyncio.run(scenario())
 
 
 @pytest.mark.parametrize("asked", [get(), post(b'{"StartRequests":[{"EventId":"EVENT-2"}]}')], ids=["poll", "approval"])
-def test_what_is_asked_again_is_not_read_again(notice, asked):
+def test_a_repeated_request_is_not_parsed_again(notice, asked):
     """What all this is for: polls, and approvals of whatever is listed, started or not."""
     read = []
 
@@ -359,10 +370,12 @@ def test_what_is_asked_again_is_not_read_again(notice, asked):
         read.append(location)
         return EndpointRules()
 
-    async def story():
-        telling = Telling(notice, remembers=True, limits=Limits())
+    async def scenario():
+        telling = Telling(notice, use_response_cache=True, limits=Limits())
         telling.show("pair", 2)
-        server = MetadataServer(board=telling.board, backend=telling.backend, callers=telling.callers, rules_for=rules)
+        server = MetadataServer(
+            documents=telling.documents, backend=telling.backend, callers=telling.callers, rules_for=rules
+        )
         wire = InMemoryTransport(server.add_connection(Caller(attachment="at a", vm="a", is_loopback=True)))
         wire.send(asked)
         once = len(read)
@@ -371,10 +384,10 @@ def test_what_is_asked_again_is_not_read_again(notice, asked):
         assert len(read) == once > 0
         assert wire.received.count(b"HTTP/1.1 200 OK") == server.counters.responses_by_status[200] == 101
 
-    asyncio.run(story())
+    asyncio.run(scenario())
 
 
-def test_a_fault_of_one_vm_leaves_what_is_remembered_for_others(notice):
+def test_a_fault_of_one_vm_does_not_invalidate_the_cache_of_others(notice):
     """Neither when it is set or cleared, nor when what it has touched is written down."""
     read = []
 
@@ -384,9 +397,11 @@ def test_a_fault_of_one_vm_leaves_what_is_remembered_for_others(notice):
 
     fault = Fault(id="f1", kind=FaultKind.GONE, who="ann", set_at=0.0, name="b", vm="b", scope_id="pair")
 
-    async def story():
-        telling = Telling(notice, remembers=True, limits=Limits())
-        server = MetadataServer(board=telling.board, backend=telling.backend, callers=telling.callers, rules_for=rules)
+    async def scenario():
+        telling = Telling(notice, use_response_cache=True, limits=Limits())
+        server = MetadataServer(
+            documents=telling.documents, backend=telling.backend, callers=telling.callers, rules_for=rules
+        )
         wire, other = (
             InMemoryTransport(server.add_connection(Caller(attachment=f"at {vm}", vm=vm, is_loopback=True)))
             for vm in "ab"
@@ -406,4 +421,4 @@ def test_a_fault_of_one_vm_leaves_what_is_remembered_for_others(notice):
         other.send(get())
         assert re.findall(rb"HTTP/1.1 (\d+)", other.received) == [b"200", b"410", b"200"]
 
-    asyncio.run(story())
+    asyncio.run(scenario())

@@ -11,10 +11,10 @@ POLL = "/metadata/scheduledevents?api-version=2020-07-01"
 START = b'{"StartRequests":[{"EventId":"event-1"}]}'
 
 
-def test_a_poll_gets_the_document_of_the_callers_scope(play, notice):
+def test_a_poll_gets_the_document_of_the_callers_scope(run_scenario, notice):
     """Spec §2.1, §4.1, §7.2: every member of a scope sees all of it, nobody else does."""
 
-    async def story(world):
+    async def scenario(world):
         world.backend.show("pair", notice())
         for vm in ("a", "b"):
             reply = await world.ask(vm=vm)
@@ -24,26 +24,26 @@ def test_a_poll_gets_the_document_of_the_callers_scope(play, notice):
             assert reply.headers["content-length"] == str(len(reply.body))
         assert (await world.ask(vm="other")).body == b'{"DocumentIncarnation":1,"Events":[]}'
 
-    play(story)
+    run_scenario(scenario)
 
 
-def test_the_date_header_carries_lab_time(play):
+def test_the_date_header_carries_lab_time(run_scenario):
     """Spec §12: guests compute the time left as NotBefore − Date."""
 
-    async def story(world):
+    async def scenario(world):
         client = await world.connect()
         world.backend.at = 1_474_309_787.9
         assert (await client.ask()).headers["date"] == "Mon, 19 Sep 2016 18:29:47 GMT"
         world.backend.at += 3600
         assert (await client.ask()).headers["date"] == "Mon, 19 Sep 2016 19:29:47 GMT"
 
-    play(story)
+    run_scenario(scenario)
 
 
-def test_a_known_etag_gets_304_with_no_body_and_junk_gets_200(play, notice):
+def test_a_known_etag_gets_304_with_no_body_and_junk_gets_200(run_scenario, notice):
     """Spec §4.3."""
 
-    async def story(world):
+    async def scenario(world):
         client = await world.connect()
         tag = (await client.ask()).headers["etag"]
         same = await client.ask(If_None_Match=tag)
@@ -54,13 +54,13 @@ def test_a_known_etag_gets_304_with_no_body_and_junk_gets_200(play, notice):
         world.backend.show("pair", notice())
         assert (await client.ask(If_None_Match=tag)).status == 200
 
-    play(story)
+    run_scenario(scenario)
 
 
-def test_an_unknown_caller_gets_404_whatever_it_asks_and_is_sent_away(play):
+def test_an_unknown_caller_gets_404_for_every_path_and_is_disconnected(run_scenario):
     """Spec §2.7, §10: it learns nothing, and may be a VM by the time it comes back."""
 
-    async def story(world):
+    async def scenario(world):
         for target in (POLL, "/", "/metadata/instance?api-version=2021-02-01", "/metadata/versions"):
             client = await world.connect("nobody")
             reply = await client.ask(target)
@@ -68,52 +68,52 @@ def test_an_unknown_caller_gets_404_whatever_it_asks_and_is_sent_away(play):
             assert reply.headers["connection"] == "close"
             assert await client.is_closed()
 
-    play(story)
+    run_scenario(scenario)
 
 
-def test_a_vm_that_was_removed_is_unknown_on_its_open_connection_too(play):
+def test_a_vm_that_was_removed_is_unknown_on_its_open_connection_too(run_scenario):
     """Spec §10, first row."""
 
-    async def story(world):
+    async def scenario(world):
         client = await world.connect()
         assert (await client.ask()).status == 200
         world.backend.drop_scope("pair")
         assert (await client.ask()).status == 404
 
-    play(story)
+    run_scenario(scenario)
 
 
-def test_a_vm_reads_its_own_name_and_the_versions(play):
+def test_a_vm_reads_its_own_name_and_the_versions(run_scenario):
     """Spec §2.6."""
 
-    async def story(world):
+    async def scenario(world):
         client = await world.connect("b")
         name = await client.ask("/metadata/instance/compute/name?api-version=2021-02-01&format=text")
         assert (name.status, name.body) == (200, b"b")
         assert (await client.ask("/metadata/versions")).status == 200
 
-    play(story)
+    run_scenario(scenario)
 
 
-def test_a_location_serves_only_the_versions_it_is_set_to(play):
+def test_a_location_serves_only_its_configured_versions(run_scenario):
     """Spec §3: real regions have lagged behind one another."""
 
     def rules(location):
         return EndpointRules(versions=("2017-11-01",)) if location == "northeurope" else EndpointRules()
 
-    async def story(world):
+    async def scenario(world):
         assert (await world.ask(vm="a")).status == 200
         lagging = await world.ask(vm="other")
         assert lagging.status == 400
         assert b'"newest-versions":["2017-11-01"]' in lagging.body
 
-    play(story, rules=rules)
+    run_scenario(scenario, rules=rules)
 
 
-def test_an_approval_is_answered_once_it_is_durable(play, notice, request_bytes):
+def test_an_approval_is_answered_after_it_is_durable(run_scenario, notice, request_bytes):
     """Spec §5.2, §5.3: 200, empty, and not before the store has it."""
 
-    async def story(world):
+    async def scenario(world):
         world.backend.show("pair", notice())
         world.backend.is_open.clear()
         client = await world.connect("b")
@@ -125,26 +125,26 @@ def test_an_approval_is_answered_once_it_is_durable(play, notice, request_bytes)
         assert (reply.status, reply.body, reply.headers["content-length"]) == (200, b"", "0")
         assert world.backend.approved == [("b", ("EVENT-1",))]
 
-    play(story)
+    run_scenario(scenario)
 
 
-def test_an_approval_of_another_scopes_event_is_refused_by_name(play, notice):
+def test_an_approval_of_another_scopes_event_is_refused_by_name(run_scenario, notice):
     """Spec §5.2, §7.4, §10."""
 
-    async def story(world):
+    async def scenario(world):
         world.backend.show("pair", notice())
         reply = await world.ask(vm="other", method="POST", body=START)
         assert reply.status == 400
         assert reply.body == b'{ "error": "Bad request. Unknown EventId: EVENT-1" }'
         assert world.backend.approved == []
 
-    play(story)
+    run_scenario(scenario)
 
 
-def test_an_approval_goes_through_even_if_its_caller_hangs_up(play, notice, request_bytes):
+def test_an_approval_is_stored_even_if_the_client_disconnects(run_scenario, notice, request_bytes):
     """Spec §5.3: it was asked for whole."""
 
-    async def story(world):
+    async def scenario(world):
         world.backend.show("pair", notice())
         world.backend.is_open.clear()
         client = await world.connect()
@@ -155,13 +155,13 @@ def test_an_approval_goes_through_even_if_its_caller_hangs_up(play, notice, requ
         world.backend.is_open.set()
         await world.until(lambda: world.backend.approved == [("a", ("EVENT-1",))])
 
-    play(story)
+    run_scenario(scenario)
 
 
-def test_without_the_store_a_post_gets_503_and_polls_go_on_from_memory(play, notice):
+def test_without_the_store_a_post_gets_503_and_polls_are_still_answered(run_scenario, notice):
     """Spec §10, last but one row."""
 
-    async def story(world):
+    async def scenario(world):
         world.backend.show("pair", notice())
         world.backend.is_unavailable = True
         client = await world.connect()
@@ -172,49 +172,49 @@ def test_without_the_store_a_post_gets_503_and_polls_go_on_from_memory(play, not
         world.backend.is_unavailable = False
         assert (await client.ask(method="POST", body=START)).status == 200
 
-    play(story)
+    run_scenario(scenario)
 
 
-def test_too_many_requests_of_one_vm_are_throttled_and_its_neighbours_are_not(play):
+def test_the_rate_limit_applies_to_each_vm_separately(run_scenario):
     """Spec §8.5, §10."""
 
-    async def story(world):
+    async def scenario(world):
         client = await world.connect("a")
         assert (await client.ask()).status == 200
         throttled = await client.ask()
         assert (throttled.status, throttled.body) == (429, b"Throttle Result: Too Many Requests")
         assert (await world.ask(vm="b")).status == 200
 
-    # So few a second that no token comes back while the story is told.
-    play(story, limits=Limits(requests_per_s=0.001))
+    # So few a second that no token comes back while the scenario is told.
+    run_scenario(scenario, limits=Limits(requests_per_s=0.001))
 
 
 @pytest.mark.parametrize("method", ["PUT", "DELETE", "OPTIONS", "BREW", "get"])
-def test_another_verb_gets_the_vendors_xml(play, method):
+def test_an_unsupported_method_gets_azures_xml_error(run_scenario, method):
     """Spec §10, also for verbs that no HTTP library knows."""
 
-    async def story(world):
+    async def scenario(world):
         reply = await world.ask(method=method)
         assert reply.status == 400
         assert reply.headers["content-type"] == "text/xml; charset=utf-8"
         assert f"<Details>'{method}' is not a supported verb.</Details>".encode() in reply.body
 
-    play(story)
+    run_scenario(scenario)
 
 
-def test_head_gets_the_headers_of_its_refusal_only(play):
+def test_head_gets_only_the_headers_of_its_error(run_scenario):
     """Spec §10; 323 is the length met in the wild."""
 
-    async def story(world):
+    async def scenario(world):
         client = await world.connect()
         reply = await client.ask(method="HEAD")
         assert (reply.status, reply.headers["content-length"]) == (400, "323")
         assert (await client.ask()).status == 200
 
-    play(story)
+    run_scenario(scenario)
 
 
-def test_a_mistake_of_ours_is_a_plain_500_and_the_next_caller_is_served(play, caplog):
+def test_an_internal_error_is_a_plain_500_and_the_next_request_is_served(run_scenario, caplog):
     """No traceback leaves the house; the log has it."""
     mistakes = [ZeroDivisionError("a secret")]
 
@@ -223,7 +223,7 @@ def test_a_mistake_of_ours_is_a_plain_500_and_the_next_caller_is_served(play, ca
             raise mistakes.pop()
         return EndpointRules()
 
-    async def story(world):
+    async def scenario(world):
         client = await world.connect()
         reply = await client.ask()
         assert (reply.status, reply.body) == (500, b'{ "error": "Internal server error" }')
@@ -232,4 +232,4 @@ def test_a_mistake_of_ours_is_a_plain_500_and_the_next_caller_is_served(play, ca
         assert "VM 'a'" in caplog.text
         assert "a secret" in caplog.text
 
-    play(story, rules=rules)
+    run_scenario(scenario, rules=rules)

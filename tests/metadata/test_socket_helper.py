@@ -31,17 +31,17 @@ def helper(data: Path, port: int) -> Iterator[subprocess.Popen[str]]:
     with subprocess.Popen(line, env=environ, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as child:
         try:
             assert child.stdout is not None
-            assert "1 socket open, 0 waited for; handed over in" in child.stdout.readline()
+            assert "1 socket open, 0 not yet; passed to the service in" in child.stdout.readline()
             yield child
         finally:
             child.kill()
 
 
-def test_a_service_waits_for_its_helper_says_so_once_and_is_served_by_any_that_comes(tmp_path: Path) -> None:
+def test_a_service_waits_for_its_socket_helper_and_logs_that_once(tmp_path: Path) -> None:
     with ServiceProcess(
         data=tmp_path, fleet=FLEET, command="serve", environment={"FOREWARN_SOCKETS": "helper"}
     ) as service:
-        told = "nobody hands over sockets at"
+        told = "the socket helper is not running at"
         eventually(lambda: told in service.log.read_text())
         for _ in range(2):
             with helper(tmp_path, service.port) as child:
@@ -59,7 +59,7 @@ def is_open(service: ServiceProcess) -> bool:
     return opened
 
 
-def test_a_vm_that_the_fleet_does_not_have_stops_the_start(tmp_path: Path) -> None:
+def test_a_listener_for_an_unknown_vm_stops_the_start(tmp_path: Path) -> None:
     config = tmp_path / "forewarn.toml"
     config.write_text(
         '[[listeners]]\nby = "device"\ndevice = "lo"\naddress = "127.0.0.1"\nport = 8000\nvm = "web-7"\n',
@@ -74,13 +74,16 @@ def test_a_vm_that_the_fleet_does_not_have_stops_the_start(tmp_path: Path) -> No
     ) in done.stderr
 
 
-def test_a_helper_wants_the_directory_of_the_service(tmp_path: Path) -> None:
+def test_the_socket_helper_needs_the_data_directory_of_the_service(tmp_path: Path) -> None:
     done = run_forewarn(tmp_path / "none", "sockets", environment={"FOREWARN_LISTEN": "127.0.0.1:8000"})
     assert (done.returncode, done.stdout) == (2, "")
-    assert f"data directory '{tmp_path}/none' is not there: make it, for the user the service runs as" in done.stderr
+    assert (
+        f"data directory '{tmp_path}/none' does not exist: create it, for the user that the service runs as"
+        in done.stderr
+    )
 
 
-def test_a_helper_that_finds_a_port_in_use_says_so(tmp_path: Path) -> None:
+def test_the_socket_helper_names_a_port_that_is_in_use(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         done = run_forewarn(tmp_path, "sockets", environment={"FOREWARN_LISTEN": f"127.0.0.1:{port}"})
@@ -88,8 +91,8 @@ def test_a_helper_that_finds_a_port_in_use_says_so(tmp_path: Path) -> None:
     assert f"cannot listen on 127.0.0.1:{port}: 127.0.0.1:{port} is in use by another program" in done.stderr
 
 
-def test_more_sockets_than_fit_on_the_way_arrive_in_order() -> None:
-    async def story() -> None:
+def test_many_passed_sockets_arrive_in_order() -> None:
+    async def scenario() -> None:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with ours, theirs, socket.create_server(("127.0.0.1", 0)) as listening:
             ours.setblocking(False)
@@ -112,10 +115,10 @@ def test_more_sockets_than_fit_on_the_way_arrive_in_order() -> None:
             assert await receive_packet(theirs) is None
             await sending
 
-    asyncio.run(story())
+    asyncio.run(scenario())
 
 
-def test_what_is_not_there_yet_is_waited_for_and_what_can_never_be_stops_the_start() -> None:
+def test_listeners_wait_for_devices_addresses_and_namespaces_that_do_not_exist_yet() -> None:
     port = free_port()
     here = ListenerSpec(identify_by=IdentifyBy.SOURCE, address="127.0.0.1", port=port)
     # TEST-NET-1 (RFC 5737) is no machine's own.
@@ -126,9 +129,9 @@ def test_what_is_not_there_yet_is_waited_for_and_what_can_never_be_stops_the_sta
     opened = porter.open_all()
     assert [found.spec for found in opened] == [here]
     assert porter.waiting == {
-        elsewhere: "the address 192.0.2.1 is not one of this machine's",
+        elsewhere: "this machine does not have the address 192.0.2.1",
         tap: "device 'nosuchtap': No such device",
-        inside: "there is no network namespace '/run/netns/no-such-namespace'",
+        inside: "network namespace '/run/netns/no-such-namespace' does not exist",
     }
     assert porter.refresh() == []
     porter.close()

@@ -24,8 +24,8 @@ def no_more_files() -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
-def test_a_helper_that_had_too_many_files_open_hands_over_again(tmp_path: Path) -> None:
-    async def story() -> None:
+def test_the_socket_helper_recovers_from_too_many_open_files(tmp_path: Path) -> None:
+    async def scenario() -> None:
         entrance = ListenerSpec(identify_by=IdentifyBy.SOURCE, address="127.0.0.1")
         shelf = SocketDistributor()
         with socket.create_server(("127.0.0.1", 0)) as served:
@@ -45,7 +45,7 @@ def test_a_helper_that_had_too_many_files_open_hands_over_again(tmp_path: Path) 
                 receiving.cancel()
                 await asyncio.gather(receiving, return_exceptions=True)
 
-    asyncio.run(story())
+    asyncio.run(scenario())
 
 
 def _door(path: Path) -> socket.socket:

@@ -174,7 +174,7 @@ class World:
         program = Program(host, data, "sockets", "--config", str(self.place / "forewarn.toml"))
         self._stack.callback(program.kill)
         program.start()
-        eventually(lambda: "handed over in" in program.output(), START_TIMEOUT_S)
+        eventually(lambda: "passed to the service in" in program.output(), START_TIMEOUT_S)
         return program
 
 

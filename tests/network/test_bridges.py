@@ -148,5 +148,5 @@ def test_under_guard_a_vm_that_claims_the_metadata_address_is_heard_by_nobody(wo
 
 def test_without_tcp_fwmark_accept_a_listener_by_mark_is_refused_with_what_to_do(world, bridge):
     bridge.host.sysctl(tcp_fwmark_accept=0)
-    with pytest.raises(AssertionError, match=r"marks do not reach connections: say `sysctl -w net.ipv4.tcp_fwmark_acc"):
+    with pytest.raises(AssertionError, match=r"the kernel does not mark connections: run `sysctl -w net"):
         world.service(bridge.host, FLEET, MARKS)

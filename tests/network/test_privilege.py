@@ -70,7 +70,7 @@ def test_the_service_goes_on_without_its_helper_and_takes_over_from_a_new_one(pa
     helper.kill()
     assert [vm.ask() for vm in vms] == [(200, "web-0"), (200, "web-1")]
     helper.start()
-    eventually(lambda: "handed over in" in helper.output())
+    eventually(lambda: "passed to the service in" in helper.output())
     for _ in range(5):
         assert [vm.ask() for vm in vms] == [(200, "web-0"), (200, "web-1")]
     assert helper.stop() == 0
@@ -114,4 +114,4 @@ def test_a_second_helper_is_refused(world, pair):
         [*line, "sockets", "--config", config], capture_output=True, text=True, check=False, cwd="/", timeout=60
     )
     assert done.returncode == 2
-    assert "another `forewarn sockets` hands over at" in done.stderr
+    assert "another `forewarn sockets` is running at" in done.stderr

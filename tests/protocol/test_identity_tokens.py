@@ -183,7 +183,7 @@ def test_the_error_for_an_unknown_resource_lists_the_accepted_ones() -> None:
         400,
         "invalid_resource",
         "Nobody here takes a token for 'https://vault.azure.net': "
-        "read for one of https://management.azure.com, https://localhost:8443",
+        "ask for one of https://management.azure.com, https://localhost:8443",
     )
 
 

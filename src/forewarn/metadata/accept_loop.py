@@ -20,33 +20,34 @@ from forewarn.metadata.server_state import ServerState
 
 _log = logging.getLogger(__name__)
 
-_ACCEPTS_PER_TURN = 32  # before those who are inside have theirs
-_FIRST_READ_BYTES = 4 * MAX_CACHED_REQUEST_BYTES  # at first; little enough to be fed at once
-_DEFER_ACCEPT_S = 1  # a caller that says nothing is shown to us a second late
+_ACCEPTS_PER_TURN = 32  # so that open connections are served in between
+_FIRST_READ_BYTES = 4 * MAX_CACHED_REQUEST_BYTES  # small enough to parse in one step
+_DEFER_ACCEPT_S = 1  # the kernel delays a connection without data by this much
 _OUT_OF_RESOURCES = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM}
 _ACCEPT_PAUSE_S = 1.0
 
 
 class AcceptLoop:
-    """One listening socket, from `open` to `close`."""
+    """Accepts the connections of one listening socket, from `start` to `stop`."""
 
-    def __init__(self, hall: ServerState, callers: CallerDirectory, listener: VmListener, sock: socket.socket) -> None:
-        self._state, self._callers, self._sock = hall, callers, sock
+    def __init__(self, state: ServerState, callers: CallerDirectory, listener: VmListener, sock: socket.socket) -> None:
+        self._state, self._callers, self._sock = state, callers, sock
         self._strategy, self._is_loopback = listener.strategy, listener.is_loopback
         self._pause_timer: asyncio.TimerHandle | None = None
         self._attaching: set[asyncio.Task[None]] = set()
 
     def start(self) -> None:
+        """Start to listen and to accept on the event loop."""
         self._sock.setblocking(False)
         self._sock.listen(LISTEN_BACKLOG)
         option = getattr(socket, "TCP_DEFER_ACCEPT", None)
         if option is not None:
-            # Who has connected has spoken then, so that there is something to read (Linux).
+            # On Linux a connection is accepted when its first request has arrived.
             self._sock.setsockopt(socket.IPPROTO_TCP, option, _DEFER_ACCEPT_S)
         self._state.loop.add_reader(self._sock.fileno(), self._accept_batch)
 
     async def stop(self) -> None:
-        """Meet nobody any more; whoever was met is inside on return."""
+        """Accept no more connections and close the socket; accepted ones have their transport on return."""
         if self._pause_timer is not None:
             self._pause_timer.cancel()
         self._state.loop.remove_reader(self._sock.fileno())
@@ -64,18 +65,18 @@ class AcceptLoop:
                 if error.errno in _OUT_OF_RESOURCES:
                     self._pause_accepting(error)
                     return
-                continue  # it hung up while it waited
+                continue  # the client closed the connection before it was accepted
             try:
                 self._serve_accepted(sock, peer)
             except OSError:
-                sock.close()  # the caller's doing: it has reset the connection
+                sock.close()  # the client has reset the connection
             except Exception:
                 sock.close()
-                _log.exception("a caller met a mistake of ours and was hung up on")
+                _log.exception("a new connection failed with an internal error and was closed")
 
     def _pause_accepting(self, error: OSError) -> None:
-        """Callers wait in the backlog until there is room for them."""
-        _log.warning("no room for further connections (%s): trying again in %g s", error.strerror, _ACCEPT_PAUSE_S)
+        """Connections wait in the backlog meanwhile."""
+        _log.warning("cannot accept more connections (%s): trying again in %g s", error.strerror, _ACCEPT_PAUSE_S)
         self._state.loop.remove_reader(self._sock.fileno())
         self._pause_timer = self._state.loop.call_later(_ACCEPT_PAUSE_S, self._resume_accepting)
 
@@ -83,9 +84,9 @@ class AcceptLoop:
         self._state.loop.add_reader(self._sock.fileno(), self._accept_batch)
 
     def _serve_accepted(self, sock: socket.socket, peer: PeerAddress) -> None:
-        place = self._strategy.attachment(sock, peer)
-        vm = self._callers.vm_at(place)
-        is_local = is_loopback_peer(self._strategy, peer)
+        attachment = self._strategy.attachment(sock, peer)
+        vm = self._callers.vm_at(attachment)
+        from_loopback = is_loopback_peer(self._strategy, peer)
         if not self._state.admit_connection(vm):
             sock.close()
             return
@@ -94,20 +95,20 @@ class AcceptLoop:
         except BlockingIOError:
             data = b""
 
-        rest = b""
-        answers = self._state.response_cache.responses_for(vm, self._is_loopback, is_local)
-        answer = answers.get(data) if answers else None
-        if answer is not None:
-            raw, data = self._state.response_cache.serve_hit(answer), b""
+        unsent = b""
+        cached = self._state.response_cache.responses_for(vm, self._is_loopback, from_loopback)
+        entry = cached.get(data) if cached else None
+        if entry is not None:
+            raw, data = self._state.response_cache.serve_hit(entry), b""
             sent = sock.send(raw, socket.MSG_DONTWAIT)
-            if sent == len(raw) and not answer.keep_alive:
+            if sent == len(raw) and not entry.keep_alive:
                 sock.close()
                 return
-            rest = raw[sent:]
-        caller = Caller(attachment=place, vm=vm, is_loopback=self._is_loopback, from_loopback=is_local)
-        keep_alive = answer is None or answer.keep_alive
+            unsent = raw[sent:]
+        caller = Caller(attachment=attachment, vm=vm, is_loopback=self._is_loopback, from_loopback=from_loopback)
+        keep_alive = entry is None or entry.keep_alive
         self._start_connection(
-            sock, MetadataConnection(self._state, caller, heard=data, unsaid=rest, keep_alive=keep_alive)
+            sock, MetadataConnection(self._state, caller, received=data, unsent=unsent, keep_alive=keep_alive)
         )
 
     def _start_connection(self, sock: socket.socket, connection: MetadataConnection) -> None:

@@ -1,6 +1,6 @@
 """Thousands of timeouts behind one event loop timer, each rounded up to a fixed resolution.
 
-One timer per connection would be most of the memory and of the cost of an idle connection. Callbacks that are due at
+A timer of its own would be most of the memory and of the cost of an idle connection. Callbacks that are due at
 the same time run in batches, so that other requests are not delayed.
 """
 
@@ -14,39 +14,42 @@ from typing import Generic, TypeVar
 
 _log = logging.getLogger(__name__)
 
-_CALLBACKS_PER_TURN = 200  # more would make other polls wait
+_CALLBACKS_PER_TURN = 200  # more would delay other polls
 
 T = TypeVar("T")
 
 
 class CoarseTimers(Generic[T]):
-    def __init__(self, loop: asyncio.AbstractEventLoop, *, grain_s: float, call: Callable[[T], None]) -> None:
-        self._loop, self._resolution_s, self._callback = loop, grain_s, call
+    """Calls one callback for each scheduled item, at most `resolution_s` after its time. Hashable items."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, *, resolution_s: float, callback: Callable[[T], None]) -> None:
+        self._loop, self._resolution_s, self._callback = loop, resolution_s, callback
         self._slots: dict[int, dict[T, None]] = {}
-        self._slot_heap: list[int] = []  # a heap of all slots, and of some that are gone
+        self._slot_heap: list[int] = []  # all slots, and some that were canceled
         self._timer: asyncio.TimerHandle | None = None
 
-    def schedule(self, at: float, whom: T) -> int:
-        """Call them at this moment of the loop's time; gives what `drop` needs."""
+    def schedule(self, at: float, item: T) -> int:
+        """Call back for the item at this loop time; returns the slot, which `cancel` needs."""
         slot = int(at / self._resolution_s) + 1
-        names = self._slots.get(slot)
-        if names is None:
-            names = self._slots[slot] = {}
+        items = self._slots.get(slot)
+        if items is None:
+            items = self._slots[slot] = {}
             heappush(self._slot_heap, slot)
             if self._slot_heap[0] == slot:
                 self._restart_timer()
-        names[whom] = None
+        items[item] = None
         return slot
 
-    def cancel(self, slot: int, whom: T) -> None:
-        names = self._slots.get(slot)
-        if names is not None:
-            names.pop(whom, None)
-            if not names:
+    def cancel(self, slot: int, item: T) -> None:
+        """Do not call back for the item; does nothing if it is not in the slot."""
+        items = self._slots.get(slot)
+        if items is not None:
+            items.pop(item, None)
+            if not items:
                 del self._slots[slot]
 
     def _next_slot(self) -> int | None:
-        """The first slot that somebody is in."""
+        """The earliest slot that has items."""
         while self._slot_heap and self._slot_heap[0] not in self._slots:
             heappop(self._slot_heap)
         return self._slot_heap[0] if self._slot_heap else None
@@ -59,24 +62,24 @@ class CoarseTimers(Generic[T]):
             self._timer = self._loop.call_at(slot * self._resolution_s, self._fire_due)
 
     def _fire_due(self) -> None:
-        latest, left = self._loop.time() / self._resolution_s, _CALLBACKS_PER_TURN
+        latest, budget = self._loop.time() / self._resolution_s, _CALLBACKS_PER_TURN
         while (slot := self._next_slot()) is not None and slot <= latest:
-            left = self._fire_slot(slot, left)
-            if not left:
+            budget = self._fire_slot(slot, budget)
+            if not budget:
                 self._loop.call_soon(self._fire_due)
                 return
         self._restart_timer()
 
-    def _fire_slot(self, slot: int, left: int) -> int:
-        """So many at most; gives how many more there may be. Who is dropped before their turn is not called."""
-        names = self._slots[slot]
-        while names and left:
-            left -= 1
-            whom, _ = names.popitem()
+    def _fire_slot(self, slot: int, budget: int) -> int:
+        """Run at most `budget` callbacks and return the rest of it. A callback may cancel later items."""
+        items = self._slots[slot]
+        while items and budget:
+            budget -= 1
+            item, _ = items.popitem()
             try:
-                self._callback(whom)
+                self._callback(item)
             except Exception:
-                _log.exception("a mistake of ours: what was due for %r is left undone", whom)
-        if not names and self._slots.get(slot) is names:
+                _log.exception("the timer of %r failed with an internal error", item)
+        if not items and self._slots.get(slot) is items:
             del self._slots[slot]
-        return left
+        return budget

@@ -33,15 +33,19 @@ from forewarn.protocol.responses import request_timeout
 
 _log = logging.getLogger(__name__)
 
-_REQUESTS_PER_TURN = 64  # of one caller, before others have theirs
-_MAX_LINGER_BYTES = 1024 * 1024  # that a refused caller may still send before we stop being polite
+_REQUESTS_PER_TURN = 64  # of one connection, before others are served
+_MAX_LINGER_BYTES = 1024 * 1024  # that a refused client may still send before the connection is aborted
 _NO_RESPONSES: CachedResponses = {}
 
 
 class MetadataConnection(asyncio.Protocol):
-    """At rest, or busy with one request: held (`_hold`), in work at the house (`_in_work`), or in drips (`_pour`)."""
+    """The asyncio protocol of one client connection.
 
-    __slots__ = (  # there are thousands of them, nearly all at rest
+    It is idle, or busy with one request: the response is held (`_held`), waits for the backend (`_is_pending`), or
+    its body is written slowly (`_slow_body`).
+    """
+
+    __slots__ = (  # there are thousands of connections, nearly all idle
         "_cacheable_request",
         "_cached",
         "_cached_when_idle",
@@ -71,34 +75,33 @@ class MetadataConnection(asyncio.Protocol):
     )
 
     def __init__(
-        self, hall: ServerState, caller: Caller, *, heard: bytes = b"", unsaid: bytes = b"", keep_alive: bool = True
+        self, state: ServerState, caller: Caller, *, received: bytes = b"", unsent: bytes = b"", keep_alive: bool = True
     ) -> None:
-        """`heard` was read before the connection came here; `unsaid` is the rest of an answer that was begun."""
+        """`received` was read by the accept loop; `unsent` is the rest of a response that it has begun to send."""
         self.caller = caller
-        self._state = hall
+        self._state = state
         self._transport: asyncio.Transport
         self._is_connected = False  # there is a transport
-        self._cached: CachedResponses = _NO_RESPONSES  # what is remembered for this caller
-        self._cached_when_idle: CachedResponses = _NO_RESPONSES  # the same while we are at rest, else nothing
-        self._cacheable_request = (
-            heard if 0 < len(heard) <= MAX_CACHED_REQUEST_BYTES else None
-        )  # perhaps one whole request, and all there is
-        self._unsent = unsaid
-        self._parser = RequestParser(hall.limits)
-        self._parser.feed(heard)
+        self._cached: CachedResponses = _NO_RESPONSES  # cached for this caller
+        self._cached_when_idle: CachedResponses = _NO_RESPONSES  # the same while the connection is idle, else empty
+        # All unparsed bytes, if they may be exactly one request.
+        self._cacheable_request = received if 0 < len(received) <= MAX_CACHED_REQUEST_BYTES else None
+        self._unsent = unsent
+        self._parser = RequestParser(state.limits)
+        self._parser.feed(received)
         self._held: HeldResponse | None = None
         self._is_pending = False
         self._slow_body: SlowBodyWriter | None = None
         self._keep_alive = keep_alive
         self._is_http10 = False
-        self._category: RequestCategory = OTHER_REQUEST  # of the request in work
+        self._category: RequestCategory = OTHER_REQUEST  # of the current request
         self._writes_paused = self._reads_paused = self._has_eof = self._is_closing = False
         self._discarded_bytes = 0
-        self._next_batch: asyncio.Handle | None = None  # there is more to do, when others have had their turn
-        self._idle_since = hall.loop.time()
-        self._request_timer: asyncio.TimerHandle | None = None  # of a request that is not whole
-        self._hold_slot = self._idle_slot = 0  # in the hall's timetables
-        self._close_timer: asyncio.TimerHandle | None = None  # of one that is closing
+        self._next_batch: asyncio.Handle | None = None  # more requests, after other connections were served
+        self._idle_since = state.loop.time()
+        self._request_timer: asyncio.TimerHandle | None = None  # of an incomplete request
+        self._hold_slot = self._idle_slot = 0  # in the timers of the state
+        self._close_timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport, self._is_connected = cast(asyncio.Transport, transport), True
@@ -110,51 +113,51 @@ class MetadataConnection(asyncio.Protocol):
             or _NO_RESPONSES
         )
         if self._unsent or self._parser.buffered_bytes:
-            # Not here: uvloop starts to read afterwards, whatever was said about that.
+            # Not now: uvloop starts to read after connection_made, even if reading was paused here.
             self._next_batch = self._state.loop.call_soon(self._start_processing)
         else:
             self._cached_when_idle = self._cached
 
     def data_received(self, data: bytes) -> None:
-        answer = self._cached_when_idle.get(data)
-        if answer is None:
+        entry = self._cached_when_idle.get(data)
+        if entry is None:
             self._receive(data)
             return
-        hall = self._state
-        self._transport.write(hall.serve_hit(answer))
-        self._idle_since = hall.time()
-        if not answer.keep_alive:
+        state = self._state
+        self._transport.write(state.serve_hit(entry))
+        self._idle_since = state.time()
+        if not entry.keep_alive:
             self._close(linger=False)
 
     def _receive(self, data: bytes) -> None:
         if self._is_closing:
             self._count_discarded(len(data))
             return
-        is_fresh = self._is_idle and len(data) <= MAX_CACHED_REQUEST_BYTES
-        if is_fresh and self._adopt_shared_cache(data):
+        is_cacheable = self._is_idle and len(data) <= MAX_CACHED_REQUEST_BYTES
+        if is_cacheable and self._adopt_shared_cache(data):
             self.data_received(data)
             return
-        self._cacheable_request = data if is_fresh else None
+        self._cacheable_request = data if is_cacheable else None
         self._cached_when_idle = _NO_RESPONSES
         self._parser.feed(data)
         self._process_requests()
 
     def _adopt_shared_cache(self, data: bytes) -> bool:
-        """Whether the same was asked on another connection since something changed: the answer is at hand then."""
-        caller, hall = self.caller, self._state
-        known = hall.response_cache.responses_for(caller.vm, caller.is_loopback, caller.from_loopback)
-        if known is None or data not in known or not hall.responder.is_known(caller):
+        """Use the cache that another connection has filled since a change; False if it lacks this request."""
+        caller, state = self.caller, self._state
+        cached = state.response_cache.responses_for(caller.vm, caller.is_loopback, caller.from_loopback)
+        if cached is None or data not in cached or not state.responder.is_known(caller):
             return False
-        self._cached = self._cached_when_idle = known
+        self._cached = self._cached_when_idle = cached
         return True
 
     def eof_received(self) -> bool:
-        """A caller that only stopped sending still gets its answers."""
+        """Answer the requests received so far: a client may close only its sending side."""
         if self._is_closing:
             return False
         self._has_eof = True
         if self._held is not None and self._held.scope_id:
-            self._resume_held(over=True)  # whoever hung up looks the same from here, and should not be kept
+            self._resume_held(expired=True)  # a client that closed both sides looks the same: do not hold it
         else:
             self._process_requests()
         return True
@@ -183,26 +186,31 @@ class MetadataConnection(asyncio.Protocol):
             self._close(linger=False)
 
     def wake(self) -> None:
+        """Answer a held poll, because the document of its scope has changed."""
         if self._held is not None and self._held.scope_id:
-            self._resume_held(over=False)
+            self._resume_held(expired=False)
 
     def on_hold_timeout(self) -> None:
-        self._resume_held(over=True)
+        """Answer the held request, because its time is over."""
+        self._resume_held(expired=True)
 
     def drain(self) -> None:
+        """Finish the current response at once and close; process no further request."""
         if self._held is not None:
-            self._resume_held(over=True)
+            self._resume_held(expired=True)
         elif self._slow_body is not None:
             self._slow_body.finish()
         elif self._can_take_request and not self._parser.has_partial_request and not self._unsent:
             self._close(linger=False)
 
     def abort(self) -> None:
+        """Close at once, without sending buffered data."""
         self._stop_processing()
         self._transport.abort()
 
     @property
     def buffered_bytes(self) -> int:
+        """The bytes that wait to be parsed or sent."""
         unread = self._transport.get_write_buffer_size() if self._is_connected else 0
         return self._parser.buffered_bytes + len(self._unsent) + unread
 
@@ -215,16 +223,16 @@ class MetadataConnection(asyncio.Protocol):
         return self._can_take_request and self._next_batch is None and not self._parser.has_partial_request
 
     def _start_processing(self) -> None:
-        """Go on where whoever met the caller stopped."""
+        """Continue where the accept loop stopped: send the rest of its response, then process requests."""
         self._next_batch = None
-        unsaid, self._unsent = self._unsent, b""
-        if unsaid and not self._is_closing:
-            self._transport.write(unsaid)
+        unsent, self._unsent = self._unsent, b""
+        if unsent and not self._is_closing:
+            self._transport.write(unsent)
             self._finish_response(linger=False)
         self._process_requests()
 
     def _process_requests(self) -> None:
-        """Take the next requests, if there are any and the earlier ones are answered."""
+        """Process buffered requests if the previous ones are answered, and update the idle state."""
         try:
             if self._next_batch is None and (self._parser.has_partial_request or self._has_eof):
                 self._process_batch()
@@ -245,18 +253,18 @@ class MetadataConnection(asyncio.Protocol):
         self._process_requests()
 
     def _process_one(self) -> bool:
-        taken = self._parser.next_request()
-        if taken is None:
+        parsed = self._parser.next_request()
+        if parsed is None:
             self._wait_for_data()
             return False
         if self._request_timer is not None:
             self._request_timer.cancel()
             self._request_timer = None
-        if isinstance(taken, RefusedRequest):
+        if isinstance(parsed, RefusedRequest):
             self._category = OTHER_REQUEST
-            self._refuse_and_close(taken.response)
+            self._refuse_and_close(parsed.response)
             return False
-        self._handle_request(taken)
+        self._handle_request(parsed)
         return True
 
     def _wait_for_data(self) -> None:
@@ -268,50 +276,50 @@ class MetadataConnection(asyncio.Protocol):
         if self._parser.has_partial_request and self._request_timer is None:
             self._request_timer = self._state.loop.call_later(self._state.limits.request_s, self._on_request_timeout)
 
-    def _handle_request(self, whole: ParsedRequest) -> None:
+    def _handle_request(self, parsed: ParsedRequest) -> None:
         self._state.counters.requests += 1
-        self._is_http10 = whole.is_http10
+        self._is_http10 = parsed.is_http10
         is_known = self._state.responder.is_known(self.caller)
-        self._category = request_category(whole.request) if is_known else UNKNOWN_CALLER_REQUEST
-        # A stranger may be a VM by the time it connects again.
-        self._keep_alive = whole.keep_alive and is_known
-        answer = self._state.responder.respond(self.caller, whole.request)
-        fresh, self._cacheable_request = self._cacheable_request, None
-        if fresh is not None and not self._parser.buffered_bytes and isinstance(answer, HttpResponse):
-            self._cache_response(fresh, whole.request, answer)
-        self._deliver(answer)
+        self._category = request_category(parsed.request) if is_known else UNKNOWN_CALLER_REQUEST
+        # Close the connection of an unknown caller: the next one may be identified as a VM.
+        self._keep_alive = parsed.keep_alive and is_known
+        response = self._state.responder.respond(self.caller, parsed.request)
+        request_bytes, self._cacheable_request = self._cacheable_request, None
+        if request_bytes is not None and not self._parser.buffered_bytes and isinstance(response, HttpResponse):
+            self._cache_response(request_bytes, parsed.request, response)
+        self._deliver(response)
 
-    def _cache_response(self, raw: bytes, request: HttpRequest, answer: HttpResponse) -> None:
-        lasting = self._state.responder.cacheable_view(self.caller, request)
-        if lasting is None:
+    def _cache_response(self, request_bytes: bytes, request: HttpRequest, response: HttpResponse) -> None:
+        cacheable = self._state.responder.cacheable_view(self.caller, request)
+        if cacheable is None:
             return
-        view, version = lasting
+        view, version = cacheable
         self._cached = self._state.response_cache.add(
-            raw,
+            request_bytes,
             self.caller,
             view,
             version=version,
-            dated=self._state.writer.prepare(answer, keep_alive=self._keep_alive, is_old=self._is_http10),
+            prepared=self._state.writer.prepare(response, keep_alive=self._keep_alive, is_http10=self._is_http10),
             keep_alive=self._keep_alive,
-            status=answer.status,
-            sort=self._category,
-            agent=user_agent_of(request),
+            status=response.status,
+            category=self._category,
+            user_agent=user_agent_of(request),
         )
 
-    def _deliver(self, answer: AnyResponse) -> None:
-        while isinstance(answer, HeldResponse) and (self._state.is_draining or (self._has_eof and answer.scope_id)):
-            answer = answer.resume(True)
-        if isinstance(answer, HttpResponse):
-            self._write_response(answer)
-        elif isinstance(answer, HeldResponse):
-            self._start_hold(answer)
-        elif isinstance(answer, SlowResponse):
-            self._start_slow_body(answer)
-        elif isinstance(answer, ResetConnection):
+    def _deliver(self, response: AnyResponse) -> None:
+        while isinstance(response, HeldResponse) and (self._state.is_draining or (self._has_eof and response.scope_id)):
+            response = response.resume(True)
+        if isinstance(response, HttpResponse):
+            self._write_response(response)
+        elif isinstance(response, HeldResponse):
+            self._start_hold(response)
+        elif isinstance(response, SlowResponse):
+            self._start_slow_body(response)
+        elif isinstance(response, ResetConnection):
             self._reset()
         else:
             self._is_pending = True
-            self._state.run_pending(answer, self._on_pending_done)
+            self._state.run_pending(response, self._on_pending_done)
 
     def _reset(self) -> None:
         self._state.counters.answered[self._category, RESET_STATUS] += 1
@@ -322,36 +330,36 @@ class MetadataConnection(asyncio.Protocol):
     def _on_pending_done(self, task: asyncio.Task[FinishResponse]) -> None:
         self._is_pending = False
         try:
-            rest = task.result()
+            finish_response = task.result()
             if not self._is_closing:
-                self._deliver(rest())
+                self._deliver(finish_response())
         except asyncio.CancelledError:
             self.abort()
         except Exception:
             self._send_internal_error()
         self._process_requests()
 
-    def _start_hold(self, hold: HeldResponse) -> None:
-        self._held = hold
+    def _start_hold(self, held: HeldResponse) -> None:
+        self._held = held
         self._state.counters.held += 1
-        self._hold_slot = self._state.hold_timers.schedule(hold.until, self)
-        if hold.scope_id:
-            self._state.documents.add_waiter(hold.scope_id, self)
+        self._hold_slot = self._state.hold_timers.schedule(held.until, self)
+        if held.scope_id:
+            self._state.documents.add_waiter(held.scope_id, self)
 
     def _end_hold(self) -> HeldResponse | None:
-        hold, self._held = self._held, None
-        if hold is not None:
+        held, self._held = self._held, None
+        if held is not None:
             self._state.counters.held -= 1
-            self._state.documents.remove_waiter(hold.scope_id, self)
+            self._state.documents.remove_waiter(held.scope_id, self)
             self._state.hold_timers.cancel(self._hold_slot, self)
-        return hold
+        return held
 
-    def _resume_held(self, over: bool) -> None:
-        hold = self._end_hold()
-        if hold is None or self._is_closing:
+    def _resume_held(self, expired: bool) -> None:
+        held = self._end_hold()
+        if held is None or self._is_closing:
             return
         try:
-            self._deliver(hold.resume(over))
+            self._deliver(held.resume(expired))
         except Exception:
             self._send_internal_error()
         self._process_requests()
@@ -363,17 +371,19 @@ class MetadataConnection(asyncio.Protocol):
     def _response_bytes(self, response: HttpResponse) -> bytes:
         self._keep_alive = self._keep_alive and not self._state.is_draining
         self._state.counters.answered[self._category, response.status] += 1
-        return self._state.writer.bytes_for(response, keep_alive=self._keep_alive, is_old=self._is_http10)
+        return self._state.writer.bytes_for(response, keep_alive=self._keep_alive, is_http10=self._is_http10)
 
     def _finish_response(self, *, linger: bool) -> None:
         self._idle_since = self._state.loop.time()
         if not self._keep_alive or self._state.is_draining:
             self._close(linger=linger or self._parser.buffered_bytes > 0)
 
-    def _start_slow_body(self, drip: SlowResponse) -> None:
-        raw = self._response_bytes(drip.response)
+    def _start_slow_body(self, slow: SlowResponse) -> None:
         self._slow_body = SlowBodyWriter(
-            write=self._transport.write, raw=raw, take_s=drip.duration_s, done=self._on_slow_body_done
+            write=self._transport.write,
+            response_bytes=self._response_bytes(slow.response),
+            duration_s=slow.duration_s,
+            on_done=self._on_slow_body_done,
         )
         if self._state.is_draining:
             self._slow_body.finish()
@@ -388,7 +398,7 @@ class MetadataConnection(asyncio.Protocol):
         self._write_response(response, linger=True)
 
     def _send_internal_error(self) -> None:
-        _log.exception("a request of VM %r met a mistake of ours and was answered 500", self.caller.vm)
+        _log.exception("a request of VM %r failed with an internal error", self.caller.vm)
         if not self._is_closing:
             self._refuse_and_close(INTERNAL_ERROR_RESPONSE)
 
@@ -399,6 +409,7 @@ class MetadataConnection(asyncio.Protocol):
             self._refuse_and_close(request_timeout())
 
     def check_idle(self) -> None:
+        """Close the connection if it was idle for too long, else schedule the next check."""
         idle_s, now = self._state.limits.idle_s, self._state.time()
         is_busy = (
             self._is_pending or self._held is not None or self._slow_body is not None or self._request_timer is not None
@@ -412,35 +423,35 @@ class MetadataConnection(asyncio.Protocol):
             self._close(linger=False)
 
     def _update_reading(self) -> None:
-        """Read no further while answers are not read, or while more waits than one request's head may have."""
-        waits = self._writes_paused or self._parser.buffered_bytes > self._state.limits.head_bytes
-        if self._is_closing or self._has_eof or waits == self._reads_paused:
+        """Pause reading while the client does not read responses, or while a full head waits to be parsed."""
+        must_pause = self._writes_paused or self._parser.buffered_bytes > self._state.limits.head_bytes
+        if self._is_closing or self._has_eof or must_pause == self._reads_paused:
             return
-        self._reads_paused = waits
-        if waits:
+        self._reads_paused = must_pause
+        if must_pause:
             self._transport.pause_reading()
         else:
             self._transport.resume_reading()
 
     def _close(self, *, linger: bool) -> None:
-        """With `linger` we go on listening for a while: closing on unread bytes would take our last answer back."""
+        """With `linger`, keep reading for a while: closing with unread bytes would discard the last response."""
         self._stop_processing()
         self._state.idle_timers.cancel(self._idle_slot, self)
         if self._close_timer is not None:
             self._close_timer.cancel()
         if not linger or self._has_eof:
             self._transport.close()
-            patience_s = self._state.limits.idle_s
+            timeout_s = self._state.limits.idle_s
         else:
-            patience_s = self._state.limits.linger_s
+            timeout_s = self._state.limits.linger_s
             with suppress(OSError):
                 self._transport.write_eof()
             if self._reads_paused:
                 self._transport.resume_reading()
-        self._close_timer = self._state.loop.call_later(patience_s, self._transport.abort)
+        self._close_timer = self._state.loop.call_later(timeout_s, self._transport.abort)
 
     def _stop_processing(self) -> None:
-        """No request is taken any more."""
+        """Process no further request."""
         self._is_closing = True
         self._cached_when_idle = _NO_RESPONSES
 

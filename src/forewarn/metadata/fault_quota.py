@@ -16,33 +16,38 @@ from typing import Protocol
 from forewarn.core.faults import Fault
 
 _COUNTER_FORMAT = struct.Struct("=Q")
-_MAX_LOCK_ATTEMPTS = 2000  # milliseconds at most: whoever has the lock has it for microseconds, unless it is stopped
+_MAX_LOCK_ATTEMPTS = 2000  # milliseconds; a process holds the lock for microseconds, unless it is stopped
 
 
 class FaultQuota(Protocol):
+    """Counts the requests that each fault with a limit has affected."""
+
     def set_active(self, faults: Iterable[Fault]) -> None:
-        """These, and no others, are on; each may have touched some requests before."""
+        """Replace the active faults; `Fault.touched` says how many requests each has affected before."""
 
     def has_remaining(self, fault: Fault) -> bool:
-        """Whether it may touch one more."""
+        """Whether the fault may affect one more request."""
 
     def consume(self, fault: Fault) -> bool:
-        """Let it touch one more; False, and nothing changed: it may not."""
+        """Count one more affected request; False, without counting, if the fault has reached its limit."""
 
 
 class LocalFaultQuota:
-    """For one process."""
+    """A fault quota in the memory of one process."""
 
     def __init__(self) -> None:
         self._used: dict[str, int] = {}
 
     def set_active(self, faults: Iterable[Fault]) -> None:
+        """Replace the active faults; a fault that stays active keeps its count."""
         self._used = {fault.id: max(self._used.get(fault.id, 0), fault.touched) for fault in faults}
 
     def has_remaining(self, fault: Fault) -> bool:
+        """Whether the fault may affect one more request."""
         return fault.count is None or self._used.get(fault.id, 0) < fault.count
 
     def consume(self, fault: Fault) -> bool:
+        """Count one more affected request; False if the fault has reached its limit."""
         if not self.has_remaining(fault):
             return False
         self._used[fault.id] = self._used.get(fault.id, 0) + 1
@@ -50,64 +55,71 @@ class LocalFaultQuota:
 
 
 class SharedFaultQuota:
-    """For several: what one takes, no other does. Whoever owns the file says where each fault has its place."""
+    """A fault quota in a file that several processes share, one counter per fault with a limit.
+
+    The process that created the file assigns the offsets of the counters and sends them to the others.
+    """
 
     def __init__(self, file: int) -> None:
+        """`file` is a descriptor of the file, inherited from the process that created it."""
         self.file = file
         self._next_offset = _COUNTER_FORMAT.size
-        self.offsets: Mapping[str, int] = {}  # of faults that are limited
+        self.offsets: Mapping[str, int] = {}  # fault id → offset of its counter; only faults with a limit
 
     @classmethod
     def create(cls) -> SharedFaultQuota:
+        """Create the file, in memory where the system can."""
         if hasattr(os, "memfd_create"):
             return cls(os.memfd_create("forewarn-allowance"))
         with tempfile.TemporaryFile() as file:
             return cls(os.dup(file.fileno()))
 
     def close(self) -> None:
-        """The places of faults may still be asked for; nothing is written there."""
+        """Close the file. `assign_offsets` still works afterwards and writes nothing."""
         file, self.file = self.file, -1
         if file >= 0:
             os.close(file)
 
     def assign_offsets(self, faults: Iterable[Fault]) -> Mapping[str, int]:
-        """The places of these, for the others to adopt; one that is left is never given again."""
+        """Return the offset of each fault with a limit, for the other processes; offsets are never reused."""
         limited = [fault for fault in faults if fault.count is not None]
         self.offsets = {fault.id: self.offsets.get(fault.id) or self._allocate_offset(fault) for fault in limited}
         return self.offsets
 
     def set_active(self, faults: Iterable[Fault]) -> None:
-        pass  # the owner has
+        """Do nothing: the owner of the file calls `assign_offsets` instead."""
 
     def has_remaining(self, fault: Fault) -> bool:
+        """Whether the fault may affect one more request, in any process."""
         return fault.count is None or self._read_count(self.offsets[fault.id]) < fault.count
 
     def consume(self, fault: Fault) -> bool:
+        """Count one more affected request; False at the limit, or if another process keeps the lock."""
         if fault.count is None:
             return True
-        with self._locked() as is_alone:
-            return is_alone and self._consume_one(self.offsets[fault.id], fault.count)
+        with self._locked() as has_lock:
+            return has_lock and self._consume_one(self.offsets[fault.id], fault.count)
 
-    def _consume_one(self, place: int, count: int) -> bool:
-        touched = self._read_count(place)
-        if touched < count:
-            self._write_count(place, touched + 1)
-        return touched < count
+    def _consume_one(self, offset: int, limit: int) -> bool:
+        used = self._read_count(offset)
+        if used < limit:
+            self._write_count(offset, used + 1)
+        return used < limit
 
     def _allocate_offset(self, fault: Fault) -> int:
-        place, self._next_offset = self._next_offset, self._next_offset + _COUNTER_FORMAT.size
+        offset, self._next_offset = self._next_offset, self._next_offset + _COUNTER_FORMAT.size
         if self.file >= 0:
-            self._write_count(place, fault.touched)
-        return place
+            self._write_count(offset, fault.touched)
+        return offset
 
     @contextmanager
     def _locked(self) -> Iterator[bool]:
-        """Whether nobody else takes meanwhile; False: somebody does and does not come to an end, and all VMs wait."""
-        is_alone = self._acquire_lock()
+        """Yield whether the lock was acquired. Waiting for a stopped process would block all VMs."""
+        has_lock = self._acquire_lock()
         try:
-            yield is_alone
+            yield has_lock
         finally:
-            if is_alone:
+            if has_lock:
                 fcntl.lockf(self.file, fcntl.LOCK_UN)
 
     def _acquire_lock(self) -> bool:
@@ -120,9 +132,9 @@ class SharedFaultQuota:
                 return True
         return False
 
-    def _read_count(self, place: int) -> int:
-        count: int = _COUNTER_FORMAT.unpack(os.pread(self.file, _COUNTER_FORMAT.size, place))[0]
+    def _read_count(self, offset: int) -> int:
+        count: int = _COUNTER_FORMAT.unpack(os.pread(self.file, _COUNTER_FORMAT.size, offset))[0]
         return count
 
-    def _write_count(self, place: int, count: int) -> None:
-        os.pwrite(self.file, _COUNTER_FORMAT.pack(count), place)
+    def _write_count(self, offset: int, count: int) -> None:
+        os.pwrite(self.file, _COUNTER_FORMAT.pack(count), offset)

@@ -13,151 +13,166 @@ from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias
 
 _SOL_SOCKET, _SO_BINDTODEVICE, _SO_MARK = 1, 25, 36  # Linux; the socket module has them on Linux only
-_IFNAMSIZ = 16  # IFNAMSIZ
+_IFNAMSIZ = 16
 
-PeerAddress: TypeAlias = Any  # what accepting a socket tells of the other end
+PeerAddress: TypeAlias = Any  # the address that socket.accept returns
 
 
 class IdentityStrategy(Protocol):
+    """Tells the VMs of one listener apart. The class names of implementations are values of the status API."""
+
     def attachment(self, sock: socket.socket, peer: PeerAddress) -> str:
-        """Where this accepted connection came in; "" if that cannot be told."""
+        """Return where this accepted connection came in; "" if it cannot be determined."""
 
 
 @dataclass(frozen=True, slots=True)
 class CalledAddress:
-    """The lab: every VM has a loopback address of its own, and calls that."""
+    """For labs: each VM has a loopback address of its own and connects to it."""
 
     def attachment(self, sock: socket.socket, peer: PeerAddress) -> str:
+        """Return the local address of the connection."""
         return str(sock.getsockname()[0])
 
 
 @dataclass(frozen=True, slots=True)
 class SourceAddress:
-    """A network that can be trusted not to forge addresses. Two networks may use the same ones: name them."""
+    """For networks that prevent forged source addresses. `network` distinguishes networks with equal addresses."""
 
     network: str = ""
 
     def attachment_of(self, address: str) -> str:
+        """Return the attachment of the VM with this source address."""
         return f"{self.network}/{address}" if self.network else address
 
     def attachment(self, sock: socket.socket, peer: PeerAddress) -> str:
+        """Return the attachment for the peer's address."""
         return self.attachment_of(peer[0]) if peer else ""
 
 
 @dataclass(frozen=True, slots=True)
 class PerPort:
-    """Where there is one loopback address only: every VM has a port of its own."""
+    """For labs with only one loopback address: each VM has a port of its own."""
 
     def attachment(self, sock: socket.socket, peer: PeerAddress) -> str:
+        """Return the local port of the connection."""
         return str(sock.getsockname()[1])
 
 
 @dataclass(frozen=True, slots=True)
 class Fixed:
-    """A listener that one VM alone can reach, such as one inside its network namespace."""
+    """For a listener that only one VM can reach, such as one inside its network namespace."""
 
-    vm: str  # its key, or the name of the network namespace that is its own
+    vm: str  # the VM's key, or the name of its network namespace
 
     def attachment(self, sock: socket.socket, peer: PeerAddress) -> str:
+        """Return the same attachment for every connection."""
         return dedicated_attachment(self.vm)
 
 
 def dedicated_attachment(vm: str) -> str:
-    """Where the calls of the VM with this key come in when they come in by a listener of its own."""
+    """Return the attachment of a listener that only this VM can reach (see `Fixed.vm`)."""
     return f"within:{vm}"
 
 
 @dataclass(frozen=True, slots=True)
 class BoundDevice:
-    """A host that gives every VM a device of its own: which one the connection came in by."""
+    """For hosts with one network device per VM, such as a tap: identifies by the device of the connection."""
 
     namespace: str = ""
 
     def attachment_of(self, device: str) -> str:
+        """Return the attachment of the VM with this network device."""
         return f"device:{self.namespace}/{device}"
 
     def attachment(self, sock: socket.socket, peer: PeerAddress) -> str:
-        device = _bound_device_name(sock)
+        """Return the attachment for the device that the socket is bound to; "" if that is gone."""
+        device = bound_device(sock)
         return self.attachment_of(device) if device else ""
 
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """A bridge whose ports mark what comes in (tcp_fwmark_accept gives the mark of the first packet to its socket)."""
+    """For a bridge whose ports set a firewall mark; tcp_fwmark_accept copies it to the accepted socket."""
 
     device: str
     namespace: str = ""
 
     def attachment_of(self, mark: int) -> str:
+        """Return the attachment of the VM whose packets have this mark."""
         return f"mark:{self.namespace}/{self.device}/{mark}"
 
     def attachment(self, sock: socket.socket, peer: PeerAddress) -> str:
+        """Return the attachment for the socket's mark; "" if it cannot be read."""
         try:
             return self.attachment_of(sock.getsockopt(_SOL_SOCKET, _SO_MARK))
         except OSError:
             return ""
 
 
-def _bound_device_name(sock: socket.socket) -> str:
+def bound_device(sock: socket.socket) -> str:
+    """Return the current name of the device a socket is bound to; "" if it is gone, or there is none."""
     try:
         name: bytes = sock.getsockopt(_SOL_SOCKET, _SO_BINDTODEVICE, _IFNAMSIZ)
-    except OSError:  # the device is gone
+    except OSError:
         return ""
     return name.rstrip(b"\0").decode(errors="replace")
 
 
 def is_loopback_peer(strategy: IdentityStrategy, peer: PeerAddress) -> bool:
-    """Whether a source address says who calls, and is one that every program of this machine can take."""
+    """Whether the VM is identified by a loopback source address, which every local program can use."""
     if not isinstance(strategy, SourceAddress) or not peer:
         return False
     return str(peer[0]).startswith("127.") or peer[0] == "::1"
 
 
 class CallerDirectory:
-    """Place → VM key."""
+    """Maps attachments to VM keys; assignments may change while the server runs."""
 
     def __init__(self) -> None:
         self._vm_by_attachment: dict[str, str] = {}
         self._release_subscribers: list[Callable[[list[str]], None]] = []
         self._assignment_subscribers: list[Callable[[str, str | None], None]] = []
 
-    def subscribe_assignments(self, tell: Callable[[str, str | None], None]) -> None:
-        """Tell whose each place is, now and at every change; None: nobody's."""
-        self._assignment_subscribers.append(tell)
-        for place, vm in self._vm_by_attachment.items():
-            tell(place, vm)
+    def subscribe_assignments(self, callback: Callable[[str, str | None], None]) -> None:
+        """Call back with (attachment, VM key), now for all and at every change; None: assigned to no VM."""
+        self._assignment_subscribers.append(callback)
+        for attachment, vm in self._vm_by_attachment.items():
+            callback(attachment, vm)
 
-    def subscribe_releases(self, tell: Callable[[list[str]], None]) -> None:
-        """Tell this which VM has lost a place, before anybody calls there again."""
-        self._release_subscribers.append(tell)
+    def subscribe_releases(self, callback: Callable[[list[str]], None]) -> None:
+        """Call back with the VM that loses an attachment, before the attachment can be used again."""
+        self._release_subscribers.append(callback)
 
-    def assign(self, place: str, vm: str) -> None:
-        if self._vm_by_attachment.get(place) != vm:
-            self.release(place)
-            self._vm_by_attachment[place] = vm
-            for tell in self._assignment_subscribers:
-                tell(place, vm)
+    def assign(self, attachment: str, vm: str) -> None:
+        """Assign an attachment to a VM; the VM that had it before loses it."""
+        if self._vm_by_attachment.get(attachment) != vm:
+            self.release(attachment)
+            self._vm_by_attachment[attachment] = vm
+            for callback in self._assignment_subscribers:
+                callback(attachment, vm)
 
-    def release(self, place: str) -> None:
-        vm = self._vm_by_attachment.pop(place, None)
+    def release(self, attachment: str) -> None:
+        """Remove the assignment of an attachment, if it has one."""
+        vm = self._vm_by_attachment.pop(attachment, None)
         if vm is not None:
-            for tell in self._release_subscribers:
-                tell([vm])
-            for tell_place in self._assignment_subscribers:
-                tell_place(place, None)
+            for on_release in self._release_subscribers:
+                on_release([vm])
+            for on_assignment in self._assignment_subscribers:
+                on_assignment(attachment, None)
 
-    def vm_at(self, place: str) -> str | None:
-        return self._vm_by_attachment.get(place)
+    def vm_at(self, attachment: str) -> str | None:
+        """Return the key of the VM at this attachment, or None."""
+        return self._vm_by_attachment.get(attachment)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Caller:
-    """Who is at the other end of one connection, fixed for its life.
+    """The client of one connection; does not change while the connection is open.
 
-    A place that is given to another VM does not give it the connections of the one before: they are strangers' then.
+    If the attachment is assigned to another VM, connections of the previous VM become those of an unknown caller.
     """
 
     attachment: str
-    vm: str | None
-    is_loopback: bool  # it called a loopback listener
-    from_loopback: bool = False  # it called from loopback, whichever listener
+    vm: str | None  # key; None: unknown caller
+    is_loopback: bool  # the listener is on loopback
+    from_loopback: bool = False  # identified by a loopback source address

@@ -1,4 +1,4 @@
-"""What the metadata server is given (`PublishedScope`) and what it asks for (`MetadataBackend`)."""
+"""The metadata server's interface: scopes published to it (`PublishedScope`) and its `MetadataBackend`."""
 
 from __future__ import annotations
 
@@ -14,59 +14,62 @@ from forewarn.protocol.managed_identity import ManagedIdentity, ManagedIdentityT
 
 
 class MetadataBackend(Protocol):
-    """What cannot be answered from memory. What is asked is durable on return; else Unavailable is raised."""
+    """The operations that need the store. Changes are durable on return; Unavailable if the store is not."""
 
     async def enable(self, vm: str) -> None:
-        """The first request of the VM's scope (spec §8.1); the enabled scope is on the board on return."""
+        """Enable the VM's scope at its first request (spec §8.1); the scope is published on return."""
 
     async def approve(self, vm: str, event_ids: tuple[str, ...]) -> str | None:
-        """Approve all, or none: the first id that was never an event of the VM's scope, or None (spec §5.2)."""
+        """Approve all events, or none if an id was never an event of the VM's scope: returns that id (spec §5.2)."""
 
     async def token(self, identity: ManagedIdentity, resource: str) -> ManagedIdentityToken | WrongResource:
-        """A token by which others know this VM (spec §2.8); the store is not asked for it."""
+        """Issue a token for a VM's identity (spec §2.8). Does not use the store."""
 
     def now(self) -> float:
-        """Lab time, for what VMs and the history are shown (spec §12)."""
+        """Return lab time, which VMs and the history show (spec §12)."""
 
 
 @dataclass(frozen=True, slots=True)
 class ResetConnection:
-    """Instead of an answer the connection is reset."""
+    """Stands for a response: the server resets the connection instead."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PublishedScope:
-    """All that the VMs of one scope may be told, as of one commit."""
+    """Everything that the VMs of one scope may see, as of one commit."""
 
     scope_id: str
     enabled: bool
     epoch: int
     document: Document
     vms: Mapping[str, InstanceFacts]  # by VM key
-    poll_override: HttpResponse | ResetConnection | None = None  # what polls get while the document is out of reach
+    poll_override: HttpResponse | ResetConnection | None = None  # the response to polls instead of the document
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GuestView:
-    """All that one VM may be told."""
+    """Everything that one VM may see."""
 
-    vm: str  # its key
+    vm: str  # key
     scope_id: str
     enabled: bool
     epoch: int
     document: Document
     facts: InstanceFacts
     poll_override: HttpResponse | ResetConnection | None = None
-    delayed_until: float = 0.0  # loop time until which the scope's answers are delayed (spec §8.1)
+    delayed_until: float = 0.0  # loop time until which responses are delayed (spec §8.1)
 
     @property
     def name(self) -> str:
+        """The name of the VM."""
         return self.facts.name
 
     @property
     def etag(self) -> str:
+        """The quoted ETag of the document."""
         return etag(self.scope_id, self.epoch, self.document.incarnation)
 
     @property
     def location(self) -> str:
+        """The location (region) of the VM, which selects its endpoint rules."""
         return self.facts.location

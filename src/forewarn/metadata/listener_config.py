@@ -35,19 +35,19 @@ _MAX_MARK = 0xFFFFFFFF
 
 
 def parse_listeners(tables: Sequence[Mapping[str, Any]]) -> tuple[ListenerSpec, ...]:
-    """What `[[listeners]]` says; Rejected names the listener by its number, from 1."""
-    entrances = []
+    """Parse the `[[listeners]]` tables. Rejected names the listener by its number, from 1."""
+    specs = []
     for number, table in enumerate(tables, 1):
         try:
-            entrances.append(_parse_listener(table))
+            specs.append(_parse_listener(table))
         except Rejected as error:
             raise Rejected(f"[[listeners]] number {number}: {error}") from error
-    _check_conflicts(entrances)
-    return tuple(entrances)
+    _check_conflicts(specs)
+    return tuple(specs)
 
 
 def parse_listen_address(text: str) -> ListenerSpec:
-    """What --listen says: an address whose callers are known by the addresses that the fleet gives them."""
+    """Parse the ADDRESS:PORT of --listen. Its callers are identified by the addresses of the fleet's VMs."""
     address, _, port = text.rpartition(":")
     address = address.removeprefix("[").removesuffix("]")
     if not is_ip_address(address) or not port.isdecimal() or not 0 < int(port) < 65536:
@@ -58,7 +58,7 @@ def parse_listen_address(text: str) -> ListenerSpec:
 def _parse_listener(table: Mapping[str, Any]) -> ListenerSpec:
     by = _parse_by(table)
     _check_keys(by, table)
-    entrance = ListenerSpec(
+    spec = ListenerSpec(
         identify_by=by,
         address=_get_text(table, "address", METADATA_ADDRESS),
         port=_parse_port(table),
@@ -66,19 +66,17 @@ def _parse_listener(table: Mapping[str, Any]) -> ListenerSpec:
         namespace=_get_text(table, "namespace"),
         network=_get_text(table, "network"),
     )
-    _check_values(entrance)
-    return replace(entrance, assignments=tuple(_vm_places(entrance, table)))
+    _check_values(spec)
+    return replace(spec, assignments=tuple(_read_assignments(spec, table)))
 
 
 def _parse_by(table: Mapping[str, Any]) -> IdentifyBy:
     if "by" not in table:
-        raise Rejected(f"it does not say by what a VM is known: write by = {_quoted_alternatives(IdentifyBy)}")
+        raise Rejected(f"'by', how VMs are identified, is missing: write by = {_quoted_alternatives(IdentifyBy)}")
     try:
         return IdentifyBy(table["by"])
     except ValueError:
-        raise Rejected(
-            f"by = {table['by']!r} is no way to know a VM: write {_quoted_alternatives(IdentifyBy)}"
-        ) from None
+        raise Rejected(f"by = {table['by']!r} is not supported: write {_quoted_alternatives(IdentifyBy)}") from None
 
 
 def _check_keys(by: IdentifyBy, table: Mapping[str, Any]) -> None:
@@ -86,7 +84,7 @@ def _check_keys(by: IdentifyBy, table: Mapping[str, Any]) -> None:
     for key in table:
         if key not in known:
             close = difflib.get_close_matches(key, known, n=1)
-            remedy = f"did you mean {close[0]!r}?" if close else f"it may have {', '.join(known)}"
+            remedy = f"did you mean {close[0]!r}?" if close else f"its keys are {', '.join(known)}"
             raise Rejected(f"a listener by {by} has no key {key!r}: {remedy}")
     for key in _REQUIRED_KEYS[by]:
         if not table.get(key):
@@ -95,33 +93,34 @@ def _check_keys(by: IdentifyBy, table: Mapping[str, Any]) -> None:
         raise Rejected(f"'network' and 'vms' belong together: {_example_for(IdentifyBy.SOURCE)}")
 
 
-def _check_values(entrance: ListenerSpec) -> None:
-    if not is_ip_address(entrance.address):
-        raise Rejected(f"address {entrance.address!r} is no IP address: write one such as '169.254.169.254'")
-    if len(entrance.device.encode()) > _MAX_DEVICE_NAME_BYTES or "/" in entrance.device:
-        raise Rejected(f"device {entrance.device!r} cannot exist: names have 15 characters at most, and no '/'")
-    if not set(entrance.network) <= _NETWORK_CHARACTERS:
-        raise Rejected(f"network {entrance.network!r} is no name: use letters, digits, '-', '_' and '.'")
+def _check_values(spec: ListenerSpec) -> None:
+    if not is_ip_address(spec.address):
+        raise Rejected(f"address {spec.address!r} is not an IP address: write one such as '169.254.169.254'")
+    if len(spec.device.encode()) > _MAX_DEVICE_NAME_BYTES or "/" in spec.device:
+        raise Rejected(f"device {spec.device!r} is not a valid name: use at most 15 characters, and no '/'")
+    if not set(spec.network) <= _NETWORK_CHARACTERS:
+        raise Rejected(f"network {spec.network!r} is not a valid name: use letters, digits, '-', '_' and '.'")
 
 
-def _vm_places(entrance: ListenerSpec, table: Mapping[str, Any]) -> Iterable[tuple[str, str]]:
-    match entrance.identify_by:
+def _read_assignments(spec: ListenerSpec, table: Mapping[str, Any]) -> Iterable[tuple[str, str]]:
+    """Yield (attachment, VM name) for each VM that the table names."""
+    match spec.identify_by:
         case IdentifyBy.DEVICE:
-            yield BoundDevice(entrance.namespace).attachment_of(entrance.device), _get_text(table, "vm")
+            yield BoundDevice(spec.namespace).attachment_of(spec.device), _get_text(table, "vm")
         case IdentifyBy.NAMESPACE:
-            yield dedicated_attachment(entrance.namespace), _get_text(table, "vm")
+            yield dedicated_attachment(spec.namespace), _get_text(table, "vm")
         case IdentifyBy.MARK:
             for key, vm in _vm_table(table, "marks"):
-                yield Mark(entrance.device, entrance.namespace).attachment_of(_parse_mark(key)), vm
+                yield Mark(spec.device, spec.namespace).attachment_of(_parse_mark(key)), vm
         case IdentifyBy.SOURCE:
             for key, vm in _vm_table(table, "vms"):
-                yield SourceAddress(entrance.network).attachment_of(_parse_caller_address(key)), vm
+                yield SourceAddress(spec.network).attachment_of(_parse_caller_address(key)), vm
 
 
 def _vm_table(table: Mapping[str, Any], key: str) -> list[tuple[str, str]]:
     pairs = table.get(key, {})
     if not isinstance(pairs, Mapping) or not all(isinstance(vm, str) and vm for vm in pairs.values()):
-        raise Rejected(f"{key!r} is no table of VM names: {_example_for(IdentifyBy(table['by']))}")
+        raise Rejected(f"{key!r} is not a table of VM names: {_example_for(IdentifyBy(table['by']))}")
     return [(str(name), vm) for name, vm in pairs.items()]
 
 
@@ -131,40 +130,42 @@ def _parse_mark(text: str) -> int:
     except ValueError:
         mark = 0
     if not 0 < mark <= _MAX_MARK:
-        raise Rejected(f"mark {text!r} is none: write a number from 1 to {_MAX_MARK}, since 0 is what nobody marked")
+        raise Rejected(f"mark {text!r} is not valid: write a number from 1 to {_MAX_MARK}; 0 means unmarked")
     return mark
 
 
 def _parse_caller_address(text: str) -> str:
     if not is_ip_address(text):
-        raise Rejected(f"{text!r} in 'vms' is no IP address: {_example_for(IdentifyBy.SOURCE)}")
+        raise Rejected(f"{text!r} in 'vms' is not an IP address: {_example_for(IdentifyBy.SOURCE)}")
     return str(ip_address(text))
 
 
 def _parse_port(table: Mapping[str, Any]) -> int:
     port = table.get("port", METADATA_PORT)
     if not isinstance(port, int) or not 0 < port < 65536:
-        raise Rejected(f"port {port!r} is none: give a number from 1 to 65535")
+        raise Rejected(f"port {port!r} is not valid: give a number from 1 to 65535")
     return port
 
 
 def _get_text(table: Mapping[str, Any], key: str, default: str = "") -> str:
     text = table.get(key, default)
     if not isinstance(text, str):
-        raise Rejected(f"{key} = {text!r} is no text: write it in quotes")
+        raise Rejected(f"{key} = {text!r} is not text: write it in quotes")
     return text
 
 
-def _check_conflicts(entrances: Sequence[ListenerSpec]) -> None:
+def _check_conflicts(specs: Sequence[ListenerSpec]) -> None:
     numbers: dict[tuple[str, str, str, int], int] = {}
     owners: dict[str, str] = {}
-    for number, entrance in enumerate(entrances, 1):
-        spot = (entrance.namespace, entrance.device, entrance.address, entrance.port)
-        if (other := numbers.setdefault(spot, number)) != number:
-            raise Rejected(f"[[listeners]] numbers {other} and {number} listen on the same: leave one of them out")
-        for place, vm in entrance.assignments:
-            if (owner := owners.setdefault(place, vm)) != vm:
-                raise Rejected(f"[[listeners]] number {number}: it is VM {owner!r} already, and cannot be {vm!r} too")
+    for number, spec in enumerate(specs, 1):
+        endpoint = (spec.namespace, spec.device, spec.address, spec.port)
+        if (other := numbers.setdefault(endpoint, number)) != number:
+            raise Rejected(f"[[listeners]] numbers {other} and {number} listen on the same address: remove one of them")
+        for attachment, vm in spec.assignments:
+            if (owner := owners.setdefault(attachment, vm)) != vm:
+                raise Rejected(
+                    f"[[listeners]] number {number}: the same callers are VM {owner!r} and VM {vm!r}: name only one"
+                )
 
 
 def _example_for(by: IdentifyBy) -> str:
@@ -176,11 +177,12 @@ def _example_for(by: IdentifyBy) -> str:
     }[by]
 
 
-def _quoted_alternatives(words: Iterable[str]) -> str:
-    return " or ".join(f'"{word}"' for word in words)
+def _quoted_alternatives(values: Iterable[str]) -> str:
+    return " or ".join(f'"{value}"' for value in values)
 
 
 def is_ip_address(text: str) -> bool:
+    """Whether the text is an IPv4 or IPv6 address."""
     try:
         ip_address(text)
     except ValueError:

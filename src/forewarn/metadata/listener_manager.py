@@ -17,89 +17,95 @@ from forewarn.errors import Rejected, Unavailable
 from forewarn.metadata.listeners import ListenerSpec, OpenListener, VmListener, open_listener
 
 _log = logging.getLogger(__name__)
-_CHECK_INTERVAL_S = 1.0  # nobody rings for what happens in other namespaces
-_DEBOUNCE_S = 0.02  # a device comes with several rings
+_CHECK_INTERVAL_S = 1.0  # netlink does not report changes in other namespaces
+_DEBOUNCE_S = 0.02  # a new device causes several netlink messages
 
 
 @dataclass(frozen=True, slots=True)
 class ListenerChange:
-    """What one look changed at an entrance."""
+    """A configured listener that was opened, closed or opened again."""
 
     spec: ListenerSpec
-    listener: VmListener | None  # None: it is shut
-    previous: VmListener | None = None  # dead now; whoever serves it closes it
+    listener: VmListener | None  # the open one; None: it is closed
+    previous: VmListener | None = None  # no longer works; its server closes it
 
 
 class ListenerManager:
-    def __init__(self, entrances: Iterable[ListenerSpec], *, shared: bool = False) -> None:
-        self._specs = tuple(entrances)
+    """Keeps the configured listeners open: `open_all` once, then `run` for ever (or `refresh` now and then)."""
+
+    def __init__(self, specs: Iterable[ListenerSpec], *, shared: bool = False) -> None:
+        """`shared`: open the sockets with SO_REUSEPORT, so that another process can take over."""
+        self._specs = tuple(specs)
         self._shared = shared
         self._open: dict[ListenerSpec, OpenListener] = {}
         self._waiting: dict[ListenerSpec, str] = {}
 
     @property
     def waiting(self) -> dict[ListenerSpec, str]:
-        """Entrances that are shut, each with what it waits for."""
+        """The listeners that are not open, each with the reason."""
         return dict(self._waiting)
 
     def open_all(self) -> list[ListenerChange]:
-        """The first look. What is not there yet is waited for; what can never be stops the start."""
-        for entrance in self._specs:
+        """Open all listeners and return those that are open.
+
+        Rejected if one can never be opened, or is unavailable and must not wait; then none is open.
+        """
+        for spec in self._specs:
             try:
-                self._open_one(entrance)
+                self._open_one(spec)
             except (Unavailable, Rejected) as error:
-                if entrance.wait_until_available and isinstance(error, Unavailable):
-                    self._mark_waiting(entrance, str(error))
+                if spec.wait_until_available and isinstance(error, Unavailable):
+                    self._mark_waiting(spec, str(error))
                     continue
                 self.close()
-                raise Rejected(f"cannot listen on {entrance.name}: {error}") from error
-        return [ListenerChange(entrance, opened.listener) for entrance, opened in self._open.items()]
+                raise Rejected(f"cannot listen on {spec.name}: {error}") from error
+        return [ListenerChange(spec, opened.listener) for spec, opened in self._open.items()]
 
     def close(self) -> None:
-        """For one whose listeners nobody serves."""
+        """Close the open listeners; only if no server was started on them."""
         for opened in self._open.values():
             opened.listener.close()
 
     def refresh(self) -> list[ListenerChange]:
-        """Look at every entrance, and open what can be opened now."""
-        found = (self._refresh_one(entrance) for entrance in self._specs)
-        return [change for change in found if change is not None]
+        """Check every listener, open or reopen what is possible now, and return the changes."""
+        changes = (self._refresh_one(spec) for spec in self._specs)
+        return [change for change in changes if change is not None]
 
-    async def run(self, tell: Callable[[ListenerChange], None]) -> None:
-        """Keep looking: when the kernel says that something changed, and every second."""
-        doorbell = LinkMonitor()
+    async def run(self, on_change: Callable[[ListenerChange], None]) -> None:
+        """Refresh for ever, after each change that netlink reports and at least every second."""
+        monitor = LinkMonitor()
         try:
             while True:
-                await doorbell.wait_for_change(_CHECK_INTERVAL_S)
+                await monitor.wait_for_change(_CHECK_INTERVAL_S)
                 await asyncio.sleep(_DEBOUNCE_S)
                 for change in self.refresh():
-                    tell(change)
+                    on_change(change)
         finally:
-            doorbell.close()
+            monitor.close()
 
-    def _refresh_one(self, entrance: ListenerSpec) -> ListenerChange | None:
-        opened = self._open.get(entrance)
+    def _refresh_one(self, spec: ListenerSpec) -> ListenerChange | None:
+        opened = self._open.get(spec)
         if opened is not None and opened.is_current:
             return None
-        self._open.pop(entrance, None)
+        self._open.pop(spec, None)
         try:
-            self._open_one(entrance)
+            self._open_one(spec)
         except (Unavailable, Rejected) as error:
-            self._mark_waiting(entrance, str(error))
-        now, before = self._open.get(entrance), opened.listener if opened else None
-        if now is None and before is None:
+            self._mark_waiting(spec, str(error))
+        current, previous = self._open.get(spec), opened.listener if opened else None
+        if current is None and previous is None:
             return None
-        return ListenerChange(entrance, now.listener if now else None, before)
+        return ListenerChange(spec, current.listener if current else None, previous)
 
-    def _open_one(self, entrance: ListenerSpec) -> None:
-        self._open[entrance] = open_listener(entrance, shared=self._shared)
-        if self._waiting.pop(entrance, None):
-            _log.warning("listening on %s now", entrance.name)
+    def _open_one(self, spec: ListenerSpec) -> None:
+        self._open[spec] = open_listener(spec, shared=self._shared)
+        if self._waiting.pop(spec, None):
+            _log.warning("listening on %s now", spec.name)
 
-    def _mark_waiting(self, entrance: ListenerSpec, why: str) -> None:
-        if self._waiting.get(entrance) != why:
-            _log.warning("not listening on %s yet: %s; waiting for it", entrance.name, why)
-        self._waiting[entrance] = why
+    def _mark_waiting(self, spec: ListenerSpec, reason: str) -> None:
+        if self._waiting.get(spec) != reason:
+            _log.warning("not listening on %s yet: %s; waiting for it", spec.name, reason)
+        self._waiting[spec] = reason
 
 
 _AF_NETLINK, _NETLINK_ROUTE = 16, 0  # Linux
@@ -108,7 +114,7 @@ _NETLINK_READ_BYTES = 65536
 
 
 class LinkMonitor:
-    """Rings for the network namespace it was made in; elsewhere one has to look from time to time."""
+    """Waits for changes of devices and addresses in the network namespace of this process, by netlink."""
 
     def __init__(self) -> None:
         self._changed = asyncio.Event()
@@ -117,14 +123,15 @@ class LinkMonitor:
         if self._sock is not None:
             self._loop.add_reader(self._sock.fileno(), self._on_readable)
 
-    async def wait_for_change(self, at_most_s: float) -> None:
-        """Until it rings, or the time has passed."""
+    async def wait_for_change(self, timeout_s: float) -> None:
+        """Return at the next change, or after `timeout_s`."""
         with suppress(TimeoutError):
-            async with asyncio.timeout(at_most_s):
+            async with asyncio.timeout(timeout_s):
                 await self._changed.wait()
         self._changed.clear()
 
     def close(self) -> None:
+        """Close the netlink socket."""
         if self._sock is not None:
             self._loop.remove_reader(self._sock.fileno())
             self._sock.close()
@@ -133,7 +140,7 @@ class LinkMonitor:
     def _on_readable(self) -> None:
         self._changed.set()
         assert self._sock is not None
-        # ENOBUFS: more was said than there was room for, which is a ring as well.
+        # ENOBUFS means that messages were lost, so there was a change.
         with suppress(OSError):
             while self._sock.recv(_NETLINK_READ_BYTES):
                 pass

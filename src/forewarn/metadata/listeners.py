@@ -16,32 +16,41 @@ from ipaddress import ip_address
 from pathlib import Path
 
 from forewarn.errors import Rejected, Unavailable
-from forewarn.metadata.identity import BoundDevice, CalledAddress, Fixed, IdentityStrategy, Mark, PerPort, SourceAddress
+from forewarn.metadata.identity import (
+    BoundDevice,
+    CalledAddress,
+    Fixed,
+    IdentityStrategy,
+    Mark,
+    PerPort,
+    SourceAddress,
+    bound_device,
+)
 from forewarn.metadata.netns import NamespaceId, namespace_id, namespace_path, run_in_namespace
 
 LISTEN_BACKLOG = 1024
 _ANY_ADDRESS = "0.0.0.0"
 _LOOPBACK_ADDRESS = "127.0.0.1"
 _LOOPBACK_DEVICE = "lo"
-_MAX_PORTS_TRIED = 20  # for a VM that comes to a running lab
+_MAX_PORTS_TRIED = 20  # for a VM that is added to a running lab
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VmListener:
-    """Bound, listening sockets, and how to tell which VM calls on them."""
+    """Listening sockets, and the strategy that identifies the VMs that connect to them."""
 
     sockets: tuple[socket.socket, ...]
     strategy: IdentityStrategy
     is_loopback: bool
 
     def close(self) -> None:
-        """For a listener that no server was started on."""
+        """Close the sockets; only if no server was started on them."""
         for sock in self.sockets:
             sock.close()
 
 
 class LabListenMode(StrEnum):
-    """How a lab listens, best first: what a machine does not allow, the next one does without."""
+    """How a lab listens on loopback, best mode first. A mode that the machine does not support is skipped."""
 
     DEVICE = "one socket for all addresses of the loopback device"
     ADDRESSES = "one socket per loopback address"
@@ -49,13 +58,17 @@ class LabListenMode(StrEnum):
 
 
 class ListenModeUnsupported(Exception):
-    """This machine does not allow that way."""
+    """This machine does not support the mode, or the device or address does not exist."""
 
 
 def open_network_listener(
     address: str, port: int, *, device: str = "", network: str = "", setting: str = "metadata port"
 ) -> VmListener:
-    """Listen on a real network whose source addresses can be trusted; `network` tells equal ones apart."""
+    """Open a listener that identifies VMs by source address, on a network without forged addresses.
+
+    `network` distinguishes networks with equal addresses; `setting` names the port's setting in errors. Raises
+    Rejected if the socket cannot be opened.
+    """
     try:
         sock = open_listening_socket(address, port, device=device, setting=setting)
     except ListenModeUnsupported as error:
@@ -65,25 +78,25 @@ def open_network_listener(
 
 @dataclass(slots=True, kw_only=True)
 class LabListeners:
-    """A lab's listeners: every VM was given a loopback address, and `endpoint` says where it is really served."""
+    """The listeners of a lab. Each VM has a loopback address; `endpoint` says where it must connect."""
 
     mode: LabListenMode
     port: int
     setting: str
     listener: VmListener
     _any_port: bool
-    _ports: dict[str, int]  # by address; empty for Way.DEVICE
+    _ports: dict[str, int]  # by address; empty for LabListenMode.DEVICE
 
     def endpoint(self, address: str) -> tuple[str, int]:
-        """The address and port that the VM with this address should call."""
+        """Return the address and port that the VM with this address must connect to."""
         return (_LOOPBACK_ADDRESS, self._ports[address]) if self.mode is LabListenMode.PORTS else (address, self.port)
 
     def attachment(self, address: str) -> str:
-        """Where the calls of the VM with this address come in, for `Callers.assign`."""
+        """Return the attachment of the VM with this address, for `CallerDirectory.assign`."""
         return str(self._ports[address]) if self.mode is LabListenMode.PORTS else address
 
     def add_address(self, address: str) -> VmListener | None:
-        """Serve one more address; None: it is served already, else a server must be started on the listener."""
+        """Open a listener for one more address, to start a server on; None if the address is served already."""
         if self.mode is LabListenMode.DEVICE or address in self._ports:
             return None
         sock = self._open_socket_for(address)
@@ -99,7 +112,7 @@ class LabListeners:
             try:
                 return open_listening_socket(_LOOPBACK_ADDRESS, port, setting=self.setting)
             except Rejected:
-                continue  # another program's
+                continue  # another program uses the port
         return open_listening_socket(_LOOPBACK_ADDRESS, first, setting=self.setting)
 
 
@@ -107,36 +120,39 @@ def open_lab_listeners(
     addresses: Sequence[str],
     port: int,
     *,
-    ways: Sequence[LabListenMode] = tuple(LabListenMode),
+    modes: Sequence[LabListenMode] = tuple(LabListenMode),
     setting: str = "metadata port",
 ) -> LabListeners:
-    """Listen for VMs on these loopback addresses, in the first way that works here. Port 0: any that is free."""
-    for way in ways:
+    """Listen for VMs on these loopback addresses, in the first mode that works here. Port 0: any free port.
+
+    Raises Rejected if no mode works, or the port is in use.
+    """
+    for mode in modes:
         try:
-            return _open_lab_in_mode(way, addresses, port, setting)
+            return _open_lab_in_mode(mode, addresses, port, setting)
         except ListenModeUnsupported:
             continue
-    raise Rejected(f"this machine can serve {', '.join(addresses)} in no way that was allowed: {', '.join(ways)}")
+    raise Rejected(f"this machine cannot serve {', '.join(addresses)} in an allowed mode: {', '.join(modes)}")
 
 
-def _open_lab_in_mode(way: LabListenMode, addresses: Sequence[str], port: int, setting: str) -> LabListeners:
-    if way is LabListenMode.DEVICE:
+def _open_lab_in_mode(mode: LabListenMode, addresses: Sequence[str], port: int, setting: str) -> LabListeners:
+    if mode is LabListenMode.DEVICE:
         sockets = [open_listening_socket(_ANY_ADDRESS, port, device=_LOOPBACK_DEVICE, setting=setting)]
         ports: dict[str, int] = {}
     else:
-        sockets = _open_socket_per_vm(way, addresses, port, setting)
+        sockets = _open_socket_per_vm(mode, addresses, port, setting)
         ports = dict(zip(addresses, map(_bound_port, sockets), strict=True))
-    strategy = PerPort() if way is LabListenMode.PORTS else CalledAddress()
+    strategy = PerPort() if mode is LabListenMode.PORTS else CalledAddress()
     listener = VmListener(sockets=tuple(sockets), strategy=strategy, is_loopback=True)
     first = _bound_port(sockets[0]) if sockets else port
-    return LabListeners(mode=way, port=first, setting=setting, listener=listener, _any_port=port == 0, _ports=ports)
+    return LabListeners(mode=mode, port=first, setting=setting, listener=listener, _any_port=port == 0, _ports=ports)
 
 
-def _open_socket_per_vm(way: LabListenMode, addresses: Sequence[str], port: int, setting: str) -> list[socket.socket]:
+def _open_socket_per_vm(mode: LabListenMode, addresses: Sequence[str], port: int, setting: str) -> list[socket.socket]:
     sockets: list[socket.socket] = []
     try:
         for index, address in enumerate(addresses):
-            if way is LabListenMode.PORTS:
+            if mode is LabListenMode.PORTS:
                 sockets.append(open_listening_socket(_LOOPBACK_ADDRESS, port and port + index, setting=setting))
             else:
                 sockets.append(open_listening_socket(address, port, setting=setting))
@@ -151,7 +167,10 @@ def _open_socket_per_vm(way: LabListenMode, addresses: Sequence[str], port: int,
 def open_listening_socket(
     address: str, port: int, *, device: str = "", setting: str, shared: bool = False
 ) -> socket.socket:
-    """A listening socket; `shared` with others of this user that say so too, so that one can take over from another."""
+    """Open a non-blocking listening TCP socket; `shared` sets SO_REUSEPORT, so that another process can take over.
+
+    Raises ListenModeUnsupported if the device or address does not exist here, Rejected for any other reason.
+    """
     family = socket.AF_INET6 if ip_address(address).version == 6 else socket.AF_INET
     sock = socket.socket(family, socket.SOCK_STREAM)
     try:
@@ -183,10 +202,10 @@ def _bind(sock: socket.socket, address: str, port: int, setting: str) -> None:
     try:
         sock.bind((address, port))
     except OverflowError as error:
-        raise Rejected(f"there is no port {port}, which a VM would need: set a lower {setting!r}") from error
+        raise Rejected(f"port {port}, which a VM would need, does not exist: set a lower {setting!r}") from error
     except OSError as error:
         if error.errno == errno.EADDRNOTAVAIL:
-            raise ListenModeUnsupported(f"the address {address} is not one of this machine's") from error
+            raise ListenModeUnsupported(f"this machine does not have the address {address}") from error
         raise Rejected(_bind_error_message(error, address, port, setting)) from error
 
 
@@ -204,13 +223,11 @@ def _bound_port(sock: socket.socket) -> int:
 
 
 _FWMARK_ACCEPT_PATH = Path("/proc/sys/net/ipv4/tcp_fwmark_accept")
-_IFNAMSIZ = 16  # IFNAMSIZ
-_LO_DEVICE = "lo"
 METADATA_ADDRESS, METADATA_PORT = "169.254.169.254", 80  # spec §2.1
 
 
 class IdentifyBy(StrEnum):
-    """What tells which VM calls."""
+    """How a listener identifies VMs; the values of `by` in the settings."""
 
     DEVICE = "device"
     NAMESPACE = "namespace"
@@ -220,29 +237,32 @@ class IdentifyBy(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ListenerSpec:
+    """A configured listener on a real network: where to listen, and how VMs are identified there."""
+
     identify_by: IdentifyBy
     address: str = METADATA_ADDRESS
     port: int = METADATA_PORT
     device: str = ""
-    namespace: str = ""  # "": ours
-    network: str = ""  # whose source addresses are meant; "": those of the fleet
-    assignments: tuple[tuple[str, str], ...] = ()  # place → the name of the VM that is there
-    wait_until_available: bool = True  # for what it stands on; else that must be there at the start
+    namespace: str = ""  # network namespace; "": the one of this process
+    network: str = ""  # the network of the source addresses; "": the addresses of the fleet
+    assignments: tuple[tuple[str, str], ...] = ()  # attachment → VM name
+    wait_until_available: bool = True  # for device, address and namespace; else they must exist at the start
 
     @property
     def name(self) -> str:
-        """For people, and the same in every process that reads the same settings."""
-        told = {
+        """A name for people; the same in every process that reads the same settings."""
+        suffixes = {
             IdentifyBy.DEVICE: f" by device {self.device}",
             IdentifyBy.NAMESPACE: f" by namespace {self.namespace}",
             IdentifyBy.MARK: f" by mark on {self.device}",
             IdentifyBy.SOURCE: f" by source on {self.device}" if self.device else "",
         }
         inside = f" in {self.namespace}" if self.namespace and self.identify_by is not IdentifyBy.NAMESPACE else ""
-        return f"{_bracket_ipv6(self.address)}:{self.port}{told[self.identify_by]}{inside}"
+        return f"{_bracket_ipv6(self.address)}:{self.port}{suffixes[self.identify_by]}{inside}"
 
     @property
     def strategy(self) -> IdentityStrategy:
+        """The identity strategy for connections to this listener."""
         match self.identify_by:
             case IdentifyBy.DEVICE:
                 return BoundDevice(self.namespace)
@@ -256,7 +276,7 @@ class ListenerSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpenListener:
-    """An entrance that is open, on what was there at the time."""
+    """An open listener, with the device and namespace it was opened on."""
 
     listener: VmListener
     device: str
@@ -265,49 +285,39 @@ class OpenListener:
 
     @property
     def is_current(self) -> bool:
-        """Whether its device and its namespace are still those of this name."""
+        """False if its device or namespace is gone, or was created again under the same name."""
         if self.namespace and namespace_id(self.namespace) != self.netns_id:
             return False
         return not self.device or all(bound_device(sock) == self.device for sock in self.listener.sockets)
 
 
-def open_listener(entrance: ListenerSpec, *, shared: bool = False) -> OpenListener:
-    """Listen there. Unavailable: what it stands on is not there yet. Rejected: it will not be possible."""
-    identity = namespace_id(entrance.namespace) if entrance.namespace else None
+def open_listener(spec: ListenerSpec, *, shared: bool = False) -> OpenListener:
+    """Open the listener. Unavailable if its device, address or namespace does not exist yet, else Rejected."""
+    netns_id = namespace_id(spec.namespace) if spec.namespace else None
     try:
-        sock = run_in_namespace(entrance.namespace, partial(_open_socket, entrance, shared=shared))
+        sock = run_in_namespace(spec.namespace, partial(_open_socket, spec, shared=shared))
     except OSError as error:
-        raise _open_error(entrance, error) from error
+        raise _open_error(spec, error) from error
     return OpenListener(
-        listener=listener_for_socket(entrance, sock),
-        device=entrance.device,
-        namespace=entrance.namespace,
-        netns_id=identity,
+        listener=listener_for_socket(spec, sock),
+        device=spec.device,
+        namespace=spec.namespace,
+        netns_id=netns_id,
     )
 
 
-def listener_for_socket(entrance: ListenerSpec, sock: socket.socket) -> VmListener:
-    """A socket that listens at the entrance, whoever opened it."""
-    is_loopback = ip_address(entrance.address).is_loopback or (entrance.device == _LO_DEVICE and not entrance.namespace)
-    return VmListener(sockets=(sock,), strategy=entrance.strategy, is_loopback=is_loopback)
+def listener_for_socket(spec: ListenerSpec, sock: socket.socket) -> VmListener:
+    """Return the listener for a socket that this or another process has opened for the spec."""
+    on_loopback_device = spec.device == _LOOPBACK_DEVICE and not spec.namespace
+    is_loopback = ip_address(spec.address).is_loopback or on_loopback_device
+    return VmListener(sockets=(sock,), strategy=spec.strategy, is_loopback=is_loopback)
 
 
-def bound_device(sock: socket.socket) -> str:
-    """The present name of the device a socket is bound to; "" if that is gone, or it is bound to none."""
-    try:
-        name = sock.getsockopt(socket.SOL_SOCKET, socket.SO_BINDTODEVICE, _IFNAMSIZ)
-    except OSError:
-        return ""
-    return name.rstrip(b"\0").decode(errors="replace")
-
-
-def _open_socket(entrance: ListenerSpec, *, shared: bool) -> socket.socket:
-    if entrance.identify_by is IdentifyBy.MARK:
+def _open_socket(spec: ListenerSpec, *, shared: bool) -> socket.socket:
+    if spec.identify_by is IdentifyBy.MARK:
         _check_fwmark_accept()
     try:
-        return open_listening_socket(
-            entrance.address, entrance.port, device=entrance.device, setting="port", shared=shared
-        )
+        return open_listening_socket(spec.address, spec.port, device=spec.device, setting="port", shared=shared)
     except ListenModeUnsupported as error:
         cause = error.__cause__
         if isinstance(cause, OSError) and cause.errno in (errno.ENODEV, errno.EADDRNOTAVAIL):
@@ -316,28 +326,28 @@ def _open_socket(entrance: ListenerSpec, *, shared: bool) -> socket.socket:
     except Rejected as error:
         if isinstance(error.__cause__, PermissionError):
             raise Rejected(
-                "this user may not: take a port above 1023, or let `forewarn sockets` open it as root"
+                "permission denied: set a port above 1023, or let `forewarn sockets` open it as root"
             ) from error
         raise
 
 
 def _check_fwmark_accept() -> None:
-    """/proc/sys/net is that of the thread's own network namespace."""
+    """Reject if the kernel does not copy marks to connections, in the network namespace of this thread."""
     if _FWMARK_ACCEPT_PATH.read_text().strip() != "1":
-        raise Rejected("marks do not reach connections: say `sysctl -w net.ipv4.tcp_fwmark_accept=1` there first")
+        raise Rejected("the kernel does not mark connections: run `sysctl -w net.ipv4.tcp_fwmark_accept=1` there first")
 
 
-def _open_error(entrance: ListenerSpec, error: OSError) -> Rejected | Unavailable:
-    path = str(namespace_path(entrance.namespace))
-    if not entrance.namespace or error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOMEM):
-        return Unavailable(f"the system has no socket for it now ({error.strerror})")
+def _open_error(spec: ListenerSpec, error: OSError) -> Rejected | Unavailable:
+    path = str(namespace_path(spec.namespace))
+    if not spec.namespace or error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOMEM):
+        return Unavailable(f"the system cannot create a socket now ({error.strerror})")
     if isinstance(error, FileNotFoundError):
-        return Unavailable(f"there is no network namespace {path!r}")
+        return Unavailable(f"network namespace {path!r} does not exist")
     if isinstance(error, PermissionError):
         return Rejected(f"this user may not enter namespace {path!r}: let `forewarn sockets` do it as root")
-    if error.errno == errno.EINVAL:  # `ip netns add` makes the file first
-        return Unavailable(f"{path!r} is no network namespace")
-    return Rejected(f"namespace {path!r} cannot be entered: {error.strerror}")
+    if error.errno == errno.EINVAL:  # `ip netns add` creates the file first
+        return Unavailable(f"{path!r} is not a network namespace")
+    return Rejected(f"cannot enter namespace {path!r}: {error.strerror}")
 
 
 def _bracket_ipv6(address: str) -> str:

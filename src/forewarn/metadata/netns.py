@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TypeAlias, TypeVar
 
-NETNS_DIRECTORY = Path("/run/netns")  # where `ip netns` keeps them
+NETNS_DIRECTORY = Path("/run/netns")  # where `ip netns` has the named ones
 _CLONE_NEWNET = 0x40000000
 
 T = TypeVar("T")
@@ -17,37 +17,38 @@ NamespaceId: TypeAlias = "tuple[int, int] | None"
 
 
 def namespace_path(namespace: str) -> Path:
-    """A name as `ip netns` knows it, or a path."""
+    """Return the path of a namespace, given its name in `ip netns` or an absolute path."""
     return NETNS_DIRECTORY / namespace
 
 
 def namespace_id(namespace: str) -> NamespaceId:
-    """Tells a namespace from another one made later under the same name; None: there is none."""
+    """Return an id that differs if the namespace is created again under its name; None if it does not exist."""
     try:
-        seen = namespace_path(namespace).stat()
+        status = namespace_path(namespace).stat()
     except OSError:
         return None
-    return seen.st_dev, seen.st_ino
+    return status.st_dev, status.st_ino
 
 
 def run_in_namespace(namespace: str, function: Callable[[], T]) -> T:
-    """What the function gives inside the namespace; "" is ours. Raises OSError where that cannot be entered.
+    """Run the function inside the network namespace and return its result; "": the current namespace.
 
-    A thread enters and is thrown away afterwards, so that nobody else is ever moved.
+    Raises OSError if the namespace cannot be entered. A new thread enters it and ends afterwards, so other threads
+    stay where they are.
     """
     if not namespace:
         return function()
     results: list[T] = []
     errors: list[BaseException] = []
 
-    def visit() -> None:
+    def run() -> None:
         try:
             _enter_namespace(namespace_path(namespace))
             results.append(function())
         except BaseException as error:
             errors.append(error)
 
-    thread = threading.Thread(target=visit)
+    thread = threading.Thread(target=run)
     thread.start()
     thread.join()
     if errors:
@@ -56,7 +57,7 @@ def run_in_namespace(namespace: str, function: Callable[[], T]) -> T:
 
 
 def _enter_namespace(path: Path) -> None:
-    # os.setns came with Python 3.12.
+    # os.setns exists since Python 3.12.
     libc = ctypes.CDLL(None, use_errno=True)
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:

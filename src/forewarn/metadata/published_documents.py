@@ -1,4 +1,4 @@
-"""What VMs are shown, in memory: the newest view of each scope, its rendered bytes, its waiters.
+"""The published scopes in memory: what VMs see, the encoded documents, and the waiting long polls.
 
 The publisher publishes a scope at every commit that changes what its VMs see, and long polls of that scope are
 woken. Polls are answered from here and never touch the store. `StaleDocuments` keeps replaced views for a minute
@@ -19,16 +19,18 @@ from forewarn.protocol.codec import encode_document
 from forewarn.protocol.exchange import PollRequest
 from forewarn.protocol.http_message import HttpResponse
 
-_WAKES_PER_TURN = 200  # more would make other polls wait
+_WAKES_PER_TURN = 200  # more would delay other polls
 _CACHED_BODIES = 1024
-_MAX_SHARED_RESPONSES = 64  # of one scope: whoever waits for a change asks in much the same words
+_MAX_SHARED_RESPONSES = 64  # per scope: clients that wait for a change send nearly equal polls
 
 _SharedResponses = dict[tuple[PollRequest, bool], HttpResponse]
 
 
 class ChangeWaiter(Protocol):
+    """A connection with a held poll."""
+
     def wake(self) -> None:
-        """Look at the board again; a waiter that left meanwhile has nothing to do."""
+        """Called once when the scope has changed; does nothing if the connection waits no more."""
 
 
 @dataclass(slots=True)
@@ -42,7 +44,7 @@ class _PublishedEntry:
 
 
 class PublishedDocuments:
-    """Control publishes here at every commit; polls are answered from here and never touch the store."""
+    """The published scopes. Not thread-safe; `publish` and `remove` need a running event loop."""
 
     def __init__(self, *, first_answer_delay_s: float = 0.0) -> None:
         self._first_answer_delay_s = first_answer_delay_s
@@ -53,15 +55,15 @@ class PublishedDocuments:
         self.stale_documents = StaleDocuments()
         self._render = lru_cache(maxsize=_CACHED_BODIES)(encode_document)
 
-    def subscribe(self, tell: Callable[[Iterable[str]], None]) -> None:
-        """Tell this which VMs have another view, or none, as soon as they have."""
-        self._subscribers.append(tell)
+    def subscribe(self, callback: Callable[[Iterable[str]], None]) -> None:
+        """Call back with the VMs whose view has changed or ended, within `publish` and `remove`."""
+        self._subscribers.append(callback)
 
     def publish(self, scope: PublishedScope) -> None:
-        """Show this from now on; whoever waits for a change of the scope is woken."""
+        """Replace what the scope's VMs see, and wake its long polls if their response has changed."""
         before = self._entries.get(scope.scope_id)
-        posted = _PublishedEntry(scope, delayed_until=self._delayed_until(before, scope))
-        self._entries[scope.scope_id] = posted
+        entry = _PublishedEntry(scope, delayed_until=self._delayed_until(before, scope))
+        self._entries[scope.scope_id] = entry
         self._index_vms(scope)
         self._notify_subscribers(scope)
 
@@ -70,68 +72,69 @@ class PublishedDocuments:
         self._notify_subscribers(before.scope)
         self._unindex_vms(before.scope, staying=scope.vms.keys())
         if _polls_read_same(before.scope, scope):
-            posted.bodies, posted.responses, posted.waiters = before.bodies, before.responses, before.waiters
+            entry.bodies, entry.responses, entry.waiters = before.bodies, before.responses, before.waiters
         else:
             self.stale_documents.add(before.scope)
             self._wake(before.waiters)
 
     def remove(self, scope_id: str) -> None:
-        """The scope is no more: its VMs are unknown from now on."""
-        gone = self._entries.pop(scope_id, None)
-        if gone is not None:
-            self._unindex_vms(gone.scope, staying=())
-            self._notify_subscribers(gone.scope)
-            self._wake(gone.waiters)
+        """Remove a scope: its VMs are unknown from now on, and its long polls are woken."""
+        removed = self._entries.pop(scope_id, None)
+        if removed is not None:
+            self._unindex_vms(removed.scope, staying=())
+            self._notify_subscribers(removed.scope)
+            self._wake(removed.waiters)
 
     def view(self, vm: str) -> GuestView | None:
-        """What this VM may be told; None: there is no such VM."""
+        """Return what this VM sees now; None if no published scope has it. Same object until a change."""
         scope_id = self._scope_id_by_vm.get(vm)
         if scope_id is None:
             return None
-        posted = self._entries[scope_id]
-        view = posted.views.get(vm)
+        entry = self._entries[scope_id]
+        view = entry.views.get(vm)
         if view is None:
-            view = posted.views[vm] = _make_view(vm, posted)
+            view = entry.views[vm] = _make_view(vm, entry)
         return view
 
     def shared_response(self, view: GuestView, poll: PollRequest, *, iso_dates: bool) -> HttpResponse | None:
-        """The document as it was given before to whoever asked the same; None: nobody has yet."""
-        posted = self._entry_for(view)
-        return None if posted is None else posted.responses.get((poll, iso_dates))
+        """Return the response of an equal poll of any VM of the scope (see `share_response`), or None."""
+        entry = self._entry_for(view)
+        return None if entry is None else entry.responses.get((poll, iso_dates))
 
-    def share_response(self, view: GuestView, poll: PollRequest, answer: HttpResponse, *, iso_dates: bool) -> None:
-        """Give this to whoever asks the same, until the scope changes."""
-        posted = self._entry_for(view)
-        if posted is not None and len(posted.responses) < _MAX_SHARED_RESPONSES:
-            posted.responses[poll, iso_dates] = answer
+    def share_response(self, view: GuestView, poll: PollRequest, response: HttpResponse, *, iso_dates: bool) -> None:
+        """Keep a 200 response with the document for equal polls of the scope, until it changes."""
+        entry = self._entry_for(view)
+        if entry is not None and len(entry.responses) < _MAX_SHARED_RESPONSES:
+            entry.responses[poll, iso_dates] = response
 
     def document_bytes(self, view: GuestView, version: str, *, iso_dates: bool) -> bytes:
-        """The view's document as `version` shows it: rendered when first asked for, equal ones kept once."""
-        posted = self._entry_for(view)
-        if posted is None:
+        """Return the view's document encoded in this api-version; cached, equal bytes are kept once."""
+        entry = self._entry_for(view)
+        if entry is None:
             return self._render(view.document, version, iso_dates=iso_dates)
-        body = posted.bodies.get((version, iso_dates))
+        body = entry.bodies.get((version, iso_dates))
         if body is None:
-            fresh = self._render(view.document, version, iso_dates=iso_dates)
-            body = next((equal for equal in posted.bodies.values() if equal == fresh), fresh)
-            posted.bodies[version, iso_dates] = body
+            encoded = self._render(view.document, version, iso_dates=iso_dates)
+            body = next((equal for equal in entry.bodies.values() if equal == encoded), encoded)
+            entry.bodies[version, iso_dates] = body
         return body
 
     def add_waiter(self, scope_id: str, waiter: ChangeWaiter) -> None:
-        """Wake the waiter once, at the scope's next change."""
+        """Wake the waiter once, at the scope's next change. KeyError if the scope is not published."""
         self._entries[scope_id].waiters[waiter] = None
 
     def remove_waiter(self, scope_id: str, waiter: ChangeWaiter) -> None:
-        posted = self._entries.get(scope_id)
-        if posted is not None:
-            posted.waiters.pop(waiter, None)
+        """Stop waiting; does nothing if the waiter does not wait."""
+        entry = self._entries.get(scope_id)
+        if entry is not None:
+            entry.waiters.pop(waiter, None)
 
     def _entry_for(self, view: GuestView) -> _PublishedEntry | None:
-        """What is posted, if that is what the view shows: it may be older."""
-        posted = self._entries.get(view.scope_id)
-        if posted is None or posted.scope.document is not view.document or posted.scope.epoch != view.epoch:
+        """Return the entry of the view's scope; None if the view is older."""
+        entry = self._entries.get(view.scope_id)
+        if entry is None or entry.scope.document is not view.document or entry.scope.epoch != view.epoch:
             return None
-        return posted
+        return entry
 
     def _delayed_until(self, before: _PublishedEntry | None, scope: PublishedScope) -> float:
         if before is None:
@@ -146,13 +149,13 @@ class PublishedDocuments:
 
     def _unindex_vms(self, scope: PublishedScope, *, staying: Iterable[str]) -> None:
         for vm in scope.vms.keys() - set(staying):
-            # Unless another scope has taken it in already.
+            # A VM that moved is already in the index of its new scope.
             if self._scope_id_by_vm.get(vm) == scope.scope_id:
                 del self._scope_id_by_vm[vm]
 
     def _notify_subscribers(self, scope: PublishedScope) -> None:
-        for tell in self._subscribers:
-            tell(scope.vms)
+        for callback in self._subscribers:
+            callback(scope.vms)
 
     def _wake(self, waiters: Iterable[ChangeWaiter]) -> None:
         idle = not self._wake_queue
@@ -167,8 +170,8 @@ class PublishedDocuments:
             asyncio.get_running_loop().call_soon(self._wake_some)
 
 
-def _make_view(vm: str, posted: _PublishedEntry) -> GuestView:
-    scope = posted.scope
+def _make_view(vm: str, entry: _PublishedEntry) -> GuestView:
+    scope = entry.scope
     return GuestView(
         vm=vm,
         scope_id=scope.scope_id,
@@ -177,45 +180,47 @@ def _make_view(vm: str, posted: _PublishedEntry) -> GuestView:
         document=scope.document,
         facts=scope.vms[vm],
         poll_override=scope.poll_override,
-        delayed_until=posted.delayed_until,
+        delayed_until=entry.delayed_until,
     )
 
 
 def _polls_read_same(before: PublishedScope, after: PublishedScope) -> bool:
-    """Whether a poll of any VM gets the same answer as before: same incarnation, same content (spec §4.2)."""
-    same_words = before.document == after.document and before.poll_override == after.poll_override
-    return before.epoch == after.epoch and same_words and before.vms.keys() == after.vms.keys()
+    """Whether polls of all VMs get the same response as before (spec §4.2)."""
+    same_response = before.document == after.document and before.poll_override == after.poll_override
+    return before.epoch == after.epoch and same_response and before.vms.keys() == after.vms.keys()
 
 
 _STALE_RETENTION_S = 60.0
 
 
 class StaleDocuments:
-    def __init__(self) -> None:
-        self._replaced: dict[str, deque[tuple[float, PublishedScope]]] | None = (
-            None  # scope → until when it was shown, what
-        )
+    """Keeps replaced scopes for a minute, so that a fault can serve old documents. Off by default."""
 
-    def set_enabled(self, on: bool) -> None:
-        """Begin to keep what is replaced; or forget all of it."""
-        if not on:
+    def __init__(self) -> None:
+        # scope id → (loop time until which it was published, scope), oldest first; None: off
+        self._replaced: dict[str, deque[tuple[float, PublishedScope]]] | None = None
+
+    def set_enabled(self, enabled: bool) -> None:
+        """Start to keep replaced scopes, or stop and drop them all."""
+        if not enabled:
             self._replaced = None
         elif self._replaced is None:
             self._replaced = {}
 
     def add(self, replaced: PublishedScope) -> None:
+        """Keep a scope that was replaced just now; does nothing while off."""
         if self._replaced is None:
             return
         now = asyncio.get_running_loop().time()
-        kept = self._replaced.setdefault(replaced.scope_id, deque())
-        kept.append((now, replaced))
-        while kept[0][0] < now - _STALE_RETENTION_S:
-            kept.popleft()
+        history = self._replaced.setdefault(replaced.scope_id, deque())
+        history.append((now, replaced))
+        while history[0][0] < now - _STALE_RETENTION_S:
+            history.popleft()
 
     def view_at(self, view: GuestView, at: float) -> GuestView:
-        """What this VM was shown at a moment (loop time): the view itself if that has not changed since."""
-        kept = self._replaced.get(view.scope_id, ()) if self._replaced is not None else ()
-        then = next((scope for until, scope in kept if until >= at), None)
-        if then is None or not then.enabled:
+        """Return what this VM saw at `at` (loop time); the view itself if it has not changed since."""
+        history = self._replaced.get(view.scope_id, ()) if self._replaced is not None else ()
+        earlier = next((scope for until, scope in history if until >= at), None)
+        if earlier is None or not earlier.enabled:
             return view
-        return replace(view, epoch=then.epoch, document=then.document)
+        return replace(view, epoch=earlier.epoch, document=earlier.document)

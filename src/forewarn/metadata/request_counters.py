@@ -24,22 +24,25 @@ UNKNOWN_VERSION, NO_VERSION = "other", "none"
 
 
 class RequestCategory(NamedTuple):
-    kind: str  # one of the six above
-    version: str = ""  # the api-version that a poll or an approval names
+    """The kind of a request and its api-version, as labels of metrics."""
+
+    kind: str  # POLL, APPROVAL, INSTANCE, TOKEN, OTHER or UNKNOWN_CALLER
+    version: str = ""  # api-version of a poll or an approval; UNKNOWN_VERSION or NO_VERSION if it has no known one
 
 
-UNKNOWN_CALLER_REQUEST = RequestCategory(UNKNOWN_CALLER)  # whoever calls is none of our VMs
-OTHER_REQUEST = RequestCategory(OTHER)  # what came was none that can be read
+UNKNOWN_CALLER_REQUEST = RequestCategory(UNKNOWN_CALLER)
+OTHER_REQUEST = RequestCategory(OTHER)
 
 
 def request_category(request: HttpRequest) -> RequestCategory:
+    """Return the category of a VM's request, by method, path and api-version."""
     return _category_of_target(request.method, request.target)
 
 
 def user_agent_of(request: HttpRequest) -> str:
-    """Which program asks, as it calls itself; what cannot be printed is left out."""
-    given = next((value for name, value in request.headers if name == "user-agent"), "")
-    return _printable_prefix(given) if given else ""
+    """Return the printable part of the User-Agent header, at most MAX_USER_AGENT_LENGTH; "" if there is none."""
+    user_agent = next((value for name, value in request.headers if name == "user-agent"), "")
+    return _printable_prefix(user_agent) if user_agent else ""
 
 
 @lru_cache(maxsize=_CACHED_CATEGORIES)
@@ -57,8 +60,8 @@ def _category_of_target(method: str, text: str) -> RequestCategory:
 
 
 def _scheduled_events_category(method: str, version: str | None) -> RequestCategory:
-    named = NO_VERSION if not version else version if version in VERSIONS else UNKNOWN_VERSION
-    return RequestCategory({"GET": POLL, "POST": APPROVAL}.get(method, OTHER), named)
+    label = NO_VERSION if not version else version if version in VERSIONS else UNKNOWN_VERSION
+    return RequestCategory({"GET": POLL, "POST": APPROVAL}.get(method, OTHER), label)
 
 
 @lru_cache(maxsize=_CACHED_CATEGORIES)
@@ -67,27 +70,28 @@ def _printable_prefix(text: str) -> str:
 
 
 class RequestTotals(msgspec.Struct, frozen=True, kw_only=True):
-    """Counts since the process began; `held` and `connections` as of now."""
+    """The counts of one process since its start, sent from workers to the owner; also the sum of several."""
 
-    answered: tuple[tuple[str, str, int, int], ...] = ()  # what was asked for, api-version, status, how often
-    accepted: int = 0
-    refused: int = 0
-    lost: int = 0  # sightings that found no room
-    held: int = 0
-    connections: int = 0
+    answered: tuple[tuple[str, str, int, int], ...] = ()  # kind, api-version, status, count
+    accepted: int = 0  # connections
+    refused: int = 0  # connections
+    lost: int = 0  # event deliveries that could not be queued
+    held: int = 0  # requests that are held now (a gauge)
+    connections: int = 0  # open now (a gauge)
 
     def without_gauges(self) -> RequestTotals:
-        """What stays of it when its process is gone."""
+        """Return the counts that remain when the process has ended: held and connections are 0."""
         return msgspec.structs.replace(self, held=0, connections=0)
 
 
 def sum_totals(*parts: RequestTotals) -> RequestTotals:
+    """Add up the totals of several processes."""
     answered: Counter[tuple[str, str, int]] = Counter()
     for part in parts:
-        for of, version, status, times in part.answered:
-            answered[of, version, status] += times
+        for kind, version, status, count in part.answered:
+            answered[kind, version, status] += count
     return RequestTotals(
-        answered=tuple((*of, times) for of, times in answered.items()),
+        answered=tuple((*key, count) for key, count in answered.items()),
         accepted=sum(part.accepted for part in parts),
         refused=sum(part.refused for part in parts),
         lost=sum(part.lost for part in parts),
@@ -96,29 +100,29 @@ def sum_totals(*parts: RequestTotals) -> RequestTotals:
     )
 
 
-RESET_STATUS = 0  # in the place of a status: the connection was reset instead
+RESET_STATUS = 0  # counted instead of an HTTP status: the connection was reset
 
 
 @dataclass(slots=True)
 class RequestCounters:
-    """Counts for metrics: plain numbers, because a labelled counter costs more than a poll."""
+    """The request counts of one server, as plain numbers."""
 
-    accepted: int = 0
-    refused: int = 0  # connections beyond the limit of one VM
-    held: int = 0  # requests waiting just now
+    accepted: int = 0  # connections
+    refused: int = 0  # connections beyond a limit
+    held: int = 0  # requests that are held now
     requests: int = 0
-    answered: Counter[tuple[RequestCategory, int]] = field(default_factory=Counter)  # by what was asked for, and status
+    answered: Counter[tuple[RequestCategory, int]] = field(default_factory=Counter)  # by category and status
 
-    def count_cached(self, sort: RequestCategory, status: int, times: int) -> None:
-        """Requests that were answered from memory."""
-        self.requests += times
-        self.answered[sort, status] += times
+    def count_cached(self, category: RequestCategory, status: int, count: int) -> None:
+        """Add requests that were answered from the response cache."""
+        self.requests += count
+        self.answered[category, status] += count
 
     @property
     def responses_by_status(self) -> Counter[int]:
-        """By status alone."""
-        found: Counter[int] = Counter()
-        for (_, status), times in self.answered.items():
+        """The number of responses by HTTP status; resets are left out."""
+        by_status: Counter[int] = Counter()
+        for (_, status), count in self.answered.items():
             if status != RESET_STATUS:
-                found[status] += times
-        return found
+                by_status[status] += count
+        return by_status

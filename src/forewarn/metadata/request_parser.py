@@ -19,39 +19,39 @@ from forewarn.protocol.http_message import HttpRequest, HttpResponse
 from forewarn.protocol.responses import body_too_large, header_too_large, malformed_request
 
 _END_OF_HEAD = b"\r\n\r\n"
-_EMPTY_LINES = re.compile(rb"[\r\n]*")  # RFC 9112 §2.2: to be ignored before a request
+_EMPTY_LINES = re.compile(rb"[\r\n]*")  # ignored before a request (RFC 9112 §2.2)
 _UPGRADE = re.compile(rb"\nupgrade(?=:)", re.IGNORECASE)
 _REQUEST_LINE = re.compile(rb"([!-~]+) ([!-~]+) HTTP/1\.[01]\r\n")
 _REQUEST_LINE_PREFIX = re.compile(rb"[!-~]*(?: [!-~]*(?: [!-~]*\r?)?)?")
-# Chunks of one byte blow a body up sixfold, and we count what we keep, so the wire may carry this much more.
+# The limit is for the decoded body. Chunks of one byte need six bytes each, so a chunked body may be this much longer.
 _CHUNKED_OVERHEAD = 8
 _CACHED_HEADS = 512
-_MAX_CACHED_HEAD_BYTES = 1024  # of a head that is kept
+_MAX_CACHED_HEAD_BYTES = 1024
 
 
 class ParsedRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """A request that is all here."""
+    """A complete request."""
 
     request: HttpRequest
     keep_alive: bool
-    is_http10: bool = False  # HTTP/1.0: staying open must be said
+    is_http10: bool = False  # HTTP/1.0: the response needs Connection: keep-alive to keep it open
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RefusedRequest:
-    """No request will come of these bytes: give this answer and hang up."""
+    """The bytes are not a valid request: send this response and close the connection."""
 
     response: HttpResponse
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _ParsedHead:
-    """What a request's head says: the request without its body, and how that is framed."""
+    """A request without its body, and how the body is framed."""
 
     parsed: ParsedRequest
     body_bytes: int = 0
     is_chunked: bool = False
-    expects_continue: bool = False  # the caller waits for 100 Continue
+    expects_continue: bool = False  # the client waits for 100 Continue
 
     def with_body(self, body: bytes) -> ParsedRequest:
         bare = self.parsed.request
@@ -61,9 +61,9 @@ class _ParsedHead:
 
 @dataclass(slots=True)
 class _ParserCallbacks:
-    """What httptools tells of the request it reads."""
+    """The callbacks of httptools, which collect the parts of a request."""
 
-    should_keep_alive: Callable[[], bool] = bool  # the parser knows only until it has told of the request's end
+    should_keep_alive: Callable[[], bool] = bool  # of the parser; valid only until the request is complete
     target: bytes = b""
     headers: list[tuple[str, str]] = field(default_factory=list)
     body: bytearray = field(default_factory=bytearray)
@@ -75,14 +75,14 @@ class _ParserCallbacks:
         self.target += url
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        # What follows a chunked body is no header, and must not pass for one.
+        # Trailers of a chunked body must not be taken for headers.
         if not self.headers_complete:
             self.headers.append((name.decode("latin-1").lower(), value.decode("latin-1")))
 
     def on_headers_complete(self) -> None:
         self.headers_complete = True
         self.keep_alive = self.should_keep_alive()
-        self.should_keep_alive = bool  # the parser holds us, and is gone sooner if we do not hold it
+        self.should_keep_alive = bool  # breaks the reference cycle with the parser
 
     def on_body(self, body: bytes) -> None:
         self.body += body
@@ -91,11 +91,11 @@ class _ParserCallbacks:
         self.is_complete = True
 
     def header(self, name: str) -> str | None:
-        return next((value for given, value in self.headers if given == name), None)
+        return next((value for header, value in self.headers if header == name), None)
 
 
 class RequestParser:
-    """The bytes of one connection on their way to becoming requests."""
+    """Parses the bytes of one connection: `feed` them, then call `next_request` until it returns None."""
 
     __slots__ = ("_body", "_buffer", "_expects_continue", "_head", "_limits", "_scanned")
 
@@ -103,30 +103,31 @@ class RequestParser:
         self._limits = limits
         self._buffer = bytearray()
         self._scanned = 0
-        self._head: _ParsedHead | None = None  # of a request that is not whole, and then its body
+        self._head: _ParsedHead | None = None  # of an incomplete request
         self._body: _SizedBody | _ChunkedBody | None = None
         self._expects_continue = False
 
     @property
     def buffered_bytes(self) -> int:
-        """How many bytes are not parsed yet."""
+        """The number of bytes that are not parsed yet."""
         return len(self._buffer)
 
     @property
     def has_partial_request(self) -> bool:
-        """Whether a request has begun and is not whole."""
+        """Whether there are unparsed bytes or an incomplete request."""
         return bool(self._buffer) or self._head is not None
 
     def take_continue(self) -> bool:
-        """True once per request whose caller waits for leave to send the body."""
-        wants, self._expects_continue = self._expects_continue, False
-        return wants
+        """Return True once per request whose client waits for 100 Continue before it sends the body."""
+        expects_continue, self._expects_continue = self._expects_continue, False
+        return expects_continue
 
     def feed(self, data: bytes) -> None:
+        """Append bytes received from the client."""
         self._buffer += data
 
     def next_request(self) -> ParsedRequest | RefusedRequest | None:
-        """The next request; None: it is not whole yet."""
+        """Return the next request, or None if it is incomplete."""
         try:
             if self._head is None or self._body is None:
                 return self._parse_head()
@@ -151,12 +152,12 @@ class RequestParser:
         return self._start_body(head, raw)
 
     def _start_body(self, head: _ParsedHead, raw: bytes) -> ParsedRequest | RefusedRequest | None:
-        most = self._limits.body_bytes
-        if head.body_bytes > most:
+        max_bytes = self._limits.body_bytes
+        if head.body_bytes > max_bytes:
             return RefusedRequest(response=body_too_large())
         if len(self._buffer) >= head.body_bytes > 0:
             return head.with_body(self._consume(head.body_bytes))
-        body = _ChunkedBody(raw, most) if head.is_chunked else _SizedBody(head.body_bytes)
+        body = _ChunkedBody(raw, max_bytes) if head.is_chunked else _SizedBody(head.body_bytes)
         self._head, self._body, self._expects_continue = head, body, head.expects_continue
         return self._parse_body(head, body)
 
@@ -172,9 +173,9 @@ class RequestParser:
         return head.with_body(bytes(body.received))
 
     def _cannot_be_http(self) -> bool:
-        """Whether what came so far can no longer begin a request: a caller that speaks TLS need not wait."""
-        begins = _REQUEST_LINE.match if b"\n" in self._buffer else _REQUEST_LINE_PREFIX.fullmatch
-        return begins(self._buffer) is None
+        """Whether the bytes cannot be the start of a request, so that a TLS client gets its error at once."""
+        match = _REQUEST_LINE.match if b"\n" in self._buffer else _REQUEST_LINE_PREFIX.fullmatch
+        return match(self._buffer) is None
 
     def _consume(self, size: int) -> bytes:
         piece = bytes(self._buffer[:size])
@@ -184,7 +185,7 @@ class RequestParser:
 
 
 class _SizedBody:
-    """A body whose length was said."""
+    """Reads a body with Content-Length."""
 
     __slots__ = ("_size", "received")
 
@@ -199,7 +200,7 @@ class _SizedBody:
         return len(self.received) == self._size
 
     def next_piece_bytes(self, buffer: bytearray) -> int:
-        """How many bytes may be cut off for this."""
+        """Return how many bytes of the buffer belong to the body, at most."""
         return self._size - len(self.received)
 
     def feed(self, piece: bytes) -> None:
@@ -207,13 +208,13 @@ class _SizedBody:
 
 
 class _ChunkedBody:
-    """A body that comes in chunks."""
+    """Reads a chunked body."""
 
     __slots__ = ("_callbacks", "_max_bytes", "_parser", "_wire_bytes_left")
 
-    def __init__(self, head: bytes, most: int) -> None:
+    def __init__(self, head: bytes, max_bytes: int) -> None:
         self._callbacks, self._parser = _feed_httptools(head)
-        self._max_bytes, self._wire_bytes_left = most, most * _CHUNKED_OVERHEAD
+        self._max_bytes, self._wire_bytes_left = max_bytes, max_bytes * _CHUNKED_OVERHEAD
 
     @property
     def is_complete(self) -> bool:
@@ -228,7 +229,7 @@ class _ChunkedBody:
         return self._callbacks.body
 
     def next_piece_bytes(self, buffer: bytearray) -> int:
-        # The body ends with a line, so a line at a time never reaches into the next request.
+        # A chunked body ends with a line, so one line at a time never reaches into the next request.
         return buffer.find(b"\n") + 1 or len(buffer)
 
     def feed(self, piece: bytes) -> None:
@@ -237,33 +238,33 @@ class _ChunkedBody:
 
 
 def _read_head(raw: bytes) -> _ParsedHead | ParsedRequest | RefusedRequest:
-    """What the head says; whole requests need nothing more."""
+    """Parse a head. A request without a body is complete and returned as ParsedRequest."""
     line = _REQUEST_LINE.match(raw)
     if line is None:
         return RefusedRequest(response=malformed_request())
     try:
-        message, parser = _feed_httptools(raw)
+        callbacks, parser = _feed_httptools(raw)
     except httptools.HttpParserInvalidMethodError:
-        # A verb that the parser does not know is still a request, and told so like PUT is (spec §10).
+        # A method that the parser does not know gets the same error as PUT (spec §10).
         request = HttpRequest(method=line[1].decode("ascii"), target=line[2].decode("ascii"))
         return ParsedRequest(request=request, keep_alive=False)
     except (httptools.HttpParserError, ValueError):
         return RefusedRequest(response=malformed_request())
     request = HttpRequest(
         method=parser.get_method().decode("latin-1"),
-        target=message.target.decode("latin-1"),
-        headers=tuple(message.headers),
+        target=callbacks.target.decode("latin-1"),
+        headers=tuple(callbacks.headers),
     )
-    is_old = parser.get_http_version() == "1.0"
-    whole = ParsedRequest(request=request, keep_alive=message.keep_alive, is_http10=is_old)
-    if message.is_complete:
-        return whole
-    expects = (message.header("expect") or "").lower() == "100-continue"
+    is_http10 = parser.get_http_version() == "1.0"
+    parsed = ParsedRequest(request=request, keep_alive=callbacks.keep_alive, is_http10=is_http10)
+    if callbacks.is_complete:
+        return parsed
+    expects_continue = (callbacks.header("expect") or "").lower() == "100-continue"
     return _ParsedHead(
-        parsed=whole,
-        body_bytes=int(message.header("content-length") or 0),
-        is_chunked=message.header("transfer-encoding") is not None,
-        expects_continue=expects and not is_old,
+        parsed=parsed,
+        body_bytes=int(callbacks.header("content-length") or 0),
+        is_chunked=callbacks.header("transfer-encoding") is not None,
+        expects_continue=expects_continue and not is_http10,
     )
 
 
@@ -271,18 +272,18 @@ _read_head_cached = lru_cache(maxsize=_CACHED_HEADS)(_read_head)
 
 
 def _feed_httptools(head: bytes) -> tuple[_ParserCallbacks, httptools.HttpRequestParser]:
-    message = _ParserCallbacks()
-    parser = httptools.HttpRequestParser(message)
-    message.should_keep_alive = parser.should_keep_alive
+    callbacks = _ParserCallbacks()
+    parser = httptools.HttpRequestParser(callbacks)
+    callbacks.should_keep_alive = parser.should_keep_alive
     try:
-        # RFC 9110 §7.8: an offer of another protocol may be ignored; the parser would drop the body for it.
+        # An Upgrade header may be ignored (RFC 9110 §7.8); httptools would drop the body because of it.
         parser.feed_data(_UPGRADE.sub(b"\nignored", head))
     except httptools.HttpParserUpgrade:
-        # CONNECT: what follows is not ours to understand.
-        message.is_complete, message.keep_alive = True, False
-    return message, parser
+        # CONNECT: the bytes that follow are not HTTP.
+        callbacks.is_complete, callbacks.keep_alive = True, False
+    return callbacks, parser
 
 
 def _leading_empty_lines(buffer: bytearray) -> int:
-    found = _EMPTY_LINES.match(buffer)
-    return found.end() if found else 0
+    match = _EMPTY_LINES.match(buffer)
+    return match.end() if match else 0

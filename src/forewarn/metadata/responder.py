@@ -57,19 +57,19 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeldResponse:
-    """An answer that waits until a moment, or until the document of a scope changes.
+    """A response that waits until a time, or until the document of a scope changes.
 
-    `resume(over)` gives it, or another hold; `over`: the moment has come, or there is no more time to wait.
+    `resume(expired)` returns the response, or another HeldResponse; `expired`: the time is over or the wait must end.
     """
 
     until: float  # loop time
     resume: Callable[[bool], AnyResponse]
-    scope_id: str = ""  # "": only time ends this hold
+    scope_id: str = ""  # "": it does not wait for a document
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SlowResponse:
-    """A response whose body takes its time."""
+    """A response whose body is to be sent slowly, over `duration_s` (a fault)."""
 
     response: HttpResponse
     duration_s: float
@@ -81,158 +81,168 @@ PendingResponse: TypeAlias = Coroutine[Any, Any, FinishResponse]
 
 
 class Responder:
-    """Answers the requests of all connections."""
+    """Decides the responses to the requests of all connections."""
 
     def __init__(
         self,
         *,
-        board: PublishedDocuments,
+        documents: PublishedDocuments,
         backend: MetadataBackend,
         callers: CallerDirectory,
         rules_for: Callable[[str], EndpointRules],
-        throttle: VmRateLimiter,
+        rate_limiter: VmRateLimiter,
         observations: GuestObservations,
         faults: FaultTable,
-        memory: ResponseCache,
+        response_cache: ResponseCache,
     ) -> None:
-        self._documents = board
+        self._documents = documents
         self._backend = backend
         self._callers = callers
         self._rules_for = rules_for
-        self._rate_limiter = throttle
+        self._rate_limiter = rate_limiter
         self._observations = observations
         self._faults = faults
-        self._response_cache = memory
+        self._response_cache = response_cache
         self._known_approvals = KnownApprovals()
         self._enable_tasks: dict[str, asyncio.Task[None]] = {}
 
     def is_known(self, caller: Caller) -> bool:
+        """Whether the caller is a VM of a published scope, and still has its attachment."""
         return self._current_view(caller) is not None
 
     def respond(self, caller: Caller, request: HttpRequest) -> AnyResponse:
+        """Decide the response to a request; records polls, and consumes faults and the rate limit."""
         view = self._current_view(caller)
         if view is None:
-            refusal = read_request(request, is_known_caller=False, rules=EndpointRules())
-            assert isinstance(refusal, HttpResponse)
-            return refusal
+            response = read_request(request, is_known_caller=False, rules=EndpointRules())
+            assert isinstance(response, HttpResponse)
+            return response
         if not self._rate_limiter.allows(view.vm, _loop_time()):
             return too_many_requests()
 
-        trouble = self._faults.faults_for(view)
+        vm_faults = self._faults.faults_for(view)
         rules = self._rules_for_caller(caller, view)
-        asked = read_request(request, is_known_caller=True, rules=rules if trouble is None else trouble.adjusted_rules(rules))
-        if isinstance(asked, HttpResponse) and trouble is not None and not trouble.keeps_refusal(asked):
-            asked = read_request(request, is_known_caller=True, rules=rules)
-        if isinstance(asked, HttpResponse):
-            return asked
-        if isinstance(asked, InstanceRequest):
-            return instance_response(asked, view.facts)
-        if isinstance(asked, TokenRequest):
-            return self._respond_to_token_request(caller, asked, view)
-        spoiled = None if trouble is None else trouble.refusal_response()
-        if spoiled is not None:
-            return spoiled
+        adjusted_rules = rules if vm_faults is None else vm_faults.adjusted_rules(rules)
+        read = read_request(request, is_known_caller=True, rules=adjusted_rules)
+        if isinstance(read, HttpResponse) and vm_faults is not None and not vm_faults.keeps_refusal(read):
+            read = read_request(request, is_known_caller=True, rules=rules)
+        if isinstance(read, HttpResponse):
+            return read
+        if isinstance(read, InstanceRequest):
+            return instance_response(read, view.facts)
+        if isinstance(read, TokenRequest):
+            return self._respond_to_token_request(caller, read, view)
+        refusal = None if vm_faults is None else vm_faults.refusal_response()
+        if refusal is not None:
+            return refusal
         if not view.enabled:
-            return self._enable_then_serve(caller, asked, user_agent_of(request), view, trouble)
-        return self._record_and_serve(caller, asked, user_agent_of(request), trouble)
+            return self._enable_then_serve(caller, read, user_agent_of(request), view, vm_faults)
+        return self._record_and_serve(caller, read, user_agent_of(request), vm_faults)
 
     def cacheable_view(self, caller: Caller, request: HttpRequest) -> tuple[GuestView, str] | None:
-        """The view and version of a request that was just answered at once and would be answered alike until the view
-        changes: a poll, or an approval that changes nothing, as clients send that approve whatever is listed.
-        None: of any other request. Whatever else an answer depends on keeps a request from lasting.
+        """Return the view and api-version of a request whose response may be cached until the view changes.
+
+        That is a poll, or an approval that changes nothing (clients approve every listed event again and again),
+        without a fault and without a rate limit. None for any other request. Call it after `respond`.
         """
         view = self._current_view(caller)
         if view is None or self._rate_limiter.is_enabled or self._faults.faults_for(view) is not None:
             return None
-        asked = read_request(request, is_known_caller=True, rules=self._rules_for_caller(caller, view))
-        if isinstance(asked, ApprovalRequest):
-            return (view, asked.version) if self._known_approvals.covers(view, asked.event_ids) else None
-        return (view, asked.version) if isinstance(asked, PollRequest) else None
+        read = read_request(request, is_known_caller=True, rules=self._rules_for_caller(caller, view))
+        if isinstance(read, ApprovalRequest):
+            return (view, read.version) if self._known_approvals.covers(view, read.event_ids) else None
+        return (view, read.version) if isinstance(read, PollRequest) else None
 
-    def _respond_to_token_request(self, caller: Caller, ask: TokenRequest, view: GuestView) -> AnyResponse:
+    def _respond_to_token_request(self, caller: Caller, request: TokenRequest, view: GuestView) -> AnyResponse:
         identity = _managed_identity(view)
-        return self._issue_token(caller, ask, identity) if identity.matches(ask) else identity_not_found()
+        return self._issue_token(caller, request, identity) if identity.matches(request) else identity_not_found()
 
-    async def _issue_token(self, caller: Caller, ask: TokenRequest, identity: ManagedIdentity) -> FinishResponse:
+    async def _issue_token(self, caller: Caller, request: TokenRequest, identity: ManagedIdentity) -> FinishResponse:
         try:
-            given = await self._backend.token(identity, ask.resource)
+            token = await self._backend.token(identity, request.resource)
         except (Unavailable, Conflict):
             return service_unavailable
-        return partial(self._token_response, caller, ask, identity, given)
+        return partial(self._token_response, caller, request, identity, token)
 
     def _token_response(
-        self, caller: Caller, ask: TokenRequest, identity: ManagedIdentity, given: ManagedIdentityToken | WrongResource
+        self,
+        caller: Caller,
+        request: TokenRequest,
+        identity: ManagedIdentity,
+        token: ManagedIdentityToken | WrongResource,
     ) -> HttpResponse:
-        """Unless the VM went meanwhile, or one that came back under its name is there instead."""
+        """404 if the VM was removed meanwhile, or created again under its name."""
         view = self._current_view(caller)
         if view is None or _managed_identity(view) != identity:
             return not_found()
-        return token_response(given, ask=ask, identity=identity, now=read_real_time())
+        return token_response(token, request=request, identity=identity, now=read_real_time())
 
     async def _enable_then_serve(
         self,
         caller: Caller,
-        asked: PollRequest | ApprovalRequest,
-        agent: str,
+        request: PollRequest | ApprovalRequest,
+        user_agent: str,
         view: GuestView,
-        trouble: VmFaults | None,
+        vm_faults: VmFaults | None,
     ) -> FinishResponse:
         try:
             await self._enable_once(view)
-        except NotFound:  # removed in the same moment
+        except NotFound:  # removed at the same time
             return not_found
         except (Unavailable, Conflict):
             return service_unavailable
-        return partial(self._record_and_serve, caller, asked, agent, trouble)
+        return partial(self._record_and_serve, caller, request, user_agent, vm_faults)
 
     async def _enable_once(self, view: GuestView) -> None:
-        """First requests that come together share one enabling, and no caller who hangs up undoes it."""
-        enabling = self._enable_tasks.get(view.scope_id)
-        if enabling is None:
-            enabling = asyncio.get_running_loop().create_task(self._enable_in_backend(view.vm))
-            self._enable_tasks[view.scope_id] = enabling
-            enabling.add_done_callback(partial(self._on_enabled, view.scope_id))
-        await asyncio.shield(enabling)
+        """Enable the scope once for concurrent first requests; a client that disconnects does not cancel it."""
+        task = self._enable_tasks.get(view.scope_id)
+        if task is None:
+            task = asyncio.get_running_loop().create_task(self._enable_in_backend(view.vm))
+            self._enable_tasks[view.scope_id] = task
+            task.add_done_callback(partial(self._on_enabled, view.scope_id))
+        await asyncio.shield(task)
 
     async def _enable_in_backend(self, vm: str) -> None:
         await self._backend.enable(vm)
 
-    def _on_enabled(self, scope_id: str, enabling: asyncio.Task[None]) -> None:
+    def _on_enabled(self, scope_id: str, task: asyncio.Task[None]) -> None:
         del self._enable_tasks[scope_id]
-        if not enabling.cancelled():
-            enabling.exception()  # those who wait are told; with nobody left it is of no interest
+        if not task.cancelled():
+            task.exception()  # marks the error as retrieved; waiting requests get it too
 
     def _record_and_serve(
-        self, caller: Caller, asked: PollRequest | ApprovalRequest, agent: str, trouble: VmFaults | None
+        self, caller: Caller, request: PollRequest | ApprovalRequest, user_agent: str, vm_faults: VmFaults | None
     ) -> AnyResponse:
         view = self._current_view(caller)
         if view is None:
             return not_found()
         self._response_cache.flush_hits_of(view.vm)
-        wait_s = _hold_time_s(asked, view)
-        self._observations.record_poll(view, asked.version, self._backend.now(), agent=agent, wait_s=wait_s)
-        serve = self._serve_now if trouble is None else partial(self._serve_with_faults, trouble)
+        wait_s = _hold_time_s(request, view)
+        self._observations.record_poll(view, request.version, self._backend.now(), user_agent=user_agent, wait_s=wait_s)
+        serve = self._serve_now if vm_faults is None else partial(self._serve_with_faults, vm_faults)
         if view.delayed_until > _loop_time():
-            return HeldResponse(until=view.delayed_until, resume=lambda over: serve(caller, asked))
-        return serve(caller, asked)
+            return HeldResponse(until=view.delayed_until, resume=lambda expired: serve(caller, request))
+        return serve(caller, request)
 
     def _serve_with_faults(
-        self, trouble: VmFaults, caller: Caller, asked: PollRequest | ApprovalRequest
+        self, vm_faults: VmFaults, caller: Caller, request: PollRequest | ApprovalRequest
     ) -> AnyResponse:
         view = self._current_view(caller)
         if view is None:
             return not_found()
-        return trouble.serve(asked, view, partial(self._serve_now, caller), partial(self._document_response, caller))
+        return vm_faults.serve(
+            request, view, partial(self._serve_now, caller), partial(self._document_response, caller)
+        )
 
-    def _serve_now(self, caller: Caller, asked: PollRequest | ApprovalRequest) -> AnyResponse:
-        if isinstance(asked, PollRequest):
-            return self._respond_to_poll(caller, asked, None, False)
+    def _serve_now(self, caller: Caller, request: PollRequest | ApprovalRequest) -> AnyResponse:
+        if isinstance(request, PollRequest):
+            return self._respond_to_poll(caller, request, None, False)
         view = self._current_view(caller)
         if view is None:
             return not_found()
-        if self._known_approvals.covers(view, asked.event_ids):
+        if self._known_approvals.covers(view, request.event_ids):
             return approval_accepted()
-        return self._approve(caller, asked.event_ids)
+        return self._approve(caller, request.event_ids)
 
     async def _approve(self, caller: Caller, event_ids: tuple[str, ...]) -> FinishResponse:
         view = self._current_view(caller)
@@ -251,28 +261,29 @@ class Responder:
             self._known_approvals.add(view.scope_id, event_ids)
         return approval_accepted
 
-    def _respond_to_poll(self, caller: Caller, poll: PollRequest, until: float | None, over: bool) -> AnyResponse:
+    def _respond_to_poll(self, caller: Caller, poll: PollRequest, until: float | None, expired: bool) -> AnyResponse:
         view = self._current_view(caller)
         if view is None:
             return not_found()
         if view.poll_override is not None:
             return view.poll_override
-        given = self._shared_response(caller, poll, view)
-        if given is not None:
-            return given
-        has_it = client_has_document(poll, view.etag)
-        if poll.wait_s is not None and has_it and not over:
+        shared = self._shared_response(caller, poll, view)
+        if shared is not None:
+            return shared
+        is_unchanged = client_has_document(poll, view.etag)
+        if poll.wait_s is not None and is_unchanged and not expired:
             until = until or _loop_time() + poll.wait_s
-            again = partial(self._respond_to_poll, caller, poll, until)
-            return HeldResponse(until=until, resume=again, scope_id=view.scope_id)
+            resume = partial(self._respond_to_poll, caller, poll, until)
+            return HeldResponse(until=until, resume=resume, scope_id=view.scope_id)
         return self._document_response(caller, poll, view)
 
     def _shared_response(self, caller: Caller, poll: PollRequest, view: GuestView) -> HttpResponse | None:
-        """What somebody was given who asked the same, and so had another document, as this caller has."""
-        given = self._documents.shared_response(view, poll, iso_dates=self._rules_for_caller(caller, view).iso_dates)
-        if given is not None:
+        """Return the document response to an equal poll, with the same outdated ETag, of any VM of the scope."""
+        iso_dates = self._rules_for_caller(caller, view).iso_dates
+        response = self._documents.shared_response(view, poll, iso_dates=iso_dates)
+        if response is not None:
             self._observations.record_delivery(view, poll.version, self._backend.now())
-        return given
+        return response
 
     def _document_response(self, caller: Caller, poll: PollRequest, view: GuestView) -> HttpResponse:
         rules = self._rules_for_caller(caller, view)
@@ -280,11 +291,11 @@ class Responder:
             return _with_applied_wait(poll, poll_response(poll, tag=view.etag, document=view.document, rules=rules))
         self._observations.record_delivery(view, poll.version, self._backend.now())
         body = self._documents.document_bytes(view, poll.version, iso_dates=rules.iso_dates)
-        answer = _with_applied_wait(
+        response = _with_applied_wait(
             poll, poll_response(poll, tag=view.etag, document=view.document, rules=rules, body=body)
         )
-        self._documents.share_response(view, poll, answer, iso_dates=rules.iso_dates)
-        return answer
+        self._documents.share_response(view, poll, response, iso_dates=rules.iso_dates)
+        return response
 
     def _current_view(self, caller: Caller) -> GuestView | None:
         if caller.vm is None or self._callers.vm_at(caller.attachment) != caller.vm:
@@ -297,20 +308,20 @@ class Responder:
 
 
 @lru_cache(maxsize=64)
-def _network_rules(rules: EndpointRules, is_local: bool) -> EndpointRules:
-    """The header is always required there (spec §2.2), and who calls is certain enough for tokens (spec §2.8)."""
-    return replace(rules, header_always=True, gives_tokens=rules.gives_tokens or not is_local)
+def _network_rules(rules: EndpointRules, from_loopback: bool) -> EndpointRules:
+    """Rules for real networks: the header is always required (spec §2.2), and tokens are allowed (spec §2.8)."""
+    return replace(rules, header_always=True, gives_tokens=rules.gives_tokens or not from_loopback)
 
 
-def _hold_time_s(asked: PollRequest | ApprovalRequest, view: GuestView) -> int:
-    """How long the answer may be held: not at all, if there is one already."""
-    if not isinstance(asked, PollRequest) or asked.wait_s is None or view.poll_override is not None:
+def _hold_time_s(request: PollRequest | ApprovalRequest, view: GuestView) -> int:
+    """How long the response may be held; 0 if the client does not have the current document."""
+    if not isinstance(request, PollRequest) or request.wait_s is None or view.poll_override is not None:
         return 0
-    return asked.wait_s if client_has_document(asked, view.etag) else 0
+    return request.wait_s if client_has_document(request, view.etag) else 0
 
 
-def _with_applied_wait(poll: PollRequest, answer: HttpResponse) -> HttpResponse:
-    return answer if poll.wait_s is None else with_preference_applied(answer, poll.wait_s)
+def _with_applied_wait(poll: PollRequest, response: HttpResponse) -> HttpResponse:
+    return response if poll.wait_s is None else with_preference_applied(response, poll.wait_s)
 
 
 def _managed_identity(view: GuestView) -> ManagedIdentity:
@@ -322,23 +333,25 @@ def _loop_time() -> float:
     return asyncio.get_running_loop().time()
 
 
-_MAX_KNOWN_APPROVALS = 10_000  # that are kept; a forgotten one is asked for again
+_MAX_KNOWN_APPROVALS = 10_000  # beyond, the oldest is dropped and goes to the backend again
 
 
 class KnownApprovals:
-    def __init__(self, *, most: int = _MAX_KNOWN_APPROVALS) -> None:
-        self._max_size = most
-        self._approved: dict[tuple[str, str], None] = {}  # scope and event
+    """Remembers approvals that are stored, so that repeated ones need no backend call."""
+
+    def __init__(self, *, max_size: int = _MAX_KNOWN_APPROVALS) -> None:
+        self._max_size = max_size
+        self._approved: dict[tuple[str, str], None] = {}  # scope id and event id
 
     def add(self, scope_id: str, event_ids: tuple[str, ...]) -> None:
-        """These are approved, durably, or were over before."""
+        """Remember events that the backend has accepted an approval for."""
         for event_id in event_ids:
             if len(self._approved) >= self._max_size:
                 del self._approved[next(iter(self._approved))]
             self._approved[scope_id, event_id] = None
 
     def covers(self, view: GuestView, event_ids: tuple[str, ...]) -> bool:
-        """Whether all of these need no approval any more."""
+        """Whether there are ids, and none of them needs an approval: it is stored, or the event has started."""
         return bool(event_ids) and all(self._needs_no_approval(view, event_id) for event_id in event_ids)
 
     def _needs_no_approval(self, view: GuestView, event_id: str) -> bool:

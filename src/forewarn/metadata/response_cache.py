@@ -1,8 +1,8 @@
 """Caches responses by the exact bytes of a request, per VM: this is the fast path of a poll.
 
-Every change that concerns a VM invalidates its entries. Whatever needs a decision per request (a fault, a rate
-limit, a scope that is not enabled) is never cached, so a hit needs no further test. Hits are counted per entry and
-flushed to the counters and observations later.
+Every change that concerns a VM invalidates its entries. A response that needs a decision per request (a fault, a
+rate limit, a scope that is not enabled) is never cached, so a hit needs no further test. Hits are counted per entry
+and flushed to the counters and observations later.
 """
 
 from __future__ import annotations
@@ -20,163 +20,175 @@ if TYPE_CHECKING:
     from forewarn.metadata.identity import Caller
 
 
-MAX_CACHED_REQUEST_BYTES = 1024  # of a request that is remembered
-_MAX_ENTRIES_PER_VM = 16  # requests: so a VM that never asks the same twice makes only itself slow
+MAX_CACHED_REQUEST_BYTES = 1024  # longer requests are never cached
+_MAX_ENTRIES_PER_VM = 16  # a VM that never repeats a request slows down only itself
 _MAX_CACHED_VMS = 200_000
 
 CachedResponses = dict[bytes, "CachedResponse"]
 
 
 class CachedResponse:
-    """One request's answer, as long as it is right."""
+    """A cache entry: the prepared response to one exact request, and its hits."""
 
     __slots__ = ("category", "hits", "keep_alive", "prepared", "status", "user_agent", "version", "vm_cache")
 
     def __init__(
         self,
         *,
-        shelf: VmResponseCache,
-        dated: PreparedResponse,
+        vm_cache: VmResponseCache,
+        prepared: PreparedResponse,
         keep_alive: bool,
         status: int,
         version: str,
-        sort: RequestCategory,
-        agent: str,
+        category: RequestCategory,
+        user_agent: str,
     ) -> None:
-        self.vm_cache, self.prepared, self.keep_alive = shelf, dated, keep_alive
-        self.status, self.version, self.category, self.user_agent = status, version, sort, agent
-        self.hits = 0  # repeats that are not settled yet
+        self.vm_cache, self.prepared, self.keep_alive = vm_cache, prepared, keep_alive
+        self.status, self.version, self.category, self.user_agent = status, version, category, user_agent
+        self.hits = 0  # not flushed yet
 
 
 class VmResponseCache:
-    """What one VM is told while it may be told the same; another view of it begins another shelf."""
+    """The cache entries of one VM; they are valid for one view of it."""
 
     __slots__ = ("last_hit", "last_hit_at", "responses", "view")
 
     def __init__(self, view: GuestView) -> None:
         self.view = view
-        self.responses: dict[tuple[bool, bool], CachedResponses] = {}  # by what sets callers of one VM apart
-        self.last_hit: CachedResponse | None = None  # repeated since the last settling
-        self.last_hit_at = 0.0
+        self.responses: dict[tuple[bool, bool], CachedResponses] = {}  # by Caller.is_loopback and from_loopback
+        self.last_hit: CachedResponse | None = None  # since the last flush
+        self.last_hit_at = 0.0  # lab time
 
 
 class ResponseCache:
+    """The response cache of one server. Connections look up entries themselves and call `serve_hit`."""
+
     def __init__(
         self,
         *,
         writer: ResponseWriter,
         observations: GuestObservations,
         now: Callable[[], float],
-        count: Callable[[RequestCategory, int, int], None],
-        is_on: bool = True,
+        count_hits: Callable[[RequestCategory, int, int], None],
+        is_enabled: bool = True,
     ) -> None:
-        self._writer, self._observations, self._now, self._count_hits = writer, observations, now, count
-        self._is_enabled = is_on
+        """`now` is lab time; `count_hits(category, status, count)` is called when hits are flushed."""
+        self._writer, self._observations, self._now, self._count_hits = writer, observations, now, count_hits
+        self._is_enabled = is_enabled
         self._vm_caches: dict[str, VmResponseCache] = {}
         self._caches_with_hits: dict[VmResponseCache, None] = {}
         self._date = writer.date_header_at(now())
         observations.set_flush_hooks(self.flush_hits, self.flush_hits_of)
 
-    def responses_for(self, vm: str | None, is_loopback: bool, is_local: bool) -> CachedResponses | None:
-        """What is remembered for the VM's callers of this kind; None: nothing."""
-        shelf = self._vm_caches.get(vm) if vm is not None else None
-        return None if shelf is None else shelf.responses.get((is_loopback, is_local))
+    def responses_for(self, vm: str | None, is_loopback: bool, from_loopback: bool) -> CachedResponses | None:
+        """Return the entries of the VM for callers of this kind (see `Caller`), by request bytes; None if empty."""
+        vm_cache = self._vm_caches.get(vm) if vm is not None else None
+        return None if vm_cache is None else vm_cache.responses.get((is_loopback, from_loopback))
 
-    def serve_hit(self, answer: CachedResponse) -> bytes:
-        """The answer once more, dated and counted: this is what a poll costs."""
+    def serve_hit(self, entry: CachedResponse) -> bytes:
+        """Count a hit and return the bytes of the response with the current Date. The cost of a poll."""
         now = self._now()
         date = self._date
         if not date.valid_from <= now < date.valid_until:
             date = self._date = self._writer.date_header_at(now)
-        shelf = answer.vm_cache
-        if shelf.last_hit is None:
-            self._caches_with_hits[shelf] = None
-        shelf.last_hit, shelf.last_hit_at = answer, now
-        answer.hits += 1
-        dated = answer.prepared
-        return dated.raw if dated.date is date else dated.bytes_at(date)
+        vm_cache = entry.vm_cache
+        if vm_cache.last_hit is None:
+            self._caches_with_hits[vm_cache] = None
+        vm_cache.last_hit, vm_cache.last_hit_at = entry, now
+        entry.hits += 1
+        prepared = entry.prepared
+        return prepared.raw if prepared.date is date else prepared.bytes_at(date)
 
     def add(
         self,
-        raw: bytes,
+        request_bytes: bytes,
         caller: Caller,
         view: GuestView,
         *,
         version: str,
-        dated: PreparedResponse,
+        prepared: PreparedResponse,
         keep_alive: bool,
         status: int,
-        sort: RequestCategory,
-        agent: str,
+        category: RequestCategory,
+        user_agent: str,
     ) -> CachedResponses:
-        """Give this answer to these bytes from now on; gives all that this caller may be answered with."""
+        """Cache the response to these request bytes; returns all entries of this kind of caller."""
         if not self._is_enabled:
             return {}
-        shelf = self._vm_cache_for(view)
-        answers = shelf.responses.setdefault((caller.is_loopback, caller.from_loopback), {})
-        if raw in answers:
-            return answers
-        if len(answers) >= _MAX_ENTRIES_PER_VM:
-            self._flush(shelf)
-            del answers[next(iter(answers))]
-        answers[raw] = CachedResponse(
-            shelf=shelf, dated=dated, keep_alive=keep_alive, status=status, version=version, sort=sort, agent=agent
+        vm_cache = self._vm_cache_for(view)
+        entries = vm_cache.responses.setdefault((caller.is_loopback, caller.from_loopback), {})
+        if request_bytes in entries:
+            return entries
+        if len(entries) >= _MAX_ENTRIES_PER_VM:
+            self._flush(vm_cache)
+            del entries[next(iter(entries))]
+        entries[request_bytes] = CachedResponse(
+            vm_cache=vm_cache,
+            prepared=prepared,
+            keep_alive=keep_alive,
+            status=status,
+            version=version,
+            category=category,
+            user_agent=user_agent,
         )
-        return answers
+        return entries
 
     def invalidate(self, vms: Iterable[str]) -> None:
-        """Something about these VMs has changed: their next requests are read anew."""
+        """Drop the entries of these VMs, after a change that concerns them."""
         for vm in vms:
-            shelf = self._vm_caches.pop(vm, None)
-            if shelf is not None:
-                self._clear(shelf)
+            vm_cache = self._vm_caches.pop(vm, None)
+            if vm_cache is not None:
+                self._clear(vm_cache)
 
     def invalidate_all(self) -> None:
+        """Drop all entries."""
         self.invalidate(tuple(self._vm_caches))
 
     def disable(self) -> None:
-        """Remember nothing any more."""
+        """Drop all entries and add no more."""
         self._is_enabled = False
         self.invalidate_all()
 
     def flush_hits(self) -> None:
-        """Put down what repeats would have put down one by one; of many VMs those that wait longest."""
-        for shelf in tuple(islice(self._caches_with_hits, BATCH_SIZE)):
-            self._flush(shelf)
+        """Record hits in counters and observations: at most BATCH_SIZE VMs, the longest waiting."""
+        for vm_cache in tuple(islice(self._caches_with_hits, BATCH_SIZE)):
+            self._flush(vm_cache)
 
     def flush_hits_of(self, vm: str) -> None:
-        """As `settle_some`, for one VM, whose next request is to come after those."""
-        shelf = self._vm_caches.get(vm)
-        if shelf is not None:
-            self._flush(shelf)
+        """Record the hits of one VM, so that its next request is recorded after them."""
+        vm_cache = self._vm_caches.get(vm)
+        if vm_cache is not None:
+            self._flush(vm_cache)
 
-    def _flush(self, shelf: VmResponseCache) -> None:
-        last, shelf.last_hit = shelf.last_hit, None
+    def _flush(self, vm_cache: VmResponseCache) -> None:
+        last, vm_cache.last_hit = vm_cache.last_hit, None
         if last is None:
             return
-        del self._caches_with_hits[shelf]
+        del self._caches_with_hits[vm_cache]
         total = 0
-        for answers in shelf.responses.values():
-            for answer in answers.values():
-                if answer.hits:
-                    self._count_hits(answer.category, answer.status, answer.hits)
-                    total += answer.hits
-                    answer.hits = 0
-        self._observations.record_poll(shelf.view, last.version, shelf.last_hit_at, count=total, agent=last.user_agent)
+        for entries in vm_cache.responses.values():
+            for entry in entries.values():
+                if entry.hits:
+                    self._count_hits(entry.category, entry.status, entry.hits)
+                    total += entry.hits
+                    entry.hits = 0
+        self._observations.record_poll(
+            vm_cache.view, last.version, vm_cache.last_hit_at, count=total, user_agent=last.user_agent
+        )
 
-    def _clear(self, shelf: VmResponseCache) -> None:
-        self._flush(shelf)
-        # Connections may hold these tables: they must find nothing there.
-        for answers in shelf.responses.values():
-            answers.clear()
-        shelf.responses.clear()
+    def _clear(self, vm_cache: VmResponseCache) -> None:
+        self._flush(vm_cache)
+        # Connections may have references to these dictionaries, so they must be emptied.
+        for entries in vm_cache.responses.values():
+            entries.clear()
+        vm_cache.responses.clear()
 
     def _vm_cache_for(self, view: GuestView) -> VmResponseCache:
-        shelf = self._vm_caches.get(view.vm)
-        if shelf is not None and shelf.view is view:
-            return shelf
+        vm_cache = self._vm_caches.get(view.vm)
+        if vm_cache is not None and vm_cache.view is view:
+            return vm_cache
         self.invalidate([view.vm])
         if len(self._vm_caches) >= _MAX_CACHED_VMS:
             self.invalidate([next(iter(self._vm_caches))])
-        shelf = self._vm_caches[view.vm] = VmResponseCache(view)
-        return shelf
+        vm_cache = self._vm_caches[view.vm] = VmResponseCache(view)
+        return vm_cache

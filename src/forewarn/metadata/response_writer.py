@@ -12,7 +12,7 @@ from forewarn.protocol.http_message import JSON_CONTENT_TYPE, HttpResponse
 
 CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 
-# A mistake of ours; what it was stands in the log, and is none of the caller's business.
+# The log has the traceback; the client learns nothing about it.
 INTERNAL_ERROR_RESPONSE = HttpResponse(
     status=500, headers=(JSON_CONTENT_TYPE,), body=b'{ "error": "Internal server error" }'
 )
@@ -22,7 +22,7 @@ _CACHED_RESPONSES = 1024
 
 
 class DateHeader:
-    """One second of lab time, and how a header says it."""
+    """The Date header line for one second of lab time."""
 
     __slots__ = ("line", "valid_from", "valid_until")
 
@@ -33,7 +33,7 @@ class DateHeader:
 
 
 class PreparedResponse:
-    """A response that lacks nothing but its date; the bytes of the last one are kept."""
+    """A rendered response without its Date header; keeps the bytes with the last one."""
 
     __slots__ = ("_after", "_before", "date", "raw")
 
@@ -43,13 +43,14 @@ class PreparedResponse:
         self.raw = b""
 
     def bytes_at(self, date: DateHeader) -> bytes:
+        """Return the complete response with this Date header."""
         if self.date is not date:
             self.date, self.raw = date, self._before + date.line + self._after
         return self.raw
 
 
 class ResponseWriter:
-    """Writes responses out, dated in lab time (spec §12)."""
+    """Renders responses to bytes, with a Date in lab time (spec §12)."""
 
     def __init__(self, now: Callable[[], float]) -> None:
         self._now = now
@@ -57,67 +58,77 @@ class ResponseWriter:
         self._prepare_cached = lru_cache(maxsize=_CACHED_RESPONSES)(_prepare)
         self._last: tuple[HttpResponse, bool, bool, PreparedResponse] | None = None
 
-    def bytes_for(self, response: HttpResponse, *, keep_alive: bool, is_old: bool) -> bytes:
-        """Many who waited for the same are given the same response, one after the other."""
+    def bytes_for(self, response: HttpResponse, *, keep_alive: bool, is_http10: bool) -> bytes:
+        """Return the bytes of a response. The last one is kept, because many long polls get the same object."""
         last = self._last
-        if last is None or last[0] is not response or last[1] is not keep_alive or last[2] is not is_old:
-            last = self._last = (response, keep_alive, is_old, _prepare(response, keep_alive, is_old))
+        if last is None or last[0] is not response or last[1] is not keep_alive or last[2] is not is_http10:
+            last = self._last = (response, keep_alive, is_http10, _prepare(response, keep_alive, is_http10))
         return last[3].bytes_at(self.date_header_at(self._now()))
 
-    def prepare(self, response: HttpResponse, *, keep_alive: bool, is_old: bool) -> PreparedResponse:
-        """To be written again and again; equal ones are kept once."""
-        return self._prepare_cached(response, keep_alive, is_old)
+    def prepare(self, response: HttpResponse, *, keep_alive: bool, is_http10: bool) -> PreparedResponse:
+        """Return the response prepared for repeated writing; equal responses share one object."""
+        return self._prepare_cached(response, keep_alive, is_http10)
 
     def date_header_at(self, now: float) -> DateHeader:
-        """The same object within the same second."""
+        """Return the Date header for `now` (lab time); the same object within a second."""
         if not self._date.valid_from <= now < self._date.valid_until:
             self._date = DateHeader(now)
         return self._date
 
 
-def _prepare(response: HttpResponse, keep_alive: bool, is_old: bool) -> PreparedResponse:
+def _prepare(response: HttpResponse, keep_alive: bool, is_http10: bool) -> PreparedResponse:
     lines = [_STATUS_LINES[response.status]]
     lines += [f"{name}: {value}\r\n" for name, value in response.headers]
-    # RFC 9110 §8.6: in a 304 it would be the length of the body that is left out.
+    # In a 304 it would be the length of the 200's body (RFC 9110 §8.6).
     if response.status != HTTPStatus.NOT_MODIFIED:
         lines.append(f"Content-Length: {len(response.body)}\r\n")
     before = "".join(lines).encode("latin-1")
     after = b"\r\n"
     if not keep_alive:
         after = b"Connection: close\r\n\r\n"
-    elif is_old:
+    elif is_http10:
         after = b"Connection: keep-alive\r\n\r\n"
     return PreparedResponse(before, after if response.head_only else after + response.body)
 
 
-_MAX_SLOW_CHUNKS = 20  # pieces of a body, at most
+_MAX_SLOW_CHUNKS = 20
 
 
 class SlowBodyWriter:
-    def __init__(self, *, write: Callable[[bytes], None], raw: bytes, take_s: float, done: Callable[[], None]) -> None:
+    """Writes the head of a response at once and its body in chunks over `duration_s`, then calls `on_done`."""
+
+    def __init__(
+        self,
+        *,
+        write: Callable[[bytes], None],
+        response_bytes: bytes,
+        duration_s: float,
+        on_done: Callable[[], None],
+    ) -> None:
         self._loop = asyncio.get_running_loop()
-        self._write, self._done = write, done
-        head = raw.index(b"\r\n\r\n") + 4
-        self._remaining = raw[head:]
+        self._write, self._on_done = write, on_done
+        head_bytes = response_bytes.index(b"\r\n\r\n") + 4
+        self._remaining = response_bytes[head_bytes:]
         self._chunk_bytes = max(1, -(-len(self._remaining) // _MAX_SLOW_CHUNKS))
-        self._interval_s = take_s / max(1, -(-len(self._remaining) // self._chunk_bytes))
-        write(raw[:head])
+        self._interval_s = duration_s / max(1, -(-len(self._remaining) // self._chunk_bytes))
+        write(response_bytes[:head_bytes])
         self._timer = self._loop.call_later(self._interval_s, self._write_chunk)
 
     def finish(self) -> None:
-        """The rest at once."""
+        """Write the rest of the body at once."""
         self.stop()
         rest, self._remaining = self._remaining, b""
         self._write(rest)
-        self._done()
+        self._on_done()
 
     def stop(self) -> None:
+        """Write nothing more, and do not call `on_done`."""
         self._timer.cancel()
 
     def _write_chunk(self) -> None:
         if len(self._remaining) <= self._chunk_bytes:
             self.finish()
             return
-        piece, self._remaining = self._remaining[: self._chunk_bytes], self._remaining[self._chunk_bytes :]
-        self._write(piece)
+        chunk, self._remaining = self._remaining[: self._chunk_bytes], self._remaining[self._chunk_bytes :]
+        self._write(chunk)
         self._timer = self._loop.call_later(self._interval_s, self._write_chunk)

@@ -24,26 +24,26 @@ from forewarn.protocol.exchange import EndpointRules
 
 
 class MetadataServer:
-    """Answers VMs from the board. Build and use it inside a running loop; it serves from `start` to `drain`."""
+    """The HTTP server for VMs. Create and use it inside a running event loop; `start`, then `drain`."""
 
     def __init__(
         self,
         *,
-        board: PublishedDocuments,
+        documents: PublishedDocuments,
         backend: MetadataBackend,
         callers: CallerDirectory,
         rules_for: Callable[[str], EndpointRules] = lambda location: EndpointRules(),
         limits: Limits | None = None,
-        remembers: bool = True,
-        allowance: FaultQuota | None = None,
+        use_response_cache: bool = True,
+        fault_quota: FaultQuota | None = None,
     ) -> None:
-        """`remembers`: a poll that comes again is answered from memory, which nobody can tell but by a clock.
+        """`rules_for(location)` returns the endpoint rules for VMs of that location.
 
-        `allowance`: of faults; where others serve too, one that is shared with them.
+        `use_response_cache=False` changes only the speed. `fault_quota` is shared if several processes serve VMs.
         """
         limits = limits or Limits()
         self.observations = GuestObservations()
-        self.faults = FaultTable(board.stale_documents, now=backend.now, allowance=allowance)
+        self.faults = FaultTable(documents.stale_documents, now=backend.now, quota=fault_quota)
         self._callers = callers
         self._accept_loops: dict[VmListener, list[AcceptLoop]] = {}
         self._counters, writer = RequestCounters(), ResponseWriter(backend.now)
@@ -51,87 +51,89 @@ class MetadataServer:
             writer=writer,
             observations=self.observations,
             now=backend.now,
-            count=self._counters.count_cached,
-            is_on=remembers,
+            count_hits=self._counters.count_cached,
+            is_enabled=use_response_cache,
         )
-        board.subscribe(self._response_cache.invalidate)
+        documents.subscribe(self._response_cache.invalidate)
         callers.subscribe_releases(self._response_cache.invalidate)
         self.faults.subscribe_changes(
             lambda vms: self._response_cache.invalidate_all() if vms is None else self._response_cache.invalidate(vms)
         )
-        reception = Responder(
-            board=board,
+        responder = Responder(
+            documents=documents,
             backend=backend,
             callers=callers,
             rules_for=rules_for,
-            throttle=VmRateLimiter(limits.requests_per_s),
+            rate_limiter=VmRateLimiter(limits.requests_per_s),
             observations=self.observations,
             faults=self.faults,
-            memory=self._response_cache,
+            response_cache=self._response_cache,
         )
         self._state = ServerState(
-            reception=reception,
-            memory=self._response_cache,
-            board=board,
+            responder=responder,
+            response_cache=self._response_cache,
+            documents=documents,
             writer=writer,
             limits=limits,
-            tally=self._counters,
+            counters=self._counters,
         )
 
     @property
     def counters(self) -> RequestCounters:
+        """The request counters, with the hits of the response cache."""
         self._response_cache.flush_hits()
         return self._counters
 
     def request_totals(self) -> RequestTotals:
-        """All counts until now, for whoever adds them up or shows them."""
-        tally = self.counters
+        """Return the counts since the start, as a value that can be sent and added up."""
+        counters = self.counters
         return RequestTotals(
-            answered=tuple((of, version, status, times) for ((of, version), status), times in tally.answered.items()),
-            accepted=tally.accepted,
-            refused=tally.refused,
+            answered=tuple((*category, status, count) for (category, status), count in counters.answered.items()),
+            accepted=counters.accepted,
+            refused=counters.refused,
             lost=self.observations.lost_deliveries,
-            held=tally.held,
+            held=counters.held,
             connections=self.connection_count,
         )
 
     @property
     def connection_count(self) -> int:
+        """The number of open connections."""
         return self._state.connection_count
 
     @property
     def buffered_bytes(self) -> int:
-        """What waits to be parsed or to be read by callers, of all connections."""
+        """The bytes of all connections that wait to be parsed or sent."""
         return self._state.buffered_bytes
 
     def set_faults(self, faults: Sequence[Fault]) -> None:
-        """From now on these faults, and no others, are on."""
+        """Replace the active faults; those that are not transport faults are ignored."""
         self.faults.set_faults(faults)
 
     async def start(self, listeners: Sequence[VmListener]) -> None:
-        """Serve these too; may be called again while the server runs."""
+        """Accept connections on these listeners too; may be called again while the server runs."""
         for listener in listeners:
             self._start_listener(listener)
 
     async def stop(self, listener: VmListener) -> None:
-        """Accept nobody there any more; whoever is connected stays."""
-        for doorstep in self._accept_loops.pop(listener, ()):
-            await doorstep.stop()
+        """Close a listener; its open connections stay."""
+        for accept_loop in self._accept_loops.pop(listener, ()):
+            await accept_loop.stop()
 
     def add_connection(self, caller: Caller) -> MetadataConnection:
-        """For a caller who did not come by a listener: the connection is the protocol of whatever it came by."""
+        """Add a connection without a listener; returns the asyncio protocol for the caller's transport."""
         connection = MetadataConnection(self._state, caller)
         self._state.add_connection(connection, caller)
         return connection
 
     async def drain(self, timeout_s: float) -> None:
-        """Accept nobody, answer whoever is held or in work, and close; hang up on who is left after the time."""
+        """Close all listeners, finish current responses and close; abort what is open after `timeout_s`."""
         for listener in tuple(self._accept_loops):
             await self.stop(listener)
         await self._state.drain(timeout_s)
 
     def _start_listener(self, listener: VmListener) -> None:
         for sock in listener.sockets:
-            doorstep = AcceptLoop(self._state, self._callers, listener, sock)
-            doorstep.start()
-            self._accept_loops.setdefault(listener, []).append(doorstep)
+            accept_loop = AcceptLoop(self._state, self._callers, listener, sock)
+            accept_loop.start()
+            self._accept_loops.setdefault(listener, []).append(accept_loop)

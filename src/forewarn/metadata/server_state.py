@@ -1,4 +1,4 @@
-"""What all connections of one server share: open connections, pending backend calls, timers, draining."""
+"""The state that all connections of a server share: connections, pending backend calls, timers, draining."""
 
 from __future__ import annotations
 
@@ -19,48 +19,55 @@ from forewarn.metadata.response_writer import ResponseWriter
 
 _DRAINS_PER_TURN = 200
 _HOLD_TIMER_RESOLUTION_S = 0.05
-_IDLE_TIMER_STEPS = 100  # to the time that a connection may be idle
+_IDLE_TIMER_STEPS = 100  # resolution of the idle timeout
 
 
 class OpenConnection(Protocol):
-    """A connection, as the hall sees it."""
+    """The part of a connection that the server state uses."""
 
     def drain(self) -> None:
-        """Answer what is held or in work, take no further request, and go."""
+        """Finish the current response, process no further request, and close."""
 
     def abort(self) -> None:
-        """Go at once."""
+        """Close at once."""
 
     def on_hold_timeout(self) -> None:
-        """The request that is held has waited long enough."""
+        """Answer the held request, because its time is over."""
 
     def check_idle(self) -> None:
-        """Go, if there was no request for too long."""
+        """Close if there was no request for too long."""
 
     @property
-    def buffered_bytes(self) -> int: ...
+    def buffered_bytes(self) -> int:
+        """The bytes that wait to be parsed or sent."""
 
 
 class ServerState:
+    """The parts of a server that its connections use, and the set of open connections."""
+
     def __init__(
         self,
         *,
-        reception: Responder,
-        memory: ResponseCache,
-        board: PublishedDocuments,
+        responder: Responder,
+        response_cache: ResponseCache,
+        documents: PublishedDocuments,
         writer: ResponseWriter,
         limits: Limits,
-        tally: RequestCounters,
+        counters: RequestCounters,
     ) -> None:
-        self.responder, self.response_cache, self.documents, self.writer = reception, memory, board, writer
-        self.limits, self.counters = limits, tally
+        self.responder, self.response_cache, self.documents, self.writer = responder, response_cache, documents, writer
+        self.limits, self.counters = limits, counters
         self.loop = asyncio.get_running_loop()
-        self.serve_hit, self.time = memory.serve_hit, self.loop.time
+        self.serve_hit, self.time = response_cache.serve_hit, self.loop.time  # bound once: the fast path needs them
         self.hold_timers = CoarseTimers[OpenConnection](
-            self.loop, grain_s=_HOLD_TIMER_RESOLUTION_S, call=lambda guest: guest.on_hold_timeout()
+            self.loop,
+            resolution_s=_HOLD_TIMER_RESOLUTION_S,
+            callback=lambda connection: connection.on_hold_timeout(),
         )
         self.idle_timers = CoarseTimers[OpenConnection](
-            self.loop, grain_s=limits.idle_s / _IDLE_TIMER_STEPS, call=lambda guest: guest.check_idle()
+            self.loop,
+            resolution_s=limits.idle_s / _IDLE_TIMER_STEPS,
+            callback=lambda connection: connection.check_idle(),
         )
         self.is_draining = False
         self._max_per_vm = limits.max_connections_per_vm
@@ -71,59 +78,66 @@ class ServerState:
 
     @property
     def connection_count(self) -> int:
+        """The number of open connections."""
         return len(self._connections)
 
     @property
     def buffered_bytes(self) -> int:
-        return sum(guest.buffered_bytes for guest in self._connections)
+        """The bytes of all connections that wait to be parsed or sent."""
+        return sum(connection.buffered_bytes for connection in self._connections)
 
     def admit_connection(self, vm: str | None) -> bool:
-        """Whether one more connection of the VM may be served; strangers share one allowance, as if they were one."""
-        is_crowded = self._per_vm.get(vm, 0) >= self._max_per_vm or len(self._connections) >= self.limits.connections
-        if is_crowded or self.is_draining:
+        """Whether one more connection of the VM is within the limits, and count it; None: an unknown caller.
+
+        All unknown callers together have the limit of one VM.
+        """
+        is_full = self._per_vm.get(vm, 0) >= self._max_per_vm or len(self._connections) >= self.limits.connections
+        if is_full or self.is_draining:
             self.counters.refused += 1
             return False
         self.counters.accepted += 1
         return True
 
-    def add_connection(self, guest: OpenConnection, caller: Caller) -> None:
-        self._connections[guest] = caller.vm
+    def add_connection(self, connection: OpenConnection, caller: Caller) -> None:
+        """Add an open connection; it must be removed when it is lost."""
+        self._connections[connection] = caller.vm
         self._per_vm[caller.vm] += 1
 
-    def remove_connection(self, guest: OpenConnection) -> None:
-        if guest not in self._connections:
+    def remove_connection(self, connection: OpenConnection) -> None:
+        """Remove a connection; does nothing if it is not there."""
+        if connection not in self._connections:
             return
-        vm = self._connections.pop(guest)
+        vm = self._connections.pop(connection)
         self._per_vm[vm] -= 1
         if not self._per_vm[vm]:
             del self._per_vm[vm]
         if not self._connections:
             self._is_empty.set()
 
-    def run_pending(self, work: PendingResponse, then: Callable[[asyncio.Task[FinishResponse]], None]) -> None:
-        """Carry it through even if the caller hangs up: what it asked for was asked for."""
-        task = self.loop.create_task(work)
+    def run_pending(self, pending: PendingResponse, on_done: Callable[[asyncio.Task[FinishResponse]], None]) -> None:
+        """Run a backend call to its end, even if the client disconnects, then call `on_done` with the task."""
+        task = self.loop.create_task(pending)
         self._pending_tasks.add(task)
         task.add_done_callback(self._pending_tasks.discard)
-        task.add_done_callback(then)
+        task.add_done_callback(on_done)
 
     async def drain(self, timeout_s: float) -> None:
-        """Everybody is answered and leaves; who has not within the time is hung up on: everybody, if there is none."""
+        """Finish current responses and close all connections; abort those open after `timeout_s`. 0: abort all."""
         self.is_draining = True
         self.response_cache.disable()
         with suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
                 if timeout_s > 0:
                     await self._drain_connections()
-        for guest in tuple(self._connections):
-            guest.abort()
+        for connection in tuple(self._connections):
+            connection.abort()
         for task in tuple(self._pending_tasks):
             task.cancel()
         await self._wait_until_empty()
 
     async def _drain_connections(self) -> None:
-        for index, guest in enumerate(tuple(self._connections), start=1):
-            guest.drain()
+        for index, connection in enumerate(tuple(self._connections), start=1):
+            connection.drain()
             if index % _DRAINS_PER_TURN == 0:
                 await asyncio.sleep(0)
         await self._wait_until_empty()

@@ -27,46 +27,48 @@ _ACCEPT_RETRY_S = 0.2
 
 
 class SocketDistributor:
-    """The open sockets, and whoever is being handed them."""
+    """Passes the open sockets, and later changes, to each connected client."""
 
     def __init__(self) -> None:
         self._open_sockets: dict[str, socket.socket] = {}
         self._client_queues: set[asyncio.Queue[str]] = set()
 
-    def update(self, found: ListenerChange) -> None:
-        name = found.spec.name
-        if found.previous is not None:
-            found.previous.close()
+    def update(self, change: ListenerChange) -> None:
+        """Take over an opened socket, close a replaced one, and notify the clients."""
+        name = change.spec.name
+        if change.previous is not None:
+            change.previous.close()
             self._open_sockets.pop(name, None)
-        if found.listener is not None:
-            self._open_sockets[name] = found.listener.sockets[0]
-        for visitor in self._client_queues:
-            visitor.put_nowait(name)
+        if change.listener is not None:
+            self._open_sockets[name] = change.listener.sockets[0]
+        for queue in self._client_queues:
+            queue.put_nowait(name)
 
-    async def send_to_client(self, link: socket.socket) -> None:
-        """Everything that is open, then every change, until the visitor leaves."""
-        visitor: asyncio.Queue[str] = asyncio.Queue()
+    async def send_to_client(self, client: socket.socket) -> None:
+        """Send every open socket, then every change, until the client disconnects; closes the connection."""
+        queue: asyncio.Queue[str] = asyncio.Queue()
         for name in self._open_sockets:
-            visitor.put_nowait(name)
-        self._client_queues.add(visitor)
+            queue.put_nowait(name)
+        self._client_queues.add(queue)
         tasks = [
-            asyncio.create_task(self._send_changes(link, visitor)),
-            asyncio.create_task(_wait_for_disconnect(link)),
+            asyncio.create_task(self._send_changes(client, queue)),
+            asyncio.create_task(_wait_for_disconnect(client)),
         ]
         try:
             await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         finally:
-            self._client_queues.discard(visitor)
+            self._client_queues.discard(queue)
             await _cancel_tasks(tasks)
-            link.close()
+            client.close()
 
-    async def _send_changes(self, link: socket.socket, visitor: asyncio.Queue[str]) -> None:
+    async def _send_changes(self, client: socket.socket, queue: asyncio.Queue[str]) -> None:
         with suppress(ConnectionError):
             while True:
-                name = await visitor.get()
-                await send_packet(link, SocketPacket(name, self._open_sockets.get(name)))
+                name = await queue.get()
+                await send_packet(client, SocketPacket(name, self._open_sockets.get(name)))
 
 
+# Called once with the listeners that are open, and for the others the reason.
 Announce = Callable[[list[ListenerSpec], dict[ListenerSpec, str]], None]
 
 
@@ -83,85 +85,87 @@ async def _run_until_signal(listeners: Sequence[ListenerSpec], directory: Path, 
     stop = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
-    porter, shelf = ListenerManager(listeners, shared=True), SocketDistributor()
-    with _helper_socket(directory) as door:
-        opened = porter.open_all()
-        for found in opened:
-            shelf.update(found)
+    manager, distributor = ListenerManager(listeners, shared=True), SocketDistributor()
+    with _helper_socket(directory) as server:
+        opened = manager.open_all()
+        for change in opened:
+            distributor.update(change)
         owner = directory.stat().st_uid
         tasks = [
-            asyncio.create_task(porter.run(shelf.update)),
-            asyncio.create_task(accept_clients(door, shelf, owner)),
+            asyncio.create_task(manager.run(distributor.update)),
+            asyncio.create_task(accept_clients(server, distributor, owner)),
         ]
-        announce([found.spec for found in opened], porter.waiting)
+        announce([change.spec for change in opened], manager.waiting)
         try:
             await stop.wait()
         finally:
             await _cancel_tasks(tasks)
-            porter.close()
+            manager.close()
 
 
-async def accept_clients(door: socket.socket, shelf: SocketDistributor, owner: int) -> None:
-    """For ever: hand everything to root and to the owner, and nothing to anybody else."""
+async def accept_clients(server: socket.socket, distributor: SocketDistributor, owner: int) -> None:
+    """Accept clients for ever. Only processes of root and of the user id `owner` receive sockets."""
     async with asyncio.TaskGroup() as group:
         while True:
             try:
-                link, _ = await asyncio.get_running_loop().sock_accept(door)
-            except OSError as error:  # too many open files, say: whoever was let in before is not to suffer for it
-                log.warning("nobody can be handed sockets now: %s", error.strerror)
+                client, _ = await asyncio.get_running_loop().sock_accept(server)
+            except OSError as error:  # such as too many open files; connected clients must not suffer from it
+                log.warning("cannot accept the service now: %s; trying again", error.strerror)
                 await asyncio.sleep(_ACCEPT_RETRY_S)
                 continue
-            if _peer_uid(link) in (_ROOT_UID, owner):
-                group.create_task(shelf.send_to_client(link))
+            if _peer_uid(client) in (_ROOT_UID, owner):
+                group.create_task(distributor.send_to_client(client))
             else:
-                link.close()
+                client.close()
 
 
 @contextmanager
 def _helper_socket(directory: Path) -> Iterator[socket.socket]:
-    """DATA/forewarn.sockets. The directory is the service's; its owner and root are let in, nobody else."""
+    """The listening Unix socket DATA/forewarn.sockets. `accept_clients` checks who connects."""
     path = directory / SOCKETS_FILE
-    door = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    server = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     try:
-        _bind_path(door, path)
-        door.listen()
-        door.setblocking(False)
-        yield door
+        _bind_path(server, path)
+        server.listen()
+        server.setblocking(False)
+        yield server
         with suppress(OSError):
             path.unlink()
     finally:
-        door.close()
+        server.close()
 
 
-def _bind_path(door: socket.socket, path: Path) -> None:
+def _bind_path(server: socket.socket, path: Path) -> None:
     if not path.parent.is_dir():
-        raise Rejected(f"data directory {str(path.parent)!r} is not there: make it, for the user the service runs as")
+        raise Rejected(
+            f"data directory {str(path.parent)!r} does not exist: create it, for the user that the service runs as"
+        )
     if _has_listener(path):
-        raise Refused(f"another `forewarn sockets` hands over at {str(path)!r}: stop that one first")
-    before = os.umask(0)  # the directory keeps others out
+        raise Refused(f"another `forewarn sockets` is running at {str(path)!r}: stop that one first")
+    previous_umask = os.umask(0)  # the directory's permissions protect the socket
     try:
         path.unlink(missing_ok=True)
-        door.bind(os.fspath(path))
+        server.bind(os.fspath(path))
     except OSError as error:
-        raise Rejected(f"{str(path)!r} cannot be made: {error.strerror}; name another directory with --data") from error
+        raise Rejected(f"cannot create {str(path)!r}: {error.strerror}; give another directory with --data") from error
     finally:
-        os.umask(before)
+        os.umask(previous_umask)
 
 
 def _has_listener(path: Path) -> bool:
-    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as link, suppress(OSError):
-        link.connect(os.fspath(path))
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as client, suppress(OSError):
+        client.connect(os.fspath(path))
         return True
     return False
 
 
-def _peer_uid(link: socket.socket) -> int:
-    _, user, _ = struct.unpack("3i", link.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+def _peer_uid(client: socket.socket) -> int:
+    _, user, _ = struct.unpack("3i", client.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
     return int(user)
 
 
-async def _wait_for_disconnect(link: socket.socket) -> None:
-    while await receive_packet(link) is not None:
+async def _wait_for_disconnect(client: socket.socket) -> None:
+    while await receive_packet(client) is not None:
         pass
 
 
@@ -172,6 +176,6 @@ async def _cancel_tasks(tasks: list[asyncio.Task[None]]) -> None:
 
 
 def _raise_open_file_limit() -> None:
-    """One socket per VM may be more than is usual."""
-    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    """One socket per VM may exceed the usual soft limit."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

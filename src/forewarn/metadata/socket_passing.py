@@ -23,13 +23,16 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class SocketPacket:
-    listener_name: str  # its name
-    sock: socket.socket | None  # None: it is shut
+    """A listener that opened or closed."""
+
+    listener_name: str  # ListenerSpec.name
+    sock: socket.socket | None  # None: it closed
 
 
 async def send_packet(link: socket.socket, packet: SocketPacket) -> None:
+    """Send a packet over the Unix socket `link`; raises OSError if the other side is gone."""
     while True:
-        fd = packet.sock.fileno() if packet.sock else -1  # it may have been closed while we waited
+        fd = packet.sock.fileno() if packet.sock else -1  # the socket may have closed while this waited
         try:
             socket.send_fds(link, [packet.listener_name.encode()], [fd] if fd >= 0 else [])
             return
@@ -38,7 +41,7 @@ async def send_packet(link: socket.socket, packet: SocketPacket) -> None:
 
 
 async def receive_packet(link: socket.socket) -> SocketPacket | None:
-    """The next packet; None: the other side is gone."""
+    """Receive the next packet; None if the other side is gone."""
     while True:
         try:
             name, fds, _, _ = socket.recv_fds(link, _MAX_NAME_BYTES, 1)
@@ -53,17 +56,17 @@ async def receive_packet(link: socket.socket) -> SocketPacket | None:
 
 
 async def receive_packets_forever(path: Path) -> AsyncGenerator[SocketPacket, None]:
-    """What the program that opens sockets sends, for ever; without one, we wait until there is one again."""
-    is_told = False
+    """Yield the packets of the helper at `path` for ever; reconnects while the helper is not running."""
+    is_logged = False
     while True:
         link = _connect(path)
         if link is None:
-            if not is_told:
-                log.warning("nobody hands over sockets at %s: start `forewarn sockets`; waiting for it", path)
-            is_told = True
+            if not is_logged:
+                log.warning("the socket helper is not running at %s: start `forewarn sockets`; waiting for it", path)
+            is_logged = True
             await asyncio.sleep(_RECONNECT_S)
             continue
-        is_told = False
+        is_logged = False
         try:
             while (packet := await receive_packet(link)) is not None:
                 yield packet
@@ -102,11 +105,11 @@ async def _wait_readable(sock: socket.socket) -> None:
 async def _wait_ready(sock: socket.socket, add: Callable[..., None], remove: Callable[[int], object]) -> None:
     ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
-    def be_ready() -> None:
+    def on_ready() -> None:
         if not ready.done():
             ready.set_result(None)
 
-    add(sock.fileno(), be_ready)
+    add(sock.fileno(), on_ready)
     try:
         await ready
     finally:

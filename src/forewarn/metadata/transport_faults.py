@@ -26,93 +26,96 @@ from forewarn.protocol.versions import UnknownVersionPolicy
 GONE_RESPONSE = HttpResponse(status=410, headers=(JSON_CONTENT_TYPE,), body=b'{ "error": "Gone" }')
 EMPTY_RESPONSE = HttpResponse(status=200, headers=(JSON_CONTENT_TYPE,))
 
-ServeNormally = Callable[[PollRequest | ApprovalRequest], AnyResponse]  # serve this as if nothing were wrong
-RenderView = Callable[[PollRequest, GuestView], HttpResponse]  # the document of this view
+ServeNormally = Callable[[PollRequest | ApprovalRequest], AnyResponse]  # serve the request without faults
+RenderView = Callable[[PollRequest, GuestView], HttpResponse]  # the response with the view's document
 
 
 class FaultTable:
-    """Swapped whole when faults change; counts what they touch until somebody takes the counts."""
+    """The active transport faults, and the requests that they affected (hits) until they are taken."""
 
     def __init__(
         self,
-        past: StaleDocuments,
+        stale_documents: StaleDocuments,
         *,
         now: Callable[[], float],
         real_time: Callable[[], float] = read_real_time,
-        allowance: FaultQuota | None = None,
+        quota: FaultQuota | None = None,
     ) -> None:
-        self.stale_documents = past
+        """`now` is lab time, for hits; `real_time` decides when a fault ends."""
+        self.stale_documents = stale_documents
         self._now, self._real_time = now, real_time
-        self._quota = allowance or LocalFaultQuota()
+        self._quota = quota or LocalFaultQuota()
         self._active: tuple[Fault, ...] | None = None
-        self._faults_by_vm: dict[str, tuple[str, VmFaults | None]] = {}  # VM → its scope, and what is on for it
-        self._active_since: dict[str, float] = {}  # fault → loop time
-        self._first_request_at: dict[tuple[str, str], float] = {}  # fault and VM; loop time
+        self._faults_by_vm: dict[str, tuple[str, VmFaults | None]] = {}  # VM → scope id, and its faults
+        self._active_since: dict[str, float] = {}  # fault id → loop time
+        self._first_request_at: dict[tuple[str, str], float] = {}  # fault id and VM → loop time
         self._untaken_hits: dict[tuple[str, str], FaultHits] = {}
         self._change_subscribers: list[Callable[[Sequence[str] | None], None]] = []
         self._hit_subscribers: list[Callable[[], None]] = []
 
-    def subscribe_changes(self, tell: Callable[[Sequence[str] | None], None]) -> None:
-        """Tell this for which VMs other faults may be on than before; None: for any."""
-        self._change_subscribers.append(tell)
+    def subscribe_changes(self, callback: Callable[[Sequence[str] | None], None]) -> None:
+        """Call back with the VMs whose faults may have changed; None: all VMs."""
+        self._change_subscribers.append(callback)
 
-    def subscribe_hits(self, tell: Callable[[], None]) -> None:
-        """Tell this when there is something to `take`."""
-        self._hit_subscribers.append(tell)
+    def subscribe_hits(self, callback: Callable[[], None]) -> None:
+        """Call back after each hit, when `take_hits` has something to return."""
+        self._hit_subscribers.append(callback)
 
     def set_faults(self, faults: Sequence[Fault]) -> None:
-        """From now on these, and no others, are on."""
-        armed = tuple(fault for fault in faults if fault.category is FaultCategory.TRANSPORT)
+        """Replace the active faults; those that are not transport faults are ignored. Needs a running loop."""
+        active = tuple(fault for fault in faults if fault.category is FaultCategory.TRANSPORT)
         at = asyncio.get_running_loop().time()
-        changed = _changed_faults(self._active or (), armed)
-        self._active = armed or None
-        self._quota.set_active(armed)
-        self._active_since = {fault.id: self._active_since.get(fault.id, at) for fault in armed}
+        changed = _changed_faults(self._active or (), active)
+        self._active = active or None
+        self._quota.set_active(active)
+        self._active_since = {fault.id: self._active_since.get(fault.id, at) for fault in active}
         self._first_request_at = {key: at for key, at in self._first_request_at.items() if key[0] in self._active_since}
-        self.stale_documents.set_enabled(any(fault.kind is FaultKind.STALE for fault in armed))
+        self.stale_documents.set_enabled(any(fault.kind is FaultKind.STALE for fault in active))
         if changed:
             self._drop_cached_faults(changed)
 
     def faults_for(self, view: GuestView) -> VmFaults | None:
-        """What is wrong with this VM's transport; None: nothing."""
+        """Return the faults that cover this VM, or None."""
         if self._active is None:
             return None
-        scope_id, trouble = self._faults_by_vm.get(view.vm, ("", None))
+        scope_id, vm_faults = self._faults_by_vm.get(view.vm, ("", None))
         if scope_id != view.scope_id:
-            trouble = self._find_faults(self._active, view)
-            self._faults_by_vm[view.vm] = (view.scope_id, trouble)
-        return trouble
+            vm_faults = self._find_faults(self._active, view)
+            self._faults_by_vm[view.vm] = (view.scope_id, vm_faults)
+        return vm_faults
 
     def take_hits(self) -> list[FaultHits]:
-        """What was touched since the last time."""
-        touches, self._untaken_hits = list(self._untaken_hits.values()), {}
-        return touches
+        """Take the hits since the last call, summed per fault and VM."""
+        hits, self._untaken_hits = list(self._untaken_hits.values()), {}
+        return hits
 
-    def add_hits(self, touches: Sequence[FaultHits]) -> None:
-        for touch in touches:
-            self._add_hit(touch)
+    def add_hits(self, hits: Sequence[FaultHits]) -> None:
+        """Add hits of other processes, or render back hits that could not be stored."""
+        for hit in hits:
+            self._add_hit(hit)
 
     def is_active(self, fault: Fault) -> bool:
+        """Whether the fault is set, within its limit, and not over."""
         if fault.id not in self._active_since or not self._quota.has_remaining(fault):
             return False
         return fault.until is None or self._real_time() < fault.until
 
     def consume(self, fault: Fault, vm: str) -> bool:
-        """One request of the VM; False: another one was the last."""
+        """Count one request of the VM that the fault affects; False if the fault has reached its limit."""
         if not self._quota.consume(fault):
             return False
         self._add_hit(FaultHits(fault_id=fault.id, vm=vm, count=1, at=self._now()))
-        for tell in self._hit_subscribers:
-            tell()
+        for callback in self._hit_subscribers:
+            callback()
         return True
 
     def delayed_until(self, fault: Fault, vm: str) -> float:
-        """Loop time before which this VM is not answered: counted from its first request."""
+        """Return the loop time until which the VM gets no response, counted from its first request."""
         first = self._first_request_at.setdefault((fault.id, vm), asyncio.get_running_loop().time())
         return first + fault.parameter("delay_s")
 
     def stale_view(self, fault: Fault, view: GuestView) -> GuestView:
-        """What was shown `age` ago, though nothing from before the fault was set."""
+        """Return what the VM saw `age_s` ago, but not before the fault was set."""
         at = asyncio.get_running_loop().time() - fault.parameter("age_s")
         return self.stale_documents.view_at(view, max(at, self._active_since.get(fault.id, at)))
 
@@ -123,60 +126,62 @@ class FaultTable:
         else:
             for vm in vms:
                 self._faults_by_vm.pop(vm, None)
-        for tell in self._change_subscribers:
-            tell(vms)
+        for callback in self._change_subscribers:
+            callback(vms)
 
-    def _find_faults(self, armed: Sequence[Fault], view: GuestView) -> VmFaults | None:
-        faults = tuple(fault for fault in armed if fault.covers_request(scope_id=view.scope_id, vm=view.vm))
+    def _find_faults(self, active: Sequence[Fault], view: GuestView) -> VmFaults | None:
+        faults = tuple(fault for fault in active if fault.covers_request(scope_id=view.scope_id, vm=view.vm))
         return VmFaults(table=self, vm=view.vm, faults=faults) if faults else None
 
-    def _add_hit(self, touch: FaultHits) -> None:
-        key = (touch.fault_id, touch.vm)
+    def _add_hit(self, hit: FaultHits) -> None:
+        key = (hit.fault_id, hit.vm)
         known = self._untaken_hits.get(key)
-        both = touch if known is None else replace(known, count=known.count + touch.count, at=max(known.at, touch.at))
-        self._untaken_hits[key] = both
+        total = hit if known is None else replace(known, count=known.count + hit.count, at=max(known.at, hit.at))
+        self._untaken_hits[key] = total
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VmFaults:
-    """The faults that are on for one VM."""
+    """The transport faults that cover one VM, oldest first."""
 
     table: FaultTable
     vm: str
     faults: tuple[Fault, ...]
 
     def adjusted_rules(self, rules: EndpointRules) -> EndpointRules:
+        """Return the rules, with 404 for unknown versions while that fault is active."""
         if self._first_active(FaultKind.UNKNOWN_VERSION_404) is None:
             return rules
         return replace(rules, unknown_version=UnknownVersionPolicy.NOT_FOUND)
 
     def keeps_refusal(self, refusal: HttpResponse) -> bool:
-        """Whether a request that was refused by `rules` is: not if a fault would have been needed, and is spent."""
+        """Whether a refusal under `adjusted_rules` stands; False if it needs a fault that has reached its limit."""
         if refusal != version_not_found():
             return True
         fault = self._first_active(FaultKind.UNKNOWN_VERSION_404)
         return fault is not None and self.consume(fault)
 
     def refusal_response(self) -> HttpResponse | ResetConnection | None:
-        """The answer of a service that is not itself: nothing of the request takes effect."""
+        """Return the response of the oldest fault that refuses requests, or None; consumes the fault."""
         for fault in self._active_of_kinds(*_REFUSAL_RESPONSES):
             if self.consume(fault):
                 return _REFUSAL_RESPONSES[fault.kind](fault)
         return None
 
     def serve(
-        self, asked: PollRequest | ApprovalRequest, view: GuestView, go: ServeNormally, give: RenderView
+        self, request: PollRequest | ApprovalRequest, view: GuestView, serve: ServeNormally, render: RenderView
     ) -> AnyResponse:
-        """The answer, spoiled by the first fault that fits the request; else as it would be anyway."""
+        """Return the response changed by the oldest fault that applies, else the normal response."""
         for fault in self.faults:
-            spoil = _RESPONSE_FAULTS.get(fault.kind)
-            if spoil is not None and self.table.is_active(fault):
-                answer = spoil(self, fault, asked, view, go, give)
-                if answer is not None:
-                    return answer
-        return go(asked)
+            apply_fault = _RESPONSE_FAULTS.get(fault.kind)
+            if apply_fault is not None and self.table.is_active(fault):
+                response = apply_fault(self, fault, request, view, serve, render)
+                if response is not None:
+                    return response
+        return serve(request)
 
     def consume(self, fault: Fault) -> bool:
+        """Count one request of this VM that the fault affects; False if the fault has reached its limit."""
         return self.table.consume(fault, self.vm)
 
     def _first_active(self, *kinds: FaultKind) -> Fault | None:
@@ -187,15 +192,15 @@ class VmFaults:
 
 
 def _changed_faults(before: Sequence[Fault], after: Sequence[Fault]) -> list[Fault]:
-    """Faults that came or went. What one has touched is written down every second and makes it no other."""
-    known, new = [fault.without_counts for fault in before], [fault.without_counts for fault in after]
-    return [fault for fault in (*known, *new) if fault not in known or fault not in new]
+    """Return the faults that were added or removed; a changed hit count, which is stored every second, is ignored."""
+    old, new = [fault.without_counts for fault in before], [fault.without_counts for fault in after]
+    return [fault for fault in (*old, *new) if fault not in old or fault not in new]
 
 
 def _throttled_response(fault: Fault) -> HttpResponse:
     wait_s = math.ceil(fault.parameter("retry_after_s"))
-    refusal = too_many_requests()
-    return replace(refusal, headers=(*refusal.headers, ("Retry-After", str(wait_s)))) if wait_s else refusal
+    response = too_many_requests()
+    return replace(response, headers=(*response.headers, ("Retry-After", str(wait_s)))) if wait_s else response
 
 
 _REFUSAL_RESPONSES: dict[FaultKind, Callable[[Fault], HttpResponse | ResetConnection]] = {
@@ -207,63 +212,63 @@ _REFUSAL_RESPONSES: dict[FaultKind, Callable[[Fault], HttpResponse | ResetConnec
 
 
 def _delay_first_answer(
-    trouble: VmFaults,
+    vm_faults: VmFaults,
     fault: Fault,
-    asked: PollRequest | ApprovalRequest,
+    request: PollRequest | ApprovalRequest,
     view: GuestView,
-    go: ServeNormally,
-    give: RenderView,
+    serve: ServeNormally,
+    render: RenderView,
 ) -> AnyResponse | None:
-    until = trouble.table.delayed_until(fault, trouble.vm)
-    if asyncio.get_running_loop().time() >= until or not trouble.consume(fault):
+    until = vm_faults.table.delayed_until(fault, vm_faults.vm)
+    if asyncio.get_running_loop().time() >= until or not vm_faults.consume(fault):
         return None
-    return HeldResponse(until=until, resume=lambda over: go(asked))
+    return HeldResponse(until=until, resume=lambda expired: serve(request))
 
 
 def _empty_body(
-    trouble: VmFaults,
+    vm_faults: VmFaults,
     fault: Fault,
-    asked: PollRequest | ApprovalRequest,
+    request: PollRequest | ApprovalRequest,
     view: GuestView,
-    go: ServeNormally,
-    give: RenderView,
+    serve: ServeNormally,
+    render: RenderView,
 ) -> AnyResponse | None:
-    if isinstance(asked, ApprovalRequest):
-        return None  # its answer has no body anyway
-    return EMPTY_RESPONSE if trouble.consume(fault) else None
+    if isinstance(request, ApprovalRequest):
+        return None  # the response to an approval has no body
+    return EMPTY_RESPONSE if vm_faults.consume(fault) else None
 
 
 def _slow_body(
-    trouble: VmFaults,
+    vm_faults: VmFaults,
     fault: Fault,
-    asked: PollRequest | ApprovalRequest,
+    request: PollRequest | ApprovalRequest,
     view: GuestView,
-    go: ServeNormally,
-    give: RenderView,
+    serve: ServeNormally,
+    render: RenderView,
 ) -> AnyResponse | None:
-    def drip(response: HttpResponse) -> AnyResponse:
-        if not response.body or not trouble.table.is_active(fault) or not trouble.consume(fault):
+    def slow_down(response: HttpResponse) -> AnyResponse:
+        if not response.body or not vm_faults.table.is_active(fault) or not vm_faults.consume(fault):
             return response
         return SlowResponse(response=response, duration_s=fault.parameter("take_s"))
 
-    return _map_response(go(asked), drip) if isinstance(asked, PollRequest) else None
+    return _map_response(serve(request), slow_down) if isinstance(request, PollRequest) else None
 
 
 def _stale_document(
-    trouble: VmFaults,
+    vm_faults: VmFaults,
     fault: Fault,
-    asked: PollRequest | ApprovalRequest,
+    request: PollRequest | ApprovalRequest,
     view: GuestView,
-    go: ServeNormally,
-    give: RenderView,
+    serve: ServeNormally,
+    render: RenderView,
 ) -> AnyResponse | None:
-    if isinstance(asked, ApprovalRequest):
+    if isinstance(request, ApprovalRequest):
         return None
-    at_once = replace(asked, wait_s=None)  # whoever waited would be given what is new
-    then = trouble.table.stale_view(fault, view)
-    if then is view:
-        return go(at_once)
-    return give(at_once, then) if trouble.consume(fault) else None
+    without_wait = replace(request, wait_s=None)  # a held poll would get the new document
+    stale_view = vm_faults.table.stale_view(fault, view)
+    if stale_view is view:
+        return serve(without_wait)
+    return render(without_wait, stale_view) if vm_faults.consume(fault) else None
 
 
 _ResponseFault = Callable[
@@ -277,11 +282,11 @@ _RESPONSE_FAULTS: dict[FaultKind, _ResponseFault] = {
 }
 
 
-def _map_response(answer: AnyResponse, change: Callable[[HttpResponse], AnyResponse]) -> AnyResponse:
-    """The answer with its response changed, whenever that comes."""
-    if isinstance(answer, HttpResponse):
-        return change(answer)
-    if isinstance(answer, HeldResponse):
-        resume = answer.resume
-        return replace(answer, resume=lambda over: _map_response(resume(over), change))
-    return answer
+def _map_response(response: AnyResponse, change: Callable[[HttpResponse], AnyResponse]) -> AnyResponse:
+    """Apply `change` to the response, now or when it is no longer held."""
+    if isinstance(response, HttpResponse):
+        return change(response)
+    if isinstance(response, HeldResponse):
+        resume = response.resume
+        return replace(response, resume=lambda expired: _map_response(resume(expired), change))
+    return response

@@ -218,7 +218,7 @@ class MetadataPublisher:
         documents = self._documents = PublishedDocuments(first_answer_delay_s=self._config.first_answer_delay_s)
         rules, by_location = self._config.rules, self._config.rules_by_location
         return MetadataServer(
-            board=documents,
+            documents=documents,
             backend=backend,
             callers=self._callers,
             rules_for=lambda location: by_location.get(location, rules),

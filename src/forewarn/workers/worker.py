@@ -215,12 +215,12 @@ class Worker:
 
         self._documents = PublishedDocuments(first_answer_delay_s=message.first_answer_delay_s)
         self._server = MetadataServer(
-            board=self._documents,
+            documents=self._documents,
             backend=self._backend,
             callers=self._callers,
             rules_for=rules_for,
             limits=Limits(requests_per_s=message.requests_per_s),
-            allowance=self._fault_quota,
+            fault_quota=self._fault_quota,
         )
         self._server.faults.subscribe_hits(self._schedule_fault_report)
 
