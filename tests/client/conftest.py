@@ -1,4 +1,4 @@
-"""One set of tests for two drivers: whatever is asked of a client is asked of the blocking and of the asyncio one."""
+"""Drivers that run the same tests with the blocking and the asyncio client."""
 
 from __future__ import annotations
 
@@ -13,36 +13,36 @@ import pytest
 from forewarn.client import AsyncClient, Client
 
 
-class Blocking:
-    """A client that notes its pauses instead of sleeping."""
+class BlockingDriver:
+    """A blocking client that records its pauses instead of sleeping."""
 
     def __init__(self, endpoint: str | None, **options: Any) -> None:
-        self.naps: list[float] = []
-        self.client = Client(endpoint, sleep=self.naps.append, **options)
+        self.pauses: list[float] = []
+        self.client = Client(endpoint, sleep=self.pauses.append, **options)
 
     def call(self, method: str, *arguments: Any) -> Any:
         return getattr(self.client, method)(*arguments)
 
     def take(self, count: int, method: str, *arguments: Any, handle: Callable[[Any], None] | None = None) -> list[Any]:
-        """The first so many; all but the last were handled."""
+        """The first `count` items; all but the last are handled."""
         taken = []
-        with closing(getattr(self.client, method)(*arguments)) as news:
-            for one in islice(news, count):
+        with closing(getattr(self.client, method)(*arguments)) as items:
+            for one in islice(items, count):
                 taken.append(one)
                 if handle is not None:
                     handle(one)
         return taken
 
 
-class Awaiting:
-    """The same, in an event loop of its own for each call."""
+class AsyncDriver:
+    """The asyncio client; each call runs in its own event loop."""
 
     def __init__(self, endpoint: str | None, **options: Any) -> None:
-        self.naps: list[float] = []
-        self.client = AsyncClient(endpoint, sleep=self._nap, **options)
+        self.pauses: list[float] = []
+        self.client = AsyncClient(endpoint, sleep=self._record_pause, **options)
 
-    async def _nap(self, s: float) -> None:
-        self.naps.append(s)
+    async def _record_pause(self, s: float) -> None:
+        self.pauses.append(s)
 
     def call(self, method: str, *arguments: Any) -> Any:
         return asyncio.run(getattr(self.client, method)(*arguments))
@@ -54,8 +54,8 @@ class Awaiting:
         self, count: int, method: str, arguments: tuple[Any, ...], handle: Callable[[Any], None] | None
     ) -> list[Any]:
         taken: list[Any] = []
-        async with aclosing(getattr(self.client, method)(*arguments)) as news:
-            async for one in news:
+        async with aclosing(getattr(self.client, method)(*arguments)) as items:
+            async for one in items:
                 taken.append(one)
                 if handle is not None:
                     handle(one)
@@ -64,10 +64,10 @@ class Awaiting:
         return taken
 
 
-Driver = Callable[..., Blocking | Awaiting]
+Driver = Callable[..., BlockingDriver | AsyncDriver]
 
 
-@pytest.fixture(params=[Blocking, Awaiting], ids=["blocking", "asyncio"])
+@pytest.fixture(params=[BlockingDriver, AsyncDriver], ids=["blocking", "asyncio"])
 def driver(request: pytest.FixtureRequest) -> Driver:
     made: Driver = request.param
     return made

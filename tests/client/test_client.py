@@ -1,4 +1,4 @@
-"""The blocking client against a server that behaves as real ones have (spec §11)."""
+"""The blocking client against a server that behaves like real ones (spec §11)."""
 
 from collections.abc import Callable
 from itertools import islice
@@ -23,12 +23,12 @@ EVENT = {
 BUSY = {"DocumentIncarnation": 2, "Events": [EVENT]}
 
 
-def client_of(server: ScriptedServer, naps: list[float] | None = None) -> Client:
-    sleep: Callable[[float], None] = ([] if naps is None else naps).append
+def client_of(server: ScriptedServer, pauses: list[float] | None = None) -> Client:
+    sleep: Callable[[float], None] = ([] if pauses is None else pauses).append
     return Client(server.url, sleep=sleep)
 
 
-def test_events_are_read_with_the_services_own_time() -> None:
+def test_events_come_with_the_services_own_time() -> None:
     """Spec §4.2, §12."""
     with ScriptedServer(json_reply(BUSY, headers=(("Date", "Mon, 19 Sep 2016 18:14:47 GMT"),))) as server:
         client = client_of(server)
@@ -39,7 +39,7 @@ def test_events_are_read_with_the_services_own_time() -> None:
     assert event.not_before - client.date == 900
 
 
-def test_an_approval_is_posted_and_an_empty_answer_is_a_yes() -> None:
+def test_an_approval_is_posted_and_an_empty_answer_accepts_it() -> None:
     """Spec §5.2."""
     with ScriptedServer(ScriptedReply()) as server:
         client_of(server).approve(ID)
@@ -49,13 +49,13 @@ def test_an_approval_is_posted_and_an_empty_answer_is_a_yes() -> None:
     assert ID.encode() in request.body
 
 
-def test_an_approval_of_nothing_is_refused_before_anything_is_sent() -> None:
+def test_an_approval_without_an_id_is_rejected_before_anything_is_sent() -> None:
     with ScriptedServer(ScriptedReply()) as server, pytest.raises(Rejected, match="no event is named"):
         client_of(server).approve()
     assert server.requests == []
 
 
-def test_the_vms_own_name_is_asked_for_as_text() -> None:
+def test_the_vms_own_name_is_requested_as_text() -> None:
     """Spec §2.6."""
     with ScriptedServer(ScriptedReply(body=b"web-0")) as server:
         assert client_of(server).name() == "web-0"
@@ -74,38 +74,38 @@ def test_the_vms_own_name_is_asked_for_as_text() -> None:
     ],
     ids=["410", "429", "500", "empty body", "reset", "half a body"],
 )
-def test_a_passing_fault_is_tried_again(bad: ScriptedReply) -> None:
+def test_a_transient_fault_is_retried(bad: ScriptedReply) -> None:
     """Spec §11."""
-    naps: list[float] = []
+    pauses: list[float] = []
     with ScriptedServer(bad, bad, json_reply(EMPTY)) as server:
-        assert client_of(server, naps).events() == Received(incarnation=1)
-    assert len(naps) == 2
+        assert client_of(server, pauses).events() == Received(incarnation=1)
+    assert len(pauses) == 2
 
 
-def test_a_fault_that_stays_is_told_after_a_few_tries() -> None:
-    naps: list[float] = []
+def test_a_lasting_fault_is_raised_after_a_few_tries() -> None:
+    pauses: list[float] = []
     with ScriptedServer(ScriptedReply(status=500)) as server, pytest.raises(Unavailable, match="cannot answer now"):
-        client_of(server, naps).events()
+        client_of(server, pauses).events()
     assert len(server.requests) == 5
-    assert sum(naps) < 30
+    assert sum(pauses) < 30
 
 
-def test_a_refusal_is_told_at_once() -> None:
+def test_a_rejection_is_raised_at_once() -> None:
     with ScriptedServer(json_reply({"error": "Bad request. no"}, status=400)) as server, pytest.raises(Rejected):
         client_of(server).events()
     assert len(server.requests) == 1
 
 
-def test_an_endpoint_where_nobody_listens_is_told_at_once() -> None:
+def test_an_endpoint_that_refuses_connections_is_reported_at_once() -> None:
     with ScriptedServer(ScriptedReply()) as server:
         url = server.url
-    naps: list[float] = []
+    pauses: list[float] = []
     with pytest.raises(Unreachable, match=f"^nothing answers at {url} "):
-        Client(url, sleep=naps.append).events()
-    assert naps == []
+        Client(url, sleep=pauses.append).events()
+    assert pauses == []
 
 
-def test_watching_gives_the_document_and_then_each_change() -> None:
+def test_a_watch_yields_the_document_and_then_each_change() -> None:
     """Spec §4.3, §4.4: one client works with a server that holds requests and with one that does not."""
     tag = (("ETag", '"1-1"'),)
     held = ScriptedReply(status=304, headers=(*tag, ("Preference-Applied", "wait=20")))
@@ -117,16 +117,16 @@ def test_watching_gives_the_document_and_then_each_change() -> None:
     assert server.requests[1].header_values("prefer") == ("wait=20",)
 
 
-def test_watching_falls_back_to_a_poll_every_second() -> None:
+def test_a_watch_without_long_polls_polls_every_second() -> None:
     """Spec §8.5."""
-    naps: list[float] = []
+    pauses: list[float] = []
     with ScriptedServer(json_reply(EMPTY), json_reply(EMPTY), json_reply(EMPTY), json_reply(BUSY)) as server:
-        documents = list(islice(client_of(server, naps).documents(), 2))
+        documents = list(islice(client_of(server, pauses).documents(), 2))
     assert [document.incarnation for document in documents] == [1, 2]
-    assert naps == [1.0, 1.0, 1.0]
+    assert pauses == [1.0, 1.0, 1.0]
 
 
-def test_watching_waits_out_every_fault() -> None:
+def test_a_watch_survives_every_fault() -> None:
     """Spec §11."""
     faults = (
         ScriptedReply(status=410),
@@ -140,7 +140,7 @@ def test_watching_waits_out_every_fault() -> None:
     assert document.incarnation == 2
 
 
-def test_watching_ends_when_the_service_does_not_know_the_vm() -> None:
+def test_a_watch_ends_when_the_service_does_not_know_the_vm() -> None:
     """Spec §10."""
     with (
         ScriptedServer(json_reply({"error": "Not found"}, status=404)) as server,
@@ -156,7 +156,7 @@ def test_proxies_of_the_environment_are_not_used(monkeypatch: pytest.MonkeyPatch
         assert client_of(server).events().incarnation == 1
 
 
-def test_the_environment_says_where_the_service_is(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_environment_can_set_the_endpoint(monkeypatch: pytest.MonkeyPatch) -> None:
     """Spec §2.5."""
     with ScriptedServer(json_reply(EMPTY)) as server:
         monkeypatch.setenv("FOREWARN_ENDPOINT", server.url)

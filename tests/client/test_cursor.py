@@ -1,4 +1,4 @@
-"""The file of a watcher: written whole or not at all, read tolerantly."""
+"""The cursor file: written atomically, read tolerantly."""
 
 from pathlib import Path
 
@@ -60,12 +60,12 @@ def test_an_absent_file_is_a_new_cursor(tmp_path: Path) -> None:
     ],
     ids=["empty", "cut off", "list", "foreign", "newer", "bare", "unknown change", "unknown outcome"],
 )
-def test_a_file_that_is_no_cursor_says_why(raw: bytes, reason: str) -> None:
+def test_a_file_that_is_not_a_cursor_is_rejected_with_a_reason(raw: bytes, reason: str) -> None:
     with pytest.raises(BadCursor, match=reason):
         decode_cursor(raw)
 
 
-def test_a_place_that_cannot_be_used_is_refused(tmp_path: Path) -> None:
+def test_an_unusable_path_is_rejected(tmp_path: Path) -> None:
     with pytest.raises(Rejected, match=r"cannot be written \(No such file or directory\): use another file"):
         save_cursor(tmp_path / "absent" / "cursor", CURSOR)
     with pytest.raises(Rejected, match=r"cannot be read \(Is a directory\): use another file"):

@@ -1,4 +1,4 @@
-"""Looking for the service where nobody has said where it is (spec §2.5)."""
+"""Discovery of the endpoint (spec §2.5)."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ XID, MAC = b"\x01\x02\x03\x04", b"\x02\x00\x00\x00\x00\x09"
 LEASE = DhcpLease(address=IPv4Interface("10.0.0.4/24"), router=IPv4Address("10.0.0.1"))
 ETH0 = EthernetInterface(name="eth0", mac=MAC)
 DOCUMENT = HttpResponse(status=200, body=b'{"DocumentIncarnation":1,"Events":[]}')
-STRANGER = HttpResponse(status=404, body=b"<html>not here</html>")
+OTHER_SERVICE = HttpResponse(status=404, body=b"<html>not here</html>")
 
 
-def error(status: int, said: object) -> HttpResponse:
-    return HttpResponse(status=status, body=json.dumps(said).encode())
+def error(status: int, content: object) -> HttpResponse:
+    return HttpResponse(status=status, body=json.dumps(content).encode())
 
 
 @pytest.mark.parametrize(
@@ -41,7 +41,7 @@ def error(status: int, said: object) -> HttpResponse:
         (error(404, {"error": "Not found"}), True),
         (HttpResponse(status=200), True),
         *((HttpResponse(status=status), True) for status in (410, 429, 500, 503)),
-        (STRANGER, False),
+        (OTHER_SERVICE, False),
         (HttpResponse(status=200, body=b"latest\n"), False),
         (HttpResponse(status=200, body=b'{"vm":"x"}'), False),
         (HttpResponse(status=200, body=b"[]"), False),
@@ -50,15 +50,15 @@ def error(status: int, said: object) -> HttpResponse:
         (error(404, {"message": "no"}), False),
     ],
 )
-def test_only_what_speaks_of_scheduled_events_is_taken_for_the_service(response: HttpResponse, is_ours: bool) -> None:
-    """Other clouds have other services at 169.254.169.254; a service with a bad day is still the service (spec §11)."""
+def test_only_a_scheduled_events_response_identifies_the_service(response: HttpResponse, is_ours: bool) -> None:
+    """Other clouds use 169.254.169.254 too; an error response still counts (spec §11)."""
     assert is_scheduled_events_response(response) is is_ours
 
 
-def look(
+def run_discovery(
     answers: dict[str, HttpResponse | Exception], offers: dict[str, str | Exception | None], **how: Any
 ) -> tuple[list[str], Endpoint | Exception]:
-    """What is done, in order, and what it comes to; who is not in `answers` does not answer."""
+    """Runs the discovery; returns its effects in order and its result. Endpoints not in `answers` are down."""
     done: list[str] = []
 
     def ask(interface: EthernetInterface) -> str | None:
@@ -71,8 +71,8 @@ def look(
     found = [EthernetInterface(name=name, mac=MAC) for name in offers]
     run = FlowRunner(discover_endpoint(Discovery(interfaces=lambda: found, ask=ask, **how)))
     try:
-        while (move := run.next_effect()) is not None:
-            match move:
+        while (effect := run.next_effect()) is not None:
+            match effect:
                 case SendRequest(endpoint=endpoint):
                     done.append(str(endpoint))
                     answer = answers.get(str(endpoint), Unreachable("no"))
@@ -89,13 +89,13 @@ def look(
     return done, run.result
 
 
-def test_the_well_known_address_is_taken_if_it_answers_and_dhcp_is_not_asked() -> None:
-    done, found = look({"http://169.254.169.254": DOCUMENT}, {"eth0": "168.63.129.16"})
+def test_the_well_known_address_is_used_if_it_answers_and_dhcp_is_not_asked() -> None:
+    done, found = run_discovery({"http://169.254.169.254": DOCUMENT}, {"eth0": "168.63.129.16"})
     assert (done, str(found)) == (["http://169.254.169.254"], "http://169.254.169.254")
 
 
-def test_without_it_the_address_of_option_245_is_taken_on_whichever_port_answers() -> None:
-    done, found = look({"http://168.63.129.16:8080": DOCUMENT}, {"eth0": None, "eth1": "168.63.129.16"})
+def test_the_address_of_option_245_is_used_on_the_port_that_answers() -> None:
+    done, found = run_discovery({"http://168.63.129.16:8080": DOCUMENT}, {"eth0": None, "eth1": "168.63.129.16"})
     assert str(found) == "http://168.63.129.16:8080"
     assert done == [
         *("http://169.254.169.254", "pause 0", "ask on eth0", "ask on eth1"),
@@ -103,19 +103,21 @@ def test_without_it_the_address_of_option_245_is_taken_on_whichever_port_answers
     ]
 
 
-def test_a_stranger_at_the_well_known_address_or_at_the_one_of_dhcp_is_not_taken() -> None:
-    done, found = look({"http://169.254.169.254": STRANGER, "http://10.0.0.9": STRANGER}, {"eth0": "10.0.0.9"})
+def test_another_service_at_the_well_known_address_or_at_dhcps_address_is_not_used() -> None:
+    done, found = run_discovery(
+        {"http://169.254.169.254": OTHER_SERVICE, "http://10.0.0.9": OTHER_SERVICE}, {"eth0": "10.0.0.9"}
+    )
     assert isinstance(found, Unreachable)
     assert done.count("ask on eth0") == 2
 
 
-def test_a_broken_answer_is_asked_for_again_before_dhcp_is() -> None:
-    done, _ = look({"http://169.254.169.254": IncompleteResponse("no")}, {})
+def test_an_incomplete_answer_is_retried_before_dhcp_is_asked() -> None:
+    done, _ = run_discovery({"http://169.254.169.254": IncompleteResponse("no")}, {})
     assert done[:6] == ["http://169.254.169.254", "pause 1"] * 3
 
 
-def test_looking_ends_and_says_what_was_tried() -> None:
-    done, found = look({}, {f"eth{number}": None for number in range(200)}, waits_s=(0, 7))
+def test_discovery_ends_and_says_what_was_tried() -> None:
+    done, found = run_discovery({}, {f"eth{number}": None for number in range(200)}, waits_s=(0, 7))
     assert str(found) == (
         "no endpoint was found: http://169.254.169.254 does not answer, and no DHCP server names one: "
         "set FOREWARN_ENDPOINT, or check the network"
@@ -124,21 +126,21 @@ def test_looking_ends_and_says_what_was_tried() -> None:
     assert len(done) < 15
 
 
-def test_a_missing_privilege_is_said_and_does_not_hide_another_interface() -> None:
+def test_a_missing_privilege_is_reported_and_other_interfaces_are_tried() -> None:
     needs = Unavailable("DHCP needs root, or this and that: name the endpoint")
-    _, found = look({}, {"eth0": needs}, waits_s=(0,))
+    _, found = run_discovery({}, {"eth0": needs}, waits_s=(0,))
     assert "does not answer, and DHCP needs root, or this and that: set FOREWARN_ENDPOINT" in str(found)
-    _, found = look({"http://10.0.0.9": DOCUMENT}, {"eth0": needs, "eth1": "10.0.0.9"})
+    _, found = run_discovery({"http://10.0.0.9": DOCUMENT}, {"eth0": needs, "eth1": "10.0.0.9"})
     assert str(found) == "http://10.0.0.9"
 
 
-def test_dhcp_can_be_left_out() -> None:
-    done, found = look({}, {"eth0": "10.0.0.9"}, waits_s=())
+def test_dhcp_can_be_disabled() -> None:
+    done, found = run_discovery({}, {"eth0": "10.0.0.9"}, waits_s=())
     assert done == ["http://169.254.169.254"]
     assert "DHCP was not asked" in str(found)
 
 
-def test_a_client_discovers_with_its_first_question_and_remembers(driver: Driver) -> None:
+def test_a_client_discovers_the_endpoint_once_with_its_first_request(driver: Driver) -> None:
     with ScriptedServer(json_reply({"DocumentIncarnation": 1, "Events": []})) as server:
         one = driver(None, discovery=Discovery(well_known=parse_endpoint(server.url), waits_s=()))
         assert server.requests == []
@@ -148,7 +150,7 @@ def test_a_client_discovers_with_its_first_question_and_remembers(driver: Driver
     assert len(server.requests) == 3, "a probe and two questions"
 
 
-def test_a_watcher_goes_on_looking(driver: Driver) -> None:
+def test_a_watch_repeats_the_discovery_until_it_succeeds(driver: Driver) -> None:
     """A VM may be up before its metadata service is."""
     tries: list[str] = []
 
@@ -167,7 +169,7 @@ def test_a_watcher_goes_on_looking(driver: Driver) -> None:
     assert tries == ["eth0", "eth0"]
 
 
-def test_the_question_is_the_packet_that_servers_in_the_wild_are_asked_with() -> None:
+def test_the_discover_packet_equals_that_of_known_clients() -> None:
     """Evidence §9; with the broadcast flag."""
     packet = encode_discover(XID, MAC)
     assert len(packet) == 244
@@ -175,7 +177,7 @@ def test_the_question_is_the_packet_that_servers_in_the_wild_are_asked_with() ->
     assert packet[0xEC:] == bytes((99, 130, 83, 99, 53, 1, 1, 255))
 
 
-def test_the_endpoint_is_read_from_the_answer_to_our_own_question() -> None:
+def test_the_endpoint_is_read_only_from_an_answer_to_our_own_request() -> None:
     reply = dhcp_reply(encode_discover(XID, MAC), LEASE)
     assert reply is not None
     assert endpoint_from_offer(reply, xid=XID, mac=MAC) == "168.63.129.16"
@@ -197,21 +199,21 @@ def test_the_endpoint_is_read_from_the_answer_to_our_own_question() -> None:
     ],
     ids=["none", "no endpoint", "short", "cut off", "zero", "after the end"],
 )
-def test_an_answer_without_a_whole_address_names_none(options: bytes) -> None:
+def test_an_offer_without_a_complete_address_gives_no_endpoint(options: bytes) -> None:
     packet = b"\x02" + encode_discover(XID, MAC)[1:0xF0] + options.ljust(8, b"\0")
     assert endpoint_from_offer(packet, xid=XID, mac=MAC) is None
 
 
 @given(st.binary(max_size=600))
 @settings(max_examples=200, deadline=None)
-def test_no_packet_can_upset_the_reader(noise: bytes) -> None:
+def test_any_packet_can_be_parsed_without_an_error(noise: bytes) -> None:
     for packet in (noise, b"\x02" + encode_discover(XID, MAC)[1:0xF0] + noise):
         found = endpoint_from_offer(packet, xid=XID, mac=MAC)
         assert found is None or IPv4Address(found)
 
 
-def test_only_ethernet_interfaces_are_asked_on() -> None:
-    """Loopback is none."""
+def test_only_ethernet_interfaces_are_used() -> None:
+    """Loopback is not an Ethernet interface."""
     found = ethernet_interfaces()
     assert "lo" not in [interface.name for interface in found]
     assert all(len(interface.mac) == 6 and any(interface.mac) for interface in found)

@@ -1,4 +1,4 @@
-"""docs/sdk.md: its examples run as they stand against a real service, and the names that it speaks of are public."""
+"""docs/sdk.md: its examples run against a real service, and the names it mentions are public."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ PRINTED = [
 
 
 @contextmanager
-def time_goes_on(service: ServiceProcess, step_s: float) -> Iterator[None]:
-    """In big steps, so that what is announced comes to its end while the example watches."""
+def advancing_clock(service: ServiceProcess, step_s: float) -> Iterator[None]:
+    """Advances the lab's clock in steps, so that events end while the example watches."""
     over = threading.Event()
 
-    def pass_time() -> None:
+    def advance() -> None:
         while not over.wait(0.1):
             service.advance(step_s)
 
-    thread = threading.Thread(target=pass_time)
+    thread = threading.Thread(target=advance)
     thread.start()
     try:
         yield
@@ -52,7 +52,7 @@ def test_the_examples_run(number: int, step_s: float, tmp_path: Path, monkeypatc
     printed = io.StringIO()
     with ServiceProcess(data=tmp_path / "d") as service:
         service.api("POST", "/requests", {"ask": "restart", "vms": ["web-0"]})
-        with redirect_stdout(printed), time_goes_on(service, step_s):
+        with redirect_stdout(printed), advancing_clock(service, step_s):
             exec(EXAMPLES[number].replace(":8254", f":{service.port}"), {"__name__": "example"})  # noqa: S102
     assert re.fullmatch(PRINTED[number], printed.getvalue()), printed.getvalue()
 

@@ -1,4 +1,4 @@
-"""Where the guest's client looks for the service (spec §2.5)."""
+"""The configured endpoint (spec §2.5)."""
 
 import pytest
 
@@ -16,14 +16,14 @@ from forewarn.errors import Rejected
     ],
     ids=["environment", "our variable first", "explicit first", "empty is not given"],
 )
-def test_an_explicit_endpoint_goes_before_the_environment_and_ours_before_the_vendors(
+def test_an_explicit_endpoint_overrides_the_environment_and_our_variable_overrides_azures(
     explicit: str | None, environ: dict[str, str], expected: str
 ) -> None:
     assert str(configured_endpoint(explicit, environ)) == expected
 
 
 @pytest.mark.parametrize("explicit", [None, ""])
-def test_an_endpoint_that_nobody_names_is_left_to_discovery(explicit: str | None) -> None:
+def test_an_endpoint_that_is_not_configured_is_left_to_discovery(explicit: str | None) -> None:
     assert configured_endpoint(explicit, {"FOREWARN_ENDPOINT": ""}) is None
 
 
@@ -50,7 +50,7 @@ def test_an_endpoint_may_be_an_address_or_a_pasted_url(text: str, expected: Endp
     "text", ["https://127.0.0.1", "ftp://x", "http://", "http://a b", "http://u:p@127.0.0.1", "127.0.0.1:0",
              "127.0.0.1:99999", "127.0.0.1:x", "http://127.0.0.1/elsewhere", "http://[::1"],
 )  # fmt: skip
-def test_what_is_no_plain_http_address_is_refused_with_an_example(text: str) -> None:
+def test_an_invalid_address_is_rejected_with_an_example(text: str) -> None:
     with pytest.raises(Rejected) as refusal:
         parse_endpoint(text)
     assert str(refusal.value) == (

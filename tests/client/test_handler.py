@@ -1,4 +1,4 @@
-"""Functions as handlers of events: which are called, when again, and when a change counts as handled."""
+"""Handler functions: which are called, when again, and when a change counts as handled."""
 
 from __future__ import annotations
 
@@ -19,32 +19,32 @@ WAIT_S = 20.0
 
 
 class Service(ScriptedServer):
-    """Tells the name and takes approvals apart from its documents, of which it gives the one that is up."""
+    """Answers requests for the name and approvals itself, and polls with the current document."""
 
     def __init__(
         self, *documents: ScriptedReply, name: ScriptedReply | None = None, approval: ScriptedReply | None = None
     ) -> None:
         super().__init__(*documents)
-        self.up = 0
-        self.ails = 0  # how often the name is still not told
+        self.current = 0
+        self.name_failures = 0  # how many requests for the name still fail
         self.documents = documents
         self.approvals: list[bytes] = []
         self._name, self._approval = name or ScriptedReply(body=b"web-0"), approval or ScriptedReply()
 
     def next_reply(self, request: HttpRequest) -> ScriptedReply:
-        if "/instance/" in request.target and self.ails:
-            self.ails -= 1
+        if "/instance/" in request.target and self.name_failures:
+            self.name_failures -= 1
             return ScriptedReply(status=500)
         if "/instance/" in request.target:
             return self._name
         if request.method == "POST":
             self.approvals.append(request.body)
             return self._approval
-        return self.documents[self.up]
+        return self.documents[self.current]
 
 
 def document(incarnation: int, *words: str) -> ScriptedReply:
-    """`Freeze`, `Freeze*` (started), `Freeze of web-1`: they are the ids too."""
+    """`Freeze`, `Freeze*` (started), `Freeze of web-1`: the kinds are also the ids."""
     events = []
     for word in words:
         kind, _, vm = word.partition(" of ")
@@ -59,13 +59,13 @@ def run(handler: Handler, server: ScriptedServer, cursor: Path | None = None) ->
 
 
 def arun(handler: Handler, server: ScriptedServer, cursor: Path | None = None) -> None:
-    async def whole() -> None:
-        await asyncio.wait_for(handler.arun(AsyncClient(server.url, sleep=_short), cursor), WAIT_S)
+    async def run_with_timeout() -> None:
+        await asyncio.wait_for(handler.arun(AsyncClient(server.url, sleep=_short_sleep), cursor), WAIT_S)
 
-    asyncio.run(whole())
+    asyncio.run(run_with_timeout())
 
 
-async def _short(s: float) -> None:
+async def _short_sleep(s: float) -> None:
     await asyncio.sleep(min(s, 0.01))
 
 
@@ -74,8 +74,8 @@ EITHER = pytest.mark.parametrize("run_it", [run, arun], ids=["threads", "tasks"]
 
 
 @EITHER
-def test_functions_are_called_for_the_kinds_that_they_want_of_this_vm(run_it: Run) -> None:
-    """Spec §7.2: a neighbour's event is not ours."""
+def test_functions_are_called_for_their_kinds_and_only_for_this_vm(run_it: Run) -> None:
+    """Spec §7.2: a neighbour's event is ignored."""
     handler, told = Handler(), []
 
     @handler.on(Kind.PREEMPT, "teleport")
@@ -90,18 +90,18 @@ def test_functions_are_called_for_the_kinds_that_they_want_of_this_vm(run_it: Ru
 
 
 @EITHER
-def test_the_whole_life_of_an_event_reaches_its_functions_in_order(run_it: Run) -> None:
+def test_all_changes_of_an_event_reach_its_functions_in_order(run_it: Run) -> None:
     handler, told = Handler(), []
 
     @handler.on()
     def leave(change: Change) -> None:
         told.append("on")
-        server.up = 1
+        server.current = 1
 
     @handler.started(Kind.FREEZE)
     def note(change: Change) -> None:
         told.append("started")
-        server.up = 2
+        server.current = 2
 
     @handler.gone
     def back(change: Gone) -> None:
@@ -114,13 +114,13 @@ def test_the_whole_life_of_an_event_reaches_its_functions_in_order(run_it: Run) 
 
 
 @EITHER
-def test_a_function_that_still_fails_when_the_event_is_gone_is_let_be(run_it: Run, tmp_path: Path) -> None:
+def test_a_function_that_still_fails_when_the_event_is_gone_is_not_retried(run_it: Run, tmp_path: Path) -> None:
     handler, told = Handler(retry_s=(0.01,)), []
 
     @handler.on()
     def leave(change: Change) -> None:
         told.append("on")
-        server.up = 1
+        server.current = 1
         raise OSError("no")
 
     @handler.gone(Kind.FREEZE)
@@ -136,7 +136,7 @@ def test_a_function_that_still_fails_when_the_event_is_gone_is_let_be(run_it: Ru
 
 
 @EITHER
-def test_an_event_that_starts_without_notice_is_told_as_the_first_of_it(run_it: Run) -> None:
+def test_an_event_that_starts_without_notice_calls_the_on_function(run_it: Run) -> None:
     """Spec §11: Started with no Scheduled before."""
     handler, told = Handler(), []
 
@@ -169,7 +169,7 @@ def test_an_event_is_approved_when_its_function_has_returned(run_it: Run) -> Non
 
 
 @EITHER
-def test_a_function_that_raises_is_called_again_and_others_go_on(
+def test_a_function_that_raises_is_called_again_and_others_continue(
     run_it: Run, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     handler, told = Handler(retry_s=(0.01,)), []
@@ -194,9 +194,7 @@ def test_a_function_that_raises_is_called_again_and_others_go_on(
 
 
 @EITHER
-def test_what_failed_until_the_end_is_told_again_next_time_and_what_was_handled_is_not(
-    run_it: Run, tmp_path: Path
-) -> None:
+def test_only_changes_that_were_not_handled_come_again_the_next_time(run_it: Run, tmp_path: Path) -> None:
     told: list[str] = []
 
     def handler_that(fails: bool) -> Handler:
@@ -224,13 +222,13 @@ def test_what_failed_until_the_end_is_told_again_next_time_and_what_was_handled_
 
 @EITHER
 def test_a_long_function_does_not_keep_another_event_waiting(run_it: Run) -> None:
-    """Spec §6.3: 30 s of notice of a Preempt, while a drain for something else takes its time."""
+    """Spec §6.3: a Preempt gives 30 s, while a drain for another event takes longer."""
     handler, preempted = Handler(), threading.Event()
     waited: list[bool] = []
 
     @handler.on(Kind.REBOOT)
     def drain(change: Change) -> None:
-        server.up = 1
+        server.current = 1
         waited.append(preempted.wait(WAIT_S))
         handler.stop()
 
@@ -244,17 +242,17 @@ def test_a_long_function_does_not_keep_another_event_waiting(run_it: Run) -> Non
 
 
 @EITHER
-def test_a_name_that_cannot_be_told_now_is_asked_for_again(run_it: Run) -> None:
+def test_a_failed_request_for_the_name_is_retried(run_it: Run) -> None:
     handler = Handler(retry_s=(0.01,))
     handler.on()(lambda change: handler.stop())
     with Service(document(2, "Freeze")) as server:
-        server.ails = 12  # more than one question is tried for
+        server.name_failures = 12  # more than one request retries
         run_it(handler, server)
-    assert server.ails == 0
+    assert server.name_failures == 0
 
 
 @EITHER
-def test_an_endpoint_that_tells_no_name_is_refused_unless_neighbours_count_too(run_it: Run) -> None:
+def test_an_endpoint_without_a_name_is_rejected_unless_neighbours_count_too(run_it: Run) -> None:
     nameless = json_reply({"error": "Not found"}, status=404)
     handler = Handler()
     handler.on()(lambda change: handler.stop())
@@ -269,7 +267,7 @@ def test_an_endpoint_that_tells_no_name_is_refused_unless_neighbours_count_too(r
         run_it(handler, server)
 
 
-def test_an_approval_that_is_refused_is_told_and_not_repeated(caplog: pytest.LogCaptureFixture, tmp_path: Path) -> None:
+def test_a_rejected_approval_is_logged_and_not_repeated(caplog: pytest.LogCaptureFixture, tmp_path: Path) -> None:
     """Spec §5.2: an id that was never an event of this scope."""
     handler = Handler()
     handler.on(approve=True)(lambda change: handler.stop())
@@ -294,7 +292,7 @@ def test_async_functions_are_awaited() -> None:
     assert told == ["Freeze"]
 
 
-def test_async_functions_without_a_loop_are_refused() -> None:
+def test_async_functions_are_rejected_by_the_blocking_run() -> None:
     handler = Handler()
 
     @handler.on()

@@ -1,4 +1,4 @@
-"""Requests as bytes, and answers read piece by piece."""
+"""Encoding of requests, and incremental parsing of responses."""
 
 import pytest
 from hypothesis import given, settings
@@ -26,7 +26,7 @@ def read(*pieces: bytes) -> tuple[HttpResponse, ResponseReader]:
     raise AssertionError("not whole")
 
 
-def test_a_poll_is_a_plain_request_with_its_host_and_without_what_services_refuse() -> None:
+def test_a_poll_has_a_host_and_no_header_that_services_reject() -> None:
     """Spec §2.2, §2.3."""
     lines = encode_request(poll_request(tag='"1-2"', hold_s=20), HERE).decode().split("\r\n")
     assert lines[0] == "GET /metadata/scheduledevents?api-version=2020-07-01 HTTP/1.1"
@@ -35,7 +35,7 @@ def test_a_poll_is_a_plain_request_with_its_host_and_without_what_services_refus
     assert not [line for line in lines if line.startswith(("origin", "x-forwarded-for", "content-length"))]
 
 
-def test_an_approval_carries_its_length() -> None:
+def test_an_approval_has_a_content_length() -> None:
     request = approval_request(["A"])
     raw = encode_request(request, Endpoint(host="::1"))
     assert raw.endswith(b"\r\n\r\n" + request.body)
@@ -48,13 +48,13 @@ def test_an_approval_carries_its_length() -> None:
     [(PLAIN, 200, b"body"), (CHUNKED, 200, b"body"), (BARE, 304, b""), (HINTED, 200, b"body")],
     ids=["length", "chunked", "no body", "after a hint"],
 )
-def test_an_answer_is_the_same_in_whatever_pieces_it_comes(raw: bytes, status: int, body: bytes) -> None:
+def test_a_response_is_parsed_the_same_in_any_pieces(raw: bytes, status: int, body: bytes) -> None:
     whole, incoming = read(raw)
     assert (whole.status, whole.body, incoming.can_keep_alive) == (status, body, True)
     assert read(*(raw[at : at + 1] for at in range(len(raw))))[0] == whole
 
 
-def test_without_a_length_the_end_of_the_connection_ends_the_answer() -> None:
+def test_without_a_length_the_end_of_the_connection_ends_the_response() -> None:
     response, incoming = read(b"HTTP/1.0 200 OK\r\n\r\nbo", b"dy", b"")
     assert (response.body, incoming.can_keep_alive) == (b"body", False)
 
@@ -67,7 +67,7 @@ def test_without_a_length_the_end_of_the_connection_ends_the_answer() -> None:
         (b"HTTP/1.0 200 OK\r\nConnection: Keep-Alive", True),
     ],
 )
-def test_a_connection_is_kept_as_the_server_wishes(head: bytes, keeps: bool) -> None:
+def test_a_connection_is_kept_as_the_server_asks(head: bytes, keeps: bool) -> None:
     assert read(head + b"\r\nContent-Length: 0\r\n\r\n")[1].can_keep_alive is keeps
 
 
@@ -91,13 +91,13 @@ def test_a_connection_is_kept_as_the_server_wishes(head: bytes, keeps: bool) -> 
         *("long status", "long size"),
     ],
 )
-def test_what_is_no_answer_is_told(pieces: list[bytes], reason: str) -> None:
+def test_an_invalid_response_raises_an_error(pieces: list[bytes], reason: str) -> None:
     with pytest.raises(IncompleteResponse, match=reason):
         read(*pieces)
 
 
-@pytest.mark.timeout(60)  # it takes a fraction of a second, or ten minutes if each piece were read with all before it
-def test_what_was_read_of_a_body_in_chunks_is_not_read_again_with_each_piece() -> None:
+@pytest.mark.timeout(60)  # it takes a fraction of a second; parsing from the start each time would take ten minutes
+def test_chunks_are_not_parsed_again_with_each_piece() -> None:
     raw = CHUNKED.replace(b"2;x=1\r\nbo\r\n", b"1\r\nx\r\n" * 20_000)
     response, _ = read(*(raw[at : at + 1] for at in range(len(raw))))
     assert response.body == b"x" * 20_000 + b"dy"
@@ -105,7 +105,7 @@ def test_what_was_read_of_a_body_in_chunks_is_not_read_again_with_each_piece() -
 
 @settings(max_examples=300, deadline=None)
 @given(st.binary(max_size=300), st.sampled_from([b"", b"HTTP/1.1 200 OK\r\n", CHUNKED[:60], PLAIN[:30]]))
-def test_no_answer_can_upset_the_reader(noise: bytes, start: bytes) -> None:
+def test_any_bytes_are_parsed_or_rejected(noise: bytes, start: bytes) -> None:
     incoming = ResponseReader()
     try:
         any(incoming.feed(piece) for piece in (start + noise, noise, b""))

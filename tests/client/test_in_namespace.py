@@ -1,4 +1,4 @@
-"""Spec §2.5 for real: in a VM outside a virtual network the client finds its endpoint by DHCP, and events there."""
+"""Discovery in real namespaces: a VM outside a virtual network finds its endpoint by DHCP (spec §2.5)."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ pytestmark = [
     ),
 ]
 FLEET = '[[hosts]]\nname = "host-{n}"\ncount = 1\n[[vms]]\nname = "web-{n}"\ncount = 2\n'
-FIND = """
+PROGRAM = """
 import asyncio, json
 from forewarn.client import AsyncClient, Client
 client, other = Client(), AsyncClient()
@@ -34,12 +34,12 @@ print(json.dumps([str(client.discover()), client.name(), [event.kind for event i
     [(("--no-vnet",), "http://168.63.129.16"), ((), "http://169.254.169.254")],
     ids=["outside a virtual network", "inside one"],
 )
-def test_a_client_finds_its_service_without_being_told(tmp_path: Path, options: tuple[str, ...], endpoint: str) -> None:
+def test_a_client_in_a_vm_discovers_its_endpoint(tmp_path: Path, options: tuple[str, ...], endpoint: str) -> None:
     with ServiceProcess(data=tmp_path, fleet=FLEET) as service:
         service.api("POST", "/requests", {"ask": "restart", "vms": ["web-1"]})
-        told = service.forewarn("vm", "run", "web-1", "--isolated", *options, "--", sys.executable, "-c", FIND)
-    assert told.returncode == 0, told.stderr
-    assert json.loads(told.stdout) == [endpoint, "web-1", ["Reboot"], endpoint]
+        result = service.forewarn("vm", "run", "web-1", "--isolated", *options, "--", sys.executable, "-c", PROGRAM)
+    assert result.returncode == 0, result.stderr
+    assert json.loads(result.stdout) == [endpoint, "web-1", ["Reboot"], endpoint]
 
 
 DNSMASQ = Path("/usr/sbin/dnsmasq")
@@ -61,16 +61,31 @@ print(next(filter(None, (ask_for_endpoint(guest, answer_s=1) for _ in range(20))
 
 
 @pytest.mark.skipif(not DNSMASQ.exists(), reason="dnsmasq is not installed")
-def test_a_dhcp_server_of_others_is_understood(tmp_path: Path) -> None:
-    line = ["unshare", "--user", "--map-root-user", "--net", "--mount", "--pid", "--fork", "--kill-child", "bash", "-c"]
-    told = subprocess.run(
-        [*line, NETWORK, "bash", str(tmp_path), sys.executable], capture_output=True, text=True, timeout=60, check=False
+def test_the_client_understands_dnsmasq(tmp_path: Path) -> None:
+    command = [
+        "unshare",
+        "--user",
+        "--map-root-user",
+        "--net",
+        "--mount",
+        "--pid",
+        "--fork",
+        "--kill-child",
+        "bash",
+        "-c",
+    ]
+    result = subprocess.run(
+        [*command, NETWORK, "bash", str(tmp_path), sys.executable],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
     )
-    assert told.stdout == "168.63.129.16\n", told.stderr
+    assert result.stdout == "168.63.129.16\n", result.stderr
 
 
-def test_without_the_privilege_one_sentence_says_what_is_missing(tmp_path: Path) -> None:
-    """As a user who may nothing, in a network of its own where there is nothing else."""
+def test_without_privileges_the_error_says_what_is_missing(tmp_path: Path) -> None:
+    """As an unprivileged user, in an empty network namespace."""
     program = (
         "import os\n"
         "from forewarn.client.dhcp import EthernetInterface, ask_for_endpoint\n"
@@ -79,8 +94,8 @@ def test_without_the_privilege_one_sentence_says_what_is_missing(tmp_path: Path)
         "except Exception as error:\n"
         "    print(type(error).__name__, error)\n"
     )
-    line = ["unshare", "--user", "--net", sys.executable, "-c", program]
-    told = subprocess.run(line, capture_output=True, text=True, timeout=60, check=False)
-    assert told.stdout == (
+    command = ["unshare", "--user", "--net", sys.executable, "-c", program]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert result.stdout == (
         "Unavailable DHCP needs root, or CAP_NET_BIND_SERVICE and CAP_NET_RAW: name the endpoint\n"
-    ), told.stderr
+    ), result.stderr

@@ -1,4 +1,4 @@
-"""A watcher that is killed between being told and having handled: told again, and nothing else is (spec §11)."""
+"""A watcher that is killed while it handles a change gets that change again, and no other (spec §11)."""
 
 from __future__ import annotations
 
@@ -22,26 +22,26 @@ for change in Client(sys.argv[1]).watch(cursor=sys.argv[2]):
 """
 
 
-def told_before_the_kill(url: str, cursor: Path, handled: int) -> list[str]:
-    """What a watcher prints that handles so many changes, and is killed while it handles the next."""
-    line = [sys.executable, "-c", WATCH, url, str(cursor)]
-    with subprocess.Popen(line, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as child:
+def output_before_the_kill(url: str, cursor: Path, handled: int) -> list[str]:
+    """What a watcher prints that handles `handled` changes and is killed during the next."""
+    command = [sys.executable, "-c", WATCH, url, str(cursor)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as child:
         assert child.stdin is not None
         assert child.stdout is not None
-        told = [child.stdout.readline().strip()]
+        printed = [child.stdout.readline().strip()]
         for _ in range(handled):
             child.stdin.write("handled\n")
             child.stdin.flush()
-            told.append(child.stdout.readline().strip())
+            printed.append(child.stdout.readline().strip())
         child.send_signal(signal.SIGKILL)
         assert child.wait(timeout=30) == -signal.SIGKILL
-    return told
+    return printed
 
 
 @pytest.mark.parametrize("handled", [0, 1, 2])
-def test_after_kill_9_the_change_under_way_is_told_again_and_no_other(tmp_path: Path, handled: int) -> None:
+def test_after_kill_9_only_the_change_in_progress_is_delivered_again(tmp_path: Path, handled: int) -> None:
     with ScriptedServer(json_reply({"DocumentIncarnation": 4, "Events": EVENTS})) as server:
-        first = told_before_the_kill(server.url, tmp_path / "cursor", handled)
-        second = told_before_the_kill(server.url, tmp_path / "cursor", 2 - handled)
+        first = output_before_the_kill(server.url, tmp_path / "cursor", handled)
+        second = output_before_the_kill(server.url, tmp_path / "cursor", 2 - handled)
     assert first == list("ABC"[: handled + 1])
     assert second == list("ABC"[handled:])

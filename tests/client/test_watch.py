@@ -1,4 +1,4 @@
-"""Watching for changes, with either driver: at least once, over crashes, outages, resets and reboots (spec §4, §11)."""
+"""Watching with both clients: at least once, over crashes, outages, resets and reboots (spec §4, §11)."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ DATE = ("Date", "Mon, 19 Sep 2016 18:14:47 GMT")
 Driver = Callable[..., Any]
 
 
-def document(incarnation: int, words: str = "", *, epoch: int | None = 1) -> ScriptedReply:
-    """`A B*` are A scheduled and B started, both of web-0."""
+def document(incarnation: int, short_forms: str = "", *, epoch: int | None = 1) -> ScriptedReply:
+    """`A B*` means: A is scheduled and B has started, both for web-0."""
     events = [
         {
             "EventId": word.strip("*"),
@@ -30,17 +30,17 @@ def document(incarnation: int, words: str = "", *, epoch: int | None = 1) -> Scr
             "Resources": ["web-0"],
             "NotBefore": "" if "*" in word else "Mon, 19 Sep 2016 18:29:47 GMT",
         }
-        for word in words.split()
+        for word in short_forms.split()
     ]
     tag = () if epoch is None else (("ETag", f'"{epoch}-{incarnation}"'),)
     return json_reply({"DocumentIncarnation": incarnation, "Events": events}, headers=(DATE, *tag))
 
 
-def words(changes: list[Change]) -> list[str]:
+def short_forms(changes: list[Change]) -> list[str]:
     return [f"{change.event.id} {type(change).__name__}" for change in changes]
 
 
-def test_the_life_of_an_event_is_told_change_by_change(driver: Driver) -> None:
+def test_a_watch_yields_each_change_of_an_event(driver: Driver) -> None:
     """Spec §6."""
     with ScriptedServer(document(1), document(2, "A"), document(3, "A*"), document(4)) as server:
         scheduled, started, gone = driver(server.url).take(3, "watch")
@@ -52,20 +52,20 @@ def test_the_life_of_an_event_is_told_change_by_change(driver: Driver) -> None:
     assert gone.outcome is Outcome.FINISHED
 
 
-def test_what_was_handled_is_not_told_again_and_what_was_not_is(driver: Driver, tmp_path: Path) -> None:
-    """The last change taken was told, but its handling was cut short."""
+def test_only_changes_that_were_not_handled_are_delivered_again(driver: Driver, tmp_path: Path) -> None:
+    """The last change was delivered, but its handling was interrupted."""
     path = tmp_path / "cursor"
     with ScriptedServer(document(4, "A B C")) as server:
-        assert words(driver(server.url).take(2, "watch", path)) == ["A Scheduled", "B Scheduled"]
-        assert words(driver(server.url).take(2, "watch", path)) == ["B Scheduled", "C Scheduled"]
-        assert words(driver(server.url).take(1, "watch", path)) == ["C Scheduled"]
+        assert short_forms(driver(server.url).take(2, "watch", path)) == ["A Scheduled", "B Scheduled"]
+        assert short_forms(driver(server.url).take(2, "watch", path)) == ["B Scheduled", "C Scheduled"]
+        assert short_forms(driver(server.url).take(1, "watch", path)) == ["C Scheduled"]
 
 
-def test_done_handles_a_change_before_the_next_is_asked_for(driver: Driver, tmp_path: Path) -> None:
+def test_done_handles_a_change_before_the_next_is_requested(driver: Driver, tmp_path: Path) -> None:
     path = tmp_path / "cursor"
     with ScriptedServer(document(3, "A B")) as server:
         driver(server.url).take(1, "watch", path, handle=lambda change: change.done())
-        assert words(driver(server.url).take(1, "watch", path)) == ["B Scheduled"]
+        assert short_forms(driver(server.url).take(1, "watch", path)) == ["B Scheduled"]
 
 
 def test_done_twice_and_the_next_change_handle_one_change_only(driver: Driver, tmp_path: Path) -> None:
@@ -78,31 +78,29 @@ def test_done_twice_and_the_next_change_handle_one_change_only(driver: Driver, t
 
     with ScriptedServer(document(4, "A B C")) as server:
         driver(server.url).take(2, "watch", path, handle=twice)
-        assert words(driver(server.url).take(2, "watch", path)) == ["B Scheduled", "C Scheduled"]
+        assert short_forms(driver(server.url).take(2, "watch", path)) == ["B Scheduled", "C Scheduled"]
 
 
-def test_a_change_is_told_again_as_it_was_decided_though_the_world_went_on(driver: Driver, tmp_path: Path) -> None:
-    """The withdrawal can be told from the incarnation only once."""
+def test_a_change_is_delivered_again_unchanged(driver: Driver, tmp_path: Path) -> None:
+    """The incarnation shows a withdrawal only once."""
     path = tmp_path / "cursor"
     with ScriptedServer(document(2, "A"), document(3), document(4, "B")) as server:
         (_, gone) = driver(server.url).take(2, "watch", path)
     with ScriptedServer(document(9, "B*")) as server:
         again, started = driver(server.url).take(2, "watch", path)
     assert gone.outcome is again.outcome is Outcome.WITHDRAWN
-    assert words([again, started]) == ["A Gone", "B Started"]
+    assert short_forms([again, started]) == ["A Gone", "B Started"]
 
 
-def test_what_happened_while_nobody_watched_is_told(driver: Driver, tmp_path: Path) -> None:
+def test_changes_between_two_watches_are_delivered(driver: Driver, tmp_path: Path) -> None:
     path = tmp_path / "cursor"
     with ScriptedServer(document(2, "A"), document(3, "A B")) as server:
         driver(server.url).take(2, "watch", path, handle=lambda change: change.done())
     with ScriptedServer(document(7, "B* C")) as server:
-        assert words(driver(server.url).take(3, "watch", path)) == ["A Gone", "B Started", "C Scheduled"]
+        assert short_forms(driver(server.url).take(3, "watch", path)) == ["A Gone", "B Started", "C Scheduled"]
 
 
-def test_after_a_reboot_an_event_that_rebooted_this_vm_is_known_to_have_finished(
-    driver: Driver, tmp_path: Path
-) -> None:
+def test_after_a_reboot_an_event_that_rebooted_this_vm_has_finished(driver: Driver, tmp_path: Path) -> None:
     path = tmp_path / "cursor"
     with ScriptedServer(document(2, "A")) as server:
         driver(server.url, boot_id=lambda: "one").take(1, "watch", path, handle=lambda change: change.done())
@@ -111,45 +109,43 @@ def test_after_a_reboot_an_event_that_rebooted_this_vm_is_known_to_have_finished
     assert gone.outcome is Outcome.FINISHED
 
 
-def test_a_damaged_cursor_begins_anew_and_is_told(
+def test_a_damaged_cursor_is_replaced_with_a_warning(
     driver: Driver, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     path = tmp_path / "cursor"
     path.write_bytes(b"{")
     with ScriptedServer(document(2, "A")) as server:
-        assert words(driver(server.url).take(1, "watch", str(path))) == ["A Scheduled"]
-        assert words(driver(server.url).take(1, "watch", str(path))) == ["A Scheduled"]
+        assert short_forms(driver(server.url).take(1, "watch", str(path))) == ["A Scheduled"]
+        assert short_forms(driver(server.url).take(1, "watch", str(path))) == ["A Scheduled"]
     assert [record.getMessage() for record in caplog.records] == [
         f"the cursor {str(path)!r} is not used, because it is damaged (JSONDecodeError): changes may be delivered again"
     ]
 
 
-def test_a_place_for_the_cursor_that_cannot_be_used_is_refused_before_anything_happens(
-    driver: Driver, tmp_path: Path
-) -> None:
+def test_an_unusable_cursor_path_is_rejected_at_the_start(driver: Driver, tmp_path: Path) -> None:
     with ScriptedServer(document(1)) as server, pytest.raises(Rejected, match="cannot be written"):
         driver(server.url).take(1, "watch", tmp_path / "absent" / "cursor")
     assert server.requests == []
 
 
-def test_a_cursor_that_can_be_written_no_longer_keeps_nobody_from_hearing(
+def test_a_cursor_that_becomes_unwritable_does_not_stop_the_watch(
     driver: Driver, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     place = tmp_path / "place"
     place.mkdir()
 
-    def lose_the_disk(change: Change) -> None:
+    def make_directory_unwritable(change: Change) -> None:
         if place.exists():
             (place / "cursor").unlink()
             place.rmdir()
 
     with ScriptedServer(document(2, "A"), document(3, "A*")) as server:
-        changes = driver(server.url).take(2, "watch", place / "cursor", handle=lose_the_disk)
-    assert words(changes) == ["A Scheduled", "A Started"]
+        changes = driver(server.url).take(2, "watch", place / "cursor", handle=make_directory_unwritable)
+    assert short_forms(changes) == ["A Scheduled", "A Started"]
     assert "use another file; handled changes may be delivered again" in caplog.text
 
 
-def test_outages_and_faults_between_documents_tell_nothing(driver: Driver) -> None:
+def test_outages_and_faults_between_documents_yield_no_changes(driver: Driver) -> None:
     """Spec §11."""
     faults = (
         ScriptedReply(status=410),
@@ -160,79 +156,79 @@ def test_outages_and_faults_between_documents_tell_nothing(driver: Driver) -> No
         ScriptedReply(body=b"<p>"),
     )
     with ScriptedServer(document(2, "A"), *faults, document(2, "A"), *faults, document(3, "A*")) as server:
-        assert words(driver(server.url).take(2, "watch")) == ["A Scheduled", "A Started"]
+        assert short_forms(driver(server.url).take(2, "watch")) == ["A Scheduled", "A Started"]
 
 
-def test_a_stale_document_tells_nothing(driver: Driver) -> None:
+def test_a_stale_document_yields_no_changes(driver: Driver) -> None:
     """Spec §11: up to a minute stale."""
     with ScriptedServer(document(2, "A"), document(1), document(2, "A"), document(3, "A*")) as server:
-        assert words(driver(server.url).take(2, "watch")) == ["A Scheduled", "A Started"]
+        assert short_forms(driver(server.url).take(2, "watch")) == ["A Scheduled", "A Started"]
 
 
-def test_a_reset_scope_tells_what_is_new_in_it(driver: Driver) -> None:
+def test_a_reset_scope_yields_its_new_events(driver: Driver) -> None:
     """Spec §11: incarnation reset after idle."""
     with ScriptedServer(document(9, "A"), document(1, "A", epoch=2), document(2, "A B", epoch=2)) as server:
-        assert words(driver(server.url).take(2, "watch")) == ["A Scheduled", "B Scheduled"]
+        assert short_forms(driver(server.url).take(2, "watch")) == ["A Scheduled", "B Scheduled"]
 
 
-def test_a_lower_incarnation_that_stays_is_taken_after_a_minute(driver: Driver) -> None:
+def test_a_lasting_lower_incarnation_is_accepted_after_a_minute(driver: Driver) -> None:
     now = iter(range(0, 10_000, 10))
     with ScriptedServer(
         document(9, "A", epoch=None), document(5, "B", epoch=None), document(5, "B", epoch=None)
     ) as server:
         changes = driver(server.url, clock=lambda: float(next(now))).take(3, "watch")
-    assert words(changes) == ["A Scheduled", "B Scheduled", "A Gone"]
+    assert short_forms(changes) == ["A Scheduled", "B Scheduled", "A Gone"]
     assert changes[2].outcome is Outcome.UNKNOWN
 
 
-def test_a_server_that_holds_requests_is_asked_again_at_once(driver: Driver) -> None:
+def test_a_server_with_long_polls_is_polled_again_at_once(driver: Driver) -> None:
     """Spec §4.4."""
     held = ScriptedReply(status=304, headers=(("ETag", '"1-1"'), ("Preference-Applied", "wait=20")))
     with ScriptedServer(document(1), held, held, document(2, "A")) as server:
         one = driver(server.url)
         one.take(1, "watch")
-    assert max(one.naps) < 1
+    assert max(one.pauses) < 1
     assert [request.header_values("prefer") for request in server.requests] == [(), *[("wait=20",)] * 3]
 
 
-def test_a_server_that_does_not_is_polled_once_a_second(driver: Driver) -> None:
+def test_a_server_without_long_polls_is_polled_once_a_second(driver: Driver) -> None:
     """Spec §8.5."""
     empty, busy = document(1, epoch=None), document(2, "A", epoch=None)
     with ScriptedServer(empty, empty, empty, busy) as server:
         one = driver(server.url)
         one.take(1, "watch")
-    assert one.naps == [1.0, 1.0, 1.0]
+    assert one.pauses == [1.0, 1.0, 1.0]
 
 
-def test_a_server_that_has_tags_but_holds_nothing_is_polled_once_a_second(driver: Driver) -> None:
+def test_a_server_with_etags_and_without_long_polls_is_polled_once_a_second(driver: Driver) -> None:
     same = ScriptedReply(status=304, headers=(("ETag", '"1-1"'),))
     with ScriptedServer(document(1), same, same, document(2, "A")) as server:
         one = driver(server.url)
         one.take(1, "watch")
-    assert one.naps[1:] == [1.0, 1.0]
+    assert one.pauses[1:] == [1.0, 1.0]
 
 
-def test_one_connection_serves_a_whole_watch(driver: Driver) -> None:
+def test_a_watch_uses_one_connection(driver: Driver) -> None:
     with ScriptedServer(document(1), document(2, "A"), document(3, "A*"), document(4)) as server:
         driver(server.url).take(3, "watch")
     assert server.connections == 1
 
 
-def test_a_kept_connection_that_was_closed_meanwhile_costs_no_pause(driver: Driver) -> None:
+def test_a_closed_kept_connection_is_reopened_without_a_pause(driver: Driver) -> None:
     closing = ScriptedReply(status=304, headers=(("ETag", '"1-1"'), ("Preference-Applied", "wait=20")), closes=True)
     with ScriptedServer(document(1), closing, document(2, "A")) as server:
         one = driver(server.url)
         one.take(1, "watch")
     assert server.connections == 2
-    assert max(one.naps) < 0.1, "it is not taken for an outage"
+    assert max(one.pauses) < 0.1, "it is not taken for an outage"
 
 
-def test_in_order_a_change_that_is_done_with_counts_for_all_before_it(tmp_path: Path) -> None:
+def test_in_order_done_handles_all_changes_before_it_too(tmp_path: Path) -> None:
     path = tmp_path / "cursor"
     with ScriptedServer(document(4, "A B C")) as server:
         with closing(Client(server.url).watch_with(path, WatchOptions(explicit=True, in_order=True))) as told:
             _, second, _ = (next(told) for _ in range(3))
-            assert words(list(load_cursor(path).unhandled)) == ["A Scheduled", "B Scheduled", "C Scheduled"]
+            assert short_forms(list(load_cursor(path).unhandled)) == ["A Scheduled", "B Scheduled", "C Scheduled"]
             second.done()
             second.done()
-        assert words(list(load_cursor(path).unhandled)) == ["C Scheduled"]
+        assert short_forms(list(load_cursor(path).unhandled)) == ["C Scheduled"]

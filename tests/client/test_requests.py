@@ -1,4 +1,4 @@
-"""What the guest's client asks, and what it makes of the answers, without a socket."""
+"""Requests of the client and what it makes of the answers, without a socket."""
 
 import json
 
@@ -29,18 +29,18 @@ EMPTY = b'{"DocumentIncarnation":1,"Events":[]}'
 FIRST, SECOND = Received(incarnation=1), Received(incarnation=2, events=(ReceivedEvent(id="A"),))
 
 
-def said(received: Received | None, *, tag: str = "", held: bool = False) -> PollAnswer:
+def answer_with(received: Received | None, *, tag: str = "", held: bool = False) -> PollAnswer:
     return PollAnswer(received=received, etag=tag, was_held=held, server_time=None)
 
 
-def test_every_question_carries_the_metadata_header_and_one_api_version() -> None:
+def test_every_request_has_the_metadata_header_and_one_api_version() -> None:
     """Spec §2.2, §2.4."""
     for request in (poll_request(), approval_request(["A"]), name_request()):
         assert request.header_values("metadata") == ("true",)
         assert request.target.count("api-version=") == 1
 
 
-def test_a_poll_with_a_tag_asks_to_be_held_until_the_document_changes() -> None:
+def test_a_poll_with_an_etag_asks_for_a_long_poll() -> None:
     """Spec §4.3, §4.4."""
     request: HttpRequest = poll_request(tag='"1-4"', hold_s=20)
     assert request.header_values("if-none-match") == ('"1-4"',)
@@ -48,7 +48,7 @@ def test_a_poll_with_a_tag_asks_to_be_held_until_the_document_changes() -> None:
     assert poll_request(hold_s=20).header_values("prefer") == ()
 
 
-def test_an_approval_is_what_the_service_reads_as_one() -> None:
+def test_the_service_can_parse_an_approval() -> None:
     """Spec §5.1."""
     request = approval_request(["AB", "CD"])
     assert request.method == "POST"
@@ -56,7 +56,7 @@ def test_an_approval_is_what_the_service_reads_as_one() -> None:
     assert parse_approval(request.body) == ("AB", "CD")
 
 
-def test_an_answer_tells_the_document_its_tag_and_the_services_time() -> None:
+def test_an_answer_has_the_document_its_etag_and_the_services_time() -> None:
     """Spec §4.3, §12."""
     headers = (("etag", '"1-1"'), ("date", "Mon, 19 Sep 2016 18:29:47 GMT"), ("preference-applied", "wait=20"))
     answer = parse_poll_answer(HttpResponse(status=200, headers=headers, body=EMPTY))
@@ -65,20 +65,20 @@ def test_an_answer_tells_the_document_its_tag_and_the_services_time() -> None:
 
 
 @pytest.mark.parametrize("status", [408, 410, 429, 500, 502, 503, 504])
-def test_what_may_pass_is_unavailable(status: int) -> None:
+def test_a_transient_status_raises_unavailable(status: int) -> None:
     """Spec §11: 410 for up to 70 s, 429, 500."""
     with pytest.raises(Unavailable, match=f"status {status}"):
         raise_for_status(HttpResponse(status=status))
 
 
 @pytest.mark.parametrize("body", [b"", b"  ", b"<html>", b"[]"], ids=["empty", "blank", "no JSON", "no document"])
-def test_a_body_that_is_no_document_may_be_one_next_time(body: bytes) -> None:
+def test_a_body_that_is_not_a_document_raises_unavailable(body: bytes) -> None:
     """Spec §11: 200 with an empty body."""
     with pytest.raises(Unavailable):
         parse_poll_answer(HttpResponse(status=200, body=body))
 
 
-def test_a_refusal_is_told_in_the_words_of_the_service() -> None:
+def test_a_rejection_has_the_services_own_text() -> None:
     """Spec §10."""
     body = b'{ "error": "Bad request. Unknown EventId: X" }'
     with pytest.raises(Rejected, match=r"^the service refused with status 400: Bad request\. Unknown EventId: X$"):
@@ -91,33 +91,33 @@ def test_a_refusal_is_told_in_the_words_of_the_service() -> None:
         raise_for_status(HttpResponse(status=400, body=b"[" * 2000))
 
 
-def test_a_watcher_passes_on_only_documents_that_differ() -> None:
-    """Spec §4.2: same number, same content; a re-enabled scope starts over at 1."""
-    step = step_after_answer(PollState(), said(FIRST))
+def test_a_watch_yields_only_documents_that_differ() -> None:
+    """Spec §4.2: same incarnation, same content; a re-enabled scope restarts at 1."""
+    step = step_after_answer(PollState(), answer_with(FIRST))
     assert step.new_document == FIRST
-    assert step_after_answer(step.state, said(FIRST)).new_document is None
-    assert step_after_answer(step.state, said(SECOND)).new_document == SECOND
-    again = step_after_answer(step_after_answer(step.state, said(SECOND)).state, said(FIRST))
+    assert step_after_answer(step.state, answer_with(FIRST)).new_document is None
+    assert step_after_answer(step.state, answer_with(SECOND)).new_document == SECOND
+    again = step_after_answer(step_after_answer(step.state, answer_with(SECOND)).state, answer_with(FIRST))
     assert again.new_document == FIRST
 
 
-def test_a_watcher_polls_once_a_second_where_the_service_does_not_hold() -> None:
+def test_a_watch_polls_once_a_second_without_long_polls() -> None:
     """Spec §8.5."""
-    watch = step_after_answer(PollState(), said(FIRST, tag='"1"')).state
-    assert step_after_answer(watch, said(None, tag='"1"')).pause_s == POLL_INTERVAL_S
-    assert step_after_answer(watch, said(SECOND)).pause_s == POLL_INTERVAL_S
-    assert step_after_answer(watch, said(None, tag='"1"', held=True)).pause_s < POLL_INTERVAL_S
+    watch = step_after_answer(PollState(), answer_with(FIRST, tag='"1"')).state
+    assert step_after_answer(watch, answer_with(None, tag='"1"')).pause_s == POLL_INTERVAL_S
+    assert step_after_answer(watch, answer_with(SECOND)).pause_s == POLL_INTERVAL_S
+    assert step_after_answer(watch, answer_with(None, tag='"1"', held=True)).pause_s < POLL_INTERVAL_S
 
 
-def test_a_watcher_forgets_its_tag_after_a_failure_but_not_what_it_passed_on() -> None:
-    watch = step_after_answer(PollState(), said(FIRST, tag='"1"')).state
+def test_after_a_failure_a_watch_drops_its_etag_and_keeps_its_document() -> None:
+    watch = step_after_answer(PollState(), answer_with(FIRST, tag='"1"')).state
     step = step_after_failure(watch)
     assert step.state.etag == ""
-    assert step_after_answer(step.state, said(FIRST, tag='"1"')).new_document is None
+    assert step_after_answer(step.state, answer_with(FIRST, tag='"1"')).new_document is None
 
 
 @settings(max_examples=50, deadline=None)
 @given(st.integers(min_value=1, max_value=10**9))
-def test_the_pause_after_failures_is_never_longer_than_a_preempt_allows(failures: int) -> None:
+def test_the_pause_after_failures_is_short_enough_for_a_preempt(failures: int) -> None:
     """Spec §6.3: 30 s of notice."""
     assert 0 < backoff_s(failures) <= MAX_BACKOFF_S < 30
