@@ -1,4 +1,4 @@
-"""The bundle: a shell that trusts us still trusts what it trusted before."""
+"""The CA bundle: a shell that trusts our CA still trusts the system's CAs."""
 
 from __future__ import annotations
 

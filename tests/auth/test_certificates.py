@@ -1,4 +1,4 @@
-"""The local CA is made once and kept; the server's certificate is renewed whenever it no longer serves."""
+"""The local CA is created once and kept; the server certificate is renewed when needed."""
 
 from __future__ import annotations
 

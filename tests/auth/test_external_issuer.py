@@ -1,4 +1,4 @@
-"""An issuer outside: its keys are found, kept, renewed when they rotate, and survive its outages."""
+"""An external issuer: its keys are discovered, cached, refreshed when they rotate, and survive its outages."""
 
 from __future__ import annotations
 
@@ -36,15 +36,15 @@ def verified(external: ExternalIssuer, token: str, now: float = NOW) -> Claims:
 
 
 def refusal(external: ExternalIssuer, token: str, now: float = NOW) -> InvalidToken:
-    with pytest.raises(InvalidToken) as refused:
+    with pytest.raises(InvalidToken) as error:
         verified(external, token, now)
-    return refused.value
+    return error.value
 
 
-def trouble(external: ExternalIssuer, token: str, now: float = NOW) -> str:
-    with pytest.raises(Unavailable) as met:
+def unavailable_message(external: ExternalIssuer, token: str, now: float = NOW) -> str:
+    with pytest.raises(Unavailable) as error:
         verified(external, token, now)
-    return str(met.value)
+    return str(error.value)
 
 
 def test_the_keys_are_discovered_and_kept_for_an_hour(issuer: OidcIssuer) -> None:
@@ -68,40 +68,40 @@ def test_a_configured_jwks_url_needs_no_discovery(issuer: OidcIssuer) -> None:
 def test_concurrent_verifications_share_one_fetch(issuer: OidcIssuer) -> None:
     external = ExternalIssuer(issuer.url, [AUDIENCE])
 
-    async def story() -> list[Claims]:
+    async def verify_concurrently() -> list[Claims]:
         return await asyncio.gather(*(external.verify(issuer.token(ANN), NOW) for _ in range(20)))
 
-    assert len(asyncio.run(story())) == 20
+    assert len(asyncio.run(verify_concurrently())) == 20
     assert issuer.requested_paths == [DISCOVERY_PATH, KEYS_PATH]
 
 
 def test_a_slow_fetch_is_not_repeated_meanwhile(issuer: OidcIssuer) -> None:
     external = ExternalIssuer(issuer.url, [AUDIENCE])
 
-    async def story() -> list[Claims]:
+    async def verify_concurrently() -> list[Claims]:
         return await asyncio.gather(*(external.verify(issuer.token(ANN), NOW + later) for later in (0, 40, 80)))
 
-    assert len(asyncio.run(story())) == 3
+    assert len(asyncio.run(verify_concurrently())) == 3
     assert issuer.requested_paths == [DISCOVERY_PATH, KEYS_PATH]
 
 
 def test_a_cancelled_verification_does_not_cancel_the_fetch_for_others(issuer: OidcIssuer) -> None:
     external = ExternalIssuer(issuer.url, [AUDIENCE])
 
-    async def story() -> Claims:
+    async def verify_concurrently() -> Claims:
         first = asyncio.create_task(external.verify(issuer.token(ANN), NOW))
         second = asyncio.create_task(external.verify(issuer.token(ANN), NOW))
         await asyncio.sleep(0)
         first.cancel()
         return await second
 
-    assert asyncio.run(story()).primary_id == "oidc:ann"
+    assert asyncio.run(verify_concurrently()).primary_id == "oidc:ann"
 
 
 def test_fetching_keys_does_not_block_the_event_loop(issuer: OidcIssuer) -> None:
     external = ExternalIssuer(issuer.url, [AUDIENCE])
 
-    async def story() -> int:
+    async def verify_concurrently() -> int:
         waiting = asyncio.create_task(external.verify(issuer.token(ANN), NOW))
         turns = 0
         while not waiting.done():
@@ -110,7 +110,7 @@ def test_fetching_keys_does_not_block_the_event_loop(issuer: OidcIssuer) -> None
         await waiting
         return turns
 
-    assert asyncio.run(story()) > 5
+    assert asyncio.run(verify_concurrently()) > 5
 
 
 def test_a_rotated_key_is_found_at_once(issuer: OidcIssuer) -> None:
@@ -157,7 +157,7 @@ def test_an_issuer_is_unavailable_until_its_first_answer(issuer: OidcIssuer) -> 
     external = ExternalIssuer(issuer.url, [AUDIENCE])
     issuer.is_down = True
     for later in (0, 1, 4):
-        sentence = trouble(external, issuer.token(ANN), NOW + later)
+        sentence = unavailable_message(external, issuer.token(ANN), NOW + later)
         assert sentence.startswith(
             f"tokens of issuer {issuer.url!r} cannot be verified now: '{issuer.url}{DISCOVERY_PATH}' does"
         )
@@ -171,7 +171,7 @@ def test_an_issuer_with_a_closed_port_is_unavailable(issuer: OidcIssuer) -> None
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))
         external = ExternalIssuer(f"http://127.0.0.1:{unused.getsockname()[1]}", [AUDIENCE])
-        assert "refused" in trouble(external, issuer.token(ANN))
+        assert "refused" in unavailable_message(external, issuer.token(ANN))
 
 
 @pytest.mark.parametrize(
@@ -193,13 +193,15 @@ def test_an_issuer_with_invalid_answers_is_unavailable(
     issuer: OidcIssuer, path: str, answer: tuple[int, bytes], sentence: str
 ) -> None:
     issuer.answers[path] = answer
-    assert sentence in trouble(ExternalIssuer(issuer.url, [AUDIENCE]), issuer.token(ANN))
+    assert sentence in unavailable_message(ExternalIssuer(issuer.url, [AUDIENCE]), issuer.token(ANN))
 
 
 def test_keys_are_not_fetched_over_plain_http_from_other_machines(issuer: OidcIssuer) -> None:
     found = {"issuer": issuer.url, "jwks_uri": "http://keys.example/"}
     issuer.answers[DISCOVERY_PATH] = (200, json.dumps(found).encode())
-    assert "neither https nor on loopback" in trouble(ExternalIssuer(issuer.url, [AUDIENCE]), issuer.token(ANN))
+    assert "neither https nor on loopback" in unavailable_message(
+        ExternalIssuer(issuer.url, [AUDIENCE]), issuer.token(ANN)
+    )
 
 
 def test_an_https_issuer_needs_a_certificate_that_the_system_trusts(
@@ -210,7 +212,7 @@ def test_an_https_issuer_needs_a_certificate_that_the_system_trusts(
     tls.load_cert_chain(made.server.certificate, made.server.key)
     with OidcIssuer(tls) as issuer:
         external = ExternalIssuer(issuer.url, [AUDIENCE])
-        assert "CERTIFICATE_VERIFY_FAILED" in trouble(external, issuer.token(ANN))
+        assert "CERTIFICATE_VERIFY_FAILED" in unavailable_message(external, issuer.token(ANN))
         monkeypatch.setenv("SSL_CERT_FILE", str(made.ca.certificate))
         assert verified(external, issuer.token(ANN), NOW + 5).primary_id == "oidc:ann"
 

@@ -1,4 +1,4 @@
-"""Tokens of an issuer outside: which signatures count, and who they say is asking."""
+"""Tokens of an external issuer: accepted signatures, and the identity that they give."""
 
 from __future__ import annotations
 
@@ -57,8 +57,8 @@ def test_other_algorithms_are_rejected(issuer: OidcIssuer) -> None:
 
 
 def test_an_unsigned_external_token_is_rejected(issuer: OidcIssuer) -> None:
-    said = {"iss": issuer.url, **ANN}
-    assert reason(issuer, jwt.encode(said, "", "none", {"kid": "first"})) is TokenErrorReason.BAD_SIGNATURE
+    payload = {"iss": issuer.url, **ANN}
+    assert reason(issuer, jwt.encode(payload, "", "none", {"kid": "first"})) is TokenErrorReason.BAD_SIGNATURE
 
 
 def test_a_published_shared_secret_is_never_accepted(issuer: OidcIssuer) -> None:
@@ -70,8 +70,8 @@ def test_a_published_shared_secret_is_never_accepted(issuer: OidcIssuer) -> None
 
 
 def test_a_foreign_key_with_a_known_key_id_is_rejected(issuer: OidcIssuer) -> None:
-    stranger = rsa.generate_private_key(public_exponent=65537, key_size=2048)
-    token = jwt.encode({"iss": issuer.url, **ANN}, stranger, "RS256", {"kid": "first"})
+    foreign_key = rsa.generate_private_key(public_exponent=65537, key_size=2048)
+    token = jwt.encode({"iss": issuer.url, **ANN}, foreign_key, "RS256", {"kid": "first"})
     assert reason(issuer, token) is TokenErrorReason.BAD_SIGNATURE
 
 
@@ -101,8 +101,8 @@ def test_unsuitable_keys_are_ignored(issuer: OidcIssuer, bits: int, more: dict[s
 PERSON = {"oid": "0a", "sub": "pairwise", "tid": "72f9", "appid": "cli", "scp": "user_impersonation"}
 APP = {"oid": "0b", "sub": "0b", "tid": "72f9", "appid": "deployer"}
 WHO = {
-    "a person of the vendor's": (PERSON | {"upn": "ann@x"}, ("oidc:0a",), "ann@x", "72f9"),
-    "an app of the vendor's": (APP, ("oidc:deployer", "oidc:0b"), "deployer", "72f9"),
+    "a person of Azure": (PERSON | {"upn": "ann@x"}, ("oidc:0a",), "ann@x", "72f9"),
+    "an app of Azure": (APP, ("oidc:deployer", "oidc:0b"), "deployer", "72f9"),
     "an app that says so": (APP | {"sub": "x", "idtyp": "app"}, ("oidc:deployer", "oidc:0b"), "deployer", "72f9"),
     "a person who says so": (APP | {"idtyp": "user"}, ("oidc:0b",), "deployer", "72f9"),
     "a person, by scopes": (APP | {"scp": "read"}, ("oidc:0b",), "deployer", "72f9"),
@@ -111,21 +111,26 @@ WHO = {
     "an app of another issuer": ({"sub": "ci", "client_id": "ci"}, ("oidc:ci",), "ci", ""),
     "a person of another issuer": ({"sub": "u1", "azp": "web", "email": "e@x"}, ("oidc:u1",), "e@x", ""),
     "names in order": ({"sub": "u", "email": "c", "upn": "b", "preferred_username": "a"}, ("oidc:u",), "a", ""),
-    "no name at all": ({"sub": "u1"}, ("oidc:u1",), "u1", ""),
+    "no name": ({"sub": "u1"}, ("oidc:u1",), "u1", ""),
     "an id with capitals": ({"sub": "Bob"}, ("oidc:Bob",), "Bob", ""),
     "a name that moves the cursor": ({"sub": "u", "upn": "a\x1b[2J\nb"}, ("oidc:u",), "a[2Jb", ""),
 }
 
 
-@pytest.mark.parametrize(("said", "ids", "name", "tenant"), WHO.values(), ids=WHO)
+@pytest.mark.parametrize(("payload", "ids", "name", "tenant"), WHO.values(), ids=WHO)
 def test_an_external_token_gives_the_ids_and_name_of_its_owner(
-    issuer: OidcIssuer, said: dict[str, Any], ids: tuple[str, ...], name: str, tenant: str
+    issuer: OidcIssuer, payload: dict[str, Any], ids: tuple[str, ...], name: str, tenant: str
 ) -> None:
-    claims = verified(issuer, issuer.token(WHEN | said))
+    claims = verified(issuer, issuer.token(WHEN | payload))
     assert claims == Claims(ids=ids, name=name, tenant=tenant, expires_at=NOW + 3600)
 
 
 def test_an_external_token_cannot_claim_to_be_a_vm_or_a_client_of_ours(issuer: OidcIssuer) -> None:
-    said = ANN | {"forewarn_vm_id": "c3", "forewarn_vm_key": "rg/web", "xms_mirid": "/subscriptions/s", "sub": "vm:c3"}
-    claims = verified(issuer, issuer.token(said))
+    payload = ANN | {
+        "forewarn_vm_id": "c3",
+        "forewarn_vm_key": "rg/web",
+        "xms_mirid": "/subscriptions/s",
+        "sub": "vm:c3",
+    }
+    claims = verified(issuer, issuer.token(payload))
     assert (claims.primary_id, claims.vm_id, claims.vm_key) == ("oidc:vm:c3", "", "")

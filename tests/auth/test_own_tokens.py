@@ -1,4 +1,4 @@
-"""Tokens of our own: real JWTs that the vendor's clients accept, and that nobody else can make."""
+"""Our own tokens: real JWTs that Azure's clients accept and that cannot be forged."""
 
 from __future__ import annotations
 
@@ -35,23 +35,23 @@ VM = TokenSubject(
     resource_id="/subscriptions/s/resourceGroups/rg/providers/Microsoft.Compute/virtualMachines/web-1",
 )
 PRIVATE = rsa.generate_private_key(public_exponent=65537, key_size=2048)
-STRANGER = rsa.generate_private_key(public_exponent=65537, key_size=2048)
+FOREIGN_KEY = rsa.generate_private_key(public_exponent=65537, key_size=2048)
 
 
 def an_issuer(lifetime_s: int = 3600) -> TokenIssuer:
     return TokenIssuer(URL, SigningKey(PRIVATE), lifetime_s, [f"{HERE}/"])
 
 
-def said_by(token: str) -> dict[str, Any]:
-    said: dict[str, Any] = jwt.decode(token, options={"verify_signature": False})
-    return said
+def payload_of(token: str) -> dict[str, Any]:
+    payload: dict[str, Any] = jwt.decode(token, options={"verify_signature": False})
+    return payload
 
 
 def forged(change: dict[str, Any], key: Any = PRIVATE, algorithm: str = "RS256", **header: Any) -> str:
-    """One of our tokens with something changed, signed by whoever has this key."""
-    said = said_by(an_issuer().issue_text(CLIENT, ARM, NOW)) | change
-    said = {name: value for name, value in said.items() if value is not None}
-    return jwt.encode(said, key, algorithm, headers={"kid": SigningKey(PRIVATE).kid} | header)
+    """One of our tokens with changed claims, signed with this key."""
+    payload = payload_of(an_issuer().issue_text(CLIENT, ARM, NOW)) | change
+    payload = {name: value for name, value in payload.items() if value is not None}
+    return jwt.encode(payload, key, algorithm, headers={"kid": SigningKey(PRIVATE).kid} | header)
 
 
 def refusal(token: str, now: float = NOW) -> InvalidToken:
@@ -76,11 +76,11 @@ def test_the_token_of_a_managed_identity_gives_the_vm() -> None:
 
 
 def test_a_token_has_the_claims_that_azure_clients_read() -> None:
-    said = said_by(an_issuer().issue_text(VM, f"{ARM}/", NOW))
-    identifier = said.pop("uti")
-    assert said.pop("jti") == identifier
-    del said["forewarn_vm_key"], said["forewarn_vm_id"]
-    assert said == {
+    payload = payload_of(an_issuer().issue_text(VM, f"{ARM}/", NOW))
+    identifier = payload.pop("uti")
+    assert payload.pop("jti") == identifier
+    del payload["forewarn_vm_key"], payload["forewarn_vm_id"]
+    assert payload == {
         "iss": URL, "aud": f"{ARM}/", "sub": "b2", "oid": "b2", "appid": "a1", "tid": "72f9", "idtyp": "app",
         "ver": "1.0", "iat": NOW, "nbf": NOW, "exp": NOW + 3600, "app_displayname": "web-1",
         "xms_mirid": VM.resource_id,
@@ -149,17 +149,17 @@ def test_an_expired_token_is_rejected_with_its_end() -> None:
 
 
 FORGERIES = {
-    "signed by a stranger": (forged({}, STRANGER), TokenErrorReason.BAD_SIGNATURE),
+    "signed by a stranger": (forged({}, FOREIGN_KEY), TokenErrorReason.BAD_SIGNATURE),
     "another issuer": (forged({"iss": "https://sts.windows.net/72f9/"}), TokenErrorReason.WRONG_ISSUER),
     "another key": (forged({}, kid="another"), TokenErrorReason.UNKNOWN_KEY),
     "a path for a key": (forged({}, kid="../../dev/null"), TokenErrorReason.UNKNOWN_KEY),
     "no key": (forged({}, kid=""), TokenErrorReason.UNKNOWN_KEY),
-    "brings its key": (forged({}, STRANGER, jwk=SigningKey(STRANGER).jwk), TokenErrorReason.BAD_SIGNATURE),
+    "brings its key": (forged({}, FOREIGN_KEY, jwk=SigningKey(FOREIGN_KEY).jwk), TokenErrorReason.BAD_SIGNATURE),
     "brings and names its key": (
-        forged({}, STRANGER, jwk=SigningKey(STRANGER).jwk, kid=SigningKey(STRANGER).kid),
+        forged({}, FOREIGN_KEY, jwk=SigningKey(FOREIGN_KEY).jwk, kid=SigningKey(FOREIGN_KEY).kid),
         TokenErrorReason.UNKNOWN_KEY,
     ),
-    "says where its key is": (forged({}, STRANGER, jku="http://127.0.0.1/k"), TokenErrorReason.BAD_SIGNATURE),
+    "says where its key is": (forged({}, FOREIGN_KEY, jku="http://127.0.0.1/k"), TokenErrorReason.BAD_SIGNATURE),
     "not signed": (forged({}, None, "none"), TokenErrorReason.BAD_SIGNATURE),
     "RS512": (forged({}, PRIVATE, "RS512"), TokenErrorReason.BAD_SIGNATURE),
     "PS256": (forged({}, PRIVATE, "PS256"), TokenErrorReason.BAD_SIGNATURE),
@@ -206,8 +206,8 @@ def test_a_token_without_its_signature_is_rejected() -> None:
 
 def test_a_changed_token_is_rejected() -> None:
     header, body, proof = an_issuer().issue_text(CLIENT, ARM, NOW).split(".")
-    said = said_by(f"{header}.{body}.{proof}") | {"forewarn_vm_id": "C3-4D"}
-    assert refusal(f"{header}.{encoded(json.dumps(said).encode())}.{proof}").reason is TokenErrorReason.BAD_SIGNATURE
+    payload = payload_of(f"{header}.{body}.{proof}") | {"forewarn_vm_id": "C3-4D"}
+    assert refusal(f"{header}.{encoded(json.dumps(payload).encode())}.{proof}").reason is TokenErrorReason.BAD_SIGNATURE
 
 
 def test_a_deeply_nested_header_is_malformed() -> None:

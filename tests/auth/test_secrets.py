@@ -1,4 +1,4 @@
-"""Secrets: hard to guess, known by a hash only, and in files that nobody else can read."""
+"""Client secrets: hard to guess, stored as hashes, and in private files."""
 
 from __future__ import annotations
 

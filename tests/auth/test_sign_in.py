@@ -1,4 +1,4 @@
-"""Whose tokens count: where an issuer outside is named, people and apps come from there, VMs still from us."""
+"""Which tokens a service accepts: with an external issuer, people and apps use its tokens, VMs ours."""
 
 from __future__ import annotations
 
@@ -25,37 +25,37 @@ OURS = TokenIssuer(
 
 
 @pytest.fixture
-def outside() -> Iterator[OidcIssuer]:
-    with OidcIssuer() as outside:
-        yield outside
+def external_issuer() -> Iterator[OidcIssuer]:
+    with OidcIssuer() as external_issuer:
+        yield external_issuer
 
 
-def verified(outside: OidcIssuer, token: str) -> Claims:
-    external = ExternalIssuer(outside.url, ["api://forewarn"])
+def verified(external_issuer: OidcIssuer, token: str) -> Claims:
+    external = ExternalIssuer(external_issuer.url, ["api://forewarn"])
     return asyncio.run(TokenService(issuer=OURS, tenant_id="72f9", external=external).verify(token, NOW))
 
 
 @pytest.mark.parametrize("algorithm", ["RS256", "PS256", "ES256"])
-def test_people_sign_in_with_external_tokens_of_every_algorithm(outside: OidcIssuer, algorithm: str) -> None:
+def test_people_sign_in_with_external_tokens_of_every_algorithm(external_issuer: OidcIssuer, algorithm: str) -> None:
     if algorithm == "ES256":
-        outside.rotate("first", ec.generate_private_key(ec.SECP256R1()))
-    assert verified(outside, outside.token(ANN, algorithm=algorithm)).primary_id == "oidc:ann"
+        external_issuer.rotate("first", ec.generate_private_key(ec.SECP256R1()))
+    assert verified(external_issuer, external_issuer.token(ANN, algorithm=algorithm)).primary_id == "oidc:ann"
 
 
-def test_the_token_of_a_vm_is_verified_without_the_external_issuer(outside: OidcIssuer) -> None:
-    assert verified(outside, OURS.issue_text(VM, ARM, NOW)).primary_id == "vm:c3"
-    assert outside.requested_paths == []
+def test_the_token_of_a_vm_is_verified_without_the_external_issuer(external_issuer: OidcIssuer) -> None:
+    assert verified(external_issuer, OURS.issue_text(VM, ARM, NOW)).primary_id == "vm:c3"
+    assert external_issuer.requested_paths == []
 
 
-def test_a_token_of_our_own_client_is_rejected_if_there_is_an_external_issuer(outside: OidcIssuer) -> None:
+def test_a_token_of_our_own_client_is_rejected_if_there_is_an_external_issuer(external_issuer: OidcIssuer) -> None:
     with pytest.raises(InvalidToken, match="clients sign in at") as refused:
-        verified(outside, OURS.issue_text(CLIENT, ARM, NOW))
+        verified(external_issuer, OURS.issue_text(CLIENT, ARM, NOW))
     assert refused.value.reason is TokenErrorReason.WRONG_ISSUER
 
 
-def test_external_tokens_have_an_unknown_key_without_an_external_issuer(outside: OidcIssuer) -> None:
+def test_external_tokens_have_an_unknown_key_without_an_external_issuer(external_issuer: OidcIssuer) -> None:
     alone = TokenService(issuer=OURS, tenant_id="72f9")
     assert asyncio.run(alone.verify(OURS.issue_text(CLIENT, ARM, NOW), NOW)).primary_id == "client:deploy"
     with pytest.raises(InvalidToken) as refused:
-        asyncio.run(alone.verify(outside.token(ANN), NOW))
+        asyncio.run(alone.verify(external_issuer.token(ANN), NOW))
     assert refused.value.reason is TokenErrorReason.UNKNOWN_KEY

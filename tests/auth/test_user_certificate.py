@@ -1,4 +1,4 @@
-"""A user's own certificate is taken as it is, or refused with one sentence that says what is wrong."""
+"""A user's own certificate is used unchanged, or rejected with one sentence that says what is wrong."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ NOW = 1_790_000_000.0
 
 @pytest.fixture
 def mine(tmp_path: Path) -> Path:
-    """A directory with `server.pem` and `server.key`, issued by somebody."""
+    """A directory with `server.pem` and `server.key`."""
     ServiceCertificates.load_or_create(tmp_path / "mine", ["vmhost.example.org"], NOW)
     return tmp_path / "mine"
 

@@ -21,52 +21,52 @@ ASK = f"/metadata/identity/oauth2/token?api-version=2018-02-01&resource={ARM}"
 
 
 @pytest.fixture(scope="module")
-def sign_in(tmp_path_factory: pytest.TempPathFactory) -> TokenService:
+def token_service(tmp_path_factory: pytest.TempPathFactory) -> TokenService:
     key = SigningKey.load_or_create(tmp_path_factory.mktemp("keys") / "token.key")
     return TokenService(issuer=TokenIssuer(f"{URL}/adfs", key, audiences=[URL]), tenant_id="t")
 
 
-def given(
+def token_for(
     tokens: VmTokens, resource: str, identity: ManagedIdentity = IDENTITY
 ) -> ManagedIdentityToken | WrongResource:
     return asyncio.run(tokens.token(identity, resource))
 
 
 @pytest.mark.parametrize("resource", [ARM, f"{ARM}/", "https://management.core.windows.net/", URL, f"{URL}/"])
-def test_the_token_of_a_vm_identifies_the_vm(sign_in: TokenService, resource: str) -> None:
-    token = given(VmTokens(sign_in, URL), resource)
+def test_the_token_of_a_vm_identifies_the_vm(token_service: TokenService, resource: str) -> None:
+    token = token_for(VmTokens(token_service, URL), resource)
     assert isinstance(token, ManagedIdentityToken)
-    claims = asyncio.run(sign_in.verify(token.text, read_real_time()))
+    claims = asyncio.run(token_service.verify(token.text, read_real_time()))
     assert claims.ids == ("vm:id-1",)
     assert (claims.vm_key, claims.vm_id, claims.tenant) == ("s/rg/web-0", "ID-1", "t")
     assert (claims.expires_at, token.expires_at - token.not_before) == (token.expires_at, 3600)
 
 
-def test_every_spelling_of_a_resource_gives_the_same_token(sign_in: TokenService) -> None:
-    """Signing takes time: nobody who varies the spelling can take more of it."""
-    tokens = VmTokens(sign_in, URL)
+def test_every_spelling_of_a_resource_gives_the_same_token(token_service: TokenService) -> None:
+    """Signing takes time, so a client must not cause more of it by varying the spelling."""
+    tokens = VmTokens(token_service, URL)
     spellings = (ARM, f"{ARM}/", f"{ARM}//", ARM.upper().replace("HTTPS", "https"))
-    assert len({given(tokens, spelling) for spelling in spellings}) == 1
+    assert len({token_for(tokens, spelling) for spelling in spellings}) == 1
 
 
-def test_two_vms_never_have_the_same_token(sign_in: TokenService) -> None:
-    """Nor have a VM that was deleted and the one that came back under its name."""
+def test_two_vms_never_have_the_same_token(token_service: TokenService) -> None:
+    """A VM that was deleted and added again under its name gets other tokens, too."""
     back = ManagedIdentity(vm=IDENTITY.vm, vm_id="ID-2", name=IDENTITY.name, resource_id=IDENTITY.resource_id)
-    token, another = given(VmTokens(sign_in, URL), ARM), given(VmTokens(sign_in, URL), ARM, back)
+    token, another = token_for(VmTokens(token_service, URL), ARM), token_for(VmTokens(token_service, URL), ARM, back)
     assert isinstance(token, ManagedIdentityToken)
     assert isinstance(another, ManagedIdentityToken)
     assert token.text != another.text
-    assert asyncio.run(sign_in.verify(another.text, read_real_time())).ids == ("vm:id-2",)
+    assert asyncio.run(token_service.verify(another.text, read_real_time())).ids == ("vm:id-2",)
 
 
 @pytest.mark.parametrize("resource", ["https://vault.azure.net", "", "x", f"{URL}0", "https://["])
-def test_a_vm_gets_no_token_for_other_resources(sign_in: TokenService, resource: str) -> None:
+def test_a_vm_gets_no_token_for_other_resources(token_service: TokenService, resource: str) -> None:
     accepted = (ARM, "https://management.core.windows.net", URL)
-    assert given(VmTokens(sign_in, URL), resource) == WrongResource(accepted=accepted)
+    assert token_for(VmTokens(token_service, URL), resource) == WrongResource(accepted=accepted)
 
 
 def test_a_service_without_an_api_port_issues_no_tokens() -> None:
-    assert given(VmTokens(), ARM) == WrongResource(accepted=())
+    assert token_for(VmTokens(), ARM) == WrongResource(accepted=())
 
 
 def test_a_lab_issues_tokens_on_loopback_only_with_the_setting_and_logs_a_warning(tmp_path: Path) -> None:
@@ -82,7 +82,7 @@ def test_a_lab_issues_tokens_on_loopback_only_with_the_setting_and_logs_a_warnin
         answer = service.guest("web-0", "GET", ASK)
         assert (answer.status, answer.json["token_type"], answer.json["resource"]) == (200, "Bearer", ARM)
         assert service.api("GET", "/service").json["identity_on_loopback"] is True
-        assert "every program of this machine can have the token of any VM" in service.log.read_text()
+        assert "every program on this machine can get the token of any VM" in service.log.read_text()
         again = service.guest("web-0", "GET", ASK)
         assert again.json["access_token"] == answer.json["access_token"]
         assert service.guest("web-0", "GET", f"{ASK}&client_id=other").status == 400

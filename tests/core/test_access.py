@@ -1,4 +1,4 @@
-"""Who may do what, and what a resource is called."""
+"""Rights, roles and grants, and the ids of resources."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ VMS = f"{GROUP}/providers/Microsoft.Compute/virtualMachines"
 SETS = f"{GROUP}/providers/Microsoft.Compute/virtualMachineScaleSets"
 
 
-def somebody(role: Role, over: str) -> Principal:
+def principal_with(role: Role, over: str) -> Principal:
     return Principal(id="client:x", name="client x", grants=(Grant(id="g", role=role, to="client:x", over=over),))
 
 
@@ -47,7 +47,7 @@ def somebody(role: Role, over: str) -> Principal:
     ],
 )
 def test_a_role_has_exactly_these_rights(role: Role, rights: str) -> None:
-    principal = somebody(role, ROOT_RESOURCE)
+    principal = principal_with(role, ROOT_RESOURCE)
     assert {right for right in Right if principal.may(right, VMS)} == set(rights.split())
     assert set(ROLE_RIGHTS) == set(Role)
 
@@ -76,13 +76,13 @@ def test_a_grant_over_a_resource_covers_everything_below_it_and_nothing_else(
     over: str, resource: str, is_covered: bool
 ) -> None:
     assert is_within_resource(over, resource) is is_covered
-    assert somebody(Role.READER, over).may(Right.READ, resource) is is_covered
+    assert principal_with(Role.READER, over).may(Right.READ, resource) is is_covered
 
 
 def test_a_principal_without_grants_may_do_nothing() -> None:
-    nobody = Principal(id="vm:1", name="VM web")
-    assert not any(nobody.may(right, f"{VMS}/web") for right in Right)
-    assert not nobody.may_anywhere(Right.READ)
+    without_grants = Principal(id="vm:1", name="VM web")
+    assert not any(without_grants.may(right, f"{VMS}/web") for right in Right)
+    assert not without_grants.may_anywhere(Right.READ)
     assert all(owner_principal("ann").may(right, ROOT_RESOURCE) for right in Right)
 
 

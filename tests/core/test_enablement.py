@@ -52,7 +52,7 @@ def test_pending_events_are_listed_at_incarnation_1_of_an_enabled_scope() -> Non
 
 
 def test_enabling_a_scope_again_starts_a_new_epoch_at_incarnation_1() -> None:
-    """Spec §4.2, §4.3: the epoch tells a re-enabled scope from the one before."""
+    """Spec §4.2, §4.3: the epoch distinguishes documents before and after."""
     first = lifecycle.announce(enable_scope(scope(), by="web-0", now=NOW), platform_event())
     idle = disable_scope_if_idle(first, ON_REQUEST, NOW + DAY)
     again = enable_scope(idle, by="web-0", now=NOW + DAY + 1)
@@ -64,8 +64,8 @@ def test_enabling_a_scope_again_starts_a_new_epoch_at_incarnation_1() -> None:
 @pytest.mark.parametrize(
     ("last_request_at", "disabled_at"),
     [
-        pytest.param(None, NOW + DAY, id="never asked again"),
-        pytest.param(NOW + 3600, NOW + 3600 + DAY, id="asked an hour later"),
+        pytest.param(None, NOW + DAY, id="no further poll"),
+        pytest.param(NOW + 3600, NOW + 3600 + DAY, id="a poll an hour later"),
         pytest.param(NOW - 3600, NOW + DAY, id="an old request does not shorten the day"),
     ],
 )
@@ -102,6 +102,6 @@ def test_a_disabled_scope_has_no_idle_time() -> None:
 
 
 def test_disabling_a_scope_keeps_its_pending_events() -> None:
-    """Spec §8.2: platform maintenance keeps to its time, unseen."""
+    """Spec §8.2: platform maintenance still starts at its time, although no VM sees it."""
     pending = lifecycle.announce(enable_scope(scope(), by="web-0", now=NOW), platform_event())
     assert [event.id for event in disable_scope_if_idle(pending, ON_REQUEST, NOW + DAY).live_events()] == ["E1"]

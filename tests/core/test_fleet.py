@@ -1,4 +1,4 @@
-"""Who shares a document (spec §7.1), and where a VM moves to (spec §6.4)."""
+"""The scope that a VM belongs to (spec §7.1), and the host that it moves to (spec §6.4)."""
 
 from __future__ import annotations
 
@@ -53,14 +53,14 @@ def test_a_set_a_placement_group_and_a_service_of_one_name_are_three_scopes() ->
 
 
 @dataclass(frozen=True)
-class Guests:
-    """Who is on which host, said outright."""
+class FixedOccupancy:
+    """A HostOccupancy with given counts."""
 
-    crowds: dict[str, int] = field(default_factory=dict)
+    counts: dict[str, int] = field(default_factory=dict)
     mixed: frozenset[str] = frozenset()
 
     def vm_count(self, host: str) -> int:
-        return self.crowds.get(host, 0)
+        return self.counts.get(host, 0)
 
     def has_other_update_domain(self, host: str, vm: Vm) -> bool:
         return host in self.mixed
@@ -70,7 +70,7 @@ VM = a_vm("web-0", host="h1", zone="1")
 
 
 @pytest.mark.parametrize(
-    "unfit",
+    "unsuitable",
     [
         pytest.param(a_host("h1", zone="1"), id="its own"),
         pytest.param(a_host("h2", zone="1", health=HostHealth.DEGRADED), id="degraded"),
@@ -80,12 +80,12 @@ VM = a_vm("web-0", host="h1", zone="1")
         pytest.param(a_host("h2", zone="1", location="northeurope"), id="another location"),
     ],
 )
-def test_a_vm_moves_only_to_another_healthy_host_of_its_location_and_zone(unfit: Host) -> None:
+def test_a_vm_moves_only_to_another_healthy_host_of_its_location_and_zone(unsuitable: Host) -> None:
     """Spec §6.4: with none, the request is refused."""
-    assert choose_destination(VM, [unfit], Guests()) is None
-    assert choose_destination(VM, [unfit, a_host("h9", zone="1")], Guests({"h9": 100})) == "h9"
+    assert choose_destination(VM, [unsuitable], FixedOccupancy()) is None
+    assert choose_destination(VM, [unsuitable, a_host("h9", zone="1")], FixedOccupancy({"h9": 100})) == "h9"
     with pytest.raises(Refused) as refusal:
-        require_destination(VM, [unfit])
+        require_destination(VM, [unsuitable])
     assert str(refusal.value) == (
         "VM 'web-0' cannot move: location 'westeurope', zone '1' has no healthy host besides 'h1'; "
         "add or repair a host first"
@@ -98,14 +98,14 @@ def test_a_vm_may_move_if_a_host_is_possible() -> None:
 
 def test_the_host_with_the_fewest_vms_is_chosen_and_then_the_first_by_name() -> None:
     hosts = [a_host(name, zone="1") for name in ("h4", "h3", "h2")]
-    assert choose_destination(VM, hosts, Guests({"h2": 2, "h3": 1, "h4": 1})) == "h3"
+    assert choose_destination(VM, hosts, FixedOccupancy({"h2": 2, "h3": 1, "h4": 1})) == "h3"
 
 
 def test_a_host_with_another_update_domain_of_the_scope_is_the_last_choice() -> None:
     """Spec §6.2: so that later work on that host stays within one update domain."""
     hosts = [a_host(name, zone="1") for name in ("h2", "h3")]
-    assert choose_destination(VM, hosts, Guests({"h3": 50}, frozenset({"h2"}))) == "h3"
-    assert choose_destination(VM, hosts, Guests({"h3": 50}, frozenset({"h2", "h3"}))) == "h2"
+    assert choose_destination(VM, hosts, FixedOccupancy({"h3": 50}, frozenset({"h2"}))) == "h3"
+    assert choose_destination(VM, hosts, FixedOccupancy({"h3": 50}, frozenset({"h2", "h3"}))) == "h2"
 
 
 HOSTS = st.lists(
@@ -123,7 +123,7 @@ HOSTS = st.lists(
 @given(hosts=HOSTS)
 def test_a_request_is_refused_exactly_when_there_is_no_destination(hosts: list[Host]) -> None:
     """Spec §6.4."""
-    if choose_destination(VM, hosts, Guests()) is None:
+    if choose_destination(VM, hosts, FixedOccupancy()) is None:
         with pytest.raises(Refused):
             require_destination(VM, hosts)
     else:

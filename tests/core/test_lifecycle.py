@@ -1,4 +1,4 @@
-"""The life of an event: every state meets every happening (spec §6.1, §4.2, §5.2)."""
+"""The lifecycle of an event: every transition in every state (spec §6.1, §4.2, §5.2)."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ ID = "6D9F3C1A-0000-4000-8000-000000000001"
 ACT = Act(id=f"{ID}:web-0", vm="sub/lab/web-0", name="web-0", verb=Verb.REBOOT, event_id=ID)
 OK = ActOutcome(ok=True, at=NOW, note="reboot took 30 s")
 
-# What the specification draws, written down a second time: the table must agree with it cell by cell.
+# The diagram of the specification, written a second time: the table must agree with it cell by cell.
 EXPECTED: dict[tuple[LifecycleState, Transition], EventState | None] = {
     (NONEXISTENT, Transition.ANNOUNCED): EventState.SCHEDULED,
     (NONEXISTENT, Transition.STARTED_WITHOUT_NOTICE): EventState.STARTED,
@@ -35,21 +35,23 @@ EXPECTED: dict[tuple[LifecycleState, Transition], EventState | None] = {
     (EventState.OVER, Transition.PERFORMED): UNCHANGED,
 }
 STATES: tuple[LifecycleState, ...] = (NONEXISTENT, *EventState)
-CELLS = [pytest.param(state, happening, id=f"{state}-{happening}") for state, happening in product(STATES, Transition)]
+CELLS = [
+    pytest.param(state, transition, id=f"{state}-{transition}") for state, transition in product(STATES, Transition)
+]
 
-# How a happening is brought about for an event that exists.
-HAPPEN: dict[Transition, Callable[[Scope, Event], Scope]] = {
+# How each transition is made for an event that exists.
+MAKE_TRANSITION: dict[Transition, Callable[[Scope, Event], Scope]] = {
     Transition.APPROVED: lambda scope, event: lifecycle.approve(scope, event, by="web-1", now=NOW),
     Transition.RELEASED: lambda scope, event: lifecycle.start(scope, event, (ACT,), NOW),
     Transition.PERFORMED: lambda scope, event: lifecycle.record_outcome(scope, event, ACT.id, OK),
     Transition.FINISHED: lambda scope, event: lifecycle.finish(scope, event, NOW),
     Transition.WITHDRAWN: lambda scope, event: lifecycle.withdraw(scope, event, by="ann", reason="why", now=NOW),
 }
-BEGIN: dict[Transition, Callable[[Scope, Event], Scope]] = {
+MAKE_INITIAL_TRANSITION: dict[Transition, Callable[[Scope, Event], Scope]] = {
     Transition.ANNOUNCED: lifecycle.announce,
     Transition.STARTED_WITHOUT_NOTICE: lambda scope, event: lifecycle.start_without_notice(scope, event, (ACT,), NOW),
 }
-EXISTING = [pytest.param(s, h, id=f"{s}-{h}") for s, h in product(EventState, HAPPEN)]
+EXISTING = [pytest.param(s, h, id=f"{s}-{h}") for s, h in product(EventState, MAKE_TRANSITION)]
 
 
 def event(
@@ -73,47 +75,47 @@ def status_in(scope: Scope) -> EventState:
     return found.status
 
 
-@pytest.mark.parametrize(("state", "happening"), CELLS)
-def test_every_cell_of_the_table_follows_the_specification(state: LifecycleState, happening: Transition) -> None:
+@pytest.mark.parametrize(("state", "transition"), CELLS)
+def test_every_cell_of_the_table_follows_the_specification(state: LifecycleState, transition: Transition) -> None:
     """Spec §6.1."""
-    assert is_allowed(state, happening) is ((state, happening) in EXPECTED)
-    assert TRANSITIONS.get((state, happening), "refused") == EXPECTED.get((state, happening), "refused")
+    assert is_allowed(state, transition) is ((state, transition) in EXPECTED)
+    assert TRANSITIONS.get((state, transition), "refused") == EXPECTED.get((state, transition), "refused")
 
 
 def test_every_transition_goes_forward() -> None:
-    """Spec §6.1: so following edges never comes back, and nothing leads out of over."""
+    """Spec §6.1: no sequence of transitions returns to a state, and none leaves `over`."""
     order = [NONEXISTENT, *EventState]
     assert all(order.index(to) > order.index(state) for (state, _), to in TRANSITIONS.items() if to is not UNCHANGED)
 
 
-@pytest.mark.parametrize("happening", BEGIN)
-def test_an_event_begins_as_scheduled_or_as_started(happening: Transition) -> None:
-    begun = BEGIN[happening](scope_with(), event())
-    assert status_in(begun) is EXPECTED[NONEXISTENT, happening]
+@pytest.mark.parametrize("transition", MAKE_INITIAL_TRANSITION)
+def test_an_event_begins_as_scheduled_or_as_started(transition: Transition) -> None:
+    begun = MAKE_INITIAL_TRANSITION[transition](scope_with(), event())
+    assert status_in(begun) is EXPECTED[NONEXISTENT, transition]
     assert begun.incarnation == 8
 
 
-@pytest.mark.parametrize(("status", "happening"), EXISTING)
-def test_an_event_follows_its_cell_of_the_table(status: EventState, happening: Transition) -> None:
+@pytest.mark.parametrize(("status", "transition"), EXISTING)
+def test_an_event_follows_its_cell_of_the_table(status: EventState, transition: Transition) -> None:
     """Spec §4.2: the incarnation steps by one exactly when the status changes."""
     before = event(status)
     scope = scope_with(before)
-    if (status, happening) not in EXPECTED:
+    if (status, transition) not in EXPECTED:
         with pytest.raises(Refused, match=ID):
-            HAPPEN[happening](scope, before)
+            MAKE_TRANSITION[transition](scope, before)
         return
-    to = EXPECTED[status, happening]
-    after = HAPPEN[happening](scope, before)
+    to = EXPECTED[status, transition]
+    after = MAKE_TRANSITION[transition](scope, before)
     assert status_in(after) is (to or status)
     assert after.incarnation == scope.incarnation + (to is not UNCHANGED)
 
 
-@pytest.mark.parametrize(("status", "happening"), EXISTING)
-def test_an_unlisted_event_never_changes_the_incarnation(status: EventState, happening: Transition) -> None:
+@pytest.mark.parametrize(("status", "transition"), EXISTING)
+def test_an_unlisted_event_never_changes_the_incarnation(status: EventState, transition: Transition) -> None:
     """Spec §4.2: no document shows it, so no document changes."""
-    if (status, happening) in EXPECTED:
+    if (status, transition) in EXPECTED:
         before = event(status, listed=False)
-        assert HAPPEN[happening](scope_with(before), before).incarnation == 7
+        assert MAKE_TRANSITION[transition](scope_with(before), before).incarnation == 7
 
 
 def test_an_operation_performed_at_once_does_not_change_the_incarnation() -> None:
@@ -133,8 +135,8 @@ def test_the_whole_life_of_an_event_adds_three_to_the_incarnation() -> None:
     """Spec §4.2: added, started, removed; approval and outcome do not count."""
     scope = lifecycle.announce(scope_with(), event())
     seen = [scope.incarnation]
-    for happening in (Transition.APPROVED, Transition.RELEASED, Transition.PERFORMED, Transition.FINISHED):
-        scope = HAPPEN[happening](scope, scope.events[0])
+    for transition in (Transition.APPROVED, Transition.RELEASED, Transition.PERFORMED, Transition.FINISHED):
+        scope = MAKE_TRANSITION[transition](scope, scope.events[0])
         seen.append(scope.incarnation)
     assert seen == [8, 8, 9, 9, 10]
 
@@ -202,7 +204,7 @@ def test_withdrawing_an_event_that_is_over_is_refused_with_its_ending() -> None:
 
 
 @pytest.mark.parametrize(
-    ("status", "happening", "message"),
+    ("status", "transition", "message"),
     [
         (EventState.STARTED, Transition.RELEASED, f"event {ID} is started: it cannot be released"),
         (EventState.OVER, Transition.RELEASED, f"event {ID} is over: it cannot be released"),
@@ -212,10 +214,10 @@ def test_withdrawing_an_event_that_is_over_is_refused_with_its_ending() -> None:
     ],
 )
 def test_a_refused_transition_names_the_event_and_its_state(
-    status: EventState, happening: Transition, message: str
+    status: EventState, transition: Transition, message: str
 ) -> None:
     with pytest.raises(Refused) as refusal:
-        HAPPEN[happening](scope_with(event(status)), event(status))
+        MAKE_TRANSITION[transition](scope_with(event(status)), event(status))
     assert str(refusal.value) == message
 
 

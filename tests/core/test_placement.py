@@ -1,4 +1,4 @@
-"""Which host a newcomer gets: quick, and always what the slow rule of `destination_for` says (spec §6.4)."""
+"""HostAllocator chooses quickly, and always the host that `choose_destination` would (spec §6.4)."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ def a_vm(number: int, group: str = "", update_domain: int = 0, zone: str = "", h
     )
 
 
-class Slow:
-    """Who is on which host, counted afresh for each question."""
+class SlowOccupancy:
+    """A HostOccupancy that counts all VMs at every call."""
 
     def __init__(self, vms: Sequence[Vm]) -> None:
         self.vms = vms
@@ -35,46 +35,48 @@ class Slow:
         return sum(vm.host == host for vm in self.vms)
 
     def has_other_update_domain(self, host: str, vm: Vm) -> bool:
-        there = (other for other in self.vms if other.host == host and other.scope_id == vm.scope_id)
-        return any(other.update_domain != vm.update_domain for other in there)
+        host_facts = (other for other in self.vms if other.host == host and other.scope_id == vm.scope_id)
+        return any(other.update_domain != vm.update_domain for other in host_facts)
 
 
-hosts_there = st.lists(
+host_lists = st.lists(
     st.tuples(st.sampled_from(["", "1"]), st.sampled_from([HostHealth.HEALTHY, HostHealth.HEALTHY, HostHealth.FAILED])),
     max_size=6,
 )
-guests = st.lists(
+vm_lists = st.lists(
     st.tuples(st.sampled_from(["", "db", "app"]), st.integers(0, 2), st.sampled_from(["", "1"]), st.integers(0, 9)),
     max_size=30,
 )
 
 
-@given(hosts_there, guests)
+@given(host_lists, vm_lists)
 @settings(max_examples=300, deadline=None)
 def test_the_allocator_chooses_the_same_hosts_as_the_single_choice(
-    there: list[tuple[str, HostHealth]], coming: list[tuple[str, int, str, int]]
+    host_facts: list[tuple[str, HostHealth]], vms_to_place: list[tuple[str, int, str, int]]
 ) -> None:
-    hosts = [Host(name=f"h{n}", location="here", zone=zone, health=health) for n, (zone, health) in enumerate(there)]
-    early = [a_vm(n, g, d, z, f"h{at}") for n, (g, d, z, at) in enumerate(coming) if at < len(hosts)]
-    seating = HostAllocator(hosts, early)
-    seated = list(early)
-    for number, (group, domain, zone, at) in enumerate(coming):
+    hosts = [
+        Host(name=f"h{n}", location="here", zone=zone, health=health) for n, (zone, health) in enumerate(host_facts)
+    ]
+    placed_before = [a_vm(n, g, d, z, f"h{at}") for n, (g, d, z, at) in enumerate(vms_to_place) if at < len(hosts)]
+    allocator = HostAllocator(hosts, placed_before)
+    placed = list(placed_before)
+    for number, (group, domain, zone, at) in enumerate(vms_to_place):
         if at < len(hosts):
             continue
         vm = a_vm(number, group, domain, zone)
-        host = seating.choose_host(vm)
-        assert host == choose_destination(vm, hosts, Slow(seated))
+        host = allocator.choose_host(vm)
+        assert host == choose_destination(vm, hosts, SlowOccupancy(placed))
         if host is not None:
-            seating.assign(vm, host)
-            seated.append(a_vm(number, group, domain, zone, host))
+            allocator.assign(vm, host)
+            placed.append(a_vm(number, group, domain, zone, host))
 
 
 def test_update_domains_of_a_set_are_placed_on_different_hosts() -> None:
     hosts = [Host(name=f"h{n}", location="here") for n in range(3)]
-    seating = HostAllocator(hosts)
+    allocator = HostAllocator(hosts)
     chosen: list[str | None] = []
     for number in range(9):
         vm = a_vm(number, "db", number % 3)
-        chosen.append(seating.choose_host(vm))
-        seating.assign(vm, chosen[-1] or "")
+        chosen.append(allocator.choose_host(vm))
+        allocator.assign(vm, chosen[-1] or "")
     assert chosen == ["h0", "h1", "h2"] * 3

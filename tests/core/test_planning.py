@@ -1,4 +1,4 @@
-"""What a request leads to: the table of spec §6.4, notices of §6.3, and what suits a VM in its state."""
+"""Events that a request leads to: the table of spec §6.4, notices of §6.3, and the states of VMs."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.support.world import a_vm, sequential_ids
 
 NOW = 1_000_000.0
 MIN = 60.0
-AROUND = DecisionContext(now=NOW, find_destination=lambda vm: "h2")
+CONTEXT = DecisionContext(now=NOW, find_destination=lambda vm: "h2")
 HOST_WORK = "Host server is undergoing maintenance."
 MIGRATION = "Virtual machine is being paused because of a memory-preserving Live Migration operation."
 REPAIR = "Host server is undergoing an emergency repair."
@@ -47,7 +47,7 @@ AT_ONCE = [Cause.POWER_OFF, Cause.START, Cause.DEALLOCATE, Cause.REAPPLY, Cause.
 
 
 def vm_for(cause: Cause, **facts: object) -> Vm:
-    """A VM that the cause suits."""
+    """A VM whose state allows the cause."""
     given: dict[str, object] = {}
     if cause is Cause.EVICTION:
         given = {"priority": Priority.SPOT}
@@ -71,9 +71,9 @@ def planned(cause: Cause, vm: Vm, *, notice_s: float = 0.0, event_id: str = "E1"
 
 
 def applied(
-    cause: Cause, vm: Vm, *, enabled: bool = True, around: DecisionContext = AROUND, notice_s: float = 900.0
+    cause: Cause, vm: Vm, *, enabled: bool = True, context: DecisionContext = CONTEXT, notice_s: float = 900.0
 ) -> Event:
-    scope = apply_planned_event(scope_of(vm, enabled=enabled), planned(cause, vm, notice_s=notice_s), around)
+    scope = apply_planned_event(scope_of(vm, enabled=enabled), planned(cause, vm, notice_s=notice_s), context)
     return scope.events[-1]
 
 
@@ -84,8 +84,8 @@ def request(ask: RequestedOperation, *, notice_s: float = 0, short_notice: bool 
 
 
 def notice(ask: RequestedOperation, vm: Vm, *, notice_s: float = 0, short_notice: bool = False) -> float:
-    asked = request(ask, notice_s=notice_s, short_notice=short_notice)
-    return plan_events_for_vms(asked, [vm], lambda: "E1")[0].notice_s
+    maintenance_request = request(ask, notice_s=notice_s, short_notice=short_notice)
+    return plan_events_for_vms(maintenance_request, [vm], lambda: "E1")[0].notice_s
 
 
 def test_the_table_of_causes_matches_the_specification() -> None:
@@ -104,17 +104,17 @@ def test_an_event_follows_the_rules_of_its_cause(cause: Cause) -> None:
     """Spec §6.4, and the minimum notice of §6.3."""
     kind, source, description, duration_s, minimum_s, moves = ROWS[cause]
     vm = vm_for(cause)
-    (shown,) = document_for(apply_planned_event(scope_of(vm), planned(cause, vm), AROUND)).notices
+    (shown,) = document_for(apply_planned_event(scope_of(vm), planned(cause, vm), CONTEXT)).notices
     assert (shown.kind, shown.source, shown.description, shown.duration_s) == (kind, source, description, duration_s)
     assert (CAUSE_RULES[cause].minimum_notice_s, CAUSE_RULES[cause].moves_vm) == (minimum_s, moves)
 
 
 @pytest.mark.parametrize("cause", AT_ONCE)
 def test_power_off_start_deallocate_reapply_and_reimage_publish_no_event(cause: Cause) -> None:
-    """Spec §6.4: carried out at once, and no document changes."""
+    """Spec §6.4: performed at once, and no document changes."""
     vm = vm_for(cause)
     before = scope_of(vm)
-    scope = apply_planned_event(before, planned(cause, vm), AROUND)
+    scope = apply_planned_event(before, planned(cause, vm), CONTEXT)
     (begun,) = scope.events
     assert (begun.status, begun.listed, begun.note) == (EventState.STARTED, False, f"a {cause} publishes no event")
     assert document_for(scope) == document_for(before)
@@ -122,9 +122,9 @@ def test_power_off_start_deallocate_reapply_and_reimage_publish_no_event(cause: 
 
 def test_a_failed_host_gives_no_notice() -> None:
     """Spec §6.4: Started at once."""
-    struck = applied(Cause.HOST_FAILED, vm_for(Cause.HOST_FAILED))
-    assert (struck.status, struck.listed) == (EventState.STARTED, True)
-    assert [act.to_host for act in struck.acts] == ["h2"]
+    event = applied(Cause.HOST_FAILED, vm_for(Cause.HOST_FAILED))
+    assert (event.status, event.listed) == (EventState.STARTED, True)
+    assert [act.to_host for act in event.acts] == ["h2"]
 
 
 @pytest.mark.parametrize("cause", [c for c in ROWS if c is not Cause.HOST_FAILED])
@@ -139,7 +139,7 @@ def test_not_before_is_whole_seconds_and_never_less_than_the_notice() -> None:
     announced = applied(
         Cause.USER_RESTART,
         a_vm("web-0"),
-        around=DecisionContext(now=NOW + 0.25, find_destination=AROUND.find_destination),
+        context=DecisionContext(now=NOW + 0.25, find_destination=CONTEXT.find_destination),
         notice_s=900,
     )
     assert announced.not_before == NOW + 901
@@ -193,7 +193,7 @@ def test_too_short_a_notice_is_rejected_with_the_minimum(
 
 @pytest.mark.parametrize("seconds", [0, 1, 60, 5000])
 def test_a_short_notice_is_given_if_the_request_allows_it(seconds: int) -> None:
-    """Spec §6.3: for rehearsal."""
+    """Spec §6.3: for testing."""
     assert notice(RequestedOperation.RESTART, a_vm("web-0"), notice_s=seconds, short_notice=True) == seconds
 
 
@@ -218,20 +218,20 @@ def test_a_request_for_several_vms_plans_one_event_per_vm() -> None:
 
 def test_applying_a_plan_twice_changes_nothing() -> None:
     vm = a_vm("web-0")
-    once = apply_planned_event(scope_of(vm), planned(Cause.USER_RESTART, vm), AROUND)
-    assert apply_planned_event(once, planned(Cause.USER_RESTART, vm), AROUND) is once
+    once = apply_planned_event(scope_of(vm), planned(Cause.USER_RESTART, vm), CONTEXT)
+    assert apply_planned_event(once, planned(Cause.USER_RESTART, vm), CONTEXT) is once
 
 
 def test_a_planned_event_of_removed_vms_is_refused() -> None:
     gone = a_vm("web-0", removed_at=NOW)
     with pytest.raises(Refused, match=r"^VM 'web-0' no longer exists: there is nothing to reboot$"):
-        apply_planned_event(scope_of(gone), planned(Cause.USER_RESTART, gone), AROUND)
+        apply_planned_event(scope_of(gone), planned(Cause.USER_RESTART, gone), CONTEXT)
 
 
 def test_a_removed_vm_is_left_out_of_the_event() -> None:
     vms = [a_vm(name, availability_set="web") for name in ("a", "b")]
     both = replace(planned(Cause.HOST_UPDATE, vms[0]), vms=("a", "b"))
-    assert apply_planned_event(scope_of(vms[0], replace(vms[1], removed_at=NOW)), both, AROUND).events[0].vms == ("a",)
+    assert apply_planned_event(scope_of(vms[0], replace(vms[1], removed_at=NOW)), both, CONTEXT).events[0].vms == ("a",)
 
 
 BY_USER = {Cause.USER_RESTART, Cause.USER_REDEPLOY, Cause.USER_DELETE}
@@ -240,7 +240,7 @@ BY_USER = {Cause.USER_RESTART, Cause.USER_REDEPLOY, Cause.USER_DELETE}
 @pytest.mark.parametrize("cause", ROWS)
 @pytest.mark.parametrize("enabled", [True, False], ids=["enabled", "disabled"])
 def test_user_operations_in_a_disabled_scope_publish_no_event(cause: Cause, enabled: bool) -> None:
-    """Spec §8.2: at once, and whoever asked is told why; platform maintenance keeps to its time, unseen."""
+    """Spec §8.2: the requester learns why; platform maintenance still starts at its time, unseen."""
     event = applied(cause, vm_for(cause), enabled=enabled)
     if enabled or cause not in BY_USER:
         assert event.listed
@@ -292,7 +292,7 @@ def test_only_a_spot_vm_can_be_evicted() -> None:
 def test_an_eviction_deallocates_or_deletes_by_policy(policy: EvictionPolicy) -> None:
     """Spec §6.4."""
     vm = vm_for(Cause.EVICTION, eviction_policy=policy)
-    scope = apply_planned_event(scope_of(vm), planned(Cause.EVICTION, vm, notice_s=30), AROUND)
+    scope = apply_planned_event(scope_of(vm), planned(Cause.EVICTION, vm, notice_s=30), CONTEXT)
     (act,) = reconcile_scope(scope, DecisionContext(now=NOW + 30)).events[0].acts
     left = vm_after_act(vm, act, NOW + 40)
     assert act.keeps_vm is (policy is EvictionPolicy.DEALLOCATE)
@@ -330,7 +330,7 @@ def test_the_power_state_of_a_vm_decides_which_operations_are_possible(cause: Ca
 def test_a_user_may_perform_pending_platform_maintenance_now(cause: Cause) -> None:
     """Spec §6.4, last row; an eviction, a scale-in or what users started is no maintenance."""
     vm = vm_for(cause)
-    scope = apply_planned_event(scope_of(vm), planned(cause, vm, notice_s=900), AROUND)
+    scope = apply_planned_event(scope_of(vm), planned(cause, vm, notice_s=900), CONTEXT)
     if CAUSE_RULES[cause].planned:
         assert [event.id for event in pending_platform_events(scope, "WEB-0")] == ["E1"]
     else:

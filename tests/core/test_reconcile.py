@@ -1,4 +1,4 @@
-"""What falls due by itself in a scope, and when to look next (spec §4.2, §6.2, §6.4, §6.5)."""
+"""Reconciling a scope, and when to do it next (spec §4.2, §6.2, §6.4, §6.5)."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ DAY = 24 * 3600.0
 LAB = Policy(enablement=EnablementMode.ALWAYS)
 
 
-def around(now: float = NOW, *, policy: Policy = LAB, host: str | None = "h2") -> DecisionContext:
+def context(now: float = NOW, *, policy: Policy = LAB, host: str | None = "h2") -> DecisionContext:
     return DecisionContext(now=now, policy=policy, find_destination=lambda vm: host)
 
 
@@ -53,28 +53,28 @@ def scope_of(*vms: Vm, events: tuple[Event, ...] = ()) -> Scope:
     return scope
 
 
-def the(scope: Scope, name: str = "E1") -> Event:
+def event_in(scope: Scope, name: str = "E1") -> Event:
     found = scope.event(name)
     assert found is not None
     return found
 
 
 def performed(scope: Scope, at: float, *, ok: bool = True, name: str = "E1") -> Scope:
-    for act in the(scope, name).unfinished_acts:
+    for act in event_in(scope, name).unfinished_acts:
         scope = record_act_outcome(scope, act, ActOutcome(ok=ok, at=at, note="" if ok else "no power"))
     return scope
 
 
 def test_reconciling_returns_the_same_scope_if_nothing_is_due() -> None:
     scope = scope_of(events=(event(),))
-    assert reconcile_scope(scope, around(NOW + 899)) is scope
+    assert reconcile_scope(scope, context(NOW + 899)) is scope
 
 
 def test_an_event_starts_when_its_notice_ends() -> None:
     """Spec §6.2."""
-    scope = reconcile_scope(scope_of(events=(event(),)), around(NOW + 900))
-    assert (the(scope).status, the(scope).started_at) == (EventState.STARTED, NOW + 900)
-    assert [act.id for act in the(scope).unfinished_acts] == ["E1:web-0"]
+    scope = reconcile_scope(scope_of(events=(event(),)), context(NOW + 900))
+    assert (event_in(scope).status, event_in(scope).started_at) == (EventState.STARTED, NOW + 900)
+    assert [act.id for act in event_in(scope).unfinished_acts] == ["E1:web-0"]
 
 
 def test_a_vm_removed_before_the_start_is_skipped() -> None:
@@ -83,10 +83,10 @@ def test_a_vm_removed_before_the_start_is_skipped() -> None:
     idle = vm("web-2", power=PowerState.DEALLOCATED, host="")
     scope = reconcile_scope(
         scope_of(vm(), gone, idle, events=(event("E1", Cause.HOST_UPDATE, "web-0", "web-1", "web-2"),)),
-        around(NOW + 900),
+        context(NOW + 900),
     )
-    assert the(scope).vms == ("web-0", "web-1", "web-2")
-    assert [act.name for act in the(scope).acts] == ["web-0"]
+    assert event_in(scope).vms == ("web-0", "web-1", "web-2")
+    assert [act.name for act in event_in(scope).acts] == ["web-0"]
     assert [entry.text for entry in scope.new_entries if entry.what is EntryKind.SKIPPED] == [
         "web-1 is skipped: it was removed or deallocated",
         "web-2 is skipped: it was removed or deallocated",
@@ -97,60 +97,60 @@ def test_a_vm_removed_before_the_start_is_skipped() -> None:
 def test_an_event_without_remaining_vms_is_withdrawn_at_once(facts: dict[str, Any]) -> None:
     """Spec §4.2."""
     scope = scope_of(events=(event(),)).with_vm(vm(**facts))
-    assert next_wake_at(scope, around()) == NOW
-    over = the(reconcile_scope(scope, around()))
+    assert next_wake_at(scope, context()) == NOW
+    over = event_in(reconcile_scope(scope, context()))
     assert (over.ending, over.reason) == (Ending.WITHDRAWN, "none of its VMs exists any more")
 
 
 def test_a_terminate_of_a_deallocated_vm_stays_scheduled() -> None:
-    """There is still something to delete."""
+    """A deallocated VM can still be deleted."""
     scope = scope_of(vm(power=PowerState.DEALLOCATED, host=""), events=(event("E1", Cause.USER_DELETE),))
-    assert reconcile_scope(scope, around()) is scope
+    assert reconcile_scope(scope, context()) is scope
 
 
 @pytest.mark.parametrize("cause", [Cause.PREDICTED_FAILURE, Cause.HOST_UPDATE, Cause.USER_REDEPLOY])
 def test_only_a_predicted_failure_is_withdrawn_when_its_vm_leaves_the_host(cause: Cause) -> None:
     """Spec §6.4."""
-    moved = reconcile_scope(scope_of(vm(host="h2"), events=(event("E1", cause, host="h1"),)), around())
+    moved = reconcile_scope(scope_of(vm(host="h2"), events=(event("E1", cause, host="h1"),)), context())
     if cause is Cause.PREDICTED_FAILURE:
-        assert (the(moved).ending, the(moved).reason) == (Ending.WITHDRAWN, "web-0 has left host h1")
+        assert (event_in(moved).ending, event_in(moved).reason) == (Ending.WITHDRAWN, "web-0 has left host h1")
     else:
-        assert the(moved).status is EventState.SCHEDULED
+        assert event_in(moved).status is EventState.SCHEDULED
 
 
 def test_a_predicted_failure_stays_scheduled_while_its_vm_is_on_the_host() -> None:
     scope = scope_of(events=(event("E1", Cause.PREDICTED_FAILURE, host="h1"),))
-    assert reconcile_scope(scope, around()) is scope
+    assert reconcile_scope(scope, context()) is scope
 
 
 def test_an_event_stays_started_until_every_outcome_is_known() -> None:
     """Spec §6.5."""
     scope = scope_of(vm(), vm("web-1"), events=(event("E1", Cause.HOST_UPDATE, "web-0", "web-1"),))
-    scope = reconcile_scope(scope, around(NOW + 900))
-    first, second = the(scope).unfinished_acts
-    half = reconcile_scope(record_act_outcome(scope, first, ActOutcome(ok=True, at=NOW + 909)), around(NOW + 909))
-    assert the(half).status is EventState.STARTED
-    assert next_wake_at(half, around(NOW + 909)) is None
-    whole = reconcile_scope(record_act_outcome(half, second, ActOutcome(ok=True, at=NOW + 912)), around(NOW + 912))
-    assert (the(whole).ending, the(whole).over_at) == (Ending.FINISHED, NOW + 912)
+    scope = reconcile_scope(scope, context(NOW + 900))
+    first, second = event_in(scope).unfinished_acts
+    half = reconcile_scope(record_act_outcome(scope, first, ActOutcome(ok=True, at=NOW + 909)), context(NOW + 909))
+    assert event_in(half).status is EventState.STARTED
+    assert next_wake_at(half, context(NOW + 909)) is None
+    whole = reconcile_scope(record_act_outcome(half, second, ActOutcome(ok=True, at=NOW + 912)), context(NOW + 912))
+    assert (event_in(whole).ending, event_in(whole).over_at) == (Ending.FINISHED, NOW + 912)
 
 
 def test_an_event_stays_started_for_the_settling_time_after_its_last_outcome() -> None:
     """Spec §6.5."""
-    slow = replace_policy(settle_s=120)
-    scope = performed(reconcile_scope(scope_of(events=(event(),)), around(NOW + 900, policy=slow)), NOW + 930)
-    assert reconcile_scope(scope, around(NOW + 1049, policy=slow)) is scope
-    assert next_wake_at(scope, around(NOW + 930, policy=slow)) == NOW + 1050
-    assert the(reconcile_scope(scope, around(NOW + 1050, policy=slow))).ending is Ending.FINISHED
+    settling = replace_policy(settle_s=120)
+    scope = performed(reconcile_scope(scope_of(events=(event(),)), context(NOW + 900, policy=settling)), NOW + 930)
+    assert reconcile_scope(scope, context(NOW + 1049, policy=settling)) is scope
+    assert next_wake_at(scope, context(NOW + 930, policy=settling)) == NOW + 1050
+    assert event_in(reconcile_scope(scope, context(NOW + 1050, policy=settling))).ending is Ending.FINISHED
 
 
 def test_an_operation_performed_at_once_has_no_settling_time() -> None:
-    """No document shows it, so there is nobody to settle for."""
-    slow = replace_policy(settle_s=120)
+    """No document shows it, so no VM needs the settling time."""
+    settling = replace_policy(settle_s=120)
     act = Act(id="E1:web-0", vm=vm().key, name="web-0", verb=CAUSE_RULES[Cause.POWER_OFF].verb, event_id="E1")
     scope = lifecycle.start_without_notice(scope_of(), event("E1", Cause.POWER_OFF, listed=False), (act,), NOW)
-    scope = reconcile_scope(performed(scope, NOW + 15), around(NOW + 15, policy=slow))
-    assert the(scope).ending is Ending.FINISHED
+    scope = reconcile_scope(performed(scope, NOW + 15), context(NOW + 15, policy=settling))
+    assert event_in(scope).ending is Ending.FINISHED
     assert scope.vms[0].power is PowerState.STOPPED
 
 
@@ -160,16 +160,16 @@ def replace_policy(**facts: float) -> Policy:
 
 def test_a_failed_act_ends_its_event_without_changing_the_vm() -> None:
     """Spec §6.1, §6.5."""
-    scope = reconcile_scope(scope_of(events=(event("E1", Cause.USER_REDEPLOY),)), around(NOW + 900))
-    over = reconcile_scope(performed(scope, NOW + 905, ok=False), around(NOW + 905))
-    assert (the(over).ending, the(over).reason) == (Ending.FAILED, "web-0: no power")
+    scope = reconcile_scope(scope_of(events=(event("E1", Cause.USER_REDEPLOY),)), context(NOW + 900))
+    over = reconcile_scope(performed(scope, NOW + 905, ok=False), context(NOW + 905))
+    assert (event_in(over).ending, event_in(over).reason) == (Ending.FAILED, "web-0: no power")
     assert over.vms[0].host == "h1"
 
 
 def test_a_move_without_a_destination_host_fails_with_the_reason() -> None:
     """Spec §6.4: no healthy host was left by the time the event started."""
-    scope = reconcile_scope(scope_of(events=(event("E1", Cause.USER_REDEPLOY),)), around(NOW + 900, host=None))
-    assert (the(scope).ending, the(scope).reason) == (
+    scope = reconcile_scope(scope_of(events=(event("E1", Cause.USER_REDEPLOY),)), context(NOW + 900, host=None))
+    assert (event_in(scope).ending, event_in(scope).reason) == (
         Ending.FAILED,
         "web-0: no healthy host to move to in westeurope",
     )
@@ -197,50 +197,50 @@ def test_an_act_changes_its_vm_as_the_table_says(
     cause: Cause, facts: dict[str, Any], host: str, power: PowerState, removed: bool
 ) -> None:
     """Spec §6.4, last column."""
-    scope = reconcile_scope(scope_of(vm(**facts), events=(event("E1", cause),)), around(NOW + 900))
+    scope = reconcile_scope(scope_of(vm(**facts), events=(event("E1", cause),)), context(NOW + 900))
     left = performed(scope, NOW + 950).vms[0]
     assert (left.host, left.power, left.removed_at is not None) == (host, power, removed)
 
 
 def test_an_unexpected_outcome_changes_nothing() -> None:
-    scope = reconcile_scope(scope_of(events=(event(),)), around(NOW + 900))
-    (act,) = the(scope).unfinished_acts
+    scope = reconcile_scope(scope_of(events=(event(),)), context(NOW + 900))
+    (act,) = event_in(scope).unfinished_acts
     known = performed(scope, NOW + 930)
     assert record_act_outcome(known, act, ActOutcome(ok=False, at=NOW + 931)) is known
-    stray = replace(act, event_id="E9")
-    assert record_act_outcome(known, stray, ActOutcome(ok=True, at=NOW + 931)) is known
+    unknown = replace(act, event_id="E9")
+    assert record_act_outcome(known, unknown, ActOutcome(ok=True, at=NOW + 931)) is known
 
 
 def test_one_reconcile_pass_does_everything_that_becomes_due_by_it() -> None:
-    """An update domain that is done with lets the next one start in the same turn (spec §6.2)."""
+    """When one update domain is finished, the next one starts in the same pass (spec §6.2)."""
     first = event("E1", Cause.PLATFORM_REBOOT, "web-0", update_domain=0)
     second = event("E2", Cause.PLATFORM_REBOOT, "web-1", update_domain=1)
-    scope = reconcile_scope(scope_of(vm(), vm("web-1", update_domain=1), events=(first, second)), around(NOW + 900))
+    scope = reconcile_scope(scope_of(vm(), vm("web-1", update_domain=1), events=(first, second)), context(NOW + 900))
     assert [e.status for e in scope.events] == [EventState.STARTED, EventState.SCHEDULED]
-    scope = reconcile_scope(performed(scope, NOW + 930), around(NOW + 930))
+    scope = reconcile_scope(performed(scope, NOW + 930), context(NOW + 930))
     assert [e.status for e in scope.events] == [EventState.OVER, EventState.STARTED]
 
 
 @pytest.mark.parametrize(
     ("scope", "at"),
     [
-        pytest.param(scope_of(), None, id="nothing to wait for"),
+        pytest.param(scope_of(), None, id="nothing is due"),
         pytest.param(scope_of(events=(event(),)), NOW + 900, id="the end of a notice"),
         pytest.param(scope_of(events=(event(approved_at=NOW),)), NOW, id="approved"),
         pytest.param(scope_of(events=(event(approved_at=NOW, gate_id="G"),)), None, id="a gate"),
     ],
 )
 def test_the_next_wake_up_is_when_something_is_due(scope: Scope, at: float | None) -> None:
-    assert next_wake_at(scope, around()) == at
-    assert with_next_wake(scope, around()).wakes_at == at
+    assert next_wake_at(scope, context()) == at
+    assert with_next_wake(scope, context()).wakes_at == at
 
 
 def test_the_next_wake_up_is_when_the_scope_becomes_idle() -> None:
     """Spec §8.2."""
-    assert next_wake_at(scope_of(), around(policy=Policy())) == NOW + DAY
+    assert next_wake_at(scope_of(), context(policy=Policy())) == NOW + DAY
 
 
-CAUSED = st.sampled_from([cause for cause, row in CAUSE_RULES.items() if row.kind is not None])
+CAUSES = st.sampled_from([cause for cause, row in CAUSE_RULES.items() if row.kind is not None])
 EVENTS = st.lists(
     st.builds(
         lambda cause, name, wait, approved, domain, gate: event(
@@ -253,7 +253,7 @@ EVENTS = st.lists(
             gate_id=gate,
             host="h1",
         ),
-        CAUSED,
+        CAUSES,
         st.sampled_from(["web-0", "web-1", "web-2", "gone"]),
         st.integers(-100, 100),
         st.booleans(),
@@ -283,20 +283,20 @@ def test_a_second_reconcile_pass_changes_nothing(
     policy: EnablementMode,
     silent_s: float,
 ) -> None:
-    """A scope that is due after its turn would be looked at for ever."""
+    """A scope with something due after a pass would be reconciled forever."""
     scope_id = "placement:sub/lab/web/1" if placement else "set:sub/lab/web"
     vms = (vm("web-0"), vm("web-1", update_domain=1), vm("web-2", host="h3"))
     scope = enable_scope(Scope(id=scope_id, vms=vms), by="web-0", now=NOW - silent_s)
     for number, each in enumerate(events):
         scope = lifecycle.announce(scope, replace(each, id=f"E{number}"))
-    circumstances = DecisionContext(
+    context = DecisionContext(
         now=NOW,
         policy=Policy(enablement=policy, settle_s=settle_s),
         resumed_at=resumed,
         is_gate_released=lambda gate: gate == "open",
         find_destination=lambda vm: None if nowhere else "h2",
     )
-    turned = reconcile_scope(scope, circumstances)
-    at = next_wake_at(turned, circumstances)
-    assert reconcile_scope(turned, circumstances) is turned
+    reconciled = reconcile_scope(scope, context)
+    at = next_wake_at(reconciled, context)
+    assert reconcile_scope(reconciled, context) is reconciled
     assert at is None or at > NOW

@@ -1,4 +1,4 @@
-"""When an event starts: each rule of spec §6.2, over small products, and what people are told meanwhile."""
+"""When an event starts: every rule of spec §6.2, and the texts that say what it waits for."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ PLACEMENT, SET = "placement:sub/lab/web/1", "set:sub/lab/web"
 WITH_EVENT = [cause for cause, row in CAUSE_RULES.items() if row.kind is not None]
 # Spec §6.2: "planned platform maintenance" queues on update domains.
 QUEUES = {Cause.HOST_UPDATE, Cause.LIVE_MIGRATION, Cause.PLATFORM_REBOOT, Cause.PREDICTED_FAILURE}
-# Spec §6.2: "work that hits a whole host"; moves of single VMs never wait so.
+# Spec §6.2: "work that hits a whole host"; moves of single VMs never wait for it.
 WHOLE_HOST = {Cause.HOST_UPDATE, Cause.PLATFORM_REBOOT}
 
 
@@ -44,17 +44,17 @@ def scope_of(*events: Event, scope_id: str = SET) -> Scope:
     return Scope(id=scope_id, vms=tuple(a_vm(name) for e in events for name in e.vms), events=events)
 
 
-def reason_for(scope: Scope, around: DecisionContext | None = None, name: str = "E1") -> WaitReason | None:
+def reason_for(scope: Scope, context: DecisionContext | None = None, name: str = "E1") -> WaitReason | None:
     found = scope.event(name)
     assert found is not None
-    wait = start_wait(scope, found, around or DecisionContext(now=NOW))
+    wait = start_wait(scope, found, context or DecisionContext(now=NOW))
     return wait.reason if wait else None
 
 
 @pytest.mark.parametrize("cause", WITH_EVENT)
 @pytest.mark.parametrize(("approved", "due"), list(product([False, True], repeat=2)))
 def test_an_event_is_ready_once_it_is_approved_or_its_notice_has_ended(cause: Cause, approved: bool, due: bool) -> None:
-    """Spec §6.2, first sentence: alone in its scope it then starts at once, whatever its cause."""
+    """Spec §6.2, first sentence: alone in its scope it then starts at once, for every cause."""
     scope = scope_of(event(cause=cause, approved=approved, due=due))
     assert reason_for(scope) is (None if approved or due else WaitReason.NOTICE)
 
@@ -87,7 +87,7 @@ def test_a_wait_for_the_notice_says_when_it_ends() -> None:
 def test_planned_platform_maintenance_takes_one_update_domain_at_a_time(
     mine: Cause, other: Cause, same_domain: bool, status: EventState
 ) -> None:
-    """Spec §6.2: whichever rollout it belongs to; users, Preempt, Terminate and failures do not queue."""
+    """Spec §6.2: over all rollouts; user operations, Preempt, Terminate and failures do not queue."""
     busy = event("E2", other, status=status, update_domain=1, request_id="another rollout", due=True)
     scope = scope_of(busy, event(cause=mine, due=True, update_domain=1 if same_domain else 0))
     must_wait = mine in QUEUES and other in QUEUES and status is EventState.STARTED and not same_domain
@@ -106,8 +106,8 @@ def test_a_wait_for_an_update_domain_names_the_domain_and_its_event() -> None:
 def test_an_event_behind_a_gate_starts_only_after_its_release(gate_id: str, released: bool) -> None:
     """Spec §6.2, shared host: the events on it start together when each is ready."""
     scope = scope_of(event(approved=True, gate_id=gate_id, host="h1"))
-    around = DecisionContext(now=NOW, is_gate_released=lambda gate: released and gate == "G1")
-    assert reason_for(scope, around) is (WaitReason.GATE if gate_id and not released else None)
+    context = DecisionContext(now=NOW, is_gate_released=lambda gate: released and gate == "G1")
+    assert reason_for(scope, context) is (WaitReason.GATE if gate_id and not released else None)
 
 
 @pytest.mark.parametrize("mine_released", [True, False])
@@ -115,21 +115,21 @@ def test_an_event_behind_a_gate_starts_only_after_its_release(gate_id: str, rele
 def test_a_released_gate_counts_as_a_start_for_the_other_update_domains(
     mine_released: bool, other_released: bool
 ) -> None:
-    """Spec §6.2: nothing slips in between release and start, which would part the VMs of a host."""
+    """Spec §6.2: no event starts between release and start, which would separate the VMs of a host."""
     open_gates = {"G1"} if mine_released else set()
     open_gates |= {"G2"} if other_released else set()
     scope = scope_of(event(due=True, gate_id="G1"), event("E2", due=True, gate_id="G2", update_domain=1))
-    around = DecisionContext(now=NOW, is_gate_released=lambda gate: gate in open_gates)
+    context = DecisionContext(now=NOW, is_gate_released=lambda gate: gate in open_gates)
     held_up = other_released and not mine_released
-    assert waits_only_for_gate(scope, scope.events[0], around) is not held_up
+    assert waits_only_for_gate(scope, scope.events[0], context) is not held_up
     if mine_released:
-        assert reason_for(scope, around) is None
+        assert reason_for(scope, context) is None
     else:
-        assert reason_for(scope, around) is (WaitReason.UPDATE_DOMAIN if held_up else WaitReason.GATE)
+        assert reason_for(scope, context) is (WaitReason.UPDATE_DOMAIN if held_up else WaitReason.GATE)
 
 
 def test_the_grace_after_an_outage_does_not_delay_events_of_a_released_gate() -> None:
-    """Spec §6.2: the others on the host may have started before the service went away."""
+    """Spec §6.2: other events on the host may have started before the outage."""
     scope = scope_of(event(not_before=NOW - 300, gate_id="G1"))
     assert reason_for(scope, DecisionContext(now=NOW, resumed_at=NOW, is_gate_released=lambda gate: True)) is None
 
@@ -190,21 +190,21 @@ def test_a_terminate_starts_no_later_than_its_own_not_before() -> None:
 @pytest.mark.parametrize(
     ("not_before", "approved", "now", "reason"),
     [
-        pytest.param(NOW - 300, False, NOW, WaitReason.GRACE, id="came due during the outage"),
-        pytest.param(NOW, False, NOW + 59, WaitReason.GRACE, id="came due as the service came back"),
+        pytest.param(NOW - 300, False, NOW, WaitReason.GRACE, id="ended during the outage"),
+        pytest.param(NOW, False, NOW + 59, WaitReason.GRACE, id="ended as the service started"),
         pytest.param(NOW - 300, False, NOW + 60, None, id="the grace is over"),
         pytest.param(NOW - 300, True, NOW, None, id="was approved"),
-        pytest.param(NOW + 1, False, NOW + 1, None, id="comes due after the outage"),
+        pytest.param(NOW + 1, False, NOW + 1, None, id="ends after the outage"),
     ],
 )
 def test_an_event_whose_notice_ended_during_an_outage_waits_for_the_grace(
     not_before: float, approved: bool, now: float, reason: WaitReason | None
 ) -> None:
-    """After an outage VMs get the policy's grace to look, unless they had approved (spec §6.2, §6.3)."""
+    """After an outage VMs get some time to poll, unless the event was approved (spec §6.2, §6.3)."""
     scope = scope_of(event(approved=approved, not_before=not_before))
-    around = DecisionContext(now=now, resumed_at=NOW, policy=Policy(grace_s=60))
-    assert reason_for(scope, around) is reason
-    assert waits_only_for_gate(scope, scope.events[0], around) is (reason is None)
+    context = DecisionContext(now=now, resumed_at=NOW, policy=Policy(grace_s=60))
+    assert reason_for(scope, context) is reason
+    assert waits_only_for_gate(scope, scope.events[0], context) is (reason is None)
 
 
 def test_a_wait_for_the_grace_says_why_and_when_it_ends() -> None:
@@ -215,6 +215,6 @@ def test_a_wait_for_the_grace_says_why_and_when_it_ends() -> None:
 
 
 def test_the_first_wait_is_reported_first() -> None:
-    """Before its notice is over an event does not speak of gates and update domains."""
+    """Until its notice ends, an event does not mention gates and update domains."""
     scope = scope_of(event(gate_id="G1"), event("E2", status=EventState.STARTED, update_domain=1))
     assert reason_for(scope) is WaitReason.NOTICE

@@ -1,4 +1,4 @@
-"""Rollouts, one update domain at a time (spec §6.2): the planner against rules a child could check."""
+"""Rollouts, one update domain at a time (spec §6.2), checked against simple rules."""
 
 from __future__ import annotations
 
@@ -212,8 +212,8 @@ FLEETS = st.lists(
 )
 
 
-class Play:
-    """A rollout played through, in whatever order its events end. It keeps to no rule: it only writes down."""
+class RolloutSimulation:
+    """A rollout with all its waves and events. It records only; the caller ends events in any order."""
 
     def __init__(self, vms: list[Vm], impact: RolloutImpact) -> None:
         self.vms = vms
@@ -223,7 +223,7 @@ class Play:
         self._numbers = sequential_ids()
 
     def publish(self) -> bool:
-        """Whether the rollout had anything to publish."""
+        """Publish the next wave; whether there was one."""
         ask = request(self.rollout)
         wave = next_wave(ask, self.vms, list(self.events.values()), [], lambda: next(self._numbers))
         self.events |= {planned.event_id: event_of(planned) for planned in wave.planned}
@@ -239,15 +239,15 @@ class Play:
         self.events[event.id] = replace(event, status=EventState.OVER)
 
 
-def _play(vms: list[Vm], impact: RolloutImpact, data: st.DataObject) -> Play:
-    play = Play(vms, impact)
+def _simulate(vms: list[Vm], impact: RolloutImpact, data: st.DataObject) -> RolloutSimulation:
+    simulation = RolloutSimulation(vms, impact)
     for _ in range(3 * len(vms) + 1):
-        published = play.publish()
-        _at_most_one_domain_per_scope(play.live)
-        if not play.live:
+        published = simulation.publish()
+        _at_most_one_domain_per_scope(simulation.live)
+        if not simulation.live:
             assert not published
-            return play
-        play.end(data.draw(st.sampled_from(play.live)))
+            return simulation
+        simulation.end(data.draw(st.sampled_from(simulation.live)))
     raise AssertionError("the rollout does not come to an end")
 
 
@@ -263,11 +263,11 @@ def _at_most_one_domain_per_scope(live: list[Event]) -> None:
 def test_every_rollout_ends_and_lists_every_vm_exactly_once(
     vms: list[Vm], impact: RolloutImpact, data: st.DataObject
 ) -> None:
-    """Spec §6.2: whatever the order in which events end, never two update domains of a scope are live."""
-    play = _play(vms, impact, data)
-    reached = Counter((event.scope_id, name) for event in play.events.values() for name in event.vms)
+    """Spec §6.2: in every order of ends, a scope never has live events of two update domains."""
+    simulation = _simulate(vms, impact, data)
+    reached = Counter((event.scope_id, name) for event in simulation.events.values() for name in event.vms)
     assert reached == Counter({(vm.scope_id, vm.name): 1 for vm in vms})
-    assert remaining_vms(play.rollout, vms, list(play.events.values()), []) == []
+    assert remaining_vms(simulation.rollout, vms, list(simulation.events.values()), []) == []
 
 
 @settings(max_examples=150, deadline=None)
@@ -277,17 +277,17 @@ def test_every_event_of_a_rollout_stays_within_one_scope_update_domain_and_host(
 ) -> None:
     """Spec §7.3, §4.2."""
     where = {(vm.scope_id, vm.name): (vm.update_domain, vm.host) for vm in vms}
-    for event in _play(vms, impact, data).events.values():
+    for event in _simulate(vms, impact, data).events.values():
         assert {where[event.scope_id, name] for name in event.vms} == {(event.update_domain, event.host)}
 
 
 @settings(max_examples=150, deadline=None)
 @given(vms=FLEETS, impact=st.sampled_from([RolloutImpact.UPDATE, RolloutImpact.REBOOT]), data=st.data())
 def test_all_scopes_on_a_host_are_published_together(vms: list[Vm], impact: RolloutImpact, data: st.DataObject) -> None:
-    """Spec §6.2, shared host: each scope that is left on the host has its lowest update domain in the wave."""
-    play = _play(vms, impact, data)
+    """Spec §6.2, shared host: the wave has the lowest remaining update domain of each scope on it."""
+    simulation = _simulate(vms, impact, data)
     left = {(vm.scope_id, vm.name): vm for vm in vms}
-    for wave in play.waves:
+    for wave in simulation.waves:
         for gate in wave.gates:
             behind = [planned for planned in wave.planned if planned.gate_id == gate.id]
             assert {(p.scope_id, name) for p in behind for name in p.vms} == _lowest_on(gate.host, left.values())
@@ -297,7 +297,7 @@ def test_all_scopes_on_a_host_are_published_together(vms: list[Vm], impact: Roll
 
 
 def _lowest_on(host: str, vms: Iterable[Vm]) -> set[tuple[str, str]]:
-    """The dumb way: of each scope on the host, the VMs of the lowest update domain there."""
+    """The simple way: of each scope on the host, the VMs of the lowest update domain there."""
     here = [vm for vm in vms if vm.host == host]
     lowest = {vm.scope_id: min(v.update_domain for v in here if v.scope_id == vm.scope_id) for vm in here}
     return {(vm.scope_id, vm.name) for vm in here if vm.update_domain == lowest[vm.scope_id]}

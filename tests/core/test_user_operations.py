@@ -1,4 +1,4 @@
-"""User operations side by side: which replaces which, which is refused, and how many there may be (spec §8.4)."""
+"""Several user operations: which replaces which, which is refused, and the limit (spec §8.4)."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from forewarn.errors import Refused
 from tests.support.world import a_vm
 
 NOW = 1_000_000.0
-AROUND = DecisionContext(now=NOW, find_destination=lambda vm: "h2")
+CONTEXT = DecisionContext(now=NOW, find_destination=lambda vm: "h2")
 SCHEDULED, STARTED = EventState.SCHEDULED, EventState.STARTED
 _NUMBERS = count(1)
 
@@ -48,31 +48,31 @@ def scope_of(*vms: Vm) -> Scope:
     return enable_scope(Scope(id=vms[0].scope_id, vms=vms), by="web-0", now=NOW)
 
 
-def asked(scope: Scope, cause: Cause, name: str = "web-0", around: DecisionContext = AROUND) -> Scope:
+def with_operation(scope: Scope, cause: Cause, name: str = "web-0", context: DecisionContext = CONTEXT) -> Scope:
     plan = PlannedEvent(
         event_id=f"E{next(_NUMBERS)}", request_id="r", scope_id=scope.id, cause=cause, who="ann", vms=(name,),
         notice_s=900,
     )  # fmt: skip
-    return apply_planned_event(scope, plan, around)
+    return apply_planned_event(scope, plan, context)
 
 
-def suited(scope: Scope, cause: Cause) -> Scope:
-    """The scope with its VM in a state that the cause suits."""
+def with_suitable_vm(scope: Scope, cause: Cause) -> Scope:
+    """The scope with its VM in a state that allows the cause."""
     power = PowerState.STOPPED if cause is Cause.START else PowerState.RUNNING
     return scope.with_vm(replace(scope.vms[0], power=power))
 
 
 def pending(cause: Cause, status: EventState) -> Scope:
-    scope = asked(suited(scope_of(vm()), cause), cause)
+    scope = with_operation(with_suitable_vm(scope_of(vm()), cause), cause)
     return (
-        reconcile_scope(scope, DecisionContext(now=NOW + 900, find_destination=AROUND.find_destination))
+        reconcile_scope(scope, DecisionContext(now=NOW + 900, find_destination=CONTEXT.find_destination))
         if status is STARTED
         else scope
     )
 
 
 def limited_to(limit: int) -> DecisionContext:
-    return DecisionContext(now=NOW, find_destination=AROUND.find_destination, policy=Policy(max_user_operations=limit))
+    return DecisionContext(now=NOW, find_destination=CONTEXT.find_destination, policy=Policy(max_user_operations=limit))
 
 
 def live(scope: Scope) -> list[Event]:
@@ -82,18 +82,18 @@ def live(scope: Scope) -> list[Event]:
 @pytest.mark.parametrize(("old", "new", "status"), [pytest.param(*m, id="-".join(m)) for m in MATRIX])
 def test_a_second_user_operation_is_refused_or_replaces_the_first(old: Cause, new: Cause, status: EventState) -> None:
     """Spec §8.4, the whole matrix."""
-    before = suited(pending(old, status), new)
+    before = with_suitable_vm(pending(old, status), new)
     (first,) = live(before)
     assert first.status is status
     if status is SCHEDULED and (old, new) in REPLACED:
-        replaced = asked(before, new)
+        replaced = with_operation(before, new)
         withdrawn = replaced.event(first.id)
         assert withdrawn is not None
         assert (withdrawn.ending, withdrawn.reason) == (Ending.WITHDRAWN, f"replaced by {new}")
         assert [event.cause for event in live(replaced)] == [new]
         return
     with pytest.raises(Refused) as refusal:
-        asked(before, new)
+        with_operation(before, new)
     state = {
         SCHEDULED: f"is pending: approve or withdraw event {first.id} first",
         STARTED: "has started: wait until it is done",
@@ -104,36 +104,36 @@ def test_a_second_user_operation_is_refused_or_replaces_the_first(old: Cause, ne
 def test_a_replacement_adds_two_to_the_incarnation() -> None:
     """Spec §4.2: one event removed, one added."""
     before = pending(Cause.USER_RESTART, SCHEDULED)
-    assert asked(before, Cause.USER_REDEPLOY).incarnation == before.incarnation + 2
+    assert with_operation(before, Cause.USER_REDEPLOY).incarnation == before.incarnation + 2
 
 
 @pytest.mark.parametrize("cause", WITH_EVENT)
 def test_user_operations_on_different_vms_of_a_scope_are_independent(cause: Cause) -> None:
-    scope = asked(scope_of(vm(), vm("web-1")), cause)
-    assert len(live(asked(scope, cause, "web-1"))) == 2
+    scope = with_operation(scope_of(vm(), vm("web-1")), cause)
+    assert len(live(with_operation(scope, cause, "web-1"))) == 2
 
 
 @pytest.mark.parametrize("cause", [Cause.HOST_UPDATE, Cause.PREDICTED_FAILURE, Cause.HOST_FAILED])
 @pytest.mark.parametrize("operation", WITH_EVENT)
 def test_a_vm_may_have_platform_maintenance_and_a_user_operation_at_once(cause: Cause, operation: Cause) -> None:
     """Spec §11: several events at once."""
-    assert len(live(asked(asked(scope_of(vm()), operation), cause))) == 2
-    assert len(live(asked(asked(scope_of(vm()), cause), operation))) == 2
+    assert len(live(with_operation(with_operation(scope_of(vm()), operation), cause))) == 2
+    assert len(live(with_operation(with_operation(scope_of(vm()), cause), operation))) == 2
 
 
 def test_a_vm_has_at_most_one_eviction() -> None:
-    scope = asked(scope_of(vm(priority=Priority.SPOT)), Cause.EVICTION)
+    scope = with_operation(scope_of(vm(priority=Priority.SPOT)), Cause.EVICTION)
     with pytest.raises(Refused, match=r"^the eviction of VM 'web-0' is pending"):
-        asked(scope, Cause.EVICTION)
+        with_operation(scope, Cause.EVICTION)
 
 
 def test_a_scope_may_have_exactly_the_limit_of_scheduled_user_operations() -> None:
     """Spec §8.4: 100 per scope unless set otherwise."""
     scope = scope_of(*(vm(f"web-{n}") for n in range(101)))
     for n in range(100):
-        scope = asked(scope, Cause.USER_RESTART, f"web-{n}")
+        scope = with_operation(scope, Cause.USER_RESTART, f"web-{n}")
     with pytest.raises(Refused) as refusal:
-        asked(scope, Cause.USER_RESTART, "web-100")
+        with_operation(scope, Cause.USER_RESTART, "web-100")
     assert str(refusal.value) == (
         "scope 'set:sub/lab/web' may have at most 100 user operations scheduled at the same time, "
         "and this would be one more: approve some, wait until they are done, or request fewer"
@@ -141,32 +141,36 @@ def test_a_scope_may_have_exactly_the_limit_of_scheduled_user_operations() -> No
 
 
 def test_restarts_and_redeploys_count_towards_the_same_limit() -> None:
-    scope = asked(scope_of(vm(), vm("web-1")), Cause.USER_RESTART)
+    scope = with_operation(scope_of(vm(), vm("web-1")), Cause.USER_RESTART)
     with pytest.raises(Refused):
-        asked(scope, Cause.USER_REDEPLOY, "web-1", limited_to(1))
+        with_operation(scope, Cause.USER_REDEPLOY, "web-1", limited_to(1))
 
 
 @pytest.mark.parametrize("cause", [Cause.USER_DELETE, Cause.SCALE_IN, Cause.POWER_OFF, Cause.HOST_UPDATE])
 def test_terminates_immediate_operations_and_platform_events_do_not_count_towards_the_limit(cause: Cause) -> None:
     """Spec §8.4."""
-    full = asked(scope_of(vm(), vm("web-1")), Cause.USER_RESTART, around=limited_to(1))
-    assert len(live(asked(full, cause, "web-1", limited_to(1)))) == 2
-    other_first = asked(scope_of(vm(), vm("web-1")), cause, around=limited_to(1))
-    assert len(live(asked(other_first, Cause.USER_RESTART, "web-1", limited_to(1)))) == 2
+    full = with_operation(scope_of(vm(), vm("web-1")), Cause.USER_RESTART, context=limited_to(1))
+    assert len(live(with_operation(full, cause, "web-1", limited_to(1)))) == 2
+    other_first = with_operation(scope_of(vm(), vm("web-1")), cause, context=limited_to(1))
+    assert len(live(with_operation(other_first, Cause.USER_RESTART, "web-1", limited_to(1)))) == 2
 
 
 def test_a_replacement_fits_into_a_full_limit() -> None:
-    full = asked(scope_of(vm()), Cause.USER_RESTART, around=limited_to(1))
-    assert [e.cause for e in live(asked(full, Cause.USER_REDEPLOY, around=limited_to(1)))] == [Cause.USER_REDEPLOY]
+    full = with_operation(scope_of(vm()), Cause.USER_RESTART, context=limited_to(1))
+    assert [e.cause for e in live(with_operation(full, Cause.USER_REDEPLOY, context=limited_to(1)))] == [
+        Cause.USER_REDEPLOY
+    ]
 
 
 def test_operations_that_a_policy_approved_do_not_count_towards_the_limit() -> None:
     """Spec §9, §8.4."""
     eager = vm("web-1", auto_approve=AutoApproval(restart=True))
-    full = asked(scope_of(vm(), eager), Cause.USER_RESTART, around=limited_to(1))
-    assert len(live(asked(full, Cause.USER_RESTART, "web-1", limited_to(1)))) == 2
+    full = with_operation(scope_of(vm(), eager), Cause.USER_RESTART, context=limited_to(1))
+    assert len(live(with_operation(full, Cause.USER_RESTART, "web-1", limited_to(1)))) == 2
 
 
 def test_a_started_operation_no_longer_counts_towards_the_limit() -> None:
-    started = reconcile_scope(asked(scope_of(vm(), vm("web-1")), Cause.USER_RESTART), DecisionContext(now=NOW + 900))
-    assert len(live(asked(started, Cause.USER_RESTART, "web-1", limited_to(1)))) == 2
+    started = reconcile_scope(
+        with_operation(scope_of(vm(), vm("web-1")), Cause.USER_RESTART), DecisionContext(now=NOW + 900)
+    )
+    assert len(live(with_operation(started, Cause.USER_RESTART, "web-1", limited_to(1)))) == 2
