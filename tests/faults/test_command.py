@@ -65,15 +65,15 @@ def test_fault_set_says_what_is_active_and_how_to_clear_it(lab: ServiceProcess) 
     printed = run_ok(lab, "fault set throttled retry-after=2s --vm web-0 --count 10 --for 90s")
     fault_id = printed.split()[1].rstrip(",")
     assert printed.splitlines()[0] == (
-        f"Fault {fault_id}, throttled (retry-after=2s), is on for web-0; left: 10 of 10, 1m 30s. "
+        f"Fault {fault_id}, throttled (retry-after=2s), is active for web-0; left: 10 of 10, 1m 30s. "
         "A client sees: 429 as text, with Retry-After if `retry-after` is given."
     )
     assert f"forewarn fault clear {fault_id}" in printed
     header, row = run_ok(lab, "fault list").splitlines()
-    assert header.split() == ["FAULT", "KIND", "FOR", "LEFT", "TOUCHED", "SET"]
+    assert header.split() == ["FAULT", "KIND", "FOR", "LEFT", "AFFECTED", "SET"]
     assert row.startswith(f"{fault_id} ")
     assert run_ok(lab, f"fault clear {fault_id}") == f"Fault {fault_id} (throttled) of web-0 is cleared: 0 requests.\n"
-    assert run_ok(lab, "fault clear --vm web-0") == "No such fault is on.\n"
+    assert run_ok(lab, "fault clear --vm web-0") == "No such fault is active.\n"
 
 
 def test_fault_list_shows_all_kinds(lab: ServiceProcess) -> None:
@@ -95,9 +95,9 @@ def test_fault_list_shows_the_schedule_of_a_storm_which_repeats_with_its_seed(la
 BAD = [
     ("fault set gon --all", "there is no fault 'gon': did you mean 'gone'?"),
     ("fault set xyz --all", "there is no fault 'xyz': `forewarn fault list --kinds` lists them"),
-    ("fault set gone", "a fault is for a VM, a scope or everything: give one of --vm, --scope and --all"),
+    ("fault set gone", "a fault applies to a VM, a scope or every VM: give one of --vm, --scope and --all"),
     ("fault set gone --vm nobody", "VM 'nobody' does not exist: `forewarn fleet show` lists the VMs"),
-    ("fault set stale age --all", "parameter 'age' is no NAME=VALUE: write it like notice=5s"),
+    ("fault set stale age --all", "parameter 'age' has no NAME=VALUE form: write it like notice=5s"),
     (
         "fault set stale age=old --all",
         "parameter 'age': 'old' is not a duration: write it like 15m, 7d, 1h30m or 90 (seconds)",
@@ -105,13 +105,13 @@ BAD = [
     ("fault set stale age=2m --all", "parameter 'age' of fault stale is 120 s: give 0 to 60 s"),
     ("fault set throttled retry=2s --all", "fault throttled has no parameter 'retry': it has 'retry-after'"),
     ("fault set gone --all --for 2m", "fault gone lasts 70 s at most, not 120 s: give 70 s"),
-    ("fault clear", "nothing says which faults to clear: name them, or give --kind, --vm, --scope or --all"),
+    ("fault clear", "no fault is selected: give ids, or --kind, --vm, --scope or --all"),
     ("fault clear f999", "fault 'f999' is not on: `forewarn fault list` lists those that are"),
     ("fault storm --seed 1 --for 0", "a storm cannot last 0 s: give more than 0 s, up to 86400 s"),
     (
         "fault set neighbour-only --vm web-0",
-        "web-0 has no neighbour that runs: name a VM that shares its scope with others "
-        "(`forewarn fleet show` lists the scopes)",
+        "web-0 has no neighbour that runs, so name a VM that shares its scope with others: "
+        "`forewarn fleet show` lists the scopes",
     ),
 ]
 

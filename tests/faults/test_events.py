@@ -57,7 +57,7 @@ def test_a_short_notice_with_count_one_affects_only_the_next_event(world: World)
     assert second.not_before == world.now + 900  # spec §6.3
     assert fault_entries(world) == [
         "fault f1 (short-notice) set for web-0 by ann, 1 event at most",
-        "fault f1 (short-notice) of web-0 ran out: it touched 1 event",
+        "fault f1 (short-notice) of web-0 expired: it affected 1 event",
     ]
 
 
@@ -179,7 +179,7 @@ def test_the_duration_of_an_event_fault_is_lab_time_and_ends_on_time(world: Worl
     began = world.now
     world.advance(3600)
     last = world.store.history()[-1]
-    assert (last.text, last.at) == ("fault f1 (no-notice) of web-0 ran out: it touched 0 events", began + 600)
+    assert (last.text, last.at) == ("fault f1 (no-notice) of web-0 expired: it affected 0 events", began + 600)
     (event,) = world.ask(RequestedOperation.RESTART, "web-0")
     assert event.status is EventState.SCHEDULED
 
@@ -188,7 +188,7 @@ def test_a_cleared_fault_affects_no_more_events(world: World) -> None:
     set_fault(world, FaultKind.NO_NOTICE, "web-0")
     cleared = world.do(world.control.faults.clear(lambda fault: fault.vm_name == "web-0", who="bob"))
     assert [fault.id for fault in cleared] == ["f1"]
-    assert fault_entries(world)[-1] == "fault f1 (no-notice) of web-0 cleared by bob: it touched 0 events"
+    assert fault_entries(world)[-1] == "fault f1 (no-notice) of web-0 cleared by bob: it affected 0 events"
     (event,) = world.ask(RequestedOperation.RESTART, "web-0")
     assert event.status is EventState.SCHEDULED
     assert world.do(world.control.faults.clear(lambda fault: True, who="bob")) == ()

@@ -181,8 +181,8 @@ def test_a_fault_expires_by_its_count_and_by_its_duration_and_the_history_says_s
         [
             f"fault {counted} (gone) set for scoped-0 by USER, 2 requests at most, for 70 s at most",
             f"fault {brief} (reset) set for availability set scoped by USER, for 0.05 s at most",
-            f"fault {brief} (reset) of availability set scoped ran out: it touched 0 requests",
-            f"fault {counted} (gone) of scoped-0 ran out: it touched 2 requests",
+            f"fault {brief} (reset) of availability set scoped expired: it affected 0 requests",
+            f"fault {counted} (gone) of scoped-0 expired: it affected 2 requests",
         ]
     )
     assert service.api("GET", "/faults").json["faults"] == []
@@ -215,7 +215,7 @@ def test_the_explanation_of_a_vm_names_active_faults_and_affected_requests(servi
     assert [f["touched"] for f in clear(service, ids=[fault, everyone])["cleared"]] == [3, 1]
     explanation = service.api("GET", "/explain/explain-0").json
     assert not any("is on for" in text for text in explanation["now"])
-    assert any("it touched 3 requests" in line["text"] for line in explanation["lines"])
+    assert any("it affected 3 requests" in line["text"] for line in explanation["lines"])
 
 
 def test_faults_are_cleared_by_kind_vm_scope_or_id(service: ServiceProcess) -> None:

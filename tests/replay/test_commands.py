@@ -154,7 +154,7 @@ def test_replay_rejects_bad_input_with_a_sentence(service: ServiceProcess, recor
     assert refused(str(tmp_path), "--vm", "web-0").endswith("(Is a directory): give a recording's file")
     assert "'nobody'" in refused(recording, "--vm", "nobody")
     assert refused(recording, "--vm", "web-0", "--map", "x") == (
-        "--map 'x' does not say which name becomes which: write it like OLD=NEW"
+        "--map 'x' has no OLD=NEW form: write it like web-0=web-7"
     )
     assert "no recorded event names VM 'x'" in refused(recording, "--vm", "web-0", "--map", "x=y")
     assert "speed 0 is out of range" in refused(recording, "--vm", "web-0", "--speed", "0")

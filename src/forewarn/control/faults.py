@@ -116,7 +116,7 @@ class FaultService:
             return False
         async with self._registry.write_lock:
             expired = self._expired()
-            await self._remove(self.active, expired, "ran out", "forewarn")
+            await self._remove(self.active, expired, "expired", "forewarn")
             return bool(expired)
 
     def next_due_at(self) -> float | None:
@@ -129,7 +129,7 @@ class FaultService:
         parameters = check_parameters(spec.kind, spec.parameters)
         active, vm = self.active, spec.target.vm
         if len(active.faults) >= _MAX_FAULTS:
-            raise Refused(f"{_MAX_FAULTS} faults are on, and that is the maximum", Remedy.CLEAR_FAULTS)
+            raise Refused(f"{_MAX_FAULTS} faults are active, and that is the maximum", Remedy.CLEAR_FAULTS)
         fault = Fault(
             id=f"f{active.last_number + 1}",
             kind=spec.kind,
@@ -246,4 +246,4 @@ def _parameter_text(name: str, value: float) -> str:
 
 def _hits_text(fault: Fault) -> str:
     unit = "request" if fault.category is FaultCategory.TRANSPORT else "event"
-    return f"it touched {fault.touched} {unit}{'' if fault.touched == 1 else 's'}"
+    return f"it affected {fault.touched} {unit}{'' if fault.touched == 1 else 's'}"
