@@ -134,7 +134,7 @@ def test_an_agent_that_is_told_to_stop_ends_at_once_and_well(place: Place, numbe
         f"INFO the agent runs; steps: away, mark; pages: http://127.0.0.1:{place.port}",
         "INFO the endpoint answers",
     ]
-    assert "stopped, as its journal says" in place.said("status")
+    assert "stopped, according to its journal" in place.said("status")
 
 
 def test_readiness_stays_held_when_the_agent_is_killed_and_started_again(place: Place) -> None:
