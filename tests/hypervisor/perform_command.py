@@ -1,6 +1,6 @@
-"""A process that performs one act with the operator's command, to be killed while it does.
+"""A process that performs one act with the operator's command, and is killed while it does.
 
-commander.py DIRECTORY ACT COMMAND…
+Usage: perform_command.py DIRECTORY ACT COMMAND…
 """
 
 from __future__ import annotations

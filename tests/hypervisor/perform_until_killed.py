@@ -1,7 +1,7 @@
-"""A program for the crash tests: performs acts on a ledger, prints what it was told, and may drop dead.
+"""A program for the crash tests: performs acts on a ledger, prints the outcomes, and may kill itself.
 
-Usage: performer.py LEDGER ACTS LINE. It kills itself (SIGKILL) before the LINEth line of the hypervisor's code
-runs; with LINE 0 it lives, and says at the end how many lines there were.
+Usage: perform_until_killed.py LEDGER ACTS LINE. It kills itself (SIGKILL) before the LINEth line of the hypervisor's
+code runs; with LINE 0 it ends normally and prints how many lines ran.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ def acts_of(count: int) -> list[Act]:
     ]
 
 
-class Fate:
-    """Counts the lines of the hypervisor's code as they run, and ends the process before the chosen one."""
+class KillAtLine:
+    """Counts the lines of the hypervisor's code as they run, and kills the process before the chosen one."""
 
     def __init__(self, line: int) -> None:
         self.line = line
@@ -71,11 +71,11 @@ async def perform_all(path: Path, count: int) -> None:
 
 
 def main(path: str, count: str, line: str) -> None:
-    fate = Fate(int(line))
-    sys.settrace(fate.watch)
+    killer = KillAtLine(int(line))
+    sys.settrace(killer.watch)
     asyncio.run(perform_all(Path(path), int(count)))
     sys.settrace(None)
-    print(json.dumps({"lines": fate.passed}), flush=True)
+    print(json.dumps({"lines": killer.passed}), flush=True)
 
 
 if __name__ == "__main__":

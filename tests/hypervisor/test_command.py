@@ -1,4 +1,4 @@
-"""The command hypervisor: the operator's own commands, their limits and their words, and what a crash leaves."""
+"""The command hypervisor: the operator's commands, their limits, their notes, and recovery after a crash."""
 
 from __future__ import annotations
 
@@ -28,20 +28,22 @@ COMMANDER = Path(__file__).with_name("perform_command.py")
 
 
 def an_act(verb: Verb = Verb.REBOOT, **facts: Any) -> Act:
-    given = {"id": "E1:vm-1", "vm": "s/g/vm-1", "name": "vm-1", "event_id": "E1", "from_host": "host-1", **facts}
-    return Act(verb=verb, **given)
+    values = {"id": "E1:vm-1", "vm": "s/g/vm-1", "name": "vm-1", "event_id": "E1", "from_host": "host-1", **facts}
+    return Act(verb=verb, **values)
 
 
 def shell(script: str, **facts: Any) -> CommandSpec:
     return CommandSpec(run=("sh", "-c", script), **facts)
 
 
-def told(coroutine: Coroutine[Any, Any, ActDone]) -> ActDone:
+def run(coroutine: Coroutine[Any, Any, ActDone]) -> ActDone:
     return asyncio.run(coroutine)
 
 
-async def carried_out(folder: Path, commands: dict[str, CommandSpec], act: Act, patience_s: float = 1.0) -> ActDone:
-    command = CommandHypervisor(commands, folder, patience_s=patience_s)
+async def perform_until_done(
+    folder: Path, commands: dict[str, CommandSpec], act: Act, perform_wait_s: float = 1.0
+) -> ActDone:
+    command = CommandHypervisor(commands, folder, perform_wait_s=perform_wait_s)
     try:
         while isinstance(answer := await command.perform(act, NOW), ActUnderWay):
             assert answer.at > NOW
@@ -50,11 +52,11 @@ async def carried_out(folder: Path, commands: dict[str, CommandSpec], act: Act, 
         await command.close()
 
 
-def test_a_command_is_told_what_to_do_in_its_environment_and_on_its_input(tmp_path: Path) -> None:
+def test_a_command_gets_the_act_in_its_environment_and_on_stdin(tmp_path: Path) -> None:
     seen = tmp_path / "seen"
     spec = shell(f'cat > {seen}; env | grep "^FOREWARN_" | sort >> {seen}')
     act = an_act(Verb.MIGRATE, to_host="host-2", duration_s=5)
-    assert told(carried_out(tmp_path, {"migrate": spec}, act)) == ActDone(ok=True, note="'sh' ended with code 0")
+    assert run(perform_until_done(tmp_path, {"migrate": spec}, act)) == ActDone(ok=True, note="'sh' ended with code 0")
     first, *lines = seen.read_text().splitlines()
     facts = {
         "act": "E1:vm-1",
@@ -71,37 +73,37 @@ def test_a_command_is_told_what_to_do_in_its_environment_and_on_its_input(tmp_pa
     assert {f"FOREWARN_{name.upper()}={text}" for name, text in facts.items()} <= set(lines)
 
 
-def test_the_command_of_a_verb_goes_before_the_one_for_all(tmp_path: Path) -> None:
+def test_the_command_of_a_verb_takes_precedence_over_the_general_one(tmp_path: Path) -> None:
     commands = {"*": shell("echo any"), "reboot": shell("echo its own")}
-    assert told(carried_out(tmp_path, commands, an_act())).note == "'sh' ended with code 0: its own"
+    assert run(perform_until_done(tmp_path, commands, an_act())).note == "'sh' ended with code 0: its own"
     other = an_act(Verb.START, id="E2:vm-1")
-    assert told(carried_out(tmp_path, commands, other)).note == "'sh' ended with code 0: any"
+    assert run(perform_until_done(tmp_path, commands, other)).note == "'sh' ended with code 0: any"
 
 
 def test_a_verb_without_a_command_fails_and_says_which_setting_to_add(tmp_path: Path) -> None:
-    done = told(carried_out(tmp_path, {"start": shell("true")}, an_act()))
-    note = "there is no command for reboot: add [commands.reboot] with run = […] to the settings"
+    done = run(perform_until_done(tmp_path, {"start": shell("true")}, an_act()))
+    note = "no command is set for reboot: add [commands.reboot] with run = […] to the settings"
     assert done == ActDone(ok=False, note=note)
 
 
-def test_a_failed_command_is_quoted_with_the_end_of_what_it_wrote(tmp_path: Path) -> None:
+def test_the_note_of_a_failed_command_has_the_end_of_its_output(tmp_path: Path) -> None:
     spec = shell("head -c 100000 /dev/zero | tr '\\0' x; echo; echo no such domain >&2; exit 3")
-    done = told(carried_out(tmp_path, {"reboot": spec}, an_act()))
+    done = run(perform_until_done(tmp_path, {"reboot": spec}, an_act()))
     assert not done.ok
     assert done.note.startswith("'sh' ended with code 3: xxx")
     assert done.note.endswith("no such domain")
     assert len(done.note) < 4200
 
 
-def test_a_command_that_cannot_be_started_is_named(tmp_path: Path) -> None:
-    done = told(carried_out(tmp_path, {"*": CommandSpec(run=("/no/such/program",))}, an_act()))
+def test_the_note_names_a_command_that_cannot_be_started(tmp_path: Path) -> None:
+    done = run(perform_until_done(tmp_path, {"*": CommandSpec(run=("/no/such/program",))}, an_act()))
     assert done == ActDone(ok=False, note="command '/no/such/program' cannot be started: No such file or directory")
 
 
-def test_a_command_that_takes_too_long_is_ended_with_all_it_started(tmp_path: Path) -> None:
+def test_a_command_is_killed_with_its_children_after_its_timeout(tmp_path: Path) -> None:
     pids = tmp_path / "pids"
     spec = shell(f"sleep 600 & echo $! > {pids}; echo begun; wait", timeout_s=0.3)
-    done = told(carried_out(tmp_path, {"reboot": spec}, an_act()))
+    done = run(perform_until_done(tmp_path, {"reboot": spec}, an_act()))
     assert done == ActDone(ok=False, note="'sh' took longer than 0.3 s and was ended: begun")
     eventually(lambda: _is_gone(int(pids.read_text())))
 
@@ -113,12 +115,12 @@ def _is_gone(pid: int) -> bool:
         return True
 
 
-def test_a_command_that_takes_its_time_is_asked_after_and_not_run_again(tmp_path: Path) -> None:
+def test_a_slow_command_is_waited_for_and_not_run_again(tmp_path: Path) -> None:
     effects, go = tmp_path / "effects", tmp_path / "go"
     spec = shell(f"echo x >> {effects}; while [ ! -e {go} ]; do sleep 0.01; done")
 
-    async def story() -> None:
-        command = CommandHypervisor({"reboot": spec}, tmp_path, patience_s=0.01)
+    async def scenario() -> None:
+        command = CommandHypervisor({"reboot": spec}, tmp_path, perform_wait_s=0.01)
         for _ in range(3):
             assert await command.perform(an_act(), NOW) == ActUnderWay(at=NOW + 1)
         go.touch()
@@ -127,15 +129,15 @@ def test_a_command_that_takes_its_time_is_asked_after_and_not_run_again(tmp_path
         assert answer.ok
         await command.close()
 
-    asyncio.run(story())
+    asyncio.run(scenario())
     assert effects.read_text() == "x\n"
 
 
 CHECK = ("sh", "-c", 'grep -qx "$FOREWARN_ACT" "$0"')
 
 
-def interrupted(folder: Path) -> tuple[Path, str]:
-    """A service that was killed while its command ran; the command itself goes on and ends well."""
+def interrupt_service(folder: Path) -> tuple[Path, str]:
+    """Kill a service while its command runs; the command continues and succeeds."""
     effects, go = folder / "effects", folder / "go"
     script = f'echo "$FOREWARN_ACT" >> {effects}; while [ ! -e {go} ]; do sleep 0.01; done'
     line = [sys.executable, str(COMMANDER), str(folder), "E1:vm-1", "sh", "-c", script]
@@ -147,66 +149,64 @@ def interrupted(folder: Path) -> tuple[Path, str]:
     return effects, script
 
 
-def test_after_a_crash_the_check_keeps_an_act_from_being_done_twice(tmp_path: Path) -> None:
-    effects, script = interrupted(tmp_path)
+def test_after_a_crash_the_check_prevents_a_second_run(tmp_path: Path) -> None:
+    effects, script = interrupt_service(tmp_path)
     spec = shell(script, check=(*CHECK, str(effects)))
-    done = told(carried_out(tmp_path, {"reboot": spec}, an_act()))
-    assert done == ActDone(ok=True, note="reboot was done already, says 'sh'")
+    done = run(perform_until_done(tmp_path, {"reboot": spec}, an_act()))
+    assert done == ActDone(ok=True, note="reboot was done already, according to 'sh'")
     assert effects.read_text() == "E1:vm-1\n"
 
 
-def test_after_a_crash_and_without_a_check_an_act_is_done_again_and_that_is_said(tmp_path: Path) -> None:
-    effects, script = interrupted(tmp_path)
-    done = told(carried_out(tmp_path, {"reboot": shell(script)}, an_act()))
-    again = "it had begun before the service was interrupted, and was run again for want of a check"
-    assert done == ActDone(ok=True, note=f"'sh' ended with code 0; {again}")
+def test_after_a_crash_a_command_without_a_check_runs_again_and_its_note_says_so(tmp_path: Path) -> None:
+    effects, script = interrupt_service(tmp_path)
+    done = run(perform_until_done(tmp_path, {"reboot": shell(script)}, an_act()))
+    repeated_note = "it had started before the service was interrupted, and ran again because it has no check"
+    assert done == ActDone(ok=True, note=f"'sh' ended with code 0; {repeated_note}")
     assert effects.read_text() == "E1:vm-1\nE1:vm-1\n"
 
 
-def begun(folder: Path) -> None:
-    """A service that was killed after it had written down that it begins, and before it began."""
+def begin_without_start(folder: Path) -> None:
+    """Record that a command is about to start, as a service that is killed right then."""
     attempts = CommandRunJournal(folder / "attempts.db")
     attempts.begin("E1:vm-1", NOW)
     attempts.close()
 
 
-def test_what_was_only_about_to_begin_is_done_once(tmp_path: Path) -> None:
-    begun(tmp_path)
+def test_a_command_that_was_recorded_but_not_started_runs_once(tmp_path: Path) -> None:
+    begin_without_start(tmp_path)
     effects = tmp_path / "effects"
     spec = shell(f"echo x >> {effects}", check=("false",))
-    assert told(carried_out(tmp_path, {"reboot": spec}, an_act())).ok
+    assert run(perform_until_done(tmp_path, {"reboot": spec}, an_act())).ok
     assert effects.read_text() == "x\n"
 
 
-def test_a_check_that_cannot_tell_leaves_the_act_for_later(tmp_path: Path) -> None:
-    begun(tmp_path)
+def test_a_check_with_an_unknown_exit_code_makes_the_act_unavailable(tmp_path: Path) -> None:
+    begin_without_start(tmp_path)
     spec = shell(f"touch {tmp_path}/effect", check=("sh", "-c", "echo no route to the host; exit 7"))
-    sentence = "whether reboot of VM 'vm-1' was done is not known: 'sh' ended with code 7: no route to the host"
+    sentence = "it is unknown whether reboot of VM 'vm-1' was done: 'sh' ended with code 7: no route to the host"
     with pytest.raises(Unavailable, match=re.escape(sentence)):
-        told(carried_out(tmp_path, {"reboot": spec}, an_act()))
+        run(perform_until_done(tmp_path, {"reboot": spec}, an_act()))
     assert not (tmp_path / "effect").exists()
 
 
 @pytest.mark.parametrize(
     ("commands", "sentence"),
     [
-        ({"rebot": shell("true")}, "there is no verb 'rebot'; choose from freeze,"),
+        ({"rebot": shell("true")}, "verb 'rebot' does not exist; choose from freeze,"),
         ({"reboot": CommandSpec(run=())}, "'commands.reboot.run' is empty"),
         ({"*": shell("true", timeout_s=0)}, "'commands.*.timeout_s' is 0: give more than 0 seconds"),
     ],
 )
-def test_settings_that_make_no_sense_are_refused(
-    tmp_path: Path, commands: dict[str, CommandSpec], sentence: str
-) -> None:
+def test_wrong_command_settings_are_rejected(tmp_path: Path, commands: dict[str, CommandSpec], sentence: str) -> None:
     with pytest.raises(Rejected, match=re.escape(sentence)):
         CommandHypervisor(commands, tmp_path)
 
 
 class TestCommand(HypervisorConformance):
-    """With a check, as any other hypervisor."""
+    """With a check, it passes the suite for every hypervisor."""
 
     @pytest.fixture(autouse=True)
-    def _in_a_folder_of_its_own(self, tmp_path: Path) -> None:
+    def _use_own_directory(self, tmp_path: Path) -> None:
         self.folder = tmp_path
         self.file = tmp_path / "effects"
 

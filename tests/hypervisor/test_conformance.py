@@ -1,4 +1,4 @@
-"""The simulated hypervisor keeps the contract that every hypervisor must keep."""
+"""The simulated hypervisor passes the suite for every hypervisor, and the suite finds a wrong one."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from forewarn.hypervisor.simulated import SimulatedHypervisor
 
 class TestSimulated(HypervisorConformance):
     @pytest.fixture(autouse=True)
-    def _in_a_folder_of_its_own(self, tmp_path: Path) -> None:
+    def _use_own_directory(self, tmp_path: Path) -> None:
         self.path = tmp_path / "ledger.db"
 
     async def open(self) -> SimulatedHypervisor:
@@ -31,7 +31,7 @@ class TestSimulated(HypervisorConformance):
 
 
 class Forgetful:
-    """Wrong on purpose: it does not remember what it did, so every perform takes effect."""
+    """Wrong on purpose: it forgets what it did, so every `perform` has an effect."""
 
     def __init__(self, done: list[str]) -> None:
         self.done = done
@@ -44,7 +44,7 @@ class Forgetful:
         pass
 
 
-class OfForgetful(HypervisorConformance):
+class ForgetfulConformance(HypervisorConformance):
     def __init__(self) -> None:
         self.done: list[str] = []
 
@@ -58,13 +58,13 @@ class OfForgetful(HypervisorConformance):
 @pytest.mark.parametrize(
     "check",
     [
-        OfForgetful.test_performing_an_act_again_before_it_is_done_changes_nothing,
-        OfForgetful.test_a_finished_act_returns_the_same_result_again,
-        OfForgetful.test_concurrent_calls_for_one_act_take_effect_once,
-        OfForgetful.test_an_act_under_way_survives_reopening,
-        OfForgetful.test_a_finished_act_survives_reopening,
+        ForgetfulConformance.test_performing_an_act_again_before_it_is_done_changes_nothing,
+        ForgetfulConformance.test_a_finished_act_returns_the_same_result_again,
+        ForgetfulConformance.test_concurrent_calls_for_one_act_take_effect_once,
+        ForgetfulConformance.test_an_act_under_way_survives_reopening,
+        ForgetfulConformance.test_a_finished_act_survives_reopening,
     ],
 )
-def test_the_suite_finds_a_hypervisor_that_repeats_its_effects(check: Callable[[OfForgetful], None]) -> None:
+def test_the_suite_finds_a_hypervisor_that_repeats_its_effects(check: Callable[[ForgetfulConformance], None]) -> None:
     with pytest.raises(AssertionError):
-        check(OfForgetful())
+        check(ForgetfulConformance())

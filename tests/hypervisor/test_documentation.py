@@ -1,4 +1,4 @@
-"""docs/hypervisors.md: its examples are accepted, and its commands do what the page says they do."""
+"""docs/hypervisors.md: its examples are accepted, and its commands do what the page says."""
 
 from __future__ import annotations
 
@@ -49,8 +49,8 @@ def settings(tmp_path: Path) -> Settings:
     return load_settings({}, lab=True, config=config, environ={"HOME": "/home/ann"})
 
 
-def performed(settings: Settings, directory: Path, act: Act) -> ActDone:
-    async def story() -> ActDone:
+def perform(settings: Settings, directory: Path, act: Act) -> ActDone:
+    async def scenario() -> ActDone:
         command = CommandHypervisor(settings.commands, directory)
         try:
             while isinstance(answer := await command.perform(act, NOW), ActUnderWay):
@@ -59,7 +59,7 @@ def performed(settings: Settings, directory: Path, act: Act) -> ActDone:
         finally:
             await command.close()
 
-    return asyncio.run(story())
+    return asyncio.run(scenario())
 
 
 def test_the_fleet_on_the_page_is_accepted() -> None:
@@ -70,15 +70,15 @@ def test_the_fleet_on_the_page_is_accepted() -> None:
 
 def test_the_commands_on_the_page_reboot_and_freeze(settings: Settings, virsh: Path, tmp_path: Path) -> None:
     assert settings.hypervisor is HypervisorKind.COMMAND
-    assert performed(settings, tmp_path / "commands", ACT).ok
+    assert perform(settings, tmp_path / "commands", ACT).ok
     freeze = Act(id="E2:web-0", vm="s/g/web-0", name="web-0", verb=Verb.FREEZE, event_id="E2", duration_s=0)
-    assert performed(settings, tmp_path / "commands", freeze).ok
+    assert perform(settings, tmp_path / "commands", freeze).ok
     asked = virsh.with_name("virsh.log").read_text().splitlines()
     assert asked == ["reboot web-0", "desc web-0 --title E1:web-0", "suspend web-0", "resume web-0"]
 
 
 @pytest.mark.parametrize(("title", "reboots"), [("E1:web-0", 0), ("E0:web-0", 1)])
-def test_the_check_on_the_page_tells_whether_a_reboot_happened(
+def test_the_check_on_the_page_detects_whether_a_reboot_happened(
     settings: Settings, virsh: Path, tmp_path: Path, title: str, reboots: int
 ) -> None:
     virsh.with_name("virsh.title").write_text(f"{title}\n")
@@ -86,15 +86,15 @@ def test_the_check_on_the_page_tells_whether_a_reboot_happened(
     attempts = CommandRunJournal(tmp_path / "commands" / "attempts.db")
     attempts.begin(ACT.id, NOW)
     attempts.close()
-    assert performed(settings, tmp_path / "commands", ACT).ok
+    assert perform(settings, tmp_path / "commands", ACT).ok
     assert virsh.with_name("virsh.log").read_text().splitlines().count("reboot web-0") == reboots
 
 
-def test_a_verb_that_the_page_has_no_command_for_fails_in_its_words(
+def test_a_verb_without_a_command_fails_with_the_note_on_the_page(
     settings: Settings, virsh: Path, tmp_path: Path
 ) -> None:
     act = Act(id="E3:web-0", vm="s/g/web-0", name="web-0", verb=Verb.EVICT, event_id="E3")
-    done = performed(settings, tmp_path / "commands", act)
+    done = perform(settings, tmp_path / "commands", act)
     assert done == ActDone(ok=False, note="'sh' ended with code 1: nobody knows how to evict web-0")
 
 

@@ -1,4 +1,4 @@
-"""The ledger of effects: once per act id, durable, and readable as the life of a VM."""
+"""The effect ledger: one effect per act id, durable, and readable as the history of a VM."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def effect(act_id: str, verb: Verb = Verb.REBOOT, *, at: float = 100.0, vm: str 
     return Effect(act_id=act_id, vm=vm, verb=verb, event_id="E", begun_at=at, ends_at=at + 10, **fields)
 
 
-def live(ledger: EffectLedger, *effects: Effect) -> None:
+def record_ended(ledger: EffectLedger, *effects: Effect) -> None:
     for one in effects:
         ledger.record_effect(one)
         ledger.mark_ended(one.act_id)
@@ -47,7 +47,7 @@ def test_effects_are_listed_as_they_began_and_by_vm(ledger: EffectLedger) -> Non
     assert ledger.find("4") is None
 
 
-def test_what_is_written_is_there_after_reopening(tmp_path: Path) -> None:
+def test_effects_are_there_after_the_ledger_is_reopened(tmp_path: Path) -> None:
     first = EffectLedger.open(tmp_path / "ledger.db")
     first.count_perform("1")
     first.record_effect(effect("1", Verb.REDEPLOY, from_host="h1", to_host="h2"))
@@ -60,7 +60,7 @@ def test_what_is_written_is_there_after_reopening(tmp_path: Path) -> None:
     second.close()
 
 
-def test_a_vm_nothing_happened_to_has_lived_nothing(ledger: EffectLedger) -> None:
+def test_a_vm_without_effects_has_an_empty_history(ledger: EffectLedger) -> None:
     assert ledger.vm_history("s/g/nobody") == VmHistory(boots=0, host="")
 
 
@@ -69,9 +69,11 @@ def test_a_vm_nothing_happened_to_has_lived_nothing(ledger: EffectLedger) -> Non
     [(verb, verb in (Verb.REBOOT, Verb.REDEPLOY, Verb.START, Verb.REIMAGE)) for verb in Verb],
     ids=str,
 )
-def test_a_vm_boots_when_its_memory_is_lost_and_it_runs_after(ledger: EffectLedger, verb: Verb, boots: bool) -> None:
+def test_a_vm_boots_if_an_act_loses_its_memory_and_it_runs_afterwards(
+    ledger: EffectLedger, verb: Verb, boots: bool
+) -> None:
     """Spec §4.2: Freeze keeps memory, Reboot loses it; an evicted or deleted VM does not come back."""
-    live(ledger, effect("1", verb))
+    record_ended(ledger, effect("1", verb))
     assert ledger.vm_history("s/g/a").boots == boots
 
 
@@ -86,13 +88,13 @@ def test_a_vm_is_where_its_last_act_left_it(ledger: EffectLedger) -> None:
         effect("5", Verb.START, to_host="h3"),
         effect("6", Verb.EVICT, from_host="h3"),
     ):
-        live(ledger, one)
+        record_ended(ledger, one)
         places.append(ledger.vm_history("s/g/a").host)
     assert places == ["h1", "h2", "h2", "", "h3", ""]
 
 
 def test_an_effect_still_under_way_has_not_changed_the_vm(ledger: EffectLedger) -> None:
-    live(ledger, effect("1", Verb.REBOOT, from_host="h1"))
+    record_ended(ledger, effect("1", Verb.REBOOT, from_host="h1"))
     ledger.record_effect(effect("2", Verb.REDEPLOY, at=200.0, from_host="h1", to_host="h2"))
     assert ledger.vm_history("s/g/a") == VmHistory(boots=1, host="h1")
 
@@ -111,7 +113,7 @@ def test_a_transaction_is_written_whole_or_not_at_all(ledger: EffectLedger) -> N
     assert len(ledger.effects()) == 1
 
 
-def test_it_can_be_read_from_another_thread(ledger: EffectLedger) -> None:
+def test_the_ledger_can_be_read_from_another_thread(ledger: EffectLedger) -> None:
     seen: list[int] = []
     ledger.record_effect(effect("1"))
     reader = threading.Thread(target=lambda: seen.append(len(ledger.effects())))
@@ -120,28 +122,28 @@ def test_it_can_be_read_from_another_thread(ledger: EffectLedger) -> None:
     assert seen == [1]
 
 
-def test_it_keeps_a_write_ahead_log(ledger: EffectLedger, tmp_path: Path) -> None:
+def test_the_ledger_uses_a_write_ahead_log(ledger: EffectLedger, tmp_path: Path) -> None:
     other = sqlite3.connect(tmp_path / "ledger.db")
     assert other.execute("PRAGMA journal_mode").fetchone() == ("wal",)
     other.close()
 
 
-def test_while_another_process_writes_it_is_unavailable(ledger: EffectLedger, tmp_path: Path) -> None:
+def test_the_ledger_is_unavailable_while_another_process_writes(ledger: EffectLedger, tmp_path: Path) -> None:
     other = sqlite3.connect(tmp_path / "ledger.db", isolation_level=None)
     other.execute("BEGIN IMMEDIATE")
-    with pytest.raises(Unavailable, match=r"ledger '.*ledger.db' does not answer \(database is locked\)"):
+    with pytest.raises(Unavailable, match=r"ledger '.*ledger.db' cannot be used now \(database is locked\)"):
         ledger.record_effect(effect("1"))
     other.close()
     assert ledger.record_effect(effect("1"))
 
 
-def test_closing_twice_is_fine() -> None:
+def test_a_ledger_can_be_closed_twice() -> None:
     ledger = EffectLedger.open(None)
     ledger.close()
     ledger.close()
 
 
-def _somebody_elses(path: Path) -> None:
+def _of_another_program(path: Path) -> None:
     other = sqlite3.connect(path)
     other.execute("CREATE TABLE accounts (name TEXT)")
     other.commit()
@@ -159,16 +161,16 @@ def _of_a_later_version(path: Path) -> None:
 @pytest.mark.parametrize(
     ("make", "why"),
     [
-        (_somebody_elses, "is no ledger of this forewarn and was not touched: name another"),
-        (_of_a_later_version, "is no ledger of this forewarn and was not touched: name another"),
+        (_of_another_program, "is not a ledger of this version and was not changed: name another"),
+        (_of_a_later_version, "is not a ledger of this version and was not changed: name another"),
         (
             lambda path: path.write_bytes(b"not a database" * 100),
-            "is no ledger, or damaged .*restore it or name",
+            "is not a ledger, or is damaged .*restore it or name",
         ),
     ],
     ids=["somebody else's", "later", "junk"],
 )
-def test_a_file_that_is_no_ledger_is_rejected_and_keeps_every_byte(tmp_path: Path, make, why: str) -> None:  # type: ignore[no-untyped-def]
+def test_a_file_that_is_not_a_ledger_is_rejected_and_stays_unchanged(tmp_path: Path, make, why: str) -> None:  # type: ignore[no-untyped-def]
     path = tmp_path / "other.db"
     make(path)
     before = path.read_bytes()
@@ -177,6 +179,6 @@ def test_a_file_that_is_no_ledger_is_rejected_and_keeps_every_byte(tmp_path: Pat
     assert path.read_bytes() == before
 
 
-def test_a_missing_folder_is_named(tmp_path: Path) -> None:
-    with pytest.raises(Unavailable, match=r"nowhere/ledger.db' cannot be opened .*: check its folder, then retry"):
+def test_the_error_names_a_missing_directory(tmp_path: Path) -> None:
+    with pytest.raises(Unavailable, match=r"nowhere/ledger.db' cannot be opened .*: check its directory, then try again"):
         EffectLedger.open(tmp_path / "nowhere" / "ledger.db")

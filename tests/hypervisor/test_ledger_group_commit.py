@@ -1,4 +1,4 @@
-"""What is asked of the ledger at one moment becomes durable together, and is answered only then."""
+"""Writes to the ledger at one moment are committed together, and answered only after the commit."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ def effect(number: int) -> Effect:
     return Effect(act_id=f"a{number}", vm="v", verb=Verb.REBOOT, event_id="E", begun_at=1.0, ends_at=2.0)
 
 
-def test_there_is_one_commit_for_all_and_each_is_durable_when_it_is_answered(tmp_path: Path) -> None:
-    async def story() -> None:
-        ledger, said = EffectLedger.open(tmp_path / "ledger"), list[str]()
-        ledger._connection.set_trace_callback(said.append)
+def test_writes_of_one_moment_share_a_commit_and_are_durable_when_answered(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        ledger, statements = EffectLedger.open(tmp_path / "ledger"), list[str]()
+        ledger._connection.set_trace_callback(statements.append)
 
         async def begin(number: int) -> None:
             assert await ledger.write_in_group(lambda: ledger.record_effect(effect(number)))
@@ -30,15 +30,15 @@ def test_there_is_one_commit_for_all_and_each_is_durable_when_it_is_answered(tmp
 
         await asyncio.gather(*map(begin, range(64)))
         ledger._connection.set_trace_callback(None)
-        assert said.count("COMMIT") == 1
+        assert statements.count("COMMIT") == 1
         assert len(ledger.effects()) == 64
         ledger.close()
 
-    asyncio.run(story())
+    asyncio.run(scenario())
 
 
-def test_one_that_fails_takes_no_other_with_it(tmp_path: Path) -> None:
-    async def story() -> None:
+def test_a_failing_write_does_not_undo_the_others_of_its_group(tmp_path: Path) -> None:
+    async def scenario() -> None:
         ledger = EffectLedger.open(tmp_path / "ledger")
 
         def fail() -> None:
@@ -51,11 +51,11 @@ def test_one_that_fails_takes_no_other_with_it(tmp_path: Path) -> None:
         assert [each.act_id for each in ledger.effects()] == ["a0", "a2"]
         ledger.close()
 
-    asyncio.run(story())
+    asyncio.run(scenario())
 
 
-def test_while_the_file_is_out_of_reach_nothing_is_tried_and_nobody_waits_for_the_others(tmp_path: Path) -> None:
-    async def story() -> None:
+def test_if_the_file_is_unavailable_all_writes_of_a_group_fail_at_once(tmp_path: Path) -> None:
+    async def scenario() -> None:
         ledger = EffectLedger.open(tmp_path / "ledger")
         ledger._connection.execute("PRAGMA busy_timeout = 50")
         other = sqlite3.connect(tmp_path / "ledger", isolation_level=None)
@@ -69,11 +69,11 @@ def test_while_the_file_is_out_of_reach_nothing_is_tried_and_nobody_waits_for_th
         assert await ledger.write_in_group(lambda: ledger.count_perform("a")) == 1
         ledger.close()
 
-    asyncio.run(story())
+    asyncio.run(scenario())
 
 
-def test_whoever_gives_up_meanwhile_holds_up_nobody(tmp_path: Path) -> None:
-    async def story() -> None:
+def test_a_cancelled_write_does_not_block_the_others(tmp_path: Path) -> None:
+    async def scenario() -> None:
         ledger = EffectLedger.open(tmp_path / "ledger")
         impatient, patient = (
             asyncio.create_task(ledger.write_in_group(lambda: ledger.count_perform("a"))) for _ in "ab"
@@ -86,4 +86,4 @@ def test_whoever_gives_up_meanwhile_holds_up_nobody(tmp_path: Path) -> None:
         await ledger.wait_until_written()
         ledger.close()
 
-    asyncio.run(story())
+    asyncio.run(scenario())

@@ -1,5 +1,6 @@
-"""The door for keepers, on a service that really runs: a fake keeper brings a plain loopback listener instead of one
-from inside a namespace, and service and keeper die in every order.
+"""The server for supervisors, in a real service process; service and supervisors die in every order.
+
+The fake supervisor sends a loopback listener instead of one from inside a namespace.
 """
 
 from __future__ import annotations
@@ -39,14 +40,14 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServiceProcess]:
 
 
 @pytest.fixture
-def own(tmp_path: Path) -> Iterator[ServiceProcess]:
-    """A service that may be killed."""
+def killable(tmp_path: Path) -> Iterator[ServiceProcess]:
+    """A service that tests may kill."""
     with ServiceProcess(data=tmp_path / "data", fleet=FLEET) as service:
         yield service
 
 
-def play(story: Coroutine[Any, Any, None]) -> None:
-    asyncio.run(story)
+def run_scenario(scenario: Coroutine[Any, Any, None]) -> None:
+    asyncio.run(scenario)
 
 
 def socket_of(service: ServiceProcess) -> Path:
@@ -54,19 +55,21 @@ def socket_of(service: ServiceProcess) -> Path:
 
 
 @asynccontextmanager
-async def kept(service: ServiceProcess, vm: str = "web-0", *, listens: bool = False) -> AsyncIterator[FakeSupervisor]:
-    keeper = FakeSupervisor(vm)
-    keeper.listener = listening() if listens else None
-    await keeper.connect(socket_of(service))
+async def connected(
+    service: ServiceProcess, vm: str = "web-0", *, listens: bool = False
+) -> AsyncIterator[FakeSupervisor]:
+    supervisor = FakeSupervisor(vm)
+    supervisor.listener = open_listener() if listens else None
+    await supervisor.connect(socket_of(service))
     try:
-        yield keeper
+        yield supervisor
     finally:
-        await keeper.disconnect()
-        if keeper.listener is not None:
-            keeper.listener.close()
+        await supervisor.disconnect()
+        if supervisor.listener is not None:
+            supervisor.listener.close()
 
 
-def listening() -> socket.socket:
+def open_listener() -> socket.socket:
     return socket.create_server(("127.0.0.1", 0))
 
 
@@ -74,11 +77,11 @@ async def call(service: ServiceProcess, method: str, path: str, body: Any = None
     return await asyncio.to_thread(service.api, method, path, body)
 
 
-async def until(condition: Callable[[], Any]) -> Any:
+async def wait_until(condition: Callable[[], Any]) -> Any:
     return await asyncio.to_thread(eventually, condition)
 
 
-def asked(port: int, version: str = "2020-07-01", **headers: str) -> tuple[int, bytes]:
+def poll(port: int, version: str = "2020-07-01", **headers: str) -> tuple[int, bytes]:
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=15)
     try:
         connection.request("GET", POLL + version, headers=headers)
@@ -88,28 +91,28 @@ def asked(port: int, version: str = "2020-07-01", **headers: str) -> tuple[int, 
         connection.close()
 
 
-async def starts(service: ServiceProcess, ask: str = "restart", vm: str = "web-0") -> str:
-    """Somebody asks for maintenance, and approves it: from then on an act is owed."""
-    answer = await call(service, "POST", "/requests", {"ask": ask, "vms": [vm]})
+async def start_event(service: ServiceProcess, operation: str = "restart", vm: str = "web-0") -> str:
+    """Request maintenance and approve it: from then on an act is pending."""
+    answer = await call(service, "POST", "/requests", {"ask": operation, "vms": [vm]})
     assert answer.status == 202, answer.body
     event_id: str = answer.json["events"][0]["id"]
     assert (await call(service, "POST", f"/events/{event_id}/approve")).status == 200
     return event_id
 
 
-def is_over(service: ServiceProcess, event_id: str) -> Any:
+def outcome_of(service: ServiceProcess, event_id: str) -> Any:
     event = service.api("GET", f"/events/{event_id}").json
     return event if event["status"] == "over" else None
 
 
-def test_only_its_owner_can_open_the_socket(lab: ServiceProcess) -> None:
+def test_only_its_owner_can_open_the_supervisor_socket(lab: ServiceProcess) -> None:
     assert stat.S_IMODE(socket_of(lab).stat().st_mode) == 0o600
 
 
-def test_a_keeper_is_told_about_its_vm(lab: ServiceProcess) -> None:
-    async def story() -> None:
-        async with kept(lab, "WEB-1") as keeper:
-            vm = keeper.welcome
+def test_the_welcome_describes_the_vm(lab: ServiceProcess) -> None:
+    async def scenario() -> None:
+        async with connected(lab, "WEB-1") as supervisor:
+            vm = supervisor.welcome
             assert vm is not None
             assert (vm["name"], vm["computer_name"], vm["host"]) == ("web-1", "web-1", "host-1")
             assert vm["key"].endswith("/fleet/web-1")
@@ -117,54 +120,56 @@ def test_a_keeper_is_told_about_its_vm(lab: ServiceProcess) -> None:
             assert Path(vm["ephemeral"]).parent == Path(vm["directory"])
             assert Path(vm["directory"]).parent == lab.data / "vms"
 
-    play(story())
+    run_scenario(scenario())
 
 
-def test_a_vm_has_one_keeper_at_a_time(lab: ServiceProcess) -> None:
+def test_a_second_supervisor_of_a_vm_is_refused(lab: ServiceProcess) -> None:
     with subprocess.Popen(["sleep", "600"]) as child:
         try:
 
-            async def story() -> None:
-                async with kept(lab):
+            async def scenario() -> None:
+                async with connected(lab):
                     second = FakeSupervisor("web-0", pid=child.pid)
                     await second.connect(socket_of(lab))
                     assert second.refusal == (
-                        f"VM 'web-0' is kept by process {os.getpid()} already: end that one first"
+                        f"VM 'web-0' already runs a program (supervisor: process {os.getpid()}): end that one first"
                     )
                     await second.wait_until(lambda: not second.is_connected)
 
-            play(story())
+            run_scenario(scenario())
         finally:
             child.kill()
 
 
-def test_the_keeper_of_no_vm_is_refused(lab: ServiceProcess) -> None:
-    async def story() -> None:
-        async with kept(lab, "nobody") as keeper:
-            assert keeper.refusal == "VM 'nobody' does not exist: `forewarn fleet show` lists the VMs"
+def test_a_supervisor_of_an_unknown_vm_is_refused(lab: ServiceProcess) -> None:
+    async def scenario() -> None:
+        async with connected(lab, "nobody") as supervisor:
+            assert supervisor.refusal == "VM 'nobody' does not exist: `forewarn fleet show` lists the VMs"
 
-    play(story())
+    run_scenario(scenario())
 
 
-def test_in_a_vm_that_is_turned_off_nothing_is_started(own: ServiceProcess) -> None:
-    async def story() -> None:
-        own.api("POST", "/requests", {"ask": "power-off", "vms": ["web-0"]})
-        own.api("POST", "/clock/advance", {"by_s": 120})
-        async with kept(own) as keeper:
-            assert keeper.refusal == "VM 'web-0' is stopped: turn it on first, with `forewarn power web-0 start`"
+def test_a_program_is_not_started_in_a_stopped_vm(killable: ServiceProcess) -> None:
+    async def scenario() -> None:
+        killable.api("POST", "/requests", {"ask": "power-off", "vms": ["web-0"]})
+        killable.api("POST", "/clock/advance", {"by_s": 120})
+        async with connected(killable) as supervisor:
+            assert supervisor.refusal == "VM 'web-0' is stopped: start it first, with `forewarn power web-0 start`"
 
-    play(story())
+    run_scenario(scenario())
 
 
 @pytest.mark.parametrize(
     ("line", "sentence"),
     [
-        (b'{"exited": {"code": 0}}\n', b"a keeper says hello first"),
-        (b"GET / HTTP/1.1\r\n", b"this line is not understood"),
-        (b'{"good": "morning"}\n', b"this line says nothing that is known"),
+        (b'{"exited": {"code": 0}}\n', b"the first message must be a hello"),
+        (b"GET / HTTP/1.1\r\n", b"the message is not understood"),
+        (b'{"good": "morning"}\n', b"the message has no known key"),
     ],
 )
-def test_whoever_is_no_keeper_is_told_so(lab: ServiceProcess, line: bytes, sentence: bytes) -> None:
+def test_a_caller_that_is_no_supervisor_gets_an_error_message(
+    lab: ServiceProcess, line: bytes, sentence: bytes
+) -> None:
     with socket.socket(socket.AF_UNIX) as stranger:
         stranger.settimeout(15)
         stranger.connect(str(socket_of(lab)))
@@ -173,23 +178,23 @@ def test_whoever_is_no_keeper_is_told_so(lab: ServiceProcess, line: bytes, sente
         assert stranger.recv(4096) == b""
 
 
-def test_calls_on_the_listener_are_the_vms(lab: ServiceProcess) -> None:
-    """Spec §7.4: and nobody else's."""
+def test_requests_on_the_listener_of_a_vm_are_identified_as_that_vm(lab: ServiceProcess) -> None:
+    """Spec §7.4."""
 
-    async def story() -> None:
-        async with kept(lab, listens=True) as mine, kept(lab, "web-1", listens=True) as other:
+    async def scenario() -> None:
+        async with connected(lab, listens=True) as mine, connected(lab, "web-1", listens=True) as other:
             await mine.wait_until(lambda: mine.listener is None)
             await other.wait_until(lambda: other.listener is None)
             event_id = await _scheduled(lab, "web-0")
             (status, mine_sees), (_, other_sees) = [
-                await asyncio.to_thread(asked, keeper.port, Metadata="true") for keeper in (mine, other)
+                await asyncio.to_thread(poll, supervisor.port, Metadata="true") for supervisor in (mine, other)
             ]
             assert status == 200
             assert event_id.encode() in mine_sees
             assert event_id.encode() not in other_sees
             assert (await call(lab, "POST", f"/events/{event_id}/withdraw", {})).status == 200
 
-    play(story())
+    run_scenario(scenario())
 
 
 async def _scheduled(service: ServiceProcess, vm: str) -> str:
@@ -199,30 +204,30 @@ async def _scheduled(service: ServiceProcess, vm: str) -> str:
 
 
 def test_the_header_is_required_in_every_version_inside_a_vm(lab: ServiceProcess) -> None:
-    """Spec §2.2: by default on every listener that is not loopback, and inside a VM none is."""
+    """Spec §2.2: the default on every listener that is not loopback, which none inside a VM is."""
 
-    async def story() -> None:
-        async with kept(lab, listens=True) as keeper:
-            await keeper.wait_until(lambda: keeper.listener is None)
-            assert (await asyncio.to_thread(asked, keeper.port, "2017-03-01"))[0] == 400
-            assert (await asyncio.to_thread(asked, keeper.port, "2017-03-01", Metadata="true"))[0] == 200
+    async def scenario() -> None:
+        async with connected(lab, listens=True) as supervisor:
+            await supervisor.wait_until(lambda: supervisor.listener is None)
+            assert (await asyncio.to_thread(poll, supervisor.port, "2017-03-01"))[0] == 400
+            assert (await asyncio.to_thread(poll, supervisor.port, "2017-03-01", Metadata="true"))[0] == 200
 
-    play(story())
+    run_scenario(scenario())
 
 
-def test_when_the_line_ends_the_listener_does(lab: ServiceProcess) -> None:
-    async def story() -> None:
-        async with kept(lab, listens=True) as keeper:
-            await keeper.wait_until(lambda: keeper.listener is None)
-            await keeper.disconnect()
-            await until(lambda: _is_refused(keeper.port))
+def test_the_listener_closes_with_the_connection(lab: ServiceProcess) -> None:
+    async def scenario() -> None:
+        async with connected(lab, listens=True) as supervisor:
+            await supervisor.wait_until(lambda: supervisor.listener is None)
+            await supervisor.disconnect()
+            await wait_until(lambda: _is_refused(supervisor.port))
 
-    play(story())
+    run_scenario(scenario())
 
 
 def _is_refused(port: int) -> bool:
     try:
-        asked(port, Metadata="true")
+        poll(port, Metadata="true")
     except ConnectionRefusedError:
         return True
     except OSError:
@@ -231,19 +236,19 @@ def _is_refused(port: int) -> bool:
 
 
 def test_a_socket_that_does_not_listen_is_refused(lab: ServiceProcess) -> None:
-    async def story() -> None:
-        async with kept(lab) as keeper:
+    async def scenario() -> None:
+        async with connected(lab) as supervisor:
             with socket.socket() as useless:
-                keeper.send({"listener": {"address": "", "port": 0}, "fds": 1}, (useless.fileno(),))
-                await keeper.wait_until(lambda: keeper.refusal)
-            assert keeper.refusal == "what was handed over is no listening TCP socket: listen on it first"
+                supervisor.send({"listener": {"address": "", "port": 0}, "fds": 1}, (useless.fileno(),))
+                await supervisor.wait_until(lambda: supervisor.refusal)
+            assert supervisor.refusal == "the socket is not a listening TCP socket: listen on it first"
 
-    play(story())
+    run_scenario(scenario())
 
 
-def test_the_api_shows_who_keeps_what(lab: ServiceProcess) -> None:
-    async def story() -> None:
-        async with kept(lab):
+def test_the_api_shows_supervisors_and_programs(lab: ServiceProcess) -> None:
+    async def scenario() -> None:
+        async with connected(lab):
             expected = {
                 "vm": "web-0",
                 "pid": os.getpid(),
@@ -254,102 +259,102 @@ def test_the_api_shows_who_keeps_what(lab: ServiceProcess) -> None:
             assert (await call(lab, "GET", "/vms/web-0")).json["keeper"] == expected
             assert (await call(lab, "GET", "/keepers")).json == {"keepers": [expected]}
             assert (await call(lab, "GET", "/vms/web-1")).json["keeper"] is None
-        await until(lambda: lab.api("GET", "/keepers").json == {"keepers": []})
+        await wait_until(lambda: lab.api("GET", "/keepers").json == {"keepers": []})
 
-    play(story())
-
-
-def test_how_a_program_ended_is_in_the_history(lab: ServiceProcess) -> None:
-    async def story() -> None:
-        async with kept(lab) as keeper:
-            keeper.send({"exited": {"code": 3, "signal": None, "output": "no such table: users\n"}})
-            await until(lambda: "ended with code 3" in _told(lab))
-
-    play(story())
-    assert "the program of web-0 ended with code 3; it said: no such table: users" in _told(lab)
+    run_scenario(scenario())
 
 
-def _told(service: ServiceProcess) -> str:
+def test_the_history_says_how_a_program_ended(lab: ServiceProcess) -> None:
+    async def scenario() -> None:
+        async with connected(lab) as supervisor:
+            supervisor.send({"exited": {"code": 3, "signal": None, "output": "no such table: users\n"}})
+            await wait_until(lambda: "ended with code 3" in history_text(lab))
+
+    run_scenario(scenario())
+    assert "the program of web-0 ended with code 3; its output: no such table: users" in history_text(lab)
+
+
+def history_text(service: ServiceProcess) -> str:
     entries = service.api("GET", "/history?limit=50").json["entries"]
     return "\n".join(entry["text"] for entry in entries if entry["what"] == "program")
 
 
-def test_a_restart_reboots_the_vm_that_is_kept_and_simulates_the_other(lab: ServiceProcess) -> None:
-    async def story() -> None:
-        async with kept(lab) as keeper:
-            event_id = await starts(lab)
-            event = await until(lambda: is_over(lab, event_id))
+def test_a_restart_reboots_the_namespace_vm_and_simulates_the_other(lab: ServiceProcess) -> None:
+    async def scenario() -> None:
+        async with connected(lab) as supervisor:
+            event_id = await start_event(lab)
+            event = await wait_until(lambda: outcome_of(lab, event_id))
             assert event["ending"] == "finished"
             assert event["acts"][0]["note"] == "done by a fake"
-            assert keeper.journal.effects == [(f"{event_id}:web-0", "reboot")]
-            other = await starts(lab, vm="web-2")  # whom no test keeps
+            assert supervisor.journal.effects == [(f"{event_id}:web-0", "reboot")]
+            other = await start_event(lab, vm="web-2")  # whom no test keeps
             await asyncio.to_thread(lab.advance, 60)
-            assert (await until(lambda: is_over(lab, other)))["acts"][0]["note"] == "reboot took 30 s"
+            assert (await wait_until(lambda: outcome_of(lab, other)))["acts"][0]["note"] == "reboot took 30 s"
 
-    play(story())
+    run_scenario(scenario())
 
 
 @pytest.mark.parametrize("moment", ["the order is on its way", "the answer is on its way", "nobody was there"])
-def test_a_service_that_is_killed_reboots_nobody_twice_and_forgets_nobody(own: ServiceProcess, moment: str) -> None:
-    """kill -9 between commit and act, between act and answer, and while the keeper was not there at all."""
+def test_a_killed_service_reboots_each_vm_exactly_once(killable: ServiceProcess, moment: str) -> None:
+    """kill -9 between commit and act, between act and answer, and while the supervisor is away."""
 
-    async def story() -> None:
-        async with kept(own) as keeper:
-            keeper.ignores_orders = moment == "the order is on its way"
-            keeper.sends_no_outcomes = moment == "the answer is on its way"
+    async def scenario() -> None:
+        async with connected(killable) as supervisor:
+            supervisor.ignores_orders = moment == "the order is on its way"
+            supervisor.sends_no_outcomes = moment == "the answer is on its way"
             if moment == "nobody was there":
-                await keeper.disconnect()
-            event_id = await starts(own)
+                await supervisor.disconnect()
+            event_id = await start_event(killable)
             if moment != "nobody was there":
-                await keeper.wait_until(lambda: keeper.orders)
-            await asyncio.to_thread(own.kill)
-            keeper.ignores_orders = keeper.sends_no_outcomes = False
-            await asyncio.to_thread(own.start)
-            await keeper.connect(socket_of(own))
-            event = await until(lambda: is_over(own, event_id))
+                await supervisor.wait_until(lambda: supervisor.orders)
+            await asyncio.to_thread(killable.kill)
+            supervisor.ignores_orders = supervisor.sends_no_outcomes = False
+            await asyncio.to_thread(killable.start)
+            await supervisor.connect(socket_of(killable))
+            event = await wait_until(lambda: outcome_of(killable, event_id))
             assert (event["ending"], event["acts"][0]["note"]) == ("finished", "done by a fake")
-            assert keeper.journal.effects == [(f"{event_id}:web-0", "reboot")]
+            assert supervisor.journal.effects == [(f"{event_id}:web-0", "reboot")]
 
-    play(story())
+    run_scenario(scenario())
 
 
-def test_a_service_that_is_killed_during_a_freeze_leaves_nobody_frozen(own: ServiceProcess) -> None:
-    """Spec §6.4: nine seconds; lab time is advanced, and the keeper's own timer is never needed."""
+def test_a_service_killed_during_a_freeze_leaves_no_vm_frozen(killable: ServiceProcess) -> None:
+    """Spec §6.4: nine seconds; lab time is advanced, so the supervisor's own timer is not needed."""
 
-    async def story() -> None:
-        async with kept(own) as keeper:
-            answer = await call(own, "POST", "/rollouts", {"impact": "update", "hosts": ["host-0"]})
+    async def scenario() -> None:
+        async with connected(killable) as supervisor:
+            answer = await call(killable, "POST", "/rollouts", {"impact": "update", "hosts": ["host-0"]})
             assert answer.status == 202, answer.body
-            event_id = (await until(lambda: own.api("GET", "/events").json["events"]))[0]["id"]
-            await call(own, "POST", f"/events/{event_id}/approve")
-            await keeper.wait_until(lambda: keeper.state == "frozen")
-            await asyncio.to_thread(own.kill)
-            await asyncio.to_thread(own.start)
-            await keeper.connect(socket_of(own))
-            await keeper.wait_until(lambda: len(keeper.orders) == 2)
-            await asyncio.to_thread(own.advance, 10)
-            assert (await until(lambda: is_over(own, event_id)))["ending"] == "finished"
-            assert keeper.journal.effects == [(f"{event_id}:web-0", "freeze")]
-            assert keeper.state == "running"
+            event_id = (await wait_until(lambda: killable.api("GET", "/events").json["events"]))[0]["id"]
+            await call(killable, "POST", f"/events/{event_id}/approve")
+            await supervisor.wait_until(lambda: supervisor.state == "frozen")
+            await asyncio.to_thread(killable.kill)
+            await asyncio.to_thread(killable.start)
+            await supervisor.connect(socket_of(killable))
+            await supervisor.wait_until(lambda: len(supervisor.orders) == 2)
+            await asyncio.to_thread(killable.advance, 10)
+            assert (await wait_until(lambda: outcome_of(killable, event_id)))["ending"] == "finished"
+            assert supervisor.journal.effects == [(f"{event_id}:web-0", "freeze")]
+            assert supervisor.state == "running"
 
-    play(story())
+    run_scenario(scenario())
 
 
-def test_a_keeper_that_dies_with_its_vm_leaves_the_act_to_the_simulation(own: ServiceProcess) -> None:
+def test_an_act_on_a_vm_whose_supervisor_died_is_simulated(killable: ServiceProcess) -> None:
     with subprocess.Popen(["sleep", "600"]) as child:
 
-        async def story() -> None:
-            keeper = FakeSupervisor("web-0", pid=child.pid)
-            keeper.ignores_orders = True
-            await keeper.connect(socket_of(own))
-            event_id = await starts(own)
-            await keeper.wait_until(lambda: keeper.orders)
+        async def scenario() -> None:
+            supervisor = FakeSupervisor("web-0", pid=child.pid)
+            supervisor.ignores_orders = True
+            await supervisor.connect(socket_of(killable))
+            event_id = await start_event(killable)
+            await supervisor.wait_until(lambda: supervisor.orders)
             child.kill()
             child.wait()
-            await keeper.disconnect()
-            await until(lambda: own.api("GET", "/keepers").json == {"keepers": []})
-            await asyncio.to_thread(own.advance, 120)
-            note = (await until(lambda: is_over(own, event_id)))["acts"][0]["note"]
-            assert note == f"reboot took 30 s; its keeper (process {child.pid}) is gone, and its program with it"
+            await supervisor.disconnect()
+            await wait_until(lambda: killable.api("GET", "/keepers").json == {"keepers": []})
+            await asyncio.to_thread(killable.advance, 120)
+            note = (await wait_until(lambda: outcome_of(killable, event_id)))["acts"][0]["note"]
+            assert note == f"reboot took 30 s; its supervisor (process {child.pid}) is gone, and its program with it"
 
-        play(story())
+        run_scenario(scenario())

@@ -1,4 +1,4 @@
-"""What the simulated hypervisor does on lab time: impact is lab time's business (spec §12)."""
+"""The simulated hypervisor: acts take lab time (spec §12), and rules make it misbehave."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def test_an_act_without_impact_is_done_at_once(ledger: EffectLedger) -> None:
     assert [(e.begun_at, e.ends_at, e.ended) for e in ledger.effects()] == [(NOW, NOW, True)]
 
 
-def test_the_effect_is_written_when_the_act_begins_and_ends_once(ledger: EffectLedger) -> None:
+def test_an_effect_is_recorded_when_the_act_begins_and_ends_once(ledger: EffectLedger) -> None:
     simulated, move = SimulatedHypervisor(ledger), act(Verb.REDEPLOY)
 
     perform(simulated, move)
@@ -94,7 +94,7 @@ def test_the_effect_is_written_when_the_act_begins_and_ends_once(ledger: EffectL
     assert ledger.repeated_effects == 0
 
 
-def test_done_says_where_a_moved_vm_is_now(ledger: EffectLedger) -> None:
+def test_the_note_of_a_moved_vm_names_its_new_host(ledger: EffectLedger) -> None:
     simulated, move = SimulatedHypervisor(ledger), act(Verb.REDEPLOY)
     perform(simulated, move)
     assert perform(simulated, move, NOW + 120) == ActDone(ok=True, note="redeploy took 120 s, now on 'host-2'")
@@ -115,13 +115,13 @@ def test_a_rule_can_set_the_time_an_act_takes(ledger: EffectLedger) -> None:
     assert perform(simulated, act(Verb.START, name="db-2")) == ActUnderWay(at=NOW + 20)
 
 
-def test_a_failing_hypervisor_says_so_and_has_no_effect(ledger: EffectLedger) -> None:
+def test_an_act_that_fails_by_a_rule_has_no_effect(ledger: EffectLedger) -> None:
     simulated = SimulatedHypervisor(ledger, SimulatedBehaviour((FailRule(note="disk full"),)))
     assert [perform(simulated, act()) for _ in range(2)] == [ActDone(ok=False, note="disk full")] * 2
     assert ledger.effects() == []
 
 
-def test_a_failed_act_can_be_performed_again_once_the_hypervisor_is_well(ledger: EffectLedger) -> None:
+def test_a_failed_act_can_be_performed_again_after_the_rule_is_removed(ledger: EffectLedger) -> None:
     simulated = SimulatedHypervisor(ledger, SimulatedBehaviour((FailRule(),)))
     assert perform(simulated, act()) == ActDone(ok=False, note="the simulated hypervisor was told to fail")
     simulated.set_behaviour(SimulatedBehaviour())
@@ -129,21 +129,21 @@ def test_a_failed_act_can_be_performed_again_once_the_hypervisor_is_well(ledger:
     assert len(ledger.effects()) == 1
 
 
-def test_an_act_that_has_begun_goes_on_as_it_began(ledger: EffectLedger) -> None:
+def test_a_change_of_rules_does_not_affect_an_act_that_has_begun(ledger: EffectLedger) -> None:
     simulated = SimulatedHypervisor(ledger)
     perform(simulated, act())
     simulated.set_behaviour(SimulatedBehaviour((FailRule(), FalseSuccessRule(), SlowRule(factor=100))))
     assert perform(simulated, act(), NOW + 30) == ActDone(ok=True, note="reboot took 30 s")
 
 
-def test_a_lying_hypervisor_says_done_but_the_ledger_shows_nothing(ledger: EffectLedger) -> None:
+def test_a_false_success_is_not_in_the_ledger(ledger: EffectLedger) -> None:
     simulated = SimulatedHypervisor(ledger, SimulatedBehaviour((FalseSuccessRule(),)))
     assert perform(simulated, act()) == ActDone(ok=True, note="reboot took 30 s")
     assert ledger.effects() == []
     assert ledger.vm_history("s/g/web-1").boots == 0
 
 
-def test_an_unreachable_hypervisor_answers_after_so_many_performs_of_each_act(ledger: EffectLedger) -> None:
+def test_an_unreachable_hypervisor_answers_after_the_given_number_of_attempts_per_act(ledger: EffectLedger) -> None:
     simulated = SimulatedHypervisor(ledger, SimulatedBehaviour((UnreachableRule(times=2),)))
     for one in (act(), act(event="E2")):
         for _ in range(2):
@@ -154,7 +154,7 @@ def test_an_unreachable_hypervisor_answers_after_so_many_performs_of_each_act(le
     assert [effect.performs for effect in ledger.effects()] == [3, 3]
 
 
-def test_being_unreachable_is_counted_across_restarts(ledger: EffectLedger) -> None:
+def test_unreachable_attempts_are_counted_across_restarts(ledger: EffectLedger) -> None:
     behaviour = SimulatedBehaviour((UnreachableRule(times=1),))
     with pytest.raises(Unavailable):
         perform(SimulatedHypervisor(ledger, behaviour), act())
@@ -164,5 +164,5 @@ def test_being_unreachable_is_counted_across_restarts(ledger: EffectLedger) -> N
 def test_a_closed_hypervisor_is_unavailable() -> None:
     simulated = SimulatedHypervisor(EffectLedger.open(None))
     asyncio.run(simulated.close())
-    with pytest.raises(Unavailable, match=r"ledger ':memory:' does not answer .*: try again later"):
+    with pytest.raises(Unavailable, match=r"ledger ':memory:' cannot be used now .*: try again later"):
         perform(simulated, act())

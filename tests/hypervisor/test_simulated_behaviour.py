@@ -1,4 +1,4 @@
-"""Rules for a simulated hypervisor: which acts they are for, and how wrong ones are refused."""
+"""Rules of the simulated hypervisor: which acts they apply to, and errors for wrong ones."""
 
 from __future__ import annotations
 
@@ -57,11 +57,11 @@ def test_rules_are_read_from_a_settings_table() -> None:
         (FailRule(vm="web-*", verb=Verb.REBOOT), "db-1", Verb.REBOOT, False),
     ],
 )
-def test_a_rule_holds_for_the_vms_and_the_verb_it_names(rule: FailRule, name: str, verb: Verb, holds: bool) -> None:
+def test_a_rule_applies_to_the_vms_and_the_verb_it_names(rule: FailRule, name: str, verb: Verb, holds: bool) -> None:
     assert (SimulatedBehaviour((rule,)).first_match(FailRule, act(name, verb)) is rule) is holds
 
 
-def test_the_first_matching_rule_of_a_sort_counts() -> None:
+def test_the_first_matching_rule_of_each_kind_applies() -> None:
     behaviour = SimulatedBehaviour((SlowRule(vm="db-*", factor=2), SlowRule(factor=5), DurationRule(seconds=10)))
     assert behaviour.duration_s(act("db-1"), 30) == 20
     assert behaviour.duration_s(act("web-1"), 30) == 50
@@ -87,17 +87,17 @@ def test_the_first_matching_rule_of_a_sort_counts() -> None:
     ],
     ids=str,
 )
-def test_a_rule_that_cannot_be_is_rejected_in_one_sentence(row: Any, why: str) -> None:
+def test_a_wrong_rule_is_rejected_in_one_sentence(row: Any, why: str) -> None:
     with pytest.raises(Rejected) as caught:
         SimulatedBehaviour.from_rules([{"then": "lie"}, row])
-    said = str(caught.value)
-    assert said.startswith(f"hypervisor rule {row!r} is not understood (")
-    assert why in said
-    assert "give then = take (with seconds), slow (factor), fail (note), unavailable (times) or lie" in said
-    assert "\n" not in said
+    message = str(caught.value)
+    assert message.startswith(f"hypervisor rule {row!r} is not understood (")
+    assert why in message
+    assert "give then = take (with seconds), slow (factor), fail (note), unavailable (times) or lie" in message
+    assert "\n" not in message
 
 
 @pytest.mark.parametrize("rows", [3, "fail", {"then": "fail"}, None], ids=str)
-def test_rules_that_are_no_list_are_rejected(rows: Any) -> None:
-    with pytest.raises(Rejected, match="are no list: give a list of tables, one per rule"):
+def test_rules_that_are_not_a_list_are_rejected(rows: Any) -> None:
+    with pytest.raises(Rejected, match="are not a list: give a list of tables, one per rule"):
         SimulatedBehaviour.from_rules(rows)

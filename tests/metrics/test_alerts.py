@@ -1,6 +1,4 @@
-"""What is deployed beside a service fits it: every metric that alerts and the dashboard name is really shown, and
-Prometheus' own tool plays the alerts.
-"""
+"""The deployed alerts and dashboard fit the service: every metric they use exists, and promtool tests the alerts."""
 
 from __future__ import annotations
 
@@ -18,7 +16,7 @@ from prometheus_client.parser import text_string_to_metric_families as read
 
 from forewarn.metadata.request_counters import RequestTotals
 from forewarn.metrics.registry import WorkerMetrics
-from tests.metrics.test_service_metrics import House, live_a_little
+from tests.metrics.test_service_metrics import MeteredWorld, run_some_events
 from tests.support.service_process import ServiceProcess, eventually, free_port
 
 ROOT = Path(__file__).parents[2]
@@ -32,20 +30,20 @@ FLEET = '[[hosts]]\nname = "host-0"\n[[vms]]\nname = "web-0"\n'
 
 @pytest.fixture(scope="module")
 def scraped() -> str:
-    """All that owner and workers tell."""
-    house = House()
+    """The metrics text of an owner and a worker."""
+    metered = MeteredWorld()
     try:
-        house.behind = [(0.0, 0.0)]
-        live_a_little(house)
-        worker = WorkerMetrics(counted=RequestTotals, silent_s=lambda: 0.0)
-        return house.text() + house.world.do(worker.render()).decode()
+        metered.worker_lags = [(0.0, 0.0)]
+        run_some_events(metered)
+        worker = WorkerMetrics(request_totals=RequestTotals, silent_s=lambda: 0.0)
+        return metered.text() + metered.world.do(worker.render()).decode()
     finally:
-        house.metrics.close()
-        house.world.close()
+        metered.metrics.close()
+        metered.world.close()
 
 
 @pytest.fixture(scope="module")
-def shown(scraped: str) -> dict[str, set[str]]:
+def series(scraped: str) -> dict[str, set[str]]:
     """The names of all series, each with its labels."""
     found: dict[str, set[str]] = {}
     for family in read(scraped):
@@ -59,58 +57,62 @@ def dashboard() -> Any:
 
 
 def expressions() -> list[str]:
-    asked = [target["expr"] for panel in dashboard()["panels"] for target in panel.get("targets", [])]
+    queried = [target["expr"] for panel in dashboard()["panels"] for target in panel.get("targets", [])]
     alerts = re.findall(r"expr: (?:>-\n)?((?:.|\n {10})+)", RULES.read_text(encoding="utf-8"))
-    return [*asked, *alerts]
+    return [*queried, *alerts]
 
 
 def names_in(expression: str) -> set[str]:
     return set(re.findall(r"\b(?:forewarn|process)_\w+", expression))
 
 
-def test_every_metric_that_alerts_and_the_dashboard_name_is_shown(shown: dict[str, set[str]]) -> None:
+def test_every_metric_that_alerts_and_dashboard_use_is_exported(series: dict[str, set[str]]) -> None:
     named = {name for expression in expressions() for name in names_in(expression)}
     assert len(named) > 30
-    assert named <= shown.keys()
+    assert named <= series.keys()
 
 
-def test_every_label_that_they_name_is_there(shown: dict[str, set[str]]) -> None:
-    targets = {"instance", "job", "le"}  # which Prometheus adds
+def test_every_label_that_alerts_and_dashboard_use_is_exported(series: dict[str, set[str]]) -> None:
+    targets = {"instance", "job", "le"}  # added by Prometheus
     for expression in expressions():
         names = names_in(expression)
-        has = {label for name in names for label in shown[name]} | targets
+        has = {label for name in names for label in series[name]} | targets
         grouped = {label.strip() for labels in re.findall(r"by \(([^)]*)\)", expression) for label in labels.split(",")}
         chosen = set(re.findall(r"[{,](\w+)=", expression))
         assert grouped | chosen <= has, expression
 
 
-def test_every_value_of_a_label_that_they_choose_is_there(scraped: str) -> None:
+def test_every_label_value_that_alerts_and_dashboard_use_is_exported(scraped: str) -> None:
     for expression in expressions():
         for label, value in re.findall(r'(\w+)="(\w+)"', expression):
             assert f'{label}="{value}"' in scraped, expression
 
 
-def test_every_metric_of_ours_is_on_the_dashboard(shown: dict[str, set[str]]) -> None:
-    asked = {name for panel in dashboard()["panels"] for t in panel.get("targets", []) for name in names_in(t["expr"])}
-    ours = {name.removesuffix("_bucket").removesuffix("_sum").removesuffix("_count") for name in shown}
-    told = {name.removesuffix("_bucket").removesuffix("_sum").removesuffix("_count") for name in asked}
+def test_every_exported_metric_is_on_the_dashboard(series: dict[str, set[str]]) -> None:
+    queried = {
+        name for panel in dashboard()["panels"] for t in panel.get("targets", []) for name in names_in(t["expr"])
+    }
+    ours = {name.removesuffix("_bucket").removesuffix("_sum").removesuffix("_count") for name in series}
+    on_dashboard = {name.removesuffix("_bucket").removesuffix("_sum").removesuffix("_count") for name in queried}
     left_out = {"forewarn_lab_time_seconds"}
-    assert {name for name in ours if name.startswith("forewarn_")} - told == left_out
+    assert {name for name in ours if name.startswith("forewarn_")} - on_dashboard == left_out
 
 
-def test_panels_do_not_overlap_and_have_ids_of_their_own() -> None:
+def test_dashboard_panels_do_not_overlap_and_have_unique_ids() -> None:
     panels = dashboard()["panels"]
     assert len({panel["id"] for panel in panels}) == len(panels)
     taken: set[tuple[int, int]] = set()
     for panel in panels:
-        at = panel["gridPos"]
-        cells = {(x, y) for x in range(at["x"], at["x"] + at["w"]) for y in range(at["y"], at["y"] + at["h"])}
+        grid = panel["gridPos"]
+        cells = {
+            (x, y) for x in range(grid["x"], grid["x"] + grid["w"]) for y in range(grid["y"], grid["y"] + grid["h"])
+        }
         assert not cells & taken, panel["title"]
-        assert at["x"] + at["w"] <= 24
+        assert grid["x"] + grid["w"] <= 24
         taken |= cells
 
 
-def test_every_alert_is_documented_and_has_a_test_of_its_own() -> None:
+def test_every_alert_is_documented_and_has_its_own_test() -> None:
     alerts = re.findall(r"alert: (\w+)", RULES.read_text(encoding="utf-8"))
     documented = re.findall(r"^\| (Forewarn\w+) \|", DOCS.read_text(encoding="utf-8"), re.MULTILINE)
     assert documented == alerts
@@ -118,45 +120,45 @@ def test_every_alert_is_documented_and_has_a_test_of_its_own() -> None:
     assert set(fired) == set(alerts)
 
 
-def test_the_scrape_config_of_the_documentation_is_the_one_that_is_deployed() -> None:
+def test_the_documented_scrape_config_is_the_deployed_one() -> None:
     page = DOCS.read_text(encoding="utf-8")
-    for line in ("client_secret_file: /etc/prometheus/forewarn.secret", "https://localhost:8443/adfs/oauth2/token"):
-        assert line in page
-        assert line in CONFIG.read_text(encoding="utf-8")
+    for command in ("client_secret_file: /etc/prometheus/forewarn.secret", "https://localhost:8443/adfs/oauth2/token"):
+        assert command in page
+        assert command in CONFIG.read_text(encoding="utf-8")
 
 
-def a_program(name: str) -> str:
+def find_program(name: str) -> str:
     found = shutil.which(name)
     if found is None:
         pytest.skip(f"{name} is not installed (Debian: prometheus)")
     return found
 
 
-def promtool(*arguments: str, given: str | None = None, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
-    line = [a_program("promtool"), *arguments]
-    return subprocess.run(line, input=given, capture_output=True, text=True, timeout=60, cwd=cwd, check=False)
+def promtool(*arguments: str, stdin: str | None = None, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+    command = [find_program("promtool"), *arguments]
+    return subprocess.run(command, input=stdin, capture_output=True, text=True, timeout=60, cwd=cwd, check=False)
 
 
 @pytest.mark.real
-def test_promtool_finds_nothing_to_complain_about(scraped: str) -> None:
-    # Of two processes one after the other, so what both tell of themselves is left out once.
+def test_promtool_accepts_the_metrics(scraped: str) -> None:
+    # The text of two processes: families that both export must appear once.
     families: dict[str, str] = {}
     for part in re.split(r"(?m)^(?=# HELP )", scraped):
         families.setdefault(part.partition("\n")[0], part)
-    checked = promtool("check", "metrics", given="".join(families.values()))
+    checked = promtool("check", "metrics", stdin="".join(families.values()))
     assert (checked.returncode, checked.stderr) == (0, ""), checked.stderr
 
 
 @pytest.mark.real
-def test_promtool_plays_the_alerts() -> None:
+def test_promtool_passes_the_tests_of_the_alerts() -> None:
     checked = promtool("check", "rules", RULES.name, cwd=RULES.parent)
     assert checked.returncode == 0, checked.stderr
-    played = promtool("test", "rules", CASES.name, cwd=RULES.parent)
-    assert played.returncode == 0, played.stdout + played.stderr
+    tested = promtool("test", "rules", CASES.name, cwd=RULES.parent)
+    assert tested.returncode == 0, tested.stdout + tested.stderr
 
 
 @pytest.mark.real
-def test_an_alert_that_is_wrong_fails_its_test(tmp_path: Path) -> None:
+def test_a_wrong_alert_fails_its_test(tmp_path: Path) -> None:
     text = RULES.read_text(encoding="utf-8")
     alerts = re.findall(r"(?m)^      - alert: (\w+)\n        expr: ", text)
     assert len(alerts) >= 10
@@ -181,8 +183,8 @@ def config_for(service: ServiceProcess, console: int, secret: Path) -> str:
 
 @pytest.mark.real
 def test_a_real_prometheus_signs_in_and_reads_the_console(tmp_path: Path) -> None:
-    """By the very scrape config that is deployed: a client of its own, a secret, the token endpoint, the local CA."""
-    prometheus, console, port = a_program("prometheus"), free_port(), free_port()
+    """With the deployed scrape config: its own client, a secret, the token endpoint, the local CA."""
+    prometheus, console, port = find_program("prometheus"), free_port(), free_port()
     environment = {"FOREWARN_CONSOLE": f"127.0.0.1:{console}"}
     with ServiceProcess(data=tmp_path / "data", fleet=FLEET, environment=environment) as service:
         secret, config = tmp_path / "secret", tmp_path / "prometheus.yml"
@@ -192,21 +194,21 @@ def test_a_real_prometheus_signs_in_and_reads_the_console(tmp_path: Path) -> Non
         checked = promtool("check", "config", str(config))
         assert checked.returncode == 0, checked.stderr
 
-        line = [prometheus, f"--config.file={config}", f"--storage.tsdb.path={tmp_path / 'tsdb'}"]
+        command = [prometheus, f"--config.file={config}", f"--storage.tsdb.path={tmp_path / 'tsdb'}"]
         with (tmp_path / "log").open("wb") as log:
-            child = subprocess.Popen([*line, f"--web.listen-address=127.0.0.1:{port}"], stdout=log, stderr=log)
+            child = subprocess.Popen([*command, f"--web.listen-address=127.0.0.1:{port}"], stdout=log, stderr=log)
         try:
             service.poll("web-0")
-            assert until_read(port, 'forewarn_polls_total{version="2020-07-01",outcome="200"}') == "1"
+            assert wait_for_value(port, 'forewarn_polls_total{version="2020-07-01",outcome="200"}') == "1"
         finally:
             child.kill()
             child.wait(timeout=30)
 
 
-def until_read(port: int, query: str) -> str:
+def wait_for_value(port: int, query: str) -> str:
     url = f"http://127.0.0.1:{port}/api/v1/query?" + urllib.parse.urlencode({"query": query})
 
-    def looked() -> str:
+    def query_value() -> str:
         try:
             with urllib.request.urlopen(url, timeout=5) as answer:
                 found = json.load(answer)["data"]["result"]
@@ -215,4 +217,4 @@ def until_read(port: int, query: str) -> str:
         value = str(found[0]["value"][1]) if found else "0"
         return "" if value == "0" else value
 
-    return eventually(looked)
+    return eventually(query_value)

@@ -1,4 +1,4 @@
-"""The listener where Prometheus calls a process: one page, no patience, no way past it."""
+"""The HTTP port for metrics: one page, time limits, and limits on connections."""
 
 from __future__ import annotations
 
@@ -16,111 +16,111 @@ from forewarn.service.settings import load_settings
 from tests.support.service_process import free_port
 
 PAGE = b"forewarn_vms 7\n"
-Story = Callable[[int], Awaitable[None]]
+Scenario = Callable[[int], Awaitable[None]]
 
 
-async def shown() -> bytes:
+async def render_page() -> bytes:
     return PAGE
 
 
-def play(story: Story, show: Callable[[], Awaitable[bytes]] = shown) -> None:
-    async def tell() -> None:
+def run_scenario(scenario: Scenario, render: Callable[[], Awaitable[bytes]] = render_page) -> None:
+    async def main() -> None:
         port = free_port()
-        window = MetricsServer(show)
-        await window.start(bind_metrics_sockets("127.0.0.1", port, workers=0)[0])
+        server = MetricsServer(render)
+        await server.start(bind_metrics_sockets("127.0.0.1", port, workers=0)[0])
         try:
             async with asyncio.timeout(20):
-                await story(port)
+                await scenario(port)
         finally:
-            await window.close()
+            await server.close()
 
-    asyncio.run(tell())
+    asyncio.run(main())
 
 
-async def said(port: int, raw: bytes) -> bytes:
+async def exchange(port: int, data: bytes) -> bytes:
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
-    writer.write(raw)
+    writer.write(data)
     answer = await reader.read()
     writer.close()
     return answer
 
 
-def head(target: str = "/metrics", method: str = "GET") -> bytes:
+def request_bytes(target: str = "/metrics", method: str = "GET") -> bytes:
     return f"{method} {target} HTTP/1.1\r\nHost: x\r\n\r\n".encode()
 
 
 @pytest.mark.parametrize(
-    ("raw", "status", "body"),
+    ("data", "status", "body"),
     [
-        (head(), b"200 OK", PAGE),
-        (head("/metrics?x=1"), b"200 OK", PAGE),
-        (head(method="HEAD"), b"200 OK", b""),
-        (head("/"), b"404 Not Found", b"metrics are at /metrics\n"),
-        (head("/metadata/scheduledevents"), b"404 Not Found", b"metrics are at /metrics\n"),
-        (head(method="POST"), b"405 Method Not Allowed", b"use GET\n"),
+        (request_bytes(), b"200 OK", PAGE),
+        (request_bytes("/metrics?x=1"), b"200 OK", PAGE),
+        (request_bytes(method="HEAD"), b"200 OK", b""),
+        (request_bytes("/"), b"404 Not Found", b"metrics are at /metrics\n"),
+        (request_bytes("/metadata/scheduledevents"), b"404 Not Found", b"metrics are at /metrics\n"),
+        (request_bytes(method="POST"), b"405 Method Not Allowed", b"use GET\n"),
     ],
 )
-def test_it_has_one_page(raw: bytes, status: bytes, body: bytes) -> None:
-    async def story(port: int) -> None:
-        first, _, rest = (await said(port, raw)).partition(b"\r\n")
+def test_the_metrics_port_serves_only_the_metrics_page(data: bytes, status: bytes, body: bytes) -> None:
+    async def scenario(port: int) -> None:
+        first, _, rest = (await exchange(port, data)).partition(b"\r\n")
         assert first == b"HTTP/1.1 " + status
-        fields, _, given = rest.partition(b"\r\n\r\n")
+        fields, _, received_body = rest.partition(b"\r\n\r\n")
         assert b"Content-Type: text/plain; version=0.0.4; charset=utf-8" in fields
-        assert given == body
+        assert received_body == body
 
-    play(story)
+    run_scenario(scenario)
 
 
-@pytest.mark.parametrize("raw", [b"GET /metrics HTTP/1.1\r\nX: " + b"x" * 20_000, b"\x00" * 9000])
-def test_what_is_no_request_is_hung_up_on(raw: bytes) -> None:
-    async def story(port: int) -> None:
+@pytest.mark.parametrize("data", [b"GET /metrics HTTP/1.1\r\nX: " + b"x" * 20_000, b"\x00" * 9000])
+def test_a_malformed_request_closes_the_connection(data: bytes) -> None:
+    async def scenario(port: int) -> None:
         try:
-            assert await said(port, raw) == b""
+            assert await exchange(port, data) == b""
         except ConnectionResetError:
             pass
-        assert PAGE in await said(port, head())
+        assert PAGE in await exchange(port, request_bytes())
 
-    play(story)
+    run_scenario(scenario)
 
 
-def test_a_mistake_of_ours_is_logged_and_ends_nothing(caplog: pytest.LogCaptureFixture) -> None:
+def test_an_internal_error_is_logged_and_the_server_goes_on(caplog: pytest.LogCaptureFixture) -> None:
     failures = iter([True, False])
 
-    async def show() -> bytes:
+    async def render() -> bytes:
         if next(failures):
             raise RuntimeError("oh no")
         return PAGE
 
-    async def story(port: int) -> None:
-        assert await said(port, head()) == b""
-        assert PAGE in await said(port, head())
+    async def scenario(port: int) -> None:
+        assert await exchange(port, request_bytes()) == b""
+        assert PAGE in await exchange(port, request_bytes())
 
-    play(story, show)
-    assert "metrics could not be shown" in caplog.text
+    run_scenario(scenario, render)
+    assert "metrics could not be served" in caplog.text
 
 
-def test_whoever_still_waits_when_it_closes_is_hung_up_on() -> None:
-    asked = asyncio.Event()
+def test_closing_the_server_closes_waiting_connections() -> None:
+    rendering = asyncio.Event()
 
-    async def show() -> bytes:
-        asked.set()
+    async def render() -> bytes:
+        rendering.set()
         await asyncio.Event().wait()
         return PAGE
 
-    async def tell() -> None:
+    async def main() -> None:
         port = free_port()
-        window = MetricsServer(show)
-        await window.start(bind_metrics_sockets("127.0.0.1", port, workers=0)[0])
-        waiting = asyncio.create_task(said(port, head()))
-        await asked.wait()
-        await window.close()
+        server = MetricsServer(render)
+        await server.start(bind_metrics_sockets("127.0.0.1", port, workers=0)[0])
+        waiting = asyncio.create_task(exchange(port, request_bytes()))
+        await rendering.wait()
+        await server.close()
         assert await waiting == b""
 
-    asyncio.run(tell())
+    asyncio.run(main())
 
 
-def test_only_so_many_are_let_in_who_say_nothing() -> None:
-    async def story(port: int) -> None:
+def test_the_number_of_open_connections_is_limited() -> None:
+    async def scenario(port: int) -> None:
         silent = [await asyncio.open_connection("127.0.0.1", port) for _ in range(_MAX_CONNECTIONS)]
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         with contextlib.suppress(ConnectionError):
@@ -128,47 +128,47 @@ def test_only_so_many_are_let_in_who_say_nothing() -> None:
         assert not any(first.at_eof() for first, _ in silent)
         for _, other in (*silent, (reader, writer)):
             other.close()
-        while not (answer := await answered(port)):
+        while not (answer := await try_request(port)):
             await asyncio.sleep(0)
         assert answer.endswith(PAGE)
 
-    async def answered(port: int) -> bytes:
+    async def try_request(port: int) -> bytes:
         try:
-            return await said(port, head())
+            return await exchange(port, request_bytes())
         except ConnectionError:
             return b""
 
-    play(story)
+    run_scenario(scenario)
 
 
-def test_whoever_does_not_read_is_hung_up_on(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_client_that_does_not_read_is_disconnected(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(http_server, "_REQUEST_TIMEOUT_S", 0.2)
     endless = b"x" * 50_000_000
 
-    asked = asyncio.Event()
+    rendering = asyncio.Event()
 
-    async def show() -> bytes:
-        asked.set()
+    async def render() -> bytes:
+        rendering.set()
         return endless
 
-    async def story(port: int) -> None:
+    async def scenario(port: int) -> None:
         loop = asyncio.get_running_loop()
-        with socket.create_connection(("127.0.0.1", port)) as lazy:
-            lazy.setblocking(False)
-            lazy.sendall(head())
-            await asked.wait()
-            while len(asyncio.all_tasks()) > 1:  # whoever answers is at it still
+        with socket.create_connection(("127.0.0.1", port)) as client:
+            client.setblocking(False)
+            client.sendall(request_bytes())
+            await rendering.wait()
+            while len(asyncio.all_tasks()) > 1:  # the server still writes the response
                 await asyncio.sleep(0.01)
             got = 0
             with contextlib.suppress(ConnectionError):
-                while part := await loop.sock_recv(lazy, 1_000_000):
+                while part := await loop.sock_recv(client, 1_000_000):
                     got += len(part)
             assert got < len(endless)
 
-    play(story, show)
+    run_scenario(scenario, render)
 
 
-def test_every_worker_has_a_port_after_the_owners() -> None:
+def test_each_worker_gets_a_port_after_the_owners() -> None:
     first = free_port(3)
     sockets = bind_metrics_sockets("127.0.0.1", first, workers=2)
     assert [sock.getsockname()[1] for sock in sockets] == [first, first + 1, first + 2]
@@ -176,7 +176,7 @@ def test_every_worker_has_a_port_after_the_owners() -> None:
         sock.close()
 
 
-def test_a_port_in_use_stops_the_start_and_keeps_nothing_open() -> None:
+def test_a_port_in_use_is_rejected_and_leaves_no_socket_open() -> None:
     first = free_port(2)
     with socket.socket() as other:
         other.bind(("127.0.0.1", first + 1))
@@ -193,7 +193,7 @@ def test_a_port_in_use_stops_the_start_and_keeps_nothing_open() -> None:
 @pytest.mark.parametrize(
     "metrics", ["10.0.0.1:9464", "0.0.0.0:9464", "[::]:9464", "169.254.1.1:9464", "[fe80::1]:9464"]
 )
-def test_they_are_never_shown_where_vms_call(listen: tuple[str, ...], metrics: str) -> None:
+def test_metrics_on_an_address_that_vms_call_are_rejected(listen: tuple[str, ...], metrics: str) -> None:
     with pytest.raises(
         Rejected, match=r"an address that VMs can call: give one that they cannot call, such as 127\.0\.0\.1:9464"
     ):
@@ -201,18 +201,18 @@ def test_they_are_never_shown_where_vms_call(listen: tuple[str, ...], metrics: s
 
 
 @pytest.mark.parametrize("metrics", ["", "127.0.0.1:9464", "[::1]:9464", "192.168.7.7:9464"])
-def test_another_address_is_the_operators_choice(metrics: str) -> None:
+def test_metrics_on_any_other_address_are_accepted(metrics: str) -> None:
     assert load_settings({"listen": ("10.0.0.1:80",), "metrics": metrics}, lab=False, environ={}).metrics == metrics
 
 
 @pytest.mark.parametrize("metrics", ["9464", "localhost:9464", "127.0.0.1:", "127.0.0.1:0", "127.0.0.1:99999"])
-def test_what_is_no_address_and_port_is_refused(metrics: str) -> None:
+def test_a_malformed_metrics_address_is_rejected(metrics: str) -> None:
     with pytest.raises(
         Rejected, match=r"setting 'metrics' is .*: write ADDRESS:PORT in numbers, such as 127\.0\.0\.1:9464"
     ):
         load_settings({"metrics": metrics}, lab=True, environ={})
 
 
-def test_there_must_be_ports_for_all_workers() -> None:
+def test_metrics_ports_for_all_workers_must_exist() -> None:
     with pytest.raises(Rejected, match="4 workers need the ports after it"):
         load_settings({"metrics": "127.0.0.1:65533", "workers": 4}, lab=True, environ={})

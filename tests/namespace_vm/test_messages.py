@@ -63,7 +63,7 @@ async def _introduced(link: ServiceConnection) -> messages.VmDescription:
 
 
 def test_a_vm_that_is_not_welcome_is_told_why(service: FakeSupervisorServer) -> None:
-    service.refusals["web-0"] = "VM 'web-0' is kept by process 7: end that one first"
+    service.refusals["web-0"] = "VM 'web-0' already runs a program (supervisor: process 7): end that one first"
     link = ServiceConnection.open(service.data)
 
     with pytest.raises(Refused, match="kept by process 7"):

@@ -285,8 +285,8 @@ def test_a_program_that_cannot_be_started_or_ends_is_told_and_may_be_mended(tmp_
     fleet = HOSTS + "".join(f'[[vms]]\nname = "{vm}"\nprogram = {json.dumps(line)}\n' for vm, line in vms)
     with ServiceProcess(data=tmp_path, fleet=fleet) as service:
         try:
-            eventually(lambda: "the keeper of typo ended with code 127: " in told(service))
-            eventually(lambda: "the program of short ended with code 3; it said: I am done" in told(service))
+            eventually(lambda: "the supervisor of typo ended with code 127: " in told(service))
+            eventually(lambda: "the program of short ended with code 3; its output: I am done" in told(service))
             assert "program '/no/such/program' cannot be started in VM 'typo': " in told(service)
             line = [sys.executable, str(INSIDER), str(tmp_path)]
             mended = HOSTS + "".join(f'[[vms]]\nname = "{vm}"\nprogram = {json.dumps(line)}\n' for vm, _ in vms)

@@ -1,4 +1,4 @@
-"""The fleet file of a start: taken up by an empty store, known again afterwards, and told apart from another."""
+"""The fleet file at a start: an empty store applies it; a later start warns only if its VMs are unknown."""
 
 from __future__ import annotations
 
@@ -32,28 +32,28 @@ def start(world: World, path: Path, text: str) -> None:
     world.do(apply_initial_fleet(world.control, Settings(data=str(path.parent), fleet=str(path))))
 
 
-@pytest.mark.parametrize("again", [HOST + WEB, f"# in other words\n{HOST}{WEB}"], ids=["same text", "same VMs"])
-def test_a_file_whose_vms_are_known_is_nothing_to_speak_of(
-    world: World, path: Path, caplog: pytest.LogCaptureFixture, again: str
+@pytest.mark.parametrize("second_text", [HOST + WEB, f"# another comment\n{HOST}{WEB}"], ids=["same text", "same VMs"])
+def test_a_fleet_file_whose_vms_are_known_causes_no_warning(
+    world: World, path: Path, caplog: pytest.LogCaptureFixture, second_text: str
 ) -> None:
     start(world, path, HOST + WEB)
     for _ in range(2):
-        start(world, path, again)
+        start(world, path, second_text)
     assert [vm.name for vm in world.store.vms()] == ["web-0"]
     assert not caplog.records
 
 
-def test_a_file_with_other_vms_is_spoken_of_at_every_start(
+def test_a_fleet_file_with_unknown_vms_causes_a_warning_at_every_start(
     world: World, path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     start(world, path, HOST + WEB)
     for _ in range(2):
         start(world, path, HOST + WEB.replace("web", "db"))
-    assert ["is not applied" in record.message for record in caplog.records] == [True, True]
+    assert ["was not applied" in record.message for record in caplog.records] == [True, True]
     assert [vm.name for vm in world.store.vms()] == ["web-0"]
 
 
-def test_the_first_file_is_known_again_after_another_one(
+def test_the_first_fleet_file_is_still_known_after_another_one(
     world: World, path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     start(world, path, HOST + WEB)

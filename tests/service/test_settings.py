@@ -16,7 +16,7 @@ DOCS = Path(__file__).parents[2] / "docs" / "settings.md"
 HOME = {"HOME": "/home/ann"}
 
 
-def file_with(path: Path, text: str) -> Path:
+def write_file(path: Path, text: str) -> Path:
     path.write_text(text, encoding="utf-8")
     return path
 
@@ -28,7 +28,7 @@ def test_a_lab_needs_no_settings_at_all() -> None:
 
 
 def test_flags_win_over_the_environment_which_wins_over_the_file(tmp_path: Path) -> None:
-    config = file_with(tmp_path / "f.toml", "port = 1001\ngrace_s = 1\nsettle_s = 1\n")
+    config = write_file(tmp_path / "f.toml", "port = 1001\ngrace_s = 1\nsettle_s = 1\n")
     environ = {**HOME, "FOREWARN_PORT": "1002", "FOREWARN_GRACE_S": "2"}
     settings = load_settings({"port": 1003, "fleet": None}, lab=True, config=config, environ=environ)
     assert (settings.port, settings.grace_s, settings.settle_s) == (1003, 2, 1)
@@ -39,12 +39,12 @@ def test_addresses_in_the_environment_are_separated_by_commas() -> None:
     assert settings.listen == ("10.0.0.1:80", "10.0.1.1:80")
 
 
-def test_a_lab_hits_programs_and_a_service_for_real_vms_only_simulates() -> None:
+def test_a_lab_uses_the_process_hypervisor_and_other_services_the_simulated_one() -> None:
     assert load_settings({}, lab=True, environ=HOME).hypervisor is HypervisorKind.PROCESS
     assert load_settings({"listen": ("10.0.0.1:80",)}, lab=False, environ=HOME).hypervisor is HypervisorKind.SIMULATED
 
 
-def test_a_service_for_real_vms_is_on_request() -> None:
+def test_a_service_for_real_vms_enables_scopes_on_request() -> None:
     settings = load_settings({"listen": ("10.0.0.1:80",)}, lab=False, environ=HOME)
     assert settings.enablement is EnablementMode.ON_REQUEST  # spec §8.3
 
@@ -71,18 +71,18 @@ def test_a_service_for_real_vms_is_on_request() -> None:
         ("[versions]\nwesteurope = []", "is empty: name at least one api-version"),
         ("port = ", "is not TOML"),
         ('hypervisor = "magic"', "setting 'hypervisor': invalid enum value 'magic'"),
-        ('hypervisor = "command"', "there is no command: add [commands.reboot]"),
-        ('[commands.rebot]\nrun = ["true"]', "setting 'commands': there is no verb 'rebot'"),
+        ('hypervisor = "command"', "no command is set: add [commands.reboot]"),
+        ('[commands.rebot]\nrun = ["true"]', "setting 'commands': verb 'rebot' does not exist"),
         ("[commands.reboot]\nrun = []", "setting 'commands.reboot.run' is empty"),
         ('[commands.reboot]\nrun = ["true"]\ntimeout_s = 0', "'commands.reboot.timeout_s' is 0"),
     ],
 )
-def test_a_mistake_in_the_file_gets_one_sentence(tmp_path: Path, text: str, sentence: str) -> None:
+def test_a_mistake_in_the_settings_file_gets_one_sentence(tmp_path: Path, text: str, sentence: str) -> None:
     with pytest.raises(Rejected, match=re.escape(sentence)):
-        load_settings({}, lab=True, config=file_with(tmp_path / "f.toml", text), environ=HOME)
+        load_settings({}, lab=True, config=write_file(tmp_path / "f.toml", text), environ=HOME)
 
 
-def test_a_missing_file_is_named(tmp_path: Path) -> None:
+def test_a_missing_settings_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(Rejected, match="cannot be read: No such file"):
         load_settings({}, lab=True, config=tmp_path / "none.toml", environ=HOME)
 
@@ -92,7 +92,7 @@ def test_a_mistake_in_the_environment_names_the_setting() -> None:
         load_settings({}, lab=True, environ={**HOME, "FOREWARN_PORT": "many"})
 
 
-def test_serving_real_vms_needs_an_address() -> None:
+def test_a_service_for_real_vms_needs_a_listen_address() -> None:
     with pytest.raises(Rejected, match="give --listen ADDRESS:PORT"):
         load_settings({}, lab=False, environ=HOME)
 
@@ -102,21 +102,21 @@ def test_the_documentation_lists_every_setting() -> None:
     assert documented == set(Settings.__struct_fields__) - {"lab"}
 
 
-def test_the_example_in_the_documentation_is_accepted(tmp_path: Path) -> None:
+def test_the_documented_example_is_accepted(tmp_path: Path) -> None:
     found = re.search(r"```toml\n(.*?)```", DOCS.read_text(encoding="utf-8"), re.DOTALL)
     assert found is not None
-    settings = load_settings({}, lab=True, config=file_with(tmp_path / "f.toml", found[1]), environ=HOME)
+    settings = load_settings({}, lab=True, config=write_file(tmp_path / "f.toml", found[1]), environ=HOME)
     assert settings.port == 9000
     assert len(SimulatedBehaviour.from_rules(list(settings.simulate)).rules) == 2
 
 
 @pytest.mark.parametrize(
-    ("given", "missing"),
+    ("flags", "missing"),
     [
         ({"oidc_client_id": "portal"}, "'oidc_client_id' needs 'oidc_issuer'"),
         ({"oidc_client_secret_file": "x"}, "'oidc_client_secret_file' needs 'oidc_client_id'"),
     ],
 )
-def test_how_people_sign_in_outside_is_said_whole_or_not_at_all(given: dict[str, str], missing: str) -> None:
+def test_settings_for_sign_in_at_an_external_issuer_must_be_complete(flags: dict[str, str], missing: str) -> None:
     with pytest.raises(Rejected, match=missing):
-        load_settings(given, lab=True, environ=HOME)
+        load_settings(flags, lab=True, environ=HOME)

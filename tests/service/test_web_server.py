@@ -1,4 +1,4 @@
-"""The console's HTTPS port: its address, its certificate, and the client that is there from the first start."""
+"""The HTTPS port for operators: its address, its certificate, and the administrator client of the first start."""
 
 from __future__ import annotations
 
@@ -25,31 +25,31 @@ from forewarn.store.memory import MemoryStore
 NOW = 5000.0
 
 
-def opened(
-    data: Path, store: MemoryStore, look: Callable[[OperatorServer], Any] = lambda front: None, **settings: Any
+def open_server(
+    data: Path, store: MemoryStore, inspect: Callable[[OperatorServer], Any] = lambda server: None, **settings: Any
 ) -> Any:
-    """What `look` finds at the front of a service with these settings, which is closed again then."""
+    """Open the server with these settings, return the result of `inspect`, and close it."""
 
-    async def story() -> Any:
+    async def scenario() -> Any:
         directory = DataDirectory.acquire(data)
         try:
-            told = Settings(data=str(data), **{"console": "127.0.0.1:0", **settings})
-            front = await open_operator_server(told, directory, store, NOW)
-            assert front is not None
+            options = Settings(data=str(data), **{"console": "127.0.0.1:0", **settings})
+            server = await open_operator_server(options, directory, store, NOW)
+            assert server is not None
             try:
-                found = look(front)
+                found = inspect(server)
                 return await found if isinstance(found, Awaitable) else found
             finally:
-                front.sock.close()
+                server.sock.close()
         finally:
             directory.close()
 
-    return asyncio.run(story())
+    return asyncio.run(scenario())
 
 
-def test_the_first_start_makes_one_client_whose_secret_only_its_owner_can_read(tmp_path: Path) -> None:
+def test_the_first_start_creates_an_administrator_whose_secret_only_its_owner_can_read(tmp_path: Path) -> None:
     store = MemoryStore()
-    opened(tmp_path, store)
+    open_server(tmp_path, store)
     secret = tmp_path / "admin.secret"
     client = store.client(ADMIN_CLIENT_ID)
     assert client is not None
@@ -65,122 +65,120 @@ def test_the_first_start_makes_one_client_whose_secret_only_its_owner_can_read(t
 def test_a_second_start_keeps_client_tenant_and_certificate(tmp_path: Path) -> None:
     store = MemoryStore()
 
-    def look(front: OperatorServer) -> tuple[str, str]:
-        return front.sign_in.tenant_id, front.certificate_files.facts.fingerprint
+    def inspect(server: OperatorServer) -> tuple[str, str]:
+        return server.sign_in.tenant_id, server.certificate_files.facts.fingerprint
 
-    before = opened(tmp_path, store, look), (tmp_path / "admin.secret").read_text(), store.clients()
-    again = opened(tmp_path, store, look), (tmp_path / "admin.secret").read_text(), store.clients()
+    before = open_server(tmp_path, store, inspect), (tmp_path / "admin.secret").read_text(), store.clients()
+    again = open_server(tmp_path, store, inspect), (tmp_path / "admin.secret").read_text(), store.clients()
     assert before == again
 
 
-def test_a_crash_between_the_secret_and_its_client_is_made_good(tmp_path: Path) -> None:
-    opened(tmp_path, MemoryStore())
+def test_a_crash_between_the_secret_file_and_its_client_is_repaired_at_the_next_start(tmp_path: Path) -> None:
+    open_server(tmp_path, MemoryStore())
     secret = (tmp_path / "admin.secret").read_text().strip()
     store = MemoryStore()
-    opened(tmp_path, store)
+    open_server(tmp_path, store)
     client = store.client(ADMIN_CLIENT_ID)
     assert client is not None
     assert secret_matches(secret, client.secret_hash)
 
 
-def test_an_administrator_who_was_removed_stays_removed(tmp_path: Path) -> None:
+def test_a_removed_administrator_client_stays_removed(tmp_path: Path) -> None:
     store = MemoryStore()
-    opened(tmp_path, store)
+    open_server(tmp_path, store)
     asyncio.run(store.commit(Commit(removed_clients=(ADMIN_CLIENT_ID,), removed_grants=("admin",))))
-    opened(tmp_path, store)
+    open_server(tmp_path, store)
     assert store.clients() == []
 
 
-def test_an_external_issuer_means_no_client_of_our_own(tmp_path: Path) -> None:
+def test_with_an_external_issuer_no_administrator_client_is_created(tmp_path: Path) -> None:
     store = MemoryStore()
     issuer = {"oidc_issuer": "https://login.example", "oidc_audience": ("api://forewarn",)}
-    shown = opened(tmp_path, store, OperatorServer.describe, **issuer)
+    described = open_server(tmp_path, store, OperatorServer.describe, **issuer)
     assert store.clients() == []
-    assert shown["issuer"] == "https://login.example"
+    assert described["issuer"] == "https://login.example"
 
 
-def test_an_address_in_use_is_told_with_the_setting_that_changes_it(tmp_path: Path) -> None:
+def test_an_address_in_use_is_reported_with_the_setting_to_change(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         with pytest.raises(Rejected, match="the port is in use; name another with --console ADDRESS:PORT"):
-            opened(tmp_path, MemoryStore(), console=f"127.0.0.1:{port}")
+            open_server(tmp_path, MemoryStore(), console=f"127.0.0.1:{port}")
 
 
-def test_names_that_are_asked_for_are_in_the_certificate_and_the_url_is_one_it_has(tmp_path: Path) -> None:
-    names, url = opened(
+def test_the_certificate_has_the_names_of_the_settings_and_the_name_in_the_url(tmp_path: Path) -> None:
+    names, url = open_server(
         tmp_path,
         MemoryStore(),
-        lambda front: (front.certificate_files.facts.names, front.url),
+        lambda server: (server.certificate_files.facts.names, server.url),
         console_names=("forewarn.example",),
     )
     assert {"forewarn.example", "localhost", "127.0.0.1"} <= set(names)
     assert url.startswith("https://localhost:")
 
 
-def test_a_certificate_of_ones_own_is_shown_and_read_again_when_it_was_renewed(tmp_path: Path) -> None:
-    opened(tmp_path, MemoryStore())
+def test_a_certificate_from_the_settings_is_used_and_read_again(tmp_path: Path) -> None:
+    open_server(tmp_path, MemoryStore())
     certificate, key = tmp_path / "tls" / "server.pem", tmp_path / "tls" / "server.key"
 
-    def look(front: OperatorServer) -> tuple[Path, Path | None, str, str]:
+    def inspect(server: OperatorServer) -> tuple[Path, Path | None, str, str]:
         return (
-            front.certificate_files.certificate,
-            front.ca_path,
-            front.certificate_files.facts.fingerprint,
-            front.ensure_certificate().facts.fingerprint,
+            server.certificate_files.certificate,
+            server.ca_path,
+            server.certificate_files.facts.fingerprint,
+            server.ensure_certificate().facts.fingerprint,
         )
 
-    own = {"console_certificate": str(certificate), "console_key": str(key)}
-    shown, ca, one, other = opened(tmp_path, MemoryStore(), look, **own)
-    assert (shown, ca) == (certificate, None)
+    user_certificate = {"console_certificate": str(certificate), "console_key": str(key)}
+    described, ca, one, other = open_server(tmp_path, MemoryStore(), inspect, **user_certificate)
+    assert (described, ca) == (certificate, None)
     assert one == other
     context = ssl.create_default_context(cafile=tmp_path / "tls" / "ca.pem")
     assert context.cert_store_stats()["x509_ca"] == 1
 
 
 @pytest.mark.parametrize(
-    "trouble", [Unavailable("the disk is full"), Rejected("the key is not its own"), OSError("gone")], ids=repr
+    "error", [Unavailable("the disk is full"), Rejected("the key is not its own"), OSError("gone")], ids=repr
 )
-def test_trouble_with_a_new_certificate_does_not_end_the_looking_for_one(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, trouble: ForewarnError | OSError
+def test_a_failed_certificate_renewal_is_logged_and_tried_again(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, error: ForewarnError | OSError
 ) -> None:
     def fail() -> NoReturn:
-        raise trouble
+        raise error
 
-    async def renewed(front: OperatorServer) -> int:
+    async def renewed(server: OperatorServer) -> int:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        await replace(front, ensure_certificate=fail).renew_certificate(context)
-        await front.renew_certificate(context)
+        await replace(server, ensure_certificate=fail).renew_certificate(context)
+        await server.renew_certificate(context)
         return len(caplog.records)
 
-    assert opened(tmp_path, MemoryStore(), renewed) == 1
-    assert f"the console keeps its certificate, because it could not be renewed: {trouble}" in caplog.text
+    assert open_server(tmp_path, MemoryStore(), renewed) == 1
+    assert f"the console keeps its certificate, because it could not be renewed: {error}" in caplog.text
 
 
-OUTSIDE = {"oidc_issuer": "https://login.example", "oidc_audience": ("x",), "oidc_client_id": "portal"}
+EXTERNAL_ISSUER = {"oidc_issuer": "https://login.example", "oidc_audience": ("x",), "oidc_client_id": "portal"}
 
 
-def test_people_sign_in_outside_where_the_issuer_knows_the_portal(tmp_path: Path) -> None:
-    flow = opened(tmp_path, MemoryStore(), lambda front: front.code_flow, **OUTSIDE)
+def test_people_sign_in_at_the_external_issuer_if_the_portal_has_a_client_id_there(tmp_path: Path) -> None:
+    flow = open_server(tmp_path, MemoryStore(), lambda server: server.code_flow, **EXTERNAL_ISSUER)
     assert flow.issuer.url == "https://login.example"
-    without = {**OUTSIDE, "oidc_client_id": ""}
-    assert opened(tmp_path, MemoryStore(), lambda front: front.code_flow, **without) is None
+    without = {**EXTERNAL_ISSUER, "oidc_client_id": ""}
+    assert open_server(tmp_path, MemoryStore(), lambda server: server.code_flow, **without) is None
 
 
-def test_a_secret_of_the_portal_that_others_may_read_is_refused(tmp_path: Path) -> None:
+def test_a_portal_secret_that_other_users_can_read_is_rejected(tmp_path: Path) -> None:
     secret = tmp_path / "portal.secret"
     secret.write_text("s3cret\n")
     secret.chmod(0o644)
     with pytest.raises(Rejected, match="holds a secret and others may read it"):
-        opened(tmp_path / "data", MemoryStore(), oidc_client_secret_file=str(secret), **OUTSIDE)
+        open_server(tmp_path / "data", MemoryStore(), oidc_client_secret_file=str(secret), **EXTERNAL_ISSUER)
 
 
 @pytest.mark.parametrize(
     ("console", "portal"),
     [("127.0.0.1:0", "http://localhost:"), ("0.0.0.0:0", "http://localhost:"), ("[::1]:0", "http://localhost:")],
 )
-def test_people_of_this_machine_are_sent_to_the_portal_over_plain_http(
-    tmp_path: Path, console: str, portal: str
-) -> None:
-    shown = opened(tmp_path, MemoryStore(), OperatorServer.describe, console=console)
-    assert shown["portal"].startswith(portal)
-    assert shown["portal"].endswith("/portal/")
+def test_the_portal_url_is_plain_http_for_users_of_this_machine(tmp_path: Path, console: str, portal: str) -> None:
+    described = open_server(tmp_path, MemoryStore(), OperatorServer.describe, console=console)
+    assert described["portal"].startswith(portal)
+    assert described["portal"].endswith("/portal/")

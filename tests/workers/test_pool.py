@@ -90,7 +90,7 @@ def test_a_worker_that_receives_a_whole_fleet_shows_progress() -> None:
                 ready.set()
 
         worker = WorkerHandle(
-            0, fault_quota_fd=quota.file, on_message=on_message, lost_reason=lambda worker: gone.set()
+            0, fault_quota_fd=quota.file, on_message=on_message, on_lost=lambda worker: gone.set()
         )
         async with asyncio.timeout(30):
             worker.send_fact("begin", encode_message(BEGIN))

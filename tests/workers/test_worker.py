@@ -63,7 +63,7 @@ class Owner:
     """The owner process, played by the test."""
 
     def __init__(self, sock: socket.socket) -> None:
-        self.channel = WorkerChannel(sock, for_worker=False, on_message=self._on_message, lost_reason=self.on_lost)
+        self.channel = WorkerChannel(sock, for_worker=False, on_message=self._on_message, on_lost=self.on_lost)
         self.received: asyncio.Queue[Any] = asyncio.Queue()
         self.lost_reason = ""
         self.is_stuck = False  # does not answer OwnerSilent

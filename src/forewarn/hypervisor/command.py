@@ -27,10 +27,10 @@ from forewarn.hypervisor.command_run import (
 from forewarn.hypervisor.interface import ActDone, ActUnderWay
 from forewarn.protocol.document import Kind
 
-PERFORM_WAIT_S = 1.0  # real time: how long one perform waits for its command
+PERFORM_WAIT_S = 1.0  # real time: how long one `perform` waits for its command
 _RETRY_AFTER_S = 1.0  # lab time
-ANY_VERB = "*"
-_CHECK_DONE, _CHECK_NOT_DONE = 0, 1  # what a check's exit code says; any other: it cannot tell
+ANY_VERB = "*"  # the command for verbs that have none of their own
+_CHECK_DONE, _CHECK_NOT_DONE = 0, 1  # exit codes of a check; any other: the check does not know
 EVENT_TYPE_OF_VERB: dict[Verb, Kind] = {
     Verb.FREEZE: Kind.FREEZE,
     Verb.MIGRATE: Kind.FREEZE,
@@ -42,18 +42,19 @@ EVENT_TYPE_OF_VERB: dict[Verb, Kind] = {
 
 
 class CommandSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How one verb is done. In settings: `[commands.reboot]`."""
+    """How one verb is performed. In the settings: `[commands.reboot]`."""
 
     run: tuple[str, ...]
     timeout_s: float = 300
-    check: tuple[str, ...] = ()  # exit code 0: the act is done already, 1: it is not
+    check: tuple[str, ...] = ()  # asks whether the act is done: exit code 0 means yes, 1 means no
 
 
 def check_commands(commands: Mapping[str, CommandSpec]) -> None:
+    """Raises Rejected if a command has an unknown verb, no program, or no timeout."""
     for name, spec in commands.items():
         if name != ANY_VERB and name not in list(Verb):
             raise Rejected(
-                f"setting 'commands': there is no verb {name!r}; choose from {', '.join(Verb)} or {ANY_VERB!r}"
+                f"setting 'commands': verb {name!r} does not exist; choose from {', '.join(Verb)} or {ANY_VERB!r}"
             )
         if not spec.run or not spec.run[0]:
             raise Rejected(f"setting 'commands.{name}.run' is empty: name a program and its arguments")
@@ -62,24 +63,26 @@ def check_commands(commands: Mapping[str, CommandSpec]) -> None:
 
 
 class CommandHypervisor:
-    """`directory` is ours: it holds the ledger of attempts, and what commands write until they end."""
+    """Performs each act with the operator's command for its verb."""
 
     def __init__(
-        self, commands: Mapping[str, CommandSpec], directory: Path, *, patience_s: float = PERFORM_WAIT_S
+        self, commands: Mapping[str, CommandSpec], directory: Path, *, perform_wait_s: float = PERFORM_WAIT_S
     ) -> None:
+        """`directory` holds the journal of command runs, and the output of commands until they end."""
         check_commands(commands)
         directory.mkdir(parents=True, exist_ok=True, mode=0o700)
         self._commands = commands
         self._directory = directory
-        self._perform_wait_s = patience_s
+        self._perform_wait_s = perform_wait_s
         self._journal = CommandRunJournal(directory / "attempts.db")
         self._tasks: dict[str, asyncio.Task[ActDone]] = {}
         self._is_closed = False
 
     async def perform(self, act: Act, now: float) -> ActDone | ActUnderWay:
+        """Start the command of this act, or return its outcome; waits for it only a short time."""
         spec = self._commands.get(act.verb) or self._commands.get(ANY_VERB)
         if spec is None:
-            note = f"there is no command for {act.verb}: add [commands.{act.verb}] with run = […] to the settings"
+            note = f"no command is set for {act.verb}: add [commands.{act.verb}] with run = […] to the settings"
             return ActDone(ok=False, note=note)
         task = self._tasks.get(act.id)
         if task is None:
@@ -93,7 +96,7 @@ class CommandHypervisor:
         return task.result()
 
     async def close(self) -> None:
-        """Commands that run go on; whoever opens this next finds them."""
+        """Release everything. Running commands continue; the next service finds them in the journal."""
         if self._is_closed:
             return
         self._is_closed = True
@@ -107,36 +110,40 @@ class CommandHypervisor:
         if before is not None:
             await end_orphaned_command(before.pid, before.started, within_s=spec.timeout_s)
             if spec.check and await self._is_already_done(act, spec):
-                return self._record_outcome(act, ok=True, note=f"{act.verb} was done already, says {spec.check[0]!r}")
+                return self._record_outcome(
+                    act, ok=True, note=f"{act.verb} was done already, according to {spec.check[0]!r}"
+                )
         self._journal.begin(act.id, now)
         try:
-            errand = self._start_command(act, spec.run, "run")
+            command_run = self._start_command(act, spec.run, "run")
         except OSError as error:
             return self._record_outcome(act, ok=False, note=_start_failure_text(spec.run, error))
-        self._journal.record_process(act.id, errand.pid, errand.started)
-        ran = await errand.wait(within_s=spec.timeout_s)
-        again = before is not None and not spec.check
-        return self._record_outcome(act, ok=ran.code == 0, note=_outcome_text(spec, ran, is_repeated=again))
+        self._journal.record_process(act.id, command_run.pid, command_run.started)
+        result = await command_run.wait(within_s=spec.timeout_s)
+        is_repeated = before is not None and not spec.check
+        return self._record_outcome(
+            act, ok=result.code == 0, note=_outcome_text(spec, result, is_repeated=is_repeated)
+        )
 
     async def _is_already_done(self, act: Act, spec: CommandSpec) -> bool:
         try:
-            ran = await self._start_command(act, spec.check, "check").wait(within_s=spec.timeout_s)
+            result = await self._start_command(act, spec.check, "check").wait(within_s=spec.timeout_s)
         except OSError as error:
             raise Unavailable(_start_failure_text(spec.check, error)) from error
-        if ran.code not in (_CHECK_DONE, _CHECK_NOT_DONE):
+        if result.code not in (_CHECK_DONE, _CHECK_NOT_DONE):
             raise Unavailable(
-                f"whether {act.verb} of VM {act.name!r} was done is not known: {spec.check[0]!r} "
-                f"{_exit_text(ran, spec)}"
-                f"{_output_text(ran)}"
+                f"it is unknown whether {act.verb} of VM {act.name!r} was done: {spec.check[0]!r} "
+                f"{_exit_text(result, spec)}"
+                f"{_output_text(result)}"
             )
-        return ran.code == _CHECK_DONE
+        return result.code == _CHECK_DONE
 
     def _start_command(self, act: Act, argv: tuple[str, ...], what: str) -> CommandRun:
         facts = command_input(act)
         environment = os.environ | {f"FOREWARN_{name.upper()}": text for name, text in facts.items()}
         name = f"{hashlib.sha256(act.id.encode()).hexdigest()[:16]}.{what}"
-        given = msgspec.json.encode(facts) + b"\n"
-        return CommandRun.start(argv, environment=environment, given=given, output=self._directory / name)
+        stdin = msgspec.json.encode(facts) + b"\n"
+        return CommandRun.start(argv, environment=environment, stdin=stdin, output=self._directory / name)
 
     def _record_outcome(self, act: Act, *, ok: bool, note: str) -> ActDone:
         self._journal.end(act.id, ok=ok, note=note)
@@ -144,7 +151,7 @@ class CommandHypervisor:
 
 
 def command_input(act: Act) -> dict[str, str]:
-    """What a command is told: each in its environment, and all of it as JSON on its standard input."""
+    """The input of a command: each value in its environment, and all of them as JSON on its stdin."""
     return {
         "act": act.id,
         "vm": act.name,
@@ -158,24 +165,24 @@ def command_input(act: Act) -> dict[str, str]:
     }
 
 
-def _recorded_outcome(attempt: CommandRunRecord | None) -> ActDone | None:
-    return ActDone(ok=attempt.ok, note=attempt.note) if attempt is not None and attempt.ok is not None else None
+def _recorded_outcome(record: CommandRunRecord | None) -> ActDone | None:
+    return ActDone(ok=record.ok, note=record.note) if record is not None and record.ok is not None else None
 
 
 def _start_failure_text(argv: tuple[str, ...], error: OSError) -> str:
     return f"command {argv[0]!r} cannot be started: {error.strerror}"
 
 
-def _outcome_text(spec: CommandSpec, ran: CommandResult, *, is_repeated: bool) -> str:
-    again = "; it had begun before the service was interrupted, and was run again for want of a check"
-    return f"{spec.run[0]!r} {_exit_text(ran, spec)}{again if is_repeated else ''}{_output_text(ran)}"
+def _outcome_text(spec: CommandSpec, result: CommandResult, *, is_repeated: bool) -> str:
+    repeated = "; it had started before the service was interrupted, and ran again because it has no check"
+    return f"{spec.run[0]!r} {_exit_text(result, spec)}{repeated if is_repeated else ''}{_output_text(result)}"
 
 
-def _exit_text(ran: CommandResult, spec: CommandSpec) -> str:
-    if ran.code is None:
+def _exit_text(result: CommandResult, spec: CommandSpec) -> str:
+    if result.code is None:
         return f"took longer than {spec.timeout_s:g} s and was ended"
-    return f"was ended by signal {-ran.code}" if ran.code < 0 else f"ended with code {ran.code}"
+    return f"was ended by signal {-result.code}" if result.code < 0 else f"ended with code {result.code}"
 
 
-def _output_text(ran: CommandResult) -> str:
-    return f": {ran.output}" if ran.output else ""
+def _output_text(result: CommandResult) -> str:
+    return f": {result.output}" if result.output else ""

@@ -22,12 +22,17 @@ from forewarn.hypervisor.interface import ActNotTried
 from forewarn.hypervisor.liveness import process_start_time, wait_for_process_exit
 
 _OUTPUT_TAIL_BYTES = 4096
-_DEFAULT_SIGNALS = (signal.SIGPIPE, signal.SIGXFSZ, signal.SIGINT, signal.SIGTERM)  # Python and we ignore or catch some
+_DEFAULT_SIGNALS = (
+    signal.SIGPIPE,
+    signal.SIGXFSZ,
+    signal.SIGINT,
+    signal.SIGTERM,
+)  # commands get the default action of these
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CommandResult:
-    """How a command ended. `code` is negative for a signal, None when it was ended for taking too long."""
+    """How a command ended: `code` is negative for a signal, None if it was killed after its timeout."""
 
     code: int | None
     output: str
@@ -35,43 +40,43 @@ class CommandResult:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CommandRun:
-    """A command that was started."""
+    """A command that was started: its process, the process's start time, and its output file."""
 
     pid: int
     started: str
     output: Path
 
     @classmethod
-    def start(cls, argv: tuple[str, ...], *, environment: Mapping[str, str], given: bytes, output: Path) -> CommandRun:
-        """Start it; OSError if it cannot be. `given` is what it reads, and must be short."""
+    def start(cls, argv: tuple[str, ...], *, environment: Mapping[str, str], stdin: bytes, output: Path) -> CommandRun:
+        """Start the command; OSError if that fails. `stdin` must fit into a pipe's buffer (64 KiB)."""
         output.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        ours, theirs = os.pipe()
+        read_end, write_end = os.pipe()
         try:
-            os.write(theirs, given)
-            written = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
+            os.write(write_end, stdin)
+            flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
             actions = [
-                (os.POSIX_SPAWN_DUP2, ours, 0),
-                (os.POSIX_SPAWN_OPEN, 1, str(output), written, 0o600),
+                (os.POSIX_SPAWN_DUP2, read_end, 0),
+                (os.POSIX_SPAWN_OPEN, 1, str(output), flags, 0o600),
                 (os.POSIX_SPAWN_DUP2, 1, 2),
             ]
             pid = os.posix_spawnp(
                 argv[0], argv, environment, file_actions=actions, setsid=True, setsigdef=_DEFAULT_SIGNALS, setsigmask=()
             )
         finally:
-            os.close(ours)
-            os.close(theirs)
+            os.close(read_end)
+            os.close(write_end)
         return cls(pid=pid, started=process_start_time(pid), output=output)
 
     async def wait(self, *, within_s: float) -> CommandResult:
-        """Wait for its end; after that time, end it with all that it started."""
+        """Wait for its end; after `within_s` seconds kill it with everything that it started."""
         deadline = asyncio.get_running_loop().time() + within_s
-        nap_s = 0.005
+        interval_s = 0.005
         while (code := self._exit_code()) is None:
             if asyncio.get_running_loop().time() >= deadline:
                 await self._kill()
                 return CommandResult(code=None, output=self._read_output_tail())
-            await asyncio.sleep(nap_s)
-            nap_s = min(0.2, nap_s * 1.5)
+            await asyncio.sleep(interval_s)
+            interval_s = min(0.2, interval_s * 1.5)
         return CommandResult(code=code, output=self._read_output_tail())
 
     def _exit_code(self) -> int | None:
@@ -92,19 +97,19 @@ class CommandRun:
 
 
 def kill_process_group(pid: int) -> None:
-    """End the command and what it started, as far as that stayed in its group."""
+    """Kill the command and those of its children that stayed in its process group."""
     with suppress(ProcessLookupError, PermissionError):
         os.killpg(pid, signal.SIGKILL)
 
 
 async def end_orphaned_command(pid: int, started: str, *, within_s: float) -> None:
-    """A command that a service before us sent: let it finish, and end it if it does not."""
+    """Wait for a command that an earlier service started; kill it after `within_s` seconds."""
     if not await wait_for_process_exit(pid, started, within_s=within_s):
         kill_process_group(pid)
         await wait_for_process_exit(pid, started, within_s=10.0)
 
 
-_RETENTION_S = 30 * 24 * 3600.0  # of lab time; the history has known of the act for long by then
+_RETENTION_S = 30 * 24 * 3600.0  # lab time; by then the history has had the outcome for long
 _CREATE_TABLE = (
     "CREATE TABLE IF NOT EXISTS attempt (act_id TEXT PRIMARY KEY, begun_at REAL NOT NULL, pid INTEGER NOT NULL,"
     " started TEXT NOT NULL, ok INTEGER, note TEXT NOT NULL) WITHOUT ROWID"
@@ -112,16 +117,18 @@ _CREATE_TABLE = (
 
 
 class CommandRunRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """The journal's entry about the command of one act."""
+
     act_id: str
     begun_at: float
-    pid: int = 0  # of the command; 0: not known to have started
-    started: str = ""
-    ok: bool | None = None  # None: nobody saw it end
+    pid: int = 0  # 0: the command is not known to have started
+    started: str = ""  # the process's start time, see `process_start_time`
+    ok: bool | None = None  # None: its end was not seen
     note: str = ""
 
 
 class CommandRunJournal:
-    """A small file; every call is one transaction, synced."""
+    """The journal of command runs, a SQLite file. Each call is one durable transaction."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -132,30 +139,34 @@ class CommandRunJournal:
             self._connection.execute(_CREATE_TABLE)
         except sqlite3.DatabaseError as error:
             raise Rejected(
-                f"the ledger of commands {str(path)!r} cannot be used ({error}): move it away, or name another --data"
+                f"the journal of commands {str(path)!r} cannot be used ({error}): move it away, or name another --data"
             ) from error
 
     def find(self, act_id: str) -> CommandRunRecord | None:
+        """The entry of this act, or None."""
         rows = self._execute("SELECT act_id, begun_at, pid, started, ok, note FROM attempt WHERE act_id = ?", act_id)
         values = dict(zip(CommandRunRecord.__struct_fields__, rows[0], strict=True)) if rows else None
         return msgspec.convert(values, CommandRunRecord, strict=False) if values else None
 
     def begin(self, act_id: str, now: float) -> None:
-        """Before the command is run: from here on it may have had its effect."""
+        """Record that the command is about to start: from now on it may have had its effect."""
         self._execute("DELETE FROM attempt WHERE ok IS NOT NULL AND begun_at < ?", now - _RETENTION_S)
         self._execute("INSERT OR REPLACE INTO attempt VALUES (?, ?, 0, '', NULL, '')", act_id, now)
 
     def record_process(self, act_id: str, pid: int, started: str) -> None:
+        """Record the process of the command."""
         self._execute("UPDATE attempt SET pid = ?, started = ? WHERE act_id = ?", pid, started, act_id)
 
     def end(self, act_id: str, *, ok: bool, note: str) -> None:
+        """Record the outcome of the command."""
         self._execute("UPDATE attempt SET ok = ?, note = ? WHERE act_id = ?", ok, note, act_id)
 
     def close(self) -> None:
+        """Close the file."""
         self._connection.close()
 
     def _execute(self, sql: str, *values: object) -> list[tuple[object, ...]]:
         try:
             return self._connection.execute(sql, values).fetchall()
         except sqlite3.Error as error:
-            raise ActNotTried(f"the ledger of commands {str(self._path)!r} does not answer ({error})") from error
+            raise ActNotTried(f"the journal of commands {str(self._path)!r} cannot be used now ({error})") from error

@@ -14,28 +14,30 @@ from forewarn.errors import Unavailable
 
 
 class ActDone(msgspec.Struct, frozen=True):
-    """The act is over; asking again gets the same answer."""
+    """The act is over. Performing it again returns the same outcome."""
 
     ok: bool
     note: str = ""
 
 
 class ActUnderWay(msgspec.Struct, frozen=True):
-    """The act is under way: perform it again, by the same id, at this lab time or after."""
+    """The act is under way: perform it again, with the same id, at lab time `at` or later."""
 
     at: float
 
 
 class ActNotTried(Unavailable):
-    """Trouble of our own, a full disk say, kept the act from even being tried: it does not count as a try."""
+    """A local problem, such as a full disk, kept the act from being tried: it does not count as an attempt."""
 
 
 class Hypervisor(Protocol):
-    async def perform(self, act: Act, now: float) -> ActDone | ActUnderWay:
-        """Begin the act, or say how it goes on. However often it is called, an act takes effect at most once.
+    """Performs acts on VMs. Implementations pass the suite in `forewarn.conformance`."""
 
-        Raises Unavailable when nothing is known: perform it again later.
+    async def perform(self, act: Act, now: float) -> ActDone | ActUnderWay:
+        """Start this act, or return how it is going. An act takes effect at most once, however often this is called.
+
+        `now` is lab time. Raises Unavailable if the outcome is unknown: call it again later.
         """
 
     async def close(self) -> None:
-        """Let go of everything. Acts under way are found again by their ids; closing twice is fine."""
+        """Release everything; may be called twice. Acts under way are found again by their ids."""

@@ -22,7 +22,7 @@ from forewarn.errors import Rejected, Unavailable
 from forewarn.hypervisor.interface import ActNotTried
 
 _IN_MEMORY = ":memory:"
-_APPLICATION_ID, _USER_VERSION = 0x66776C67, 1  # this file is a ledger ("fwlg"), of this layout
+_APPLICATION_ID, _USER_VERSION = 0x66776C67, 1  # marks the file as a ledger ("fwlg") with this schema
 _SCHEMA = (
     "CREATE TABLE act (act_id TEXT PRIMARY KEY, performs INTEGER NOT NULL DEFAULT 0,"
     " repeats INTEGER NOT NULL DEFAULT 0) WITHOUT ROWID",
@@ -44,7 +44,7 @@ _HOST_LEAVING_VERBS = frozenset({Verb.EVICT, Verb.DELETE, Verb.DEALLOCATE})
 
 
 class Effect(msgspec.Struct, frozen=True, kw_only=True):
-    """What one act did, or is doing, to one VM."""
+    """The effect of one act on one VM, finished or under way. Times are lab time."""
 
     act_id: str
     vm: str  # the VM's key
@@ -59,14 +59,14 @@ class Effect(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class VmHistory(msgspec.Struct, frozen=True, kw_only=True):
-    """What a VM has been through, by the effects that ended."""
+    """What has happened to a VM, from the effects that ended."""
 
     boots: int = 0
-    host: str = ""  # where it is now; "" when on none, or never seen
+    host: str = ""  # where it is now; "": on no host, or unknown
 
 
 class EffectLedger:
-    """Opened with `Ledger.open`; whoever performs with it closes it."""
+    """The ledger, a SQLite file or in memory. Open it with `EffectLedger.open`; its user must close it."""
 
     def __init__(self, connection: sqlite3.Connection, name: str) -> None:
         self._connection = connection
@@ -74,11 +74,14 @@ class EffectLedger:
         self._lock = threading.RLock()
         self._queued_writes: list[tuple[_WriteFunction, asyncio.Future[Any]]] = []
         self._commit_task: asyncio.Task[None] | None = None
-        weakref.finalize(self, connection.close)  # one that nobody closed goes with its last user
+        weakref.finalize(self, connection.close)  # in case its user forgets to
 
     @classmethod
     def open(cls, path: Path | None) -> EffectLedger:
-        """The ledger in this file, made if missing; None: in memory. Rejected if the file is no ledger."""
+        """The ledger in this file, created if missing; None: in memory.
+
+        Raises Rejected if the file is not a ledger, Unavailable if it cannot be opened.
+        """
         name = str(path) if path else _IN_MEMORY
         return cls(_connect(name), name)
 
@@ -87,11 +90,11 @@ class EffectLedger:
             try:
                 return self._connection.execute(sql, values).fetchall()
             except sqlite3.Error as error:
-                raise ActNotTried(f"ledger {self._name!r} does not answer ({error}): try again later") from error
+                raise ActNotTried(f"ledger {self._name!r} cannot be used now ({error}): try again later") from error
 
     @contextmanager
     def transaction(self) -> Iterator[None]:
-        """All that is written inside becomes durable together at the end, or nothing does."""
+        """Everything written inside the block becomes durable together at its end, or not at all."""
         with self._lock:
             self._execute("BEGIN IMMEDIATE")
             try:
@@ -102,7 +105,7 @@ class EffectLedger:
                     self._execute("ROLLBACK")
 
     async def write_in_group(self, write: Callable[[], T]) -> T:
-        """What `write` gives, once all it wrote is durable; one transaction for all that is asked for meanwhile."""
+        """The result of `write`, once its writes are durable. Calls at the same time share one transaction."""
         if self._name == _IN_MEMORY:
             with self.transaction():
                 return write()
@@ -113,7 +116,7 @@ class EffectLedger:
         return await future
 
     async def wait_until_written(self) -> None:
-        """Until nothing is being written down any more."""
+        """Wait until no group of writes is under way."""
         if self._commit_task is not None:
             await self._commit_task
 
@@ -139,7 +142,7 @@ class EffectLedger:
         return [self._run_writes([write])[0] for write in writes]
 
     def count_perform(self, act_id: str) -> int:
-        """How often this act has been performed, this time included."""
+        """Count one `perform` of this act, and return how many there were, this one included."""
         rows = self._execute(
             "INSERT INTO act (act_id, performs) VALUES (?, 1)"
             " ON CONFLICT DO UPDATE SET performs = performs + 1 RETURNING performs",
@@ -148,10 +151,10 @@ class EffectLedger:
         return int(rows[0][0])
 
     def record_effect(self, effect: Effect) -> bool:
-        """Write the effect; False if its act already took effect: then only the count of repeats changes."""
+        """Record an effect; False if its act already has one: then only its count of repeats grows."""
         values = [getattr(effect, name) for name in _EFFECT_COLUMNS.split(", ")]
-        marks = ", ".join("?" * len(values))
-        insert = f"INSERT INTO effect ({_EFFECT_COLUMNS}) VALUES ({marks}) ON CONFLICT DO NOTHING RETURNING seq"
+        placeholders = ", ".join("?" * len(values))
+        insert = f"INSERT INTO effect ({_EFFECT_COLUMNS}) VALUES ({placeholders}) ON CONFLICT DO NOTHING RETURNING seq"
         if self._execute(insert, *values):
             return True
         self._execute(
@@ -161,20 +164,23 @@ class EffectLedger:
         return False
 
     def mark_ended(self, act_id: str) -> None:
+        """Record that the effect of this act is over."""
         self._execute("UPDATE effect SET ended = 1 WHERE act_id = ?", act_id)
 
     def find(self, act_id: str) -> Effect | None:
+        """The effect of this act, or None."""
         rows = self._execute(f"{_SELECT_EFFECTS} WHERE act_id = ?", act_id)
         return _effect_from_row(rows[0]) if rows else None
 
     def effects(self, vm: str | None = None) -> list[Effect]:
-        """All effects in the order they began, or those on one VM (by its key)."""
+        """All effects in the order they began, or only those on one VM (by key)."""
         return [
             _effect_from_row(row)
             for row in self._execute(f"{_SELECT_EFFECTS} WHERE ? IS NULL OR vm = ? ORDER BY seq", vm, vm)
         ]
 
     def vm_history(self, vm: str) -> VmHistory:
+        """How often this VM (by key) booted, and the host it is on."""
         ended = sorted((e for e in self.effects(vm) if e.ended), key=lambda e: e.ends_at)
         host = ""
         for effect in ended:
@@ -183,10 +189,11 @@ class EffectLedger:
 
     @property
     def repeated_effects(self) -> int:
-        """How often an act was about to take effect a second time: 0, unless a hypervisor is wrong."""
+        """How often an act was about to take effect a second time: 0 unless a hypervisor has a bug."""
         return int(self._execute("SELECT coalesce(sum(repeats), 0) FROM act")[0][0])
 
     def close(self) -> None:
+        """Close the database."""
         with self._lock:
             self._connection.close()
 
@@ -194,7 +201,7 @@ class EffectLedger:
 def _resolve_future(future: asyncio.Future[Any], outcome: _WriteOutcome) -> None:
     result, error = outcome
     if future.done():
-        return  # whoever asked was cancelled
+        return  # the caller was cancelled
     if error is None:
         future.set_result(result)
     else:
@@ -214,19 +221,21 @@ def _connect(name: str) -> sqlite3.Connection:
             undo.pop_all()
             return connection
     except sqlite3.OperationalError as error:
-        raise Unavailable(f"ledger {name!r} cannot be opened ({error}): check its folder, then retry") from error
+        raise Unavailable(f"ledger {name!r} cannot be opened ({error}): check its directory, then try again") from error
     except sqlite3.DatabaseError as error:
-        raise Rejected(f"file {name!r} is no ledger, or damaged ({error}): restore it or name another") from error
+        raise Rejected(f"file {name!r} is not a ledger, or is damaged ({error}): restore it or name another") from error
 
 
 def _create_schema(connection: sqlite3.Connection, name: str) -> None:
-    """Make the tables if there are none. A file of somebody else keeps every byte."""
+    """Create the tables in an empty file. Leaves a file of another program untouched."""
     with connection:
         connection.execute("BEGIN IMMEDIATE")
         (found,) = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
-        mark = [connection.execute(f"PRAGMA {word}").fetchone()[0] for word in ("application_id", "user_version")]
-        if found and mark != [_APPLICATION_ID, _USER_VERSION]:
-            raise Rejected(f"file {name!r} is no ledger of this forewarn and was not touched: name another")
+        identity = [
+            connection.execute(f"PRAGMA {pragma}").fetchone()[0] for pragma in ("application_id", "user_version")
+        ]
+        if found and identity != [_APPLICATION_ID, _USER_VERSION]:
+            raise Rejected(f"file {name!r} is not a ledger of this version and was not changed: name another")
         for statement in () if found else _SCHEMA:
             connection.execute(statement)
     connection.execute("PRAGMA journal_mode = WAL")

@@ -20,6 +20,8 @@ from forewarn.hypervisor.ledger import Effect, EffectLedger
 
 
 class _BaseRule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="then"):
+    """A rule applies to VMs with a matching name and, if given, to one verb."""
+
     vm: str = "*"  # a pattern for the VM's name, compared without case
     verb: Verb | None = None
 
@@ -28,31 +30,31 @@ class _BaseRule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
 
 class DurationRule(_BaseRule, frozen=True, kw_only=True, tag="take"):
-    """It takes this long, whatever the act says."""
+    """The act takes this long, regardless of the duration it asks for."""
 
     seconds: Annotated[float, msgspec.Meta(ge=0, le=1e9)]
 
 
 class SlowRule(_BaseRule, frozen=True, kw_only=True, tag="slow"):
-    """It takes so many times as long as it should."""
+    """The act takes `factor` times as long."""
 
     factor: Annotated[float, msgspec.Meta(ge=0, le=1e6)] = 10.0
 
 
 class FailRule(_BaseRule, frozen=True, kw_only=True, tag="fail"):
-    """It fails at once, with no effect."""
+    """The act fails at once, without effect."""
 
     note: str = "the simulated hypervisor was told to fail"
 
 
 class UnreachableRule(_BaseRule, frozen=True, kw_only=True, tag="unavailable"):
-    """The first so many performs of an act find nobody there."""
+    """The hypervisor is unreachable for the first `times` attempts of each act."""
 
     times: Annotated[int, msgspec.Meta(ge=1)] = 1
 
 
 class FalseSuccessRule(_BaseRule, frozen=True, kw_only=True, tag="lie"):
-    """It says done, and did nothing."""
+    """The act is reported as done, but has no effect."""
 
 
 BehaviourRule = DurationRule | SlowRule | FailRule | UnreachableRule | FalseSuccessRule
@@ -60,29 +62,34 @@ _RuleT = TypeVar("_RuleT", DurationRule, SlowRule, FailRule, UnreachableRule, Fa
 
 
 class SimulatedBehaviour(msgspec.Struct, frozen=True):
+    """The rules that make the simulated hypervisor misbehave; without rules, every act succeeds."""
+
     rules: tuple[BehaviourRule, ...] = ()
 
     @classmethod
     def from_rules(cls, rows: Sequence[Mapping[str, object]]) -> SimulatedBehaviour:
-        """The behaviour that settings describe; Rejected names the rule that cannot be."""
+        """The behaviour that the settings describe. Rejected names the wrong rule."""
         if not isinstance(rows, list | tuple):
-            raise Rejected(f"hypervisor rules {rows!r} are no list: give a list of tables, one per rule")
+            raise Rejected(f"hypervisor rules {rows!r} are not a list: give a list of tables, one per rule")
         return cls(rules=tuple(parse_rule(row) for row in rows))
 
     def first_match(self, kind: type[_RuleT], act: Act) -> _RuleT | None:
+        """The first rule of this class that applies to the act, or None."""
         return next((rule for rule in self.rules if isinstance(rule, kind) and rule.matches(act)), None)
 
     def duration_s(self, act: Act, usual_s: float) -> float:
-        take, slow = self.first_match(DurationRule, act), self.first_match(SlowRule, act)
-        return (take.seconds if take else usual_s) * (slow.factor if slow else 1.0)
+        """How long this act takes, given its usual duration, both in seconds of lab time."""
+        duration_rule, slow_rule = self.first_match(DurationRule, act), self.first_match(SlowRule, act)
+        return (duration_rule.seconds if duration_rule else usual_s) * (slow_rule.factor if slow_rule else 1.0)
 
     def unreachable_attempts(self, act: Act) -> int:
-        """How many performs of this act find nobody there."""
-        unreachable = self.first_match(UnreachableRule, act)
-        return unreachable.times if unreachable else 0
+        """How many attempts of this act find the hypervisor unreachable."""
+        unreachable_rule = self.first_match(UnreachableRule, act)
+        return unreachable_rule.times if unreachable_rule else 0
 
 
 def parse_rule(row: Mapping[str, object]) -> BehaviourRule:
+    """One rule from the settings. Rejected if it has unknown or wrong fields."""
     try:
         rule: BehaviourRule = msgspec.convert(row, BehaviourRule)
     except msgspec.ValidationError as error:
@@ -94,7 +101,7 @@ def parse_rule(row: Mapping[str, object]) -> BehaviourRule:
     return rule
 
 
-USUAL_DURATION_S: dict[Verb, float] = {
+USUAL_DURATION_S: dict[Verb, float] = {  # of acts that do not say how long they take
     Verb.FREEZE: 9.0,  # spec §6.4
     Verb.MIGRATE: 5.0,  # spec §6.4
     Verb.REBOOT: 30.0,
@@ -110,7 +117,10 @@ USUAL_DURATION_S: dict[Verb, float] = {
 
 
 class SimulatedHypervisor:
-    """Performs on lab time. An act behaves as the rules said when it began; closing it closes its ledger."""
+    """Performs acts in its ledger, on lab time. It owns the ledger.
+
+    A change of the rules affects only acts that have not begun.
+    """
 
     def __init__(self, ledger: EffectLedger, behaviour: SimulatedBehaviour = SimulatedBehaviour()) -> None:  # noqa: B008 (frozen)
         self._ledger = ledger
@@ -118,31 +128,34 @@ class SimulatedHypervisor:
 
     @property
     def ledger(self) -> EffectLedger:
+        """The ledger with the effects of all acts."""
         return self._ledger
 
     def set_behaviour(self, behaviour: SimulatedBehaviour) -> None:
-        """For acts that begin from now on."""
+        """Use this behaviour for acts that begin from now on."""
         self._behaviour = behaviour
 
     def has_begun(self, act_id: str) -> bool:
+        """Whether this act has taken effect, or is under way."""
         return self._ledger.find(act_id) is not None
 
     async def perform(self, act: Act, now: float) -> ActDone | ActUnderWay:
+        """Record the effect of the act, or return how it is going. Unavailable if a rule makes it unreachable."""
         answer = await self._ledger.write_in_group(lambda: self._perform_in_ledger(act, now))
         if answer is None:
             raise Unavailable(f"the hypervisor of VM {act.name!r} does not answer for act {act.id!r}")
         return answer
 
     def _perform_in_ledger(self, act: Act, now: float) -> ActDone | ActUnderWay | None:
-        """None: there is no answer this time."""
+        """The outcome, or None if a rule makes the hypervisor unreachable this time."""
         missed = self._ledger.count_perform(act.id) <= self._behaviour.unreachable_attempts(act)
         return None if missed else self._perform_reachable(act, now)
 
     def _perform_reachable(self, act: Act, now: float) -> ActDone | ActUnderWay:
         effect = self._ledger.find(act.id)
         if effect is None:
-            if fail := self._behaviour.first_match(FailRule, act):
-                return ActDone(ok=False, note=fail.note)
+            if fail_rule := self._behaviour.first_match(FailRule, act):
+                return ActDone(ok=False, note=fail_rule.note)
             effect = self._new_effect(act, now)
             if self._behaviour.first_match(FalseSuccessRule, act):
                 return ActDone(ok=True, note=_outcome_text(effect))
@@ -167,6 +180,7 @@ class SimulatedHypervisor:
         )
 
     async def close(self) -> None:
+        """Wait for pending writes and close the ledger."""
         await self._ledger.wait_until_written()
         self._ledger.close()
 

@@ -36,7 +36,7 @@ _SHUTDOWN_VERBS = frozenset({Verb.EVICT, Verb.DELETE, Verb.POWER_OFF, Verb.DEALL
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SupervisorNotification:
-    """Something other than an answer."""
+    """A message of a supervisor that is not an answer to an order."""
 
     hello: SupervisorHello | None = None
     listener: ListenerOffer | None = None
@@ -45,9 +45,10 @@ class SupervisorNotification:
 
 
 class SupervisorConnection:
-    """Built inside a running loop, on a connected unix socket, which is the link's from then on."""
+    """The connection to one supervisor. It owns its socket."""
 
     def __init__(self, sock: socket.socket) -> None:
+        """Start to read from a connected unix socket, inside a running event loop."""
         self._sock = sock
         self._loop = asyncio.get_running_loop()
         self._buffer = bytearray()
@@ -65,31 +66,35 @@ class SupervisorConnection:
 
     @property
     def pid(self) -> int:
+        """The process id of the supervisor."""
         return self.hello.pid
 
     @property
     def program(self) -> tuple[str, ...] | None:
+        """The program inside the VM, with its arguments."""
         return self.hello.program
 
     def identify(self, hello: SupervisorHello) -> None:
-        """From here on it is known whose line this is, and what its keeper has done already."""
+        """Record the hello: which VM the supervisor holds, and the outcomes of acts that it knows."""
         self.hello, self.boot_id, self.state = hello, hello.boot_id, hello.state
-        known = ((act, SupervisorMessage(act=act, ok=told.ok, note=told.note)) for act, told in hello.known.items())
+        known = (
+            (act, SupervisorMessage(act=act, ok=outcome.ok, note=outcome.note)) for act, outcome in hello.known.items()
+        )
         self._answers.update(known)
 
     async def receive(self) -> SupervisorNotification | None:
-        """The next thing said that is no answer; None: the keeper has hung up."""
+        """The next message that is not an answer; None when the connection is closed."""
         return await self._received.get()
 
     def discard_received(self) -> None:
-        """Let go of what was said and will not be listened to."""
+        """Discard the messages that were not received, and close their file descriptors."""
         while not self._received.empty():
-            heard = self._received.get_nowait()
-            for fd in heard.fds if heard else ():
+            notification = self._received.get_nowait()
+            for fd in notification.fds if notification else ():
                 os.close(fd)
 
     def send(self, message: dict[str, Any]) -> None:
-        """Lines are short: a keeper that leaves no room for one has stopped reading, and is hung up on."""
+        """Send a message. If the socket's buffer is full, the supervisor has stopped reading: then close."""
         if self.is_closed:
             return
         line = encode_message(message)
@@ -101,31 +106,38 @@ class SupervisorConnection:
             self.close()
 
     def send_order(self, act: Act, duration_s: float) -> None:
-        """Say what is to be done; said again, a keeper answers again and does nothing twice."""
-        if (old := self._answers.get(act.id)) is not None and not old.is_final:
+        """Order an act. A repeated order gets the same answer and has no second effect."""
+        if (previous := self._answers.get(act.id)) is not None and not previous.is_final:
             del self._answers[act.id]
         self._verbs[act.id] = act.verb
         self.send(order_message(act, duration_s))
 
     def send_thaw(self, act_id: str) -> None:
+        """End the freeze of this act now."""
         self.send({"thaw": act_id})
 
     def final_answer(self, act_id: str) -> SupervisorMessage | None:
-        """The final answer, if it is known."""
-        said = self._answers.get(act_id)
-        return said if said is not None and said.is_final else None
+        """The final answer to this act, if it has arrived."""
+        message = self._answers.get(act_id)
+        return message if message is not None and message.is_final else None
 
     async def wait_for_answer(self, act_id: str, *, within_s: float, final: bool) -> SupervisorMessage | None:
-        """The answer to an act, or with `final` how it ended; None: there was none in time."""
+        """The answer to an act, or with `final` its final answer; None if none arrives within `within_s` seconds.
+
+        Raises Unavailable if the connection closes.
+        """
         with suppress(TimeoutError):
             async with asyncio.timeout(within_s):
-                while (said := self._answers.get(act_id)) is None or (final and not said.is_final):
+                while (message := self._answers.get(act_id)) is None or (final and not message.is_final):
                     if self.is_closed:
-                        raise Unavailable(f"the keeper of VM {self.hello.vm!r} has hung up: ask again when it is back")
+                        raise Unavailable(
+                            f"the supervisor of VM {self.hello.vm!r} has disconnected: try again when it is back"
+                        )
                     await self._changed.wait()
-        return said
+        return message
 
     def close(self) -> None:
+        """Close the connection; `receive` and `wait_for_answer` end."""
         if self.is_closed:
             return
         self.is_closed = True
@@ -145,7 +157,7 @@ class SupervisorConnection:
             self.close()
             return
         for fd in fds:
-            os.set_inheritable(fd, False)  # else an operator's command would have a VM's socket, and keep it after us
+            os.set_inheritable(fd, False)  # an operator's command must not inherit the socket of a VM
         self._fds.extend(fds)
         self._buffer += data
         if not data:
@@ -154,46 +166,48 @@ class SupervisorConnection:
         try:
             self._parse_lines()
         except Rejected as error:
-            log.warning("the keeper of VM %r is hung up on: %s", self.hello.vm, error)
+            log.warning("the connection to the supervisor of VM %r is closed: %s", self.hello.vm, error)
             self.send({"refused": str(error)})
             self.close()
 
     def _parse_lines(self) -> None:
         *lines, rest = self._buffer.split(b"\n")
         if len(rest) > MAX_LINE_BYTES:
-            raise Rejected(f"this line is longer than {MAX_LINE_BYTES} bytes: {bytes(rest[:200])!r}")
+            raise Rejected(f"the message is longer than {MAX_LINE_BYTES} bytes: {bytes(rest[:200])!r}")
         self._buffer = rest
         for line in lines:
             self._handle_message(decode_message(bytes(line)))
         if len(self._fds) > _MAX_PENDING_FDS:
-            raise Rejected(f'{len(self._fds)} file descriptors came that no line announced: announce them with "fds"')
+            raise Rejected(
+                f'{len(self._fds)} file descriptors arrived that no message announced: announce them with "fds"'
+            )
 
-    def _handle_message(self, said: SupervisorMessage) -> None:
-        if len(self._fds) < said.fds:
-            raise Rejected(f"{said.fds} file descriptors were announced, {len(self._fds)} came")
-        fds = tuple(self._fds.popleft() for _ in range(said.fds))
-        if said.listener is None:
+    def _handle_message(self, message: SupervisorMessage) -> None:
+        if len(self._fds) < message.fds:
+            raise Rejected(f"{message.fds} file descriptors were announced, but {len(self._fds)} arrived")
+        fds = tuple(self._fds.popleft() for _ in range(message.fds))
+        if message.listener is None:
             for fd in fds:
                 os.close(fd)
             fds = ()
-        if said.act:
-            self._record_answer(said)
+        if message.act:
+            self._record_answer(message)
         else:
             self._received.put_nowait(
-                SupervisorNotification(hello=said.hello, listener=said.listener, exited=said.exited, fds=fds)
+                SupervisorNotification(hello=message.hello, listener=message.listener, exited=message.exited, fds=fds)
             )
 
-    def _record_answer(self, said: SupervisorMessage) -> None:
-        verb = self._verbs.get(said.act)
+    def _record_answer(self, message: SupervisorMessage) -> None:
+        verb = self._verbs.get(message.act)
         if verb in (Verb.FREEZE, Verb.MIGRATE):
-            self.state = "running" if said.is_final else "frozen"
-        elif said.ok and verb is not None and verb is not Verb.REAPPLY:
+            self.state = "running" if message.is_final else "frozen"
+        elif message.ok and verb is not None and verb is not Verb.REAPPLY:
             self.state = "down" if verb in _SHUTDOWN_VERBS else "running"
-        self.state = said.state or self.state
-        self.boot_id = said.boot_id or self.boot_id
-        if said.is_final:
-            self._verbs.pop(said.act, None)
-        self._answers[said.act] = said
+        self.state = message.state or self.state
+        self.boot_id = message.boot_id or self.boot_id
+        if message.is_final:
+            self._verbs.pop(message.act, None)
+        self._answers[message.act] = message
         self._notify_waiters()
 
     def _notify_waiters(self) -> None:

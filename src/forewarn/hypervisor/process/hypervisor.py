@@ -19,95 +19,103 @@ from forewarn.hypervisor.process.messages import SupervisorMessage
 from forewarn.hypervisor.process.registry import SupervisorRegistry
 from forewarn.hypervisor.simulated import USUAL_DURATION_S
 
-ANSWER_TIMEOUT_S = 15.0  # real time: how long an act's end is waited for before it is asked after again
+ANSWER_TIMEOUT_S = 15.0  # real time: how long one `perform` waits for a supervisor's answer
 _PAUSE_VERBS = frozenset({Verb.FREEZE, Verb.MIGRATE})
 _BOOT_VERBS = frozenset({Verb.REBOOT, Verb.REDEPLOY, Verb.START, Verb.REIMAGE})
-_MIN_RETRY_AFTER_S = 0.05  # of lab time
+_MIN_RETRY_AFTER_S = 0.05  # lab time
 
 
 class FallbackHypervisor(Hypervisor, Protocol):
-    """A hypervisor for VMs that nobody keeps."""
+    """A hypervisor for VMs without a supervisor."""
 
     def has_begun(self, act_id: str) -> bool:
-        """Whether this act is, or was, done there."""
+        """Whether this act has taken effect there, or is under way."""
 
 
 class ProcessHypervisor:
-    """Closing it closes the other hypervisor too; the keepers go on without us."""
+    """Performs acts through supervisors; owns the fallback hypervisor."""
 
     def __init__(
-        self, keepers: SupervisorRegistry, otherwise: FallbackHypervisor, *, patience_s: float = ANSWER_TIMEOUT_S
+        self,
+        supervisors: SupervisorRegistry,
+        fallback: FallbackHypervisor,
+        *,
+        answer_timeout_s: float = ANSWER_TIMEOUT_S,
     ) -> None:
-        self._supervisors = keepers
-        self._fallback = otherwise
-        self._answer_timeout_s = patience_s
-        self._pauses: dict[
-            str, tuple[SupervisorConnection, float]
-        ] = {}  # act → who holds the VM still, and the lab time of the end
-        self._missing_supervisor_texts: dict[str, str] = {}  # act → why it is done otherwise
+        self._supervisors = supervisors
+        self._fallback = fallback
+        self._answer_timeout_s = answer_timeout_s
+        # Act id → the connection on which it was ordered, and the lab time of its end:
+        self._pauses: dict[str, tuple[SupervisorConnection, float]] = {}
+        self._missing_supervisor_texts: dict[str, str] = {}  # act id → why the fallback performs it
 
     async def perform(self, act: Act, now: float) -> ActDone | ActUnderWay:
-        link = await self._supervisors.wait_for_connection(act.vm)
-        if link is None or (link.final_answer(act.id) is None and self._fallback.has_begun(act.id)):
+        """Order the act from the VM's supervisor, or perform it with the fallback if the VM has none.
+
+        Raises Unavailable if the supervisor does not answer.
+        """
+        connection = await self._supervisors.wait_for_connection(act.vm)
+        if connection is None or (connection.final_answer(act.id) is None and self._fallback.has_begun(act.id)):
             return await self._perform_with_fallback(act, now)
-        if (told := link.final_answer(act.id)) is not None:
-            return self._finish(told)
+        if (message := connection.final_answer(act.id)) is not None:
+            return self._finish(message)
         if act.verb in _PAUSE_VERBS:
-            return await self._continue_pause(link, act, now)
-        link.send_order(act, _duration_s(act))
+            return await self._continue_pause(connection, act, now)
+        connection.send_order(act, _duration_s(act))
         return self._answer_to_outcome(
-            await link.wait_for_answer(act.id, within_s=self._answer_timeout_s, final=True), act, now
+            await connection.wait_for_answer(act.id, within_s=self._answer_timeout_s, final=True), act, now
         )
 
     async def close(self) -> None:
+        """Close the fallback hypervisor. Supervisors keep running."""
         await self._fallback.close()
 
     async def _perform_with_fallback(self, act: Act, now: float) -> ActDone | ActUnderWay:
-        if lost := self._supervisors.missing_supervisor_text(act.vm):
-            self._missing_supervisor_texts[act.id] = lost
+        if missing_text := self._supervisors.missing_supervisor_text(act.vm):
+            self._missing_supervisor_texts[act.id] = missing_text
         answer = await self._fallback.perform(act, now)
         if isinstance(answer, ActUnderWay):
             return answer
-        lost = self._missing_supervisor_texts.pop(act.id, "")
-        if lost or act.verb in _BOOT_VERBS:
+        missing_text = self._missing_supervisor_texts.pop(act.id, "")
+        if missing_text or act.verb in _BOOT_VERBS:
             self._supervisors.forget(act.vm)
-        return replace(answer, note=f"{answer.note}; {lost}") if lost else answer
+        return replace(answer, note=f"{answer.note}; {missing_text}") if missing_text else answer
 
-    async def _continue_pause(self, link: SupervisorConnection, act: Act, now: float) -> ActDone | ActUnderWay:
-        """The VM stands still for so long of real time, or until lab time has reached the end, whichever is first."""
+    async def _continue_pause(self, connection: SupervisorConnection, act: Act, now: float) -> ActDone | ActUnderWay:
+        """Keep the VM paused for its duration in real time, or until lab time reaches the end, whichever is first."""
         holder, ends_at = self._pauses.get(act.id, (None, 0.0))
-        if holder is not link:
-            return await self._begin_pause(link, act, now)
+        if holder is not connection:
+            return await self._begin_pause(connection, act, now)
         if now < ends_at:
             return ActUnderWay(at=ends_at)
-        link.send_thaw(act.id)
-        told = await link.wait_for_answer(act.id, within_s=self._answer_timeout_s, final=True)
+        connection.send_thaw(act.id)
+        message = await connection.wait_for_answer(act.id, within_s=self._answer_timeout_s, final=True)
         return (
-            self._answer_to_outcome(told, act, now)
-            if told is None or told.is_final
+            self._answer_to_outcome(message, act, now)
+            if message is None or message.is_final
             else ActUnderWay(at=now + _MIN_RETRY_AFTER_S)
         )
 
-    async def _begin_pause(self, link: SupervisorConnection, act: Act, now: float) -> ActDone | ActUnderWay:
-        """Or find it again, after the keeper or we were away."""
-        link.send_order(act, _duration_s(act))
-        told = await link.wait_for_answer(act.id, within_s=self._answer_timeout_s, final=False)
-        if told is None or told.until is None:
-            return self._answer_to_outcome(told, act, now)
-        ends_at = now + max(_MIN_RETRY_AFTER_S, told.until)
-        self._pauses[act.id] = (link, ends_at)
+    async def _begin_pause(self, connection: SupervisorConnection, act: Act, now: float) -> ActDone | ActUnderWay:
+        """Order the pause, or find it again after the supervisor or the service was away."""
+        connection.send_order(act, _duration_s(act))
+        message = await connection.wait_for_answer(act.id, within_s=self._answer_timeout_s, final=False)
+        if message is None or message.until is None:
+            return self._answer_to_outcome(message, act, now)
+        ends_at = now + max(_MIN_RETRY_AFTER_S, message.until)
+        self._pauses[act.id] = (connection, ends_at)
         return ActUnderWay(at=ends_at)
 
-    def _answer_to_outcome(self, told: SupervisorMessage | None, act: Act, now: float) -> ActDone | ActUnderWay:
-        if told is None:
-            raise Unavailable(f"the keeper of VM {act.name!r} says nothing about act {act.id!r}: ask it again")
-        if not told.is_final:
-            return ActUnderWay(at=now + max(_MIN_RETRY_AFTER_S, told.until or 0.0))
-        return self._finish(told)
+    def _answer_to_outcome(self, message: SupervisorMessage | None, act: Act, now: float) -> ActDone | ActUnderWay:
+        if message is None:
+            raise Unavailable(f"the supervisor of VM {act.name!r} does not answer for act {act.id!r}: try again later")
+        if not message.is_final:
+            return ActUnderWay(at=now + max(_MIN_RETRY_AFTER_S, message.until or 0.0))
+        return self._finish(message)
 
-    def _finish(self, told: SupervisorMessage) -> ActDone:
-        self._pauses.pop(told.act, None)
-        return ActDone(ok=bool(told.ok), note=told.note)
+    def _finish(self, message: SupervisorMessage) -> ActDone:
+        self._pauses.pop(message.act, None)
+        return ActDone(ok=bool(message.ok), note=message.note)
 
 
 def _duration_s(act: Act) -> float:

@@ -12,32 +12,35 @@ import msgspec
 from forewarn.core.event import Act
 from forewarn.errors import Rejected
 
-MAX_LINE_BYTES = 16 * 1024 * 1024  # a keeper may know of many acts
+MAX_LINE_BYTES = 16 * 1024 * 1024  # the hello of a supervisor may list many acts
 
 
 class KnownOutcome(msgspec.Struct, frozen=True, kw_only=True):
-    """How an act ended, as the keeper's journal has it."""
+    """The outcome of an act, from the supervisor's journal."""
 
     ok: bool
     note: str = ""
 
 
 class SupervisorHello(msgspec.Struct, frozen=True, kw_only=True):
-    vm: str  # by its name, `group/name` or key
-    pid: int  # the keeper's
+    """The first message of a supervisor: its VM, its process, and the acts whose outcome it knows."""
+
+    vm: str  # its name, `group/name` or key
+    pid: int  # of the supervisor
     started: str | int  # field 22 of /proc/PID/stat
     boot_id: str = ""
     program: tuple[str, ...] | None = None
-    state: str = "running"  # or frozen, down
-    known: dict[str, KnownOutcome] = {}
+    state: str = "running"  # or "frozen" or "down"
+    known: dict[str, KnownOutcome] = {}  # by act id
 
     @property
     def process_identity(self) -> tuple[int, str]:
+        """Process id and start time, which together identify the supervisor process."""
         return self.pid, str(self.started)
 
 
 class ListenerOffer(msgspec.Struct, frozen=True, kw_only=True):
-    """A listening socket comes with this line."""
+    """A listening socket from inside the VM, whose file descriptor is sent along."""
 
     address: str = ""
     port: int = 0
@@ -48,25 +51,26 @@ class ProgramExitMessage(msgspec.Struct, frozen=True, kw_only=True):
 
     code: int | None = None
     signal: int | str | None = None
-    output: str = ""  # the end of what it wrote
+    output: str = ""  # the end of its output
 
 
 class SupervisorMessage(msgspec.Struct, frozen=True, kw_only=True):
-    """One line of a keeper: a hello, an offer, an exit, or the answer to an act."""
+    """One message of a supervisor: a hello, a listener, an exit, or the answer to an act."""
 
     hello: SupervisorHello | None = None
     listener: ListenerOffer | None = None
     exited: ProgramExitMessage | None = None
     act: str = ""
-    until: float | None = None  # the act is under way, for so many seconds from now
+    until: float | None = None  # the act is under way, for this many more seconds
     ok: bool | None = None  # the act is over
     note: str = ""
     boot_id: str = ""  # after the act
     state: str = ""  # after the act
-    fds: int = 0  # file descriptors that come with this line
+    fds: int = 0  # number of file descriptors sent along
 
     @property
     def is_final(self) -> bool:
+        """Whether this is the final answer to an act."""
         return self.ok is not None
 
 
@@ -75,20 +79,23 @@ _encode = msgspec.json.Encoder().encode
 
 
 def decode_message(line: bytes) -> SupervisorMessage:
+    """One line from a supervisor. Rejected if it is not a known message."""
     try:
-        said = _decode(line)
+        message = _decode(line)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise Rejected(f"this line is not understood ({error}): {line[:200]!r}") from None
-    if not (said.hello or said.listener or said.exited or said.act):
-        raise Rejected(f"this line says nothing that is known: {line[:200]!r}")
-    return said
+        raise Rejected(f"the message is not understood ({error}): {line[:200]!r}") from None
+    if not (message.hello or message.listener or message.exited or message.act):
+        raise Rejected(f"the message has no known key: {line[:200]!r}")
+    return message
 
 
 def encode_message(message: dict[str, Any]) -> bytes:
+    """One line to a supervisor."""
     return _encode(message) + b"\n"
 
 
 def order_message(act: Act, duration_s: float) -> dict[str, Any]:
+    """The order to perform this act, taking `duration_s` seconds."""
     host = act.to_host or act.from_host
     order: dict[str, Any] = {"act": act.id, "verb": act.verb, "duration_s": duration_s, "host": host}
     return {"order": order | {"abrupt": True} if act.abrupt else order}

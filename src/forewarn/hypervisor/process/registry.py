@@ -28,48 +28,53 @@ _RECORD_FILE = "keeper.json"
 
 
 class SupervisorRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """A VM's keeper, as it was last seen."""
+    """The supervisor of a VM, as it was last seen."""
 
     vm: str  # the VM's key
     pid: int = 0
-    started: str = ""
-    ended: bool = False  # its program ended by itself, and is not to be started again by us
+    started: str = ""  # the process's start time, see `process_start_time`
+    ended: bool = False  # its program ended by itself, so the service does not start it again
 
     @property
     def is_alive(self) -> bool:
+        """Whether the supervisor process is alive."""
         return is_process_alive(self.pid, self.started)
 
 
 class SupervisorRecords:
+    """The supervisor records below a directory, one file per VM."""
+
     def __init__(self, directory: Path) -> None:
         self._directory = directory
-        self._records = {kept.vm: kept for kept in _read_records(directory)}
+        self._records = {record.vm: record for record in _read_records(directory)}
 
     def vm_directory(self, vm: str) -> Path:
-        """Of the VM with this key: readable where its name is plain, and of a length that any name allows."""
+        """The directory of the VM with this key: its name, as far as it is plain, and a hash of the key."""
         plain = re.sub(r"[^a-z0-9._-]", "_", vm.rpartition("/")[2])[:40]
         return self._directory / f"{plain}-{hashlib.sha256(vm.encode()).hexdigest()[:12]}"
 
     def get(self, vm: str) -> SupervisorRecord | None:
+        """The record of the VM with this key, or None."""
         return self._records.get(vm)
 
     @property
     def live_pids(self) -> list[int]:
-        """The processes that keep a VM now."""
-        return sorted(kept.pid for kept in self._records.values() if kept.is_alive)
+        """The process ids of the supervisors that are alive."""
+        return sorted(record.pid for record in self._records.values() if record.is_alive)
 
-    def save(self, kept: SupervisorRecord) -> None:
-        if self._records.get(kept.vm) == kept:
+    def save(self, record: SupervisorRecord) -> None:
+        """Write the record of a VM, unless it is unchanged."""
+        if self._records.get(record.vm) == record:
             return
-        self._records[kept.vm] = kept
-        path = self.vm_directory(kept.vm) / _RECORD_FILE
+        self._records[record.vm] = record
+        path = self.vm_directory(record.vm) / _RECORD_FILE
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        fresh = path.with_suffix(".new")
-        fresh.write_bytes(msgspec.json.encode(kept))
-        os.replace(fresh, path)
+        new_file = path.with_suffix(".new")
+        new_file.write_bytes(msgspec.json.encode(record))
+        os.replace(new_file, path)
 
     def delete(self, vm: str) -> None:
-        """It has no keeper, and none is missing."""
+        """Delete the record: the VM has no supervisor, and none is missing."""
         if self._records.pop(vm, None) is not None:
             (self.vm_directory(vm) / _RECORD_FILE).unlink(missing_ok=True)
 
@@ -79,114 +84,121 @@ def _read_records(directory: Path) -> Iterator[SupervisorRecord]:
         try:
             yield msgspec.json.decode(path.read_bytes(), type=SupervisorRecord)
         except (OSError, msgspec.DecodeError) as error:
-            log.warning("%s is not understood and left alone: %s", path, error)
+            log.warning("%s cannot be read and is ignored: %s", path, error)
 
 
-RECONNECT_GRACE_S = 5.0  # real time: a keeper tries five times a second
+RECONNECT_GRACE_S = 5.0  # real time; a supervisor tries to connect five times a second
 _POLL_INTERVAL_S = 0.1
 
 
 class SupervisorRegistry:
-    """VMs are known by their keys. Waiting is in real time: a keeper reconnects in real time, however lab time runs."""
+    """The supervisors of VMs, by VM key: those connected, and those whose processes are alive."""
 
-    def __init__(self, roster: SupervisorRecords, *, grace_s: float = RECONNECT_GRACE_S) -> None:
-        self._records = roster
+    def __init__(self, records: SupervisorRecords, *, grace_s: float = RECONNECT_GRACE_S) -> None:
+        """`grace_s`: how long an act waits, in real time, for a supervisor to reconnect."""
+        self._records = records
         self._grace_s = grace_s
         self._connections: dict[str, SupervisorConnection] = {}
         self._registered = asyncio.Event()
 
     def vm_directory(self, vm: str) -> Path:
+        """The directory of the VM with this key."""
         return self._records.vm_directory(vm)
 
     @property
     def connections(self) -> dict[str, SupervisorConnection]:
-        """Of the keepers that are connected, by the VM's key."""
+        """The open connections, by VM key."""
         return dict(self._connections)
 
     def connection_of(self, vm: str) -> SupervisorConnection | None:
+        """The connection to the supervisor of this VM, or None."""
         return self._connections.get(vm)
 
     def is_supervised(self, vm: str) -> bool:
-        """Whether a keeper is connected, or its process lives and will be."""
-        kept = self._records.get(vm)
-        return vm in self._connections or (kept is not None and kept.is_alive)
+        """Whether a supervisor of this VM is connected, or its process is alive and will connect."""
+        record = self._records.get(vm)
+        return vm in self._connections or (record is not None and record.is_alive)
 
     def has_program_ended(self, vm: str) -> bool:
-        """Whether the program ended by itself."""
-        kept = self._records.get(vm)
-        return kept is not None and kept.ended
+        """Whether the program of this VM ended by itself."""
+        record = self._records.get(vm)
+        return record is not None and record.ended
 
     def require_no_other_supervisor(self, vm: str, hello: SupervisorHello) -> None:
-        """One keeper per VM; the same one may come again before we know that it was gone."""
-        kept = self._records.get(vm)
-        if kept is not None and (kept.pid, kept.started) != hello.process_identity and kept.is_alive:
-            raise Refused(f"VM {hello.vm!r} is kept by process {kept.pid} already: end that one first")
+        """Raises Refused if another live process is the supervisor of this VM. The same one may connect again."""
+        record = self._records.get(vm)
+        if record is not None and (record.pid, record.started) != hello.process_identity and record.is_alive:
+            raise Refused(
+                f"VM {hello.vm!r} already runs a program (supervisor: process {record.pid}): end that one first"
+            )
 
     def is_recorded(self, vm: str, hello: SupervisorHello) -> bool:
-        """Whether this keeper had the VM before, or was started for it by us."""
-        kept = self._records.get(vm)
-        return kept is not None and (kept.pid, kept.started) == hello.process_identity
+        """Whether this process is the recorded supervisor of the VM."""
+        record = self._records.get(vm)
+        return record is not None and (record.pid, record.started) == hello.process_identity
 
-    def register(self, vm: str, link: SupervisorConnection) -> bool:
-        """Take the link as the VM's; whether its keeper is one that was not known before."""
-        self.require_no_other_supervisor(vm, link.hello)
-        if (old := self._connections.get(vm)) is not None:
-            old.close()
-        is_new = not self.is_recorded(vm, link.hello)
-        self.record(vm, *link.hello.process_identity)
-        self._connections[vm] = link
+    def register(self, vm: str, connection: SupervisorConnection) -> bool:
+        """Make this the VM's connection; returns whether its supervisor is new. Raises Refused if there is another."""
+        self.require_no_other_supervisor(vm, connection.hello)
+        if (previous := self._connections.get(vm)) is not None:
+            previous.close()
+        is_new = not self.is_recorded(vm, connection.hello)
+        self.record(vm, *connection.hello.process_identity)
+        self._connections[vm] = connection
         self._registered.set()
         self._registered = asyncio.Event()
         return is_new
 
     def record(self, vm: str, pid: int, started: str) -> None:
-        """This process keeps the VM, or will in a moment."""
+        """Record this process as the VM's supervisor; it may not be connected yet."""
         self._records.save(SupervisorRecord(vm=vm, pid=pid, started=started))
 
-    def unregister(self, vm: str, link: SupervisorConnection) -> bool:
-        """Whether it was the VM's link still: its keeper may have come back on another before we knew it was gone."""
-        was_its = self._connections.get(vm) is link
-        if was_its:
+    def unregister(self, vm: str, connection: SupervisorConnection) -> bool:
+        """Forget this connection; returns False if the supervisor has already connected again on another one."""
+        was_registered = self._connections.get(vm) is connection
+        if was_registered:
             del self._connections[vm]
-        return was_its
+        return was_registered
 
     def mark_ended(self, vm: str) -> None:
-        """The program ended by itself: nobody is missing when its keeper goes."""
-        if (kept := self._records.get(vm)) is not None:
-            self._records.save(replace(kept, ended=True))
+        """Record that the VM's program ended by itself: then its supervisor is not missing when it exits."""
+        if (record := self._records.get(vm)) is not None:
+            self._records.save(replace(record, ended=True))
 
     def forget(self, vm: str) -> None:
-        """Nobody is missing, and how the last program ended is forgotten; a keeper that lives stays known."""
-        kept = self._records.get(vm)
-        if kept is not None and self.is_supervised(vm):
-            self._records.save(replace(kept, ended=False))
+        """Forget how the last program ended; without a live supervisor, delete the record."""
+        record = self._records.get(vm)
+        if record is not None and self.is_supervised(vm):
+            self._records.save(replace(record, ended=False))
         else:
             self._records.delete(vm)
 
     async def wait_for_connection(self, vm: str) -> SupervisorConnection | None:
-        """The link of the VM's keeper, waited for if it is away for a moment; None: the VM has no keeper.
+        """The connection to the VM's supervisor, after a short wait if it is away; None if the VM has none.
 
-        Raises Unavailable for one that lives and does not come.
+        Raises Unavailable if the supervisor's process is alive but does not connect.
         """
         with suppress(TimeoutError):
             async with asyncio.timeout(self._grace_s):
                 while self.is_supervised(vm):
-                    if (link := self._connections.get(vm)) is not None and not link.is_closed:
-                        return link
+                    if (connection := self._connections.get(vm)) is not None and not connection.is_closed:
+                        return connection
                     await self._wait_for_change()
                 return None
-        kept = self._records.get(vm)
-        raise Unavailable(f"the keeper of VM {vm!r} (process {kept.pid if kept else 0}) lives but does not answer")
+        record = self._records.get(vm)
+        raise Unavailable(
+            f"the supervisor of VM {vm!r} (process {record.pid if record else 0}) is alive but does not connect"
+        )
 
     def missing_supervisor_text(self, vm: str) -> str:
-        """Who should be there and is gone for good, as a sentence; "" if nobody is missing."""
-        kept = self._records.get(vm)
-        if kept is None or kept.ended or self.is_supervised(vm):
+        """A sentence about a supervisor that died with its program; "" if none is missing."""
+        record = self._records.get(vm)
+        if record is None or record.ended or self.is_supervised(vm):
             return ""
-        return f"its keeper (process {kept.pid}) is gone, and its program with it"
+        return f"its supervisor (process {record.pid}) is gone, and its program with it"
 
     async def _wait_for_change(self) -> None:
-        """That a process has gone nobody tells us, so we look."""
+        """Wait for a connection, but not long: the exit of a process causes no notification."""
         with suppress(TimeoutError):
             async with asyncio.timeout(_POLL_INTERVAL_S):
                 await self._registered.wait()

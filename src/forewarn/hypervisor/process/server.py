@@ -23,18 +23,18 @@ from forewarn.hypervisor.process.messages import ProgramExitMessage
 from forewarn.hypervisor.process.registry import SupervisorRegistry
 
 log = logging.getLogger(__name__)
-_HELLO_TIMEOUT_S = 60.0  # a keeper may be one of hundreds that start at once
+_HELLO_TIMEOUT_S = 60.0  # hundreds of supervisors may start at once
 _BACKLOG = 512
 _MAX_PROGRAM_CHARACTERS = 200  # in the history
 
-WriteHistory = Callable[[EntryKind, Vm, str], Awaitable[None]]
+WriteHistory = Callable[[EntryKind, Vm, str], Awaitable[None]]  # kind, VM, text of the entry
 FindVm = Callable[[str], Vm]  # by name or key; raises NotFound
 StopListening = Callable[[], Awaitable[None]]
 ListenInsideVm = Callable[[str, socket.socket], Awaitable[StopListening]]  # VM key, listening socket
 
 
 class SupervisorServer:
-    """Accepts supervisors; what it needs of the rest of the service comes in as functions."""
+    """Accepts supervisors and serves the VMs that they hold; the rest of the service comes in as functions."""
 
     def __init__(
         self,
@@ -66,70 +66,70 @@ class SupervisorServer:
             await asyncio.gather(accepting, return_exceptions=True)
             sock.close()
             path.unlink(missing_ok=True)
-            for link in tuple(self._connection_tasks):
-                link.close()
+            for connection in tuple(self._connection_tasks):
+                connection.close()
             await asyncio.gather(*self._connection_tasks.values(), return_exceptions=True)
 
     async def _accept_forever(self, sock: socket.socket) -> None:
         loop = asyncio.get_running_loop()
         while True:
             try:
-                connection, _ = await loop.sock_accept(sock)
+                accepted, _ = await loop.sock_accept(sock)
             except OSError as error:
-                log.warning("a keeper cannot be let in now: %s", error)
+                log.warning("a supervisor cannot be accepted now: %s", error)
                 await asyncio.sleep(1.0)
                 continue
-            link = SupervisorConnection(connection)
-            self._connection_tasks[link] = asyncio.create_task(self._handle_connection(link))
+            connection = SupervisorConnection(accepted)
+            self._connection_tasks[connection] = asyncio.create_task(self._handle_connection(connection))
 
-    async def _handle_connection(self, link: SupervisorConnection) -> None:
+    async def _handle_connection(self, connection: SupervisorConnection) -> None:
         try:
-            vm = await self._handshake(link)
+            vm = await self._handshake(connection)
             if vm is not None:
-                await self._receive_until_closed(vm, link)
+                await self._receive_until_closed(vm, connection)
         except ForewarnError as error:
-            link.send({"refused": str(error)})
+            connection.send({"refused": str(error)})
         except Exception:
-            log.exception("the line to a keeper failed")
+            log.exception("the connection to a supervisor failed")
         finally:
-            link.close()
-            link.discard_received()
-            self._connection_tasks.pop(link, None)
+            connection.close()
+            connection.discard_received()
+            self._connection_tasks.pop(connection, None)
 
-    async def _handshake(self, link: SupervisorConnection) -> Vm | None:
-        heard: SupervisorNotification | None = None
+    async def _handshake(self, connection: SupervisorConnection) -> Vm | None:
+        message: SupervisorNotification | None = None
         with suppress(TimeoutError):
             async with asyncio.timeout(_HELLO_TIMEOUT_S):
-                heard = await link.receive()
-        if heard is None:
+                message = await connection.receive()
+        if message is None:
             return None
-        if heard.hello is None:
-            raise Rejected("a keeper says hello first: say which VM you keep")
-        vm = self._find_vm(heard.hello.vm)
-        self._supervisors.require_no_other_supervisor(vm.key, heard.hello)
-        if vm.power is not PowerState.RUNNING and not self._supervisors.is_recorded(vm.key, heard.hello):
-            raise Refused(f"VM {vm.name!r} is {vm.power}: turn it on first, with `forewarn power {vm.name} start`")
-        link.identify(heard.hello)
-        place = self._supervisors.vm_directory(vm.key)
-        (place / "ephemeral").mkdir(parents=True, exist_ok=True, mode=0o700)
-        link.send({"welcome": {"vm": _welcome_vm(vm, place)}})
-        if self._supervisors.register(vm.key, link):
-            await self._write_history(EntryKind.PROGRAM, vm, _started_text(vm, link))
+        if message.hello is None:
+            raise Rejected("the first message must be a hello: say which VM you hold")
+        vm = self._find_vm(message.hello.vm)
+        self._supervisors.require_no_other_supervisor(vm.key, message.hello)
+        if vm.power is not PowerState.RUNNING and not self._supervisors.is_recorded(vm.key, message.hello):
+            raise Refused(f"VM {vm.name!r} is {vm.power}: start it first, with `forewarn power {vm.name} start`")
+        connection.identify(message.hello)
+        directory = self._supervisors.vm_directory(vm.key)
+        (directory / "ephemeral").mkdir(parents=True, exist_ok=True, mode=0o700)
+        connection.send({"welcome": {"vm": _welcome_vm(vm, directory)}})
+        if self._supervisors.register(vm.key, connection):
+            await self._write_history(EntryKind.PROGRAM, vm, _started_text(vm, connection))
         return vm
 
-    async def _receive_until_closed(self, vm: Vm, link: SupervisorConnection) -> None:
+    async def _receive_until_closed(self, vm: Vm, connection: SupervisorConnection) -> None:
         stops: list[StopListening] = []
         try:
-            while (heard := await link.receive()) is not None:
-                if heard.listener is not None:
-                    stops.append(await self._start_listener(vm, heard.fds))
-                    link.send({"listening": True})
-                if heard.exited is not None:
-                    link.state = "ended"
+            while (message := await connection.receive()) is not None:
+                if message.listener is not None:
+                    stops.append(await self._start_listener(vm, message.fds))
+                    connection.send({"listening": True})
+                if message.exited is not None:
+                    connection.state = "ended"
                     self._supervisors.mark_ended(vm.key)
-                    await self._write_history(EntryKind.PROGRAM, vm, _ended_text(vm, heard.exited))
+                    await self._write_history(EntryKind.PROGRAM, vm, _ended_text(vm, message.exited))
         finally:
-            if self._supervisors.unregister(vm.key, link) and link.state == "down":
+            if self._supervisors.unregister(vm.key, connection) and connection.state == "down":
                 self._supervisors.mark_ended(vm.key)
             for stop in stops:
                 await stop()
@@ -139,7 +139,7 @@ class SupervisorServer:
         for fd in more:
             os.close(fd)
         if first < 0:
-            raise Rejected("no socket came with the line that offers one: send it along (SCM_RIGHTS)")
+            raise Rejected("the listener message came without a socket: send it along (SCM_RIGHTS)")
         sock = socket.socket(fileno=first)
         try:
             _require_listening_socket(sock)
@@ -149,31 +149,31 @@ class SupervisorServer:
             raise
 
 
-def _welcome_vm(vm: Vm, place: Path) -> dict[str, str]:
+def _welcome_vm(vm: Vm, directory: Path) -> dict[str, str]:
     return {
         "name": vm.name,
         "key": vm.key,
         "computer_name": vm.computer_name or vm.name,
         "host": vm.host,
-        "ephemeral": str(place / "ephemeral"),
-        "directory": str(place),
+        "ephemeral": str(directory / "ephemeral"),
+        "directory": str(directory),
     }
 
 
 def _require_listening_socket(sock: socket.socket) -> None:
-    stream = sock.type == socket.SOCK_STREAM and sock.family in (socket.AF_INET, socket.AF_INET6)
-    if not stream or not sock.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
-        raise Rejected("what was handed over is no listening TCP socket: listen on it first")
+    is_tcp = sock.type == socket.SOCK_STREAM and sock.family in (socket.AF_INET, socket.AF_INET6)
+    if not is_tcp or not sock.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
+        raise Rejected("the socket is not a listening TCP socket: listen on it first")
     sock.setblocking(False)
 
 
-def _started_text(vm: Vm, link: SupervisorConnection) -> str:
-    program = shlex.join(link.program or ()) or "nothing yet"
-    short = program if len(program) <= _MAX_PROGRAM_CHARACTERS else f"{program[:_MAX_PROGRAM_CHARACTERS]}…"
-    return f"{vm.name} runs {short} (keeper: process {link.pid})"
+def _started_text(vm: Vm, connection: SupervisorConnection) -> str:
+    program = shlex.join(connection.program or ()) or "no program yet"
+    shortened = program if len(program) <= _MAX_PROGRAM_CHARACTERS else f"{program[:_MAX_PROGRAM_CHARACTERS]}…"
+    return f"{vm.name} runs {shortened} (supervisor: process {connection.pid})"
 
 
 def _ended_text(vm: Vm, exited: ProgramExitMessage) -> str:
     how = f"was ended by signal {exited.signal}" if exited.signal is not None else f"ended with code {exited.code}"
-    words = exited.output.strip()
-    return f"the program of {vm.name} {how}" + (f"; it said: {words}" if words else "")
+    output = exited.output.strip()
+    return f"the program of {vm.name} {how}" + (f"; its output: {output}" if output else "")

@@ -26,7 +26,7 @@ from forewarn.hypervisor.process.server import WriteHistory
 
 log = logging.getLogger(__name__)
 _INTERVAL_S = 0.5
-_MAX_STARTS_PER_PASS = 8  # keepers that are started in one turn
+_MAX_STARTS_PER_PASS = 8  # supervisors started in one pass
 _MAX_BACKOFF_S = 60.0
 _LOG_TAIL_BYTES = 1000
 
@@ -34,18 +34,22 @@ _LOG_TAIL_BYTES = 1000
 class ProgramStore(Protocol):
     """The part of the store that `ProgramStarter` reads."""
 
-    def vms(self) -> Sequence[Vm]: ...
+    def vms(self) -> Sequence[Vm]:
+        """The present VMs."""
 
-    def vm(self, key: str) -> Vm | None: ...
+    def vm(self, key: str) -> Vm | None:
+        """The VM with this key, also if it was removed; None if it never existed."""
 
-    def events(self, *, statuses: Sequence[EventState]) -> Sequence[Event]: ...
+    def events(self, *, statuses: Sequence[EventState]) -> Sequence[Event]:
+        """The events with these statuses."""
 
-    def subscribe(self, listener: Callable[[Any], None]) -> Callable[[], None]: ...
+    def subscribe(self, listener: Callable[[Any], None]) -> Callable[[], None]:
+        """Call `listener` with each applied commit; returns a function that ends this."""
 
 
 @dataclass(slots=True)
 class _StartAttempt:
-    """What came of starting one VM's keeper."""
+    """The attempts to start the supervisor of one VM."""
 
     child: subprocess.Popen[bytes] | None = None
     failures: int = 0
@@ -55,14 +59,17 @@ class _StartAttempt:
 
 @dataclass(slots=True, kw_only=True)
 class ProgramStarter:
+    """Keeps a supervisor running for each VM of the fleet that has a program."""
+
     store: ProgramStore
     supervisors: SupervisorRegistry
     data: Path
     write_history: WriteHistory
-    _vms_with_program: dict[str, Vm] = field(default_factory=dict)  # those with a program, by key
+    _vms_with_program: dict[str, Vm] = field(default_factory=dict)  # by key
     _attempts: dict[str, _StartAttempt] = field(default_factory=dict)
 
     async def run(self) -> None:
+        """Start missing supervisors until cancelled. Those that run continue without the service."""
         for vm in self.store.vms():
             self._track_vm(vm)
         unsubscribe = self.store.subscribe(self._on_commit)
@@ -78,6 +85,7 @@ class ProgramStarter:
             self._detach()
 
     async def reconcile(self) -> None:
+        """One pass: report supervisors that ended, start missing ones, and stop those of removed VMs."""
         for vm in tuple(self._vms_with_program.values()):
             await self._check_supervisor(vm)
         wanted = [vm for vm in self._vms_with_program.values() if self._should_start(vm)]
@@ -88,9 +96,9 @@ class ProgramStarter:
 
     def _on_commit(self, committed: Any) -> None:
         for vm in committed.commit.vms:
-            old = self._vms_with_program.get(vm.key)
-            if vm.program != (old.program if old else ()):
-                # Another program, or a VM that is new or back: how the last one ended means nothing for it.
+            previous = self._vms_with_program.get(vm.key)
+            if vm.program != (previous.program if previous else ()):
+                # A new program, or a VM that is new or back: how the last program ended does not matter.
                 self.supervisors.forget(vm.key)
                 self._attempts.pop(vm.key, None)
             self._track_vm(vm)
@@ -112,7 +120,7 @@ class ProgramStarter:
         return not waits and not self._has_pending_act(vm.key)
 
     def _has_pending_act(self, key: str) -> bool:
-        """Whether an act on the VM is owed: once it is done, the store says whether the VM should run."""
+        """Whether an act on the VM is pending; its outcome decides whether the VM should run."""
         started = self.store.events(statuses=[EventState.STARTED])
         return any(act.vm == key for event in started for act in event.unfinished_acts)
 
@@ -120,57 +128,57 @@ class ProgramStarter:
         return self._attempts.setdefault(vm.key, _StartAttempt())
 
     async def _start_supervisor(self, vm: Vm) -> None:
-        tried = self._attempt_for(vm)
-        tried.failures += 1
-        wait_s = min(_MAX_BACKOFF_S, 2.0 ** (tried.failures - 1))
-        tried.not_before = asyncio.get_running_loop().time() + wait_s
+        attempt = self._attempt_for(vm)
+        attempt.failures += 1
+        wait_s = min(_MAX_BACKOFF_S, 2.0 ** (attempt.failures - 1))
+        attempt.not_before = asyncio.get_running_loop().time() + wait_s
         try:
-            tried.child = _launch_supervisor(vm, data=self.data, directory=self.supervisors.vm_directory(vm.key))
+            attempt.child = _launch_supervisor(vm, data=self.data, directory=self.supervisors.vm_directory(vm.key))
         except OSError as error:
             await self._report_once(vm, f"the program of {vm.name} cannot be started: {error}")
             return
-        self.supervisors.record(vm.key, tried.child.pid, process_start_time(tried.child.pid))
+        self.supervisors.record(vm.key, attempt.child.pid, process_start_time(attempt.child.pid))
 
     async def _check_supervisor(self, vm: Vm) -> None:
-        """Take note of a keeper of ours that came up, or went."""
-        tried = self._attempt_for(vm)
-        if self.supervisors.connection_of(vm.key) is not None and tried.failures > 1:
-            tried.failures = 1
-        if tried.child is None or (code := tried.child.poll()) is None:
+        """Notice a supervisor that connected or exited."""
+        attempt = self._attempt_for(vm)
+        if self.supervisors.connection_of(vm.key) is not None and attempt.failures > 1:
+            attempt.failures = 1
+        if attempt.child is None or (code := attempt.child.poll()) is None:
             return
-        tried.child = None
+        attempt.child = None
         if code != 0 and not self.supervisors.has_program_ended(vm.key):
-            words = _log_tail(self.supervisors.vm_directory(vm.key) / _LOG_FILE)
+            output = _log_tail(self.supervisors.vm_directory(vm.key) / _LOG_FILE)
             await self._report_once(
-                vm, f"the keeper of {vm.name} ended with code {code}" + (f": {words}" if words else "")
+                vm, f"the supervisor of {vm.name} ended with code {code}" + (f": {output}" if output else "")
             )
 
     async def _report_once(self, vm: Vm, text: str) -> None:
-        tried = self._attempt_for(vm)
-        if tried.last_reported != text:
-            tried.last_reported = text
+        attempt = self._attempt_for(vm)
+        if attempt.last_reported != text:
+            attempt.last_reported = text
             await self.write_history(EntryKind.PROGRAM, vm, text)
 
     def _stop_removed(self) -> None:
-        """A VM that was taken out of the fleet, by no event, takes its program with it."""
-        for key, link in self.supervisors.connections.items():
+        """Stop the programs of VMs that were removed from the fleet without an event."""
+        for key, connection in self.supervisors.connections.items():
             vm = self.store.vm(key)
             if vm is not None and vm.removed_at is not None and not self._has_pending_act(key):
                 act_id = f"removed {vm.removed_at}:{key}"
-                link.send_order(Act(id=act_id, vm=key, name=vm.name, verb=Verb.DELETE, event_id=""), 0.0)
+                connection.send_order(Act(id=act_id, vm=key, name=vm.name, verb=Verb.DELETE, event_id=""), 0.0)
 
     def _reap_untracked(self) -> None:
-        """Keepers of VMs that are no longer looked after, once they have ended."""
+        """Reap exited supervisors of VMs that are no longer tracked."""
         for key in self._attempts.keys() - self._vms_with_program.keys():
             child = self._attempts[key].child
             if child is None or child.poll() is not None:
                 del self._attempts[key]
 
     def _detach(self) -> None:
-        """Keepers go on without us, and nobody here will wait for them."""
-        for tried in self._attempts.values():
-            if tried.child is not None and tried.child.poll() is None:
-                tried.child.returncode = 0
+        """Leave supervisors running when the service stops; do not warn about unreaped children."""
+        for attempt in self._attempts.values():
+            if attempt.child is not None and attempt.child.poll() is None:
+                attempt.child.returncode = 0
 
 
 _LOG_FILE = "keeper.log"
@@ -178,15 +186,15 @@ _LOG_FILE = "keeper.log"
 
 def _launch_supervisor(vm: Vm, *, data: Path, directory: Path) -> subprocess.Popen[bytes]:
     directory.mkdir(parents=True, exist_ok=True, mode=0o700)
-    line = [sys.executable, "-P", "-m", "forewarn.namespace_vm", str(data), vm.key, *vm.program]
-    ours = {name: text for name, text in os.environ.items() if not name.startswith("FOREWARN_")}
+    command = [sys.executable, "-P", "-m", "forewarn.namespace_vm", str(data), vm.key, *vm.program]
+    environment = {name: text for name, text in os.environ.items() if not name.startswith("FOREWARN_")}
     with (directory / _LOG_FILE).open("wb") as log_file:
         return subprocess.Popen(
-            line,
+            command,
             stdin=subprocess.DEVNULL,
             stdout=log_file,
             stderr=log_file,
-            env=ours | vm.environment,
+            env=environment | vm.environment,
             cwd=vm.directory or None,
             start_new_session=True,
         )
