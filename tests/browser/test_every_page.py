@@ -98,9 +98,7 @@ def happened(console: WebService) -> dict[str, str]:
 
 @pytest.mark.parametrize("colours", ["light", "dark"])
 @pytest.mark.parametrize("name", PAGES)
-def test_a_page_can_be_read_by_everybody_and_nothing_goes_wrong(
-    browser: Browser, place: Place, name: str, colours: Any
-) -> None:
+def test_every_page_is_accessible_and_free_of_errors(browser: Browser, place: Place, name: str, colours: Any) -> None:
     complaints: list[str] = []
     for device, viewport in (("desktop", DESKTOP), ("phone", PHONE)):
         context = browser.new_context(storage_state=place.state, viewport=viewport, color_scheme=colours)  # type: ignore[arg-type]
@@ -122,9 +120,7 @@ def test_a_page_can_be_read_by_everybody_and_nothing_goes_wrong(
 
 
 @pytest.mark.parametrize("colours", ["light", "dark"])
-def test_the_page_to_sign_in_can_be_read_by_everybody(
-    shared: WebService, somebody: Callable[..., Looker], colours: str
-) -> None:
+def test_the_sign_in_page_is_accessible(shared: WebService, somebody: Callable[..., Looker], colours: str) -> None:
     looker = somebody(shared, color_scheme=colours)
     page = looker.go("/portal/sign-in")
     page.screenshot(path=ARTEFACTS / f"sign-in-{colours}-desktop.png", full_page=True)
@@ -138,9 +134,7 @@ def test_the_page_to_sign_in_can_be_read_by_everybody(
 
 
 @pytest.mark.parametrize("colours", ["light", "dark"])
-def test_a_form_in_a_dialog_can_be_read_by_everybody(
-    shared: WebService, admin: Callable[..., Looker], colours: str
-) -> None:
+def test_a_form_in_a_dialog_is_accessible(shared: WebService, admin: Callable[..., Looker], colours: str) -> None:
     page = admin(shared, to="/portal/vms/db-1", color_scheme=colours).page
     page.get_by_role("link", name="Delete", exact=True).click()
     expect(page.get_by_role("dialog")).to_be_visible()
@@ -165,7 +159,7 @@ def faults(page: Page) -> list[str]:
 
 
 @pytest.mark.parametrize("name", [name for name in PAGES if name != "nowhere"])
-def test_a_page_is_whole_without_scripts(browser: Browser, place: Place, name: str) -> None:
+def test_every_page_works_without_scripts(browser: Browser, place: Place, name: str) -> None:
     context = browser.new_context(storage_state=place.state, java_script_enabled=False)
     page = context.new_page()
     page.goto(place.url(name))
@@ -189,7 +183,7 @@ def test_a_list_and_a_form_work_without_scripts(console: WebService, admin: Call
     assert [event["vms"] for event in console.service.api("GET", "/events").json["events"]] == [["db-1"]]
 
 
-def test_a_script_that_is_not_ours_does_not_run(shared: WebService, admin: Callable[..., Looker]) -> None:
+def test_foreign_scripts_do_not_run(shared: WebService, admin: Callable[..., Looker]) -> None:
     looker = admin(shared)
     page = looker.page
     page.evaluate(
@@ -209,7 +203,7 @@ def test_a_script_that_is_not_ours_does_not_run(shared: WebService, admin: Calla
     looker.forgive()
 
 
-def test_pages_say_what_a_browser_may_do(shared: WebService, admin: Callable[..., Looker]) -> None:
+def test_pages_have_security_headers(shared: WebService, admin: Callable[..., Looker]) -> None:
     looker = admin(shared)
     for path in ("/portal/", "/portal/sign-in", "/portal/static/portal.js", "/portal/nowhere"):
         headers = looker.page.request.get(f"{looker.base}{path}").headers
@@ -223,7 +217,7 @@ def test_pages_say_what_a_browser_may_do(shared: WebService, admin: Callable[...
 
 
 @pytest.mark.parametrize("token", [{}, {"token": ""}, {"token": "x" * 43}], ids=["none", "empty", "wrong"])
-def test_a_form_without_its_token_is_refused(
+def test_a_form_without_its_token_is_rejected(
     shared: WebService, admin: Callable[..., Looker], token: dict[str, str]
 ) -> None:
     looker = admin(shared)

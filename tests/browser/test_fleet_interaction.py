@@ -19,7 +19,7 @@ def cells(page: Page) -> list[str]:
     return [label or "" for label in page.locator(".cell").evaluate_all("all => all.map(one => one.ariaLabel)")]
 
 
-def test_a_search_narrows_the_fleet_while_one_types(shared: WebService, admin: Callable[..., Looker]) -> None:
+def test_a_search_narrows_the_fleet_while_the_user_types(shared: WebService, admin: Callable[..., Looker]) -> None:
     page = admin(shared).page
     page.evaluate("window.unchanged = true")
     page.get_by_role("searchbox").press_sequentially("db-")
@@ -35,9 +35,7 @@ def test_a_search_narrows_the_fleet_while_one_types(shared: WebService, admin: C
     assert page.evaluate("document.activeElement.id") == "q", "whoever types goes on typing"
 
 
-def test_a_state_in_the_legend_filters_and_the_filter_follows(
-    console: WebService, admin: Callable[..., Looker]
-) -> None:
+def test_a_filter_by_state_is_live(console: WebService, admin: Callable[..., Looker]) -> None:
     page = admin(console).page
     page.get_by_role("link", name=re.compile(r"event scheduled \d")).click()
     expect(page.get_by_text('No VM in the state "event scheduled"')).to_be_visible()
@@ -49,7 +47,7 @@ def test_a_state_in_the_legend_filters_and_the_filter_follows(
     expect(page.get_by_text('No VM in the state "event scheduled"')).to_be_visible()
 
 
-def test_vms_that_come_and_go_are_seen_without_a_reload(console: WebService, admin: Callable[..., Looker]) -> None:
+def test_added_and_removed_vms_are_shown_without_a_reload(console: WebService, admin: Callable[..., Looker]) -> None:
     page = admin(console).page
     page.evaluate("window.unchanged = true")
     console.service.api("POST", "/fleet/vms", {"name": "late", "resource_group": "shop"})
@@ -59,7 +57,9 @@ def test_vms_that_come_and_go_are_seen_without_a_reload(console: WebService, adm
     assert page.evaluate("window.unchanged")
 
 
-def test_the_row_at_work_is_told_by_more_than_colour(console: WebService, admin: Callable[..., Looker]) -> None:
+def test_the_update_domain_under_maintenance_is_marked_in_words(
+    console: WebService, admin: Callable[..., Looker]
+) -> None:
     page = admin(console).page
     console.service.api("POST", "/requests", {"ask": "restart", "vms": ["web-1"]})
     console.service.api("POST", "/clock/advance", {"by_s": 900})
@@ -67,7 +67,7 @@ def test_the_row_at_work_is_told_by_more_than_colour(console: WebService, admin:
     expect(page.get_by_text("update domain 1 under maintenance")).to_be_visible()
 
 
-def test_cells_can_be_hit_with_a_finger(shared: WebService, admin: Callable[..., Looker]) -> None:
+def test_cells_are_large_enough_for_a_finger(shared: WebService, admin: Callable[..., Looker]) -> None:
     page = admin(shared, viewport=PHONE, has_touch=True).page
     sizes = page.locator(".cell, .legend a").evaluate_all(
         "all => all.map(one => one.getBoundingClientRect()).map(box => Math.min(box.width, box.height))"

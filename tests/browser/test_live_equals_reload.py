@@ -47,7 +47,7 @@ def asked(console: WebService, path: str, body: dict[str, Any]) -> Any:
 
 
 @pytest.mark.parametrize("path", PATHS)
-def test_a_page_that_stayed_open_shows_what_a_new_one_does(
+def test_an_open_page_shows_what_a_reloaded_one_does(
     console: WebService, admin: Callable[..., Looker], path: str
 ) -> None:
     asked(console, "/clock/speed", {"speed": 0})

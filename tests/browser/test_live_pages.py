@@ -18,7 +18,7 @@ from tests.support.web_service import WebService
 pytestmark = pytest.mark.portal
 
 
-def test_a_vm_is_seen_to_be_noticed_without_a_reload(console: WebService, admin: Callable[..., Looker]) -> None:
+def test_a_scheduled_event_is_shown_without_a_reload(console: WebService, admin: Callable[..., Looker]) -> None:
     page = admin(console).page
     cell = page.get_by_role("link", name="db-0, running")
     expect(cell).to_be_visible()
@@ -28,9 +28,7 @@ def test_a_vm_is_seen_to_be_noticed_without_a_reload(console: WebService, admin:
     assert page.evaluate("window.unchanged")
 
 
-def test_that_a_vm_was_given_an_event_is_seen_without_a_reload(
-    console: WebService, admin: Callable[..., Looker]
-) -> None:
+def test_a_delivery_is_shown_without_a_reload(console: WebService, admin: Callable[..., Looker]) -> None:
     asked = console.service.api("POST", "/requests", {"ask": "restart", "vms": ["db-0"]}).json
     page = admin(console, to=f"/portal/events/{asked['events'][0]['id']}").page
     expect(page.get_by_text("It was not delivered to db-0 yet")).to_be_visible()
@@ -38,9 +36,7 @@ def test_that_a_vm_was_given_an_event_is_seen_without_a_reload(
     expect(page.get_by_text("It was not delivered to db-0 yet")).to_have_count(0)
 
 
-def test_that_somebody_begins_to_ask_is_seen_without_a_reload(
-    console: WebService, admin: Callable[..., Looker]
-) -> None:
+def test_the_start_of_polling_is_shown_without_a_reload(console: WebService, admin: Callable[..., Looker]) -> None:
     console.service.poll("web-2")
     looker = admin(console)
     fleet, clients = looker.page, looker.page.context.new_page()
@@ -58,7 +54,7 @@ def test_that_somebody_begins_to_ask_is_seen_without_a_reload(
     assert all(page.evaluate("window.unchanged") for page in (fleet, clients))
 
 
-def test_the_connection_lost_is_told_and_found_again(console: WebService, admin: Callable[..., Looker]) -> None:
+def test_a_lost_connection_is_shown_and_restored(console: WebService, admin: Callable[..., Looker]) -> None:
     looker = admin(console)
     page, banner = looker.page, looker.page.locator("#banner")
     expect(page.get_by_role("link", name="db-0, running")).to_be_visible()
@@ -72,7 +68,7 @@ def test_the_connection_lost_is_told_and_found_again(console: WebService, admin:
     looker.forgive()
 
 
-def test_the_clock_goes_on_and_follows_the_lab(console: WebService, admin: Callable[..., Looker]) -> None:
+def test_the_clock_runs_and_follows_the_lab(console: WebService, admin: Callable[..., Looker]) -> None:
     page = admin(console).page
     clock = page.locator("#clock time")
     before = clock.text_content() or ""
@@ -84,7 +80,7 @@ def test_the_clock_goes_on_and_follows_the_lab(console: WebService, admin: Calla
     expect(clock).to_have_text(re.compile(rf"^({hour:02}|{(hour + 1) % 24:02}):"))
 
 
-def test_who_is_signed_out_elsewhere_is_told_and_can_sign_in(console: WebService, admin: Callable[..., Looker]) -> None:
+def test_a_user_signed_out_elsewhere_is_told_and_can_sign_in(console: WebService, admin: Callable[..., Looker]) -> None:
     looker = admin(console)
     page = looker.page
     other = page.context.new_page()
@@ -97,7 +93,7 @@ def test_who_is_signed_out_elsewhere_is_told_and_can_sign_in(console: WebService
     expect(page.get_by_label("Secret")).to_be_visible()
 
 
-def test_whose_visit_ended_while_the_service_was_away_is_told(
+def test_a_session_that_ended_while_the_service_was_down_is_reported(
     console: WebService, admin: Callable[..., Looker]
 ) -> None:
     looker = admin(console)
@@ -122,7 +118,7 @@ def test_pages_are_live_over_tls_too(console: WebService, somebody: Callable[...
     assert cookie["secure"]
 
 
-def test_a_store_that_cannot_be_written_is_told_and_so_is_its_end(
+def test_a_store_that_rejects_writes_is_reported_and_so_is_its_recovery(
     console: WebService, admin: Callable[..., Looker]
 ) -> None:
     page = admin(console).page
@@ -146,9 +142,7 @@ def test_a_hidden_page_holds_no_connection_and_catches_up(console: WebService, a
     expect(page.get_by_role("link", name="db-0, event scheduled")).to_be_visible()
 
 
-def test_more_windows_than_a_browser_has_connections_are_borne(
-    console: WebService, admin: Callable[..., Looker]
-) -> None:
+def test_windows_beyond_the_stream_slots_wait_for_one(console: WebService, admin: Callable[..., Looker]) -> None:
     looker = admin(console)
     pages = [looker.page, *(looker.page.context.new_page() for _ in range(6))]
     for page in pages[1:]:

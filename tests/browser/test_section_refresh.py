@@ -72,7 +72,7 @@ def sections(draw: st.DrawFn) -> str:
 
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(old=sections(), fresh=sections())
-def test_a_section_becomes_the_one_that_was_fetched(page: Page, old: str, fresh: str) -> None:
+def test_a_section_becomes_the_fetched_one(page: Page, old: str, fresh: str) -> None:
     became, wanted = morphed(page, old, fresh)
     assert sorted_attributes(page, became) == sorted_attributes(page, wanted)
 
@@ -95,14 +95,14 @@ def sorted_attributes(page: Page, html: str) -> str:
     return told
 
 
-def test_what_has_the_focus_keeps_it(page: Page) -> None:
+def test_a_refresh_keeps_the_focus(page: Page) -> None:
     old = '<section><p>one</p><a id="here" href="#">there</a></section>'
     fresh = '<section><p>new</p><p>two</p><a id="here" href="#">there</a></section>'
     before = 'section.querySelector("a").focus()'
     assert morphed(page, old, fresh, before, "return document.activeElement?.id") == "here"
 
 
-def test_what_is_typed_stays_and_so_does_the_caret(page: Page) -> None:
+def test_a_refresh_keeps_typed_text_and_the_caret(page: Page) -> None:
     old = '<section><p>1</p><input value="" name="q"></section>'
     fresh = '<section><p>2</p><input value="x" name="q" class="new"></section>'
     before = (
@@ -112,7 +112,7 @@ def test_what_is_typed_stays_and_so_does_the_caret(page: Page) -> None:
     assert morphed(page, old, fresh, before, after) == [True, "hello", 2, "new"]
 
 
-def test_what_the_reader_has_unfolded_stays_so(page: Page) -> None:
+def test_a_refresh_keeps_unfolded_details(page: Page) -> None:
     old = "<section><details><summary>s</summary>old</details></section>"
     fresh = "<section><details><summary>s</summary>new</details></section>"
     before = 'section.querySelector("details").open = true'
@@ -120,7 +120,7 @@ def test_what_the_reader_has_unfolded_stays_so(page: Page) -> None:
     assert morphed(page, old, fresh, before, after) == [True, "snew"]
 
 
-def test_what_is_scrolled_stays_where_it_is(page: Page) -> None:
+def test_a_refresh_keeps_the_scroll_position(page: Page) -> None:
     rows = "".join(f"<p>{number}</p>" for number in range(200))
     old = f'<section><div class="scroll">{rows}</div></section>'
     fresh = f'<section><div class="scroll">{rows}<p>more</p></div></section>'
@@ -128,7 +128,7 @@ def test_what_is_scrolled_stays_where_it_is(page: Page) -> None:
     assert morphed(page, old, fresh, before, "return section.firstChild.scrollTop") == 100
 
 
-def test_rows_that_move_are_the_same_rows(page: Page) -> None:
+def test_a_refresh_moves_rows_instead_of_replacing_them(page: Page) -> None:
     old = '<section><p id="a">a</p><p id="b">b</p></section>'
     fresh = '<section><p id="new">new</p><p id="b">b!</p><p id="a">a</p></section>'
     after = "return [[...section.children].map((one) => one.textContent), kept.isConnected, kept.textContent]"

@@ -36,7 +36,7 @@ def outside(tmp_path: Path, issuer: OidcIssuer) -> Iterator[WebService]:
 
 
 @pytest.mark.parametrize("has_scripts", [True, False], ids=["with scripts", "without scripts"])
-def test_an_issuer_of_another_site_signs_somebody_in_and_back_to_their_page(
+def test_an_issuer_of_another_site_signs_a_user_in_and_leads_back(
     outside: WebService, issuer: OidcIssuer, somebody: Callable[..., Looker], has_scripts: bool
 ) -> None:
     looker = somebody(outside, java_script_enabled=has_scripts)
@@ -54,9 +54,7 @@ def test_an_issuer_of_another_site_signs_somebody_in_and_back_to_their_page(
     looker.forgive()
 
 
-def test_a_link_that_another_site_shows_signs_in_and_is_spent(
-    console: WebService, somebody: Callable[..., Looker]
-) -> None:
+def test_a_link_on_another_site_signs_in_once(console: WebService, somebody: Callable[..., Looker]) -> None:
     link = console.service.forewarn("portal").stdout.strip()
     looker = somebody(console, java_script_enabled=False)
     page = looker.page
@@ -69,7 +67,7 @@ def test_a_link_that_another_site_shows_signs_in_and_is_spent(
     looker.forgive()
 
 
-def test_a_page_of_another_port_of_this_machine_cannot_write(
+def test_a_page_on_another_port_of_this_machine_cannot_write(
     console: WebService, somebody: Callable[..., Looker]
 ) -> None:
     """Browsers send it the cookies: only that it is another origin tells it apart."""

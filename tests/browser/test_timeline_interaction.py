@@ -41,7 +41,7 @@ def left_edge(page: Page, mark: str) -> float:
     return float((page.locator(f".plot .mark.{mark}").first.get_attribute("x") or "").rstrip("%"))
 
 
-def test_the_wheel_stretches_time_around_the_pointer(noticed: WebService, admin: Callable[..., Looker]) -> None:
+def test_the_wheel_zooms_around_the_pointer(noticed: WebService, admin: Callable[..., Looker]) -> None:
     page = admin(noticed, to="/portal/timeline?span=6h").page
     page.locator(".axis").hover()
     page.mouse.wheel(0, -200)
@@ -50,7 +50,7 @@ def test_the_wheel_stretches_time_around_the_pointer(noticed: WebService, admin:
     assert span_s(page) < 21600
 
 
-def test_a_drag_moves_time_and_is_no_click(noticed: WebService, admin: Callable[..., Looker]) -> None:
+def test_a_drag_moves_the_timeline_and_is_not_a_click(noticed: WebService, admin: Callable[..., Looker]) -> None:
     page = admin(noticed, to="/portal/timeline").page
     before = left_edge(page, "not-before")
     box = page.locator(".plot").bounding_box()
@@ -70,7 +70,7 @@ def test_a_drag_moves_time_and_is_no_click(noticed: WebService, admin: Callable[
     assert left_edge(page, "not-before") == pytest.approx(before - 20, abs=1)
 
 
-def test_keys_stretch_move_and_come_back_to_now(noticed: WebService, admin: Callable[..., Looker]) -> None:
+def test_keys_zoom_move_and_return_to_the_current_time(noticed: WebService, admin: Callable[..., Looker]) -> None:
     page = admin(noticed, to="/portal/timeline").page
     chart = page.locator("#chart")
     chart.focus()
@@ -86,7 +86,7 @@ def test_keys_stretch_move_and_come_back_to_now(noticed: WebService, admin: Call
     expect(chart).to_be_focused()
 
 
-def test_a_bar_appears_moves_on_and_ends_without_a_reload(console: WebService, admin: Callable[..., Looker]) -> None:
+def test_a_bar_appears_grows_and_ends_without_a_reload(console: WebService, admin: Callable[..., Looker]) -> None:
     page = admin(console, to="/portal/timeline").page
     expect(page.get_by_text("No events yet.")).to_be_visible()
     page.evaluate("window.unchanged = true")
@@ -106,7 +106,9 @@ def test_a_bar_appears_moves_on_and_ends_without_a_reload(console: WebService, a
     assert page.evaluate("window.unchanged")
 
 
-def test_on_a_phone_labels_stay_while_a_finger_moves_time(noticed: WebService, admin: Callable[..., Looker]) -> None:
+def test_labels_stay_visible_on_a_phone_while_a_finger_moves_the_timeline(
+    noticed: WebService, admin: Callable[..., Looker]
+) -> None:
     page = admin(noticed, to="/portal/timeline", viewport=PHONE, has_touch=True, is_mobile=True).page
     label = page.locator(".labels").get_by_role("link", name="Reboot of db-0")
     expect(label).to_be_in_viewport()
@@ -124,7 +126,7 @@ def test_on_a_phone_labels_stay_while_a_finger_moves_time(noticed: WebService, a
     assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
 
 
-def test_without_script_its_links_do_the_same(noticed: WebService, admin: Callable[..., Looker]) -> None:
+def test_links_move_and_zoom_the_timeline_without_scripts(noticed: WebService, admin: Callable[..., Looker]) -> None:
     page = admin(noticed, to="/portal/timeline", java_script_enabled=False).page
     page.get_by_role("link", name="6h").click()
     assert asked_for(page) == {"span": "6h"}

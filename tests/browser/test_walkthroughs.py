@@ -74,7 +74,7 @@ def changes_of(page: Page, vm: str) -> list[str]:
     return told
 
 
-def test_first_run_a_link_the_fleet_and_a_restart_that_an_agent_approves(
+def test_first_run_with_a_link_and_a_restart_that_an_agent_approves(
     console: WebService, somebody: Callable[..., Looker], tmp_path: Path
 ) -> None:
     link = re.search(r"http://\S+/portal/sign-in/once/\S+", console.service.forewarn("portal").stdout)
@@ -105,7 +105,7 @@ def test_first_run_a_link_the_fleet_and_a_restart_that_an_agent_approves(
     )
 
 
-def test_a_link_is_good_once(console: WebService, somebody: Callable[..., Looker]) -> None:
+def test_a_link_works_once(console: WebService, somebody: Callable[..., Looker]) -> None:
     link = re.search(r"http://\S+/portal/sign-in/once/\S+", console.service.forewarn("portal").stdout)
     assert link is not None
     somebody(console).page.goto(link[0])
@@ -120,9 +120,7 @@ NOW = '() => [...document.querySelectorAll("a.cell")].map((cell) => cell.classLi
 DOWN = {"started", "frozen", "rebooting", "moving"}
 
 
-def test_a_rollout_over_three_update_domains_never_shows_two_down(
-    console: WebService, admin: Callable[..., Looker]
-) -> None:
+def test_a_rollout_never_shows_two_update_domains_down(console: WebService, admin: Callable[..., Looker]) -> None:
     page = admin(console).page
     names = [f"web-{number}" for number in range(6)]
     page.evaluate(WATCH, names)
@@ -147,7 +145,7 @@ def test_a_rollout_over_three_update_domains_never_shows_two_down(
     assert {name for cells in seen for name, state in cells.items() if state in DOWN} == set(names)
 
 
-def test_two_roles_see_and_may_do_different_things(console: WebService, somebody: Callable[..., Looker]) -> None:
+def test_two_roles_see_different_vms_and_forms(console: WebService, somebody: Callable[..., Looker]) -> None:
     group = next(
         vm["subscription_id"] for vm in console.service.api("GET", "/fleet").json["vms"] if vm["name"] == "db-0"
     )
@@ -168,7 +166,7 @@ def test_two_roles_see_and_may_do_different_things(console: WebService, somebody
     assert "Reader" not in answer.text()
 
 
-def test_a_restart_is_asked_for_by_keyboard_alone(console: WebService, admin: Callable[..., Looker]) -> None:
+def test_a_restart_can_be_requested_by_keyboard_alone(console: WebService, admin: Callable[..., Looker]) -> None:
     page = admin(console, to="/portal/vms/db-1").page
     tab_to(page, "Restart")
     page.keyboard.press("Enter")

@@ -43,9 +43,7 @@ TARGETS = [
 
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("is_signed_in", [True, False], ids=["signed in", "signed out"])
-def test_every_answer_of_the_portal_tells_browsers_how_little_they_may_do(
-    ann: Browser, target: str, is_signed_in: bool
-) -> None:
+def test_every_response_of_the_portal_has_security_headers(ann: Browser, target: str, is_signed_in: bool) -> None:
     headers = (ann if is_signed_in else Browser(ann.doors)).get(target).headers
     assert headers["content-security-policy"] == POLICY
     assert headers["x-content-type-options"] == "nosniff"
@@ -56,14 +54,14 @@ def test_every_answer_of_the_portal_tells_browsers_how_little_they_may_do(
     assert "strict-transport-security" not in headers  # it would count for every other port of this name
 
 
-def test_what_is_static_is_asked_for_again_and_sent_only_if_it_has_changed(ann: Browser) -> None:
+def test_browsers_revalidate_static_files(ann: Browser) -> None:
     first = ann.get("/portal/static/style.css")
     again = ann.get("/portal/static/style.css", {"if-none-match": first.headers["etag"]})
     assert (first.status, again.status, again.content) == (200, 304, b"")
 
 
 @pytest.mark.parametrize("path", ["..%2f__init__.py", "%2e%2e/templates/base.html", "../routes.py", "/etc/passwd"])
-def test_nothing_but_what_is_static_is_sent_as_static(ann: Browser, path: str) -> None:
+def test_the_static_path_serves_static_files_only(ann: Browser, path: str) -> None:
     assert ann.get(f"/portal/static/{path}").status == 404
 
 
@@ -81,14 +79,14 @@ def test_nothing_but_what_is_static_is_sent_as_static(ann: Browser, path: str) -
         ({"sec-fetch-site": "none"}, {"token": TOKEN}),
     ],
 )
-def test_a_write_with_the_token_from_a_page_of_ours_counts(headers: dict[str, str], fields: dict[str, str]) -> None:
+def test_a_write_with_the_token_from_our_origin_is_accepted(headers: dict[str, str], fields: dict[str, str]) -> None:
     require_csrf_token(VISIT, headers, fields)
 
 
 @pytest.mark.parametrize(
     "fields", [{}, {"token": ""}, {"token": "other"}, {"token": []}, {"token": "é"}, {"tokens": TOKEN}]
 )
-def test_a_write_without_the_token_does_not_count(fields: dict[str, str]) -> None:
+def test_a_write_without_the_token_is_rejected(fields: dict[str, str]) -> None:
     with pytest.raises(Forbidden, match="nothing was done: reload the page"):
         require_csrf_token(VISIT, {}, fields)
 
@@ -109,7 +107,7 @@ def test_a_write_without_the_token_does_not_count(fields: dict[str, str]) -> Non
         {"sec-fetch-site": ""},
     ],
 )
-def test_a_write_from_elsewhere_does_not_count_even_with_the_token(headers: dict[str, str]) -> None:
+def test_a_write_from_another_origin_is_rejected_even_with_the_token(headers: dict[str, str]) -> None:
     with pytest.raises(Forbidden, match="open the portal and submit the form there"):
         require_csrf_token(VISIT, headers, {"token": TOKEN})
     with pytest.raises(Forbidden):

@@ -76,20 +76,20 @@ def fleet(api: Api) -> Fleet:
     return Fleet(api)
 
 
-def test_a_vm_with_an_event_that_nobody_was_given_is_named_on_top(fleet: Fleet) -> None:
+def test_the_headline_names_a_vm_whose_event_was_not_delivered(fleet: Fleet) -> None:
     fleet.restart("db")
     page = fleet.get()
     assert "1 VM with a pending event is unprepared: db. The first event may start at 12:15:00 ." in page.text
     assert "unprepared: no client has polled yet" in page.text
 
 
-def test_where_nothing_is_pending_nobody_is_unprepared(fleet: Fleet) -> None:
+def test_no_vm_is_unprepared_without_pending_events(fleet: Fleet) -> None:
     page = fleet.get()
     assert "No VM with a pending event is unprepared." in page.text
     assert "never polled 7" in page.text
 
 
-def test_a_vm_that_was_given_its_event_is_prepared(fleet: Fleet) -> None:
+def test_a_vm_that_received_its_event_is_prepared(fleet: Fleet) -> None:
     event_id = fleet.restart("db")
     fleet.asks("db")
     fleet.given("db", event_id)
@@ -97,7 +97,7 @@ def test_a_vm_that_was_given_its_event_is_prepared(fleet: Fleet) -> None:
     assert fleet.of("db")["pending"]["told"] == "given"
 
 
-def test_a_neighbour_in_the_scope_who_was_given_it_may_prepare_for_the_vm(fleet: Fleet) -> None:
+def test_a_vm_is_prepared_if_another_vm_of_its_scope_received_the_event(fleet: Fleet) -> None:
     event_id = fleet.restart("web-0")
     fleet.given("web-1", event_id)
     assert fleet.json()["unprepared"] == 0
@@ -105,14 +105,14 @@ def test_a_neighbour_in_the_scope_who_was_given_it_may_prepare_for_the_vm(fleet:
     assert "delivered to another VM of the scope only" in fleet.get().text
 
 
-def test_a_vm_that_asks_is_about_to_be_told(fleet: Fleet) -> None:
+def test_a_polling_vm_receives_its_event_with_the_next_poll(fleet: Fleet) -> None:
     fleet.asks("db")
     fleet.restart("db")
     assert fleet.json()["unprepared"] == 0
     assert fleet.of("db")["pending"]["told"] == "soon"
 
 
-def test_a_version_that_does_not_show_the_kind_leaves_a_vm_unprepared(fleet: Fleet) -> None:
+def test_a_vm_is_unprepared_if_its_api_version_does_not_list_the_kind(fleet: Fleet) -> None:
     """Spec §3: 2017-08-01 knows no Preempt."""
     fleet.asks("spot", version="2017-08-01")
     fleet.world.ask(RequestedOperation.EVICT, "spot")
@@ -120,14 +120,14 @@ def test_a_version_that_does_not_show_the_kind_leaves_a_vm_unprepared(fleet: Fle
     assert fleet.of("spot")["why"] == "the client polls with 2017-08-01, which does not list Preempt events"
 
 
-def test_a_vm_that_stopped_asking_is_unprepared(fleet: Fleet) -> None:
+def test_a_vm_that_stopped_polling_is_unprepared(fleet: Fleet) -> None:
     fleet.asks("db", SILENT)
     fleet.restart("db")
     assert fleet.of("db")["why"] == "the client stopped polling"
     assert "silent for 1 min 30 s" in fleet.get().text
 
 
-def test_a_vm_that_asked_since_and_was_not_given_it_is_unprepared(fleet: Fleet) -> None:
+def test_a_vm_that_polled_since_and_did_not_receive_the_event_is_unprepared(fleet: Fleet) -> None:
     fleet.restart("db")
     fleet.asks("db", at=fleet.world.now + 1)
     assert fleet.of("db")["why"] == "the client polls, but has not received the event"
@@ -140,7 +140,7 @@ def test_an_event_that_has_started_is_too_late_to_prepare_for(fleet: Fleet) -> N
     assert fleet.json()["unprepared"] == 0
 
 
-def test_those_who_will_be_hit_unprepared_come_first_then_who_stopped_then_who_never_asked(fleet: Fleet) -> None:
+def test_unprepared_vms_come_first_then_those_that_stopped_then_those_that_never_polled(fleet: Fleet) -> None:
     fleet.asks("web-0")
     fleet.asks("web-1", SILENT)
     fleet.asks("pool_1")
@@ -154,7 +154,7 @@ def test_those_who_will_be_hit_unprepared_come_first_then_who_stopped_then_who_n
     assert names[5:] == ["pool_1", "web-0"]
 
 
-def test_of_several_unprepared_those_who_are_hit_first_come_first(fleet: Fleet) -> None:
+def test_unprepared_vms_are_sorted_by_the_start_of_their_events(fleet: Fleet) -> None:
     fleet.restart("db")
     fleet.world.ask(RequestedOperation.EVICT, "spot")  # in 30 s
     assert fleet.names("?only=unprepared") == ["spot", "db"]
@@ -164,7 +164,7 @@ def test_of_several_unprepared_those_who_are_hit_first_come_first(fleet: Fleet) 
     )
 
 
-def test_of_several_events_that_await_a_vm_the_one_that_nobody_was_given_counts(fleet: Fleet) -> None:
+def test_of_several_pending_events_the_undelivered_one_counts(fleet: Fleet) -> None:
     fleet.asks("db", SILENT)
     [first] = fleet.world.ask(RequestedOperation.RESTART, "db")
     fleet.given("db", first.id)
@@ -175,7 +175,7 @@ def test_of_several_events_that_await_a_vm_the_one_that_nobody_was_given_counts(
     assert (told["kind"], told["told"]) == ("Redeploy", "nobody")
 
 
-def test_one_can_look_at_the_unprepared_the_silent_and_those_who_never_asked_alone(fleet: Fleet) -> None:
+def test_the_clients_page_filters_unprepared_silent_and_never_polling_vms(fleet: Fleet) -> None:
     fleet.asks("db", SILENT)
     fleet.asks("spot")
     fleet.restart("web-0")
@@ -187,14 +187,14 @@ def test_one_can_look_at_the_unprepared_the_silent_and_those_who_never_asked_alo
     assert "filter 'everybody' does not exist: use unprepared, silent, never" in refused.text
 
 
-def test_a_vm_that_does_not_run_is_not_expected_to_ask(fleet: Fleet) -> None:
+def test_a_stopped_vm_is_not_expected_to_poll(fleet: Fleet) -> None:
     fleet.world.ask(RequestedOperation.DEALLOCATE, "db")
     fleet.world.advance(600)
     assert fleet.of("db")["asks"] == "off"
     assert "db" not in fleet.names("?only=never")
 
 
-def test_it_tells_which_program_asks_how_often_and_in_which_version(fleet: Fleet) -> None:
+def test_the_clients_page_shows_program_interval_and_api_version(fleet: Fleet) -> None:
     fleet.asks("db", agent="python-requests/2.31", count=42, wait_s=120)
     told = fleet.of("db")
     assert (told["agent"], told["version"], told["polls"]) == ("python-requests/2.31", "2020-07-01", 42)
@@ -203,7 +203,7 @@ def test_it_tells_which_program_asks_how_often_and_in_which_version(fleet: Fleet
     assert "python-requests/2.31 2020-07-01 12:00:00 2.0 s long polls" in text
 
 
-def test_it_tells_how_late_events_were_given_and_what_was_approved(fleet: Fleet) -> None:
+def test_the_clients_page_shows_delivery_delays_and_approvals(fleet: Fleet) -> None:
     for after_s in (1.0, 3.0):
         event_id = fleet.restart("db")
         fleet.given("db", event_id, after_s=after_s)
@@ -218,27 +218,27 @@ def test_it_tells_how_late_events_were_given_and_what_was_approved(fleet: Fleet)
     assert "3 s 2 s on average 2 last 12:03:00" in fleet.get().text
 
 
-def test_an_approval_of_somebody_else_is_not_the_vms(fleet: Fleet) -> None:
+def test_an_approval_counts_for_the_vm_that_approved(fleet: Fleet) -> None:
     event_id = fleet.restart("web-0")
     fleet.world.approve("web-1", event_id)
     assert (fleet.of("web-0")["approvals"], fleet.of("web-1")["approvals"]) == (0, 1)
 
 
-def test_a_program_that_calls_itself_markup_is_only_text(fleet: Fleet) -> None:
+def test_markup_in_a_user_agent_is_escaped(fleet: Fleet) -> None:
     fleet.asks("db", agent="<script>alert(1)</script>")
     page = fleet.get()
     assert "<script>alert" not in page.html
     assert "<script>alert(1)</script>" in page.text
 
 
-def test_it_can_be_searched(fleet: Fleet) -> None:
+def test_the_clients_page_can_be_searched(fleet: Fleet) -> None:
     assert fleet.names("?q=WEB") == ["web-0", "web-1", "web-2"]
     assert 'No results for "nobody"' in fleet.get("?q=nobody").text
     assert len(fleet.names("?q=lab")) == 7
     assert fleet.names("?q=sub/") == []  # a subscription's id is nothing people search for
 
 
-def test_a_large_fleet_comes_in_pages(api_of: Callable[..., Api]) -> None:
+def test_the_clients_of_a_large_fleet_are_paginated(api_of: Callable[..., Api]) -> None:
     vms = [a_vm(f"vm-{number:03}", host="h1") for number in range(120)]
     fleet = Fleet(api_of(vms=vms))
     fleet.restart("vm-119")
@@ -253,7 +253,7 @@ def test_a_large_fleet_comes_in_pages(api_of: Callable[..., Api]) -> None:
     assert "page 4 does not exist: the last one is 3" in refused.text
 
 
-def test_many_unprepared_are_counted_and_a_few_named(api_of: Callable[..., Api]) -> None:
+def test_the_headline_counts_many_unprepared_vms_and_names_a_few(api_of: Callable[..., Api]) -> None:
     vms = [a_vm(f"vm-{number}", host="h1") for number in range(8)]
     fleet = Fleet(api_of(vms=vms))
     for number in range(8):
@@ -261,7 +261,7 @@ def test_many_unprepared_are_counted_and_a_few_named(api_of: Callable[..., Api])
     assert "8 VMs with pending events are unprepared: vm-0, vm-1, vm-2, vm-3, vm-4 and 3 more." in fleet.get().text
 
 
-def test_who_may_not_read_a_vm_does_not_see_it_here(fleet: Fleet) -> None:
+def test_the_clients_page_shows_only_vms_that_the_user_may_read(fleet: Fleet) -> None:
     fleet.restart("db")
     fleet.restart("web-0")
     other = fleet.visitor.holding(
@@ -273,7 +273,7 @@ def test_who_may_not_read_a_vm_does_not_see_it_here(fleet: Fleet) -> None:
     assert "db" not in other.get("/portal/clients").text.partition("Clients")[2]
 
 
-def test_it_can_be_taken_away_as_csv(fleet: Fleet) -> None:
+def test_the_clients_page_can_be_exported_as_csv(fleet: Fleet) -> None:
     fleet.asks("db", agent="=cmd()")
     fleet.restart("db")
     rows = list(csv.DictReader(io.StringIO(fleet.get("?as=csv").content.decode())))
@@ -282,12 +282,12 @@ def test_it_can_be_taken_away_as_csv(fleet: Fleet) -> None:
     assert len(rows) == 7
 
 
-def test_an_empty_fleet_says_what_to_do_next(api_of: Callable[..., Api]) -> None:
+def test_the_clients_page_of_an_empty_fleet_says_how_to_add_vms(api_of: Callable[..., Api]) -> None:
     fleet = Fleet(api_of(vms=[], hosts=[], store=MemoryStore()))
     assert "You cannot see any VMs. If there are none yet, add VMs with forewarn fleet add NAME" in fleet.get().text
 
 
-def test_what_was_asked_until_now_is_read_first(fleet: Fleet) -> None:
+def test_the_clients_page_includes_polls_that_are_not_stored_yet(fleet: Fleet) -> None:
     async def observe() -> None:
         vm = fleet.world.vm("db")
         polled = LastPoll(vm=vm.key, scope_id=vm.scope_id, at=fleet.world.now, version="2020-07-01", agent="late")
@@ -299,5 +299,5 @@ def test_what_was_asked_until_now_is_read_first(fleet: Fleet) -> None:
     assert "late" in visitor.get("/portal/clients").text
 
 
-def test_the_page_is_kept_live(fleet: Fleet) -> None:
+def test_the_clients_page_is_live(fleet: Fleet) -> None:
     assert 'id="clients" data-live="all asking"' in fleet.get().html

@@ -20,7 +20,7 @@ def admin(api_of: Callable[..., Api]) -> Browser:
     return Browser(doors).signed_in("root", doors.add_client("root", "Administrator"))
 
 
-def test_these_are_all_the_writes_there_are(admin: Browser) -> None:
+def test_this_list_of_writes_is_complete(admin: Browser) -> None:
     paths = {route.path for route in admin.doors.app.routes if isinstance(route, Route) and _writes(route)}
     assert paths == {"/portal/sign-in", "/portal/sign-out", "/portal/forms/{name}"}
 
@@ -30,7 +30,7 @@ def _writes(route: Route) -> bool:
 
 
 @pytest.mark.parametrize("path", WRITES)
-def test_a_write_without_the_token_or_from_elsewhere_is_refused_and_changes_nothing(admin: Browser, path: str) -> None:
+def test_every_write_without_the_token_or_from_another_origin_is_rejected(admin: Browser, path: str) -> None:
     fields = {"vm": "db", "vms": "db", "host": "h1", "confirmed": "yes"}
     whole, before = {**fields, "token": admin.token()}, admin.doors.api.stored()
     refused = [
@@ -46,7 +46,7 @@ def test_a_write_without_the_token_or_from_elsewhere_is_refused_and_changes_noth
 
 
 @pytest.mark.parametrize("path", WRITES)
-def test_nobody_writes_who_is_not_signed_in(admin: Browser, path: str) -> None:
+def test_every_write_needs_a_session(admin: Browser, path: str) -> None:
     stranger = Browser(admin.doors)
     page = stranger.post(path, {"vms": "db", "confirmed": "yes", "token": admin.token()})
     assert (page.status, page.headers["location"].partition("?")[0]) == (303, "/portal/sign-in")

@@ -61,7 +61,7 @@ def restarted(portal: Visitor, vm: str) -> str:
     return str(event["id"])
 
 
-def test_a_pending_event_is_told_whole(portal: Visitor) -> None:
+def test_the_page_of_a_pending_event_shows_all_its_facts(portal: Visitor) -> None:
     event_id = restarted(portal, "web-0")
     page = portal.get(f"/portal/events/{event_id}")
     for sentence in (
@@ -81,14 +81,14 @@ def test_a_pending_event_is_told_whole(portal: Visitor) -> None:
     assert f'data-live="event:{event_id} scope:set:sub/lab/web"' in page.html
 
 
-def test_an_id_may_be_cut_as_long_as_one_event_is_meant(portal: Visitor) -> None:
+def test_an_event_is_found_by_its_id_in_any_case(portal: Visitor) -> None:
     event_id = restarted(portal, "db")
     assert event_id in portal.get(f"/portal/events/{event_id.lower()}").text
     assert portal.visit("GET", "/portal/events/FFFFFFFF").status == 404
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-def test_the_json_of_every_version_is_what_a_vm_is_given(portal: Visitor, version: str) -> None:
+def test_the_document_of_every_version_is_what_a_vm_receives(portal: Visitor, version: str) -> None:
     portal.api.post("/hosts/h3/degrade", {"in_s": 86400})
     event_id = restarted(portal, "web-0")
     given = polled(portal, "web-1", version)
@@ -102,7 +102,7 @@ def test_the_json_of_every_version_is_what_a_vm_is_given(portal: Visitor, versio
     assert json.loads(html.unescape(part[1])) == json.loads(given)
 
 
-def test_versions_that_do_not_know_the_kind_say_so(portal: Visitor) -> None:
+def test_a_version_that_does_not_list_the_kind_says_so(portal: Visitor) -> None:
     portal.api.post("/requests", {"ask": "evict", "vms": ["spot"]})
     (event,) = portal.world.events()
     worded = versions(portal, event.id)
@@ -114,7 +114,7 @@ def test_versions_that_do_not_know_the_kind_say_so(portal: Visitor) -> None:
     assert "2017-08-01 does not list Preempt events: a VM that polls with it does not receive this one." in text
 
 
-def test_what_is_shown_follows_the_rules_of_the_location(portal_of: Callable[..., Visitor]) -> None:
+def test_the_documents_follow_the_rules_of_the_location(portal_of: Callable[..., Visitor]) -> None:
     portal = portal_of()
     rules = EndpointRules(versions=("2017-08-01", "2020-07-01"), iso_dates=True)
     portal.api.house = replace(
@@ -129,7 +129,7 @@ def test_what_is_shown_follows_the_rules_of_the_location(portal_of: Callable[...
     assert "2026-01-05T12:15:00" in worded["2017-08-01"]["text"]
 
 
-def test_where_nobody_asks_it_is_what_the_first_who_does_will_be_given(portal_of: Callable[..., Visitor]) -> None:
+def test_without_polls_the_page_shows_the_document_of_the_first_poll(portal_of: Callable[..., Visitor]) -> None:
     portal = portal_of(Policy())
     portal.api.post("/hosts/h1/degrade", {"in_s": 86400})
     event = next(event for event in portal.world.events() if event.vms == ("db",))
@@ -140,7 +140,7 @@ def test_where_nobody_asks_it_is_what_the_first_who_does_will_be_given(portal_of
     assert polled(portal, "db", "2020-07-01") == foretold
 
 
-def test_an_event_that_is_over_is_shown_by_no_document_and_says_what_is_known(portal: Visitor) -> None:
+def test_a_past_event_is_shown_as_vms_last_received_it(portal: Visitor) -> None:
     event_id = restarted(portal, "db")
     portal.world.approve("db", event_id)
     started = json.loads(polled(portal, "db", "2019-08-01"))["Events"][0]
@@ -151,7 +151,7 @@ def test_an_event_that_is_over_is_shown_by_no_document_and_says_what_is_known(po
     assert json.loads(versions(portal, event_id)["2019-08-01"]["text"]) == started
 
 
-def test_one_that_was_withdrawn_was_last_shown_as_scheduled(portal: Visitor) -> None:
+def test_a_withdrawn_event_was_last_received_as_scheduled(portal: Visitor) -> None:
     event_id = restarted(portal, "db")
     scheduled = json.loads(polled(portal, "db", "2020-07-01"))["Events"][0]
     portal.api.post(f"/events/{event_id}/withdraw", {"reason": "<i>not needed</i>"})
@@ -161,7 +161,7 @@ def test_one_that_was_withdrawn_was_last_shown_as_scheduled(portal: Visitor) -> 
     assert "<i>" not in page.html
 
 
-def test_an_unlisted_event_says_that_no_document_ever_showed_it(portal: Visitor) -> None:
+def test_an_unlisted_event_was_never_in_a_document(portal: Visitor) -> None:
     portal.api.post("/requests", {"ask": "power-off", "vms": ["db"]})
     (event,) = portal.world.events()
     page = portal.get(f"/portal/events/{event.id}")
@@ -170,7 +170,7 @@ def test_an_unlisted_event_says_that_no_document_ever_showed_it(portal: Visitor)
     assert versions(portal, event.id) == {}
 
 
-def test_each_vm_says_when_it_was_given_it_and_how_its_act_ended(portal: Visitor) -> None:
+def test_each_vm_of_an_event_shows_its_delivery_and_its_act(portal: Visitor) -> None:
     event_id = restarted(portal, "web-0")
     portal.world.advance(5)
     seen(portal, "web-0", event_id, version="2019-08-01")
@@ -189,7 +189,7 @@ def test_each_vm_says_when_it_was_given_it_and_how_its_act_ended(portal: Visitor
     ]
 
 
-def test_a_rollouts_event_leads_to_its_rollout_and_tells_of_its_gate(portal: Visitor) -> None:
+def test_the_event_of_a_rollout_links_to_it_and_names_its_gate(portal: Visitor) -> None:
     rollout = portal.api.post("/rollouts", {"impact": "update", "hosts": ["h2"]})["id"]
     event = portal.world.store.events(request_id=rollout)[0]
     page = portal.get(f"/portal/events/{event.id}")
@@ -197,13 +197,13 @@ def test_a_rollouts_event_leads_to_its_rollout_and_tells_of_its_gate(portal: Vis
     assert "together with the other VMs on host h2; the gate is closed" in page.text
 
 
-def test_an_event_that_took_the_place_of_others_links_them(portal: Visitor) -> None:
+def test_an_event_links_to_the_events_that_it_replaces(portal: Visitor) -> None:
     first = restarted(portal, "db")
     (event,) = portal.api.post("/requests", {"ask": "redeploy", "vms": ["db"]})["events"]
     assert f'<a href="/portal/events/{first}">{first}</a>' in portal.get(f"/portal/events/{event['id']}").html
 
 
-def test_buttons_are_for_those_who_may(portal: Visitor) -> None:
+def test_an_event_page_offers_only_what_the_user_may_do(portal: Visitor) -> None:
     event_id = restarted(portal, "db")
     approve, withdraw = (f'href="/portal/forms/{name}?event={event_id}"' for name in ("approve", "withdraw"))
     db = vm_resource_id(portal.world.vm("db"))
@@ -220,7 +220,7 @@ def test_buttons_are_for_those_who_may(portal: Visitor) -> None:
     assert offered(portal) == (False, False)
 
 
-def test_to_those_who_may_not_see_the_scope_it_does_not_exist(portal: Visitor) -> None:
+def test_an_event_of_an_invisible_scope_does_not_exist(portal: Visitor) -> None:
     event_id = restarted(portal, "web-0")
     other = portal.holding("Reader", vm_resource_id(portal.world.vm("db")))
     page = other.visit("GET", f"/portal/events/{event_id}")
@@ -228,7 +228,7 @@ def test_to_those_who_may_not_see_the_scope_it_does_not_exist(portal: Visitor) -
     assert "web-0" not in page.html
 
 
-def test_who_sees_only_some_of_the_scope_sees_the_event_but_not_the_others_requests(portal: Visitor) -> None:
+def test_a_user_who_sees_a_part_of_the_scope_sees_the_event_but_not_its_request(portal: Visitor) -> None:
     """Spec §7.2: each member of a scope sees all its events."""
     event_id = restarted(portal, "web-0")
     seen(portal, "web-1", event_id)
@@ -239,7 +239,7 @@ def test_who_sees_only_some_of_the_scope_sees_the_event_but_not_the_others_reque
     assert 'href="/portal/vms/sub/lab/web-0"' not in page.html
 
 
-def test_names_are_escaped(portal_of: Callable[..., Visitor]) -> None:
+def test_names_on_an_event_page_are_escaped(portal_of: Callable[..., Visitor]) -> None:
     name = "<script>alert(1)"
     portal = portal_of(LAB_POLICY, vms=[a_vm(name)], hosts=[a_host("h1")])
     portal.world.do(portal.world.control.requests.request_for_vms("restart", [portal.world.vm(name)], who="<b>ann"))
@@ -251,7 +251,7 @@ def test_names_are_escaped(portal_of: Callable[..., Visitor]) -> None:
     assert f"Reboot of {name}: user restart" in page.text
 
 
-def test_its_drawing_can_be_taken_away(portal: Visitor) -> None:
+def test_the_chart_of_an_event_can_be_exported(portal: Visitor) -> None:
     event_id = restarted(portal, "db")
     drawing = portal.get(f"/portal/events/{event_id}?as=svg")
     assert ElementTree.fromstring(drawing.content).tag.endswith("svg")

@@ -53,7 +53,7 @@ def cells(told: Any) -> list[str]:
     return [vm["key"] for group in told["groups"] for block in group["blocks"] for vm in block["vms"]]
 
 
-def test_the_fleet_is_whole_in_a_file(portal: Visitor) -> None:
+def test_an_export_of_the_fleet_is_complete(portal: Visitor) -> None:
     told = portal.get("/portal/?as=json").json
     assert (told["found"], told["page"], told["pages"], told["is_cut"]) == (TOTAL, 1, 1, False)
     assert len(cells(told)) == TOTAL
@@ -64,7 +64,7 @@ def test_the_fleet_is_whole_in_a_file(portal: Visitor) -> None:
     assert {row["key"] for row in rows(portal, "/portal/?as=csv")} == everyone(portal)
 
 
-def test_a_file_holds_only_what_fits_the_search(portal: Visitor) -> None:
+def test_an_export_holds_only_search_results(portal: Visitor) -> None:
     assert len(cells(portal.get("/portal/?q=alone-&as=json").json)) == ALONE
     assert len(rows(portal, "/portal/clients?q=alone-&as=csv")) == ALONE
     assert len(rows(portal, "/portal/clients?q=alone-&only=unprepared&as=csv")) == 0
@@ -74,14 +74,14 @@ def test_a_file_holds_only_what_fits_the_search(portal: Visitor) -> None:
     }
 
 
-def test_every_host_is_in_a_file_with_every_vm(portal: Visitor) -> None:
+def test_an_export_of_the_hosts_is_complete(portal: Visitor) -> None:
     told = portal.get("/portal/hosts?as=json").json
     assert len(told["hosts"]) == HOSTS
     assert {vm["key"] for one in told["hosts"] for vm in one["vms"]} == everyone(portal)
     assert sum(int(row["VMs"]) for row in rows(portal, "/portal/hosts?as=csv")) == TOTAL
 
 
-def test_every_client_is_in_a_file_in_the_order_of_the_pages(portal: Visitor) -> None:
+def test_an_export_of_the_clients_is_complete_and_in_the_order_of_the_pages(portal: Visitor) -> None:
     portal.api.restart_of("alone-400")
     told = [client["key"] for client in portal.get("/portal/clients?as=json").json["clients"]]
     assert set(told) == everyone(portal)
@@ -92,7 +92,7 @@ def test_every_client_is_in_a_file_in_the_order_of_the_pages(portal: Visitor) ->
 
 
 @pytest.mark.parametrize("whole", [True, False])
-def test_the_history_is_whole_in_a_file_newest_first(portal: Visitor, whole: bool) -> None:
+def test_an_export_of_the_history_is_complete_newest_first(portal: Visitor, whole: bool) -> None:
     vm = portal.world.vm("alone-7")
     written(portal, 1500)
     written(portal, 1200, scope_id=vm.scope_id)
@@ -115,7 +115,7 @@ def test_the_history_is_whole_in_a_file_newest_first(portal: Visitor, whole: boo
         ("/portal/history?limit=3&as=csv", 3),
     ],
 )
-def test_whoever_names_a_page_is_given_that_page(portal: Visitor, target: str, held: int) -> None:
+def test_an_export_of_one_page_holds_that_page(portal: Visitor, target: str, held: int) -> None:
     written(portal, 10)
     assert 0 < len(rows(portal, target)) <= held
 
@@ -124,7 +124,7 @@ def test_whoever_names_a_page_is_given_that_page(portal: Visitor, target: str, h
     "target",
     ["/portal/?page=2&q=a", "/portal/hosts?page=2", "/portal/clients?page=2&q=a", "/portal/history?before=9&limit=3"],
 )
-def test_the_links_to_files_name_no_page(portal: Visitor, target: str) -> None:
+def test_export_links_name_no_page(portal: Visitor, target: str) -> None:
     written(portal, 10)
     links = re.findall(r'href="([^"]*as=(?:json|csv))"', portal.get(target).html)
     assert len(links) == 2
@@ -133,14 +133,12 @@ def test_the_links_to_files_name_no_page(portal: Visitor, target: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["", "hosts", "clients", "history"])
-def test_no_visitor_says_that_everything_is_wanted(portal: Visitor, name: str) -> None:
+def test_the_query_cannot_ask_for_all_pages(portal: Visitor, name: str) -> None:
     assert portal.visit("GET", f"/portal/{name}?whole=true").status == 400
 
 
 @pytest.mark.parametrize("name", PAGES)
-def test_a_file_that_does_not_hold_everything_says_so(
-    portal: Visitor, monkeypatch: pytest.MonkeyPatch, name: str
-) -> None:
+def test_an_incomplete_export_says_so(portal: Visitor, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     written(portal, 1500)
     monkeypatch.setattr(PAGES[name], "MAX_EXPORT_ROWS", 300)
     path = "/portal/" if name == "fleet" else f"/portal/{name}"

@@ -54,7 +54,7 @@ def test_every_vm_is_a_cell_with_its_name_and_state(portal: Visitor) -> None:
     assert "Showing 7 of 7 VMs." in page.text
 
 
-def test_a_set_is_a_grid_of_update_domains_and_fault_domains(portal_of: Callable[..., Visitor]) -> None:
+def test_an_availability_set_is_a_grid_of_update_and_fault_domains(portal_of: Callable[..., Visitor]) -> None:
     vms = [
         a_vm(f"w{n}", availability_set="web", update_domain=domain, fault_domain=fault)
         for n, (domain, fault) in enumerate([(0, 0), (1, 1), (0, 2), (2, 0), (0, 0)])
@@ -69,7 +69,7 @@ def test_a_set_is_a_grid_of_update_domains_and_fault_domains(portal_of: Callable
     assert named == {0: [["w0", "w4"], [], ["w2"]], 1: [[], ["w1"], []], 2: [["w3"], [], []]}
 
 
-def test_a_block_says_which_update_domain_is_being_worked_on(portal: Visitor) -> None:
+def test_a_block_says_which_update_domain_is_under_maintenance(portal: Visitor) -> None:
     portal.world.ask(RequestedOperation.RESTART, "web-2")
     portal.world.advance(15 * 60)
     assert "update domain 2 under maintenance" in portal.get("/portal/").text
@@ -78,7 +78,7 @@ def test_a_block_says_which_update_domain_is_being_worked_on(portal: Visitor) ->
     assert "under maintenance" not in portal.get("/portal/").text
 
 
-def test_a_block_says_what_is_pending_and_the_next_not_before(portal: Visitor) -> None:
+def test_a_block_shows_pending_events_and_the_next_not_before(portal: Visitor) -> None:
     portal.world.ask(RequestedOperation.RESTART, "web-2")
     portal.world.advance(60)
     portal.world.ask(RequestedOperation.RESTART, "web-0")
@@ -110,21 +110,21 @@ def listening(api: Api) -> Listening:
         ({"web-0": 300, "web-1": 120}, "no client polled in the last minute; the last poll was 2 min ago"),
     ],
 )
-def test_a_block_says_whether_anybody_asks(listening: Listening, silent_s: dict[str, float], told: str) -> None:
+def test_a_block_says_how_many_vms_poll(listening: Listening, silent_s: dict[str, float], told: str) -> None:
     assert told in listening(silent_s).get("/portal/?q=web-").text
 
 
-def test_whoever_asks_counts_for_the_whole_scope_whichever_of_it_is_shown(listening: Listening) -> None:
+def test_polling_is_counted_for_the_whole_scope_even_if_a_part_is_shown(listening: Listening) -> None:
     assert "1 of 3 polled in the last minute" in listening({"web-0": 1}).get("/portal/?q=web-2").text
 
 
-def test_a_scope_that_nobody_enabled_is_told_so(portal_of: Callable[..., Visitor]) -> None:
+def test_a_block_says_that_its_scope_is_not_enabled(portal_of: Callable[..., Visitor]) -> None:
     visitor = portal_of(Policy())
     assert "not enabled: no client has polled yet" in visitor.get("/portal/?q=pool").text
     assert "0 of 2 enabled" in visitor.get("/portal/").text
 
 
-def test_counts_are_links_that_filter(portal: Visitor) -> None:
+def test_the_counts_link_to_a_filter_by_state(portal: Visitor) -> None:
     portal.world.ask(RequestedOperation.RESTART, "web-1")
     portal.world.ask(RequestedOperation.POWER_OFF, "db")
     portal.world.advance(20)
@@ -146,7 +146,7 @@ def test_a_filter_keeps_the_order_of_the_fleet(portal: Visitor) -> None:
     assert stopped == ["web-0", "web-2", "db", "spot"]
 
 
-def test_a_state_that_there_is_not_is_refused(portal: Visitor) -> None:
+def test_an_unknown_state_is_rejected(portal: Visitor) -> None:
     page = portal.visit("GET", "/portal/?state=fine")
     assert page.status == 400
     assert "'fine' is not a state of a VM: use one of running, noticed" in page.text
@@ -165,21 +165,21 @@ def test_a_state_that_there_is_not_is_refused(portal: Visitor) -> None:
         ("  db ", ["db"]),
     ],
 )
-def test_a_search_looks_at_vms_scopes_groups_and_hosts(portal: Visitor, text: str, names: list[str]) -> None:
+def test_a_search_finds_vms_scopes_groups_and_hosts(portal: Visitor, text: str, names: list[str]) -> None:
     assert [cell.partition(",")[0] for cell in cells(portal.get(f"/portal/?q={text.replace(' ', '%20')}"))] == names
 
 
-def test_a_search_for_a_group_finds_all_of_it(portal: Visitor) -> None:
+def test_a_search_for_a_group_finds_all_its_vms(portal: Visitor) -> None:
     assert len(cells(portal.get("/portal/?q=lab"))) == 7
 
 
-def test_a_search_without_hits_says_so(portal: Visitor) -> None:
+def test_a_search_without_results_says_so(portal: Visitor) -> None:
     page = portal.get("/portal/?q=%3Cb%3Ex&state=noticed")
     assert 'No results for "<b>x" in the state "event scheduled"' in page.text
     assert "<b>x" not in page.html
 
 
-def test_an_empty_fleet_says_how_to_begin(portal_of: Callable[..., Visitor]) -> None:
+def test_the_page_of_an_empty_fleet_says_how_to_add_vms(portal_of: Callable[..., Visitor]) -> None:
     page = portal_of(vms=[], hosts=[]).get("/portal/")
     assert "You cannot see any VMs." in page.text
     assert "forewarn fleet add NAME" in page.text
@@ -195,7 +195,7 @@ def many(count: int, size: int = 7) -> list[Vm]:
     return sets + [a_vm(f"alone-{n}", resource_group="solo") for n in range(count - len(sets))]
 
 
-def test_pages_hold_so_many_vms_and_each_vm_once(portal_of: Callable[..., Visitor]) -> None:
+def test_a_page_holds_a_bounded_number_of_vms_and_each_vm_is_on_one_page(portal_of: Callable[..., Visitor]) -> None:
     visitor = portal_of(vms=many(1500), hosts=[a_host("h1")])
     first = visitor.get("/portal/?page=1&as=json").json
     assert (first["total"], first["found"], first["page"]) == (1500, 1500, 1)
@@ -213,13 +213,13 @@ def test_pages_hold_so_many_vms_and_each_vm_once(portal_of: Callable[..., Visito
     assert f"Page 2 of {first['pages']}" in page.text
 
 
-def test_a_page_that_there_is_not_is_refused(portal: Visitor) -> None:
+def test_an_unknown_page_number_is_rejected(portal: Visitor) -> None:
     page = portal.visit("GET", "/portal/?page=2")
     assert page.status == 400
     assert "page 2 does not exist: the last one is 1" in page.text
 
 
-def test_vms_that_come_and_go_change_the_pages(portal: Visitor) -> None:
+def test_added_and_removed_vms_change_the_pages(portal: Visitor) -> None:
     assert portal.get("/portal/?as=json").json["found"] == 7
     portal.api.post("/fleet/vms", {"name": "late"})
     portal.api.delete("/fleet/vms/db")
@@ -245,7 +245,7 @@ class Counting(MemoryStore):
         return super().vms(scope_id=scope_id, host=host, removed=removed)
 
 
-def test_a_large_fleet_reads_no_more_than_is_in_view(portal_of: Callable[..., Visitor]) -> None:
+def test_a_page_of_a_large_fleet_reads_only_what_it_shows(portal_of: Callable[..., Visitor]) -> None:
     store = Counting()
     visitor = portal_of(vms=many(3000), hosts=[a_host("h1")], store=store)
     for target in ("/portal/", "/portal/?page=3", "/portal/?q=s12", "/portal/?state=running"):
@@ -255,7 +255,7 @@ def test_a_large_fleet_reads_no_more_than_is_in_view(portal_of: Callable[..., Vi
         assert "every VM" not in store.read
 
 
-def test_who_may_read_a_part_sees_that_part_alone(portal: Visitor) -> None:
+def test_the_fleet_page_shows_only_vms_that_the_user_may_read(portal: Visitor) -> None:
     reader = portal.holding("Reader", ONLY_POOL)
     page = reader.get("/portal/")
     assert cells(page) == ["pool_0, running", "pool_1, running"]
@@ -266,20 +266,20 @@ def test_who_may_read_a_part_sees_that_part_alone(portal: Visitor) -> None:
     assert 'No results for "h3"' in reader.get("/portal/?q=h3").text
 
 
-def test_a_member_of_a_set_that_one_may_not_read_is_not_shown(portal: Visitor) -> None:
+def test_a_block_shows_only_the_members_that_the_user_may_read(portal: Visitor) -> None:
     reader = portal.holding("Reader", f"{LAB}/providers/Microsoft.Compute/virtualMachines/web-1")
     page = reader.get("/portal/")
     assert cells(page) == ["web-1, running"]
     assert block(reader, "set:sub/lab/web")["size"] == 1
 
 
-def test_who_has_no_role_is_told_so(portal: Visitor) -> None:
+def test_a_user_without_a_role_is_told_so(portal: Visitor) -> None:
     page = portal.holding("Reader").visit("GET", "/portal/")
     assert page.status == 403
     assert "client ci has no role anywhere" in page.text
 
 
-def test_it_can_be_taken_away_as_csv_and_json(portal: Visitor) -> None:
+def test_the_fleet_page_can_be_exported_as_csv_and_json(portal: Visitor) -> None:
     portal.world.ask(RequestedOperation.RESTART, "web-1")
     rows = list(csv.DictReader(io.StringIO(portal.get("/portal/?as=csv&q=web-").content.decode())))
     assert [(row["name"], row["state"], row["update domain"], row["host"]) for row in rows] == [
@@ -295,7 +295,7 @@ def test_it_can_be_taken_away_as_csv_and_json(portal: Visitor) -> None:
 EVIL = "<script>alert(1)</script>"
 
 
-def test_no_name_becomes_markup(portal_of: Callable[..., Visitor]) -> None:
+def test_markup_in_names_is_escaped(portal_of: Callable[..., Visitor]) -> None:
     vms = [
         a_vm("<script>alert(1)<", host="h1", tags={EVIL: '"><img src=x>'}, computer_name=EVIL),
         a_vm('"onload=x', availability_set=EVIL, resource_group="<b>g", host="h1"),
@@ -318,7 +318,7 @@ def test_no_name_becomes_markup(portal_of: Callable[..., Visitor]) -> None:
     assert EVIL in visitor.get("/portal/vms/%3Cscript%3Ealert(1)%3C").text
 
 
-def test_such_a_name_can_be_added(portal: Visitor) -> None:
+def test_a_vm_whose_name_is_markup_can_be_added(portal: Visitor) -> None:
     """A slash cannot be in a name; all else that can be printed can."""
     added = portal.api.post("/fleet/vms", {"name": "<script>alert(1)<", "host": "h1"})
     assert added["name"] == "<script>alert(1)<"

@@ -37,7 +37,7 @@ from tests.support.world import NOON
         ("reimage", "db", None),
     ],
 )
-def test_what_is_asked_of_a_vm_is_asked(portal: Visitor, name: str, vm: str, kind: str | None) -> None:
+def test_the_form_of_each_vm_operation_makes_the_request(portal: Visitor, name: str, vm: str, kind: str | None) -> None:
     page = do(portal, name, {"vm": vm})
     assert asked(portal) == [RequestedOperation(name)]
     (event,) = portal.world.store.events()
@@ -46,7 +46,7 @@ def test_what_is_asked_of_a_vm_is_asked(portal: Visitor, name: str, vm: str, kin
     assert FORMS[name].done_message in page.text
 
 
-def test_a_vm_that_is_off_can_be_started(portal: Visitor) -> None:
+def test_a_stopped_vm_can_be_started(portal: Visitor) -> None:
     portal.world.ask(RequestedOperation.POWER_OFF, "db")
     portal.world.advance(60)
     assert "db" in portal.get(form("start")).text
@@ -55,7 +55,7 @@ def test_a_vm_that_is_off_can_be_started(portal: Visitor) -> None:
     assert portal.world.vm("db").power is PowerState.RUNNING
 
 
-def test_several_vms_are_asked_for_together(portal: Visitor) -> None:
+def test_one_form_requests_an_operation_for_several_vms(portal: Visitor) -> None:
     page = confirm(portal, "restart", {"vm": "sub/lab/web-0", "vm_more": "web-1, db", "notice": "20m"})
     assert "3 events over 3 VMs, published at once." in page.text
     do(portal, "restart", {"vm": "sub/lab/web-0", "vm_more": "web-1, db", "notice": "20m"})
@@ -64,13 +64,13 @@ def test_several_vms_are_asked_for_together(portal: Visitor) -> None:
     assert {event.not_before - event.published_at for event in events} == {1200}
 
 
-def test_less_than_the_minimum_of_notice_can_be_rehearsed(portal: Visitor) -> None:
+def test_a_form_can_allow_a_shorter_notice(portal: Visitor) -> None:
     do(portal, "restart", {"vm": "db", "notice": "30", "short_notice": "yes"})
     (event,) = portal.world.store.events()
     assert event.not_before - event.published_at == 30
 
 
-def test_an_event_is_approved(portal: Visitor) -> None:
+def test_a_form_approves_an_event(portal: Visitor) -> None:
     event_id = a_restart(portal)
     shown = portal.get(f"{form('approve')}?event={event_id}")
     assert "Reboot of db starts now, 15 min before its notice ends." in shown.text
@@ -79,7 +79,7 @@ def test_an_event_is_approved(portal: Visitor) -> None:
     assert portal.world.store.events()[0].approved_by == "local user ann"
 
 
-def test_an_approval_says_what_the_event_waits_for_then(portal: Visitor) -> None:
+def test_the_preview_of_an_approval_says_what_the_event_waits_for(portal: Visitor) -> None:
     """Spec §6.2: everything on a host starts together."""
     rollout = Rollout(impact=RolloutImpact.REBOOT, hosts=("h1",))
     portal.world.do(portal.world.control.requests.start_rollout(rollout, who="bob"))
@@ -89,7 +89,7 @@ def test_an_approval_says_what_the_event_waits_for_then(portal: Visitor) -> None
     assert "waits for the other VMs on host h1" in page.text
 
 
-def test_an_event_is_withdrawn_with_a_reason(portal: Visitor) -> None:
+def test_a_form_withdraws_an_event_with_a_reason(portal: Visitor) -> None:
     event_id = a_restart(portal)
     page = confirm(portal, "withdraw", {"event": event_id[:36], "reason": "not today"})
     assert "Reboot of db is canceled." in page.text
@@ -97,13 +97,13 @@ def test_an_event_is_withdrawn_with_a_reason(portal: Visitor) -> None:
     assert portal.world.store.events()[0].reason == "not today"
 
 
-def test_pending_maintenance_is_performed_now(portal: Visitor) -> None:
+def test_a_form_starts_pending_maintenance(portal: Visitor) -> None:
     started_rollout(portal)
     do(portal, "perform-maintenance", {"vm": "web-0"})
     assert portal.world.store.events()[0].status is EventState.STARTED
 
 
-def test_a_rollout_is_previewed_wave_by_wave_and_started(portal: Visitor) -> None:
+def test_a_form_previews_a_rollout_by_wave_and_starts_it(portal: Visitor) -> None:
     fields = {"impact": "reboot", "all_hosts": "yes", "max_failures": "2"}
     page = confirm(portal, "rollout", fields)
     assert "in 3 waves, one update domain of a scope at a time" in page.text
@@ -115,7 +115,7 @@ def test_a_rollout_is_previewed_wave_by_wave_and_started(portal: Visitor) -> Non
     assert (request.rollout.hosts, request.rollout.max_failures) == (("h1", "h2", "h3"), 2)
 
 
-def test_a_rollout_is_paused_resumed_and_aborted(portal: Visitor) -> None:
+def test_forms_pause_resume_and_abort_a_rollout(portal: Visitor) -> None:
     rollout = started_rollout(portal)
     for name, progress in (
         ("pause", RolloutState.PAUSED),
@@ -130,7 +130,7 @@ def test_a_rollout_is_paused_resumed_and_aborted(portal: Visitor) -> None:
         assert portal.world.control.requests.rollout(rollout).rollout.progress is progress  # type: ignore[union-attr]
 
 
-def test_a_host_is_predicted_to_fail_fails_and_is_repaired(portal: Visitor) -> None:
+def test_forms_degrade_fail_and_repair_a_host(portal: Visitor) -> None:
     page = confirm(portal, "degrade", {"host": "h1", "in": "7d"})
     assert "4 events over 4 VMs, published at once." in page.text
     assert "at once 12 Jan 12:00:00 in 7 d 12 Jan 12:02:00" in page.text
@@ -145,7 +145,7 @@ def test_a_host_is_predicted_to_fail_fails_and_is_repaired(portal: Visitor) -> N
     assert {host.health for host in portal.world.store.hosts()} == {HostHealth.HEALTHY}
 
 
-def test_a_fault_is_set_and_cleared(portal: Visitor) -> None:
+def test_forms_set_and_clear_a_fault(portal: Visitor) -> None:
     page = confirm(portal, "fault", {"kind": "throttled", "vm": "db", "count": "3", "retry_after_s": "5s"})
     assert "Throttled for VM db. Clients see: 429 as text" in page.text
     assert "It lasts for the next 3 requests." in page.text
@@ -156,7 +156,7 @@ def test_a_fault_is_set_and_cleared(portal: Visitor) -> None:
     assert portal.world.control.faults.active.faults == ()
 
 
-def test_a_storm_is_played_and_all_is_cleared(portal: Visitor) -> None:
+def test_forms_start_a_storm_and_clear_everything(portal: Visitor) -> None:
     do(portal, "storm", {"seed": "3", "vm": ["db", "web-0"], "for": "5m"})
     (storm,) = portal.world.control.faults.active.storms
     assert (storm.seed, storm.for_s) == (3, 300)
@@ -164,7 +164,7 @@ def test_a_storm_is_played_and_all_is_cleared(portal: Visitor) -> None:
     assert portal.world.control.faults.active.storms == ()
 
 
-def test_a_replay_is_shown_in_the_lab_and_stopped(portal: Visitor) -> None:
+def test_the_lab_page_shows_a_replay_and_a_form_stops_it(portal: Visitor) -> None:
     taken = {"vm": "x", "api_version": "2020-07-01", "started_at": 1, "answers": [{"at_s": 0, "status": 500}]}
     replay = portal.api.post("/replays", {"vm": "db", "recording": taken})["id"]
     page = portal.get("/portal/lab")
@@ -175,7 +175,7 @@ def test_a_replay_is_shown_in_the_lab_and_stopped(portal: Visitor) -> None:
     assert "Replay for db" not in portal.get("/portal/lab").text
 
 
-def test_the_clock_is_advanced_by_a_span_and_to_a_time(portal: Visitor) -> None:
+def test_a_form_advances_the_clock_by_a_duration_or_to_a_time(portal: Visitor) -> None:
     a_restart(portal)
     page = confirm(portal, "clock-advance", {"by": "20m"})
     assert "The notice of 1 event ends on the way: Reboot of db." in page.text
@@ -185,7 +185,7 @@ def test_the_clock_is_advanced_by_a_span_and_to_a_time(portal: Visitor) -> None:
     assert portal.world.now == NOON + 3600
 
 
-def test_the_clock_is_set_to_a_speed(portal: Visitor) -> None:
+def test_a_form_sets_the_speed_of_the_clock(portal: Visitor) -> None:
     assert "runs 60 times as fast" in confirm(portal, "clock-speed", {"speed": "60"}).text
     do(portal, "clock-speed", {"speed": "60"})
     assert portal.world.clock.setting.speed == 60

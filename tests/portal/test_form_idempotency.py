@@ -16,7 +16,7 @@ from tests.portal.form_helpers import (
 )
 
 
-def test_a_button_pressed_twice_asks_once(portal: Visitor) -> None:
+def test_a_button_pressed_twice_makes_one_request(portal: Visitor) -> None:
     sent = hidden(confirm(portal, "reapply", {"vm": "db"}))
     first, second = (portal.post(form("reapply"), sent) for _ in range(2))
     assert first.status == second.status == 303
@@ -24,7 +24,7 @@ def test_a_button_pressed_twice_asks_once(portal: Visitor) -> None:
     assert len(portal.world.store.requests()) == 1
 
 
-def test_a_slip_that_two_use_at_once_is_good_once() -> None:
+def test_an_action_runs_once_for_concurrent_calls_with_one_key() -> None:
     async def both() -> tuple[list[str], int]:
         slips, done = IdempotencyKeys(), 0
 
@@ -40,7 +40,7 @@ def test_a_slip_that_two_use_at_once_is_good_once() -> None:
     assert asyncio.run(both()) == (["there"] * 5, 1)
 
 
-def test_slips_are_one_s_own_and_not_kept_without_end() -> None:
+def test_keys_belong_to_one_user_and_are_bounded() -> None:
     slips = IdempotencyKeys()
     first = slips.issue("ann")
     assert slips.is_known("ann", first)
@@ -50,7 +50,7 @@ def test_slips_are_one_s_own_and_not_kept_without_end() -> None:
     assert not slips.is_known("ann", first)
 
 
-def test_what_was_refused_can_be_tried_again_with_the_same_slip() -> None:
+def test_a_key_is_dropped_when_its_action_fails() -> None:
     async def twice() -> str:
         slips = IdempotencyKeys()
         slip = slips.issue("ann")
@@ -66,7 +66,7 @@ def test_what_was_refused_can_be_tried_again_with_the_same_slip() -> None:
     assert asyncio.run(twice()) == "told"
 
 
-def test_nobody_crowds_out_the_slips_of_others() -> None:
+def test_the_keys_of_one_user_do_not_push_out_those_of_another() -> None:
     slips = IdempotencyKeys()
     anns = slips.issue("ann")
     bobs = [slips.issue("bob") for _ in range(2000)]
@@ -76,7 +76,7 @@ def test_nobody_crowds_out_the_slips_of_others() -> None:
     assert not slips.is_known("ann", bobs[-1])
 
 
-def test_a_confirmation_that_is_not_known_any_more_is_asked_for_again(portal: Visitor) -> None:
+def test_an_expired_confirmation_has_to_be_repeated(portal: Visitor) -> None:
     page = portal.post(form("restart"), {"vm": "db", "confirmed": "yes", "slip": "of-yesterday"})
     assert page.status == 200
     assert "This confirmation has expired, and nothing was done." in page.text

@@ -53,7 +53,7 @@ REFUSED: list[tuple[str, Fields, str, str, Any]] = [
 
 
 @pytest.mark.parametrize(("name", "fields", "method", "target", "body"), REFUSED, ids=lambda value: str(value)[:40])
-def test_a_refusal_is_the_api_s_own_and_changes_nothing(
+def test_a_form_is_rejected_as_the_api_rejects_the_call(
     portal: Visitor, name: str, fields: Fields, method: str, target: str, body: Any
 ) -> None:
     status, _, sentence = portal.api.refused(method, target, body)
@@ -70,7 +70,7 @@ def test_a_refusal_is_the_api_s_own_and_changes_nothing(
     assert kept == typed
 
 
-def test_most_refusals_come_before_anybody_confirms(portal: Visitor) -> None:
+def test_most_rejections_come_before_the_confirmation(portal: Visitor) -> None:
     late = ("rollout-pause", "repair", "clock", "storm", "fault-clear", "fault")  # found out as they are done
     for name, fields, *_ in REFUSED:
         if not name.startswith(late):
@@ -96,7 +96,7 @@ def test_most_refusals_come_before_anybody_confirms(portal: Visitor) -> None:
         ("storm", {"seed": "1.5"}, "the body cannot be taken: seed"),
     ],
 )
-def test_what_cannot_be_read_is_said_beside_the_form(portal: Visitor, name: str, fields: Fields, sentence: str) -> None:
+def test_invalid_input_is_explained_above_the_form(portal: Visitor, name: str, fields: Fields, sentence: str) -> None:
     before = portal.api.stored()
     page = portal.post(form(name), fields)
     assert portal.api.stored() == before
@@ -105,13 +105,13 @@ def test_what_cannot_be_read_is_said_beside_the_form(portal: Visitor, name: str,
     assert FORMS[name].title in page.text
 
 
-def test_a_form_that_does_not_exist_is_told(portal: Visitor) -> None:
+def test_an_unknown_form_is_not_found(portal: Visitor) -> None:
     assert portal.visit("GET", form("explode")).status == 404
     assert portal.post(form("explode")).status == 404
 
 
 @pytest.mark.parametrize("name", FORMS)
-def test_every_form_is_shown_and_goes_to_a_route_of_the_api(portal: Visitor, name: str) -> None:
+def test_every_form_can_be_opened_and_calls_a_route_of_the_api(portal: Visitor, name: str) -> None:
     page = portal.get(form(name))
     assert FORMS[name].title in page.text
     assert f'name="token" value="{TOKEN}"' in page.html
@@ -121,7 +121,7 @@ def test_every_form_is_shown_and_goes_to_a_route_of_the_api(portal: Visitor, nam
 
 
 @pytest.mark.parametrize("name", FORMS)
-def test_who_may_only_read_is_refused_by_every_form(portal: Visitor, name: str) -> None:
+def test_every_form_is_forbidden_for_readers(portal: Visitor, name: str) -> None:
     reader = portal.holding("Reader", "/")
     event_id = a_restart(portal)
     fields = {"vm": "db", "event": event_id, "rollout": started_rollout(portal), "host": "h1", "in": "7d", "by": "1m"}
@@ -136,12 +136,12 @@ def test_who_may_only_read_is_refused_by_every_form(portal: Visitor, name: str) 
     assert "client ci does not have the right to" in sent.text
 
 
-def test_whoever_may_do_something_nowhere_is_told_so_before_they_fill_it_in(portal: Visitor) -> None:
+def test_a_user_without_the_right_is_told_so_before_filling_in_a_form(portal: Visitor) -> None:
     shown = portal.holding("Reader", DB).visit("GET", f"{form('restart')}?vm=db")
     assert "does not have the right to operate over anything: ask an administrator for the role Operator" in shown.text
 
 
-def test_a_reader_sees_no_buttons(portal: Visitor) -> None:
+def test_pages_show_no_form_links_to_readers(portal: Visitor) -> None:
     rollout = started_rollout(portal)
     reader = portal.holding("Reader", "/")
     for target in ("/portal/rollouts", f"/portal/rollouts/{rollout}", "/portal/lab"):
@@ -149,7 +149,7 @@ def test_a_reader_sees_no_buttons(portal: Visitor) -> None:
         assert "/portal/forms/" in portal.get(target).html.partition("<main")[2]
 
 
-def test_an_operator_asks_for_their_own_vms_only(portal: Visitor) -> None:
+def test_an_operator_can_request_operations_on_their_own_vms_only(portal: Visitor) -> None:
     operator = portal.holding("Operator", DB)
     page = operator.get(form("restart"))
     assert "db" in page.text
@@ -160,7 +160,7 @@ def test_an_operator_asks_for_their_own_vms_only(portal: Visitor) -> None:
     assert operator.visit("GET", form("rollout")).status == 403
 
 
-def test_nothing_is_done_without_the_token_of_the_visit(portal: Visitor) -> None:
+def test_a_form_needs_the_csrf_token_of_the_session(portal: Visitor) -> None:
     before = portal.api.stored()
     for token in ("", "another"):
         assert portal.post(form("restart"), {"vm": "db", "confirmed": "yes"}, token=token).status == 403
@@ -179,11 +179,11 @@ def test_nothing_is_done_without_the_token_of_the_visit(portal: Visitor) -> None
         (b"&".join([b"a=b"] * 30_000), FORM_TYPE),
     ],
 )
-def test_what_is_no_form_is_refused(portal: Visitor, body: bytes, kind: str) -> None:
+def test_a_body_that_is_not_a_form_is_rejected(portal: Visitor, body: bytes, kind: str) -> None:
     assert portal.visit("POST", form("restart"), body, {"content-type": kind}).status == 400
 
 
-def test_who_may_do_it_nowhere_cannot_have_the_form_shown_by_sending_it(portal: Visitor) -> None:
+def test_a_user_without_the_right_cannot_open_a_form_by_submitting_it(portal: Visitor) -> None:
     reader = portal.holding("Reader", "/")
     for name in FORMS:
         page = reader.post(form(name), {"vm": "db", "again": "yes"})

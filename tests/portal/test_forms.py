@@ -33,7 +33,7 @@ from tests.support.operator_api import Api
 from tests.support.world import World, a_host, a_vm
 
 
-def test_who_looked_can_change_what_they_typed(portal: Visitor) -> None:
+def test_the_back_button_of_a_confirmation_keeps_the_values(portal: Visitor) -> None:
     sent = hidden(confirm(portal, "restart", {"vm": ["db", "web-0"], "notice": "33m"}))
     page = portal.post(form("restart"), {**sent, "again": "yes"})
     assert 'value="33m"' in page.html
@@ -41,14 +41,14 @@ def test_who_looked_can_change_what_they_typed(portal: Visitor) -> None:
     assert asked(portal) == []
 
 
-def test_a_link_fills_the_form_in(portal: Visitor) -> None:
+def test_a_link_fills_in_a_form(portal: Visitor) -> None:
     page = portal.get(f"{form('restart')}?vm=web-1&vm=lab/db&vm=ghost&notice=20m")
     assert re.findall(r'value="([^"]*)" checked', page.html) == ["sub/lab/web-1", "sub/lab/db"]
     assert 'value="ghost"' in page.html
     assert 'value="20m"' in page.html
 
 
-def test_names_in_plenty_that_nobody_has_are_not_all_looked_for(portal: Visitor) -> None:
+def test_the_lookup_of_unknown_names_is_bounded(portal: Visitor) -> None:
     ghosts = [f"ghost-{number}" for number in range(20)]
     page = portal.post(form("restart"), {"vm_more": ", ".join([*ghosts, "db"]), "again": "yes"})
     assert re.findall(r'value="([^"]*)" checked', page.html) == []
@@ -57,11 +57,11 @@ def test_names_in_plenty_that_nobody_has_are_not_all_looked_for(portal: Visitor)
     assert re.findall(r'value="([^"]*)" checked', page.html) == ["sub/lab/db"]
 
 
-def test_who_is_not_prepared_is_named_before_it_happens(portal: Visitor) -> None:
+def test_a_confirmation_warns_if_no_handler_is_polling(portal: Visitor) -> None:
     assert "No handler is polling in VM db: no client has polled yet." in confirm(portal, "restart", {"vm": "db"}).text
 
 
-def test_whoever_polls_is_not_called_unprepared(portal: Visitor) -> None:
+def test_a_confirmation_does_not_warn_while_a_client_polls(portal: Visitor) -> None:
     vm = portal.world.vm("db")
 
     def poll(at: float) -> None:
@@ -79,33 +79,33 @@ def test_whoever_polls_is_not_called_unprepared(portal: Visitor) -> None:
     assert "No handler is polling in VM db: the last poll was 2 h ago." in page.text
 
 
-def test_what_happens_at_once_is_said_with_its_reason(portal_of: Callable[..., Visitor]) -> None:
+def test_a_confirmation_says_why_something_happens_at_once(portal_of: Callable[..., Visitor]) -> None:
     """Spec §8.2."""
     portal = portal_of(Policy())
     page = confirm(portal, "restart", {"vm": "db"})
-    assert "Reboot of db at once, without an event: no VM of the scope has asked for scheduled events" in page.text
+    assert "Reboot of db at once, without an event: no VM of the scope has polled within 24 h" in page.text
     assert "No handler is polling" not in page.text
 
 
-def test_whose_place_is_taken_is_said(portal: Visitor) -> None:
+def test_a_confirmation_names_the_event_that_is_replaced(portal: Visitor) -> None:
     event_id = a_restart(portal)
     page = confirm(portal, "redeploy", {"vm": "db"})
     assert f"It replaces 1 pending event, which would be withdrawn: {event_id}." in page.text
 
 
-def test_who_else_is_on_the_host_is_said(portal: Visitor) -> None:
+def test_a_confirmation_names_unaffected_vms_on_the_same_host(portal: Visitor) -> None:
     page = confirm(portal, "rollout", {"impact": "update", "scope": "web"})
     assert "Also on host h1, but not affected: db, pool_0, pool_1." in page.text
 
 
-def test_a_name_may_hold_blanks(portal_of: Callable[..., Visitor]) -> None:
+def test_a_form_takes_names_with_spaces(portal_of: Callable[..., Visitor]) -> None:
     portal = portal_of(vms=[a_vm("my own vm"), a_vm("db")], hosts=[a_host("h1")])
     do(portal, "restart", {"vm": "sub/lab/my own vm", "vm_more": "db"})
     assert sorted(event.vms for event in portal.world.store.events()) == [("db",), ("my own vm",)]
     assert 'value="sub/lab/my own vm" checked' in portal.get(f"{form('restart')}?vm=my+own+vm").html
 
 
-def test_names_are_text_and_nothing_else(portal_of: Callable[..., Visitor]) -> None:
+def test_markup_in_names_and_values_of_forms_is_escaped(portal_of: Callable[..., Visitor]) -> None:
     portal = portal_of(vms=[a_vm(EVIL), a_vm("db")], hosts=[a_host("h1"), a_host("h2")])
     key = f"sub/lab/{EVIL}"
     seen = [portal.get(form("restart")), portal.get(f"{form('restart')}?vm={EVIL}&notice={EVIL}")]
@@ -119,7 +119,7 @@ def test_names_are_text_and_nothing_else(portal_of: Callable[..., Visitor]) -> N
         assert "<b>" not in page.html
 
 
-def test_more_vms_than_are_offered_can_be_changed_once_they_were_looked_at(portal_of: Callable[..., Visitor]) -> None:
+def test_a_form_keeps_more_chosen_vms_than_it_offers(portal_of: Callable[..., Visitor]) -> None:
     portal = portal_of(vms=[a_vm(f"v{n}") for n in range(400)], hosts=[a_host("h1")])
     named = [f"v{n}" for n in range(350)]
     page = portal.post(form("restart"), {"vm": named, "again": "yes"})
@@ -130,7 +130,7 @@ def test_more_vms_than_are_offered_can_be_changed_once_they_were_looked_at(porta
     assert "less than" in page.text.lower()
 
 
-def test_a_large_fleet_is_typed_rather_than_ticked(portal_of: Callable[..., Visitor]) -> None:
+def test_a_form_offers_a_bounded_number_of_vms_and_a_text_input(portal_of: Callable[..., Visitor]) -> None:
     portal = portal_of(vms=[a_vm(f"v{n}") for n in range(400)], hosts=[a_host("h1")])
     page = portal.get(f"{form('restart')}?vm=v399")
     assert page.html.count('type="checkbox" name="vm"') == 300
@@ -138,7 +138,7 @@ def test_a_large_fleet_is_typed_rather_than_ticked(portal_of: Callable[..., Visi
     assert "Other names" in page.text
 
 
-def test_every_link_to_a_form_leads_to_one() -> None:
+def test_every_form_link_names_an_existing_form() -> None:
     folder = Path(forewarn.portal.__file__).parent
     texts = [path.read_text() for path in (*folder.glob("templates/*.html"), *folder.glob("*.py"))]
     linked = {name for text in texts for name in re.findall(r"/portal/forms/([a-z-]+)", text)}
@@ -146,7 +146,7 @@ def test_every_link_to_a_form_leads_to_one() -> None:
     assert linked <= set(FORMS)
 
 
-def test_every_form_that_a_page_links_to_opens(portal: Visitor) -> None:
+def test_every_form_link_of_a_page_opens(portal: Visitor) -> None:
     rollout = started_rollout(portal)
     event = portal.world.store.events()[0].id
     portal.world.do(portal.world.control.requests.degrade_host("h3", who="bob", notice_s=7 * 86400))
@@ -185,7 +185,7 @@ def on_real_time() -> Any:
     world.close()
 
 
-def test_real_time_has_no_forms_that_move_it(on_real_time: Visitor) -> None:
+def test_a_service_on_real_time_offers_no_clock_forms(on_real_time: Visitor) -> None:
     page = on_real_time.get("/portal/lab")
     assert "This service runs on real time: its clock cannot be advanced." in page.text
     assert "/portal/forms/clock" not in page.html

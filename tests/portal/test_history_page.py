@@ -45,9 +45,7 @@ def test_the_newest_entries_come_first_with_links_to_what_they_are_about(portal:
 
 
 @pytest.mark.parametrize(("whole", "others"), [(True, 5), (False, 5), (False, 1100)])
-def test_pages_lead_back_to_the_oldest_and_forth_again_and_miss_nothing(
-    portal: Visitor, whole: bool, others: int
-) -> None:
+def test_paging_back_and_forth_through_the_history_misses_no_entry(portal: Visitor, whole: bool, others: int) -> None:
     scope_id = portal.world.vm("db").scope_id
     written(portal, 12, scope_id=scope_id)
     written(portal, others, scope_id=portal.world.vm("web-0").scope_id)
@@ -76,13 +74,13 @@ def test_pages_lead_back_to_the_oldest_and_forth_again_and_miss_nothing(
     assert forth == every
 
 
-def test_pages_of_the_past_stay_as_they_are(portal: Visitor) -> None:
+def test_past_pages_of_the_history_are_not_live(portal: Visitor) -> None:
     written(portal, 10)
     assert "data-live" not in portal.get("/portal/history?before=5").html
     assert "data-live" not in portal.get("/portal/history?after=5").html
 
 
-def test_it_can_be_asked_for_one_thing(portal: Visitor) -> None:
+def test_the_history_can_be_filtered_by_vm_event_request_and_scope(portal: Visitor) -> None:
     (event,) = portal.api.restart_of("web-0")
     (other,) = portal.api.restart_of("db")
     of_event = portal.get(f"/portal/history?event={event['id']}")
@@ -109,12 +107,12 @@ def test_it_can_be_asked_for_one_thing(portal: Visitor) -> None:
         ("vm:sub/lab/db", "VM db"),
     ],
 )
-def test_scopes_are_called_as_people_call_them(portal: Visitor, scope_id: str, title: str) -> None:
+def test_the_history_shows_scopes_by_their_titles(portal: Visitor, scope_id: str, title: str) -> None:
     written(portal, 1, scope_id=scope_id)
     assert f'href="/portal/scopes/{scope_id}" title="{scope_id}">{title}</a>' in portal.get("/portal/history").html
 
 
-def test_one_sees_only_what_one_may(portal: Visitor) -> None:
+def test_the_history_shows_only_what_the_user_may_see(portal: Visitor) -> None:
     portal.api.restart_of("web-0")
     portal.api.restart_of("db")
     mine = portal.holding("Reader", vm_resource_id(portal.world.vm("db")))
@@ -126,7 +124,7 @@ def test_one_sees_only_what_one_may(portal: Visitor) -> None:
     assert mine.visit("GET", "/portal/history?vm=web-0").status == 404
 
 
-def test_what_is_taken_away_is_what_the_page_shows(portal: Visitor) -> None:
+def test_an_export_of_the_history_equals_the_page(portal: Visitor) -> None:
     portal.api.restart_of("web-0")
     rows = list(csv.DictReader(io.StringIO(portal.get("/portal/history?as=csv&limit=3").content.decode())))
     entries = portal.get("/portal/history?as=json&limit=3").json["entries"]
@@ -135,7 +133,7 @@ def test_what_is_taken_away_is_what_the_page_shows(portal: Visitor) -> None:
     assert [row["text"] for row in rows] == [entry["text"] for entry in entries]
 
 
-def test_texts_are_escaped_and_no_cell_is_a_formula(portal: Visitor) -> None:
+def test_the_history_escapes_markup_and_formulas(portal: Visitor) -> None:
     entry = HistoryEntry(at=portal.world.now, what=EntryKind.UPKEEP, text="=1+1 <script>alert(1)</script>", who='"><b>')
     portal.world.do(portal.world.store.commit(Commit(entries=(entry,))))
     page = portal.get("/portal/history")
@@ -144,17 +142,17 @@ def test_texts_are_escaped_and_no_cell_is_a_formula(portal: Visitor) -> None:
     assert b"'=1+1" in portal.get("/portal/history?as=csv").content
 
 
-def test_where_nothing_fits_it_says_what_to_do(portal: Visitor) -> None:
+def test_a_history_without_matches_says_what_to_do(portal: Visitor) -> None:
     page = portal.get("/portal/history?before=1")
     assert "No matching entries. Show the newest entries" in page.text
 
 
-def test_what_cannot_be_asked_is_refused(portal: Visitor) -> None:
+def test_an_invalid_history_query_is_rejected(portal: Visitor) -> None:
     for query, status in (("limit=0", 400), ("limit=1001", 400), ("after=-1", 400), ("before=x", 400), ("what=x", 400)):
         assert portal.visit("GET", f"/portal/history?{query}").status == status, query
 
 
-def test_an_empty_history_leads_to_the_fleet(portal_of: Callable[..., Visitor]) -> None:
+def test_an_empty_history_links_to_the_fleet(portal_of: Callable[..., Visitor]) -> None:
     portal = portal_of()
     nobody = portal.holding("Reader", "/subscriptions/other")
     page = nobody.get("/portal/history")

@@ -80,7 +80,7 @@ async def _last_bytes(path: Path, begun: asyncio.Event) -> bytes:
             return await reader.read()
 
 
-def test_a_browser_that_goes_is_noticed(portal: Visitor, tmp_path: Path) -> None:
+def test_the_stream_ends_when_the_browser_disconnects(portal: Visitor, tmp_path: Path) -> None:
     hears: Any = portal.world.store._subscribers  # type: ignore[attr-defined]
 
     async def story() -> None:

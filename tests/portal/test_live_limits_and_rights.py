@@ -26,13 +26,13 @@ from tests.portal.live_stream_client import (
 
 
 @pytest.mark.parametrize("after", ["x", "-1", "1.5", "٣", "9" * 30, "<b>"])
-def test_what_is_no_number_of_the_history_is_refused(portal: Visitor, after: str) -> None:
+def test_an_invalid_sequence_number_is_rejected(portal: Visitor, after: str) -> None:
     page = portal.visit("GET", f"/portal/live?{urlencode({'after': after})}")
     assert (page.status, page.headers["content-type"]) == (400, "text/plain; charset=utf-8")
     assert page.html == f"{after!r} is not a sequence number of the history: give the last one that you received"
 
 
-def test_whoever_is_not_signed_in_is_told_nothing(portal: Visitor) -> None:
+def test_a_stream_needs_a_session(portal: Visitor) -> None:
     async def nobody(request: Any) -> CurrentSession:
         raise Unauthenticated("nobody is signed in: sign in")
 
@@ -40,7 +40,7 @@ def test_whoever_is_not_signed_in_is_told_nothing(portal: Visitor) -> None:
     assert (page.status, page.html) == (401, "nobody is signed in: sign in")
 
 
-def test_who_sees_a_part_is_told_of_that_part_only(portal: Visitor) -> None:
+def test_a_change_holds_only_what_the_user_may_see(portal: Visitor) -> None:
     reader = portal.holding("Reader", f"{GROUP}/providers/Microsoft.Compute/virtualMachines/db")
 
     async def story() -> None:
@@ -61,7 +61,7 @@ def test_who_sees_a_part_is_told_of_that_part_only(portal: Visitor) -> None:
     play(portal, story)
 
 
-def test_who_sees_a_part_is_told_of_that_part_of_what_was_missed(portal: Visitor) -> None:
+def test_missed_changes_hold_only_what_the_user_may_see(portal: Visitor) -> None:
     reader = portal.holding("Reader", f"{GROUP}/providers/Microsoft.Compute/virtualMachines/db")
 
     async def story() -> None:
@@ -75,7 +75,7 @@ def test_who_sees_a_part_is_told_of_that_part_of_what_was_missed(portal: Visitor
     play(portal, story)
 
 
-def test_pages_that_are_closed_leave_nothing_behind(portal: Visitor) -> None:
+def test_closed_streams_leave_no_task_or_subscription(portal: Visitor) -> None:
     async def story() -> None:
         async with looking(portal) as page:
             await page.next("counts")
@@ -91,7 +91,7 @@ def test_pages_that_are_closed_leave_nothing_behind(portal: Visitor) -> None:
     play(portal, story)
 
 
-def test_a_service_that_stops_ends_its_streams(portal: Visitor) -> None:
+def test_a_stopping_service_ends_its_streams(portal: Visitor) -> None:
     async def story() -> None:
         async with looking(portal) as page:
             await page.next("counts")
@@ -101,7 +101,7 @@ def test_a_service_that_stops_ends_its_streams(portal: Visitor) -> None:
     play(portal, story)
 
 
-def test_a_stream_begun_while_the_service_stops_ends_at_once(portal: Visitor) -> None:
+def test_a_stream_opened_while_the_service_stops_ends_at_once(portal: Visitor) -> None:
     async def story() -> None:
         portal.api.house.shutting_down.set()
         async with looking(portal) as page:
@@ -123,7 +123,7 @@ class Ending:
         return CurrentSession(principal=self._principal, csrf_token="", ends_at=0)
 
 
-def test_who_is_signed_out_is_told_so_and_nothing_more(portal: Visitor) -> None:
+def test_a_stream_ends_after_a_sign_out(portal: Visitor) -> None:
     visit = Ending(portal.principal)
 
     async def story() -> None:
@@ -136,7 +136,7 @@ def test_who_is_signed_out_is_told_so_and_nothing_more(portal: Visitor) -> None:
     play(portal, story)
 
 
-def test_what_happens_after_a_sign_out_is_not_told(portal: Visitor) -> None:
+def test_nothing_is_sent_after_a_sign_out(portal: Visitor) -> None:
     visit = Ending(portal.principal)
 
     async def story() -> None:
@@ -150,7 +150,7 @@ def test_what_happens_after_a_sign_out_is_not_told(portal: Visitor) -> None:
     play(portal, story)
 
 
-def test_whose_grants_change_has_everything_read_again(portal: Visitor) -> None:
+def test_a_change_of_grants_resets_the_page(portal: Visitor) -> None:
     who = portal.principal
 
     async def welcome(request: Any) -> CurrentSession:
@@ -170,7 +170,7 @@ def test_whose_grants_change_has_everything_read_again(portal: Visitor) -> None:
     play(portal, story)
 
 
-def test_a_page_that_reads_too_slowly_reads_everything_again(portal: Visitor) -> None:
+def test_a_page_that_reads_too_slowly_is_reset(portal: Visitor) -> None:
     async def story() -> None:
         async with looking(portal) as page:
             await page.next("counts")
@@ -195,7 +195,7 @@ def test_a_page_that_reads_too_slowly_reads_everything_again(portal: Visitor) ->
         ("MAX_SUBSCRIBERS_PER_PRINCIPAL", "1 of your live pages are open, which is the limit: close some, then reload"),
     ],
 )
-def test_only_so_many_pages_can_be_open(
+def test_the_number_of_open_streams_is_limited(
     portal: Visitor, monkeypatch: pytest.MonkeyPatch, bound: str, sentence: str
 ) -> None:
     monkeypatch.setattr(live_updates, bound, 1)
@@ -209,9 +209,7 @@ def test_only_so_many_pages_can_be_open(
     play(portal, story)
 
 
-def test_the_pages_of_one_visitor_keep_no_other_from_following(
-    portal: Visitor, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_limit_of_one_user_does_not_affect_others(portal: Visitor, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(live_updates, "MAX_SUBSCRIBERS_PER_PRINCIPAL", 1)
     who = portal.principal
 
@@ -230,7 +228,7 @@ def test_the_pages_of_one_visitor_keep_no_other_from_following(
     play(portal, story)
 
 
-def test_a_change_of_very_many_vms_has_everything_read_again(portal: Visitor, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_change_of_too_many_vms_resets_the_page(portal: Visitor, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(live_updates, "MAX_VMS_PER_CHANGE", 1)
 
     async def story() -> None:

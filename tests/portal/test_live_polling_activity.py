@@ -61,7 +61,7 @@ def fleet(api: Api) -> Fleet:
     return Fleet(api)
 
 
-def test_a_page_is_told_where_somebody_begins_to_ask(fleet: Fleet) -> None:
+def test_a_page_receives_the_scopes_in_which_a_vm_starts_polling(fleet: Fleet) -> None:
     async def story() -> None:
         async with looking(fleet.portal) as page:
             await page.next("counts")
@@ -73,7 +73,7 @@ def test_a_page_is_told_where_somebody_begins_to_ask(fleet: Fleet) -> None:
     play(fleet.portal, story)
 
 
-def test_a_page_is_told_where_somebody_falls_silent(fleet: Fleet) -> None:
+def test_a_page_receives_the_scopes_in_which_a_vm_stops_polling(fleet: Fleet) -> None:
     fleet.ask("db", "web-0")
 
     async def story() -> None:
@@ -88,7 +88,7 @@ def test_a_page_is_told_where_somebody_falls_silent(fleet: Fleet) -> None:
     play(fleet.portal, story)
 
 
-def test_who_is_about_to_fall_silent_is_looked_at_in_time(fleet: Fleet) -> None:
+def test_a_vm_that_is_almost_silent_is_checked_in_time(fleet: Fleet) -> None:
     fleet.ask("db", silent_s=SILENCE_LIMIT_S - 10)
 
     async def story() -> None:
@@ -103,7 +103,7 @@ def test_who_is_about_to_fall_silent_is_looked_at_in_time(fleet: Fleet) -> None:
     play(fleet.portal, story)
 
 
-def test_whoever_goes_on_asking_is_looked_at_once_in_a_silence_and_not_told(fleet: Fleet) -> None:
+def test_a_vm_that_keeps_polling_is_checked_rarely_and_sends_no_message(fleet: Fleet) -> None:
     fleet.ask("db")
 
     async def story() -> None:
@@ -124,7 +124,7 @@ def test_whoever_goes_on_asking_is_looked_at_once_in_a_silence_and_not_told(flee
     play(fleet.portal, story)
 
 
-def test_changes_in_who_asks_are_told_together_and_not_often(fleet: Fleet) -> None:
+def test_polling_changes_are_sent_together_at_intervals(fleet: Fleet) -> None:
     async def story() -> None:
         async with looking(fleet.portal) as page:
             await page.next("counts")
@@ -142,7 +142,7 @@ def test_changes_in_who_asks_are_told_together_and_not_often(fleet: Fleet) -> No
     play(fleet.portal, story)
 
 
-def test_who_sees_a_part_is_told_who_asks_in_that_part_only(fleet: Fleet) -> None:
+def test_a_page_receives_polling_changes_of_visible_scopes_only(fleet: Fleet) -> None:
     reader = fleet.portal.holding("Reader", DB)
 
     async def story() -> None:
@@ -157,7 +157,9 @@ def test_who_sees_a_part_is_told_who_asks_in_that_part_only(fleet: Fleet) -> Non
     play(fleet.portal, story)
 
 
-def test_where_very_many_change_pages_look_at_all_who_ask(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_page_reloads_polling_of_all_scopes_after_too_many_changes(
+    fleet: Fleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(polling_monitor, "MAX_CHANGED_SCOPES", 1)
 
     async def story() -> None:
@@ -174,7 +176,7 @@ def test_where_very_many_change_pages_look_at_all_who_ask(fleet: Fleet, monkeypa
     play(fleet.portal, story)
 
 
-def test_a_page_from_before_anybody_looked_looks_at_all_who_ask(fleet: Fleet) -> None:
+def test_a_page_older_than_the_monitor_reloads_polling_of_all_scopes(fleet: Fleet) -> None:
     async def story() -> None:
         async with looking(fleet.portal, "age=1") as page:
             assert (await page.next("asking", "counts"))[1]["scopes"] is None
@@ -182,7 +184,7 @@ def test_a_page_from_before_anybody_looked_looks_at_all_who_ask(fleet: Fleet) ->
     play(fleet.portal, story)
 
 
-def test_whoever_goes_from_page_to_page_is_told_what_changed_in_between(fleet: Fleet) -> None:
+def test_a_user_who_goes_to_another_page_receives_changes_in_between(fleet: Fleet) -> None:
     async def story() -> None:
         async with looking(fleet.portal) as page:
             await page.next("counts")
@@ -197,7 +199,7 @@ def test_whoever_goes_from_page_to_page_is_told_what_changed_in_between(fleet: F
     play(fleet.portal, story)
 
 
-def test_who_fell_silent_while_nobody_looked_for_a_moment_is_told(fleet: Fleet) -> None:
+def test_a_vm_that_fell_silent_between_two_pages_is_reported(fleet: Fleet) -> None:
     fleet.ask("db")
 
     async def story() -> None:
@@ -213,7 +215,7 @@ def test_who_fell_silent_while_nobody_looked_for_a_moment_is_told(fleet: Fleet) 
     play(fleet.portal, story)
 
 
-def test_nobody_is_listened_to_once_nobody_looks(fleet: Fleet) -> None:
+def test_the_monitor_unsubscribes_when_no_page_is_open(fleet: Fleet) -> None:
     async def story() -> None:
         tasks = asyncio.all_tasks()
         async with looking(fleet.portal) as page:
@@ -229,12 +231,12 @@ def test_nobody_is_listened_to_once_nobody_looks(fleet: Fleet) -> None:
 
 
 @pytest.mark.parametrize("age", ["x", "-1", "1.5", "9" * 12])
-def test_what_is_no_age_of_a_page_is_refused(fleet: Fleet, age: str) -> None:
+def test_an_invalid_page_age_is_rejected(fleet: Fleet, age: str) -> None:
     page = fleet.portal.visit("GET", f"/portal/live?age={age}")
     assert (page.status, page.html) == (400, f"{age!r} is not the age of a page: give whole seconds")
 
 
-def test_what_shows_who_asks_is_fetched_again(fleet: Fleet) -> None:
+def test_sections_that_show_polling_are_live(fleet: Fleet) -> None:
     assert 'data-live="all asking"' in fleet.portal.get("/portal/clients").html
     for path in ("/portal/", f"/portal/scopes/{fleet.scope('db')}", "/portal/vms/db"):
         assert f"scope:{fleet.scope('db')}" in fleet.portal.get(path).html

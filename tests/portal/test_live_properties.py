@@ -92,7 +92,7 @@ async def do(world: World, what: Any, whom: Any) -> None:
 
 @settings(max_examples=40, deadline=None)
 @given(steps=STEPS)
-def test_a_page_that_follows_shows_at_last_what_is_there(steps: list[tuple[Any, Any]]) -> None:
+def test_a_live_page_finally_shows_the_stored_states(steps: list[tuple[Any, Any]]) -> None:
     world = make_world()
     portal = Visitor(Api(world), owner_principal("local user ann"))
 

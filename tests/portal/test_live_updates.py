@@ -28,7 +28,7 @@ from tests.portal.live_stream_client import (
 )
 
 
-def test_a_page_hears_first_how_things_are(portal: Visitor) -> None:
+def test_a_stream_starts_with_clock_health_and_counts(portal: Visitor) -> None:
     async def story() -> None:
         async with looking(portal) as page:
             told = await page.all_until("counts")
@@ -43,7 +43,7 @@ def test_a_page_hears_first_how_things_are(portal: Visitor) -> None:
     play(portal, story)
 
 
-def test_a_change_names_everything_that_it_concerns(portal: Visitor) -> None:
+def test_a_change_names_everything_that_changed(portal: Visitor) -> None:
     async def story() -> None:
         async with looking(portal) as page:
             await page.next("counts")
@@ -75,7 +75,7 @@ def test_counts_follow_changes(portal: Visitor) -> None:
     play(portal, story)
 
 
-def test_counts_are_right_for_a_page_that_comes_later(portal: Visitor) -> None:
+def test_a_page_opened_later_receives_current_counts(portal: Visitor) -> None:
     async def story() -> None:
         async with looking(portal) as page:
             await page.next("counts")
@@ -100,7 +100,7 @@ def test_commits_close_to_each_other_are_one_change(portal: Visitor) -> None:
     play(portal, story)
 
 
-def test_that_a_vm_was_given_an_event_is_told(portal: Visitor) -> None:
+def test_the_delivery_of_an_event_is_a_change(portal: Visitor) -> None:
     observations = GuestObservations()
     house = replace(portal.api.house, subscribe_deliveries=observations.subscribe_deliveries)
     other = Visitor(portal.api, portal.principal)
@@ -124,7 +124,7 @@ def test_that_a_vm_was_given_an_event_is_told(portal: Visitor) -> None:
     play(portal, story)
 
 
-def test_commits_that_concern_no_page_are_not_told(portal: Visitor) -> None:
+def test_commits_that_concern_no_page_are_not_sent(portal: Visitor) -> None:
     async def story() -> None:
         async with looking(portal) as page:
             await page.next("counts")
@@ -137,7 +137,7 @@ def test_commits_that_concern_no_page_are_not_told(portal: Visitor) -> None:
     play(portal, story)
 
 
-def test_the_clock_is_told_when_it_is_moved(portal: Visitor) -> None:
+def test_a_change_of_the_clock_is_sent(portal: Visitor) -> None:
     async def story() -> None:
         async with looking(portal) as page:
             await page.next("counts")
@@ -149,7 +149,7 @@ def test_the_clock_is_told_when_it_is_moved(portal: Visitor) -> None:
     play(portal, story)
 
 
-def test_a_page_that_comes_back_is_told_what_it_missed(portal: Visitor) -> None:
+def test_a_page_that_reconnects_receives_what_it_missed(portal: Visitor) -> None:
     async def story() -> None:
         known = portal.world.store.last_seq()
         event_id = await restart(portal.world, "web-0")
@@ -167,7 +167,7 @@ def web(portal: Visitor) -> list[Any]:
     return portal.world.store.vms(scope_id=portal.world.vm("web-0").scope_id)
 
 
-def test_a_page_that_missed_nothing_is_told_nothing(portal: Visitor) -> None:
+def test_a_page_that_missed_nothing_receives_no_change(portal: Visitor) -> None:
     async def story() -> None:
         async with looking(portal, f"after={portal.world.store.last_seq()}") as page:
             assert [kind for kind, _, _ in await page.all_until("counts")] == ["clock", "health", "counts"]
@@ -175,7 +175,7 @@ def test_a_page_that_missed_nothing_is_told_nothing(portal: Visitor) -> None:
     play(portal, story)
 
 
-def test_a_vm_that_went_meanwhile_is_told_as_gone(portal: Visitor) -> None:
+def test_a_vm_removed_during_a_gap_is_sent_as_gone(portal: Visitor) -> None:
     async def story() -> None:
         known, key = portal.world.store.last_seq(), portal.world.vm("db").key
         vms = [portal.world.vm("db")]
@@ -189,7 +189,7 @@ def test_a_vm_that_went_meanwhile_is_told_as_gone(portal: Visitor) -> None:
 
 
 @pytest.mark.parametrize("after", ["more than there are", "so few that the gap is too wide"])
-def test_a_gap_that_is_too_wide_has_everything_read_again(portal: Visitor, after: str) -> None:
+def test_a_gap_that_is_too_wide_resets_the_page(portal: Visitor, after: str) -> None:
     async def story() -> None:
         await note(portal.world, live_updates.MAX_MISSED_ENTRIES + 1)
         last = portal.world.store.last_seq()
@@ -200,7 +200,7 @@ def test_a_gap_that_is_too_wide_has_everything_read_again(portal: Visitor, after
     play(portal, story)
 
 
-def test_a_gap_that_is_just_not_too_wide_is_told(portal: Visitor) -> None:
+def test_the_widest_allowed_gap_is_sent_as_a_change(portal: Visitor) -> None:
     async def story() -> None:
         await note(portal.world, live_updates.MAX_MISSED_ENTRIES)
         async with looking(portal, f"after={portal.world.store.last_seq() - live_updates.MAX_MISSED_ENTRIES}") as page:
@@ -210,7 +210,7 @@ def test_a_gap_that_is_just_not_too_wide_is_told(portal: Visitor) -> None:
     play(portal, story)
 
 
-def test_what_was_pruned_has_everything_read_again(portal: Visitor) -> None:
+def test_a_gap_with_pruned_entries_resets_the_page(portal: Visitor) -> None:
     async def story() -> None:
         known = portal.world.store.last_seq()
         await note(portal.world)
@@ -224,7 +224,7 @@ def test_what_was_pruned_has_everything_read_again(portal: Visitor) -> None:
     play(portal, story)
 
 
-def test_a_page_is_told_that_the_stream_is_alive(portal: Visitor) -> None:
+def test_an_idle_stream_sends_keep_alive_messages(portal: Visitor) -> None:
     async def story() -> None:
         async with looking(portal) as page:
             await page.next("counts")
@@ -234,7 +234,7 @@ def test_a_page_is_told_that_the_stream_is_alive(portal: Visitor) -> None:
     play(portal, story)
 
 
-def test_trouble_with_the_store_is_told_and_so_is_its_end(portal: Visitor) -> None:
+def test_a_failing_store_is_reported_and_so_is_its_recovery(portal: Visitor) -> None:
     store = portal.world.store
     assert isinstance(store, MemoryStore)
 
@@ -252,7 +252,7 @@ def test_trouble_with_the_store_is_told_and_so_is_its_end(portal: Visitor) -> No
     play(portal, story)
 
 
-def test_a_store_that_commits_is_well_without_being_asked(portal: Visitor) -> None:
+def test_a_commit_shows_that_the_store_has_recovered(portal: Visitor) -> None:
     store = portal.world.store
     assert isinstance(store, MemoryStore)
 

@@ -75,7 +75,7 @@ def refused(browser: Browser, page: Page, sentence: str) -> None:
     assert browser.who() == ""
 
 
-def test_somebody_signs_in_at_the_issuer_and_is_back_where_they_wanted_to_be(
+def test_a_user_signs_in_at_the_issuer_and_returns_to_their_page(
     doors: Doors, browser: Browser, issuer: OidcIssuer
 ) -> None:
     shown = browser.get("/portal/sign-in?to=/portal/timeline")
@@ -91,7 +91,7 @@ def test_somebody_signs_in_at_the_issuer_and_is_back_where_they_wanted_to_be(
     assert browser.who() == "ann@example.org (oidc)"
 
 
-def test_the_issuer_is_asked_as_the_standard_says(browser: Browser, issuer: OidcIssuer) -> None:
+def test_the_authorization_request_follows_the_standard(browser: Browser, issuer: OidcIssuer) -> None:
     address = urlsplit(browser.get(BEGIN).headers["location"])
     asked = {name: text for name, (text,) in parse_qs(address.query).items()}
     assert f"{address.scheme}://{address.netloc}{address.path}" == issuer.url + AUTHORIZE_PATH
@@ -114,7 +114,7 @@ def test_the_issuer_is_asked_as_the_standard_says(browser: Browser, issuer: Oidc
     ],
     ids=["sub", "oid", "like an app"],
 )
-def test_what_is_granted_to_somebody_counts_in_the_portal_as_in_the_api(
+def test_a_grant_counts_in_the_portal_as_in_the_api(
     doors: Doors, browser: Browser, issuer: OidcIssuer, person: dict[str, Any], principal: str
 ) -> None:
     issuer.authorization.claims = person
@@ -132,13 +132,13 @@ def test_what_is_granted_to_somebody_counts_in_the_portal_as_in_the_api(
     assert browser.get("/portal/").status == 403
 
 
-def test_who_says_no_there_is_told_so_here(browser: Browser, issuer: OidcIssuer) -> None:
+def test_a_denial_at_the_issuer_is_shown(browser: Browser, issuer: OidcIssuer) -> None:
     issuer.authorization.denial = "access_denied"
     page = came_back(browser, at_issuer(browser.get(BEGIN)))
     refused(browser, page, f"issuer {issuer.url!r} did not sign you in ('the person said no'): try again")
 
 
-def test_a_state_that_is_not_of_this_browser_leads_nowhere(doors: Doors, browser: Browser) -> None:
+def test_the_state_of_another_browser_is_rejected(doors: Doors, browser: Browser) -> None:
     """Somebody else's sign-in must not be finished here: one would work in their name."""
     theirs = at_issuer(Browser(doors).get(BEGIN))
     browser.get(BEGIN)
@@ -146,16 +146,16 @@ def test_a_state_that_is_not_of_this_browser_leads_nowhere(doors: Doors, browser
 
 
 @pytest.mark.parametrize("state", ["", "x", "é"])
-def test_a_state_that_was_changed_leads_nowhere(browser: Browser, state: str) -> None:
+def test_a_changed_state_is_rejected(browser: Browser, state: str) -> None:
     told = dict(parse_qsl(urlsplit(at_issuer(browser.get(BEGIN))).query))
     refused(browser, came_back(browser, f"{BACK}?{urlencode({**told, 'state': state})}"), AGAIN)
 
 
-def test_whoever_has_not_begun_cannot_finish(doors: Doors, browser: Browser) -> None:
+def test_a_sign_in_cannot_finish_in_a_browser_that_did_not_start_it(doors: Doors, browser: Browser) -> None:
     refused(Browser(doors), came_back(Browser(doors), at_issuer(browser.get(BEGIN))), AGAIN)
 
 
-def test_a_code_is_good_once_even_for_whoever_copied_everything(doors: Doors, browser: Browser) -> None:
+def test_a_code_works_once_even_with_copied_cookies(doors: Doors, browser: Browser) -> None:
     back = at_issuer(browser.get(BEGIN))
     thief = Browser(doors)
     thief.jar = dict(browser.jar)
@@ -164,7 +164,7 @@ def test_a_code_is_good_once_even_for_whoever_copied_everything(doors: Doors, br
     refused(thief, came_back(thief, back), "did not confirm your identity ('invalid_grant'): sign in again")
 
 
-def test_somebody_elses_code_leads_nowhere(doors: Doors, browser: Browser) -> None:
+def test_a_code_of_another_sign_in_is_rejected(doors: Doors, browser: Browser) -> None:
     """It was made for another verifier."""
     code = dict(parse_qsl(urlsplit(at_issuer(Browser(doors).get(BEGIN))).query))["code"]
     told = dict(parse_qsl(urlsplit(at_issuer(browser.get(BEGIN))).query))
@@ -183,19 +183,19 @@ WRONG = [
 
 
 @pytest.mark.parametrize(("said", "sentence"), WRONG)
-def test_a_token_that_is_not_for_this_sign_in_leads_nowhere(
+def test_a_token_for_another_sign_in_is_rejected(
     browser: Browser, issuer: OidcIssuer, said: dict[str, Any], sentence: str
 ) -> None:
     issuer.authorization.claim_overrides = said
     refused(browser, came_back(browser, at_issuer(browser.get(BEGIN))), sentence)
 
 
-def test_a_token_that_somebody_else_signed_leads_nowhere(browser: Browser, issuer: OidcIssuer) -> None:
+def test_a_token_with_an_unknown_signature_is_rejected(browser: Browser, issuer: OidcIssuer) -> None:
     issuer.keys["first"] = rsa.generate_private_key(public_exponent=65537, key_size=2048)  # not what is published
     refused(browser, came_back(browser, at_issuer(browser.get(BEGIN))), "signature is not valid")
 
 
-def test_an_issuer_that_cannot_be_reached_is_told_and_tried_again_a_moment_later(
+def test_an_unreachable_issuer_is_reported_and_retried_after_a_pause(
     doors: Doors, browser: Browser, issuer: OidcIssuer
 ) -> None:
     issuer.is_down = True
@@ -208,7 +208,7 @@ def test_an_issuer_that_cannot_be_reached_is_told_and_tried_again_a_moment_later
     assert browser.get(BEGIN).status == 303
 
 
-def test_an_issuer_that_fails_to_redeem_is_told_as_its_failure(browser: Browser, issuer: OidcIssuer) -> None:
+def test_a_failing_token_endpoint_is_reported(browser: Browser, issuer: OidcIssuer) -> None:
     left = browser.get(BEGIN)
     issuer.answers[TOKEN_PATH] = 500, b"oops"
     page = came_back(browser, at_issuer(left))
@@ -216,7 +216,7 @@ def test_an_issuer_that_fails_to_redeem_is_told_as_its_failure(browser: Browser,
 
 
 @pytest.mark.parametrize("endpoint", ["http://evil.example/authorize", "javascript:alert(1)", ""])
-def test_an_issuer_that_would_send_people_anywhere_but_over_https_sends_nobody(
+def test_an_authorization_endpoint_without_https_is_rejected(
     browser: Browser, issuer: OidcIssuer, endpoint: str
 ) -> None:
     known = {"issuer": issuer.url, "jwks_uri": f"{issuer.url}/keys", "token_endpoint": issuer.url + TOKEN_PATH}
@@ -226,12 +226,12 @@ def test_an_issuer_that_would_send_people_anywhere_but_over_https_sends_nobody(
 
 
 @pytest.mark.parametrize("to", ["//evil.example", "https://evil.example", "/\\evil.example"])
-def test_one_comes_back_to_pages_of_the_portal_alone(browser: Browser, to: str) -> None:
+def test_a_sign_in_at_the_issuer_returns_to_portal_pages_only(browser: Browser, to: str) -> None:
     page = came_back(browser, at_issuer(browser.get(f"/portal/sign-in/issuer?{urlencode({'to': to})}")))
     assert page.headers["location"] == "/portal/"
 
 
-def test_what_comes_back_is_shown_as_text(browser: Browser) -> None:
+def test_markup_in_callback_parameters_is_escaped(browser: Browser) -> None:
     told = {"state": "x", "error": '"><script>alert(1)</script>', "other": "left out"}
     page = browser.get(f"{BACK}?{urlencode(told)}")
     assert "<script>" not in page.html
@@ -239,14 +239,14 @@ def test_what_comes_back_is_shown_as_text(browser: Browser) -> None:
     assert page.headers["referrer-policy"] == "no-referrer"
 
 
-def test_sessions_of_an_issuer_end_when_people_sign_in_elsewhere(doors: Doors, browser: Browser) -> None:
+def test_sessions_of_an_issuer_end_when_it_is_no_longer_used(doors: Doors, browser: Browser) -> None:
     came_back(browser, at_issuer(browser.get(BEGIN)))
     assert browser.who() != ""
     browser.doors = Doors(doors.api)
     assert browser.who() == ""
 
 
-def test_sessions_of_clients_end_when_people_sign_in_at_an_issuer(doors: Doors) -> None:
+def test_sessions_of_clients_end_when_an_issuer_is_used(doors: Doors) -> None:
     before = Doors(doors.api)
     browser = Browser(before).signed_in("ann", before.add_client())
     browser.doors = doors
@@ -254,7 +254,7 @@ def test_sessions_of_clients_end_when_people_sign_in_at_an_issuer(doors: Doors) 
 
 
 @pytest.mark.parametrize("secret", ["s3cret/+&é", ""])
-def test_a_client_with_a_secret_proves_itself_when_it_redeems_a_code(issuer: OidcIssuer, secret: str) -> None:
+def test_a_confidential_client_sends_its_secret_to_redeem_a_code(issuer: OidcIssuer, secret: str) -> None:
     issuer.authorization.secret = "s3cret/+&é"
     code_flow = AuthorizationCodeFlow(ExternalIssuer(issuer.url, ["x"]), "forewarn-portal", secret)
     flow, now = AuthorizationFlow.start(), read_real_time()
@@ -271,7 +271,7 @@ def test_a_client_with_a_secret_proves_itself_when_it_redeems_a_code(issuer: Oid
             asyncio.run(story())
 
 
-def test_an_issuer_that_was_reached_once_is_known_while_it_is_away(issuer: OidcIssuer) -> None:
+def test_the_metadata_of_an_issuer_is_cached_while_it_is_down(issuer: OidcIssuer) -> None:
     code_flow = AuthorizationCodeFlow(ExternalIssuer(issuer.url, ["x"]), "forewarn-portal")
 
     async def story() -> None:
@@ -284,7 +284,7 @@ def test_an_issuer_that_was_reached_once_is_known_while_it_is_away(issuer: OidcI
     asyncio.run(story())
 
 
-def test_codes_are_redeemed_a_few_at_a_time_however_many_strangers_bring_them(issuer: OidcIssuer) -> None:
+def test_the_number_of_concurrent_redemptions_is_bounded(issuer: OidcIssuer) -> None:
     code_flow = AuthorizationCodeFlow(ExternalIssuer(issuer.url, ["x"]), "forewarn-portal")
     may_answer = threading.Event()
 
@@ -313,7 +313,7 @@ def test_codes_are_redeemed_a_few_at_a_time_however_many_strangers_bring_them(is
     assert asyncio.run(story()) == "other work has its thread"
 
 
-def test_whoever_comes_back_without_a_code_is_not_asked_about(browser: Browser, issuer: OidcIssuer) -> None:
+def test_a_callback_without_a_code_is_rejected_without_asking_the_issuer(browser: Browser, issuer: OidcIssuer) -> None:
     state = parse_qs(urlsplit(browser.get(BEGIN).headers["location"]).query)["state"][0]
     refused(browser, came_back(browser, f"{BACK}?state={state}"), "sent you back without a code: sign in again")
     assert TOKEN_PATH not in issuer.requested_paths

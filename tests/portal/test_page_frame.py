@@ -9,19 +9,19 @@ from forewarn.core.history import EntryKind, HistoryEntry
 from tests.portal.conftest import Page, Visitor
 
 
-def test_the_root_leads_to_the_portal(portal: Visitor) -> None:
+def test_the_root_redirects_to_the_portal(portal: Visitor) -> None:
     page = portal.visit("GET", "/")
     assert (page.status, page.headers["location"]) == (307, "/portal/")
 
 
-def test_a_path_that_is_no_page_is_told_within_the_frame(portal: Visitor) -> None:
+def test_an_unknown_path_gives_an_error_page(portal: Visitor) -> None:
     page = portal.visit("GET", "/portal/nowhere")
     assert page.status == 404
     assert "/portal/nowhere is not a page of the portal: start at the fleet" in page.text
     assert "local user ann" in page.text
 
 
-def test_a_page_does_not_claim_to_show_what_happened_while_it_was_made(portal: Visitor) -> None:
+def test_a_page_does_not_claim_to_include_commits_made_while_it_was_rendered(portal: Visitor) -> None:
     """Whoever follows from its number on would never hear of that."""
     portal.get("/portal/clients")
     store = portal.world.store

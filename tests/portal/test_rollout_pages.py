@@ -28,13 +28,13 @@ def domains(portal: Visitor, rollout: str) -> list[str]:
     return re.findall(r'<li class="domain (\w+)">', portal.get(f"/portal/rollouts/{rollout}").html)
 
 
-def test_without_a_rollout_one_is_told_how_to_start_one(portal: Visitor) -> None:
+def test_the_empty_list_of_rollouts_says_how_to_start_one(portal: Visitor) -> None:
     page = portal.get("/portal/rollouts")
     assert "There are no rollouts." in page.text
     assert 'href="/portal/forms/rollout"' in page.html
 
 
-def test_rollouts_are_listed_with_how_far_they_are(portal: Visitor) -> None:
+def test_the_list_of_rollouts_shows_their_progress(portal: Visitor) -> None:
     rollout = start(portal)
     portal.world.advance(905)
     page = portal.get("/portal/rollouts")
@@ -45,7 +45,7 @@ def test_rollouts_are_listed_with_how_far_they_are(portal: Visitor) -> None:
     assert portal.get("/portal/rollouts?as=json").json["rollouts"][0]["rollout"]["id"] == rollout
 
 
-def test_the_bar_has_a_part_for_each_that_is_as_long_as_its_count(portal: Visitor) -> None:
+def test_the_progress_bar_has_a_part_for_each_state(portal: Visitor) -> None:
     start(portal)
     portal.world.advance(905)
     page = portal.get("/portal/rollouts")
@@ -56,7 +56,7 @@ def test_the_bar_has_a_part_for_each_that_is_as_long_as_its_count(portal: Visito
     ]
 
 
-def test_a_rollout_shows_one_update_domain_after_the_other(portal: Visitor) -> None:
+def test_the_rollout_page_shows_one_update_domain_after_the_other(portal: Visitor) -> None:
     """Spec §6.2."""
     rollout = start(portal)
     assert domains(portal, rollout) == ["now", "next", "waiting"]
@@ -69,7 +69,7 @@ def test_a_rollout_shows_one_update_domain_after_the_other(portal: Visitor) -> N
     assert "completed" in portal.get(f"/portal/rollouts/{rollout}").text
 
 
-def test_a_rollout_can_be_steered_from_its_page_while_it_goes_on(portal: Visitor) -> None:
+def test_the_rollout_page_offers_pause_resume_and_abort_while_it_is_open(portal: Visitor) -> None:
     rollout = start(portal)
     assert re.findall(r"/portal/forms/rollout-(\w+)", portal.get(f"/portal/rollouts/{rollout}").html) == [
         "pause",
@@ -88,7 +88,7 @@ def test_a_rollout_can_be_steered_from_its_page_while_it_goes_on(portal: Visitor
     assert "1 withdrawn, 2 never started" in page.text
 
 
-def test_a_rollout_is_found_by_the_beginning_of_its_id_and_can_be_taken_away(portal: Visitor) -> None:
+def test_a_rollout_is_found_by_a_prefix_of_its_id_and_can_be_exported(portal: Visitor) -> None:
     rollout = start(portal)
     assert rollout in portal.get(f"/portal/rollouts/{rollout[:20]}").text
     assert portal.get(f"/portal/rollouts/{rollout}?as=svg").html.startswith("<")
@@ -96,14 +96,14 @@ def test_a_rollout_is_found_by_the_beginning_of_its_id_and_can_be_taken_away(por
     assert portal.visit("GET", "/portal/rollouts/nothing").status == 404
 
 
-def test_a_rollout_is_nobody_s_who_sees_only_a_part(portal: Visitor) -> None:
+def test_rollouts_are_hidden_from_users_who_see_only_a_part(portal: Visitor) -> None:
     rollout = start(portal)
     part = portal.holding("Reader", DB)
     assert "You need the right to read everything to see rollouts." in part.get("/portal/rollouts").text
     assert part.visit("GET", f"/portal/rollouts/{rollout}").status == 404
 
 
-def test_a_request_shows_what_it_waits_for_until_it_is_over(portal: Visitor) -> None:
+def test_the_request_page_shows_what_it_waits_for_and_its_progress(portal: Visitor) -> None:
     (event,) = portal.world.ask(RequestedOperation.RESTART, "db")
     target = f"/portal/requests/{event.request_id}"
     page = portal.get(target)
@@ -120,14 +120,14 @@ def test_a_request_shows_what_it_waits_for_until_it_is_over(portal: Visitor) -> 
     assert portal.visit("GET", "/portal/requests/nothing").status == 404
 
 
-def test_a_page_says_what_was_just_done_and_nothing_that_a_link_makes_up(portal: Visitor) -> None:
+def test_a_page_shows_the_done_message_of_a_form_and_no_other_text(portal: Visitor) -> None:
     (event,) = portal.world.ask(RequestedOperation.RESTART, "db")
     target = f"/portal/requests/{event.request_id}"
     assert "Restart requested." in portal.get(f"{target}?done=restart").text
     assert "burnt down" not in portal.get(f"{target}?done=burnt+down").text
 
 
-def test_an_event_is_approved_from_its_request_by_those_who_may(portal: Visitor) -> None:
+def test_the_request_page_offers_an_approval_to_users_with_the_right(portal: Visitor) -> None:
     (event,) = portal.world.ask(RequestedOperation.RESTART, "db")
     target, link = f"/portal/requests/{event.request_id}", f"/portal/forms/approve?event={event.id}"
     assert link in portal.get(target).html
@@ -135,25 +135,25 @@ def test_an_event_is_approved_from_its_request_by_those_who_may(portal: Visitor)
     assert link not in portal.holding("Reader", DB).get(target).html
 
 
-def test_a_request_for_somebody_else_s_vm_does_not_exist(portal: Visitor) -> None:
+def test_a_request_for_an_invisible_vm_does_not_exist(portal: Visitor) -> None:
     (event,) = portal.world.ask(RequestedOperation.RESTART, "web-0")
     assert portal.holding("Reader", DB).visit("GET", f"/portal/requests/{event.request_id}").status == 404
 
 
-def test_the_lab_tells_what_is_due_next(portal: Visitor) -> None:
+def test_the_lab_page_shows_what_is_due_next(portal: Visitor) -> None:
     assert "No event is scheduled." in portal.get("/portal/lab").text
     portal.world.ask(RequestedOperation.RESTART, "db")
     assert "12:15:00 in 15 min : the notice of Reboot of db ends" in portal.get("/portal/lab").text
 
 
-def test_the_lab_shows_the_clock_and_offers_to_move_it(portal: Visitor) -> None:
+def test_the_lab_page_shows_the_clock_and_offers_to_advance_it(portal: Visitor) -> None:
     page = portal.get("/portal/lab")
     assert "2026-01-05 12:00:00 UTC paused" in page.text
     assert re.findall(r'name="speed" value="([^"]*)"', page.html) == ["0", "1", "60", "600"]
     assert 'href="/portal/forms/clock-advance?by=15m"' in page.html
 
 
-def test_the_lab_lists_the_faults_with_what_they_touched(portal: Visitor) -> None:
+def test_the_lab_page_lists_faults_with_the_events_they_affected(portal: Visitor) -> None:
     vm = portal.world.vm("db")
     wish = FaultSpec(kind=FaultKind.SHORT_NOTICE, target=FaultTarget(name="db", vm=vm), count=2)
     portal.world.do(portal.world.control.faults.set(wish, who="ann"))
@@ -167,7 +167,7 @@ def test_the_lab_lists_the_faults_with_what_they_touched(portal: Visitor) -> Non
     assert [(row["fault"], row["touched"]) for row in rows] == [("f1", "1")]
 
 
-def test_who_sees_a_part_is_shown_the_clock_and_no_faults(portal: Visitor) -> None:
+def test_the_lab_page_hides_faults_from_users_who_see_only_a_part(portal: Visitor) -> None:
     portal.world.ask(RequestedOperation.RESTART, "web-0")
     page = portal.holding("Reader", DB).get("/portal/lab")
     assert "Clock" in page.text
@@ -175,7 +175,7 @@ def test_who_sees_a_part_is_shown_the_clock_and_no_faults(portal: Visitor) -> No
     assert "web-0" not in page.text
 
 
-def test_a_rollout_over_many_scopes_shows_those_under_way_first(portal_of: Callable[..., Visitor]) -> None:
+def test_the_rollout_page_shows_scopes_with_live_events_first(portal_of: Callable[..., Visitor]) -> None:
     vms = [a_vm(f"v{n}", host=f"h{n % 3}") for n in range(70)]
     portal = portal_of(vms=vms, hosts=[a_host(f"h{n}") for n in range(3)])
     rollout = start(portal, scope_id="", hosts=("h0",))

@@ -29,7 +29,7 @@ def rows(page: Page) -> list[dict[str, str]]:
     return list(csv.DictReader(io.StringIO(page.content.decode())))
 
 
-def test_a_scope_shows_its_vms_and_how_they_ask(portal: Visitor) -> None:
+def test_the_scope_page_shows_its_vms_and_their_polls(portal: Visitor) -> None:
     vm = portal.world.vm("web-0")
     polled = LastPoll(vm=vm.key, scope_id=vm.scope_id, at=portal.world.now, version="2019-08-01", count=7)
     portal.world.do(portal.world.store.record_observations([polled], []))
@@ -51,14 +51,14 @@ def test_a_scope_is_found_by_any_of_its_names(portal: Visitor, name: str) -> Non
     assert portal.get(f"/portal/scopes/{name}?as=json").json["id"] == "set:sub/lab/web"
 
 
-def test_a_scope_shows_the_document_that_its_vms_are_given(portal: Visitor) -> None:
+def test_the_scope_page_shows_the_current_document(portal: Visitor) -> None:
     portal.world.ask(RequestedOperation.RESTART, "web-1")
     told = portal.get("/portal/scopes/web?as=json").json
     assert json.loads(told["document"]) == json.loads(portal.world.document("web-0", told["api_version"]))
     assert "&#34;EventType&#34;: &#34;Reboot&#34;" in portal.get("/portal/scopes/web").html
 
 
-def test_a_scope_shows_its_events_those_that_are_over_too(portal: Visitor) -> None:
+def test_the_scope_page_shows_current_and_past_events(portal: Visitor) -> None:
     (event,) = portal.world.ask(RequestedOperation.RESTART, "web-1")
     portal.world.advance(3600)
     (pending,) = portal.world.ask(RequestedOperation.RESTART, "web-0")
@@ -70,7 +70,7 @@ def test_a_scope_shows_its_events_those_that_are_over_too(portal: Visitor) -> No
     assert "waits for an approval, or the end of its notice" in page.text
 
 
-def test_a_scope_shows_only_the_members_that_one_may_read(portal: Visitor) -> None:
+def test_the_scope_page_shows_only_members_that_the_user_may_read(portal: Visitor) -> None:
     reader = portal.holding("Reader", f"{VMS}/web-1")
     told = reader.get("/portal/scopes/web?as=json").json
     assert [vm["name"] for vm in told["vms"]] == ["web-1"]
@@ -79,7 +79,7 @@ def test_a_scope_shows_only_the_members_that_one_may_read(portal: Visitor) -> No
     assert reader.visit("GET", "/portal/scopes/pool").status == 404
 
 
-def test_a_scope_tells_of_vms_that_are_gone(portal: Visitor) -> None:
+def test_the_scope_page_shows_removed_vms(portal: Visitor) -> None:
     portal.world.ask(RequestedOperation.DELETE, "web-1")
     portal.world.advance(60)
     page = portal.get("/portal/scopes/web")
@@ -88,7 +88,7 @@ def test_a_scope_tells_of_vms_that_are_gone(portal: Visitor) -> None:
     assert portal.holding("Reader", f"{VMS}/web-0").get("/portal/scopes/web?as=json").json["gone"] == []
 
 
-def test_a_vm_shows_its_facts_and_where_it_asks(portal: Visitor) -> None:
+def test_the_vm_page_shows_its_facts_and_its_endpoint(portal: Visitor) -> None:
     page = portal.get("/portal/vms/db")
     assert "curl -H Metadata:true 'http://127.0.0.9:8080/metadata/scheduledevents?api-version=2020-07-01'" in page.text
     assert f"Resource {VMS}/db" in page.text
@@ -100,7 +100,7 @@ def test_a_vm_is_found_by_any_of_its_names(portal: Visitor, name: str) -> None:
     assert portal.get(f"/portal/vms/{name}?as=json").json["vm"]["key"] == "sub/lab/db"
 
 
-def test_a_vm_shows_its_events_and_its_story(portal: Visitor) -> None:
+def test_the_vm_page_shows_its_events_and_its_explanation(portal: Visitor) -> None:
     (event,) = portal.world.ask(RequestedOperation.RESTART, "web-1")
     page = portal.get("/portal/vms/web-1")
     assert '<span class="state noticed"' in page.html
@@ -111,7 +111,7 @@ def test_a_vm_shows_its_events_and_its_story(portal: Visitor) -> None:
     assert portal.get("/portal/vms/web-0?as=json").json["events"] == []
 
 
-def test_a_vm_that_is_gone_is_still_told_of(portal: Visitor) -> None:
+def test_a_removed_vm_still_has_a_page(portal: Visitor) -> None:
     portal.world.ask(RequestedOperation.DELETE, "db")
     portal.world.advance(60)
     page = portal.get("/portal/vms/db")
@@ -120,7 +120,7 @@ def test_a_vm_that_is_gone_is_still_told_of(portal: Visitor) -> None:
     assert "curl" not in page.text
 
 
-def test_a_vm_offers_what_makes_sense_now(portal: Visitor) -> None:
+def test_the_vm_page_offers_forms_that_fit_its_state(portal: Visitor) -> None:
     usual = ["restart", "redeploy", "power-off", "deallocate", "reapply", "reimage", "delete", "fault"]
     assert forms(portal.get("/portal/vms/db")) == usual
     assert "evict" in forms(portal.get("/portal/vms/spot")), "it is a Spot VM"
@@ -130,23 +130,23 @@ def test_a_vm_offers_what_makes_sense_now(portal: Visitor) -> None:
     assert forms(portal.get("/portal/vms/db")) == ["start", "deallocate", "reapply", "delete", "fault"]
 
 
-def test_pending_maintenance_of_the_platform_can_be_taken_now(portal: Visitor) -> None:
+def test_the_vm_page_offers_to_perform_pending_maintenance(portal: Visitor) -> None:
     portal.api.post("/rollouts", {"impact": "reboot", "scope": "web"})
     assert forms(portal.get("/portal/vms/web-0"))[0] == "perform-maintenance"
 
 
-def test_the_links_to_forms_name_the_vm_by_its_key(portal: Visitor) -> None:
+def test_form_links_name_the_vm_by_its_key(portal: Visitor) -> None:
     assert 'href="/portal/forms/restart?vm=sub%2Flab%2Fdb"' in portal.get("/portal/vms/db").html
 
 
 @pytest.mark.parametrize(("role", "may"), [("Reader", False), ("Operator", True), ("ScheduledEventContributor", False)])
-def test_only_who_may_operate_a_vm_is_offered_it(portal: Visitor, role: str, may: bool) -> None:
+def test_the_vm_page_offers_forms_only_to_users_with_the_right(portal: Visitor, role: str, may: bool) -> None:
     visitor = portal.holding(role, f"{VMS}/db")
     assert bool(forms(visitor.get("/portal/vms/db"))) is may
     assert visitor.visit("GET", "/portal/vms/web-0").status == 404, "to them it does not exist"
 
 
-def test_faults_that_are_on_for_a_vm_are_shown(portal: Visitor) -> None:
+def test_the_vm_page_shows_faults_that_affect_it(portal: Visitor) -> None:
     fault = portal.api.post("/faults", {"kind": "throttled", "vm": "db"})
     portal.api.post("/faults", {"kind": "reset", "vm": "spot"})
     told = portal.get("/portal/vms/db?as=json").json["faults"]
@@ -157,7 +157,7 @@ def test_faults_that_are_on_for_a_vm_are_shown(portal: Visitor) -> None:
     assert portal.holding("Reader", LAB).get("/portal/vms/db?as=json").json["faults"] == []
 
 
-def test_hosts_are_shown_with_their_health_and_vms(portal: Visitor) -> None:
+def test_the_list_of_hosts_shows_health_and_vms(portal: Visitor) -> None:
     portal.api.post("/hosts/h2/degrade", {"in_s": 86400})
     page = portal.get("/portal/hosts")
     assert "h1 4 healthy westeurope web-0 db pool_0 pool_1" in page.text
@@ -168,7 +168,7 @@ def test_hosts_are_shown_with_their_health_and_vms(portal: Visitor) -> None:
     assert [row["VMs"] for row in rows(portal.get("/portal/hosts?as=csv"))] == ["4", "2", "1"]
 
 
-def test_hosts_are_searched_and_paged(portal_of: Callable[..., Visitor]) -> None:
+def test_the_list_of_hosts_can_be_searched_and_is_paginated(portal_of: Callable[..., Visitor]) -> None:
     visitor = portal_of(vms=a_fleet(), hosts=[a_host(f"h{n}") for n in range(1, 61)])
     first = visitor.get("/portal/hosts?page=1&as=json").json
     assert ([host["name"] for host in first["hosts"]][:3], first["total"]) == (["h1", "h2", "h3"], 60)
@@ -184,7 +184,7 @@ def test_hosts_are_searched_and_paged(portal_of: Callable[..., Visitor]) -> None
     assert visitor.visit("GET", "/portal/hosts?page=9").status == 400
 
 
-def test_hosts_are_for_those_who_have_a_vm_there(portal: Visitor) -> None:
+def test_a_user_sees_the_hosts_of_their_vms_only(portal: Visitor) -> None:
     reader = portal.holding("Reader", f"{VMS}/web-1")
     told = reader.get("/portal/hosts?as=json").json
     assert [(host["name"], [vm["name"] for vm in host["vms"]]) for host in told["hosts"]] == [("h2", ["web-1"])]
@@ -195,11 +195,11 @@ def test_hosts_are_for_those_who_have_a_vm_there(portal: Visitor) -> None:
     ]
 
 
-def test_no_hosts_says_how_to_begin(portal_of: Callable[..., Visitor]) -> None:
+def test_the_empty_list_of_hosts_says_how_to_add_one(portal_of: Callable[..., Visitor]) -> None:
     assert "forewarn fleet add-host NAME" in portal_of(vms=[], hosts=[]).get("/portal/hosts").text
 
 
-def test_a_host_shows_its_vms_events_and_what_may_be_done(portal: Visitor) -> None:
+def test_the_host_page_shows_vms_events_and_forms(portal: Visitor) -> None:
     assert forms(portal.get("/portal/hosts/h2")) == ["degrade", "fail", "rollout"]
     portal.api.post("/hosts/h2/degrade", {"in_s": 86400})
     page = portal.get("/portal/hosts/h2")
@@ -210,7 +210,7 @@ def test_a_host_shows_its_vms_events_and_what_may_be_done(portal: Visitor) -> No
     assert {name for event in told["events"] for name in event["vms"]} == {"web-1", "spot"}
 
 
-def test_a_vm_on_its_way_to_a_host_is_shown_there(portal_of: Callable[..., Visitor]) -> None:
+def test_the_host_page_shows_vms_that_move_there(portal_of: Callable[..., Visitor]) -> None:
     visitor = portal_of(vms=[a_vm("db")], hosts=[a_host("h1"), a_host("h2")])
     visitor.world.ask(RequestedOperation.REDEPLOY, "db")
     visitor.world.advance(10 * 60)
@@ -220,7 +220,7 @@ def test_a_vm_on_its_way_to_a_host_is_shown_there(portal_of: Callable[..., Visit
 
 
 @pytest.mark.parametrize(("role", "may"), [("Reader", False), ("Operator", False), ("Platform", True)])
-def test_only_the_platform_is_offered_what_is_done_to_hosts_and_scopes(portal: Visitor, role: str, may: bool) -> None:
+def test_pages_offer_platform_forms_only_to_users_with_the_right(portal: Visitor, role: str, may: bool) -> None:
     visitor = portal.holding(role, "/")
     assert bool(forms(visitor.get("/portal/hosts/h1"))) is may
     assert forms(visitor.get("/portal/scopes/web")) == (["rollout"] if may else [])

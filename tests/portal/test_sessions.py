@@ -27,33 +27,33 @@ def ann(doors: Doors) -> Browser:
     return Browser(doors).signed_in("ann", doors.add_client())
 
 
-def test_a_session_goes_on_after_a_restart_of_the_service_and_so_do_open_forms(doors: Doors, ann: Browser) -> None:
+def test_sessions_and_open_forms_survive_a_restart_of_the_service(doors: Doors, ann: Browser) -> None:
     token = ann.token()
     doors.restart()
     assert ann.who() == "client ann"
     assert ann.token() == token
 
 
-def test_a_session_is_over_after_twelve_hours(doors: Doors, ann: Browser) -> None:
+def test_a_session_expires_after_twelve_hours(doors: Doors, ann: Browser) -> None:
     doors.ahead_s = SESSION_LIFETIME_S - 60
     assert ann.who() == "client ann"
     doors.ahead_s = SESSION_LIFETIME_S + 1
     assert ann.who() == ""
 
 
-def test_a_client_that_was_removed_is_out_at_once(doors: Doors, ann: Browser) -> None:
+def test_removing_a_client_ends_its_sessions(doors: Doors, ann: Browser) -> None:
     doors.api.delete("/access/clients/ann")
     assert ann.who() == ""
     doors.add_client()  # another, who only has the same name
     assert ann.who() == ""
 
 
-def test_a_client_that_was_given_another_secret_is_out_at_once(doors: Doors, ann: Browser) -> None:
+def test_renewing_a_secret_ends_the_sessions_of_the_client(doors: Doors, ann: Browser) -> None:
     doors.api.post("/access/clients/ann/secret")
     assert ann.who() == ""
 
 
-def test_what_is_granted_and_taken_back_counts_with_the_next_request(doors: Doors, ann: Browser) -> None:
+def test_grants_and_revocations_count_with_the_next_request(doors: Doors, ann: Browser) -> None:
     (grant,) = doors.api.get("/access")["grants"]
     assert "has no role anywhere" not in ann.get("/portal/").text
     doors.api.delete(f"/access/grants/{grant['id']}")
@@ -63,7 +63,7 @@ def test_what_is_granted_and_taken_back_counts_with_the_next_request(doors: Door
     assert ann.get("/portal/").status == 200
 
 
-def test_a_cookie_that_somebody_copied_is_worthless_after_signing_out(doors: Doors, ann: Browser) -> None:
+def test_a_copied_cookie_is_worthless_after_signing_out(doors: Doors, ann: Browser) -> None:
     thief = Browser(doors)
     thief.jar = dict(ann.jar)
     assert thief.who() == "client ann"
@@ -75,7 +75,7 @@ def test_a_cookie_that_somebody_copied_is_worthless_after_signing_out(doors: Doo
     assert thief.who() == ""
 
 
-def test_two_browsers_of_one_client_sign_out_each_for_itself(doors: Doors) -> None:
+def test_two_browsers_of_one_client_have_separate_sessions(doors: Doors) -> None:
     secret = doors.add_client()
     one, other = (Browser(doors).signed_in("ann", secret) for _ in range(2))
     assert one.token() != other.token()
@@ -84,28 +84,28 @@ def test_two_browsers_of_one_client_sign_out_each_for_itself(doors: Doors) -> No
 
 
 @pytest.mark.parametrize("token", ["", "wrong", "é"])
-def test_nobody_is_signed_out_without_the_token_of_the_session(ann: Browser, token: str) -> None:
+def test_a_sign_out_needs_the_token_of_the_session(ann: Browser, token: str) -> None:
     page = ann.post("/portal/sign-out", {"token": token})
     assert (page.status, ann.who()) == (403, "client ann")
     assert "the form does not belong to your current session" in page.text
 
 
-def test_the_token_of_one_session_does_not_fit_another(doors: Doors, ann: Browser) -> None:
+def test_the_token_of_another_session_is_rejected(doors: Doors, ann: Browser) -> None:
     bob = Browser(doors).signed_in("bob", doors.add_client("bob"))
     assert ann.post("/portal/sign-out", {"token": bob.token()}).status == 403
 
 
-def test_the_token_may_come_in_a_header_as_scripts_send_it(ann: Browser) -> None:
+def test_the_token_may_be_sent_in_a_header(ann: Browser) -> None:
     assert ann.post("/portal/sign-out", {}, {"X-Forewarn-Token": ann.token()}).status == 303
     assert ann.who() == ""
 
 
-def test_signing_out_by_a_link_does_nothing(ann: Browser) -> None:
+def test_a_link_cannot_sign_out(ann: Browser) -> None:
     assert ann.get("/portal/sign-out").status != 303
     assert ann.who() == "client ann"
 
 
-def test_whoever_was_signed_out_already_is_not_told_off(doors: Doors, ann: Browser) -> None:
+def test_signing_out_twice_is_harmless(doors: Doors, ann: Browser) -> None:
     doors.api.delete("/access/clients/ann")
     page = ann.post("/portal/sign-out", {"token": "any"})
     assert (page.status, ann.jar) == (303, {})
@@ -120,7 +120,7 @@ class FullStore(MemoryStore):
         await super().save(name, value)
 
 
-def test_a_sign_out_that_cannot_be_kept_is_told_and_can_be_tried_again(api_of: Callable[..., Api]) -> None:
+def test_a_sign_out_that_cannot_be_stored_is_reported_and_can_be_repeated(api_of: Callable[..., Api]) -> None:
     store = FullStore()
     doors = Doors(api_of(store=store))
     ann = Browser(doors).signed_in("ann", doors.add_client())
@@ -131,7 +131,7 @@ def test_a_sign_out_that_cannot_be_kept_is_told_and_can_be_tried_again(api_of: C
     assert ann.post("/portal/sign-out", {"token": ann.token()}).status == 303
 
 
-def test_a_cookie_is_no_bearer_token_and_a_bearer_token_is_no_cookie(doors: Doors) -> None:
+def test_cookies_and_bearer_tokens_are_not_interchangeable(doors: Doors) -> None:
     secret = doors.add_client()
     ann = Browser(doors, TLS).signed_in("ann", secret)
     (name,) = ann.jar
@@ -144,13 +144,13 @@ def test_a_cookie_is_no_bearer_token_and_a_bearer_token_is_no_cookie(doors: Door
     assert ann.get("/forewarn/v1/clock").status == 401  # a cookie alone opens nothing but the portal
 
 
-def test_no_token_can_be_had_for_the_audience_of_sessions(doors: Doors) -> None:
+def test_no_token_is_issued_for_the_audience_of_sessions(doors: Doors) -> None:
     form = {"grant_type": "client_credentials", "client_id": "ann", "client_secret": doors.add_client()}
     asked = {**form, "scope": "forewarn portal/.default"}
     assert Browser(doors, TLS).post("/adfs/oauth2/token", asked).status == 400
 
 
-def test_over_tls_the_cookie_is_for_tls_and_this_host_alone(doors: Doors) -> None:
+def test_the_cookie_is_secure_and_bound_to_the_host_over_tls(doors: Doors) -> None:
     secret = doors.add_client()
     page = Browser(doors, TLS).post("/portal/sign-in", {"client_id": "ann", "secret": secret})
     name, *facts = [part.strip() for part in page.headers["set-cookie"].split(";")]
@@ -174,7 +174,7 @@ def test_two_services_on_one_machine_do_not_sign_each_other_out(api_of: Callable
     assert browser.who() == "client ann"
 
 
-def test_a_session_of_another_service_is_none_here_even_under_the_name_of_ours(api_of: Callable[..., Api]) -> None:
+def test_a_session_of_another_service_is_rejected_even_under_our_cookie_name(api_of: Callable[..., Api]) -> None:
     one, other = Doors(api_of()), Doors(api_of(), tenant_id="decade00-0000-4000-8000-000000000002")
     ann = Browser(one).signed_in("ann", one.add_client("ann"))
     other.add_client("ann")
@@ -184,13 +184,13 @@ def test_a_session_of_another_service_is_none_here_even_under_the_name_of_ours(a
 
 
 @pytest.mark.parametrize("text", ["", "x", "a.b.c", "é", "..", "x" * 20_000])
-def test_nonsense_in_the_cookie_is_nobody(doors: Doors, text: str) -> None:
+def test_an_invalid_cookie_is_not_a_session(doors: Doors, text: str) -> None:
     browser = Browser(doors)
     browser.jar = {f"forewarn-{TENANT[:8]}": text}
     assert browser.who() == ""
 
 
-def test_a_session_that_was_changed_is_none() -> None:
+def test_a_changed_session_is_rejected() -> None:
     sessions = SessionIssuer(key=signing_key(), tenant_id=TENANT)
     text = sessions.issue(Claims(ids=("client:ann",), name="ann", tenant="", expires_at=0), 1000.0)
     head, payload, signature = text.split(".")
@@ -205,12 +205,12 @@ def ending(number: int, who: str = "client:ann") -> PortalSession:
     return PortalSession(id=f"s{number}", ends_at=1000.0 + number, claims=claims)
 
 
-def test_sessions_that_are_over_are_forgotten_among_those_that_were_ended() -> None:
+def test_ended_sessions_are_forgotten_once_they_expire() -> None:
     ended = EndedSessions().with_session(ending(1), now=0).with_session(ending(2), now=1001.5)
     assert {who: set(ids) for who, ids in ended.ids.items()} == {"client:ann": {"s2"}}
 
 
-def test_what_is_kept_of_ended_sessions_is_bounded_and_none_comes_back() -> None:
+def test_the_record_of_ended_sessions_is_bounded_and_no_session_revives() -> None:
     ended = EndedSessions()
     for number in (5, 1, 2, 3, 4):
         ended = ended.with_session(ending(number), now=0, limit=3)
@@ -220,7 +220,7 @@ def test_what_is_kept_of_ended_sessions_is_bounded_and_none_comes_back() -> None
     assert not ended.contains(ending(6))
 
 
-def test_nobody_ends_the_sessions_of_others_by_signing_out_often() -> None:
+def test_signing_out_often_does_not_end_the_sessions_of_others() -> None:
     ended = EndedSessions()
     for number in range(1, 1100):
         ended = ended.with_session(ending(number), now=0)
@@ -231,6 +231,6 @@ def test_nobody_ends_the_sessions_of_others_by_signing_out_often() -> None:
     assert not ended.with_session(ending(2000), now=2500.0).until  # nothing is kept for longer than it counts
 
 
-def test_the_audience_of_sessions_is_none_of_the_api(doors: Doors) -> None:
+def test_the_api_does_not_accept_the_audience_of_sessions(doors: Doors) -> None:
     assert all(doors.sign_in.issuer.accepts(audience) for audience in MANAGEMENT_AUDIENCES)
     assert not doors.sign_in.issuer.accepts("forewarn portal")

@@ -21,7 +21,7 @@ def browser(doors: Doors) -> Browser:
     return Browser(doors)
 
 
-def test_whoever_is_not_signed_in_is_sent_to_sign_in_and_back(doors: Doors, browser: Browser) -> None:
+def test_a_user_without_a_session_is_redirected_to_sign_in_and_back(doors: Doors, browser: Browser) -> None:
     secret = doors.add_client()
     sent = browser.get("/portal/events/abc?as=json")
     assert (sent.status, sent.headers["location"]) == (303, "/portal/sign-in?to=%2Fportal%2Fevents%2Fabc%3Fas%3Djson")
@@ -33,13 +33,13 @@ def test_whoever_is_not_signed_in_is_sent_to_sign_in_and_back(doors: Doors, brow
     assert browser.who() == "client ann"
 
 
-def test_the_page_offers_the_administrator_and_never_shows_what_was_typed_as_secret(browser: Browser) -> None:
+def test_the_sign_in_page_proposes_the_administrator_and_never_shows_a_secret(browser: Browser) -> None:
     assert 'name="client_id" value="admin"' in browser.get("/portal/sign-in").html
     assert "typed-by-hand" not in browser.post("/portal/sign-in", {"client_id": "a", "secret": "typed-by-hand"}).html
 
 
 @pytest.mark.parametrize("client_id", ["ann", "nobody", "<script>"])
-def test_a_wrong_secret_and_an_unknown_client_are_refused_in_the_words_of_the_token_endpoint(
+def test_a_wrong_secret_is_rejected_in_the_words_of_the_token_endpoint(
     doors: Doors, browser: Browser, client_id: str
 ) -> None:
     doors.add_client()
@@ -54,13 +54,13 @@ def test_a_wrong_secret_and_an_unknown_client_are_refused_in_the_words_of_the_to
     assert browser.jar == {}
 
 
-def test_a_clients_id_is_taken_in_any_case_and_blanks_around_are_left_out(doors: Doors, browser: Browser) -> None:
+def test_a_client_id_may_be_in_any_case_and_surrounded_by_spaces(doors: Doors, browser: Browser) -> None:
     secret = doors.add_client()
     browser.signed_in(" Ann ", f" {secret}\n")
     assert browser.who() == "client ann"
 
 
-def test_who_is_signed_in_already_goes_on_at_once(doors: Doors, browser: Browser) -> None:
+def test_the_sign_in_page_redirects_a_signed_in_user(doors: Doors, browser: Browser) -> None:
     browser.signed_in("ann", doors.add_client())
     page = browser.get("/portal/sign-in?to=/portal/timeline")
     assert (page.status, page.headers["location"]) == (303, "/portal/timeline")
@@ -86,7 +86,7 @@ ELSEWHERE = [
 
 
 @pytest.mark.parametrize("to", ELSEWHERE)
-def test_one_goes_on_to_pages_of_the_portal_alone(doors: Doors, browser: Browser, to: str) -> None:
+def test_a_sign_in_redirects_to_portal_pages_only(doors: Doors, browser: Browser, to: str) -> None:
     secret = doors.add_client()
     assert 'name="to" value="/portal/"' in browser.get(f"/portal/sign-in?to={quote(to)}").html
     page = browser.post("/portal/sign-in", {"client_id": "ann", "secret": secret, "to": to})
@@ -94,7 +94,7 @@ def test_one_goes_on_to_pages_of_the_portal_alone(doors: Doors, browser: Browser
 
 
 @pytest.mark.parametrize("to", ["/portal", "/portal/", "/portal?a=b", "/portal/vms/lab/web-0?as=csv", "/portal/hosts"])
-def test_every_page_can_be_gone_on_to(doors: Doors, browser: Browser, to: str) -> None:
+def test_a_sign_in_redirects_to_any_portal_page(doors: Doors, browser: Browser, to: str) -> None:
     page = browser.post("/portal/sign-in", {"client_id": "ann", "secret": doors.add_client(), "to": to})
     assert page.headers["location"] == to
 
@@ -109,22 +109,20 @@ FOREIGN = [
 
 
 @pytest.mark.parametrize("headers", FOREIGN)
-def test_nobody_is_signed_in_by_a_page_of_somebody_else(
-    doors: Doors, browser: Browser, headers: dict[str, str]
-) -> None:
+def test_another_site_cannot_sign_a_user_in(doors: Doors, browser: Browser, headers: dict[str, str]) -> None:
     """Else a site could have people work in its own name without their noticing."""
     page = browser.post("/portal/sign-in", {"client_id": "ann", "secret": doors.add_client()}, headers)
     assert (page.status, browser.jar) == (403, {})
     assert "another site sent this request" in page.text
 
 
-def test_a_form_that_is_too_long_or_none_is_refused(browser: Browser) -> None:
+def test_a_sign_in_form_that_is_too_large_or_no_form_is_rejected(browser: Browser) -> None:
     assert browser.post("/portal/sign-in", {"secret": "x" * 70_000}).status == 400
     page = browser.send("POST", "/portal/sign-in", b'{"client_id": "ann"}', {"content-type": "application/json"})
     assert (page.status, "the request is not a form" in page.text) == (400, True)
 
 
-def test_with_an_issuer_outside_no_secret_counts(api_of: Callable[..., Api]) -> None:
+def test_client_secrets_are_rejected_with_an_external_issuer(api_of: Callable[..., Api]) -> None:
     doors = Doors(api_of(), issuer_url="https://login.example")
     secret = doors.add_client()
     browser = Browser(doors)

@@ -33,7 +33,7 @@ def new_link(doors: Doors) -> str:
     return url.removeprefix(ORIGIN)
 
 
-def test_a_link_signs_in_the_local_administrator_and_leads_to_the_fleet(administered: Doors) -> None:
+def test_a_link_signs_in_the_local_administrator(administered: Doors) -> None:
     browser = Browser(administered)
     page = browser.get(new_link(administered))
     # A redirect would still count as coming from wherever the link was opened, and the cookie would not be sent.
@@ -42,7 +42,7 @@ def test_a_link_signs_in_the_local_administrator_and_leads_to_the_fleet(administ
     assert browser.who() == "client admin"
 
 
-def test_a_link_is_good_once(administered: Doors) -> None:
+def test_a_link_works_once(administered: Doors) -> None:
     link = new_link(administered)
     assert Browser(administered).get(link).status == 200
     late = Browser(administered)
@@ -51,7 +51,7 @@ def test_a_link_is_good_once(administered: Doors) -> None:
     assert SPENT in page.text
 
 
-def test_a_link_is_good_for_fifteen_minutes_of_real_time(administered: Doors) -> None:
+def test_a_link_is_valid_for_fifteen_minutes_of_real_time(administered: Doors) -> None:
     link, other = new_link(administered), new_link(administered)
     administered.world.advance(LINK_LIFETIME_S * 10)  # of lab time, which does not count
     administered.ahead_s = LINK_LIFETIME_S - 5
@@ -79,23 +79,21 @@ def test_a_link_does_not_outlive_the_process_that_made_it(administered: Doors) -
         pytest.param("GET", {"sec-fetch-dest": "iframe"}, id="in a frame"),
     ],
 )
-def test_a_browser_that_looks_ahead_does_not_spend_a_link(
-    administered: Doors, method: str, headers: dict[str, str]
-) -> None:
+def test_a_prefetch_does_not_use_up_a_link(administered: Doors, method: str, headers: dict[str, str]) -> None:
     link, browser = new_link(administered), Browser(administered)
     page = browser.get(link, headers, method=method)
     assert (page.status, browser.jar) == (400, {})
     assert browser.get(link, {"sec-fetch-dest": "document", "sec-fetch-site": "cross-site"}).status == 200
 
 
-def test_neither_a_link_nor_the_page_behind_it_is_told_or_kept(administered: Doors) -> None:
+def test_a_link_is_neither_cached_nor_sent_as_a_referrer(administered: Doors) -> None:
     headers = Browser(administered).get(new_link(administered)).headers
     assert headers["referrer-policy"] == "no-referrer"
     assert headers["cache-control"] == "no-store"
 
 
 @pytest.mark.parametrize("code", ["x", "é", "a" * 5000, "%00"])
-def test_a_code_that_nobody_made_is_refused(administered: Doors, code: str) -> None:
+def test_an_unknown_code_is_rejected(administered: Doors, code: str) -> None:
     new_link(administered)
     page = Browser(administered).get(f"/portal/sign-in/once/{code}")
     assert (page.status, SPENT in page.text) == (401, True)
@@ -113,13 +111,13 @@ def test_without_an_administrator_the_owner_signs_in_as_themselves(doors: Doors)
     assert browser.who() == ""
 
 
-def test_an_administrator_who_may_not_do_everything_any_more_is_not_the_one(administered: Doors) -> None:
+def test_a_link_does_not_sign_in_an_administrator_without_the_role(administered: Doors) -> None:
     (grant,) = administered.api.get("/access")["grants"]
     administered.api.delete(f"/access/grants/{grant['id']}")
     assert administered.owner().post("/access/links")["signs_in"] == "local user ann"
 
 
-def test_with_an_issuer_outside_the_owner_signs_in_as_themselves(api_of: Callable[..., Api]) -> None:
+def test_the_owner_signs_in_as_themselves_with_an_external_issuer(api_of: Callable[..., Api]) -> None:
     doors = Doors(api_of(), issuer_url="https://login.example")
     doors.add_client(ADMIN_CLIENT_ID, "Administrator")
     assert doors.owner().post("/access/links")["signs_in"] == "local user ann"
@@ -128,7 +126,7 @@ def test_with_an_issuer_outside_the_owner_signs_in_as_themselves(api_of: Callabl
     assert browser.who() == "local user ann"
 
 
-def test_a_link_ends_with_the_secret_of_its_client(administered: Doors) -> None:
+def test_renewing_the_secret_of_its_client_invalidates_a_link(administered: Doors) -> None:
     link, browser = new_link(administered), Browser(administered)
     administered.api.post("/access/clients/admin/secret")
     page = browser.get(link)
@@ -142,7 +140,7 @@ def bearer(doors: Doors, client_id: str, secret: str) -> dict[str, str]:
     return {"authorization": f"Bearer {token}"}
 
 
-def test_a_client_makes_links_for_itself_and_only_where_it_administers_everything(doors: Doors) -> None:
+def test_a_client_creates_links_for_itself_only_as_administrator_of_everything(doors: Doors) -> None:
     root = bearer(doors, "root", doors.add_client("root", "Administrator"))
     reader = bearer(doors, "ci", doors.add_client("ci", "Platform"))
     over_tls = Browser(doors, "https://localhost:8443")
@@ -153,14 +151,14 @@ def test_a_client_makes_links_for_itself_and_only_where_it_administers_everythin
     assert over_tls.send("POST", "/forewarn/v1/access/links", b"", reader).status == 403
 
 
-def test_there_is_no_link_for_somebody_who_is_no_client(doors: Doors) -> None:
+def test_a_link_is_created_for_clients_and_the_owner_only(doors: Doors) -> None:
     stranger = doors.owner().holding("Administrator", "/", name="vm web")
     status, code, message = stranger.refused("POST", "/access/links")
     assert (status, code) == (409, "Refused")
     assert "sign-in links are for clients and for the owner of the service, not for vm web" in message
 
 
-def test_a_service_without_a_console_has_no_portal_to_link_to(doors: Doors) -> None:
+def test_a_service_without_a_portal_creates_no_links(doors: Doors) -> None:
     assert doors.api.refused("POST", "/access/links") == (
         409,
         "Refused",
@@ -168,7 +166,7 @@ def test_a_service_without_a_console_has_no_portal_to_link_to(doors: Doors) -> N
     )
 
 
-def test_as_many_links_wait_as_there_is_room_for_and_none_shows_its_code() -> None:
+def test_the_number_of_open_links_is_bounded_and_codes_are_not_stored() -> None:
     links = SignInLinks("", lambda: 0.0)
     whom = SignInIdentity(claims=Claims(ids=("client:ann",), name="ann", tenant="", expires_at=0))
     made = [links.create(whom) for _ in range(257)]

@@ -70,7 +70,7 @@ def test_a_scheduled_event_is_a_bar_of_notice_from_publication_to_not_before() -
     assert marks(bar) == {"published": 16.67, "not-before": 41.67}
 
 
-def test_an_event_that_was_approved_shows_the_notice_it_got_within_the_one_promised() -> None:
+def test_an_approved_event_shows_the_given_notice_within_the_promised_one() -> None:
     lane = a_lane(approved_at=NOON + 1200, approved_by="web-0", started_at=NOON + 1200, over_at=NOON + 1230, **FINISHED)
     bar = the_bar(lane)
     assert parts(bar) == {"promised": (16.67, 41.67), "notice": (16.67, 33.33), "performing": (33.33, 34.17)}
@@ -86,7 +86,7 @@ def test_an_event_that_was_approved_shows_the_notice_it_got_within_the_one_promi
     assert (lane.promised_s, lane.given_s) == (900, 600)
 
 
-def test_what_waits_after_its_notice_and_what_is_performed_grow_until_now() -> None:
+def test_waiting_and_performing_segments_grow_with_time() -> None:
     waiting = the_bar(a_lane(), now=NOON + 1800)
     assert parts(waiting)["waiting"] == (41.67, 50.0)
     assert [part.what for part in waiting.parts if part.grows] == ["waiting"]
@@ -108,7 +108,7 @@ def test_a_withdrawn_event_ends_where_it_was_withdrawn() -> None:
     assert bar.row.notice == "15 min of notice promised, withdrawn after 3 min"
 
 
-def test_an_event_without_notice_has_no_bar_of_it() -> None:
+def test_an_event_without_notice_has_no_notice_segment() -> None:
     at = NOON + 600
     lane = a_lane(
         listed=False,
@@ -123,19 +123,19 @@ def test_an_event_without_notice_has_no_bar_of_it() -> None:
     assert (lane.label, lane.notice, lane.promised_s) == ("Power-off of web-0", "no notice: none is given", None)
 
 
-def test_bars_far_longer_than_the_window_are_cut_a_little_outside_of_it() -> None:
+def test_bars_much_longer_than_the_window_are_clamped() -> None:
     week = a_lane(published_at=NOON - 3 * 86400, not_before=NOON + 4 * 86400)
     bar = the_bar(week)
     assert parts(bar)["notice"] == (-10.0, 110.0)
     assert (bar.label_x, bar.label_ends_at_x) == (0.0, False)
 
 
-def test_words_stay_within_the_drawing() -> None:
+def test_labels_stay_within_the_chart() -> None:
     late = the_bar(a_lane(published_at=NOON + 3000, not_before=NOON + 3900))
     assert (late.label_x, late.label_ends_at_x) == (100.0, True)
 
 
-def test_lanes_stand_below_each_other_grouped_by_scope_in_a_steady_order() -> None:
+def test_rows_are_grouped_by_scope_in_a_stable_order() -> None:
     lanes = [
         a_lane("E3", published_at=NOON + 30),
         a_lane("E1", title="VM db-10", scope_id="vm:sub/lab/db-10"),
@@ -152,7 +152,7 @@ def test_lanes_stand_below_each_other_grouped_by_scope_in_a_steady_order() -> No
     assert chart == build_chart(reversed(lanes), HOUR, NOON)
 
 
-def test_now_is_where_it_is() -> None:
+def test_the_line_of_the_current_time_is_at_its_position() -> None:
     assert build_chart([], HOUR, NOON + 900).now_x == 25.0
 
 
@@ -175,7 +175,7 @@ def test_every_span_has_a_handful_of_ticks_at_whole_times(span: str, texts: list
     assert all(0 <= tick.x <= 100 for tick in ticks)
 
 
-def test_the_day_is_told_where_it_changes() -> None:
+def test_the_axis_shows_the_date_where_it_changes() -> None:
     ticks = axis_ticks(TimeWindow(since=NOON + 9 * 3600, until=NOON + 15 * 3600))
     days = [(tick.text, tick.day) for tick in ticks if tick.day]
     assert days == [("21:00", "Mon 05 Jan"), ("00:00", "Tue 06 Jan")]
@@ -184,24 +184,24 @@ def test_the_day_is_told_where_it_changes() -> None:
 @pytest.mark.parametrize(
     "text", ["2026-01-05T12:00:00Z", "2026-01-05T12:00:00", "2026-01-05T13:00:00+01:00", str(NOON)]
 )
-def test_links_name_instants_in_iso_or_seconds(text: str) -> None:
+def test_links_give_instants_in_iso_8601_or_seconds(text: str) -> None:
     assert parse_instant(text) == NOON
     assert format_iso(NOON) == "2026-01-05T12:00:00Z"
 
 
 @pytest.mark.parametrize("text", ["yesterday", "-1", "nan", "inf", "1e30", "9999-12-31T23:59:59Z"])
-def test_what_is_no_instant_is_refused(text: str) -> None:
+def test_an_invalid_instant_is_rejected(text: str) -> None:
     with pytest.raises(Rejected, match="write it like 2026-01-05T12:00:00Z"):
         parse_instant(text)
 
 
 @pytest.mark.parametrize("text", ["59s", "32d", "0"])
-def test_a_span_out_of_bounds_is_refused(text: str) -> None:
+def test_a_span_out_of_bounds_is_rejected(text: str) -> None:
     with pytest.raises(Rejected, match="give between 1m and 31d"):
         parse_span(text)
 
 
-def test_every_state_and_part_of_a_bar_has_its_sign_and_its_looks() -> None:
+def test_every_state_and_segment_has_a_symbol_and_a_style() -> None:
     """Colour is never the only sign."""
     legend = {what for what, _ in LEGEND}
     assert set(STATE_SYMBOLS) - {"scheduled"} < legend
@@ -212,7 +212,7 @@ def test_every_state_and_part_of_a_bar_has_its_sign_and_its_looks() -> None:
         assert f".drawing .{what}" in looks
 
 
-def test_labels_are_as_high_as_their_lanes() -> None:
+def test_labels_have_the_height_of_their_rows() -> None:
     looks = _text("static", "timeline.css")
     heights = dict(re.findall(r"\.labels \.(band|event-row) { height: (\d+)px", looks))
     assert heights == {"band": str(BAND_HEIGHT), "event-row": str(ROW_HEIGHT)}

@@ -43,7 +43,7 @@ def shown(portal: Visitor, query: str = "") -> list[str]:
     return [f"{lane['kind']} of {' '.join(lane['vms'])}" for lane in page["lanes"]]
 
 
-def test_before_anything_happened_it_says_how_to_begin(portal: Visitor) -> None:
+def test_the_empty_timeline_says_how_to_request_an_event(portal: Visitor) -> None:
     page = portal.get("/portal/timeline")
     assert "No events yet." in page.text
     assert "Request a restart on the page of a VM" in page.text
@@ -65,7 +65,7 @@ def test_an_event_is_a_bar_with_its_marks_and_its_notice_in_words(portal: Visito
     assert "15 min of notice promised, 1 min given" in row[0]
 
 
-def test_failed_and_withdrawn_are_told_apart_by_sign_and_pattern(portal: Visitor) -> None:
+def test_failed_and_withdrawn_events_differ_in_symbol_and_pattern(portal: Visitor) -> None:
     gone = withdrawn(portal, "web-0")
     portal.world.hypervisor.set_behaviour(SimulatedBehaviour((FailRule(),)))
     bad = approved(portal, "db")
@@ -78,7 +78,7 @@ def test_failed_and_withdrawn_are_told_apart_by_sign_and_pattern(portal: Visitor
         assert f'href="#mark-{mark}"' in bar[0]
 
 
-def test_without_script_links_zoom_and_move(portal: Visitor) -> None:
+def test_links_zoom_and_move_the_timeline_without_scripts(portal: Visitor) -> None:
     approved(portal, "db")
     page = portal.get("/portal/timeline?vm=db&span=1h&at=2026-01-05T12:00:00Z")
     section = re.search(r'<nav class="row zoom".*?</nav>', page.html, re.S)
@@ -92,7 +92,7 @@ def test_without_script_links_zoom_and_move(portal: Visitor) -> None:
     assert ways["Now"] == {"vm": "db", "span": "1h"}
 
 
-def test_it_follows_now_unless_an_instant_is_given(portal: Visitor) -> None:
+def test_the_timeline_follows_the_current_time_unless_an_instant_is_given(portal: Visitor) -> None:
     portal.world.advance(3600)
     here = portal.get("/portal/timeline?span=6h&as=json").json
     assert here["follows"] is True
@@ -112,14 +112,14 @@ def test_only_events_within_the_window_are_shown(portal: Visitor) -> None:
     assert shown(portal, "span=5m&at=2026-01-05T13:00:00Z") == []
 
 
-def test_one_that_was_under_way_throughout_a_window_of_the_past_is_in_it(portal: Visitor) -> None:
+def test_an_event_that_was_live_throughout_a_past_window_is_shown(portal: Visitor) -> None:
     portal.api.post("/hosts/h2/degrade", {"in_s": 86400})
     portal.world.advance(2 * 86400)
     assert "Redeploy of web-1" in shown(portal, "span=5m&at=2026-01-05T18:00:00Z")
     assert "Redeploy of web-1" not in shown(portal, "span=5m&at=2026-01-06T18:00:00Z")
 
 
-def test_a_window_without_events_leads_to_the_newest_and_to_all_under_way(portal: Visitor) -> None:
+def test_an_empty_window_links_to_the_newest_and_to_all_current_events(portal: Visitor) -> None:
     portal.api.post("/hosts/h2/degrade", {"in_s": 86400})
     page = portal.get("/portal/timeline?at=2026-01-01T00:00:00Z&span=5m")
     assert "No matching events in this time." in page.text
@@ -129,7 +129,7 @@ def test_a_window_without_events_leads_to_the_newest_and_to_all_under_way(portal
         assert "Redeploy of web-1" in shown(portal, link[1].replace("&amp;", "&"))
 
 
-def test_filters_narrow_it(portal: Visitor) -> None:
+def test_filters_narrow_the_timeline(portal: Visitor) -> None:
     approved(portal, "web-0")
     portal.api.restart_of("web-1")
     portal.api.post("/requests", {"ask": "redeploy", "vms": ["pool_0"]})
@@ -145,7 +145,7 @@ def test_filters_narrow_it(portal: Visitor) -> None:
     assert shown(portal, "vm=&scope=&rollout=&kind=&state=all&span=") == shown(portal)
 
 
-def test_filters_and_times_that_make_no_sense_are_refused_in_a_sentence(portal: Visitor) -> None:
+def test_invalid_filters_and_times_are_rejected_with_a_message(portal: Visitor) -> None:
     for query, status, sentence in (
         ("vm=nobody", 404, "VM 'nobody' does not exist"),
         ("span=soon", 400, "'soon' is not a duration"),
@@ -159,7 +159,7 @@ def test_filters_and_times_that_make_no_sense_are_refused_in_a_sentence(portal: 
         assert sentence in page.text
 
 
-def test_one_sees_only_events_of_scopes_one_may_read(portal: Visitor) -> None:
+def test_the_timeline_shows_only_events_that_the_user_may_see(portal: Visitor) -> None:
     portal.api.restart_of("web-0")
     portal.api.restart_of("db")
     mine = portal.holding("Reader", vm_resource_id(portal.world.vm("db")))
@@ -175,7 +175,7 @@ def test_one_sees_only_events_of_scopes_one_may_read(portal: Visitor) -> None:
     assert nobody.visit("GET", "/portal/timeline").status == 403
 
 
-def test_names_are_escaped_wherever_they_stand(portal_of: Callable[..., Visitor]) -> None:
+def test_names_on_the_timeline_are_escaped(portal_of: Callable[..., Visitor]) -> None:
     name = '<script>alert("1")&'
     portal = portal_of(LAB_POLICY, vms=[a_vm(name)], hosts=[a_host("h1")])
     portal.world.do(portal.world.control.requests.request_for_vms("restart", [portal.world.vm(name)], who="<b>ann</b>"))
@@ -189,7 +189,7 @@ def test_names_are_escaped_wherever_they_stand(portal_of: Callable[..., Visitor]
     assert f"Reboot of {name}" in labels
 
 
-def test_the_drawing_that_is_taken_away_is_whole_by_itself(portal: Visitor) -> None:
+def test_the_exported_chart_is_self_contained(portal: Visitor) -> None:
     event_id = approved(portal, "web-0")
     withdrawn(portal, "db")
     answer = portal.get("/portal/timeline?as=svg")
@@ -212,7 +212,7 @@ def test_the_drawing_that_is_taken_away_is_whole_by_itself(portal: Visitor) -> N
         assert word in texts
 
 
-def test_the_table_that_is_taken_away_is_the_one_on_the_page(portal: Visitor) -> None:
+def test_the_exported_table_equals_the_one_on_the_page(portal: Visitor) -> None:
     ids = [approved(portal, "web-0"), withdrawn(portal, "db")]
     rows = list(csv.DictReader(io.StringIO(portal.get("/portal/timeline?as=csv").content.decode())))
     assert [row["event"] for row in rows] == ids[::-1]
@@ -244,7 +244,7 @@ class Reckoned(MemoryStore):
         return super().events_ended_between(since, until, limit=limit, newest=newest)
 
 
-def test_however_many_events_there_are_a_bounded_number_is_read_and_shown(portal_of: Callable[..., Visitor]) -> None:
+def test_the_timeline_reads_and_shows_a_bounded_number_of_events(portal_of: Callable[..., Visitor]) -> None:
     store = Reckoned()
     vms = [a_vm(f"vm-{n}") for n in range(230)]
     portal = portal_of(LAB_POLICY, vms=vms, hosts=[a_host("h1")], store=store)
@@ -258,7 +258,7 @@ def test_however_many_events_there_are_a_bounded_number_is_read_and_shown(portal
     assert all(limit is not None and limit <= 2000 for limit in store.asked)
 
 
-def test_what_is_under_way_is_not_crowded_out_by_what_is_over(portal_of: Callable[..., Visitor]) -> None:
+def test_past_events_do_not_push_out_live_ones(portal_of: Callable[..., Visitor]) -> None:
     vms = [a_vm("first"), *(a_vm(f"vm-{n}") for n in range(210))]
     portal = portal_of(LAB_POLICY, vms=vms, hosts=[a_host("h1")])
     portal.api.restart_of("first")
@@ -268,7 +268,7 @@ def test_what_is_under_way_is_not_crowded_out_by_what_is_over(portal_of: Callabl
     assert "Reboot of first" in shown(portal)
 
 
-def test_one_that_is_approved_but_waits_for_others_is_told_apart(portal: Visitor) -> None:
+def test_an_approved_event_that_waits_for_others_is_shown_as_approved(portal: Visitor) -> None:
     portal.api.post("/rollouts", {"impact": "update", "hosts": ["h2"]})
     event = next(event for event in portal.world.events() if event.vms == ("spot",))
     portal.world.approve("spot", event.id)
@@ -277,7 +277,7 @@ def test_one_that_is_approved_but_waits_for_others_is_told_apart(portal: Visitor
     assert "web-1 on host h2, which is not ready yet" in page.text
 
 
-def test_a_crowd_of_events_is_looked_through_only_so_far_and_says_so(portal_of: Callable[..., Visitor]) -> None:
+def test_the_timeline_says_that_its_search_was_bounded(portal_of: Callable[..., Visitor]) -> None:
     vms = [a_vm(f"vm-{n}") for n in range(20)]
     portal = portal_of(LAB_POLICY, vms=vms, hosts=[a_host("h1")])
     events = tuple(
