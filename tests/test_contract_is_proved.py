@@ -1,4 +1,4 @@
-"""Every section of docs/contract.md has a test that cites it, and every citation leads to a section."""
+"""Every section of docs/contract.md is cited by a test, and every citation names an existing section."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ def sections(contract: str) -> dict[str, str]:
     return dict(HEADING.findall(contract))
 
 
-def owing_proof(contract: str) -> set[str]:
-    """The sections that a test must cite: those that are built. A chapter with parts is proved by its parts."""
+def sections_to_prove(contract: str) -> set[str]:
+    """The implemented sections, which a test must cite; of a chapter with parts, only the parts."""
     titles = sections(contract)
     chapters = {number.partition(".")[0] for number in titles if "." in number}
     return {number for number, title in titles.items() if NOT_BUILT not in title and number not in chapters}
@@ -41,7 +41,7 @@ def cited(text: str) -> set[str]:
 
 
 def citations() -> dict[str, set[str]]:
-    """What each test file and scenario cites; this file's own samples prove nothing."""
+    """The sections that each test file and scenario cites, without this file's samples."""
     paths = (path for suffix in ("py", "txt") for path in TESTS.rglob(f"*.{suffix}"))
     return {
         path.relative_to(TESTS).as_posix(): cited(path.read_text(encoding="utf-8"))
@@ -54,15 +54,15 @@ def in_order(numbers: set[str]) -> list[str]:
     return sorted(numbers, key=lambda number: [int(part) for part in number.split(".")])
 
 
-def told(numbers: set[str], titles: Mapping[str, str]) -> str:
+def section_list(numbers: set[str], titles: Mapping[str, str]) -> str:
     return "\n".join(f"  §{number} {titles.get(number, '')}".rstrip() for number in in_order(numbers))
 
 
 def test_every_implemented_section_is_cited_by_a_test() -> None:
     contract = CONTRACT.read_text(encoding="utf-8")
-    uncited = owing_proof(contract) - set().union(*citations().values())
+    uncited = sections_to_prove(contract) - set().union(*citations().values())
     assert not uncited, (
-        f"no test cites these sections of docs/contract.md:\n{told(uncited, sections(contract))}\n"
+        f"no test cites these sections of docs/contract.md:\n{section_list(uncited, sections(contract))}\n"
         f'cite them where they are proved ("spec §..."), or mark their headings {NOT_BUILT}'
     )
 
@@ -81,7 +81,7 @@ def test_the_contract_has_twelve_chapters_and_each_number_once_in_order() -> Non
 
 def test_every_section_needs_a_test_unless_its_heading_excludes_it() -> None:
     assert list(sections(SAMPLE)) == ["1", "1.1", "1.2", "2", "3"]
-    assert owing_proof(SAMPLE) == {"1.1", "2"}
+    assert sections_to_prove(SAMPLE) == {"1.1", "2"}
 
 
 def test_citations_are_found_anywhere_and_those_of_other_papers_are_ignored() -> None:

@@ -1,4 +1,4 @@
-"""The line of every table and key of a TOML text, which `tomllib` does not tell."""
+"""The line of every table and key of a TOML text, which `tomllib` does not report."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What applying a fleet file would do to the running fleet, and when it must not."""
+"""What applying a fleet file would change in the running fleet, and why it may not be applied."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ class Fleet:
     """A running fleet: a file that was applied, and what has happened since."""
 
     def __init__(self, text: str = BASE) -> None:
-        proposal = read_fleet_file(text)
-        self.hosts = list(proposal.hosts)
+        declared = read_fleet_file(text)
+        self.hosts = list(declared.hosts)
         self.vms = [
             replace(vm, vm_id=f"id-{vm.name}", address=vm.address or f"127.0.0.{n}")
-            for n, vm in enumerate(proposal.vms, 1)
+            for n, vm in enumerate(declared.vms, 1)
         ]
         self.events: list[Event] = []
 
@@ -70,17 +70,17 @@ def names(vms: Sequence[Vm | Host]) -> list[str]:
 
 
 def test_applying_a_file_to_an_empty_service_adds_everything() -> None:
-    proposal = read_fleet_file(BASE)
-    difference = diff_fleet(proposal, hosts=(), vms=(), live_events=())
-    assert (difference.hosts_added, difference.added) == (proposal.hosts, proposal.vms)
-    assert difference.problems == ()
+    declared = read_fleet_file(BASE)
+    diff = diff_fleet(declared, hosts=(), vms=(), live_events=())
+    assert (diff.hosts_added, diff.added) == (declared.hosts, declared.vms)
+    assert diff.problems == ()
 
 
 def test_applying_the_same_file_again_changes_nothing() -> None:
-    difference = Fleet().against(BASE)
-    assert difference.is_empty
-    assert names(difference.unchanged) == ["web-0", "web-1", "db-0", "db-1"]
-    assert difference.to_lines() == ["nothing to do"]
+    diff = Fleet().against(BASE)
+    assert diff.is_empty
+    assert names(diff.unchanged) == ["web-0", "web-1", "db-0", "db-1"]
+    assert diff.to_lines() == ["nothing to do"]
 
 
 def test_a_file_never_resets_what_the_running_fleet_owns() -> None:
@@ -98,39 +98,39 @@ def test_a_name_keeps_its_first_spelling() -> None:
 
 def test_a_changed_vm_lists_its_changed_fields() -> None:
     more = 'count = 2\nsize = "L"\ntags = { a = "1" }\naddress = "10.0.0.1"\n'
-    difference = Fleet().against(BASE.replace("count = 2\n", more, 1))
-    assert [change.old.name for change in difference.changed] == ["web-0", "web-1"]
-    fields = {change.field: (change.old, change.new) for change in difference.changed[1].fields}
+    diff = Fleet().against(BASE.replace("count = 2\n", more, 1))
+    assert [change.old.name for change in diff.changed] == ["web-0", "web-1"]
+    fields = {change.field: (change.old, change.new) for change in diff.changed[1].fields}
     assert fields == {
         "size": ("Standard_D2s_v5", "L"),
         "tags": ({}, {"a": "1"}),
         "address": ("127.0.0.2", "10.0.0.2"),
     }
-    assert difference.changed[1].new.vm_id == "id-web-1"
+    assert diff.changed[1].new.vm_id == "id-web-1"
 
 
 def test_update_domains_stay_the_same_when_a_vm_is_inserted_before_others() -> None:
     fleet = Fleet()
     earlier = '[[vms]]\nname = "db-first"\navailability_set = "db"\n'
-    difference = fleet.against(HOSTS + WEB + SET + earlier + DB)
-    assert names(difference.added) == ["db-first"]
-    assert difference.changed == ()
+    diff = fleet.against(HOSTS + WEB + SET + earlier + DB)
+    assert names(diff.added) == ["db-first"]
+    assert diff.changed == ()
 
 
 def test_an_update_domain_that_the_file_gives_is_a_change() -> None:
-    difference = Fleet().against(BASE + "update_domain = 4\n")
-    assert [change.new.update_domain for change in difference.changed] == [4, 4]
-    assert difference.problems == ()
+    diff = Fleet().against(BASE + "update_domain = 4\n")
+    assert [change.new.update_domain for change in diff.changed] == [4, 4]
+    assert diff.problems == ()
 
 
 def test_a_new_vm_goes_to_the_healthy_host_with_the_fewest_vms() -> None:
-    """Spec §6.4, with who is there now in mind, not who the file thinks is."""
+    """Spec §6.4, by the current load of the hosts."""
     fleet = Fleet()
     fleet.hosts[0] = replace(fleet.hosts[0], health=HostHealth.DEGRADED)
     for name in ("web-0", "web-1", "db-0", "db-1"):
         fleet.change(name, host="h-1")
-    difference = fleet.against(BASE + '[[vms]]\nname = "new"\n')
-    assert [(vm.name, vm.host, vm.vm_id) for vm in difference.added] == [("new", "h-2", "")]
+    diff = fleet.against(BASE + '[[vms]]\nname = "new"\n')
+    assert [(vm.name, vm.host, vm.vm_id) for vm in diff.added] == [("new", "h-2", "")]
 
 
 def test_a_moving_vm_counts_on_its_destination_host() -> None:
@@ -139,31 +139,31 @@ def test_a_moving_vm_counts_on_its_destination_host() -> None:
         id="E1:a", vm=fleet.vm("a").key, name="a", verb=Verb.REDEPLOY, event_id="E1", from_host="h-0", to_host="h-1"
     )
     fleet.event("a", EventState.STARTED, [act])
-    difference = fleet.against(HOSTS + '[[vms]]\nname = "a"\n[[vms]]\nname = "b"\ncount = 2\n')
-    assert [vm.host for vm in difference.added] == ["h-0", "h-2"]
+    diff = fleet.against(HOSTS + '[[vms]]\nname = "a"\n[[vms]]\nname = "b"\ncount = 2\n')
+    assert [vm.host for vm in diff.added] == ["h-0", "h-2"]
 
 
 def test_vms_and_hosts_that_the_file_lacks_are_removed() -> None:
-    difference = Fleet().against(HOSTS + SET + DB)
-    assert names(difference.removed) == ["web-0", "web-1"]
-    assert difference.problems == ()
+    diff = Fleet().against(HOSTS + SET + DB)
+    assert names(diff.removed) == ["web-0", "web-1"]
+    assert diff.problems == ()
 
 
 def test_vms_and_hosts_that_the_file_lacks_can_be_kept() -> None:
-    difference = Fleet().against(HOSTS.replace("3", "2") + SET + DB, remove_missing=False)
-    assert difference.is_empty
-    assert (names(difference.kept), names(difference.hosts_kept)) == (["web-0", "web-1"], ["h-2"])
-    assert difference.problems == ()
-    assert "  VM web-0 is not in the file and is kept" in difference.to_lines()
+    diff = Fleet().against(HOSTS.replace("3", "2") + SET + DB, remove_missing=False)
+    assert diff.is_empty
+    assert (names(diff.kept), names(diff.hosts_kept)) == (["web-0", "web-1"], ["h-2"])
+    assert diff.problems == ()
+    assert "  VM web-0 is not in the file and is kept" in diff.to_lines()
 
 
 def test_a_deleted_vm_stays_deleted() -> None:
     fleet = Fleet()
     fleet.delete("web-0")
-    difference = fleet.against(BASE)
-    assert difference.is_empty
-    assert names(difference.stay_deleted) == ["web-0"]
-    assert difference.to_lines()[0] == "  VM web-0 was deleted and stays deleted"
+    diff = fleet.against(BASE)
+    assert diff.is_empty
+    assert names(diff.stay_deleted) == ["web-0"]
+    assert diff.to_lines()[0] == "  VM web-0 was deleted and stays deleted"
 
 
 def test_a_deleted_vm_is_added_again_if_resurrection_is_requested() -> None:
@@ -178,9 +178,9 @@ def test_a_resurrected_vm_gets_another_address_if_its_own_is_taken() -> None:
     fleet = Fleet()
     fleet.delete("web-0")
     fleet.change("web-1", address="127.0.0.1")
-    difference = fleet.against(BASE, resurrect=True)
-    assert difference.resurrected[0].address == ""
-    assert difference.problems == ()
+    diff = fleet.against(BASE, resurrect=True)
+    assert diff.resurrected[0].address == ""
+    assert diff.problems == ()
 
 
 def test_a_vm_with_a_scheduled_event_may_be_removed() -> None:
@@ -190,9 +190,9 @@ def test_a_vm_with_a_scheduled_event_may_be_removed() -> None:
     assert fleet.against(HOSTS + SET + DB).problems == ()
 
 
-# Each: what happened to the fleet, the file, the line, what forbids it, the way out.
+# Each: a change of the running fleet, the file, the line, the problem, the remedy.
 FORBIDDEN = {
-    "a VM that a started event is hitting": (
+    "a VM with a started event": (
         lambda fleet: fleet.event("web-0", EventState.STARTED),
         HOSTS + SET + DB,
         0,
@@ -269,7 +269,7 @@ FORBIDDEN = {
         "address '127.0.0.1' would belong to VM 'web-0' and to VM 'new'",
         "another address",
     ),
-    "the loopback address that is another VM in a lab": (  # spec §7.4: whoever calls it would be told of both
+    "the lab address of another VM": (  # spec §7.4: it would identify both
         lambda fleet: fleet.change("web-0", address="", lab_address="127.0.0.9"),
         BASE + '[[vms]]\nname = "new"\naddress = "127.0.0.9"\n',
         14,
@@ -279,18 +279,18 @@ FORBIDDEN = {
 }
 
 
-@pytest.mark.parametrize(("happened", "text", "line", "what", "remedy"), FORBIDDEN.values(), ids=FORBIDDEN.keys())
-def test_a_diff_with_a_problem_cannot_be_applied(happened: Any, text: str, line: int, what: str, remedy: str) -> None:
+@pytest.mark.parametrize(("change", "text", "line", "what", "remedy"), FORBIDDEN.values(), ids=FORBIDDEN.keys())
+def test_a_diff_with_a_problem_cannot_be_applied(change: Any, text: str, line: int, what: str, remedy: str) -> None:
     fleet = Fleet()
-    happened(fleet)
-    difference = fleet.against(text)
-    assert difference.problems
-    problem = difference.problems[0]
+    change(fleet)
+    diff = fleet.against(text)
+    assert diff.problems
+    problem = diff.problems[0]
     assert problem.line == line
     assert what in problem.what
     assert remedy in problem.remedy
     with pytest.raises(Refused, match="cannot be applied, and nothing was changed"):
-        require_applicable_diff(difference)
+        require_applicable_diff(diff)
 
 
 def test_kept_vms_count_towards_the_size_of_a_placement_group() -> None:
@@ -305,14 +305,14 @@ def test_kept_vms_count_towards_the_size_of_a_placement_group() -> None:
 
 
 def test_a_resurrected_vm_may_be_in_another_scope() -> None:
-    """The way out that a refused move names works."""
+    """This is the remedy that a refused move names."""
     fleet = Fleet()
     fleet.delete("web-0")
     fleet.delete("web-1")
     text = HOSTS + SET + DB + '[[vms]]\nname = "web"\ncount = 2\navailability_set = "db"\n'
-    difference = fleet.against(text, resurrect=True)
-    assert [vm.availability_set for vm in difference.resurrected] == ["db", "db"]
-    require_applicable_diff(difference)
+    diff = fleet.against(text, resurrect=True)
+    assert [vm.availability_set for vm in diff.resurrected] == ["db", "db"]
+    require_applicable_diff(diff)
 
 
 def test_a_diff_prints_one_line_per_change() -> None:
@@ -332,16 +332,16 @@ def test_a_diff_prints_one_line_per_change() -> None:
 def test_a_long_diff_is_shortened() -> None:
     text = HOSTS + '[[vms]]\nname = "web"\ncount = 1000\n'
     lines = Fleet(HOSTS).against(text).to_lines(limit=2)
-    assert lines[:3] == ["+ VM web-0 on h-0", "+ VM web-1 on h-1", "+ … and 998 more of the kind"]
+    assert lines[:3] == ["+ VM web-0 on h-0", "+ VM web-1 on h-1", "+ … and 998 more"]
     assert len(Fleet(HOSTS).against(text).to_lines(limit=None)) == 1001
 
 
 def test_a_refused_diff_names_the_line_of_each_problem() -> None:
     fleet = Fleet()
     fleet.event("web-0", EventState.STARTED)
-    difference = fleet.against(HOSTS + SET + DB)
-    assert difference.to_lines()[-2].startswith("! fleet.toml: VM 'web-0' is not in the file")
-    assert difference.to_lines()[-1].endswith("cannot be applied")
+    diff = fleet.against(HOSTS + SET + DB)
+    assert diff.to_lines()[-2].startswith("! fleet.toml: VM 'web-0' is not in the file")
+    assert diff.to_lines()[-1].endswith("cannot be applied")
 
 
 def test_a_diff_converts_to_plain_data_for_json() -> None:
@@ -353,16 +353,14 @@ def test_a_diff_converts_to_plain_data_for_json() -> None:
 
 
 def test_added_and_changed_vms_and_hosts_are_written() -> None:
-    difference = Fleet().against(
-        BASE.replace("count = 2\n", 'count = 3\nsize = "L"\n', 1) + '[[hosts]]\nname = "new"\n'
-    )
-    assert names(difference.vms_to_set) == ["web-2", "web-0", "web-1"]
-    assert names(difference.hosts_to_set) == ["new"]
+    diff = Fleet().against(BASE.replace("count = 2\n", 'count = 3\nsize = "L"\n', 1) + '[[hosts]]\nname = "new"\n')
+    assert names(diff.vms_to_set) == ["web-2", "web-0", "web-1"]
+    assert names(diff.hosts_to_set) == ["new"]
 
 
 def test_a_hundred_thousand_vms_can_be_compared() -> None:
     sets = '[[scale_sets]]\nname = "s"\ncount = 50000\n'
     text = f'[[hosts]]\nname = "h"\ncount = 100\n[[vms]]\nname = "v"\ncount = 50000\n{sets}'
-    difference = Fleet(text.replace("50000", "25000")).against(text)
-    assert (len(difference.added), len(difference.unchanged)) == (50_000, 50_000)
-    assert difference.problems == ()
+    diff = Fleet(text.replace("50000", "25000")).against(text)
+    assert (len(diff.added), len(diff.unchanged)) == (50_000, 50_000)
+    assert diff.problems == ()

@@ -1,4 +1,4 @@
-"""The files that people copy: the sample fleet, and what docs/fleet-file.md shows."""
+"""Fleet files that people copy: the sample fleet, and the examples of docs/fleet-file.md."""
 
 from __future__ import annotations
 

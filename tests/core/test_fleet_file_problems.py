@@ -1,4 +1,4 @@
-"""What a fleet file may not say: every problem with its line, what is so, and the way out."""
+"""Every problem of a fleet file, with its line and its remedy."""
 
 from __future__ import annotations
 
@@ -299,7 +299,7 @@ CASES = {
         'write priority = "Spot"',
     ),
     "tags that are no texts": ('[[vms]]\nname = "a"\ntags = { n = 1 }', 6, "is not a table of texts", "write tags = {"),
-    "approval of what nobody asks": (
+    "approval of an unknown operation": (
         '[[vms]]\nname = "a"\nauto_approve = ["freeze"]',
         6,
         'is not a list of "restart", "redeploy" or both',
@@ -397,7 +397,7 @@ PAIRS = st.builds("{} = {}".format, st.sampled_from(KEYS), st.sampled_from(VALUE
 
 
 def problems_if_any(text: str) -> tuple[FleetFileProblem, ...]:
-    """None of them when the text is a fleet; any other error than BadFleet is a crash."""
+    """The problems of a text, none if it is a valid fleet. Any error but InvalidFleetFile is a crash."""
     try:
         read_fleet_file(text)
     except InvalidFleetFile as bad:
@@ -418,5 +418,5 @@ def test_a_random_change_of_a_valid_file_never_crashes_the_reader(data: st.DataO
     text = SAMPLE.read_text(encoding="utf-8")
     at = data.draw(st.integers(0, len(text) - 1))
     end = data.draw(st.integers(at, min(len(text), at + 12)))
-    slip = text[:at] + data.draw(st.text("abn{}[]=\",.-_ \n#'", max_size=6)) + text[end:]
-    assert all(1 <= problem.line <= slip.count("\n") + 1 for problem in problems_if_any(slip))
+    changed = text[:at] + data.draw(st.text("abn{}[]=\",.-_ \n#'", max_size=6)) + text[end:]
+    assert all(1 <= problem.line <= changed.count("\n") + 1 for problem in problems_if_any(changed))

@@ -1,4 +1,4 @@
-"""Programs in fleet files: what runs inside VMs that are made of namespaces."""
+"""Programs of namespace VMs in fleet files."""
 
 from __future__ import annotations
 
@@ -54,5 +54,5 @@ def test_an_invalid_program_is_rejected_with_its_line(line: str, what: str) -> N
 def test_applying_a_file_changes_a_program() -> None:
     old = read_fleet_file(HOSTS + '[[vms]]\nname = "web"\nprogram = ["a"]')
     new = read_fleet_file(HOSTS + '[[vms]]\nname = "web"\nprogram = ["b"]')
-    difference = diff_fleet(new, hosts=old.hosts, vms=old.vms, live_events=())
-    assert difference.to_lines()[0] == '~ VM web: program ["a"] → ["b"]'
+    diff = diff_fleet(new, hosts=old.hosts, vms=old.vms, live_events=())
+    assert diff.to_lines()[0] == '~ VM web: program ["a"] → ["b"]'

@@ -1,4 +1,4 @@
-"""What a good fleet file means: which hosts and VMs it proposes."""
+"""The hosts and VMs that a valid fleet file declares."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ def names(text: str) -> list[str]:
 
 
 def test_an_empty_file_is_an_empty_fleet() -> None:
-    proposal = read_fleet_file("")
-    assert (proposal.hosts, proposal.vms) == ((), ())
+    fleet = read_fleet_file("")
+    assert (fleet.hosts, fleet.vms) == ((), ())
 
 
 @pytest.mark.parametrize(
@@ -141,18 +141,18 @@ def test_a_subscription_can_be_named_by_name_or_id() -> None:
     guid = "6f1a4b52-7c3e-4a51-9a0e-2f60c1b7a001"
     declared = f'[[subscriptions]]\nname = "Prod"\nid = "{guid}"\n'
     group = '[[resource_groups]]\nname = "rg"\nsubscription = "prod"\ntags = { a = "1" }\n'
-    proposal = read(
+    fleet = read(
         f'{declared}{group}[[vms]]\nname = "a"\nsubscription = "PROD"\n[[vms]]\nname = "b"\nsubscription = "{guid}"'
     )
-    assert [vm.subscription_id for vm in proposal.vms] == [guid, guid]
-    assert proposal.subscriptions == (DeclaredSubscription(id=guid, name="Prod"),)
-    assert proposal.resource_groups == (
+    assert [vm.subscription_id for vm in fleet.vms] == [guid, guid]
+    assert fleet.subscriptions == (DeclaredSubscription(id=guid, name="Prod"),)
+    assert fleet.resource_groups == (
         DeclaredResourceGroup(name="rg", subscription_id=guid, location="local", tags={"a": "1"}),
     )
 
 
 def test_vms_of_a_set_take_its_update_and_fault_domains_in_turn_over_all_tables() -> None:
-    """Spec §7.3 rests on it."""
+    """Spec §7.3 needs this."""
     text = (
         '[[availability_sets]]\nname = "db"\nupdate_domains = 3\n'
         '[[vms]]\nname = "a"\ncount = 2\navailability_set = "db"\n'
@@ -243,8 +243,8 @@ def test_inline_tables_mean_the_same_as_other_tables() -> None:
         'scale_sets = [{ name = "a", count = 2 }, { name = "b", count = 2 }]\n'
         'cloud_services = [{ name = "s", roles = [{ name = "R" }] }]\n'
     )
-    proposal = read_fleet_file(text + HOSTS)
-    assert [(vm.name, vm.update_domain) for vm in proposal.vms] == [
+    fleet = read_fleet_file(text + HOSTS)
+    assert [(vm.name, vm.update_domain) for vm in fleet.vms] == [
         ("a_0", 0),
         ("a_1", 1),
         ("b_0", 0),
@@ -286,8 +286,8 @@ def test_vms_that_name_their_host_are_counted_before_the_others_choose() -> None
 
 def test_a_declared_vm_knows_its_unspecified_fields() -> None:
     text = '[[vms]]\nname = "a"\naddress = "10.0.0.4"\nhost = "h-0"\n[[scale_sets]]\nname = "s"\ncount = 1'
-    proposal = read(text)
-    origins = [proposal.origins[vm.key] for vm in proposal.vms]
+    fleet = read(text)
+    origins = [fleet.origins[vm.key] for vm in fleet.vms]
     assert [origin.line for origin in origins] == [5, 9]
     assert origins[0].unspecified_fields == {"computer_name", "update_domain", "fault_domain"}
     assert origins[1].unspecified_fields == origins[0].unspecified_fields | {"address", "host", "placement_group"}
@@ -295,15 +295,15 @@ def test_a_declared_vm_knows_its_unspecified_fields() -> None:
 
 def test_a_few_lines_declare_a_hundred_thousand_vms() -> None:
     text = '[[hosts]]\nname = "h"\ncount = 1000\n[[scale_sets]]\nname = "s"\ncount = 100000\naddress = "10.0.0.1"'
-    proposal = read_fleet_file(text)
-    crowd = Counter(vm.host for vm in proposal.vms)
-    assert len({vm.key for vm in proposal.vms}) == 100_000
-    assert set(crowd.values()) == {100}
+    fleet = read_fleet_file(text)
+    counts = Counter(vm.host for vm in fleet.vms)
+    assert len({vm.key for vm in fleet.vms}) == 100_000
+    assert set(counts.values()) == {100}
 
 
 @pytest.mark.parametrize(("written", "minutes"), [("true", 5), ("false", 0), ("5", 5), ("15", 15)])
 def test_the_terminate_notification_is_five_minutes_by_default(written: str, minutes: int) -> None:
-    """spec §6.3"""
+    """Spec §6.3."""
     place = 'location = "w"\nname = "a"\n'
     text = f"[[hosts]]\n{place}[[vms]]\n{place}terminate_notification = {written}\n"
     (vm,) = read_fleet_file(text).vms

@@ -1,4 +1,4 @@
-"""The stage on which scenarios are played: a text file of steps, each followed by what the history said then.
+"""Plays scenarios: text files of steps, each followed by the history entries that it leads to.
 
     # A user restarts a VM (spec §6.4)
     host h1
@@ -10,9 +10,9 @@
     > advance 1m
     (nothing)
 
-Playing a file gives the file as it should be; it must equal the file as it is. So an expectation that is missing
-fails, and a step after which nothing happens says so. E1, E2 are events in the order they came to be, R1, R2
-requests; `KEY=VALUE` are fields of hosts, VMs and the policy under their own names.
+Playing a file gives the file with the actual entries; the two must be equal. So a missing expectation fails, and a
+step without consequences says `(nothing)`. E1, E2 are events in the order of their creation, R1, R2 requests;
+`KEY=VALUE` sets a field of a host, a VM or the policy.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from tests.support.world import LAB_POLICY, World, a_host, a_vm
 
 NOTHING = "(nothing)"
 UNITS = {"s": 1, "m": 60, "h": 3600, "d": 24 * 3600}
-STEERING = {"pause": RolloutState.PAUSED, "resume": RolloutState.RUNNING, "abort": RolloutState.ABORTED}
+ROLLOUT_COMMANDS = {"pause": RolloutState.PAUSED, "resume": RolloutState.RUNNING, "abort": RolloutState.ABORTED}
 FOR_VMS = set(RequestedOperation) - {
     RequestedOperation.ROLLOUT,
     RequestedOperation.DEGRADE,
@@ -54,39 +54,39 @@ GUID = re.compile(r"[0-9A-Fa-f]{8}-(?:[0-9A-Fa-f]{4}-){3}[0-9A-Fa-f]{12}")
 Facts = dict[str, str]
 
 
-class Stage:
-    """One world, and the words that scenarios move it with. A word returns what is to be seen besides the history."""
+class ScenarioPlayer:
+    """One world, and the commands of scenarios. A command returns lines to show besides the history."""
 
     def __init__(self, world: World) -> None:
         self.world = world
         self._seen = world.store.last_seq()
 
     def step(self, line: str) -> list[str]:
-        """What a step leads to, as lines."""
-        word, *rest = line.split()
+        """Run one step; the lines that it leads to."""
+        command, *rest = line.split()
         names = [text for text in rest if "=" not in text]
         facts = dict(text.split("=", 1) for text in rest if "=" in text)
         try:
-            shown = self._word(word)(names, facts)
+            shown = self._command(command)(names, facts)
             self.world.settle()
         except ForewarnError as error:
-            shown = [f"{type(error).__name__}: {error}"]
-        return [self._plain(text) for text in (*shown, *self._news())] or [NOTHING]
+            shown = [f"{type(error).__name__}: {error}{_remedy_text(error)}"]
+        return [self._with_short_ids(text) for text in (*shown, *self._new_entries())] or [NOTHING]
 
-    def _word(self, word: str) -> Callable[[list[str], Facts], list[str]]:
-        if word in STEERING:
-            return lambda names, facts: self._steer(names[0], STEERING[word], facts)
-        if word in FOR_VMS:
-            return lambda names, facts: self._ask(RequestedOperation(word), names, facts)
-        found: Callable[[list[str], Facts], list[str]] = getattr(self, f"do_{word.replace('-', '_')}")
+    def _command(self, name: str) -> Callable[[list[str], Facts], list[str]]:
+        if name in ROLLOUT_COMMANDS:
+            return lambda names, facts: self._change_rollout(names[0], ROLLOUT_COMMANDS[name], facts)
+        if name in FOR_VMS:
+            return lambda names, facts: self._ask(RequestedOperation(name), names, facts)
+        found: Callable[[list[str], Facts], list[str]] = getattr(self, f"do_{name.replace('-', '_')}")
         return found
 
     def _ask(self, ask: RequestedOperation, names: list[str], facts: Facts) -> list[str]:
         vms = [self.world.vm(name) for name in names]
-        self.world.do(self.world.control.requests.request_for_vms(ask, vms, **_asking(facts)))
+        self.world.do(self.world.control.requests.request_for_vms(ask, vms, **_request_options(facts)))
         return []
 
-    def _steer(self, name: str, progress: RolloutState, facts: Facts) -> list[str]:
+    def _change_rollout(self, name: str, progress: RolloutState, facts: Facts) -> list[str]:
         who = facts.get("who", "ops")
         self.world.do(self.world.control.requests.change_rollout_state(self._request(name).id, progress, who=who))
         return []
@@ -96,7 +96,7 @@ class Stage:
         return []
 
     def do_wait(self, names: list[str], _facts: Facts) -> list[str]:
-        """Time passes by itself: nobody advances the clock, so nobody counts as polling who does not poll."""
+        """Let time pass without advancing the clock, so that VMs without polls do not count as polling."""
         clock, reconciler = self.world.clock, self.world.control.reconciler
         target = clock.now() + _seconds(names[0])
         while (wake := reconciler.next_wake_at()) is not None and wake < target:
@@ -106,14 +106,14 @@ class Stage:
         return []
 
     def do_away(self, names: list[str], _facts: Facts) -> list[str]:
-        """The service dies, and another process takes over after that time."""
+        """Kill the service, and start another process after that time."""
         clock = self.world.clock
         clock.apply_setting(clock.setting_after_jump(clock.now() + _seconds(names[0])))
         self.world.restart()
         return []
 
     def do_approve(self, names: list[str], facts: Facts) -> list[str]:
-        """A VM approves (`by`), or somebody from outside (`who`)."""
+        """Approve events as a VM (`by`) or as an operator (`who`)."""
         ids = tuple(self._event(name).id for name in names)
         if "who" in facts:
             for event_id in ids:
@@ -160,13 +160,13 @@ class Stage:
         return []
 
     def do_hypervisor(self, _names: list[str], facts: Facts) -> list[str]:
-        """One rule for acts that begin from now on; none: it behaves."""
+        """Set one rule for acts that begin from now on; without fields, no rule."""
         rules: tuple[BehaviourRule, ...] = (msgspec.convert(facts, BehaviourRule, strict=False),) if facts else ()
         self.world.hypervisor.set_behaviour(SimulatedBehaviour(rules))
         return []
 
     def do_poll(self, names: list[str], facts: Facts) -> list[str]:
-        """A VM asks for its document, as it would over the wire."""
+        """Poll as a VM, and show its document."""
         vm = self.world.vm(names[0])
         self.world.do(self.world.control.guests.enable_scope_of(vm.key))
         polled = LastPoll(vm=vm.key, scope_id=vm.scope_id, at=self.world.now, version=NEWEST_VERSION)
@@ -174,14 +174,14 @@ class Stage:
         return self.do_see(names, facts)
 
     def do_see(self, names: list[str], _facts: Facts) -> list[str]:
-        """The document of a VM, without asking for it."""
+        """Show the document of a VM without a poll."""
         scope = self.world.scope(names[0])
         document = document_for(scope)
-        return [f"document {document.incarnation} of epoch {scope.epoch}", *map(_shown, document.notices)]
+        return [f"document {document.incarnation} of epoch {scope.epoch}", *map(_notice_text, document.notices)]
 
     def do_where(self, names: list[str], _facts: Facts) -> list[str]:
         vms = {vm.name: vm for vm in self.world.store.vms(removed=True)}
-        return [_place(vms[name]) for name in names]
+        return [_vm_text(vms[name]) for name in names]
 
     def do_explain(self, names: list[str], _facts: Facts) -> list[str]:
         event = self._event(names[0])
@@ -190,7 +190,7 @@ class Stage:
         wait = start_wait(scope, event, self.world.control.transactions.decision_context())
         return [f"{names[0]} waits for {wait.text}" if wait else f"{names[0]} starts now"]
 
-    def _news(self) -> Iterator[str]:
+    def _new_entries(self) -> Iterator[str]:
         transcript = self.world.transcript(after=self._seen)
         self._seen = self.world.store.last_seq()
         yield from transcript.splitlines()
@@ -201,18 +201,26 @@ class Stage:
     def _request(self, name: str) -> MaintenanceRequest:
         return self.world.store.requests()[int(name.removeprefix("R")) - 1]
 
-    def _plain(self, text: str) -> str:
-        """The text with ids as E1, E2, R1."""
+    def _with_short_ids(self, text: str) -> str:
+        """The text with E1, E2, R1 in place of ids."""
         names = {event.id: f"E{n}" for n, event in enumerate(self.world.events(), 1)}
         names |= {request.id: f"R{n}" for n, request in enumerate(self.world.store.requests(), 1)}
         return GUID.sub(lambda found: names.get(found[0], found[0]), text)
+
+
+def _remedy_text(error: ForewarnError) -> str:
+    """The remedy of an error with its fields: ` [explain-event event=E2]`."""
+    if error.remedy_code is None:
+        return ""
+    fields = "".join(f" {name}={value}" for name, value in error.remedy_fields.items())
+    return f" [{error.remedy_code}{fields}]"
 
 
 def _seconds(text: str) -> float:
     return float(text[:-1]) * UNITS[text[-1]]
 
 
-def _asking(facts: Facts) -> dict[str, Any]:
+def _request_options(facts: Facts) -> dict[str, Any]:
     asking: dict[str, Any] = {"who": facts.pop("who", "ann"), "short_notice": facts.pop("short", "") == "yes"}
     return {**asking, **{f"{key}_s": _seconds(value) for key, value in facts.items()}}
 
@@ -221,19 +229,19 @@ def _clock(at: float) -> str:
     return f"{datetime.fromtimestamp(at, UTC):%d %H:%M:%S}"
 
 
-def _shown(notice: EventNotice) -> str:
+def _notice_text(notice: EventNotice) -> str:
     when = f", not before {_clock(notice.not_before)}" if notice.not_before is not None else ""
     return f"  {notice.id} {notice.kind} {notice.status} of {', '.join(notice.resources)} by {notice.source}{when}"
 
 
-def _place(vm: Vm) -> str:
+def _vm_text(vm: Vm) -> str:
     if vm.removed_at is not None:
         return f"{vm.name} is gone"
     return f"{vm.name} is {vm.power}" + (f" on {vm.host}" if vm.host else "")
 
 
 def _with(value: Any, facts: Facts) -> Any:
-    """The value with fields as the file says them."""
+    """The value with the fields that the file gives."""
     given: dict[str, Any] = {**msgspec.to_builtins(value), **facts}
     if "auto_approve" in facts:
         given["auto_approve"] = {facts["auto_approve"]: True}
@@ -245,14 +253,14 @@ def _world(setup: list[str]) -> World:
     hosts: list[Host] = []
     vms: list[Vm] = []
     for line in setup:
-        word, *rest = line.split()
+        kind, *rest = line.split()
         facts = dict(text.split("=", 1) for text in rest if "=" in text)
         names = [text for text in rest if "=" not in text]
-        if word == "policy":
+        if kind == "policy":
             policy = _with(policy, facts)
-        elif word == "host":
+        elif kind == "host":
             hosts += [_with(a_host(name), facts) for name in names]
-        elif word == "vm":
+        elif kind == "vm":
             vms += [_with(a_vm(name), facts) for name in names]
         else:
             raise ValueError(f"a scenario begins with policy, host and vm lines, not with {line!r}")
@@ -260,16 +268,16 @@ def _world(setup: list[str]) -> World:
 
 
 def played(text: str) -> str:
-    """The scenario with what really happens after each step."""
+    """The scenario with the actual lines after each step."""
     head, *steps = re.split(r"^> ", text, flags=re.MULTILINE)
     setup = [line for line in head.splitlines() if line.strip() and not line.startswith("#")]
     lines = []
     with closing(_world(setup)) as world:
-        stage = Stage(world)
+        player = ScenarioPlayer(world)
         for step in steps:
             line, *rest = step.splitlines()
             remarks = [text for text in rest if text.startswith("#") or not text]
-            lines += [f"> {line}", *stage.step(line), *remarks]
+            lines += [f"> {line}", *player.step(line), *remarks]
     return head + "".join(f"{line}\n" for line in lines)
 
 

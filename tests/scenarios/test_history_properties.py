@@ -1,4 +1,4 @@
-"""Whatever people, VMs and hosts do, in any order, with crashes between: what must hold holds (spec §4.2, §6, §7)."""
+"""Invariants hold in random histories with requests, failures and crashes (spec §4.2, §6, §7)."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def fleet() -> list[Vm]:
 
 Step = tuple[str, int, int]
 OFTEN = ("ask", "approve", "advance")
-WORDS = (
+ACTIONS = (
     *OFTEN,
     *OFTEN,
     "advance",
@@ -57,12 +57,12 @@ WORDS = (
     "fail",
     "repair",
     "remove",
-    "hands",
+    "hypervisor",
     "crash",
 )
 STEPS = st.lists(
     st.tuples(
-        st.sampled_from(WORDS),
+        st.sampled_from(ACTIONS),
         st.integers(0, 50),
         st.integers(0, 50),
     ),
@@ -70,8 +70,8 @@ STEPS = st.lists(
 )
 
 
-class Chaos:
-    """A world in which anything is tried; what is refused is refused. After each step the rules are looked at."""
+class RandomHistory:
+    """A world in which random steps are tried; rejected ones are ignored. Each step is followed by all checks."""
 
     def __init__(self, world: World) -> None:
         self.world = world
@@ -79,14 +79,14 @@ class Chaos:
         self._statuses: dict[str, EventState] = {}
 
     def take(self, step: Step) -> None:
-        word, first, second = step
-        doing: Callable[[int, int], None] = getattr(self, f"do_{word}")
+        name, first, second = step
+        action: Callable[[int, int], None] = getattr(self, f"do_{name}")
         try:
-            doing(first, second)
+            action(first, second)
         except Rejected:
             pass
         self.world.settle()
-        self.look()
+        self.check()
 
     def do_ask(self, first: int, second: int) -> None:
         vms = self.world.store.vms()
@@ -134,8 +134,8 @@ class Chaos:
     def do_advance(self, first: int, second: int) -> None:
         self.world.advance([1, 7, 30, 300, 900][second % 5] * (first % 3 + 1))
 
-    def do_hands(self, first: int, second: int) -> None:
-        """The hypervisor behaves otherwise from now on, for some VMs."""
+    def do_hypervisor(self, first: int, second: int) -> None:
+        """Change the behaviour of the hypervisor for some VMs."""
         pattern = ["*", "web-*", "*_0", "none"][first % 4]
         rules: list[BehaviourRule] = [
             FailRule(vm=pattern),
@@ -149,21 +149,21 @@ class Chaos:
         clock.apply_setting(clock.setting_after_jump(clock.now() + 20 * first))
         self.world.restart()
 
-    def look(self) -> None:
+    def check(self) -> None:
         for scope_id in self.world.store.scope_ids():
-            self._look_at_scope(scope_id)
+            self._check_scope(scope_id)
         for event in self.world.events():
-            self._look_at_event(event)
+            self._check_event(event)
         gates: dict[str, set[float]] = defaultdict(set)
         for event in self.world.events():
             if event.gate_id and event.started_at is not None:
                 gates[event.gate_id].add(event.started_at)
-        assert all(len(instants) == 1 for instants in gates.values()), "a shared host did not start together"
+        assert all(len(start_times) == 1 for start_times in gates.values()), "a shared host did not start together"
         wake = self.world.control.reconciler.next_wake_at()
-        assert wake is None or wake > self.world.now, "something is due and nobody does it"
+        assert wake is None or wake > self.world.now, "something is due and was not done"
         assert self.world.ledger.repeated_effects == 0, "an act took effect twice"
 
-    def _look_at_scope(self, scope_id: str) -> None:
+    def _check_scope(self, scope_id: str) -> None:
         scope = self.world.store.scope(scope_id)
         assert scope is not None
         document = document_for(scope)
@@ -172,32 +172,34 @@ class Chaos:
         started = {event.update_domain for event in scope.live_events(EventState.STARTED) if event.rules.planned}
         assert len(started) <= 1, "two update domains at once"
 
-    def _look_at_event(self, event: Event) -> None:
+    def _check_event(self, event: Event) -> None:
         before = self._statuses.get(event.id, EventState.SCHEDULED)
         assert ORDER.index(event.status) >= ORDER.index(before), "an event went back"
         self._statuses[event.id] = event.status
         if event.started_at is not None and event.published_at < event.started_at:
-            assert event.approved_at is not None or event.started_at >= event.not_before, "started before its time"
+            assert event.approved_at is not None or event.started_at >= event.not_before, (
+                "started before its notice ended"
+            )
 
-    def wind_up(self) -> None:
-        """Given time, everything comes to an end."""
+    def check_everything_ends(self) -> None:
+        """Check that everything ends, given enough time."""
         for request in self.world.store.requests(open_only=True):
             if request.rollout is not None and request.rollout.progress is RolloutState.PAUSED:
                 self.world.do(
                     self.world.control.requests.change_rollout_state(request.id, RolloutState.RUNNING, who="ops")
                 )
         self.world.advance(4 * DAY)
-        self.look()
+        self.check()
         assert not self.world.events(EventState.SCHEDULED, EventState.STARTED), "an event never ended"
         assert not self.world.store.requests(open_only=True), "a rollout never ended"
-        assert not self.world.store.planned(), "what was planned was never published"
+        assert not self.world.store.planned(), "a planned event was never published"
 
 
 @settings(max_examples=150, deadline=None)
 @given(steps=STEPS)
 def test_random_histories_keep_the_rules_and_end(steps: list[Step]) -> None:
     with closing(World(hosts=[a_host(name) for name in HOSTS], vms=fleet())) as world:
-        chaos = Chaos(world)
+        history = RandomHistory(world)
         for step in steps:
-            chaos.take(step)
-        chaos.wind_up()
+            history.take(step)
+        history.check_everything_ends()

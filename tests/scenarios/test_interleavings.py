@@ -1,4 +1,4 @@
-"""Things that happen between two steps of a turn, where a transcript cannot reach."""
+"""Changes between two steps of a reconcile pass, which a transcript cannot make."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def world() -> Iterator[World]:
         yield world
 
 
-def begun(world: World) -> MaintenanceRequest:
+def started_rollout(world: World) -> MaintenanceRequest:
     """A rollout that has planned its first events and published none of them."""
     rollout = Rollout(impact=RolloutImpact.UPDATE, hosts=("h1", "h2"))
     request = world.do(world.control.requests.start_rollout(rollout, who="ops"))
@@ -39,8 +39,8 @@ def progress_of(world: World, request: MaintenanceRequest) -> RolloutState:
 
 
 def test_a_rollout_goes_on_if_a_vm_is_removed_before_its_event_is_published(world: World) -> None:
-    """Spec §4.2, §6.2: the VM is skipped, and the next update domain takes its turn."""
-    request = begun(world)
+    """Spec §4.2, §6.2: the VM is skipped, and the next update domain follows."""
+    request = started_rollout(world)
     world.do(world.control.fleet.apply_change(FleetChange(removed=(world.vm("web-0"),)), who="ops"))
     world.settle()
     assert [event.vms for event in world.events(EventState.SCHEDULED)] == [("web-1",)]
@@ -50,7 +50,7 @@ def test_a_rollout_goes_on_if_a_vm_is_removed_before_its_event_is_published(worl
 
 def test_an_abort_drops_planned_events(world: World) -> None:
     """Spec §6.2: withdrawal is possible until the event has started."""
-    request = begun(world)
+    request = started_rollout(world)
     world.do(world.control.requests.change_rollout_state(request.id, RolloutState.ABORTED, who="ops"))
     world.settle()
     world.advance(3600)
@@ -61,6 +61,6 @@ def test_an_abort_drops_planned_events(world: World) -> None:
 
 def test_the_next_process_publishes_events_that_a_killed_one_had_planned(world: World) -> None:
     """What a request plans is durable before it is answered (spec §6.1)."""
-    begun(world)
+    started_rollout(world)
     world.restart()
     assert [event.vms for event in world.events(EventState.SCHEDULED)] == [("web-0",)]

@@ -1,4 +1,4 @@
-"""Every story of this folder, played and compared with what it says. `conftest` tells how a scenario is written."""
+"""Plays every scenario of this folder and compares it with its transcript. `conftest` explains the format."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-STORIES = sorted(Path(__file__).parent.glob("*.txt"))
+SCENARIOS = sorted(Path(__file__).parent.glob("*.txt"))
 Play = Callable[[str], str]
 SHORT = """\
-# Somebody looks at a VM (spec §4.2)
+# The document of a VM (spec §4.2)
 host h1
 vm web-0 host=h1
 
@@ -22,19 +22,19 @@ document 1 of epoch 1
 """
 
 
-@pytest.mark.parametrize("path", STORIES, ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", SCENARIOS, ids=lambda path: path.stem)
 def test_the_scenario_matches_its_transcript(path: Path, play: Play) -> None:
-    told = path.read_text(encoding="utf-8")
-    assert told.startswith("# "), f"{path.name} does not begin with what it is about: `# ...`"
-    assert "spec §" in told.split("\n\n")[0], f"{path.name} names no section of the specification"
-    assert "\n> " in told, f"{path.name} has no step: nothing is told"
-    really = play(told)
-    difference = difflib.unified_diff(told.splitlines(), really.splitlines(), "told", "played", lineterm="")
-    assert told == really, "\n".join(["the story goes otherwise:", *difference])
+    transcript = path.read_text(encoding="utf-8")
+    assert transcript.startswith("# "), f"{path.name} does not begin with a title: `# ...`"
+    assert "spec §" in transcript.split("\n\n")[0], f"{path.name} names no section of the specification"
+    assert "\n> " in transcript, f"{path.name} has no step"
+    actual = play(transcript)
+    diff = difflib.unified_diff(transcript.splitlines(), actual.splitlines(), "transcript", "played", lineterm="")
+    assert transcript == actual, "\n".join(["the scenario differs from its transcript:", *diff])
 
 
 def test_more_than_thirty_scenarios_are_found() -> None:
-    assert len(STORIES) > 30
+    assert len(SCENARIOS) > 30
 
 
 def test_a_correct_transcript_is_reproduced(play: Play) -> None:
@@ -44,14 +44,14 @@ def test_a_correct_transcript_is_reproduced(play: Play) -> None:
 @pytest.mark.parametrize(
     "missing",
     [
-        pytest.param("document 1 of epoch 1\n", id="of what is seen"),
+        pytest.param("document 1 of epoch 1\n", id="of a document"),
         pytest.param("(nothing)\n", id="of nothing"),
     ],
 )
 def test_a_missing_expectation_fails_a_scenario(missing: str, play: Play) -> None:
-    """An expectation is never made up: what is not told is not accepted."""
-    told = SHORT.replace(missing, "")
-    assert play(told) == SHORT != told
+    """An expectation is never invented: a line that the transcript lacks is not accepted."""
+    incomplete = SHORT.replace(missing, "")
+    assert play(incomplete) == SHORT != incomplete
 
 
 def test_a_surplus_expectation_fails_a_scenario(play: Play) -> None:

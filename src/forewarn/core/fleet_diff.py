@@ -179,7 +179,7 @@ def _json_text(value: object) -> str:
 def _limited(lines: list[str], limit: int | None) -> list[str]:
     if limit is None or len(lines) <= limit:
         return lines
-    return [*lines[:limit], f"{lines[limit][:1]} … and {len(lines) - limit:,} more of the kind"]
+    return [*lines[:limit], f"{lines[limit][:1]} … and {len(lines) - limit:,} more"]
 
 
 def merge_problems(merge: FleetMerge) -> tuple[FleetFileProblem, ...]:
