@@ -32,7 +32,7 @@ def world(tmp_path: Path) -> Iterator[World]:
 
 
 @pytest.mark.parametrize("speed_first", [False, True])
-def test_a_speed_set_while_the_clock_is_advanced_moves_no_time_back(world: World, speed_first: bool) -> None:
+def test_setting_the_speed_while_the_clock_advances_never_moves_time_back(world: World, speed_first: bool) -> None:
     """Spec §12: the offset is stored, and never moves back."""
     lab_clock = world.control.lab_clock
     before = world.now
@@ -68,7 +68,7 @@ def test_an_event_id_that_is_not_valid_text_is_unknown(world: World) -> None:
     assert world.approve("web-0", "\ud800") == "\ud800"
 
 
-def test_a_rollout_longer_than_the_history_is_kept_reaches_every_vm_once() -> None:
+def test_a_rollout_that_outlasts_the_kept_history_reaches_every_vm_once() -> None:
     """Spec §6.2: update domain by update domain; VMs whose old events are pruned are not repeated."""
     numbers = range(5)
     world = World(

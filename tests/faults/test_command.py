@@ -70,7 +70,7 @@ def test_fault_set_says_what_is_active_and_how_to_clear_it(lab: ServiceProcess) 
     )
     assert f"forewarn fault clear {fault_id}" in printed
     header, row = run_ok(lab, "fault list").splitlines()
-    assert header.split() == ["FAULT", "KIND", "FOR", "LEFT", "AFFECTED", "SET"]
+    assert header.split() == ["FAULT", "KIND", "TARGET", "LEFT", "AFFECTED", "SET"]
     assert row.startswith(f"{fault_id} ")
     assert run_ok(lab, f"fault clear {fault_id}") == f"Fault {fault_id} (throttled) of web-0 is cleared: 0 requests.\n"
     assert run_ok(lab, "fault clear --vm web-0") == "No such fault is active.\n"

@@ -115,8 +115,8 @@ class FleetService:
 
     def _change_commit(self, change: FleetChange, who: str) -> Commit:
         context = self._transactions.decision_context()
-        gone = tuple(replace(vm, removed_at=context.now, host="") for vm in change.removed)
-        grouped = group_by_scope([*change.vms, *gone], lambda vm: vm.scope_id)
+        removed = tuple(replace(vm, removed_at=context.now, host="") for vm in change.removed)
+        grouped = group_by_scope([*change.vms, *removed], lambda vm: vm.scope_id)
         scopes = [self._scope_commit(scope_id, vms, context, who) for scope_id, vms in grouped.items()]
         entry = _history_entry(change, who, context.now)
         self._require_unused_hosts(change)

@@ -19,7 +19,7 @@ from forewarn.core.scope import Scope
 from forewarn.errors import Conflict, NotFound, Remedy
 from forewarn.store.interface import AppliedCommit, Store
 
-Decision = Callable[[Scope, DecisionContext], Scope]  # pure: returns the scope as it shall be
+Decision = Callable[[Scope, DecisionContext], Scope]  # a pure function that returns the changed scope
 EMPTY_COMMIT = Commit()  # compared by identity
 _MAX_ATTEMPTS = 20
 _MAX_CACHED_GATES = 10_000

@@ -19,7 +19,7 @@ from forewarn.store.interface import LastPoll
 
 SqlRow = dict[str, Any]  # parameters of a write statement: column → value
 
-# Columns that are stored outside the JSON body (version, wakes_at, seq, cursor) win over the body's fields.
+# `read_*` take the JSON body of a row, and the columns (version, wakes_at, seq, cursor) that override its fields.
 _encode = Encoder().encode
 read_vm = Decoder(Vm).decode
 read_host = Decoder(Host).decode

@@ -15,10 +15,8 @@ from forewarn.store import queries, row_codec, write_statements
 from forewarn.store.interface import AppliedCommit, LastPoll
 from forewarn.store.versions import VersionedRow, version_conflict
 
-SqliteConnection = sqlite3.Connection
 
-
-def apply_commit(db: SqliteConnection, commit: Commit) -> AppliedCommit:
+def apply_commit(db: sqlite3.Connection, commit: Commit) -> AppliedCommit:
     """Write all of a commit, in the order of its fields, and return it with numbered entries.
 
     Raises Conflict if a scope, gate or request is at another version than the one it was decided on.
@@ -53,19 +51,19 @@ def apply_commit(db: SqliteConnection, commit: Commit) -> AppliedCommit:
     return AppliedCommit(commit=replace(commit, entries=entries), seq=entries[-1].seq if entries else read_last_seq(db))
 
 
-def write_observations(db: SqliteConnection, polls: Sequence[LastPoll], deliveries: Sequence[EventDelivery]) -> None:
+def write_observations(db: sqlite3.Connection, polls: Sequence[LastPoll], deliveries: Sequence[EventDelivery]) -> None:
     """Write polls, the last request time of their scopes, and deliveries."""
     _execute_each(db, write_statements.PUT_POLL, polls, row_codec.last_poll_row)
     _execute_each(db, write_statements.UPDATE_LAST_REQUEST, polls, lambda p: {"row_id": p.scope_id, "polled_at": p.at})
     _execute_each(db, write_statements.ADD_DELIVERY, deliveries, row_codec.delivery_row)
 
 
-def save_value(db: SqliteConnection, name: str, value: bytes) -> None:
+def save_value(db: sqlite3.Connection, name: str, value: bytes) -> None:
     """Write a value under a name, in place of an earlier one."""
     db.execute(write_statements.PUT_SAVED, {"name": name, "value": value})
 
 
-def prune_before(db: SqliteConnection, before: float) -> int:
+def prune_before(db: sqlite3.Connection, before: float) -> int:
     """Delete old events with their deliveries, and old history entries; return the entries deleted."""
     row = {"before": before}
     db.execute(write_statements.PRUNE_DELIVERIES, row)
@@ -73,14 +71,14 @@ def prune_before(db: SqliteConnection, before: float) -> int:
     return db.execute(write_statements.PRUNE_HISTORY, row).rowcount
 
 
-def read_last_seq(db: SqliteConnection) -> int:
+def read_last_seq(db: sqlite3.Connection) -> int:
     """Return the sequence number of the last history entry ever written, 0 if there is none."""
     found = db.execute(queries.LAST_SEQ).fetchone()
     return int(found[0]) if found else 0
 
 
 def _write_versioned(
-    db: SqliteConnection, table: str, value: VersionedRow, row: row_codec.SqlRow, add: str, update: str
+    db: sqlite3.Connection, table: str, value: VersionedRow, row: row_codec.SqlRow, add: str, update: str
 ) -> None:
     if value.version == 0:
         done = db.execute(add, {**row, "id": value.id, "version": 1})
@@ -91,13 +89,13 @@ def _write_versioned(
         raise version_conflict(table.removesuffix("s"), value.id, value.version, _stored_version(db, table, value.id))
 
 
-def _stored_version(db: SqliteConnection, table: str, row_id: str) -> int:
+def _stored_version(db: sqlite3.Connection, table: str, row_id: str) -> int:
     found = db.execute(queries.ROW_VERSION[table], {"row_id": row_id}).fetchone()
     return int(found[0]) if found else 0
 
 
 def _execute_each(
-    db: SqliteConnection, sql: str, values: Sequence[Any], row_of: Callable[[Any], row_codec.SqlRow]
+    db: sqlite3.Connection, sql: str, values: Sequence[Any], row_of: Callable[[Any], row_codec.SqlRow]
 ) -> None:
     if len(values) == 1:
         db.execute(sql, row_of(values[0]))
@@ -105,7 +103,7 @@ def _execute_each(
         db.executemany(sql, map(row_of, values))
 
 
-def _write_event(db: SqliteConnection, event: Event) -> None:
+def _write_event(db: sqlite3.Connection, event: Event) -> None:
     """Update only the body if no indexed column changes, as in most cases; that leaves six indexes alone."""
     row = row_codec.event_row(event)
     if db.execute(write_statements.UPDATE_EVENT_BODY, row).rowcount != 1:
@@ -116,7 +114,7 @@ def _id_row(row_id: str) -> row_codec.SqlRow:
     return {"row_id": row_id}
 
 
-def _append_entry(db: SqliteConnection, entry: HistoryEntry) -> HistoryEntry:
+def _append_entry(db: sqlite3.Connection, entry: HistoryEntry) -> HistoryEntry:
     seq = db.execute(write_statements.ADD_ENTRY, row_codec.entry_row(entry)).lastrowid
     assert seq is not None
     return replace(entry, seq=seq)
