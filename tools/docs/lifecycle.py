@@ -10,19 +10,19 @@ from forewarn.core.lifecycle import NONEXISTENT, TRANSITIONS, UNCHANGED, Lifecyc
 _STATES: tuple[LifecycleState, ...] = (NONEXISTENT, *EventState)
 
 _TRANSITION_TEXT: dict[Transition, str] = {
-    Transition.ANNOUNCED: "notice is given: the document lists the event as Scheduled",
+    Transition.ANNOUNCED: "its notice begins: the document lists it as Scheduled",
     Transition.STARTED_WITHOUT_NOTICE: (
-        "no notice: hardware failed, a policy had approved it, or it is carried out at once"
+        "it starts without notice: hardware failed, a policy approved it, or it is done at once"
     ),
-    Transition.APPROVED: "somebody approved it; the document does not change",
-    Transition.RELEASED: "it is ready, and there is nothing else that it must wait for",
-    Transition.PERFORMED: "the outcome of one VM is known; the document does not change",
-    Transition.FINISHED: "every outcome is known, and the settling time is over",
-    Transition.WITHDRAWN: "taken back before it started",
+    Transition.APPROVED: "a VM or an operator approves it; the document does not change",
+    Transition.RELEASED: "it is approved or its notice has ended, and it waits for nothing else: it starts",
+    Transition.PERFORMED: "the outcome of its work on one VM is known; the document does not change",
+    Transition.FINISHED: "all outcomes are known and the settling time has passed",
+    Transition.WITHDRAWN: "it is withdrawn before it starts",
 }
 
 _PAGE = """\
-# The life of an event
+# The lifecycle of an event
 
 *Generated from `src/forewarn/core/lifecycle.py` by `make docs`; change the table there, not this page.*
 
@@ -31,20 +31,20 @@ stateDiagram-v2
 {diagram}
 ```
 
-Every edge goes one way. The scope's incarnation grows by one on each edge of the diagram, for an event that a
-document lists; it stays where the table says *stays*.
+No edge leads back. For an event that a document lists, the scope's incarnation grows by one on each edge of the
+diagram, and does not change where the table says *stays*.
 
 {table}
 
-| happening | what it means |
+| transition | what it means |
 |---|---|
 {meanings}
 """
 
 
 def lifecycle_markdown() -> str:
-    """The whole page: the diagram, every cell of the table, and what each happening means."""
-    meanings = (f"| {happening} | {_TRANSITION_TEXT[happening]} |" for happening in Transition)
+    """The page docs/lifecycle.md: the diagram, the table, and the meaning of each transition."""
+    meanings = (f"| {transition} | {_TRANSITION_TEXT[transition]} |" for transition in Transition)
     return _PAGE.format(
         diagram=_join_lines(_diagram_edges()), table=_join_lines(_table_lines()), meanings=_join_lines(meanings)
     )
@@ -56,8 +56,8 @@ def _join_lines(lines: Iterable[str]) -> str:
 
 def _diagram_edges() -> list[str]:
     edges = [
-        f"    {_node_name(state)} --> {_node_name(to)}: {h}"
-        for (state, h), to in TRANSITIONS.items()
+        f"    {_node_name(state)} --> {_node_name(to)}: {transition}"
+        for (state, transition), to in TRANSITIONS.items()
         if to is not UNCHANGED
     ]
     return [*edges, f"    {_node_name(EventState.OVER)} --> [*]"]
@@ -68,13 +68,13 @@ def _node_name(state: LifecycleState) -> str:
 
 
 def _table_lines() -> list[str]:
-    head = f"| happening | {' | '.join(_STATES)} |"
-    rows = (f"| {h} | {' | '.join(_table_cell(state, h) for state in _STATES)} |" for h in Transition)
+    head = f"| transition | {' | '.join(_STATES)} |"
+    rows = (f"| {each} | {' | '.join(_table_cell(state, each) for state in _STATES)} |" for each in Transition)
     return [head, "|---" * (len(_STATES) + 1) + "|", *rows]
 
 
-def _table_cell(state: LifecycleState, happening: Transition) -> str:
-    if (state, happening) not in TRANSITIONS:
+def _table_cell(state: LifecycleState, transition: Transition) -> str:
+    if (state, transition) not in TRANSITIONS:
         return "refused"
-    to = TRANSITIONS[state, happening]
+    to = TRANSITIONS[state, transition]
     return "stays" if to is UNCHANGED else f"→ {to}"
