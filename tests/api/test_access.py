@@ -125,7 +125,7 @@ def test_a_role_over_an_availability_set_would_reach_no_vm_and_is_refused(api: A
     api.post("/access/clients", {"id": "bot"})
     status, code, message = api.refused("POST", "/access/grants", {"role": "Reader", "to": "bot", "over": "web"})
     assert (status, code) == (400, "Rejected")
-    assert "would reach none of its VMs" in message
+    assert "would apply to none of its VMs" in message
 
 
 def test_a_role_is_granted_to_a_vm_and_to_somebody_outside(api: Any) -> None:

@@ -52,7 +52,7 @@ def test_an_event_is_found_by_its_id_in_any_case_and_by_a_unique_beginning(api: 
     api.restart_of("web-0")
     status, code, message = api.refused("GET", f"/events/{event['id'][:8]}")
     assert (status, code) == (409, "Refused")
-    assert "2 event ids begin with it" in message
+    assert "2 ids start with it" in message
 
 
 def test_an_approval_from_outside_starts_the_event_and_the_answer_shows_it(api: Any) -> None:

@@ -40,7 +40,7 @@ def test_who_moves_the_clock_prunes_the_history_or_copies_the_store_is_in_the_hi
     assert [(entry["what"], entry["who"], entry["text"]) for entry in entries] == [
         ("clock", "client ci", "clock advanced by 1 h by client ci"),
         ("clock", "client ci", "clock set to speed 2.5 by client ci"),
-        ("upkeep", "client ci", "0 entries of the history older than 90 d pruned by client ci"),
+        ("upkeep", "client ci", "0 history entries older than 90 d pruned by client ci"),
         ("upkeep", "client ci", f"store copied to {str(tmp_path / 'copy.db')!r} by client ci"),
     ]
 

@@ -76,7 +76,7 @@ def test_who_looks_after_vms_does_not_choose_what_runs_on_the_services_machine(
     asked = {"text": FILE, "source": "f.toml"}
     status, code, message = platform.refused("POST", "/fleet/apply", asked)
     assert (status, code) == (403, "Forbidden")
-    assert "what runs on the service's machine, as the program of VM 'workers_0' would" in message
+    assert "run programs on the service's machine, such as the program of VM 'workers_0'" in message
 
     assert api.holding("Administrator", "/").post("/fleet/apply", asked)["applied"]
     changed = {"text": FILE.replace(old, new), "source": "f.toml"}

@@ -81,7 +81,7 @@ def test_a_test_message_shows_what_came_of_it(api: Any) -> None:
         good = api.post(f"/webhooks/{webhook}/test")
     assert good == {"id": webhook, "ok": True, "status": 200, "text": "it answered 200"}
     bad = api.post(f"/webhooks/{webhook}/test")
-    assert bad == {"id": webhook, "ok": False, "status": None, "text": "nobody listens there"}
+    assert bad == {"id": webhook, "ok": False, "status": None, "text": "it refused the connection"}
 
 
 def test_a_receiver_that_does_not_agree_is_not_added(api: Any) -> None:

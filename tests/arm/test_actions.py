@@ -105,7 +105,7 @@ def test_an_eviction_is_answered_at_once_and_for_spot_vms_only(arm: Any) -> None
 def test_hibernation_is_refused_in_words(arm: Any) -> None:
     status, code, message = arm.refused("POST", f"{DB}/deallocate?hibernate=True")
     assert (status, code) == (400, "InvalidParameter")
-    assert message.startswith("hibernate=true cannot be")
+    assert message.startswith("hibernate=true is not supported")
 
 
 def test_a_delete_without_terminate_notification_is_done_at_once(arm: Any) -> None:

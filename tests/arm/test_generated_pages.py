@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from forewarn.arm.routes import ROUTES
-from forewarn.arm.routing import ArmCall, ArmResponse, ArmRoute
+from forewarn.arm.routing import COMPUTE_PATH, ArmCall, ArmResponse, ArmRoute
 from forewarn.web.context import RequestContext
-from tools.docs.azure_api import COMPUTE_PATH, azure_api_markdown
+from tools.docs.azure_api import azure_api_markdown
 from tools.docs.powershell import powershell_markdown
 
 HERE = Path(__file__).parents[2]

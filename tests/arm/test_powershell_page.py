@@ -219,7 +219,7 @@ def test_the_loop_waits_until_the_operation_is_over(arm_of: Any) -> None:
 
 def test_the_loop_gives_up_after_half_an_hour(arm_of: Any) -> None:
     waiting = Waiting(arm_of(**a_fleet(CLOSED[0])), advances=False)
-    with pytest.raises(ScriptError, match="it is InProgress"):
+    with pytest.raises(ScriptError, match="the operation is InProgress"):
         waiting.run()
     assert waiting.slept_s == 1800
 

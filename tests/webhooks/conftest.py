@@ -56,10 +56,10 @@ class Post:
     def new_outbox(self) -> WebhookDispatcher:
         return WebhookDispatcher(
             self.world.store,
-            send=WebhookHttpClient(patience_s=2.0, body_patience_s=0.2).send,
+            send=WebhookHttpClient(timeout_s=2.0, body_timeout_s=0.2).send,
             real_time=lambda: self.real_now,
             sleep=self.naps,
-            chance=lambda: 0.0,
+            random=lambda: 0.0,
         )
 
     def webhook_for(self, receiver: WebhookReceiver, webhook_id: str = "w", **facts: Any) -> WebhookSubscription:

@@ -101,7 +101,7 @@ def test_a_receiver_that_was_down_gets_everything_once_it_is_back(post: Any, rec
                 post.naps.allow()
             await post.naps.begun(5)
             report = post.outbox.delivery_report(post.world.store.webhooks()[0])
-            assert (report.failures, report.error, report.pending) == (5, "nobody listens there", 3)
+            assert (report.failures, report.error, report.pending) == (5, "it refused the connection", 3)
             assert report.next_try_at == 5016.0
             receiver.start()
             post.naps.allow()
@@ -147,8 +147,8 @@ def test_what_a_receiver_said_is_told_in_words(post: Any, receiver: WebhookRecei
 
     assert post.world.do(story()) == [
         "it answered 500",
-        "it answered 410, which means gone for good: remove the webhook if that is so",
-        "it answered 302, and redirects are not followed: add the address it leads to",
+        "it answered 410 (gone for good): remove the webhook if that is true",
+        "it answered 302, and redirects are not followed: use the address it redirects to",
     ]
 
 
@@ -185,7 +185,7 @@ def test_a_receiver_that_hangs_is_given_up_on_and_tried_again(post: Any, receive
             await post.naps.begun(1)
             return str(post.outbox.delivery_report(webhook).error)
 
-    assert post.world.do(story()) == "there was no answer within 2 s"
+    assert post.world.do(story()) == "there was no response within 2 s"
 
 
 def test_a_removed_webhook_is_told_nothing_more(post: Any, receivers: Make) -> None:
@@ -353,7 +353,7 @@ def test_nothing_secret_is_logged(post: Any, receiver: WebhookReceiver, caplog: 
     post.world.ask(RequestedOperation.RESTART, "web")
     post.naps.allow()
     post.tell(receiver, 1)
-    assert "webhook w: not told, trying again: it answered 500" in caplog.text
+    assert "webhook w: delivery failed, retrying: it answered 500" in caplog.text
     assert receiver.accepted[0].target == "/hook?code=password"
     assert webhook.secret not in caplog.text
     assert "password" not in caplog.text

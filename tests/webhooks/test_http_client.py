@@ -29,7 +29,7 @@ class Sender:
     def send(self, url: str) -> WebhookResponse:
         letter = WebhookRequest(url=url, headers={"X-Some": "thing"}, body=b"[1]")
         with asyncio.Runner(loop_factory=self._loop_factory) as runner:
-            return runner.run(WebhookHttpClient(patience_s=2.0, body_patience_s=0.2).send(letter))
+            return runner.run(WebhookHttpClient(timeout_s=2.0, body_timeout_s=0.2).send(letter))
 
     def unreached(self, url: str) -> str:
         with pytest.raises(ReceiverUnreachable) as caught:
@@ -123,11 +123,11 @@ def test_a_body_that_never_ends_holds_up_nothing(sender: Sender) -> None:
 
 
 REASONS = [
-    pytest.param([], False, "the connection was closed before an answer came", id="nothing"),
-    pytest.param([b"HTTP/1.1 20"], False, "the connection was closed before an answer came", id="half"),
-    pytest.param([b"SSH-2.0-OpenSSH_9.2\r\n\r\n"], False, "what came back is no HTTP", id="another protocol"),
-    pytest.param([b"HTTP/1.1 200 OK\r\nX: " + b"x" * 99_999], True, "what came back is no HTTP", id="endless head"),
-    pytest.param([], True, "there was no answer within 2 s", id="silence"),
+    pytest.param([], False, "it closed the connection before it responded", id="nothing"),
+    pytest.param([b"HTTP/1.1 20"], False, "it closed the connection before it responded", id="half"),
+    pytest.param([b"SSH-2.0-OpenSSH_9.2\r\n\r\n"], False, "its response is not HTTP", id="another protocol"),
+    pytest.param([b"HTTP/1.1 200 OK\r\nX: " + b"x" * 99_999], True, "its response is not HTTP", id="endless head"),
+    pytest.param([], True, "there was no response within 2 s", id="silence"),
 ]
 
 
@@ -139,7 +139,7 @@ def test_no_answer_is_told_in_words(sender: Sender, parts: list[bytes], stays: b
 
 def test_nobody_there_is_told_in_words(sender: Sender, receiver: WebhookReceiver) -> None:
     receiver.stop()
-    assert sender.unreached(receiver.url) == "nobody listens there"
+    assert sender.unreached(receiver.url) == "it refused the connection"
 
 
 @pytest.mark.parametrize("host", ["x" * 64 + ".invalid", "a..b"])
@@ -165,4 +165,4 @@ def test_tls_is_checked_against_the_file_that_the_environment_names(
 
 
 def test_a_receiver_that_speaks_no_tls_is_told_in_words(sender: Sender, receiver: WebhookReceiver) -> None:
-    assert sender.unreached(receiver.url.replace("http://", "https://")).startswith("TLS failed (")
+    assert sender.unreached(receiver.url.replace("http://", "https://")).startswith("the TLS handshake failed (")

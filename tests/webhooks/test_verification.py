@@ -56,7 +56,7 @@ def test_a_test_tells_what_went_wrong(post: Any, receiver: WebhookReceiver) -> N
     )
     receiver.stop()
     verdict = post.world.do(post.outbox.verification.send_test(webhook))
-    assert verdict == DeliveryTestResult(ok=False, status=None, text="nobody listens there")
+    assert verdict == DeliveryTestResult(ok=False, status=None, text="it refused the connection")
 
 
 def test_a_receiver_that_answers_the_code_is_valid(post: Any) -> None:
@@ -75,8 +75,8 @@ def test_a_receiver_that_does_not_is_refused(post: Any, body: bytes) -> None:
     with WebhookReceiver(lambda method, sent: ReceiverAnswer(body=body)) as receiver:
         sentence = refused(post, receiver, WebhookSchema.EVENT_GRID)
     assert sentence == (
-        "the receiver was not validated: it did not answer the validationCode with it as validationResponse; "
-        "mend it, or leave validation out"
+        "the receiver was not validated: it did not return the validationCode as validationResponse; "
+        "fix it, or add it without validation"
     )
 
 
@@ -103,5 +103,5 @@ def test_a_receiver_that_says_no_or_nothing_is_refused(
     assert "it answered 405" in refused(post, receiver, schema)
     receiver.stop()
     assert refused(post, receiver, schema) == (
-        "the receiver was not validated: nobody listens there; start it, or leave validation out"
+        "the receiver was not validated: it refused the connection; start it, or add it without validation"
     )

@@ -1,4 +1,4 @@
-"""Writes the generated pages of docs/ again: `python -m tools.docs`, which `make docs` calls."""
+"""Writes the generated pages of docs/ (`python -m tools.docs`, called by `make docs`)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ DOCS = Path(__file__).parents[2] / "docs"
 
 
 def pages() -> dict[str, str]:
-    """The text of each generated page, by its file name."""
+    """The Markdown of each generated page, by file name."""
     return {
         "architecture.md": with_packages((DOCS / "architecture.md").read_text(encoding="utf-8")),
         "lifecycle.md": lifecycle_markdown(),

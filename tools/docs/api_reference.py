@@ -8,12 +8,14 @@ from forewarn.web.routing import API_PREFIX, ApiRoute
 
 _HEAD = f"""# The API
 
-What `forewarn` asks of a running service it asks here, under `{API_PREFIX}/`: on the unix socket `forewarn.sock` in
-the data directory, where the owner may do everything, and over TLS with a bearer token (`Authorization: Bearer …`),
-where the roles of whoever holds it decide. `GET {API_PREFIX}/openapi.json` describes bodies, queries and answers.
+*Generated from `src/forewarn/api/` by `make docs`; change the routes there, not this page.*
 
-Bodies and answers are JSON. Instants are POSIX seconds in lab time, spans are seconds. A member or parameter that is
-not known is refused by its name. A refusal changes nothing and says why:
+The API is under `{API_PREFIX}/`. Our command line uses it on the unix socket `forewarn.sock` in the data directory,
+where the caller may do everything. Other clients use it over TLS with a bearer token (`Authorization: Bearer …`); their
+roles decide what they may do. `GET {API_PREFIX}/openapi.json` describes bodies, queries and responses.
+
+Bodies and responses are JSON. Times are POSIX seconds in lab time, durations are seconds. An unknown field or parameter
+is an error. An error changes nothing, and its message says what to do:
 
 ```json
 {{"error": {{"code": "NotFound", "message": "VM 'wbe-0' does not exist: did you mean 'web-0'? …"}}}}
@@ -21,17 +23,17 @@ not known is refused by its name. A refusal changes nothing and says why:
 
 | status | code | what to do |
 |---|---|---|
-| 400 | `Rejected` | ask otherwise: the message says how |
+| 400 | `Rejected` | correct the request as the message says |
 | 401 | `Unauthenticated` | sign in |
 | 403 | `Forbidden` | ask an administrator for a role |
-| 404 | `NotFound` | there is no such thing, or none that the caller may see |
-| 409 | `Refused` | its state forbids it now |
-| 409 | `Conflict` | somebody else was quicker: try again |
-| 413 | `Rejected` | send less |
-| 503 | `Unavailable` | try later |
+| 404 | `NotFound` | it does not exist, or the caller may not see it |
+| 409 | `Refused` | its state does not allow this now |
+| 409 | `Conflict` | another change came first: send the request again |
+| 413 | `Rejected` | send a shorter body |
+| 503 | `Unavailable` | try again later |
 
-What a caller may not read does not exist to them: it is neither listed, nor counted, nor named. Whoever may read one
-VM of a scope sees all events of that scope, as the VM does.
+Responses never list, count or name what the caller may not read. A caller who may read one VM of a scope sees all
+events of that scope, as the VM does.
 
 | method | path | does | right needed |
 |---|---|---|---|
@@ -39,8 +41,10 @@ VM of a scope sees all events of that scope, as the VM does.
 
 
 def api_reference_markdown() -> str:
+    """The page docs/api.md."""
     return _HEAD + "".join(map(_row, ROUTES))
 
 
-def _row(line: ApiRoute) -> str:
-    return f"| {line.method} | `{openapi_path(line.path)}` | {line.signature.summary} | {required_right_text(line)} |\n"
+def _row(route: ApiRoute) -> str:
+    path, right = openapi_path(route.path), required_right_text(route)
+    return f"| {route.method} | `{path}` | {route.signature.summary} | {right} |\n"

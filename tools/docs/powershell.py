@@ -5,10 +5,10 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 
-from forewarn.arm.routing import ArmRoute
-from tools.docs.azure_api import COMPUTE_PATH, routes_by_section, section_of, success_statuses
+from forewarn.arm.routing import COMPUTE_PATH, ArmRoute
+from tools.docs.azure_api import routes_by_section, section_of, success_statuses
 
-# Paths begin with one of these, which the page sets at its top. The longest one counts.
+# Variables that the page sets at its top, and the paths they stand for; the first prefix of a path wins.
 _ID_VARIABLES = {
     "instanceId": f"{COMPUTE_PATH}/virtualMachineScaleSets/{{set}}/virtualMachines/{{instance}}",
     "scaleSetId": f"{COMPUTE_PATH}/virtualMachineScaleSets/{{set}}",
@@ -16,11 +16,8 @@ _ID_VARIABLES = {
     "vmId": f"{COMPUTE_PATH}/virtualMachines/{{vm}}",
     "compute": COMPUTE_PATH,
 }
-_VARIABLE_NAMES = {
-    "subscription": "sub",
-    "event": "eventId",
-    "operation": "operationId",
-}  # $event is one of PowerShell's own
+# $event is an automatic variable of PowerShell.
+_VARIABLE_NAMES = {"subscription": "sub", "event": "eventId", "operation": "operationId"}
 _PATH_PARAM = re.compile(r"\{(\w+)\}")
 _WIDTH = 120
 _JSON = "-ContentType 'application/json'"
@@ -61,36 +58,36 @@ _PAGE = """\
 
 *Generated from `src/forewarn/arm/` by `make docs`; change the routes there, not this page.*
 
-**No PowerShell was at hand when this was written, and none has run it.** A test reads every line below with a small
-reader of forewarn's own, which knows the parameters that these cmdlets are documented to have, and makes each call of
-`Invoke-RestMethod`, `Invoke-WebRequest` and `Invoke-AzRestMethod` to forewarn's API: paths, methods, bodies and answers
-are tried. How to trust the CA, and whether the Az modules sign in as written under [Az](#az), is not. What the calls do
-is in [azure-api.md](azure-api.md).
+**These commands were never run in PowerShell.** A test parses every line below with a small parser of our own, which
+knows the documented parameters of these cmdlets. It sends each `Invoke-RestMethod`, `Invoke-WebRequest` and
+`Invoke-AzRestMethod` to forewarn's API, and so tests paths, methods, bodies and responses. It does not test how to
+trust the CA, nor whether the Az modules sign in as written under [Az](#az). [azure-api.md](azure-api.md) says what the calls
+do.
 
-The lines are for PowerShell 7. In its strings a `?` belongs to the name before it, so it is `"${{vmId}}?…"`.
+The lines are for PowerShell 7. In its strings a `?` belongs to the name before it, so write `"${{vmId}}?…"`.
 
 ## Trust
 
-The console shows a certificate of forewarn's own CA, unless you gave it one of yours. On Linux, PowerShell takes those
-whom it trusts from `SSL_CERT_FILE`, if that is set before it starts:
+The service has a certificate of forewarn's own CA, unless you gave it another one. On Linux, PowerShell reads trusted
+CAs from `SSL_CERT_FILE`, if that is set before it starts:
 
 ```sh
 eval "$(forewarn env)"
 pwsh
 ```
 
-On Windows, take there the file that `forewarn ca export ca.crt` writes, and trust it for your own account; Windows asks
-whether you mean it:
+On Windows, copy the file that `forewarn ca export ca.crt` writes, and trust it for your own account; Windows asks you
+to confirm:
 
 ```powershell
 Import-Certificate -FilePath 'ca.crt' -CertStoreLocation 'Cert:\\CurrentUser\\Root'
 ```
 
-`-SkipCertificateCheck` would do without, and hand your secret to whoever answers.
+Do not use `-SkipCertificateCheck`: it would send your secret to any server that answers.
 
 ## Sign in
 
-A client has an id and a secret, and may do what its roles say:
+A client has an id and a secret; its roles decide what it may do:
 
 ```sh
 forewarn access client add scripts --secret-file scripts.secret
@@ -98,31 +95,31 @@ forewarn access grant Operator --to scripts --over-group lab
 forewarn access grant ScheduledEventContributor --to scripts --over-group lab
 ```
 
-The secret stays in its file, and out of the history of the shell:
+Read the secret from its file, so that it does not appear in the history of the shell:
 
 ```powershell
 {sign_in}
 ```
 
-After an hour (the setting `token_minutes`) the token is worth nothing: sign in again.
+The token expires after an hour (the setting `token_minutes`): sign in again.
 
 ## Az
 
-**Untested.** The Az modules learn from the console where to sign in, and ask it for a token by themselves. The tenant
-is the one that `forewarn env` prints.
+**Untested.** The Az modules read from the service where to sign in, and get a token themselves. `forewarn env` prints
+the tenant.
 
 ```powershell
 {az}
 ```
 
-Then `Invoke-AzRestMethod` sends the token. It returns a refusal as it returns any other answer: look at `StatusCode`
-and `Content`. With `-WaitForCompletion` it is documented to wait for operations.
+Then `Invoke-AzRestMethod` sends the token. It returns errors like any other response: check `StatusCode` and
+`Content`. Its documentation says that it waits for operations with `-WaitForCompletion`.
 
 ## Names
 
-Those of the sample fleet that `forewarn up` starts with. Only Spot VMs can be evicted: of that fleet, those of the
-scale set `batch`. An event's id is told to VMs and by `forewarn events`; an operation's is in the header
-`x-ms-request-id` of the answer to what was asked for.
+These are the names of the sample fleet of `forewarn up`. Only Spot VMs can be evicted: in that fleet, the instances of
+the scale set `batch`. VMs and `forewarn events` show the ids of events; the id of an operation is in the header
+`x-ms-request-id` of the response that started it.
 
 ```powershell
 {names}
@@ -130,8 +127,8 @@ scale set `batch`. An event's id is told to VMs and by `forewarn events`; an ope
 
 ## Wait for an operation
 
-What is answered with 202 takes time: until its events are approved, or their notice is over. The header
-`Azure-AsyncOperation` says where to ask. This asks for half an hour at most:
+A request that is answered with 202 takes time: until its events are approved, or their notice has ended. The header
+`Azure-AsyncOperation` has the address to poll. This polls for at most half an hour:
 
 ```powershell
 {wait}
@@ -139,8 +136,8 @@ What is answered with 202 takes time: until its events are approved, or their no
 
 ## Calls
 
-Two for each: with the token from above, and with Az. The number is the status of a good answer. A refusal ends
-`Invoke-RestMethod` with an error, whose `ErrorDetails.Message` holds forewarn's sentence.
+Each call is shown twice: with the token from above, and with Az. The number is the status of a successful response.
+`Invoke-RestMethod` throws on an error; `ErrorDetails.Message` has forewarn's message.
 
 {sections}"""
 
@@ -186,19 +183,20 @@ $availabilitySetId = "$compute/availabilitySets/$availabilitySet\""""
 _WAIT = """\
 $answer = Invoke-WebRequest -Method Post -Uri "$base$vmId/restart?$version" -Headers $headers
 $operation = $answer.Headers['Azure-AsyncOperation'][0]
-foreach ($turn in 1..360) {
+foreach ($poll in 1..360) {
     $state = Invoke-RestMethod -Method Get -Uri $operation -Headers $headers
     if ($state.status -ne 'InProgress') { break }
     Start-Sleep -Seconds 5
 }
-if ($state.status -ne 'Succeeded') { throw "it is $($state.status): $($state.error.message)" }"""
+if ($state.status -ne 'Succeeded') { throw "the operation is $($state.status): $($state.error.message)" }"""
 
 
 def powershell_markdown(routes: Sequence[ArmRoute]) -> str:
-    closed = [route for route in routes if route.right is not None]
-    sections = [_section(title, of) for title, of in routes_by_section(closed)]
-    given = {"sign_in": _SIGN_IN, "az": _AZ, "names": _SET_NAMES, "wait": _WAIT}
-    return _PAGE.format(sections="\n".join(sections), **given)
+    """The page docs/powershell.md."""
+    authenticated = [route for route in routes if route.right is not None]
+    sections = [_section(title, section) for title, section in routes_by_section(authenticated)]
+    blocks = {"sign_in": _SIGN_IN, "az": _AZ, "names": _SET_NAMES, "wait": _WAIT}
+    return _PAGE.format(sections="\n".join(sections), **blocks)
 
 
 def _section(title: str, routes: Sequence[ArmRoute]) -> str:
@@ -217,16 +215,19 @@ def _lines(route: ArmRoute) -> Iterator[str]:
     body = _body(route, path)
     if body:
         yield body
-    sent = (_JSON, "-Body $body") if body else ()
+    body_options = (_JSON, "-Body $body") if body else ()
     yield _command(
-        f"Invoke-RestMethod -Method {route.method.title()}", f'-Uri "$base{path}?{version}"', "-Headers $headers", *sent
+        f"Invoke-RestMethod -Method {route.method.title()}",
+        f'-Uri "$base{path}?{version}"',
+        "-Headers $headers",
+        *body_options,
     )
-    paid = ("-Payload $body",) if body else ()
-    yield _command(f"Invoke-AzRestMethod -Method {route.method}", f'-Path "{path}?{version}"', *paid)
+    payload = ("-Payload $body",) if body else ()
+    yield _command(f"Invoke-AzRestMethod -Method {route.method}", f'-Path "{path}?{version}"', *payload)
 
 
 def _command(*pieces: str) -> str:
-    """In one line, where it is not too long for a page."""
+    """The command in one line, or in several if it is too long."""
     line = " ".join(pieces)
     return line if len(line) <= _WIDTH else " `\n    ".join(pieces)
 
@@ -244,7 +245,7 @@ def _body(route: ArmRoute, path: str) -> str:
 
 
 def _put_body(path: str) -> str:
-    """What a PUT leaves out it takes away, so it begins with the whole."""
+    """A PUT removes what it leaves out, so it starts from the whole resource."""
     return (
         f'$model = Invoke-RestMethod -Method Get -Uri "$base{path}?$version" -Headers $headers\n'
         "$model.tags = @{ team = 'shop'; stage = 'test' }\n"
@@ -253,7 +254,7 @@ def _put_body(path: str) -> str:
 
 
 def _path(template: str) -> str:
-    """The path as it stands in a string, for a `?` to follow it."""
+    """The path as part of a PowerShell string that continues with `?`."""
     known = next(((name, held) for name, held in _ID_VARIABLES.items() if template.startswith(held)), None)
     text = f"{{{known[0]}}}{template.removeprefix(known[1])}" if known else template
     return _PATH_PARAM.sub(lambda found: _variable(_VARIABLE_NAMES.get(found[1], found[1]), text[found.end() :]), text)

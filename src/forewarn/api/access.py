@@ -22,94 +22,113 @@ _OIDC_PREFIX = "oidc:"
 
 
 class NewClient(StrictBody, frozen=True, kw_only=True):
-    id: Annotated[str, Meta(max_length=100)] = ""  # "": a GUID is made
+    """A client to add; its secret is generated."""
+
+    id: Annotated[str, Meta(max_length=100)] = ""  # empty: a GUID is generated
     name: Annotated[str, Meta(max_length=200)] = ""  # for people
 
 
 class NewGrant(StrictBody, frozen=True, kw_only=True):
+    """A role to grant."""
+
     role: Role
-    to: NonEmptyText  # a client's id, the name of a VM, or oidc:ID for somebody whom an issuer outside knows
+    to: NonEmptyText  # a client's id, the name of a VM, or oidc:ID for a user of an external issuer
     over: NonEmptyText  # a resource id (/ is everything), or the name of a VM, a scale set or a cloud service
 
 
 class AccessClientView(BaseView, frozen=True, kw_only=True):
+    """A client without its secret; `by` and `at` say who added it and when."""
+
     id: str
     name: str
-    principal: str  # by which grants know it
+    principal: str  # its principal id in grants
     by: str
     at: float
 
 
 class ClientWithSecretView(AccessClientView, frozen=True, kw_only=True):
-    secret: str  # shown this once
+    """A client with its new secret, which is shown only once."""
+
+    secret: str
 
 
 class GrantView(BaseView, frozen=True, kw_only=True):
+    """A granted role: its rights, its principal and the resource it applies to."""
+
     id: str
     role: Role
     rights: tuple[Right, ...]
-    to: str  # the id of a principal
-    to_name: str  # as people call them
+    to: str  # a principal id
+    to_name: str  # the principal's name, for people
     over: str
     by: str
     at: float
 
 
 class RemovedClientView(AccessClientView, frozen=True, kw_only=True):
-    grants: tuple[GrantView, ...]  # which went with it
+    """A removed client, with its grants, which were removed too."""
+
+    grants: tuple[GrantView, ...]
 
 
 class AccessView(BaseView, frozen=True, kw_only=True):
+    """All clients and all granted roles."""
+
     clients: tuple[AccessClientView, ...]
     grants: tuple[GrantView, ...]
 
 
 class CallerView(BaseView, frozen=True, kw_only=True):
+    """The caller and their roles."""
+
     id: str
-    name: str  # how the history calls them
+    name: str  # as in history entries
     grants: tuple[GrantView, ...]
 
 
 class SignInLinkView(BaseView, frozen=True, kw_only=True):
-    url: str  # which signs in to the portal, once
-    signs_in: str  # whom, as the history calls them
+    """A link that signs in to the portal once."""
+
+    url: str
+    signs_in: str  # the name of the user that it signs in
     ends_at: float  # in real time
 
 
 async def show_access(context: RequestContext, call: HandlerCall) -> AccessView:
-    """The clients, and which roles are granted to whom."""
+    """List the clients and the granted roles."""
     return AccessView(
         clients=tuple(map(_client_view, context.store.clients())), grants=_grant_views(context, context.store.grants())
     )
 
 
 async def show_caller(context: RequestContext, call: HandlerCall) -> CallerView:
-    """Who the caller is, and the roles that they have."""
-    me = context.principal
-    return CallerView(id=me.id, name=me.name, grants=tuple(_grant_view(grant, me.name) for grant in me.grants))
+    """Show the caller's identity and roles."""
+    caller = context.principal
+    grants = tuple(_grant_view(grant, caller.name) for grant in caller.grants)
+    return CallerView(id=caller.id, name=caller.name, grants=grants)
 
 
 async def add_client(context: RequestContext, call: HandlerCall, body: NewClient) -> ClientWithSecretView:
-    """Add a client, and show its secret: now or never."""
+    """Add a client; its secret is in this response only."""
     return _with_secret_view(
         await context.control.access.add_client(client_id=body.id, name=body.name, who=context.caller_name)
     )
 
 
 async def renew_client_secret(context: RequestContext, call: HandlerCall) -> ClientWithSecretView:
-    """Give a client another secret, and show it: now or never. The old one counts no longer."""
+    """Replace a client's secret; the new one is in this response only, and the old one is invalid at once."""
     return _with_secret_view(await context.control.access.renew_secret(call.path_params["id"], who=context.caller_name))
 
 
 async def remove_client(context: RequestContext, call: HandlerCall) -> RemovedClientView:
-    """Remove a client, and what was granted to it."""
+    """Remove a client and its grants."""
     client, grants = await context.control.access.remove_client(call.path_params["id"], who=context.caller_name)
-    lost = tuple(_grant_view(grant, client_title(client)) for grant in grants)
-    return RemovedClientView(grants=lost, **_client_fields(client))
+    removed = tuple(_grant_view(grant, client_title(client)) for grant in grants)
+    return RemovedClientView(grants=removed, **_client_fields(client))
 
 
 async def grant_role(context: RequestContext, call: HandlerCall, body: NewGrant) -> GrantView:
-    """Grant a role to a client, a VM, or somebody from outside; one that they have already stays as it is."""
+    """Grant a role to a client, a VM or a user of an external issuer; an existing grant stays as it is."""
     to = _resolve_principal(context, body.to)
     name = _principal_names(context, [to])[to]
     granted = await context.control.access.grant(
@@ -119,48 +138,49 @@ async def grant_role(context: RequestContext, call: HandlerCall, body: NewGrant)
 
 
 async def revoke_role(context: RequestContext, call: HandlerCall) -> GrantView:
-    """Take a role back."""
+    """Revoke a granted role."""
     found = context.control.access.find_grant(call.path_params["id"])
     name = _principal_names(context, [found.to])[found.to]
     return _grant_view(await context.control.access.revoke(found.id, who=context.caller_name, name=name), name)
 
 
 async def create_sign_in_link(context: RequestContext, call: HandlerCall) -> SignInLinkView:
-    """Make a link that signs the caller in to the portal: once, and within 15 minutes."""
+    """Create a link that signs the caller in to the portal once, within 15 minutes."""
     links, sign_in = context.dependencies.sign_in_links, context.dependencies.sign_in
     if links is None or sign_in is None:
         raise Refused("this service has no portal: give it an address with the setting 'console'")
-    whom = sign_in_link_identity(context.principal, sign_in, context.store)
-    link = links.create(whom)
-    name = context.caller_name if whom.is_owner else principal_for_claims(whom.claims, context.store).name
+    identity = sign_in_link_identity(context.principal, sign_in, context.store)
+    link = links.create(identity)
+    name = context.caller_name if identity.is_owner else principal_for_claims(identity.claims, context.store).name
     return SignInLinkView(url=link.url, signs_in=name, ends_at=link.ends_at)
 
 
 def _resolve_principal(context: RequestContext, text: str) -> str:
-    """The id of whom people call so."""
+    """The principal id of a client's id, a VM's name, or `oidc:ID`."""
     given = text.strip()
     if given.casefold().startswith(_OIDC_PREFIX) and len(given) > len(_OIDC_PREFIX):
-        return _OIDC_PREFIX + given[len(_OIDC_PREFIX) :]  # an issuer's ids are its own: case counts
-    sort, _, rest = given.partition(":")
-    client = context.store.client((rest if sort == "client" else given).casefold())
-    vm = _find_vm(context, rest if sort == "vm" else given)
+        return _OIDC_PREFIX + given[len(_OIDC_PREFIX) :]  # ids of an issuer are case-sensitive
+    kind, _, rest = given.partition(":")
+    client = context.store.client((rest if kind == "client" else given).casefold())
+    vm = _find_vm(context, rest if kind == "vm" else given)
     if client is not None and vm is not None:
         raise Refused(f"{text!r} is a client and a VM: say 'client:{client.id}' or 'vm:{vm.name}'")
     if client is not None:
         return client_principal(client.id)
     if vm is not None:
         return vm_principal(vm.vm_id)
-    if sort == "client" and rest:
+    if kind == "client" and rest:
         raise NotFound(f"client {rest!r} does not exist", Remedy.LIST_CLIENTS)
-    if sort == "vm" and rest:
+    if kind == "vm" and rest:
         raise NotFound(f"VM {rest!r} does not exist", Remedy.LIST_VMS)
     raise NotFound(
-        f"{text!r} is no client and no VM (a user of an external issuer is written 'oidc:ID')", Remedy.LIST_CLIENTS
+        f"{text!r} is neither a client nor a VM (a user of an external issuer is written 'oidc:ID')",
+        Remedy.LIST_CLIENTS,
     )
 
 
 def _find_vm(context: RequestContext, name: str) -> Vm | None:
-    """By its name, or the id that its principal goes by."""
+    """The VM with this name or vm id."""
     try:
         return context.directory.find(name)
     except NotFound:
@@ -182,9 +202,9 @@ def _set_resource(scope: Scope, text: str) -> str:
         return scale_set_resource_id(vm)
     if vm is not None and vm.cloud_service:
         return vm_resource_id(vm).rpartition("/roleInstances/")[0]
-    # In Azure VMs do not lie within their availability set: such a role would reach none of them.
+    # Azure's ids of VMs are not below the id of their availability set.
     raise Rejected(
-        f"a role over availability set {text!r} would reach none of its VMs: grant it over them or the group"
+        f"a role over availability set {text!r} would apply to none of its VMs: grant it over them or their group"
     )
 
 
@@ -194,7 +214,7 @@ def _grant_views(context: RequestContext, grants: list[Grant]) -> tuple[GrantVie
 
 
 def _principal_names(context: RequestContext, principals: list[str] | set[str]) -> dict[str, str]:
-    """As people call these."""
+    """Names of these principals for people, by their ids."""
     known = {client.principal_id: client_title(client) for client in context.store.clients()}
     if any(principal.startswith("vm:") for principal in principals):
         known |= {vm_principal(vm.vm_id): f"VM {vm.name}" for vm in context.store.vms(removed=True)}
@@ -214,8 +234,8 @@ def _grant_view(grant: Grant, name: str) -> GrantView:
     )
 
 
-def _with_secret_view(made: ClientCredentials) -> ClientWithSecretView:
-    return ClientWithSecretView(secret=made.secret, **_client_fields(made.client))
+def _with_secret_view(credentials: ClientCredentials) -> ClientWithSecretView:
+    return ClientWithSecretView(secret=credentials.secret, **_client_fields(credentials.client))
 
 
 def _client_view(client: RegisteredClient) -> AccessClientView:

@@ -15,7 +15,7 @@ from forewarn.web.remedies import Surface
 
 
 class FleetNotApplicable(Refused):
-    """A sound fleet file that the running fleet does not allow to be applied now."""
+    """A valid fleet file that cannot be applied to the running fleet now; `problems` say why."""
 
     def __init__(self, problems: Sequence[FleetFileProblem], *, source: str) -> None:
         self.problems = tuple(problems)
@@ -23,12 +23,16 @@ class FleetNotApplicable(Refused):
 
 
 class ErrorView(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """The code and message of an error, and the problems of a fleet file."""
+
     code: str
     message: str
     problems: tuple[FleetFileProblem, ...] = ()
 
 
 class ErrorResponse(msgspec.Struct, frozen=True, kw_only=True):
+    """The JSON body of an error response."""
+
     error: ErrorView
 
 
@@ -48,6 +52,7 @@ def make_error_response(
     problems: tuple[FleetFileProblem, ...] = (),
     headers: dict[str, str] | None = None,
 ) -> Response:
+    """A JSON error response with this status, code and message."""
     body = msgspec.json.encode(ErrorResponse(error=ErrorView(code=code, message=message, problems=problems)))
     return Response(body, status_code=status, media_type="application/json", headers=headers)
 

@@ -13,27 +13,28 @@ from forewarn.web.request_parsing import HandlerCall, ResultLimit, StrictBody
 from forewarn.web.view_builder import ViewBuilder
 from forewarn.web.views import EventsView, EventView
 
+_SCAN_LIMIT = 20_000  # events read for a caller who may not see all of them
+
 
 class WithdrawEventBody(StrictBody, frozen=True, kw_only=True):
+    """Why an event is withdrawn, for people."""
+
     reason: Annotated[str, Meta(max_length=1000)] = ""
 
 
 class EventListQuery(StrictBody, frozen=True, kw_only=True):
-    """Those that every given member fits."""
+    """Which events to list: those that match every given filter."""
 
-    all: bool = False
+    all: bool = False  # past events too
     vm: str = ""
     scope: str = ""
-    host: str = ""  # the work is on it, or a VM that it hits is
+    host: str = ""  # events of work on the host, and events of the VMs on it
     rollout: str = ""
     limit: ResultLimit = 1000
 
 
-_SCAN_LIMIT = 20_000  # events, for somebody who may not see all of them
-
-
 async def list_events(context: RequestContext, call: HandlerCall, query: EventListQuery) -> EventsView:
-    """The events under way, or all of them."""
+    """List the live events, or all of them."""
     seq = context.store.last_seq()
     return EventsView(events=ViewBuilder(context).events(_matching_events(context, query)), seq=seq)
 
@@ -47,11 +48,13 @@ def _matching_events(context: RequestContext, query: EventListQuery) -> list[Eve
 
     if vm is not None and scope_id not in (None, vm.scope_id):
         return []
-    within = vm.scope_id if vm is not None else scope_id
-    picky = vm is not None or host is not None
-    looked_through = query.limit if context.can_see_everything() else max(query.limit, _SCAN_LIMIT)
+    is_filtered_later = vm is not None or host is not None
+    scan_limit = query.limit if context.can_see_everything() else max(query.limit, _SCAN_LIMIT)
     events = context.store.events(
-        scope_id=within, request_id=request_id, statuses=statuses, limit=None if picky else looked_through
+        scope_id=vm.scope_id if vm is not None else scope_id,
+        request_id=request_id,
+        statuses=statuses,
+        limit=None if is_filtered_later else scan_limit,
     )
     events = [event for event in events if context.can_see_scope(event.scope_id)]
     if vm is not None:
@@ -62,13 +65,13 @@ def _matching_events(context: RequestContext, query: EventListQuery) -> list[Eve
 
 
 async def show_event(context: RequestContext, call: HandlerCall) -> EventView:
-    """One event, by its id or the beginning of it."""
+    """Show one event, by its id or the start of it."""
     await context.dependencies.flush_observations()
     return ViewBuilder(context).event(context.find_event(call.path_params["id"]))
 
 
 async def approve_event(context: RequestContext, call: HandlerCall) -> EventView:
-    """Say that an event may start."""
+    """Approve an event, so that it may start before its notice ends."""
     event = context.find_event(call.path_params["id"])
     await context.dependencies.flush_observations()
     await context.control.requests.approve(event.id, who=context.caller_name)
@@ -77,7 +80,7 @@ async def approve_event(context: RequestContext, call: HandlerCall) -> EventView
 
 
 async def withdraw_event(context: RequestContext, call: HandlerCall, body: WithdrawEventBody) -> EventView:
-    """Take an event back before it starts."""
+    """Withdraw an event before it starts."""
     event = context.find_event(call.path_params["id"])
     await context.dependencies.flush_observations()
     await context.control.requests.withdraw(event.id, who=context.caller_name, reason=body.reason)

@@ -16,10 +16,10 @@ T = TypeVar("T")
 
 
 async def explain(context: RequestContext, call: HandlerCall) -> Explanation:
-    """The story of a VM, an event, a host, a scope, a rollout or a request."""
+    """Explain what happened to a VM, event, host, scope, rollout or request, and why."""
     thing = call.path_params["thing"]
     await context.dependencies.flush_observations()
-    # What the name may mean, the likeliest first.
+    # A name may match several kinds: the likeliest is tried first.
     if (vm := _find_or_none(context.directory.find_any, thing)) is not None:
         return await explain_vm(context, vm)
     if context.can_see_everything() and (host := _find_or_none(context.find_host, thing)) is not None:
@@ -32,7 +32,7 @@ async def explain(context: RequestContext, call: HandlerCall) -> Explanation:
     rollout = _find_or_none(context.find_rollout, thing) if event is None or not _is_full_id(thing, event) else None
     if event is not None and rollout is not None:
         raise Refused(
-            f"{thing!r} is ambiguous, event {event.id} and rollout {rollout.id} begin with it: give more of the id"
+            f"{thing!r} is ambiguous, event {event.id} and rollout {rollout.id} start with it: give more of the id"
         )
     if event is not None:
         return explain_event(context, event)

@@ -15,35 +15,35 @@ from forewarn.web.views import ClearedFaultsView, FaultsView, FaultView, StormVi
 
 
 async def list_faults(context: RequestContext, call: HandlerCall) -> FaultsView:
-    """The faults and storms that are on, and the kinds that there are."""
+    """List the active faults and storms, and all kinds of faults."""
     return await read_faults(context)
 
 
 async def set_fault(context: RequestContext, call: HandlerCall, body: NewFault) -> FaultView:
-    """Set a fault."""
-    wish = FaultSpec(
+    """Set a fault for a VM, a scope or everything."""
+    spec = FaultSpec(
         kind=parse_fault_kind(body.kind),
         target=_resolve_target(context, body),
         count=body.count,
         for_s=body.for_s,
         parameters=body.parameters,
     )
-    fault = await context.control.faults.set(wish, who=context.caller_name)
+    fault = await context.control.faults.set(spec, who=context.caller_name)
     await context.run_due_work()
     return fault_view(context, fault)
 
 
 async def clear_faults(context: RequestContext, call: HandlerCall, body: ClearFaultsBody) -> ClearedFaultsView:
-    """Clear the faults that every given member fits."""
+    """Clear the faults that match every given field."""
     if not (body.ids or body.kind or body.vm or body.scope or body.all):
-        raise Rejected("nothing says which faults to clear: give their ids, a kind, a VM, a scope, or all")
+        raise Rejected("no faults are named: give their ids, a kind, a VM, a scope, or all")
     kind = parse_fault_kind(body.kind) if body.kind else None
     vm = context.directory.find_any(body.vm) if body.vm else None
     scope_id = context.find_scope(body.scope).id if body.scope else ""
     for name in body.ids:
         _require_active(context, name)
 
-    def chosen(fault: Fault) -> bool:
+    def matches(fault: Fault) -> bool:
         return (
             (not body.ids or fault.id in body.ids)
             and (kind is None or fault.kind is kind)
@@ -53,18 +53,18 @@ async def clear_faults(context: RequestContext, call: HandlerCall, body: ClearFa
 
     only_faults = kind is not None or vm is not None or scope_id
     storms = () if only_faults else (body.ids or tuple(storm.id for storm in context.control.faults.active.storms))
-    return await _clear_matching(context, chosen, storms)
+    return await _clear_matching(context, matches, storms)
 
 
 async def clear_fault(context: RequestContext, call: HandlerCall) -> ClearedFaultsView:
-    """Clear one fault, or end a storm."""
+    """Clear one fault or storm."""
     fault_id = call.path_params["id"]
     _require_active(context, fault_id)
     return await _clear_matching(context, lambda fault: fault.id == fault_id, (fault_id,))
 
 
 async def start_fault_storm(context: RequestContext, call: HandlerCall, body: NewStorm) -> StormView:
-    """Start a storm: a schedule of faults that follows from a seed."""
+    """Start a fault storm: faults at times that follow from a seed."""
     vms = [context.directory.find(name) for name in body.vms]
     reject_duplicates(body.vms, [vm.key for vm in vms])
     storm = await context.control.fault_storms.start(
@@ -75,11 +75,11 @@ async def start_fault_storm(context: RequestContext, call: HandlerCall, body: Ne
 
 
 async def _clear_matching(
-    context: RequestContext, chosen: Callable[[Fault], bool], storms: tuple[str, ...]
+    context: RequestContext, matches: Callable[[Fault], bool], storms: tuple[str, ...]
 ) -> ClearedFaultsView:
     await context.dependencies.flush_observations()
     ended = await context.control.fault_storms.clear(storms, who=context.caller_name)
-    cleared = await context.control.faults.clear(chosen, who=context.caller_name)
+    cleared = await context.control.faults.clear(matches, who=context.caller_name)
     return ClearedFaultsView(
         cleared=tuple(fault_view(context, fault) for fault in cleared),
         storms=tuple(storm_view(context, storm) for storm in ended),
@@ -99,6 +99,6 @@ def _resolve_target(context: RequestContext, body: NewFault) -> FaultTarget:
 
 
 def _require_active(context: RequestContext, name: str) -> None:
-    book = context.control.faults.active
-    if name not in {*(fault.id for fault in book.faults), *(storm.id for storm in book.storms)}:
+    active = context.control.faults.active
+    if name not in {*(fault.id for fault in active.faults), *(storm.id for storm in active.storms)}:
         raise NotFound(f"fault {name!r} is not on", Remedy.LIST_FAULTS)

@@ -19,7 +19,6 @@ from forewarn.errors import Forbidden, Refused, Rejected
 from forewarn.web.context import RequestContext
 from forewarn.web.request_parsing import HandlerCall, NonEmptyText, ResultLimit, StrictBody
 from forewarn.web.view_builder import ViewBuilder, live_events_of_vm, vm_supervisor_view
-from forewarn.web.view_builder import vm_supervisor_view as keeper_view
 from forewarn.web.views import (
     FieldChangeView,
     FleetApplyView,
@@ -34,60 +33,66 @@ from forewarn.web.views import (
 
 
 class FleetFileBody(StrictBody, frozen=True, kw_only=True):
+    """A fleet file in TOML."""
+
     text: str
-    source: NonEmptyText = "fleet.toml"
+    source: NonEmptyText = "fleet.toml"  # its name in messages
 
 
 class ApplyFleetBody(FleetFileBody, frozen=True, kw_only=True):
-    resurrect: bool = False
+    """A fleet file to apply."""
+
+    resurrect: bool = False  # add deleted VMs again
     dry_run: bool = False
 
 
 class FleetListQuery(StrictBody, frozen=True, kw_only=True):
+    """Which part of the fleet to show."""
+
     scope: str = ""
     host: str = ""
     limit: ResultLimit | None = None
 
 
 async def show_fleet(context: RequestContext, call: HandlerCall, query: FleetListQuery) -> FleetView:
-    """The hosts, scopes and VMs that the caller may read."""
+    """Show the hosts, scopes and VMs that the caller may read."""
     await context.dependencies.flush_observations()
     host = context.find_host(query.host) if query.host else None
     scope = context.find_scope(query.scope) if query.scope else None
 
-    everyone = [vm for vm in context.store.vms(host=host.name if host else None) if context.can_see(vm)]
-    vms = [vm for vm in everyone if scope is None or vm.scope_id == scope.id][: query.limit]
+    visible = [vm for vm in context.store.vms(host=host.name if host else None) if context.can_see(vm)]
+    vms = [vm for vm in visible if scope is None or vm.scope_id == scope.id][: query.limit]
     hosts = [host] if host else context.store.hosts()
     if scope is not None or not context.can_see_everything():
-        known = {vm.host for vm in (everyone if scope is None else vms)}
-        hosts = [host for host in hosts if host.name in known]
-    return await ViewBuilder(context).fleet(hosts, vms, everyone)
+        named = {vm.host for vm in (visible if scope is None else vms)}
+        hosts = [host for host in hosts if host.name in named]
+    return await ViewBuilder(context).fleet(hosts, vms, visible)
 
 
 async def show_vm(context: RequestContext, call: HandlerCall) -> VmWithEvents:
-    """One VM, with its pending events."""
+    """Show one VM with its live events."""
     vm = context.directory.find(call.path_params["name"])
     await context.dependencies.flush_observations()
     view_builder = ViewBuilder(context)
     live = live_events_of_vm(context.control.transactions.load(vm.scope_id), vm.name)
-    shown = view_builder.vm(vm)
-    facts = {name: getattr(shown, name) for name in shown.__struct_fields__}
-    keeper = context.dependencies.vm_supervisors().get(vm.key)
-    kept = keeper_view(vm.name, keeper) if keeper is not None else None
-    return VmWithEvents(events=view_builder.events(live), keeper=kept, **facts)
+    view = view_builder.vm(vm)
+    fields = {name: getattr(view, name) for name in view.__struct_fields__}
+    supervisor = context.dependencies.vm_supervisors().get(vm.key)
+    supervisor_view = vm_supervisor_view(vm.name, supervisor) if supervisor is not None else None
+    return VmWithEvents(events=view_builder.events(live), keeper=supervisor_view, **fields)
 
 
 async def check_fleet(context: RequestContext, call: HandlerCall, body: FleetFileBody) -> FleetCheckView:
-    """What applying a fleet file would change."""
+    """Show what applying a fleet file would change."""
     proposal = await asyncio.to_thread(read_fleet_file, body.text, source=body.source)
     async with context.control.reconciler.pass_lock:
         return FleetCheckView(difference=_difference_view(await _compare_with_store(context, proposal)))
 
 
 async def apply_fleet(context: RequestContext, call: HandlerCall, body: ApplyFleetBody) -> FleetApplyView:
-    """Apply a fleet file: all of it, or nothing."""
+    """Apply a fleet file, as a whole or not at all."""
     proposal = await asyncio.to_thread(read_fleet_file, body.text, source=body.source)
-    # Whoever drives moves VMs: what is decided here must not be overtaken by that.
+    # A reconcile pass moves VMs between hosts: none may run between the comparison and the change.
     async with context.control.reconciler.pass_lock:
         difference = await _compare_with_store(context, proposal, resurrect=body.resurrect)
         if not body.dry_run:
@@ -98,14 +103,14 @@ async def apply_fleet(context: RequestContext, call: HandlerCall, body: ApplyFle
 
 
 async def add_vm(context: RequestContext, call: HandlerCall, body: NewVm) -> VmView:
-    """Add a VM."""
+    """Add a VM to the fleet."""
     async with context.control.reconciler.pass_lock:
         proposal = _propose_vm(context, body)
         key = proposal.vms[0].key
         known = context.store.vm(key)
         if known is not None and known.removed_at is None:
             raise Refused(f"VM {known.name!r} exists already in {known.resource_group!r}: give another name or group")
-        # Whoever adds a VM by name means it, also where one of that name was deleted before.
+        # A VM that is added by name is wanted, even if one of that name was deleted before.
         difference = await _compare_with_store(context, proposal, resurrect=True, remove_missing=False)
         if difference.problems:
             raise Refused(f"VM {body.name!r} cannot be added: {_problems_text(difference.problems)}")
@@ -121,8 +126,8 @@ def _propose_vm(context: RequestContext, body: NewVm) -> DeclaredFleet:
 
 
 def _fleet_file_text(body: NewVm, context: RequestContext) -> str:
-    home, subscriptions = context.directory.most_common_group(), context.directory.subscriptions()
-    return fleet_file_for(body, context.store, usual_home=home, subscriptions=subscriptions)
+    group, subscriptions = context.directory.most_common_group(), context.directory.subscriptions()
+    return fleet_file_for(body, context.store, usual_home=group, subscriptions=subscriptions)
 
 
 def _problems_text(problems: Sequence[FleetFileProblem]) -> str:
@@ -130,7 +135,7 @@ def _problems_text(problems: Sequence[FleetFileProblem]) -> str:
 
 
 async def remove_vm(context: RequestContext, call: HandlerCall) -> VmView:
-    """Remove a VM."""
+    """Remove a VM from the fleet."""
     async with context.control.reconciler.pass_lock:
         vm = context.directory.find(call.path_params["name"])
         change = FleetChange(removed=(vm,), text=f"VM {vm.name} removed")
@@ -169,15 +174,14 @@ async def _apply_difference(context: RequestContext, difference: FleetDiff, text
 
 
 def _require_program_right(vms: Sequence[Vm], context: RequestContext) -> None:
-    """What a VM runs, it runs on this machine as the service does: whoever names it could read every secret here."""
+    # A VM's program runs on this machine as the service's user, and could read every secret of the service.
     if context.principal.may(Right.ADMINISTER, ROOT_RESOURCE):
         return
     known = {_program_identity(vm) for vm in context.store.vms()}
-    if fresh := [vm for vm in vms if vm.program and _program_identity(vm) not in known]:
+    if new := [vm for vm in vms if vm.program and _program_identity(vm) not in known]:
         raise Forbidden(
-            f"{context.caller_name} does not have the right to say what runs on the service's machine, as the "
-            "program of VM "
-            f"{fresh[0].name!r} would: leave it out, or let an administrator apply this"
+            f"{context.caller_name} does not have the right to run programs on the service's machine, such as the "
+            f"program of VM {new[0].name!r}: leave it out, or let an administrator apply this"
         )
 
 
@@ -205,25 +209,28 @@ def _difference_view(difference: FleetDiff) -> FleetDifferenceView:
 
 
 def _difference_lines(difference: FleetDiff) -> tuple[str, ...]:
-    """For people; none where there is nothing to tell."""
-    *told, summary = difference.to_lines()
-    return tuple(told) if difference.is_empty and not difference.problems else (*told, summary)
+    """The difference in words; without the summary if nothing changes."""
+    *lines, summary = difference.to_lines()
+    return tuple(lines) if difference.is_empty and not difference.problems else (*lines, summary)
 
 
-def _names_of(things: tuple[Host, ...] | tuple[Vm, ...]) -> tuple[str, ...]:
-    return tuple(thing.name for thing in things)
+def _names_of(objects: tuple[Host, ...] | tuple[Vm, ...]) -> tuple[str, ...]:
+    return tuple(one.name for one in objects)
 
 
 def _change_view(change: HostChange | VmChange) -> ObjectChangeView:
-    fields = tuple(FieldChangeView(field=told.field, old=told.old, new=told.new) for told in change.fields)
+    fields = tuple(FieldChangeView(field=f.field, old=f.old, new=f.new) for f in change.fields)
     return ObjectChangeView(name=change.old.name, fields=fields)
 
 
 async def list_vm_supervisors(context: RequestContext, call: HandlerCall) -> VmSupervisorsView:
-    """The VMs that are made of namespaces, and the programs inside them."""
-    kept = ((context.store.vm(key), keeper) for key, keeper in sorted(context.dependencies.vm_supervisors().items()))
+    """List the running namespace VMs with their supervisors and programs."""
+    supervisors = sorted(context.dependencies.vm_supervisors().items())
+    with_vms = ((context.store.vm(key), supervisor) for key, supervisor in supervisors)
     return VmSupervisorsView(
         keepers=tuple(
-            vm_supervisor_view(vm.name, keeper) for vm, keeper in kept if vm is not None and context.can_see(vm)
+            vm_supervisor_view(vm.name, supervisor)
+            for vm, supervisor in with_vms
+            if vm is not None and context.can_see(vm)
         )
     )

@@ -16,37 +16,38 @@ from forewarn.web.queries import HistoryEntriesQuery, HistoryFilter, history_fil
 from forewarn.web.request_parsing import HandlerCall, StrictBody
 from forewarn.web.views import HistoryEntryView, HistoryPruneView, HistoryView
 
+_MIN_RETENTION_S = 86400  # spec §5.2: past events are kept at least this long
+_SCAN_LIMIT = 20_000  # entries read for one page of a caller who may not see all of them
+
 
 class PruneHistoryBody(StrictBody, frozen=True, kw_only=True):
+    """The minimum age of the entries to delete, in seconds of lab time."""
+
     older_than_s: float
 
 
-_MIN_RETENTION_S = 86400  # spec §5.2: events that are over are kept this long at least
-_SCAN_LIMIT = 20_000  # entries, for a page of somebody who may not see all of them
-
-
 async def list_history(context: RequestContext, call: HandlerCall, query: HistoryEntriesQuery) -> HistoryView:
-    """Entries of the history: the newest ones, or those after a number, waiting for one if asked to."""
+    """List history entries: the newest, or those after a sequence number; `wait_s` waits for a new one."""
     entry_filter = history_filter(context, query)
     page = _read_page(context, query, entry_filter)
     return await _wait_for_page(context, query, entry_filter, page) if query.wait_s and not page.entries else page
 
 
 def _read_page(context: RequestContext, query: HistoryEntriesQuery, entry_filter: HistoryFilter) -> HistoryView:
-    """With `after` the oldest ones since, so that whoever follows misses none; else the newest ones."""
+    """With `after` the oldest entries since then, so that a follower misses none; else the newest."""
     seq = context.store.last_seq()
     if not context.can_see_everything() and not entry_filter.fields:
         return _read_visible_page(context, query, seq)
     if query.after is None:
         return _history_view(read_history(context, entry_filter, limit=query.limit), seq)
-    # Of what not all can be seen no more can have been written than there are numbers since.
-    most = query.limit + 1 if context.can_see_everything() else max(seq - query.after, query.limit)
-    entries = read_history(context, entry_filter, after=query.after, limit=most, newest=False)
+    # The limit must not cut off visible entries behind invisible ones, so it covers all numbers since `after`.
+    limit = query.limit + 1 if context.can_see_everything() else max(seq - query.after, query.limit)
+    entries = read_history(context, entry_filter, after=query.after, limit=limit, newest=False)
     return _limited_view(entries, query.limit, seq)
 
 
 def _read_visible_page(context: RequestContext, query: HistoryEntriesQuery, seq: int) -> HistoryView:
-    """For who may not see all: whatever was looked through counts as read, so that the next page goes on there."""
+    """A page for a caller who may not see all: its `seq` covers the invisible entries that were scanned."""
     if query.after is None:
         newest = context.store.history(limit=_SCAN_LIMIT)
         return _history_view(
@@ -69,9 +70,9 @@ def _history_view(entries: list[HistoryEntry], seq: int) -> HistoryView:
 async def _wait_for_page(
     context: RequestContext, query: HistoryEntriesQuery, entry_filter: HistoryFilter, page: HistoryView
 ) -> HistoryView:
-    """Until there is something to show, the time is over (real time, spec §12), or the service stops.
+    """Waits for a visible entry, for at most `wait_s` of real time (spec §12), or until the service stops.
 
-    What was looked at and is nothing for the caller is not looked at again.
+    It continues after the entries that it has scanned.
     """
     new_entries = asyncio.Event()
 
@@ -79,44 +80,43 @@ async def _wait_for_page(
         if committed.commit.entries:
             new_entries.set()
 
-    stop = context.store.subscribe(on_commit)
-    closing = asyncio.create_task(context.dependencies.shutting_down.wait())
+    unsubscribe = context.store.subscribe(on_commit)
+    shutting_down = asyncio.create_task(context.dependencies.shutting_down.wait())
     try:
         async with asyncio.timeout(query.wait_s):
             while not page.entries and not context.dependencies.shutting_down.is_set():
                 if page.seq < context.store.last_seq():
-                    await asyncio.sleep(0)  # much to look through: others get their turn
+                    await asyncio.sleep(0)  # many entries to scan: let other tasks run
                 else:
                     new_entries.clear()
-                    await _wait_for_first(closing, new_entries)
+                    await _wait_for_first(shutting_down, new_entries)
                 await context.refresh()
                 page = _read_page(context, replace(query, after=page.seq), entry_filter)
     except TimeoutError:
         pass
     finally:
-        stop()
-        closing.cancel()
+        unsubscribe()
+        shutting_down.cancel()
     return page
 
 
-async def _wait_for_first(closing: asyncio.Task[Any], new_entries: asyncio.Event) -> None:
+async def _wait_for_first(shutting_down: asyncio.Task[Any], new_entries: asyncio.Event) -> None:
     waiter = asyncio.create_task(new_entries.wait())
     try:
-        await asyncio.wait({closing, waiter}, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait({shutting_down, waiter}, return_when=asyncio.FIRST_COMPLETED)
     finally:
         waiter.cancel()
 
 
 async def prune_history(context: RequestContext, call: HandlerCall, body: PruneHistoryBody) -> HistoryPruneView:
-    """Remove old entries of the history."""
+    """Delete old history entries."""
     if not body.older_than_s >= _MIN_RETENTION_S:
         raise Rejected(
-            f"history of the last {_MIN_RETENTION_S} s is kept, so what is older than {body.older_than_s:g} s "
-            "cannot be pruned: "
-            f"give {_MIN_RETENTION_S} s or more"
+            f"entries older than {body.older_than_s:g} s cannot be pruned, since the last {_MIN_RETENTION_S} s are "
+            f"kept: give {_MIN_RETENTION_S} s or more"
         )
     pruned = await context.store.prune(context.now() - body.older_than_s)
     await context.record_history(
-        EntryKind.UPKEEP, f"{pruned} entries of the history older than {duration_text(body.older_than_s)} pruned"
+        EntryKind.UPKEEP, f"{pruned} history entries older than {duration_text(body.older_than_s)} pruned"
     )
     return HistoryPruneView(pruned=pruned)

@@ -18,20 +18,24 @@ from forewarn.web.views import HostView, ReceiptView
 
 
 class NewHost(StrictBody, frozen=True, kw_only=True):
+    """A healthy host to add."""
+
     name: NonEmptyText
     location: NonEmptyText
     zone: str = ""
 
 
 class DegradeHostBody(StrictBody, frozen=True, kw_only=True):
+    """In how many seconds the host is predicted to fail."""
+
     in_s: DurationSeconds
     short_notice: bool = False
 
 
 async def add_host(context: RequestContext, call: HandlerCall, body: NewHost) -> HostView:
-    """Add a host."""
-    if fault := plain_name_error(body.name, limit=64):
-        raise Rejected(f"the host name {body.name!r} {fault}: give a plain name such as 'host-0'")
+    """Add a host to the fleet."""
+    if problem := plain_name_error(body.name, limit=64):
+        raise Rejected(f"the host name {body.name!r} {problem}: give a plain name such as 'host-0'")
     host = Host(name=body.name, location=body.location, zone=body.zone)
     async with context.control.reconciler.pass_lock:
         if any(known.name.casefold() == body.name.casefold() for known in context.store.hosts()):
@@ -43,20 +47,20 @@ async def add_host(context: RequestContext, call: HandlerCall, body: NewHost) ->
 
 
 async def remove_host(context: RequestContext, call: HandlerCall) -> HostView:
-    """Remove a host that no VM is on."""
+    """Remove a host without VMs."""
     async with context.control.reconciler.pass_lock:
         host = context.control.requests.host(call.path_params["name"])
-        staying = context.store.vms(host=host.name)
-        if not staying and context.control.placement.vm_count(host.name):
-            raise Refused(f"host {host.name!r} is where a VM is moving to: wait until its event is over")
+        vms = context.store.vms(host=host.name)
+        if not vms and context.control.placement.vm_count(host.name):
+            raise Refused(f"host {host.name!r} is the destination of a VM: wait until its event is over")
         change = FleetChange(removed_hosts=(host.name,), text=f"host {host.name} removed")
         await context.control.fleet.apply_change(change, who=context.caller_name)
     return ViewBuilder(context).host(host, ())
 
 
 async def degrade_host(context: RequestContext, call: HandlerCall, body: DegradeHostBody) -> ReceiptView:
-    """Predict that a host will fail: its VMs are to leave it."""
-    # Two calls about one host would each decide on a health that the other is changing.
+    """Predict that a host will fail, so that its VMs are moved away."""
+    # The lock keeps two requests from changing the health of one host at the same time.
     async with context.control.reconciler.pass_lock:
         receipt = await context.control.requests.degrade_host(
             call.path_params["name"], who=context.caller_name, notice_s=body.in_s, short_notice=body.short_notice
@@ -65,21 +69,21 @@ async def degrade_host(context: RequestContext, call: HandlerCall, body: Degrade
 
 
 async def fail_host(context: RequestContext, call: HandlerCall) -> ReceiptView:
-    """Let a host fail without warning."""
+    """Fail a host without notice."""
     async with context.control.reconciler.pass_lock:
         receipt = await context.control.requests.fail_host(call.path_params["name"], who=context.caller_name)
     return await receipt_view(context, receipt.request)
 
 
 async def repair_host(context: RequestContext, call: HandlerCall) -> HostView:
-    """Make a host healthy again."""
+    """Mark a host as healthy again."""
     async with context.control.reconciler.pass_lock:
         repaired = await context.control.requests.repair_host(call.path_params["name"], who=context.caller_name)
     return ViewBuilder(context).host(repaired)
 
 
 async def preview_degrade_host(context: RequestContext, call: HandlerCall, body: DegradeHostBody) -> Preview:
-    """What would come of predicting that a host will fail."""
+    """Preview the events of predicting that a host will fail."""
     name, who = call.path_params["name"], context.caller_name
 
     async def operation(control: ControlPlane) -> MaintenanceRequest:
@@ -90,7 +94,7 @@ async def preview_degrade_host(context: RequestContext, call: HandlerCall, body:
 
 
 async def preview_fail_host(context: RequestContext, call: HandlerCall) -> Preview:
-    """What would come of letting a host fail."""
+    """Preview the events of failing a host."""
     name, who = call.path_params["name"], context.caller_name
 
     async def operation(control: ControlPlane) -> MaintenanceRequest:
@@ -100,10 +104,10 @@ async def preview_fail_host(context: RequestContext, call: HandlerCall) -> Previ
 
 
 async def _preview_for_host(context: RequestContext, name: str, operation: RequestAction) -> Preview:
-    """Those on it, and those on their way to it."""
+    """Runs the operation on a copy, for the VMs on the host and those moving to it."""
     host = context.control.requests.host(name)
-    bound = map(context.store.vm, context.control.placement.vms_moving_to(host.name))
-    vms = [*context.store.vms(host=host.name), *(vm for vm in bound if vm is not None)]
+    moving = map(context.store.vm, context.control.placement.vms_moving_to(host.name))
+    vms = [*context.store.vms(host=host.name), *(vm for vm in moving if vm is not None)]
     await context.dependencies.flush_observations()
     async with context.dependencies.preview_locks.for_caller(context.principal.id):
         return await dry_run_request(context.control, operation, list({vm.key: vm for vm in vms}.values()))

@@ -28,19 +28,28 @@ _REF_TEMPLATE = "#/components/schemas/{name}"
 _JSON_TYPE = "application/json"
 
 JsonSchema = dict[str, Any]
+_RIGHT_TEXTS: dict[ResourceSelector, str] = {
+    everything: "{right} over everything",
+    listing: "{right} over anything: the response shows what the caller may read",
+    named_vm: "{right} over the VM",
+    named_event: "{right} over each VM of the event",
+    vms_asked_for: "{right} over each VM",
+    signed_in: "none: any authenticated caller may",
+}
 
 
-def openapi_document(lines: Sequence[ApiRoute]) -> JsonSchema:
-    schemas = _SchemaRegistry(lines)
+def openapi_document(routes: Sequence[ApiRoute]) -> JsonSchema:
+    """The OpenAPI 3.1 document of these routes."""
+    schemas = _SchemaRegistry(routes)
     paths: dict[str, JsonSchema] = defaultdict(dict)
-    for route in lines:
+    for route in routes:
         paths[openapi_path(route.path)][route.method.lower()] = _operation(route, schemas)
     return {
         "openapi": "3.1.0",
         "info": {
             "title": "forewarn",
             "version": __version__,
-            "description": "Instants are POSIX seconds in lab time, spans are seconds. Members not named are refused.",
+            "description": "Times are POSIX seconds in lab time, durations are seconds. Unknown fields are rejected.",
         },
         "servers": [{"url": API_PREFIX}],
         "security": [{"bearer": []}],
@@ -48,7 +57,7 @@ def openapi_document(lines: Sequence[ApiRoute]) -> JsonSchema:
         "components": {
             "schemas": schemas.components,
             "responses": {
-                "Refusal": _json_response("Refused, and nothing was changed.", schemas.schema_of(ErrorResponse))
+                "Refusal": _json_response("An error; nothing was changed.", schemas.schema_of(ErrorResponse))
             },
             "securitySchemes": {"bearer": {"type": "http", "scheme": "bearer", "bearerFormat": "JWT"}},
         },
@@ -56,41 +65,33 @@ def openapi_document(lines: Sequence[ApiRoute]) -> JsonSchema:
 
 
 class _SchemaRegistry:
-    def __init__(self, lines: Iterable[ApiRoute]) -> None:
-        signatures = [route.signature for route in lines]
-        found = [
+    """The JSON schemas of all bodies, queries and responses."""
+
+    def __init__(self, routes: Iterable[ApiRoute]) -> None:
+        signatures = [route.signature for route in routes]
+        types = [
             ErrorResponse,
-            *(kind for of in signatures for kind in (of.body, of.query, of.response_type) if kind is not None),
+            *(found for s in signatures for found in (s.body, s.query, s.response_type) if found is not None),
         ]
-        self._kinds = list({str(kind): kind for kind in found}.values())
-        self._schemas, self.components = msgspec.json.schema_components(self._kinds, ref_template=_REF_TEMPLATE)
+        self._types = list({str(one): one for one in types}.values())
+        self._schemas, self.components = msgspec.json.schema_components(self._types, ref_template=_REF_TEMPLATE)
 
-    def schema_of(self, kind: Any) -> JsonSchema:
-        return self._schemas[self._kinds.index(kind)]
+    def schema_of(self, type_: Any) -> JsonSchema:
+        return self._schemas[self._types.index(type_)]
 
-    def properties_of(self, kind: type[msgspec.Struct]) -> dict[str, JsonSchema]:
-        members: dict[str, JsonSchema] = self.components[kind.__name__]["properties"]
-        return members
+    def properties_of(self, type_: type[msgspec.Struct]) -> dict[str, JsonSchema]:
+        properties: dict[str, JsonSchema] = self.components[type_.__name__]["properties"]
+        return properties
 
 
 def openapi_path(path: str) -> str:
-    """A path as OpenAPI writes it: `{name}`, also where a name may hold a slash."""
+    """The path in OpenAPI's syntax: `{name:path}` becomes `{name}`."""
     return _PATH_PARAM.sub(r"{\1}", path)
 
 
 def required_right_text(route: ApiRoute) -> str:
-    """The right, and over what, as people say it."""
+    """The right that a route needs and over what, in words."""
     return _RIGHT_TEXTS[route.resources].format(right=route.right)
-
-
-_RIGHT_TEXTS: dict[ResourceSelector, str] = {
-    everything: "{right} over everything",
-    listing: "{right} over anything: it shows what the caller may read",
-    named_vm: "{right} over the VM",
-    named_event: "{right} over each VM that the event hits",
-    vms_asked_for: "{right} over each VM",
-    signed_in: "none: whoever is signed in may",
-}
 
 
 def _operation(route: ApiRoute, schemas: _SchemaRegistry) -> JsonSchema:
@@ -124,14 +125,14 @@ def _path_parameters(route: ApiRoute) -> list[JsonSchema]:
 def _query_parameters(route: ApiRoute, schemas: _SchemaRegistry) -> list[JsonSchema]:
     if route.signature.query is None:
         return []
-    members = schemas.properties_of(route.signature.query)
-    return [{"name": name, "in": "query", "schema": _without_null(schema)} for name, schema in members.items()]
+    properties = schemas.properties_of(route.signature.query)
+    return [{"name": name, "in": "query", "schema": _without_null(schema)} for name, schema in properties.items()]
 
 
 def _without_null(schema: JsonSchema) -> JsonSchema:
-    """A parameter is left out instead of being null."""
-    *sorts, last = schema.get("anyOf", [{}])
-    return sorts[0] if last == {"type": "null"} and len(sorts) == 1 else schema
+    """The schema without the null type: a query parameter is left out, never null."""
+    *types, last = schema.get("anyOf", [{}])
+    return types[0] if last == {"type": "null"} and len(types) == 1 else schema
 
 
 def _json_response(description: str, schema: JsonSchema) -> JsonSchema:

@@ -15,6 +15,8 @@ from forewarn.web.views import ReplayView
 
 
 class NewReplay(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A recording to replay to the scope of a VM; `map` renames the recorded VMs."""
+
     vm: NonEmptyText
     recording: UploadedRecording
     speed: float = 1.0
@@ -23,11 +25,13 @@ class NewReplay(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
 
 class ReplaysView(msgspec.Struct, frozen=True, kw_only=True):
+    """Replays, running or ended."""
+
     replays: tuple[ReplayView, ...]
 
 
 async def start_replay(context: RequestContext, call: HandlerCall, body: NewReplay) -> ReplayView:
-    """Show a recording to the scope of a VM."""
+    """Replay a recording to the scope of a VM."""
     vm = context.directory.find(body.vm)
     request = await context.control.replays.start(
         vm, body.recording, who=context.caller_name, speed=body.speed, loops=body.loops, names=body.map
@@ -37,16 +41,16 @@ async def start_replay(context: RequestContext, call: HandlerCall, body: NewRepl
 
 
 async def list_replays(context: RequestContext, call: HandlerCall) -> ReplaysView:
-    """The replays under way, and the recent ones."""
+    """List the running replays and recent ones."""
     return ReplaysView(replays=read_replays(context))
 
 
 async def show_replay(context: RequestContext, call: HandlerCall) -> ReplayView:
-    """One replay."""
+    """Show one replay."""
     return replay_view(context, context.control.replays.find(call.path_params["id"]))
 
 
 async def stop_replay(context: RequestContext, call: HandlerCall) -> ReplayView:
-    """End a replay."""
+    """Stop a replay."""
     request = await context.control.replays.stop(call.path_params["id"], who=context.caller_name)
     return replay_view(context, request)

@@ -21,6 +21,8 @@ from forewarn.web.views import EventListView, ReceiptView, RequestStatusView
 
 
 class NewMaintenanceRequest(StrictBody, frozen=True, kw_only=True):
+    """An operation on VMs; `notice_s` is 0 for the minimum notice, `short_notice` allows less than that."""
+
     ask: Literal[
         "restart",
         "redeploy",
@@ -39,11 +41,12 @@ class NewMaintenanceRequest(StrictBody, frozen=True, kw_only=True):
 
 
 def vms_asked_for(context: RequestContext, call: HandlerCall) -> Iterable[str]:
+    """A resource selector: the VMs that the body of a request names. Raises NotFound or Rejected."""
     return [vm_resource_id(context.directory.find(name)) for name in call.parse_body(NewMaintenanceRequest).vms]
 
 
 async def create_request(context: RequestContext, call: HandlerCall, body: NewMaintenanceRequest) -> ReceiptView:
-    """Ask for maintenance of VMs: of all of them, or none."""
+    """Request an operation on VMs: it is accepted for all of them or for none."""
     receipt = await context.control.requests.request_for_vms(
         RequestedOperation(body.ask),
         _named_vms(context, body),
@@ -55,14 +58,13 @@ async def create_request(context: RequestContext, call: HandlerCall, body: NewMa
 
 
 def _named_vms(context: RequestContext, body: NewMaintenanceRequest) -> list[Vm]:
-    """Those that are named, each once."""
     vms = [context.directory.find(name) for name in body.vms]
     reject_duplicates(body.vms, [vm.key for vm in vms])
     return vms
 
 
 async def perform_maintenance(context: RequestContext, call: HandlerCall) -> EventListView:
-    """Take the platform's pending maintenance of a VM now."""
+    """Start the pending platform maintenance of a VM now."""
     vm = context.directory.find(call.path_params["name"])
     receipt = await context.control.requests.perform_maintenance([vm], who=context.caller_name)
     await context.run_due_work()
@@ -70,6 +72,7 @@ async def perform_maintenance(context: RequestContext, call: HandlerCall) -> Eve
 
 
 async def receipt_view(context: RequestContext, request: MaintenanceRequest) -> ReceiptView:
+    """The response to a new request: reconciles what is due, then shows the request and its events."""
     await context.run_due_work()
     events = context.store.events(request_id=request.id)
     return ReceiptView(
@@ -78,12 +81,12 @@ async def receipt_view(context: RequestContext, request: MaintenanceRequest) -> 
 
 
 async def show_request(context: RequestContext, call: HandlerCall) -> RequestStatusView:
-    """How far a request is, and what it waits for."""
+    """Show the state of a request, its events and what they wait for."""
     return request_status(context, context.find_request(call.path_params["id"]))
 
 
 async def preview_request(context: RequestContext, call: HandlerCall, body: NewMaintenanceRequest) -> Preview:
-    """What would come of asking for maintenance of VMs: which events, and when."""
+    """Preview a request: its events and their times."""
     vms = _named_vms(context, body)
     who = context.caller_name
 

@@ -17,6 +17,8 @@ from forewarn.web.views import RolloutsView, RolloutView, RolloutWithEvents
 
 
 class NewRollout(StrictBody, frozen=True, kw_only=True):
+    """A rollout over hosts or one scope; it stops after `max_failures` failed VMs (0: never)."""
+
     impact: RolloutImpact
     hosts: tuple[NonEmptyText, ...] = ()
     scope: str = ""
@@ -35,7 +37,6 @@ async def start_rollout(context: RequestContext, call: HandlerCall, body: NewRol
 
 
 def _build_rollout(context: RequestContext, body: NewRollout) -> Rollout:
-    """With its hosts and its scope by their own names."""
     hosts = tuple(context.control.requests.host(name).name for name in body.hosts)
     reject_duplicates(body.hosts, list(hosts))
     scope_id = context.find_scope(body.scope).id if body.scope else ""
@@ -43,29 +44,29 @@ def _build_rollout(context: RequestContext, body: NewRollout) -> Rollout:
 
 
 async def list_rollouts(context: RequestContext, call: HandlerCall) -> RolloutsView:
-    """The rollouts under way, and the recent ones."""
+    """List the open rollouts and recent ones."""
     return RolloutsView(rollouts=read_rollouts(context))
 
 
 async def show_rollout(context: RequestContext, call: HandlerCall) -> RolloutWithEvents:
-    """One rollout, with its events."""
+    """Show one rollout with its events."""
     request = context.find_rollout(call.path_params["id"])
     events = ViewBuilder(context).events(context.store.events(request_id=request.id))
     return RolloutWithEvents(events=events, **rollout_fields(context, request.id))
 
 
 async def pause_rollout(context: RequestContext, call: HandlerCall) -> RolloutView:
-    """Pause a rollout: it publishes nothing until it is resumed."""
+    """Pause a rollout: it announces no events until it is resumed."""
     return await _set_progress(context, call, RolloutState.PAUSED)
 
 
 async def resume_rollout(context: RequestContext, call: HandlerCall) -> RolloutView:
-    """Go on with a rollout that is paused."""
+    """Resume a paused rollout."""
     return await _set_progress(context, call, RolloutState.RUNNING)
 
 
 async def abort_rollout(context: RequestContext, call: HandlerCall) -> RolloutView:
-    """End a rollout; what has not started is withdrawn."""
+    """Abort a rollout and withdraw its events that have not started."""
     return await _set_progress(context, call, RolloutState.ABORTED)
 
 
@@ -77,7 +78,7 @@ async def _set_progress(context: RequestContext, call: HandlerCall, progress: Ro
 
 
 async def preview_rollout(context: RequestContext, call: HandlerCall, body: NewRollout) -> Preview:
-    """What would come of a rollout: which events in which order, and when, if nobody approves."""
+    """Preview a rollout: its events in order and their times if no VM approves."""
     rollout = _build_rollout(context, body)
     await context.dependencies.flush_observations()
     async with context.dependencies.preview_locks.for_caller(context.principal.id):

@@ -41,7 +41,7 @@ ADMINISTER = Right.ADMINISTER
 
 
 async def show_openapi(context: RequestContext, call: HandlerCall) -> dict[str, Any]:
-    """This API, described in OpenAPI 3.1."""
+    """Describe this API in OpenAPI 3.1."""
     return _cached_openapi()
 
 

@@ -11,40 +11,36 @@ from forewarn.web.context import RequestContext
 from forewarn.web.request_parsing import AdvanceClockBody, ClockSpeedBody, HandlerCall, NonEmptyText, StrictBody
 from forewarn.web.views import BackupView, ClockView, HealthCheckView, HealthReportView
 
+# The other keys describe the machine and the VMs of all owners.
+_PUBLIC_INFO_KEYS = ("version", "now", "lab", "speed", "enablement")
+
 
 class BackupBody(StrictBody, frozen=True, kw_only=True):
+    """The absolute path of the backup file on the service's machine."""
+
     path: NonEmptyText
 
 
-_PUBLIC_INFO_KEYS = (
-    "version",
-    "now",
-    "lab",
-    "speed",
-    "enablement",
-)  # the rest tells of the machine, and of everybody's VMs
-
-
 async def show_service(context: RequestContext, call: HandlerCall) -> dict[str, Any]:
-    """What the service is, and where it listens."""
+    """Show the service: its version, clock, addresses and settings."""
     info = context.dependencies.service_info()
     return info if context.can_see_everything() else {name: info[name] for name in _PUBLIC_INFO_KEYS if name in info}
 
 
 async def show_clock(context: RequestContext, call: HandlerCall) -> ClockView:
-    """The time that documents and the history show."""
+    """Show lab time and its speed."""
     return _clock_view(context)
 
 
 async def advance_clock(context: RequestContext, call: HandlerCall, body: AdvanceClockBody) -> ClockView:
-    """Advance a lab's clock."""
+    """Advance the clock of a lab."""
     await context.dependencies.flush_observations()
     await context.control.lab_clock.advance(body.by_s, who=context.caller_name)
     return _clock_view(context)
 
 
 async def set_clock_speed(context: RequestContext, call: HandlerCall, body: ClockSpeedBody) -> ClockView:
-    """Let a lab's clock run faster, slower, or stand."""
+    """Set the speed of a lab's clock; 0 stops it."""
     await context.control.lab_clock.set_speed(body.speed, who=context.caller_name)
     return _clock_view(context)
 
@@ -55,14 +51,16 @@ def _clock_view(context: RequestContext) -> ClockView:
 
 
 async def create_backup(context: RequestContext, call: HandlerCall, body: BackupBody) -> BackupView:
-    """Copy the database to a file on the service's machine."""
+    """Write a backup of the database to a new file on the service's machine."""
     path = Path(body.path)
     if not path.is_absolute() or "\0" in str(path):
-        raise Rejected(f"the backup {str(path)!r} is no absolute path: give one that begins with /, without odd signs")
+        raise Rejected(
+            f"the backup {str(path)!r} is not an absolute path: give one that starts with /, without NUL characters"
+        )
     try:
         _require_new_path(path)
     except OSError as error:
-        raise Rejected(f"the backup {str(path)!r} cannot be made: {error.strerror}; give another path") from error
+        raise Rejected(f"the backup {str(path)!r} cannot be written: {error.strerror}; give another path") from error
     await context.store.back_up(path)
     await context.record_history(EntryKind.UPKEEP, f"store copied to {str(path)!r}")
     return BackupView(path=str(path), bytes=path.stat().st_size)
@@ -70,14 +68,14 @@ async def create_backup(context: RequestContext, call: HandlerCall, body: Backup
 
 def _require_new_path(path: Path) -> None:
     if path.exists():
-        raise Refused(f"the backup {str(path)!r} exists already and is not overwritten: give another name")
+        raise Refused(f"the backup {str(path)!r} exists already and is not overwritten: give another path")
     if not path.parent.is_dir():
-        raise Rejected(f"there is no directory {str(path.parent)!r} for the backup: make it, or give another path")
+        raise Rejected(f"directory {str(path.parent)!r} of the backup does not exist: create it, or give another path")
 
 
 async def run_health_checks(context: RequestContext, call: HandlerCall) -> HealthReportView:
-    """Check whether the service has what it needs."""
-    found = await context.dependencies.run_health_checks()
+    """Run the health checks of the service."""
+    results = await context.dependencies.run_health_checks()
     return HealthReportView(
-        checks=tuple(HealthCheckView(name=c.name, ok=c.ok, text=c.text, remedy=c.remedy) for c in found)
+        checks=tuple(HealthCheckView(name=r.name, ok=r.ok, text=r.text, remedy=r.remedy) for r in results)
     )

@@ -18,74 +18,84 @@ from forewarn.web.views import BaseView
 
 
 class NewWebhook(StrictBody, frozen=True, kw_only=True):
+    """A webhook to add: its receiver, and the events it is sent."""
+
     url: NonEmptyText
     schema: WebhookSchema = WebhookSchema.EVENT_GRID
     over: NonEmptyText = ROOT_RESOURCE  # a resource id, or the name of a VM, a set or a cloud service
-    happenings: Annotated[tuple[EventGridStatus, ...], Meta(max_length=20)] = ()  # none: all
-    opted_in_only: bool = False  # only VMs whose policy publishes outside
-    secret: Annotated[str, Meta(max_length=500)] = ""  # "": one is made
-    from_start: bool = False  # told the history from its beginning, not from now on
-    validate: bool = False  # added only if the receiver agrees
+    happenings: Annotated[tuple[EventGridStatus, ...], Meta(max_length=20)] = ()  # empty: all
+    opted_in_only: bool = False  # only events of VMs whose policy publishes outside
+    secret: Annotated[str, Meta(max_length=500)] = ""  # empty: one is generated
+    from_start: bool = False  # send the history from its beginning, not from now on
+    validate: bool = False  # add it only if the receiver validates
 
 
 class WebhookView(BaseView, frozen=True, kw_only=True):
+    """A webhook and the state of its delivery since the service started; durations are in real time."""
+
     id: str
-    url: str  # without its query, which may hold a password
+    url: str  # without its query, which may contain a password
     schema: WebhookSchema
     over: str
     happenings: tuple[EventGridStatus, ...]
     opted_in_only: bool
     by: str
     at: float
-    told_ago_s: float | None  # in real time, as all spans here; None: not since the service was started
+    told_ago_s: float | None  # since the last success; None if there was none
     failures: int  # in a row
-    error: str  # of the last one
+    error: str  # of the last failure
     next_try_in_s: float | None
     pending: int
-    pending_at_least: bool  # there may be more
+    pending_at_least: bool  # more messages may be pending
 
 
 class WebhookWithSecretView(WebhookView, frozen=True, kw_only=True):
-    secret: str  # shown this once
+    """A webhook with its secret, which is shown only once."""
+
+    secret: str
 
 
 class WebhooksView(BaseView, frozen=True, kw_only=True):
+    """All webhooks."""
+
     webhooks: tuple[WebhookView, ...]
 
 
 class WebhookTestView(BaseView, frozen=True, kw_only=True):
+    """The receiver's response to a test message."""
+
     id: str
     ok: bool
-    status: int | None  # None: there was no answer
+    status: int | None  # None if there was no response
     text: str
 
 
 async def list_webhooks(context: RequestContext, call: HandlerCall) -> WebhooksView:
-    """Every webhook, and how telling it goes."""
+    """List the webhooks and the state of their delivery."""
     return WebhooksView(
         webhooks=tuple(WebhookView(**_webhook_fields(context, webhook)) for webhook in context.store.webhooks())
     )
 
 
 async def add_webhook(context: RequestContext, call: HandlerCall, body: NewWebhook) -> WebhookWithSecretView:
-    """Add a webhook, and show its secret: now or never."""
-    wanted = WebhookSpec(**{**msgspec.structs.asdict(body), "over": _resolve_resource(context, body.over)})
-    webhook = await context.control.webhooks.add(wanted, who=context.caller_name)
+    """Add a webhook; its secret is in this response only."""
+    spec = WebhookSpec(**{**msgspec.structs.asdict(body), "over": _resolve_resource(context, body.over)})
+    webhook = await context.control.webhooks.add(spec, who=context.caller_name)
     return WebhookWithSecretView(secret=webhook.secret, **_webhook_fields(context, webhook))
 
 
 async def remove_webhook(context: RequestContext, call: HandlerCall) -> WebhookView:
-    """Remove a webhook: it is told nothing more."""
+    """Remove a webhook."""
     view = WebhookView(**_webhook_fields(context, context.control.webhooks.find(call.path_params["id"])))
     await context.control.webhooks.remove(view.id, who=context.caller_name)
     return view
 
 
 async def test_webhook(context: RequestContext, call: HandlerCall) -> WebhookTestView:
-    """Send a webhook one test message, and show what came of it."""
+    """Send a test message to a webhook's receiver, and show its response."""
     webhook = context.control.webhooks.find(call.path_params["id"])
-    verdict = await context.control.webhook_delivery.verification.send_test(webhook)
-    return WebhookTestView(id=webhook.id, ok=verdict.ok, status=verdict.status, text=verdict.text)
+    result = await context.control.webhook_delivery.verification.send_test(webhook)
+    return WebhookTestView(id=webhook.id, ok=result.ok, status=result.status, text=result.text)
 
 
 def _resolve_resource(context: RequestContext, text: str) -> str:
@@ -101,11 +111,9 @@ def _resolve_resource(context: RequestContext, text: str) -> str:
 
 
 def _webhook_fields(context: RequestContext, webhook: WebhookSubscription) -> dict[str, Any]:
-    report, now = (
-        context.control.webhook_delivery.delivery_report(webhook),
-        context.control.webhook_delivery.real_time(),
-    )
-    told_at, next_at = report.last_success_at, report.next_try_at
+    dispatcher = context.control.webhook_delivery
+    report, now = dispatcher.delivery_report(webhook), dispatcher.real_time()
+    last_at, next_at = report.last_success_at, report.next_try_at
     return {
         "id": webhook.id,
         "url": _url_without_query(webhook.url),
@@ -115,7 +123,7 @@ def _webhook_fields(context: RequestContext, webhook: WebhookSubscription) -> di
         "opted_in_only": webhook.opted_in_only,
         "by": webhook.by,
         "at": webhook.at,
-        "told_ago_s": None if told_at is None else max(0.0, now - told_at),
+        "told_ago_s": None if last_at is None else max(0.0, now - last_at),
         "failures": report.failures,
         "error": report.error,
         "next_try_in_s": None if next_at is None else max(0.0, next_at - now),

@@ -1,5 +1,5 @@
 """The Azure Resource Manager facade: its maintenance routes, so that Azure's clients work unchanged.
 
-Azure's spelling and error codes live only here. It may import web and what is below it, never api or portal, and
-adds no second way to do what control does. Start with `routes`, then `routing`.
+Only this package knows Azure's spelling and error codes. It may import web and what is below it, never api or portal;
+every change goes through control. Start with `routes`, then `routing`.
 """

@@ -1,11 +1,21 @@
-"""User operations (restart, redeploy, ...): each creates a request and returns an operation to poll."""
+"""User operations (restart, redeploy, …): each creates a request and returns an operation to poll."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
 from forewarn.arm.operations import operation_headers
-from forewarn.arm.routing import ArmAuthorizer, ArmCall, ArmHandler, ArmResponse, ArmRoute, require_on_resource
+from forewarn.arm.routing import (
+    INSTANCE_PATH,
+    SCALE_SET_PATH,
+    VM_PATH,
+    ArmAuthorizer,
+    ArmCall,
+    ArmHandler,
+    ArmResponse,
+    ArmRoute,
+    require_on_resource,
+)
 from forewarn.arm.targets import (
     ArmEmptyBody,
     InstanceIdsBody,
@@ -28,11 +38,6 @@ from forewarn.core.request import RequestedOperation
 from forewarn.errors import Rejected
 from forewarn.web.context import RequestContext
 
-_COMPUTE_PATH = "/subscriptions/{subscription}/resourceGroups/{group}/providers/Microsoft.Compute"
-VM_PATH = f"{_COMPUTE_PATH}/virtualMachines/{{vm}}"
-SCALE_SET_PATH = f"{_COMPUTE_PATH}/virtualMachineScaleSets/{{set}}"
-INSTANCE_PATH = f"{SCALE_SET_PATH}/virtualMachines/{{instance}}"
-
 _COMMON_ACTIONS = {
     "restart": RequestedOperation.RESTART,
     "redeploy": RequestedOperation.REDEPLOY,
@@ -49,42 +54,43 @@ _SCALE_SET_ACTIONS = {
     "reimageall": RequestedOperation.REIMAGE,
 }
 _INSTANCE_ACTIONS = {**_COMMON_ACTIONS, "reimageall": RequestedOperation.REIMAGE}
-VmFinder = Callable[[RequestContext, ArmCall], Vm]
+VmFinder = Callable[[RequestContext, ArmCall], Vm]  # raises ResourceAbsent
 
 
-def _request_handler(ask: RequestedOperation, find: VmFinder) -> ArmHandler:
+def _request_handler(operation: RequestedOperation, find: VmFinder) -> ArmHandler:
     async def handler(context: RequestContext, call: ArmCall) -> ArmResponse:
-        parse_arm_body(call, ReimageBody if ask is RequestedOperation.REIMAGE else ArmEmptyBody)
+        parse_arm_body(call, ReimageBody if operation is RequestedOperation.REIMAGE else ArmEmptyBody)
         _reject_hibernate(call)
-        return await _accept_request(context, call, ask, [find(context, call)])
+        return await _accept_request(context, call, operation, [find(context, call)])
 
     return handler
 
 
 def _set_request_handler(
-    ask: RequestedOperation, shape: type[InstanceIdsBody] | type[ReimageInstancesBody] | type[RequiredInstanceIdsBody]
+    operation: RequestedOperation,
+    body_type: type[InstanceIdsBody] | type[ReimageInstancesBody] | type[RequiredInstanceIdsBody],
 ) -> ArmHandler:
-    """Without ids it is meant for the instances that it suits: a start for those that do not run."""
+    """Without ids the operation is for all eligible instances: a start for those that do not run."""
 
     async def handler(context: RequestContext, call: ArmCall) -> ArmResponse:
-        ids = parse_arm_body(call, shape).ids
+        ids = parse_arm_body(call, body_type).ids
         _reject_hibernate(call)
         if ids is None or selects_all_instances(ids):
-            return await _accept_request(context, call, ask, _eligible_vms(ask, all_instances(context, call)))
-        return await _accept_request(context, call, ask, find_instances(context, call, ids))
+            vms = _eligible_vms(operation, all_instances(context, call))
+            return await _accept_request(context, call, operation, vms)
+        return await _accept_request(context, call, operation, find_instances(context, call, ids))
 
     return handler
 
 
-def _eligible_vms(ask: RequestedOperation, vms: list[Vm]) -> list[Vm]:
-    """With none left all of them, so that the refusal says why."""
-    cause = OPERATION_CAUSES.get(ask)
-    fitting = [vm for vm in vms if cause is None or is_applicable(vm, cause)]
-    return fitting or vms
+def _eligible_vms(operation: RequestedOperation, vms: list[Vm]) -> list[Vm]:
+    """The VMs that the operation applies to; if there are none, all of them, so that the error says why."""
+    cause = OPERATION_CAUSES.get(operation)
+    return [vm for vm in vms if cause is None or is_applicable(vm, cause)] or vms
 
 
 def _delete_handler(find: Callable[[RequestContext, ArmCall], list[Vm]]) -> ArmHandler:
-    """Where nothing is left to delete it is done, so that a retry after a lost answer is harmless."""
+    """Deleting what does not exist succeeds, so that a retry after a lost response is harmless."""
 
     async def handler(context: RequestContext, call: ArmCall) -> ArmResponse:
         parse_arm_body(call, ArmEmptyBody)
@@ -98,7 +104,7 @@ def _delete_handler(find: Callable[[RequestContext, ArmCall], list[Vm]]) -> ArmH
 
 
 def _evict_handler(find: VmFinder) -> ArmHandler:
-    """Answered at once: Azure gives no operation to follow."""
+    """Returns 204 at once: Azure has no operation to poll for an eviction."""
 
     async def handler(context: RequestContext, call: ArmCall) -> ArmResponse:
         parse_arm_body(call, ArmEmptyBody)
@@ -112,20 +118,20 @@ def _evict_handler(find: VmFinder) -> ArmHandler:
 
 
 async def _accept_request(
-    context: RequestContext, call: ArmCall, ask: RequestedOperation, vms: list[Vm]
+    context: RequestContext, call: ArmCall, operation: RequestedOperation, vms: list[Vm]
 ) -> ArmResponse:
     requests = context.control.requests
-    if ask is RequestedOperation.PERFORM_MAINTENANCE:
+    if operation is RequestedOperation.PERFORM_MAINTENANCE:
         receipt = await requests.perform_maintenance(vms, who=context.caller_name)
     else:
-        receipt = await requests.request_for_vms(ask, vms, who=context.caller_name)
+        receipt = await requests.request_for_vms(operation, vms, who=context.caller_name)
     await context.run_due_work()
     return ArmResponse(status=202, headers=operation_headers(call, vms[0], receipt.request))
 
 
 def _reject_hibernate(call: ArmCall) -> None:
     if call.query.get("hibernate", "").casefold() == "true":
-        raise Rejected("hibernate=true cannot be: no memory is kept of a VM that is deallocated; leave hibernate out")
+        raise Rejected("hibernate=true is not supported, since a deallocated VM keeps no memory: leave hibernate out")
 
 
 def _as_list(find: VmFinder) -> Callable[[RequestContext, ArmCall], list[Vm]]:
@@ -133,33 +139,34 @@ def _as_list(find: VmFinder) -> Callable[[RequestContext, ArmCall], list[Vm]]:
 
 
 def _operate_route(
-    method: str, path: str, handler: ArmHandler, summary: str, over: ArmAuthorizer = require_on_resource
+    method: str, path: str, handler: ArmHandler, summary: str, authorize: ArmAuthorizer = require_on_resource
 ) -> ArmRoute:
-    return ArmRoute(method, path, handler, right=Right.OPERATE, authorize=over, summary=summary)
+    return ArmRoute(method, path, handler, right=Right.OPERATE, authorize=authorize, summary=summary)
 
 
 def _action_routes(
     path: str,
-    table: dict[str, RequestedOperation],
-    handler: Callable[[RequestedOperation], ArmHandler],
-    over: ArmAuthorizer = require_on_resource,
+    actions: dict[str, RequestedOperation],
+    make_handler: Callable[[RequestedOperation], ArmHandler],
+    authorize: ArmAuthorizer = require_on_resource,
 ) -> list[ArmRoute]:
     return [
-        _operate_route("POST", f"{path}/{name}", handler(ask), f"asks for {ask}", over) for name, ask in table.items()
+        _operate_route("POST", f"{path}/{name}", make_handler(operation), f"requests {operation}", authorize)
+        for name, operation in actions.items()
     ]
 
 
-_DELETE_SUMMARY = "asks for delete; what has a terminate notification gets it, also with forceDeletion"
+_DELETE_SUMMARY = "requests delete; VMs with a terminate notification get it, also with forceDeletion"
 
 ROUTES: tuple[ArmRoute, ...] = (
-    *_action_routes(VM_PATH, _VM_ACTIONS, lambda ask: _request_handler(ask, find_vm)),
+    *_action_routes(VM_PATH, _VM_ACTIONS, lambda operation: _request_handler(operation, find_vm)),
     _operate_route("POST", f"{VM_PATH}/simulateEviction", _evict_handler(find_vm), "evicts a Spot VM"),
     _operate_route("DELETE", VM_PATH, _delete_handler(_as_list(find_vm)), _DELETE_SUMMARY),
     *_action_routes(
         SCALE_SET_PATH,
         _SCALE_SET_ACTIONS,
-        lambda ask: _set_request_handler(
-            ask, ReimageInstancesBody if ask is RequestedOperation.REIMAGE else InstanceIdsBody
+        lambda operation: _set_request_handler(
+            operation, ReimageInstancesBody if operation is RequestedOperation.REIMAGE else InstanceIdsBody
         ),
         authorize_instances,
     ),
@@ -171,7 +178,7 @@ ROUTES: tuple[ArmRoute, ...] = (
         authorize_instances,
     ),
     _operate_route("DELETE", SCALE_SET_PATH, _delete_handler(all_instances), _DELETE_SUMMARY),
-    *_action_routes(INSTANCE_PATH, _INSTANCE_ACTIONS, lambda ask: _request_handler(ask, find_instance)),
+    *_action_routes(INSTANCE_PATH, _INSTANCE_ACTIONS, lambda operation: _request_handler(operation, find_instance)),
     _operate_route(
         "POST", f"{INSTANCE_PATH}/simulateEviction", _evict_handler(find_instance), "evicts a Spot instance"
     ),

@@ -1,6 +1,6 @@
 """The api-versions that Azure has published per provider, checked only with `strict_api_versions`.
 
-Otherwise every version is accepted. In strict mode, a member is refused in versions older than it.
+Otherwise every version is accepted. In strict mode a member is rejected in versions that are older than it.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from typing import Any
 from forewarn.arm.errors import ArmError
 from forewarn.arm.update_body import MISSING, MemberPath, is_empty_value
 
-# Newest first. Those that clients of 2019 and later were seen to send or have been published for them.
+# Newest first: versions that Azure published since 2015 and clients of 2019 and later send.
 _COMPUTE_VERSIONS = (
     "2026-04-01", "2026-03-01", "2025-11-01", "2025-04-01", "2024-11-01", "2024-07-01", "2024-03-01", "2023-09-01",
     "2023-07-01", "2023-03-01", "2022-11-01", "2022-08-01", "2022-03-01", "2021-11-01", "2021-07-01", "2021-04-01",
@@ -32,25 +32,26 @@ _MEMBER_SINCE = {
 
 
 def require_known_version(version: str, path: str) -> None:
+    """Raises ArmError unless Azure published this api-version for the provider of the path."""
     provider = path.casefold().rpartition("/providers/")[2].partition("/")[0]
     known = _VERSIONS_BY_PROVIDER.get(provider, _RESOURCES_VERSIONS)
-    some = (
+    examples = (
         f"{', '.join(known[:_LISTED_IN_ERRORS])} or one of {len(known) - _LISTED_IN_ERRORS} before"
         if len(known) > _LISTED_IN_ERRORS
         else ", ".join(known)
     )
     if not version:
-        message = f"the query has no api-version, and this service wants one: give {some}"
+        message = f"the query has no api-version, and this service requires one: give {examples}"
         raise ArmError(400, "MissingApiVersionParameter", message)
     if version.casefold() not in known:
-        message = f"api-version {version[:40]!r} is not known for {path[:200]!r}: give {some}"
+        message = f"api-version {version[:40]!r} is not known for {path[:200]!r}: give {examples}"
         raise ArmError(400, "InvalidApiVersionParameter", message)
 
 
 def require_member_supported(version: str, path: MemberPath, sent: Any) -> None:
-    """Refuses a member in a version that has none such, as Azure does."""
+    """Raises ArmError, as Azure does, for a non-empty member in an api-version that is older than it."""
     since, owner = _MEMBER_SINCE[path[-1]]
     if sent is MISSING or is_empty_value(sent) or version >= since:
         return
-    message = f"Could not find member '{path[-1]}' on object of type '{owner}': it is there from api-version {since} on"
+    message = f"Could not find member '{path[-1]}' on object of type '{owner}': it exists since api-version {since}"
     raise ArmError(400, "BadRequest", message, target=".".join(path))

@@ -7,29 +7,36 @@ from typing import Annotated
 
 import msgspec
 
-from forewarn.arm.actions import SCALE_SET_PATH, VM_PATH
-from forewarn.arm.routing import ArmCall, ArmHandler, ArmResponse, ArmRoute
+from forewarn.arm.routing import (
+    AVAILABILITY_SET_PATH,
+    SCALE_SET_PATH,
+    VM_PATH,
+    ArmCall,
+    ArmHandler,
+    ArmResponse,
+    ArmRoute,
+)
 from forewarn.arm.targets import ArmEmptyBody, all_instances, find_vm, parse_arm_body
 from forewarn.core.access import Right
 from forewarn.core.event import Event, EventState
 from forewarn.errors import NotFound, Refused
 from forewarn.web.context import RequestContext
 
-_COMPUTE_PATH = VM_PATH.removesuffix("/virtualMachines/{vm}")
-_AVAILABILITY_SET_PATH = f"{_COMPUTE_PATH}/availabilitySets/{{set}}"
 _EVENTS_SEGMENT = "providers/Microsoft.Maintenance/scheduledevents"
 _APPROVED_BODY = {"value": "Successfully Approved"}
 
-ScopePredicate = Callable[[str], bool]  # whether a scope is one whose events may be approved here
-ScopeFinder = Callable[[RequestContext, ArmCall], ScopePredicate]
+ScopePredicate = Callable[[str], bool]  # whether the called resource may approve events of the scope with this id
+ScopeFinder = Callable[[RequestContext, ArmCall], ScopePredicate]  # raises NotFound
 
 
 class EventIdsBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The ids of the events to approve."""
+
     value: Annotated[tuple[str, ...], msgspec.Meta(min_length=1)]
 
 
 def _scope_of_vm(context: RequestContext, call: ArmCall) -> ScopePredicate:
-    """Every member of a scope may approve its events (spec §5.3)."""
+    """Any VM of a scope may approve its events (spec §5.3)."""
     own = find_vm(context, call).scope_id
     return lambda scope_id: scope_id == own
 
@@ -67,12 +74,12 @@ def _approve_many_handler(find: ScopeFinder) -> ArmHandler:
 
 
 async def _approve(context: RequestContext, is_own_scope: ScopePredicate, ids: tuple[str, ...]) -> ArmResponse:
-    """All of them, or none."""
+    """Approves all of these events or none; those that were approved before count as approved."""
     await context.dependencies.flush_observations()
-    events = {event.id: event for event in (_find_event(context, is_own_scope, one) for one in ids)}
-    fresh = [event for event in events.values() if event.status is EventState.SCHEDULED and event.approved_at is None]
-    if fresh:
-        await context.control.requests.approve_all(fresh, who=context.caller_name)
+    events = {event.id: event for event in (_find_event(context, is_own_scope, event_id) for event_id in ids)}
+    pending = [event for event in events.values() if event.status is EventState.SCHEDULED and event.approved_at is None]
+    if pending:
+        await context.control.requests.approve_all(pending, who=context.caller_name)
     await context.run_due_work()
     return ArmResponse(body=_APPROVED_BODY)
 
@@ -80,18 +87,18 @@ async def _approve(context: RequestContext, is_own_scope: ScopePredicate, ids: t
 def _find_event(context: RequestContext, is_own_scope: ScopePredicate, name: str) -> Event:
     event = context.store.event(name.strip().upper()) if name.isascii() else None
     if event is None or not event.listed or not is_own_scope(event.scope_id):
-        raise NotFound(f"event {name!r} is none of this resource: its VMs are told the ids of theirs")
+        raise NotFound(f"event {name!r} is not an event of this resource: its VMs read their event ids")
     if not event.is_live and event.approved_at is None:
         raise Refused(f"event {event.id} is over ({event.ending}): there is nothing to approve")
-    return event  # one that was approved before counts as approved, so that a retry is harmless (spec §5.2)
+    return event  # also one that was approved before, so that a retry is harmless (spec §5.2)
 
 
 def _approval_routes(path: str, find: ScopeFinder) -> tuple[ArmRoute, ArmRoute]:
-    one, several = f"{path}/{_EVENTS_SEGMENT}/{{event}}/acknowledge", f"{path}/{_EVENTS_SEGMENT}"
+    one_path, many_path = f"{path}/{_EVENTS_SEGMENT}/{{event}}/acknowledge", f"{path}/{_EVENTS_SEGMENT}"
     return (
-        ArmRoute("POST", one, _approve_one_handler(find), right=Right.APPROVE, summary="approves an event"),
+        ArmRoute("POST", one_path, _approve_one_handler(find), right=Right.APPROVE, summary="approves an event"),
         ArmRoute(
-            "POST", several, _approve_many_handler(find), right=Right.APPROVE, summary="approves events, all or none"
+            "POST", many_path, _approve_many_handler(find), right=Right.APPROVE, summary="approves events, all or none"
         ),
     )
 
@@ -99,5 +106,5 @@ def _approval_routes(path: str, find: ScopeFinder) -> tuple[ArmRoute, ArmRoute]:
 ROUTES: tuple[ArmRoute, ...] = (
     *_approval_routes(VM_PATH, _scope_of_vm),
     *_approval_routes(SCALE_SET_PATH, _scopes_of_scale_set),
-    *_approval_routes(_AVAILABILITY_SET_PATH, _scope_of_availability_set),
+    *_approval_routes(AVAILABILITY_SET_PATH, _scope_of_availability_set),
 )

@@ -15,40 +15,47 @@ from forewarn.auth.tokens import MANAGEMENT_AUDIENCES
 from forewarn.errors import Refused
 from forewarn.web.dependencies import Dependencies
 
-_TENANT_SUFFIX = re.compile(r"/[^/]+/v2\.0/?$")  # clients add it themselves to where they sign in
+_TENANT_SUFFIX = re.compile(r"/[^/]+/v2\.0/?$")  # clients add it to the login endpoint themselves
 
 
 def require_sign_in(dependencies: Dependencies) -> TokenService:
+    """The token service. Raises Refused if this service has none."""
     if dependencies.sign_in is None:
-        raise Refused("nobody can sign in to this service: give it an address with the setting 'console'")
+        raise Refused("this service has no sign-in: give it an address with the setting 'console'")
     return dependencies.sign_in
 
 
 async def show_endpoints(dependencies: Dependencies, call: ArmCall) -> ArmResponse:
+    """The metadata of this cloud: its addresses and how to sign in."""
     return ArmResponse(body=_cloud_metadata(require_sign_in(dependencies), call.base_url))
 
 
 async def list_endpoints(dependencies: Dependencies, call: ArmCall) -> ArmResponse:
-    """As an array, which `ARM_CLOUD_METADATA_URL` wants."""
+    """The same as an array, which `ARM_CLOUD_METADATA_URL` requires."""
     return ArmResponse(body=[_cloud_metadata(require_sign_in(dependencies), call.base_url)])
 
 
 async def show_adfs_configuration(dependencies: Dependencies, call: ArmCall) -> ArmResponse:
+    """The OpenID configuration with the token endpoint of ADFS."""
     return ArmResponse(body=_openid_configuration(require_sign_in(dependencies), call.base_url, "adfs/oauth2/token"))
 
 
 async def show_tenant_configuration(dependencies: Dependencies, call: ArmCall) -> ArmResponse:
-    """There is one tenant, by whatever name it is called."""
+    """The OpenID configuration with a token endpoint per tenant; every tenant name means our one tenant."""
     path = f"{call.path_params['tenant']}/oauth2/v2.0/token"
     return ArmResponse(body=_openid_configuration(require_sign_in(dependencies), call.base_url, path))
 
 
 async def show_signing_keys(dependencies: Dependencies, call: ArmCall) -> ArmResponse:
+    """The public keys of our tokens, as a JSON Web Key Set."""
     return ArmResponse(body=require_sign_in(dependencies).issuer.jwks())
 
 
 def _cloud_metadata(sign_in: TokenService, base: str) -> dict[str, Any]:
-    """The names that clients of 2022 and of 2015 look for, in one object. Both fail where one of theirs is missing."""
+    """The keys of the 2022 and the 2015 format in one object.
+
+    Clients of each fail if one of theirs is missing.
+    """
     return {
         "name": "forewarn",
         "resourceManager": base,
@@ -67,11 +74,11 @@ def _cloud_metadata(sign_in: TokenService, base: str) -> dict[str, Any]:
 
 
 def _local_authentication(sign_in: TokenService, base: str) -> dict[str, Any]:
-    ours = [audience for audience in (base, *MANAGEMENT_AUDIENCES) if sign_in.issuer.accepts(audience)]
+    audiences = [audience for audience in (base, *MANAGEMENT_AUDIENCES) if sign_in.issuer.accepts(audience)]
     return {
-        # The end is what keeps clients from asking the vendor about an unknown host.
+        # With `/adfs` at its end, clients do not ask the vendor about an unknown host.
         "loginEndpoint": f"{base}/adfs",
-        "audiences": [f"{audience}/" for audience in ours],
+        "audiences": [f"{audience}/" for audience in audiences],
         "tenant": sign_in.tenant_id,
         "identityProvider": "ADFS",
     }
@@ -91,7 +98,7 @@ def _openid_configuration(sign_in: TokenService, base: str, token_path: str) -> 
     return {
         "issuer": sign_in.issuer.url,
         "token_endpoint": f"{base}/{token_path}",
-        "authorization_endpoint": f"{base}/adfs/oauth2/authorize",  # not served, but clients insist on it
+        "authorization_endpoint": f"{base}/adfs/oauth2/authorize",  # not served, but clients require it
         "jwks_uri": f"{base}/adfs/discovery/keys",
         "grant_types_supported": ["client_credentials"],
         "token_endpoint_auth_methods_supported": ["client_secret_post", "client_secret_basic"],
@@ -104,20 +111,27 @@ def _openid_configuration(sign_in: TokenService, base: str, token_path: str) -> 
 _OPENID_PATH = "v2.0/.well-known/openid-configuration"
 
 ROUTES: tuple[ArmRoute, ...] = (
-    ArmRoute("GET", "/metadata/endpoints", show_endpoints, None, summary="this cloud's addresses"),
-    ArmRoute("GET", "/metadata/endpoints-list", list_endpoints, None, summary="this cloud's addresses, in a list"),
+    ArmRoute("GET", "/metadata/endpoints", show_endpoints, None, summary="shows this cloud's addresses"),
     ArmRoute(
-        "GET", "/adfs/.well-known/openid-configuration", show_adfs_configuration, None, summary="where to sign in"
+        "GET", "/metadata/endpoints-list", list_endpoints, None, summary="shows this cloud's addresses, in a list"
     ),
     ArmRoute(
-        "GET", f"/{{tenant}}/{_OPENID_PATH}", show_tenant_configuration, None, summary="where to sign in, by tenant"
+        "GET", "/adfs/.well-known/openid-configuration", show_adfs_configuration, None, summary="says where to sign in"
     ),
+    ArmRoute(
+        "GET",
+        f"/{{tenant}}/{_OPENID_PATH}",
+        show_tenant_configuration,
+        None,
+        summary="says where to sign in, by tenant",
+    ),
+    # az asks this one.
     ArmRoute(
         "GET",
         f"/adfs/{{tenant}}/{_OPENID_PATH}",
         show_adfs_configuration,
         None,
-        summary="which tenant a name stands for",
-    ),  # of az
-    ArmRoute("GET", "/adfs/discovery/keys", show_signing_keys, None, summary="the keys that tokens are signed with"),
+        summary="resolves the name of a tenant",
+    ),
+    ArmRoute("GET", "/adfs/discovery/keys", show_signing_keys, None, summary="shows the keys that sign tokens"),
 )

@@ -9,12 +9,13 @@ from dataclasses import replace
 from forewarn.arm.routing import ArmResponse
 from forewarn.errors import Conflict, Forbidden, NotFound, Refused, Rejected, Unauthenticated, Unavailable
 from forewarn.web.authentication import AuthenticationRequired
+from forewarn.web.errors import internal_error_message
 from forewarn.web.remedies import Surface, message_for
 from forewarn.web.request_parsing import BodyTooLarge
 
 log = logging.getLogger(__name__)
 
-# The first that fits counts.
+# Subclasses come before their base classes: the first match wins.
 _CODE_BY_ERROR: tuple[tuple[type[Exception], int, str], ...] = (
     (NotFound, 404, "ResourceNotFound"),
     (Refused, 409, "OperationNotAllowed"),
@@ -29,7 +30,7 @@ _HEADERS_BY_STATUS: dict[int, Mapping[str, str]] = {503: {"Retry-After": "1"}, 4
 
 
 class ArmError(Rejected):
-    """A refusal for which Azure has a code of its own."""
+    """An error with Azure's own status and code; `target` is the invalid member of the body, or empty."""
 
     def __init__(self, status: int, code: str, message: str, target: str = "") -> None:
         self.status, self.code, self.target = status, code, target
@@ -37,20 +38,19 @@ class ArmError(Rejected):
 
 
 def arm_error_response(error: Exception) -> ArmResponse:
+    """The ARM error response of an error; an unexpected error is logged and becomes a 500."""
     if isinstance(error, ArmError):
         return make_arm_error(error.status, error.code, str(error), error.target)
-    for of, status, code in _CODE_BY_ERROR:
-        if isinstance(error, of):
-            answer = make_arm_error(status, code, message_for(error, Surface.ARM))
+    for error_type, status, code in _CODE_BY_ERROR:
+        if isinstance(error, error_type):
+            response = make_arm_error(status, code, message_for(error, Surface.ARM))
             challenge = {"WWW-Authenticate": error.challenge} if isinstance(error, AuthenticationRequired) else {}
-            return replace(answer, headers={**answer.headers, **challenge})
-    log.error("a call failed that should not have", exc_info=error)
-    inside = f"forewarn failed inside ({type(error).__name__}): its log says more; please report it"
-    return make_arm_error(500, "InternalServerError", inside)
+            return replace(response, headers={**response.headers, **challenge})
+    log.error("a request failed with an internal error", exc_info=error)
+    return make_arm_error(500, "InternalServerError", internal_error_message(error))
 
 
 def make_arm_error(status: int, code: str, message: str, target: str = "") -> ArmResponse:
-    """`target` is the member that is refused, where it is one."""
-    told = {"code": code, "message": message} | ({"target": target} if target else {})
-    body = {"error": told}
-    return ArmResponse(status=status, body=body, headers=_HEADERS_BY_STATUS.get(status, {}))
+    """An ARM error response; `target` is the invalid member of the body, if there is one."""
+    error = {"code": code, "message": message} | ({"target": target} if target else {})
+    return ArmResponse(status=status, body={"error": error}, headers=_HEADERS_BY_STATUS.get(status, {}))

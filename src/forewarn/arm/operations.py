@@ -1,6 +1,6 @@
 """Long-running operations: status, errors and events of a request, at the URL given to its caller.
 
-Nothing is stored for an operation: it is a request and its events.
+An operation is not stored: its status follows from a request and its events.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from forewarn.core.scope import Scope
 from forewarn.errors import NotFound
 from forewarn.protocol.dates import http_date, iso_date
 from forewarn.web.context import RequestContext
-from forewarn.web.request_views import request_events
+from forewarn.web.request_views import request_events, short_vm_list
 from forewarn.web.view_builder import ViewBuilder, scope_title
 
-IN_PROGRESS = "InProgress"
+IN_PROGRESS = "InProgress"  # the status of an operation that is not over
 _AZURE_STATUS = {
     "waiting": IN_PROGRESS,
     "started": IN_PROGRESS,
@@ -35,53 +35,66 @@ _AZURE_STATUS = {
     "withdrawn": "Canceled",
 }
 _STATUS_BY_ENDING = {Ending.FINISHED: "Completed", Ending.FAILED: "Failed", Ending.WITHDRAWN: "Canceled"}
-_MAX_LISTED = 20  # VMs that are told one by one
+_MAX_LISTED = 20  # VMs or sentences that a response lists
+_OPERATION_PATH = (
+    "/subscriptions/{subscription}/providers/Microsoft.Compute/locations/{location}/operations/{operation}"
+)
+_RETRY_HEADERS = {"Retry-After": "1"}  # whole seconds: some clients reject others, and wait 30 s without the header
+_REQUESTS_WITHOUT_OPERATION = frozenset(
+    {RequestedOperation.ROLLOUT, RequestedOperation.DEGRADE, RequestedOperation.FAIL, RequestedOperation.REPLAY}
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OperationStatus:
+    """A request with its events and its state."""
+
     request: MaintenanceRequest
-    state: str  # as `state_of` calls it
+    state: str  # from request_state
     events: list[Event]
-    unpublished: int  # events that are accepted and not published yet
-    skip_reasons: tuple[str, ...]  # why nothing came of it, if so
+    unpublished: int  # planned events that are not published yet
+    skip_reasons: tuple[str, ...]  # why parts of the request were skipped
 
     @property
     def status(self) -> str:
+        """The state in Azure's words: InProgress, Succeeded, Failed or Canceled."""
         return _AZURE_STATUS[self.state]
 
 
 def status_document(context: RequestContext, status: OperationStatus) -> dict[str, Any]:
+    """The body of `GET` of the operation, in Azure's format."""
     request = status.request
-    answer: dict[str, Any] = {"name": request.id, "status": status.status, "startTime": iso_date(request.at)}
+    document: dict[str, Any] = {"name": request.id, "status": status.status, "startTime": iso_date(request.at)}
     if status.status != IN_PROGRESS:
-        answer["endTime"] = iso_date(max((e.over_at or request.at for e in status.events), default=request.at))
-    answer["properties"] = {
+        document["endTime"] = iso_date(max((e.over_at or request.at for e in status.events), default=request.at))
+    document["properties"] = {
         "request": request.ask,
         "requestedBy": request.who,
         "events": OperationEventRenderer(context).events(status.events),
         "toCome": status.unpublished,
     }
     if (error := operation_error(context, status)) is not None:
-        answer["error"] = error
-    return answer
+        document["error"] = error
+    return document
 
 
 def operation_error(context: RequestContext, status: OperationStatus) -> dict[str, Any] | None:
-    """None, unless it failed or was cancelled."""
+    """The `error` of an operation that failed or was canceled, else None."""
     if status.state == "failed":
         acts = [act for event in status.events for act in event.failed_acts]
         details = [{"code": "OperationFailed", "target": act.name, "message": _failure_text(act)} for act in acts]
         return _error_document("OperationFailed", [*status.skip_reasons, *map(_failure_text, acts)], details)
     if status.state == "withdrawn":
-        gone = list(filter(is_withdrawn, status.events))
-        details = [{"code": "OperationCanceled", "target": event.id, "message": event.reason} for event in gone]
-        told = [_withdrawal_text(context, event) for event in gone[:_MAX_LISTED]]
-        return _error_document("OperationCanceled", [*told, *(event.reason for event in gone[_MAX_LISTED:])], details)
+        withdrawn = list(filter(is_withdrawn, status.events))
+        details = [{"code": "OperationCanceled", "target": event.id, "message": event.reason} for event in withdrawn]
+        listed = [_withdrawal_text(context, event) for event in withdrawn[:_MAX_LISTED]]
+        sentences = [*listed, *(event.reason for event in withdrawn[_MAX_LISTED:])]
+        return _error_document("OperationCanceled", sentences, details)
     return None
 
 
 def is_withdrawn(event: Event) -> bool:
+    """Whether the event ended by a withdrawal."""
     return event.ending is Ending.WITHDRAWN
 
 
@@ -96,14 +109,10 @@ def _failure_text(act: Act) -> str:
 
 
 def _withdrawal_text(context: RequestContext, event: Event) -> str:
-    told = context.store.history(event_id=event.id)
-    who = next((entry.who for entry in reversed(told) if entry.what is EntryKind.WITHDRAWN), "")
+    entries = context.store.history(event_id=event.id)
+    who = next((entry.who for entry in reversed(entries) if entry.what is EntryKind.WITHDRAWN), "")
     by = f" by {who}" if who and who not in event.reason else ""
-    return f"{event.rules.kind} of {_short_vm_list(event)} was withdrawn{by}: {event.reason}"
-
-
-def _short_vm_list(event: Event) -> str:
-    return ", ".join(event.vms[:3]) + (f" and {len(event.vms) - 3} more" if len(event.vms) > 3 else "")
+    return f"{event.rules.kind} of {short_vm_list(event)} was withdrawn{by}: {event.reason}"
 
 
 def _approvers_text(scope: Scope) -> str:
@@ -112,18 +121,19 @@ def _approvers_text(scope: Scope) -> str:
 
 
 class OperationEventRenderer:
-    """What the events of an operation are told as, to somebody who may know only some of the fleet."""
+    """Renders the events of an operation; names only VMs that the caller may read."""
 
     def __init__(self, context: RequestContext) -> None:
         self._context = context
         self._view_builder = ViewBuilder(context)
-        self._polls_by_scope: dict[str, dict[str, str]] = {}  # by scope: names of VMs → when they last asked
+        self._polls_by_scope: dict[str, dict[str, str]] = {}  # scope id → VM name → time of its last poll
 
     def events(self, events: Iterable[Event]) -> list[dict[str, Any]]:
+        """The events in the format of `properties.events`."""
         return [self._event(event) for event in events]
 
     def _event(self, event: Event) -> dict[str, Any]:
-        told: dict[str, Any] = {
+        document: dict[str, Any] = {
             "eventId": event.id,
             "eventType": event.rules.kind if event.listed else None,
             "eventStatus": _STATUS_BY_ENDING[event.ending] if event.ending else str(event.status).capitalize(),
@@ -132,19 +142,19 @@ class OperationEventRenderer:
             "notBeforeTime": iso_date(event.not_before),
         }
         if event.note:
-            told["note"] = event.note
+            document["note"] = event.note
         if event.approved_by:
-            told["approvedBy"] = event.approved_by
+            document["approvedBy"] = event.approved_by
         if (wait := self._view_builder.pending_wait(event)) is not None:
-            told["waitsFor"] = wait.text
+            document["waitsFor"] = wait.text
         if wait is not None and wait.reason is WaitReason.NOTICE:
-            told["approval"] = self._approval_status(event)
-        return told
+            document["approval"] = self._approval_status(event)
+        return document
 
     def _approval_status(self, event: Event) -> dict[str, Any]:
-        """Who could approve it, and whether anybody knows of it."""
+        """Who can approve the event, and which VMs know of it."""
         scope = self._view_builder.load_scope(event.scope_id)
-        given = {sighting.vm for sighting in self._context.store.deliveries(event_id=event.id)}
+        given = {delivery.vm for delivery in self._context.store.deliveries(event_id=event.id)}
         return {
             "by": _approvers_text(scope) if scope else "nobody",
             "givenTo": self._visible_names(given),
@@ -159,22 +169,13 @@ class OperationEventRenderer:
         return self._polls_by_scope[scope_id]
 
     def _visible_names(self, keys: Iterable[str]) -> list[str]:
-        """The names of those that the caller may read."""
+        """The names of the VMs with these keys that the caller may read."""
         vms = map(self._context.store.vm, sorted(keys))
         return [vm.name for vm in vms if vm is not None and self._context.can_see(vm)][:_MAX_LISTED]
 
 
-_OPERATION_PATH = (
-    "/subscriptions/{subscription}/providers/Microsoft.Compute/locations/{location}/operations/{operation}"
-)
-_RETRY_HEADERS = {"Retry-After": "1"}  # whole seconds: some clients take no others, and wait half a minute without it
-_ASKS_WITHOUT_OPERATION = frozenset(
-    {RequestedOperation.ROLLOUT, RequestedOperation.DEGRADE, RequestedOperation.FAIL, RequestedOperation.REPLAY}
-)
-
-
 def operation_headers(call: ArmCall, vm: Vm, request: MaintenanceRequest) -> dict[str, str]:
-    """The headers that lead to the operation. Clients differ in which of the addresses they ask, so both are there."""
+    """The headers of a 202 response, with both URLs of the operation: clients differ in which they poll."""
     names = {"subscription": vm.subscription_id, "location": vm.location, "operation": request.id}
     url = call.base_url + _OPERATION_PATH.format_map({name: quote(text, safe="") for name, text in names.items()})
     return {
@@ -185,29 +186,30 @@ def operation_headers(call: ArmCall, vm: Vm, request: MaintenanceRequest) -> dic
     }
 
 
-def _with_query(url: str, call: ArmCall, **more: str) -> str:
-    sent = {"api-version": call.api_version} if call.api_version else {}
-    query = urlencode({**sent, **more})
+def _with_query(url: str, call: ArmCall, **params: str) -> str:
+    version = {"api-version": call.api_version} if call.api_version else {}
+    query = urlencode({**version, **params})
     return f"{url}?{query}" if query else url
 
 
 async def show_operation(context: RequestContext, call: ArmCall) -> ArmResponse:
+    """The status of an operation; with `monitor=true`, the URL in `Location`, 202 until it is over."""
     status = _load_status(context, call)
-    under_way = status.status == IN_PROGRESS
+    is_running = status.status == IN_PROGRESS
     if call.query.get("monitor", "").casefold() != "true":
-        return ArmResponse(body=status_document(context, status), headers=_RETRY_HEADERS if under_way else {})
-    if under_way:
-        here = _with_query(call.base_url + quote(call.path), call, monitor="true")
-        return ArmResponse(status=202, headers={"Location": here, **_RETRY_HEADERS})
+        return ArmResponse(body=status_document(context, status), headers=_RETRY_HEADERS if is_running else {})
+    if is_running:
+        location = _with_query(call.base_url + quote(call.path), call, monitor="true")
+        return ArmResponse(status=202, headers={"Location": location, **_RETRY_HEADERS})
     error = operation_error(context, status)
-    # 409 and not 500, after which clients would ask again and again.
+    # Not 500, after which clients would retry.
     return ArmResponse() if error is None else ArmResponse(status=409, body={"error": error})
 
 
 def _load_status(context: RequestContext, call: ArmCall) -> OperationStatus:
     name = call.path_params["operation"]
     request = context.store.request(name.lower()) if name.isascii() else None
-    if request is None or request.ask in _ASKS_WITHOUT_OPERATION:
+    if request is None or request.ask in _REQUESTS_WITHOUT_OPERATION:
         raise _operation_not_found(name)
     events = request_events(context, request)
     planned = context.store.planned(request_id=request.id)
@@ -216,19 +218,19 @@ def _load_status(context: RequestContext, call: ArmCall) -> OperationStatus:
     if not _may_see_operation(context, call, request, (*events, *planned)):
         raise _operation_not_found(name)
     if not events and not planned and not skipped:
-        raise NotFound(f"operation {name!r} is over, and what became of it is no longer kept: see `forewarn history`")
+        raise NotFound(f"operation {name!r} is over and its events are no longer kept: see `forewarn history`")
     state = _operation_state(events, planned, skipped)
     return OperationStatus(request=request, state=state, events=events, unpublished=len(planned), skip_reasons=skipped)
 
 
 def _skip_reasons(context: RequestContext, request: MaintenanceRequest) -> tuple[str, ...]:
-    """Why parts of it never came to be events."""
+    """Why parts of the request did not become events."""
     entries = context.store.history(request_id=request.id)
     return tuple(entry.text for entry in entries if entry.what is EntryKind.SKIPPED and not entry.event_id)
 
 
 def _operation_state(events: list[Event], planned: Sequence[PlannedEvent], skipped: tuple[str, ...]) -> str:
-    """As `state_of` says, but what somebody asked for has succeeded only if all of it was done (spec §9)."""
+    """The request's state, except that an operation succeeds only if all of it was done (spec §9)."""
     state = request_state(events, to_come=bool(planned), skipped=bool(skipped))
     if state == "finished" and skipped:
         return "failed"
@@ -236,18 +238,21 @@ def _operation_state(events: list[Event], planned: Sequence[PlannedEvent], skipp
 
 
 def _operation_not_found(name: str) -> NotFound:
-    return NotFound(f"operation {name!r} does not exist in this subscription: ask again for what you wanted done")
+    return NotFound(f"operation {name!r} does not exist in this subscription: send the request again")
 
 
 def _may_see_operation(
     context: RequestContext, call: ArmCall, request: MaintenanceRequest, parts: Sequence[Event | PlannedEvent]
 ) -> bool:
-    """As with any request, but under its own subscription alone. Who sees a scope sees what was approved there."""
-    here = call.path_params["subscription"].casefold()
-    if any(part.scope_id.partition(":")[2].partition("/")[0] != here for part in parts):
+    """Whether the caller may see the request, and its events are all in the subscription of the path.
+
+    A caller who sees the scopes of all approved events sees a request that approved them.
+    """
+    subscription = call.path_params["subscription"].casefold()
+    if any(part.scope_id.partition(":")[2].partition("/")[0] != subscription for part in parts):
         return False
-    is_shared = bool(request.approves and parts) and all(context.can_see_scope(part.scope_id) for part in parts)
-    return is_shared or context.visibility.can_see_request(request)
+    sees_scopes = bool(request.approves and parts) and all(context.can_see_scope(part.scope_id) for part in parts)
+    return sees_scopes or context.visibility.can_see_request(request)
 
 
 ROUTES: tuple[ArmRoute, ...] = (
@@ -257,6 +262,6 @@ ROUTES: tuple[ArmRoute, ...] = (
         show_operation,
         right=Right.READ,
         authorize=allow_listing,
-        summary="says how far an operation is",
+        summary="shows the status of an operation",
     ),
 )

@@ -1,6 +1,6 @@
 """Renders VMs, instances and sets as Azure resources and instance views. Pure.
 
-A set has no record of its own: it shows what its VMs share.
+A set is not stored: it is rendered from its VMs.
 """
 
 from __future__ import annotations
@@ -25,10 +25,15 @@ VM_TYPE = "Microsoft.Compute/virtualMachines"
 SCALE_SET_TYPE = "Microsoft.Compute/virtualMachineScaleSets"
 INSTANCE_TYPE = f"{SCALE_SET_TYPE}/virtualMachines"
 AVAILABILITY_SET_TYPE = "Microsoft.Compute/availabilitySets"
+_PROVISIONED_STATUS = {
+    "code": "ProvisioningState/succeeded",
+    "level": "Info",
+    "displayStatus": "Provisioning succeeded",
+}
 
 
 def vm_json(vm: Vm, view: JsonObject | None = None) -> JsonObject:
-    """A VM that is no instance of a set; with its instance view where that was asked for."""
+    """A VM that is not an instance of a scale set; with its instance view if `view` is given."""
     properties = _machine_properties(vm) | _priority(vm) | scheduled_events_profile(vm)
     if vm.availability_set:
         properties["availabilitySet"] = {"id": availability_set_resource_id(vm)}
@@ -41,7 +46,7 @@ def vm_json(vm: Vm, view: JsonObject | None = None) -> JsonObject:
 
 
 def instance_json(vm: Vm, view: JsonObject | None = None) -> JsonObject:
-    """An instance of a scale set."""
+    """An instance of a scale set; with its instance view if `view` is given."""
     properties = _machine_properties(vm) | {
         "latestModelApplied": True,
         "modelDefinitionApplied": "VirtualMachineScaleSet",
@@ -55,7 +60,7 @@ def instance_json(vm: Vm, view: JsonObject | None = None) -> JsonObject:
 
 
 def scale_set_json(vms: Sequence[Vm]) -> JsonObject:
-    """A scale set, by all its instances. Where they differ in what should be one, the first one's counts."""
+    """A scale set from all its instances; where they differ, the settings of the first are shown."""
     first, resource = vms[0], scale_set_resource_id(vms[0])
     profile = {"storageProfile": {"osDisk": _os_disk(first)}} | _priority(first) | scheduled_events_profile(first)
     properties = {
@@ -70,17 +75,17 @@ def scale_set_json(vms: Sequence[Vm]) -> JsonObject:
     }
     if policy := scheduled_events_policy(first):
         properties["scheduledEventsPolicy"] = policy
-    shown = _resource_header(resource, first.scale_set, SCALE_SET_TYPE, first) | {
+    document = _resource_header(resource, first.scale_set, SCALE_SET_TYPE, first) | {
         "sku": _sku(first) | {"capacity": len(vms)},
         "tags": common_tags(vms),
         "properties": properties,
     }
     zones = sorted({vm.zone for vm in vms if vm.zone})
-    return shown | ({"zones": zones} if zones else {})
+    return document | ({"zones": zones} if zones else {})
 
 
-def availability_set_json(vms: Sequence[Vm], seen: Sequence[Vm]) -> JsonObject:
-    """An availability set, by all its VMs; it names those that the caller may read."""
+def availability_set_json(vms: Sequence[Vm], visible: Sequence[Vm]) -> JsonObject:
+    """An availability set from all its VMs; it lists the visible ones."""
     first = vms[0]
     policy = scheduled_events_policy(first)
     return {
@@ -93,14 +98,14 @@ def availability_set_json(vms: Sequence[Vm], seen: Sequence[Vm]) -> JsonObject:
         "properties": {
             "platformUpdateDomainCount": 1 + max(vm.update_domain for vm in vms),
             "platformFaultDomainCount": 1 + max(vm.fault_domain for vm in vms),
-            "virtualMachines": [{"id": vm_resource_id(vm)} for vm in seen],
+            "virtualMachines": [{"id": vm_resource_id(vm)} for vm in visible],
             **({"scheduledEventsPolicy": policy} if policy else {}),
         },
     }
 
 
 def scheduled_events_profile(vm: Vm) -> JsonObject:
-    """The member `scheduledEventsProfile`, where its owner wants some notice; nothing otherwise."""
+    """An object with the member `scheduledEventsProfile`; empty if the VM has no notification enabled."""
     profile: JsonObject = {}
     if vm.terminate_notice_min:
         profile["terminateNotificationProfile"] = _notification_profile(vm.terminate_notice_min)
@@ -110,7 +115,7 @@ def scheduled_events_profile(vm: Vm) -> JsonObject:
 
 
 def scheduled_events_policy(vm: Vm) -> JsonObject:
-    """Empty while everything is as it is unasked."""
+    """The value of `scheduledEventsPolicy`; empty if every setting has its default."""
     approve = vm.auto_approve
     if not (approve.restart or approve.redeploy or vm.publish_outside):
         return {}
@@ -122,17 +127,20 @@ def scheduled_events_policy(vm: Vm) -> JsonObject:
 
 
 def common_tags(vms: Sequence[Vm]) -> dict[str, str]:
-    """Those that all of them have."""
+    """The tags that all these VMs have with the same value."""
     return {name: text for name, text in vms[0].tags.items() if all(vm.tags.get(name) == text for vm in vms)}
 
 
 def _resource_header(resource: str, name: str, kind: str, vm: Vm) -> JsonObject:
-    shown: JsonObject = {"id": resource, "name": name, "type": kind, "location": vm.location}
-    return shown | ({"zones": [vm.zone]} if vm.zone else {})
+    header: JsonObject = {"id": resource, "name": name, "type": kind, "location": vm.location}
+    return header | ({"zones": [vm.zone]} if vm.zone else {})
 
 
 def _machine_properties(vm: Vm) -> JsonObject:
-    """What VMs and instances have alike. Clients crash without the empty lists, and ask on if these hold anything."""
+    """The properties that VMs and instances share.
+
+    Clients crash without the empty lists, and would follow the links in others.
+    """
     return {
         "vmId": vm.vm_id,
         "provisioningState": "Succeeded",
@@ -144,7 +152,7 @@ def _machine_properties(vm: Vm) -> JsonObject:
 
 
 def _os_disk(vm: Vm) -> JsonObject:
-    # Clients refuse to send a disk back without its `createOption`.
+    # Clients cannot send a disk back without its `createOption`.
     return {"osType": vm.os_type, "createOption": "FromImage"}
 
 
@@ -165,15 +173,8 @@ def _with_instance_view(properties: JsonObject, view: JsonObject | None) -> Json
     return properties if view is None else properties | {"instanceView": view}
 
 
-_PROVISIONED_STATUS = {
-    "code": "ProvisioningState/succeeded",
-    "level": "Info",
-    "displayStatus": "Provisioning succeeded",
-}
-
-
 def instance_view(vm: Vm, events: Sequence[Event]) -> JsonObject:
-    """Of a VM or an instance; `events` are the live ones of its scope."""
+    """The instance view of a VM or instance; `events` are the live events of its scope."""
     placement = {"placementGroupId": vm.placement_group} if vm.placement_group else {}
     maintenance = maintenance_status([event for event in events if event.rules.planned and _event_lists(event, vm)])
     return {
@@ -186,6 +187,7 @@ def instance_view(vm: Vm, events: Sequence[Event]) -> JsonObject:
 
 
 def scale_set_instance_view(vms: Sequence[Vm]) -> JsonObject:
+    """The instance view of a scale set: how many of its instances have each status."""
     powers = Counter(_power_status(vm)["code"] for vm in vms)
     summary = [{"code": _PROVISIONED_STATUS["code"], "count": len(vms)}]
     summary += [{"code": code, "count": count} for code, count in sorted(powers.items())]
@@ -197,16 +199,19 @@ def scale_set_instance_view(vms: Sequence[Vm]) -> JsonObject:
 
 
 def maintenance_status(events: Sequence[Event]) -> JsonObject:
-    """Platform maintenance that is pending: until it begins by itself, its owner may perform it. Empty: none is."""
+    """The value of `maintenanceRedeployStatus` for these events; empty if none is pending.
+
+    Until the earliest NotBefore, the owner of the VM may start the maintenance.
+    """
     pending = [event for event in events if event.status is EventState.SCHEDULED]
     if not pending:
         return {}
-    begins = iso_date(min(event.not_before for event in pending))
+    starts_at = iso_date(min(event.not_before for event in pending))
     return {
         "isCustomerInitiatedMaintenanceAllowed": any(event.approved_at is None for event in pending),
         "preMaintenanceWindowStartTime": iso_date(min(event.published_at for event in pending)),
-        "preMaintenanceWindowEndTime": begins,
-        "maintenanceWindowStartTime": begins,
+        "preMaintenanceWindowEndTime": starts_at,
+        "maintenanceWindowStartTime": starts_at,
         "lastOperationResultCode": "None",
     }
 

@@ -21,7 +21,19 @@ from forewarn.arm.rendering import (
     scale_set_json,
     vm_json,
 )
-from forewarn.arm.routing import ArmCall, ArmResponse, ArmRoute, allow_listing
+from forewarn.arm.routing import (
+    AVAILABILITY_SET_PATH,
+    COMPUTE_PROVIDER,
+    GROUP_PATH,
+    INSTANCE_PATH,
+    SCALE_SET_PATH,
+    SUBSCRIPTION_PATH,
+    VM_PATH,
+    ArmCall,
+    ArmResponse,
+    ArmRoute,
+    allow_listing,
+)
 from forewarn.arm.targets import find_instance, find_vm
 from forewarn.core.access import Right
 from forewarn.core.event import Event, EventState
@@ -31,19 +43,26 @@ from forewarn.web.context import RequestContext
 from forewarn.web.directory import NaturalSortKey, natural_sort_key
 
 PAGE_SIZE = 100
-SET_PAGE_SIZE = 10  # to show one, all its VMs are read
+SET_PAGE_SIZE = 10  # smaller, since all VMs of a set are read to render it
 _SKIP_TOKEN = "$skiptoken"
+_VMS_SEGMENT = f"{COMPUTE_PROVIDER}/virtualMachines"
+_SCALE_SETS_SEGMENT = f"{COMPUTE_PROVIDER}/virtualMachineScaleSets"
+_AVAILABILITY_SETS_SEGMENT = f"{COMPUTE_PROVIDER}/availabilitySets"
+_INSTANCES_PATH = f"{SCALE_SET_PATH}/virtualMachines"
 
 
 def paged_response(
-    call: ArmCall, names: Sequence[str], show: Callable[[str], JsonObject], most: int = PAGE_SIZE
+    call: ArmCall, names: Sequence[str], render: Callable[[str], JsonObject], page_size: int = PAGE_SIZE
 ) -> ArmResponse:
-    """One piece of what is called so, in the order of lists."""
+    """The page of `names` that the call's skip token selects, with a nextLink.
+
+    `names` are in natural order.
+    """
     start = bisect_right(names, _page_start_key(call), key=natural_sort_key)
-    piece = names[start : start + most]
-    body: JsonObject = {"value": [show(name) for name in piece]}
-    if start + most < len(names):
-        body["nextLink"] = _next_link(call, piece[-1])
+    page = names[start : start + page_size]
+    body: JsonObject = {"value": [render(name) for name in page]}
+    if start + page_size < len(names):
+        body["nextLink"] = _next_link(call, page[-1])
     return ArmResponse(body=body)
 
 
@@ -52,7 +71,7 @@ def _page_start_key(call: ArmCall) -> NaturalSortKey:
     try:
         return natural_sort_key(base64.b64decode(token.encode(), altchars=b"-_", validate=True).decode())
     except (binascii.Error, ValueError):
-        raise Rejected(f"{_SKIP_TOKEN} {token[:100]!r} is not from a nextLink of ours: begin without it") from None
+        raise Rejected(f"{_SKIP_TOKEN} {token[:100]!r} is not from one of our nextLinks: start without it") from None
 
 
 def _next_link(call: ArmCall, last: str) -> str:
@@ -60,13 +79,11 @@ def _next_link(call: ArmCall, last: str) -> str:
     return f"{call.base_url}{quote(call.path)}?{urlencode({**call.query, _SKIP_TOKEN: token})}"
 
 
-SUBSCRIPTION_PATH = "/subscriptions/{subscription}"
-GROUP_PATH = f"{SUBSCRIPTION_PATH}/resourceGroups/{{group}}"
-COMPUTE_PROVIDER = "providers/Microsoft.Compute"
-
-
 def require_container(context: RequestContext, call: ArmCall) -> None:
-    """What a list is of; for those who may know. Others are shown an empty list, whether it exists or not."""
+    """Raises ArmError 404 if the called subscription or group does not exist and the caller may read it.
+
+    Other callers get an empty list, so that they do not learn whether it exists.
+    """
     if context.directory.unfiltered.has_vms_in(call.resource) or not context.principal.may(Right.READ, call.resource):
         return
     if "group" in call.path_params:
@@ -78,57 +95,64 @@ def require_container(context: RequestContext, call: ArmCall) -> None:
 
 
 def stored_vm(context: RequestContext, key: str) -> Vm:
-    """A VM that the register lists, so that it is stored."""
+    """The VM with a key of the directory, which is always stored."""
     vm = context.store.vm(key)
     assert vm is not None
     return vm
 
 
 async def list_tenants(context: RequestContext, call: ArmCall) -> ArmResponse:
+    """Our one tenant."""
     tenant = _tenant_id(context)
-    shown = {"id": f"/tenants/{tenant}", "tenantId": tenant, "displayName": "forewarn", "tenantCategory": "Home"}
-    return ArmResponse(body={"value": [shown] if tenant else []})
+    document = {"id": f"/tenants/{tenant}", "tenantId": tenant, "displayName": "forewarn", "tenantCategory": "Home"}
+    return ArmResponse(body={"value": [document] if tenant else []})
 
 
 async def list_subscriptions(context: RequestContext, call: ArmCall) -> ArmResponse:
-    return ArmResponse(body={"value": [_subscription_json(context, one) for one in _visible_subscriptions(context)]})
+    """The subscriptions that contain anything the caller may read."""
+    subscriptions = _visible_subscriptions(context)
+    return ArmResponse(body={"value": [_subscription_json(context, name) for name in subscriptions]})
 
 
 async def show_subscription(context: RequestContext, call: ArmCall) -> ArmResponse:
+    """The subscription, if it contains anything the caller may read."""
     return ArmResponse(body=_subscription_json(context, _visible_subscription(context, call)))
 
 
 async def list_locations(context: RequestContext, call: ArmCall) -> ArmResponse:
+    """The locations of all hosts."""
     resource = f"/subscriptions/{_visible_subscription(context, call)}"
     names = sorted({host.location for host in context.store.hosts()})
     return ArmResponse(body={"value": [_location_json(resource, name) for name in names]})
 
 
 async def list_groups(context: RequestContext, call: ArmCall) -> ArmResponse:
-    above = f"{call.resource}/".casefold()
-    groups = [group for group in context.directory.groups() if group.casefold().startswith(above)]
+    """The resource groups of a subscription that contain anything the caller may read."""
+    prefix = f"{call.resource}/".casefold()
+    groups = [group for group in context.directory.groups() if group.casefold().startswith(prefix)]
     if not groups:
         require_container(context, call)
     return paged_response(call, groups, lambda group: _group_json(context, group))
 
 
 async def show_group(context: RequestContext, call: ArmCall) -> ArmResponse:
+    """A resource group, in the spelling of the fleet file."""
     require_container(context, call)
-    spelled = {group.casefold(): group for group in context.directory.groups()}
-    return ArmResponse(body=_group_json(context, spelled[call.resource.casefold()]))
+    by_key = {group.casefold(): group for group in context.directory.groups()}
+    return ArmResponse(body=_group_json(context, by_key[call.resource.casefold()]))
 
 
 def _visible_subscriptions(context: RequestContext) -> list[str]:
-    """Those that hold anything that the caller may read."""
-    every = dict.fromkeys(group.split("/")[2] for group in context.directory.groups())
-    return list({one.casefold(): one for one in every}.values())
+    """The subscriptions that contain anything the caller may read."""
+    names = dict.fromkeys(group.split("/")[2] for group in context.directory.groups())
+    return list({name.casefold(): name for name in names}.values())
 
 
 def _visible_subscription(context: RequestContext, call: ArmCall) -> str:
     wanted = call.path_params["subscription"].casefold()
-    for one in _visible_subscriptions(context):
-        if one.casefold() == wanted:
-            return one
+    for name in _visible_subscriptions(context):
+        if name.casefold() == wanted:
+            return name
     raise _subscription_not_found(call)
 
 
@@ -158,7 +182,7 @@ def _location_json(subscription: str, name: str) -> JsonObject:
 
 
 def _group_json(context: RequestContext, resource: str) -> JsonObject:
-    """A group has no location of its own: the first of its VMs tells one."""
+    """A group has no location of its own: it shows that of its first VM."""
     vm = stored_vm(context, context.directory.unfiltered.vms_within(resource)[0].key)
     return {
         "id": resource,
@@ -171,21 +195,32 @@ def _group_json(context: RequestContext, resource: str) -> JsonObject:
 
 
 _CONTAINER_ROUTES: tuple[ArmRoute, ...] = (
-    ArmRoute("GET", "/tenants", list_tenants, authorize=allow_listing, summary="the tenant"),
-    ArmRoute("GET", "/subscriptions", list_subscriptions, authorize=allow_listing, summary="subscriptions"),
-    ArmRoute("GET", SUBSCRIPTION_PATH, show_subscription, authorize=allow_listing, summary="a subscription"),
+    ArmRoute("GET", "/tenants", list_tenants, authorize=allow_listing, summary="lists the tenant"),
+    ArmRoute("GET", "/subscriptions", list_subscriptions, authorize=allow_listing, summary="lists subscriptions"),
+    ArmRoute("GET", SUBSCRIPTION_PATH, show_subscription, authorize=allow_listing, summary="shows a subscription"),
     ArmRoute(
-        "GET", f"{SUBSCRIPTION_PATH}/locations", list_locations, authorize=allow_listing, summary="where hosts are"
+        "GET",
+        f"{SUBSCRIPTION_PATH}/locations",
+        list_locations,
+        authorize=allow_listing,
+        summary="lists locations of hosts",
     ),
     ArmRoute(
-        "GET", f"{SUBSCRIPTION_PATH}/resourceGroups", list_groups, authorize=allow_listing, summary="resource groups"
+        "GET",
+        f"{SUBSCRIPTION_PATH}/resourceGroups",
+        list_groups,
+        authorize=allow_listing,
+        summary="lists resource groups",
     ),
-    ArmRoute("GET", GROUP_PATH, show_group, summary="a resource group"),
+    ArmRoute("GET", GROUP_PATH, show_group, summary="shows a resource group"),
 )
 
 
 class VmRenderer:
-    """Shows VMs to one caller. The events of a scope are read once, and only where instance views are asked for."""
+    """Renders VMs for one call, with instance views if its query asks for them.
+
+    Caches the events of a scope.
+    """
 
     def __init__(self, context: RequestContext, call: ArmCall) -> None:
         self._store = context.store
@@ -194,12 +229,15 @@ class VmRenderer:
         self._with_view = "instanceview" in expanded or call.query.get("statusOnly", "").casefold() == "true"
 
     def vm(self, vm: Vm) -> JsonObject:
+        """A standalone VM."""
         return vm_json(vm, self._view_if_requested(vm))
 
     def instance(self, vm: Vm) -> JsonObject:
+        """An instance of a scale set."""
         return instance_json(vm, self._view_if_requested(vm))
 
     def instance_view(self, vm: Vm) -> JsonObject:
+        """The instance view of a VM or instance."""
         return instance_view(vm, self._live_events(vm.scope_id))
 
     def _view_if_requested(self, vm: Vm) -> JsonObject | None:
@@ -213,69 +251,87 @@ class VmRenderer:
 
 
 async def list_vms(context: RequestContext, call: ArmCall) -> ArmResponse:
-    """Instances of scale sets are listed with their set."""
+    """The readable VMs of a subscription or group, without instances of scale sets."""
     require_container(context, call)
-    alone = [one.key for one in context.directory.vms_within(call.resource) if one.is_standalone]
+    keys = [vm.key for vm in context.directory.vms_within(call.resource) if vm.is_standalone]
     renderer = VmRenderer(context, call)
-    return paged_response(call, alone, lambda key: renderer.vm(stored_vm(context, key)))
+    return paged_response(call, keys, lambda key: renderer.vm(stored_vm(context, key)))
 
 
 async def show_vm(context: RequestContext, call: ArmCall) -> ArmResponse:
+    """A VM."""
     return ArmResponse(body=VmRenderer(context, call).vm(find_vm(context, call)))
 
 
 async def show_vm_view(context: RequestContext, call: ArmCall) -> ArmResponse:
+    """The instance view of a VM."""
     return ArmResponse(body=VmRenderer(context, call).instance_view(find_vm(context, call)))
 
 
-_VMS_PATH = f"{COMPUTE_PROVIDER}/virtualMachines"
-_VM_PATH = f"{GROUP_PATH}/{_VMS_PATH}/{{vm}}"
-
 _VM_ROUTES: tuple[ArmRoute, ...] = (
     ArmRoute(
-        "GET", f"{SUBSCRIPTION_PATH}/{_VMS_PATH}", list_vms, authorize=allow_listing, summary="VMs of a subscription"
+        "GET",
+        f"{SUBSCRIPTION_PATH}/{_VMS_SEGMENT}",
+        list_vms,
+        authorize=allow_listing,
+        summary="lists VMs of a subscription",
     ),
-    ArmRoute("GET", f"{GROUP_PATH}/{_VMS_PATH}", list_vms, authorize=allow_listing, summary="VMs of a resource group"),
-    ArmRoute("GET", _VM_PATH, show_vm, summary="a VM"),
-    ArmRoute("GET", f"{_VM_PATH}/instanceView", show_vm_view, summary="how a VM is just now"),
+    ArmRoute(
+        "GET",
+        f"{GROUP_PATH}/{_VMS_SEGMENT}",
+        list_vms,
+        authorize=allow_listing,
+        summary="lists VMs of a resource group",
+    ),
+    ArmRoute("GET", VM_PATH, show_vm, summary="shows a VM"),
+    ArmRoute("GET", f"{VM_PATH}/instanceView", show_vm_view, summary="shows the current state of a VM"),
 )
 
-_SCALE_SET_SEGMENT = "/virtualMachineScaleSets/".casefold()
+
+def _sets_of_kind(context: RequestContext, call: ArmCall, segment: str) -> list[str]:
+    wanted = f"/{segment}/".casefold()
+    return [set_id for set_id in context.directory.sets_within(call.resource) if wanted in set_id.casefold()]
 
 
 async def list_scale_sets(context: RequestContext, call: ArmCall) -> ArmResponse:
+    """The readable scale sets of a subscription or group."""
     require_container(context, call)
-    sets = [one for one in context.directory.sets_within(call.resource) if _SCALE_SET_SEGMENT in one.casefold()]
+    sets = _sets_of_kind(context, call, _SCALE_SETS_SEGMENT)
     return paged_response(call, sets, lambda resource: scale_set_json(all_vms_in(context, resource)), SET_PAGE_SIZE)
 
 
 async def show_scale_set(context: RequestContext, call: ArmCall) -> ArmResponse:
+    """A scale set."""
     return ArmResponse(body=scale_set_json(_scale_set_vms(context, call)))
 
 
 async def show_scale_set_view(context: RequestContext, call: ArmCall) -> ArmResponse:
+    """The instance view of a scale set."""
     return ArmResponse(body=scale_set_instance_view(_scale_set_vms(context, call)))
 
 
 async def list_instances(context: RequestContext, call: ArmCall) -> ArmResponse:
+    """The readable instances of a scale set."""
     instances = context.directory.vms_within(call.resource)
     if not instances and context.principal.may(Right.READ, call.resource):
         raise _scale_set_not_found(call)
     renderer = VmRenderer(context, call)
-    return paged_response(call, [one.key for one in instances], lambda key: renderer.instance(stored_vm(context, key)))
+    return paged_response(call, [vm.key for vm in instances], lambda key: renderer.instance(stored_vm(context, key)))
 
 
 async def show_instance(context: RequestContext, call: ArmCall) -> ArmResponse:
+    """An instance of a scale set."""
     return ArmResponse(body=VmRenderer(context, call).instance(find_instance(context, call)))
 
 
 async def show_instance_view(context: RequestContext, call: ArmCall) -> ArmResponse:
+    """The instance view of an instance."""
     return ArmResponse(body=VmRenderer(context, call).instance_view(find_instance(context, call)))
 
 
 def all_vms_in(context: RequestContext, resource: str) -> list[Vm]:
-    """All VMs of a set, also those that the caller may not read: a set that is shown is shown as it is."""
-    return [stored_vm(context, one.key) for one in context.directory.unfiltered.vms_within(resource)]
+    """All VMs of a set, also those that the caller may not read: a readable set is shown as a whole."""
+    return [stored_vm(context, vm.key) for vm in context.directory.unfiltered.vms_within(resource)]
 
 
 def _scale_set_vms(context: RequestContext, call: ArmCall) -> list[Vm]:
@@ -291,43 +347,45 @@ def _scale_set_not_found(call: ArmCall) -> NotFound:
     )
 
 
-_SCALE_SETS_PATH = f"{COMPUTE_PROVIDER}/virtualMachineScaleSets"
-_SCALE_SET_PATH = f"{GROUP_PATH}/{_SCALE_SETS_PATH}/{{set}}"
-_INSTANCES_PATH = f"{_SCALE_SET_PATH}/virtualMachines"
-_INSTANCE_PATH = f"{_INSTANCES_PATH}/{{instance}}"
-
 _SCALE_SET_ROUTES: tuple[ArmRoute, ...] = (
     ArmRoute(
         "GET",
-        f"{SUBSCRIPTION_PATH}/{_SCALE_SETS_PATH}",
+        f"{SUBSCRIPTION_PATH}/{_SCALE_SETS_SEGMENT}",
         list_scale_sets,
         authorize=allow_listing,
-        summary="scale sets of a subscription",
+        summary="lists scale sets of a subscription",
     ),
     ArmRoute(
         "GET",
-        f"{GROUP_PATH}/{_SCALE_SETS_PATH}",
+        f"{GROUP_PATH}/{_SCALE_SETS_SEGMENT}",
         list_scale_sets,
         authorize=allow_listing,
-        summary="scale sets of a resource group",
+        summary="lists scale sets of a resource group",
     ),
-    ArmRoute("GET", _SCALE_SET_PATH, show_scale_set, summary="a scale set"),
-    ArmRoute("GET", f"{_SCALE_SET_PATH}/instanceView", show_scale_set_view, summary="how a scale set is just now"),
-    ArmRoute("GET", _INSTANCES_PATH, list_instances, authorize=allow_listing, summary="instances of a scale set"),
-    ArmRoute("GET", _INSTANCE_PATH, show_instance, summary="an instance"),
-    ArmRoute("GET", f"{_INSTANCE_PATH}/instanceView", show_instance_view, summary="how an instance is just now"),
+    ArmRoute("GET", SCALE_SET_PATH, show_scale_set, summary="shows a scale set"),
+    ArmRoute(
+        "GET",
+        f"{SCALE_SET_PATH}/instanceView",
+        show_scale_set_view,
+        summary="shows the current state of a scale set",
+    ),
+    ArmRoute("GET", _INSTANCES_PATH, list_instances, authorize=allow_listing, summary="lists instances of a scale set"),
+    ArmRoute("GET", INSTANCE_PATH, show_instance, summary="shows an instance"),
+    ArmRoute(
+        "GET", f"{INSTANCE_PATH}/instanceView", show_instance_view, summary="shows the current state of an instance"
+    ),
 )
-
-_AVAILABILITY_SET_SEGMENT = "/availabilitySets/".casefold()
 
 
 async def list_availability_sets(context: RequestContext, call: ArmCall) -> ArmResponse:
+    """The readable availability sets of a subscription or group."""
     require_container(context, call)
-    sets = [one for one in context.directory.sets_within(call.resource) if _AVAILABILITY_SET_SEGMENT in one.casefold()]
+    sets = _sets_of_kind(context, call, _AVAILABILITY_SETS_SEGMENT)
     return paged_response(call, sets, lambda resource: _visible_availability_set_json(context, resource), SET_PAGE_SIZE)
 
 
 async def show_availability_set(context: RequestContext, call: ArmCall) -> ArmResponse:
+    """An availability set, with those of its VMs that the caller may read."""
     if not context.directory.unfiltered.has_vms_in(call.resource):
         raise NotFound(
             f"availability set {call.path_params['set']!r} does not exist in resource group "
@@ -342,26 +400,22 @@ def _visible_availability_set_json(context: RequestContext, resource: str) -> Js
     return availability_set_json(vms, [vm for vm in vms if context.can_see(vm)])
 
 
-_AVAILABILITY_SETS_PATH = f"{COMPUTE_PROVIDER}/availabilitySets"
-
 _AVAILABILITY_SET_ROUTES: tuple[ArmRoute, ...] = (
     ArmRoute(
         "GET",
-        f"{SUBSCRIPTION_PATH}/{_AVAILABILITY_SETS_PATH}",
+        f"{SUBSCRIPTION_PATH}/{_AVAILABILITY_SETS_SEGMENT}",
         list_availability_sets,
         authorize=allow_listing,
-        summary="availability sets of a subscription",
+        summary="lists availability sets of a subscription",
     ),
     ArmRoute(
         "GET",
-        f"{GROUP_PATH}/{_AVAILABILITY_SETS_PATH}",
+        f"{GROUP_PATH}/{_AVAILABILITY_SETS_SEGMENT}",
         list_availability_sets,
         authorize=allow_listing,
-        summary="availability sets of a resource group",
+        summary="lists availability sets of a resource group",
     ),
-    ArmRoute(
-        "GET", f"{GROUP_PATH}/{_AVAILABILITY_SETS_PATH}/{{set}}", show_availability_set, summary="an availability set"
-    ),
+    ArmRoute("GET", AVAILABILITY_SET_PATH, show_availability_set, summary="shows an availability set"),
 )
 
 ROUTES: tuple[ArmRoute, ...] = (*_CONTAINER_ROUTES, *_VM_ROUTES, *_SCALE_SET_ROUTES, *_AVAILABILITY_SET_ROUTES)

@@ -55,7 +55,7 @@ def arm_routes(make_context: ContextFactory) -> list[Route]:
 
 
 async def _anonymous(request: Request) -> None:
-    """Authenticates nobody: discovery and sign-in need no token."""
+    """Skips authentication: discovery and sign-in need no token."""
 
 
 async def _answer(
@@ -103,9 +103,7 @@ def _parse_form(request: Request, body: bytes) -> dict[str, str]:
 def _route_not_found(method: str, path: str, allowed: list[str]) -> ArmResponse:
     if allowed:
         message = f"{method} {path} is not served: use {', '.join(sorted(set(allowed)))}"
-        answer = make_arm_error(405, "MethodNotAllowed", message)
-        return ArmResponse(status=405, body=answer.body, headers={"Allow": ", ".join(sorted(set(allowed)))})
-    message = (
-        f"{method} {path} is not served here: our own API lives under /forewarn/v1/, Azure's under /subscriptions/"
-    )
+        response = make_arm_error(405, "MethodNotAllowed", message)
+        return ArmResponse(status=405, body=response.body, headers={"Allow": ", ".join(sorted(set(allowed)))})
+    message = f"{method} {path} is not served here: our own API is under /forewarn/v1/, Azure's under /subscriptions/"
     return make_arm_error(404, "ResourceNotFound", message)

@@ -12,66 +12,83 @@ from forewarn.core.access import Right
 from forewarn.web.context import RequestContext
 
 _PATH_PARAM = re.compile(r"\{(\w+)\}")
+SUBSCRIPTION_PATH = "/subscriptions/{subscription}"
+GROUP_PATH = f"{SUBSCRIPTION_PATH}/resourceGroups/{{group}}"
+COMPUTE_PROVIDER = "providers/Microsoft.Compute"
+COMPUTE_PATH = f"{GROUP_PATH}/{COMPUTE_PROVIDER}"
+VM_PATH = f"{COMPUTE_PATH}/virtualMachines/{{vm}}"
+SCALE_SET_PATH = f"{COMPUTE_PATH}/virtualMachineScaleSets/{{set}}"
+INSTANCE_PATH = f"{SCALE_SET_PATH}/virtualMachines/{{instance}}"
+AVAILABILITY_SET_PATH = f"{COMPUTE_PATH}/availabilitySets/{{set}}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ArmCall:
+    """A request to the ARM facade, as its handlers receive it."""
+
     method: str
     path: str
-    path_params: Mapping[str, str] = field(default_factory=dict)  # from the path, as they were typed
+    path_params: Mapping[str, str] = field(default_factory=dict)  # in the client's spelling
     query: Mapping[str, str] = field(default_factory=dict)
-    body: bytes = field(default=b"", repr=False)  # sign-in sends secrets, and so below
+    body: bytes = field(default=b"", repr=False)  # may contain a secret, like the fields below without repr
     base_url: str = ""  # https://host:port, as the client called us
-    resource: str = ""  # the id of what is called: the path in Azure's spelling, without an action at its end
-    form_fields: Mapping[str, str] = field(default_factory=dict, repr=False)  # of a form
-    authorization: str = field(default="", repr=False)  # the header, for those that sign in
+    resource: str = ""  # the id of the called resource: the path in Azure's spelling, without an action at its end
+    form_fields: Mapping[str, str] = field(default_factory=dict, repr=False)  # of a form body
+    authorization: str = field(default="", repr=False)  # the header, for sign-in
 
     @property
     def api_version(self) -> str:
+        """The api-version of the query; empty if it has none."""
         return self.query.get("api-version", "")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ArmResponse:
+    """A response of the ARM facade."""
+
     status: int = 200
-    body: Any = None  # None: an empty one
+    body: Any = None  # encoded as JSON; None for an empty body
     headers: Mapping[str, str] = field(default_factory=dict)
 
 
 ArmHandler = Callable[[RequestContext, ArmCall], Awaitable[ArmResponse]]
-AnonymousArmHandler = Callable[[Any, ArmCall], Awaitable[ArmResponse]]  # given the house: nobody is in the room yet
+AnonymousArmHandler = Callable[[Any, ArmCall], Awaitable[ArmResponse]]  # gets Dependencies: there is no caller
 ArmAuthorizer = Callable[[RequestContext, ArmCall, Right], None]  # raises Forbidden
 
 
 def require_on_resource(context: RequestContext, call: ArmCall, right: Right) -> None:
-    """Over the resource that is called; decided by its id alone, before it is looked for."""
+    """Requires the right over the called resource, by its id: before it is known whether it exists."""
     context.require(right, call.resource)
 
 
 def allow_listing(context: RequestContext, call: ArmCall, right: Right) -> None:
-    """The handler shows what the caller may read, which may be nothing."""
+    """Requires nothing: the handler shows what the caller may read, which may be nothing."""
 
 
 @dataclass(frozen=True)
 class ArmRoute:
+    """A route of the ARM facade; `path` is a template in Azure's spelling."""
+
     method: str
     path: str
     handler: ArmHandler | AnonymousArmHandler
-    right: Right | None = Right.READ  # None: anybody, without a token; for discovery and sign-in alone
+    right: Right | None = Right.READ  # None: no token is needed, only for discovery and sign-in
     authorize: ArmAuthorizer = require_on_resource
-    summary: str = ""
+    summary: str = ""  # for the generated pages
 
     @cached_property
     def pattern(self) -> re.Pattern[str]:
+        """The path as a regular expression that ignores case."""
         pieces = _PATH_PARAM.split(self.path)
         text = "".join(f"(?P<{p}>[^/]+)" if n % 2 else re.escape(p) for n, p in enumerate(pieces))
         return re.compile(text, re.IGNORECASE)
 
     def match_path(self, path: str) -> dict[str, str] | None:
+        """The path parameters of a matching path, else None."""
         match = self.pattern.fullmatch(path)
         return match.groupdict() if match else None
 
-    def resource_id(self, names: Mapping[str, str]) -> str:
-        """The template up to its last name, filled in: Azure's spelling, whatever the caller's was."""
+    def resource_id(self, path_params: Mapping[str, str]) -> str:
+        """The id of the called resource: the template up to its last parameter, filled in."""
         end = max((m.end() for m in _PATH_PARAM.finditer(self.path)), default=len(self.path))
-        return _PATH_PARAM.sub(lambda m: names[m[1]], self.path[:end])
+        return _PATH_PARAM.sub(lambda m: path_params[m[1]], self.path[:end])

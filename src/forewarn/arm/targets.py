@@ -14,20 +14,20 @@ from forewarn.errors import NotFound, Rejected
 from forewarn.web.context import RequestContext
 from forewarn.web.request_parsing import HandlerCall
 
-ALL_INSTANCES = "*"
+ALL_INSTANCES = "*"  # in a list of instance ids: all instances
 T = TypeVar("T", bound=msgspec.Struct)
 
 
 class ResourceAbsent(NotFound):
-    """Nothing at all is called so."""
+    """The called VM, instance or set does not exist."""
 
 
 class ArmEmptyBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """No body, or an empty object."""
+    """The body of a call without parameters: empty, or an empty object."""
 
 
 class ReimageBody(ArmEmptyBody, frozen=True, kw_only=True):
-    """What a reimage may say of the new disk. There are no images here, so it changes nothing."""
+    """The parameters of a reimage; accepted without effect, since there are no images."""
 
     temp_disk: bool | None = msgspec.field(name="tempDisk", default=None)
     exact_version: str | None = msgspec.field(name="exactVersion", default=None)
@@ -36,28 +36,33 @@ class ReimageBody(ArmEmptyBody, frozen=True, kw_only=True):
 
 
 class InstanceIdsBody(ArmEmptyBody, frozen=True, kw_only=True):
-    """Left out, or `["*"]`: all of them."""
+    """Instance ids; left out, or `["*"]`: all instances."""
 
     ids: tuple[str, ...] | None = msgspec.field(name="instanceIds", default=None)
 
 
 class ReimageInstancesBody(ReimageBody, frozen=True, kw_only=True):
+    """A reimage of some instances; ids left out: all instances."""
+
     ids: tuple[str, ...] | None = msgspec.field(name="instanceIds", default=None)
 
 
 class RequiredInstanceIdsBody(ArmEmptyBody, frozen=True, kw_only=True):
+    """Instance ids of a call that must name them, such as delete."""
+
     ids: tuple[str, ...] = msgspec.field(name="instanceIds")
 
 
-def parse_arm_body(call: ArmCall, shape: type[T]) -> T:
+def parse_arm_body(call: ArmCall, body_type: type[T]) -> T:
+    """The JSON body as this struct. Raises Rejected."""
     try:
-        return HandlerCall(body=call.body).parse_body(shape)
+        return HandlerCall(body=call.body).parse_body(body_type)
     except RecursionError as error:
         raise Rejected("the body is nested too deeply: send less") from error
 
 
 def find_vm(context: RequestContext, call: ArmCall) -> Vm:
-    """The VM of the path. Instances of scale sets and of cloud services are not found here."""
+    """The VM that the path names. Raises ResourceAbsent, or NotFound with the right path for an instance."""
     name, group = call.path_params["vm"], call.path_params["group"]
     vm = context.store.vm(vm_key(call.path_params["subscription"], group, name))
     if vm is None or vm.removed_at is not None or vm.cloud_service or (vm.scale_set and not context.can_see(vm)):
@@ -70,26 +75,36 @@ def find_vm(context: RequestContext, call: ArmCall) -> Vm:
 
 
 def find_instance(context: RequestContext, call: ArmCall) -> Vm:
+    """The instance that the path names. Raises ResourceAbsent."""
     return _find_instance_by_id(context, call, call.path_params["instance"])
 
 
 def selects_all_instances(ids: tuple[str, ...] | None) -> bool:
+    """Whether these instance ids of a body mean all instances."""
     return ids is None or ids == (ALL_INSTANCES,)
 
 
 def find_instances(context: RequestContext, call: ArmCall, ids: tuple[str, ...]) -> list[Vm]:
-    """Those with these ids, each once. One that does not exist refuses the call."""
+    """The instances with these ids, each once.
+
+    Raises ResourceAbsent for an unknown id, Rejected for none or `*`.
+    """
     if not ids:
         raise Rejected(
             f"instanceIds is empty: name instances by their ids, or give [{ALL_INSTANCES!r}] for all of them"
         )
     if ALL_INSTANCES in ids:
         raise Rejected(f"instanceIds has {ALL_INSTANCES!r} beside other ids: give it alone")
-    return list({vm.key: vm for vm in (_find_instance_by_id(context, call, one) for one in ids)}.values())
+    return list({vm.key: vm for vm in (_find_instance_by_id(context, call, wanted) for wanted in ids)}.values())
 
 
 def all_instances(context: RequestContext, call: ArmCall) -> list[Vm]:
-    vms = [vm for vm in (context.store.vm(one.key) for one in context.directory.vms_within(scale_set_id(call))) if vm]
+    """All instances of the called scale set that the caller may read.
+
+    Raises ResourceAbsent if there are none.
+    """
+    stored = (context.store.vm(indexed.key) for indexed in context.directory.vms_within(scale_set_id(call)))
+    vms = [vm for vm in stored if vm is not None]
     if not vms:
         names = call.path_params
         raise ResourceAbsent(
@@ -100,6 +115,7 @@ def all_instances(context: RequestContext, call: ArmCall) -> list[Vm]:
 
 
 def scale_set_id(call: ArmCall) -> str:
+    """The resource id of the scale set that the path names."""
     group = group_resource_id(call.path_params["subscription"], call.path_params["group"])
     return f"{group}/providers/Microsoft.Compute/virtualMachineScaleSets/{call.path_params['set']}"
 
@@ -121,18 +137,18 @@ def _is_instance(vm: Vm, scale_set: str, wanted: str) -> bool:
 
 
 def authorize_instances(context: RequestContext, call: ArmCall, right: Right) -> None:
-    """Over the scale set, or over each instance that the body names."""
+    """Requires the right over the scale set, or over each instance that the body names."""
     if context.principal.may(right, call.resource):
         return
-    named = _instance_ids_in_body(call)
-    if not named or ALL_INSTANCES in named:
+    ids = _instance_ids_in_body(call)
+    if not ids or ALL_INSTANCES in ids:
         context.require(right, call.resource)
-    for one in named:
-        context.require(right, f"{call.resource}/virtualMachines/{one}")
+    for instance_id in ids:
+        context.require(right, f"{call.resource}/virtualMachines/{instance_id}")
 
 
 def _instance_ids_in_body(call: ArmCall) -> tuple[str, ...]:
     try:
         return parse_arm_body(call, ReimageInstancesBody).ids or ()
     except Rejected:
-        return ()  # said by the handler, to those who have the right
+        return ()  # only a caller with the right learns that the body is invalid, from the handler

@@ -16,16 +16,17 @@ from forewarn.errors import Rejected, Unauthenticated
 from forewarn.store.interface import Store
 from forewarn.web.authentication import verify_client_secret
 from forewarn.web.dependencies import Dependencies
+from forewarn.web.remedies import Surface, message_for
 
-_DEFAULT_SCOPE = "/.default"  # all that was granted: the one scope there is
+_DEFAULT_SCOPE = "/.default"  # the only scope: everything that was granted
 _NO_STORE_HEADERS = {"Cache-Control": "no-store", "Pragma": "no-cache"}
 
 
 class TokenError(Rejected):
-    """Said as OAuth says it. The number is by which the vendor's own refusals of this sort are known."""
+    """An error of the token endpoint: OAuth's code, and the number of Azure's error for the same cause."""
 
-    def __init__(self, status: int, error: str, number: int, sentence: str) -> None:
-        super().__init__(f"AADSTS{number}: {sentence}")
+    def __init__(self, status: int, error: str, number: int, message: str) -> None:
+        super().__init__(f"AADSTS{number}: {message}")
         self.status, self.error, self.number = status, error, number
 
 
@@ -36,47 +37,51 @@ class _ClientCredentials:
 
 
 async def issue_token(dependencies: Dependencies, call: ArmCall) -> ArmResponse:
+    """A token for a client's id and secret, from the form or from basic authentication."""
     try:
         return _issue(dependencies, call)
-    except TokenError as refused:
-        body = {"error": refused.error, "error_description": str(refused), "error_codes": [refused.number]}
-        asked = {"WWW-Authenticate": 'Basic realm="forewarn"'} if refused.status == 401 and call.authorization else {}
-        return ArmResponse(status=refused.status, body=body, headers=_NO_STORE_HEADERS | asked)
+    except TokenError as error:
+        body = {"error": error.error, "error_description": str(error), "error_codes": [error.number]}
+        is_basic = error.status == 401 and call.authorization
+        challenge = {"WWW-Authenticate": 'Basic realm="forewarn"'} if is_basic else {}
+        return ArmResponse(status=error.status, body=body, headers=_NO_STORE_HEADERS | challenge)
 
 
 def _issue(dependencies: Dependencies, call: ArmCall) -> ArmResponse:
     sign_in, now = require_sign_in(dependencies), dependencies.real_time()
     if sign_in.external is not None:
-        raise TokenError(400, "unauthorized_client", 700016, f"clients sign in at {sign_in.external.url!r}: go there")
+        raise TokenError(
+            400, "unauthorized_client", 700016, f"clients sign in at {sign_in.external.url!r}: sign in there"
+        )
     _require_client_credentials(call)
     client = _verify_client(_read_credentials(call), dependencies.control.store)
     audience = _requested_audience(call, sign_in.issuer)
 
     issued = sign_in.issue_for_client(client, audience, now)
 
-    left_s = int(issued.expires_at - now)
-    body = {"token_type": "Bearer", "expires_in": left_s, "ext_expires_in": left_s, "access_token": issued.token}
+    valid_s = int(issued.expires_at - now)
+    body = {"token_type": "Bearer", "expires_in": valid_s, "ext_expires_in": valid_s, "access_token": issued.token}
     return ArmResponse(body=body, headers=_NO_STORE_HEADERS)
 
 
 def _require_client_credentials(call: ArmCall) -> None:
-    grant = call.form_fields.get("grant_type", "")
-    if not grant:
+    grant_type = call.form_fields.get("grant_type", "")
+    if not grant_type:
         raise TokenError(400, "invalid_request", 900144, "the form has no 'grant_type': send 'client_credentials'")
-    if grant != "client_credentials":
-        sentence = f"grant_type {quote_excerpt(grant)} is not served here: use 'client_credentials'"
-        raise TokenError(400, "unsupported_grant_type", 70003, sentence)
+    if grant_type != "client_credentials":
+        message = f"grant_type {quote_excerpt(grant_type)} is not supported: use 'client_credentials'"
+        raise TokenError(400, "unsupported_grant_type", 70003, message)
 
 
 def _read_credentials(call: ArmCall) -> _ClientCredentials:
     scheme, _, encoded = call.authorization.partition(" ")
-    found = _basic_credentials(encoded) if scheme.lower() == "basic" else _form_credentials(call)
-    if not found.client_id:
+    credentials = _basic_credentials(encoded) if scheme.lower() == "basic" else _form_credentials(call)
+    if not credentials.client_id:
         raise TokenError(400, "invalid_request", 900144, "the form has no 'client_id': send the id of a client")
-    if not found.secret:
-        sentence = f"client {quote_excerpt(found.client_id)} sent no secret: send it as 'client_secret'"
-        raise TokenError(401, "invalid_client", 7000218, sentence)
-    return found
+    if not credentials.secret:
+        message = f"client {quote_excerpt(credentials.client_id)} sent no secret: send it as 'client_secret'"
+        raise TokenError(401, "invalid_client", 7000218, message)
+    return credentials
 
 
 def _form_credentials(call: ArmCall) -> _ClientCredentials:
@@ -87,35 +92,35 @@ def _form_credentials(call: ArmCall) -> _ClientCredentials:
 
 def _basic_credentials(encoded: str) -> _ClientCredentials:
     try:
-        given = base64.b64decode(encoded.strip(), validate=True).decode()
+        decoded = base64.b64decode(encoded.strip(), validate=True).decode()
     except (binascii.Error, ValueError):
-        sentence = "the Authorization header is no base64 of ID:SECRET: send it so, or send a form"
-        raise TokenError(400, "invalid_request", 900144, sentence) from None
-    client_id, _, secret = given.partition(":")
+        message = "the Authorization header is not the base64 of ID:SECRET: send that, or send a form"
+        raise TokenError(400, "invalid_request", 900144, message) from None
+    client_id, _, secret = decoded.partition(":")
     return _ClientCredentials(client_id=unquote_plus(client_id), secret=unquote_plus(secret))  # RFC 6749 §2.3.1
 
 
-def _verify_client(given: _ClientCredentials, store: Store) -> RegisteredClient:
+def _verify_client(credentials: _ClientCredentials, store: Store) -> RegisteredClient:
     try:
-        return verify_client_secret(given.client_id, given.secret, store)
-    except Unauthenticated as refused:
-        raise TokenError(401, "invalid_client", 7000215, str(refused)) from None
+        return verify_client_secret(credentials.client_id, credentials.secret, store)
+    except Unauthenticated as error:
+        raise TokenError(401, "invalid_client", 7000215, message_for(error, Surface.ARM)) from None
 
 
 def _requested_audience(call: ArmCall, issuer: TokenIssuer) -> str:
-    """What the token is to be for, by `scope` or as it used to be by `resource`; unasked, Azure's own API."""
+    """The audience of the token: from `scope`, from the older `resource`, or else Azure's management API."""
     scope, resource = call.form_fields.get("scope", "").strip(), call.form_fields.get("resource", "").strip()
     audience = normalize_audience(scope.removesuffix(_DEFAULT_SCOPE) or resource or MANAGEMENT_AUDIENCES[0])
     if issuer.accepts(audience):
         return audience
     error, number = ("invalid_scope", 70011) if scope else ("invalid_resource", 500011)
-    wanted = f"{MANAGEMENT_AUDIENCES[0]}{_DEFAULT_SCOPE if scope else ''}"
+    allowed = f"{MANAGEMENT_AUDIENCES[0]}{_DEFAULT_SCOPE if scope else ''}"
     raise TokenError(
-        400, error, number, f"{quote_excerpt(scope or resource)} is nothing that tokens are for here: ask {wanted!r}"
+        400, error, number, f"{quote_excerpt(scope or resource)} is not an audience of this service: use {allowed!r}"
     )
 
 
 ROUTES: tuple[ArmRoute, ...] = (
-    ArmRoute("POST", "/adfs/oauth2/token", issue_token, None, summary="a token for a client's secret"),
-    ArmRoute("POST", "/{tenant}/oauth2/v2.0/token", issue_token, None, summary="a token for a client's secret"),
+    ArmRoute("POST", "/adfs/oauth2/token", issue_token, None, summary="issues a token for a client's secret"),
+    ArmRoute("POST", "/{tenant}/oauth2/v2.0/token", issue_token, None, summary="issues a token for a client's secret"),
 )

@@ -20,21 +20,26 @@ from forewarn.core.vm_settings import (
 )
 from forewarn.web.request_parsing import split_validation_error
 
-MemberPath = tuple[str, ...]
+MemberPath = tuple[str, ...]  # the names from the root of a JSON body to a member
 _MAX_QUOTED_LENGTH = 80
-# What only the service writes: a client that sends an older one back means nothing by it.
+# Only the service writes these: a client that sends back an old value does not mean to change them.
 _READ_ONLY_MEMBERS = frozenset({"properties.instanceView", "properties.provisioningState", "etag", "systemData"})
 
 
 class MissingMember:
-    """No such member was sent: another thing than null."""
+    """The type of MISSING: the member was not sent, which differs from null."""
 
 
 MISSING: Final = MissingMember()
+_ISO_DURATION = re.compile(
+    r"P(?:(?P<d>[0-9]{1,9})D)?(?:T(?:(?P<h>[0-9]{1,9})H)?(?:(?P<m>[0-9]{1,9})M)?(?:(?P<s>[0-9]{1,9})S)?)?"
+)
+_SECONDS_PER_UNIT = {"d": 86400, "h": 3600, "m": 60, "s": 1}
+_MAX_TAG_NAME, _MAX_TAG_VALUE, _MAX_TAGS = 512, 256, 50  # Azure's limits
 
 
 def member_at(sent: JsonObject, path: MemberPath) -> Any:
-    """What was sent under this path, else MISSING. Nothing is under something that is null."""
+    """The value at this path of a body, or MISSING."""
     value: Any = sent
     for name in path:
         if not isinstance(value, dict) or name not in value:
@@ -44,16 +49,16 @@ def member_at(sent: JsonObject, path: MemberPath) -> Any:
 
 
 def merge_patch(old: Any, sent: Any) -> Any:
-    """`old` with what was sent: members left out stay, and null takes one away (RFC 7396)."""
+    """`old` merged with `sent` (RFC 7396): a member that is left out stays, null removes one."""
     if not isinstance(sent, dict):
         return sent
-    kept = old if isinstance(old, dict) else {}
-    named = {name: merge_patch(kept.get(name), value) for name, value in sent.items() if value is not None}
-    return {name: value for name, value in kept.items() if name not in sent} | named
+    base = old if isinstance(old, dict) else {}
+    merged = {name: merge_patch(base.get(name), value) for name, value in sent.items() if value is not None}
+    return {name: value for name, value in base.items() if name not in sent} | merged
 
 
 def is_empty_value(value: Any) -> bool:
-    """Null, and whatever holds nothing else."""
+    """Whether the value is null, an empty list, or an object of such values."""
     if isinstance(value, dict):
         return all(map(is_empty_value, value.values()))
     return value is None or value == []
@@ -62,7 +67,7 @@ def is_empty_value(value: Any) -> bool:
 def require_unchanged(
     sent: JsonObject, shown: JsonObject, changeable: frozenset[MemberPath], above: MemberPath = ()
 ) -> None:
-    """Everything that was sent, except what can change, which is read elsewhere."""
+    """Raises ArmError if `sent` differs from what a GET shows, except at the changeable paths."""
     for name, value in sent.items():
         path = (*above, name)
         if path in changeable or value is None or ".".join(path) in _READ_ONLY_MEMBERS:
@@ -70,7 +75,7 @@ def require_unchanged(
         if name not in shown and is_empty_value(value):
             continue
         if name not in shown:
-            raise invalid_member(path, "is nothing that can be set here: leave it out")
+            raise invalid_member(path, "cannot be set here: leave it out")
         old = shown[name]
         if isinstance(old, dict):
             require_unchanged(require_object(value, path), old, changeable, path)
@@ -79,27 +84,30 @@ def require_unchanged(
 
 
 def require_object(value: Any, path: MemberPath) -> JsonObject:
+    """The value, if it is a JSON object. Raises ArmError."""
     if isinstance(value, dict):
         return value
     raise invalid_member(path, f"is {json_text(value)}: send an object")
 
 
 def invalid_member(path: MemberPath, what: str) -> ArmError:
+    """The error for a member of the body; `what` continues the sentence after its path."""
     where = path_text(path)
     return ArmError(400, "InvalidParameter", f"{where} {what}", target=where)
 
 
 def path_text(path: MemberPath) -> str:
+    """The path with dots, cut to the length of a quotation."""
     return truncate_text(".".join(path))
 
 
 def json_text(value: Any) -> str:
-    """As it was written, cut short."""
+    """The value as JSON, cut to the length of a quotation."""
     return truncate_text(msgspec.json.encode(value).decode())
 
 
 def _equivalent(sent: Any, shown: Any, name: str) -> bool:
-    """Azure compares names without case, and locations without spaces too."""
+    """Whether Azure treats both values as equal: texts without case, locations also without spaces."""
     if isinstance(sent, list) and isinstance(shown, list):
         return len(sent) == len(shown) and all(_equivalent(*pair, name) for pair in zip(sent, shown, strict=True))
     if isinstance(sent, dict) and isinstance(shown, dict):
@@ -123,22 +131,15 @@ def _change_not_allowed(path: MemberPath, sent: Any, shown: Any) -> ArmError:
 
 def _remedy_text(path: MemberPath, sent: Any, shown: Any) -> str:
     if path != ("sku", "capacity") or not isinstance(sent, int | float):
-        return "leave it, or change it in the fleet file (`forewarn fleet apply`)"
+        return "leave it as it is, or change it in the fleet file (`forewarn fleet apply`)"
     if sent > shown:
         return "add instances to the fleet file, or with `forewarn fleet add`"
-    return "delete the instances that shall go (`az vmss delete-instances`, `forewarn delete --scale-in`)"
+    return "delete instances (`az vmss delete-instances`, `forewarn delete --scale-in`)"
 
 
 def truncate_text(text: str) -> str:
-    """What a stranger wrote, cut."""
+    """The text, cut to the length of a quotation."""
     return text if len(text) <= _MAX_QUOTED_LENGTH else f"{text[:_MAX_QUOTED_LENGTH]}…"
-
-
-_ISO_DURATION = re.compile(
-    r"P(?:(?P<d>[0-9]{1,9})D)?(?:T(?:(?P<h>[0-9]{1,9})H)?(?:(?P<m>[0-9]{1,9})M)?(?:(?P<s>[0-9]{1,9})S)?)?"
-)
-_SECONDS_PER_UNIT = {"d": 86400, "h": 3600, "m": 60, "s": 1}
-_MAX_TAG_NAME, _MAX_TAG_VALUE, _MAX_TAGS = 512, 256, 50  # of tags, as in Azure
 
 
 class _SettingsPart(msgspec.Struct, frozen=True, kw_only=True, rename="camel", forbid_unknown_fields=True):
@@ -161,7 +162,7 @@ class _AutomaticApproval(_SettingsPart, frozen=True, kw_only=True):
 
 class _PublishingTarget(_SettingsPart, frozen=True, kw_only=True):
     enable: bool = False
-    scheduled_events_api_version: str = ""  # webhooks are told everything, whatever the version
+    scheduled_events_api_version: str = ""  # ignored: webhooks always get everything
 
 
 class _PublishingTargets(_SettingsPart, frozen=True, kw_only=True):
@@ -171,9 +172,8 @@ class _PublishingTargets(_SettingsPart, frozen=True, kw_only=True):
 class _ScheduledEventsPolicy(_SettingsPart, frozen=True, kw_only=True):
     user_initiated_reboot: _AutomaticApproval = _AutomaticApproval()
     user_initiated_redeploy: _AutomaticApproval = _AutomaticApproval()
-    all_instances_down: _AutomaticApproval = (
-        _AutomaticApproval()
-    )  # taken and without effect: a VM that is down is not waited for
+    # Accepted without effect: forewarn never waits for a VM that is down.
+    all_instances_down: _AutomaticApproval = _AutomaticApproval()
     scheduled_events_additional_publishing_targets: _PublishingTargets = _PublishingTargets()
 
 
@@ -181,7 +181,10 @@ T = TypeVar("T", bound=_SettingsPart)
 
 
 def read_profile(value: Any, path: MemberPath) -> VmSettingsChange:
-    """Which notices there shall be; what is left out is none."""
+    """The notices that a `scheduledEventsProfile` sets; a notification that is left out is off.
+
+    Raises ArmError.
+    """
     profile = _convert(value, _ScheduledEventsProfile, path)
     terminate = (*path, "terminateNotificationProfile", "notBeforeTimeout")
     os_image = (*path, "osImageNotificationProfile", "notBeforeTimeout")
@@ -196,7 +199,7 @@ def read_profile(value: Any, path: MemberPath) -> VmSettingsChange:
 
 
 def read_policy(value: Any, path: MemberPath) -> VmSettingsChange:
-    """What needs nobody's approval, and whether events are told outside; what is left out is not so."""
+    """The settings of a `scheduledEventsPolicy`; a setting that is left out is off. Raises ArmError."""
     policy = _convert(value, _ScheduledEventsPolicy, path)
     targets = policy.scheduled_events_additional_publishing_targets
     return VmSettingsChange(
@@ -207,23 +210,24 @@ def read_policy(value: Any, path: MemberPath) -> VmSettingsChange:
 
 
 def read_tags(value: Any, path: MemberPath) -> dict[str, str]:
+    """The tags of a body, within Azure's limits. Raises ArmError."""
     try:
         tags = msgspec.convert(_drop_empty(value), dict[str, str])
     except msgspec.ValidationError as error:
         raise _invalid_value(error, path) from error
     if len(tags) > _MAX_TAGS:
-        raise invalid_member(path, f"has {len(tags)} members: give {_MAX_TAGS} or fewer")
+        raise invalid_member(path, f"has {len(tags)} tags: give {_MAX_TAGS} or fewer")
     for name, text in tags.items():
         if not name.strip() or len(name) > _MAX_TAG_NAME or len(text) > _MAX_TAG_VALUE:
-            limits = f"a name of 1 to {_MAX_TAG_NAME} characters and a text of up to {_MAX_TAG_VALUE}"
-            raise invalid_member((*path, name), f"cannot be a tag: give {limits}")
+            limits = f"a name of 1 to {_MAX_TAG_NAME} characters and a value of up to {_MAX_TAG_VALUE}"
+            raise invalid_member((*path, name), f"is not a valid tag: give {limits}")
     if len({name.casefold() for name in tags}) < len(tags):
-        raise invalid_member(path, "has a name twice, in other letters: tags are told apart without case")
+        raise invalid_member(path, "has two names that differ only in case: tag names ignore case, give one of them")
     return tags
 
 
 def _notice_minutes(notice: _NotificationProfile, path: MemberPath, shortest: int, longest: int) -> int:
-    """0: none. Whoever gives a time and does not say whether to enable it wants it: `az` sends that."""
+    """The notice in minutes, 0 if it is off. A timeout without `enable` is on, since `az` sends that."""
     timeout = notice.not_before_timeout
     minutes = shortest if timeout is None else _whole_minutes(timeout)
     if minutes is None or not shortest <= minutes <= longest:
@@ -234,16 +238,16 @@ def _notice_minutes(notice: _NotificationProfile, path: MemberPath, shortest: in
 
 
 def _whole_minutes(text: str) -> int | None:
-    """`PT5M`, or the same as `PT300S`; None if it is no duration, or not one of whole minutes."""
+    """The minutes of an ISO 8601 duration such as `PT5M` or `PT300S`; None if it is not in whole minutes."""
     match = _ISO_DURATION.fullmatch(text)
     parts = {unit: int(number) for unit, number in match.groupdict().items() if number} if match else {}
     seconds = sum(_SECONDS_PER_UNIT[unit] * number for unit, number in parts.items())
     return seconds // 60 if parts and seconds % 60 == 0 else None
 
 
-def _convert(value: Any, shape: type[T], path: MemberPath) -> T:
+def _convert(value: Any, part_type: type[T], path: MemberPath) -> T:
     try:
-        return msgspec.convert(_drop_empty(value), shape)
+        return msgspec.convert(_drop_empty(value), part_type)
     except msgspec.ValidationError as error:
         raise _invalid_value(error, path) from error
 
@@ -254,7 +258,7 @@ def _invalid_value(error: msgspec.ValidationError, path: MemberPath) -> Exceptio
 
 
 def _drop_empty(value: Any) -> Any:
-    """Without members that say nothing."""
+    """The value without empty members."""
     if not isinstance(value, dict):
         return {} if value is None else value
     return {name: _drop_empty(text) for name, text in value.items() if not is_empty_value(text) or text == []}

@@ -1,6 +1,6 @@
 """PUT and PATCH of VMs and sets: tags, scheduled events profile and policy.
 
-Both answer when the change is done, with what a GET shows then.
+Both change the settings at once, and answer with what a GET shows then.
 """
 
 from __future__ import annotations
@@ -12,12 +12,22 @@ from typing import Any
 import msgspec
 from msgspec.structs import asdict
 
-from forewarn.arm.actions import INSTANCE_PATH, SCALE_SET_PATH, VM_PATH
 from forewarn.arm.api_versions import require_member_supported
 from forewarn.arm.errors import ArmError
 from forewarn.arm.rendering import JsonObject, availability_set_json, instance_json, scale_set_json, vm_json
 from forewarn.arm.resources import all_vms_in
-from forewarn.arm.routing import ArmAuthorizer, ArmCall, ArmHandler, ArmResponse, ArmRoute, require_on_resource
+from forewarn.arm.routing import (
+    AVAILABILITY_SET_PATH,
+    INSTANCE_PATH,
+    SCALE_SET_PATH,
+    VM_PATH,
+    ArmAuthorizer,
+    ArmCall,
+    ArmHandler,
+    ArmResponse,
+    ArmRoute,
+    require_on_resource,
+)
 from forewarn.arm.targets import ResourceAbsent, find_instance, find_vm
 from forewarn.arm.update_body import (
     MISSING,
@@ -45,16 +55,16 @@ _POLICY_PATH: MemberPath = ("properties", "scheduledEventsPolicy")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UpdateTarget:
-    """What is updated: the VMs it consists of, and what a GET shows of it."""
+    """The resource of an update: its VMs, and what a GET shows of it."""
 
     vms: Sequence[Vm]
     rendered: JsonObject
-    display_name: str  # by the history
+    display_name: str  # for the history
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UpdatableKind:
-    """A sort of resource: how it is found, and where it has what can be changed."""
+    """A kind of resource: how to find it, and the paths of its profile and policy, if it has them."""
 
     find: Callable[[RequestContext, ArmCall], UpdateTarget]
     profile: MemberPath | None = None
@@ -62,6 +72,7 @@ class UpdatableKind:
 
     @property
     def changeable_paths(self) -> frozenset[MemberPath]:
+        """The members that an update may change."""
         return frozenset(path for path in (_TAGS_PATH, self.profile, self.policy) if path is not None)
 
 
@@ -86,14 +97,14 @@ def _availability_set_target(context: RequestContext, call: ArmCall) -> UpdateTa
     vms = all_vms_in(context, call.resource)
     if not vms:
         raise _set_not_found(call, "availability set")
-    shown = availability_set_json(vms, [vm for vm in vms if context.can_see(vm)])
-    return UpdateTarget(vms=vms, rendered=shown, display_name=vms[0].availability_set)
+    rendered = availability_set_json(vms, [vm for vm in vms if context.can_see(vm)])
+    return UpdateTarget(vms=vms, rendered=rendered, display_name=vms[0].availability_set)
 
 
-def _set_not_found(call: ArmCall, what: str) -> ResourceAbsent:
+def _set_not_found(call: ArmCall, kind: str) -> ResourceAbsent:
     group = call.path_params["group"]
-    listed = f"`az {'vmss' if what == 'scale set' else 'vm availability-set'} list -g {group}` lists them"
-    return ResourceAbsent(f"{what} {call.path_params['set']!r} does not exist in resource group {group!r}: {listed}")
+    remedy = f"`az {'vmss' if kind == 'scale set' else 'vm availability-set'} list -g {group}` lists them"
+    return ResourceAbsent(f"{kind} {call.path_params['set']!r} does not exist in resource group {group!r}: {remedy}")
 
 
 def _find_target(kind: UpdatableKind, context: RequestContext, call: ArmCall) -> UpdateTarget:
@@ -102,8 +113,8 @@ def _find_target(kind: UpdatableKind, context: RequestContext, call: ArmCall) ->
     except ResourceAbsent as error:
         if call.method != "PUT":
             raise
-        made = "what is new comes with a fleet file (`forewarn fleet apply`) or with `forewarn fleet add`"
-        raise ResourceAbsent(f"{error}, and a PUT does not make it: {made}") from error
+        remedy = "add it with a fleet file (`forewarn fleet apply`) or with `forewarn fleet add`"
+        raise ResourceAbsent(f"{error}, and a PUT does not create it: {remedy}") from error
 
 
 _VM_KIND = UpdatableKind(find=_vm_target, profile=_PROFILE_PATH, policy=_POLICY_PATH)
@@ -111,27 +122,24 @@ _INSTANCE_KIND = UpdatableKind(find=_instance_target)
 _SCALE_SET_KIND = UpdatableKind(find=_scale_set_target, profile=_SET_PROFILE_PATH, policy=_POLICY_PATH)
 _AVAILABILITY_SET_KIND = UpdatableKind(find=_availability_set_target, policy=_POLICY_PATH)
 
-_AVAILABILITY_SET_PATH = VM_PATH.replace("/virtualMachines/{vm}", "/availabilitySets/{set}")
-ArmRoutes = tuple[ArmRoute, ...]
-
 
 def _update_handler(kind: UpdatableKind) -> ArmHandler:
     async def handler(context: RequestContext, call: ArmCall) -> ArmResponse:
         target = _find_target(kind, context, call)
         try:
-            amendment = _read_amendment(kind, target, call, context.dependencies.strict_api_versions)
+            change = _read_change(kind, target, call, context.dependencies.strict_api_versions)
         except RecursionError as error:
             raise Rejected("the body is nested too deeply: send less") from error
         await context.control.fleet.update_settings(
-            target.vms, amendment, called=target.display_name, who=context.caller_name
+            target.vms, change, called=target.display_name, who=context.caller_name
         )
         return ArmResponse(body=kind.find(context, call).rendered)
 
     return handler
 
 
-def _read_amendment(kind: UpdatableKind, target: UpdateTarget, call: ArmCall, strict: bool) -> VmSettingsChange:
-    """What is to change; Rejected, if anything else would."""
+def _read_change(kind: UpdatableKind, target: UpdateTarget, call: ArmCall, strict: bool) -> VmSettingsChange:
+    """The change that the body describes. Raises Rejected if it would change anything else."""
     sent, is_whole = _read_object(call), call.method == "PUT"
     if is_whole and not sent.get("location"):
         raise ArmError(400, "LocationRequired", "location is missing: send the whole resource, or PATCH it", "location")
@@ -156,27 +164,30 @@ def _read_object(call: ArmCall) -> JsonObject:
         raise Rejected(f"the body is not JSON ({error}): send an object such as {{}}") from error
 
 
-def _target_value(sent: JsonObject, shown: JsonObject, path: MemberPath, is_whole: bool) -> Any:
-    """What a PUT leaves out shall not be; what a PATCH leaves out stays."""
-    new, old = member_at(sent, path), member_at(shown, path)
+def _target_value(sent: JsonObject, rendered: JsonObject, path: MemberPath, is_whole: bool) -> Any:
+    """The new value of a member: a PUT removes what it leaves out, a PATCH keeps it."""
+    new, old = member_at(sent, path), member_at(rendered, path)
     if is_whole:
         return None if new is MISSING else new
     return merge_patch(None if old is MISSING else old, new)
 
 
 def _changed_fields(new: VmSettingsChange, vms: Sequence[Vm]) -> dict[str, Any]:
-    """Of what is wanted, that which is not so already. A PUT of what was shown moves nothing, even in a set whose VMs
-    differ; a PATCH means all of them."""
+    """The fields of `new` that differ from the settings of any of these VMs.
+
+    For a PUT the caller passes only the first VM: sending back what a GET showed must change nothing, even in a set
+    whose VMs differ.
+    """
     settings = [current_settings(vm) for vm in vms]
     return {
         name: value
         for name, value in asdict(new).items()
-        if value not in (None, ()) and any(getattr(one, name) != value for one in settings)
+        if value not in (None, ()) and any(getattr(current, name) != value for current in settings)
     }
 
 
 def _tag_changes(sent: JsonObject, old: dict[str, str], is_whole: bool) -> dict[str, Any]:
-    """Tags come as a whole, in a PATCH too."""
+    """The change of tags; a PATCH replaces all of them too."""
     new = member_at(sent, _TAGS_PATH)
     if new == old or (new is MISSING and not is_whole):
         return {}
@@ -185,7 +196,7 @@ def _tag_changes(sent: JsonObject, old: dict[str, str], is_whole: bool) -> dict[
 
 
 def authorize_set_and_vms(context: RequestContext, call: ArmCall, right: Right) -> None:
-    """Over the set and over each VM of it: these do not lie under the id of their availability set."""
+    """Requires the right over the set and over each of its VMs, whose ids are not below the set's id."""
     require_on_resource(context, call, right)
     if not context.principal.may_all(right, map(vm_resource_id, all_vms_in(context, call.resource))):
         raise Forbidden(f"{context.caller_name} does not have the right to {right} over every VM of {call.resource}")
@@ -194,17 +205,17 @@ def authorize_set_and_vms(context: RequestContext, call: ArmCall, right: Right) 
 def _update_routes(
     path: str,
     kind: UpdatableKind,
-    what: str,
-    over: ArmAuthorizer = require_on_resource,
+    noun: str,
+    authorize: ArmAuthorizer = require_on_resource,
     methods: Sequence[str] = ("PUT", "PATCH"),
-) -> ArmRoutes:
-    summary = f"changes the settings of {what}"
-    return tuple(ArmRoute(method, path, _update_handler(kind), Right.OPERATE, over, summary) for method in methods)
+) -> tuple[ArmRoute, ...]:
+    summary = f"changes the settings of {noun}"
+    return tuple(ArmRoute(method, path, _update_handler(kind), Right.OPERATE, authorize, summary) for method in methods)
 
 
-ROUTES: ArmRoutes = (
+ROUTES: tuple[ArmRoute, ...] = (
     *_update_routes(VM_PATH, _VM_KIND, "a VM"),
     *_update_routes(SCALE_SET_PATH, _SCALE_SET_KIND, "a scale set"),
     *_update_routes(INSTANCE_PATH, _INSTANCE_KIND, "an instance", methods=("PUT",)),
-    *_update_routes(_AVAILABILITY_SET_PATH, _AVAILABILITY_SET_KIND, "an availability set", authorize_set_and_vms),
+    *_update_routes(AVAILABILITY_SET_PATH, _AVAILABILITY_SET_KIND, "an availability set", authorize_set_and_vms),
 )

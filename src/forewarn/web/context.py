@@ -134,7 +134,7 @@ class RequestContext:
             raise NotFound(f"event {name!r} does not exist", Remedy.LIST_ALL_EVENTS)
         if len(found) > 1:
             raise Refused(
-                f"event {name!r} is ambiguous, {len(found)} event ids begin with it: give more of it, such as {min(found)}"
+                f"event {name!r} is ambiguous, {len(found)} ids start with it: give more, such as {min(found)}"
             )
         return next(iter(found.values()))
 
@@ -189,7 +189,7 @@ class RequestContext:
         exact = self.store.request(wanted) if self.can_see_everything() else None
         found = [exact] if exact else [request for request in self.list_rollouts() if request.id.startswith(wanted)]
         if len(found) > 1:
-            raise Refused(f"rollout {name!r} is ambiguous, {len(found)} ids begin with it: give more of it")
+            raise Refused(f"rollout {name!r} is ambiguous, {len(found)} ids start with it: give more of the id")
         if not found:
             raise NotFound(f"rollout {name!r} does not exist", Remedy.LIST_ROLLOUTS)
         return self.control.requests.rollout(found[0].id)

@@ -1,6 +1,7 @@
-"""The request pipeline of api, arm and portal: authenticate, read the body, authorize, handle, render errors.
+"""The request pipeline that api, arm and portal share.
 
-Each surface passes its own parts to `run_request`: how it authenticates, how it answers and how it renders an error.
+Its steps: authenticate, read the body, authorize, handle, render errors. Each surface passes its own parts to
+`run_request`: how it authenticates, how it answers and how it renders an error.
 """
 
 from __future__ import annotations
@@ -67,7 +68,7 @@ async def read_body(request: Request, max_bytes: int = MAX_BODY_BYTES) -> bytes:
 
 
 def authorize(route: GuardedRoute, context: RequestContext, call: HandlerCall) -> dict[str, msgspec.Struct]:
-    """Authorizes a call over the resources it names, then decodes it: the keyword arguments of its handler.
+    """Authorizes a call over the resources it names, then returns the keyword arguments of its handler.
 
     Raises Forbidden or NotFound, and Rejected for a body or query that the handler does not take.
     """

@@ -50,14 +50,15 @@ def request_events(context: RequestContext, request: MaintenanceRequest) -> list
 def _wait_sentences(view_builder: ViewBuilder, events: list[Event]) -> tuple[str, ...]:
     waits = ((event, view_builder.pending_wait(event)) for event in events)
     sentences = (
-        f"{event.rules.kind or event.rules.verb} of {_short_vm_list(event)}: {wait.text}"
+        f"{event.rules.kind or event.rules.verb} of {short_vm_list(event)}: {wait.text}"
         for event, wait in waits
         if wait
     )
     return tuple(dict.fromkeys(sentences))
 
 
-def _short_vm_list(event: Event) -> str:
+def short_vm_list(event: Event) -> str:
+    """The names of the event's VMs: three of them, and how many more."""
     return ", ".join(event.vms[:3]) + (f" and {len(event.vms) - 3} more" if len(event.vms) > 3 else "")
 
 

@@ -17,23 +17,23 @@ from forewarn.webhooks.sender import DeliveryReport, SenderDependencies, Webhook
 from forewarn.webhooks.verification import ReceiverVerification
 
 log = logging.getLogger(__name__)
-_RETRY_S = 5.0
+_RETRY_S = 5.0  # after the webhooks could not be read
 
 
 class WebhookDispatcher:
+    """Sends events to all webhooks while `run` runs: one `WebhookSender` task for each stored webhook."""
+
     def __init__(
         self,
-        record: WebhookStore,
+        store: WebhookStore,
         *,
         send: SendRequest | None = None,
         real_time: Callable[[], float] = read_real_time,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
-        chance: Callable[[], float] = random.random,
+        random: Callable[[], float] = random.random,
     ) -> None:
         send = send or WebhookHttpClient().send
-        self._dependencies = SenderDependencies(
-            store=record, send=send, real_time=real_time, sleep=sleep, random=chance
-        )
+        self._dependencies = SenderDependencies(store=store, send=send, real_time=real_time, sleep=sleep, random=random)
         self._senders: dict[str, WebhookSender] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._changed = asyncio.Event()
@@ -41,14 +41,16 @@ class WebhookDispatcher:
 
     @property
     def real_time(self) -> Callable[[], float]:
+        """The clock of deliveries: real time, not lab time."""
         return self._dependencies.real_time
 
     def delivery_report(self, webhook: WebhookSubscription) -> DeliveryReport:
-        """How telling it goes; of one that nobody tells yet, what awaits it."""
+        """The delivery state of a webhook; for a new one without a sender, what is pending."""
         return (self._senders.get(webhook.id) or WebhookSender(webhook, self._dependencies)).delivery_report()
 
     async def run(self) -> None:
-        stop = self._dependencies.store.subscribe(self._on_commit)
+        """Delivers until it is canceled; starts and stops senders as webhooks are added and removed."""
+        unsubscribe = self._dependencies.store.subscribe(self._on_commit)
         try:
             async with asyncio.TaskGroup() as group:
                 while True:
@@ -56,14 +58,14 @@ class WebhookDispatcher:
                     await self._sync_senders(group)
                     await self._changed.wait()
         finally:
-            stop()
+            unsubscribe()
 
     async def _sync_senders(self, group: asyncio.TaskGroup) -> None:
-        """A courier for each webhook, and for none that is gone."""
+        """Starts a sender for each new webhook, and stops those of removed ones."""
         try:
             webhooks = {webhook.id: webhook for webhook in self._dependencies.store.webhooks()}
         except ForewarnError as error:
-            log.warning("webhooks cannot be read, trying again: %s", error)
+            log.warning("webhooks cannot be read, retrying: %s", error)
             await self._dependencies.sleep(_RETRY_S)
             self._changed.set()
             return
@@ -71,12 +73,12 @@ class WebhookDispatcher:
             del self._senders[webhook_id]
             self._tasks.pop(webhook_id).cancel()
         for webhook_id in webhooks.keys() - self._senders.keys():
-            courier = self._senders[webhook_id] = WebhookSender(webhooks[webhook_id], self._dependencies)
-            self._tasks[webhook_id] = group.create_task(courier.run())
+            sender = self._senders[webhook_id] = WebhookSender(webhooks[webhook_id], self._dependencies)
+            self._tasks[webhook_id] = group.create_task(sender.run())
 
     def _on_commit(self, committed: Any) -> None:
         if committed.commit.webhooks or committed.commit.removed_webhooks:
             self._changed.set()
         if committed.commit.entries:
-            for courier in self._senders.values():
-                courier.wake()
+            for sender in self._senders.values():
+                sender.wake()

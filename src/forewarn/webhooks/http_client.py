@@ -21,23 +21,27 @@ _DEFAULT_PORTS = {"http": 80, "https": 443}
 
 
 class WebhookHttpClient:
-    """`send` is a `Send`. Certificates are checked against the system's, or against SSL_CERT_FILE."""
+    """Sends webhook requests over HTTP or HTTPS.
 
-    def __init__(self, *, patience_s: float = 10.0, body_patience_s: float = 1.0) -> None:
-        self._timeout_s = patience_s
-        self._body_timeout_s = body_patience_s
+    Trusts the system's certificates, or those of SSL_CERT_FILE.
+    """
 
-    async def send(self, letter: WebhookRequest) -> WebhookResponse:
+    def __init__(self, *, timeout_s: float = 10.0, body_timeout_s: float = 1.0) -> None:
+        self._timeout_s = timeout_s
+        self._body_timeout_s = body_timeout_s
+
+    async def send(self, request: WebhookRequest) -> WebhookResponse:
+        """The receiver's response, with at most 4 KiB of its body. Raises ReceiverUnreachable."""
         try:
             async with asyncio.timeout(self._timeout_s):
-                return await self._exchange(letter)
+                return await self._exchange(request)
         except TimeoutError as error:
-            raise ReceiverUnreachable(f"there was no answer within {self._timeout_s:g} s") from error
+            raise ReceiverUnreachable(f"there was no response within {self._timeout_s:g} s") from error
         except (OSError, h11.RemoteProtocolError, UnicodeError) as error:
             raise ReceiverUnreachable(_describe_error(error)) from error
 
-    async def _exchange(self, letter: WebhookRequest) -> WebhookResponse:
-        url = urlsplit(letter.url)
+    async def _exchange(self, request: WebhookRequest) -> WebhookResponse:
+        url = urlsplit(request.url)
         reader, writer = await asyncio.open_connection(
             url.hostname,
             url.port or _DEFAULT_PORTS[url.scheme],
@@ -45,18 +49,18 @@ class WebhookHttpClient:
         )
         try:
             connection = h11.Connection(h11.CLIENT)
-            writer.write(_encode_request(connection, url, letter))
+            writer.write(_encode_request(connection, url, request))
             await writer.drain()
             return await self._read_response(connection, reader)
         finally:
-            writer.transport.abort()  # whatever is left of the answer is not waited for
+            writer.transport.abort()  # does not wait for the rest of the response
 
     async def _read_response(self, connection: h11.Connection, reader: asyncio.StreamReader) -> WebhookResponse:
         while not isinstance(event := await _next_event(connection, reader), h11.Response):
             pass
         headers = {name.decode("ascii"): value.decode("latin-1") for name, value in event.headers}
         body = bytearray()
-        # The status says it all: an answer that breaks off after it is as good.
+        # The status decides: a response that breaks off after its head counts.
         with suppress(TimeoutError, OSError, h11.RemoteProtocolError):
             async with asyncio.timeout(self._body_timeout_s):
                 while len(body) < _MAX_BODY_BYTES and isinstance(
@@ -70,16 +74,16 @@ class WebhookHttpClient:
         return ssl.create_default_context()
 
 
-def _encode_request(connection: h11.Connection, url: SplitResult, letter: WebhookRequest) -> bytes:
+def _encode_request(connection: h11.Connection, url: SplitResult, request: WebhookRequest) -> bytes:
     headers = {
         "Host": url.netloc,
-        **letter.headers,
-        "Content-Length": str(len(letter.body)),
+        **request.headers,
+        "Content-Length": str(len(request.body)),
         "Connection": "close",
     }
     target = (url.path or "/") + (f"?{url.query}" if url.query else "")
-    head = connection.send(h11.Request(method=letter.method, target=target, headers=list(headers.items())))
-    body = connection.send(h11.Data(data=letter.body))
+    head = connection.send(h11.Request(method=request.method, target=target, headers=list(headers.items())))
+    body = connection.send(h11.Data(data=request.body))
     return (head or b"") + (body or b"") + (connection.send(h11.EndOfMessage()) or b"")
 
 
@@ -95,15 +99,15 @@ async def _next_event(connection: h11.Connection, reader: asyncio.StreamReader) 
 
 def _describe_error(error: Exception) -> str:
     if isinstance(error, ssl.SSLCertVerificationError):
-        return f"its certificate is not trusted ({error.verify_message}): name its CA with SSL_CERT_FILE"
+        return f"its certificate is not trusted ({error.verify_message}): set SSL_CERT_FILE to its CA"
     if isinstance(error, ssl.SSLError):
-        return f"TLS failed ({error.reason or 'no reason given'})"
+        return f"the TLS handshake failed ({error.reason or 'no reason given'})"
     if isinstance(error, socket.gaierror | UnicodeError):
         return "its name cannot be resolved"
     if isinstance(error, h11.RemoteProtocolError):
-        return "what came back is no HTTP"
+        return "its response is not HTTP"
     if isinstance(error, ConnectionRefusedError):
-        return "nobody listens there"
+        return "it refused the connection"
     if isinstance(error, ConnectionError):
-        return "the connection was closed before an answer came"
+        return "it closed the connection before it responded"
     return "it cannot be reached" + (f" ({error.strerror})" if isinstance(error, OSError) and error.strerror else "")

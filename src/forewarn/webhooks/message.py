@@ -24,18 +24,29 @@ from forewarn.explain.notification import NotificationMessage, render_message
 
 
 class WebhookStore(Protocol):
-    """The part of a store that is needed here; both stores have it."""
+    """The part of `forewarn.store.Store` that webhooks need; every store has it."""
 
-    def webhooks(self) -> list[WebhookSubscription]: ...
-    def entries_after(self, seq: int, limit: int) -> list[HistoryEntry]: ...
-    def event(self, event_id: str) -> Event | None: ...
-    def vm(self, key: str) -> Vm | None: ...
-    async def commit(self, commit: Commit) -> int: ...
-    def subscribe(self, hear: Callable[[Any], None]) -> Callable[[], None]: ...
+    def webhooks(self) -> list[WebhookSubscription]:
+        """All webhooks, with their cursors."""
+
+    def entries_after(self, seq: int, limit: int) -> list[HistoryEntry]:
+        """At most `limit` history entries after this sequence number, oldest first."""
+
+    def event(self, event_id: str) -> Event | None:
+        """The event with this id."""
+
+    def vm(self, key: str) -> Vm | None:
+        """The VM with this key, present or removed."""
+
+    async def commit(self, commit: Commit) -> int:
+        """Applies the commit durably; returns the last sequence number of the history."""
+
+    def subscribe(self, listener: Callable[[Any], None]) -> Callable[[], None]:
+        """Calls the listener after each commit, until the returned function is called."""
 
 
 class WebhookRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """One HTTP request."""
+    """An HTTP request to a receiver."""
 
     url: str
     headers: dict[str, str]
@@ -44,7 +55,7 @@ class WebhookRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class WebhookResponse(msgspec.Struct, frozen=True, kw_only=True):
-    """What came back; of the body only the beginning."""
+    """A receiver's HTTP response; the body is cut."""
 
     status: int
     headers: dict[str, str] = {}  # names in lower case
@@ -52,14 +63,15 @@ class WebhookResponse(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_success(self) -> bool:
+        """Whether the status is 2xx, so that the message counts as delivered."""
         return 200 <= self.status < 300
 
 
 class ReceiverUnreachable(Unavailable):
-    """Nothing that is an answer came back; the message says why, without the address."""
+    """The receiver gave no HTTP response; the message says why, without its address."""
 
 
-SendRequest = Callable[[WebhookRequest], Awaitable[WebhookResponse]]  # raises Unreached
+SendRequest = Callable[[WebhookRequest], Awaitable[WebhookResponse]]  # raises ReceiverUnreachable
 
 _CONTENT_TYPES = {
     WebhookSchema.EVENT_GRID: "application/json; charset=utf-8",
@@ -70,6 +82,7 @@ _CONTENT_TYPES = {
 def build_request(
     webhook: WebhookSubscription, message: NotificationMessage, now: float, *, aeg_type: str = "Notification"
 ) -> WebhookRequest:
+    """The signed request that delivers a message in the webhook's schema; `now` is real time."""
     body = render_message(message, webhook.schema)
     headers = {"Content-Type": _CONTENT_TYPES[webhook.schema], "X-Forewarn-Delivery": message.id}
     if webhook.schema is WebhookSchema.EVENT_GRID:
@@ -80,7 +93,7 @@ def build_request(
 
 
 def signature_headers(secret: str, body: bytes, now: float) -> dict[str, str]:
-    """The headers by which a receiver knows that this is from us, unaltered, and how old it is."""
+    """The headers with which a receiver checks origin, integrity and age; `now` is real time."""
     timestamp = str(int(now))
     digest = hmac.new(secret.encode(), f"{timestamp}.".encode() + body, hashlib.sha256).hexdigest()
     return {

@@ -18,71 +18,78 @@ from forewarn.explain.notification import NotificationMessage
 from forewarn.webhooks.message import ReceiverUnreachable, SendRequest, WebhookRequest, build_request, signature_headers
 from forewarn.webhooks.sender import describe_refusal
 
-WEBHOOK_ORIGIN = "forewarn"
+WEBHOOK_ORIGIN = "forewarn"  # the origin that a CloudEvents receiver must allow
 TEST_EVENT_TYPE = "Forewarn.WebhookTest"
 VALIDATION_EVENT_TYPE = "Microsoft.EventGrid.SubscriptionValidationEvent"
 _SOURCE = "/forewarn"
 
 
 class DeliveryTestResult(msgspec.Struct, frozen=True, kw_only=True):
-    """What came of a test message."""
+    """The result of a test message, in `text` for people."""
 
     ok: bool
-    status: int | None  # None: there was no answer
+    status: int | None  # None if there was no response
     text: str
 
 
 class ValidationResponse(msgspec.Struct, frozen=True, kw_only=True):
+    """The body with which an Event Grid receiver echoes the validation code."""
+
     code: str = msgspec.field(name="validationResponse")
 
 
 class ReceiverVerification:
+    """Tests and validates receivers; it does not change the webhook."""
+
     def __init__(self, *, send: SendRequest, real_time: Callable[[], float]) -> None:
         self._send = send
         self._real_time = real_time
 
     async def send_test(self, webhook: WebhookSubscription) -> DeliveryTestResult:
+        """Sends one test message. A failure is a result, not an error."""
         data = {"message": "A test: nothing happened to any VM."}
-        letter = build_request(webhook, self._new_message(TEST_EVENT_TYPE, "3.0", data), self._real_time())
+        request = build_request(webhook, self._new_message(TEST_EVENT_TYPE, "3.0", data), self._real_time())
         try:
-            reply = await self._send(letter)
+            response = await self._send(request)
         except ReceiverUnreachable as error:
             return DeliveryTestResult(ok=False, status=None, text=str(error))
-        text = f"it answered {reply.status}" if reply.is_success else describe_refusal(reply)
-        return DeliveryTestResult(ok=reply.is_success, status=reply.status, text=text)
+        text = f"it answered {response.status}" if response.is_success else describe_refusal(response)
+        return DeliveryTestResult(ok=response.is_success, status=response.status, text=text)
 
     async def validate(self, webhook: WebhookSubscription) -> None:
-        """Return if the receiver agrees to be told; else Refused, with what it should have done."""
+        """Returns if the receiver agrees to receive messages; else raises Refused with what it should do."""
         try:
             if webhook.schema is WebhookSchema.CLOUD_EVENTS:
                 await self._validate_cloud_events(webhook)
             else:
                 await self._validate_event_grid(webhook)
         except ReceiverUnreachable as error:
-            raise Refused(f"the receiver was not validated: {error}; start it, or leave validation out") from error
+            raise Refused(f"the receiver was not validated: {error}; start it, or add it without validation") from error
 
     async def _validate_event_grid(self, webhook: WebhookSubscription) -> None:
         code = secrets.token_urlsafe(24)
         message = self._new_message(VALIDATION_EVENT_TYPE, "1", {"validationCode": code})
-        reply = await self._send(build_request(webhook, message, self._real_time(), aeg_type="SubscriptionValidation"))
-        if not reply.is_success:
-            raise _not_validated(describe_refusal(reply))
+        response = await self._send(
+            build_request(webhook, message, self._real_time(), aeg_type="SubscriptionValidation")
+        )
+        if not response.is_success:
+            raise _not_validated(describe_refusal(response))
         try:
-            echo = msgspec.json.decode(reply.body, type=ValidationResponse).code
+            echo = msgspec.json.decode(response.body, type=ValidationResponse).code
         except (msgspec.DecodeError, UnicodeDecodeError):
             echo = ""
         if not hmac.compare_digest(echo.encode(errors="replace"), code.encode()):
-            raise _not_validated("it did not answer the validationCode with it as validationResponse")
+            raise _not_validated("it did not return the validationCode as validationResponse")
 
     async def _validate_cloud_events(self, webhook: WebhookSubscription) -> None:
         headers = {
             "WebHook-Request-Origin": WEBHOOK_ORIGIN,
             **signature_headers(webhook.secret, b"", self._real_time()),
         }
-        reply = await self._send(WebhookRequest(url=webhook.url, headers=headers, method="OPTIONS"))
-        if not reply.is_success:
-            raise _not_validated(describe_refusal(reply))
-        allowed = reply.headers.get("webhook-allowed-origin", "").strip().lower()
+        response = await self._send(WebhookRequest(url=webhook.url, headers=headers, method="OPTIONS"))
+        if not response.is_success:
+            raise _not_validated(describe_refusal(response))
+        allowed = response.headers.get("webhook-allowed-origin", "").strip().lower()
         if allowed not in ("*", WEBHOOK_ORIGIN):
             raise _not_validated(f"it did not answer OPTIONS with WebHook-Allowed-Origin: {WEBHOOK_ORIGIN}")
 
@@ -100,4 +107,4 @@ class ReceiverVerification:
 
 
 def _not_validated(why: str) -> Refused:
-    return Refused(f"the receiver was not validated: {why}; mend it, or leave validation out")
+    return Refused(f"the receiver was not validated: {why}; fix it, or add it without validation")
