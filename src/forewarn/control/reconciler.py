@@ -234,21 +234,21 @@ class Reconciler:
         if not due:
             return False
         behind = self._store.events_behind_gates(tuple(due))
-        is_new = True
+        is_first = True
         for gates in independent_rounds(_scopes_by_gate(due, behind)):
             for at in range(0, len(gates), _GATE_BATCH_SIZE):
-                some = {gate_id: due[gate_id] for gate_id in gates[at : at + _GATE_BATCH_SIZE]}
+                batch = {gate_id: due[gate_id] for gate_id in gates[at : at + _GATE_BATCH_SIZE]}
                 await self._reconcile_gate_batch(
-                    some, behind if is_new else self._store.events_behind_gates(tuple(some))
+                    batch, behind if is_first else self._store.events_behind_gates(tuple(batch))
                 )
-                is_new = False  # this batch has changed scopes: read again
+                is_first = False  # this batch has changed scopes: read again
         return True
 
     async def _reconcile_gate_batch(self, gates: Mapping[str, Gate], behind: GatedEvents) -> None:
         """Release the gates whose events are all ready; save the next wake-up of the others in one commit."""
         context = self._transactions.decision_context()
         waiting = _events_by_gate(gates, behind)
-        sleeps = {
+        wake_times = {
             gate_id: None
             if gate_id in behind.gates_with_planned
             else self._gate_wake_at(gate, waiting[gate_id], context)
@@ -256,9 +256,9 @@ class Reconciler:
         }
 
         await self._save_gate_wakes(
-            [replace(gates[id_], wakes_at=at) for id_, at in sleeps.items() if at is not _READY_NOW]
+            [replace(gates[id_], wakes_at=at) for id_, at in wake_times.items() if at is not _READY_NOW]
         )
-        ready = [gates[gate_id] for gate_id, at in sleeps.items() if at is _READY_NOW]
+        ready = [gates[gate_id] for gate_id, at in wake_times.items() if at is _READY_NOW]
         await _run_concurrently(self._try_release_gate(gate, waiting[gate.id], context) for gate in ready)
 
     def _gate_wake_at(self, gate: Gate, waiting: list[Event], context: DecisionContext) -> float | None:

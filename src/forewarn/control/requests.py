@@ -50,16 +50,22 @@ class RequestService:
         self._new_id = new_id
 
     async def request_for_vms(
-        self, ask: RequestedOperation, vms: Sequence[Vm], *, who: str, notice_s: float = 0, short_notice: bool = False
+        self,
+        operation: RequestedOperation,
+        vms: Sequence[Vm],
+        *,
+        who: str,
+        notice_s: float = 0,
+        short_notice: bool = False,
     ) -> RequestReceipt:
         """Request a user operation, an eviction or a scale-in for these VMs: for all of them, or for none.
 
         `notice_s` 0 means the usual notice; a notice below the minimum needs `short_notice`.
         """
         if not vms:
-            raise Rejected(f"{ask} needs at least one VM: name it")
-        request = self._new_request(ask, who, [vm.name for vm in vms], notice_s, short_notice)
-        if CAUSE_RULES[OPERATION_CAUSES[ask]].moves_vm:
+            raise Rejected(f"{operation} needs at least one VM: name it")
+        request = self._new_request(operation, who, [vm.name for vm in vms], notice_s, short_notice)
+        if CAUSE_RULES[OPERATION_CAUSES[operation]].moves_vm:
             for vm in vms:
                 require_destination(vm, self._transactions.placement.hosts())
         return await self._accept(request, plan_events_for_vms(request, vms, self._new_id))
@@ -144,10 +150,10 @@ class RequestService:
             }[progress]
             if state not in allowed:
                 raise Refused(f"rollout {request.id} is {_state_change_error(state, progress)}")
-            what, word = _STATE_CHANGE_ENTRIES[progress]
+            what, verb = _STATE_CHANGE_ENTRIES[progress]
             why = f"{who} ended it" if progress is RolloutState.ABORTED else ""
             changed = replace(request, rollout=replace(request.rollout, progress=progress, why=why))
-            text = f"rollout {request.id} {word} by {who}"
+            text = f"rollout {request.id} {verb} by {who}"
             entry = HistoryEntry(at=self._now(), what=what, who=who, text=text, request_id=request.id)
             try:
                 await self._store.commit(Commit(requests=(changed,), entries=(entry,)))
@@ -265,8 +271,8 @@ class RequestService:
     async def _accept_for_host(
         self, request: MaintenanceRequest, host: Host, health: HostHealth, arriving: Sequence[Vm] = ()
     ) -> RequestReceipt:
-        there = [*self._store.vms(host=host.name), *arriving]
-        vms = list({vm.key: vm for vm in there if vm.power is not PowerState.DEALLOCATED}.values())
+        on_host = [*self._store.vms(host=host.name), *arriving]
+        vms = list({vm.key: vm for vm in on_host if vm.power is not PowerState.DEALLOCATED}.values())
         changed = replace(host, health=health)
         others = [h for h in self._transactions.placement.hosts() if h.name != host.name]
         for vm in vms:
@@ -303,13 +309,18 @@ class RequestService:
         ]
 
     def _new_request(
-        self, ask: RequestedOperation, who: str, targets: list[str], notice_s: float = 0, short_notice: bool = False
+        self,
+        operation: RequestedOperation,
+        who: str,
+        targets: list[str],
+        notice_s: float = 0,
+        short_notice: bool = False,
     ) -> MaintenanceRequest:
         if notice_s < 0:
             raise Rejected(f"notice of {notice_s:g} s is negative: give 0 or more")
         return MaintenanceRequest(
             id=self._new_id().lower(),
-            ask=ask,
+            ask=operation,
             who=who,
             at=self._now(),
             targets=tuple(targets),
@@ -326,9 +337,9 @@ class RequestService:
             at=request.at, what=EntryKind.REQUESTED, who=request.who, text=text, request_id=request.id, vm=vm
         )
 
-    def _host_entry(self, host: Host, who: str, word: str) -> HistoryEntry:
+    def _host_entry(self, host: Host, who: str, state: str) -> HistoryEntry:
         return HistoryEntry(
-            at=self._now(), what=EntryKind.HOST, who=who, text=f"host {host.name} {word}", host=host.name
+            at=self._now(), what=EntryKind.HOST, who=who, text=f"host {host.name} {state}", host=host.name
         )
 
     def _now(self) -> float:
