@@ -1,4 +1,4 @@
-"""What the tests of the agent share: events as the wire shows them, and steps with little to say."""
+"""Shared helpers of the agent's tests: events, steps, a recording observer, an agent in a thread."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ NOW = 1_000_000.0
 
 
 def event(id_: str = "E1", kind: str = "Reboot", *, left_s: float | None = 900, **facts: Any) -> Event:
-    """Scheduled for `vm` and due in `left_s`; with None it has started."""
+    """An event that lists `vm` and is due in `left_s` seconds; None: it has started."""
     is_started = left_s is None
     return Event(
         **{
@@ -36,6 +36,7 @@ def event(id_: str = "E1", kind: str = "Reboot", *, left_s: float | None = 900, 
 
 
 def step(name: str, budget_s: float = 10, **settings: Any) -> StepConfig:
+    """A step with defaults."""
     return StepConfig(**{"name": name, "use": "command", "budget_s": budget_s, **settings})
 
 
@@ -75,7 +76,7 @@ class RecordingObserver:
 
 
 class AgentThread:
-    """An agent in a thread of its own, which polls eagerly, so that a lab's clock is heard soon after it moved."""
+    """An agent in its own thread, which polls often, so that it soon follows a lab's clock."""
 
     def __init__(self, folder: Path, endpoint: str, text: str, *, boot_id: str = "boot-1") -> None:
         self.folder, self.log, self.boot_id = folder, folder / "log", boot_id
@@ -89,7 +90,7 @@ class AgentThread:
 
     @property
     def lines(self) -> list[str]:
-        """What commands have written, without the shell's newlines."""
+        """The lines that commands have written to the log file."""
         return self.log.read_text().splitlines() if self.log.exists() else []
 
     @property
@@ -118,7 +119,7 @@ class AgentThread:
         return self
 
     def end(self) -> None:
-        """As a signal does it: what is under way is left as it is."""
+        """Ends the agent as a signal would; running steps stay unfinished."""
         if self._thread is None or self._loop is None or self._daemon is None:
             return
         if self._thread.is_alive():
@@ -147,7 +148,7 @@ class AgentThread:
 
         try:
             asyncio.run(live())
-        except BaseException as error:  # shown by whoever ends it
+        except BaseException as error:  # raised by end()
             self._errors.append(error)
             begun.set()
 

@@ -1,4 +1,4 @@
-"""Who approves for all listed VMs, and when."""
+"""Which VM approves for all listed VMs, and when."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def board(*, ages_s: dict[str, float], ready: str = "") -> BoardView:
         ({}, ""),
     ],
 )
-def test_the_first_listed_vm_that_is_alive_speaks_and_the_next_when_it_dies(
+def test_the_first_listed_vm_that_is_alive_approves_and_the_next_when_it_dies(
     ages_s: dict[str, float], expected: str
 ) -> None:
     assert approving_vm(THREE, board(ages_s=ages_s)) == expected
@@ -41,17 +41,17 @@ def test_the_first_listed_vm_that_is_alive_speaks_and_the_next_when_it_dies(
         pytest.param({"web-0": 0, "web-1": 0}, "web-0 web-1", 30, 30, "", id="never showed up, patience over"),
     ],
 )
-def test_the_spokesman_waits_for_who_is_alive_and_for_the_absent_as_long_as_the_rule_says(
+def test_the_approving_vm_waits_for_live_vms_and_for_absent_ones_as_long_as_the_rule_says(
     ages_s: dict[str, float], ready: str, waited_s: float, absent_after_s: float | None, why: str
 ) -> None:
-    verdict = decide_for_all_vms(
+    decision = decide_for_all_vms(
         "E1", THREE, "WEB-0", board(ages_s=ages_s, ready=ready), waited_s=waited_s, absent_after_s=absent_after_s
     )
-    assert (verdict.is_approved, verdict.reason) == (not why, why)
+    assert (decision.is_approved, decision.reason) == (not why, why)
 
 
-def test_who_is_not_the_spokesman_never_approves() -> None:
+def test_a_vm_that_is_not_the_approving_one_never_approves() -> None:
     full = board(ages_s={"web-0": 0, "web-1": 0, "web-2": 0}, ready="web-0 web-1 web-2")
-    verdict = decide_for_all_vms("E1", THREE, "web-1", full, waited_s=999, absent_after_s=0)
-    assert (verdict.is_approved, verdict.reason) == (False, "web-0 approves for all VMs")
+    decision = decide_for_all_vms("E1", THREE, "web-1", full, waited_s=999, absent_after_s=0)
+    assert (decision.is_approved, decision.reason) == (False, "web-0 approves for all VMs")
     assert not decide_for_all_vms("E1", THREE, "neighbour", full, waited_s=999, absent_after_s=0).is_approved

@@ -1,4 +1,4 @@
-"""Budgets are laid out backwards from NotBefore, and cut in the declared order when time is short."""
+"""Steps are scheduled backwards from NotBefore, and cut in the declared order when time is short."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def test_steps_are_due_at_once_unless_they_begin_late() -> None:
     assert [slot.due_at for slot in schedule_steps([TELL, SAVE], 1000, 7, begin="late")] == [965, 970]
 
 
-def test_a_step_can_begin_at_once_where_the_rest_begins_late() -> None:
+def test_a_step_can_begin_at_once_although_the_rule_begins_late() -> None:
     told = step("tell", 5, begin="at-once")
     assert [slot.due_at for slot in schedule_steps([told, SAVE], 1000, 7, begin="late")] == [7, 970]
 
@@ -38,29 +38,29 @@ def test_a_step_can_begin_at_once_where_the_rest_begins_late() -> None:
     ("room_s", "cut"),
     [(55, []), (54, ["tell"]), (50, ["tell"]), (49, ["tell", "drain"]), (30, ["tell", "drain"])],
 )
-def test_steps_go_in_the_declared_order_until_the_rest_fits(room_s: float, cut: list[str]) -> None:
+def test_steps_are_cut_in_the_declared_order_until_the_rest_fits(room_s: float, cut: list[str]) -> None:
     slots = schedule_steps([TELL, DRAIN, SAVE], room_s, 0)
     assert [slot.step.name for slot in slots if slot.cut] == cut
     assert not any(slot.late for slot in slots)
 
 
-def test_of_two_steps_with_the_same_number_the_later_one_goes_first() -> None:
+def test_of_two_steps_with_the_same_cut_number_the_later_one_is_cut_first() -> None:
     slots = schedule_steps([step("a", cut=1), step("b", cut=1), SAVE], 40, 0)
     assert [slot.cut for slot in slots] == [False, True, False]
 
 
-def test_what_may_not_be_cut_is_taken_at_once_even_if_it_is_late() -> None:
+def test_a_step_that_may_not_be_cut_is_due_at_once_even_if_it_is_late() -> None:
     (slot,) = schedule_steps([SAVE], 10, 0, begin="late")
     assert (slot.due_at, slot.cut, slot.late) == (0, False, True)
 
 
-def test_with_no_readable_not_before_everything_is_due_at_once_and_nothing_is_cut() -> None:
+def test_without_a_readable_not_before_all_steps_are_due_at_once_and_none_is_cut() -> None:
     slots = schedule_steps([TELL, SAVE], None, 7, begin="late")
     assert [(slot.due_at, slot.cut) for slot in slots] == [(7, False), (7, False)]
 
 
 @pytest.mark.parametrize(("policy", "cut"), [("essential", ["tell"]), ("all", []), ("nothing", ["tell", "save"])])
-def test_once_the_event_has_started_the_rule_says_what_is_still_done(policy: str, cut: list[str]) -> None:
+def test_once_the_event_has_started_the_rule_decides_which_steps_run(policy: str, cut: list[str]) -> None:
     slots = schedule_after_start([TELL, SAVE], 7, policy)  # type: ignore[arg-type]
     assert [slot.step.name for slot in slots if slot.cut] == cut
     assert {slot.due_at for slot in slots} == {7}
@@ -72,7 +72,7 @@ STEPS = st.lists(st.tuples(st.integers(0, 50), st.none() | st.integers(0, 3)), m
 
 
 @given(steps=STEPS, room_s=st.integers(-20, 200), late=st.booleans())
-def test_whatever_the_budgets_the_layout_keeps_its_promises(steps: list[StepConfig], room_s: float, late: bool) -> None:
+def test_the_schedule_keeps_its_invariants_for_all_budgets(steps: list[StepConfig], room_s: float, late: bool) -> None:
     slots = schedule_steps(steps, room_s, 0, begin="late" if late else "at-once")
 
     kept = [slot for slot in slots if not slot.cut]
@@ -86,7 +86,7 @@ def test_whatever_the_budgets_the_layout_keeps_its_promises(steps: list[StepConf
     else:
         assert all(slot.step.cut is None for slot in kept)
     if gone:
-        # None went in vain: with the last that went, the rest would not have fitted.
+        # No step was cut needlessly: with the last one cut, the rest would not have fitted.
         last = max(gone, key=lambda step: (step.cut, -steps.index(step)))
         assert sum(slot.step.budget_s for slot in kept) + last.budget_s > room_s
         assert all((slot.step.cut or 0) >= (last.cut or 0) for slot in kept if slot.step.cut is not None)

@@ -1,4 +1,4 @@
-"""The agent's file: what it may say, and what is said about every mistake in it, all at once and with its line."""
+"""The agent's configuration file: what it may contain, and how its problems are reported."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ STEP = '[steps.drain]\nuse = "command"\nrun = ["drain"]\nbudget = "20s"\n'
 TELL = '[steps.tell]\nuse = "log"\nbudget = "5s"\ncut = 1\n'
 
 
-def mistakes(text: str) -> list[str]:
+def problems(text: str) -> list[str]:
     with pytest.raises(BadConfig) as caught:
         parse_config(text)
     return str(caught.value).replace("agent.toml:", "").splitlines()
@@ -30,7 +30,7 @@ def test_a_short_file_is_enough() -> None:
     assert [step.name for step in config.rules[-1].steps] == ["drain"]
 
 
-def test_everything_can_be_said() -> None:
+def test_every_key_can_be_configured() -> None:
     config = parse_config(
         'endpoint = "127.0.0.1:8254"\nvm = "web-0"\nstate = "/srv/agent"\nlisten = ""\nboard = "/mnt/b"\ngrace = "1m"\n'
         '[steps.drain]\nuse = "command"\nrun = "drain"\nbudget = "1h30m"\ncut = 2\nbegin = "late"\nrepeatable = true\n'
@@ -55,7 +55,7 @@ def test_everything_can_be_said() -> None:
     )
 
 
-def test_a_step_that_tells_begins_at_once_for_each_event_and_may_be_repeated() -> None:
+def test_a_notification_begins_at_once_for_each_event_and_is_repeatable() -> None:
     step = parse_config(f'profile = "seven-days"\n{TELL}').steps["tell"]
     assert (step.begin, step.shared_by_events, step.repeatable) == ("at-once", False, True)
 
@@ -101,16 +101,16 @@ def test_a_step_that_tells_begins_at_once_for_each_event_and_may_be_repeated() -
         ('[[rules]]\nname = "a"\n[[rules]]\nname = "a"', "1: two rules have the name 'a': give each rule its own name"),
     ],
 )  # fmt: skip
-def test_every_mistake_is_told_with_its_line_and_what_to_write_instead(text: str, said: str) -> None:
-    assert any(line.startswith(said) for line in mistakes(text)), mistakes(text)
+def test_every_problem_is_reported_with_its_line_and_a_remedy(text: str, said: str) -> None:
+    assert any(line.startswith(said) for line in problems(text)), problems(text)
 
 
-def test_all_mistakes_are_told_at_once_in_the_order_of_their_lines() -> None:
-    told = mistakes('profil = "x"\n[[rules]]\nkinds = ["Rebot"]\nsteps = ["a"]\n[steps.b]\nuse = "x"\nbudget = "1s"\n')
+def test_all_problems_are_reported_at_once_in_the_order_of_their_lines() -> None:
+    told = problems('profil = "x"\n[[rules]]\nkinds = ["Rebot"]\nsteps = ["a"]\n[steps.b]\nuse = "x"\nbudget = "1s"\n')
     assert [line.partition(":")[0] for line in told] == ["1", "3", "4", "6"]
 
 
-def test_a_file_that_cannot_be_read_is_refused_with_a_sentence(tmp_path: Path) -> None:
+def test_a_file_that_cannot_be_read_is_rejected_with_a_reason(tmp_path: Path) -> None:
     with pytest.raises(Rejected, match="cannot be read"):
         load_config(tmp_path / "none.toml")
     (tmp_path / "latin.toml").write_bytes(b"x = '\xe9'")
@@ -123,7 +123,7 @@ def profile(name: str) -> AgentConfig:
 
 
 @pytest.mark.parametrize("name", PROFILES)
-def test_no_profile_drains_for_a_freeze_of_seconds(name: str) -> None:
+def test_no_profile_runs_steps_for_a_freeze_of_seconds(name: str) -> None:
     rule = find_rule(profile(name).rules, event(kind="Freeze", duration_s=9), "vm", NOW)
     assert rule is not None
     assert rule.steps == ()
@@ -142,7 +142,7 @@ def test_no_profile_drains_for_a_freeze_of_seconds(name: str) -> None:
         ("seven-days", "Preempt", 30, "an eviction", "at-once", ApproveWhen.NEVER),
     ],
 )
-def test_profiles_are_made_for_their_notice(
+def test_each_profile_suits_its_notice(
     name: str, kind: str, left_s: float, rule_name: str, begin: str, when: ApproveWhen
 ) -> None:
     rule = find_rule(profile(name).rules, event(kind=kind, left_s=left_s), "vm", NOW)

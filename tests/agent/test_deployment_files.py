@@ -1,4 +1,4 @@
-"""The files in deploy/: the systemd unit and the container file say what they should, and programs can read them."""
+"""The files in deploy/: the systemd unit and the container file are valid and say what they should."""
 
 import configparser
 import json
@@ -31,8 +31,8 @@ def instructions() -> list[tuple[str, str]]:
     return [(word, rest) for word, rest in lines]
 
 
-def must_be_a_command(words: list[str]) -> None:
-    """These words, after `forewarn`, can be typed: the commands exist, and their options too."""
+def assert_is_command(words: list[str]) -> None:
+    """Asserts that these words after `forewarn` are an existing command with existing options."""
     command: click.Command = forewarn
     for word in words:
         if isinstance(command, click.Group):
@@ -43,21 +43,21 @@ def must_be_a_command(words: list[str]) -> None:
             assert word in {option for parameter in command.params for option in parameter.opts}
 
 
-def test_the_unit_runs_the_agent_with_a_command_that_there_is() -> None:
+def test_the_unit_runs_the_agent_with_an_existing_command() -> None:
     program, *words = shlex.split(unit()["Service"]["ExecStart"])
     assert program.endswith("/bin/forewarn")
     assert words[:2] == ["agent", "run"]
-    must_be_a_command(words)
+    assert_is_command(words)
 
 
-def test_the_unit_never_gives_the_agent_up() -> None:
+def test_the_unit_always_restarts_the_agent() -> None:
     service = unit()["Service"]
     assert (service["Restart"], unit()["Unit"]["StartLimitIntervalSec"]) == ("always", "0")
     assert "network-online.target" in unit()["Unit"]["After"]
     assert unit()["Install"]["WantedBy"] == "multi-user.target"
 
 
-def test_the_unit_keeps_the_journal_to_itself_and_over_reboots() -> None:
+def test_the_unit_keeps_the_journal_private_and_over_reboots() -> None:
     service = unit()["Service"]
     assert f"/var/lib/{service['StateDirectory']}" == DEFAULT_STATE_DIRECTORY
     assert (service["StateDirectoryMode"], service["UMask"]) == ("0700", "0077")
@@ -66,14 +66,14 @@ def test_the_unit_keeps_the_journal_to_itself_and_over_reboots() -> None:
 def test_the_unit_is_hardened_and_still_lets_commands_work() -> None:
     service = unit()["Service"]
     assert service["NoNewPrivileges"] == "yes"
-    assert service["KillMode"] == "mixed"  # the agent ends its steps by itself
+    assert service["KillMode"] == "mixed"  # the agent ends its own steps
     hidden = {"PrivateTmp", "ProtectHome", "PrivateNetwork", "PrivateUsers", "ProtectProc", "CapabilityBoundingSet"}
     assert not hidden & set(service)
     assert service["ProtectSystem"] != "strict"
 
 
 @pytest.mark.real
-def test_systemd_finds_nothing_to_complain_about(tmp_path: Path) -> None:
+def test_systemd_accepts_the_unit(tmp_path: Path) -> None:
     analyze = shutil.which("systemd-analyze")
     if analyze is None:
         pytest.skip("systemd-analyze is not installed (Debian: systemd)")
@@ -84,7 +84,7 @@ def test_systemd_finds_nothing_to_complain_about(tmp_path: Path) -> None:
     assert (after.returncode, after.stdout, after.stderr) == (0, "", "")
 
 
-def test_the_container_runs_the_agent_as_somebody_who_is_not_root() -> None:
+def test_the_container_runs_the_agent_as_an_unprivileged_user() -> None:
     listed = instructions()
     last = dict(listed)
     assert last["USER"] not in ("0", "root")
@@ -93,10 +93,10 @@ def test_the_container_runs_the_agent_as_somebody_who_is_not_root() -> None:
     assert max(place for place, (word, _) in enumerate(listed) if word == "RUN") < [w for w, _ in listed].index("USER")
     words = [*json.loads(last["ENTRYPOINT"]), *json.loads(last["CMD"])]
     assert words[0].endswith("/bin/forewarn")
-    must_be_a_command(words[1:])
+    assert_is_command(words[1:])
 
 
-def test_the_container_is_built_of_what_the_agent_needs_and_no_more() -> None:
+def test_the_container_contains_only_what_the_agent_needs() -> None:
     listed = instructions()
     assert all(re.fullmatch(r"python:3\.\d+-slim( AS build)?", rest) for word, rest in listed if word == "FROM")
     assert any("'/source[agent]'" in rest for word, rest in listed if word == "RUN")

@@ -1,4 +1,4 @@
-"""The examples of the agent's page are files that it reads, and its tables name every key that there is."""
+"""docs/agent.md: its examples are valid, and its tables name every key."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ EXAMPLES = re.findall(r"```toml\n(.*?)```", PAGE, re.DOTALL)
 
 
 def keys(title: str) -> set[str]:
-    """What the first column of the table below this title names."""
+    """The keys in the first column of the table below this title."""
     section = PAGE.partition(f"{title}\n")[2]
     rows = re.search(r"\n\| key \|.*?\n\n", section, re.DOTALL)
     assert rows is not None
@@ -25,7 +25,7 @@ def keys(title: str) -> set[str]:
 
 
 def known(text: str) -> set[str]:
-    """The keys that a refusal of an unknown one offers."""
+    """The keys that the message about an unknown key offers."""
     with pytest.raises(Exception, match="write one of") as caught:
         parse_config(text)
     (line,) = [line for line in str(caught.value).splitlines() if "write one of" in line]
@@ -33,27 +33,27 @@ def known(text: str) -> set[str]:
 
 
 @pytest.mark.parametrize("number", range(len(EXAMPLES)))
-def test_every_example_is_a_file_that_the_agent_reads(number: int) -> None:
+def test_every_example_is_a_valid_configuration(number: int) -> None:
     assert parse_config(EXAMPLES[number]).rules
 
 
-def test_there_are_examples_and_the_defaults_are_those_of_the_page() -> None:
+def test_the_page_has_examples_and_the_actual_defaults() -> None:
     assert len(EXAMPLES) >= 2
     assert f"`{DEFAULT_STATE_DIRECTORY}`" in PAGE
     assert f"`{DEFAULT_LISTEN_ADDRESS}`" in PAGE
 
 
-def test_every_key_is_explained_and_no_other() -> None:
+def test_the_page_explains_exactly_the_existing_keys() -> None:
     assert keys("## Configuration file") | {"steps", "rules"} == known("[[rules]]\n[zzzzzz]\n")
     assert keys("### Rules") | {"name"} == known("[[rules]]\nzzzzzz = 1\n")
     step = known('[[rules]]\n[steps.a]\nuse = "command"\nbudget = "1s"\nrun = "x"\nzzzzzz = 1\n')
     assert keys("### Steps") == step - {"run", "undo", "check"}
 
 
-def test_every_profile_is_explained() -> None:
+def test_the_page_explains_every_profile() -> None:
     rows = PAGE.partition("### Profiles")[2].partition("###")[0]
     assert set(re.findall(r"^\| `([\w-]+)`", rows, re.MULTILINE)) == set(PROFILES)
 
 
-def test_the_file_to_begin_with_is_one_that_the_agent_reads() -> None:
+def test_the_sample_file_is_a_valid_configuration() -> None:
     assert parse_config((ROOT / "deploy" / "agent.toml").read_text(encoding="utf-8")).steps

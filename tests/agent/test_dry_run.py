@@ -1,4 +1,4 @@
-"""A dry run: what the agent says it would do, before anybody lets it."""
+"""The dry run: what the agent says it would do."""
 
 from dataclasses import replace
 
@@ -14,11 +14,11 @@ RULE = RuleConfig(name="reboots", steps=(DRAIN, SAVE), kinds=frozenset({"Reboot"
 EVENT = ReceivedEvent(id="C706", kind="Reboot", status="Scheduled", resources=("web-0",), not_before=1_900.0)
 
 
-def said(event: ReceivedEvent, rule: RuleConfig = RULE) -> tuple[str, ...]:
+def steps_of(event: ReceivedEvent, rule: RuleConfig = RULE) -> tuple[str, ...]:
     return dry_run_event(event, [rule], "WEB-0", 1_000.0).steps
 
 
-def test_every_step_is_told_with_the_room_it_has() -> None:
+def test_each_step_is_shown_with_its_latest_start() -> None:
     shown = dry_run_event(EVENT, [RULE], "web-0", 1_000.0)
     assert shown.title == "event C706: Reboot of web-0, 15m left; rule 'reboots'"
     assert shown.steps == (
@@ -28,20 +28,20 @@ def test_every_step_is_told_with_the_room_it_has() -> None:
     assert shown.approval == "would not approve it"
 
 
-def test_steps_that_begin_late_are_told_when() -> None:
-    assert said(EVENT, replace(RULE, begin="late"))[0] == "would begin drain (drain-haproxy, 1m) in 9m"
+def test_steps_that_begin_late_are_shown_with_their_start() -> None:
+    assert steps_of(EVENT, replace(RULE, begin="late"))[0] == "would begin drain (drain-haproxy, 1m) in 9m"
 
 
-def test_what_there_is_no_time_for_is_told() -> None:
-    assert said(replace(EVENT, not_before=1_030.0)) == (
+def test_steps_without_enough_time_are_shown_as_cut_or_late() -> None:
+    assert steps_of(replace(EVENT, not_before=1_030.0)) == (
         "would begin drain (drain-haproxy, 1m) at once, maybe too late to end in time",
         "would cut save (checkpoint, 5m): no time for it",
     )
 
 
-def test_an_event_that_has_started_gets_what_is_essential() -> None:
+def test_a_started_event_gets_only_essential_steps() -> None:
     started = replace(EVENT, status="Started", not_before=None)
-    assert said(started)[1].startswith("would cut save")
+    assert steps_of(started)[1].startswith("would cut save")
     shown = dry_run_event(started, [replace(RULE, approve=ApprovalPolicy(when=ApproveWhen.DONE))], "web-0", 1_000.0)
     assert shown.title == "event C706: Reboot of web-0, started; rule 'reboots'"
     assert shown.approval == "would not approve it: it has started"
@@ -54,7 +54,7 @@ def test_an_event_that_has_started_gets_what_is_essential() -> None:
         (replace(EVENT, kind="Freeze"), "no rule matches it"),
     ],
 )
-def test_an_event_that_nothing_is_done_for_is_told_why(event: ReceivedEvent, why: str) -> None:
+def test_an_event_without_a_rule_is_shown_with_the_reason(event: ReceivedEvent, why: str) -> None:
     shown = dry_run_event(event, [RULE], "web-0", 1_000.0)
     assert shown.title.endswith(f", 15m left; would do nothing: {why}")
     assert (shown.rule, shown.steps, shown.approval) == ("", (), "")
@@ -75,5 +75,5 @@ def test_an_event_that_nothing_is_done_for_is_told_why(event: ReceivedEvent, why
         (replace(RULE, approval_check=ApprovalCheckConfig(command=("true",))), "would not approve it"),
     ],
 )
-def test_the_approval_is_told(rule: RuleConfig, sentence: str) -> None:
+def test_the_approval_is_shown(rule: RuleConfig, sentence: str) -> None:
     assert dry_run_event(EVENT, [rule], "web-0", 1_000.0).approval == sentence

@@ -1,11 +1,11 @@
-"""Health: fine while the endpoint answers, and through every silence that is normal (spec §8.1, §11)."""
+"""The endpoint's health: ok while it answers, and through every normal silence (spec §8.1, §11)."""
 
 import pytest
 
 from forewarn.agent.metrics import EndpointHealthTracker
 
 
-class Watch:
+class FakeClock:
     def __init__(self) -> None:
         self.now = 1_000.0
 
@@ -14,18 +14,18 @@ class Watch:
 
 
 @pytest.fixture
-def watch() -> Watch:
-    return Watch()
+def watch() -> FakeClock:
+    return FakeClock()
 
 
-def test_the_first_answer_may_take_two_minutes(watch: Watch) -> None:
+def test_the_first_answer_may_take_two_minutes(watch: FakeClock) -> None:
     pulse = EndpointHealthTracker(watch)
     watch.now += 125
     health = pulse.health()
     assert (health.ok, health.text, health.silent_s) == (True, "no answer yet", None)
 
 
-def test_an_endpoint_that_never_answers_is_told(watch: Watch) -> None:
+def test_an_endpoint_that_never_answers_is_unhealthy(watch: FakeClock) -> None:
     pulse = EndpointHealthTracker(watch)
     pulse.record_failure("nothing answers at http://169.254.169.254")
     watch.now += 200
@@ -34,7 +34,7 @@ def test_an_endpoint_that_never_answers_is_told(watch: Watch) -> None:
     assert health.text == ("the endpoint has not answered for 3m 20s (nothing answers at http://169.254.169.254)")
 
 
-def test_a_host_update_of_70_s_is_no_illness_but_is_mentioned(watch: Watch) -> None:
+def test_an_outage_of_70_s_is_healthy_but_mentioned(watch: FakeClock) -> None:
     pulse = EndpointHealthTracker(watch)
     pulse.record_answer()
     pulse.record_failure("410")
@@ -43,7 +43,7 @@ def test_a_host_update_of_70_s_is_no_illness_but_is_mentioned(watch: Watch) -> N
     assert (health.ok, health.text, health.silent_s) == (True, "410", 75)
 
 
-def test_a_silence_makes_it_ill_and_one_answer_well_again(watch: Watch) -> None:
+def test_a_long_silence_is_unhealthy_and_one_answer_makes_it_healthy_again(watch: FakeClock) -> None:
     pulse = EndpointHealthTracker(watch)
     pulse.record_answer()
     watch.now += 91

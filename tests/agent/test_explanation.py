@@ -1,4 +1,4 @@
-"""The story of an event: what the journal holds, told so that a person knows what was done and why."""
+"""The explanation of an event from its journal record, for people."""
 
 from dataclasses import replace
 
@@ -18,15 +18,15 @@ SEEN = EventRecord(
 )
 
 
-def told(record: EventRecord, rule: RuleConfig = RULE) -> list[str]:
+def lines_of(record: EventRecord, rule: RuleConfig = RULE) -> list[str]:
     return [f"{line.at:.0f} {line.text}" for line in explain_event(record, {rule.name: rule}).lines]
 
 
-def ended(step: str, begun_at: float, ended_at: float, state: StepState = StepState.DONE, **more: object) -> StepRun:
-    return replace(StepRun(step=step, begun_at=begun_at, ended_at=ended_at, state=state), **more)  # type: ignore[arg-type]
+def ended(step: str, begun_at: float, ended_at: float, state: StepState = StepState.DONE, **facts: object) -> StepRun:
+    return replace(StepRun(step=step, begun_at=begun_at, ended_at=ended_at, state=state), **facts)  # type: ignore[arg-type]
 
 
-def test_the_whole_course_of_an_event_is_told_in_the_order_of_time() -> None:
+def test_an_explanation_shows_everything_in_the_order_of_time() -> None:
     record = replace(
         SEEN,
         started_at=1_100.0,
@@ -42,7 +42,7 @@ def test_the_whole_course_of_an_event_is_told_in_the_order_of_time() -> None:
             ended("drain", 1_203.0, 1_204.0, StepState.FAILED, phase=StepPhase.UNDO, text="exit status 1", tries=3),
         ),
     )
-    assert told(record) == [
+    assert lines_of(record) == [
         "1000 first seen, a notice of 15m; rule 'reboots'",
         "1001 drain began",
         "1013 drain done after 12s: exit status 0",
@@ -58,13 +58,13 @@ def test_the_whole_course_of_an_event_is_told_in_the_order_of_time() -> None:
         "1203 undo of drain began, try 3",
         "1204 undo of drain failed after 1.0s: exit status 1",
     ]
-    story = explain_event(record, {"reboots": RULE})
-    assert story.title == "event C706: Reboot of web-0, web-1"
-    assert story.now == "closed, but not undone: drain; undo it by hand"
+    explanation = explain_event(record, {"reboots": RULE})
+    assert explanation.title == "event C706: Reboot of web-0, web-1"
+    assert explanation.now == "closed, but not undone: drain; undo it by hand"
 
 
-def test_what_must_have_come_first_is_told_first_though_the_servers_time_stood_still() -> None:
-    """A lab's clock stands until it is advanced, and dates are whole seconds: answers take the agent's time back."""
+def test_causes_come_before_effects_although_the_servers_time_stood_still() -> None:
+    """A lab's clock may stand still, and dates are whole seconds, so the agent's time can go backwards."""
     record = replace(
         SEEN,
         started_at=1_000.0,
@@ -77,7 +77,7 @@ def test_what_must_have_come_first_is_told_first_though_the_servers_time_stood_s
             ended("drain", 1_002.0, 1_002.1, phase=StepPhase.UNDO),
         ),
     )
-    assert [text.split(maxsplit=1)[1] for text in told(replace(record, seen_at=999.9))] == [
+    assert [text.split(maxsplit=1)[1] for text in lines_of(replace(record, seen_at=999.9))] == [
         "first seen, a notice of 15m; rule 'reboots'",
         "drain began",
         "drain done after 3.1s",
@@ -91,12 +91,12 @@ def test_what_must_have_come_first_is_told_first_though_the_servers_time_stood_s
     ]
 
 
-def test_an_event_that_starts_while_a_step_runs_is_told_in_its_place() -> None:
+def test_a_start_during_a_step_is_shown_between_its_begin_and_end() -> None:
     record = replace(SEEN, started_at=1_900.0).with_step_run(ended("drain", 1_890.0, 1_905.0))
-    assert [line.split()[0] for line in told(record)] == ["1000", "1890", "1900", "1905"]
+    assert [line.split()[0] for line in lines_of(record)] == ["1000", "1890", "1900", "1905"]
 
 
-def test_a_step_is_told_with_the_slot_that_it_was_given() -> None:
+def test_a_step_is_shown_with_its_schedule() -> None:
     record = SEEN.with_step_run(StepRun(step="drain", begun_at=1_001.0)).with_step_run(ended("save", 1_001.0, 1_002.0))
     details = [line.detail for line in explain_event(record, {"reboots": RULE}).lines]
     assert details[0] == "Host update."
@@ -104,15 +104,15 @@ def test_a_step_is_told_with_the_slot_that_it_was_given() -> None:
     assert "budget 5m, to begin 5m 5s before NotBefore at the latest" in details
 
 
-def test_a_step_that_was_cut_is_told_with_the_reason() -> None:
+def test_a_cut_step_is_shown_with_the_reason() -> None:
     cut = ended("save", 1_001.0, 1_001.0, StepState.CUT, text="no time: 30 s left")
     record = replace(SEEN, not_before=1_030.0).with_step_run(cut)
-    assert "1001 save cut: no time: 30 s left" in told(record)
+    assert "1001 save cut: no time: 30 s left" in lines_of(record)
 
 
-def test_a_step_that_another_event_holds_is_told_so() -> None:
-    held = ended("drain", 1_001.0, 1_001.0, holder="B000", text="done already for event B000")
-    assert "1001 drain reused: done already for event B000" in told(SEEN.with_step_run(held))
+def test_a_step_reused_from_another_event_is_shown_as_such() -> None:
+    reused = ended("drain", 1_001.0, 1_001.0, holder="B000", text="done already for event B000")
+    assert "1001 drain reused: done already for event B000" in lines_of(SEEN.with_step_run(reused))
 
 
 @pytest.mark.parametrize(
@@ -126,12 +126,12 @@ def test_a_step_that_another_event_holds_is_told_so() -> None:
     ],
     ids=["started", "over", "no date", "Preempt", "7 days"],
 )
-def test_the_notice_is_told_as_it_was_when_the_event_was_first_seen(record: EventRecord, notice: str) -> None:
-    assert told(record) == [f"1000 first seen, {notice}; rule 'reboots'"]
+def test_the_notice_is_shown_as_it_was_when_the_event_was_first_seen(record: EventRecord, notice: str) -> None:
+    assert lines_of(record) == [f"1000 first seen, {notice}; rule 'reboots'"]
 
 
-def test_an_event_that_no_rule_is_about_is_told_so() -> None:
-    assert told(replace(SEEN, rule="", plan=())) == ["1000 first seen, a notice of 15m; no rule matches"]
+def test_an_event_without_a_rule_is_shown_as_such() -> None:
+    assert lines_of(replace(SEEN, rule="", plan=())) == ["1000 first seen, a notice of 15m; no rule matches"]
 
 
 @pytest.mark.parametrize(
@@ -142,8 +142,8 @@ def test_an_event_that_no_rule_is_about_is_told_so() -> None:
         (ApprovalState.REFUSED, "approval refused"),
     ],
 )
-def test_an_approval_is_told(state: ApprovalState, sentence: str) -> None:
-    assert f"1005 {sentence}" in told(replace(SEEN, approval=ApprovalRecord(state=state, at=1_005.0)))
+def test_the_state_of_an_approval_is_shown(state: ApprovalState, sentence: str) -> None:
+    assert f"1005 {sentence}" in lines_of(replace(SEEN, approval=ApprovalRecord(state=state, at=1_005.0)))
 
 
 @pytest.mark.parametrize(
@@ -154,18 +154,18 @@ def test_an_approval_is_told(state: ApprovalState, sentence: str) -> None:
         (SEEN.with_step_run(StepRun(step="drain", begun_at=1_001.0)), "drain running"),
         (
             replace(SEEN, gone_at=2_000.0).with_step_run(StepRun(step="drain", begun_at=1.0, phase=StepPhase.UNDO)),
-            "undoing drain running",
+            "undo of drain running",
         ),
         (replace(SEEN, gone_at=2_000.0), "gone, the undo is in progress"),
         (replace(SEEN, gone_at=2_000.0, closed=True), "closed: nothing left to do"),
     ],
 )
-def test_how_things_stand_is_told_last(record: EventRecord, now: str) -> None:
+def test_the_current_state_is_shown_last(record: EventRecord, now: str) -> None:
     assert explain_event(record, {}).now == now
     assert explain_event(record, {}, "waits for web-1").now == "waits for web-1"
 
 
-def test_an_event_that_will_not_be_approved_says_why() -> None:
+def test_an_event_that_will_not_be_approved_is_shown_with_the_reason() -> None:
     failed, cut = ended("drain", 1_001.0, 1_002.0, StepState.FAILED), ended("save", 1_000.0, 1_000.0, StepState.CUT)
     record = SEEN.with_step_run(failed).with_step_run(cut)
     approving = replace(RULE, approve=ApprovalPolicy(when=ApproveWhen.DONE))
@@ -174,14 +174,14 @@ def test_an_event_that_will_not_be_approved_says_why() -> None:
     assert explain_event(record, {"reboots": RULE}).now == "scheduled"
 
 
-def test_a_plan_shows_what_a_shorter_notice_costs() -> None:
+def test_the_plan_shows_which_steps_a_shorter_notice_cuts() -> None:
     assert step_plan_table(RULE, (900.0, 120.0, 30.0)) == [
         (DRAIN, ["at once, by 6m 5s before", "at once, by 1m 5s before", "at once, late"]),
         (SAVE, ["at once, by 5m 5s before", "cut", "cut"]),
     ]
 
 
-def test_a_plan_that_begins_late_shows_when() -> None:
+def test_the_plan_of_a_late_rule_shows_when_steps_begin() -> None:
     assert step_plan_table(replace(RULE, begin="late"), (900.0,)) == [
         (DRAIN, ["6m 5s before"]),
         (SAVE, ["5m 5s before"]),

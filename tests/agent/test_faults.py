@@ -1,4 +1,4 @@
-"""Every fault of spec §11, in virtual time: the agent reacts all the same, once."""
+"""Every fault of spec §11 in virtual time: the agent still reacts, once."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from tests.support.scripted_server import ScriptedReply, ScriptedServer, json_re
 from tests.support.service_process import eventually
 
 TEXT = f'profile = "fifteen-minutes"\n{DRAIN}{SAVE}'
-WHOLE = ["drain", "save", "restore", "undrain"]
+ALL_LINES = ["drain", "save", "restore", "undrain"]
 
-# What each does to the agent's polls while an event comes and goes; those about events have stories of their own.
+# Faults of polls while an event comes and goes; faults of events have their own tests below.
 FAULTS: dict[str, dict[str, object]] = {
     "late-first-answer": {"delay_s": 0.5},
     "empty-body": {"times": 5},
@@ -28,7 +28,7 @@ FAULTS: dict[str, dict[str, object]] = {
 
 
 @pytest.mark.parametrize("kind", FAULTS)
-def test_the_agent_reacts_once_whatever_the_endpoint_does(kind: str, tmp_path: Path) -> None:
+def test_the_agent_reacts_once_despite_faults_of_the_endpoint(kind: str, tmp_path: Path) -> None:
     with Lab(vms=["web-0"]) as lab, AgentThread(tmp_path, lab.vm("web-0").endpoint, TEXT) as agent:
         lab.fault(kind, **FAULTS[kind])  # type: ignore[arg-type]
         event = lab.reboot("web-0")
@@ -36,12 +36,12 @@ def test_the_agent_reacts_once_whatever_the_endpoint_does(kind: str, tmp_path: P
         lab.fault(kind, **FAULTS[kind])  # type: ignore[arg-type]
         lab.run_until(lambda: event.over)
         lab.wait_for(lambda: agent.records[0].closed, within="30s")
-        assert agent.lines == WHOLE
+        assert agent.lines == ALL_LINES
         assert len(agent.records) == 1
 
 
 @pytest.mark.parametrize("kind", [kind for kind in FAULTS if kind not in ("late-first-answer", "slow-body")])
-def test_the_agent_comes_up_in_the_middle_of_trouble(kind: str, tmp_path: Path) -> None:
+def test_the_agent_can_start_during_a_fault(kind: str, tmp_path: Path) -> None:
     with Lab(vms=["web-0"]) as lab:
         event = lab.reboot("web-0")
         lab.fault(kind, **FAULTS[kind])  # type: ignore[arg-type]
@@ -50,7 +50,7 @@ def test_the_agent_comes_up_in_the_middle_of_trouble(kind: str, tmp_path: Path) 
             assert agent.lines == ["drain", "save"]
 
 
-def test_a_document_that_is_stale_takes_nothing_back_and_brings_nothing_back(tmp_path: Path) -> None:
+def test_a_stale_document_neither_undoes_nor_repeats_steps(tmp_path: Path) -> None:
     with Lab(vms=["web-0"]) as lab, AgentThread(tmp_path, lab.vm("web-0").endpoint, TEXT) as agent:
         event = lab.reboot("web-0")
         lab.wait_for(lambda: event.approved)
@@ -60,11 +60,11 @@ def test_a_document_that_is_stale_takes_nothing_back_and_brings_nothing_back(tmp
         lab.fault("stale", times=10, age_s=60)
         polls = agent.observer.polls
         lab.wait_for(lambda: agent.observer.polls > polls + 15, within="30s")
-        assert agent.lines == WHOLE
+        assert agent.lines == ALL_LINES
         assert len(agent.records) == 1
 
 
-def test_an_incarnation_that_starts_over_changes_nothing_for_what_is_pending(tmp_path: Path) -> None:
+def test_an_incarnation_reset_changes_nothing_for_pending_events(tmp_path: Path) -> None:
     with Lab(vms=["web-0"]) as lab, AgentThread(tmp_path, lab.vm("web-0").endpoint, TEXT) as agent:
         event = lab.reboot("web-0", notice="1h")
         lab.wait_for(lambda: agent.lines == ["drain", "save"])
@@ -74,10 +74,10 @@ def test_an_incarnation_that_starts_over_changes_nothing_for_what_is_pending(tmp
         assert agent.lines == ["drain", "save"]
         lab.run_until(lambda: event.over)
         lab.wait_for(lambda: agent.records[0].closed)
-        assert agent.lines == WHOLE
+        assert agent.lines == ALL_LINES
 
 
-def test_a_notice_that_is_shorter_than_the_minimum_is_used_for_what_fits(tmp_path: Path) -> None:
+def test_a_notice_shorter_than_the_minimum_is_used_for_the_steps_that_fit(tmp_path: Path) -> None:
     text = f"{DRAIN}cut = 1\n{SAVE}[[rules]]\nsteps = ['drain', 'save']\nmargin = '0s'\n"
     with Lab(vms=["web-0"]) as lab, AgentThread(tmp_path, lab.vm("web-0").endpoint, text) as agent:
         lab.fault("short-notice", vm="web-0", notice_s=30)
@@ -87,24 +87,24 @@ def test_a_notice_that_is_shorter_than_the_minimum_is_used_for_what_fits(tmp_pat
 
 
 @pytest.mark.parametrize(
-    ("replies", "said"),
+    ("replies", "problem_text"),
     [
         ((ScriptedReply(status=404, body=b'{ "error": "Not found" }'),), "the service does not know this VM"),
         ((ScriptedReply(status=503),), "the service cannot answer now"),
         ((ScriptedReply(body=b"<html>"),), "is not JSON"),
     ],
 )
-def test_an_endpoint_without_a_usable_answer_is_a_problem_that_is_told_and_no_end(
-    tmp_path: Path, replies: tuple[ScriptedReply, ...], said: str
+def test_an_endpoint_without_a_usable_answer_is_reported_and_does_not_end_the_agent(
+    tmp_path: Path, replies: tuple[ScriptedReply, ...], problem_text: str
 ) -> None:
     with ScriptedServer(*replies) as server, AgentThread(tmp_path, server.url, f'vm = "web-0"\n{TEXT}') as agent:
         eventually(lambda: agent.observer.failures > 0)
-        assert [problem for problem in agent.report.problems if said in problem]
+        assert [problem for problem in agent.report.problems if problem_text in problem]
         assert agent.report.silent_s is None
 
 
-def test_names_are_those_of_the_service_and_may_carry_the_underscore_of_2017(tmp_path: Path) -> None:
-    """Others compare hostnames, which are not what Resources list."""
+def test_names_come_from_the_service_and_may_have_the_underscore_of_2017(tmp_path: Path) -> None:
+    """Hostnames are not what Resources list."""
     event = {"EventId": "A", "EventStatus": "Scheduled", "EventType": "Reboot", "Resources": ["_Front_7"]}
     document = json_reply({"DocumentIncarnation": 2, "Events": [event | {"NotBefore": "no date"}]})
     text = f"{DRAIN}[[rules]]\nsteps = ['drain']\n"
@@ -115,8 +115,8 @@ def test_names_are_those_of_the_service_and_may_carry_the_underscore_of_2017(tmp
         eventually(lambda: agent.lines == ["drain"])
 
 
-@pytest.mark.timeout(60)  # it takes a few seconds, or minutes if each change were written with all others
-def test_a_thousand_events_of_neighbours_do_not_keep_the_agent_from_its_own(tmp_path: Path) -> None:
+@pytest.mark.timeout(60)  # it takes a few seconds; a cursor write for each change would take minutes
+def test_thousands_of_other_vms_events_do_not_delay_the_agents_own(tmp_path: Path) -> None:
     event = {"EventStatus": "Scheduled", "EventType": "Freeze", "NotBefore": ""}
     others = [event | {"EventId": f"E{number}", "Resources": [f"web-{number}"]} for number in range(1, 2000)]
     document = json_reply(
@@ -127,7 +127,7 @@ def test_a_thousand_events_of_neighbours_do_not_keep_the_agent_from_its_own(tmp_
         eventually(lambda: agent.lines == ["drain"], within_s=50)
 
 
-def test_while_the_vms_name_is_not_known_the_reason_is_told(tmp_path: Path) -> None:
+def test_while_the_vms_name_is_unknown_the_reason_is_reported(tmp_path: Path) -> None:
     with ScriptedServer(ScriptedReply(status=404)) as server, AgentThread(tmp_path, server.url, TEXT) as agent:
         eventually(lambda: agent.observer.failures > 0)
         assert [problem for problem in agent.report.problems if "this VM's name is not known yet" in problem]

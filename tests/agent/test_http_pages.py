@@ -1,4 +1,4 @@
-"""What the agent's pages say: whether it hears, whether the VM is ready, how things stand."""
+"""The agent's pages: health, readiness, metrics and state."""
 
 import json
 from collections.abc import Mapping
@@ -27,7 +27,7 @@ HELD = SEEN.with_step_run(
 )
 
 
-def situation(*records: EventRecord) -> AgentSnapshot:
+def snapshot_of(*records: EventRecord) -> AgentSnapshot:
     steps = {step.name: step for step in (AWAY, SAVE)}
     return AgentSnapshot(
         open_records=OpenRecords(records=records),
@@ -42,40 +42,40 @@ def situation(*records: EventRecord) -> AgentSnapshot:
 def pages(
     *records: EventRecord, metrics: AgentMetrics | None = None, facts: Mapping[str, Any] | None = None
 ) -> AgentPages:
-    return build_pages(metrics or AgentMetrics(["away", "save"]), lambda: situation(*records), lambda: facts or {})
+    return build_pages(metrics or AgentMetrics(["away", "save"]), lambda: snapshot_of(*records), lambda: facts or {})
 
 
-def said(made: AgentPages, path: str) -> tuple[int, Any]:
+def read_page(made: AgentPages, path: str) -> tuple[int, Any]:
     page = made[path]()
     return page.status, json.loads(page.body)
 
 
-def test_a_vm_is_ready_while_no_step_holds_it() -> None:
-    assert said(pages(SEEN), "/ready") == (200, {"ready": True, "why": []})
+def test_a_vm_is_ready_while_no_readiness_step_is_in_effect() -> None:
+    assert read_page(pages(SEEN), "/ready") == (200, {"ready": True, "why": []})
 
 
-def test_a_load_balancer_is_turned_away_while_a_step_holds_readiness_and_told_why() -> None:
+def test_ready_answers_503_with_the_reason_while_a_readiness_step_is_in_effect() -> None:
     why = ["away holds it for a Reboot, event C706"]
-    assert said(pages(HELD), "/ready") == (503, {"ready": False, "why": why})
+    assert read_page(pages(HELD), "/ready") == (503, {"ready": False, "why": why})
     back = replace(HELD, gone_at=1_005.0).with_step_run(
         StepRun(step="away", phase=StepPhase.UNDO, state=StepState.DONE, begun_at=1.0)
     )
-    assert said(pages(back), "/ready")[0] == 200
+    assert read_page(pages(back), "/ready")[0] == 200
 
 
 def test_the_agent_is_healthy_while_the_endpoint_answers() -> None:
     now = [0.0]
     metrics = AgentMetrics(endpoint_health=EndpointHealthTracker(lambda: now[0]))
     metrics.poll_answered(1.0)
-    assert said(pages(metrics=metrics), "/health") == (200, {"healthy": True, "text": ""})
+    assert read_page(pages(metrics=metrics), "/health") == (200, {"healthy": True, "text": ""})
     metrics.poll_failed("connection refused")
     now[0] = 100.0
-    status, view = said(pages(metrics=metrics), "/health")
+    status, view = read_page(pages(metrics=metrics), "/health")
     assert status == 503
     assert view == {"healthy": False, "text": "the endpoint has not answered for 1m 40s (connection refused)"}
 
 
-def test_prometheus_is_told_how_things_stand() -> None:
+def test_the_metrics_show_the_current_status() -> None:
     page = pages(HELD)["/metrics"]()
     assert page.content_type.startswith("text/plain; version=0.0.4")
     lines = page.body.decode().splitlines()
@@ -84,8 +84,8 @@ def test_prometheus_is_told_how_things_stand() -> None:
     assert 'forewarn_agent_events_pending{kind="Reboot"} 1.0' in lines
 
 
-def test_the_state_tells_each_event_with_its_steps_and_what_is_waited_for() -> None:
-    status, view = said(pages(HELD, facts={"endpoint": "http://169.254.169.254"}), "/state")
+def test_the_state_shows_each_event_with_its_steps_and_waits() -> None:
+    status, view = read_page(pages(HELD, facts={"endpoint": "http://169.254.169.254"}), "/state")
     assert status == 200
     assert (view["vm"], view["now"], view["endpoint"]) == ("web-0", 1_010, "http://169.254.169.254")
     assert (view["ready"], view["in_maintenance"], view["health"]["ok"]) == (False, True, True)
@@ -98,13 +98,13 @@ def test_the_state_tells_each_event_with_its_steps_and_what_is_waited_for() -> N
     assert (event["waits_for"], event["waits_until"]) == ("save begins late", 1_600)
 
 
-def test_what_steps_leave_for_their_undoing_is_not_told() -> None:
+def test_the_state_does_not_show_undo_notes() -> None:
     assert "secret" not in pages(HELD)["/state"]().body.decode()
 
 
-def test_an_event_that_is_gone_is_told_with_what_became_of_it() -> None:
+def test_the_state_shows_the_outcome_of_an_event_that_is_gone() -> None:
     gone = replace(HELD, gone_at=1_005.0, outcome="withdrawn")
-    (event,) = said(pages(gone), "/state")[1]["events"]
+    (event,) = read_page(pages(gone), "/state")[1]["events"]
     assert (event["status"], event["outcome"], event["gone_at"]) == ("Gone", "withdrawn", 1_005)
 
 

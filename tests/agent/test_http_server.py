@@ -1,4 +1,4 @@
-"""The agent's pages: what load balancers and monitoring are told, and that nobody can do more than read."""
+"""The agent's HTTP server: read-only, robust against bad clients."""
 
 import asyncio
 import json
@@ -14,16 +14,16 @@ PAGES: AgentPages = {"/ready": lambda: json_page({"ready": False}, 503), "/metri
 ANY = "127.0.0.1:0"
 
 
-def on_a_face(talk: Callable[[int], Awaitable[None]], pages: AgentPages = PAGES, listen: str = ANY) -> None:
+def with_server(client: Callable[[int], Awaitable[None]], pages: AgentPages = PAGES, listen: str = ANY) -> None:
     async def whole() -> None:
         async with asyncio.timeout(20), serve_pages(pages, listen) as port:
-            await talk(port)
+            await client(port)
 
     asyncio.run(whole())
 
 
-async def say(port: int, request: bytes, host: str = "127.0.0.1") -> tuple[int, bytes, bytes]:
-    """The status, head and body of what comes back, up to the end of the connection."""
+async def exchange(port: int, request: bytes, host: str = "127.0.0.1") -> tuple[int, bytes, bytes]:
+    """Sends a request; returns status, head and body of the response up to the end of the connection."""
     reader, writer = await asyncio.open_connection(host, port)
     writer.write(request)
     answer = await reader.read()
@@ -33,66 +33,66 @@ async def say(port: int, request: bytes, host: str = "127.0.0.1") -> tuple[int, 
     return int(head.split(b" ")[1]), head, body
 
 
-def test_a_page_is_read_as_it_is_now() -> None:
+def test_a_page_shows_the_current_state() -> None:
     bodies = iter([b"one", b"two"])
 
-    async def talk(port: int) -> None:
+    async def client(port: int) -> None:
         for body in (b"one", b"two"):
-            status, head, got = await say(port, b"GET /now?x=1 HTTP/1.1\r\nHost: x\r\n\r\n")
+            status, head, got = await exchange(port, b"GET /now?x=1 HTTP/1.1\r\nHost: x\r\n\r\n")
             assert (status, got) == (200, body)
             assert b"\r\nContent-Length: 3\r\n" in head
             assert b"\r\nCache-Control: no-store\r\n" in head
 
-    on_a_face(talk, {"/now": lambda: AgentPage(body=next(bodies))})
+    with_server(client, {"/now": lambda: AgentPage(body=next(bodies))})
 
 
 def test_a_load_balancer_sees_the_status_and_a_person_the_reason() -> None:
-    async def talk(port: int) -> None:
-        status, head, body = await say(port, b"GET /ready HTTP/1.0\r\n\r\n")
+    async def client(port: int) -> None:
+        status, head, body = await exchange(port, b"GET /ready HTTP/1.0\r\n\r\n")
         assert (status, json.loads(body)) == (503, {"ready": False})
         assert head.startswith(b"HTTP/1.1 503 Service Unavailable\r\n")
 
-    on_a_face(talk)
+    with_server(client)
 
 
 def test_a_head_request_gets_the_status_without_a_body() -> None:
-    async def talk(port: int) -> None:
-        status, head, body = await say(port, b"HEAD /ready HTTP/1.1\r\nHost: x\r\n\r\n")
+    async def client(port: int) -> None:
+        status, head, body = await exchange(port, b"HEAD /ready HTTP/1.1\r\nHost: x\r\n\r\n")
         assert (status, body) == (503, b"")
         assert b"Content-Length: 17" in head
 
-    on_a_face(talk)
+    with_server(client)
 
 
 @pytest.mark.parametrize("method", ["POST", "PUT", "PATCH", "DELETE", "OPTIONS"])
-def test_nothing_can_be_changed_here(method: str) -> None:
-    async def talk(port: int) -> None:
-        status, head, body = await say(port, f"{method} /ready HTTP/1.1\r\nContent-Length: 2\r\n\r\n{{}}".encode())
+def test_methods_other_than_get_and_head_are_rejected(method: str) -> None:
+    async def client(port: int) -> None:
+        status, head, body = await exchange(port, f"{method} /ready HTTP/1.1\r\nContent-Length: 2\r\n\r\n{{}}".encode())
         assert status == 405
         assert b"\r\nAllow: GET, HEAD\r\n" in head
         assert "read-only" in json.loads(body)["error"]
 
-    on_a_face(talk)
+    with_server(client)
 
 
-def test_whoever_asks_for_a_page_that_there_is_not_is_told_which_there_are() -> None:
-    async def talk(port: int) -> None:
-        status, _, body = await say(port, b"GET / HTTP/1.1\r\n\r\n")
+def test_an_unknown_page_answers_404_with_the_existing_pages() -> None:
+    async def client(port: int) -> None:
+        status, _, body = await exchange(port, b"GET / HTTP/1.1\r\n\r\n")
         assert (status, json.loads(body)["pages"]) == (404, ["/metrics", "/ready"])
 
-    on_a_face(talk)
+    with_server(client)
 
 
-def test_a_page_that_breaks_says_so_and_the_others_go_on(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_page_that_fails_answers_500_and_the_others_work(caplog: pytest.LogCaptureFixture) -> None:
     def broken() -> AgentPage:
         raise ZeroDivisionError("a secret")
 
-    async def talk(port: int) -> None:
-        status, _, body = await say(port, b"GET /broken HTTP/1.1\r\n\r\n")
+    async def client(port: int) -> None:
+        status, _, body = await exchange(port, b"GET /broken HTTP/1.1\r\n\r\n")
         assert (status, json.loads(body)) == (500, {"error": "the page failed: see the agent's log"})
-        assert (await say(port, b"GET /ready HTTP/1.1\r\n\r\n"))[0] == 503
+        assert (await exchange(port, b"GET /ready HTTP/1.1\r\n\r\n"))[0] == 503
 
-    on_a_face(talk, {**PAGES, "/broken": broken})
+    with_server(client, {**PAGES, "/broken": broken})
     assert "the page /broken failed" in caplog.text
 
 
@@ -101,33 +101,33 @@ def test_a_page_that_breaks_says_so_and_the_others_go_on(caplog: pytest.LogCaptu
     [b"\r\n\r\n", b"GET /ready\r\n\r\n", b"\x16\x03\x01 a b\r\n\r\n", b"GET /a b HTTP/1.1\r\n\r\n"],
     ids=["nothing", "no version", "a handshake", "a blank in the path"],
 )
-def test_what_is_no_request_is_refused(request_: bytes) -> None:
-    async def talk(port: int) -> None:
-        assert (await say(port, request_))[0] == 400
+def test_an_invalid_request_is_rejected(request_: bytes) -> None:
+    async def client(port: int) -> None:
+        assert (await exchange(port, request_))[0] == 400
 
-    on_a_face(talk)
-
-
-def test_a_head_without_end_is_not_collected_for_ever() -> None:
-    async def talk(port: int) -> None:
-        assert (await say(port, b"GET /ready HTTP/1.1\r\nX: " + b"x" * 20_000))[0] == 400
-        assert (await say(port, b"GET /ready HTTP/1.1\r\n\r\n"))[0] == 503
-
-    on_a_face(talk)
+    with_server(client)
 
 
-def test_callers_that_say_nothing_do_not_keep_others_out_or_the_agent_from_ending() -> None:
+def test_an_endless_request_head_is_rejected() -> None:
+    async def client(port: int) -> None:
+        assert (await exchange(port, b"GET /ready HTTP/1.1\r\nX: " + b"x" * 20_000))[0] == 400
+        assert (await exchange(port, b"GET /ready HTTP/1.1\r\n\r\n"))[0] == 503
+
+    with_server(client)
+
+
+def test_silent_clients_block_neither_others_nor_the_end_of_the_agent() -> None:
     silent: list[tuple[asyncio.StreamReader, asyncio.StreamWriter]] = []
 
-    async def talk(port: int) -> None:
+    async def client(port: int) -> None:
         silent.extend([await asyncio.open_connection("127.0.0.1", port) for _ in range(20)])
-        assert (await say(port, b"GET /ready HTTP/1.1\r\n\r\n"))[0] == 503
+        assert (await exchange(port, b"GET /ready HTTP/1.1\r\n\r\n"))[0] == 503
         silent[0][1].transport.abort()
 
     async def whole() -> None:
-        async with asyncio.timeout(4):  # less than the patience with one of them
+        async with asyncio.timeout(4):  # less than the timeout of one request
             async with serve_pages(PAGES, ANY) as port:
-                await talk(port)
+                await client(port)
             for reader, writer in silent[1:]:
                 assert await reader.read() == b""
                 writer.close()
@@ -136,30 +136,30 @@ def test_callers_that_say_nothing_do_not_keep_others_out_or_the_agent_from_endin
     asyncio.run(whole())
 
 
-def test_more_callers_than_it_can_bear_are_let_go() -> None:
-    async def talk(port: int) -> None:
+def test_connections_above_the_limit_are_closed() -> None:
+    async def client(port: int) -> None:
         silent = [await asyncio.open_connection("127.0.0.1", port) for _ in range(32)]
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         assert await reader.read() == b""
         for other in (writer, *(each for _, each in silent)):
             other.close()
 
-    on_a_face(talk)
+    with_server(client)
 
 
 def test_the_port_is_free_again_afterwards() -> None:
     ports: list[int] = []
 
-    async def talk(port: int) -> None:
+    async def client(port: int) -> None:
         ports.append(port)
 
-    on_a_face(talk)
-    on_a_face(talk, listen=f"127.0.0.1:{ports[0]}")
+    with_server(client)
+    with_server(client, listen=f"127.0.0.1:{ports[0]}")
     assert ports[0] == ports[1]
 
 
-def test_a_port_that_is_taken_is_told_with_what_to_do() -> None:
-    async def talk(port: int) -> None:
+def test_a_taken_port_is_reported_with_a_remedy() -> None:
+    async def client(port: int) -> None:
         raise AssertionError("nobody can listen there")
 
     with socket.socket() as taken:
@@ -169,18 +169,18 @@ def test_a_port_that_is_taken_is_told_with_what_to_do() -> None:
         with pytest.raises(
             Unavailable, match=f"cannot listen on {listen} .*: free the address, or set another with listen"
         ):
-            on_a_face(talk, listen=listen)
+            with_server(client, listen=listen)
 
 
 @pytest.mark.parametrize(
     ("text", "address"),
     [("127.0.0.1:9258", ("127.0.0.1", 9258)), ("[::1]:80", ("::1", 80)), ("localhost:0", ("localhost", 0))],
 )
-def test_an_address_is_read(text: str, address: tuple[str, int]) -> None:
+def test_valid_listen_addresses_are_parsed(text: str, address: tuple[str, int]) -> None:
     assert parse_listen_address(text) == address
 
 
 @pytest.mark.parametrize("text", ["9258", "127.0.0.1", ":9258", "::1:80", "127.0.0.1:http", "127.0.0.1:70000", "a:²"])
-def test_an_address_that_makes_no_sense_is_refused(text: str) -> None:
+def test_invalid_listen_addresses_are_rejected(text: str) -> None:
     with pytest.raises(Rejected, match=r'is not an address: write "127.0.0.1:9258", or "" for none'):
         parse_listen_address(text)

@@ -1,4 +1,4 @@
-"""The journal keeps what it was given, whatever ends the agent, and lets only one agent write."""
+"""The journal is durable, and only one agent at a time can write it."""
 
 from __future__ import annotations
 
@@ -79,7 +79,9 @@ RECORDS = st.builds(
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(records=st.lists(RECORDS, max_size=4, unique_by=lambda record: record.key))
-def test_what_was_written_is_read_again(records: list[EventRecord], tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_records_are_read_as_they_were_written(
+    records: list[EventRecord], tmp_path_factory: pytest.TempPathFactory
+) -> None:
     path = tmp_path_factory.mktemp("journal") / "journal.db"
     first = AgentJournal(path)
     first.save(*records)
@@ -94,7 +96,7 @@ def test_what_was_written_is_read_again(records: list[EventRecord], tmp_path_fac
     second.close()
 
 
-def test_a_step_is_rewritten_in_its_place(journal: AgentJournal, path: Path) -> None:
+def test_a_step_keeps_its_place_when_it_is_rewritten(journal: AgentJournal, path: Path) -> None:
     begun = StepRun(step="drain", begun_at=NOW, boot_id="boot-1")
     journal.save(record().with_step_run(begun))
     journal.save(record().with_step_run(replace(begun, state=StepState.DONE, notes={"was": "ready"})))
@@ -102,7 +104,7 @@ def test_a_step_is_rewritten_in_its_place(journal: AgentJournal, path: Path) -> 
     assert [(deed.state, deed.notes) for deed in found.step_runs] == [(StepState.DONE, {"was": "ready"})]
 
 
-def test_a_closed_event_leaves_the_book_but_is_remembered(journal: AgentJournal) -> None:
+def test_a_closed_event_is_no_longer_open_but_kept(journal: AgentJournal) -> None:
     journal.save(record())
     journal.save(replace(record(), closed=True))
     assert list(journal.open_records) == []
@@ -111,7 +113,7 @@ def test_a_closed_event_leaves_the_book_but_is_remembered(journal: AgentJournal)
     assert journal.find_by_prefix("%") == ()
 
 
-def test_old_events_are_forgotten_with_their_steps_and_open_ones_never(journal: AgentJournal) -> None:
+def test_old_closed_events_are_deleted_with_their_steps_and_open_ones_never(journal: AgentJournal) -> None:
     for number in range(5):
         journal.save(replace(record(f"E{number}"), closed=number > 0).with_step_run(StepRun(step="s", begun_at=NOW)))
     journal.prune(keep=2)
@@ -119,20 +121,20 @@ def test_old_events_are_forgotten_with_their_steps_and_open_ones_never(journal: 
     assert journal.count_records("E1") == 0
 
 
-def test_small_things_are_remembered_by_name(journal: AgentJournal) -> None:
+def test_values_are_stored_by_name(journal: AgentJournal) -> None:
     assert journal.load_value("document") is None
     journal.save_value("document", {"incarnation": 7})
     journal.save_value("document", {"incarnation": 8})
     assert journal.load_value("document") == {"incarnation": 8}
 
 
-def test_the_file_is_its_owners_alone(journal: AgentJournal, path: Path) -> None:
+def test_only_the_owner_can_read_the_file(journal: AgentJournal, path: Path) -> None:
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     AgentJournal(path.parent / "new" / "journal.db").close()
     assert stat.S_IMODE((path.parent / "new").stat().st_mode) == 0o700
 
 
-def test_a_second_agent_is_refused_and_a_reader_is_not(journal: AgentJournal, path: Path) -> None:
+def test_a_second_agent_is_rejected_and_a_reader_is_not(journal: AgentJournal, path: Path) -> None:
     with pytest.raises(Rejected, match="is in use by another agent: stop that agent, or set another `state`"):
         AgentJournal(path)
     journal.save(record())
@@ -141,7 +143,7 @@ def test_a_second_agent_is_refused_and_a_reader_is_not(journal: AgentJournal, pa
     reader.close()
 
 
-def test_what_was_put_survives_kill_9(path: Path) -> None:
+def test_saved_records_survive_kill_9(path: Path) -> None:
     code = f"""
 import os, signal
 from pathlib import Path
@@ -152,14 +154,14 @@ journal.save(record())
 os.kill(os.getpid(), signal.SIGKILL)
 """
     root = Path(__file__).parents[2]
-    surroundings = {**os.environ, "PYTHONPATH": f"{root}:{root / 'src'}"}
-    assert subprocess.run([sys.executable, "-c", code], env=surroundings, check=False).returncode == -9
-    survivor = AgentJournal(path)
-    assert [each.key for each in survivor.open_records] == ["E1"]
-    survivor.close()
+    environment = {**os.environ, "PYTHONPATH": f"{root}:{root / 'src'}"}
+    assert subprocess.run([sys.executable, "-c", code], env=environment, check=False).returncode == -9
+    reopened = AgentJournal(path)
+    assert [each.key for each in reopened.open_records] == ["E1"]
+    reopened.close()
 
 
-def test_a_newer_or_broken_journal_is_refused_with_a_sentence(path: Path, tmp_path: Path) -> None:
+def test_a_newer_or_damaged_journal_is_rejected_with_a_reason(path: Path, tmp_path: Path) -> None:
     AgentJournal(path).close()
     with sqlite3.connect(path) as db:
         db.execute(f"PRAGMA user_version = {len(MIGRATIONS) + 1}")
@@ -174,13 +176,13 @@ def test_a_newer_or_broken_journal_is_refused_with_a_sentence(path: Path, tmp_pa
         AgentJournal(tmp_path / "none.db", readonly=True)
 
 
-def test_a_journal_that_cannot_be_written_says_so(tmp_path: Path) -> None:
+def test_an_unwritable_journal_is_reported(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(Rejected, match="cannot be opened"):
         AgentJournal(tmp_path / "file" / "journal.db")
 
 
-def test_a_write_that_fails_leaves_the_journal_as_it_was_and_usable(journal: AgentJournal) -> None:
+def test_a_failed_write_leaves_the_journal_unchanged_and_usable(journal: AgentJournal) -> None:
     journal.save(record())
     journal._db.execute("PRAGMA max_page_count = 1")  # the disk is full
     with pytest.raises(Unavailable, match="cannot be written"):
@@ -191,7 +193,7 @@ def test_a_write_that_fails_leaves_the_journal_as_it_was_and_usable(journal: Age
     assert [each.key for each in journal.records()] == ["E3", "E1"]
 
 
-def test_a_journal_that_is_damaged_is_refused_and_one_whose_place_is_full_is_not_called_damaged(path: Path) -> None:
+def test_a_damaged_journal_is_rejected_and_a_full_disk_is_not_reported_as_damage(path: Path) -> None:
     journal = AgentJournal(path)
     journal.save(record())
     journal.close()

@@ -1,4 +1,4 @@
-"""What the agent says to its log."""
+"""The format of the agent's log."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from forewarn.agent.reporting import SingleLineFormatter
 FORGED = "Reboot\nERROR all is lost\x1b[2J \u2028"
 
 
-def test_a_server_can_forge_no_line_of_the_log() -> None:
+def test_a_server_cannot_forge_log_lines() -> None:
     record = logging.LogRecord("forewarn.agent", logging.INFO, "", 0, "%s of %s", (FORGED, "wäb-0"), None)
     said = SingleLineFormatter("%(levelname)s %(message)s").format(record)
     assert said == "INFO Reboot\\nERROR all is lost\\x1b[2J \\u2028 of wäb-0"
 
 
-def test_where_something_broke_is_told_in_as_many_lines_as_it_takes() -> None:
+def test_a_traceback_is_logged_on_several_lines() -> None:
     try:
         raise ValueError("broken")
     except ValueError:

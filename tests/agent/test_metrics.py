@@ -1,4 +1,4 @@
-"""What Prometheus is told: everything from the first scrape on, with labels that cannot grow."""
+"""The agent's metrics: all series exist from the first scrape, and labels are bounded."""
 
 import re
 import shutil
@@ -23,52 +23,54 @@ DOCS = Path(__file__).parents[2] / "docs" / "agent.md"
 Samples = dict[tuple[str, frozenset[tuple[str, str]]], float]
 
 
-def samples(metrics: AgentMetrics, standing: MaintenanceStatus = QUIET) -> Samples:
-    families: list[Metric] = list(read(metrics.render(standing).decode()))
+def samples(metrics: AgentMetrics, status: MaintenanceStatus = QUIET) -> Samples:
+    families: list[Metric] = list(read(metrics.render(status).decode()))
     return {(s.name, frozenset(s.labels.items())): s.value for family in families for s in family.samples}
 
 
-def value(metrics: AgentMetrics, name: str, standing: MaintenanceStatus = QUIET, **labels: str) -> float:
-    return samples(metrics, standing)[f"forewarn_agent_{name}", frozenset(labels.items())]
+def value(metrics: AgentMetrics, name: str, status: MaintenanceStatus = QUIET, **labels: str) -> float:
+    return samples(metrics, status)[f"forewarn_agent_{name}", frozenset(labels.items())]
 
 
-def work_through(watcher: AgentObserver) -> None:
+def report_one_of_each(observer: AgentObserver) -> None:
     for event in (REBOOT, STRANGE):
-        watcher.event_first_seen(event, 900.0)
-        watcher.event_first_seen(event, None)
-        watcher.notice_missed(event)
-        watcher.event_started(event, 60.0)
-        watcher.event_approved(event)
-        watcher.event_gone(event, "finished")
-        watcher.step_cut(DRAIN, event)
-    watcher.poll_answered(1.0)
-    watcher.poll_failed("nothing answers")
-    watcher.step_ended(DRAIN, StepPhase.DO, StepOutcome(ok=True), 12.0)
-    watcher.step_ended(DRAIN, StepPhase.UNDO, StepOutcome(ok=False), 3.0)
+        observer.event_first_seen(event, 900.0)
+        observer.event_first_seen(event, None)
+        observer.notice_missed(event)
+        observer.event_started(event, 60.0)
+        observer.event_approved(event)
+        observer.event_gone(event, "finished")
+        observer.step_cut(DRAIN, event)
+    observer.poll_answered(1.0)
+    observer.poll_failed("nothing answers")
+    observer.step_ended(DRAIN, StepPhase.DO, StepOutcome(ok=True), 12.0)
+    observer.step_ended(DRAIN, StepPhase.UNDO, StepOutcome(ok=False), 3.0)
 
 
-def test_every_series_is_there_before_anything_happens_and_none_comes_later() -> None:
+def test_every_series_exists_before_anything_happens_and_none_is_added_later() -> None:
     metrics = AgentMetrics(["drain"])
     before = samples(metrics)
-    work_through(metrics)
+    report_one_of_each(metrics)
     assert set(samples(metrics)) == set(before)
     ours = {key: number for key, number in before.items() if key[0].startswith("forewarn_agent_")}
     assert {name for (name, _), number in ours.items() if number} == {"forewarn_agent_info", "forewarn_agent_ready"}
 
 
-def test_no_label_tells_an_event_or_a_vm() -> None:
+def test_no_label_contains_an_event_or_a_vm() -> None:
     metrics = AgentMetrics(["drain"])
-    work_through(metrics)
+    report_one_of_each(metrics)
     text = metrics.render(MaintenanceStatus(listed=(REBOOT, STRANGE))).decode()
     assert not re.search("C7061|web-0|Levitate", text)
     assert set(re.findall(r'kind="(\w+)"', text)) == set(KINDS)
 
 
-def test_notices_are_counted_by_kind_with_what_was_promised_and_what_was_got() -> None:
+def test_announced_and_actual_notices_are_counted_by_kind() -> None:
     metrics = AgentMetrics()
-    work_through(metrics)
+    report_one_of_each(metrics)
     assert value(metrics, "notice_promised_seconds_sum", kind="Reboot") == 900
-    assert value(metrics, "notice_promised_seconds_count", kind="Reboot") == 1  # a started event promises nothing
+    assert (
+        value(metrics, "notice_promised_seconds_count", kind="Reboot") == 1
+    )  # a started event has no announced notice
     assert value(metrics, "notice_promised_seconds_bucket", kind="Reboot", le="600.0") == 0
     assert value(metrics, "notice_promised_seconds_bucket", kind="Reboot", le="900.0") == 1
     assert value(metrics, "notice_got_seconds_sum", kind="Reboot") == 60
@@ -79,13 +81,13 @@ def test_notices_are_counted_by_kind_with_what_was_promised_and_what_was_got() -
     assert value(metrics, "notices_missed_total", kind="Freeze") == 0
 
 
-def test_a_word_that_nobody_knows_makes_no_series_of_its_own() -> None:
+def test_unknown_kinds_and_outcomes_create_no_series() -> None:
     metrics = AgentMetrics()
     metrics.event_gone(REBOOT, "evaporated")
     assert value(metrics, "events_gone_total", kind="Reboot", outcome="unknown") == 1
 
 
-def test_polls_are_counted_and_the_last_good_one_is_dated() -> None:
+def test_polls_are_counted_and_the_last_answered_one_is_dated() -> None:
     metrics = AgentMetrics(read_time=lambda: 1_700_000_000.0)
     assert value(metrics, "last_successful_poll_timestamp_seconds") == 0
     metrics.poll_failed("reset")
@@ -100,25 +102,25 @@ def test_polls_are_counted_and_the_last_good_one_is_dated() -> None:
 
 def test_steps_are_timed_by_phase_and_outcome_and_counted_when_cut() -> None:
     metrics = AgentMetrics(["drain", "tell"])
-    work_through(metrics)
+    report_one_of_each(metrics)
     assert value(metrics, "step_duration_seconds_sum", step="drain", phase="do", outcome="done") == 12
     assert value(metrics, "step_duration_seconds_sum", step="drain", phase="undo", outcome="failed") == 3
     assert value(metrics, "step_duration_seconds_count", step="tell", phase="do", outcome="done") == 0
     assert value(metrics, "steps_cut_total", step="drain") == 2
 
 
-def test_what_stands_now_is_told_at_each_scrape() -> None:
+def test_each_scrape_shows_the_current_status() -> None:
     metrics = AgentMetrics()
     hold = ReadinessHold(step="drain", event="C7061BAC", kind="Reboot", since=0.0)
     busy = MaintenanceStatus(listed=(REBOOT, REBOOT, STRANGE), in_maintenance=True, holds=(hold,))
-    for standing, pending, in_maintenance, ready in ((QUIET, 0, 0, 1), (busy, 2, 1, 0), (QUIET, 0, 0, 1)):
-        assert value(metrics, "events_pending", standing, kind="Reboot") == pending
-        assert value(metrics, "in_maintenance", standing) == in_maintenance
-        assert value(metrics, "ready", standing) == ready
+    for status, pending, in_maintenance, ready in ((QUIET, 0, 0, 1), (busy, 2, 1, 0), (QUIET, 0, 0, 1)):
+        assert value(metrics, "events_pending", status, kind="Reboot") == pending
+        assert value(metrics, "in_maintenance", status) == in_maintenance
+        assert value(metrics, "ready", status) == ready
     assert value(metrics, "events_pending", busy, kind="other") == 1
 
 
-def test_two_agents_in_a_process_count_for_themselves() -> None:
+def test_two_agents_in_one_process_have_separate_counters() -> None:
     one, other = AgentMetrics(["drain"]), AgentMetrics(["drain"])
     one.event_approved(REBOOT)
     assert value(other, "approvals_total", kind="Reboot") == 0
@@ -135,19 +137,19 @@ def test_every_metric_is_documented() -> None:
 
 
 @pytest.mark.real
-def test_promtool_finds_nothing_to_complain_about() -> None:
+def test_promtool_accepts_the_metrics() -> None:
     promtool = shutil.which("promtool")
     if promtool is None:
         pytest.skip("promtool is not installed (Debian: prometheus)")
     metrics = AgentMetrics(["drain", "tell"])
-    work_through(metrics)
+    report_one_of_each(metrics)
     exposition = metrics.render(MaintenanceStatus(listed=(REBOOT,), in_maintenance=True))
     after = subprocess.run([promtool, "check", "metrics"], input=exposition, capture_output=True, timeout=60)
     assert (after.returncode, after.stdout, after.stderr) == (0, b"", b"")
 
 
 @pytest.mark.real
-def test_promtool_takes_the_alerts_of_the_documentation(tmp_path: Path) -> None:
+def test_promtool_accepts_the_documented_alerts(tmp_path: Path) -> None:
     promtool = shutil.which("promtool")
     if promtool is None:
         pytest.skip("promtool is not installed (Debian: prometheus)")

@@ -1,4 +1,4 @@
-"""How far behind the agent may be: the time between two answers, without what the endpoint held one on its behalf."""
+"""The polling lag: the time between two answers, without the time that the endpoint held a long poll."""
 
 import asyncio
 from pathlib import Path
@@ -15,8 +15,8 @@ EMPTY = {"DocumentIncarnation": 1, "Events": []}
 HELD = json_reply(EMPTY, headers=(("ETag", '"1-1"'), ("Preference-Applied", "wait=20")))
 
 
-class Slow(ScriptedServer):
-    """Its own time goes on by 20 s for a request that it may hold."""
+class SlowServer(ScriptedServer):
+    """Its own clock advances by 20 s for each request that it may hold."""
 
     now = 100.0
 
@@ -24,12 +24,12 @@ class Slow(ScriptedServer):
         self.now += 20 if "prefer" in dict(request.headers) else 0
         return super().next_reply(request)
 
-    async def nap(self, seconds: float) -> None:
+    async def advance(self, seconds: float) -> None:
         self.now += seconds
         await asyncio.sleep(0)
 
 
-class Lags(NullObserver):
+class LagObserver(NullObserver):
     def __init__(self) -> None:
         self.seen: list[float] = []
         self.enough = asyncio.Event()
@@ -40,9 +40,9 @@ class Lags(NullObserver):
             self.enough.set()
 
 
-async def lags(server: Slow, cursor: Path) -> list[float]:
-    client = AsyncClient(server.url, clock=lambda: server.now, sleep=server.nap)
-    observer = Lags()
+async def lags(server: SlowServer, cursor: Path) -> list[float]:
+    client = AsyncClient(server.url, clock=lambda: server.now, sleep=server.advance)
+    observer = LagObserver()
     watcher = EventWatcher(client, cursor, observer, on_change=lambda _: None, on_poll=lambda: None)
     task = asyncio.create_task(watcher.watch())
     try:
@@ -58,9 +58,7 @@ async def lags(server: Slow, cursor: Path) -> list[float]:
     [(HELD, [0.0, 0.05, 0.05, 0.05]), (json_reply(EMPTY), [0.0, 1.0, 1.0, 1.0])],
     ids=["held", "asked once a second"],
 )
-def test_an_answer_that_was_held_for_the_agent_is_no_lag(
-    reply: ScriptedReply, seen: list[float], tmp_path: Path
-) -> None:
-    with Slow(reply) as server:
+def test_the_time_of_a_held_long_poll_is_not_lag(reply: ScriptedReply, seen: list[float], tmp_path: Path) -> None:
+    with SlowServer(reply) as server:
         assert asyncio.run(lags(server, tmp_path / "cursor.json")) == seen
     assert server.now > (150 if reply is HELD else 102)

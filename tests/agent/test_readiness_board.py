@@ -1,4 +1,4 @@
-"""Approval when all listed VMs are done: each shows on the board that it is ready, and one speaks for all."""
+"""Approval when all listed VMs are done: each publishes its readiness on the board, and one approves."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def board(tmp_path: Path) -> Path:
     return tmp_path / "board"
 
 
-def test_each_shows_that_it_is_alive_and_ready_and_sees_the_others(board: Path) -> None:
+def test_each_vm_publishes_heartbeat_and_readiness_and_sees_the_others(board: Path) -> None:
     one, two = ReadinessBoard(board, "_Web-0"), ReadinessBoard(board, "web/1")
     assert one.publish_and_read([], ["E1"]) == BoardView(heartbeat_ages_s={"web-0": 0.0}, ready_vms={"E1": frozenset()})
     two.publish_and_read(["E1"], ["E1"])
@@ -58,7 +58,7 @@ def test_each_shows_that_it_is_alive_and_ready_and_sees_the_others(board: Path) 
     assert two.publish_and_read(["E1"], ["E1"]).ready_vms == {"E1": frozenset({"web-0", "web/1"})}
 
 
-def test_who_is_no_longer_ready_takes_that_back_and_the_last_one_out_clears_up(board: Path) -> None:
+def test_a_vm_withdraws_its_readiness_and_the_last_one_removes_the_folder(board: Path) -> None:
     one, two = ReadinessBoard(board, "web-0"), ReadinessBoard(board, "web-1")
     one.publish_and_read(["E1"], ["E1"])
     two.publish_and_read(["E1"], ["E1"])
@@ -69,13 +69,13 @@ def test_who_is_no_longer_ready_takes_that_back_and_the_last_one_out_clears_up(b
     assert not (board / "ready" / "E1").exists()
 
 
-def test_ages_are_measured_by_the_folders_time_not_by_the_vms(board: Path) -> None:
+def test_heartbeat_ages_are_measured_by_the_file_servers_time(board: Path) -> None:
     one = ReadinessBoard(board, "web-0")
     ReadinessBoard(board, "web-1").publish_and_read([], [])
     mine = one.publish_and_read([], [])
-    beat = board / "alive" / "web-1"
+    heartbeat = board / "alive" / "web-1"
     own_at = (board / "alive" / "web-0").stat().st_mtime
-    os.utime(beat, (own_at - 60, own_at - 60))
+    os.utime(heartbeat, (own_at - 60, own_at - 60))
     assert mine.heartbeat_ages_s["web-1"] < 10
     assert one.publish_and_read([], []).heartbeat_ages_s["web-1"] >= 60
 
@@ -86,16 +86,18 @@ def lab() -> Iterator[Lab]:
         yield lab
 
 
-def guests(lab: Lab, tmp_path: Path, text: str = TEXT) -> list[AgentThread]:
-    made = []
+def make_agents(lab: Lab, tmp_path: Path, text: str = TEXT) -> list[AgentThread]:
+    agents = []
     for name in ("web-0", "web-1", "web-2"):
         (tmp_path / name).mkdir()
-        made.append(AgentThread(tmp_path / name, lab.vm(name).endpoint, text.replace("BOARD", str(tmp_path / "board"))))
-    return made
+        agents.append(
+            AgentThread(tmp_path / name, lab.vm(name).endpoint, text.replace("BOARD", str(tmp_path / "board")))
+        )
+    return agents
 
 
 def test_the_first_listed_vm_approves_once_all_are_ready(lab: Lab, tmp_path: Path) -> None:
-    agents = guests(lab, tmp_path)
+    agents = make_agents(lab, tmp_path)
     with ExitStack() as stack:
         for agent in agents:
             stack.enter_context(agent)
@@ -104,7 +106,7 @@ def test_the_first_listed_vm_approves_once_all_are_ready(lab: Lab, tmp_path: Pat
         for agent in agents[:2]:
             (agent.folder / "may-go").touch()
             lab.wait_for(lambda agent=agent: agent.lines == ["drain"])
-        lab.wait_for(lambda: any("web-2 not ready" in why for _, why in agents[0].report.waits))
+        lab.wait_for(lambda: any("web-2 not ready" in reason for _, reason in agents[0].report.waits))
         assert not event.approved
         (agents[2].folder / "may-go").touch()
         lab.wait_for(lambda: event.approved)
@@ -115,8 +117,8 @@ def test_the_first_listed_vm_approves_once_all_are_ready(lab: Lab, tmp_path: Pat
         lab.wait_for(lambda: not any((tmp_path / "board" / "ready").iterdir()))
 
 
-def test_the_next_speaks_when_the_spokesman_dies(lab: Lab, tmp_path: Path) -> None:
-    agents = guests(lab, tmp_path)
+def test_the_next_vm_approves_when_the_approving_vm_dies(lab: Lab, tmp_path: Path) -> None:
+    agents = make_agents(lab, tmp_path)
     for agent in agents[:2]:
         (agent.folder / "may-go").touch()
     with ExitStack() as stack:
@@ -125,26 +127,26 @@ def test_the_next_speaks_when_the_spokesman_dies(lab: Lab, tmp_path: Path) -> No
         event = lab.reboot_host("web-0")
         for agent in agents[:2]:
             lab.wait_for(lambda agent=agent: agent.lines == ["drain"])
-        lab.wait_for(lambda: any("web-2 not ready" in why for _, why in agents[0].report.waits))
+        lab.wait_for(lambda: any("web-2 not ready" in reason for _, reason in agents[0].report.waits))
         agents[0].end()
-        beat = tmp_path / "board" / "alive" / "web-0"
-        old = beat.stat().st_mtime - 3600
-        os.utime(beat, (old, old))
+        heartbeat = tmp_path / "board" / "alive" / "web-0"
+        old = heartbeat.stat().st_mtime - 3600
+        os.utime(heartbeat, (old, old))
         (agents[2].folder / "may-go").touch()
         lab.wait_for(lambda: event.approved, within="30s")
         assert event.approved_by == event.vms[1]
 
 
 @pytest.mark.parametrize("absent", ["wait", "30s"])
-def test_a_listed_vm_without_an_agent_blocks_unless_the_rule_ignores_the_absent(
+def test_a_listed_vm_without_an_agent_blocks_unless_the_rule_ignores_absent_vms(
     lab: Lab, tmp_path: Path, absent: str
 ) -> None:
-    agents = guests(lab, tmp_path, f'{TEXT}absent = "{absent}"\n')[:2]
+    agents = make_agents(lab, tmp_path, f'{TEXT}absent = "{absent}"\n')[:2]
     with agents[0], agents[1]:
         event = lab.reboot_host("web-0")
         for agent in agents:
             (agent.folder / "may-go").touch()
-        lab.wait_for(lambda: any("web-2 absent" in why for _, why in agents[0].report.waits))
+        lab.wait_for(lambda: any("web-2 absent" in reason for _, reason in agents[0].report.waits))
         lab.advance("31s")
         if absent == "wait":
             polls = agents[0].observer.polls
@@ -154,20 +156,22 @@ def test_a_listed_vm_without_an_agent_blocks_unless_the_rule_ignores_the_absent(
             lab.wait_for(lambda: event.approved)
 
 
-@pytest.mark.parametrize("laps", range(5))
-def test_a_keeper_that_is_poked_and_ended_at_once_ends(board: Path, laps: int) -> None:
-    async def poke_and_end() -> bool:
-        nothing = AgentSnapshot(open_records=OpenRecords(), rules={}, steps={}, vm="web-0", now=0, boot_id="boot")
-        keeper = BoardSynchronizer(ReadinessBoard(board, "web-0"), lambda: nothing, lambda: None)
-        task = asyncio.create_task(keeper.run())
-        while not keeper.view.heartbeat_ages_s and not (board / "alive" / "web-0").exists():
+@pytest.mark.parametrize("loop_turns", range(5))
+def test_a_synchronizer_that_is_woken_and_cancelled_at_once_ends(board: Path, loop_turns: int) -> None:
+    async def wake_and_cancel() -> bool:
+        empty_snapshot = AgentSnapshot(
+            open_records=OpenRecords(), rules={}, steps={}, vm="web-0", now=0, boot_id="boot"
+        )
+        synchronizer = BoardSynchronizer(ReadinessBoard(board, "web-0"), lambda: empty_snapshot, lambda: None)
+        task = asyncio.create_task(synchronizer.run())
+        while not synchronizer.view.heartbeat_ages_s and not (board / "alive" / "web-0").exists():
             await asyncio.sleep(0)
-        await asyncio.sleep(0.05)  # it waits for the next beat now, or will find the poke
-        keeper.wake()
-        for _ in range(laps):
+        await asyncio.sleep(0.05)  # it now waits for the next heartbeat, or will see the wake-up
+        synchronizer.wake()
+        for _ in range(loop_turns):
             await asyncio.sleep(0)
         task.cancel()
         done, _ = await asyncio.wait({task}, timeout=10)
         return bool(done)
 
-    assert asyncio.run(poke_and_end())
+    assert asyncio.run(wake_and_cancel())

@@ -133,7 +133,7 @@ def drain_in(shop: Shop) -> ReactionHarness:
     return ReactionHarness("drain-haproxy", options, shop.folder / "case")
 
 
-def test_what_is_connected_finishes_while_new_connections_go_elsewhere(shop: Shop) -> None:
+def test_existing_connections_finish_while_new_ones_go_elsewhere(shop: Shop) -> None:
     async def story() -> None:
         visits = [shop.visit() for _ in range(6)]
         drained = [visit for visit in visits if visit.server == "web-0"]
@@ -162,7 +162,7 @@ def test_what_is_connected_finishes_while_new_connections_go_elsewhere(shop: Sho
     asyncio.run(story())
 
 
-def test_what_somebody_did_by_hand_is_left(shop: Shop) -> None:
+def test_a_state_that_someone_set_by_hand_is_kept(shop: Shop) -> None:
     drain = drain_in(shop)
     assert asyncio.run(drain.do()).ok
     with socket.socket(socket.AF_UNIX) as by_hand:
@@ -174,7 +174,7 @@ def test_what_somebody_did_by_hand_is_left(shop: Shop) -> None:
     assert shop.who_answers(4) == {"web-1"}
 
 
-def test_a_server_that_does_not_exist_is_told(shop: Shop) -> None:
+def test_a_server_that_does_not_exist_is_reported(shop: Shop) -> None:
     options = {"socket": f"{shop.folder}/admin.sock", "servers": ["web/web-7"]}
     drain = ReactionHarness("drain-haproxy", options, shop.folder / "case")
     assert asyncio.run(drain.do()) == StepOutcome(ok=False, text="HAProxy has no server web/web-7")
@@ -262,7 +262,7 @@ def test_an_agent_drains_then_approves_and_comes_back_when_the_reboot_is_over(
     eventually(lambda: shop.who_answers(4) == {"web-0", "web-1"})
 
 
-def test_an_agent_that_is_killed_in_the_middle_of_a_drain_goes_on_and_undoes_it(
+def test_an_agent_that_is_killed_during_a_drain_continues_and_undoes_it(
     shop: Shop, service: ServiceProcess, agent: ExternalServer
 ) -> None:
     visit = a_visit_of(shop, "web-0")

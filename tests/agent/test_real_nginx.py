@@ -123,7 +123,7 @@ def site(tmp_path: Path) -> Iterator[Site]:
         yield site
 
 
-def test_a_health_check_turns_balancers_away_and_who_is_connected_finishes(site: Site) -> None:
+def test_a_failing_health_check_diverts_new_requests_and_existing_connections_finish(site: Site) -> None:
     async def story() -> None:
         site_visit = eventually(lambda: _visit_of(site, "web-0"))
         readiness = site.readiness(notice="200ms", ports=[site.ports["web_0"]])
@@ -151,7 +151,7 @@ def _visit_of(site: Site, server: str) -> http.client.HTTPConnection | None:
     return None
 
 
-def test_an_nginx_before_it_sends_nobody_into_the_wall(site: Site) -> None:
+def test_an_nginx_load_balancer_passes_requests_to_the_other_server(site: Site) -> None:
     """Passive checks: a request that meets a 503 is given to the other server, and the first has a rest."""
     readiness = site.readiness()
     assert asyncio.run(readiness.do()).ok

@@ -190,7 +190,7 @@ def failover_of(node: Node, folder: Path, **options: Any) -> ReactionHarness:
     )
 
 
-def test_a_primary_hands_over_and_takes_back_and_no_commit_is_lost(
+def test_a_primary_switches_over_and_back_and_no_commit_is_lost(
     nodes: tuple[Node, Node], writer: Writer, tmp_path: Path
 ) -> None:
     first, second = nodes
@@ -221,14 +221,14 @@ def test_a_replica_has_nothing_to_hand_over(nodes: tuple[Node, Node], tmp_path: 
     assert second.leader == leader
 
 
-def test_a_candidate_that_does_not_exist_is_refused_by_patroni(nodes: tuple[Node, Node], tmp_path: Path) -> None:
+def test_patroni_rejects_a_candidate_that_does_not_exist(nodes: tuple[Node, Node], tmp_path: Path) -> None:
     first, _ = nodes
     outcome = asyncio.run(failover_of(first, tmp_path, candidate="db-9").do())
     assert outcome.text.startswith("Patroni refuses the switchover: 412 (")
     assert first.leader == "db-0"
 
 
-def test_whoever_has_the_wrong_password_is_refused_by_patroni(nodes: tuple[Node, Node], tmp_path: Path) -> None:
+def test_patroni_rejects_a_wrong_password(nodes: tuple[Node, Node], tmp_path: Path) -> None:
     first, _ = nodes
     failover = failover_of(first, tmp_path)
     (tmp_path / "password").write_text("a wrong one")

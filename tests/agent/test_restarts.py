@@ -1,6 +1,4 @@
-"""The agent goes on where it was: after its own end at any point of a step, after a reboot, and when the event was gone
-meanwhile.
-"""
+"""The agent continues after its own end at any point of a step, after a reboot, and if the event is gone."""
 
 from __future__ import annotations
 
@@ -21,8 +19,8 @@ from tests.agent.conftest import DRAIN, SAVE, AgentThread
 from tests.support.scripted_server import ScriptedReply, ScriptedServer
 
 FIFTEEN = f'profile = "fifteen-minutes"\n{DRAIN}{SAVE}'
-HELD = f"{DRAIN}[[rules]]\nsteps = ['drain']\n"  # taken, and not approved
-# The first time it hangs after half of its work, so that the agent can be ended there.
+WITHOUT_APPROVAL = f"{DRAIN}[[rules]]\nsteps = ['drain']\n"  # steps without an approval
+# The first run hangs after half of its work, so that the agent can be ended there.
 HANGING = DRAIN.replace(
     'run = "echo drain >> LOG"',
     'run = "echo drain >> LOG; [ -e FOLDER/again ] || { touch FOLDER/again; exec sleep 600; }"',
@@ -35,20 +33,20 @@ def lab() -> Iterator[Lab]:
         yield lab
 
 
-def guest(lab: Lab, folder: Path, text: str) -> AgentThread:
+def make_agent(lab: Lab, folder: Path, text: str) -> AgentThread:
     return AgentThread(folder, lab.vm("web-0").endpoint, text)
 
 
-def ended_in_the_middle(lab: Lab, agent: AgentThread) -> None:
+def end_during_the_step(lab: Lab, agent: AgentThread) -> None:
     with agent:
         lab.reboot("web-0", notice="1h")
         lab.wait_for(lambda: agent.lines == ["drain"] and (agent.folder / "again").exists())
     (record,) = agent.records
-    assert [deed.state for deed in record.step_runs] == ["begun"]
+    assert [run.state for run in record.step_runs] == ["begun"]
 
 
 def test_a_finished_step_never_runs_again(lab: Lab, tmp_path: Path) -> None:
-    agent = guest(lab, tmp_path, HELD)
+    agent = make_agent(lab, tmp_path, WITHOUT_APPROVAL)
     with agent:
         event = lab.reboot("web-0", notice="1h")
         lab.wait_for(lambda: agent.observer.calls and ("do", "drain") in agent.observer.calls)
@@ -63,20 +61,20 @@ def test_a_finished_step_never_runs_again(lab: Lab, tmp_path: Path) -> None:
     assert agent.lines == ["drain", "undrain"]
 
 
-def test_a_step_found_begun_is_repeated_if_it_may_be(lab: Lab, tmp_path: Path) -> None:
-    agent = guest(lab, tmp_path, f"{HANGING}repeatable = true\n[[rules]]\nsteps = ['drain']\n")
-    ended_in_the_middle(lab, agent)
+def test_an_interrupted_step_is_repeated_if_it_is_repeatable(lab: Lab, tmp_path: Path) -> None:
+    agent = make_agent(lab, tmp_path, f"{HANGING}repeatable = true\n[[rules]]\nsteps = ['drain']\n")
+    end_during_the_step(lab, agent)
     with agent:
         lab.wait_for(lambda: agent.records[0].step_runs[0].state == "done")
     assert agent.lines == ["drain", "drain"]
 
 
 @pytest.mark.parametrize(("check", "lines"), [("true", ["drain"]), ("false", ["drain", "drain"])])
-def test_a_step_found_begun_is_asked_whether_it_was_done(
+def test_the_check_of_an_interrupted_step_decides_whether_it_runs_again(
     lab: Lab, tmp_path: Path, check: str, lines: list[str]
 ) -> None:
-    agent = guest(lab, tmp_path, f"{HANGING}check = ['{check}']\n[[rules]]\nsteps = ['drain']\n")
-    ended_in_the_middle(lab, agent)
+    agent = make_agent(lab, tmp_path, f"{HANGING}check = ['{check}']\n[[rules]]\nsteps = ['drain']\n")
+    end_during_the_step(lab, agent)
     with agent:
         lab.wait_for(lambda: agent.records[0].step_runs[0].state == "done")
     assert agent.lines == lines
@@ -86,19 +84,19 @@ def test_a_step_found_begun_is_asked_whether_it_was_done(
     ("unclear", "state", "lines"),
     [("report", "failed", ["drain"]), ("skip", "done", ["drain"]), ("repeat", "done", ["drain", "drain"])],
 )
-def test_a_step_found_begun_of_which_nobody_can_tell_is_handled_by_policy(
+def test_an_interrupted_step_without_a_check_is_handled_by_the_policy_unclear(
     lab: Lab, tmp_path: Path, unclear: str, state: str, lines: list[str]
 ) -> None:
-    agent = guest(lab, tmp_path, f"{HANGING}unclear = '{unclear}'\n[[rules]]\nsteps = ['drain']\n")
-    ended_in_the_middle(lab, agent)
+    agent = make_agent(lab, tmp_path, f"{HANGING}unclear = '{unclear}'\n[[rules]]\nsteps = ['drain']\n")
+    end_during_the_step(lab, agent)
     with agent:
         lab.wait_for(lambda: agent.records[0].step_runs[0].state == state)
         assert bool(agent.report.problems) is (unclear == "report")
     assert agent.lines == lines
 
 
-def test_an_event_that_vanished_while_the_agent_was_down_is_undone(lab: Lab, tmp_path: Path) -> None:
-    agent = guest(lab, tmp_path, HELD)
+def test_an_event_that_went_away_while_the_agent_was_down_is_undone(lab: Lab, tmp_path: Path) -> None:
+    agent = make_agent(lab, tmp_path, WITHOUT_APPROVAL)
     with agent:
         event = lab.reboot("web-0")
         lab.wait_for(lambda: agent.observer.calls and ("do", "drain") in agent.observer.calls)
@@ -109,8 +107,8 @@ def test_an_event_that_vanished_while_the_agent_was_down_is_undone(lab: Lab, tmp
     assert agent.records[0].outcome == "withdrawn"
 
 
-def test_after_the_reboot_it_waited_for_the_agent_undoes_what_it_did(lab: Lab, tmp_path: Path) -> None:
-    agent = guest(lab, tmp_path, FIFTEEN)
+def test_after_the_announced_reboot_the_agent_undoes_its_steps(lab: Lab, tmp_path: Path) -> None:
+    agent = make_agent(lab, tmp_path, FIFTEEN)
     with agent:
         event = lab.reboot("web-0")
         lab.wait_for(lambda: event.approved)
@@ -125,8 +123,8 @@ def test_after_the_reboot_it_waited_for_the_agent_undoes_what_it_did(lab: Lab, t
     assert agent.records[0].outcome == "finished"
 
 
-def test_what_the_reboot_has_undone_is_not_undone_again(lab: Lab, tmp_path: Path) -> None:
-    agent = guest(lab, tmp_path, FIFTEEN.replace('budget = "20s"', 'budget = "20s"\nsurvives_reboot = false', 1))
+def test_a_step_that_the_reboot_undid_is_not_undone_again(lab: Lab, tmp_path: Path) -> None:
+    agent = make_agent(lab, tmp_path, FIFTEEN.replace('budget = "20s"', 'budget = "20s"\nsurvives_reboot = false', 1))
     with agent:
         event = lab.reboot("web-0")
         lab.wait_for(lambda: event.approved)
@@ -142,7 +140,7 @@ def test_what_the_reboot_has_undone_is_not_undone_again(lab: Lab, tmp_path: Path
 
 @pytest.mark.parametrize("lost", ["cursor.json", "journal.db"])
 def test_losing_the_cursor_or_the_journal_loses_no_event(lab: Lab, tmp_path: Path, lost: str) -> None:
-    agent = guest(lab, tmp_path, HELD)
+    agent = make_agent(lab, tmp_path, WITHOUT_APPROVAL)
     with agent:
         event = lab.reboot("web-0", notice="1h")
         lab.wait_for(lambda: agent.observer.calls and ("do", "drain") in agent.observer.calls)
@@ -154,9 +152,9 @@ def test_losing_the_cursor_or_the_journal_loses_no_event(lab: Lab, tmp_path: Pat
         lab.wait_for(lambda: agent.lines == expected)
 
 
-def test_steps_under_way_have_a_grace_when_the_agent_is_told_to_stop(lab: Lab, tmp_path: Path) -> None:
+def test_running_steps_get_a_grace_period_when_the_agent_stops(lab: Lab, tmp_path: Path) -> None:
     slow = DRAIN.replace("echo drain >> LOG", "touch FOLDER/begun; sleep 0.5; echo drain >> LOG")
-    agent = guest(lab, tmp_path, f"{slow}[[rules]]\nsteps = ['drain']\n")
+    agent = make_agent(lab, tmp_path, f"{slow}[[rules]]\nsteps = ['drain']\n")
     agent.config = _with_grace(agent, 20.0)
     with agent:
         lab.reboot("web-0")
@@ -173,60 +171,58 @@ async def _once(config: AgentConfig, lab_endpoint: str) -> None:
     await AgentDaemon(config, client=client, boot_id="boot-1").run_once()
 
 
-def test_an_agent_may_look_once_and_goes_on_the_next_time(lab: Lab, tmp_path: Path) -> None:
-    agent, place = guest(lab, tmp_path, FIFTEEN), lab.vm("web-0").endpoint
+def test_an_agent_that_runs_once_continues_the_next_time(lab: Lab, tmp_path: Path) -> None:
+    agent, endpoint = make_agent(lab, tmp_path, FIFTEEN), lab.vm("web-0").endpoint
     event = lab.reboot("web-0")
-    asyncio.run(_once(agent.config, place))
+    asyncio.run(_once(agent.config, endpoint))
     assert agent.lines == ["drain", "save"]
     assert event.approved
     lab.run_until(lambda: event.over)
-    asyncio.run(_once(agent.config, place))
+    asyncio.run(_once(agent.config, endpoint))
     assert agent.lines == ["drain", "save", "restore", "undrain"]
     assert agent.records[0].closed
 
 
-def test_an_agent_that_looks_once_says_so_when_nobody_answers(lab: Lab, tmp_path: Path) -> None:
-    agent = guest(lab, tmp_path, f'vm = "web-0"\n{FIFTEEN}')
+def test_an_agent_that_runs_once_reports_an_endpoint_that_does_not_answer(lab: Lab, tmp_path: Path) -> None:
+    agent = make_agent(lab, tmp_path, f'vm = "web-0"\n{FIFTEEN}')
     with ScriptedServer(ScriptedReply(status=503)) as server, pytest.raises(Unavailable, match="status 503"):
         asyncio.run(_once(agent.config, server.url))
 
 
-def test_a_step_whose_folder_cannot_be_made_has_failed_and_the_agent_goes_on(lab: Lab, tmp_path: Path) -> None:
+def test_a_step_whose_folder_cannot_be_created_fails_and_the_agent_continues(lab: Lab, tmp_path: Path) -> None:
     (tmp_path / "state").mkdir()
     (tmp_path / "state" / "steps").write_text("in the way")
-    with guest(lab, tmp_path, FIFTEEN) as agent:
+    with make_agent(lab, tmp_path, FIFTEEN) as agent:
         lab.reboot("web-0")
         lab.wait_for(lambda: len([call for call in agent.observer.calls if call[0] == "do"]) == 2)
-        assert [deed.state for deed in agent.records[0].step_runs] == ["failed", "failed"]
+        assert [run.state for run in agent.records[0].step_runs] == ["failed", "failed"]
 
 
-def test_an_agent_that_cannot_begin_says_why_in_a_sentence(lab: Lab, tmp_path: Path) -> None:
-    agent = guest(lab, tmp_path, FIFTEEN)
+def test_an_agent_that_cannot_start_raises_the_reason(lab: Lab, tmp_path: Path) -> None:
+    agent = make_agent(lab, tmp_path, FIFTEEN)
     agent.config.cursor_path.mkdir(parents=True)
     with pytest.raises(Rejected, match=r"the cursor .* cannot be read"):
         asyncio.run(_run(agent.config))
 
 
 @pytest.mark.parametrize("before", ["[[rules]]\nkinds = ['Freeze']\n", "[[rules]]\nname = 'old'\n"])
-def test_an_event_for_which_nothing_was_done_falls_under_the_rules_of_a_new_file(
-    lab: Lab, tmp_path: Path, before: str
-) -> None:
-    with guest(lab, tmp_path, f"{DRAIN}{before}") as agent:
+def test_the_rules_of_a_new_file_apply_to_events_without_steps(lab: Lab, tmp_path: Path, before: str) -> None:
+    with make_agent(lab, tmp_path, f"{DRAIN}{before}") as agent:
         event = lab.reboot("web-0")
         lab.wait_for(lambda: ("noticed", "Reboot") in agent.observer.calls)
-    with guest(lab, tmp_path, FIFTEEN) as agent:
+    with make_agent(lab, tmp_path, FIFTEEN) as agent:
         lab.wait_for(lambda: event.approved)
         assert agent.lines == ["drain", "save"]
         assert agent.records[0].rule == "maintenance"
 
 
-def test_a_name_that_was_told_before_is_not_waited_for_long(lab: Lab, tmp_path: Path) -> None:
-    """A Preempt gives 30 seconds, and a question of a single kind may take longer than that to fail."""
-    with guest(lab, tmp_path, HELD) as agent:
+def test_the_agent_does_not_wait_long_for_a_name_that_it_knows(lab: Lab, tmp_path: Path) -> None:
+    """A Preempt gives 30 seconds, and a single request may take longer than that to fail."""
+    with make_agent(lab, tmp_path, WITHOUT_APPROVAL) as agent:
         lab.wait_for(lambda: agent.observer.polls > 0)
     with socket.create_server(("127.0.0.1", 0)) as silent:
         silent.settimeout(20)
-        with AgentThread(tmp_path, f"http://127.0.0.1:{silent.getsockname()[1]}", HELD) as agent:
+        with AgentThread(tmp_path, f"http://127.0.0.1:{silent.getsockname()[1]}", WITHOUT_APPROVAL) as agent:
             asked, _ = silent.accept()
             polled, _ = silent.accept()
             with asked, polled:
@@ -235,11 +231,11 @@ def test_a_name_that_was_told_before_is_not_waited_for_long(lab: Lab, tmp_path: 
                 assert agent.report.vm == "web-0"
 
 
-def test_an_event_that_is_still_to_come_after_another_reboot_is_prepared_for_when_it_starts(
+def test_an_event_that_is_still_scheduled_after_another_reboot_is_prepared_for_when_it_starts(
     lab: Lab, tmp_path: Path
 ) -> None:
-    """With a notice of days a VM may well be rebooted meanwhile, for reasons of its own."""
-    agent = guest(lab, tmp_path, f"{DRAIN}[[rules]]\nsteps = ['drain']\nbegin = 'late'\n")
+    """With a notice of days, a VM may be rebooted for other reasons in the meantime."""
+    agent = make_agent(lab, tmp_path, f"{DRAIN}[[rules]]\nsteps = ['drain']\nbegin = 'late'\n")
     with agent:
         event = lab.reboot("web-0", notice="7d")
         lab.wait_for(lambda: ("noticed", "Reboot") in agent.observer.calls)

@@ -1,4 +1,4 @@
-"""Which rule an event falls under: the first that matches it."""
+"""Which rule applies to an event: the first that matches."""
 
 from __future__ import annotations
 
@@ -38,13 +38,13 @@ from tests.agent.conftest import NOW, event
         pytest.param({"vms": "*"}, {"resources": ("neighbour",)}, True, id="anybody"),
     ],
 )
-def test_a_rule_is_about_events_that_meet_all_its_conditions(
+def test_a_rule_matches_events_that_meet_all_its_conditions(
     conditions: dict[str, Any], facts: dict[str, Any], expected: bool
 ) -> None:
     assert rule_matches(RuleConfig(name="r", **conditions), event(**facts), "vm", NOW) is expected
 
 
-def test_the_first_rule_that_matches_counts() -> None:
+def test_the_first_rule_that_matches_applies() -> None:
     rules = [
         RuleConfig(name="freezes", kinds=frozenset({"Freeze"})),
         RuleConfig(name="rest"),
@@ -58,5 +58,5 @@ def test_the_first_rule_that_matches_counts() -> None:
     ("seen", "expected"),
     [(event(left_s=30), 30), (event(left_s=-5), 0), (event(left_s=None), 0), (event(not_before=None), None)],
 )
-def test_time_left_is_never_negative_and_none_when_nobody_knows(seen: Event, expected: float | None) -> None:
+def test_time_left_is_never_negative_and_none_if_unknown(seen: Event, expected: float | None) -> None:
     assert notice_left_s(seen, NOW) == expected

@@ -1,4 +1,4 @@
-"""Whether this VM is in maintenance and ready, read off the journal."""
+"""Whether this VM is in maintenance and ready, computed from the journal."""
 
 from dataclasses import replace
 
@@ -22,7 +22,7 @@ def done(step: str, state: StepState = StepState.DONE, phase: StepPhase = StepPh
 
 
 @pytest.mark.parametrize(
-    ("record", "is_so"),
+    ("record", "expected"),
     [
         (SEEN, False),
         (SEEN.with_step_run(done("save", StepState.CUT)), False),
@@ -35,8 +35,8 @@ def done(step: str, state: StepState = StepState.DONE, phase: StepPhase = StepPh
     ],
     ids=["seen", "cut", "begun", "started", "started, no rule", "a neighbour's", "being undone", "closed"],
 )
-def test_a_vm_is_in_maintenance_from_the_first_step_until_all_is_undone(record: EventRecord, is_so: bool) -> None:
-    assert maintenance_status(OpenRecords(records=(record,)), STEPS, "WEB-0").in_maintenance is is_so
+def test_a_vm_is_in_maintenance_from_the_first_step_until_all_is_undone(record: EventRecord, expected: bool) -> None:
+    assert maintenance_status(OpenRecords(records=(record,)), STEPS, "WEB-0").in_maintenance is expected
 
 
 @pytest.mark.parametrize(
@@ -54,7 +54,7 @@ def test_a_vm_is_in_maintenance_from_the_first_step_until_all_is_undone(record: 
         (GONE.with_step_run(done("away")).with_step_run(done("away", StepState.SKIPPED, StepPhase.UNDO)), False),
     ],
 )
-def test_readiness_is_held_from_the_beginning_of_its_step_until_that_is_undone(
+def test_the_vm_is_not_ready_from_the_beginning_of_the_step_until_it_is_undone(
     record: EventRecord, is_held: bool
 ) -> None:
     holds = maintenance_status(OpenRecords(records=(record,)), STEPS, "web-0").holds
@@ -63,5 +63,5 @@ def test_readiness_is_held_from_the_beginning_of_its_step_until_that_is_undone(
     )
 
 
-def test_what_is_gone_is_no_longer_listed() -> None:
+def test_an_event_that_is_gone_is_no_longer_listed() -> None:
     assert maintenance_status(OpenRecords(records=(GONE, replace(SEEN, key="B"))), STEPS, "web-0").listed == (EVENT,)

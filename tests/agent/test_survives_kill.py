@@ -1,5 +1,6 @@
-"""The agent and the service as processes, either of them killed with -9 at random moments (seeded): every event is
-prepared for, approved and undone all the same, and no step that has an end runs again.
+"""Agent and service as processes, either one killed with -9 at random moments (seeded).
+
+Every event is still prepared for, approved and undone, and no ended step runs again.
 """
 
 from __future__ import annotations
@@ -94,8 +95,8 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServiceProcess
         yield service
 
 
-def hurt(chance: random.Random, agent: AgentProcess, service: ServiceProcess) -> None:
-    """After a random moment, one of the two dies and comes back."""
+def kill_one(chance: random.Random, agent: AgentProcess, service: ServiceProcess) -> None:
+    """Kills one of the two at a random moment and restarts it."""
     time.sleep(chance.uniform(0.0, 0.3))
     if chance.random() < 0.7:
         agent.kill()
@@ -111,18 +112,18 @@ def is_closed(agent: AgentProcess) -> bool:
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_whoever_is_killed_the_event_is_prepared_for_approved_and_undone(
+def test_an_event_is_prepared_for_approved_and_undone_although_agent_or_service_is_killed(
     service: ServiceProcess, tmp_path: Path, seed: int
 ) -> None:
     chance, vm = random.Random(seed), f"vm-{seed}"
     place = service.endpoint(vm)
     with AgentProcess(tmp_path / "agent", f"http://{place.address}:{place.port}") as agent:
-        event = asked_for(service, vm)
+        event = request_restart(service, vm)
         for _ in range(2):
-            hurt(chance, agent, service)
+            kill_one(chance, agent, service)
         eventually(lambda: service.api("GET", f"/events/{event}").json["approved_at"])
         service.advance(120)
-        hurt(chance, agent, service)
+        kill_one(chance, agent, service)
         eventually(lambda: is_closed(agent))
 
     record, lines = agent.record(), agent.lines
@@ -136,8 +137,8 @@ def test_whoever_is_killed_the_event_is_prepared_for_approved_and_undone(
     assert max(map(lines.index, ("drain", "save"))) < min(map(lines.index, ("restore", "undrain"))), lines
 
 
-def asked_for(service: ServiceProcess, vm: str) -> str:
-    """The id of the event that a restart of this VM led to."""
+def request_restart(service: ServiceProcess, vm: str) -> str:
+    """Requests a restart of this VM; returns the id of the resulting event."""
     answer = service.api("POST", "/requests", {"ask": "restart", "vms": [vm]})
     assert answer.status == 202, answer.body
     request: dict[str, Any] = answer.json["request"]

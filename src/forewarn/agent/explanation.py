@@ -157,7 +157,7 @@ def _current_state_text(record: EventRecord, rule: RuleConfig | None) -> str:
         )
     under_way = [run for run in record.step_runs if run.state is StepState.BEGUN]
     if under_way:
-        return "; ".join(f"{'undoing ' if run.phase is StepPhase.UNDO else ''}{run.step} running" for run in under_way)
+        return "; ".join(f"{'undo of ' if run.phase is StepPhase.UNDO else ''}{run.step} running" for run in under_way)
     if record.gone_at is not None:
         return "gone, the undo is in progress"
     return "started" if record.started_at is not None else f"scheduled{_missing_approval_text(record, rule)}"
