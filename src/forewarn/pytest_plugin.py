@@ -21,23 +21,24 @@ _OPEN_LABS = pytest.StashKey[list["Lab"]]()
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    """Register the marker `scheduled_events`, whose arguments are those of `Lab`."""
     config.addinivalue_line(
         "markers",
         f"{_MARKER}(vms=…, spot=…, availability_set=…, fleet=…, at=…, enablement=…, simulate=…): "
-        "the lab of this test, as Lab() takes it",
+        "arguments of Lab() for the lab of this test",
     )
 
 
 @pytest.fixture
 def scheduled_events(request: pytest.FixtureRequest, scheduled_events_factory: Callable[..., Lab]) -> Lab:
-    """A lab of forewarn, open during the test; the marker of the same name says what is in it."""
+    """A lab of forewarn, open during the test; the marker of the same name gives its arguments."""
     marker = request.node.get_closest_marker(_MARKER)
     return scheduled_events_factory(*(marker.args if marker else ()), **(marker.kwargs if marker else {}))
 
 
 @pytest.fixture
 def scheduled_events_factory(request: pytest.FixtureRequest) -> Iterator[Callable[..., Lab]]:
-    """Labs of forewarn, as many as the test opens; all are closed after it."""
+    """A function that opens a lab of forewarn, with the arguments of `Lab`; all close after the test."""
     with ExitStack() as stack:
 
         def make(*arguments: Any, **options: Any) -> Lab:
@@ -50,6 +51,7 @@ def scheduled_events_factory(request: pytest.FixtureRequest) -> Iterator[Callabl
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Add the report of each lab of a failed test to the test's report."""
     report = yield
     if report.failed and report.when == "call":
         report.sections.extend((_REPORT_TITLE, _lab_report(lab)) for lab in item.stash.get(_OPEN_LABS, []))
@@ -57,11 +59,11 @@ def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestR
 
 
 def _lab_report(lab: Lab) -> str:
-    """A lab that is out of order must not cost the report of the test."""
+    """The lab's report; a broken lab must not cost the report of the test."""
     try:
         return lab.story
     except Exception as error:
-        return f"it cannot be told: {error}"
+        return f"the lab cannot be read: {error}"
 
 
 def _lab_class() -> type[Lab]:
@@ -71,5 +73,5 @@ def _lab_class() -> type[Lab]:
         why = str(error)
     else:
         return Lab
-    # Out here, so that the report is this sentence and nothing else.
+    # Outside the except block, so that the report shows only this sentence.
     pytest.fail(why, pytrace=False)

@@ -1,4 +1,4 @@
-"""The command against a real console on a real unix socket; behind it, a world in virtual time."""
+"""Runs the command against a real web app on a real unix socket, with a service in virtual time."""
 
 from __future__ import annotations
 
@@ -45,12 +45,12 @@ VMS = [
     a_vm("spot", host="h2", priority=Priority.SPOT),
     a_vm("quick", host="h3", auto_approve=AutoApproval(restart=True)),
 ]
-ELSEWHERE = ("FOREWARN_SERVER", "FOREWARN_PROFILE", "FOREWARN_CA", "FOREWARN_CLIENT_ID", "FOREWARN_SECRET_FILE")
+REMOTE_VARIABLES = ("FOREWARN_SERVER", "FOREWARN_PROFILE", "FOREWARN_CA", "FOREWARN_CLIENT_ID", "FOREWARN_SECRET_FILE")
 
 
 @pytest.fixture
 def data() -> Iterator[Path]:
-    """Short, because the path of a socket has to be."""
+    """A data directory with a path short enough for a socket."""
     path = Path(tempfile.mkdtemp(prefix="fw"))
     yield path
     shutil.rmtree(path)
@@ -64,29 +64,29 @@ class Command:
         self.env: dict[str, str | None] = {
             "FOREWARN_DATA": str(data),
             "XDG_CONFIG_HOME": str(data / "config"),
-            **dict.fromkeys(ELSEWHERE),
+            **dict.fromkeys(REMOTE_VARIABLES),
             "NO_COLOR": None,
             "COLUMNS": "120",
             "TERM": "xterm",
         }
 
-    def __call__(self, *words: str, typed: str | bytes = "", **env: str) -> Result:
+    def __call__(self, *arguments: str, typed: str | bytes = "", **env: str) -> Result:
         runner = CliRunner(env={**self.env, **env})
-        return runner.invoke(forewarn, words, input=typed, prog_name="forewarn", catch_exceptions=False)
+        return runner.invoke(forewarn, arguments, input=typed, prog_name="forewarn", catch_exceptions=False)
 
-    def good(self, *words: str, **env: str) -> str:
-        result = self(*words, **env)
+    def good(self, *arguments: str, **env: str) -> str:
+        result = self(*arguments, **env)
         assert result.exit_code == 0, result.output
         assert result.stderr == ""
         return result.stdout
 
-    def json(self, *words: str) -> Any:
-        """The one document that --json gives."""
-        return json.loads(self.good(*words, "--json"))
+    def json(self, *arguments: str) -> Any:
+        """The document that a command prints with --json."""
+        return json.loads(self.good(*arguments, "--json"))
 
-    def refused(self, *words: str, code: int = 2, **env: str) -> str:
-        """The sentence of a command that fails; nothing of it on stdout."""
-        result = self(*words, **env)
+    def refused(self, *arguments: str, code: int = 2, **env: str) -> str:
+        """The error message of a command that fails with this exit code and prints nothing to stdout."""
+        result = self(*arguments, **env)
         assert result.exit_code == code, result.output
         assert result.stdout == ""
         return result.stderr.rstrip("\n")
@@ -94,19 +94,19 @@ class Command:
 
 @pytest.fixture
 def command(data: Path) -> Command:
-    """With no service running."""
+    """The command, with no service running."""
     return Command(data)
 
 
 class Lab(Command):
-    """With a service; its clock stands still until it is advanced."""
+    """The command, with a running service whose clock moves only when it is advanced."""
 
     def __init__(self, data: Path) -> None:
         super().__init__(data)
         self.api = ApiClient(LocalTransport(data))
 
     def when(self, what: str, then: Callable[[ApiClient], object]) -> threading.Thread:
-        """Do something once the history says so; the command waits meanwhile."""
+        """Call `then` in a thread once the history has an entry of kind `what`."""
         after = self.api.get("history", query={"limit": 1})["seq"]
         api = ApiClient(LocalTransport(self.data))
 
@@ -122,8 +122,8 @@ class Lab(Command):
         return thread
 
 
-class _Serving:
-    """A world and its console, in a thread with a loop of its own."""
+class _ServiceThread:
+    """Serves the operator API of a `World` from an event loop in its own thread."""
 
     def __init__(self, data: Path) -> None:
         self._data = data
@@ -152,20 +152,20 @@ class _Serving:
     async def _serve(self, world: World) -> None:
         self._loop, self._stop = asyncio.get_running_loop(), asyncio.Event()
         loop = asyncio.create_task(world.control.reconciler.run())
-        async with serve_unix(build_web_app(_house(world, self._data)), self._data / SOCKET_NAME):
+        async with serve_unix(build_web_app(_dependencies(world, self._data)), self._data / SOCKET_NAME):
             self._ready.set()
             await self._stop.wait()
         loop.cancel()
         await asyncio.gather(loop, return_exceptions=True)
 
 
-def _house(world: World, data: Path) -> Dependencies:
+def _dependencies(world: World, data: Path) -> Dependencies:
     def info() -> dict[str, Any]:
         tls, secret = data / "tls", data / "admin.secret"
-        made = ServiceCertificates.load_or_create(tls, (), read_real_time())
+        certificates = ServiceCertificates.load_or_create(tls, (), read_real_time())
         write_secret(secret, SECRET)
         facts = {"url": "https://localhost:8443", "tenant_id": TENANT, "client_id": "admin", "issuer": ""}
-        console = {**facts, "ca": str(made.ca.certificate), "admin_secret": str(secret)}
+        console = {**facts, "ca": str(certificates.ca.certificate), "admin_secret": str(secret)}
         return {"version": "0.1.0", "console": console, "identity_on_loopback": False}
 
     async def doctor() -> list[Any]:
@@ -190,24 +190,24 @@ def _sign_in() -> TokenService:
 
 @pytest.fixture
 def lab(data: Path) -> Iterator[Lab]:
-    serving = _Serving(data)
-    serving.start()
+    thread = _ServiceThread(data)
+    thread.start()
     yield Lab(data)
-    serving.stop()
+    thread.stop()
 
 
-class Elsewhere(ScriptedServer):
-    """A service over TLS at which the client `ci` signs in with SECRET; what its API then says is scripted."""
+class ScriptedRemoteService(ScriptedServer):
+    """A TLS service where client `ci` signs in with SECRET; its API answers are scripted."""
 
     def __init__(self, tls: ssl.SSLContext, *replies: ScriptedReply) -> None:
         super().__init__(*replies, tls=tls)
         self.sign_ins: list[dict[str, str]] = []  # the forms that were sent
         self.lifetime_s: object = 3600
-        self.good_for = 1_000_000  # questions with one token
-        self.issuer = ""  # that of somebody else
-        self.uses: dict[str, int] = {}  # of each token
+        self.max_uses_per_token = 1_000_000
+        self.issuer = ""  # an external issuer
+        self.uses: dict[str, int] = {}  # token → requests made with it
 
-    def will_say(self, *replies: ScriptedReply) -> None:
+    def set_replies(self, *replies: ScriptedReply) -> None:
         self._replies = replies
 
     def next_reply(self, request: HttpRequest) -> ScriptedReply:
@@ -231,8 +231,8 @@ class Elsewhere(ScriptedServer):
 
     def _admits(self, request: HttpRequest) -> bool:
         token = dict(request.headers).get("authorization", "").removeprefix("Bearer ")
-        self.uses[token] = self.uses.get(token, self.good_for) + 1
-        return self.uses[token] <= self.good_for
+        self.uses[token] = self.uses.get(token, self.max_uses_per_token) + 1
+        return self.uses[token] <= self.max_uses_per_token
 
 
 def refusal(code: str, status: int) -> ScriptedReply:
@@ -255,25 +255,25 @@ def tls(certificates: ServiceCertificates) -> ssl.SSLContext:
 
 
 @pytest.fixture
-def elsewhere(tls: ssl.SSLContext) -> Iterator[Elsewhere]:
-    """It says who one is, whatever it is asked."""
-    with Elsewhere(tls, json_reply(ME)) as server:
+def remote_service(tls: ssl.SSLContext) -> Iterator[ScriptedRemoteService]:
+    """A remote service that answers every request with the caller's identity."""
+    with ScriptedRemoteService(tls, json_reply(ME)) as server:
         yield server
 
 
-class Signed(Command):
-    """With a profile `lab` for the service elsewhere, and nothing on this machine."""
+class SignedInCommand(Command):
+    """The command, with a profile `lab` for the remote service and no local service."""
 
     def __init__(self, data: Path, server: str, ca: Path) -> None:
         super().__init__(data)
-        words = ["login", "--server", server, "--ca", str(ca), "--client-id", "ci", "--profile", "lab"]
-        result = self(*words, typed=SECRET)
+        arguments = ["login", "--server", server, "--ca", str(ca), "--client-id", "ci", "--profile", "lab"]
+        result = self(*arguments, typed=SECRET)
         assert result.exit_code == 0, result.output
 
 
 @pytest.fixture
-def signed(data: Path, elsewhere: Elsewhere, certificates: ServiceCertificates) -> Signed:
-    command = Signed(data, elsewhere.url, certificates.ca.certificate)
-    elsewhere.sign_ins.clear()
-    elsewhere.requests.clear()
+def signed_in(data: Path, remote_service: ScriptedRemoteService, certificates: ServiceCertificates) -> SignedInCommand:
+    command = SignedInCommand(data, remote_service.url, certificates.ca.certificate)
+    remote_service.sign_ins.clear()
+    remote_service.requests.clear()
     return command

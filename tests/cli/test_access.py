@@ -1,4 +1,4 @@
-"""Who may do what, from the command line."""
+"""The access commands: clients, secrets and grants."""
 
 import stat
 from pathlib import Path
@@ -16,20 +16,20 @@ def grants(lab: Any) -> list[tuple[str, str, str]]:
     return [(grant["role"], grant["to"], grant["over"]) for grant in lab.json("access", "show")["grants"]]
 
 
-def test_the_roles_that_can_be_granted_are_those_that_there_are() -> None:
+def test_the_cli_offers_exactly_the_roles_of_the_service() -> None:
     assert set(ROLES) == {role.value for role in Role}
 
 
-def test_a_client_is_made_with_a_secret_that_is_shown_once(lab: Any) -> None:
+def test_a_new_clients_secret_is_shown_once(lab: Any) -> None:
     made = lab.json("access", "client", "add", "ci", "--name", "the builds")
     assert (made["id"], made["name"]) == ("ci", "the builds")
     assert len(made["secret"]) == 43
     shown = lab.good("access", "show")
     assert "the builds" in shown
     assert made["secret"] not in shown + lab.good("history", "--json")
-    told = lab.good("access", "client", "renew", "ci")
-    assert "Keep it now: nobody can show it again." in told
-    assert made["secret"] not in told
+    message = lab.good("access", "client", "renew", "ci")
+    assert "Store it now: it cannot be shown again." in message
+    assert made["secret"] not in message
     assert lab.good("access", "client", "remove", "ci") == "Client ci is removed.\n"
 
 
@@ -44,12 +44,12 @@ def test_a_secret_can_go_into_a_file_instead(lab: Any, tmp_path: Path) -> None:
     assert file.read_text() != first
     assert "is not overwritten" in lab.refused("access", "client", "add", "cd", "--secret-file", str(file))
     lost = str(tmp_path / "no" / "secret")
-    assert "lies in no directory" in lab.refused("access", "client", "add", "cd", "--secret-file", lost)
+    assert "does not exist: create it" in lab.refused("access", "client", "add", "cd", "--secret-file", lost)
     assert [client["id"] for client in lab.json("access", "show")["clients"]] == ["ci"]
 
 
 @pytest.mark.parametrize(
-    ("words", "over", "called"),
+    ("arguments", "over", "called"),
     [
         (["--everything"], "/", "everything"),
         (["--over-group", "LAB"], "/resourceGroups/lab", "resource group lab of subscription sub"),
@@ -59,24 +59,24 @@ def test_a_secret_can_go_into_a_file_instead(lab: Any, tmp_path: Path) -> None:
     ],
     ids=["everything", "group", "vm", "resource", "subscription"],
 )
-def test_a_role_is_granted_over_what_is_named(lab: Any, words: list[str], over: str, called: str) -> None:
+def test_a_role_is_granted_over_the_given_resource(lab: Any, arguments: list[str], over: str, called: str) -> None:
     lab.good("access", "client", "add", "ci")
-    granted = lab.json("access", "grant", "operator", "--to", "ci", *words)
+    granted = lab.json("access", "grant", "operator", "--to", "ci", *arguments)
     assert (granted["role"], granted["to"]) == ("Operator", "client:ci")
     assert granted["over"].endswith(over)
     assert len(grants(lab)) == 1
-    told = lab.good("access", "revoke", granted["id"][:8])
-    assert told == f"client ci no longer has the role Operator over {called}.\n"
+    message = lab.good("access", "revoke", granted["id"][:8])
+    assert message == f"client ci no longer has the role Operator over {called}.\n"
     assert grants(lab) == []
 
 
-def test_a_role_is_granted_to_a_vm_or_to_somebody_outside(lab: Any) -> None:
+def test_a_role_is_granted_to_a_vm_or_an_external_user(lab: Any) -> None:
     assert lab.json("access", "grant", "Reader", "--to-vm", "web", "--over-vm", "web")["to"].startswith("vm:")
     granted = lab.json("access", "grant", "Reader", "--to-external", "ann@example.org", "--everything")
     assert granted["to"] == "oidc:ann@example.org"
 
 
-def test_what_goes_with_a_client_is_told(lab: Any) -> None:
+def test_removing_a_client_shows_how_many_grants_go_with_it(lab: Any) -> None:
     lab.good("access", "client", "add", "ci")
     lab.good("access", "grant", "Reader", "--to", "ci", "--everything")
     assert lab.good("access", "client", "remove", "ci") == "Client ci is removed, and 1 grant with it.\n"
@@ -84,11 +84,13 @@ def test_what_goes_with_a_client_is_told(lab: Any) -> None:
 
 def test_a_grant_needs_one_principal_and_one_resource(lab: Any) -> None:
     lab.good("access", "client", "add", "ci")
-    assert lab.refused("access", "grant", "Reader", "--everything").startswith("say to whom: one of --to CLIENT")
+    assert lab.refused("access", "grant", "Reader", "--everything").startswith(
+        "no grantee is given, or several: give one of --to CLIENT"
+    )
     both = lab.refused("access", "grant", "Reader", "--to", "ci", "--over-vm", "web", "--everything")
-    assert both.startswith("say over what: one of --over RESOURCE")
+    assert both.startswith("no resource is given, or several: give one of --over RESOURCE")
     group = lab.refused("access", "grant", "Reader", "--to", "ci", "--over-group", "x")
-    assert group.startswith("no VM is in a resource group 'x': VMs are in ")
+    assert group.startswith("no VM is in resource group 'x': the groups are ")
     client = lab.refused("access", "grant", "Reader", "--to", "nobody", "--everything")
     assert client == "client 'nobody' does not exist: `forewarn access show` lists the clients"
     vm = lab.refused("access", "grant", "Reader", "--to-vm", "nobody", "--everything")
@@ -96,11 +98,11 @@ def test_a_grant_needs_one_principal_and_one_resource(lab: Any) -> None:
     assert "'King' is not one of" in lab.refused("access", "grant", "King", "--to", "ci", "--everything")
 
 
-def test_a_tab_offers_clients_and_grants(lab: Any) -> None:
+def test_completion_offers_clients_and_grants(lab: Any) -> None:
     lab.good("access", "client", "add", "ci")
     granted = lab.json("access", "grant", "Reader", "--to", "ci", "--everything")["id"]
     for typed, offered in ((("client", "remove", "c"), "ci"), (("revoke", granted[:3]), granted)):
-        words = ["forewarn", "access", *typed]
-        env = {"COMP_WORDS": " ".join(words), "COMP_CWORD": str(len(words) - 1)}
+        arguments = ["forewarn", "access", *typed]
+        env = {"COMP_WORDS": " ".join(arguments), "COMP_CWORD": str(len(arguments) - 1)}
         shown = lab("", _FOREWARN_COMPLETE="bash_complete", **env).stdout
         assert shown.split() == [f"plain,{offered}"]

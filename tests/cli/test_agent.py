@@ -1,4 +1,4 @@
-"""The agent's commands: check its file, rehearse, ask how things stand, tell what was done."""
+"""The agent commands: check, dry run, status and explain."""
 
 import json
 from pathlib import Path
@@ -79,23 +79,23 @@ def keep(tmp_path: Path, *records: EventRecord) -> None:
 
 def test_a_file_is_checked_and_its_plan_shown_for_three_notices(command: Any, file: Path) -> None:
     lines = command.good("agent", "check", str(file)).splitlines()
-    assert lines[0] == f"{file} is fine: 1 rule, 2 steps."
+    assert lines[0] == f"{file} is valid: 1 rule, 2 steps."
     assert lines[2] == "reboots  Reboot; approved: when-done"
     assert lines[3].split() == ["STEP", "USE", "BUDGET", "15", "MINUTES", "30", "SECONDS", "7", "DAYS"]
     assert lines[4].startswith("drain  readiness  20s     at once, by 5m 25s before  at once, by 25s before")
     assert lines[5].startswith("save   command    5m      at once, by 5m 5s before   cut")
 
 
-def test_the_file_to_check_may_be_named_as_the_other_commands_name_it(command: Any, file: Path) -> None:
+def test_agent_check_takes_its_file_as_argument_or_option(command: Any, file: Path) -> None:
     assert command.good("agent", "check", "--config", str(file)) == command.good("agent", "check", str(file))
 
 
-def test_the_plan_is_given_to_programs(command: Any, file: Path) -> None:
+def test_agent_check_prints_the_plan_as_json(command: Any, file: Path) -> None:
     (rule,) = command.json("agent", "check", str(file))["rules"]
     assert [step["begins"]["30 seconds"] for step in rule["steps"]] == ["at once, by 25s before", "cut"]
 
 
-def test_every_mistake_of_a_file_is_told_with_its_line(command: Any, file: Path) -> None:
+def test_every_mistake_of_an_agent_file_is_shown_with_its_line(command: Any, file: Path) -> None:
     file.write_text(file.read_text().replace('"readiness"', '"readyness"').replace("cut = 1", "cutt = 1"))
     sentences = command.refused("agent", "check", str(file)).splitlines()
     assert len(sentences) == 2
@@ -105,19 +105,19 @@ def test_every_mistake_of_a_file_is_told_with_its_line(command: Any, file: Path)
     assert [problem["line"] for problem in json.loads(refused.stderr)["error"]["problems"]] == [7, 14]
 
 
-def test_an_address_that_nobody_can_listen_on_is_told_with_its_line(command: Any, file: Path) -> None:
+def test_an_invalid_listen_address_is_shown_with_its_line(command: Any, file: Path) -> None:
     file.write_text(file.read_text().replace('listen = ""', 'listen = "9258"'))
     sentence = command.refused("agent", "check", str(file))
     assert sentence == f'{file}:3: listen = \'9258\' is not an address: write "127.0.0.1:9258", or "" for none'
 
 
-def test_a_file_that_is_not_there_is_named(command: Any, tmp_path: Path) -> None:
-    for words in (["check"], ["run"], ["status"], ["explain", "C706"]):
+def test_a_missing_agent_file_is_named(command: Any, tmp_path: Path) -> None:
+    for arguments in (["check"], ["run"], ["status"], ["explain", "C706"]):
         missing = str(tmp_path / "nowhere.toml")
-        assert f"{missing!r} cannot be read" in command.refused("agent", *words, FOREWARN_AGENT_CONFIG=missing)
+        assert f"{missing!r} cannot be read" in command.refused("agent", *arguments, FOREWARN_AGENT_CONFIG=missing)
 
 
-def test_a_dry_run_says_what_would_be_done_and_keeps_nothing(command: Any, file: Path, tmp_path: Path) -> None:
+def test_a_dry_run_shows_what_would_be_done_and_writes_nothing(command: Any, file: Path, tmp_path: Path) -> None:
     with ScriptedServer(BUSY) as server:
         run = ("agent", "run", "--config", str(file), "--endpoint", server.url, "--dry-run", "--once")
         lines = command.good(*run).splitlines()
@@ -133,21 +133,21 @@ def test_a_dry_run_says_what_would_be_done_and_keeps_nothing(command: Any, file:
     assert {request.method for request in server.requests} == {"GET"}
 
 
-def test_a_dry_run_follows_what_is_announced(command: Any, file: Path) -> None:
-    """It ends here only because the service no longer knows the VM (spec §10)."""
+def test_a_dry_run_follows_new_documents(command: Any, file: Path) -> None:
+    """The command ends here only because the service no longer knows the VM (spec §10)."""
     tagged = ScriptedReply(body=QUIET.body, headers=(*QUIET.headers, ("ETag", '"1-1"')))
     with ScriptedServer(tagged, BUSY, json_reply({"error": "Not found"}, status=404)) as server:
         result = command("agent", "run", "--config", str(file), "--endpoint", server.url, "--dry-run")
     assert result.exit_code == 2
-    assert result.stdout.splitlines()[0] == "No event is announced to web-0: nothing would be done."
+    assert result.stdout.splitlines()[0] == "No event is pending for web-0: nothing would be done."
     assert result.stdout.splitlines()[1].startswith(f"event {ID}")
 
 
-def test_without_an_agent_its_journal_says_how_things_stand(command: Any, file: Path, tmp_path: Path) -> None:
+def test_without_an_agent_the_status_comes_from_its_journal(command: Any, file: Path, tmp_path: Path) -> None:
     keep(tmp_path, SEEN.with_step_run(DRAINED).with_step_run(CUT))
     text = command.good("agent", "status", "--config", str(file))
-    assert "stopped, as its journal says" in text
-    assert "no: drain holds it for a Reboot" in text
+    assert "stopped, according to its journal" in text
+    assert "no: held by drain for a Reboot" in text
     assert "drain done, save cut" in text
     view = command.json("agent", "status", "--config", str(file))
     assert (view["running"], view["ready"], view["in_maintenance"]) == (False, False, True)
@@ -155,7 +155,7 @@ def test_without_an_agent_its_journal_says_how_things_stand(command: Any, file: 
     assert (event["id"], event["notice_promised_s"], event["steps"][1]["do"]["state"]) == (ID, 900, "cut")
 
 
-def test_a_running_agent_is_asked(command: Any, file: Path, tmp_path: Path) -> None:
+def test_the_status_comes_from_a_running_agent(command: Any, file: Path, tmp_path: Path) -> None:
     state = {"vm": "web-0", "endpoint": "http://169.254.169.254", "now": 1_000.0, "in_maintenance": False}
     state |= {"ready": True, "holds": [], "events": [], "health": {"ok": True, "text": "", "silent_s": 1.2}}
     with ScriptedServer(json_reply(state)) as server:
@@ -165,43 +165,41 @@ def test_a_running_agent_is_asked(command: Any, file: Path, tmp_path: Path) -> N
         assert command.good("agent", "status", "--at", address) == text
         assert command.json("agent", "status", "--at", address)["running"] is True
     assert "running" in text
-    assert "fine, answered 1s ago" in text
+    assert "ok, answered 1s ago" in text
     assert "No event is under way." in text
     assert [request.target for request in server.requests] == ["/state"] * 3
 
 
-def test_an_agent_that_runs_where_its_pages_are_not_reached_is_not_said_to_have_stopped(
-    command: Any, file: Path, tmp_path: Path
-) -> None:
+def test_an_agent_whose_pages_do_not_answer_is_not_shown_as_stopped(command: Any, file: Path, tmp_path: Path) -> None:
     keep(tmp_path, SEEN)
     its_journal = AgentJournal(tmp_path / "state" / "journal.db")
     try:
         text = command.good("agent", "status", "--config", str(file))
-        assert "running, but its pages are not reached from here; as its journal says" in text
+        assert "running, but its HTTP pages do not answer; according to its journal" in text
         assert command.json("agent", "status", "--config", str(file))["running"] is True
     finally:
         its_journal.close()
     assert command.json("agent", "status", "--config", str(file))["running"] is False
 
 
-def test_an_address_that_is_none_is_told(command: Any) -> None:
+def test_an_invalid_agent_address_is_refused(command: Any) -> None:
     sentence = command.refused("agent", "status", "--at", "here")
     assert sentence == "'here' is not an address: give it as 127.0.0.1:9258"
 
 
-def test_what_is_no_agent_is_not_taken_for_one(command: Any) -> None:
+def test_another_server_is_not_taken_for_an_agent(command: Any) -> None:
     with ScriptedServer(json_reply({"hello": 1}), ScriptedReply(body=b"<html>")) as server:
         address = server.url.removeprefix("http://")
         for _ in range(2):
-            assert f"what listens at {address} is no agent" in command.refused("agent", "status", "--at", address)
+            assert f"the server at {address} is not an agent" in command.refused("agent", "status", "--at", address)
     assert f"no agent answers at {address}" in command.refused("agent", "status", "--at", address, code=3)
 
 
-def test_no_agent_and_no_journal_is_said(command: Any, file: Path) -> None:
+def test_without_agent_and_journal_the_status_is_unavailable(command: Any, file: Path) -> None:
     assert "does not exist: start the agent once" in command.refused("agent", "status", "--config", str(file))
 
 
-def test_the_story_of_an_event_is_told_from_the_journal(command: Any, file: Path, tmp_path: Path) -> None:
+def test_agent_explain_reads_the_journal(command: Any, file: Path, tmp_path: Path) -> None:
     approval = ApprovalRecord(state=ApprovalState.SENT, at=1_013.0)
     first = EventRecord(
         key=ID,
@@ -221,9 +219,9 @@ def test_the_story_of_an_event_is_told_from_the_journal(command: Any, file: Path
     keep(tmp_path, first)
     text = command.good("agent", "explain", "c706", "--config", str(file))
     lines = [line.strip() for line in text.splitlines()]
-    told = [line.split(maxsplit=1)[1] for line in lines[1:] if line[:2].isdigit()]
+    message = [line.split(maxsplit=1)[1] for line in lines[1:] if line[:2].isdigit()]
     assert lines[0] == f"event {ID}: Reboot of web-0"
-    assert told == [
+    assert message == [
         "first seen, a notice of 15m; rule 'reboots'",
         "drain began",
         "drain done after 12s: not ready",
@@ -235,18 +233,18 @@ def test_the_story_of_an_event_is_told_from_the_journal(command: Any, file: Path
         "undo of drain done after 1.0s: ready",
     ]
     assert lines[-1] == "now  closed: nothing left to do"
-    (story,) = command.json("agent", "explain", ID, "--config", str(file))["stories"]
-    assert story["lines"][0]["at"] == 1_000
+    (explanation,) = command.json("agent", "explain", ID, "--config", str(file))["stories"]
+    assert explanation["lines"][0]["at"] == 1_000
 
 
-def test_an_event_must_be_named_clearly(command: Any, file: Path, tmp_path: Path) -> None:
+def test_agent_explain_needs_an_unambiguous_event(command: Any, file: Path, tmp_path: Path) -> None:
     keep(tmp_path, SEEN, EventRecord(key="C7069999", event=SEEN.event, seen_at=2.0, boot_id=""))
     config = ("--config", str(file))
     assert "is too short" in command.refused("agent", "explain", "C70", *config)
-    assert "begins 2 events" in command.refused("agent", "explain", "C706", *config)
+    assert "matches 2 events" in command.refused("agent", "explain", "C706", *config)
     assert f"begins with 'FFFF': the latest are C7069999, {ID}" in command.refused("agent", "explain", "FFFF", *config)
 
 
-def test_the_sample_file_is_fine(command: Any) -> None:
+def test_the_sample_agent_file_is_valid(command: Any) -> None:
     sample = Path(__file__).parents[2] / "deploy" / "agent.toml"
-    assert "is fine: 3 rules, 3 steps." in command.good("agent", "check", str(sample))
+    assert "is valid: 3 rules, 3 steps." in command.good("agent", "check", str(sample))

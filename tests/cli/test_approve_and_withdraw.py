@@ -16,7 +16,7 @@ def test_several_events_are_approved_and_each_says_what_happened(lab: Any) -> No
     ]
 
 
-def test_what_is_refused_keeps_no_other_from_its_turn(lab: Any) -> None:
+def test_a_refused_event_does_not_keep_others_from_being_approved(lab: Any) -> None:
     web, spot = restarted(lab, "web", "spot")
     lab.good("approve", web)
     result = lab("withdraw", web, "nosuch", spot, "--reason", "later")
@@ -26,7 +26,7 @@ def test_what_is_refused_keeps_no_other_from_its_turn(lab: Any) -> None:
     assert result.stderr.splitlines()[1].startswith("event 'nosuch' does not exist")
 
 
-def test_a_program_is_given_what_was_done_and_what_was_refused(lab: Any) -> None:
+def test_json_lists_approved_and_refused_events(lab: Any) -> None:
     web, spot = restarted(lab, "web", "spot")
     one = lab.json("approve", web)
     assert ([event["id"] for event in one["events"]], one["refused"]) == ([web], [])
@@ -50,6 +50,6 @@ def test_pending_events_are_selected_by_vm_host_or_rollout(lab: Any) -> None:
     assert lab.good("withdraw", "--host", "h3") == "No event of host h3 is pending.\n"
 
 
-def test_events_are_named_or_selected(lab: Any) -> None:
-    assert lab.refused("approve").startswith("no event is named: give the ids of some")
-    assert lab.refused("withdraw", "abcd", "--vm", "web").startswith("events are named or selected, not both")
+def test_approve_needs_either_ids_or_a_selection(lab: Any) -> None:
+    assert lab.refused("approve").startswith("no event is given: give event ids")
+    assert lab.refused("withdraw", "abcd", "--vm", "web").startswith("give event ids or a selection, not both")

@@ -1,4 +1,4 @@
-"""A whole lab in a process of its own: up, backup, restore."""
+"""A lab in its own process: up, backup, restore."""
 
 import json
 import os
@@ -27,7 +27,7 @@ def free_port() -> int:
 
 @contextmanager
 def up(data: Path) -> Iterator[dict[str, Any]]:
-    """A lab that was started with `forewarn up --json`, and what it said of itself."""
+    """Start a lab with `forewarn up --json`; yields the document that it printed."""
     command = [sys.executable, "-m", "forewarn.cli", "up", "--json", "--port", str(free_port())]
     env = {**os.environ, "FOREWARN_DATA": str(data)}
     process = subprocess.Popen(command, env=env, stdout=subprocess.PIPE, text=True)
@@ -57,20 +57,20 @@ def test_a_lab_that_was_backed_up_is_restored_as_it_was(command: Any, tmp_path: 
         assert info["counts"]["events"] == 0
 
 
-def test_a_guest_of_the_lab_hears_of_a_restart_and_approves_it(command: Any) -> None:
-    """The whole story over real sockets: asked for, told, approved, started (spec §1)."""
+def test_a_guest_of_the_lab_sees_a_restart_and_approves_it(command: Any) -> None:
+    """Over real sockets: requested, delivered, approved, started (spec §1)."""
     with up(command.data):
         vm = next(vm for vm in command.json("fleet", "show")["vms"] if not vm["auto_approve"]["restart"])
         asked = command.json("restart", vm["name"])["events"][0]
-        heard = command.json("guest", "events", "--endpoint", vm["url"])
-        assert [event["id"] for event in heard["events"]] == [asked["id"]]
-        assert (heard["name"], heard["events"][0]["hits_this_vm"]) == (vm["name"], True)
+        received = command.json("guest", "events", "--endpoint", vm["url"])
+        assert [event["id"] for event in received["events"]] == [asked["id"]]
+        assert (received["name"], received["events"][0]["hits_this_vm"]) == (vm["name"], True)
         command.good("guest", "approve", asked["id"][:8], "--endpoint", vm["url"])
         assert wait_for(command.data, "started", asked["id"])["approved_by"] == vm["name"]
 
 
 def wait_for(data: Path, what: str, event_id: str) -> dict[str, Any]:
-    """The event, once the history says that of it; the service holds each question."""
+    """The event, once the history has an entry `what` about it."""
     api, seq, seen = ApiClient(LocalTransport(data)), 0, False
     while not seen:
         page = api.get("history", query={"event": event_id, "after": seq, "wait_s": 20})
@@ -78,44 +78,44 @@ def wait_for(data: Path, what: str, event_id: str) -> dict[str, Any]:
     return api.get("events", event_id)
 
 
-def test_what_is_no_backup_is_not_restored(command: Any, tmp_path: Path) -> None:
+def test_a_file_that_is_not_a_backup_is_not_restored(command: Any, tmp_path: Path) -> None:
     (tmp_path / "junk").write_text("junk")
     assert "junk" in command.refused("restore", str(tmp_path / "junk"))
     assert "does not exist" in command.refused("restore", str(tmp_path / "nothing"))
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_service_in_a_terminal_says_what_is_kept_when_it_is_stopped(command: Any, number: signal.Signals) -> None:
-    words = [sys.executable, "-m", "forewarn.cli", "up", "--port", str(free_port())]
+def test_a_stopped_service_tells_a_terminal_what_is_kept(command: Any, number: signal.Signals) -> None:
+    arguments = [sys.executable, "-m", "forewarn.cli", "up", "--port", str(free_port())]
     env = {**os.environ, "FOREWARN_DATA": str(command.data), "FORCE_COLOR": "1", "PYTHONUNBUFFERED": "1"}
-    with subprocess.Popen(words, env=env, stdout=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(arguments, env=env, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         while "Ctrl-C stops it" not in process.stdout.readline():
             assert process.poll() is None
         command.good("restart", "web-0")
         process.send_signal(number)
-        assert process.stdout.read().endswith("stopped; everything is kept, 1 event pending\n")
+        assert process.stdout.read().endswith("stopped; all data is kept, 1 event pending\n")
         assert process.wait(30) == 0
 
 
-def test_a_bad_setting_is_told_before_anything_starts(command: Any) -> None:
+def test_a_bad_setting_is_refused_before_anything_starts(command: Any) -> None:
     assert "needs an address that VMs call: give --listen" in command.refused("serve")
     assert "cannot be read" in command.refused("up", "--config", "/nowhere/settings.toml")
 
 
-def test_a_service_in_a_terminal_says_which_programs_go_on_without_it(command: Any) -> None:
-    roster = SupervisorRecords(command.data / "vms")
-    with subprocess.Popen(["sleep", "600"]) as keeper:
+def test_a_stopped_service_tells_a_terminal_which_programs_still_run(command: Any) -> None:
+    records = SupervisorRecords(command.data / "vms")
+    with subprocess.Popen(["sleep", "600"]) as program:
         try:
-            roster.save(SupervisorRecord(vm="sub/lab/web-0", pid=keeper.pid, started=process_start_time(keeper.pid)))
-            words = [sys.executable, "-m", "forewarn.cli", "up", "--port", str(free_port())]
+            records.save(SupervisorRecord(vm="sub/lab/web-0", pid=program.pid, started=process_start_time(program.pid)))
+            arguments = [sys.executable, "-m", "forewarn.cli", "up", "--port", str(free_port())]
             env = {**os.environ, "FOREWARN_DATA": str(command.data), "FORCE_COLOR": "1", "PYTHONUNBUFFERED": "1"}
-            with subprocess.Popen(words, env=env, stdout=subprocess.PIPE, text=True) as process:
+            with subprocess.Popen(arguments, env=env, stdout=subprocess.PIPE, text=True) as process:
                 assert process.stdout is not None
                 while "Ctrl-C stops it" not in process.stdout.readline():
                     assert process.poll() is None
                 process.send_signal(signal.SIGTERM)
-                told = process.stdout.read()
-            assert told.endswith(f"1 program in VMs goes on without it; to end this: kill {keeper.pid}\n")
+                message = process.stdout.read()
+            assert message.endswith(f"1 program in VMs still runs; to stop: kill {program.pid}\n")
         finally:
-            keeper.kill()
+            program.kill()

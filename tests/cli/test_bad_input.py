@@ -1,4 +1,4 @@
-"""Bad input and refusals: exit 2, one sentence that says what to do, nothing on stdout, nothing changed."""
+"""Bad input and refusals: exit 2, one sentence with a remedy, nothing on stdout, nothing changed."""
 
 import json
 import os
@@ -31,20 +31,18 @@ USAGE = {
         "see `forewarn clock speed --help`"
     ),
     "restart web --notice 0": (
-        "a notice of 0 s is none: leave --notice out for the usual one, or say --short-notice to rehearse without"
+        "a notice of 0 s is no notice: omit --notice for the default, or add --short-notice to rehearse without notice"
     ),
     "vm run web python3 -c 1": (
-        "No such option '-c': what is for the program comes after `--`; see `forewarn vm run --help`"
+        "No such option '-c': options of the program come after `--`; see `forewarn vm run --help`"
     ),
     "vm run web --isolatd -- true": (
         "No such option '--isolatd'. Did you mean '--isolated'? See `forewarn vm run --help`"
     ),
-    "restart web --short-notice": "a short notice needs a length: say how long with --notice",
-    "power web": ("say which VMs, then one of off, start, deallocate, reapply, reimage: forewarn power web start"),
-    "power start web": (
-        "say which VMs, then one of off, start, deallocate, reapply, reimage: forewarn power web start"
-    ),
-    "power off web": "say which VMs, then one of off, start, deallocate, reapply, reimage: forewarn power web off",
+    "restart web --short-notice": "--short-notice needs a length: give it with --notice",
+    "power web": ("give VMs, then one of off, start, deallocate, reapply, reimage: forewarn power web start"),
+    "power start web": ("give VMs, then one of off, start, deallocate, reapply, reimage: forewarn power web start"),
+    "power off web": "give VMs, then one of off, start, deallocate, reapply, reimage: forewarn power web off",
     "resart web": "No such command 'resart'. Did you mean 'restart'? See `forewarn --help`",
     "frobnicate": "No such command 'frobnicate'; see `forewarn --help`",
     "events --limit 0": "Invalid value for '--limit': 0 is not in the range x>=1; see `forewarn events --help`",
@@ -52,12 +50,12 @@ USAGE = {
     "rollout start --scope db --all-hosts": (
         "a rollout is over hosts or over a scope: give one of --host, --all-hosts and --scope"
     ),
-    "rollout show --watch": "no rollout is named to watch: see `forewarn rollout show`, then name one",
+    "rollout show --watch": "--watch needs a rollout: give one of those that `forewarn rollout show` lists",
 }
 
 
 @pytest.mark.parametrize("typed", USAGE)
-def test_what_cannot_be_understood_is_told_without_asking_a_service(command: Any, typed: str) -> None:
+def test_bad_arguments_are_refused_without_a_service(command: Any, typed: str) -> None:
     assert command.refused(*typed.split()) == USAGE[typed]
 
 
@@ -65,18 +63,18 @@ EMPTY = ["restart", "power", "withdraw", "approve", "explain", "fleet add", "fle
 
 
 @pytest.mark.parametrize("typed", EMPTY)
-def test_an_empty_name_is_told_as_what_it_is(command: Any, typed: str) -> None:
-    """Such as an unset variable in a script; nothing of the API is in the message."""
-    assert "the name is empty: write one" in command.refused(*typed.split(), "")
+def test_an_empty_name_is_refused_as_empty(command: Any, typed: str) -> None:
+    """Such as an unset variable in a script; the message does not mention the API."""
+    assert "the name is empty: give one" in command.refused(*typed.split(), "")
 
 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs /dev/full")
-def test_an_answer_that_cannot_be_written_is_told_without_a_traceback(lab: Any) -> None:
-    words = [sys.executable, "-m", "forewarn.cli", "--data", str(lab.data), "fleet", "show"]
+def test_output_to_a_full_disk_fails_without_a_traceback(lab: Any) -> None:
+    arguments = [sys.executable, "-m", "forewarn.cli", "--data", str(lab.data), "fleet", "show"]
     with open("/dev/full", "w") as full:
-        result = subprocess.run(words, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+        result = subprocess.run(arguments, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
     assert result.returncode == 1
-    assert result.stderr == "the answer could not be written, there is no space left: make room and ask again\n"
+    assert result.stderr == "the answer could not be written, the disk is full: free some space and try again\n"
 
 
 UNKNOWN = [
@@ -91,8 +89,8 @@ UNKNOWN = [
 
 
 @pytest.mark.parametrize("typed", UNKNOWN)
-def test_what_the_service_refuses_is_told_in_its_words(lab: Any, typed: str) -> None:
-    """Spec §6.4, §8.4 among others; the message alone, for people and for programs."""
+def test_a_refusal_of_the_service_is_printed_unchanged(lab: Any, typed: str) -> None:
+    """Spec §6.4, §8.4 among others; text and JSON have the same message."""
     before = lab.api.get("history")["seq"]
     sentence = lab.refused(*typed.split())
     assert sentence
@@ -101,7 +99,7 @@ def test_what_the_service_refuses_is_told_in_its_words(lab: Any, typed: str) -> 
     assert lab.api.get("history")["seq"] == before
 
 
-def test_less_notice_than_the_minimum_has_to_be_named(lab: Any) -> None:
+def test_a_notice_below_the_minimum_needs_short_notice(lab: Any) -> None:
     """Spec §6.3."""
     assert "short" in lab.refused("restart", "web", "--notice", "1m")
     (event,) = lab.json("restart", "web", "--notice", "1m", "--short-notice")["events"]

@@ -1,4 +1,4 @@
-"""The CA, for whoever is to trust it: shown and exported whether a service runs or not."""
+"""The CA is shown and exported whether a service runs or not."""
 
 import ssl
 from pathlib import Path
@@ -15,9 +15,7 @@ def made(command: Any) -> ServiceCertificates:
     return ServiceCertificates.load_or_create(command.data / "tls", ("lab.localhost",), read_real_time())
 
 
-def test_the_ca_is_shown_with_its_fingerprint_and_the_names_it_vouches_for(
-    command: Any, made: ServiceCertificates
-) -> None:
+def test_the_ca_is_shown_with_its_fingerprint_and_certificate_names(command: Any, made: ServiceCertificates) -> None:
     shown = command.good("ca")
     assert str(command.data / "tls" / "ca.pem") in shown
     assert made.ca.facts.fingerprint in shown
@@ -54,12 +52,12 @@ def test_a_file_that_holds_something_else_is_not_overwritten(
     assert "cannot be written" in command.refused("ca", "export", str(tmp_path / "no" / "such"))
 
 
-def test_where_there_is_no_ca_the_command_says_what_makes_one(command: Any) -> None:
-    for words in (["ca"], ["ca", "export"]):
-        assert command.refused(*words).startswith(f"there is no CA in {command.data}: a service creates one when")
+def test_without_a_ca_the_command_says_how_one_is_created(command: Any) -> None:
+    for arguments in (["ca"], ["ca", "export"]):
+        assert command.refused(*arguments).startswith(f"there is no CA in {command.data}: a service creates one when")
 
 
-def test_a_ca_that_is_broken_is_told(command: Any, made: ServiceCertificates) -> None:
+def test_a_broken_ca_is_refused(command: Any, made: ServiceCertificates) -> None:
     made.ca.certificate.write_bytes(b"\xff\xfe")
     assert "cannot be read" in command.refused("ca", "export")
     made.ca.certificate.write_text("junk")

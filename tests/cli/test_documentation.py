@@ -1,4 +1,4 @@
-"""Some pages of docs: what they tell people to type can be typed, and what they list is what there is."""
+"""The commands in the docs exist with their options, and the lists in the docs are complete."""
 
 import re
 import shlex
@@ -24,11 +24,11 @@ def commands(page: str) -> Iterator[str]:
 
 @pytest.mark.parametrize(("name", "line"), [(name, line) for name, page in PAGES.items() for line in commands(page)])
 def test_a_command_of_the_page_exists_with_its_options(name: str, line: str) -> None:
-    words = iter(shlex.split(line, comments=True)[1:])
+    arguments = iter(shlex.split(line, comments=True)[1:])
     command: click.Command = forewarn
-    for word in words:
+    for word in arguments:
         if word == "--profile" and command is forewarn:
-            next(words)
+            next(arguments)
         elif isinstance(command, click.Group) and not word.startswith("-"):
             found = command.get_command(click.Context(command), word)
             assert found is not None, line
@@ -38,10 +38,10 @@ def test_a_command_of_the_page_exists_with_its_options(name: str, line: str) -> 
             assert word in known, line
 
 
-def test_every_role_is_explained() -> None:
+def test_every_role_is_documented() -> None:
     assert re.findall(r"^\| `(\w+)` \|", PAGES["remote.md"], re.MULTILINE) == list(ROLES)
 
 
-def test_every_variable_that_env_sets_is_explained(lab: Any) -> None:
-    told = lab.json("env", "--with-secret")["variables"]
-    assert all(f"`{name}`" in PAGES["azure.md"] for name in (*told, "AZURE_POD_IDENTITY_AUTHORITY_HOST"))
+def test_every_variable_that_env_sets_is_documented(lab: Any) -> None:
+    message = lab.json("env", "--with-secret")["variables"]
+    assert all(f"`{name}`" in PAGES["azure.md"] for name in (*message, "AZURE_POD_IDENTITY_AUTHORITY_HOST"))

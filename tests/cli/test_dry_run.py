@@ -1,4 +1,4 @@
-"""--dry-run: what a command would do, and nothing is done."""
+"""--dry-run shows what a command would do, and changes nothing."""
 
 from __future__ import annotations
 
@@ -19,27 +19,27 @@ COMMANDS = [
 ]
 
 
-@pytest.mark.parametrize("words", COMMANDS, ids=" ".join)
-def test_nothing_is_changed_and_everything_is_told(lab: Any, words: tuple[str, ...]) -> None:
+@pytest.mark.parametrize("arguments", COMMANDS, ids=" ".join)
+def test_a_dry_run_changes_nothing_and_shows_every_event(lab: Any, arguments: tuple[str, ...]) -> None:
     before = lab.json("history")
-    told = lab.json(*words, "--dry-run")
-    assert told["events"]
-    assert "Nothing was changed." in lab.good(*words, "--dry-run")
+    message = lab.json(*arguments, "--dry-run")
+    assert message["events"]
+    assert "Nothing was changed." in lab.good(*arguments, "--dry-run")
     assert lab.json("history") == before
 
 
-def test_a_rollout_is_told_wave_by_wave(lab: Any) -> None:
+def test_a_dry_run_shows_a_rollout_wave_by_wave(lab: Any) -> None:
     text = lab.good("rollout", "start", "--scope", "db", "--impact", "reboot", "--dry-run")
     assert "2 events over 2 VMs, in 2 waves, one update domain of a scope at a time." in text
     lines = [line.split() for line in text.splitlines() if "Reboot" in line]
     assert [line[:4] for line in lines] == [["1", "Reboot", "db-0", "0"], ["2", "Reboot", "db-1", "1"]]
 
 
-def test_what_happens_without_an_event_is_told_with_its_reason(lab: Any) -> None:
+def test_a_dry_run_says_why_there_is_no_event(lab: Any) -> None:
     text = lab.good("delete", "web", "--dry-run")
     assert "delete of web at once, without an event: web has no terminate notification." in text
 
 
-@pytest.mark.parametrize("words", [("evict", "web"), ("restart", "nobody"), ("rollout", "start", "--host", "h9")])
-def test_refusals_are_those_of_the_command_itself(lab: Any, words: tuple[str, ...]) -> None:
-    assert lab.refused(*words, "--dry-run") == lab.refused(*words)
+@pytest.mark.parametrize("arguments", [("evict", "web"), ("restart", "nobody"), ("rollout", "start", "--host", "h9")])
+def test_a_dry_run_refuses_what_the_command_refuses(lab: Any, arguments: tuple[str, ...]) -> None:
+    assert lab.refused(*arguments, "--dry-run") == lab.refused(*arguments)

@@ -1,4 +1,4 @@
-"""What a shell evaluates so that the vendor's clients talk to the lab: every shell gets exactly the values meant."""
+"""`forewarn env`: each shell that evaluates its output gets exactly the intended values."""
 
 import json
 import os
@@ -32,7 +32,7 @@ AWKWARD = [
 
 
 def evaluated(text: str, names: list[str]) -> dict[str, str]:
-    """The variables of a real bash that evaluated this."""
+    """The variables of a real bash after it evaluated this text."""
     script = f'set -eu\neval "$TEXT"\nfor name in {" ".join(names)}; do printf "%s\\0" "${{!name}}"; done'
     env = {"PATH": os.environ["PATH"], "TEXT": text}
     result = subprocess.run(["bash", "-c", script], env=env, capture_output=True, text=True, timeout=30, check=True)
@@ -41,14 +41,14 @@ def evaluated(text: str, names: list[str]) -> dict[str, str]:
 
 
 def read_fish(line: str) -> tuple[str, str]:
-    """As fish reads single quotes: only \\' and \\\\ are escapes (its manual, Quotes)."""
+    """Reads an assignment as fish does: in single quotes only \\' and \\\\ are escapes (its manual, Quotes)."""
     match = re.fullmatch(r"set -gx (\w+) '((?:[^'\\]|\\.)*)'", line, re.DOTALL)
     assert match, line
     return match[1], re.sub(r"\\(['\\])", r"\1", match[2])
 
 
 def read_powershell(line: str) -> tuple[str, str]:
-    """As PowerShell reads single quotes: any of five ends the string unless there are two (about_Quoting_Rules)."""
+    """Reads an assignment as PowerShell does: five kinds of quote end a string, doubled ones do not."""
     quote = "['\u2018\u2019\u201a\u201b]"
     match = re.fullmatch(rf"\$env:(\w+) = '((?:{quote}{{2}}|(?!{quote}).)*)'", line, re.DOTALL)
     assert match, line
@@ -67,17 +67,17 @@ def test_fish_and_powershell_get_exactly_the_value(value: str) -> None:
 
 
 @given(st.text())
-def test_a_remark_is_one_line_whatever_it_holds(text: str) -> None:
+def test_a_remark_is_always_one_line(text: str) -> None:
     assert shell_comment(text).startswith("# ")
     assert len(shell_comment(text).splitlines()) == 1
 
 
-def variables(lab: Any, *words: str) -> dict[str, str]:
-    found: dict[str, str] = lab.json("env", *words)["variables"]
+def variables(lab: Any, *arguments: str) -> dict[str, str]:
+    found: dict[str, str] = lab.json("env", *arguments)["variables"]
     return found
 
 
-def test_a_shell_that_evaluates_it_trusts_the_lab_and_can_reach_no_other_cloud(lab: Any) -> None:
+def test_env_makes_a_shell_trust_the_lab_and_reach_no_other_cloud(lab: Any) -> None:
     expected = variables(lab)
     shell = evaluated(lab.good("env"), list(expected))
     assert shell == expected
@@ -99,7 +99,7 @@ def test_other_shells_get_the_same_variables(lab: Any, shell: str, read: Any) ->
     assert settings == variables(lab, "--with-secret")
 
 
-def test_the_secret_is_told_only_to_whoever_asks_for_it(lab: Any) -> None:
+def test_env_prints_the_secret_only_with_with_secret(lab: Any) -> None:
     assert SECRET not in lab.good("env") + lab.good("env", "--json")
     shell = evaluated(lab.good("env", "--with-secret"), list(variables(lab, "--with-secret")))
     assert shell["AZURE_AUTHORITY_HOST"] == "https://localhost:8443"
@@ -113,12 +113,12 @@ def test_a_remark_says_how_az_signs_in(lab: Any) -> None:
     assert line in lab.good("env").splitlines()
 
 
-def test_managed_identities_are_offered_only_where_they_are_given_out(lab: Any) -> None:
-    assert "# AZURE_POD_IDENTITY_AUTHORITY_HOST is not set: managed identities are not given out" in lab.good("env")
+def test_env_offers_managed_identities_only_where_the_service_serves_them(lab: Any) -> None:
+    assert "# AZURE_POD_IDENTITY_AUTHORITY_HOST is not set: managed identities are not served" in lab.good("env")
     assert "any program could pose as a VM" in lab.refused("env", "--vm", "web")
 
 
-def test_a_vm_is_chosen_whose_identity_to_have(command: Any) -> None:
+def test_env_takes_the_identity_of_the_given_vm(command: Any) -> None:
     console = {"url": "https://localhost:1", "ca": "", "admin_secret": "/s", "client_id": "admin", "tenant_id": "t"}
     service = json_reply({"console": console, "identity_on_loopback": True})
     fleet = json_reply({"vms": [{"url": None}, {"url": "http://127.0.0.1:8254"}]})
@@ -126,9 +126,9 @@ def test_a_vm_is_chosen_whose_identity_to_have(command: Any) -> None:
         shown = command.json("env")
     assert shown["variables"]["AZURE_POD_IDENTITY_AUTHORITY_HOST"] == "http://127.0.0.1:8254"
     with ScriptedServer(service, json_reply({"url": "http://127.0.0.3:8254"}), path=_fresh(command)) as server:
-        told = command.good("env", "--vm", "db-0")
+        message = command.good("env", "--vm", "db-0")
         assert server.requests[-1].target == "/forewarn/v1/vms/db-0"
-    assert "export AZURE_POD_IDENTITY_AUTHORITY_HOST=http://127.0.0.3:8254\n" in told
+    assert "export AZURE_POD_IDENTITY_AUTHORITY_HOST=http://127.0.0.3:8254\n" in message
     with ScriptedServer(service, json_reply({"url": None}), path=_fresh(command)):
         assert "has no address on this machine" in command.refused("env", "--vm", "db-0")
 
@@ -139,18 +139,18 @@ def _fresh(command: Any) -> Path:
     return path
 
 
-def test_a_certificate_of_the_users_own_and_an_issuer_of_their_own_are_left_to_them(command: Any) -> None:
+def test_env_leaves_the_users_own_certificate_and_issuer_alone(command: Any) -> None:
     facts = {"url": "https://localhost:1", "ca": "", "admin_secret": "", "client_id": "", "tenant_id": "t"}
     view = json_reply({"console": {**facts, "issuer": "https://issuer.example.org"}, "identity_on_loopback": False})
     with ScriptedServer(view, path=command.data / SOCKET_NAME):
         shown = command.json("env")
-        assert "has no secret to give: leave --with-secret out" in command.refused("env", "--with-secret")
+        assert "has no secret: leave --with-secret out" in command.refused("env", "--with-secret")
     assert "REQUESTS_CA_BUNDLE" not in shown["variables"]
     assert "Sign in with a client of https://issuer.example.org." in shown["remarks"]
     assert "its CA must be trusted already" in shown["remarks"][0]
 
 
-def test_a_service_without_a_console_says_so(command: Any) -> None:
+def test_env_is_refused_by_a_service_without_https(command: Any) -> None:
     with ScriptedServer(json_reply({"console": None}), path=command.data / SOCKET_NAME):
-        assert "has no console over TLS: give it one with the setting 'console'" in command.refused("env")
+        assert "does not serve HTTPS: give it an address with the setting 'console'" in command.refused("env")
         assert json.loads(command.refused("env", "--json"))["error"]["code"] == "Refused"

@@ -1,4 +1,4 @@
-"""Events: the list, approving, withdrawing, and following them."""
+"""The event commands: list, approve, withdraw and watch."""
 
 import json
 import os
@@ -12,16 +12,16 @@ from forewarn.cli.event import changed_events, removed_event_ids
 
 
 def test_an_empty_list_says_what_to_do_next(lab: Any) -> None:
-    assert lab.good("events").startswith("No event is pending. Ask for one: forewarn restart VM")
+    assert lab.good("events").startswith("No event is pending. Request one: forewarn restart VM")
     assert lab.good("events", "--vm", "web") == "No event of web is pending.\n"
 
 
-def test_what_is_over_waits_for_nothing_and_says_why(lab: Any) -> None:
+def test_an_event_that_is_over_shows_why_it_ended(lab: Any) -> None:
     lab.good("withdraw", lab.json("restart", "web")["events"][0]["id"], "--reason", "later")
     assert [line.split()[-1] for line in lab.good("events", "--all").splitlines()] == ["WHY", "later"]
 
 
-def test_an_id_that_is_too_short_is_told_so(lab: Any) -> None:
+def test_an_event_id_that_is_too_short_is_refused(lab: Any) -> None:
     assert lab.refused("withdraw", "85") == "'85' is too short for an event's id: give at least 4 characters of it"
 
 
@@ -34,7 +34,7 @@ def test_the_list_shows_whole_ids_in_a_pipe_and_short_ones_on_a_terminal(lab: An
     assert event["id"][:8] in shown
 
 
-def test_colours_are_for_terminals_that_want_them(lab: Any) -> None:
+def test_colours_are_only_for_terminals_that_want_them(lab: Any) -> None:
     lab.good("restart", "web")
     assert "\x1b[" not in lab.good("events")
     assert "\x1b[33m" in lab.good("events", FORCE_COLOR="1")
@@ -51,7 +51,7 @@ def test_an_event_is_approved_by_the_beginning_of_its_id_in_any_case(lab: Any) -
 def test_a_withdrawn_event_keeps_its_reason(lab: Any) -> None:
     event_id = lab.json("restart", "web")["events"][0]["id"]
     text = lab.good("withdraw", event_id, "--reason", "not \x1b[31mtoday")
-    assert "why    not \ufffd[31mtoday" in text
+    assert "why           not \ufffd[31mtoday" in text
     assert lab.json("events")["events"] == []
     (over,) = lab.json("events", "--all")["events"]
     assert over["ending"] == "withdrawn"
@@ -67,17 +67,17 @@ def view(event_id: str, **facts: Any) -> dict[str, Any]:
     return {"id": event_id, "status": "scheduled", "approved_at": None, "ending": None, **facts}
 
 
-def test_a_watcher_tells_what_is_new_changed_or_gone() -> None:
+def test_watching_finds_new_changed_and_removed_events() -> None:
     before = [view("A"), view("B"), view("C")]
     after = [view("A"), view("B", status="started"), view("D")]
     assert [event["id"] for event in changed_events(before, after)] == ["B", "D"]
     assert removed_event_ids(before, after) == ["C"]
 
 
-def started(data: Path, *words: str) -> subprocess.Popen[str]:
+def started(data: Path, *arguments: str) -> subprocess.Popen[str]:
     code = "from forewarn.cli import main; import sys; sys.exit(main())"
     return subprocess.Popen(
-        [sys.executable, "-c", code, *words],
+        [sys.executable, "-c", code, *arguments],
         env={**os.environ, "FOREWARN_DATA": str(data), "PYTHONUNBUFFERED": "1"},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -120,17 +120,17 @@ def test_watching_the_history_follows_it(lab: Any) -> None:
         assert process.wait(20) == 130
 
 
-def test_a_reader_that_leaves_early_is_no_error(lab: Any) -> None:
+def test_a_reader_that_closes_the_pipe_early_is_no_error(lab: Any) -> None:
     lab.good("restart", "web")
-    for words in (("history", "--watch"), ("history", "--watch", "--json")):
-        with started(lab.data, *words) as process:
+    for arguments in (("history", "--watch"), ("history", "--watch", "--json")):
+        with started(lab.data, *arguments) as process:
             assert process.stdout is not None
             assert process.stderr is not None
             process.stdout.readline()
             process.stdout.close()
             lab.json("clock", "advance", "1s")
             lab.json("fleet", "show")
-            for _ in range(3):  # until it has something to write to nobody
+            for _ in range(3):  # enough writes to notice that the reader is gone
                 if process.poll() is None:
                     lab.json("approve", lab.json("restart", "quick", "--json")["events"][0]["id"])
                     lab.json("clock", "advance", "1h")

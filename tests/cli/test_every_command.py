@@ -1,4 +1,4 @@
-"""What holds for all commands: JSON for programs, an exit code and one sentence when there is no service."""
+"""All commands: text, JSON with --json, exit code 3 and one sentence without a service, help."""
 
 import json
 from collections.abc import Iterator
@@ -13,7 +13,7 @@ from forewarn.client.recording import EndpointRecording, RecordedResponse, Recor
 
 FLEET = '[[hosts]]\nname = "h9"\nlocation = "westeurope"\n'
 
-# Every command that asks the service, as somebody would type it in the lab of this room's conftest.
+# Every command that calls the service, with arguments for the lab of this directory's conftest.
 ASKING = {
     "fleet show": "fleet show",
     "fleet show VM": "fleet show db-0",
@@ -69,7 +69,7 @@ ASKING = {
     "access grant": "access grant Operator --to CLIENT --over-group LAB",
     "access revoke": "access revoke GRANT",
 }
-ANSWERED = [name for name in ASKING if name != "backup"]  # a world in memory has no file to copy: test_backups.py
+ANSWERED = [name for name in ASKING if name != "backup"]  # a store in memory has no file to copy: test_backup.py
 _ELSEWHERE = {"up", "serve", "sockets", "restore", "completion", "guest events", "guest watch", "guest approve"}
 _ELSEWHERE |= {"vm run", "vm shell", "record", "webhook test"}
 _ELSEWHERE |= {"agent run", "agent check", "agent status", "agent explain"}
@@ -89,13 +89,13 @@ def names(group: click.Group, before: str = "") -> Iterator[str]:
             yield f"{before}{name}"
 
 
-def test_every_command_is_tried_here_or_has_tests_of_its_own() -> None:
+def test_every_command_is_run_here_or_has_its_own_tests() -> None:
     assert set(names(forewarn)) == {name for name in ASKING if name.upper().split()[-1] not in name} | _ELSEWHERE
 
 
-def words_for(lab: Any, name: str, tmp_path: Path) -> list[str]:
-    """The words to type, after making what they are about."""
-    words = ASKING[name].split()
+def arguments_for(lab: Any, name: str, tmp_path: Path) -> list[str]:
+    """The arguments of a command, after creating the objects that they name."""
+    arguments = ASKING[name].split()
     made = {"FILE": lambda: _file(tmp_path), "BACKUP": lambda: str(tmp_path / "b.db"), "EVENT": lambda: _event(lab)}
     made |= {"RECORDING": lambda: _recording(tmp_path)}
     made |= {"CLIENT": lambda: _client(lab), "GRANT": lambda: _grant(lab)}
@@ -107,7 +107,7 @@ def words_for(lab: Any, name: str, tmp_path: Path) -> list[str]:
         lab.api.get("history", query={"after": 0, "wait_s": 5, "vm": "db-0"})
     if name == "repair":
         lab.good("fail", "h9")
-    return [made[word]() if word in made else word for word in words]
+    return [made[word]() if word in made else word for word in arguments]
 
 
 def _file(tmp_path: Path) -> str:
@@ -151,13 +151,13 @@ def _paused(lab: Any) -> str:
 
 @pytest.mark.parametrize("name", ANSWERED)
 def test_a_command_answers_people_with_text(lab: Any, name: str, tmp_path: Path) -> None:
-    assert lab.good(*words_for(lab, name, tmp_path)).strip()
+    assert lab.good(*arguments_for(lab, name, tmp_path)).strip()
 
 
 @pytest.mark.parametrize("name", ANSWERED)
 def test_a_command_answers_programs_with_one_document(lab: Any, name: str, tmp_path: Path) -> None:
-    words = words_for(lab, name, tmp_path)
-    after = lab(*words, "--json")
+    arguments = arguments_for(lab, name, tmp_path)
+    after = lab(*arguments, "--json")
     assert (after.exit_code, after.stderr) == (0, ""), after.output
     assert isinstance(json.loads(after.stdout), dict)
     assert after.stdout.count("\n") == 1
@@ -166,19 +166,17 @@ def test_a_command_answers_programs_with_one_document(lab: Any, name: str, tmp_p
 @pytest.mark.parametrize("name", [name for name in ASKING if name not in ("doctor", "fleet check")])
 def test_a_command_without_a_service_says_how_to_start_one(command: Any, name: str, tmp_path: Path) -> None:
     files = {"FILE": _file, "RECORDING": _recording}
-    words = [files[word](tmp_path) if word in files else word for word in ASKING[name].split()]
-    sentence = command.refused(*words, code=3)
+    arguments = [files[word](tmp_path) if word in files else word for word in ASKING[name].split()]
+    sentence = command.refused(*arguments, code=3)
     assert sentence == f"no forewarn service answers in {command.data}: start one with `forewarn up`"
 
 
-def test_json_and_data_may_stand_before_the_commands_name(lab: Any) -> None:
+def test_json_and_data_may_come_before_the_command_name(lab: Any) -> None:
     result = lab("--json", "--data", str(lab.data), "clock", "show", FOREWARN_DATA="/nowhere")
     assert set(json.loads(result.stdout)) == {"now", "speed", "lab"}
 
 
-def test_the_data_directory_is_found_as_the_flag_the_environment_or_the_state_directory_says(
-    data: Path, command: Any
-) -> None:
+def test_the_data_directory_comes_from_option_environment_or_state_directory(data: Path, command: Any) -> None:
     assert f"in {data}/x:" in command.refused("events", "--data", f"{data}/x", code=3)
     state = command("events", FOREWARN_DATA="", XDG_STATE_HOME=str(data))
     assert f"in {data}/forewarn:" in state.stderr
@@ -186,14 +184,14 @@ def test_the_data_directory_is_found_as_the_flag_the_environment_or_the_state_di
     assert f"in {data}/.local/state/forewarn:" in home.stderr
 
 
-def test_a_data_directory_with_too_long_a_path_is_told(command: Any) -> None:
+def test_a_data_directory_with_too_long_a_path_is_refused(command: Any) -> None:
     assert "is too long for a socket: choose a shorter --data" in command.refused("events", "--data", "/" + "x" * 200)
 
 
 @pytest.mark.parametrize("name", sorted({*ASKING, *_ELSEWHERE}))
-def test_every_command_explains_itself(command: Any, name: str) -> None:
-    words = [word for word in name.split() if word.islower()]
-    assert "Usage: forewarn" in command.good(*words, "--help")
+def test_every_command_has_help(command: Any, name: str) -> None:
+    arguments = [word for word in name.split() if word.islower()]
+    assert "Usage: forewarn" in command.good(*arguments, "--help")
 
 
 def test_the_help_lists_every_command(command: Any) -> None:
@@ -206,15 +204,15 @@ GROUPS = ("", *sorted({" ".join(name.split()[:-1]) for name in names(forewarn) i
 
 
 @pytest.mark.parametrize("group", GROUPS)
-def test_what_a_list_of_commands_says_of_each_is_whole_at_80_columns(command: Any, group: str) -> None:
+def test_short_help_is_not_cut_at_80_columns(command: Any, group: str) -> None:
     lines = command.good(*group.split(), "--help", COLUMNS="80").splitlines()
     assert [line for line in lines[1:] if line.endswith("...")] == []
 
 
 @pytest.mark.parametrize("group", ["", "clock", "access client"])
-def test_a_group_by_its_name_alone_shows_its_help(command: Any, group: str) -> None:
+def test_a_group_without_a_subcommand_shows_its_help(command: Any, group: str) -> None:
     assert command.refused(*group.split()) == command.good(*group.split(), "--help").rstrip("\n")
 
 
-def test_the_version_is_told(command: Any) -> None:
+def test_version_prints_the_version(command: Any) -> None:
     assert command.good("--version").startswith("forewarn 0.")

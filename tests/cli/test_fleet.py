@@ -1,4 +1,4 @@
-"""The fleet and the file that describes it."""
+"""The fleet commands, and the fleet file."""
 
 from pathlib import Path
 from typing import Any
@@ -28,7 +28,7 @@ def file(tmp_path: Path) -> Path:
 def test_the_fleet_is_shown_with_hosts_scopes_and_endpoints(lab: Any) -> None:
     text = lab.good("fleet", "show")
     assert "HOST  LOCATION    ZONE  HEALTH   VMS" in text
-    assert "VM     SCOPE  UD  HOST  POWER    EVENTS  ASKED  ENDPOINT" in text
+    assert "VM     SCOPE  UD  HOST  POWER    EVENTS  POLLED  ENDPOINT" in text
     assert "db-0   db     0   h1    running  -       never" in text
     assert "127.0.1.1:8080" in text
 
@@ -41,7 +41,7 @@ def test_the_fleet_can_be_narrowed_to_a_host(lab: Any) -> None:
 def test_one_vm_is_shown_with_its_events(lab: Any) -> None:
     lab.good("restart", "db-0")
     text = lab.good("fleet", "show", "db-0")
-    assert "asks for events  never" in text
+    assert "last poll       never" in text
     assert "Reboot" in text
 
 
@@ -51,7 +51,7 @@ def test_a_check_shows_the_difference_and_changes_nothing(lab: Any, file: Path) 
     assert "new" not in {vm["name"] for vm in lab.json("fleet", "show")["vms"]}
 
 
-def test_a_bad_file_is_told_line_by_line(lab: Any, tmp_path: Path) -> None:
+def test_each_problem_of_a_fleet_file_is_shown_with_its_line(lab: Any, tmp_path: Path) -> None:
     bad = tmp_path / "bad.toml"
     bad.write_text('[[vms]]\nnme = "x"\n')
     for verb in ("check", "apply"):
@@ -61,7 +61,7 @@ def test_a_bad_file_is_told_line_by_line(lab: Any, tmp_path: Path) -> None:
 
 def test_a_file_is_checked_before_there_is_a_service(command: Any, file: Path, tmp_path: Path) -> None:
     text = command.good("fleet", "check", str(file))
-    assert text.startswith(f"{file} is sound: 1 VM on 2 hosts.\nNo service answers in ")
+    assert text.startswith(f"{file} is valid: 1 VM on 2 hosts.\nNo service answers in ")
     assert command.json("fleet", "check", str(file)) == {"difference": None, "vms": 1, "hosts": 2}
     (tmp_path / "bad.toml").write_text('[[vms]]\nnme = "x"\n')
     assert "bad.toml:2: [[vms]] has no key 'nme': did you mean 'name'?" in command.refused(
@@ -69,9 +69,9 @@ def test_a_file_is_checked_before_there_is_a_service(command: Any, file: Path, t
     )
 
 
-def test_nobody_is_asked_about_a_file_that_cannot_be_applied(lab: Any, file: Path) -> None:
+def test_apply_does_not_ask_about_a_file_that_cannot_be_applied(lab: Any, file: Path) -> None:
     lab.good("restart", "web", "--notice", "0", "--short-notice")
-    lab.json("clock", "advance", "1s")  # now it is under way, and the file does not have the VM
+    lab.json("clock", "advance", "1s")  # now the event has started, and the file lacks its VM
     result = lab("fleet", "apply", str(file), typed="y\n")
     assert result.exit_code == 2
     assert "Apply this?" not in result.output
@@ -79,19 +79,19 @@ def test_nobody_is_asked_about_a_file_that_cannot_be_applied(lab: Any, file: Pat
 
 
 @pytest.mark.parametrize("content", [b"\xff\xfe", b"["], ids=["not UTF-8", "not TOML"])
-def test_a_file_that_is_none_is_told(lab: Any, tmp_path: Path, content: bytes) -> None:
+def test_a_file_that_is_not_a_fleet_file_is_refused(lab: Any, tmp_path: Path, content: bytes) -> None:
     (tmp_path / "odd.toml").write_bytes(content)
     assert "odd.toml" in lab.refused("fleet", "check", str(tmp_path / "odd.toml"))
 
 
-def test_a_file_that_is_not_there_is_told(command: Any) -> None:
+def test_a_missing_fleet_file_is_refused(command: Any) -> None:
     assert "No such file" in command.refused("fleet", "check", "/nowhere/fleet.toml")
 
 
 @pytest.mark.parametrize(
     ("typed", "code", "applied"), [("y\n", 0, True), ("n\n", 1, False), ("", 2, False)], ids=["yes", "no", "nobody"]
 )
-def test_a_file_is_applied_only_when_somebody_agrees(
+def test_a_fleet_file_is_applied_only_after_confirmation(
     lab: Any, file: Path, typed: str, code: int, applied: bool
 ) -> None:
     result = lab("fleet", "apply", str(file), typed=typed)

@@ -1,4 +1,4 @@
-"""Inside a VM: what is announced to it, from the endpoint its own programs use."""
+"""The guest commands: a VM's events from its own metadata endpoint."""
 
 import json
 from dataclasses import replace
@@ -37,7 +37,7 @@ def test_events_are_shown_with_the_time_left_by_the_services_clock(command: Any)
     assert "9s" in text
 
 
-def test_events_are_given_to_programs_as_one_document(command: Any) -> None:
+def test_guest_events_prints_one_json_document(command: Any) -> None:
     with ScriptedServer(BUSY, NAME) as server:
         view = command.json("guest", "events", "--endpoint", server.url)
     assert (view["name"], view["incarnation"]) == ("web-0", 2)
@@ -46,7 +46,7 @@ def test_events_are_given_to_programs_as_one_document(command: Any) -> None:
     assert event["not_before"] - view["now"] == 900
 
 
-def test_an_endpoint_that_does_not_tell_names_is_no_hindrance(command: Any) -> None:
+def test_events_are_shown_even_if_the_endpoint_does_not_name_the_vm(command: Any) -> None:
     with ScriptedServer(BUSY, json_reply({"error": "Not found"}, status=404)) as server:
         view = command.json("guest", "events", "--endpoint", server.url)
     assert (view["name"], view["events"][0]["hits_this_vm"]) == (None, None)
@@ -56,7 +56,7 @@ def test_the_environment_may_name_the_endpoint(command: Any) -> None:
     """Spec §2.5."""
     with ScriptedServer(json_reply({"DocumentIncarnation": 1, "Events": []})) as server:
         text = command.good("guest", "events", FOREWARN_ENDPOINT=server.url)
-    assert text == "No event is announced to this VM. `forewarn guest watch` waits for one.\n"
+    assert text == "No event is pending for this VM. `forewarn guest watch` waits for one.\n"
 
 
 def test_an_event_is_approved_by_the_beginning_of_its_id(command: Any) -> None:
@@ -65,30 +65,30 @@ def test_an_event_is_approved_by_the_beginning_of_its_id(command: Any) -> None:
     assert json.loads(server.requests[1].body) == {"StartRequests": [{"EventId": ID}]}
 
 
-def test_watching_gives_programs_one_document_per_change(command: Any) -> None:
-    """It ends here only because the service no longer knows the VM (spec §10)."""
+def test_watching_prints_one_json_document_per_change(command: Any) -> None:
+    """The command ends here only because the service no longer knows the VM (spec §10)."""
     gone = json_reply({"error": "Not found"}, status=404)
-    for words in (["--json"], []):
+    for arguments in (["--json"], []):
         with ScriptedServer(replace(BUSY, headers=(("ETag", '"1-2"'),)), NAME, gone) as server:
-            result = command("guest", "watch", "--endpoint", server.url, *words)
+            result = command("guest", "watch", "--endpoint", server.url, *arguments)
         assert result.exit_code == 2
         assert "does not know this VM" in result.stderr
         assert ID in result.stdout
-        assert not words or json.loads(result.stdout)["incarnation"] == 2
+        assert not arguments or json.loads(result.stdout)["incarnation"] == 2
 
 
-def test_watching_does_not_send_people_to_watch(command: Any) -> None:
+def test_watching_does_not_suggest_watching(command: Any) -> None:
     quiet = ScriptedReply(body=b'{"DocumentIncarnation":1,"Events":[]}', headers=(("ETag", '"1-1"'),))
     with ScriptedServer(quiet, NAME, json_reply({"error": "Not found"}, status=404)) as server:
         result = command("guest", "watch", "--endpoint", server.url)
-    assert result.stdout.splitlines() == ["incarnation 1", "No event is announced to this VM.", ""]
+    assert result.stdout.splitlines() == ["incarnation 1", "No event is pending for this VM.", ""]
 
 
-@pytest.mark.parametrize("words", [["events"], ["approve", ID]])
-def test_an_endpoint_where_nobody_listens_exits_with_3(command: Any, words: list[str]) -> None:
+@pytest.mark.parametrize("arguments", [["events"], ["approve", ID]])
+def test_an_endpoint_that_does_not_answer_exits_with_3(command: Any, arguments: list[str]) -> None:
     with ScriptedServer(ScriptedReply()) as server:
         url = server.url
-    assert command.refused("guest", *words, "--endpoint", url, code=3).startswith(f"nothing answers at {url} (")
+    assert command.refused("guest", *arguments, "--endpoint", url, code=3).startswith(f"nothing answers at {url} (")
 
 
 def test_a_bad_endpoint_exits_with_2(command: Any) -> None:
@@ -100,9 +100,9 @@ def test_an_id_must_begin_exactly_one_event() -> None:
     listed = (ReceivedEvent(id="ABCD1"), ReceivedEvent(id="ABCD2"))
     assert complete_event_id("abcd1", listed) == "ABCD1"
     assert complete_event_id(ID.lower(), listed) == ID
-    with pytest.raises(Rejected, match="begins 2 events, ABCD1, ABCD2: give more of it"):
+    with pytest.raises(Rejected, match="matches 2 events, ABCD1, ABCD2: give more characters"):
         complete_event_id("abcd", listed)
     with pytest.raises(Rejected, match="too short"):
         complete_event_id("abc", listed)
-    with pytest.raises(NotFound, match="no event listed begins with 'ffff'"):
+    with pytest.raises(NotFound, match="no pending event begins with 'ffff'"):
         complete_event_id("ffff", listed)

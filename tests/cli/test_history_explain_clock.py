@@ -1,4 +1,4 @@
-"""The history, the story of a thing, and the clock, as people see them."""
+"""The commands history, explain and clock."""
 
 from typing import Any
 
@@ -7,20 +7,20 @@ import pytest
 from forewarn.cli.output import column_widths
 
 
-def test_the_history_is_told_oldest_first_and_can_be_narrowed(lab: Any) -> None:
+def test_the_history_is_shown_oldest_first_and_can_be_filtered(lab: Any) -> None:
     lab.good("restart", "web")
     lines = lab.good("history").splitlines()
     assert "requested   local user ann asked for restart of web" in lines[-2]
     assert "published   Reboot of web scheduled" in lines[-1]
     assert len(lab.good("history", "--limit", "1").splitlines()) == 1
-    assert lab.good("history", "--vm", "db-0") == "Nothing in the history is about that.\n"
+    assert lab.good("history", "--vm", "db-0") == "The history has no such entries.\n"
 
 
-def test_pruning_tells_how_much_is_forgotten(lab: Any) -> None:
-    assert lab.good("history", "prune", "--older-than", "30d") == "0 entries are forgotten.\n"
+def test_pruning_shows_how_many_entries_are_deleted(lab: Any) -> None:
+    assert lab.good("history", "prune", "--older-than", "30d") == "0 entries are deleted.\n"
 
 
-def test_a_story_has_a_title_lines_and_how_things_stand(lab: Any) -> None:
+def test_an_explanation_has_a_title_lines_and_the_current_state(lab: Any) -> None:
     event_id = lab.json("restart", "web")["events"][0]["id"]
     text = lab.good("explain", event_id)
     assert text.startswith("Reboot of web: user restart")
@@ -33,7 +33,7 @@ def test_vms_hosts_and_scopes_are_explained(lab: Any, thing: str) -> None:
     assert "\nnow  " in lab.good("explain", thing)
 
 
-def test_advancing_the_clock_tells_what_happened_meanwhile(lab: Any) -> None:
+def test_advancing_the_clock_prints_what_happened_meanwhile(lab: Any) -> None:
     """Spec §12."""
     lab.good("restart", "web")
     text = lab.good("clock", "advance", "16m")
@@ -41,14 +41,14 @@ def test_advancing_the_clock_tells_what_happened_meanwhile(lab: Any) -> None:
     assert text.splitlines()[-1].startswith("16m later: 2026-")
 
 
-def test_a_program_that_advances_the_clock_is_given_what_happened_meanwhile(lab: Any) -> None:
+def test_advancing_the_clock_in_json_lists_what_happened_meanwhile(lab: Any) -> None:
     lab.good("restart", "web")
     entries = lab.json("clock", "advance", "16m")["entries"]
     assert [entry["what"] for entry in entries] == ["started", "performed", "finished"]
 
 
-def test_the_clock_says_how_it_runs(lab: Any) -> None:
-    assert lab.good("clock", "show").endswith("lab time, standing still\n")
+def test_the_clock_shows_its_speed(lab: Any) -> None:
+    assert lab.good("clock", "show").endswith("lab time, stopped\n")
     assert lab.json("clock", "advance", "1h")["now"] == lab.json("clock", "show")["now"]
 
 
@@ -60,5 +60,5 @@ COLUMNS = [("event", "1ECD7541"), ("when", "19:58:22 (in 14m 48s)"), ("waits for
     [(80, [8, 21, 23]), (44, [8, 21, 11]), (35, [8, 12, 11]), (20, [])],
     ids=["enough", "the last gives way", "a time is broken before its parenthesis", "too narrow for any of this"],
 )
-def test_a_table_breaks_no_word_while_there_is_room_for_it(width: int, widths: list[int]) -> None:
+def test_a_table_breaks_no_word_while_the_words_fit(width: int, widths: list[int]) -> None:
     assert column_widths(COLUMNS, width) == widths

@@ -1,4 +1,4 @@
-"""A service elsewhere, over TLS: which one is meant, signing in there, and what can stand between."""
+"""Remote services over TLS: which one is selected, signing in, and failures on the way."""
 
 import os
 import socket
@@ -31,36 +31,38 @@ def paths(server: Any) -> list[str]:
     return [request.target for request in server.requests]
 
 
-def test_a_command_asks_the_service_that_a_profile_or_a_url_names(signed: Any, elsewhere: Any) -> None:
-    for words in (["--profile", "lab"], ["--server", elsewhere.url], ["--server", f"{elsewhere.url}/"]):
-        assert f"service  {elsewhere.url}" in signed.good("whoami", *words)
-        assert f"service  {elsewhere.url}" in signed.good(*words, "whoami")
-    assert elsewhere.url in signed.good("whoami", FOREWARN_PROFILE="lab")
-    assert elsewhere.url in signed.good("whoami", FOREWARN_SERVER=elsewhere.url)
-    assert set(paths(elsewhere)) == {"/forewarn/v1/access/me"}
+def test_a_command_calls_the_service_of_the_profile_or_url(signed_in: Any, remote_service: Any) -> None:
+    for arguments in (["--profile", "lab"], ["--server", remote_service.url], ["--server", f"{remote_service.url}/"]):
+        assert f"service  {remote_service.url}" in signed_in.good("whoami", *arguments)
+        assert f"service  {remote_service.url}" in signed_in.good(*arguments, "whoami")
+    assert remote_service.url in signed_in.good("whoami", FOREWARN_PROFILE="lab")
+    assert remote_service.url in signed_in.good("whoami", FOREWARN_SERVER=remote_service.url)
+    assert set(paths(remote_service)) == {"/forewarn/v1/access/me"}
 
 
-def test_a_service_elsewhere_is_never_meant_by_itself(signed: Any) -> None:
-    assert signed.refused("events", code=3) == (
-        f"no forewarn service answers in {signed.data}: start one with `forewarn up`, "
-        "or name one elsewhere with --profile"
+def test_a_remote_service_is_never_selected_by_default(signed_in: Any) -> None:
+    assert signed_in.refused("events", code=3) == (
+        f"no forewarn service answers in {signed_in.data}: start one with `forewarn up`, "
+        "or choose a remote one with --profile"
     )
 
 
-def test_a_flag_counts_more_than_the_environment(signed: Any, elsewhere: Any) -> None:
-    assert "no forewarn service answers in /nowhere" in signed.refused(
+def test_options_override_the_environment(signed_in: Any, remote_service: Any) -> None:
+    assert "no forewarn service answers in /nowhere" in signed_in.refused(
         "events", "--data", "/nowhere", code=3, FOREWARN_PROFILE="lab"
     )
-    assert elsewhere.url in signed.good("whoami", "--profile", "lab", FOREWARN_SERVER="https://other.example.org")
-
-
-def test_two_services_at_once_are_refused(signed: Any, elsewhere: Any) -> None:
-    assert signed.refused("events", "--data", "x", "--server", elsewhere.url) == (
-        "--data and --server name two services: give one of them"
+    assert remote_service.url in signed_in.good(
+        "whoami", "--profile", "lab", FOREWARN_SERVER="https://other.example.org"
     )
-    told = signed.refused("events", "--profile", "lab", "--server", "https://other.example.org")
-    assert told.startswith(f"profile 'lab' is for {elsewhere.url}, not for https://other.example.org: ")
-    assert elsewhere.sign_ins == []
+
+
+def test_two_services_at_once_are_refused(signed_in: Any, remote_service: Any) -> None:
+    assert signed_in.refused("events", "--data", "x", "--server", remote_service.url) == (
+        "--data and --server select different services: give only one of them"
+    )
+    message = signed_in.refused("events", "--profile", "lab", "--server", "https://other.example.org")
+    assert message.startswith(f"profile 'lab' is for {remote_service.url}, not for https://other.example.org: ")
+    assert remote_service.sign_ins == []
 
 
 @pytest.mark.parametrize(
@@ -75,9 +77,9 @@ def test_two_services_at_once_are_refused(signed: Any, elsewhere: Any) -> None:
         ("https://[::1", "https://vmhost.example.org:8443"),
     ],
 )
-def test_what_is_no_url_of_a_server_is_told_with_one_that_is(command: Any, typed: str, example: str) -> None:
-    told = command.refused("events", "--server", typed)
-    assert told == f"{typed!r} is no server: give its URL, such as {example}"
+def test_an_invalid_server_url_is_refused_with_a_valid_example(command: Any, typed: str, example: str) -> None:
+    message = command.refused("events", "--server", typed)
+    assert message == f"{typed!r} is not a server's URL: give one such as {example}"
 
 
 def test_a_server_without_a_profile_says_how_to_sign_in(command: Any) -> None:
@@ -85,35 +87,37 @@ def test_a_server_without_a_profile_says_how_to_sign_in(command: Any) -> None:
         "no profile is for https://vmhost:8443: sign in with `forewarn login --server https://vmhost:8443 "
         "--client-id ID`"
     )
-    assert command.refused("events", "--profile", "x") == "profile 'x' does not exist: `forewarn login` makes one"
+    assert command.refused("events", "--profile", "x") == "profile 'x' does not exist: create one with `forewarn login`"
 
 
-def test_two_profiles_for_one_server_must_be_told_apart(signed: Any, elsewhere: Any, certificates: Any) -> None:
-    words = ["--ca", str(certificates.ca.certificate), "--client-id", "ci", "--profile", "second"]
-    assert signed("login", "--server", elsewhere.url, *words, typed=SECRET).exit_code == 0
-    told = signed.refused("events", "--server", elsewhere.url)
-    assert told == f"profiles lab, second are all for {elsewhere.url}: choose one with --profile"
+def test_two_profiles_for_one_server_need_profile(signed_in: Any, remote_service: Any, certificates: Any) -> None:
+    arguments = ["--ca", str(certificates.ca.certificate), "--client-id", "ci", "--profile", "second"]
+    assert signed_in("login", "--server", remote_service.url, *arguments, typed=SECRET).exit_code == 0
+    message = signed_in.refused("events", "--server", remote_service.url)
+    assert message == f"profiles lab, second are all for {remote_service.url}: choose one with --profile"
 
 
-def test_a_script_may_sign_in_with_what_its_environment_names(
-    command: Any, elsewhere: Any, certificates: Any, tmp_path: Path
+def test_a_script_may_sign_in_with_its_environment(
+    command: Any, remote_service: Any, certificates: Any, tmp_path: Path
 ) -> None:
     secret = tmp_path / "secret"
     secret.touch(0o600)
     secret.write_text(f"{SECRET}\n")
     env = {"FOREWARN_CLIENT_ID": "ci", "FOREWARN_SECRET_FILE": str(secret)}
-    env |= {"FOREWARN_SERVER": elsewhere.url, "FOREWARN_CA": str(certificates.ca.certificate)}
+    env |= {"FOREWARN_SERVER": remote_service.url, "FOREWARN_CA": str(certificates.ca.certificate)}
     assert "client ci" in command.good("whoami", **env)
     half = env | {"FOREWARN_SECRET_FILE": ""}
-    assert "belong together: give both or neither" in command.refused("whoami", **half)
+    assert "go together: set both or neither" in command.refused("whoami", **half)
 
 
-def test_one_sign_in_serves_a_whole_command(signed: Any, elsewhere: Any) -> None:
-    elsewhere.will_say(json_reply({"seq": 1, "entries": []}), json_reply(CLOCK), json_reply({"seq": 1, "entries": []}))
-    signed.good("clock", "advance", "1m", "--profile", "lab")
-    assert len(elsewhere.requests) == 3
-    assert [form["grant_type"] for form in elsewhere.sign_ins] == ["client_credentials"]
-    assert elsewhere.sign_ins[0]["scope"] == f"{elsewhere.url}/.default"
+def test_one_sign_in_serves_a_whole_command(signed_in: Any, remote_service: Any) -> None:
+    remote_service.set_replies(
+        json_reply({"seq": 1, "entries": []}), json_reply(CLOCK), json_reply({"seq": 1, "entries": []})
+    )
+    signed_in.good("clock", "advance", "1m", "--profile", "lab")
+    assert len(remote_service.requests) == 3
+    assert [form["grant_type"] for form in remote_service.sign_ins] == ["client_credentials"]
+    assert remote_service.sign_ins[0]["scope"] == f"{remote_service.url}/.default"
 
 
 def api(server: Any, certificates: Any, **more: str) -> ApiClient:
@@ -123,79 +127,77 @@ def api(server: Any, certificates: Any, **more: str) -> ApiClient:
     )
 
 
-def test_whoever_watches_signs_in_again_when_the_token_counts_no_longer(elsewhere: Any, certificates: Any) -> None:
-    elsewhere.good_for = 2
-    asking = api(elsewhere, certificates)
+def test_a_long_running_command_signs_in_again_when_its_token_is_refused(
+    remote_service: Any, certificates: Any
+) -> None:
+    remote_service.max_uses_per_token = 2
+    asking = api(remote_service, certificates)
     for _ in range(5):
         assert asking.get("access", "me")["name"] == "client ci"
-    assert (len(elsewhere.requests), len(elsewhere.sign_ins)) == (5, 3)
+    assert (len(remote_service.requests), len(remote_service.sign_ins)) == (5, 3)
 
 
 @pytest.mark.parametrize("lifetime_s", [0, "0", "nonsense", None])
-def test_a_token_that_says_it_has_run_out_is_not_sent_again(
-    elsewhere: Any, certificates: Any, lifetime_s: object
-) -> None:
-    elsewhere.lifetime_s = lifetime_s
-    asking = api(elsewhere, certificates)
+def test_an_expired_token_is_not_sent_again(remote_service: Any, certificates: Any, lifetime_s: object) -> None:
+    remote_service.lifetime_s = lifetime_s
+    asking = api(remote_service, certificates)
     asking.get("access", "me")
     asking.get("access", "me")
-    assert len(elsewhere.sign_ins) == 2
+    assert len(remote_service.sign_ins) == 2
 
 
 @pytest.mark.parametrize(("lifetime_s", "lasts_s"), [(3600, 3540), (100, 50), (0, 0)])
-def test_a_token_is_renewed_before_it_runs_out(lifetime_s: float, lasts_s: float) -> None:
+def test_a_token_is_renewed_before_it_expires(lifetime_s: float, lasts_s: float) -> None:
     token = BearerToken(text="x", issued_at=1000, lifetime_s=lifetime_s)
     assert token.is_valid_at(1000 + lasts_s - 0.1) is (lasts_s > 0)
     assert not token.is_valid_at(1000 + lasts_s)
     assert not token.is_valid_at(999), "the clock was set back"
 
 
-def test_a_new_token_that_is_refused_is_not_tried_for_ever(signed: Any, elsewhere: Any) -> None:
-    elsewhere.good_for = 0
-    assert signed.refused("events", "--profile", "lab") == "a sentence about Unauthenticated"
-    assert len(elsewhere.sign_ins) == 1
+def test_a_refused_new_token_is_not_renewed_again(signed_in: Any, remote_service: Any) -> None:
+    remote_service.max_uses_per_token = 0
+    assert signed_in.refused("events", "--profile", "lab") == "a sentence about Unauthenticated"
+    assert len(remote_service.sign_ins) == 1
 
 
-def test_what_is_forbidden_is_told_and_exits_with_2(signed: Any, elsewhere: Any) -> None:
-    elsewhere.will_say(json_reply({"error": {"code": "Forbidden", "message": "client ci may not"}}, status=403))
-    assert signed.refused("events", "--profile", "lab") == "client ci may not"
-    assert '"code":"Forbidden"' in signed.refused("events", "--profile", "lab", "--json")
+def test_a_forbidden_request_exits_with_2(signed_in: Any, remote_service: Any) -> None:
+    remote_service.set_replies(json_reply({"error": {"code": "Forbidden", "message": "client ci may not"}}, status=403))
+    assert signed_in.refused("events", "--profile", "lab") == "client ci may not"
+    assert '"code":"Forbidden"' in signed_in.refused("events", "--profile", "lab", "--json")
 
 
-def test_tokens_may_come_from_an_issuer_somewhere_else(
-    signed: Any, elsewhere: Any, tls: ssl.SSLContext, certificates: Any
+def test_tokens_may_come_from_an_external_issuer(
+    signed_in: Any, remote_service: Any, tls: ssl.SSLContext, certificates: Any
 ) -> None:
-    with type(elsewhere)(tls) as issuer:
-        elsewhere.issuer = f"{issuer.url}/adfs"
-        issuer.uses = elsewhere.uses
-        assert signed.good("whoami", "--profile", "lab")
-        assert [form["scope"] for form in issuer.sign_ins] == [f"{elsewhere.url}/.default"]
-        assert elsewhere.sign_ins == []
-        asking = api(elsewhere, certificates, issuer=f"{issuer.url}/adfs", scope="forewarn")
+    with type(remote_service)(tls) as issuer:
+        remote_service.issuer = f"{issuer.url}/adfs"
+        issuer.uses = remote_service.uses
+        assert signed_in.good("whoami", "--profile", "lab")
+        assert [form["scope"] for form in issuer.sign_ins] == [f"{remote_service.url}/.default"]
+        assert remote_service.sign_ins == []
+        asking = api(remote_service, certificates, issuer=f"{issuer.url}/adfs", scope="forewarn")
         asking.get("access", "me")
         assert issuer.sign_ins[-1]["scope"] == "forewarn"
 
 
-def test_a_secret_is_never_sent_without_tls(signed: Any, elsewhere: Any) -> None:
+def test_a_secret_is_never_sent_without_tls(signed_in: Any, remote_service: Any) -> None:
     with ScriptedServer(REPLY) as plain:
-        elsewhere.issuer = plain.url
-        assert "is no server: give its URL, such as https://" in signed.refused("events", "--profile", "lab")
+        remote_service.issuer = plain.url
+        assert "is not a server's URL: give one such as https://" in signed_in.refused("events", "--profile", "lab")
         assert plain.requests == []
 
 
-def test_a_certificate_that_is_not_trusted_is_told_with_the_remedy(
-    command: Any, elsewhere: Any, tmp_path: Path
-) -> None:
+def test_an_untrusted_certificate_is_refused_with_the_remedy(command: Any, remote_service: Any, tmp_path: Path) -> None:
     other = ServiceCertificates.load_or_create(tmp_path / "other", (), read_real_time()).ca.certificate
     for ca in ([], ["--ca", str(other)]):
-        result = command("login", "--server", elsewhere.url, "--client-id", "ci", *ca, typed=SECRET)
+        result = command("login", "--server", remote_service.url, "--client-id", "ci", *ca, typed=SECRET)
         assert result.exit_code == 2
-        assert f"the certificate of {elsewhere.url} is not trusted (" in result.stderr
-        assert "get its CA with `forewarn ca export` on the server" in result.stderr
-    assert elsewhere.sign_ins == []
+        assert f"the certificate of {remote_service.url} is not trusted (" in result.stderr
+        assert "export its CA with `forewarn ca export` on the server" in result.stderr
+    assert remote_service.sign_ins == []
 
 
-def test_a_certificate_for_other_names_is_told(command: Any, certificates: Any, tmp_path: Path) -> None:
+def test_a_certificate_for_other_names_is_refused(command: Any, certificates: Any, tmp_path: Path) -> None:
     ca = certificates.ca
     authority = CertificateAuthority(
         certificate=read_certificate(ca.certificate), key=parse_private_key(ca.key.read_bytes(), ca.key)
@@ -206,26 +208,28 @@ def test_a_certificate_for_other_names_is_told(command: Any, certificates: Any, 
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(tmp_path / "pem", tmp_path / "key")
     with ScriptedServer(REPLY, tls=context) as server:
-        words = ["login", "--server", server.url, "--client-id", "ci", "--ca", str(ca.certificate)]
-        result = command(*words, typed=SECRET)
+        arguments = ["login", "--server", server.url, "--client-id", "ci", "--ca", str(ca.certificate)]
+        result = command(*arguments, typed=SECRET)
     assert result.exit_code == 2
     assert f"the certificate of {server.url} is for other names: " in result.stderr
     assert "console_names" in result.stderr
 
 
-def test_a_server_that_speaks_no_tls_is_told(command: Any) -> None:
+def test_a_server_without_tls_is_refused(command: Any) -> None:
     with ScriptedServer(REPLY) as server:
         url = server.url.replace("http://", "https://")
         result = command("login", "--server", url, "--client-id", "ci", typed=SECRET)
     assert result.exit_code == 2
-    assert f"{url} does not speak TLS as we do" in result.stderr
+    assert f"TLS handshake with {url} failed" in result.stderr
 
 
-def test_a_server_that_is_no_forewarn_is_told(command: Any, tls: ssl.SSLContext, certificates: Any) -> None:
+def test_a_server_that_is_not_forewarn_is_refused(command: Any, tls: ssl.SSLContext, certificates: Any) -> None:
     with ScriptedServer(ScriptedReply(status=404), json_reply({}), tls=tls) as server:
-        words = ["login", "--server", server.url, "--client-id", "ci", "--ca", str(certificates.ca.certificate)]
-        assert "answers 404, so this is no forewarn service or issuer" in command(*words, typed=SECRET).stderr
-        assert "does not say where to sign in, so it is no forewarn service" in command(*words, typed=SECRET).stderr
+        arguments = ["login", "--server", server.url, "--client-id", "ci", "--ca", str(certificates.ca.certificate)]
+        assert (
+            "answered status 404, so it is not a forewarn service or issuer" in command(*arguments, typed=SECRET).stderr
+        )
+        assert "names no issuer, so it is not a forewarn service" in command(*arguments, typed=SECRET).stderr
 
 
 @pytest.mark.parametrize(
@@ -251,42 +255,42 @@ def test_a_server_that_is_no_forewarn_is_told(command: Any, tls: ssl.SSLContext,
         ],
     ],
 )
-def test_a_server_that_says_nonsense_is_told_in_a_sentence(
+def test_an_invalid_answer_is_reported_in_one_sentence(
     command: Any, tls: ssl.SSLContext, certificates: Any, replies: list[ScriptedReply]
 ) -> None:
-    with Nonsense(*replies, tls=tls) as server:
-        words = ["login", "--server", server.url, "--client-id", "ci", "--ca", str(certificates.ca.certificate)]
-        result = command(*words, typed=SECRET)
+    with SelfNamingServer(*replies, tls=tls) as server:
+        arguments = ["login", "--server", server.url, "--client-id", "ci", "--ca", str(certificates.ca.certificate)]
+        result = command(*arguments, typed=SECRET)
     assert result.exit_code in (1, 2, 3)
     assert len(result.stderr.splitlines()) == 1
     assert SECRET not in result.output
 
 
-class Nonsense(ScriptedServer):
-    """Its replies may name the server itself as ISSUER."""
+class SelfNamingServer(ScriptedServer):
+    """A server whose replies may contain its own URL, written as ISSUER."""
 
     def next_reply(self, request: HttpRequest) -> ScriptedReply:
         reply = super().next_reply(request)
         return replace(reply, body=reply.body.replace(b"ISSUER", self.url.encode()))
 
 
-def test_a_server_that_is_away_exits_with_3(signed: Any, elsewhere: Any) -> None:
+def test_a_server_that_does_not_answer_exits_with_3(signed_in: Any, remote_service: Any) -> None:
     with socket.socket() as nobody:
         nobody.bind(("127.0.0.1", 0))
         url = f"https://127.0.0.1:{nobody.getsockname()[1]}"
-        result = signed("login", "--server", url, "--client-id", "ci", typed=SECRET)
+        result = signed_in("login", "--server", url, "--client-id", "ci", typed=SECRET)
     assert result.exit_code == 3
     assert result.stderr.startswith(f"no forewarn service answers at {url} (Connection refused): ")
-    elsewhere.will_say(ScriptedReply(resets=True))
-    told = signed.refused("events", "--profile", "lab", code=3)
-    assert told == f"the forewarn service at {elsewhere.url} broke off its answer: try again"
+    remote_service.set_replies(ScriptedReply(resets=True))
+    message = signed_in.refused("events", "--profile", "lab", code=3)
+    assert message == f"the connection to the forewarn service at {remote_service.url} was lost: try again"
 
 
-def test_a_ca_that_cannot_be_used_is_told(command: Any, elsewhere: Any, tmp_path: Path) -> None:
+def test_an_unusable_ca_file_is_refused(command: Any, remote_service: Any, tmp_path: Path) -> None:
     (tmp_path / "junk").write_text("junk")
     for file, why in (("nothing", "does not exist"), ("junk", "cannot be used (")):
-        words = ["login", "--server", elsewhere.url, "--client-id", "ci", "--ca", str(tmp_path / file)]
-        result = command(*words, typed=SECRET)
+        arguments = ["login", "--server", remote_service.url, "--client-id", "ci", "--ca", str(tmp_path / file)]
+        result = command(*arguments, typed=SECRET)
         assert result.exit_code == 2
         assert f"CA file {str(tmp_path / file)!r} {why}" in result.stderr
 
@@ -298,38 +302,40 @@ HERE = {
 
 
 @pytest.mark.parametrize("name", HERE)
-def test_what_works_on_this_machine_only_says_so(signed: Any, elsewhere: Any, name: str) -> None:
-    told = f"`forewarn {name}` works on this machine only: leave --profile out, or run it where the service is"
-    assert signed.refused(*name.split(), "--profile", "lab", *HERE[name]) == told
-    before = signed.refused("--server", elsewhere.url, *name.split(), *HERE[name])
-    assert before == told.replace("--profile", "--server")
+def test_a_local_command_refuses_a_remote_service(signed_in: Any, remote_service: Any, name: str) -> None:
+    message = f"`forewarn {name}` works on this machine only: leave --profile out, or run it where the service is"
+    assert signed_in.refused(*name.split(), "--profile", "lab", *HERE[name]) == message
+    before = signed_in.refused("--server", remote_service.url, *name.split(), *HERE[name])
+    assert before == message.replace("--profile", "--server")
 
 
-def test_what_works_on_this_machine_only_does_not_mind_the_environment(signed: Any) -> None:
-    for words in (["env"], ["ca"]):
-        assert str(signed.data) in signed.refused(*words, code=3 if words == ["env"] else 2, FOREWARN_PROFILE="lab")
+def test_a_local_command_ignores_a_remote_service_in_the_environment(signed_in: Any) -> None:
+    for arguments in (["env"], ["ca"]):
+        assert str(signed_in.data) in signed_in.refused(
+            *arguments, code=3 if arguments == ["env"] else 2, FOREWARN_PROFILE="lab"
+        )
 
 
-def test_a_backup_is_written_where_the_service_runs(signed: Any, elsewhere: Any) -> None:
-    assert signed.refused("backup", "lab.db", "--profile", "lab") == (
-        f"the service at {elsewhere.url} writes the backup where it runs, so 'lab.db' could be anywhere: "
+def test_a_backup_is_written_on_the_services_machine(signed_in: Any, remote_service: Any) -> None:
+    assert signed_in.refused("backup", "lab.db", "--profile", "lab") == (
+        f"the service at {remote_service.url} writes the backup on its own machine, where 'lab.db' is ambiguous: "
         "give an absolute path"
     )
-    elsewhere.will_say(json_reply({"path": "/srv/lab.db", "bytes": 4096}))
-    told = signed.good("backup", "/srv/lab.db", "--profile", "lab")
-    assert told == f"/srv/lab.db on {elsewhere.url} holds the whole store, 4,096 bytes.\n"
+    remote_service.set_replies(json_reply({"path": "/srv/lab.db", "bytes": 4096}))
+    message = signed_in.good("backup", "/srv/lab.db", "--profile", "lab")
+    assert message == f"/srv/lab.db on {remote_service.url} holds the whole store, 4,096 bytes.\n"
 
 
-def test_the_doctor_says_which_service_answered(signed: Any, elsewhere: Any) -> None:
-    elsewhere.will_say(json_reply({"checks": []}))
-    assert f"it answers at {elsewhere.url}" in signed.good("doctor", "--profile", "lab")
+def test_doctor_shows_which_service_answered(signed_in: Any, remote_service: Any) -> None:
+    remote_service.set_replies(json_reply({"checks": []}))
+    assert f"it answers at {remote_service.url}" in signed_in.good("doctor", "--profile", "lab")
 
 
 @pytest.mark.parametrize("missing", ["msgspec", "cryptography", "starlette"])
-def test_a_service_elsewhere_needs_nothing_of_the_server_extra(signed: Any, elsewhere: Any, missing: str) -> None:
+def test_a_remote_service_needs_no_server_extra(signed_in: Any, remote_service: Any, missing: str) -> None:
     code = f"import sys; sys.modules[{missing!r}] = None; from forewarn.cli import main; sys.exit(main())"
-    env = {**os.environ, "XDG_CONFIG_HOME": str(signed.data / "config")}
-    words = [sys.executable, "-c", code, "--profile", "lab", "whoami"]
-    result = subprocess.run(words, env=env, capture_output=True, text=True, timeout=60, check=False)
+    env = {**os.environ, "XDG_CONFIG_HOME": str(signed_in.data / "config")}
+    arguments = [sys.executable, "-c", code, "--profile", "lab", "whoami"]
+    result = subprocess.run(arguments, env=env, capture_output=True, text=True, timeout=60, check=False)
     assert (result.returncode, result.stderr) == (0, "")
-    assert elsewhere.url in result.stdout
+    assert remote_service.url in result.stdout

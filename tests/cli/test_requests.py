@@ -1,4 +1,4 @@
-"""Asking for maintenance: what people are told, and waiting for the end."""
+"""Maintenance requests: what they print, and waiting for their end."""
 
 import json
 from typing import Any
@@ -6,40 +6,40 @@ from typing import Any
 import pytest
 
 
-def test_a_restart_tells_what_will_happen_who_is_told_and_how_to_go_on(lab: Any) -> None:
+def test_a_restart_shows_its_event_its_recipients_and_next_commands(lab: Any) -> None:
     """Spec §6.3, §7.2."""
     text = lab.good("restart", "db-0")
     (event,) = lab.json("events")["events"]
     assert "Restart of db-0 is scheduled." in text
-    assert f"event         {event['id']}  Reboot  scheduled" in text
+    assert f"event       {event['id']}  Reboot  scheduled" in text
     assert "(in 15m)" in text
-    assert "will be told  db-0, db-1 (availability set db)" in text
-    assert "waits for     an approval, or the end of its notice (in 15m)" in text
+    assert "recipients  db-0, db-1 (availability set db)" in text
+    assert "waits for   an approval, or the end of its notice (in 15m)" in text
     assert f"forewarn explain {event['id']}" in text
     assert f"forewarn approve {event['id']}" in text
 
 
-def test_an_event_that_nobody_was_ever_given_was_told_to_nobody(lab: Any) -> None:
+def test_an_event_that_no_vm_received_was_delivered_to_no_vm(lab: Any) -> None:
     event_id = lab.json("restart", "db-0")["events"][0]["id"]
-    assert "  told   nobody\n" in lab.good("withdraw", event_id)
+    assert "  delivered to  no VM\n" in lab.good("withdraw", event_id)
 
 
-def test_what_takes_the_place_of_another_says_so(lab: Any) -> None:
+def test_a_replacing_event_names_the_replaced_one(lab: Any) -> None:
     """Spec §8.4: a redeploy replaces a pending restart."""
     restart = lab.json("restart", "web")["events"][0]["id"]
-    assert f"replaces      the pending restart, event {restart}" in lab.good("redeploy", "web")
+    assert f"replaces    the pending restart, event {restart}" in lab.good("redeploy", "web")
     (redeploy,) = lab.json("events")["events"]
     answer = lab.json("delete", "web")
     assert answer["replaced"] == [redeploy["id"]]
     assert lab.json("restart", "db-0")["replaced"] == []
 
 
-def test_an_eviction_is_called_so(lab: Any) -> None:
+def test_an_eviction_is_called_an_eviction(lab: Any) -> None:
     assert "Eviction of spot is scheduled." in lab.good("evict", "spot")
     assert "asked for eviction of spot" in lab.good("history")
 
 
-def test_what_is_carried_out_at_once_says_why(lab: Any) -> None:
+def test_an_operation_without_an_event_says_why(lab: Any) -> None:
     """Spec §6.4: power off has no event."""
     text = lab.good("power", "web", "off")
     assert "Power-off of web is carried out at once, with no event." in text
@@ -61,7 +61,7 @@ def test_many_events_are_shown_as_a_table(lab: Any) -> None:
 
 
 @pytest.mark.parametrize("verb", ["restart", "redeploy", "delete"])
-def test_waiting_tells_the_history_and_ends_well(lab: Any, verb: str) -> None:
+def test_waiting_prints_the_history_and_exits_with_0(lab: Any, verb: str) -> None:
     """Spec §9: the operation stays in progress until the event has started and finished."""
     awaited = "at once" if verb == "delete" else "published"  # with no terminate notification it has no event
     lab.when(awaited, lambda api: api.post("clock", "advance", body={"by_s": 1800}))
@@ -70,14 +70,14 @@ def test_waiting_tells_the_history_and_ends_well(lab: Any, verb: str) -> None:
     assert text.endswith("Finished.\n")
 
 
-def test_waiting_for_a_program_gives_one_document_at_the_end(lab: Any) -> None:
+def test_waiting_in_json_prints_one_document_at_the_end(lab: Any) -> None:
     lab.when("published", lambda api: api.post("clock", "advance", body={"by_s": 1800}))
     view = lab.json("restart", "web", "--wait")
     assert view["state"] == "finished"
     assert view["events"][0]["ending"] == "finished"
 
 
-def test_waiting_for_what_is_withdrawn_exits_with_1(lab: Any) -> None:
+def test_waiting_for_a_withdrawn_event_exits_with_1(lab: Any) -> None:
     """Spec §9: a withdrawn event ends it as cancelled."""
     lab.when("published", withdraw_all)
     result = lab("restart", "web", "--wait")
@@ -90,7 +90,7 @@ def withdraw_all(api: Any) -> None:
         api.post("events", event["id"], "withdraw", body={"reason": "not today"})
 
 
-def test_waiting_in_json_for_what_is_withdrawn_gives_the_document_too(lab: Any) -> None:
+def test_waiting_in_json_for_a_withdrawn_event_prints_the_document_too(lab: Any) -> None:
     lab.when("published", withdraw_all)
     result = lab("restart", "web", "--wait", "--json")
     assert result.exit_code == 1
@@ -115,4 +115,4 @@ def test_a_failing_host_moves_its_vms_at_once(lab: Any) -> None:
 
 def test_a_host_without_vms_fails_quietly(lab: Any) -> None:
     lab.good("fleet", "add-host", "h9", "--location", "westeurope")
-    assert "no VM is hit" in lab.good("fail", "h9")
+    assert "no VM is affected" in lab.good("fail", "h9")

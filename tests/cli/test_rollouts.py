@@ -1,4 +1,4 @@
-"""Rollouts: progress, and what a script learns from the exit code (spec §6.2)."""
+"""Rollouts: progress, and the exit code for scripts (spec §6.2)."""
 
 from typing import Any
 
@@ -11,7 +11,7 @@ from forewarn.cli.rollout import bar_cells, progress_bar, rollout_state
 
 @settings(max_examples=100, deadline=None)
 @given(st.lists(st.integers(min_value=0, max_value=10**6), min_size=1, max_size=6), st.integers(1, 200))
-def test_the_bar_is_always_exactly_as_wide_as_it_should_be(counts: list[int], width: int) -> None:
+def test_the_progress_bar_has_exactly_the_given_width(counts: list[int], width: int) -> None:
     cells = bar_cells(counts, width)
     assert min(cells) >= 0
     assert sum(cells) == (width if sum(counts) else 0)
@@ -24,7 +24,7 @@ def test_failed_vms_have_their_own_part_of_the_bar() -> None:
 
 
 def pass_time(lab: Any, turns: int) -> None:
-    """Let a quarter of an hour and more pass each time something is published."""
+    """Advance the clock beyond the notice each time something is published."""
     if turns:
         lab.when(
             "published", lambda api: (pass_time(lab, turns - 1), api.post("clock", "advance", body={"by_s": 1200}))
@@ -52,7 +52,7 @@ def test_waiting_for_an_aborted_rollout_exits_with_1(lab: Any) -> None:
     assert "aborted: local user ann ended it" in result.stderr
 
 
-def test_a_rollout_can_be_watched_by_whoever_did_not_start_it(lab: Any) -> None:
+def test_a_rollout_can_be_watched_from_another_command(lab: Any) -> None:
     view = lab.json("rollout", "start", "--scope", "web", "--no-wait")
     lab.json("rollout", "abort", view["id"])
     assert lab("rollout", "show", view["id"][:8], "--watch", "--json").exit_code == 1
@@ -62,12 +62,12 @@ def test_a_rollout_is_paused_and_resumed(lab: Any) -> None:
     rollout = lab.json("rollout", "start", "--scope", "db", "--no-wait")["id"]
     paused = lab.good("rollout", "pause", rollout)
     assert "paused" in paused
-    assert "What is scheduled still starts when approved or due" in paused
+    assert "Scheduled events still start when approved" in paused
     assert f"forewarn rollout resume {rollout}" in lab.good("rollout", "show", rollout)
     assert "running" in lab.good("rollout", "resume", rollout)
 
 
-def test_what_an_ended_rollout_left_out_no_longer_waits(lab: Any) -> None:
+def test_vms_that_an_ended_rollout_left_out_no_longer_wait(lab: Any) -> None:
     rollout = lab.json("rollout", "start", "--scope", "db", "--no-wait")["id"]
     assert "0 of 2 done · 1 withdrawn · 1 never started" in lab.good("rollout", "abort", rollout)
     assert "has ended and cannot be resumed; start another" in lab.refused("rollout", "resume", rollout)
@@ -78,7 +78,7 @@ def test_without_rollouts_the_list_says_how_to_start_one(lab: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("view", "words"),
+    ("view", "text"),
     [
         pytest.param({"progress": "completed", "tally": {"failed": 0}}, "completed", id="well"),
         pytest.param({"progress": "completed", "tally": {"failed": 1}}, "completed with 1 failed VM", id="one"),
@@ -86,8 +86,8 @@ def test_without_rollouts_the_list_says_how_to_start_one(lab: Any) -> None:
         pytest.param({"progress": "stopped", "tally": {"failed": 3}}, "stopped", id="stopped"),
     ],
 )
-def test_a_rollout_that_ended_with_failed_vms_says_so_in_words(view: Any, words: str) -> None:
-    assert rollout_state(view).plain == words
+def test_a_rollout_that_ended_with_failed_vms_says_so(view: Any, text: str) -> None:
+    assert rollout_state(view).plain == text
 
 
 def test_why_a_rollout_ended_is_shown(lab: Any) -> None:
@@ -96,7 +96,7 @@ def test_why_a_rollout_ended_is_shown(lab: Any) -> None:
     assert "why  local user ann ended it" in lab.good("rollout", "show", rollout)
 
 
-def test_never_stopping_is_said_in_so_many_words(lab: Any) -> None:
+def test_never_stopping_needs_keep_going(lab: Any) -> None:
     refused = lab.refused("rollout", "start", "--scope", "web", "--max-failures", "0")
     assert "0 is not in the range x>=1" in refused
     both = lab.refused("rollout", "start", "--scope", "web", "--max-failures", "2", "--keep-going")
@@ -104,9 +104,9 @@ def test_never_stopping_is_said_in_so_many_words(lab: Any) -> None:
 
 
 @pytest.mark.parametrize("option", ["--short-notice", "--notice 30m", "--max-failures 3", "--keep-going"])
-def test_what_is_given_reaches_the_service(lab: Any, option: str) -> None:
-    words = ["--notice", "1m"] if option == "--short-notice" else []
-    view = lab.json("rollout", "start", "--scope", "web", "--no-wait", *option.split(), *words)
+def test_rollout_options_reach_the_service(lab: Any, option: str) -> None:
+    arguments = ["--notice", "1m"] if option == "--short-notice" else []
+    view = lab.json("rollout", "start", "--scope", "web", "--no-wait", *option.split(), *arguments)
     expected = {
         "--short-notice": ("notice_s", 60),
         "--notice 30m": ("notice_s", 1800),

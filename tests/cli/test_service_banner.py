@@ -1,4 +1,4 @@
-"""What a service says of itself as it starts: what to try next fits what is there."""
+"""The banner of a service that has started."""
 
 from __future__ import annotations
 
@@ -10,24 +10,26 @@ from rich.console import Console
 from forewarn.cli.output import Output
 from forewarn.cli.service import print_service
 
-SEAT = ("web-0", "http://127.0.0.1:8254")
+ENDPOINT = ("web-0", "http://127.0.0.1:8254")
 
 
 @pytest.mark.parametrize(
-    ("vms", "seats", "next_", "never"),
+    ("vms", "endpoints", "next_", "never"),
     [
         (0, [], "forewarn fleet add NAME", "forewarn fleet show"),
-        (4, [], "forewarn fleet show", "the first VM"),
-        (4, [SEAT], "forewarn restart web-0", "the first VM"),
+        (4, [], "forewarn fleet show", "add a VM"),
+        (4, [ENDPOINT], "forewarn restart web-0", "add a VM"),
     ],
     ids=["an empty fleet", "a service for real VMs", "a lab"],
 )
-def test_what_to_try_next_fits_the_fleet(vms: int, seats: list[tuple[str, str]], next_: str, never: str) -> None:
-    screen = Output()
+def test_the_banner_suggests_commands_that_fit_the_fleet(
+    vms: int, endpoints: list[tuple[str, str]], next_: str, never: str
+) -> None:
+    output = Output()
     shown = io.StringIO()
-    screen.stdout = Console(file=shown, force_terminal=True, width=200, markup=False, highlight=False)
+    output.stdout = Console(file=shown, force_terminal=True, width=200, markup=False, highlight=False)
     counts = {"vms": vms, "scopes": vms, "hosts": 0, "events": 0}
-    info = {"version": "1", "lab": bool(seats), "counts": counts, "listeners": [], "workers": [], "console": None}
-    print_service(screen, {**info, "data": "/data", "identity_on_loopback": False}, seats)
+    info = {"version": "1", "lab": bool(endpoints), "counts": counts, "listeners": [], "workers": [], "console": None}
+    print_service(output, {**info, "data": "/data", "identity_on_loopback": False}, endpoints)
     assert next_ in shown.getvalue()
     assert never not in shown.getvalue()

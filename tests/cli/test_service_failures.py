@@ -1,4 +1,4 @@
-"""A service in trouble, and a machine with half of what is needed."""
+"""Failures of the service, and installations without all extras."""
 
 import json
 import os
@@ -22,7 +22,7 @@ def error(code: str, status: int) -> ScriptedReply:
     [("Rejected", 400, 2), ("NotFound", 404, 2), ("Refused", 409, 2), ("Conflict", 409, 2), ("Unavailable", 503, 3),
      ("Internal", 500, 1)],
 )  # fmt: skip
-def test_each_error_has_an_exit_code_and_is_told_as_its_message_only(
+def test_each_error_has_an_exit_code_and_prints_only_its_message(
     command: Any, code: str, status: int, expected: int
 ) -> None:
     with ScriptedServer(error(code, status), path=command.data / SOCKET_NAME):
@@ -34,21 +34,21 @@ def test_each_error_has_an_exit_code_and_is_told_as_its_message_only(
     [("Rejected", 400, 2), ("NotFound", 404, 2), ("Refused", 409, 2), ("Conflict", 409, 2), ("Unavailable", 503, 3),
      ("Internal", 500, 1)],
 )  # fmt: skip
-def test_a_program_is_told_of_an_error_in_one_document(command: Any, code: str, status: int, expected: int) -> None:
+def test_an_error_in_json_is_one_document(command: Any, code: str, status: int, expected: int) -> None:
     with ScriptedServer(error(code, status), path=command.data / SOCKET_NAME):
-        told = command.refused("events", "--json", code=expected)
-    assert json.loads(told) == {"error": {"code": code, "message": f"a sentence about {code}"}}
+        message = command.refused("events", "--json", code=expected)
+    assert json.loads(message) == {"error": {"code": code, "message": f"a sentence about {code}"}}
 
 
-def test_what_is_typed_wrong_is_told_to_programs_as_well(command: Any) -> None:
-    for words in (["restart", "--bogus", "--json"], ["--json", "nosuch"], ["events", "--json", "--limit", "x"]):
-        error = json.loads(command.refused(*words))["error"]
+def test_a_usage_error_in_json_is_one_document(command: Any) -> None:
+    for arguments in (["restart", "--bogus", "--json"], ["--json", "nosuch"], ["events", "--json", "--limit", "x"]):
+        error = json.loads(command.refused(*arguments))["error"]
         assert error["code"] == "Rejected"
         assert "--help`" in error["message"]
     assert json.loads(command.refused("events", "--json", code=3))["error"]["code"] == "Unavailable"
 
 
-def test_a_program_is_told_each_problem_of_a_file_with_its_line(lab: Any, tmp_path: Path) -> None:
+def test_problems_of_a_file_in_json_have_their_lines(lab: Any, tmp_path: Path) -> None:
     bad = tmp_path / "bad.toml"
     bad.write_text('[[vms]]\nnme = "a"\n')
     for data in (str(lab.data), "/nowhere"):
@@ -61,25 +61,27 @@ def test_a_program_is_told_each_problem_of_a_file_with_its_line(lab: Any, tmp_pa
 @pytest.mark.parametrize(
     ("reply", "code", "sentence"),
     [
-        (ScriptedReply(resets=True), 3, "broke off its answer: try again"),
-        (ScriptedReply(body=b"<html>"), 1, "answered status 200 with what is no JSON object: see its log"),
-        (ScriptedReply(status=502, body=b"[]"), 1, "answered status 502 with what is no JSON object: see its log"),
+        (ScriptedReply(resets=True), 3, "was lost: try again"),
+        (ScriptedReply(body=b"<html>"), 1, "answered status 200 without a JSON object: see its log"),
+        (ScriptedReply(status=502, body=b"[]"), 1, "answered status 502 without a JSON object: see its log"),
         (json_reply({}, status=500), 1, "answered status 500 without a reason: see its log"),
     ],
     ids=["closed", "no JSON", "no object", "no reason"],
 )
-def test_an_answer_that_makes_no_sense_is_told(command: Any, reply: ScriptedReply, code: int, sentence: str) -> None:
+def test_an_invalid_answer_of_the_service_is_reported(
+    command: Any, reply: ScriptedReply, code: int, sentence: str
+) -> None:
     with ScriptedServer(reply, path=command.data / SOCKET_NAME):
         assert command.refused("events", code=code).endswith(sentence)
 
 
-def test_a_socket_that_nobody_serves_any_more_is_no_service(command: Any) -> None:
+def test_a_leftover_socket_is_no_service(command: Any) -> None:
     with ScriptedServer(ScriptedReply(), path=command.data / SOCKET_NAME):
         pass
     assert "start one with `forewarn up`" in command.refused("events", code=3)
 
 
-def test_the_doctor_looks_from_outside_when_there_is_no_service(command: Any) -> None:
+def test_doctor_checks_the_machine_when_no_service_runs(command: Any) -> None:
     result = command("doctor", "--json")
     checks = json.loads(result.stdout)["checks"]
     assert result.exit_code == 3
@@ -88,7 +90,7 @@ def test_the_doctor_looks_from_outside_when_there_is_no_service(command: Any) ->
     assert "start one with `forewarn up`" in command("doctor").stdout
 
 
-def test_the_doctor_exits_with_1_when_something_is_bad(command: Any) -> None:
+def test_doctor_exits_with_1_when_a_check_fails(command: Any) -> None:
     checks = [{"name": "disk", "ok": False, "text": "1 MiB free", "remedy": "make room"}]
     with ScriptedServer(json_reply({"checks": checks}), path=command.data / SOCKET_NAME):
         result = command("doctor")
@@ -98,10 +100,10 @@ def test_the_doctor_exits_with_1_when_something_is_bad(command: Any) -> None:
     assert "make room" in result.stdout
 
 
-def run_without(missing: str, *words: str, data: Path) -> subprocess.CompletedProcess[str]:
+def run_without(missing: str, *arguments: str, data: Path) -> subprocess.CompletedProcess[str]:
     code = f"import sys; sys.modules[{missing!r}] = None; from forewarn.cli import main; sys.exit(main())"
     return subprocess.run(
-        [sys.executable, "-c", code, *words],
+        [sys.executable, "-c", code, *arguments],
         env={**os.environ, "FOREWARN_DATA": str(data)},
         capture_output=True,
         text=True,
@@ -119,16 +121,16 @@ def test_without_click_or_rich_the_command_says_which_extra_to_install(data: Pat
     )
 
 
-@pytest.mark.parametrize("words", [["up"], ["serve"], ["restore", __file__]], ids=["up", "serve", "restore"])
-def test_the_service_itself_needs_the_server_extra(data: Path, words: list[str]) -> None:
-    result = run_without("sqlalchemy", *words, data=data)
+@pytest.mark.parametrize("arguments", [["up"], ["serve"], ["restore", __file__]], ids=["up", "serve", "restore"])
+def test_the_service_itself_needs_the_server_extra(data: Path, arguments: list[str]) -> None:
+    result = run_without("sqlalchemy", *arguments, data=data)
     assert result.returncode == 2
     assert result.stderr == (
-        f"`forewarn {words[0]}` needs sqlalchemy, which is not installed: pip install 'forewarn[server]'\n"
+        f"`forewarn {arguments[0]}` needs sqlalchemy, which is not installed: pip install 'forewarn[server]'\n"
     )
 
 
-def test_a_guest_needs_nothing_of_the_service(data: Path) -> None:
+def test_guest_commands_need_only_the_agent_extra(data: Path) -> None:
     with ScriptedServer(json_reply({"DocumentIncarnation": 1, "Events": []})) as server:
         result = run_without("msgspec", "guest", "events", "--endpoint", server.url, data=data)
     assert (result.returncode, result.stderr) == (0, "")
@@ -140,17 +142,17 @@ def test_a_shell_gets_its_completion_script(command: Any, shell: str) -> None:
     assert command.json("completion", shell)["shell"] == shell
 
 
-def test_a_tab_offers_the_names_that_the_service_knows(lab: Any) -> None:
-    words = {"_FOREWARN_COMPLETE": "bash_complete", "COMP_WORDS": "forewarn restart db", "COMP_CWORD": "2"}
-    assert lab("", **words).stdout.split() == ["plain,db-0", "plain,db-1"]
+def test_completion_offers_the_names_of_the_service(lab: Any) -> None:
+    arguments = {"_FOREWARN_COMPLETE": "bash_complete", "COMP_WORDS": "forewarn restart db", "COMP_CWORD": "2"}
+    assert lab("", **arguments).stdout.split() == ["plain,db-0", "plain,db-1"]
 
 
-def test_a_tab_without_a_service_offers_nothing(command: Any) -> None:
-    words = {"_FOREWARN_COMPLETE": "bash_complete", "COMP_WORDS": "forewarn explain x", "COMP_CWORD": "2"}
-    assert command("", **words).stdout.strip() == ""
+def test_completion_without_a_service_offers_nothing(command: Any) -> None:
+    arguments = {"_FOREWARN_COMPLETE": "bash_complete", "COMP_WORDS": "forewarn explain x", "COMP_CWORD": "2"}
+    assert command("", **arguments).stdout.strip() == ""
 
 
-def test_ctrl_c_while_the_command_is_still_loaded_ends_it_without_a_traceback(tmp_path: Path) -> None:
+def test_ctrl_c_while_the_command_loads_ends_it_without_a_traceback(tmp_path: Path) -> None:
     (tmp_path / "click.py").write_text("raise KeyboardInterrupt\n")
     result = subprocess.run(
         [sys.executable, "-m", "forewarn.cli", "events"],

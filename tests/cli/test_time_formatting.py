@@ -1,4 +1,4 @@
-"""Durations and instants as people write and read them."""
+"""Durations and times: parsing and formatting."""
 
 import pytest
 from hypothesis import given, settings
@@ -47,7 +47,7 @@ def test_a_span_reads_back_as_no_more_than_it_was(seconds: int) -> None:
 
 
 def test_an_instant_of_another_day_has_its_date() -> None:
-    """Spec §12: what is far and near is counted from the service's own now."""
+    """Spec §12: relative times are counted from the service's own clock."""
     today = local_time(NOON).replace(hour=12, minute=0, second=0).timestamp()
     assert clock_time(today + 5, today) == "12:00:05"
     assert clock_time(today + 7 * 86_400, today).endswith(" 12:00:00")

@@ -1,4 +1,4 @@
-"""A whole service with its console over TLS, asked as from another machine."""
+"""A whole service with HTTPS, used as from another machine."""
 
 import os
 import shutil
@@ -51,7 +51,7 @@ def url(service: ServiceProcess) -> str:
 
 @pytest.fixture
 def owner(service: ServiceProcess, command: Any) -> Any:
-    """The command beside the service; profiles are this test's own."""
+    """The command on the service's machine, with this test's own profiles."""
     command.env["FOREWARN_DATA"] = str(service.data)
     return command
 
@@ -59,11 +59,11 @@ def owner(service: ServiceProcess, command: Any) -> Any:
 def sign_in(owner: Any, url: str, client_id: str, secret_file: Path) -> None:
     ca = owner.data / "ca.pem"
     owner.good("ca", "export", str(ca))
-    words = ["--server", url, "--ca", str(ca), "--client-id", client_id, "--secret-file", str(secret_file)]
-    owner.good("login", *words, "--profile", client_id)
+    arguments = ["--server", url, "--ca", str(ca), "--client-id", client_id, "--secret-file", str(secret_file)]
+    owner.good("login", *arguments, "--profile", client_id)
 
 
-def test_the_administrator_signs_in_from_elsewhere(owner: Any, service: ServiceProcess, url: str) -> None:
+def test_the_administrator_signs_in_remotely(owner: Any, service: ServiceProcess, url: str) -> None:
     sign_in(owner, url, "admin", service.data / "admin.secret")
     owner.env["FOREWARN_DATA"] = "/nowhere"
     owner.env["FOREWARN_PROFILE"] = "admin"
@@ -72,13 +72,11 @@ def test_the_administrator_signs_in_from_elsewhere(owner: Any, service: ServiceP
     assert [(grant["role"], grant["over"]) for grant in me["grants"]] == [("Administrator", "/")]
     event = owner.json("restart", "web-0")["events"][0]["id"]
     owner.good("approve", event)
-    told = owner.good("history", "--event", event)
-    assert "client admin" in told
+    message = owner.good("history", "--event", event)
+    assert "client admin" in message
 
 
-def test_another_secret_of_the_administrator_lies_where_the_old_one_did(
-    owner: Any, service: ServiceProcess, url: str
-) -> None:
+def test_a_renewed_administrator_secret_replaces_the_old_file(owner: Any, service: ServiceProcess, url: str) -> None:
     file = service.data / "admin.secret"
     old = file.read_text()
     sign_in(owner, url, "admin", file)
@@ -89,7 +87,7 @@ def test_another_secret_of_the_administrator_lies_where_the_old_one_did(
     assert owner.json("whoami", "--profile", "admin")["id"] == "client:admin"
 
 
-def test_a_client_sees_and_does_what_was_granted_and_nothing_else(owner: Any, url: str, tmp_path: Path) -> None:
+def test_a_client_can_do_only_what_was_granted(owner: Any, url: str, tmp_path: Path) -> None:
     secret = tmp_path / "secret"
     owner.good("access", "client", "add", "ci", "--secret-file", str(secret))
     sign_in(owner, url, "ci", secret)
@@ -114,7 +112,7 @@ def test_a_client_sees_and_does_what_was_granted_and_nothing_else(owner: Any, ur
     assert "could not sign in" in owner.refused("events", "--profile", "ci")
 
 
-def test_the_environment_that_is_printed_reaches_the_console(owner: Any, url: str) -> None:
+def test_the_printed_environment_reaches_the_service(owner: Any, url: str) -> None:
     shown = owner.good("env")
     fetch = "import os, urllib.request as u; print(u.urlopen(os.environ['ARM_CLOUD_METADATA_URL']).status)"
     plain = {"PATH": os.environ["PATH"], "TEXT": shown, "no_proxy": "localhost", "CODE": fetch}
@@ -124,19 +122,19 @@ def test_the_environment_that_is_printed_reaches_the_console(owner: Any, url: st
     assert f"{url}/metadata/endpoints-list" in shown
 
 
-def test_the_names_of_the_console_are_shown_with_its_ca(owner: Any) -> None:
+def test_ca_shows_the_names_of_the_service(owner: Any) -> None:
     assert owner.json("ca")["names"] == ["localhost", "127.0.0.1", "::1"]
 
 
-def test_a_lab_in_a_terminal_tells_its_console_and_how_azures_clients_come_there(command: Any) -> None:
+def test_a_lab_in_a_terminal_shows_its_url_and_the_env_command(command: Any) -> None:
     with socket.socket() as sock:
         sock.bind(("127.0.0.1", 0))
         port = sock.getsockname()[1]
     terminal = {"FORCE_COLOR": "1", "PYTHONUNBUFFERED": "1", "FOREWARN_CONSOLE": "127.0.0.1:0"}
     env = {**os.environ, "FOREWARN_DATA": str(command.data), **terminal}
-    words = [sys.executable, "-m", "forewarn.cli", "up", "--port", str(port)]
+    arguments = [sys.executable, "-m", "forewarn.cli", "up", "--port", str(port)]
     shown = ""
-    with subprocess.Popen(words, env=env, stdout=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(arguments, env=env, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         while "Ctrl-C stops it" not in shown:
             shown += process.stdout.readline()

@@ -19,9 +19,10 @@ MISSING_EXTRAS_MESSAGE = (
 
 
 def main() -> int:
+    """Run the `forewarn` command with the arguments of the process; returns its exit code."""
     try:
         return _run_command()
-    except KeyboardInterrupt:  # while the command was still being loaded
+    except KeyboardInterrupt:  # while the modules were still loading
         return 130
 
 
@@ -31,7 +32,7 @@ def _run_command() -> int:
         return 2
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="replace")  # names may hold what this terminal cannot write
+            stream.reconfigure(errors="replace")  # a name may hold characters this terminal cannot write
 
     from forewarn.cli.root_command import forewarn
 

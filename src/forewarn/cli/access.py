@@ -17,7 +17,7 @@ from forewarn.errors import Rejected
 
 @click.group()
 def client() -> None:
-    """Programs that sign in with a secret of their own."""
+    """Manage the clients: programs that sign in with their own secret."""
 
 
 def _secret_file_option(function: CommandFunction) -> CommandFunction:
@@ -31,19 +31,19 @@ def _secret_file_option(function: CommandFunction) -> CommandFunction:
 
 @client.command()
 @click.argument("client_id", type=non_empty_name, required=False, metavar="[ID]")
-@click.option("--name", "called", default="", metavar="TEXT", help="For people.")
+@click.option("--name", "called", default="", metavar="TEXT", help="Give the client this display name.")
 @_secret_file_option
 @service_command
 def add(call: Invocation, client_id: str | None, called: str, secret_file: Path | None) -> None:
-    """Make a client, and show its secret: now or never. Without an ID it gets a GUID."""
+    """Create a client, and show its secret once. Without an ID the client gets a GUID."""
     if secret_file is not None and secret_file.exists():
         raise Rejected(f"{str(secret_file)!r} exists already and is not overwritten: give another --secret-file")
     _require_parent_directory(secret_file)
-    made = call.api.post("access", "clients", body={"id": client_id or "", "name": called})
-    _print_secret(call, made, secret_file, "made")
+    created = call.api.post("access", "clients", body={"id": client_id or "", "name": called})
+    _print_secret(call, created, secret_file, "created")
     if not call.output.as_json:
-        use = f"forewarn access grant Reader --to {made['id']} --everything"
-        call.output.print_hints([(use, "it may do nothing before a role is granted")])
+        command = f"forewarn access grant Reader --to {created['id']} --everything"
+        call.output.print_hints([(command, "grant it a role; without one it may do nothing")])
 
 
 @client.command()
@@ -51,28 +51,28 @@ def add(call: Invocation, client_id: str | None, called: str, secret_file: Path 
 @_secret_file_option
 @service_command
 def renew(call: Invocation, client_id: str, secret_file: Path | None) -> None:
-    """Give a client another secret; the old one counts no longer."""
+    """Give a client a new secret; the old one is no longer valid."""
     _require_parent_directory(secret_file)
-    kept = secret_file or _local_secret_file(call, client_id)
-    made = call.api.post("access", "clients", client_id, "secret")
-    _print_secret(call, made, kept, "given another secret")
+    file = secret_file or _local_secret_file(call, client_id)
+    renewed = call.api.post("access", "clients", client_id, "secret")
+    _print_secret(call, renewed, file, "given a new secret")
 
 
 @client.command()
 @click.argument("client_id", type=non_empty_name, metavar="ID", shell_complete=client_ids)
 @service_command
 def remove(call: Invocation, client_id: str) -> None:
-    """Remove a client, and what was granted to it."""
-    gone = call.api.delete("access", "clients", client_id)
+    """Remove a client, and its grants."""
+    removed = call.api.delete("access", "clients", client_id)
     if call.output.as_json:
-        call.output.print_json(gone)
+        call.output.print_json(removed)
     else:
-        lost = f", and {count_noun(len(gone['grants']), 'grant')} with it" if gone["grants"] else ""
-        call.output.print_line(f"Client {gone['id']} is removed{lost}.")
+        grants = f", and {count_noun(len(removed['grants']), 'grant')} with it" if removed["grants"] else ""
+        call.output.print_line(f"Client {removed['id']} is removed{grants}.")
 
 
 def _local_secret_file(call: Invocation, client_id: str) -> Path | None:
-    """The file in which `forewarn env` and others look for this client's secret, which must not go stale."""
+    """The local service's file with this client's secret, which `forewarn env` reads; None if it has none."""
     if call.remote_profile is not None:
         return None
     console = call.api.get("service").get("console") or {}
@@ -81,13 +81,13 @@ def _local_secret_file(call: Invocation, client_id: str) -> Path | None:
 
 
 def _require_parent_directory(secret_file: Path | None) -> None:
-    """Before there is a secret that could be lost."""
+    """Raise Rejected if the file's directory does not exist, before a secret is created."""
     if secret_file is not None and not secret_file.absolute().parent.is_dir():
-        raise Rejected(f"{str(secret_file)!r} lies in no directory that there is: make it, or give another file")
+        raise Rejected(f"the directory of {str(secret_file)!r} does not exist: create it, or give another file")
 
 
-def _print_secret(call: Invocation, made: JsonObject, secret_file: Path | None, what: str) -> None:
-    view = dict(made)
+def _print_secret(call: Invocation, answer: JsonObject, secret_file: Path | None, what: str) -> None:
+    view = dict(answer)
     if secret_file is not None:
         write_private_file(secret_file, f"{view.pop('secret')}\n")
         view["secret_file"] = str(secret_file.absolute())
@@ -98,12 +98,14 @@ def _print_secret(call: Invocation, made: JsonObject, secret_file: Path | None, 
     shown = ("its secret", bold(view["secret"])) if secret_file is None else ("its secret is in", str(secret_file))
     call.output.print_facts([shown])
     if secret_file is None:
-        call.output.print_line(dim("  Keep it now: nobody can show it again."))
+        call.output.print_line(dim("  Store it now: it cannot be shown again."))
 
 
 ROLES = ("Reader", "Operator", "ScheduledEventContributor", "Platform", "Administrator")
-_NEEDS_ONE_TO = "say to whom: one of --to CLIENT, --to-vm VM or --to-external ID"
-_NEEDS_ONE_OVER = "say over what: one of --over RESOURCE, --over-vm VM, --over-group GROUP or --everything"
+_NEEDS_ONE_TO = "no grantee is given, or several: give one of --to CLIENT, --to-vm VM or --to-external ID"
+_NEEDS_ONE_OVER = (
+    "no resource is given, or several: give one of --over RESOURCE, --over-vm VM, --over-group GROUP or --everything"
+)
 
 
 @click.group()
@@ -124,10 +126,10 @@ def show(call: Invocation) -> None:
         return
     if view["clients"]:
         call.output.print_table(
-            ("client", "name", "made by"), [(bold(c["id"]), c["name"], c["by"]) for c in view["clients"]]
+            ("client", "name", "created by"), [(bold(c["id"]), c["name"], c["by"]) for c in view["clients"]]
         )
     else:
-        call.output.print_line("There is no client. `forewarn access client add ID` makes one.")
+        call.output.print_line("There are no clients. Create one with `forewarn access client add ID`.")
     if view["grants"]:
         call.output.print_line()
         rows = [
@@ -139,13 +141,13 @@ def show(call: Invocation) -> None:
 
 @access.command()
 @click.argument("role", type=click.Choice(ROLES, case_sensitive=False), metavar="ROLE")
-@click.option("--to", "client_id", metavar="CLIENT", shell_complete=client_ids, help="A client, by its id.")
-@click.option("--to-vm", metavar="VM", shell_complete=vm_names, help="What runs in this VM, by its managed identity.")
-@click.option("--to-external", metavar="ID", help="Somebody whom an issuer outside knows by this id.")
-@click.option("--over", "resource", metavar="RESOURCE", help="A resource id, and all that lies within it.")
-@click.option("--over-vm", metavar="VM", shell_complete=vm_names, help="A VM, or a scale set, by its name.")
-@click.option("--over-group", metavar="GROUP", help="A resource group.")
-@click.option("--everything", is_flag=True, help="The whole service.")
+@click.option("--to", "client_id", metavar="CLIENT", shell_complete=client_ids, help="Grant to this client.")
+@click.option("--to-vm", metavar="VM", shell_complete=vm_names, help="Grant to this VM's managed identity.")
+@click.option("--to-external", metavar="ID", help="Grant to the external issuer's user with this id.")
+@click.option("--over", "resource", metavar="RESOURCE", help="Grant over this resource id and everything in it.")
+@click.option("--over-vm", metavar="VM", shell_complete=vm_names, help="Grant over this VM or scale set.")
+@click.option("--over-group", metavar="GROUP", help="Grant over this resource group.")
+@click.option("--everything", is_flag=True, help="Grant over the whole service.")
 @service_command
 def grant(
     call: Invocation,
@@ -161,11 +163,11 @@ def grant(
     """Grant a role.
 
     \b
-    Reader                     sees VMs and their events
-    Operator                   and asks for maintenance of them
-    ScheduledEventContributor  sees, and approves events
-    Platform                   sees, and runs hosts, rollouts, faults, the clock
-    Administrator              may do everything
+    Reader                     view VMs and their events
+    Operator                   view, and request maintenance
+    ScheduledEventContributor  view, and approve events
+    Platform                   view, and operate hosts, rollouts, faults and the clock
+    Administrator              everything
     """
     to = _exactly_one(
         _NEEDS_ONE_TO,
@@ -173,27 +175,27 @@ def grant(
         _with_prefix("vm:", to_vm),
         _with_prefix("oidc:", to_external),
     )
-    place = _exactly_one(_NEEDS_ONE_OVER, resource, over_vm, over_group, "/" if everything else None)
-    place = place if over_group is None else resource_group_id(call, over_group)
-    granted = call.api.post("access", "grants", body={"role": role, "to": to, "over": place})
+    over = _exactly_one(_NEEDS_ONE_OVER, resource, over_vm, over_group, "/" if everything else None)
+    over = over if over_group is None else resource_group_id(call, over_group)
+    granted = call.api.post("access", "grants", body={"role": role, "to": to, "over": over})
     if call.output.as_json:
         call.output.print_json(granted)
     else:
         call.output.print_line(
             f"{granted['to_name']} has the role {granted['role']} over {describe_resource(granted['over'])}."
         )
-        call.output.print_hints([(f"forewarn access revoke {call.output.short_id(granted['id'])}", "take it back")])
+        call.output.print_hints([(f"forewarn access revoke {call.output.short_id(granted['id'])}", "revoke it")])
 
 
-def _with_prefix(sort: str, value: str | None) -> str | None:
-    return None if value is None else f"{sort}{value}"
+def _with_prefix(prefix: str, value: str | None) -> str | None:
+    return None if value is None else f"{prefix}{value}"
 
 
-def _exactly_one(otherwise: str, *given: str | None) -> str:
-    """The one that was given."""
+def _exactly_one(message: str, *given: str | None) -> str:
+    """The one value that is not None; raises Rejected with this message if none or several are given."""
     found = [value for value in given if value is not None]
     if len(found) != 1:
-        raise Rejected(otherwise)
+        raise Rejected(message)
     return found[0]
 
 
@@ -201,11 +203,11 @@ def _exactly_one(otherwise: str, *given: str | None) -> str:
 @click.argument("grant_id", type=non_empty_name, metavar="GRANT", shell_complete=grant_ids)
 @service_command
 def revoke(call: Invocation, grant_id: str) -> None:
-    """Take a role back."""
-    gone = call.api.delete("access", "grants", grant_id)
+    """Revoke a granted role."""
+    revoked = call.api.delete("access", "grants", grant_id)
     if call.output.as_json:
-        call.output.print_json(gone)
+        call.output.print_json(revoked)
     else:
         call.output.print_line(
-            f"{gone['to_name']} no longer has the role {gone['role']} over {describe_resource(gone['over'])}."
+            f"{revoked['to_name']} no longer has the role {revoked['role']} over {describe_resource(revoked['over'])}."
         )

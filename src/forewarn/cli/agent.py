@@ -49,25 +49,25 @@ def _config_option(function: CommandFunction) -> CommandFunction:
         metavar="FILE",
         envvar=CONFIG_VARIABLE,
         default=DEFAULT_CONFIG,
-        help=f"The agent's file.  [env: {CONFIG_VARIABLE}; default: {DEFAULT_CONFIG}]",
+        help=f"Read this agent file.  [env: {CONFIG_VARIABLE}; default: {DEFAULT_CONFIG}]",
     )(function)
 
 
 @click.group()
 def agent() -> None:
-    """For use inside a VM: reacts to what is announced to it."""
+    """Run the agent, which reacts to a VM's events, and show its state."""
 
 
 @agent.command()
 @_config_option
-@click.option("--endpoint", metavar="URL", help="Where to ask, whatever the file says.")
-@click.option("--dry-run", is_flag=True, help="Say what would be done, do and keep nothing.")
-@click.option("--once", is_flag=True, help="Look once, do what is due, and end.")
+@click.option("--endpoint", metavar="URL", help="Poll this endpoint instead of the file's.")
+@click.option("--dry-run", is_flag=True, help="Show what would be done, and change nothing.")
+@click.option("--once", is_flag=True, help="Poll once, take the steps that are due, and exit.")
 @offline_command
 def run(call: Invocation, file: Path, endpoint: str | None, dry_run: bool, once: bool) -> None:
-    """Run the agent, until it is told to stop.
+    """Run the agent until it is stopped.
 
-    It hears of maintenance, takes the steps that its file says, approves, and undoes them when the event is gone.
+    It polls for events, takes the steps of its file, approves, and undoes the steps when the event is over.
     """
     config = read_agent_config(file)
     if dry_run:
@@ -77,12 +77,12 @@ def run(call: Invocation, file: Path, endpoint: str | None, dry_run: bool, once:
 
 
 def _replace_process_with_agent(file: Path, endpoint: str | None, once: bool) -> None:
-    """The agent gets a process without the command's libraries: it stays for months, and they are half its memory."""
-    words = ["-P", "-m", "forewarn.agent", "--config", str(file)]
-    words += ["--endpoint", endpoint] if endpoint else []
-    words += ["--once"] if once else []
+    """Exec the agent without the libraries of this command, which would be half of its memory for months."""
+    arguments = ["-P", "-m", "forewarn.agent", "--config", str(file)]
+    arguments += ["--endpoint", endpoint] if endpoint else []
+    arguments += ["--once"] if once else []
     sys.stdout.flush()
-    os.execv(sys.executable, [sys.executable, *words])
+    os.execv(sys.executable, [sys.executable, *arguments])
 
 
 def _print_dry_run(call: Invocation, config: AgentConfig, endpoint: str | None, once: bool) -> None:
@@ -90,11 +90,11 @@ def _print_dry_run(call: Invocation, config: AgentConfig, endpoint: str | None, 
     vm = config.vm or client.name()
     for received in [client.events()] if once else client.documents():
         now = client.date or 0.0
-        shown_now = [dry_run_event(event, config.rules, vm, now) for event in received.events]
+        dry_runs = [dry_run_event(event, config.rules, vm, now) for event in received.events]
         if call.output.as_json:
-            call.output.print_json({"vm": vm, "now": now, "events": [dry_run_document(each) for each in shown_now]})
+            call.output.print_json({"vm": vm, "now": now, "events": [dry_run_document(each) for each in dry_runs]})
         else:
-            print_dry_runs(call, vm, shown_now)
+            print_dry_runs(call, vm, dry_runs)
 
 
 @agent.command()
@@ -102,9 +102,9 @@ def _print_dry_run(call: Invocation, config: AgentConfig, endpoint: str | None, 
 @_config_option
 @offline_command
 def check(call: Invocation, named: Path | None, file: Path) -> None:
-    """Check the agent's file, and show when its steps would begin.
+    """Check the agent's file, and show when its steps would start.
 
-    For each rule: what becomes of its steps with a notice of 15 minutes, 30 seconds and 7 days.
+    For each rule, shows its steps with a notice of 15 minutes, 30 seconds and 7 days.
     """
     file = named or file
     config = read_agent_config(file)
@@ -116,12 +116,12 @@ def check(call: Invocation, named: Path | None, file: Path) -> None:
 
 @agent.command()
 @_config_option
-@click.option("--at", metavar="ADDRESS:PORT", help="Where the agent listens, if its file cannot be read.")
+@click.option("--at", metavar="ADDRESS:PORT", help="Ask the agent that listens here; needs no file.")
 @offline_command
 def status(call: Invocation, file: Path, at: str | None) -> None:
-    """Show how things stand.
+    """Show the agent's status and events.
 
-    The agent is asked, or its journal is read when none is running.
+    Asks the running agent, or reads its journal if none is running.
     """
     state = agent_state(None if at else read_agent_config(file), at)
     if call.output.as_json:
@@ -135,29 +135,29 @@ def status(call: Invocation, file: Path, at: str | None) -> None:
 @_config_option
 @offline_command
 def explain(call: Invocation, event: str, file: Path) -> None:
-    """Tell what was done for an event, when and why.
+    """Explain what the agent did for an event, when and why.
 
-    It stands in the agent's journal. EVENT is an event's id, or the first four or more characters of it.
+    Reads the agent's journal. EVENT is an event's id, or the first four or more characters of it.
     """
-    stories = event_explanations(read_agent_config(file), event)
+    explanations = event_explanations(read_agent_config(file), event)
     if call.output.as_json:
-        call.output.print_json({"stories": stories})
+        call.output.print_json({"stories": explanations})
     else:
-        for story in stories:
-            print_explanation(call, story)
+        for explanation in explanations:
+            print_explanation(call, explanation)
 
 
 def read_agent_config(file: Path) -> AgentConfig:
-    """The agent's file; whatever is wrong with it is told line by line."""
+    """Read the agent's file; raises InvalidFile with one problem per faulty line."""
     try:
         return load_config(file)
     except BadConfig as error:
         problems: list[dict[str, Any]] = [
             {"line": each.line, "what": each.what, "remedy": each.remedy} for each in error.problems
         ]
-        faulty = InvalidFile(str(error), problems)
-        faulty.file_name = str(file)
-        raise faulty from error
+        invalid = InvalidFile(str(error), problems)
+        invalid.file_name = str(file)
+        raise invalid from error
 
 
 _AGENT_TIMEOUT_S = 10.0
@@ -165,20 +165,24 @@ _MIN_ID_PREFIX = 4
 
 
 def agent_state(config: AgentConfig | None, at: str | None) -> JsonObject:
-    """How things stand; without an agent that answers, as far as the journal tells."""
-    where = at or (config.listen if config else "")
-    state = _state_from_agent(where) if where else None
+    """The agent's state: from the agent that listens at `at` or as configured, else from its journal.
+
+    Adds `running` and `unheard`, which is true if the state comes from the journal. Raises Unavailable if no agent
+    answers and there is no configuration, hence no journal.
+    """
+    address = at or (config.listen if config else "")
+    state = _state_from_agent(address) if address else None
     if state is not None:
         return {"running": True, "unheard": False, **state}
     if config is None:
-        raise Unavailable(f"no agent answers at {where}: start it with `forewarn agent run`, or name its file")
+        raise Unavailable(f"no agent answers at {address}: start it with `forewarn agent run`, or give its --config")
     return {"running": is_journal_locked(config.journal_path), "unheard": True, **_state_from_journal(config)}
 
 
-def _state_from_agent(where: str) -> JsonObject | None:
-    """What the agent says at this address; None if nobody listens there."""
-    host, port = _parse_address(where)
-    connection = http.client.HTTPConnection(host, port, timeout=_AGENT_TIMEOUT_S)  # which asks no proxy
+def _state_from_agent(address: str) -> JsonObject | None:
+    """The state that the agent at this address serves; None if nothing listens there."""
+    host, port = _parse_address(address)
+    connection = http.client.HTTPConnection(host, port, timeout=_AGENT_TIMEOUT_S)  # uses no proxy
     try:
         connection.request("GET", "/state")
         answer = connection.getresponse()
@@ -186,19 +190,19 @@ def _state_from_agent(where: str) -> JsonObject | None:
     except (ConnectionError, TimeoutError):
         return None
     except (OSError, ValueError, http.client.HTTPException) as error:
-        raise Rejected(f"what listens at {where} is no agent ({error}): see its `listen`") from error
+        raise Rejected(f"the server at {address} is not an agent ({error}): check `listen` in its file") from error
     finally:
         connection.close()
     if answer.status != 200 or not isinstance(state, dict) or "in_maintenance" not in state:
-        raise Rejected(f"what listens at {where} is no agent: see its `listen`")
+        raise Rejected(f"the server at {address} is not an agent: check `listen` in its file")
     return state
 
 
-def _parse_address(where: str) -> tuple[str, int]:
+def _parse_address(text: str) -> tuple[str, int]:
     try:
-        return parse_listen_address(where)
+        return parse_listen_address(text)
     except Rejected:
-        raise Rejected(f"{where!r} is not an address: give it as {DEFAULT_LISTEN_ADDRESS}") from None
+        raise Rejected(f"{text!r} is not an address: give it as {DEFAULT_LISTEN_ADDRESS}") from None
 
 
 def _state_from_journal(config: AgentConfig) -> JsonObject:
@@ -218,27 +222,30 @@ def _state_from_journal(config: AgentConfig) -> JsonObject:
         journal.close()
 
 
-def event_explanations(config: AgentConfig, given: str) -> list[JsonObject]:
-    """The stories of the event that this begins: several, if it was gone and came again."""
+def event_explanations(config: AgentConfig, id_prefix: str) -> list[JsonObject]:
+    """What the agent did for the event with this id or prefix; one entry for each time the event appeared.
+
+    Raises NotFound or Rejected if no event, or more than one, begins with the prefix.
+    """
     rules = {rule.name: rule for rule in config.rules}
-    return [asdict(explain_event(record, rules)) for record in _find_records(config.journal_path, given)]
+    return [asdict(explain_event(record, rules)) for record in _find_records(config.journal_path, id_prefix)]
 
 
-def _find_records(path: Path, given: str) -> tuple[EventRecord, ...]:
-    if len(given) < _MIN_ID_PREFIX:
-        raise Rejected(f"{given!r} is too short for an event's id: give at least {_MIN_ID_PREFIX} characters")
+def _find_records(path: Path, id_prefix: str) -> tuple[EventRecord, ...]:
+    if len(id_prefix) < _MIN_ID_PREFIX:
+        raise Rejected(f"{id_prefix!r} is too short for an event's id: give at least {_MIN_ID_PREFIX} characters")
     journal = AgentJournal(path, readonly=True)
     try:
-        found = journal.find_by_prefix(given)
+        found = journal.find_by_prefix(id_prefix)
         ids = list(dict.fromkeys(record.key.partition("#")[0] for record in found))
         latest = [record.key for record in journal.records(3)]
     finally:
         journal.close()
     if not found:
         seen = f"the latest are {', '.join(latest)}" if latest else "the agent has seen none yet"
-        raise NotFound(f"no event of the journal begins with {given!r}: {seen}")
+        raise NotFound(f"no event of the journal begins with {id_prefix!r}: {seen}")
     if len(ids) > 1:
-        raise Rejected(f"{given!r} begins {len(ids)} events, {', '.join(ids)}: give more of it")
+        raise Rejected(f"{id_prefix!r} matches {len(ids)} events, {', '.join(ids)}: give more characters")
     return found
 
 
@@ -248,6 +255,7 @@ _EVENT_HEADERS = ("event", "kind", "status", "VMs", "not before", "rule", "now")
 
 
 def plan_document(file: str, config: AgentConfig) -> JsonObject:
+    """The JSON answer of `agent check`: rules, steps, and when each step starts with the sample notices."""
     return {"file": file, "steps": list(config.steps), "rules": [_rule_document(rule) for rule in config.rules]}
 
 
@@ -266,8 +274,9 @@ def _rule_document(rule: RuleConfig) -> JsonObject:
 
 
 def print_plan(call: Invocation, file: str, config: AgentConfig) -> None:
+    """Print the answer of `agent check` as a table for each rule."""
     call.output.print_line(
-        f"{file} is fine: {count_noun(len(config.rules), 'rule')}, {count_noun(len(config.steps), 'step')}."
+        f"{file} is valid: {count_noun(len(config.rules), 'rule')}, {count_noun(len(config.steps), 'step')}."
     )
     for rule in config.rules:
         call.output.print_line()
@@ -278,18 +287,18 @@ def print_plan(call: Invocation, file: str, config: AgentConfig) -> None:
                 _PLAN_HEADERS, ([s.name, s.use, format_duration(s.budget_s), *row] for s, row in rows)
             )
         else:
-            call.output.print_line("no steps: the event is let pass")
+            call.output.print_line("no steps: nothing is done for the event")
 
 
 def _rule_conditions(rule: RuleConfig) -> str:
     kinds = ", ".join(sorted(rule.kinds)) or "any event"
     sources = f" by {', '.join(sorted(rule.sources))}" if rule.sources else ""
-    whose = "" if rule.vms == OWN_VM else f" of {rule.vms}"
-    return f"{kinds}{sources}{whose}{''.join(_rule_bounds(rule))}"
+    vms = "" if rule.vms == OWN_VM else f" of {rule.vms}"
+    return f"{kinds}{sources}{vms}{''.join(_rule_bounds(rule))}"
 
 
 def _rule_bounds(rule: RuleConfig) -> Iterator[str]:
-    """How long the event takes, and how much time is left."""
+    """The rule's limits on the event's duration and on the time left."""
     for text, bound in (
         (", taking {} or more", rule.min_duration_s),
         (", taking {} or less", rule.max_duration_s),
@@ -300,20 +309,23 @@ def _rule_bounds(rule: RuleConfig) -> Iterator[str]:
             yield text.format(format_duration(bound))
 
 
-def dry_run_document(rehearsal: DryRun) -> JsonObject:
-    return {**asdict(rehearsal), "event": rehearsal.event.id, "kind": rehearsal.event.kind}
+def dry_run_document(dry_run: DryRun) -> JsonObject:
+    """The JSON form of what the agent would do for one event."""
+    return {**asdict(dry_run), "event": dry_run.event.id, "kind": dry_run.event.kind}
 
 
-def print_dry_runs(call: Invocation, vm: str, rehearsals: Sequence[DryRun]) -> None:
-    if not rehearsals:
-        call.output.print_line(f"No event is announced to {vm}: nothing would be done.")
-    for rehearsal in rehearsals:
-        call.output.print_line(bold(rehearsal.title))
-        for text in (*rehearsal.steps, *([rehearsal.approval] if rehearsal.approval else [])):
+def print_dry_runs(call: Invocation, vm: str, dry_runs: Sequence[DryRun]) -> None:
+    """Print what the agent would do for each pending event."""
+    if not dry_runs:
+        call.output.print_line(f"No event is pending for {vm}: nothing would be done.")
+    for dry_run in dry_runs:
+        call.output.print_line(bold(dry_run.title))
+        for text in (*dry_run.steps, *([dry_run.approval] if dry_run.approval else [])):
             call.output.print_labelled(join_text("  "), text)
 
 
 def print_agent_state(call: Invocation, state: JsonObject) -> None:
+    """Print the state that `agent_state` returned: facts, then a table of the open events."""
     call.output.print_facts(_state_facts(state))
     if not state["events"]:
         call.output.print_line("No event is under way.")
@@ -329,7 +341,7 @@ def _state_facts(state: JsonObject) -> Iterator[tuple[str, Cell]]:
             yield name, str(state[name])
     if state.get("health"):
         yield "health", _health_text(state["health"])
-    holds = [f"{hold['step']} holds it for a {hold['kind']}" for hold in state["holds"]]
+    holds = [f"held by {hold['step']} for a {hold['kind']}" for hold in state["holds"]]
     yield "ready", "yes" if state["ready"] else f"no: {join_names(holds)}"
     yield "in maintenance", "yes" if state["in_maintenance"] else "no"
     for problem in state.get("problems", []):
@@ -338,16 +350,16 @@ def _state_facts(state: JsonObject) -> Iterator[tuple[str, Cell]]:
 
 def _running_text(state: JsonObject) -> Cell:
     if not state["running"]:
-        return join_text(state_text("stopped"), ", as its journal says")
+        return join_text(state_text("stopped"), ", according to its journal")
     if state["unheard"]:
-        return join_text(state_text("running"), ", but its pages are not reached from here; as its journal says")
+        return join_text(state_text("running"), ", but its HTTP pages do not answer; according to its journal")
     return state_text("running")
 
 
 def _health_text(health: JsonObject) -> str:
     if health["text"]:
         return str(health["text"])
-    return f"fine, answered {format_duration(health['silent_s'] or 0)} ago"
+    return f"ok, answered {format_duration(health['silent_s'] or 0)} ago"
 
 
 def _agent_event_row(call: Invocation, event: JsonObject, now: float) -> list[Cell]:
@@ -363,27 +375,28 @@ def _agent_event_row(call: Invocation, event: JsonObject, now: float) -> list[Ce
 
 
 def _current_activity(event: JsonObject, now: float) -> str:
-    """What is under way, else what is waited for, else how the steps ended."""
-    deeds = [(step["name"], phase, step[phase]) for step in event["steps"] for phase in ("do", "undo") if step[phase]]
-    under_way = [_step_phase_name(name, phase) for name, phase, deed in deeds if deed["state"] == "begun"]
-    if under_way:
-        return f"{join_names(under_way)} under way"
+    """The steps that are running, else what the event waits for, else the states of its steps."""
+    runs = [(step["name"], phase, step[phase]) for step in event["steps"] for phase in ("do", "undo") if step[phase]]
+    running = [_step_phase_name(name, phase) for name, phase, run in runs if run["state"] == "begun"]
+    if running:
+        return f"{join_names(running)} running"
     if event["waits_for"]:
         until = event["waits_until"]
         return str(event["waits_for"]) + ("" if until is None else f" ({relative_time(until, now)})")
-    return join_names([f"{_step_phase_name(name, phase)} {deed['state']}" for name, phase, deed in deeds])
+    return join_names([f"{_step_phase_name(name, phase)} {run['state']}" for name, phase, run in runs])
 
 
 def _step_phase_name(step: str, phase: str) -> str:
     return step if phase == "do" else f"undo of {step}"
 
 
-def print_explanation(call: Invocation, story: JsonObject) -> None:
-    call.output.print_line(bold(story["title"]))
-    lines: list[dict[str, Any]] = list(story["lines"])
+def print_explanation(call: Invocation, explanation: JsonObject) -> None:
+    """Print one of the explanations that `event_explanations` returned."""
+    call.output.print_line(bold(explanation["title"]))
+    lines: list[dict[str, Any]] = list(explanation["lines"])
     times = clock_times((line["at"] for line in lines), lines[-1]["at"] if lines else 0.0)
     for line, time in zip(lines, times, strict=True):
         call.output.print_labelled(join_text("  ", dim(time), "  "), line["text"])
         if line["detail"]:
             call.output.print_labelled(join_text(" " * (len(time) + 4)), dim(line["detail"]))
-    call.output.print_labelled(bold("now  "), story["now"])
+    call.output.print_labelled(bold("now  "), explanation["now"])

@@ -24,20 +24,20 @@ from forewarn.errors import (
 
 API_ROOT = "/forewarn/v1"
 TIMEOUT_S = 60.0
-JsonObject = dict[str, Any]  # one JSON object of the service's answers
-QueryParameters = Mapping[str, object]  # those that are None are left out
+JsonObject = dict[str, Any]  # a JSON object that the service answered
+QueryParameters = Mapping[str, object]  # parameters whose value is None are not sent
 
 
 class ServiceNotRunning(Unavailable):
-    """No service answers in the data directory."""
+    """No service answers on the socket of the data directory."""
 
 
 class ServiceFailure(ForewarnError):
-    """The service failed: nothing the caller can mend."""
+    """The service failed with an internal error; the caller cannot fix it. Exit code 1."""
 
 
 class InvalidFile(Rejected):
-    """A file with problems, each with its line."""
+    """A fleet file or agent file that is invalid, with one problem per faulty line."""
 
     def __init__(self, message: str, problems: list[JsonObject], code: str = "Rejected") -> None:
         super().__init__(message)
@@ -46,7 +46,7 @@ class InvalidFile(Rejected):
         self.file_name = "the file"
 
     def problem_lines(self) -> list[str]:
-        """One sentence per problem, in the form that editors can jump to."""
+        """One line per problem, `FILE:LINE: what: remedy`, so that editors can jump to it."""
         return [
             f"{self._problem_location(problem)}: {problem['what']}: {problem['remedy']}" for problem in self.problems
         ]
@@ -67,69 +67,77 @@ _ERROR_CLASSES: dict[str, type[ForewarnError]] = {
 
 
 def error_code(error: ForewarnError) -> str:
-    """What the service calls this error, whoever met it."""
+    """The API's code for an error, such as `NotFound`, also for errors raised on the client's side."""
     if isinstance(error, InvalidFile):
         return error.code
-    return next((code for code, sort in reversed(_ERROR_CLASSES.items()) if isinstance(error, sort)), "Internal")
+    return next((code for code, kind in reversed(_ERROR_CLASSES.items()) if isinstance(error, kind)), "Internal")
 
 
 class Transport(Protocol):
-    """A way to one service: its unix socket, or HTTPS."""
+    """Carries requests to one service, over its unix socket or over HTTPS."""
 
     @property
     def location(self) -> str:
-        """`in DIRECTORY` or `at URL`, as sentences go on."""
+        """`in DIRECTORY` or `at URL`, to complete the sentence "the service …"."""
 
-    def send(self, method: str, target: str, payload: bytes | None, patience_s: float) -> tuple[int, bytes]:
-        """Status and body of the answer. What breaks on the way may come as it is."""
+    def send(self, method: str, target: str, payload: bytes | None, timeout_s: float) -> tuple[int, bytes]:
+        """Send one request; returns status and body. Raises OSError or HTTPException if the connection fails."""
 
 
 class ApiClient:
-    """The operator's API of one service."""
+    """Client of one service's operator API.
+
+    Each method returns the decoded JSON object. An error answer raises the class of `forewarn.errors` that has its
+    code, an unreachable or silent service raises Unavailable.
+    """
 
     def __init__(self, transport: Transport) -> None:
         self._transport = transport
 
     @property
     def location(self) -> str:
+        """`in DIRECTORY` or `at URL`, to complete the sentence "the service …"."""
         return self._transport.location
 
-    def get(self, *path: str, query: QueryParameters | None = None, patience_s: float = TIMEOUT_S) -> JsonObject:
-        return self._call("GET", _request_target(path, query or {}), patience_s=patience_s)
+    def get(self, *path: str, query: QueryParameters | None = None, timeout_s: float = TIMEOUT_S) -> JsonObject:
+        """GET the resource at these path segments, which are quoted here."""
+        return self._call("GET", _request_target(path, query or {}), timeout_s=timeout_s)
 
-    def post(self, *path: str, body: Mapping[str, object] | None = None, patience_s: float = TIMEOUT_S) -> JsonObject:
-        return self._call("POST", _request_target(path, {}), body or {}, patience_s=patience_s)
+    def post(self, *path: str, body: Mapping[str, object] | None = None, timeout_s: float = TIMEOUT_S) -> JsonObject:
+        """POST a JSON body to these path segments, which are quoted here."""
+        return self._call("POST", _request_target(path, {}), body or {}, timeout_s=timeout_s)
 
     def delete(self, *path: str) -> JsonObject:
+        """DELETE the resource at these path segments, which are quoted here."""
         return self._call("DELETE", _request_target(path, {}))
 
     def now(self) -> float:
-        """The service's time: what every instant it tells is to be compared with."""
+        """The service's time in seconds since the epoch; a lab's differs from this machine's."""
         return float(self.get("clock")["now"])
 
     def _call(
-        self, method: str, target: str, body: Mapping[str, object] | None = None, patience_s: float = TIMEOUT_S
+        self, method: str, target: str, body: Mapping[str, object] | None = None, timeout_s: float = TIMEOUT_S
     ) -> JsonObject:
         payload = None if body is None else json.dumps(body).encode()
         try:
-            return _parse_answer(*self._transport.send(method, target, payload, patience_s))
+            return _parse_answer(*self._transport.send(method, target, payload, timeout_s))
         except TimeoutError as error:
             raise Unavailable(
-                f"the forewarn service {self.location} did not answer within {patience_s:.0f} s: try again, "
-                "and look at its log if that goes on"
+                f"the forewarn service {self.location} did not answer within {timeout_s:.0f} s: try again, "
+                "and look at its log if this persists"
             ) from error
         except (OSError, http.client.HTTPException) as error:
-            raise Unavailable(f"the forewarn service {self.location} broke off its answer: try again") from error
+            raise Unavailable(f"the connection to the forewarn service {self.location} was lost: try again") from error
 
 
 def send_request(
     connection: http.client.HTTPConnection, method: str, target: str, payload: bytes | None, headers: dict[str, str]
 ) -> tuple[int, bytes]:
-    """One question and its answer, whatever the connection is made of."""
+    """Send one request over a new connection, close it, and return status and body."""
     try:
         connection.connect()
-        typed = {} if payload is None else {"Content-Type": "application/json"}
-        connection.request(method, target, payload, {"Forewarn-Surface": "cli", **typed, **headers})
+        content_type = {} if payload is None else {"Content-Type": "application/json"}
+        connection.request(method, target, payload, {"Forewarn-Surface": "cli", **content_type, **headers})
         answer = connection.getresponse()
         return answer.status, answer.read()
     finally:
@@ -137,9 +145,9 @@ def send_request(
 
 
 def _request_target(path: tuple[str, ...], query: QueryParameters) -> str:
-    """Segments are quoted whole, so that a name may hold a slash."""
+    """Path and query of a request. Each segment is quoted whole, so a name may hold a slash."""
     if not all(segment.strip() for segment in path):
-        raise Rejected("the name is empty: write one (in a script, look for a variable that is not set)")
+        raise Rejected("the name is empty: give one (in a script, look for a variable that is not set)")
     given = {name: _query_value(value) for name, value in query.items() if value is not None}
     tail = f"?{urlencode(given)}" if given else ""
     return "/".join([API_ROOT, *(quote(segment, safe="") for segment in path)]) + tail
@@ -155,15 +163,15 @@ def _parse_answer(status: int, raw: bytes) -> JsonObject:
     except ValueError:
         view = None
     if not isinstance(view, dict):
-        raise ServiceFailure(f"the service answered status {status} with what is no JSON object: see its log")
+        raise ServiceFailure(f"the service answered status {status} without a JSON object: see its log")
     if status >= 400:
         raise _error_from_answer(status, view)
     return view
 
 
 def _error_from_answer(status: int, view: JsonObject) -> ForewarnError:
-    told = view.get("error")
-    error: JsonObject = told if isinstance(told, dict) else {}
+    found = view.get("error")
+    error: JsonObject = found if isinstance(found, dict) else {}
     message = str(error.get("message") or f"the service answered status {status} without a reason: see its log")
     if error.get("problems"):
         return InvalidFile(message, error["problems"], str(error.get("code")))

@@ -20,7 +20,7 @@ _STDOUT = "-"
 @click.group(invoke_without_command=True)
 @local_command
 def ca(call: Invocation) -> None:
-    """Show the CA that vouches for the console, or export it."""
+    """Show the CA of the service's HTTPS certificate, or export it."""
     if click.get_current_context().invoked_subcommand is not None:
         return
     _read_ca(call)
@@ -39,10 +39,10 @@ def ca(call: Invocation) -> None:
             ("CA", str(ca_file(call.data))),
             ("SHA-256", authority.fingerprint),
             ("valid until", f"{local_time(authority.not_after):%Y-%m-%d}"),
-            ("vouches for", ", ".join(names) or "nobody yet"),
+            ("certificate for", ", ".join(names) or "no name yet"),
         ]
     )
-    call.output.print_hints([("forewarn ca export ca.pem", "for the machine that is to trust it")])
+    call.output.print_hints([("forewarn ca export ca.pem", "export it for a machine that shall trust it")])
 
 
 @ca.command()
@@ -58,11 +58,14 @@ def export(call: Invocation, file: str) -> None:
     elif file == _STDOUT:
         click.echo(pem, nl=False)
     else:
-        call.output.print_line(f"{file} holds the CA: no secret, but take care that nobody changes it on its way.")
-        call.output.print_hints([(f"forewarn login --server URL --ca {file} --client-id ID", "where it was taken to")])
+        call.output.print_line(f"{file} holds the CA. It is not secret, but copy it over a channel you trust.")
+        call.output.print_hints(
+            [(f"forewarn login --server URL --ca {file} --client-id ID", "sign in from the other machine")]
+        )
 
 
 def ca_file(data: Path) -> Path:
+    """The CA certificate in a data directory."""
     return data / "tls" / "ca.pem"
 
 
@@ -75,15 +78,15 @@ def _read_ca(call: Invocation) -> str:
         return ca_file(call.data).read_text(encoding="ascii")
     except FileNotFoundError:
         raise NotFound(
-            f"there is no CA in {call.data}: a service makes one when it first starts with the setting 'console', "
-            "unless it has a certificate of your own"
+            f"there is no CA in {call.data}: a service creates one when it first starts with the setting 'console', "
+            "unless it uses your own certificate"
         ) from None
     except (OSError, ValueError) as error:
-        raise Rejected(f"the CA {str(ca_file(call.data))!r} cannot be read ({error}): see to it") from error
+        raise Rejected(f"the CA {str(ca_file(call.data))!r} cannot be read ({error}): check the file") from error
 
 
 def _write_ca(path: Path, pem: str) -> None:
-    """A file that holds something else is left alone."""
+    """Write the certificate; raises Rejected rather than overwrite a file with other content."""
     try:
         if path.exists() and path.read_bytes() != pem.encode():
             raise Rejected(f"{str(path)!r} exists already and is not overwritten: give another file")

@@ -16,7 +16,7 @@ _ADVANCE_TIMEOUT_S = 3600.0
 
 @click.group()
 def clock() -> None:
-    """Show or move the service's clock."""
+    """Show the service's clock, or change a lab's."""
 
 
 @clock.command()
@@ -30,10 +30,12 @@ def show(call: Invocation) -> None:
 @click.argument("by", type=duration, metavar="DURATION")
 @service_command
 def advance(call: Invocation, by: float) -> None:
-    """Move a lab's clock ahead, through everything that falls due."""
+    """Advance a lab's clock, running everything that becomes due."""
     seq = call.api.get("history", query={"limit": 1})["seq"]
-    view = call.api.post("clock", "advance", body={"by_s": by}, patience_s=_ADVANCE_TIMEOUT_S)
-    entries = [entry for entry in entries_since(call, seq) if entry["what"] != "clock"]  # that it moved is known
+    view = call.api.post("clock", "advance", body={"by_s": by}, timeout_s=_ADVANCE_TIMEOUT_S)
+    entries = [
+        entry for entry in entries_since(call, seq) if entry["what"] != "clock"
+    ]  # the advance itself is not news
     if call.output.as_json:
         call.output.print_json({**view, "entries": entries})
         return
@@ -42,7 +44,7 @@ def advance(call: Invocation, by: float) -> None:
 
 
 def speed_factor(text: str) -> float:
-    """The type of an argument: any number from 0."""
+    """Click type of a speed: a finite number, 0 or more."""
     try:
         number = float(text)
     except ValueError:
@@ -56,7 +58,7 @@ def speed_factor(text: str) -> float:
 @click.argument("speed", type=speed_factor, metavar="FACTOR")
 @service_command
 def speed(call: Invocation, speed: float) -> None:
-    """Let a lab's clock run FACTOR times as fast; 0 stops it."""
+    """Run a lab's clock FACTOR times as fast as real time; 0 stops it."""
     _print_clock(call, call.api.post("clock", "speed", body={"speed": speed}))
 
 
@@ -73,7 +75,7 @@ def _time_text(view: JsonObject) -> str:
 
 def _speed_text(view: JsonObject) -> str:
     if not view["lab"]:
-        return "  real time: only a lab's clock can be moved"
+        return "  real time: only a lab's clock can be changed"
     if view["speed"] == 0:
-        return "  lab time, standing still"
+        return "  lab time, stopped"
     return "  lab time" if view["speed"] == 1 else f"  lab time, {view['speed']:g} times as fast as real time"

@@ -1,6 +1,6 @@
 """Shell completion: the script for a shell, and the names that the service offers after a tab.
 
-If the service does not answer, nothing is offered.
+Offers nothing if the service does not answer within two seconds.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _TIMEOUT_S = 2.0
 
 
 def _complete_from(names: Callable[[ApiClient], list[tuple[str, str]]]) -> CompletionFunction:
-    def suggest(ctx: click.Context, _: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    def complete(ctx: click.Context, _: click.Parameter, incomplete: str) -> list[CompletionItem]:
         try:
             found = names(ctx.ensure_object(Invocation).api)
         except ForewarnError:
@@ -28,39 +28,39 @@ def _complete_from(names: Callable[[ApiClient], list[tuple[str, str]]]) -> Compl
         start = incomplete.casefold()
         return [CompletionItem(name, help=text) for name, text in found if name.casefold().startswith(start)]
 
-    return suggest
+    return complete
 
 
 def _fleet_part(api: ApiClient, part: str) -> list[JsonObject]:
-    listed: list[JsonObject] = api.get("fleet", patience_s=_TIMEOUT_S)[part]
-    return listed
+    items: list[JsonObject] = api.get("fleet", timeout_s=_TIMEOUT_S)[part]
+    return items
 
 
 def _event_choices(api: ApiClient) -> list[tuple[str, str]]:
-    events: list[dict[str, Any]] = api.get("events", patience_s=_TIMEOUT_S)["events"]
+    events: list[dict[str, Any]] = api.get("events", timeout_s=_TIMEOUT_S)["events"]
     return [(event["id"], f"{event['kind'] or event['verb']} of {', '.join(event['vms'])}") for event in events]
 
 
 def _rollout_choices(api: ApiClient) -> list[tuple[str, str]]:
-    rollouts: list[dict[str, Any]] = api.get("rollouts", patience_s=_TIMEOUT_S)["rollouts"]
+    rollouts: list[dict[str, Any]] = api.get("rollouts", timeout_s=_TIMEOUT_S)["rollouts"]
     return [(rollout["id"], f"{rollout['impact']}, {rollout['progress']}") for rollout in rollouts]
 
 
 def _fault_choices(api: ApiClient) -> list[tuple[str, str]]:
-    view = api.get("faults", patience_s=_TIMEOUT_S)
+    view = api.get("faults", timeout_s=_TIMEOUT_S)
     return [(thing["id"], str(thing.get("kind", "storm"))) for thing in (*view["faults"], *view["storms"])]
 
 
 def _fault_kind_choices(api: ApiClient) -> list[tuple[str, str]]:
-    return [(kind["kind"], kind["seen"]) for kind in api.get("faults", patience_s=_TIMEOUT_S)["kinds"]]
+    return [(kind["kind"], kind["seen"]) for kind in api.get("faults", timeout_s=_TIMEOUT_S)["kinds"]]
 
 
 def _webhook_choices(api: ApiClient) -> list[tuple[str, str]]:
-    return [(webhook["id"], webhook["url"]) for webhook in api.get("webhooks", patience_s=_TIMEOUT_S)["webhooks"]]
+    return [(webhook["id"], webhook["url"]) for webhook in api.get("webhooks", timeout_s=_TIMEOUT_S)["webhooks"]]
 
 
 def _explainable_choices(api: ApiClient) -> list[tuple[str, str]]:
-    fleet = api.get("fleet", patience_s=_TIMEOUT_S)
+    fleet = api.get("fleet", timeout_s=_TIMEOUT_S)
     named = [*((vm["name"], "VM") for vm in fleet["vms"]), *((host["name"], "host") for host in fleet["hosts"])]
     return [
         *_event_choices(api),
@@ -71,11 +71,11 @@ def _explainable_choices(api: ApiClient) -> list[tuple[str, str]]:
 
 
 def _client_choices(api: ApiClient) -> list[tuple[str, str]]:
-    return [(client["id"], client["name"]) for client in api.get("access", patience_s=_TIMEOUT_S)["clients"]]
+    return [(client["id"], client["name"]) for client in api.get("access", timeout_s=_TIMEOUT_S)["clients"]]
 
 
 def _grant_choices(api: ApiClient) -> list[tuple[str, str]]:
-    listed = api.get("access", patience_s=_TIMEOUT_S)["grants"]
+    listed = api.get("access", timeout_s=_TIMEOUT_S)["grants"]
     return [(grant["id"], f"{grant['role']} of {grant['to_name']}") for grant in listed]
 
 

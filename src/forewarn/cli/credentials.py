@@ -21,44 +21,49 @@ from forewarn.errors import NotFound, Rejected, Unauthenticated
 
 
 def read_private_file(path: Path) -> str:
-    """What the file holds; Rejected where anybody but its owner could read it too."""
+    """Read a text file that holds a secret.
+
+    Raises NotFound if it does not exist, and Rejected if group or others may access it or it is not a text file.
+    """
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)  # a pipe would keep us waiting
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)  # opening a pipe must not block
         with os.fdopen(descriptor, "rb") as file:
             mode = os.fstat(descriptor).st_mode
             content = file.read() if stat.S_ISREG(mode) else b""
         text = content.decode()
     except FileNotFoundError:
-        raise NotFound(f"there is no file {str(path)!r}: check its name") from None
+        raise NotFound(f"file {str(path)!r} does not exist: check its name") from None
     except OSError as error:
-        raise Rejected(f"file {str(path)!r} cannot be read ({error.strerror}): see to its permissions") from error
+        raise Rejected(f"file {str(path)!r} cannot be read ({error.strerror}): check its permissions") from error
     except UnicodeDecodeError:
-        raise Rejected(f"file {str(path)!r} is no text: name the right file") from None
+        raise Rejected(f"file {str(path)!r} is not text: give another file") from None
     if not stat.S_ISREG(mode):
-        raise Rejected(f"{str(path)!r} is not a file: name one")
+        raise Rejected(f"{str(path)!r} is not a regular file: give one")
     if mode & 0o077:
         raise Rejected(
             f"file {str(path)!r} holds a secret and others may read it (mode {stat.S_IMODE(mode):04o}): "
-            "run chmod 600 on it, and replace the secret if somebody may have seen it"
+            "run chmod 600 on it, and replace the secret if it may have been read"
         )
     return text
 
 
 def read_secret_file(path: Path) -> str:
+    """Read the one-line secret in a private file; raises as `read_private_file` and `parse_secret` do."""
     return parse_secret(read_private_file(path), f"file {str(path)!r}")
 
 
 def parse_secret(text: str, source: str) -> str:
+    """The secret without surrounding blanks; raises Rejected, naming `source`, if not one line."""
     secret = text.strip()
     if not secret:
         raise Rejected(f"{source} is empty: put the secret in it")
     if len(secret.splitlines()) > 1:
-        raise Rejected(f"{source} holds more than one line: put the secret in it and nothing else")
+        raise Rejected(f"{source} holds more than one line: put only the secret in it")
     return secret
 
 
 def write_private_file(path: Path, text: str) -> None:
-    """Whole or not there. A link is followed, so that those who keep such files elsewhere go on doing so."""
+    """Write a file with mode 0600, atomically and durably. A symbolic link is followed, not replaced."""
     target = path.resolve()
     try:
         target.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -73,102 +78,115 @@ def write_private_file(path: Path, text: str) -> None:
             os.unlink(name)
             raise
     except OSError as error:
-        raise Rejected(f"file {str(path)!r} cannot be written ({error.strerror}): name another") from error
+        raise Rejected(f"file {str(path)!r} cannot be written ({error.strerror}): give another") from error
 
 
-DEFAULT_PROFILE = "default"  # the name of a profile that was given none
+DEFAULT_PROFILE = "default"  # the profile's name where --profile is not given
 _PROFILE_NAME = re.compile(r"[\w.-]+", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Profile:
+    """How to reach one remote service and sign in there; stored in profiles.toml under these field names."""
+
     server: str
     client_id: str
     secret: str = field(default="", repr=False)
-    secret_file: str = ""  # instead of the secret itself
-    ca: str = ""  # "": those that the system trusts
-    issuer: str = ""  # "": the one that the server names
-    scope: str = ""  # "": the server's audience
+    secret_file: str = ""  # path of a file with the secret, instead of `secret`
+    ca: str = ""  # path of the server's CA; "": the CAs that the system trusts
+    issuer: str = ""  # "": the issuer that the server names
+    scope: str = ""  # "": the scope of the server's audience
 
     def read_secret(self) -> str:
+        """The secret itself, read from its file if the profile names one."""
         return self.secret or read_secret_file(Path(self.secret_file))
 
 
 class ProfileFile:
-    """The file of profiles; one that does not exist has none."""
+    """The user's profiles.toml: reads and writes sign-in profiles by name."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
 
     @classmethod
     def from_environment(cls, environ: Mapping[str, str]) -> ProfileFile:
+        """The file in the user's configuration directory."""
         return cls(config_directory(environ) / "profiles.toml")
 
     def read_all(self) -> dict[str, Profile]:
+        """All profiles by name; none if the file does not exist. Raises Rejected if it cannot be parsed."""
         if not self.path.exists():
             return {}
         try:
             tables = tomllib.loads(read_private_file(self.path))
             return {name: _profile_from_table(table) for name, table in tables.items()}
         except (ValueError, TypeError):
-            # Not `from` the cause: what a parser quotes may be a secret.
+            # Not `from` the cause: the parser's message may quote a secret.
             raise Rejected(
-                f"profiles file {str(self.path)!r} makes no sense: mend it, or move it away and run `forewarn login`"
+                f"profiles file {str(self.path)!r} cannot be parsed: correct it, or move it and run `forewarn login`"
             ) from None
 
     def find(self, name: str) -> Profile:
+        """The profile of this name; raises NotFound if there is none."""
         known = self.read_all()
         if name not in known:
-            there = f"give one of {', '.join(known)}" if known else "`forewarn login` makes one"
-            raise NotFound(f"profile {name!r} does not exist: {there}")
+            remedy = f"give one of {', '.join(known)}" if known else "create one with `forewarn login`"
+            raise NotFound(f"profile {name!r} does not exist: {remedy}")
         return known[name]
 
     def save(self, name: str, profile: Profile) -> None:
+        """Add a profile, or replace the one of this name."""
         self._write({**self.read_all(), name: profile})
 
     def remove(self, name: str) -> Profile:
-        gone = self.find(name)
+        """Remove a profile and return it; raises NotFound if there is none."""
+        removed = self.find(name)
         self._write({known: profile for known, profile in self.read_all().items() if known != name})
-        return gone
+        return removed
 
     def _write(self, profiles: Mapping[str, Profile]) -> None:
         write_private_file(self.path, "\n".join(_profile_to_toml(name, profile) for name, profile in profiles.items()))
 
 
 def require_printable(text: str, what: str) -> str:
-    """Fit for a form and a file: no line breaks, and no bytes that are no text."""
+    """Return the text if it is printable and not blank, else raise Rejected, calling it `what`."""
     if not text.isprintable() or not text.strip():
-        raise Rejected(f"{text!r} is no {what}: give it as it was told you")
+        raise Rejected(f"{text!r} is not a {what}: give the one that you received")
     return text
 
 
 def require_profile_name(name: str) -> str:
+    """Return the name if a profile may have it, else raise Rejected."""
     if not _PROFILE_NAME.fullmatch(name):
-        raise Rejected(f"{name!r} is no name for a profile: use letters, digits, dots, dashes and underscores")
+        raise Rejected(f"{name!r} is not a valid profile name: use letters, digits, dots, dashes and underscores")
     return name
 
 
-def resolve_profile(named: RemoteSelection, book: ProfileFile, environ: Mapping[str, str]) -> Profile:
-    """How to reach the service that was named, and as whom."""
-    if named.profile:
-        profile = book.find(named.profile)
-        if named.server and str(parse_server_url(named.server)) != profile.server:
+def resolve_profile(selection: RemoteSelection, profiles: ProfileFile, environ: Mapping[str, str]) -> Profile:
+    """The profile of a remote selection: the named one, else that of its server.
+
+    Raises NotFound, Unauthenticated or Rejected if no profile, or more than one, fits.
+    """
+    if selection.profile:
+        profile = profiles.find(selection.profile)
+        if selection.server and str(parse_server_url(selection.server)) != profile.server:
             raise Rejected(
-                f"profile {named.profile!r} is for {profile.server}, not for {named.server}: leave one of them out"
+                f"profile {selection.profile!r} is for {profile.server}, not for {selection.server}: "
+                "leave one of them out"
             )
     else:
-        profile = _profile_for_server(str(parse_server_url(named.server)), book, environ)
+        profile = _profile_for_server(str(parse_server_url(selection.server)), profiles, environ)
     return profile if profile.ca else _with_ca_from_environment(profile, environ)
 
 
-def _profile_for_server(server: str, book: ProfileFile, environ: Mapping[str, str]) -> Profile:
-    """The client that the environment names, else the one profile for this server."""
+def _profile_for_server(server: str, profiles: ProfileFile, environ: Mapping[str, str]) -> Profile:
+    """The client that the environment names, else the only profile for this server."""
     client_id, secret_file = environ.get("FOREWARN_CLIENT_ID"), environ.get("FOREWARN_SECRET_FILE")
     if bool(client_id) != bool(secret_file):
-        raise Rejected("FOREWARN_CLIENT_ID and FOREWARN_SECRET_FILE belong together: give both or neither")
+        raise Rejected("FOREWARN_CLIENT_ID and FOREWARN_SECRET_FILE go together: set both or neither")
     if client_id and secret_file:
         return Profile(server=server, client_id=client_id, secret_file=secret_file)
-    found = {name: profile for name, profile in book.read_all().items() if profile.server == server}
+    found = {name: profile for name, profile in profiles.read_all().items() if profile.server == server}
     if not found:
         raise Unauthenticated(
             f"no profile is for {server}: sign in with `forewarn login --server {server} --client-id ID`"
@@ -195,5 +213,5 @@ def _profile_to_toml(name: str, profile: Profile) -> str:
 
 
 def _toml_string(text: str) -> str:
-    """A basic string of TOML is one of JSON, but for DEL."""
+    """A TOML basic string: JSON's syntax, except that DEL must be escaped."""
     return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")

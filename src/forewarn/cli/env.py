@@ -1,4 +1,4 @@
-"""Prints the environment variables that make az and Azure's SDKs talk to the service on this machine.
+"""Prints the environment variables that make az and Azure's SDKs use the service on this machine.
 
 Values are quoted for bash, fish or PowerShell.
 """
@@ -24,15 +24,18 @@ _POWERSHELL_SINGLE_QUOTES = re.compile("['\u2018\u2019\u201a\u201b]")  # all of 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShellSyntax:
+    """How one shell quotes a text and sets an environment variable."""
+
     quote: Callable[[str], str]
-    assignment: str
+    assignment: str  # a format with the fields `name` and `value`
 
     def variable(self, name: str, value: str) -> str:
+        """The command that sets a variable, with its value quoted."""
         return self.assignment.format(name=name, value=self.quote(value))
 
 
 def shell_comment(text: str) -> str:
-    """In one line whatever it holds: a line break would begin a command."""
+    """A comment line; a line break in the text becomes `?`, because it would begin a command."""
     return f"# {''.join(char if char.isprintable() else '?' for char in text)}"
 
 
@@ -55,12 +58,19 @@ EnvironmentVariables = dict[str, str]
 
 
 @click.command()
-@click.option("--shell", "shell_name", type=click.Choice(list(SHELLS)), default="bash", show_default=True)
-@click.option("--vm", metavar="VM", shell_complete=vm_names, help="Whose managed identity to have, where allowed.")
-@click.option("--with-secret", is_flag=True, help="Also what DefaultAzureCredential signs in with.")
+@click.option(
+    "--shell",
+    "shell_name",
+    type=click.Choice(list(SHELLS)),
+    default="bash",
+    show_default=True,
+    help="Print for this shell.",
+)
+@click.option("--vm", metavar="VM", shell_complete=vm_names, help="Use this VM's managed identity, if allowed.")
+@click.option("--with-secret", is_flag=True, help="Include the secret for DefaultAzureCredential.")
 @local_command
 def env(call: Invocation, shell_name: str, vm: str | None, with_secret: bool) -> None:
-    """Print variables for az and the vendor's other clients.
+    """Print environment variables for az and Azure's SDKs.
 
     \b
     bash, zsh   eval "$(forewarn env)"
@@ -71,7 +81,7 @@ def env(call: Invocation, shell_name: str, vm: str | None, with_secret: bool) ->
     console = info.get("console")
     if not console:
         raise Refused(
-            f"the service {call.api.location} has no console over TLS: give it one with the setting 'console'"
+            f"the service {call.api.location} does not serve HTTPS: give it an address with the setting 'console'"
         )
     shell = SHELLS[shell_name]
     identity = _identity_variables(call, info, vm)
@@ -95,19 +105,19 @@ def _shell_lines(shell: ShellSyntax, variables: EnvironmentVariables, remarks: l
 
 
 def _ca_variables(console: JsonObject) -> EnvironmentVariables:
-    """Whom clients believe: besides those of the system, our CA; with a certificate of the user's own, as before."""
+    """Trust the service's CA besides the system's; empty if the user provides the certificate."""
     if not console["ca"]:
         return {}
     with require_server_extra("env"):
         from forewarn.auth.certificates import write_ca_bundle
 
     ca = Path(console["ca"])
-    both = str(write_ca_bundle(ca.parent))
-    return {"REQUESTS_CA_BUNDLE": both, "SSL_CERT_FILE": both, "NODE_EXTRA_CA_CERTS": str(ca)}
+    bundle = str(write_ca_bundle(ca.parent))
+    return {"REQUESTS_CA_BUNDLE": bundle, "SSL_CERT_FILE": bundle, "NODE_EXTRA_CA_CERTS": str(ca)}
 
 
 def _azure_variables(data: Path, console: JsonObject) -> EnvironmentVariables:
-    """A directory of its own for az, where no other cloud is known: a slip cannot reach the real one."""
+    """Give az its own configuration without other clouds, so that no mistake reaches the real one."""
     return {
         "AZURE_CONFIG_DIR": str(data / "azure"),
         "ARM_CLOUD_METADATA_URL": f"{console['url']}/metadata/endpoints-list",
@@ -116,7 +126,7 @@ def _azure_variables(data: Path, console: JsonObject) -> EnvironmentVariables:
 
 
 def _sign_in_variables(console: JsonObject) -> EnvironmentVariables:
-    """What `az login` is given, so that nobody copies ids about; the secret itself stays in its file."""
+    """The ids that `az login` needs, and the file of the secret, which stays in that file."""
     if console.get("issuer"):
         return {}
     return {
@@ -134,12 +144,12 @@ def _identity_variables(call: Invocation, info: JsonObject, vm: str | None) -> E
     listed = [call.api.get("vms", vm)] if vm is not None else call.api.get("fleet")["vms"]
     urls = [listed_vm["url"] for listed_vm in listed if listed_vm["url"]]
     if vm is not None and not urls:
-        raise Refused(f"VM {vm!r} has no address on this machine: ask for its token from inside it")
+        raise Refused(f"VM {vm!r} has no address on this machine: request its token from inside the VM")
     return {"AZURE_POD_IDENTITY_AUTHORITY_HOST": urls[0]} if urls else {}
 
 
 _NO_IDENTITY_ON_LOOPBACK = (
-    "managed identities are not given out on loopback, where any program could pose as a VM: use "
+    "managed identities are not served on loopback, where any program could impersonate a VM: use "
     "`forewarn vm run VM`, or start the service with the setting identity_on_loopback = true"
 )
 
@@ -153,19 +163,19 @@ def _missing_identity_remarks(info: JsonObject) -> list[str]:
 def _credential_variables(console: JsonObject) -> EnvironmentVariables:
     if console.get("issuer"):
         raise Refused(
-            f"the service takes tokens of {console['issuer']} and has no secret to give: leave --with-secret out, and "
+            f"the service accepts tokens of {console['issuer']} and has no secret: leave --with-secret out, and "
             "sign in with a client of that issuer"
         )
     return {
         "AZURE_AUTHORITY_HOST": console["url"],
-        "AZURE_TENANT_ID": "adfs",  # by this name clients ask nobody else about the authority
+        "AZURE_TENANT_ID": "adfs",  # with this name clients skip the discovery of the authority
         "AZURE_CLIENT_ID": console["client_id"],
         "AZURE_CLIENT_SECRET": read_secret_file(Path(console["admin_secret"])),
     }
 
 
 def _remarks(console: JsonObject, shell: ShellSyntax) -> list[str]:
-    trust = [] if console["ca"] else ["The console shows a certificate of your own: its CA must be trusted already."]
+    trust = [] if console["ca"] else ["The service uses your own certificate: your system must trust its CA."]
     if console.get("issuer"):
         return [*trust, f"Sign in with a client of {console['issuer']}."]
     secret = shell.quote(f"@{console['admin_secret']}")

@@ -27,17 +27,17 @@ from forewarn.cli.output import Cell, build_table, dim, join_text
 from forewarn.cli.request_output import show_events
 from forewarn.errors import Conflict, ForewarnError, Rejected
 
-_NO_EVENTS = "No event is pending. Ask for one: forewarn restart VM, or forewarn rollout start --all-hosts"
+_NO_EVENTS = "No event is pending. Request one: forewarn restart VM, or forewarn rollout start --all-hosts"
 
 
 @click.command()
-@click.option("--watch", is_flag=True, help="Stay, and show every change.")
-@click.option("--all", "over_too", is_flag=True, help="Those that are over too.")
-@click.option("--vm", metavar="VM", shell_complete=vm_names, help="Only those that this VM is told of.")
-@click.option("--scope", metavar="SCOPE", shell_complete=scope_ids, help="Only those of this scope.")
-@click.option("--host", metavar="HOST", shell_complete=host_names, help="Only those that hit this host, or VMs on it.")
-@click.option("--rollout", metavar="ROLLOUT", shell_complete=rollout_ids, help="Only those of this rollout.")
-@click.option("--limit", type=click.IntRange(1), metavar="N", help="At most so many.")
+@click.option("--watch", is_flag=True, help="Keep running, and show every change.")
+@click.option("--all", "over_too", is_flag=True, help="Include events that are over.")
+@click.option("--vm", metavar="VM", shell_complete=vm_names, help="Show only events that this VM sees.")
+@click.option("--scope", metavar="SCOPE", shell_complete=scope_ids, help="Show only events of this scope.")
+@click.option("--host", metavar="HOST", shell_complete=host_names, help="Show only events of this host or its VMs.")
+@click.option("--rollout", metavar="ROLLOUT", shell_complete=rollout_ids, help="Show only events of this rollout.")
+@click.option("--limit", type=click.IntRange(1), metavar="N", help="Show at most N events.")
 @service_command
 def events(call: Invocation, watch: bool, over_too: bool, limit: int | None, **selection: str | None) -> None:
     """Show pending events."""
@@ -65,18 +65,18 @@ def _event_rows(call: Invocation, listed: list[JsonObject]) -> list[list[Cell]]:
 
 
 def _watch_events(call: Invocation, query: QueryParameters, page: JsonObject) -> None:
-    """For ever: a table that keeps up on a terminal, one line per change in a pipe, one document per change in JSON."""
-    tick_s = TERMINAL_INTERVAL_S if call.output.is_terminal else PIPE_INTERVAL_S
+    """Print changes until interrupted: a live table, lines in a pipe, or JSON pages."""
+    interval_s = TERMINAL_INTERVAL_S if call.output.is_terminal else PIPE_INTERVAL_S
     before: list[JsonObject] = []
-    with live_area(call, stays=True) as place:
+    with live_area(call, keep_visible=True) as area:
         while True:
-            place.show(_event_table(call, page["events"]))
+            area.show(_event_table(call, page["events"]))
             if call.output.as_json and (page["events"] != before or not before):
                 call.output.print_json(page)
             elif not call.output.is_terminal:
                 _print_changes(call, before, page["events"])
             before, seq = page["events"], page["seq"]
-            while not wait_for_entries(call, seq, wait_s=tick_s)["entries"] and not call.output.is_terminal:
+            while not wait_for_entries(call, seq, wait_s=interval_s)["entries"] and not call.output.is_terminal:
                 pass
             page = call.api.get("events", query=query)
 
@@ -96,14 +96,15 @@ def _print_changes(call: Invocation, before: list[JsonObject], after: list[JsonO
 
 
 def changed_events(before: list[JsonObject], after: list[JsonObject]) -> list[JsonObject]:
-    """Those that are new, or have another status or an approval since."""
+    """The events that are new in `after`, or whose status, approval or ending changed."""
     known = {event["id"]: _comparable_state(event) for event in before}
     return [event for event in after if known.get(event["id"]) != _comparable_state(event)]
 
 
 def removed_event_ids(before: list[JsonObject], after: list[JsonObject]) -> list[str]:
-    still = {event["id"] for event in after}
-    return [event["id"] for event in before if event["id"] not in still]
+    """The ids of events that are in `before` but not in `after`."""
+    remaining = {event["id"] for event in after}
+    return [event["id"] for event in before if event["id"] not in remaining]
 
 
 def _comparable_state(event: JsonObject) -> tuple[object, ...]:
@@ -123,16 +124,18 @@ def _after_colon(text: str) -> str:
 
 
 _ALL_EVENTS_LIMIT = 100_000
-_NO_EVENT_NAMED = "no event is named: give the ids of some, or select those of a --vm, a --host or a --rollout"
+_NO_EVENT_NAMED = "no event is given: give event ids, or select events with --vm, --host or --rollout"
 
 
 def _selection_options(function: CommandFunction) -> CommandFunction:
-    """Events by their ids, or all pending ones of something."""
+    """Add the arguments that select pending events: by id, or all of a VM, host or rollout."""
     options = (
         click.argument("events", type=non_empty_name, metavar="[EVENT]...", nargs=-1, shell_complete=event_ids),
-        click.option("--vm", metavar="VM", shell_complete=vm_names, help="All pending ones of this VM."),
-        click.option("--host", metavar="HOST", shell_complete=host_names, help="All pending ones on this host."),
-        click.option("--rollout", metavar="ROLLOUT", shell_complete=rollout_ids, help="All pending ones of a rollout."),
+        click.option("--vm", metavar="VM", shell_complete=vm_names, help="Select all pending events of this VM."),
+        click.option(
+            "--host", metavar="HOST", shell_complete=host_names, help="Select all pending events of this host."
+        ),
+        click.option("--rollout", metavar="ROLLOUT", shell_complete=rollout_ids, help="Select those of this rollout."),
     )
     for option in reversed(options):
         function = option(function)
@@ -143,34 +146,34 @@ def _selection_options(function: CommandFunction) -> CommandFunction:
 @_selection_options
 @service_command
 def approve(call: Invocation, events: tuple[str, ...], **selection: str | None) -> int:
-    """Approve events, so that they may start before their time.
+    """Approve events, so that they may start before their notice ends.
 
     EVENT is an event's id, or the first four or more characters of it.
     """
-    asked = _select_events(call, events, selection, lambda event: event["approved_at"] is None)
-    return _apply_to_each(call, asked, "approved", lambda event_id: call.api.post("events", event_id, "approve"))
+    selected = _select_events(call, events, selection, lambda event: event["approved_at"] is None)
+    return _apply_to_each(call, selected, "approved", lambda event_id: call.api.post("events", event_id, "approve"))
 
 
 @click.command()
 @_selection_options
-@click.option("--reason", metavar="TEXT", help="Why, for the history.")
+@click.option("--reason", metavar="TEXT", help="Record this reason in the history.")
 @service_command
 def withdraw(call: Invocation, events: tuple[str, ...], reason: str | None, **selection: str | None) -> int:
-    """Take events back before they have started.
+    """Withdraw events that have not started.
 
     EVENT is an event's id, or the first four or more characters of it.
     """
     body = {"reason": reason} if reason else {}
-    asked = _select_events(call, events, selection, lambda event: True)
+    selected = _select_events(call, events, selection, lambda event: True)
     return _apply_to_each(
-        call, asked, "withdrawn", lambda event_id: call.api.post("events", event_id, "withdraw", body=body)
+        call, selected, "withdrawn", lambda event_id: call.api.post("events", event_id, "withdraw", body=body)
     )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Selection:
     ids: list[str]
-    selected_by: str = ""  # by what, in words
+    selected_by: str = ""  # such as "vm web-0"; "" if ids were given
 
 
 def _select_events(
@@ -178,7 +181,7 @@ def _select_events(
 ) -> _Selection:
     given = {what: value for what, value in selection.items() if value is not None}
     if bool(events) == bool(given):
-        raise Rejected(_NO_EVENT_NAMED if not events else "events are named or selected, not both: leave out the one")
+        raise Rejected(_NO_EVENT_NAMED if not events else "give event ids or a selection, not both: leave one out")
     if events:
         return _Selection(ids=list(dict.fromkeys(events)))
     page = call.api.get("events", query={**given, "limit": _ALL_EVENTS_LIMIT})
@@ -192,20 +195,20 @@ class _Results:
     refused: list[JsonObject] = field(default_factory=list)
 
 
-def _apply_to_each(call: Invocation, asked: _Selection, done: str, do: Callable[[str], JsonObject]) -> int:
-    """One after the other: what is refused keeps no other from its turn."""
-    if len(asked.ids) == 1 and not asked.selected_by:
-        return _print_single_event(call, do(asked.ids[0]), done)
-    told = _Results()
-    for event_id in asked.ids:
+def _apply_to_each(call: Invocation, selected: _Selection, done: str, do: Callable[[str], JsonObject]) -> int:
+    """Apply `do` to each event, even if one is refused; prints results, returns the exit code."""
+    if len(selected.ids) == 1 and not selected.selected_by:
+        return _print_single_event(call, do(selected.ids[0]), done)
+    results = _Results()
+    for event_id in selected.ids:
         try:
             event = do(event_id)
         except (Rejected, Conflict) as error:
-            told.refused.append(_print_refusal(call, event_id, error))
+            results.refused.append(_print_refusal(call, event_id, error))
         else:
-            told.events.append(event)
+            results.events.append(event)
             _print_result(call, event, done)
-    return _print_summary(call, asked, told, done)
+    return _print_summary(call, selected, results, done)
 
 
 def _print_single_event(call: Invocation, event: JsonObject, done: str) -> int:
@@ -234,15 +237,15 @@ def _print_refusal(call: Invocation, event_id: str, error: ForewarnError) -> Jso
     return {"event": event_id, "code": error_code(error), "message": str(error)}
 
 
-def _print_summary(call: Invocation, asked: _Selection, told: _Results, done: str) -> int:
+def _print_summary(call: Invocation, selected: _Selection, results: _Results, done: str) -> int:
     if call.output.as_json:
-        call.output.print_json({"events": told.events, "refused": told.refused})
-        if told.refused:
-            message = f"{len(told.refused)} of {count_noun(len(asked.ids), 'event')} could not be {done}"
+        call.output.print_json({"events": results.events, "refused": results.refused})
+        if results.refused:
+            message = f"{len(results.refused)} of {count_noun(len(selected.ids), 'event')} could not be {done}"
             call.output.print_error(message, code="Refused")
-    elif not asked.ids:
-        call.output.print_line(dim(f"No event of {asked.selected_by} is pending{_selection_suffix(done)}."))
-    return 2 if told.refused else 0
+    elif not selected.ids:
+        call.output.print_line(dim(f"No event of {selected.selected_by} is pending{_selection_suffix(done)}."))
+    return 2 if results.refused else 0
 
 
 def _selection_suffix(done: str) -> str:

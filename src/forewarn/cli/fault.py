@@ -1,4 +1,4 @@
-"""Commands for faults: set, list and clear them, and play a seeded storm of them."""
+"""Commands for faults: set, list and clear them, and start a seeded storm of them."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ _NUMERIC_PARAMETERS = frozenset({"events"})  # parameters that are numbers; all 
 
 @click.group()
 def fault() -> None:
-    """Set faults that clients must live with, and clear them."""
+    """Inject faults that clients must handle, and clear them."""
 
 
 @fault.command("list")
-@click.option("--kinds", is_flag=True, help="Every kind there is, and how a client sees it.")
+@click.option("--kinds", is_flag=True, help="Show every kind of fault, and what a client sees.")
 @service_command
 def list_faults(call: Invocation, kinds: bool) -> None:
-    """Show what is on."""
+    """Show the active faults."""
     view = call.api.get("faults")
     if call.output.as_json:
         call.output.print_json(view)
@@ -39,16 +39,16 @@ def list_faults(call: Invocation, kinds: bool) -> None:
 @fault.command("set")
 @click.argument("kind", metavar="KIND", shell_complete=fault_kinds)
 @click.argument("parameters", metavar="[NAME=VALUE]...", nargs=-1)
-@click.option("--vm", metavar="VM", shell_complete=vm_names, help="For this VM.")
-@click.option("--scope", metavar="SCOPE", shell_complete=scope_ids, help="For the VMs of this scope.")
-@click.option("--all", "every", is_flag=True, help="For every VM.")
+@click.option("--vm", metavar="VM", shell_complete=vm_names, help="Apply to this VM.")
+@click.option("--scope", metavar="SCOPE", shell_complete=scope_ids, help="Apply to the VMs of this scope.")
+@click.option("--all", "every", is_flag=True, help="Apply to every VM.")
 @click.option(
     "--count",
     type=click.IntRange(1),
     metavar="N",
-    help="The next so many requests or events; with workers, a few more that come at one moment.",
+    help="Limit to the next N requests or events; with workers, simultaneous requests may exceed N.",
 )
-@click.option("--for", "for_s", type=duration, metavar="DURATION", help="For so long, such as 70s.")
+@click.option("--for", "for_s", type=duration, metavar="DURATION", help="End after this time, such as 70s.")
 @service_command
 def set_fault(
     call: Invocation,
@@ -62,11 +62,11 @@ def set_fault(
 ) -> None:
     """Set a fault.
 
-    Without --count and --for it stays until it is cleared. Parameters are given as
-    NAME=VALUE, such as notice=5s; `forewarn fault list --kinds` shows which there are.
+    Without --count and --for it stays until it is cleared. Give parameters as
+    NAME=VALUE, such as notice=5s; `forewarn fault list --kinds` shows them.
     """
     if [vm is not None, scope is not None, every].count(True) != 1:
-        raise Rejected("a fault is for a VM, a scope or everything: give one of --vm, --scope and --all")
+        raise Rejected("a fault applies to a VM, a scope or every VM: give one of --vm, --scope and --all")
     given = {"vm": vm, "scope": scope, "all": every or None, "count": count, "for_s": for_s}
     body: JsonObject = {name: value for name, value in given.items() if value is not None}
     body |= {"kind": kind, "parameters": dict(map(_parse_parameter, parameters))}
@@ -79,29 +79,44 @@ def set_fault(
 
 @fault.command("clear")
 @click.argument("ids", metavar="[FAULT]...", nargs=-1, shell_complete=fault_ids)
-@click.option("--kind", metavar="KIND", shell_complete=fault_kinds, help="Only those of this kind.")
-@click.option("--vm", metavar="VM", shell_complete=vm_names, help="Only those for this VM.")
-@click.option("--scope", metavar="SCOPE", shell_complete=scope_ids, help="Only those for this scope.")
-@click.option("--all", "every", is_flag=True, help="All of them, and storms too.")
+@click.option("--kind", metavar="KIND", shell_complete=fault_kinds, help="Clear only faults of this kind.")
+@click.option("--vm", metavar="VM", shell_complete=vm_names, help="Clear only faults of this VM.")
+@click.option("--scope", metavar="SCOPE", shell_complete=scope_ids, help="Clear only faults of this scope.")
+@click.option("--all", "every", is_flag=True, help="Clear all faults and storms.")
 @service_command
 def clear_faults(
     call: Invocation, ids: tuple[str, ...], kind: str | None, vm: str | None, scope: str | None, every: bool
 ) -> None:
-    """Clear faults and storms, by their ids or by what they are for."""
+    """Clear faults and storms, by id or by target."""
     if not ids and not every and kind is None and vm is None and scope is None:
-        raise Rejected("nothing says which faults to clear: name them, or give --kind, --vm, --scope or --all")
+        raise Rejected("no fault is selected: give ids, or --kind, --vm, --scope or --all")
     given = {"ids": list(ids) or None, "kind": kind, "vm": vm, "scope": scope, "all": every or None}
     body = {name: value for name, value in given.items() if value is not None}
     print_cleared(call, call.api.post("faults", "clear", body=body))
 
 
 @fault.command()
-@click.option("--seed", type=click.IntRange(0, 2**53), required=True, metavar="N", help="Same seed, same storm.")
-@click.option("--vm", "vms", multiple=True, metavar="VM", shell_complete=vm_names, help="Repeat for more; else all.")
-@click.option("--for", "for_s", type=duration, default="10m", show_default=True, metavar="DURATION")
+@click.option(
+    "--seed",
+    type=click.IntRange(0, 2**53),
+    required=True,
+    metavar="N",
+    help="Choose the storm: the same seed gives the same one.",
+)
+@click.option(
+    "--vm",
+    "vms",
+    multiple=True,
+    metavar="VM",
+    shell_complete=vm_names,
+    help="Apply to this VM; repeatable.  [default: all]",
+)
+@click.option(
+    "--for", "for_s", type=duration, default="10m", show_default=True, metavar="DURATION", help="End after this time."
+)
 @service_command
 def storm(call: Invocation, seed: int, vms: tuple[str, ...], for_s: float) -> None:
-    """Play a mix of faults that follows from a seed."""
+    """Start a storm: a mix of faults that a seed determines."""
     body = {"seed": seed, "vms": list(vms), "for_s": for_s}
     print_storm(call, call.api.post("faults", "storm", body=body))
 
@@ -109,24 +124,25 @@ def storm(call: Invocation, seed: int, vms: tuple[str, ...], for_s: float) -> No
 def _parse_parameter(text: str) -> tuple[str, float]:
     name, sign, value = text.partition("=")
     if not sign or not name:
-        raise Rejected(f"parameter {text!r} is no NAME=VALUE: write it like notice=5s")
+        raise Rejected(f"parameter {text!r} has no NAME=VALUE form: write it like notice=5s")
     try:
         seconds = parse_duration(value)
     except ValueError as error:
         raise Rejected(f"parameter {name!r}: {error}") from error
-    spelled = name.strip().replace("-", "_").removesuffix("_s")
-    return (spelled if spelled in _NUMERIC_PARAMETERS else f"{spelled}_s"), seconds
+    key = name.strip().replace("-", "_").removesuffix("_s")
+    return (key if key in _NUMERIC_PARAMETERS else f"{key}_s"), seconds
 
 
 def _with_typed_names(sentence: str) -> str:
-    """The service calls a duration `take_s`; who types `take=9m` knows it as `take`."""
+    """The message with `take_s`, the API's name of a parameter, as `take`, the name on the command line."""
     return re.sub(r"'([a-z_]+)_s'", lambda name: repr(name[1].replace("_", "-")), sentence)
 
 
-_NO_FAULTS = "No fault is on. `forewarn fault list --kinds` shows what there is."
+_NO_FAULTS = "No fault is active. `forewarn fault list --kinds` shows the kinds of faults."
 
 
 def print_faults(call: Invocation, view: JsonObject) -> None:
+    """Print the active faults and storms as tables."""
     faults, storms = view["faults"], view["storms"]
     if not faults and not storms:
         call.output.print_line(_NO_FAULTS)
@@ -134,7 +150,7 @@ def print_faults(call: Invocation, view: JsonObject) -> None:
     now = call.api.now()
     if faults:
         call.output.print_table(
-            ("fault", "kind", "for", "left", "touched", "set"), [_fault_row(fault, now) for fault in faults]
+            ("fault", "kind", "target", "left", "affected", "set"), [_fault_row(fault, now) for fault in faults]
         )
     for storm in storms:
         call.output.print_line()
@@ -153,8 +169,8 @@ def _fault_row(fault: JsonObject, now: float) -> list[Cell]:
 
 
 def _parameters_text(parameters: JsonObject) -> str:
-    told = [_parameter_text(name, value) for name, value in parameters.items()]
-    return f" ({', '.join(told)})" if told else ""
+    texts = [_parameter_text(name, value) for name, value in parameters.items()]
+    return f" ({', '.join(texts)})" if texts else ""
 
 
 def _parameter_text(name: str, value: float) -> str:
@@ -174,6 +190,7 @@ def _touched_count(fault: JsonObject) -> str:
 
 
 def print_fault(call: Invocation, fault: JsonObject) -> None:
+    """Print a fault that was just set."""
     if call.output.as_json:
         call.output.print_json(fault)
         return
@@ -182,27 +199,31 @@ def print_fault(call: Invocation, fault: JsonObject) -> None:
     if fault["strikes"] == "at once":
         call.output.print_line(bold(what), f" has happened to {fault['target']}. {seen}")
         return
-    call.output.print_line(bold(what), f" is on for {fault['target']}; left: {_remaining(fault)}. {seen}")
-    call.output.print_hints([(f"forewarn fault clear {fault['id']}", "end it"), ("forewarn fault list", "what is on")])
+    call.output.print_line(bold(what), f" is active for {fault['target']}; left: {_remaining(fault)}. {seen}")
+    call.output.print_hints(
+        [(f"forewarn fault clear {fault['id']}", "clear it"), ("forewarn fault list", "show active faults")]
+    )
 
 
 def print_cleared(call: Invocation, view: JsonObject) -> None:
+    """Print the faults and storms that were just cleared."""
     if call.output.as_json:
         call.output.print_json(view)
         return
     for storm in view["storms"]:
         call.output.print_line(
-            f"Storm {storm['id']} is cleared; what it has set runs out by itself, or is cleared too."
+            f"Storm {storm['id']} is cleared; faults that it has set stay until they end or are cleared."
         )
     for fault in view["cleared"]:
         call.output.print_line(
             f"Fault {fault['id']} ({fault['kind']}) of {fault['target']} is cleared: {_touched_count(fault)}."
         )
     if not view["storms"] and not view["cleared"]:
-        call.output.print_line("No such fault is on.")
+        call.output.print_line("No such fault is active.")
 
 
 def print_storm(call: Invocation, storm: JsonObject) -> None:
+    """Print a storm that was just started, with a row for each of its faults."""
     if call.output.as_json:
         call.output.print_json(storm)
     else:
@@ -215,27 +236,28 @@ def _print_storm_table(call: Invocation, storm: JsonObject, now: float) -> None:
         bold(f"Storm {storm['id']}"), f", seed {storm['seed']}, {format_duration(storm['for_s'])}, from {since}"
     )
     headers = ("after", "fault", "VM", "lasts", "set")
-    call.output.print_table(headers, [_storm_row(gust) for gust in storm["gusts"]])
+    call.output.print_table(headers, [_storm_row(step) for step in storm["gusts"]])
 
 
-def _storm_row(gust: JsonObject) -> list[Cell]:
-    lasts = [] if gust["count"] is None else [count_noun(gust["count"], "time")]
-    lasts += [] if gust["for_s"] is None else [format_duration(gust["for_s"])]
-    is_set = dim("yes") if gust["is_set"] else "no"
-    what = f"{gust['kind']}{_parameters_text(gust['parameters'])}"
-    return [format_duration(gust["after_s"]), what, gust["vm"], ", ".join(lasts) or "at once", is_set]
+def _storm_row(step: JsonObject) -> list[Cell]:
+    lasts = [] if step["count"] is None else [count_noun(step["count"], "time")]
+    lasts += [] if step["for_s"] is None else [format_duration(step["for_s"])]
+    is_set = dim("yes") if step["is_set"] else "no"
+    what = f"{step['kind']}{_parameters_text(step['parameters'])}"
+    return [format_duration(step["after_s"]), what, step["vm"], ", ".join(lasts) or "at once", is_set]
 
 
 def print_fault_kinds(call: Invocation, kinds: list[JsonObject]) -> None:
+    """Print a table of all kinds of faults, with their parameters and what a client sees."""
     rows: list[list[Cell]] = [
         [bold(kind["kind"]), kind["strikes"], _parameter_ranges(kind), kind["seen"]] for kind in kinds
     ]
-    call.output.print_table(("kind", "strikes", "parameters", "a client sees"), rows)
+    call.output.print_table(("kind", "affects", "parameters", "a client sees"), rows)
 
 
 def _parameter_ranges(kind: JsonObject) -> str:
-    told = [
+    ranges = [
         f"{_parameter_text(name, value['default'])}, up to {_parameter_text(name, value['most']).partition('=')[2]}"
         for name, value in kind["parameters"].items()
     ]
-    return "; ".join(told) or "-"
+    return "; ".join(ranges) or "-"

@@ -27,12 +27,12 @@ def fleet() -> None:
 
 @fleet.command()
 @click.argument("vm", metavar="[VM]", required=False, shell_complete=vm_names)
-@click.option("--scope", metavar="SCOPE", shell_complete=scope_ids, help="Only this scope.")
-@click.option("--host", metavar="HOST", shell_complete=host_names, help="Only what runs on this host.")
-@click.option("--limit", type=click.IntRange(1), metavar="N", help="At most so many VMs.")
+@click.option("--scope", metavar="SCOPE", shell_complete=scope_ids, help="Show only this scope.")
+@click.option("--host", metavar="HOST", shell_complete=host_names, help="Show only this host and its VMs.")
+@click.option("--limit", type=click.IntRange(1), metavar="N", help="Show at most N VMs.")
 @service_command
 def show(call: Invocation, vm: str | None, scope: str | None, host: str | None, limit: int | None) -> None:
-    """Show hosts and VMs, or one VM with everything known of it."""
+    """Show hosts and VMs, or one VM in detail."""
     if vm is not None:
         view = call.api.get("vms", vm)
     else:
@@ -47,13 +47,13 @@ def show(call: Invocation, vm: str | None, scope: str | None, host: str | None, 
 
 @fleet.command()
 @click.argument("name", type=name_of_vm)
-@click.option("--group", "resource_group", metavar="GROUP", help="Its resource group.")
-@click.option("--location", metavar="LOCATION")
-@click.option("--host", metavar="HOST", shell_complete=host_names, help="Where it runs; chosen if left out.")
-@click.option("--availability-set", metavar="SET", help="A name that is new makes a set.")
-@click.option("--scale-set", metavar="SET", help="A name that is new makes a set.")
-@click.option("--zone", metavar="ZONE")
-@click.option("--spot", "priority", flag_value="Spot", help="A Spot VM: it can be evicted.")
+@click.option("--group", "resource_group", metavar="GROUP", help="Put it in this resource group.")
+@click.option("--location", metavar="LOCATION", help="Put it in this location.")
+@click.option("--host", metavar="HOST", shell_complete=host_names, help="Run it on this host.  [default: any]")
+@click.option("--availability-set", metavar="SET", help="Put it in this availability set, created if new.")
+@click.option("--scale-set", metavar="SET", help="Put it in this scale set, created if new.")
+@click.option("--zone", metavar="ZONE", help="Put it in this zone.")
+@click.option("--spot", "priority", flag_value="Spot", help="Make it a Spot VM, which can be evicted.")
 @service_command
 def add(call: Invocation, name: str, **facts: Any) -> None:
     """Add one VM."""
@@ -65,11 +65,11 @@ def add(call: Invocation, name: str, **facts: Any) -> None:
 @click.argument("vm", metavar="VM", shell_complete=vm_names)
 @service_command
 def remove(call: Invocation, vm: str) -> None:
-    """Take one VM out of the fleet at once, with no event.
+    """Remove one VM from the fleet at once, with no event.
 
     `forewarn delete VM` deletes it with notice.
     """
-    _print_changed_vm(call, call.api.delete("fleet", "vms", vm), "taken out of the fleet")
+    _print_changed_vm(call, call.api.delete("fleet", "vms", vm), "removed from the fleet")
 
 
 def _print_changed_vm(call: Invocation, view: JsonObject, what: str) -> None:
@@ -83,8 +83,8 @@ def _print_changed_vm(call: Invocation, view: JsonObject, what: str) -> None:
 
 @fleet.command("add-host")
 @click.argument("name")
-@click.option("--location", required=True, metavar="LOCATION")
-@click.option("--zone", metavar="ZONE")
+@click.option("--location", required=True, metavar="LOCATION", help="Put it in this location.")
+@click.option("--zone", metavar="ZONE", help="Put it in this zone.")
 @service_command
 def add_host(call: Invocation, name: str, location: str, zone: str | None) -> None:
     """Add one host."""
@@ -96,15 +96,15 @@ def add_host(call: Invocation, name: str, location: str, zone: str | None) -> No
 @click.argument("host", metavar="HOST", shell_complete=host_names)
 @service_command
 def remove_host(call: Invocation, host: str) -> None:
-    """Take one host out of the fleet; it must be empty."""
-    print_host(call, call.api.delete("fleet", "hosts", host), "taken out of the fleet")
+    """Remove one host from the fleet; it must have no VMs."""
+    print_host(call, call.api.delete("fleet", "hosts", host), "removed from the fleet")
 
 
 @fleet.command()
 @file_argument
 @service_command
 def check(call: Invocation, file: IO[bytes]) -> None:
-    """Say what is wrong with a fleet file, or what it would change."""
+    """Check a fleet file, and show what it would change."""
     proposal = _read_proposal(file)
     try:
         answer = _send_proposal(call, proposal, "check")
@@ -118,7 +118,7 @@ def check(call: Invocation, file: IO[bytes]) -> None:
 
 
 def _check_without_service(call: Invocation, proposal: dict[str, object]) -> None:
-    """A file can be checked before there is a service; what it would change is known only with one."""
+    """Check the file itself; only a running service knows what it would change."""
     with require_server_extra("fleet check"):
         from forewarn.core.fleetfile.problems import InvalidFleetFile
         from forewarn.core.fleetfile.reader import read_fleet_file
@@ -132,21 +132,21 @@ def _check_without_service(call: Invocation, proposal: dict[str, object]) -> Non
         call.output.print_json({"difference": None, "vms": len(found.vms), "hosts": len(found.hosts)})
     else:
         call.output.print_line(
-            f"{source} is sound: {count_noun(len(found.vms), 'VM')} on {count_noun(len(found.hosts), 'host')}."
+            f"{source} is valid: {count_noun(len(found.vms), 'VM')} on {count_noun(len(found.hosts), 'host')}."
         )
-        call.output.print_line(dim(f"No service answers in {call.data}, so what it would change is not known."))
+        call.output.print_line(dim(f"No service answers in {call.data}, so its changes are not known."))
 
 
 @fleet.command()
 @file_argument
-@click.option("--yes", is_flag=True, help="Do not ask.")
-@click.option("--dry-run", is_flag=True, help="Only show the difference.")
-@click.option("--resurrect", is_flag=True, help="Bring back VMs that were deleted but are still in the file.")
+@click.option("--yes", is_flag=True, help="Apply without asking.")
+@click.option("--dry-run", is_flag=True, help="Show the difference, and change nothing.")
+@click.option("--resurrect", is_flag=True, help="Restore deleted VMs that are still in the file.")
 @service_command
 def apply(call: Invocation, file: IO[bytes], yes: bool, dry_run: bool, resurrect: bool) -> int:
     """Make the fleet what a file describes.
 
-    The difference is shown first, and you are asked.
+    Shows the difference first, and asks before it applies it.
     """
     proposal: dict[str, object] = {**_read_proposal(file), "resurrect": resurrect}
     preview = _send_proposal(call, {**proposal, "dry_run": True}, "apply")
@@ -157,7 +157,7 @@ def apply(call: Invocation, file: IO[bytes], yes: bool, dry_run: bool, resurrect
     if preview["difference"]["problems"]:
         return _print_applied(
             call, _send_proposal(call, {**proposal, "dry_run": False}, "apply")
-        )  # the service says why not
+        )  # raises the service's refusal
     if not yes and not _confirmed():
         call.output.print_error("nothing was applied")
         return 1
@@ -178,7 +178,7 @@ def _confirmed() -> bool:
     except click.Abort as error:
         if isinstance(error.__cause__, KeyboardInterrupt) or isinstance(error.__context__, KeyboardInterrupt):
             raise
-        raise Rejected("nothing was applied, because nobody could be asked: give --yes to apply") from error
+        raise Rejected("nothing was applied: there is no terminal to confirm it; use --yes to apply") from error
 
 
 def _read_proposal(file: IO[bytes]) -> dict[str, object]:
@@ -205,6 +205,7 @@ def _send_proposal(call: Invocation, proposal: dict[str, object], verb: str) -> 
 
 
 def invalid_fleet_file(message: str, problems: list[JsonObject], source: str) -> InvalidFile:
+    """The error for a fleet file with these problems; `source` is the file's name in the message."""
     error = InvalidFile(message, problems)
     error.file_name = source
     return error
@@ -213,16 +214,19 @@ def invalid_fleet_file(message: str, problems: list[JsonObject], source: str) ->
 def _print_difference(call: Invocation, answer: JsonObject, source: str) -> None:
     difference = answer["difference"]
     if difference["is_empty"]:
-        call.output.print_line(f"The fleet is what {source} describes: nothing to change.")
+        call.output.print_line(f"The fleet already matches {source}: nothing to change.")
         return
     for line in difference["lines"]:
         call.output.print_line(Text(without_control_characters(line), style=_DIFF_STYLES.get(line.lstrip()[:1], "")))
 
 
-_EMPTY_FLEET = "The fleet is empty. Describe one in a file and `forewarn fleet apply FILE`, or `forewarn fleet add VM`."
+_EMPTY_FLEET = (
+    "The fleet is empty. Apply a fleet file with `forewarn fleet apply FILE`, or add VMs with `forewarn fleet add`."
+)
 
 
 def print_fleet(call: Invocation, view: JsonObject) -> None:
+    """Print tables of hosts and VMs."""
     hosts, vms = view["hosts"], view["vms"]
     if not hosts and not vms:
         call.output.print_line(_EMPTY_FLEET)
@@ -234,7 +238,7 @@ def print_fleet(call: Invocation, view: JsonObject) -> None:
         call.output.print_line()
     if vms:
         lab = any(vm["url"] for vm in vms)
-        headers = ("VM", "scope", "UD", "host", "power", "events", "asked", *(["endpoint"] if lab else []))
+        headers = ("VM", "scope", "UD", "host", "power", "events", "polled", *(["endpoint"] if lab else []))
         call.output.print_table(headers, [_vm_row(vm, now, lab) for vm in vms])
     summary = (count_noun(len(vms), "VM"), count_noun(len(view["scopes"]), "scope"), count_noun(len(hosts), "host"))
     if call.output.is_terminal:
@@ -266,17 +270,18 @@ def _vm_row(vm: JsonObject, now: float, lab: bool) -> list[Cell]:
 
 
 def _scope_text(vm: JsonObject) -> str:
-    """Short, and as `--scope` takes it; its title is in the VM's own view."""
-    sort, _, path = vm["scope"].partition(":")
-    return "alone" if sort == "vm" else "/".join(path.split("/")[-2 if sort == "placement" else -1 :])
+    """The scope in the short form that `--scope` accepts; "alone" for a VM that is in no set."""
+    kind, _, path = vm["scope"].partition(":")
+    return "alone" if kind == "vm" else "/".join(path.split("/")[-2 if kind == "placement" else -1 :])
 
 
 def _endpoint_text(vm: JsonObject) -> str:
-    """Short, for `guest --endpoint`; the whole URL is in the VM's own view."""
+    """Address and port in the short form that `guest --endpoint` accepts."""
     return str(vm["url"] or "-").removeprefix("http://").partition("/")[0]
 
 
 def print_vm(call: Invocation, vm: JsonObject) -> None:
+    """Print one VM: its facts, then its events."""
     now = call.api.now()
     call.output.print_line(bold(vm["name"]))
     call.output.print_facts((name, value) for name, value in _vm_facts(vm, now) if str(value))
@@ -296,8 +301,8 @@ def _vm_facts(vm: JsonObject, now: float) -> Iterator[tuple[str, Cell]]:
     if vm["priority"] == "Spot":
         yield "priority", f"Spot, {vm['eviction_policy']} on eviction"
     if vm["terminate_notice_min"]:
-        yield "told of deletion", f"{vm['terminate_notice_min']} minutes before"
-    yield "asks for events", _polling_text(vm, now)
+        yield "notice of deletion", f"{vm['terminate_notice_min']} minutes"
+    yield "last poll", _polling_text(vm, now)
     yield "endpoint", vm["url"] or vm["address"] or ""
     yield "tags", join_names([f"{name}={value}" for name, value in vm["tags"].items()]) if vm["tags"] else ""
 
@@ -312,6 +317,7 @@ def _polling_text(vm: JsonObject, now: float) -> str:
 
 
 def print_host(call: Invocation, host: JsonObject, what: str) -> None:
+    """Print one host and what was done to it, such as "added"."""
     if call.output.as_json:
         call.output.print_json(host)
     else:

@@ -1,4 +1,4 @@
-"""Waits until something is over, printing its history meanwhile.
+"""Follows something until it is over, printing its history entries meanwhile.
 
 The service holds each history request until there are new entries, so nothing here sleeps. On a terminal a live area
 below the printed lines shows the current state.
@@ -18,16 +18,16 @@ from forewarn.cli.api_client import JsonObject
 from forewarn.cli.formatting import history_lines
 from forewarn.cli.invocation import Invocation
 
-TERMINAL_INTERVAL_S = 1  # a countdown is on show
+TERMINAL_INTERVAL_S = 1  # how long one history request is held; short on a terminal, which shows a countdown
 PIPE_INTERVAL_S = 10
 WATCH_INTERVAL_S = 30
 _ENTRIES_PER_PAGE = 500
-HistoryFilter = Mapping[str, str]  # what the history is asked about: vm, event, request, scope
+HistoryFilter = Mapping[str, str]  # query parameters of the history: vm, event, request, scope
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Snapshot:
-    """How something stands now."""
+    """The state of what is followed: its API view, whether it is over, and what a terminal shows of it."""
 
     view: JsonObject
     is_over: bool
@@ -35,55 +35,60 @@ class Snapshot:
 
 
 class LiveArea:
-    """The place below the lines that scroll; in a pipe there is none."""
+    """The updating area below the printed lines of a terminal; does nothing in a pipe."""
 
     def __init__(self, live: Live | None) -> None:
         self._live = live
 
-    def show(self, shows: RenderableType) -> None:
+    def show(self, renderable: RenderableType) -> None:
+        """Replace what the area shows."""
         if self._live is not None:
-            self._live.update(shows, refresh=True)
+            self._live.update(renderable, refresh=True)
 
 
 @contextmanager
-def live_area(call: Invocation, *, stays: bool = False) -> Iterator[LiveArea]:
+def live_area(call: Invocation, *, keep_visible: bool = False) -> Iterator[LiveArea]:
+    """Open the live area of a terminal; it is erased at the end unless `keep_visible`."""
     if not call.output.is_terminal:
         yield LiveArea(None)
         return
-    with Live(console=call.output.stdout, auto_refresh=False, transient=not stays) as live:
+    with Live(console=call.output.stdout, auto_refresh=False, transient=not keep_visible) as live:
         yield LiveArea(live)
 
 
-def follow(call: Invocation, look: Callable[[], Snapshot], *, about: HistoryFilter, quiet: bool = False) -> JsonObject:
-    """Look until it is over; the history `about` it is told meanwhile, unless it is to be quiet."""
-    tick_s = TERMINAL_INTERVAL_S if call.output.is_terminal else PIPE_INTERVAL_S
-    with live_area(call) as place:
-        seq = _print_new_entries(call, 0, wait_s=0, quiet=quiet, about=about)
+def follow(
+    call: Invocation, take_snapshot: Callable[[], Snapshot], *, entries_of: HistoryFilter, quiet: bool = False
+) -> JsonObject:
+    """Take snapshots until one is over, and return its view; prints new history entries unless `quiet`."""
+    interval_s = TERMINAL_INTERVAL_S if call.output.is_terminal else PIPE_INTERVAL_S
+    with live_area(call) as area:
+        seq = _print_new_entries(call, 0, wait_s=0, quiet=quiet, entries_of=entries_of)
         while True:
-            now = look()
-            # What happens after the look is news to the next question, so none of it is waited past.
-            if now.is_over:
-                _print_new_entries(call, seq, wait_s=0, quiet=quiet, about=about)
-                return now.view
-            place.show(now.renderable)
-            seq = _print_new_entries(call, seq, wait_s=tick_s, quiet=quiet, about=about)
+            snapshot = take_snapshot()
+            # An entry written after the snapshot ends the next wait at once, so no change is missed.
+            if snapshot.is_over:
+                _print_new_entries(call, seq, wait_s=0, quiet=quiet, entries_of=entries_of)
+                return snapshot.view
+            area.show(snapshot.renderable)
+            seq = _print_new_entries(call, seq, wait_s=interval_s, quiet=quiet, entries_of=entries_of)
 
 
-def _print_new_entries(call: Invocation, seq: int, *, wait_s: int, quiet: bool, about: HistoryFilter) -> int:
-    """Print what is new; the number of the latest entry."""
-    page = wait_for_entries(call, seq, wait_s=wait_s, about=about)
+def _print_new_entries(call: Invocation, seq: int, *, wait_s: int, quiet: bool, entries_of: HistoryFilter) -> int:
+    """Print the entries after number `seq`; returns the number of the latest entry."""
+    page = wait_for_entries(call, seq, wait_s=wait_s, entries_of=entries_of)
     if page["entries"] and not quiet and not call.output.as_json:
         print_entries(call, page["entries"], call.api.now())
     return int(page["seq"])
 
 
 def print_entries(call: Invocation, entries: list[JsonObject], now: float) -> None:
+    """Print history entries, one per line."""
     for label, sentence in history_lines(entries, now):
         call.output.print_labelled(label, sentence)
 
 
 def entries_since(call: Invocation, after: int) -> list[JsonObject]:
-    """Every entry after this one, however many there are."""
+    """All history entries after number `after`, fetched page by page."""
     entries: list[JsonObject] = []
     while page := wait_for_entries(call, after, wait_s=0)["entries"]:
         entries += page
@@ -92,9 +97,9 @@ def entries_since(call: Invocation, after: int) -> list[JsonObject]:
 
 
 def wait_for_entries(
-    call: Invocation, after: int, *, wait_s: int, about: HistoryFilter = MappingProxyType({})
+    call: Invocation, after: int, *, wait_s: int, entries_of: HistoryFilter = MappingProxyType({})
 ) -> JsonObject:
-    """Entries after this one, held by the service for a while if there are none."""
-    patience_s = wait_s + 30.0
-    query = {"after": after, "wait_s": wait_s, "limit": _ENTRIES_PER_PAGE, **about}
-    return call.api.get("history", query=query, patience_s=patience_s)
+    """A page of history entries after number `after`; waits up to `wait_s` for the first one."""
+    timeout_s = wait_s + 30.0
+    query = {"after": after, "wait_s": wait_s, "limit": _ENTRIES_PER_PAGE, **entries_of}
+    return call.api.get("history", query=query, timeout_s=timeout_s)

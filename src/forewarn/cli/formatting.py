@@ -13,11 +13,12 @@ from forewarn.duration import format_duration
 
 
 def local_time(at: float) -> datetime:
+    """A time in seconds since the epoch, in this machine's time zone."""
     return datetime.fromtimestamp(at).astimezone()
 
 
 def clock_time(at: float, now: float, *, dated: bool = False) -> str:
-    """The time of day, with its date where that is not today's or where its neighbours have one."""
+    """The time of day, with the date if it is not today or if `dated`; "never" if out of range."""
     try:
         shown, today = local_time(at), local_time(now).date()
     except (ValueError, OverflowError, OSError):
@@ -26,7 +27,7 @@ def clock_time(at: float, now: float, *, dated: bool = False) -> str:
 
 
 def clock_times(ats: Iterable[float], now: float) -> list[str]:
-    """Times that stand below each other: all with their date as soon as one needs it."""
+    """Times for one column: all with their date if any of them needs it."""
     listed = list(ats)
     plain = [clock_time(at, now) for at in listed]
     alike = len({len(text) for text in plain if text != "never"}) <= 1
@@ -34,6 +35,7 @@ def clock_times(ats: Iterable[float], now: float) -> list[str]:
 
 
 def relative_time(at: float, now: float, *, units: int = 2) -> str:
+    """`in 5 m 3 s`, `2 h ago` or `now`, with at most this many units."""
     if abs(at - now) < 1:
         return "now"
     far = " ".join(format_duration(abs(at - now)).split()[:units])
@@ -41,11 +43,12 @@ def relative_time(at: float, now: float, *, units: int = 2) -> str:
 
 
 def describe_time(at: float | None, now: float) -> str:
+    """`12:00:05 (in 5 m)`; `-` for None."""
     return "-" if at is None else f"{clock_time(at, now)} ({relative_time(at, now)})"
 
 
 MAX_NAMES_SHOWN = 5
-_DEFAULT_SUBSCRIPTION = "00000000-0000-0000-0000-000000000001"  # that of fleets that name none
+_DEFAULT_SUBSCRIPTION = "00000000-0000-0000-0000-000000000001"  # of fleets that name none
 _RESOURCE_TYPES = {
     "virtualMachines": "VM",
     "virtualMachineScaleSets": "scale set",
@@ -58,56 +61,58 @@ _ENTRIES_WITH_ACTOR = frozenset(
 
 
 def join_names(listed: Sequence[str], most: int = MAX_NAMES_SHOWN) -> str:
-    """Some names, and how many more: `a, b, c and 97 more`."""
+    """At most `most` names, then how many more: `a, b, c and 97 more`; `-` for none."""
     if len(listed) <= most:
         return ", ".join(listed) or "-"
     return f"{', '.join(listed[:most])} and {len(listed) - most} more"
 
 
 def count_noun(count: int, thing: str) -> str:
+    """`1 event`, `3 events`."""
     return f"{count} {thing}" if count == 1 else f"{count} {thing}s"
 
 
 def action_noun(verb: str) -> str:
-    """`eviction of web`, as people say it."""
+    """The noun of a verb, for texts such as `eviction of web`; only evict has its own."""
     return "eviction" if verb == "evict" else verb
 
 
 def describe_resource(resource: str) -> str:
-    """What a role is granted over, or a webhook is told of: as people call it, where that is clear."""
+    """A resource id in words, such as `VM web-0 of resource group lab`, where its form is known."""
     if resource == "/":
         return "everything"
-    words = resource.strip("/").split("/")
-    if len(words) < 4 or words[:3:2] != ["subscriptions", "resourceGroups"]:
+    parts = resource.strip("/").split("/")
+    if len(parts) < 4 or parts[:3:2] != ["subscriptions", "resourceGroups"]:
         return resource
-    group = f"resource group {words[3]}"
-    group += "" if words[1] == _DEFAULT_SUBSCRIPTION else f" of subscription {words[1]}"
-    if len(words) == 4:
+    group = f"resource group {parts[3]}"
+    group += "" if parts[1] == _DEFAULT_SUBSCRIPTION else f" of subscription {parts[1]}"
+    if len(parts) == 4:
         return group
     return (
-        f"{_RESOURCE_TYPES[words[6]]} {words[7]} of {group}"
-        if len(words) == 8 and words[6] in _RESOURCE_TYPES
+        f"{_RESOURCE_TYPES[parts[6]]} {parts[7]} of {group}"
+        if len(parts) == 8 and parts[6] in _RESOURCE_TYPES
         else resource
     )
 
 
 def event_kind(event: JsonObject) -> str:
-    """The kind that documents show; what is done, where none shows it."""
+    """The kind that VMs see, such as `Reboot`; the verb for events that VMs never see."""
     return str(event["kind"] or event["verb"])
 
 
 def status_text(event: JsonObject) -> Text:
-    """The status, or how it ended."""
+    """The event's ending if it is over, else its status, in its colour."""
     return state_text(event["ending"] or event["status"])
 
 
 def relevant_time(event: JsonObject, now: float) -> str:
-    """The instant that matters most in the event's state."""
+    """When the event ended, else started, else may start; as text."""
     at = event["over_at"] or event["started_at"] or event["not_before"]
     return describe_time(at, now)
 
 
 def waiting_reason(event: JsonObject, now: float) -> str:
+    """What the event waits for, what is being done, or why it ended; may be empty."""
     wait = event["waits_for"]
     if not wait:
         return str(event["reason"] or event["note"] or "") if event["status"] == "over" else _acts_under_way(event)
@@ -124,13 +129,14 @@ EVENT_HEADERS = ("event", "kind", "status", "VMs", "when", "waits for")
 
 
 def event_headers(events: Sequence[JsonObject]) -> tuple[str, ...]:
-    """What is over waits for nothing: there the last column says why it ended so."""
+    """Headers for `event_row`; the last one depends on whether the events are pending or over."""
     over = [event["status"] == "over" for event in events]
     last = "why" if all(over) else "waits for, why" if any(over) else "waits for"
     return (*EVENT_HEADERS[:-1], last)
 
 
 def event_row(event: JsonObject, now: float, shown_id: str) -> list[Cell]:
+    """The cells of one event, in the order of EVENT_HEADERS."""
     approved = dim(" approved") if event["approved_at"] and event["status"] == "scheduled" else Text()
     return [
         bold(shown_id),
@@ -143,26 +149,26 @@ def event_row(event: JsonObject, now: float, shown_id: str) -> list[Cell]:
 
 
 def _short_waiting_reason(event: JsonObject, now: float) -> str:
-    """Where the end of its notice stands beside it."""
+    """The waiting reason for a table, where the column beside it already shows the end of the notice."""
     wait = event["waits_for"]
     return "an approval" if wait and wait["reason"] == "notice" else waiting_reason(event, now)
 
 
 def history_lines(entries: Sequence[JsonObject], now: float) -> list[tuple[Text, Text]]:
-    """Entries of the history: when and what, and the sentence that stands beside it."""
+    """A label (time and kind) and a sentence for each history entry."""
     times = clock_times((entry["at"] for entry in entries), now)
     return [_history_line(entry, time) for entry, time in zip(entries, times, strict=True)]
 
 
 def _history_line(entry: JsonObject, time: str) -> tuple[Text, Text]:
-    tells_who = entry["what"] in _ENTRIES_WITH_ACTOR and entry["who"] and entry["who"] not in entry["text"]
-    who = f"  ({entry['who']})" if tells_who else ""
+    shows_actor = entry["what"] in _ENTRIES_WITH_ACTOR and entry["who"] and entry["who"] not in entry["text"]
+    who = f"  ({entry['who']})" if shows_actor else ""
     what = Text(f"{without_control_characters(entry['what']):<10}", style=state_text(entry["what"]).style)
     return join_text(dim(time), "  ", what, "  "), join_text(entry["text"], dim(who))
 
 
 def failure_summary(events: Iterable[JsonObject]) -> str:
-    """Why what was waited for did not end well."""
+    """A sentence for each event that failed or was withdrawn; empty if none did."""
     bad = [event for event in events if event["ending"] in ("failed", "withdrawn")]
     return "; ".join(_failure_of_event(event) for event in bad)
 
@@ -173,5 +179,5 @@ def _failure_of_event(event: JsonObject) -> str:
     return (
         f"event {event['id']} was {event['ending']} ({why})"
         if event["ending"] == "withdrawn"
-        else (f"event {event['id']} failed ({why})")
+        else f"event {event['id']} failed ({why})"
     )

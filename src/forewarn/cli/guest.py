@@ -20,27 +20,28 @@ from forewarn.errors import ForewarnError, NotFound, Rejected
 
 _MIN_ID_PREFIX = 4
 _HEADERS = ("event", "kind", "status", "VMs", "not before", "impact", "description")
-_NO_EVENTS = "No event is announced to this VM."
+_NO_EVENTS = "No event is pending for this VM."
 _NO_EVENTS_YET = f"{_NO_EVENTS} `forewarn guest watch` waits for one."
 
 
 def endpoint_option(function: CommandFunction) -> CommandFunction:
+    """Decorate a command that polls a VM's endpoint: adds --endpoint to an offline command."""
     return click.option(
         "--endpoint",
         metavar="URL",
-        help="Where to ask.  [env: FOREWARN_ENDPOINT, SCHEDULEDEVENTSIP; default: discovered]",
+        help="Use this endpoint.  [env: FOREWARN_ENDPOINT, SCHEDULEDEVENTSIP; default: discovered]",
     )(offline_command(function))
 
 
 @click.group()
 def guest() -> None:
-    """For use inside a VM: what is announced to it."""
+    """Show and approve a VM's events, from inside it."""
 
 
 @guest.command()
 @endpoint_option
 def events(call: Invocation, endpoint: str | None) -> None:
-    """Show the events that this VM is told of."""
+    """Show the events of this VM."""
     client = Client(endpoint)
     received = client.events()
     name = vm_name_or_none(client)
@@ -53,7 +54,7 @@ def events(call: Invocation, endpoint: str | None) -> None:
 @guest.command()
 @endpoint_option
 def watch(call: Invocation, endpoint: str | None) -> None:
-    """Stay, and show every change."""
+    """Keep running, and show every change."""
     client = Client(endpoint)
     name: str | None = None
     for received in client.documents():
@@ -68,49 +69,52 @@ def watch(call: Invocation, endpoint: str | None) -> None:
 
 @guest.command()
 @click.argument("ids", metavar="[EVENT]...", nargs=-1)
-@click.option("--mine", is_flag=True, help="Every event that lists this VM.")
+@click.option("--mine", is_flag=True, help="Approve every event that lists this VM.")
 @endpoint_option
 def approve(call: Invocation, ids: tuple[str, ...], mine: bool, endpoint: str | None) -> None:
-    """Approve events, so that they may start before their time.
+    """Approve events, so that they may start before their notice ends.
 
     EVENT is an event's id, or the first four or more characters of it.
     """
     if mine == bool(ids):
-        raise Rejected("say which events to approve: their ids, or --mine for all that list this VM")
+        raise Rejected("no events are selected, or twice: give their ids, or --mine for all that list this VM")
     client = Client(endpoint)
     listed = client.events().events
     if mine:
         name = client.name()
-        whole = [event.id for event in listed if lists(event, name)]
+        full_ids = [event.id for event in listed if lists(event, name)]
     else:
-        whole = [complete_event_id(event_id, listed) for event_id in ids]
-    if whole:
-        client.approve(*whole)
+        full_ids = [complete_event_id(event_id, listed) for event_id in ids]
+    if full_ids:
+        client.approve(*full_ids)
     if call.output.as_json:
-        call.output.print_json({"approved": whole})
+        call.output.print_json({"approved": full_ids})
     else:
-        for event_id in whole:
+        for event_id in full_ids:
             call.output.print_line(f"Approved {event_id}.")
-        if not whole:
+        if not full_ids:
             call.output.print_line("No event lists this VM: nothing was approved.")
 
 
 def complete_event_id(given: str, listed: tuple[ReceivedEvent, ...]) -> str:
-    """The id that this begins, among the events listed; a whole id may also be of one that is over."""
+    """The id of the listed event that begins with `given`; a full id is returned even if it is not listed.
+
+    Raises NotFound or Rejected if no event, or more than one, begins with it.
+    """
     if len(given) == 36:
         return given.upper()
     if len(given) < _MIN_ID_PREFIX:
         raise Rejected(f"{given!r} is too short for an event's id: give at least {_MIN_ID_PREFIX} characters")
     found = [event.id for event in listed if event.id.upper().startswith(given.upper())]
     if not found:
-        raise NotFound(f"no event listed begins with {given!r}: see `forewarn guest events`")
+        raise NotFound(f"no pending event begins with {given!r}: see `forewarn guest events`")
     if len(found) > 1:
-        raise Rejected(f"{given!r} begins {len(found)} events, {', '.join(found)}: give more of it")
+        raise Rejected(f"{given!r} matches {len(found)} events, {', '.join(found)}: give more characters")
     return found[0]
 
 
 def vm_name_or_none(client: Client) -> str | None:
-    """Not every endpoint tells; events are shown without it too."""
+    """The VM's name, or None if the endpoint does not serve it."""
     try:
         return client.name()
     except ForewarnError:
@@ -138,7 +142,7 @@ def _event_rows(call: Invocation, client: Client, received: Received, name: str 
 
 
 def _vms_text(event: ReceivedEvent, name: str | None) -> Text:
-    """Who is hit; whether this VM is among them is what matters (spec §7.2)."""
+    """The affected VMs, marked if this VM is one of them (spec §7.2)."""
     mine = name is not None and lists(event, name)
     return join_text(join_names(event.resources), Text("  this VM", style="bold red") if mine else Text())
 

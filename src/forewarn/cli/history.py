@@ -15,12 +15,19 @@ _NO_HISTORY = "Nothing has happened yet. Begin with `forewarn fleet show`, then 
 
 
 @click.group(invoke_without_command=True)
-@click.option("--vm", metavar="VM", shell_complete=vm_names, help="Only about this VM.")
-@click.option("--event", metavar="EVENT", shell_complete=event_ids, help="Only about this event.")
-@click.option("--request", metavar="REQUEST", help="Only about this request or rollout.")
-@click.option("--scope", metavar="SCOPE", shell_complete=scope_ids, help="Only about this scope.")
-@click.option("--limit", type=click.IntRange(1), metavar="N", default=50, show_default=True, help="The latest so many.")
-@click.option("--watch", is_flag=True, help="Stay, and show what happens.")
+@click.option("--vm", metavar="VM", shell_complete=vm_names, help="Show only entries about this VM.")
+@click.option("--event", metavar="EVENT", shell_complete=event_ids, help="Show only entries about this event.")
+@click.option("--request", metavar="REQUEST", help="Show only entries about this request or rollout.")
+@click.option("--scope", metavar="SCOPE", shell_complete=scope_ids, help="Show only entries about this scope.")
+@click.option(
+    "--limit",
+    type=click.IntRange(1),
+    metavar="N",
+    default=50,
+    show_default=True,
+    help="Show at most the last N entries.",
+)
+@click.option("--watch", is_flag=True, help="Keep running, and show new entries.")
 @service_command
 def history(
     call: Invocation,
@@ -35,22 +42,22 @@ def history(
     if click.get_current_context().invoked_subcommand is not None:
         return
     given = {"vm": vm, "event": event, "request": request, "scope": scope}
-    about = {name: value for name, value in given.items() if value is not None}
-    page = call.api.get("history", query={**about, "limit": limit})
+    entries_of = {name: value for name, value in given.items() if value is not None}
+    page = call.api.get("history", query={**entries_of, "limit": limit})
     if watch:
-        _watch_history(call, page, about)
+        _watch_history(call, page, entries_of)
     elif call.output.as_json:
         call.output.print_json(page)
     elif page["entries"]:
         _print_page(call, page)
     else:
-        call.output.print_line("Nothing in the history is about that." if about else _NO_HISTORY)
+        call.output.print_line("The history has no such entries." if entries_of else _NO_HISTORY)
 
 
-def _watch_history(call: Invocation, page: JsonObject, about: dict[str, str]) -> None:
+def _watch_history(call: Invocation, page: JsonObject, entries_of: dict[str, str]) -> None:
     while True:
         _print_page(call, page)
-        page = wait_for_entries(call, page["seq"], wait_s=WATCH_INTERVAL_S, about=about)
+        page = wait_for_entries(call, page["seq"], wait_s=WATCH_INTERVAL_S, entries_of=entries_of)
 
 
 def _print_page(call: Invocation, page: JsonObject) -> None:
@@ -62,41 +69,47 @@ def _print_page(call: Invocation, page: JsonObject) -> None:
 
 
 @history.command()
-@click.option("--older-than", type=duration, required=True, metavar="DURATION", help="At least 1d.")
+@click.option(
+    "--older-than",
+    type=duration,
+    required=True,
+    metavar="DURATION",
+    help="Delete entries older than this; at least 1d.",
+)
 @service_command
 def prune(call: Invocation, older_than: float) -> None:
-    """Forget entries older than that."""
-    answer = call.api.post("history", "prune", body={"older_than_s": older_than}, patience_s=600)
+    """Delete old history entries."""
+    answer = call.api.post("history", "prune", body={"older_than_s": older_than}, timeout_s=600)
     if call.output.as_json:
         call.output.print_json(answer)
     elif answer["pruned"] == 1:
-        call.output.print_line("1 entry is forgotten.")
+        call.output.print_line("1 entry is deleted.")
     else:
-        call.output.print_line(f"{answer['pruned']} entries are forgotten.")
+        call.output.print_line(f"{answer['pruned']} entries are deleted.")
 
 
 @click.command()
 @click.argument("thing", metavar="THING", shell_complete=explainable_names)
 @service_command
 def explain(call: Invocation, thing: str) -> None:
-    """Tell what happened to something, why, and what it waits for.
+    """Explain what happened to something, why, and what it waits for.
 
     THING is a VM, an event, a host, a scope (its id, or the name of its set), a rollout or a request.
     """
-    story = call.api.get("explain", thing)
+    explanation = call.api.get("explain", thing)
     if call.output.as_json:
-        call.output.print_json(story)
+        call.output.print_json(explanation)
         return
     now = call.api.now()
-    call.output.print_line(bold(story["title"]))
-    times = clock_times((line["at"] for line in story["lines"] if line.get("at") is not None), now)
+    call.output.print_line(bold(explanation["title"]))
+    times = clock_times((line["at"] for line in explanation["lines"] if line.get("at") is not None), now)
     width = max((len(time) for time in times), default=8)
-    told = iter(times)
-    for line in story["lines"]:
-        _print_explanation_line(call, line, "" if line.get("at") is None else next(told), width)
-    if story["now"]:
+    remaining_times = iter(times)
+    for line in explanation["lines"]:
+        _print_explanation_line(call, line, "" if line.get("at") is None else next(remaining_times), width)
+    if explanation["now"]:
         call.output.print_line()
-    for text in story["now"]:
+    for text in explanation["now"]:
         call.output.print_labelled(bold("now  "), text)
 
 

@@ -1,4 +1,4 @@
-"""Commands for hosts: predict a failure, let one fail, repair it."""
+"""Commands for hosts: predict a failure, make a host fail, repair it."""
 
 from __future__ import annotations
 
@@ -16,13 +16,15 @@ host_argument = click.argument("host", metavar="HOST", shell_complete=host_names
 
 @click.command()
 @host_argument
-@click.option("--in", "in_s", type=duration, default="7d", show_default=True, metavar="DURATION", help="When.")
+@click.option(
+    "--in", "in_s", type=duration, default="7d", show_default=True, metavar="DURATION", help="Fail after this time."
+)
 @short_notice_option
 @dry_run_option
 @wait_option
 @service_command
 def degrade(call: Invocation, host: str, in_s: float, short_notice: bool, dry_run: bool, wait: bool) -> int:
-    """Predict a host's failure: each of its VMs is told to move."""
+    """Predict a host's failure: each of its VMs gets a Redeploy event."""
     body: dict[str, object] = {"in_s": in_s}
     if short_notice:
         body["short_notice"] = True
@@ -38,7 +40,7 @@ def degrade(call: Invocation, host: str, in_s: float, short_notice: bool, dry_ru
 @wait_option
 @service_command
 def fail(call: Invocation, host: str, dry_run: bool, wait: bool) -> int:
-    """Let a host fail now: its VMs start elsewhere, with no notice."""
+    """Make a host fail now: its VMs are redeployed with no notice."""
     if dry_run:
         show_preview(call, call.api.post("hosts", host, "fail", "preview"))
         return 0
@@ -54,7 +56,7 @@ def _print_answer(call: Invocation, host: str, what: str, answer: JsonObject, wa
         call.output.print_line(bold(f"Host {host} {what}."))
         show_events(call, answer["events"])
     else:
-        call.output.print_line(bold(f"Host {host} {what}"), ", and no VM is hit by that yet.")
+        call.output.print_line(bold(f"Host {host} {what}"), "; no VM is affected yet.")
     return 0
 
 

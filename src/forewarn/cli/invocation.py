@@ -29,7 +29,7 @@ CommandFunction = Callable[..., Any]
 
 
 class Invocation:
-    """One run of the command; its common options may stand before or after the command's name."""
+    """One run of the command: its common options, its output, and the client of the selected service."""
 
     def __init__(self) -> None:
         self.as_json = False
@@ -40,22 +40,24 @@ class Invocation:
 
     @property
     def data(self) -> Path:
+        """The data directory of the local service."""
         return data_directory(self.given_data, os.environ)
 
     @cached_property
     def output(self) -> Output:
+        """Where this run prints; create it only after the options were parsed."""
         return Output(as_json=self.as_json, program=self._command_prefix)
 
     @property
     def _command_prefix(self) -> str:
-        """How to call us again from another terminal: what is on the PATH, else as we were called now."""
+        """How to start the command again from another terminal, with the options that select the service."""
         name = "forewarn" if shutil.which("forewarn") or not sys.argv[0].endswith("forewarn") else sys.argv[0]
         given = {"--data": self.given_data, "--server": self.given_server, "--profile": self.given_profile}
         return " ".join([name, *(f"{flag} {shlex.quote(value)}" for flag, value in given.items() if value)])
 
     @property
     def remote_selection(self) -> RemoteSelection:
-        """The service elsewhere that flags or the environment name; falsy for the one on this machine."""
+        """The remote service that options or environment select; falsy for the local service."""
         flags = RemoteSelection(server=self.given_server, profile=self.given_profile)
         if self._is_local:
             return flags
@@ -63,22 +65,24 @@ class Invocation:
 
     @property
     def profiles(self) -> ProfileFile:
+        """The user's sign-in profiles."""
         return ProfileFile.from_environment(os.environ)
 
     @cached_property
     def remote_profile(self) -> Profile | None:
-        """How the service is reached that is not on this machine; None where it is."""
+        """The profile of the selected remote service; None if the local service is selected."""
         return resolve_profile(self.remote_selection, self.profiles, os.environ) if self.remote_selection else None
 
     @cached_property
     def api(self) -> ApiClient:
+        """The client of the selected service; it connects with each call."""
         if self.remote_profile is not None:
             return ApiClient(RemoteTransport(self.remote_profile))
         is_signed_in = self.profiles.path.exists() and not self._is_local
-        return ApiClient(LocalTransport(self.data, ", or name one elsewhere with --profile" if is_signed_in else ""))
+        return ApiClient(LocalTransport(self.data, ", or choose a remote one with --profile" if is_signed_in else ""))
 
     def require_local(self, command: str) -> None:
-        """This command is for this machine: what the environment names elsewhere is for others, a flag is refused."""
+        """Select the local service; raises Rejected if the options select a remote one."""
         self._is_local = True
         if self.given_server or self.given_profile:
             flag = "--server" if self.given_server else "--profile"
@@ -105,19 +109,19 @@ def _store_profile_option(ctx: click.Context, _: click.Parameter, value: str | N
 
 
 json_option = click.option(
-    "--json", is_flag=True, expose_value=False, callback=_store_json_flag, help="Answer in JSON, for programs."
+    "--json", is_flag=True, expose_value=False, callback=_store_json_flag, help="Print the answer as JSON."
 )
 data_option = click.option(
     "--data",
     metavar="DIR",
     expose_value=False,
     callback=_store_data_option,
-    help="The service's data directory.  [env: FOREWARN_DATA]",
+    help="Use the service with this data directory.  [env: FOREWARN_DATA]",
 )
 
 
 def remote_options(function: CommandFunction, *, hidden: bool = False) -> CommandFunction:
-    """Which service elsewhere is meant."""
+    """Add the options --server and --profile, which select a remote service."""
     options = (
         click.option(
             "--server",
@@ -125,7 +129,7 @@ def remote_options(function: CommandFunction, *, hidden: bool = False) -> Comman
             expose_value=False,
             callback=_store_server_option,
             hidden=hidden,
-            help="A service elsewhere, https://HOST:PORT.  [env: FOREWARN_SERVER]",
+            help="Use the remote service at https://HOST:PORT.  [env: FOREWARN_SERVER]",
         ),
         click.option(
             "--profile",
@@ -133,7 +137,7 @@ def remote_options(function: CommandFunction, *, hidden: bool = False) -> Comman
             expose_value=False,
             callback=_store_profile_option,
             hidden=hidden,
-            help="A service elsewhere, as `forewarn login` kept it.  [env: FOREWARN_PROFILE]",
+            help="Use the remote service of this `forewarn login` profile.  [env: FOREWARN_PROFILE]",
         ),
     )
     for option in reversed(options):
@@ -141,47 +145,47 @@ def remote_options(function: CommandFunction, *, hidden: bool = False) -> Comman
     return function
 
 
-def _with_invocation(function: CommandFunction, *, is_here: bool) -> CommandFunction:
+def _with_invocation(function: CommandFunction, *, is_local: bool) -> CommandFunction:
     @wraps(function)
-    def given(*args: Any, **kwargs: Any) -> Any:
+    def call_with_invocation(*args: Any, **kwargs: Any) -> Any:
         context = click.get_current_context()
         call = context.ensure_object(Invocation)
-        if is_here:
+        if is_local:
             call.require_local(context.command_path)
         return function(call, *args, **kwargs)
 
-    return json_option(given)
+    return json_option(call_with_invocation)
 
 
 def offline_command(function: CommandFunction) -> CommandFunction:
-    """A command that shows something and asks no service: it is given its Invocation, and knows --json."""
-    return remote_options(_with_invocation(function, is_here=True), hidden=True)
+    """Decorate a command that calls no service: it gets the Invocation first, and the option --json."""
+    return remote_options(_with_invocation(function, is_local=True), hidden=True)
 
 
 def local_command(function: CommandFunction) -> CommandFunction:
-    """A command for the service on this machine: it knows --data too."""
+    """Decorate a command for the local service: adds --data, refuses --server and --profile."""
     return data_option(offline_command(function))
 
 
 def profile_command(function: CommandFunction) -> CommandFunction:
-    """A command about services elsewhere themselves."""
-    return remote_options(_with_invocation(function, is_here=False))
+    """Decorate a command about sign-in profiles: adds --server and --profile, but not --data."""
+    return remote_options(_with_invocation(function, is_local=False))
 
 
 def service_command(function: CommandFunction) -> CommandFunction:
-    """A command that asks the service, wherever that is."""
-    return data_option(remote_options(_with_invocation(function, is_here=False)))
+    """Decorate a command that calls the selected service: adds --data, --server and --profile."""
+    return data_option(remote_options(_with_invocation(function, is_local=False)))
 
 
 def non_empty_name(text: str) -> str:
-    """The type of an argument that names something."""
+    """Click type of a name: rejects a blank one, such as an unset variable in a script."""
     if not text.strip():
-        raise click.BadParameter("the name is empty: write one (in a script, look for a variable that is not set)")
+        raise click.BadParameter("the name is empty: give one (in a script, look for a variable that is not set)")
     return text
 
 
 def duration(text: str) -> float:
-    """The type of an option or argument."""
+    """Click type of a length of time such as 20m or 1h30m; the value is in seconds."""
     try:
         return parse_duration(text)
     except ValueError as error:
@@ -189,23 +193,23 @@ def duration(text: str) -> float:
 
 
 def resource_group_id(call: Invocation, group: str) -> str:
-    """The id of a resource group, as its VMs tell it."""
+    """The resource id of the group with this name, found through its VMs; raises NotFound or Rejected."""
     everywhere = call.api.get("fleet")["vms"]
     vms = [vm for vm in everywhere if vm["resource_group"].casefold() == group.casefold()]
     found = sorted({f"/subscriptions/{vm['subscription_id']}/resourceGroups/{vm['resource_group']}" for vm in vms})
     if not found:
         groups = ", ".join(sorted({vm["resource_group"] for vm in everywhere})) or "none"
-        raise NotFound(f"no VM is in a resource group {group!r}: VMs are in {groups}; or give its id with --over")
+        raise NotFound(f"no VM is in resource group {group!r}: the groups are {groups}; or give an id with --over")
     if len(found) > 1:
         raise Rejected(
-            f"resource group {group!r} is in several subscriptions: give one of {', '.join(found)} to --over"
+            f"resource group {group!r} is in several subscriptions: give one of {', '.join(found)} with --over"
         )
     return found[0]
 
 
 @contextmanager
 def require_server_extra(command: str) -> Iterator[None]:
-    """Around the imports of a command that needs the [server] extra."""
+    """Wrap a command's imports; raises Rejected with the pip command if the [server] extra is missing."""
     try:
         yield
     except ModuleNotFoundError as error:

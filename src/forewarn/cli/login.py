@@ -30,24 +30,26 @@ from forewarn.errors import Forbidden, Rejected, Unavailable
 
 
 @click.command()
-@click.option("--client-id", required=True, metavar="ID", help="The client to sign in as.")
-@click.option("--secret-file", type=click.Path(path_type=Path), metavar="FILE", help="Where its secret is, mode 0600.")
-@click.option("--ca", type=click.Path(path_type=Path), metavar="FILE", help="The server's CA.  [env: FOREWARN_CA]")
-@click.option("--issuer", default="", metavar="URL", help="Who gives tokens, if not the one that the server names.")
-@click.option("--scope", default="", metavar="SCOPE", help="What to ask that issuer for, if not the server.")
+@click.option("--client-id", required=True, metavar="ID", help="Sign in as this client.")
+@click.option(
+    "--secret-file", type=click.Path(path_type=Path), metavar="FILE", help="Read the secret from this file, mode 0600."
+)
+@click.option("--ca", type=click.Path(path_type=Path), metavar="FILE", help="Trust this CA.  [env: FOREWARN_CA]")
+@click.option("--issuer", default="", metavar="URL", help="Get tokens from this issuer, not the server's own.")
+@click.option("--scope", default="", metavar="SCOPE", help="Request this token scope, not the server's own.")
 @profile_command
 def login(call: Invocation, client_id: str, secret_file: Path | None, ca: Path | None, issuer: str, scope: str) -> None:
-    """Sign in at a service elsewhere, and keep how as a profile.
+    """Sign in to a remote service, and save a profile.
 
     \b
     forewarn login --server https://vmhost.example.org:8443 --ca ca.pem --client-id ci --profile lab
     forewarn --profile lab events
 
-    Without --secret-file the secret is asked for, or read from standard input, and kept in the profile.
+    Without --secret-file the command prompts for the secret, or reads it from standard input, and saves it.
     """
     name = require_profile_name(call.remote_selection.profile or DEFAULT_PROFILE)
     if not call.remote_selection.server:
-        raise Rejected("no server is named: give its URL with --server https://HOST:PORT")
+        raise Rejected("no server is given: give its URL with --server https://HOST:PORT")
     profile = Profile(
         server=str(parse_server_url(call.remote_selection.server)),
         client_id=require_printable(client_id, "client id"),
@@ -60,10 +62,10 @@ def login(call: Invocation, client_id: str, secret_file: Path | None, ca: Path |
     me = _try_profile(profile)
     before = call.profiles.read_all().get(name)
     call.profiles.save(name, profile)
-    call.given_server, call.given_profile = "", name  # as whoever reads the hints would go on
+    call.given_server, call.given_profile = "", name  # the hints show commands with --profile
     _print_signed_in(call.output, name, profile, me)
     if before is not None and before.server != profile.server:
-        call.output.print_note(f"profile {name} was for {before.server} until now")
+        call.output.print_note(f"profile {name} was for {before.server} before")
 
 
 def _absolute_path(path: Path | str | None) -> str:
@@ -71,17 +73,17 @@ def _absolute_path(path: Path | str | None) -> str:
 
 
 def _prompt_for_secret(client_id: str) -> str:
-    """Never as an argument: others can read those."""
+    """The secret, from the terminal or standard input; not an argument, which other users could see."""
     if sys.stdin.isatty():
-        return parse_secret(click.prompt(f"Secret of {client_id}", hide_input=True, err=True), "what was typed")
+        return parse_secret(click.prompt(f"Secret of {client_id}", hide_input=True, err=True), "the input")
     try:
         return parse_secret(sys.stdin.buffer.read().decode(), "standard input")
     except UnicodeDecodeError:
-        raise Rejected("standard input is no text: give the secret there, or with --secret-file") from None
+        raise Rejected("standard input is not text: write the secret to it, or use --secret-file") from None
 
 
 def _try_profile(profile: Profile) -> JsonObject:
-    """Who we are there, if the secret is right; also somebody without any role has signed in."""
+    """Sign in and return the caller's identity; a client without any role has signed in too."""
     if profile.secret_file:
         read_secret_file(Path(profile.secret_file))
     try:
@@ -90,17 +92,17 @@ def _try_profile(profile: Profile) -> JsonObject:
         return {"name": f"client {profile.client_id}", "grants": []}
 
 
-def _print_signed_in(screen: Output, name: str, profile: Profile, me: JsonObject) -> None:
-    if screen.as_json:
-        screen.print_json({"profile": name, "server": profile.server, **me})
+def _print_signed_in(output: Output, name: str, profile: Profile, me: JsonObject) -> None:
+    if output.as_json:
+        output.print_json({"profile": name, "server": profile.server, **me})
         return
-    screen.print_line(f"Signed in at {profile.server} as {me['name']}; kept as profile {name}.")
+    output.print_line(f"Signed in to {profile.server} as {me['name']}; saved as profile {name}.")
     if not me["grants"]:
-        screen.print_line(dim("It has no role there yet: `forewarn access grant` gives it one."))
-    screen.print_hints(
+        output.print_line(dim("It has no role there yet: grant one with `forewarn access grant`."))
+    output.print_hints(
         [
-            ("forewarn fleet show", "what there is"),
-            (f"export FOREWARN_PROFILE={name}", "to mean it in this shell from now on"),
+            ("forewarn fleet show", "show its hosts and VMs"),
+            (f"export FOREWARN_PROFILE={name}", "use it for all commands of this shell"),
         ]
     )
 
@@ -108,22 +110,22 @@ def _print_signed_in(screen: Output, name: str, profile: Profile, me: JsonObject
 @click.command()
 @profile_command
 def logout(call: Invocation) -> None:
-    """Forget a profile, and the secret in it.
+    """Delete a profile, and the secret in it.
 
-    The server is not told: `forewarn access client renew` there makes the secret worthless.
+    The secret stays valid on the server; `forewarn access client renew` there replaces it.
     """
     name = call.remote_selection.profile or DEFAULT_PROFILE
-    gone = call.profiles.remove(name)
+    removed = call.profiles.remove(name)
     if call.output.as_json:
-        call.output.print_json({"profile": name, "server": gone.server})
+        call.output.print_json({"profile": name, "server": removed.server})
     else:
-        call.output.print_line(f"Profile {name}, for {gone.server}, is forgotten.")
+        call.output.print_line(f"Profile {name}, for {removed.server}, is deleted.")
 
 
 @click.command()
 @profile_command
 def profiles(call: Invocation) -> None:
-    """Show the services at which `forewarn login` signed in."""
+    """Show the profiles that `forewarn login` saved."""
     known = call.profiles.read_all()
     used = {name for name in known if _is_selected(call.remote_selection, name, known[name])}
     if call.output.as_json:
@@ -132,16 +134,16 @@ def profiles(call: Invocation) -> None:
         rows = [_profile_row(name, known[name], name in used) for name in known]
         call.output.print_table(("profile", "server", "client", "secret", "used"), rows)
         if not used:
-            call.output.print_line(dim("None is used unless --profile or FOREWARN_PROFILE names it."))
+            call.output.print_line(dim("None is in use: choose one with --profile or FOREWARN_PROFILE."))
     else:
-        call.output.print_line("There is no profile. `forewarn login --server URL --client-id ID` makes one.")
+        call.output.print_line("There are no profiles. Create one with `forewarn login --server URL --client-id ID`.")
 
 
-def _is_selected(named: RemoteSelection, name: str, profile: Profile) -> bool:
+def _is_selected(selection: RemoteSelection, name: str, profile: Profile) -> bool:
     """Whether a command would use this profile now."""
-    if named.profile:
-        return named.profile == name
-    return bool(named.server) and str(parse_server_url(named.server)) == profile.server
+    if selection.profile:
+        return selection.profile == name
+    return bool(selection.server) and str(parse_server_url(selection.server)) == profile.server
 
 
 def _profile_document(name: str, profile: Profile, is_used: bool) -> JsonObject:
@@ -150,14 +152,14 @@ def _profile_document(name: str, profile: Profile, is_used: bool) -> JsonObject:
 
 
 def _profile_row(name: str, profile: Profile, is_used: bool) -> tuple[Cell, ...]:
-    secret = profile.secret_file or "kept"
+    secret = profile.secret_file or "stored"
     return bold(name), profile.server, profile.client_id, secret, "yes" if is_used else ""
 
 
 @click.command()
 @service_command
 def whoami(call: Invocation) -> None:
-    """Show which service answers, and who one is there."""
+    """Show which service answers, and your identity there."""
     me = call.api.get("access", "me")
     service = str(call.data) if call.remote_profile is None else call.remote_profile.server
     if call.output.as_json:
@@ -172,32 +174,32 @@ _REDIRECT_PAGE = '<!doctype html><title>forewarn</title><meta http-equiv="refres
 
 
 @click.command()
-@click.option("--open", "in_browser", is_flag=True, help="Open it in a browser, too.")
+@click.option("--open", "in_browser", is_flag=True, help="Open it in a browser.")
 @service_command
 def portal(call: Invocation, in_browser: bool) -> None:
-    """Give a link that signs you in to the portal, once."""
+    """Print a link that signs you in to the portal once."""
     link = _with_reachable_url(call, call.api.post("access", "links"))
     if call.output.as_json:
         call.output.print_json(link)
     else:
         call.output.print_labelled(join_text(), link["url"])
         if call.output.is_terminal:
-            call.output.print_line(dim(f"It signs in {link['signs_in']}: once, and within 15 minutes."))
+            call.output.print_line(dim(f"It signs in {link['signs_in']}, once, within 15 minutes."))
     if in_browser:
         _open_in_browser(link["url"])
 
 
 def _with_reachable_url(call: Invocation, link: JsonObject) -> JsonObject:
-    """The service names itself as its own machine knows it; from elsewhere it is called as it was called now."""
+    """The link with the address that reached a remote service, which may know itself by another name."""
     if call.remote_profile is None:
         return link
     return {**link, "url": f"{call.remote_profile.server}{urlsplit(link['url']).path}"}
 
 
 def _open_in_browser(url: str) -> None:
-    """By a file that only its owner can read: what a browser is called with is in the list of processes."""
+    """Open the URL through a private file: other users could read it among the browser's arguments."""
     handle, name = tempfile.mkstemp(prefix="forewarn-portal-", suffix=".html")  # mode 0600
     with os.fdopen(handle, "w", encoding="utf-8") as file:
         file.write(_REDIRECT_PAGE.format(url=html.escape(url)))
     if not webbrowser.open(Path(name).as_uri()):
-        raise Unavailable("no browser could be started here: open the link yourself")
+        raise Unavailable("no browser could be started: open the link yourself")

@@ -18,7 +18,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-Cell = str | Text
+Cell = str | Text  # a table cell or value: plain text, or text with a style
 _SHORT_ID_LENGTH = 8
 _UNBREAKABLE_PIECE = re.compile(r"\([^)]*\)|[-\d]{10} [:\d]{8}|\S+")
 _COLUMN_GAP = 2  # blanks between the columns of a table
@@ -33,25 +33,27 @@ STATE_STYLES = {
 
 
 def without_control_characters(text: object) -> str:
-    """Without what could move a cursor or change a colour."""
+    """The text with each control character replaced by U+FFFD, so that it cannot steer the terminal."""
     return "".join(char if char.isprintable() or char == "\n" else "\ufffd" for char in str(text))
 
 
 def state_text(text: object) -> Text:
-    """A state, in its colour."""
+    """A state such as `scheduled`, in its colour."""
     return Text(without_control_characters(text), style=STATE_STYLES.get(str(text).lower(), ""))
 
 
 def dim(text: object) -> Text:
+    """Grey text, for what matters less."""
     return Text(without_control_characters(text), style="bright_black")
 
 
 def bold(text: object) -> Text:
+    """Bold text."""
     return Text(without_control_characters(text), style="bold")
 
 
 def join_text(*parts: object) -> Text:
-    """One line of pieces, each with its own style."""
+    """Join pieces into one line; each keeps its own style."""
     line = Text()
     for part in parts:
         line.append_text(part if isinstance(part, Text) else Text(without_control_characters(part)))
@@ -59,31 +61,33 @@ def join_text(*parts: object) -> Text:
 
 
 class Output:
-    """Where answers go: documents and tables to stdout, what goes wrong to stderr."""
+    """Prints answers to stdout and errors to stderr, as text or, with `as_json`, as JSON."""
 
     def __init__(self, *, as_json: bool = False, program: str = "forewarn") -> None:
         self.as_json = as_json
-        self._command_prefix = program  # how whoever reads this would call us again
+        self._command_prefix = program  # takes the place of `forewarn` in hints
         self.stdout = Console(markup=False, highlight=False, emoji=False)
         self.stderr = Console(stderr=True, markup=False, highlight=False, emoji=False)
 
     @property
     def is_terminal(self) -> bool:
+        """Whether a person reads the answer: stdout is a terminal, and --json was not given."""
         return self.stdout.is_terminal and not self.as_json
 
     def short_id(self, long_id: object) -> str:
-        """An id as it is told to people: whole in a pipe, where a program may read it."""
+        """The first characters of an id on a terminal; the whole id in a pipe, where a program may read it."""
         return str(long_id)[:_SHORT_ID_LENGTH] if self.is_terminal else str(long_id)
 
     def print_json(self, view: Any) -> None:
-        """The machine's answer: one document; on one line, so that watchers can give one per line."""
+        """Print a JSON document on one line, so that watching commands can print one per line."""
         click.echo(json.dumps(view, ensure_ascii=False, separators=(",", ":")))
 
     def print_line(self, *parts: object) -> None:
+        """Print pieces as one line of text."""
         self.stdout.print(join_text(*parts), soft_wrap=not self.is_terminal)
 
     def print_error(self, message: object, *, code: str = "Failed", problems: Sequence[Any] = ()) -> None:
-        """What went wrong: a sentence for people, one document for programs."""
+        """Print an error to stderr: a sentence, or a document `{"error": …}` with --json."""
         if self.as_json:
             error = {"code": code, "message": str(message), **({"problems": list(problems)} if problems else {})}
             click.echo(json.dumps({"error": error}, ensure_ascii=False, separators=(",", ":")), err=True)
@@ -91,10 +95,11 @@ class Output:
             self.print_note(message)
 
     def print_note(self, message: object) -> None:
-        """Beside what is asked for, for people only."""
+        """Print a remark for people to stderr."""
         self.stderr.print(Text(without_control_characters(message), style="red"), soft_wrap=True)
 
     def print_table(self, headers: Sequence[str], rows: Iterable[Sequence[Cell]]) -> None:
+        """Print a table: wrapped to the terminal's width, or one unbroken line per row in a pipe."""
         cells = [
             [cell if isinstance(cell, Text) else Text(without_control_characters(cell)) for cell in row] for row in rows
         ]
@@ -105,19 +110,19 @@ class Output:
                 click.echo(line)
 
     def print_facts(self, pairs: Iterable[tuple[str, Cell]]) -> None:
-        """Names and values, one pair a line, values in one column."""
+        """Print names and values, one pair per line, with the values in one column."""
         listed = list(pairs)
         width = max((len(name) for name, _ in listed), default=0)
         for name, value in listed:
             self.print_labelled(join_text("  ", dim(f"{name:<{width}}"), "  "), value)
 
     def print_labelled(self, label: Text, value: Cell) -> None:
-        """A text beside its label; on a terminal what does not fit goes on below the text, not below the label."""
+        """Print a text beside its label; on a terminal its further lines are indented below the text."""
         if not self.is_terminal:
             self.print_line(label, value)
             return
         if " " not in str(value):
-            self.stdout.print(join_text(label, value), soft_wrap=True)  # an address: to be copied in one piece
+            self.stdout.print(join_text(label, value), soft_wrap=True)  # an address: unbroken, to be copied
             return
         grid = Table.grid()
         grid.add_column(width=label.cell_len)
@@ -126,14 +131,14 @@ class Output:
         self.stdout.print(grid)
 
     def print_hints(self, pairs: Iterable[tuple[str, str]]) -> None:
-        """Commands to go on with, for people only."""
+        """Print commands to try next, each with what it does."""
         listed = [(self._with_command_prefix(command), use) for command, use in pairs]
         width = max((len(command) for command, _ in listed), default=0)
         self.print_line()
         if width + max((len(use) for _, use in listed), default=0) + 4 > self.stdout.width:
             for command, use in listed:
                 self.print_line("  ", dim(use))
-                self.stdout.print(join_text("    ", bold(command)), soft_wrap=True)  # to be copied in one piece
+                self.stdout.print(join_text("    ", bold(command)), soft_wrap=True)  # unbroken, to be copied
             return
         for command, use in listed:
             self.print_line("  ", bold(f"{command:<{width}}"), "  ", dim(use))
@@ -143,6 +148,7 @@ class Output:
 
 
 def build_table(headers: Sequence[str], rows: Iterable[Sequence[Cell]], width: int) -> Table:
+    """A table for a terminal of this width, with columns sized by `column_widths`."""
     table = Table(box=None, pad_edge=False, padding=(0, _COLUMN_GAP, 0, 0), header_style="bright_black")
     listed = list(rows)
     columns = list(zip(headers, *([str(cell) for cell in row] for row in listed), strict=True))
@@ -155,8 +161,10 @@ def build_table(headers: Sequence[str], rows: Iterable[Sequence[Cell]], width: i
 
 
 def column_widths(columns: Sequence[Sequence[str]], width: int) -> list[int]:
-    """Each column as wide as its longest piece, those that then fit whole as they are, and the rest of the room to the
-    one that lacks most; none if even the pieces are too wide. A piece is a word, an instant, or what is in parentheses.
+    """Column widths that break cells only between pieces; an empty list if the pieces do not fit.
+
+    A piece is a word, a time, or a text in parentheses. Each column gets the width of its longest piece. Then, from
+    the left, each column that fits whole gets its full width, and the column that lacks most gets what remains.
     """
     least = [
         max(cell_len(piece) for text in column for piece in _UNBREAKABLE_PIECE.findall(text) or [""])
@@ -166,16 +174,16 @@ def column_widths(columns: Sequence[Sequence[str]], width: int) -> list[int]:
     if spare < 0:
         return []
     lacks = [max(map(cell_len, column)) - at_least for column, at_least in zip(columns, least, strict=True)]
-    for place, lack in enumerate(lacks):
+    for index, lack in enumerate(lacks):
         if lack <= spare:
-            least[place], spare, lacks[place] = least[place] + lack, spare - lack, 0
+            least[index], spare, lacks[index] = least[index] + lack, spare - lack, 0
     neediest = lacks.index(max(lacks))
     least[neediest] += min(spare, lacks[neediest])
     return least
 
 
 def align_columns(rows: Sequence[Sequence[Text]]) -> list[str]:
-    """Columns in a pipe: two blanks between them, nothing cut off."""
+    """The rows as plain lines, with two blanks between columns and nothing cut off."""
     widths = [max(cell.cell_len for cell in column) for column in zip(*rows, strict=True)]
     return [
         "  ".join(cell.plain + " " * (width - cell.cell_len) for cell, width in zip(row, widths, strict=True)).rstrip()
@@ -184,7 +192,7 @@ def align_columns(rows: Sequence[Sequence[Text]]) -> list[str]:
 
 
 def discard_unwritable_output() -> None:
-    """What could not be written, on a full disk say, is not tried once more when the process ends."""
+    """Drop buffered output that cannot be written, so that the interpreter does not fail on it at exit."""
     for stream in (sys.stdout, sys.stderr):
         try:
             stream.flush()

@@ -1,4 +1,4 @@
-"""Records what a VM's endpoint answers into a file that a lab can replay.
+"""Records the answers of a VM's endpoint to a file that a lab can replay.
 
 Needs the [agent] extra only.
 """
@@ -33,29 +33,38 @@ _MIN_INTERVAL_S = 0.01
 
 
 @click.command()
-@click.option("--out", type=click.Path(path_type=Path), metavar="FILE", help="A new file.  [default: VM-TIME.jsonl]")
-@click.option("--every", "every_s", type=duration, default="1s", show_default=True, help="Between two polls.")
-@click.option("--for", "for_s", type=duration, metavar="DURATION", help="End by itself.  [default: at Ctrl-C]")
-@click.option("--api-version", "version", type=click.Choice(VERSIONS), default=NEWEST_VERSION, show_default=True)
+@click.option(
+    "--out", type=click.Path(path_type=Path), metavar="FILE", help="Write this new file.  [default: VM-TIME.jsonl]"
+)
+@click.option("--every", "every_s", type=duration, default="1s", show_default=True, help="Poll at this interval.")
+@click.option("--for", "for_s", type=duration, metavar="DURATION", help="Stop after this time.  [default: at Ctrl-C]")
+@click.option(
+    "--api-version",
+    "version",
+    type=click.Choice(VERSIONS),
+    default=NEWEST_VERSION,
+    show_default=True,
+    help="Poll with this version.",
+)
 @endpoint_option
 def record(
     call: Invocation, out: Path | None, every_s: float, for_s: float | None, version: str, endpoint: str | None
 ) -> None:
-    """Record what this VM is told, for `forewarn replay` in a lab.
+    """Record this VM's events, for `forewarn replay` in a lab.
 
-    Every document and every answer that differs from the one before is written at once, errors too. Of the VM itself
-    only its name is kept.
+    Writes each answer that differs from the one before, errors included, at once. The only other fact it records is
+    the VM's name.
     """
     if every_s < _MIN_INTERVAL_S:
         raise Rejected(f"--every {every_s:g} s is too often: give {_MIN_INTERVAL_S:g} s or more")
     client = Client(endpoint)
     now = read_real_time()
-    beginning = RecordingHeader(vm=vm_name_or_none(client) or "", api_version=version, started_at=round(now, 3))
+    header = RecordingHeader(vm=vm_name_or_none(client) or "", api_version=version, started_at=round(now, 3))
     recorder = EndpointRecorder(client.endpoint, version=version, every_s=every_s, for_s=for_s)
-    path = out or _default_path(beginning.vm, now)
-    with _recording_file(path, recorder, beginning) as file:
-        told = _record_answers(call, recorder, file)
-    _print_summary(call, path, beginning, told, recorder.end())
+    path = out or _default_path(header.vm, now)
+    with _recording_file(path, recorder, header) as file:
+        answers = _record_answers(call, recorder, file)
+    _print_summary(call, path, header, answers, recorder.end())
 
 
 def _default_path(vm: str, now: float) -> Path:
@@ -64,11 +73,11 @@ def _default_path(vm: str, now: float) -> Path:
 
 
 @contextmanager
-def _recording_file(path: Path, recorder: EndpointRecorder, beginning: RecordingHeader) -> Iterator[BinaryIO]:
-    """A new file, from its first line to its last; one that got no answer at all is not left behind."""
+def _recording_file(path: Path, recorder: EndpointRecorder, header: RecordingHeader) -> Iterator[BinaryIO]:
+    """Create the file with its header, at the end its last line; remove it if there was no poll."""
     with _file_errors_rejected(path), path.open("xb") as file:
         try:
-            _write_durably(file, beginning)
+            _write_durably(file, header)
             yield file
             _write_durably(file, recorder.end())
         finally:
@@ -87,22 +96,22 @@ def _file_errors_rejected(path: Path) -> Iterator[None]:
 
 
 def _record_answers(call: Invocation, recorder: EndpointRecorder, file: BinaryIO) -> list[RecordedResponse]:
-    told: list[RecordedResponse] = []
+    answers: list[RecordedResponse] = []
     try:
         for answer in recorder.answers():
             with _interrupt_blocked():
                 _write_durably(file, answer)
-                told.append(answer)
+                answers.append(answer)
             if not call.output.as_json:
                 call.output.print_line(dim(f"{format_duration(answer.at_s):>8}  "), answer_text(answer))
     except KeyboardInterrupt:
         pass  # how a recording usually ends
-    return told
+    return answers
 
 
 @contextmanager
 def _interrupt_blocked() -> Iterator[None]:
-    """Ctrl-C waits: what is being written is written whole, and counted."""
+    """Hold back Ctrl-C, so that a line is written whole and counted."""
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield
@@ -111,14 +120,14 @@ def _interrupt_blocked() -> Iterator[None]:
 
 
 def _write_durably(file: BinaryIO, part: RecordingHeader | RecordedResponse | RecordingEnd) -> None:
-    """Durably: the VM may be gone the next moment."""
+    """Write one line and fsync, because the VM may be gone the next moment."""
     file.write(encode_line(part))
     file.flush()
     os.fsync(file.fileno())
 
 
 def answer_text(answer: RecordedResponse) -> str:
-    """An answer in a line."""
+    """One line that describes an answer: its events, its status, or why there was none."""
     if answer.status is None:
         return f"no answer: {answer.broke}"
     if answer.status != 200:
@@ -132,12 +141,12 @@ def answer_text(answer: RecordedResponse) -> str:
 
 
 def _print_summary(
-    call: Invocation, path: Path, beginning: RecordingHeader, told: list[RecordedResponse], end: RecordingEnd
+    call: Invocation, path: Path, header: RecordingHeader, answers: list[RecordedResponse], end: RecordingEnd
 ) -> None:
     if call.output.as_json:
-        summary = {"file": str(path), "vm": beginning.vm, "answers": len(told), "polls": end.polls, "for_s": end.at_s}
+        summary = {"file": str(path), "vm": header.vm, "answers": len(answers), "polls": end.polls, "for_s": end.at_s}
         call.output.print_json(summary)
         return
-    answers, polls = count_noun(len(told), "different answer"), count_noun(end.polls, "poll")
-    call.output.print_line(f"{path} holds {answers} to {polls} in {format_duration(end.at_s)}.")
-    call.output.print_hints([(f"forewarn replay {path} --vm VM", "tell the story again, in a lab")])
+    answers_text, polls_text = count_noun(len(answers), "different answer"), count_noun(end.polls, "poll")
+    call.output.print_line(f"{path} holds {answers_text} to {polls_text} in {format_duration(end.at_s)}.")
+    call.output.print_hints([(f"forewarn replay {path} --vm VM", "replay it in a lab")])

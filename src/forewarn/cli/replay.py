@@ -22,23 +22,25 @@ from forewarn.duration import format_duration
 from forewarn.errors import Rejected
 
 _BAR_WIDTH = 40
-_HEADERS = ("replay", "VM", "state", "step", "telling", "shows", "until")
-_NO_REPLAYS = "There are no replays. Record a story with `forewarn record`, then: forewarn replay FILE --vm VM"
+_HEADERS = ("replay", "VM", "state", "step", "loop", "shows", "until")
+_NO_REPLAYS = "There are no replays. Make a recording with `forewarn record`, then: forewarn replay FILE --vm VM"
 
 
 @click.command()
 @click.argument("file", type=click.Path(path_type=Path), metavar="FILE")
-@click.option("--vm", required=True, metavar="VM", shell_complete=vm_names, help="Its whole scope is told the story.")
-@click.option("--speed", type=float, default=1.0, show_default=True, help="Times as fast; notices shrink with it.")
-@click.option("--loop", "loops", type=int, default=1, show_default=True, metavar="N", help="Tell it N times.")
-@click.option("--map", "pairs", multiple=True, metavar="OLD=NEW", help="Another VM's name; repeat for more.")
-@click.option("--wait/--no-wait", default=True, show_default=True, help="Stay until it is over.")
+@click.option("--vm", required=True, metavar="VM", shell_complete=vm_names, help="Replay to the scope of this VM.")
+@click.option(
+    "--speed", type=float, default=1.0, show_default=True, help="Replay this many times as fast; notices shrink too."
+)
+@click.option("--loop", "loops", type=int, default=1, show_default=True, metavar="N", help="Replay it N times.")
+@click.option("--map", "pairs", multiple=True, metavar="OLD=NEW", help="Replace a VM name; repeatable.")
+@click.option("--wait/--no-wait", default=True, show_default=True, help="Wait until it is over.")
 @service_command
 def replay(call: Invocation, file: Path, vm: str, speed: float, loops: int, pairs: tuple[str, ...], wait: bool) -> int:
-    """Tell a recorded story again to a VM of a lab.
+    """Replay a recording to a VM of a lab.
 
-    The VM's scope is shown what was recorded, at the pace of the lab's clock, with new ids and times. Nothing is done
-    to the VM; an event of its own ends the replay.
+    The VM's scope sees the recorded events, at the pace of the lab's clock, with new ids and times. Nothing is done to
+    the VM. A real event of the scope ends the replay.
     """
     recording = _recording_body(_read_file(file))
     body = {"vm": vm, "recording": recording, "speed": speed, "loops": loops, "map": _parse_name_map(pairs)}
@@ -50,7 +52,7 @@ def replay(call: Invocation, file: Path, vm: str, speed: float, loops: int, pair
 
 
 @click.command()
-@click.option("--stop", metavar="REPLAY", help="End this one; any unique beginning of its id will do.")
+@click.option("--stop", metavar="REPLAY", help="Stop this replay: its id, or a unique beginning.")
 @service_command
 def replays(call: Invocation, stop: str | None) -> None:
     """List the replays, or stop one."""
@@ -103,32 +105,32 @@ def _parse_name_map(pairs: tuple[str, ...]) -> dict[str, str]:
     for pair in pairs:
         old, _, new = pair.partition("=")
         if not old or not new:
-            raise Rejected(f"--map {pair!r} does not say which name becomes which: write it like OLD=NEW")
+            raise Rejected(f"--map {pair!r} has no OLD=NEW form: write it like web-0=web-7")
         names[old] = new
     return names
 
 
 def _wait_for_replay(call: Invocation, replay_id: str) -> int:
-    """Until it is over; interrupting the waiting does not interrupt the replay."""
+    """Follow a replay until it is over; returns the exit code. Ctrl-C ends only the waiting."""
 
-    def look() -> Snapshot:
+    def take_snapshot() -> Snapshot:
         view = call.api.get("replays", replay_id)
         return Snapshot(view=view, is_over=view["ended"] is not None, renderable=_progress_panel(call, view))
 
     try:
-        view = follow(call, look, about={"request": replay_id})
+        view = follow(call, take_snapshot, entries_of={"request": replay_id})
     except KeyboardInterrupt:
-        call.output.print_note(f"the replay goes on: `forewarn replays --stop {replay_id}` ends it")
+        call.output.print_note(f"the replay continues: `forewarn replays --stop {replay_id}` stops it")
         raise
     _print_replay(call, view)
     return 0 if view["ended"] == "finished" else 1
 
 
 def _progress_panel(call: Invocation, view: JsonObject) -> RenderableType:
-    done, whole = (view["loop"] - 1) * view["steps"] + view["step"], view["loops"] * view["steps"]
+    done, total = (view["loop"] - 1) * view["steps"] + view["step"], view["loops"] * view["steps"]
     grid = Table.grid(padding=(0, 2, 0, 0))
     left = format_duration(view["ends_at"] - call.api.now())
-    grid.add_row(ProgressBar(total=whole, completed=done, width=_BAR_WIDTH), f"step {done} of {whole}, {left} left")
+    grid.add_row(ProgressBar(total=total, completed=done, width=_BAR_WIDTH), f"step {done} of {total}, {left} left")
     return grid
 
 
@@ -141,7 +143,7 @@ def _print_replay(call: Invocation, view: JsonObject) -> None:
     call.output.print_line(f"Replay {shown} to {view['vm']} is ", state_text(view["ended"] or "running"), why, ".")
     if view["ended"] is None:
         call.output.print_hints(
-            [("forewarn replays", "see how far it is"), (f"forewarn replays --stop {shown}", "end it")]
+            [("forewarn replays", "show its progress"), (f"forewarn replays --stop {shown}", "stop it")]
         )
 
 

@@ -25,18 +25,18 @@ from forewarn.errors import Rejected
 
 CommandCallback = Callable[..., Any]
 _ZERO_NOTICE = (
-    "a notice of 0 s is none: leave --notice out for the usual one, or say --short-notice to rehearse without"
+    "a notice of 0 s is no notice: omit --notice for the default, or add --short-notice to rehearse without notice"
 )
 
 vms_argument = click.argument(
     "vms", type=non_empty_name, metavar="VM...", nargs=-1, required=True, shell_complete=vm_names
 )
-wait_option = click.option("--wait", is_flag=True, help="Stay until it is over; exit 1 if it failed.")
+wait_option = click.option("--wait", is_flag=True, help="Wait until it is over; exit 1 if it failed.")
 notice_option = click.option(
-    "--notice", "notice_s", type=duration, metavar="DURATION", help="Notice to give, such as 20m."
+    "--notice", "notice_s", type=duration, metavar="DURATION", help="Give this much notice, such as 20m."
 )
 short_notice_option = click.option(
-    "--short-notice", is_flag=True, help="Allow less notice than the kind's minimum, for rehearsal."
+    "--short-notice", is_flag=True, help="Allow a shorter notice than the minimum (testing only)."
 )
 
 
@@ -56,11 +56,14 @@ def send_maintenance_request(
     short_notice: bool = False,
     dry_run: bool = False,
 ) -> int:
-    """Send the request, say what becomes of it, and wait for that if told to."""
+    """Send a maintenance request (or its preview), print the result, and with `wait` follow it to its end.
+
+    Returns the exit code. Raises Rejected if the notice options contradict each other.
+    """
     if notice_s == 0 and not short_notice:
         raise Rejected(_ZERO_NOTICE)
     if short_notice and notice_s is None:
-        raise Rejected("a short notice needs a length: say how long with --notice")
+        raise Rejected("--short-notice needs a length: give it with --notice")
     body: dict[str, object] = {"ask": what, "vms": list(vms)}
     if notice_s is not None:
         body["notice_s"] = notice_s
@@ -101,7 +104,7 @@ def evict(call: Invocation, vms: tuple[str, ...], **options: Any) -> int:
 
 
 @click.command()
-@click.option("--scale-in", is_flag=True, help="As a scale-in by the platform, not by their user.")
+@click.option("--scale-in", is_flag=True, help="Delete as a scale-in by the platform, not by the user.")
 @_request_options
 @service_command
 def delete(call: Invocation, vms: tuple[str, ...], scale_in: bool, **options: Any) -> int:
@@ -118,9 +121,9 @@ _POWER_ACTIONS = {
 }
 
 
-def _complete_words(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    asks = [CompletionItem(word) for word in _POWER_ACTIONS if word.startswith(incomplete)]
-    return [*vm_names(ctx, param, incomplete), *asks]
+def _complete_power_arguments(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    actions = [CompletionItem(action) for action in _POWER_ACTIONS if action.startswith(incomplete)]
+    return [*vm_names(ctx, param, incomplete), *actions]
 
 
 @click.command()
@@ -130,7 +133,7 @@ def _complete_words(ctx: click.Context, param: click.Parameter, incomplete: str)
     metavar=f"VM... {'|'.join(_POWER_ACTIONS)}",
     nargs=-1,
     required=True,
-    shell_complete=_complete_words,
+    shell_complete=_complete_power_arguments,
 )
 @dry_run_option
 @wait_option
@@ -139,14 +142,14 @@ def power(call: Invocation, words: tuple[str, ...], wait: bool, dry_run: bool) -
     """Turn VMs off or on, deallocate, reapply, reimage."""
     *vms, what = words
     if not vms or what not in _POWER_ACTIONS:
-        raise Rejected(f"say which VMs, then one of {', '.join(_POWER_ACTIONS)}: forewarn power {_corrected(words)}")
+        raise Rejected(f"give VMs, then one of {', '.join(_POWER_ACTIONS)}: forewarn power {_corrected(words)}")
     return send_maintenance_request(call, _POWER_ACTIONS[what], tuple(vms), wait=wait, dry_run=dry_run)
 
 
 def _corrected(words: tuple[str, ...]) -> str:
-    """What was probably meant."""
-    vm = next((word for word in words if word not in _POWER_ACTIONS), "VM")
-    return f"{vm} {next((word for word in words if word in _POWER_ACTIONS), 'start')}"
+    """The arguments that were probably meant."""
+    vm = next((argument for argument in words if argument not in _POWER_ACTIONS), "VM")
+    return f"{vm} {next((argument for argument in words if argument in _POWER_ACTIONS), 'start')}"
 
 
 @click.command("perform-maintenance")

@@ -25,12 +25,13 @@ from forewarn.cli.formatting import (
 from forewarn.cli.invocation import Invocation
 from forewarn.cli.output import Cell, bold, dim, join_text
 
-_MAX_EVENTS_SHOWN = 40  # events shown to people; programs get all
+_MAX_EVENTS_SHOWN = 40  # in text; --json shows all
 
-dry_run_option = click.option("--dry-run", is_flag=True, help="Tell what would happen, and change nothing.")
+dry_run_option = click.option("--dry-run", is_flag=True, help="Show what would happen, and change nothing.")
 
 
 def show_preview(call: Invocation, view: JsonObject) -> None:
+    """Print the answer to a --dry-run: what would happen, and a table of the events."""
     if call.output.as_json:
         call.output.print_json(view)
         return
@@ -44,7 +45,7 @@ def show_preview(call: Invocation, view: JsonObject) -> None:
             ("wave", "kind", "VMs", "update domain", "published", "not before"), _preview_rows(listed, view["now"])
         )
     if len(listed) > _MAX_EVENTS_SHOWN:
-        call.output.print_line(dim(f"and {len(listed) - _MAX_EVENTS_SHOWN} more events; --json tells all"))
+        call.output.print_line(dim(f"and {len(listed) - _MAX_EVENTS_SHOWN} more events; --json shows all"))
 
 
 def _preview_rows(events: list[JsonObject], now: float) -> Iterator[list[Cell]]:
@@ -66,13 +67,14 @@ _FINAL_STATES = ("finished", "failed", "withdrawn")
 
 
 def show_receipt(call: Invocation, answer: JsonObject) -> None:
+    """Print the answer to a maintenance request: what was accepted, and its events."""
     if call.output.as_json:
         call.output.print_json(answer)
         return
     request, events = answer["request"], answer["events"]
     title = f"{action_noun(request['ask']).capitalize()} of {join_names(request['targets'])}"
     if not events:
-        call.output.print_line(bold(f"{title} is accepted"), f": its events follow, as request {request['id']}.")
+        call.output.print_line(bold(f"{title} is accepted"), f": its events follow; request {request['id']}.")
         call.output.print_hints([("forewarn events", "see them")])
         return
     listed = [event for event in events if event["listed"]]
@@ -92,7 +94,7 @@ def _headline(events: list[JsonObject], listed: list[JsonObject]) -> str:
 
 
 def show_events(call: Invocation, events: list[JsonObject]) -> None:
-    """A few in full, many as a table."""
+    """Print up to three events in full, more as a table, then commands to try next."""
     now = call.api.now()
     if len(events) > _MAX_EVENTS_IN_FULL:
         call.output.print_line()
@@ -116,7 +118,7 @@ def _event_facts(call: Invocation, event: JsonObject, now: float) -> Iterator[tu
         yield "not before", describe_time(event["not_before"], now)
     for event_id in event["replaces"]:
         yield "replaces", _replaced_event(call, event_id)
-    yield ("will be told" if _is_undelivered(event) else "told"), _recipients(call, event)
+    yield ("recipients" if _is_undelivered(event) else "delivered to"), _recipients(call, event)
     if event["note"]:
         yield "note", event["note"]
     if waiting := waiting_reason(event, now):
@@ -129,20 +131,20 @@ def _replaced_event(call: Invocation, event_id: str) -> str:
 
 
 def _is_undelivered(event: JsonObject) -> bool:
-    """Nobody has been given it yet."""
+    """Whether no VM has received it yet, and one still may."""
     return event["given_at"] is None and event["status"] != "over"
 
 
 def _recipients(call: Invocation, event: JsonObject) -> str:
-    """Every VM of the scope sees the event (spec §7.2)."""
+    """The VMs that see the event: every VM of its scope (spec §7.2)."""
     if event["given_at"] is None and event["status"] == "over":
-        return "nobody"
+        return "no VM"
     scopes = call.api.get("fleet", query={"scope": event["scope"]})["scopes"]
     scope = next((scope for scope in scopes if scope["id"] == event["scope"]), None)
     if scope is None:
         return "-"
     if not scope["enabled"]:
-        return f"nobody: no VM of {scope['title']} asks for events"
+        return f"no VM: no client in {scope['title']} has polled yet"
     return f"{join_names(scope['vms'])} ({scope['title']})" if len(scope["vms"]) > 1 else join_names(scope["vms"])
 
 
@@ -157,37 +159,41 @@ def _print_hints(call: Invocation, events: list[JsonObject]) -> None:
 
 
 def wait_for_request(call: Invocation, answer: JsonObject) -> int:
-    """Until the request is over: 0 when it went well."""
+    """Follow a request until it is over, and print the outcome; returns the exit code."""
     request_id = answer["request"]["id"]
 
-    def look() -> Snapshot:
+    def take_snapshot() -> Snapshot:
         view = call.api.get("requests", request_id)
         return Snapshot(
             view=view, is_over=view["state"] in _FINAL_STATES, renderable=_progress_line(call, view["events"])
         )
 
-    about = {"request": request_id}
-    return _print_outcome(call, _follow_until_over(call, look, about, f"forewarn history --request {request_id}"))
+    progress_command = f"forewarn history --request {request_id}"
+    return _print_outcome(call, _follow_until_over(call, take_snapshot, {"request": request_id}, progress_command))
 
 
-def _follow_until_over(call: Invocation, look: Callable[[], Snapshot], about: HistoryFilter, again: str) -> JsonObject:
-    """Interrupting the waiting does not interrupt what is waited for."""
+def _follow_until_over(
+    call: Invocation, take_snapshot: Callable[[], Snapshot], entries_of: HistoryFilter, progress_command: str
+) -> JsonObject:
+    """Follow to the end. Ctrl-C ends only the waiting, and a note says how to see the progress."""
     try:
-        return follow(call, look, about=about)
+        return follow(call, take_snapshot, entries_of=entries_of)
     except KeyboardInterrupt:
-        call.output.print_note(f"what was asked for goes on: `{again}` shows how far it is")
+        call.output.print_note(f"the request continues: `{progress_command}` shows its progress")
         raise
 
 
 def wait_for_events(call: Invocation, ids: list[str]) -> int:
-    def look() -> Snapshot:
+    """Follow events until all are over, and print the outcome; returns the exit code."""
+
+    def take_snapshot() -> Snapshot:
         events = [call.api.get("events", event_id) for event_id in ids]
         over = all(event["status"] == "over" for event in events)
         view = {"state": _combined_state(events), "events": events}
         return Snapshot(view=view, is_over=over, renderable=_progress_line(call, events))
 
-    about = {"event": ids[0]} if len(ids) == 1 else {}
-    return _print_outcome(call, _follow_until_over(call, look, about, f"forewarn explain {ids[0]}"))
+    entries_of = {"event": ids[0]} if len(ids) == 1 else {}
+    return _print_outcome(call, _follow_until_over(call, take_snapshot, entries_of, f"forewarn explain {ids[0]}"))
 
 
 def _combined_state(events: list[JsonObject]) -> str:
@@ -207,11 +213,11 @@ def _print_outcome(call: Invocation, view: JsonObject) -> int:
 
 
 def _progress_line(call: Invocation, events: list[JsonObject]) -> RenderableType:
-    """What is waited for now."""
+    """One line about the first event that is not over, and how many more there are."""
     now = call.api.now()
     live = [event for event in events if event["status"] != "over"]
     if not live:
-        return Text("waits for its events", style="bright_black")
+        return Text("waiting for its events", style="bright_black")
     first = live[0]
     more = f"  and {count_noun(len(live) - 1, 'more event')}" if len(live) > 1 else ""
     scheduled = first["status"] == "scheduled"

@@ -29,7 +29,7 @@ from forewarn.errors import Rejected
 
 rollout_argument = click.argument("rollout_id", metavar="ROLLOUT", shell_complete=rollout_ids)
 _PAUSED_BUT_SCHEDULED = (
-    "What is scheduled still starts when approved or due: withdraw its events, or abort the rollout, to stop that."
+    "Scheduled events still start when approved or when their notice ends: withdraw them, or abort the rollout."
 )
 _NO_HOSTS = "the fleet has no hosts: add some with `forewarn fleet add-host`, or give --scope"
 
@@ -45,22 +45,26 @@ def rollout() -> None:
     type=click.Choice(["update", "migrate", "reboot"]),
     default="update",
     show_default=True,
-    help="What is done to each VM.",
+    help="Choose what is done to each VM.",
 )
-@click.option("--host", "hosts", multiple=True, metavar="HOST", shell_complete=host_names, help="Repeat for more.")
-@click.option("--all-hosts", is_flag=True, help="Every host of the fleet.")
-@click.option("--scope", metavar="SCOPE", shell_complete=scope_ids, help="A scope, by its id or a VM or set in it.")
+@click.option(
+    "--host", "hosts", multiple=True, metavar="HOST", shell_complete=host_names, help="Update this host; repeatable."
+)
+@click.option("--all-hosts", is_flag=True, help="Update every host of the fleet.")
+@click.option(
+    "--scope", metavar="SCOPE", shell_complete=scope_ids, help="Update this scope: its id, or a VM or set in it."
+)
 @click.option(
     "--max-failures",
     type=click.IntRange(1),
     metavar="N",
-    help="Stop at the Nth VM that fails.  [default: 1]",
+    help="Stop after N failures.  [default: 1]",
 )
-@click.option("--keep-going", is_flag=True, help="Never stop, however many VMs fail.")
-@click.option("--notice", "notice_s", type=duration, metavar="DURATION", help="Notice to give, such as 20m.")
+@click.option("--keep-going", is_flag=True, help="Never stop because of failures.")
+@click.option("--notice", "notice_s", type=duration, metavar="DURATION", help="Give this much notice, such as 20m.")
 @short_notice_option
 @dry_run_option
-@click.option("--wait/--no-wait", default=True, show_default=True, help="Stay until it is over.")
+@click.option("--wait/--no-wait", default=True, show_default=True, help="Wait until it is over.")
 @service_command
 def start(
     call: Invocation,
@@ -87,7 +91,7 @@ def start(
 
 def _failure_limit(max_failures: int | None, keep_going: bool) -> dict[str, int]:
     if keep_going and max_failures is not None:
-        raise Rejected("--max-failures and --keep-going exclude each other: say when it stops, or that it never does")
+        raise Rejected("--max-failures and --keep-going exclude each other: give only one of them")
     if keep_going:
         return {"max_failures": 0}
     return {} if max_failures is None else {"max_failures": max_failures}
@@ -100,21 +104,21 @@ def _rollout_targets(call: Invocation, hosts: tuple[str, ...], all_hosts: bool, 
         return {"scope": scope}
     if hosts:
         return {"hosts": list(hosts)}
-    every = [host["name"] for host in call.api.get("fleet")["hosts"]]
-    if not every:
+    names = [host["name"] for host in call.api.get("fleet")["hosts"]]
+    if not names:
         raise Rejected(_NO_HOSTS)
-    return {"hosts": every}
+    return {"hosts": names}
 
 
 @rollout.command()
 @click.argument("rollout_id", metavar="[ROLLOUT]", required=False, shell_complete=rollout_ids)
-@click.option("--watch", is_flag=True, help="Stay until it is over.")
+@click.option("--watch", is_flag=True, help="Wait until it is over.")
 @service_command
 def show(call: Invocation, rollout_id: str | None, watch: bool) -> int:
-    """Show all rollouts, or one; any unique beginning of an id will do."""
+    """Show all rollouts, or one, by its id or a unique beginning of it."""
     if rollout_id is None:
         if watch:
-            raise Rejected("no rollout is named to watch: see `forewarn rollout show`, then name one")
+            raise Rejected("--watch needs a rollout: give one of those that `forewarn rollout show` lists")
         print_rollouts(call, call.api.get("rollouts"))
         return 0
     view = call.api.get("rollouts", rollout_id)
@@ -150,43 +154,43 @@ _BAR_PARTS = (
 
 
 def progress_line(view: JsonObject) -> Text:
-    """`12 of 40 done · 4 started · 4 scheduled · 20 waiting`."""
+    """How many VMs are in which state: `12 of 40 done · 4 started · 4 scheduled · 20 waiting`."""
     tally = view["tally"]
     line = join_text(bold(f"{tally['done']} of {tally['total']} done"))
     for name, style in _BAR_PARTS[1:]:
         if tally[name]:
-            said = "never started" if name == "waiting" and view["closed"] else name
-            line.append_text(join_text(dim(" · "), Text(f"{tally[name]} {said}", style=style.replace("grey23", ""))))
+            state = "never started" if name == "waiting" and view["closed"] else name
+            line.append_text(join_text(dim(" · "), Text(f"{tally[name]} {state}", style=style.replace("grey23", ""))))
     return line
 
 
-_add_steering_command("pause", "Publish nothing more for now; what is pending goes on.")
-_add_steering_command("resume", "Go on with a paused rollout.")
-_add_steering_command("abort", "End a rollout: what has not started is withdrawn.")
+_add_steering_command("pause", "Pause a rollout; events that are already scheduled go on.")
+_add_steering_command("resume", "Resume a paused rollout.")
+_add_steering_command("abort", "Abort a rollout, and withdraw its events that have not started.")
 
 
 def _wait_for_rollout(call: Invocation, rollout_id: str) -> int:
-    """Until nothing of it is left; interrupting the waiting does not interrupt the rollout."""
-    told: list[str] = []
+    """Follow a rollout until it is over, and print the outcome. Ctrl-C ends only the waiting."""
+    printed: list[str] = []
 
-    def look() -> Snapshot:
+    def take_snapshot() -> Snapshot:
         view = call.api.get("rollouts", rollout_id)
-        _print_progress(call, view, told)
+        _print_progress(call, view, printed)
         return Snapshot(view=view, is_over=view["closed"], renderable=rollout_panel(call, view))
 
     try:
-        view = follow(call, look, about={"request": rollout_id}, quiet=True)
+        view = follow(call, take_snapshot, entries_of={"request": rollout_id}, quiet=True)
     except KeyboardInterrupt:
-        call.output.print_note(f"the rollout goes on: `forewarn rollout show {rollout_id}` shows how far it is")
+        call.output.print_note(f"the rollout continues: `forewarn rollout show {rollout_id}` shows its progress")
         raise
     return _print_conclusion(call, view)
 
 
-def _print_progress(call: Invocation, view: JsonObject, told: list[str]) -> None:
-    """In a pipe, one line per change takes the place of the bar."""
+def _print_progress(call: Invocation, view: JsonObject, printed: list[str]) -> None:
+    """In a pipe, print one line per change instead of the bar; `printed` holds the lines so far."""
     line = progress_line(view).plain
-    if not call.output.as_json and not call.output.is_terminal and told[-1:] != [line]:
-        told.append(line)
+    if not call.output.as_json and not call.output.is_terminal and printed[-1:] != [line]:
+        printed.append(line)
         call.output.print_line(line)
 
 
@@ -204,7 +208,7 @@ _NO_ROLLOUTS = "There are no rollouts. Start one: forewarn rollout start --all-h
 
 
 def bar_cells(counts: list[int], width: int) -> list[int]:
-    """How many cells of a bar each count gets: in proportion, together exactly the width."""
+    """The number of bar cells for each count: proportional, and together exactly the width."""
     total = sum(counts)
     if total == 0:
         return [0] * len(counts)
@@ -213,6 +217,7 @@ def bar_cells(counts: list[int], width: int) -> list[int]:
 
 
 def progress_bar(tally: JsonObject, width: int = _BAR_WIDTH) -> Text:
+    """A bar with one colour for each state of the rollout's VMs."""
     text = Text()
     for cells, (_, style) in zip(
         bar_cells([int(tally[name]) for name, _ in _BAR_PARTS], width), _BAR_PARTS, strict=True
@@ -222,7 +227,7 @@ def progress_bar(tally: JsonObject, width: int = _BAR_WIDTH) -> Text:
 
 
 def rollout_panel(call: Invocation, view: JsonObject) -> RenderableType:
-    """What a terminal shows while it goes on."""
+    """What a terminal shows while a rollout runs: title, progress bar, and the events under way."""
     now = call.api.now()
     lines: list[Text] = [_rollout_title(call, view), join_text(progress_bar(view["tally"]), "  ", progress_line(view))]
     lines += [join_text("  ", line) for line in live_event_lines(view, now)]
@@ -230,7 +235,7 @@ def rollout_panel(call: Invocation, view: JsonObject) -> RenderableType:
 
 
 def live_event_lines(view: JsonObject, now: float) -> Iterator[Text]:
-    """What is under way, by update domain."""
+    """A line for each of the first four events that are not over, and how many more there are."""
     live = [event for event in view.get("events", ()) if event["status"] != "over"]
     for event in live[:4]:
         head = join_text(
@@ -252,7 +257,7 @@ def _rollout_title(call: Invocation, view: JsonObject) -> Text:
 
 
 def rollout_state(view: JsonObject) -> Text:
-    """`completed with 3 failed VMs`, `stopped`."""
+    """The rollout's progress as text, such as `stopped` or `completed with 3 failed VMs`."""
     failed = view["tally"]["failed"]
     if view["progress"] != "completed" or not failed:
         return state_text(view["progress"])
@@ -266,6 +271,7 @@ def _targets_text(view: JsonObject) -> str:
 
 
 def print_rollout(call: Invocation, view: JsonObject) -> None:
+    """Print one rollout: its progress and its events."""
     if call.output.as_json:
         call.output.print_json(view)
         return
@@ -285,18 +291,19 @@ def print_rollout(call: Invocation, view: JsonObject) -> None:
 
 def _rollout_hints(shown: str, *, paused: bool) -> list[tuple[str, str]]:
     if paused:
-        go_on = (f"forewarn rollout resume {shown}", "go on with it")
-        return [go_on, (f"forewarn rollout abort {shown}", "end it")]
-    return [(f"forewarn rollout show {shown} --watch", "follow it"), (f"forewarn rollout pause {shown}", "hold it")]
+        resume = (f"forewarn rollout resume {shown}", "resume it")
+        return [resume, (f"forewarn rollout abort {shown}", "abort it")]
+    return [(f"forewarn rollout show {shown} --watch", "follow it"), (f"forewarn rollout pause {shown}", "pause it")]
 
 
 def print_rollouts(call: Invocation, page: JsonObject) -> None:
+    """Print a table of rollouts."""
     if call.output.as_json:
         call.output.print_json(page)
     elif page["rollouts"]:
         now = call.api.now()
         call.output.print_table(
-            ("rollout", "impact", "progress", "over", "VMs", "asked"), _rollout_rows(call, page, now)
+            ("rollout", "impact", "progress", "over", "VMs", "requested"), _rollout_rows(call, page, now)
         )
     else:
         call.output.print_line(_NO_ROLLOUTS)

@@ -1,10 +1,10 @@
 """The root of the command line: which module holds which command, and the exit code of each error.
 
-0   done
-1   what was waited for failed, or the service did
-2   bad input, or refused
-3   no service, or it is unavailable now
-130 interrupted
+0    done
+1    the awaited operation failed, or the service failed
+2    bad input, or the service refused
+3    no service answers, or it is unavailable now
+130  interrupted
 """
 
 from __future__ import annotations
@@ -46,17 +46,17 @@ _HELP_SECTIONS = {
         "perform-maintenance": "request",
         "rollout": "rollout",
     },
-    "What happens": {
+    "Events": {
         "events": "event",
         "approve": "event",
         "withdraw": "event",
         "history": "history",
         "explain": "history",
     },
-    "Stories": {"record": "record", "replay": "replay", "replays": "replay"},
-    "Bad days": {"fault": "fault"},
-    "Telling others": {"webhook": "webhook"},
-    "Who may": {
+    "Record and replay": {"record": "record", "replay": "replay", "replays": "replay"},
+    "Faults": {"fault": "fault"},
+    "Webhooks": {"webhook": "webhook"},
+    "Access": {
         "access": "access",
         "whoami": "login",
         "login": "login",
@@ -65,37 +65,41 @@ _HELP_SECTIONS = {
         "ca": "ca",
     },
     "Inside a VM": {"guest": "guest", "agent": "agent"},
-    "Shells": {"env": "env", "completion": "completion"},
+    "Shell": {"env": "env", "completion": "completion"},
 }
-_COMMAND_MODULES = {name: noun for section in _HELP_SECTIONS.values() for name, noun in section.items()}
+_COMMAND_MODULES = {name: module for section in _HELP_SECTIONS.values() for name, module in section.items()}
 
 
 class RootCommand(click.Group):
-    """Loads a noun's file when it is named, and turns errors into a sentence and an exit code."""
+    """The root click group: imports a command's module on first use and maps errors to exit codes."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
+        """The names of all commands, in the order of the help."""
         return list(_COMMAND_MODULES)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        noun = _COMMAND_MODULES.get(cmd_name)
-        if noun is None:
+        """Import the module of a command and return the command; None if there is none of this name."""
+        module_name = _COMMAND_MODULES.get(cmd_name)
+        if module_name is None:
             return None
-        module = importlib.import_module(f"forewarn.cli.{noun}")
+        module = importlib.import_module(f"forewarn.cli.{module_name}")
         command = getattr(module, cmd_name.replace("-", "_"))
         assert isinstance(command, click.Command)
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the commands of the help, grouped by section."""
         for title, names in _HELP_SECTIONS.items():
             commands = ((name, self.get_command(ctx, name)) for name in names)
             with formatter.section(title):
                 formatter.write_dl([(name, c.get_short_help_str(70)) for name, c in commands if c is not None])
 
     def main(self, *args: Any, **kwargs: Any) -> NoReturn:
+        """Run the command line and exit; errors are printed as a sentence, or as JSON with --json."""
         kwargs["standalone_mode"] = False
         call = kwargs["obj"] = Invocation()
-        # What is typed wrong is found before the options are taken.
-        call.as_json = "--json" in _words_before_separator(kwargs.get("args"))
+        # Usage errors are raised before the option callbacks run, and they too must respect --json.
+        call.as_json = "--json" in _arguments_before_separator(kwargs.get("args"))
         try:
             code = super().main(*args, **kwargs)
             sys.stdout.flush()
@@ -110,35 +114,35 @@ class RootCommand(click.Group):
         except OSError as error:
             if error.errno != errno.ENOSPC:
                 raise
-            call.output.print_error("the answer could not be written, there is no space left: make room and ask again")
+            call.output.print_error("the answer could not be written, the disk is full: free some space and try again")
             code = 1
         discard_unwritable_output()
         sys.exit(code if isinstance(code, int) else 0)
 
 
-def _words_before_separator(args: Sequence[str] | None) -> Iterator[str]:
-    """What was typed up to a `--`: what follows is for somebody else."""
-    return takewhile(lambda word: word != "--", sys.argv[1:] if args is None else args)
+def _arguments_before_separator(args: Sequence[str] | None) -> Iterator[str]:
+    """The arguments before a `--`; those after it belong to another program."""
+    return takewhile(lambda argument: argument != "--", sys.argv[1:] if args is None else args)
 
 
-# A group by its name alone; click before 8.2 shows the help by itself.
+# Raised for a group without a subcommand; click before 8.2 prints the help itself.
 _NO_ARGUMENTS_ERROR = getattr(click.exceptions, "NoArgsIsHelpError", ())
 
 
-def _print_usage_error(error: click.ClickException, screen: Output) -> int:
-    if isinstance(error, _NO_ARGUMENTS_ERROR) and not screen.as_json:
-        click.echo(error.format_message(), err=True)  # the help, which needs no hint at itself
+def _print_usage_error(error: click.ClickException, output: Output) -> int:
+    if isinstance(error, _NO_ARGUMENTS_ERROR) and not output.as_json:
+        click.echo(error.format_message(), err=True)  # the help text: a hint to --help would be redundant
         return 2
     message = error.format_message().rstrip(".")
     if isinstance(error, click.UsageError) and error.ctx is not None:
         message += _similar_command_hint(message, error.ctx)
         message += f"{' See' if message.endswith('?') else '; see'} `{error.ctx.command_path} --help`"
-    screen.print_error(message, code="Rejected")
+    output.print_error(message, code="Rejected")
     return 2
 
 
 def _similar_command_hint(message: str, ctx: click.Context) -> str:
-    """The command that was probably meant by one that there is not."""
+    """A "Did you mean" sentence for an unknown command, or an empty string."""
     if not message.startswith("No such command") or not isinstance(ctx.command, RootCommand):
         return ""
     typed = message.split("'")[1]
@@ -146,14 +150,14 @@ def _similar_command_hint(message: str, ctx: click.Context) -> str:
     return f". Did you mean {close[0]!r}?" if close and not message.endswith("?") else ""
 
 
-def _print_error(error: ForewarnError, screen: Output) -> int:
-    if screen.as_json:
-        screen.print_error(
+def _print_error(error: ForewarnError, output: Output) -> int:
+    if output.as_json:
+        output.print_error(
             error, code=error_code(error), problems=error.problems if isinstance(error, InvalidFile) else ()
         )
     else:
         for line in error.problem_lines() if isinstance(error, InvalidFile) else [error]:
-            screen.print_error(line)
+            output.print_error(line)
     if isinstance(error, Unavailable):
         return 3
     return 1 if isinstance(error, ServiceFailure) else 2

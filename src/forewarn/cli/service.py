@@ -21,18 +21,20 @@ if TYPE_CHECKING:
 _ENABLEMENT_CHOICE = click.Choice(["on-request", "always"])
 _MAX_VMS_SHOWN = 16
 _EVENTS_TARGET = "/metadata/scheduledevents?api-version=2020-07-01"
-_AZURE_HINTS = (('eval "$(forewarn env)"', "then az and Azure's SDKs talk to this one, in that shell"),)
+_AZURE_HINTS = (('eval "$(forewarn env)"', "make az and Azure's SDKs in that shell use this service"),)
 
 
 def _settings_options(function: CommandFunction) -> CommandFunction:
-    """What both can be told; left out, the environment and the settings file say it."""
+    """Add the options that `up` and `serve` share; each overrides the environment and the settings file."""
     options = (
-        click.option("--config", type=click.Path(path_type=Path), metavar="FILE", help="A settings file (TOML)."),
-        click.option("--fleet", metavar="FILE", help="A fleet file, applied to an empty store."),
-        click.option("--enablement", type=_ENABLEMENT_CHOICE, help="When a scope is given events."),
-        click.option("--workers", type=click.IntRange(0, 64), help="Processes that answer VMs; 0: the service itself."),
-        click.option("--listen", multiple=True, metavar="ADDRESS:PORT", help="An address that VMs call."),
-        click.option("--console", metavar="ADDRESS:PORT", help='Where the API is served over HTTPS; "" nowhere.'),
+        click.option(
+            "--config", type=click.Path(path_type=Path), metavar="FILE", help="Read this settings file (TOML)."
+        ),
+        click.option("--fleet", metavar="FILE", help="Apply this fleet file to an empty store."),
+        click.option("--enablement", type=_ENABLEMENT_CHOICE, help="Choose when a scope gets events."),
+        click.option("--workers", type=click.IntRange(0, 64), help="Answer VMs in N processes; 0: in the service."),
+        click.option("--listen", multiple=True, metavar="ADDRESS:PORT", help="Serve VMs on this address; repeatable."),
+        click.option("--console", metavar="ADDRESS:PORT", help='Serve API and portal over HTTPS here; "": nowhere.'),
     )
     for option in reversed(options):
         function = option(function)
@@ -41,13 +43,13 @@ def _settings_options(function: CommandFunction) -> CommandFunction:
 
 @click.command()
 @_settings_options
-@click.option("--port", type=click.IntRange(1, 65535), help="Of the VMs' loopback addresses.")
-@click.option("--one-port-per-vm", is_flag=True, default=None, help="For machines with one loopback address.")
+@click.option("--port", type=click.IntRange(1, 65535), help="Use this port on the VMs' loopback addresses.")
+@click.option("--one-port-per-vm", is_flag=True, default=None, help="Give each VM a port instead of an address.")
 @local_command
 def up(call: Invocation, **options: Any) -> None:
     """Start a lab: a sample fleet, and a clock that can be moved.
 
-    Each VM has a loopback address of its own; what calls it there is that VM.
+    Each VM has its own loopback address; a request to that address counts as coming from that VM.
     """
     _run_service(call, "up", options, lab=True)
 
@@ -73,45 +75,48 @@ def _run_service(call: Invocation, command: str, options: dict[str, Any], *, lab
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
 
     def announce(service: Service) -> None:
-        # A link is as good as a secret: what is no terminal may be a log.
+        # The link is a secret, and output that is not a terminal may be a log.
         link = service.sign_in_link() if call.output.is_terminal else ""
         print_service(call.output, service.info(), service.lab_endpoints(_MAX_VMS_SHOWN), link)
 
     try:
         pending = run_service(settings, announce)
         if call.output.is_terminal:
-            left = "it was not up yet" if pending is None else f"{count_noun(pending, 'event')} pending"
-            call.output.print_line(f"stopped; everything is kept, {left}")
+            left = "it had not started yet" if pending is None else f"{count_noun(pending, 'event')} pending"
+            call.output.print_line(f"stopped; all data is kept, {left}")
             _print_running_supervisors(call.output, live_supervisor_pids(settings.directory))
     finally:
         discard_unwritable_output()
 
 
-def _print_running_supervisors(screen: Output, keepers: list[int]) -> None:
-    if keepers:
-        who = f"{count_noun(len(keepers), 'program')} in VMs {'goes' if len(keepers) == 1 else 'go'} on without it"
-        screen.print_line(f"{who}; to end this: kill {' '.join(map(str, keepers))}")
+def _print_running_supervisors(output: Output, pids: list[int]) -> None:
+    if pids:
+        programs = f"{count_noun(len(pids), 'program')} in VMs still {'runs' if len(pids) == 1 else 'run'}"
+        output.print_line(f"{programs}; to stop: kill {' '.join(map(str, pids))}")
 
 
-def print_service(screen: Output, info: JsonObject, seats: list[tuple[str, str]], link: str = "") -> None:
-    """`seats` are the first VMs with the URL under which a lab serves each; `link` signs in to the portal once."""
-    if screen.as_json:
-        screen.print_json(info)
+def print_service(output: Output, info: JsonObject, endpoints: list[tuple[str, str]], link: str = "") -> None:
+    """Print the banner of a service that has started.
+
+    `endpoints` are the first VMs of a lab with the URL that serves each; `link` signs in to the portal once.
+    """
+    if output.as_json:
+        output.print_json(info)
         return
     counts = info["counts"]
     what = "lab" if info["lab"] else "service"
-    screen.print_line(bold(f"forewarn {info['version']}"), f": the {what} is up.")
-    screen.print_line()
+    output.print_line(bold(f"forewarn {info['version']}"), f": the {what} is up.")
+    output.print_line()
     fleet = (
         count_noun(counts["vms"], "VM"),
         count_noun(counts["scopes"], "scope"),
         count_noun(counts["hosts"], "host"),
     )
-    screen.print_facts(
+    output.print_facts(
         [
             ("fleet", ", ".join(fleet)),
             ("events", f"{counts['events']} pending" if counts["events"] else "none pending"),
-            *(("VMs call", _listener_text(at)) for at in info["listeners"][:4]),
+            *(("VMs use", _listener_text(at)) for at in info["listeners"][:4]),
             *([("workers", str(len(info["workers"])))] if info["workers"] else []),
             *([("console", info["console"]["url"])] if info["console"] else []),
             *([("portal", link or info["console"]["portal"])] if info["console"] else []),
@@ -119,47 +124,49 @@ def print_service(screen: Output, info: JsonObject, seats: list[tuple[str, str]]
         ]
     )
     if info["identity_on_loopback"]:
-        screen.print_line()
-        screen.print_line("identity_on_loopback is on: every program of this machine can have the token of any VM.")
-    if seats:
-        screen.print_line()
-        screen.print_facts([(name, url) for name, url in seats])
-        if counts["vms"] > len(seats):
-            screen.print_line(dim(f"  and {counts['vms'] - len(seats)} more"))
-    if screen.is_terminal:
-        screen.print_hints([*_first_steps(seats, counts["vms"]), *(_AZURE_HINTS if info["console"] else ())])
-        screen.print_line()
-        screen.print_line(dim("Ctrl-C stops it; everything is kept."))
+        output.print_line()
+        output.print_line("identity_on_loopback is on: every program on this machine can get the token of any VM.")
+    if endpoints:
+        output.print_line()
+        output.print_facts([(name, url) for name, url in endpoints])
+        if counts["vms"] > len(endpoints):
+            output.print_line(dim(f"  and {counts['vms'] - len(endpoints)} more"))
+    if output.is_terminal:
+        output.print_hints([*_first_steps(endpoints, counts["vms"]), *(_AZURE_HINTS if info["console"] else ())])
+        output.print_line()
+        output.print_line(dim("Ctrl-C stops it; all data is kept."))
 
 
-def _first_steps(seats: list[tuple[str, str]], vms: int) -> list[tuple[str, str]]:
-    """What to try next, with a VM that is there."""
-    if not seats and vms:
-        return [("forewarn fleet show", "its VMs"), ("forewarn events --watch", "what is announced to them")]
-    if not seats:
-        return [("forewarn fleet add NAME", "the first VM"), ("forewarn fleet apply FILE", "a whole fleet")]
-    name, url = seats[0]
+def _first_steps(endpoints: list[tuple[str, str]], vms: int) -> list[tuple[str, str]]:
+    """Commands to try next, with a VM of this fleet."""
+    if not endpoints and vms:
+        return [("forewarn fleet show", "show the VMs"), ("forewarn events --watch", "watch their events")]
+    if not endpoints:
+        return [("forewarn fleet add NAME", "add a VM"), ("forewarn fleet apply FILE", "load a whole fleet")]
+    name, url = endpoints[0]
     return [
-        (f"curl -H Metadata:true '{url}{_EVENTS_TARGET}'", f"what {name} is told"),
-        (f"forewarn restart {name}", "ask for maintenance: the VM is given notice first"),
+        (f"curl -H Metadata:true '{url}{_EVENTS_TARGET}'", f"get the events that {name} sees"),
+        (f"forewarn restart {name}", "request a restart; the VM gets notice first"),
         (f"forewarn explain {name}", "what happened to it, and what it waits for"),
     ]
 
 
 def _listener_text(at: JsonObject) -> str:
     if "/" in at["address"]:
-        return f"addresses of their own in {at['address']}, port {at['port']}"
+        return f"their own addresses in {at['address']}, port {at['port']}"
     return f"http://{at['address']}:{at['port']}"
 
 
 @click.command()
-@click.option("--config", type=click.Path(path_type=Path), metavar="FILE", help="The service's settings file (TOML).")
+@click.option(
+    "--config", type=click.Path(path_type=Path), metavar="FILE", help="Read the service's settings file (TOML)."
+)
 @local_command
 def sockets(call: Invocation, config: Path | None) -> None:
-    """Open the sockets that VMs call, and hand them to the service.
+    """Open the sockets for VMs, and pass them to the service.
 
     Run it as root beside a service that has `sockets = "helper"` in the same settings file.
-    The service's user owns the data directory, and needs no privilege.
+    The service's user owns the data directory, and needs no privileges.
     """
     with require_server_extra("sockets"):
         from forewarn.metadata.socket_helper import run_socket_helper
@@ -170,11 +177,12 @@ def sockets(call: Invocation, config: Path | None) -> None:
 
     def announce(opened: list[ListenerSpec], waits: dict[ListenerSpec, str]) -> None:
         if call.output.as_json:
-            names = {"open": [entrance.name for entrance in opened], "waiting": {e.name: w for e, w in waits.items()}}
+            waiting = {listener.name: reason for listener, reason in waits.items()}
+            names = {"open": [listener.name for listener in opened], "waiting": waiting}
             call.output.print_json({**names, "data": settings.data})
             return
         call.output.print_line(
-            f"{count_noun(len(opened), 'socket')} open, {len(waits)} waited for; handed over in ", settings.data
+            f"{count_noun(len(opened), 'socket')} open, {len(waits)} not yet; passed to the service in ", settings.data
         )
 
     run_socket_helper(settings.metadata_listeners, settings.directory, announce)
@@ -220,9 +228,9 @@ def _local_checks(call: Invocation) -> list[JsonObject]:
 
 
 def _print_check(call: Invocation, check: JsonObject) -> None:
-    mark = Text("ok  ", style="green") if check["ok"] else Text("bad ", style="red")
+    label = Text("ok  ", style="green") if check["ok"] else Text("bad ", style="red")
     call.output.print_line(
-        join_text(mark, " ", f"{without_control_characters(check['name']):<10}", "  ", check["text"])
+        join_text(label, " ", f"{without_control_characters(check['name']):<10}", "  ", check["text"])
     )
     if not check["ok"] and check["remedy"]:
         call.output.print_line(" " * 17, dim("→ "), check["remedy"])

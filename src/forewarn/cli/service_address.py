@@ -17,7 +17,7 @@ SOCKET_NAME = "forewarn.sock"
 
 
 def data_directory(explicit: str | None, environ: Mapping[str, str]) -> Path:
-    """A flag over the environment over the user's own state directory."""
+    """The data directory: the --data option, else FOREWARN_DATA, else the user's state directory."""
     given = explicit or environ.get("FOREWARN_DATA")
     if given:
         return Path(given).expanduser().absolute()
@@ -26,14 +26,14 @@ def data_directory(explicit: str | None, environ: Mapping[str, str]) -> Path:
 
 
 def config_directory(environ: Mapping[str, str]) -> Path:
-    """What belongs to the user, not to a service."""
+    """The user's configuration directory, where sign-in profiles are kept."""
     config = environ.get("XDG_CONFIG_HOME")
     return (Path(config) if config else Path.home() / ".config") / "forewarn"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RemoteSelection:
-    """A service elsewhere, as somebody named it: by its URL, by a profile, or by both."""
+    """The remote service that options or environment select: a URL, a profile, or both. Falsy: none."""
 
     server: str = ""
     profile: str = ""
@@ -43,13 +43,14 @@ class RemoteSelection:
 
 
 def select_remote_service(flags: RemoteSelection, data: str | None, environ: Mapping[str, str]) -> RemoteSelection:
-    """What flags name, else the environment; nothing where the service on this machine is meant.
+    """The remote service of the options, else of the environment; a falsy one selects the local service.
 
-    Flags count as a whole: whoever names a service does not get half of another from the environment.
+    If any option selects a service, the environment is ignored, so the two are never mixed. Raises Rejected if both
+    --data and a remote service are given.
     """
     if flags and data:
         given = "--server" if flags.server else "--profile"
-        raise Rejected(f"--data and {given} name two services: give one of them")
+        raise Rejected(f"--data and {given} select different services: give only one of them")
     if flags or data:
         return flags
     return RemoteSelection(server=environ.get("FOREWARN_SERVER", ""), profile=environ.get("FOREWARN_PROFILE", ""))
@@ -60,6 +61,8 @@ _HOST_AND_PORT = re.compile(r"[\w.-]+(:\d{1,5})?", re.ASCII)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerAddress:
+    """Host and port of a remote service; `str` gives its https URL."""
+
     host: str
     port: int
 
@@ -69,6 +72,7 @@ class ServerAddress:
 
 
 def parse_server_url(text: str) -> ServerAddress:
+    """Parse `https://HOST[:PORT]`; raises Rejected for any other scheme, or a path, query or user name."""
     try:
         parts = urlsplit(text.strip())
         server = ServerAddress(host=parts.hostname or "", port=443 if parts.port is None else parts.port)
@@ -81,10 +85,10 @@ def parse_server_url(text: str) -> ServerAddress:
 
 
 def _bad_server_url(text: str) -> Rejected:
-    return Rejected(f"{text!r} is no server: give its URL, such as https://{_example_address(text)}")
+    return Rejected(f"{text!r} is not a server's URL: give one such as https://{_example_address(text)}")
 
 
 def _example_address(text: str) -> str:
-    """What was typed, if nothing but the scheme is wrong."""
+    """The given host and port if only the scheme is wrong, else an example."""
     bare = text.strip().removeprefix("http://").rstrip("/")
     return bare if _HOST_AND_PORT.fullmatch(bare) else "vmhost.example.org:8443"

@@ -26,24 +26,29 @@ from forewarn.errors import Rejected, Unauthenticated, Unavailable
 
 
 class LocalTransport:
-    def __init__(self, data: Path, or_else: str = "") -> None:
+    """Reaches the service on this machine over the unix socket in its data directory."""
+
+    def __init__(self, data: Path, extra_remedy: str = "") -> None:
+        """`extra_remedy` is added to the message that no service runs, after "start one with `forewarn up`"."""
         self._data = data
-        self._extra_remedy = or_else  # what may help besides starting one
+        self._extra_remedy = extra_remedy
 
     @property
     def location(self) -> str:
+        """`in DIRECTORY`."""
         return f"in {self._data}"
 
-    def send(self, method: str, target: str, payload: bytes | None, patience_s: float) -> tuple[int, bytes]:
+    def send(self, method: str, target: str, payload: bytes | None, timeout_s: float) -> tuple[int, bytes]:
+        """Send one request; raises ServiceNotRunning if nothing serves the socket."""
         return send_request(
-            _UnixSocketConnection(self._data, self._extra_remedy, patience_s), method, target, payload, {}
+            _UnixSocketConnection(self._data, self._extra_remedy, timeout_s), method, target, payload, {}
         )
 
 
 class _UnixSocketConnection(http.client.HTTPConnection):
-    def __init__(self, data: Path, or_else: str, patience_s: float) -> None:
-        super().__init__("localhost", timeout=patience_s)
-        self._data, self._extra_remedy = data, or_else
+    def __init__(self, data: Path, extra_remedy: str, timeout_s: float) -> None:
+        super().__init__("localhost", timeout=timeout_s)
+        self._data, self._extra_remedy = data, extra_remedy
 
     def connect(self) -> None:
         self.sock = socket.socket(socket.AF_UNIX)
@@ -54,7 +59,7 @@ class _UnixSocketConnection(http.client.HTTPConnection):
         except PermissionError as error:
             raise ServiceNotRunning(
                 f"the forewarn service in {self._data} belongs to another user: run this as that user, "
-                "or name another service with --data"
+                "or choose another service with --data"
             ) from error
         except OSError as error:
             if "too long" in str(error):
@@ -68,29 +73,36 @@ ConnectFunction = Callable[[ServerAddress], http.client.HTTPConnection]
 _METADATA_PATH = "/metadata/endpoints?api-version=2022-09-01"
 _OPENID_CONFIGURATION_PATH = ".well-known/openid-configuration"
 _FORM_HEADERS = {"Content-Type": "application/x-www-form-urlencoded", "Accept": "application/json"}
-_HEADER_SAFE = re.compile(r"[\x21-\x7e]+")  # what a header can carry
+_HEADER_SAFE = re.compile(r"[\x21-\x7e]+")  # characters that a header value can carry
 _RENEW_EARLY_S = 60.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BearerToken:
+    """An access token for the remote API, with the times that say how long it is valid."""
+
     text: str = field(repr=False)
     issued_at: float
     lifetime_s: float
 
     def is_valid_at(self, now: float) -> bool:
-        """Renewed a minute early, so that it does not run out on the way; a short one when half of it is over."""
+        """Whether it may still be used: not in the last minute of its life, or its last half if short."""
         return self.issued_at <= now < self.issued_at + max(self.lifetime_s - _RENEW_EARLY_S, self.lifetime_s / 2)
 
 
 def fetch_token(profile: Profile, connect: ConnectFunction, now: float) -> BearerToken:
+    """Sign in with a profile's client secret; issuer and scope come from the server unless the profile has them.
+
+    Raises Unauthenticated if the issuer refuses the secret, Rejected if the server or issuer is not one, Unavailable
+    if either does not answer.
+    """
     issuer, scope = profile.issuer, profile.scope
     if not (issuer and scope):
         found = _get_json(f"{profile.server}{_METADATA_PATH}", connect)
         issuer, scope = issuer or _issuer_url(profile, found), scope or _token_scope(profile, found)
     endpoint = _get_json(f"{issuer.rstrip('/')}/{_OPENID_CONFIGURATION_PATH}", connect).get("token_endpoint")
     if not isinstance(endpoint, str):
-        raise Rejected(f"issuer {issuer} does not say where it gives tokens: name the right one with --issuer")
+        raise Rejected(f"issuer {issuer} publishes no token endpoint: give the right one with --issuer")
     return _request_token(profile, endpoint, scope, connect, now)
 
 
@@ -107,7 +119,7 @@ def _token_scope(profile: Profile, metadata: dict[str, Any]) -> str:
 def _authentication_section(profile: Profile, metadata: dict[str, Any]) -> dict[str, Any]:
     found = metadata.get("authentication")
     if not isinstance(found, dict) or not found.get("loginEndpoint"):
-        raise Rejected(f"{profile.server} does not say where to sign in, so it is no forewarn service: check its URL")
+        raise Rejected(f"{profile.server} names no issuer, so it is not a forewarn service: check its URL")
     return found
 
 
@@ -125,30 +137,30 @@ def _request_token(profile: Profile, endpoint: str, scope: str, connect: Connect
     return BearerToken(text=text, issued_at=now, lifetime_s=_parse_lifetime(answer.get("expires_in")))
 
 
-def _parse_lifetime(said: object) -> float:
-    """A number or a text, as issuers differ; without it a token is good for one question."""
+def _parse_lifetime(expires_in: object) -> float:
+    """Seconds, which some issuers send as text; 0 if missing, so that the token is used for one request."""
     try:
-        return float(str(said))
+        return float(str(expires_in))
     except ValueError:
         return 0.0
 
 
 def _token_error(profile: Profile, endpoint: str, status: int, answer: dict[str, Any]) -> Rejected | Unavailable:
     if status == 429 or status >= 500:
-        return Unavailable(f"{endpoint} answers {status} and gives no token now: try again")
+        return Unavailable(f"{endpoint} answered status {status} and gave no token: try again")
     why = str(answer.get("error_description") or answer.get("error") or f"status {status}").rstrip(".")
     return Unauthenticated(
         f"client {profile.client_id!r} could not sign in at {profile.server} ({why}): "
-        "give its id and its secret once more with `forewarn login`"
+        "check its id and secret, and run `forewarn login` again"
     )
 
 
 def _get_json(url: str, connect: ConnectFunction) -> dict[str, Any]:
     status, answer = _send_for_json("GET", url, None, connect)
     if status >= 500:
-        raise Unavailable(f"{url} answers {status}: try again")
+        raise Unavailable(f"{url} answered status {status}: try again")
     if status >= 400:
-        raise Rejected(f"{url} answers {status}, so this is no forewarn service or issuer: check its URL")
+        raise Rejected(f"{url} answered status {status}, so it is not a forewarn service or issuer: check its URL")
     return answer
 
 
@@ -161,11 +173,11 @@ def _send_for_json(
 
 
 def _split_url(url: str) -> tuple[ServerAddress, str]:
-    """Https and nothing else: a secret is on its way."""
+    """Server and request target of a URL; Rejected unless it is https, because a secret will be sent."""
     try:
         parts = urlsplit(url)
     except ValueError:
-        raise Rejected(f"{url!r} is no URL: name the issuer with --issuer") from None
+        raise Rejected(f"{url!r} is not a URL: give the issuer's with --issuer") from None
     target = f"{parts.path or '/'}{f'?{parts.query}' if parts.query else ''}"
     return parse_server_url(f"{parts.scheme}://{parts.netloc}"), target
 
@@ -183,6 +195,8 @@ _NAME_MISMATCH_CODES = (62, 64)  # X509_V_ERR_HOSTNAME_MISMATCH and …_IP_ADDRE
 
 
 class RemoteTransport:
+    """Reaches a service over HTTPS, signing in with a profile's client when a token is needed."""
+
     def __init__(self, profile: Profile) -> None:
         self._profile = profile
         self._server = parse_server_url(profile.server)
@@ -190,55 +204,57 @@ class RemoteTransport:
 
     @property
     def location(self) -> str:
+        """`at URL`."""
         return f"at {self._server}"
 
-    def send(self, method: str, target: str, payload: bytes | None, patience_s: float) -> tuple[int, bytes]:
+    def send(self, method: str, target: str, payload: bytes | None, timeout_s: float) -> tuple[int, bytes]:
+        """Send one request with a valid token; signs in first, and again if the server refuses the token."""
         known = self._valid_token()
-        token = known or self._fetch_token(patience_s)
-        status, raw = self._send_with_token(method, target, payload, token, patience_s)
+        token = known or self._fetch_token(timeout_s)
+        status, raw = self._send_with_token(method, target, payload, token, timeout_s)
         if status == _STATUS_UNAUTHENTICATED and known is not None:
-            # Refused before anything was done, so it may be asked again: the server may have another key by now.
-            status, raw = self._send_with_token(method, target, payload, self._fetch_token(patience_s), patience_s)
+            # A 401 means nothing was done, so the request may be repeated: the server may have a new signing key.
+            status, raw = self._send_with_token(method, target, payload, self._fetch_token(timeout_s), timeout_s)
         return status, raw
 
     def _valid_token(self) -> BearerToken | None:
         token = self._token
         return token if token is not None and token.is_valid_at(read_real_time()) else None
 
-    def _fetch_token(self, patience_s: float) -> BearerToken:
+    def _fetch_token(self, timeout_s: float) -> BearerToken:
         self._token = fetch_token(
-            self._profile, lambda server: self._open_connection(server, patience_s), read_real_time()
+            self._profile, lambda server: self._open_connection(server, timeout_s), read_real_time()
         )
         return self._token
 
     def _send_with_token(
-        self, method: str, target: str, payload: bytes | None, token: BearerToken, patience_s: float
+        self, method: str, target: str, payload: bytes | None, token: BearerToken, timeout_s: float
     ) -> tuple[int, bytes]:
         headers = {"Authorization": f"Bearer {token.text}"}
-        return send_request(self._open_connection(self._server, patience_s), method, target, payload, headers)
+        return send_request(self._open_connection(self._server, timeout_s), method, target, payload, headers)
 
-    def _open_connection(self, server: ServerAddress, patience_s: float) -> http.client.HTTPConnection:
-        return _TlsConnection(server, _tls_context(self._profile.ca, also_system=server != self._server), patience_s)
+    def _open_connection(self, server: ServerAddress, timeout_s: float) -> http.client.HTTPConnection:
+        return _TlsConnection(server, _tls_context(self._profile.ca, also_system=server != self._server), timeout_s)
 
 
 def _tls_context(ca: str, *, also_system: bool) -> ssl.SSLContext:
-    """Whom to believe: the server's own CA alone for the server, the system's too for an issuer somewhere else."""
+    """Trusts the CA in this file alone, or the system's CAs too (for an issuer elsewhere)."""
     if not ca:
         return ssl.create_default_context()
     try:
         context = ssl.create_default_context(cafile=None if also_system else ca)
         context.load_verify_locations(ca)
-    except OSError as error:  # also what ssl raises, of a file that holds something else
+    except OSError as error:  # SSLError too, when the file holds no certificate
         why = "does not exist" if not Path(ca).exists() else f"cannot be used ({error.strerror or error})"
         raise Rejected(f"CA file {ca!r} {why}: fetch it with `forewarn ca export` on the server") from error
     return context
 
 
 class _TlsConnection(http.client.HTTPSConnection):
-    """What keeps the two apart is told once, here."""
+    """An HTTPS connection that turns connection failures into errors with a remedy."""
 
-    def __init__(self, server: ServerAddress, context: ssl.SSLContext, patience_s: float) -> None:
-        super().__init__(server.host, server.port, timeout=patience_s, context=context)
+    def __init__(self, server: ServerAddress, context: ssl.SSLContext, timeout_s: float) -> None:
+        super().__init__(server.host, server.port, timeout=timeout_s, context=context)
         self._server = server
 
     def connect(self) -> None:
@@ -247,25 +263,25 @@ class _TlsConnection(http.client.HTTPSConnection):
         except ssl.SSLCertVerificationError as error:
             raise Rejected(_untrusted_certificate_message(self._server, error)) from error
         except ssl.SSLError as error:
-            raise Rejected(f"{self._server} does not speak TLS as we do ({error.reason}): check its port") from error
+            raise Rejected(f"TLS handshake with {self._server} failed ({error.reason}): check its port") from error
         except (socket.gaierror, UnicodeError) as error:
-            raise Unavailable(f"host {self._server.host!r} is not known: check its name") from error
+            raise Unavailable(f"host {self._server.host!r} cannot be resolved: check its name") from error
         except TimeoutError:
             raise
         except OSError as error:
             raise Unavailable(
-                f"no forewarn service answers at {self._server} ({error.strerror or error}): see whether it runs, "
-                "and with which setting 'console'"
+                f"no forewarn service answers at {self._server} ({error.strerror or error}): check that it runs, "
+                "and the address in its setting 'console'"
             ) from error
 
 
 def _untrusted_certificate_message(server: ServerAddress, error: ssl.SSLCertVerificationError) -> str:
     if error.verify_code in _NAME_MISMATCH_CODES:
         return (
-            f"the certificate of {server} is for other names: call it by one that `forewarn ca` shows on the server, "
-            "or add this one to its setting 'console_names'"
+            f"the certificate of {server} is for other names: use one that `forewarn ca` shows on the server, "
+            "or add this name to its setting 'console_names'"
         )
     return (
-        f"the certificate of {server} is not trusted ({error.verify_message}): get its CA with `forewarn ca export` "
-        "on the server, and give that file with `forewarn login --ca FILE` or as FOREWARN_CA"
+        f"the certificate of {server} is not trusted ({error.verify_message}): export its CA with `forewarn ca export` "
+        "on the server, then use that file in `forewarn login --ca FILE` or FOREWARN_CA"
     )

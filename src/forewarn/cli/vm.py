@@ -11,30 +11,29 @@ from forewarn.cli.completion import vm_names
 from forewarn.cli.invocation import CommandFunction, Invocation, local_command, service_command
 from forewarn.cli.output import Cell, dim, state_text
 from forewarn.errors import Rejected
-from forewarn.namespace_vm.run import DEFAULT_GRACE_S, VmRunOptions
-from forewarn.namespace_vm.run import run_vm as run_wish
+from forewarn.namespace_vm.run import DEFAULT_GRACE_S, VmRunOptions, run_vm
 from forewarn.namespace_vm.vm_spec import NetworkMode
 
 
 @click.group()
 def vm() -> None:
-    """Put programs inside VMs."""
+    """Run programs inside VMs."""
 
 
 def _vm_options(function: CommandFunction) -> CommandFunction:
-    """What both `run` and `shell` can be told."""
+    """Add the options that `run` and `shell` share."""
     options = (
         click.argument("name", metavar="VM", shell_complete=vm_names),
-        click.option("--netns", metavar="PATH|NAME", help="Join this network namespace, and leave it as it was."),
-        click.option("--no-vnet", is_flag=True, help="Outside a virtual network: DHCP tells the endpoint."),
-        click.option("--isolated", is_flag=True, help="Reach nothing but the service, also where pasta is installed."),
+        click.option("--netns", metavar="PATH|NAME", help="Join this network namespace, unchanged."),
+        click.option("--no-vnet", is_flag=True, help="Outside a virtual network: find the endpoint by DHCP."),
+        click.option("--isolated", is_flag=True, help="Allow no network except the service, even with pasta."),
         click.option(
             "--grace",
             type=click.FloatRange(0, 3600),
             default=DEFAULT_GRACE_S,
             metavar="SECONDS",
             show_default=True,
-            help="Between asking the program to end and ending it.",
+            help="Wait this long between SIGTERM and SIGKILL.",
         ),
     )
     for option in reversed(options):
@@ -43,7 +42,7 @@ def _vm_options(function: CommandFunction) -> CommandFunction:
 
 
 class _CommandWithProgram(click.Command):
-    """Tells who forgot the `--` about it, when an option of the program is taken for one of ours."""
+    """A command that hints at a missing `--` when an option of the program is taken for its own."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         typed = tuple(args)
@@ -52,54 +51,55 @@ class _CommandWithProgram(click.Command):
         except click.NoSuchOption as error:
             if "--" in typed or error.possibilities:
                 raise
-            hint = f"{error.format_message().rstrip('.')}: what is for the program comes after `--`"
+            hint = f"{error.format_message().rstrip('.')}: options of the program come after `--`"
             raise click.UsageError(hint, ctx) from error
 
 
 @vm.command(cls=_CommandWithProgram)
 @_vm_options
-@click.option("--detached", is_flag=True, help="Without a terminal: what it writes is kept with the service's data.")
+@click.option("--detached", is_flag=True, help="Run without a terminal; log its output with the service's data.")
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED, metavar="-- COMMAND…")
 @local_command
-def run(call: Invocation, command: tuple[str, ...], detached: bool, **where: Any) -> int:
+def run(call: Invocation, command: tuple[str, ...], detached: bool, **options: Any) -> int:
     """Run a program inside a VM.
 
     \b
     forewarn vm run web-0 -- python3 app.py
     forewarn vm run web-0 -- curl -H Metadata:true 'http://169.254.169.254/metadata/versions'
 
-    It runs as you, in this directory; its exit code is ours. What happens to the VM happens to it: it stands still
-    in a Freeze, and is ended and started again in a Reboot.
+    It runs as you, in this directory, and its exit code is returned. Maintenance of the VM affects it: a Freeze
+    suspends it, a Reboot stops it and starts it again.
     """
-    return _run_in_vm(call, command, detached=detached, **where)
+    return _run_in_vm(call, command, detached=detached, **options)
 
 
 @vm.command()
 @_vm_options
 @local_command
-def shell(call: Invocation, **where: Any) -> int:
+def shell(call: Invocation, **options: Any) -> int:
     """Start a shell inside a VM."""
-    return _run_in_vm(call, (os.environ.get("SHELL") or "/bin/sh",), detached=False, **where)
+    return _run_in_vm(call, (os.environ.get("SHELL") or "/bin/sh",), detached=False, **options)
 
 
 @vm.command("list")
 @service_command
 def list_(call: Invocation) -> None:
-    """Show the VMs that have a program in them."""
+    """Show the VMs that run a program."""
     answer = call.api.get("keepers")
     if call.output.as_json:
         call.output.print_json(answer)
         return
-    rows = [_vm_row(keeper) for keeper in answer["keepers"]]
+    rows = [_vm_row(supervisor) for supervisor in answer["keepers"]]
     if rows:
-        call.output.print_table(("vm", "state", "keeper", "boot id", "program"), rows)
+        call.output.print_table(("vm", "state", "supervisor", "boot id", "program"), rows)
     else:
-        call.output.print_line(dim("No VM has a program in it: start one with `forewarn vm run VM -- COMMAND`."))
+        call.output.print_line(dim("No VM runs a program: start one with `forewarn vm run VM -- COMMAND`."))
 
 
-def _vm_row(keeper: dict[str, Any]) -> tuple[Cell, ...]:
-    program = " ".join(keeper.get("program") or ())
-    return keeper["vm"], state_text(keeper["state"]), str(keeper["pid"]), dim(keeper["boot_id"]), program
+def _vm_row(supervisor: dict[str, Any]) -> tuple[Cell, ...]:
+    program = " ".join(supervisor.get("program") or ())
+    state = state_text(supervisor["state"])
+    return supervisor["vm"], state, str(supervisor["pid"]), dim(supervisor["boot_id"]), program
 
 
 def _run_in_vm(
@@ -114,9 +114,9 @@ def _run_in_vm(
     detached: bool,
 ) -> int:
     if netns and no_vnet:
-        raise Rejected("--netns and --no-vnet exclude each other: a network that you made is left as it is")
+        raise Rejected("--netns and --no-vnet exclude each other: give only one of them")
     net = NetworkMode.JOINED if netns else NetworkMode.NO_VNET if no_vnet else NetworkMode.OWN
-    wish = VmRunOptions(
+    options = VmRunOptions(
         vm=name,
         program=command,
         data=call.data,
@@ -126,4 +126,4 @@ def _run_in_vm(
         is_detached=detached,
         grace_s=grace,
     )
-    return run_wish(wish, call.output.print_note)
+    return run_vm(options, call.output.print_note)

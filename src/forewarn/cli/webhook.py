@@ -10,7 +10,7 @@ import click
 from forewarn.cli.api_client import JsonObject
 from forewarn.cli.completion import webhook_ids
 from forewarn.cli.credentials import read_secret_file
-from forewarn.cli.formatting import describe_resource, describe_time
+from forewarn.cli.formatting import count_noun, describe_resource, describe_time
 from forewarn.cli.invocation import Invocation, resource_group_id, service_command
 from forewarn.cli.output import Cell, bold, dim, join_text
 from forewarn.duration import format_duration
@@ -24,27 +24,32 @@ id_argument = click.argument("webhook_id", metavar="WEBHOOK", shell_complete=web
 
 @click.group()
 def webhook() -> None:
-    """Tell programs outside what happens to events."""
+    """Notify other programs of what happens to events."""
 
 
 @webhook.command("add")
 @click.argument("url", metavar="URL")
-@click.option("--schema", type=click.Choice(_SCHEMAS), default="eventgrid", show_default=True, help="Form of the body.")
-@click.option("--over", "resource", metavar="RESOURCE", help="Only VMs within this: a resource id, a VM or a set.")
-@click.option("--over-group", metavar="GROUP", help="Only VMs of this resource group.")
+@click.option(
+    "--schema", type=click.Choice(_SCHEMAS), default="eventgrid", show_default=True, help="Send bodies in this schema."
+)
+@click.option("--over", "resource", metavar="RESOURCE", help="Notify only of VMs in this: a resource id, VM or set.")
+@click.option("--over-group", metavar="GROUP", help="Notify only of VMs in this resource group.")
 @click.option(
     "--happening",
     "happenings",
     type=click.Choice(_NOTIFICATION_KINDS, case_sensitive=False),
     multiple=True,
-    help="Only this; repeat for more.",
+    help="Notify only of this; repeatable.",
 )
-@click.option("--opted-in-only", is_flag=True, help="Only VMs whose policy publishes outside.")
+@click.option("--opted-in-only", is_flag=True, help="Notify only of VMs whose policy publishes events.")
 @click.option(
-    "--secret-file", type=click.Path(path_type=Path), metavar="FILE", help="Sign with this; else one is made."
+    "--secret-file",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="Sign with the secret in this file.  [default: a new one]",
 )
-@click.option("--validate", is_flag=True, help="Add it only if the receiver agrees, by the handshake of its schema.")
-@click.option("--from-start", is_flag=True, help="Tell the history from its beginning, not from now on.")
+@click.option("--validate", is_flag=True, help="Add it only if the receiver answers the schema's handshake.")
+@click.option("--from-start", is_flag=True, help="Send the whole history first, not only what happens from now on.")
 @service_command
 def add_webhook(
     call: Invocation,
@@ -58,7 +63,7 @@ def add_webhook(
     validate: bool,
     from_start: bool,
 ) -> None:
-    """Tell URL what happens to events, from now on.
+    """Notify URL of what happens to events, from now on.
 
     Each delivery is signed.
     """
@@ -72,7 +77,7 @@ def add_webhook(
 
 def _resource_filter(call: Invocation, resource: str | None, group: str | None) -> str:
     if resource is not None and group is not None:
-        raise Rejected("say over what once: give --over RESOURCE or --over-group GROUP")
+        raise Rejected("--over and --over-group exclude each other: give only one of them")
     return resource or "/" if group is None else resource_group_id(call, group)
 
 
@@ -81,35 +86,35 @@ def _print_added(call: Invocation, view: JsonObject, *, is_made: bool) -> None:
         call.output.print_json(view)
         return
     short = view["id"][:_SHORT_ID_LENGTH]
-    call.output.print_line(bold(f"Webhook {short}"), f" is told what happens to {_resources_text(view)}.")
+    call.output.print_line(bold(f"Webhook {short}"), f" is notified of events of {_resources_text(view)}.")
     if is_made:
         call.output.print_line("Its secret, which is not shown again: ", bold(view["secret"]))
     call.output.print_hints(
-        [(f"forewarn webhook test {short}", "send a test message"), ("forewarn webhook list", "how telling it goes")]
+        [(f"forewarn webhook test {short}", "send a test message"), ("forewarn webhook list", "show its deliveries")]
     )
 
 
 @webhook.command("list")
 @service_command
 def list_webhooks(call: Invocation) -> None:
-    """Show who is told, and how that goes."""
+    """Show the webhooks, and the state of their deliveries."""
     view = call.api.get("webhooks")
     if call.output.as_json:
         call.output.print_json(view)
     elif view["webhooks"]:
         _print_webhooks(call, view["webhooks"])
     else:
-        call.output.print_line("There is no webhook. `forewarn webhook add URL` adds one.")
+        call.output.print_line("There are no webhooks. Add one with `forewarn webhook add URL`.")
 
 
 def _print_webhooks(call: Invocation, webhooks: Sequence[JsonObject]) -> None:
     now, length = call.api.now(), _distinct_id_length(webhooks)
-    headers = ("webhook", "receiver", "is told", "pending", "how it goes", "added")
+    headers = ("webhook", "receiver", "notified of", "pending", "deliveries", "added")
     call.output.print_table(headers, [_webhook_row(view, now, length) for view in webhooks])
 
 
 def _distinct_id_length(webhooks: Sequence[JsonObject]) -> int:
-    """How much of the ids tells them apart."""
+    """The shortest length, from 8, at which the ids differ."""
     ids = [view["id"] for view in webhooks]
     return next((n for n in range(_SHORT_ID_LENGTH, 36) if len({id_[:n] for id_ in ids}) == len(ids)), 36)
 
@@ -140,20 +145,20 @@ def _delivery_state(view: JsonObject) -> str:
     if view["failures"]:
         tries = f"failed {view['failures']} time{'s' if view['failures'] > 1 else ''}"
         again = "now" if view["next_try_in_s"] is None else f"in {format_duration(view['next_try_in_s'])}"
-        return f"{tries}: {view['error']}; next try {again}"
-    return "-" if view["told_ago_s"] is None else f"told {format_duration(view['told_ago_s'])} ago"
+        return f"{tries}: {view['error']}; next attempt {again}"
+    return "-" if view["told_ago_s"] is None else f"last delivered {format_duration(view['told_ago_s'])} ago"
 
 
 @webhook.command("remove")
 @id_argument
 @service_command
 def remove_webhook(call: Invocation, webhook_id: str) -> None:
-    """Tell it nothing more; what is pending for it is dropped."""
+    """Remove a webhook; its pending messages are dropped."""
     view = call.api.delete("webhooks", webhook_id)
     if call.output.as_json:
         call.output.print_json(view)
     else:
-        dropped = f"; {view['pending']} pending for it are dropped" if view["pending"] else ""
+        dropped = f"; {count_noun(view['pending'], 'pending message')} dropped" if view["pending"] else ""
         call.output.print_line(f"Webhook {view['id'][:_SHORT_ID_LENGTH]} ({view['url']}) is removed{dropped}.")
 
 
@@ -166,9 +171,9 @@ def test_webhook(call: Invocation, webhook_id: str) -> int:
     if call.output.as_json:
         call.output.print_json(view)
     elif view["ok"]:
-        call.output.print_line(f"Webhook {view['id'][:_SHORT_ID_LENGTH]} took the test message: {view['text']}.")
+        call.output.print_line(f"Webhook {view['id'][:_SHORT_ID_LENGTH]} accepted the test message: {view['text']}.")
     else:
         call.output.print_error(
-            f"webhook {view['id'][:_SHORT_ID_LENGTH]} did not take the test message: {view['text']}"
+            f"webhook {view['id'][:_SHORT_ID_LENGTH]} did not accept the test message: {view['text']}"
         )
     return 0 if view["ok"] else 1

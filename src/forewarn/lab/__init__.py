@@ -15,7 +15,7 @@ __all__ = ["Lab"]
 
 
 def __getattr__(name: str) -> Any:
-    """The lab is a whole service: whoever wants something smaller from here need not have what it needs."""
+    """Import `Lab` on first use, because it needs the [server] extra; raises ImportError without it."""
     if name != "Lab":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     try:

@@ -18,18 +18,20 @@ _DURATION_TEXT = re.compile(r"(?:\d+(?:\.\d+)?[wdhms])+", re.ASCII | re.IGNORECA
 _DURATION_PART = re.compile(r"(\d+(?:\.\d+)?)([wdhms])", re.ASCII | re.IGNORECASE)
 
 
-def duration_seconds(span: DurationLike) -> float:
-    if isinstance(span, timedelta):
-        return span.total_seconds()
-    if not isinstance(span, str):
-        return float(span)
-    bare = span.replace(" ", "")
+def duration_seconds(duration: DurationLike) -> float:
+    """Seconds of a duration such as "15m", 900 or a timedelta; raises Rejected for other text."""
+    if isinstance(duration, timedelta):
+        return duration.total_seconds()
+    if not isinstance(duration, str):
+        return float(duration)
+    bare = duration.replace(" ", "")
     if not _DURATION_TEXT.fullmatch(bare):
-        raise Rejected(f"{span!r} is not a length of time: write it like '15m', '7d', '1h30m', or give seconds")
+        raise Rejected(f"{duration!r} is not a length of time: write it like '15m', '7d', '1h30m', or give seconds")
     return sum(float(number) * _UNITS[unit.lower()] for number, unit in _DURATION_PART.findall(bare))
 
 
 def utc_datetime(at: float) -> datetime:
+    """A time in seconds since the epoch as a datetime in UTC."""
     return datetime.fromtimestamp(at, UTC)
 
 
@@ -38,21 +40,25 @@ _TERMINATE_NOTICE_MIN = 5
 
 
 def load_fleet(path: str | Path) -> DeclaredFleet:
+    """Read a fleet file; raises Rejected if it cannot be read, InvalidFleetFile if it has problems."""
     try:
         text = Path(path).read_text(encoding="utf-8")
     except OSError as error:
-        raise Rejected(f"fleet file {str(path)!r} cannot be read ({error.strerror}): name another") from error
+        raise Rejected(f"fleet file {str(path)!r} cannot be read ({error.strerror}): give another") from error
     except UnicodeDecodeError as error:
-        raise Rejected(f"fleet file {str(path)!r} is not UTF-8 text: save it as such") from error
+        raise Rejected(f"fleet file {str(path)!r} is not UTF-8 text: save it as UTF-8") from error
     return read_fleet_file(text, source=str(path))
 
 
 def fleet_file_text(vms: Sequence[str], *, spot: Sequence[str] = (), availability_set: str = "") -> str:
-    """A fleet file: each VM on a host of its own, and one host to spare, so that work on a host hits one VM."""
+    """The text of a fleet file with these VMs, each on its own host, and one spare host.
+
+    Maintenance of a host therefore affects one VM. All VMs but Spot VMs are in the availability set, if one is given.
+    """
     names = (*_name_list("vms", vms), *_name_list("spot", spot))
     if not names:
-        raise Rejected("a lab needs at least one VM: name it, as in Lab(vms=['web-0'])")
-    return "\n".join(_fleet_tables(names, set(spot), availability_set, len(vms)))
+        raise Rejected("a lab needs at least one VM: give its name, as in Lab(vms=['web-0'])")
+    return "\n".join(_fleet_tables(names, set(spot), availability_set, set_size=len(vms)))
 
 
 def _name_list(parameter: str, names: Sequence[str]) -> tuple[str, ...]:
@@ -61,10 +67,10 @@ def _name_list(parameter: str, names: Sequence[str]) -> tuple[str, ...]:
     return tuple(names)
 
 
-def _fleet_tables(names: Sequence[str], spot: set[str], availability_set: str, together: int) -> Iterator[str]:
+def _fleet_tables(names: Sequence[str], spot: set[str], availability_set: str, *, set_size: int) -> Iterator[str]:
     yield f'[[hosts]]\nname = "host-{{n}}"\ncount = {len(names) + 1}\n'
     if availability_set:
-        domains = max(1, min(together, MAX_UPDATE_DOMAINS))
+        domains = max(1, min(set_size, MAX_UPDATE_DOMAINS))
         yield f"[[availability_sets]]\nname = {_toml_string(availability_set)}\nupdate_domains = {domains}\n"
     for number, name in enumerate(names):
         yield f'[[vms]]\nname = {_toml_string(name)}\nhost = "host-{number}"'
@@ -73,7 +79,7 @@ def _fleet_tables(names: Sequence[str], spot: set[str], availability_set: str, t
             continue
         if availability_set:
             yield f"availability_set = {_toml_string(availability_set)}"
-        # Else a deletion would be carried out at once, and there would be nothing to rehearse.
+        # Without it a deletion would happen at once, with no event to test.
         yield f"terminate_notification = {_TERMINATE_NOTICE_MIN}\n"
 
 

@@ -21,40 +21,42 @@ _MAX_EVENTS = 10  # the newest
 
 
 class LabReader(Protocol):
-    """A lab, as far as its things need it."""
+    """What events, VMs and faults of a lab need of it: reading its service."""
 
-    def read(self, look: Callable[[LabService], T]) -> T:
-        """What `look` finds once everything due is done."""
+    def read(self, query: Callable[[LabService], T]) -> T:
+        """The result of `query`, called on the service after everything due is done."""
 
 
 def history_lines(service: LabService, after: int = 0) -> tuple[str, ...]:
+    """The history entries after number `after`, oldest first, one line each."""
     return tuple(_entry_line(service, entry) for entry in service.store.history(after=after))
 
 
 def explanation_of(service: LabService, thing: Event | Vm) -> Explanation:
+    """What happened to an event or VM, why, and what it waits for."""
     if isinstance(thing, Event):
         return event_explanation(thing, _explanation_input(service, thing.scope_id, [thing]))
     listed = [event for event in service.store.events(scope_id=thing.scope_id) if thing.name in event.vms]
     return vm_explanation(thing, listed, _explanation_input(service, thing.scope_id, listed))
 
 
-def format_explanation(service: LabService, story: Explanation) -> str:
-    """One line under the other."""
+def format_explanation(service: LabService, explanation: Explanation) -> str:
+    """An explanation as text of several lines, with times relative to the lab's start."""
     lines = (
         f"  {format_offset(service.started_at, line.at)}  {line.text}{_in_parentheses(line.detail)}"
-        for line in story.lines
+        for line in explanation.lines
     )
-    return "\n".join((story.title, *lines, *(f"  now  {sentence}" for sentence in story.now)))
+    return "\n".join((explanation.title, *lines, *(f"  now  {sentence}" for sentence in explanation.now)))
 
 
-def format_in_one_line(service: LabService, story: Explanation) -> str:
-    """For a `repr`, which test runners cut in the middle: what it is comes first, where it stands last."""
-    lines = (f"{format_offset(service.started_at, line.at)} {line.text}" for line in story.lines)
-    return f"{story.title} · {' · '.join((*lines, *story.now[:1]))}"
+def format_in_one_line(service: LabService, explanation: Explanation) -> str:
+    """An explanation in one line for a `repr`: title first, state last, as test runners cut the middle."""
+    lines = (f"{format_offset(service.started_at, line.at)} {line.text}" for line in explanation.lines)
+    return f"{explanation.title} · {' · '.join((*lines, *explanation.now[:1]))}"
 
 
 def full_report(service: LabService) -> str:
-    """For whoever has to find out why a test failed: everything that happened, then event by event."""
+    """The history of the lab, then the explanation of each of the newest events, for a failed test."""
     events = service.store.events(limit=_MAX_EVENTS)
     return "\n".join(
         (
@@ -83,7 +85,7 @@ def _explanation_input(service: LabService, scope_id: str, events: Sequence[Even
         polls=[
             VmPoll(vm=names.get(p.vm, p.vm), at=p.at, version=p.version) for p in store.last_polls(scope_id=scope_id)
         ],
-        deliveries=[sighting for event in events for sighting in store.deliveries(event_id=event.id)],
+        deliveries=[delivery for event in events for delivery in store.deliveries(event_id=event.id)],
         entries=_entries(service, events),
         waits=dict(_waits(service, scope, events)),
         names=names,
@@ -95,7 +97,7 @@ def _scope_title(scope: Scope) -> str:
     if vm is None:
         return scope.id
     sets = (("cloud service", vm.cloud_service), ("scale set", vm.scale_set), ("availability set", vm.availability_set))
-    return next((f"{sort} {name}" for sort, name in sets if name), f"VM {vm.name}")
+    return next((f"{kind} {name}" for kind, name in sets if name), f"VM {vm.name}")
 
 
 def _entries(service: LabService, events: Iterable[Event]) -> list[HistoryEntry]:
@@ -106,9 +108,9 @@ def _entries(service: LabService, events: Iterable[Event]) -> list[HistoryEntry]
 
 
 def _waits(service: LabService, scope: Scope, events: Iterable[Event]) -> Iterator[tuple[str, StartWait]]:
-    around = service.control.transactions.decision_context(dry_run=True)
+    context = service.control.transactions.decision_context(dry_run=True)
     for event in events:
-        wait = start_wait(scope, event, around) if event.status is EventState.SCHEDULED else None
+        wait = start_wait(scope, event, context) if event.status is EventState.SCHEDULED else None
         if wait is not None and wait.reason is WaitReason.GATE:
             wait = describe_gate_wait(event, _events_keeping_gate_closed(service, event.gate_id))
         if wait is not None:
@@ -116,16 +118,16 @@ def _waits(service: LabService, scope: Scope, events: Iterable[Event]) -> Iterat
 
 
 def _events_keeping_gate_closed(service: LabService, gate_id: str) -> list[Event]:
-    """Those behind a gate that keep it closed."""
-    around = service.control.transactions.decision_context(dry_run=True)
+    """The events of a gate that are not ready to start."""
+    context = service.control.transactions.decision_context(dry_run=True)
     behind = service.store.events(gate_id=gate_id, statuses=[EventState.SCHEDULED])
     scopes = ((event, service.store.scope(event.scope_id)) for event in behind)
-    return [event for event, scope in scopes if scope is not None and not waits_only_for_gate(scope, event, around)]
+    return [event for event, scope in scopes if scope is not None and not waits_only_for_gate(scope, event, context)]
 
 
-def format_offset(began_at: float, at: float) -> str:
-    """`+0:15:00`, `+7d 0:10:00`: the same in every run, whatever the time of day."""
-    days, left = divmod(max(0, round(at - began_at)), 86_400)
+def format_offset(started_at: float, at: float) -> str:
+    """Time since the lab's start, such as `+0:15:00` or `+7d 0:10:00`; the same in every run."""
+    days, left = divmod(max(0, round(at - started_at)), 86_400)
     hours, left = divmod(left, 3_600)
     minutes, seconds = divmod(left, 60)
     return f"+{f'{days}d ' if days else ''}{hours}:{minutes:02}:{seconds:02}"

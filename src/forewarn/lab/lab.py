@@ -39,11 +39,18 @@ from forewarn.lab.values import LabEvent, LabFault, LabVm
 __tracebackhide__ = True  # pytest shows the line of the test, not ours
 
 T = TypeVar("T")
-_MAX_STEPS = 100_000  # from one thing that is due to the next
+_MAX_STEPS = 100_000  # advances within one run_until
 _CONDITION_INTERVAL_S = 0.01  # real time
 
 
 class Lab:
+    """A service with its own fleet and clock; use it in a `with` block, or call `open` and `close`.
+
+    Time stands still except in `advance` and `run_until`. VMs are given by name, events by the LabEvent that a request
+    returned. Notices shorter than the platform's minimum are allowed. Calls raise Rejected, NotFound or Refused for
+    what the service would refuse.
+    """
+
     def __init__(
         self,
         vms: Sequence[str] = (),
@@ -55,11 +62,14 @@ class Lab:
         enablement: str = "always",
         simulate: Sequence[Mapping[str, object]] = (),
     ) -> None:
-        """VMs by their names, or a fleet file; with neither, one VM, `vm-0`. It begins `at`, or now. `simulate` says
-        how acts on VMs depart from the ideal, in the words of the setting of this name.
+        """Describe the lab; nothing runs before `open`.
+
+        The fleet has the named VMs (all but `spot` in the availability set, if given), or is that of the file
+        `fleet`; with neither, it is one VM `vm-0`. The clock starts `at` this time, or now. `enablement` is "always"
+        or "on-request". `simulate` makes acts on VMs slow or fail, as the setting of that name does.
         """
         if fleet is not None and (vms or spot or availability_set):
-            raise Rejected("a lab has a fleet file or names of VMs, and both were given: leave one out")
+            raise Rejected("a lab takes a fleet file or names of VMs, not both: leave one out")
         if fleet is None:
             named = vms or (() if spot else ("vm-0",))
             self._proposal = read_fleet_file(
@@ -76,14 +86,15 @@ class Lab:
 
     @classmethod
     def from_text(cls, text: str, **options: Any) -> Self:
-        """With the fleet that this text, a fleet file, describes; options as above."""
+        """A lab with the fleet of this fleet file's text; options as for `Lab()`."""
         lab = cls(**options)
         lab._proposal = read_fleet_file(text, source="the text")
         return lab
 
     def open(self) -> Self:
+        """Start the service on loopback; a lab can be opened once."""
         if self._loop_thread is not None:
-            raise Refused("the lab has been opened before, and is opened once: make another")
+            raise Refused("the lab was opened before and cannot be reopened: create another")
         policy = Policy(enablement=self._enablement)
         serve = partial(open_lab_service, self._proposal, at=self._started_at, policy=policy, behaviour=self._behaviour)
         self._loop_thread = LoopThread(serve)
@@ -92,18 +103,18 @@ class Lab:
         return self
 
     def close(self) -> None:
-        """Sockets, thread and loop go; what happened can still be read. Closing again is harmless."""
+        """Stop the service; events and history can still be read. Closing again is harmless."""
         try:
             if self._loop_thread is not None:
                 self._loop_thread.close()
         finally:
-            self._is_open = False  # only now: until then the stage may be at work on what others would read
+            self._is_open = False  # only now: until then the loop thread may still write what `read` would read
 
     def __enter__(self) -> Self:
         return self.open()
 
     def __exit__(
-        self, sort: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self, error_type: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
         if error is not None and self.story not in str(error):
@@ -111,18 +122,22 @@ class Lab:
 
     @property
     def now(self) -> datetime:
+        """The lab's time, in UTC."""
         return utc_datetime(self.read(LabService.now))
 
     def advance(self, by: DurationLike) -> tuple[str, ...]:
-        """Let so much time pass; what happened meanwhile, line by line."""
+        """Move the clock ahead, doing everything that becomes due; returns the new history lines."""
         return self._advance(duration_seconds(by))
 
     def run_until(self, condition: Callable[[], T], *, within: DurationLike = "30d") -> T:
-        """Let time pass, from one thing that is due to the next, until the condition holds."""
+        """Move the clock ahead, from one due time to the next, until the condition holds; returns its value.
+
+        Raises AssertionError with the lab's report if it does not hold within this lab time.
+        """
         end = self.read(LabService.now) + duration_seconds(within)
         for _ in range(_MAX_STEPS):
-            if given := condition():
-                return given
+            if value := condition():
+                return value
             now, wake = self.read(lambda service: (service.now(), service.control.reconciler.next_wake_at()))
             if now >= end:
                 break
@@ -130,75 +145,78 @@ class Lab:
         raise AssertionError(f"it did not happen within {within} of lab time:\n{self.story}")
 
     def wait_for(self, condition: Callable[[], T], *, within: DurationLike = "10s") -> T:
-        """Wait in real time, while the lab's stands still, until a handler that runs beside the test has done it."""
+        """Wait in real time, with the lab's clock stopped, until the condition holds; returns its value.
+
+        For a handler that runs beside the test. Raises AssertionError with the lab's report after `within`.
+        """
         deadline = time.monotonic() + duration_seconds(within)
-        while not (given := condition()):
+        while not (value := condition()):
             if time.monotonic() >= deadline:
                 raise AssertionError(f"it did not happen within {within} of real time:\n{self.story}")
             time.sleep(_CONDITION_INTERVAL_S)
-        return given
+        return value
 
     def reboot(self, vm: str, *, notice: DurationLike | None = None) -> LabEvent:
-        """Its user restarts it: a Reboot, 15 minutes ahead."""
+        """Request a restart by the VM's user: a Reboot event with 15 minutes of notice."""
         return self._request(RequestedOperation.RESTART, vm, notice)
 
     def redeploy(self, vm: str, *, notice: DurationLike | None = None) -> LabEvent:
-        """Its user has it moved to another host: a Redeploy, 10 minutes ahead."""
+        """Request a redeploy by the VM's user: a Redeploy event with 10 minutes of notice."""
         return self._request(RequestedOperation.REDEPLOY, vm, notice)
 
     def evict(self, vm: str, *, notice: DurationLike | None = None) -> LabEvent:
-        """The platform wants a Spot VM's place: a Preempt, 30 seconds ahead."""
+        """Evict a Spot VM: a Preempt event with 30 seconds of notice."""
         return self._request(RequestedOperation.EVICT, vm, notice)
 
     def terminate(self, vm: str, *, notice: DurationLike | None = None) -> LabEvent:
-        """Its user deletes it: a Terminate, as far ahead as its terminate notification says."""
+        """Request a deletion by the VM's user: a Terminate event with the VM's terminate notification."""
         return self._request(RequestedOperation.DELETE, vm, notice)
 
     delete = terminate
 
     def freeze(self, vm: str, *, notice: DurationLike | None = None) -> LabEvent:
-        """Its host is updated: a Freeze of nine seconds, 15 minutes ahead."""
+        """Update the VM's host: a Freeze of nine seconds with 15 minutes of notice."""
         return self._request_host_maintenance(RolloutImpact.UPDATE, vm, notice)
 
     def migrate(self, vm: str, *, notice: DurationLike | None = None) -> LabEvent:
-        """It is moved to another host while it runs: a Freeze of five seconds, 15 minutes ahead."""
+        """Live-migrate the VM: a Freeze of five seconds with 15 minutes of notice."""
         return self._request_host_maintenance(RolloutImpact.MIGRATE, vm, notice)
 
     def reboot_host(self, vm: str, *, notice: DurationLike | None = None) -> LabEvent:
-        """Its host is maintained in a way that it does not live through: a Reboot by the platform."""
+        """Reboot the VM's host: a Reboot event by the platform with 15 minutes of notice."""
         return self._request_host_maintenance(RolloutImpact.REBOOT, vm, notice)
 
     def roll_out(self, vm: str, *, impact: str = "update", notice: DurationLike | None = None) -> tuple[LabEvent, ...]:
-        """Over all VMs that share this one's document, one update domain at a time: the events of the first."""
+        """Start a rollout over this VM's scope, one update domain at a time; returns the first events."""
         rollout = Rollout(impact=request.parse_impact(impact), scope_id=self._scope_id(vm))
         return self._lab_events(
             self._run_and_settle(lambda service: request.start_rollout(service, rollout, RequestedNotice(notice)))
         )
 
     def degrade(self, host: str, *, in_: DurationLike = "7d") -> tuple[LabEvent, ...]:
-        """The host is predicted to fail: a Redeploy for each of its VMs."""
+        """Predict that a host fails: a Redeploy event for each of its VMs."""
         return self._lab_events(
             self._run_and_settle(lambda service: request.degrade_host(service, host, RequestedNotice(in_)))
         )
 
     def fail_host(self, host: str) -> tuple[LabEvent, ...]:
-        """The host is gone: its VMs are redeployed, with no notice at all."""
+        """Make a host fail: its VMs are redeployed with no notice."""
         return self._lab_events(self._run_and_settle(lambda service: request.fail_host(service, host)))
 
     def power_off(self, vm: str) -> LabEvent:
-        """At once, without an event that VMs could see."""
+        """Power a VM off at once, with no event that VMs see."""
         return self._request(RequestedOperation.POWER_OFF, vm, None)
 
     def start(self, vm: str) -> LabEvent:
-        """At once, after it was stopped or evicted."""
+        """Start a stopped or evicted VM at once, with no event that VMs see."""
         return self._request(RequestedOperation.START, vm, None)
 
     def approve(self, event: LabEvent) -> None:
-        """Somebody outside of the VMs lets it start."""
+        """Approve an event as the operator, not as a VM."""
         self._run_and_settle(lambda service: service.control.requests.approve(event.id, who=TEST_ACTOR))
 
     def withdraw(self, event: LabEvent) -> None:
-        """Taken back before it started."""
+        """Withdraw an event that has not started."""
         self._run_and_settle(lambda service: service.control.requests.withdraw(event.id, who=TEST_ACTOR))
 
     def fault(
@@ -210,57 +228,64 @@ class Lab:
         lasts: DurationLike | None = None,
         **parameters: DurationLike,
     ) -> LabFault:
-        """Something goes wrong, for one VM or for all: `docs/faults.md` has the kinds and their parameters."""
-        wish = self.read(lambda service: request.fault_request(service, kind, vm, times, lasts, parameters))
-        fault = self._run_and_settle(lambda service: service.control.faults.set(wish, who=TEST_ACTOR))
+        """Inject a fault for one VM or for all; `docs/faults.md` lists the kinds and their parameters.
+
+        It affects the next `times` requests or events and ends after `lasts` of lab time; without both it stays.
+        """
+        spec = self.read(lambda service: request.fault_request(service, kind, vm, times, lasts, parameters))
+        fault = self._run_and_settle(lambda service: service.control.faults.set(spec, who=TEST_ACTOR))
         return LabFault(self, fault.id, str(fault.kind))
 
     def fail_next_polls(self, times: int, *, vm: str | None = None) -> LabFault:
-        """So many requests, polls and approvals, are answered 500."""
+        """Answer the next requests (polls and approvals) with status 500."""
         return self.fault("internal-error", vm=vm, times=times)
 
     def clear_faults(self) -> None:
+        """End all faults."""
         self._run_and_settle(lambda service: service.control.faults.clear(lambda fault: True, who=TEST_ACTOR))
 
     @property
     def vms(self) -> tuple[LabVm, ...]:
+        """All VMs, deleted ones too."""
         return self.read(lambda service: tuple(self._lab_vm(service, vm) for vm in service.store.vms(removed=True)))
 
     def vm(self, name: str) -> LabVm:
+        """The VM of this name, or RESOURCE_GROUP/NAME; raises NotFound if there is none."""
         return self.read(lambda service: self._lab_vm(service, find_vm(service, name)))
 
     @property
     def events(self) -> tuple[LabEvent, ...]:
-        """All that there ever were, the oldest first."""
+        """All events, ended ones too, oldest first."""
         return self._lab_events(self.read(lambda service: service.store.events()))
 
     @property
     def history(self) -> tuple[str, ...]:
+        """All history entries, oldest first, one line each."""
         return self.read(history_lines)
 
     @property
     def story(self) -> str:
-        """The history, then event by event who was told, who approved, and what it waits for."""
+        """The lab's report: the history, then for each event who received and approved it, and what it waits for."""
         return self.read(full_report)
 
     def explain(self, thing: LabEvent | LabVm | str) -> str:
-        """Why it came as it did, and what it waits for."""
+        """What happened to an event or VM, why, and what it waits for; a text names a VM."""
         return str(self.vm(thing) if isinstance(thing, str) else thing)
 
     def __repr__(self) -> str:
         names = ", ".join(vm.name for vm in self._proposal.vms)
         return f"<lab of {names}, {'open' if self._is_open else 'not open'}>"
 
-    def read(self, look: Callable[[LabService], T]) -> T:
-        """What `look` finds once everything due is done; of a closed lab, what was so at its end."""
+    def read(self, query: Callable[[LabService], T]) -> T:
+        """The result of `query`, called on the service after everything due is done; also on a closed lab."""
         if not self._is_open and self._service is not None:
-            return look(self._service)
+            return query(self._service)
 
-        async def settle_and_look(service: LabService) -> T:
+        async def settle_and_query(service: LabService) -> T:
             await service.settle()
-            return look(service)
+            return query(service)
 
-        return self._run_on_loop(settle_and_look)
+        return self._run_on_loop(settle_and_query)
 
     def _lab_vm(self, service: LabService, vm: Vm) -> LabVm:
         return LabVm(self, vm.key, vm.name, service.publisher.lab_endpoint(vm))
@@ -292,14 +317,14 @@ class Lab:
         return self.read(lambda service: history_lines(service, after=before))
 
     def _run_and_settle(self, work: Callable[[LabService], Coroutine[Any, Any, T]]) -> T:
-        """Do it on the stage, and let what follows from it happen."""
+        """Run the work on the loop thread, then everything that is due because of it."""
 
-        async def do_and_settle(service: LabService) -> T:
-            given = await work(service)
+        async def work_and_settle(service: LabService) -> T:
+            result = await work(service)
             await service.settle()
-            return given
+            return result
 
-        return self._run_on_loop(do_and_settle)
+        return self._run_on_loop(work_and_settle)
 
     def _run_on_loop(self, work: Callable[[LabService], Coroutine[Any, Any, T]]) -> T:
         if self._loop_thread is None:
@@ -307,15 +332,15 @@ class Lab:
         try:
             return self._loop_thread.run(work)
         except ForewarnError as error:
-            raise error.with_traceback(None) from None  # a mistake of the test's: the service's lines tell nothing
+            raise error.with_traceback(None) from None  # the test's mistake: frames of the service would not help
 
 
 def _start_time(at: datetime | None) -> float:
-    """A whole second, as documents show them."""
+    """The given time, or the current one as a whole second, because documents show whole seconds."""
     if at is None:
         return float(int(read_real_time()))
     if at.tzinfo is None:
-        raise Rejected(f"{at.isoformat()} is in no time zone: say which, as in datetime(2026, 1, 5, 12, tzinfo=UTC)")
+        raise Rejected(f"{at.isoformat()} has no time zone: give one, as in datetime(2026, 1, 5, 12, tzinfo=UTC)")
     return at.timestamp()
 
 
@@ -323,4 +348,4 @@ def _parse_enablement(name: str) -> EnablementMode:
     try:
         return EnablementMode(name)
     except ValueError:
-        raise Rejected(f"there is no enablement {name!r}: choose from {', '.join(EnablementMode)}") from None
+        raise Rejected(f"enablement {name!r} does not exist: choose from {', '.join(EnablementMode)}") from None

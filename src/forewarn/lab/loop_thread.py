@@ -13,23 +13,24 @@ from forewarn.errors import Refused, Unavailable
 
 S = TypeVar("S")
 T = TypeVar("T")
-TIMEOUT_S = 60.0  # real time; whatever a lab is asked for takes milliseconds
+TIMEOUT_S = 60.0  # real time; a lab answers within milliseconds
 
 
 class LoopThread(Generic[S]):
-    """Serves `opening` from `open` to `close`; afterwards nothing of it is left, whatever happened in between."""
+    """Runs an async context manager on an event loop in its own thread, from `open` to `close`."""
 
-    def __init__(self, opening: Callable[[], AbstractAsyncContextManager[S]]) -> None:
-        self._open_served = opening
+    def __init__(self, open_service: Callable[[], AbstractAsyncContextManager[S]]) -> None:
+        self._open_service = open_service
         self._opened: Future[S] = Future()
         self._stop = asyncio.Event()
-        self._lock = threading.Lock()  # held while something is put on the loop: whatever is, the loop gets to
-        self._loop: asyncio.AbstractEventLoop | None = None  # None: nothing is taken on
+        self._lock = threading.Lock()  # held while work is submitted, so that the loop runs all of it
+        self._loop: asyncio.AbstractEventLoop | None = None  # None: work is refused
         self._failure: BaseException | None = None
-        # A daemon: a test run that forgot to close a lab ends all the same.
+        # A daemon, so that a test run ends even if it forgot to close a lab.
         self._thread = threading.Thread(target=self._run, name="forewarn lab", daemon=True)
 
     def open(self) -> S:
+        """Start the thread and enter the context manager; returns what that yields, raises what it raises."""
         self._thread.start()
         try:
             return self._opened.result(TIMEOUT_S)
@@ -37,29 +38,29 @@ class LoopThread(Generic[S]):
             self._stop_thread()
             raise
 
-    def run(self, work: Callable[[S], Coroutine[Any, Any, T]], patience_s: float = TIMEOUT_S) -> T:
-        """What the work gives, done on the stage; bounded."""
-        doing = self._submit(work)
+    def run(self, work: Callable[[S], Coroutine[Any, Any, T]], timeout_s: float = TIMEOUT_S) -> T:
+        """Run work on the loop and return its result; raises Unavailable if that takes too long, Refused if closed."""
+        future = self._submit(work)
         try:
-            return doing.result(patience_s)
+            return future.result(timeout_s)
         except (CancelledError, Unavailable):
             if self._loop is not None:
                 raise
-            raise Refused("the lab was closed meanwhile: ask it while its `with` block is open") from None
+            raise Refused("the lab was closed meanwhile: use it inside its `with` block") from None
         except TimeoutError:
-            if doing.done():  # the work's own
+            if future.done():  # the work's own
                 raise
-            doing.cancel()
-            raise Unavailable(f"the lab did not answer within {patience_s:g} s: close it and open another") from None
+            future.cancel()
+            raise Unavailable(f"the lab did not answer within {timeout_s:g} s: close it and open another") from None
 
     def _submit(self, work: Callable[[S], Coroutine[Any, Any, T]]) -> Future[T]:
         with self._lock:
             if self._loop is None:
-                raise Refused("the lab is closed: ask it while its `with` block is open")
+                raise Refused("the lab is closed: use it inside its `with` block")
             return asyncio.run_coroutine_threadsafe(work(self._opened.result()), self._loop)
 
     def close(self) -> None:
-        """Again and again, if anybody likes."""
+        """Leave the context manager and end the thread; raises what the service failed with. May be repeated."""
         self._stop_thread()
         failure, self._failure = self._failure, None
         if failure is not None:
@@ -84,15 +85,15 @@ class LoopThread(Generic[S]):
         with self._lock:
             self._loop = asyncio.get_running_loop()
         try:
-            async with self._open_served() as served:
-                self._opened.set_result(served)
+            async with self._open_service() as service:
+                self._opened.set_result(service)
                 await self._stop.wait()
         finally:
             with self._lock:
                 self._loop = None
 
     def _keep_failure(self, error: BaseException) -> None:
-        """Told to whoever opens or closes."""
+        """Keep the error for `open` or `close` to raise."""
         if self._opened.done():
             self._failure = error
         else:

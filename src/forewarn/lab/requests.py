@@ -15,33 +15,36 @@ from forewarn.lab.service import TEST_ACTOR, LabService
 
 
 def find_vm(service: LabService, name: str) -> Vm:
+    """The VM of this name, or RESOURCE_GROUP/NAME; raises NotFound or Refused if none or several fit."""
     known = service.store.vms(removed=True)
     wanted = name.strip().casefold()
     found = [vm for vm in known if vm.key == wanted or vm.key.endswith(f"/{wanted}")]
     if not found:
         raise NotFound(f"the lab has no VM {name!r}: it has {', '.join(vm.name for vm in known)}")
     if len(found) > 1:
-        raise Refused(f"VM {name!r} is ambiguous: say {' or '.join(f'{vm.resource_group}/{vm.name}' for vm in found)}")
+        raise Refused(f"VM {name!r} is ambiguous: give {' or '.join(f'{vm.resource_group}/{vm.name}' for vm in found)}")
     return found[0]
 
 
 @dataclass(frozen=True, slots=True)
 class RequestedNotice:
-    """How long ahead an event is announced; None: as long as its kind always is."""
+    """The notice that a test asked for; None means that of the event's kind."""
 
     duration: DurationLike | None
 
     @property
     def seconds(self) -> float:
+        """The notice in seconds; 0 means that of the event's kind."""
         return 0.0 if self.duration is None else duration_seconds(self.duration)
 
     @property
     def is_short(self) -> bool:
-        """A test may rehearse with less than the platform would give."""
+        """Whether to allow less than the platform's minimum: always, where a test gives a notice."""
         return self.seconds > 0
 
 
 async def request_for_vm(service: LabService, what: RequestedOperation, name: str, notice: RequestedNotice) -> Event:
+    """Request an operation on one VM; returns its event."""
     vm = find_vm(service, name)
     receipt = await service.control.requests.request_for_vms(
         what, [vm], who=TEST_ACTOR, notice_s=notice.seconds, short_notice=notice.is_short
@@ -53,20 +56,20 @@ async def request_for_vm(service: LabService, what: RequestedOperation, name: st
 async def request_host_maintenance(
     service: LabService, impact: RolloutImpact, name: str, notice: RequestedNotice
 ) -> Event:
-    """Maintenance of the VM's host, which hits every VM there."""
+    """Request maintenance of a VM's host, which affects every VM there; returns the event of this VM."""
     vm = find_vm(service, name)
     events = await start_rollout(service, Rollout(impact=impact, hosts=(vm.host,)), notice)
     event = next((event for event in events if vm.name in event.vms), None)
     if event is None:
         raise Refused(
             f"the {IMPACT_CAUSES[impact]} of {vm.name} waits for another update domain on {vm.host}: "
-            "advance the lab until that is over, and look into lab.events"
+            "advance the lab until that is over, then read lab.events"
         )
     return event
 
 
 async def start_rollout(service: LabService, rollout: Rollout, notice: RequestedNotice) -> list[Event]:
-    """Its first update domains; the next ones are published when these are over."""
+    """Start a rollout; returns its first events. The next ones follow when these are over."""
     request = await service.control.requests.start_rollout(
         rollout, who=TEST_ACTOR, notice_s=notice.seconds, short_notice=notice.is_short
     )
@@ -75,6 +78,7 @@ async def start_rollout(service: LabService, rollout: Rollout, notice: Requested
 
 
 async def degrade_host(service: LabService, host: str, notice: RequestedNotice) -> list[Event]:
+    """Predict that a host fails after this notice; returns the events of its VMs."""
     receipt = await service.control.requests.degrade_host(
         host, who=TEST_ACTOR, notice_s=notice.seconds, short_notice=notice.is_short
     )
@@ -83,16 +87,18 @@ async def degrade_host(service: LabService, host: str, notice: RequestedNotice) 
 
 
 async def fail_host(service: LabService, host: str) -> list[Event]:
+    """Make a host fail now; returns the events of its VMs."""
     receipt = await service.control.requests.fail_host(host, who=TEST_ACTOR)
     await service.settle()
     return service.store.events(request_id=receipt.request.id)
 
 
 def parse_impact(name: str) -> RolloutImpact:
+    """The impact of this name; raises Rejected if there is none."""
     try:
         return RolloutImpact(name)
     except ValueError:
-        raise Rejected(f"there is no impact {name!r}: choose from {', '.join(RolloutImpact)}") from None
+        raise Rejected(f"impact {name!r} does not exist: choose from {', '.join(RolloutImpact)}") from None
 
 
 def fault_request(
@@ -103,18 +109,19 @@ def fault_request(
     lasts: DurationLike | None,
     parameters: dict[str, DurationLike],
 ) -> FaultSpec:
-    called = parse_fault_kind(kind)
-    hit = None if vm is None else find_vm(service, vm)
+    """The specification of a fault from a test's arguments; raises NotFound or Rejected for unknown names."""
+    fault_kind = parse_fault_kind(kind)
+    target = None if vm is None else find_vm(service, vm)
     return FaultSpec(
-        kind=called,
-        target=FaultTarget() if hit is None else FaultTarget(name=hit.name, vm=hit),
+        kind=fault_kind,
+        target=FaultTarget() if target is None else FaultTarget(name=target.name, vm=target),
         count=times,
         for_s=None if lasts is None else duration_seconds(lasts),
-        parameters={_parameter_key(called, name): duration_seconds(value) for name, value in parameters.items()},
+        parameters={_parameter_key(fault_kind, name): duration_seconds(value) for name, value in parameters.items()},
     )
 
 
 def _parameter_key(kind: FaultKind, name: str) -> str:
-    """Lengths of time are written with their unit, `notice="8s"`, so their names need none."""
+    """The API's name of a parameter: a test writes `notice="8s"`, the API `notice_s`."""
     in_seconds = f"{name}_s"
     return in_seconds if in_seconds in FAULT_DEFINITIONS[kind].parameters else name

@@ -24,32 +24,36 @@ from forewarn.service.maintenance_jobs import write_observation_batches
 from forewarn.store.memory import MemoryStore
 from forewarn.workers.publisher import GuestBackend, MetadataPublisher, PublisherConfig
 
-_DRAIN_S = 1.0  # real time, for whoever is being answered when the lab closes
+_DRAIN_S = 1.0  # real time, for requests in progress when the lab closes
 TEST_ACTOR = "the test"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LabService:
+    """The running parts of a lab: control plane, store and metadata publisher. Use it on its loop only."""
+
     control: ControlPlane
     store: MemoryStore
     publisher: MetadataPublisher
     started_at: float
-    requests_touched: Counter[str] = field(default_factory=Counter)  # fault → requests that it touched
+    requests_touched: Counter[str] = field(default_factory=Counter)  # fault id → requests that it affected
 
     async def settle(self) -> None:
-        """Write down what VMs were seen to ask, and carry out everything that is due."""
+        """Store the observed polls and fault hits, then do everything that is due now."""
         await write_observation_batches(self.publisher.observations, self.store)
-        touches = self.publisher.faults.take_hits()
-        for touch in touches:
-            self.requests_touched[touch.fault_id] += touch.count
-        await self.control.faults.record_hits(touches)
+        hits = self.publisher.faults.take_hits()
+        for hit in hits:
+            self.requests_touched[hit.fault_id] += hit.count
+        await self.control.faults.record_hits(hits)
         async with self.control.reconciler.pass_lock:
             await self.control.reconciler.run_until_settled()
 
     def now(self) -> float:
+        """The lab's time, in seconds since the epoch."""
         return self.control.clock.now()
 
     def events_touched_by(self, fault_id: str) -> list[Event]:
+        """The events that a fault has affected."""
         return [event for event in self.store.events() if fault_id in event.faults]
 
 
@@ -57,6 +61,7 @@ class LabService:
 async def open_lab_service(
     proposal: DeclaredFleet, *, at: float, policy: Policy, behaviour: SimulatedBehaviour
 ) -> AsyncIterator[LabService]:
+    """Open a lab's service with this fleet, its clock stopped at `at`; closes it at the end of the block."""
     async with AsyncExitStack() as stack:
         store = MemoryStore()
         stack.push_async_callback(store.close)
@@ -73,7 +78,7 @@ async def open_lab_service(
         change = FleetChange(hosts=proposal.hosts, vms=proposal.vms, text=f"fleet set up from {proposal.source}")
         await control.fleet.apply_change(change, who=TEST_ACTOR)
 
-        # One port per VM works on every system; loopback addresses beside 127.0.0.1 are Linux's alone.
+        # One port per VM works on every system; only Linux has loopback addresses beside 127.0.0.1.
         publisher = MetadataPublisher.open(PublisherConfig(is_lab=True, port=0, one_port_per_vm=True), control)
         service = LabService(control=control, store=store, publisher=publisher, started_at=at)
         await publisher.start(_backend_that_settles(service))
@@ -87,14 +92,14 @@ def _new_guid() -> str:
 
 
 def _backend_that_settles(service: LabService) -> GuestBackend:
-    """An approval is answered when what follows from it has happened: whoever asks next, sees it."""
-    backing = GuestBackend(service.control)
-    approve: Callable[[str, tuple[str, ...]], Awaitable[str | None]] = backing.approve
+    """A backend that answers an approval only after everything due because of it is done."""
+    backend = GuestBackend(service.control)
+    approve: Callable[[str, tuple[str, ...]], Awaitable[str | None]] = backend.approve
 
     async def approve_and_settle(vm: str, event_ids: tuple[str, ...]) -> str | None:
         unknown = await approve(vm, event_ids)
         await service.settle()
         return unknown
 
-    backing.approve = approve_and_settle  # type: ignore[assignment]
-    return backing
+    backend.approve = approve_and_settle  # type: ignore[assignment]
+    return backend

@@ -22,7 +22,7 @@ from forewarn.protocol.versions import NEWEST_VERSION
 
 
 class LabEvent:
-    """Maintenance of some VMs. Its `repr` is its story, in a line; `print(event)` tells it in full."""
+    """An event of the lab: maintenance of some VMs. `repr` explains it in one line, `print` in full."""
 
     def __init__(self, lab: LabReader, event_id: str) -> None:
         self._lab = lab
@@ -30,11 +30,12 @@ class LabEvent:
 
     @property
     def kind(self) -> str:
-        """`Freeze`, `Reboot`, `Redeploy`, `Preempt` or `Terminate`; what is done, where VMs are told nothing."""
+        """`Freeze`, `Reboot`, `Redeploy`, `Preempt` or `Terminate`; the verb if VMs do not see the event."""
         return event_kind_text(self._event)
 
     @property
     def vms(self) -> tuple[str, ...]:
+        """The names of the affected VMs."""
         return self._event.vms
 
     @property
@@ -44,75 +45,82 @@ class LabEvent:
 
     @property
     def listed(self) -> bool:
-        """Whether VMs were told; else it was carried out at once."""
+        """Whether VMs see the event in their documents; if not, it was carried out at once."""
         return self._event.listed
 
     @property
     def not_before(self) -> datetime:
+        """When it may start without an approval, in UTC."""
         return utc_datetime(self._event.not_before)
 
     @property
     def notice(self) -> timedelta:
-        """What was promised."""
+        """The promised notice: from publication to `not_before`."""
         event = self._event
         return timedelta(seconds=event.not_before - event.published_at)
 
     @property
     def notice_got(self) -> timedelta | None:
-        """From publication to start; None: it has not started."""
+        """The notice that VMs got: from publication to start; None if it has not started."""
         event = self._event
         return None if event.started_at is None else timedelta(seconds=event.started_at - event.published_at)
 
     @property
     def seen_by(self) -> tuple[str, ...]:
-        """The VMs that were given it, the first one first."""
+        """The names of the VMs that received it in a document, in the order in which they did."""
 
-        def look(service: LabService) -> tuple[str, ...]:
-            seen = sorted(service.store.deliveries(event_id=self.id), key=lambda sighting: sighting.at)
-            vms = (service.store.vm(key) for key in dict.fromkeys(sighting.vm for sighting in seen))
+        def query(service: LabService) -> tuple[str, ...]:
+            deliveries = sorted(service.store.deliveries(event_id=self.id), key=lambda delivery: delivery.at)
+            vms = (service.store.vm(key) for key in dict.fromkeys(delivery.vm for delivery in deliveries))
             return tuple(vm.name for vm in vms if vm is not None)
 
-        return self._lab.read(look)
+        return self._lab.read(query)
 
     @property
     def approved(self) -> bool:
+        """Whether a VM or somebody else has approved it."""
         return self._event.approved_at is not None
 
     @property
     def approved_by(self) -> str:
-        """The VM, or whoever else; "": nobody."""
+        """The name of the VM or other caller that approved it; "" if none has."""
         return self._event.approved_by
 
     @property
     def started(self) -> bool:
-        """Whether it ever started; it may be over by now."""
+        """Whether it has started; it may be over by now."""
         return self._event.started_at is not None
 
     @property
     def started_at(self) -> datetime | None:
+        """When it started, in UTC; None if it has not."""
         at = self._event.started_at
         return None if at is None else utc_datetime(at)
 
     @property
     def over(self) -> bool:
-        """However it ended."""
+        """Whether it has ended: finished, failed or withdrawn."""
         return self._event.status is EventState.OVER
 
     @property
     def over_at(self) -> datetime | None:
+        """When it ended, in UTC; None if it has not."""
         at = self._event.over_at
         return None if at is None else utc_datetime(at)
 
     @property
     def finished(self) -> bool:
+        """Whether it ended with every act performed."""
         return self._event.ending is Ending.FINISHED
 
     @property
     def failed(self) -> bool:
+        """Whether it ended because an act on a VM failed."""
         return self._event.ending is Ending.FAILED
 
     @property
     def withdrawn(self) -> bool:
+        """Whether it was withdrawn before it started."""
         return self._event.ending is Ending.WITHDRAWN
 
     def __eq__(self, other: object) -> bool:
@@ -144,22 +152,22 @@ def _find_event(service: LabService, event_id: str) -> Event:
 
 
 class LabVm:
-    """A VM of the lab, and where it asks for its events."""
+    """A VM of the lab, and the endpoint that it polls."""
 
     def __init__(self, lab: LabReader, key: str, name: str, endpoint: str) -> None:
         self._lab = lab
         self._key = key
         self.name = name
-        self.endpoint = endpoint  # http://127.0.0.1:PORT: whoever calls there is this VM
+        self.endpoint = endpoint  # http://127.0.0.1:PORT; requests to this port count as this VM's
 
     @property
     def url(self) -> str:
-        """The whole URL, but for the api-version."""
+        """The URL of its events, without the api-version."""
         return f"{self.endpoint}/metadata/scheduledevents"
 
     @property
     def environment(self) -> dict[str, str]:
-        """For the handler's process, where it is not told the endpoint otherwise."""
+        """Environment variables that tell a handler's process the endpoint."""
         return {"FOREWARN_ENDPOINT": self.endpoint, "SCHEDULEDEVENTSIP": self.endpoint.removeprefix("http://")}
 
     @property
@@ -170,37 +178,39 @@ class LabVm:
 
     @property
     def host(self) -> str:
+        """The name of the host that it runs on."""
         return self._vm.host
 
     @property
     def reboots(self) -> int:
+        """How often it was rebooted."""
         return self.performed.count(Verb.REBOOT)
 
     @property
     def performed(self) -> tuple[str, ...]:
-        """What was done to it, in order: `("freeze", "reboot")`."""
+        """The verbs of the acts performed on it, in order: `("freeze", "reboot")`."""
 
-        def look(service: LabService) -> tuple[str, ...]:
+        def query(service: LabService) -> tuple[str, ...]:
             acts = (act for event in service.store.events() for act in event.acts if act.vm == self._key)
             done = [(act.outcome.at, str(act.verb)) for act in acts if act.outcome is not None and act.outcome.ok]
             return tuple(verb for _, verb in sorted(done))
 
-        return self._lab.read(look)
+        return self._lab.read(query)
 
     @property
     def polls(self) -> int:
-        """How many sound requests it has made."""
+        """How many valid requests for its events it has made."""
         return self._lab.read(lambda service: sum(p.count for p in service.store.last_polls() if p.vm == self._key))
 
     def document(self, version: str = NEWEST_VERSION) -> dict[str, Any]:
-        """What it would be given now; nobody has asked by this."""
+        """The document that it would receive now; reading it does not count as a poll."""
 
-        def look(service: LabService) -> bytes:
+        def query(service: LabService) -> bytes:
             scope = service.store.scope(_find_vm(service, self._key).scope_id)
             assert scope is not None
             return encode_document(document_for(scope), version)
 
-        document: dict[str, Any] = json.loads(self._lab.read(look))
+        document: dict[str, Any] = json.loads(self._lab.read(query))
         return document
 
     def __str__(self) -> str:
@@ -217,7 +227,7 @@ class LabVm:
 
 
 class LabFault:
-    """Something that goes wrong, on purpose."""
+    """A fault that was injected into the lab."""
 
     def __init__(self, lab: LabReader, fault_id: str, kind: str) -> None:
         self._lab = lab
@@ -226,7 +236,7 @@ class LabFault:
 
     @property
     def touched(self) -> int:
-        """How many requests or events it has spoiled."""
+        """How many requests or events it has affected."""
         return self._lab.read(
             lambda service: service.requests_touched[self.id] + len(service.events_touched_by(self.id))
         )
