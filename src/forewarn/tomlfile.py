@@ -10,7 +10,7 @@ import re
 import tomllib
 from bisect import bisect_left
 
-TomlPath = tuple[str | int, ...]
+TomlPath = tuple[str | int, ...]  # keys of tables and indexes of arrays
 
 _SPACE = re.compile(r"[ \t]*")
 _SPACE_AND_COMMENTS = re.compile(r"(?:[ \t\n]|#[^\n]*)*")

@@ -204,14 +204,14 @@ FORBIDDEN = {
         HOSTS + SET + DB + '[[vms]]\nname = "web"\ncount = 2\navailability_set = "db"\n',
         11,
         "VM 'web-0' is in scope 'vm:00000000-0000-0000-0000-000000000001/fleet/web-0' and cannot move to 'set:",
-        "take it out of the file, apply, then put it back",
+        "remove it from the file, apply, put it back",
     ),
     "a VM that would change its zone": (
         lambda fleet: None,
         BASE.replace("count = 2\n", 'count = 2\nzone = "1"\n', 1) + '[[hosts]]\nname = "z"\nzone = "1"\n',
         5,
         "VM 'web-0' is in location 'local', no zone and cannot move to location 'local', zone '1'",
-        "take it out of the file, apply, then put it back",
+        "remove it from the file, apply, put it back",
     ),
     "a VM with a pending event that would change its update domain": (
         lambda fleet: fleet.event("db-1", EventState.SCHEDULED),

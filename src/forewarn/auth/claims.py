@@ -50,7 +50,7 @@ class Claims(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def primary_id(self) -> str:
-        """The first of its ids, which identifies sessions."""
+        """The first of its ids."""
         return self.ids[0]
 
 
@@ -73,9 +73,9 @@ def check_claims(token: RegisteredClaims, *, issuer: str, audiences: frozenset[s
             TokenErrorReason.WRONG_ISSUER,
             f"the token was issued by {quote_excerpt(token.iss)}: get one from {issuer!r}",
         )
-    asked = [token.aud] if isinstance(token.aud, str) else token.aud
-    if audiences.isdisjoint(map(normalize_audience, asked)):
-        named = ", ".join(map(quote_excerpt, asked[:3])) or "no audience"
+    token_audiences = [token.aud] if isinstance(token.aud, str) else token.aud
+    if audiences.isdisjoint(map(normalize_audience, token_audiences)):
+        named = ", ".join(map(quote_excerpt, token_audiences[:3])) or "no audience"
         wanted = min(audiences, default="")
         raise InvalidToken(
             TokenErrorReason.WRONG_AUDIENCE, f"the token is for {named}, not for this service: ask for {wanted!r}"

@@ -88,7 +88,7 @@ class AuthorizationCodeFlow:
         `redirect_uri` is where the issuer sends the browser back; `now` is real time.
         """
         endpoint = (await self._current_configuration(now)).authorization_endpoint
-        asked = {
+        parameters = {
             "response_type": "code",
             "client_id": self._client_id,
             "redirect_uri": redirect_uri,
@@ -98,7 +98,7 @@ class AuthorizationCodeFlow:
             "code_challenge": flow.challenge,
             "code_challenge_method": "S256",
         }
-        return f"{endpoint}{'&' if '?' in endpoint else '?'}{urlencode(asked)}"
+        return f"{endpoint}{'&' if '?' in endpoint else '?'}{urlencode(parameters)}"
 
     async def redeem_code(self, code: str, flow: AuthorizationFlow, redirect_uri: str, now: float) -> Claims:
         """Exchange the code for an id token and return its claims.

@@ -100,7 +100,7 @@ class _SessionPayload(RegisteredClaims, frozen=True, kw_only=True, omit_defaults
 class EndedSessions(msgspec.Struct, frozen=True, kw_only=True):
     """Sessions that were ended before their time, by person. Stored, so that they stay ended.
 
-    If one person ends too many sessions, all of that person's older sessions count as ended.
+    If one person ends too many sessions, all sessions of that person that expire by `until` count as ended.
     """
 
     ids: dict[str, dict[str, float]] = {}  # primary id → session id → when it would have expired

@@ -29,7 +29,7 @@ from forewarn.auth.claims import (
 from forewarn.core.access import client_principal, vm_principal
 from forewarn.errors import Rejected
 
-SIGNING_ALGORITHM = "RS256"
+SIGNING_ALGORITHM = "RS256"  # of our own tokens and sessions
 _RSA_BITS = 2048
 
 

@@ -35,6 +35,7 @@ class Role(StrEnum):
     ADMINISTRATOR = "Administrator"
 
 
+# The roles with the fewest rights come first: `role_granting` depends on it.
 ROLE_RIGHTS: dict[Role, frozenset[Right]] = {
     Role.READER: frozenset({Right.READ}),
     Role.OPERATOR: frozenset({Right.READ, Right.OPERATE}),

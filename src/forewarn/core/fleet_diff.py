@@ -233,7 +233,7 @@ def _removed_vms_with_started_events(merge: FleetMerge, events_by_vm: _EventsByV
 
 def _vms_that_change_location(merge: FleetMerge) -> Iterator[FleetFileProblem]:
     """A VM's scope (spec §7) and location are fixed when it is added."""
-    remedy = "take it out of the file, apply, then put it back and apply with --resurrect"
+    remedy = "remove it from the file, apply, put it back, and apply again with `resurrect`"
     for old, new in merge.vms:
         what = ""
         if old.scope_id != new.scope_id:

@@ -62,6 +62,6 @@ class EventDelivery(msgspec.Struct, frozen=True, kw_only=True):
     scope_id: str
     vm: str
     status: str
-    version: str  # the api-version it asked with
+    version: str  # the api-version of the poll
     incarnation: int
     at: float

@@ -37,11 +37,12 @@ class InitialState(StrEnum):
     NONEXISTENT = "nothing"
 
 
-LifecycleState = EventState | InitialState
+LifecycleState = EventState | InitialState  # a row of the table
 NONEXISTENT = InitialState.NONEXISTENT
 SCHEDULED, STARTED, OVER = EventState.SCHEDULED, EventState.STARTED, EventState.OVER
-UNCHANGED = None
+UNCHANGED = None  # in the table: the transition is allowed and the state stays
 
+# The state after each allowed transition, by the state before it.
 TRANSITIONS: dict[tuple[LifecycleState, Transition], EventState | None] = {
     (NONEXISTENT, Transition.ANNOUNCED): SCHEDULED,
     (NONEXISTENT, Transition.STARTED_WITHOUT_NOTICE): STARTED,
@@ -75,7 +76,7 @@ def announce(scope: Scope, event: Event) -> Scope:
 
 def start_without_notice(scope: Scope, event: Event, acts: tuple[Act, ...], now: float) -> Scope:
     """Publish a new event as Started, with its acts. An unlisted event is started unpublished."""
-    begun = replace(event, started_at=now, acts=acts)
+    started = replace(event, started_at=now, acts=acts)
     if event.listed:
         entry = _history_entry(
             event, EntryKind.STARTED, now, f"{_event_title(event)} started without notice{_note_suffix(event)}"
@@ -87,7 +88,7 @@ def start_without_notice(scope: Scope, event: Event, acts: tuple[Act, ...], now:
             now,
             f"{verb_noun(event.rules.verb)} of {_vm_names(event)} at once{_note_suffix(event)}",
         )
-    return _apply_transition(scope, NONEXISTENT, begun, Transition.STARTED_WITHOUT_NOTICE, entry)
+    return _apply_transition(scope, NONEXISTENT, started, Transition.STARTED_WITHOUT_NOTICE, entry)
 
 
 def awaits_approval(event: Event) -> bool:

@@ -22,6 +22,7 @@ from forewarn.core.scope import Scope
 from forewarn.errors import Refused, Rejected, Remedy
 from forewarn.protocol.document import Kind
 
+# The cause of a request's events, by the requested operation.
 OPERATION_CAUSES: dict[RequestedOperation, Cause] = {
     RequestedOperation.RESTART: Cause.USER_RESTART,
     RequestedOperation.REDEPLOY: Cause.USER_REDEPLOY,
@@ -45,7 +46,7 @@ REPLACED_CAUSES: dict[Cause, frozenset[Cause]] = {
 }
 _USER_OPERATIONS = frozenset({Cause.SCALE_IN, *(cause for cause, rules in CAUSE_RULES.items() if rules.by_user)})
 
-NewId = Callable[[], str]
+NewId = Callable[[], str]  # returns a new event id
 
 
 def plan_events_for_vms(

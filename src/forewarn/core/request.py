@@ -42,6 +42,7 @@ class RolloutImpact(StrEnum):
     REBOOT = "reboot"
 
 
+# The cause of a rollout's events, by its impact.
 IMPACT_CAUSES: dict[RolloutImpact, Cause] = {
     RolloutImpact.UPDATE: Cause.HOST_UPDATE,
     RolloutImpact.MIGRATE: Cause.LIVE_MIGRATION,

@@ -168,7 +168,7 @@ def _message_data(notification: EventNotification) -> dict[str, Any]:
 
 def _event_properties(notification: EventNotification) -> dict[str, Any]:
     event, rules = notification.event, notification.event.rules
-    has_begun = notification.status in (EventGridStatus.STARTED, EventGridStatus.COMPLETED)
+    has_started = notification.status in (EventGridStatus.STARTED, EventGridStatus.COMPLETED)
     return {
         "DurationInSeconds": rules.duration_s,
         "Description": rules.description,
@@ -176,7 +176,7 @@ def _event_properties(notification: EventNotification) -> dict[str, Any]:
         "EventSource": rules.source,
         "EventStatus": notification.status,
         "EventType": rules.kind,
-        "NotBefore": "" if has_begun else http_date(event.not_before),
+        "NotBefore": "" if has_started else http_date(event.not_before),
         "Resources": event.vms,
         "ResourceType": "VirtualMachine",
         "ScheduledEventApiVersion": NEWEST_VERSION,

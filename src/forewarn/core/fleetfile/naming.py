@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-MAX_NAME_LENGTH = 64
+MAX_NAME_LENGTH = 64  # characters
 _NUMBER_PLACEHOLDER = re.compile(r"\{n(?::0[1-9])?\}")
 _BASE36_DIGITS = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 

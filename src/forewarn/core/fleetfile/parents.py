@@ -17,6 +17,7 @@ from forewarn.core.fleetfile.parser import ParsedFleetFile, ParsedTable
 from forewarn.core.fleetfile.problems import ProblemCollector
 
 _GUID = re.compile(r"[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}")
+# The keys by which a [[vms]] table names its parent.
 PARENT_KEYS = frozenset({"availability_set", "scale_set", "cloud_service"})
 _COPIED_KEYS = (
     "size", "os_type", "location", "zone", "priority", "eviction_policy", "update_domain", "fault_domain", "program",

@@ -12,7 +12,7 @@ import msgspec
 
 from forewarn.core.fleet import EvictionPolicy, Priority
 
-MAX_COUNT = 1_000_000
+MAX_COUNT = 1_000_000  # VMs or hosts of one table
 AUTO_PLACEMENT_GROUP = "auto"  # instances are put into groups of 100
 
 
@@ -38,7 +38,7 @@ Zones = Annotated[
 Tags = Annotated[dict[str, str], _field_meta("a table of texts", '{ team = "shop" }')]
 OsType = Annotated[Literal["Linux", "Windows"], _field_meta('"Linux" or "Windows"', '"Linux"')]
 VmPriority = Annotated[Priority, _field_meta('"Regular" or "Spot"', '"Spot"')]
-Evictions = Annotated[EvictionPolicy, _field_meta('"Deallocate" or "Delete"', '"Deallocate"')]
+VmEvictionPolicy = Annotated[EvictionPolicy, _field_meta('"Deallocate" or "Delete"', '"Deallocate"')]
 Count = Annotated[int, _field_meta("a whole number from 1 to 1,000,000", "3", 1, MAX_COUNT)]
 FirstNumber = Annotated[int, _field_meta("a whole number from 0 to 1,000,000", "1", 0, MAX_COUNT)]
 DomainNumber = Annotated[int, _field_meta("a whole number from 0 on", "0", 0)]
@@ -47,7 +47,7 @@ NoticeMinutes = Annotated[  # spec §6.3
     bool | Annotated[int, msgspec.Meta(ge=5, le=15)],
     _field_meta("a whole number of minutes from 5 to 15, or true for 5", "5"),
 ]
-Approvals = Annotated[
+ApprovedOperations = Annotated[
     tuple[Literal["restart", "redeploy"], ...],
     _field_meta('a list of "restart", "redeploy" or both', '["restart", "redeploy"]'),
 ]
@@ -123,7 +123,7 @@ class AvailabilitySetTable(CommonVmTable, frozen=True, kw_only=True):
 
     update_domains: DomainCount = 5
     fault_domains: DomainCount = 2
-    auto_approve: Approvals = ()
+    auto_approve: ApprovedOperations = ()
 
 
 class ScaleSetTable(CommonVmTable, frozen=True, kw_only=True):
@@ -137,9 +137,9 @@ class ScaleSetTable(CommonVmTable, frozen=True, kw_only=True):
     update_domains: DomainCount = 5
     fault_domains: DomainCount = 5
     priority: VmPriority = Priority.REGULAR
-    eviction_policy: Evictions = EvictionPolicy.DEALLOCATE
+    eviction_policy: VmEvictionPolicy = EvictionPolicy.DEALLOCATE
     terminate_notification: NoticeMinutes = False
-    auto_approve: Approvals = ()
+    auto_approve: ApprovedOperations = ()
     program: Program = ()
     environment: Variables = {}
     directory: AbsolutePath = ""
@@ -183,9 +183,9 @@ class VmsTable(CommonVmTable, frozen=True, kw_only=True):
     update_domain: DomainNumber = 0
     fault_domain: DomainNumber = 0
     priority: VmPriority = Priority.REGULAR
-    eviction_policy: Evictions = EvictionPolicy.DEALLOCATE
+    eviction_policy: VmEvictionPolicy = EvictionPolicy.DEALLOCATE
     terminate_notification: NoticeMinutes = False
-    auto_approve: Approvals = ()
+    auto_approve: ApprovedOperations = ()
     program: Program = ()
     environment: Variables = {}
     directory: AbsolutePath = ""
