@@ -15,7 +15,7 @@ def texts(page: Any) -> list[str]:
 def test_the_history_shows_the_newest_entries_oldest_first(api: Any) -> None:
     api.restart_of("db")
     page = api.get("/history?limit=2")
-    assert texts(page) == ["local user ann asked for restart of db", "Reboot of db scheduled"]
+    assert texts(page) == ["local user ann requested restart of db", "Reboot of db scheduled"]
     assert page["seq"] == api.world.store.last_seq()
     entry = page["entries"][-1]
     assert set(entry) == {
@@ -40,7 +40,7 @@ def test_whoever_follows_misses_nothing_however_far_behind(api: Any) -> None:
 def test_the_history_can_be_narrowed(api: Any) -> None:
     (event,) = api.restart_of("db")
     api.restart_of("web-0")
-    about_db = ["local user ann asked for restart of db", "Reboot of db scheduled"]
+    about_db = ["local user ann requested restart of db", "Reboot of db scheduled"]
     assert texts(api.get("/history?vm=DB")) == about_db
     assert texts(api.get(f"/history?event={event['id']}")) == about_db[1:]
     assert texts(api.get(f"/history?request={event['request_id']}")) == about_db
@@ -74,7 +74,7 @@ def test_whoever_waits_is_answered_when_something_happens(api: Any) -> None:
         await api.calling("POST", "/requests", {"ask": "restart", "vms": ["db"]})
         return (await held).json
 
-    assert "local user ann asked for restart of db" in texts(api.world.do(scenario()))
+    assert "local user ann requested restart of db" in texts(api.world.do(scenario()))
 
 
 def test_whoever_waits_for_what_is_there_already_is_answered_at_once(api: Any) -> None:

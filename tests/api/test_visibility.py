@@ -139,7 +139,7 @@ def test_who_keeps_a_gate_closed_is_not_told_to_those_who_may_not_see_them(api: 
     assert shown["waits_for"]["text"] == "another scope on the same host, which is not ready yet"
     for target in ("/vms/db", "/events", "/explain/db", f"/explain/{event['id']}", "/history", "/fleet"):
         told = whole(reader, target)
-        assert not any(name in told for name in ("web-0", "pool_0", "local user ann asked for rollout"))
+        assert not any(name in told for name in ("web-0", "pool_0", "local user ann requested rollout"))
     told = reader.get(f"/explain/{event['id']}")
     assert "as part of a rollout;" in told["lines"][0]["text"]
     assert rollout not in str(told)
@@ -157,7 +157,7 @@ def test_the_history_tells_of_ones_own_vms_only(api: Any) -> None:
     api.world.do(api.world.store.commit(Commit(entries=(said,))))
     about_db = [
         "scheduled events enabled by the service",
-        "local user ann asked for restart of db",
+        "local user ann requested restart of db",
         "Reboot of db scheduled",
     ]
     reader = api.holding("Reader", DB)
@@ -189,7 +189,7 @@ def test_whoever_follows_some_of_the_history_misses_nothing_of_it(api: Any) -> N
         page = reader.get(f"/history?after={seq}&limit=1")
         followed += texts(page)
         seq = page["seq"]
-    about_db = ["local user ann asked for restart of db", "Reboot of db scheduled", "Reboot of db withdrawn: enough"]
+    about_db = ["local user ann requested restart of db", "Reboot of db scheduled", "Reboot of db withdrawn: enough"]
     assert followed == about_db * 3
     assert seq == api.world.store.last_seq()
 
@@ -203,7 +203,7 @@ def test_ones_own_entry_is_found_behind_very_many_of_others(api: Any) -> None:
     page = reader.get(f"/history?after={seq}")
     assert (page["entries"], page["seq"] - seq) == ([], 20_000)
     page = reader.get(f"/history?after={seq}&wait_s=60")
-    assert texts(page) == ["local user ann asked for restart of db", "Reboot of db scheduled"]
+    assert texts(page) == ["local user ann requested restart of db", "Reboot of db scheduled"]
     assert page["seq"] == api.world.store.last_seq()
 
 
@@ -222,7 +222,7 @@ def test_whoever_waits_is_not_woken_by_what_they_may_not_see(api: Any) -> None:
         await api.calling("POST", "/requests", {"ask": "restart", "vms": ["db"]})
         return (await held).json
 
-    assert "local user ann asked for restart of db" in texts(api.world.do(scenario()))
+    assert "local user ann requested restart of db" in texts(api.world.do(scenario()))
 
 
 def test_whoever_waits_hears_of_a_vm_that_comes_meanwhile(api: Any) -> None:

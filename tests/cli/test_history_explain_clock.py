@@ -10,7 +10,7 @@ from forewarn.cli.output import column_widths
 def test_the_history_is_shown_oldest_first_and_can_be_filtered(lab: Any) -> None:
     lab.good("restart", "web")
     lines = lab.good("history").splitlines()
-    assert "requested   local user ann asked for restart of web" in lines[-2]
+    assert "requested   local user ann requested restart of web" in lines[-2]
     assert "published   Reboot of web scheduled" in lines[-1]
     assert len(lab.good("history", "--limit", "1").splitlines()) == 1
     assert lab.good("history", "--vm", "db-0") == "The history has no such entries.\n"

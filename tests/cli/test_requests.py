@@ -36,7 +36,7 @@ def test_a_replacing_event_names_the_replaced_one(lab: Any) -> None:
 
 def test_an_eviction_is_called_an_eviction(lab: Any) -> None:
     assert "Eviction of spot is scheduled." in lab.good("evict", "spot")
-    assert "asked for eviction of spot" in lab.good("history")
+    assert "requested eviction of spot" in lab.good("history")
 
 
 def test_an_operation_without_an_event_says_why(lab: Any) -> None:

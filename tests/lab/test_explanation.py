@@ -15,7 +15,7 @@ def test_the_history_reads_the_same_in_every_run(guest: Any) -> None:
         assert lab.history == (
             "+0:00:00  enabled    scheduled events enabled by the service",
             "+0:00:00  fleet      fleet set up from the names of its VMs",
-            "+0:00:00  requested  the test asked for restart of web-0",
+            "+0:00:00  requested  the test requested restart of web-0",
             "+0:00:00  published  Reboot of web-0 scheduled",
             "+0:00:00  approved   web-0 approved Reboot of web-0",
             "+0:00:00  started    Reboot of web-0 started: approved by web-0",

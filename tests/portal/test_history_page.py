@@ -1,4 +1,4 @@
-"""The history's page: newest first, a page at a time, for those who may see what it tells."""
+"""The history page: newest first, paginated, with only what the user may see."""
 
 from __future__ import annotations
 
@@ -13,31 +13,31 @@ import pytest
 from forewarn.core.commit import Commit
 from forewarn.core.history import EntryKind, HistoryEntry
 from forewarn.core.resource_ids import vm_resource_id
-from tests.portal.conftest import Visitor
+from tests.portal.conftest import PortalUser
 
 
-def written(portal: Visitor, count: int, **about: Any) -> None:
+def commit_entries(portal: PortalUser, count: int, **about: Any) -> None:
     entries = tuple(
         HistoryEntry(at=portal.world.now, what=EntryKind.UPKEEP, text=f"entry {n}", **about) for n in range(count)
     )
     portal.world.do(portal.world.store.commit(Commit(entries=entries)))
 
 
-def shown(portal: Visitor, query: str = "") -> list[int]:
+def shown(portal: PortalUser, query: str = "") -> list[int]:
     page = portal.get(f"/portal/history?{query}")
     return [int(seq) for seq in re.findall(r'<tr id="entry-(\d+)"', page.html)]
 
 
-def way(portal: Visitor, target: str, rel: str) -> str | None:
-    """Where the link to the newer or the older ones leads."""
+def link_target(portal: PortalUser, target: str, rel: str) -> str | None:
+    """The target of the link to newer or older entries."""
     found = re.search(rf'href="([^"]*)" rel="{rel}"', portal.get(target).html)
     return found[1].replace("&amp;", "&") if found else None
 
 
-def test_the_newest_entries_come_first_with_links_to_what_they_are_about(portal: Visitor) -> None:
+def test_the_newest_entries_come_first_with_links_to_what_they_are_about(portal: PortalUser) -> None:
     (event,) = portal.api.restart_of("web-0")
     page = portal.get("/portal/history")
-    assert page.text.index("Reboot of web-0 scheduled") < page.text.index("asked for restart of web-0")
+    assert page.text.index("Reboot of web-0 scheduled") < page.text.index("requested restart of web-0")
     assert f'href="/portal/events/{event["id"]}"' in page.html
     assert f'href="/portal/requests/{event["request_id"]}"' in page.html
     assert 'href="/portal/vms/sub/lab/web-0"' in page.html
@@ -45,12 +45,14 @@ def test_the_newest_entries_come_first_with_links_to_what_they_are_about(portal:
 
 
 @pytest.mark.parametrize(("whole", "others"), [(True, 5), (False, 5), (False, 1100)])
-def test_paging_back_and_forth_through_the_history_misses_no_entry(portal: Visitor, whole: bool, others: int) -> None:
+def test_paging_back_and_forth_through_the_history_misses_no_entry(
+    portal: PortalUser, whole: bool, others: int
+) -> None:
     scope_id = portal.world.vm("db").scope_id
-    written(portal, 12, scope_id=scope_id)
-    written(portal, others, scope_id=portal.world.vm("web-0").scope_id)
-    written(portal, 13, scope_id=scope_id)
-    visitor = portal if whole else portal.holding("Reader", vm_resource_id(portal.world.vm("db")))
+    commit_entries(portal, 12, scope_id=scope_id)
+    commit_entries(portal, others, scope_id=portal.world.vm("web-0").scope_id)
+    commit_entries(portal, 13, scope_id=scope_id)
+    user = portal if whole else portal.with_role("Reader", vm_resource_id(portal.world.vm("db")))
     every = [entry.seq for entry in portal.world.store.history() if whole or entry.scope_id == scope_id][::-1]
 
     back: list[int] = []
@@ -58,29 +60,29 @@ def test_paging_back_and_forth_through_the_history_misses_no_entry(portal: Visit
     last = target
     for _ in range(20):
         assert target is not None
-        back += shown(visitor, target.partition("?")[2])
-        last, target = target, way(visitor, target, "next")
+        back += shown(user, target.partition("?")[2])
+        last, target = target, link_target(user, target, "next")
         if target is None:
             break
     assert back == every
 
-    forth = shown(visitor, last.partition("?")[2])
-    target = way(visitor, last, "prev")
+    forth = shown(user, last.partition("?")[2])
+    target = link_target(user, last, "prev")
     for _ in range(20):
         if target is None:
             break
-        forth = shown(visitor, target.partition("?")[2]) + forth
-        target = way(visitor, target, "prev")
+        forth = shown(user, target.partition("?")[2]) + forth
+        target = link_target(user, target, "prev")
     assert forth == every
 
 
-def test_past_pages_of_the_history_are_not_live(portal: Visitor) -> None:
-    written(portal, 10)
+def test_past_pages_of_the_history_are_not_live(portal: PortalUser) -> None:
+    commit_entries(portal, 10)
     assert "data-live" not in portal.get("/portal/history?before=5").html
     assert "data-live" not in portal.get("/portal/history?after=5").html
 
 
-def test_the_history_can_be_filtered_by_vm_event_request_and_scope(portal: Visitor) -> None:
+def test_the_history_can_be_filtered_by_vm_event_request_and_scope(portal: PortalUser) -> None:
     (event,) = portal.api.restart_of("web-0")
     (other,) = portal.api.restart_of("db")
     of_event = portal.get(f"/portal/history?event={event['id']}")
@@ -92,7 +94,7 @@ def test_the_history_can_be_filtered_by_vm_event_request_and_scope(portal: Visit
     assert "web-0" not in of_vm.text
     assert 'data-live="vm:sub/lab/db"' in of_vm.html
     of_request = portal.get(f"/portal/history?request={other['request_id']}")
-    assert "asked for restart of db" in of_request.text
+    assert "requested restart of db" in of_request.text
     of_scope = portal.get("/portal/history?scope=web&vm=&event=&request=")
     assert "Reboot of web-0 scheduled" in of_scope.text
     assert 'data-live="scope:set:sub/lab/web"' in of_scope.html
@@ -107,24 +109,24 @@ def test_the_history_can_be_filtered_by_vm_event_request_and_scope(portal: Visit
         ("vm:sub/lab/db", "VM db"),
     ],
 )
-def test_the_history_shows_scopes_by_their_titles(portal: Visitor, scope_id: str, title: str) -> None:
-    written(portal, 1, scope_id=scope_id)
+def test_the_history_shows_scopes_by_their_titles(portal: PortalUser, scope_id: str, title: str) -> None:
+    commit_entries(portal, 1, scope_id=scope_id)
     assert f'href="/portal/scopes/{scope_id}" title="{scope_id}">{title}</a>' in portal.get("/portal/history").html
 
 
-def test_the_history_shows_only_what_the_user_may_see(portal: Visitor) -> None:
+def test_the_history_shows_only_what_the_user_may_see(portal: PortalUser) -> None:
     portal.api.restart_of("web-0")
     portal.api.restart_of("db")
-    mine = portal.holding("Reader", vm_resource_id(portal.world.vm("db")))
+    mine = portal.with_role("Reader", vm_resource_id(portal.world.vm("db")))
     page = mine.get("/portal/history")
     assert "Reboot of db scheduled" in page.text
     assert "web-0" not in page.html
     assert "the fleet" not in page.text
     assert b"web-0" not in mine.get("/portal/history?as=csv").content
-    assert mine.visit("GET", "/portal/history?vm=web-0").status == 404
+    assert mine.request("GET", "/portal/history?vm=web-0").status == 404
 
 
-def test_an_export_of_the_history_equals_the_page(portal: Visitor) -> None:
+def test_an_export_of_the_history_equals_the_page(portal: PortalUser) -> None:
     portal.api.restart_of("web-0")
     rows = list(csv.DictReader(io.StringIO(portal.get("/portal/history?as=csv&limit=3").content.decode())))
     entries = portal.get("/portal/history?as=json&limit=3").json["entries"]
@@ -133,7 +135,7 @@ def test_an_export_of_the_history_equals_the_page(portal: Visitor) -> None:
     assert [row["text"] for row in rows] == [entry["text"] for entry in entries]
 
 
-def test_the_history_escapes_markup_and_formulas(portal: Visitor) -> None:
+def test_the_history_escapes_markup_and_formulas(portal: PortalUser) -> None:
     entry = HistoryEntry(at=portal.world.now, what=EntryKind.UPKEEP, text="=1+1 <script>alert(1)</script>", who='"><b>')
     portal.world.do(portal.world.store.commit(Commit(entries=(entry,))))
     page = portal.get("/portal/history")
@@ -142,18 +144,18 @@ def test_the_history_escapes_markup_and_formulas(portal: Visitor) -> None:
     assert b"'=1+1" in portal.get("/portal/history?as=csv").content
 
 
-def test_a_history_without_matches_says_what_to_do(portal: Visitor) -> None:
+def test_a_history_without_matches_says_what_to_do(portal: PortalUser) -> None:
     page = portal.get("/portal/history?before=1")
     assert "No matching entries. Show the newest entries" in page.text
 
 
-def test_an_invalid_history_query_is_rejected(portal: Visitor) -> None:
+def test_an_invalid_history_query_is_rejected(portal: PortalUser) -> None:
     for query, status in (("limit=0", 400), ("limit=1001", 400), ("after=-1", 400), ("before=x", 400), ("what=x", 400)):
-        assert portal.visit("GET", f"/portal/history?{query}").status == status, query
+        assert portal.request("GET", f"/portal/history?{query}").status == status, query
 
 
-def test_an_empty_history_links_to_the_fleet(portal_of: Callable[..., Visitor]) -> None:
+def test_an_empty_history_links_to_the_fleet(portal_of: Callable[..., PortalUser]) -> None:
     portal = portal_of()
-    nobody = portal.holding("Reader", "/subscriptions/other")
+    nobody = portal.with_role("Reader", "/subscriptions/other")
     page = nobody.get("/portal/history")
     assert "There are no entries that you can see." in page.text

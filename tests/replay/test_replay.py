@@ -248,7 +248,7 @@ def test_the_history_lists_the_steps_of_a_replay(lab: Any, restart_recording: An
     lab.world.advance(100)
     entries = [(entry.what, entry.text) for entry in lab.world.store.history(request_id=request.id)]
     assert entries == [
-        ("requested", "ann asked for replay of a recording to web-0"),
+        ("requested", "ann requested replay of a recording to web-0"),
         ("replayed", "web-0 is shown no events"),
         ("replayed", "web-0 is shown Reboot of web-0 scheduled"),
         ("replayed", "web-0 is shown Reboot of web-0 started"),

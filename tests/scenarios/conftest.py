@@ -5,7 +5,7 @@
     vm web-0 host=h1
 
     > restart web-0
-    05 12:00:00 requested  ann asked for restart of web-0
+    05 12:00:00 requested  ann requested restart of web-0
     05 12:00:00 published  Reboot of web-0 scheduled
     > advance 1m
     (nothing)

@@ -303,7 +303,7 @@ def _replay_entry(
 
 
 def _requested_entry(request: MaintenanceRequest) -> HistoryEntry:
-    text = f"{request.who} asked for replay of a recording to {request.targets[0]}"
+    text = f"{request.who} requested replay of a recording to {request.targets[0]}"
     return HistoryEntry(
         at=request.at,
         what=EntryKind.REQUESTED,

@@ -329,7 +329,7 @@ class RequestService:
         )
 
     def _requested_entry(self, request: MaintenanceRequest) -> HistoryEntry:
-        text = f"{request.who} asked for {verb_noun(request.ask)} of {', '.join(request.targets[:5])}"
+        text = f"{request.who} requested {verb_noun(request.ask)} of {', '.join(request.targets[:5])}"
         if len(request.targets) > 5:
             text += f" and {len(request.targets) - 5} more"
         vm = request.targets[0] if request.ask in _VM_OPERATIONS and len(request.targets) == 1 else ""
