@@ -1,6 +1,6 @@
-"""A real HAProxy lets go of a server: connections that are there go on, new ones go elsewhere, and it comes back.
+"""A real HAProxy drains a server: existing connections continue, new ones go elsewhere.
 
-At the end with everything real: a service that announces a reboot, and an agent that drains, approves and undoes.
+The last tests use a real service that announces a reboot, and an agent that drains, approves and undoes.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ defaults
     timeout connect 5s
     timeout client 60s
     timeout server 60s
-frontend shop
+frontend site
     bind 127.0.0.1:{port}
     default_backend web
 backend web
@@ -45,8 +45,8 @@ backend web
 """
 
 
-class Greeter(socketserver.StreamRequestHandler):
-    """Says its server's name, and then whatever it is told."""
+class NameEchoHandler(socketserver.StreamRequestHandler):
+    """Sends its server's name, then echoes each line."""
 
     name = ""
 
@@ -57,8 +57,8 @@ class Greeter(socketserver.StreamRequestHandler):
                 self.wfile.write(line)
 
 
-class Shop:
-    """HAProxy before two servers."""
+class HaproxySite:
+    """HAProxy in front of two servers."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -72,7 +72,7 @@ class Shop:
 
     @contextmanager
     def server(self, name: str, port: int) -> Iterator[None]:
-        handler = type(name, (Greeter,), {"name": name})
+        handler = type(name, (NameEchoHandler,), {"name": name})
         with socketserver.ThreadingTCPServer(("127.0.0.1", port), handler) as server:
             server.daemon_threads = True
             thread = threading.Thread(target=server.serve_forever, args=(0.01,))
@@ -86,25 +86,25 @@ class Shop:
     def is_up(self) -> bool:
         return (self.folder / "admin.sock").exists() and port_answers(self.port)
 
-    def visit(self) -> Visit:
-        return Visit(self.port)
+    def connect(self) -> ClientConnection:
+        return ClientConnection(self.port)
 
-    def who_answers(self, visits: int) -> set[str]:
+    def answering_servers(self, connections: int) -> set[str]:
         answered = set()
-        for _ in range(visits):
-            visit = self.visit()
-            answered.add(visit.server)
-            visit.end()
+        for _ in range(connections):
+            connection = self.connect()
+            answered.add(connection.server)
+            connection.end()
         return answered
 
 
-class Visit:
+class ClientConnection:
     def __init__(self, port: int) -> None:
         self._socket = socket.create_connection(("127.0.0.1", port), timeout=10)
         self._lines = self._socket.makefile("rwb")
         self.server = self._lines.readline().decode().strip()
 
-    def still_talks(self) -> bool:
+    def is_alive(self) -> bool:
         self._lines.write(b"there?\n")
         self._lines.flush()
         return self._lines.readline() == b"there?\n"
@@ -115,68 +115,68 @@ class Visit:
 
 
 @pytest.fixture
-def shop(tmp_path: Path) -> Iterator[Shop]:
+def site(tmp_path: Path) -> Iterator[HaproxySite]:
     if not HAPROXY.exists():
         pytest.skip("HAProxy is not here: make test-real fetches it")
-    shop = Shop(tmp_path)
-    line = [HAPROXY, "-db", "-f", shop.configuration()]
+    site = HaproxySite(tmp_path)
+    command = [HAPROXY, "-db", "-f", site.configuration()]
     with (
-        shop.server("web-0", shop.port + 1),
-        shop.server("web-1", shop.port + 2),
-        ExternalServer(line, log=tmp_path / "log", is_up=shop.is_up, environment=LIBRARIES),
+        site.server("web-0", site.port + 1),
+        site.server("web-1", site.port + 2),
+        ExternalServer(command, log=tmp_path / "log", is_up=site.is_up, environment=LIBRARIES),
     ):
-        yield shop
+        yield site
 
 
-def drain_in(shop: Shop) -> ReactionHarness:
-    options = {"socket": f"{shop.folder}/admin.sock", "servers": ["web/{vm}"]}
-    return ReactionHarness("drain-haproxy", options, shop.folder / "case")
+def drain_reaction(site: HaproxySite) -> ReactionHarness:
+    options = {"socket": f"{site.folder}/admin.sock", "servers": ["web/{vm}"]}
+    return ReactionHarness("drain-haproxy", options, site.folder / "case")
 
 
-def test_existing_connections_finish_while_new_ones_go_elsewhere(shop: Shop) -> None:
-    async def story() -> None:
-        visits = [shop.visit() for _ in range(6)]
-        drained = [visit for visit in visits if visit.server == "web-0"]
+def test_existing_connections_finish_while_new_ones_go_elsewhere(site: HaproxySite) -> None:
+    async def scenario() -> None:
+        connections = [site.connect() for _ in range(6)]
+        drained = [connection for connection in connections if connection.server == "web-0"]
         assert 0 < len(drained) < 6
 
-        drain = drain_in(shop)
+        drain = drain_reaction(site)
         doing = asyncio.create_task(drain.do())
         async with asyncio.timeout(10):
-            while shop.who_answers(4) != {"web-1"}:
+            while site.answering_servers(4) != {"web-1"}:
                 await asyncio.sleep(0.01)
         assert not doing.done()
-        assert all(visit.still_talks() for visit in drained)
+        assert all(connection.is_alive() for connection in drained)
         assert await drain.check() is False
 
-        for visit in drained:
-            visit.end()
+        for connection in drained:
+            connection.end()
         assert await doing == StepOutcome(ok=True, text="web/web-0: drained", notes={"web/web-0": "ready"})
         assert await drain.check() is True
-        assert shop.who_answers(4) == {"web-1"}
+        assert site.answering_servers(4) == {"web-1"}
 
         assert await drain.undo() == StepOutcome(ok=True, text="web/web-0: ready again")
-        assert shop.who_answers(4) == {"web-0", "web-1"}
-        for visit in visits:
-            visit.end()
+        assert site.answering_servers(4) == {"web-0", "web-1"}
+        for connection in connections:
+            connection.end()
 
-    asyncio.run(story())
+    asyncio.run(scenario())
 
 
-def test_a_state_that_someone_set_by_hand_is_kept(shop: Shop) -> None:
-    drain = drain_in(shop)
+def test_a_state_that_someone_set_by_hand_is_kept(site: HaproxySite) -> None:
+    drain = drain_reaction(site)
     assert asyncio.run(drain.do()).ok
     with socket.socket(socket.AF_UNIX) as by_hand:
-        by_hand.connect(str(shop.folder / "admin.sock"))
+        by_hand.connect(str(site.folder / "admin.sock"))
         by_hand.sendall(b"set server web/web-0 state maint\n")
         assert by_hand.recv(100).strip() == b""
     outcome = asyncio.run(drain.undo())
     assert outcome == StepOutcome(ok=True, text="web/web-0 is maint, set by someone else, and stays so")
-    assert shop.who_answers(4) == {"web-1"}
+    assert site.answering_servers(4) == {"web-1"}
 
 
-def test_a_server_that_does_not_exist_is_reported(shop: Shop) -> None:
-    options = {"socket": f"{shop.folder}/admin.sock", "servers": ["web/web-7"]}
-    drain = ReactionHarness("drain-haproxy", options, shop.folder / "case")
+def test_a_server_that_does_not_exist_is_reported(site: HaproxySite) -> None:
+    options = {"socket": f"{site.folder}/admin.sock", "servers": ["web/web-7"]}
+    drain = ReactionHarness("drain-haproxy", options, site.folder / "case")
     assert asyncio.run(drain.do()) == StepOutcome(ok=False, text="HAProxy has no server web/web-7")
 
 
@@ -213,13 +213,13 @@ def service(tmp_path: Path) -> Iterator[ServiceProcess]:
 
 
 @pytest.fixture
-def agent(shop: Shop, service: ServiceProcess) -> Iterator[ExternalServer]:
-    place = service.endpoint("web-0")
-    file = shop.folder / "agent.toml"
-    file.write_text(AGENT.format(folder=shop.folder, endpoint=f"http://{place.address}:{place.port}"))
-    line = [sys.executable, "-m", "forewarn.agent", "--config", file]
-    log = shop.folder / "agent.log"
-    with ExternalServer(line, log=log, is_up=(shop.folder / "agent/journal.db").exists) as agent:
+def agent(site: HaproxySite, service: ServiceProcess) -> Iterator[ExternalServer]:
+    endpoint = service.endpoint("web-0")
+    file = site.folder / "agent.toml"
+    file.write_text(AGENT.format(folder=site.folder, endpoint=f"http://{endpoint.address}:{endpoint.port}"))
+    command = [sys.executable, "-m", "forewarn.agent", "--config", file]
+    log = site.folder / "agent.log"
+    with ExternalServer(command, log=log, is_up=(site.folder / "agent/journal.db").exists) as agent:
         yield agent
 
 
@@ -232,48 +232,48 @@ def statuses(service: ServiceProcess) -> list[str]:
     return [event["EventStatus"] for event in service.poll("web-0")["Events"]]
 
 
-def over(service: ServiceProcess) -> bool:
-    """Acts take lab time."""
+def is_over(service: ServiceProcess) -> bool:
+    """Advances the lab's clock and returns whether the event is over; acts take lab time."""
     service.advance(30)
     return not statuses(service)
 
 
-def a_visit_of(shop: Shop, server: str) -> Visit:
-    visits = [shop.visit() for _ in range(6)]
-    kept = next(visit for visit in visits if visit.server == server)
-    for visit in visits:
-        if visit is not kept:
-            visit.end()
+def connection_to(site: HaproxySite, server: str) -> ClientConnection:
+    connections = [site.connect() for _ in range(6)]
+    kept = next(connection for connection in connections if connection.server == server)
+    for connection in connections:
+        if connection is not kept:
+            connection.end()
     return kept
 
 
 def test_an_agent_drains_then_approves_and_comes_back_when_the_reboot_is_over(
-    shop: Shop, service: ServiceProcess, agent: ExternalServer
+    site: HaproxySite, service: ServiceProcess, agent: ExternalServer
 ) -> None:
-    visit = a_visit_of(shop, "web-0")
+    connection = connection_to(site, "web-0")
     announce_reboot(service)
-    eventually(lambda: shop.who_answers(4) == {"web-1"})
-    assert visit.still_talks()
+    eventually(lambda: site.answering_servers(4) == {"web-1"})
+    assert connection.is_alive()
     assert statuses(service) == ["Scheduled"]
 
-    visit.end()
-    eventually(lambda: statuses(service) == ["Started"])  # its notice is not over: it was approved
-    eventually(lambda: over(service))
-    eventually(lambda: shop.who_answers(4) == {"web-0", "web-1"})
+    connection.end()
+    eventually(lambda: statuses(service) == ["Started"])  # before its notice ended: it was approved
+    eventually(lambda: is_over(service))
+    eventually(lambda: site.answering_servers(4) == {"web-0", "web-1"})
 
 
 def test_an_agent_that_is_killed_during_a_drain_continues_and_undoes_it(
-    shop: Shop, service: ServiceProcess, agent: ExternalServer
+    site: HaproxySite, service: ServiceProcess, agent: ExternalServer
 ) -> None:
-    visit = a_visit_of(shop, "web-0")
+    connection = connection_to(site, "web-0")
     announce_reboot(service)
-    eventually(lambda: shop.who_answers(4) == {"web-1"})
+    eventually(lambda: site.answering_servers(4) == {"web-1"})
     os.kill(agent.pid, signal.SIGKILL)
     agent.stop()
     assert statuses(service) == ["Scheduled"]
 
-    visit.end()
+    connection.end()
     agent.start()
     eventually(lambda: statuses(service) == ["Started"])
-    eventually(lambda: over(service))
-    eventually(lambda: shop.who_answers(4) == {"web-0", "web-1"})
+    eventually(lambda: is_over(service))
+    eventually(lambda: site.answering_servers(4) == {"web-0", "web-1"})

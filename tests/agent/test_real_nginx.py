@@ -1,4 +1,4 @@
-"""A real nginx whose health check looks for a file: load balancers let go of it while the VM is not ready."""
+"""A real nginx with a file as health check: load balancers avoid the VM while it is not ready."""
 
 from __future__ import annotations
 
@@ -85,23 +85,23 @@ class Site:
         return file
 
     @contextmanager
-    def daemon(self, *line: str | Path, port: str) -> Iterator[None]:
+    def daemon(self, *command: str | Path, port: str) -> Iterator[None]:
         log = self.folder / f"{port}.log"
-        with ExternalServer(line, log=log, is_up=lambda: port_answers(self.ports[port]), environment=LIBRARIES):
+        with ExternalServer(command, log=log, is_up=lambda: port_answers(self.ports[port]), environment=LIBRARIES):
             yield
 
-    def visit(self, port: str, path: str = "/") -> http.client.HTTPConnection:
-        visit = http.client.HTTPConnection("127.0.0.1", self.ports[port], timeout=10)
-        visit.request("GET", path)
-        return visit
+    def connect(self, port: str, path: str = "/") -> http.client.HTTPConnection:
+        connection = http.client.HTTPConnection("127.0.0.1", self.ports[port], timeout=10)
+        connection.request("GET", path)
+        return connection
 
     def answer(self, port: str, path: str = "/") -> str:
-        visit = self.visit(port, path)
+        connection = self.connect(port, path)
         try:
-            with visit.getresponse() as response:
+            with connection.getresponse() as response:
                 return response.read().decode() if response.status == 200 else str(response.status)
         finally:
-            visit.close()
+            connection.close()
 
     def answers(self, port: str, path: str = "/") -> set[str]:
         return {self.answer(port, path) for _ in range(6)}
@@ -124,35 +124,35 @@ def site(tmp_path: Path) -> Iterator[Site]:
 
 
 def test_a_failing_health_check_diverts_new_requests_and_existing_connections_finish(site: Site) -> None:
-    async def story() -> None:
-        site_visit = eventually(lambda: _visit_of(site, "web-0"))
+    async def scenario() -> None:
+        connection = eventually(lambda: _connection_to(site, "web-0"))
         readiness = site.readiness(notice="200ms", ports=[site.ports["web_0"]])
         doing = asyncio.create_task(readiness.do())
         await asyncio.to_thread(eventually, lambda: site.answers("balancer") == {"web-1"})
         assert site.answer("web_0", "/health") == "503"
         assert not doing.done()
 
-        site_visit.close()
+        connection.close()
         assert await doing == StepOutcome(ok=True, text="not ready, and no connections are left")
         assert site.answers("balancer") == {"web-1"}
 
         assert (await readiness.undo()).ok
         await asyncio.to_thread(eventually, lambda: site.answers("balancer") == {"web-0", "web-1"})
 
-    asyncio.run(story())
+    asyncio.run(scenario())
 
 
-def _visit_of(site: Site, server: str) -> http.client.HTTPConnection | None:
-    """A connection through the balancer that this server keeps alive."""
-    visit = site.visit("balancer")
-    if visit.getresponse().read().decode() == server:
-        return visit
-    visit.close()
+def _connection_to(site: Site, server: str) -> http.client.HTTPConnection | None:
+    """A kept connection to this server through the load balancer; None if another server answered."""
+    connection = site.connect("balancer")
+    if connection.getresponse().read().decode() == server:
+        return connection
+    connection.close()
     return None
 
 
 def test_an_nginx_load_balancer_passes_requests_to_the_other_server(site: Site) -> None:
-    """Passive checks: a request that meets a 503 is given to the other server, and the first has a rest."""
+    """Passive checks: nginx passes a request that got a 503 to the other server, and avoids the first."""
     readiness = site.readiness()
     assert asyncio.run(readiness.do()).ok
     assert site.answer("web_0", "/strict") == "503"

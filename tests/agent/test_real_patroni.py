@@ -1,5 +1,4 @@
-"""A real PostgreSQL cluster under Patroni, two nodes and etcd: the primary hands over while somebody writes, and no
-commit that was acknowledged is lost."""
+"""A real PostgreSQL cluster with Patroni: a switchover during writes loses no acknowledged commit."""
 
 from __future__ import annotations
 
@@ -50,7 +49,7 @@ with psycopg.connect(conninfo, connect_timeout=2) as connection:
 
 
 class Node:
-    """A PostgreSQL with its Patroni, both as nobody."""
+    """A PostgreSQL server with its Patroni, both running as user nobody."""
 
     def __init__(self, name: str, folder: Path, etcd: int) -> None:
         self.name, self.folder, self._etcd = name, folder / name, etcd
@@ -66,9 +65,9 @@ class Node:
 
     @property
     def daemon(self) -> ExternalServer:
-        line = as_nobody([PATRONI, self.folder / "patroni.json"])
-        surroundings = {"LC_ALL": "C.UTF-8", "HOME": str(self.folder)}
-        return ExternalServer(line, log=self.folder / "patroni.log", is_up=self._is_running, environment=surroundings)
+        command = as_nobody([PATRONI, self.folder / "patroni.json"])
+        environment = {"LC_ALL": "C.UTF-8", "HOME": str(self.folder)}
+        return ExternalServer(command, log=self.folder / "patroni.log", is_up=self._is_running, environment=environment)
 
     def _is_running(self) -> bool:
         return self.name in self.members and self.members[self.name]["state"] in ("running", "streaming")
@@ -90,7 +89,7 @@ class Node:
         hba = [f"host {what} all 127.0.0.1/32 trust" for what in ("all", "replication")]
         account = {name: {"username": name, "password": "x"} for name in ("superuser", "replication")}
         return {
-            "scope": "shop",
+            "scope": "site",
             "name": self.name,
             "restapi": {
                 "listen": f"127.0.0.1:{self.api}",
@@ -116,30 +115,30 @@ class Node:
 
 
 class Writer:
-    """Writes numbers, one commit each, wherever the primary is; says which were acknowledged."""
+    """Writes numbers to the current primary, one commit each; prints those that were acknowledged."""
 
-    def __init__(self, said: Path, *nodes: Node) -> None:
+    def __init__(self, output: Path, *nodes: Node) -> None:
         hosts, ports = ",".join("127.0.0.1" for _ in nodes), ",".join(str(node.database) for node in nodes)
         account = "user=superuser password=x dbname=postgres target_session_attrs=read-write"
-        line = [PYTHON, "-c", WRITER, f"host={hosts} port={ports} {account}"]
-        self._said = said
-        with said.open("wb") as file:
-            self._child = subprocess.Popen(line, stdin=subprocess.PIPE, stdout=file)
+        command = [PYTHON, "-c", WRITER, f"host={hosts} port={ports} {account}"]
+        self._output = output
+        with output.open("wb") as file:
+            self._child = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=file)
 
     @property
     def acknowledged(self) -> set[int]:
-        whole = self._said.read_text().rpartition("\n")[0].splitlines()
-        return {int(line) for line in whole if line.isdecimal()}
+        complete_lines = self._output.read_text().rpartition("\n")[0].splitlines()
+        return {int(line) for line in complete_lines if line.isdecimal()}
 
-    def write(self, count: int) -> None:
-        """Until so many more were acknowledged."""
+    def wait_for_commits(self, count: int) -> None:
+        """Waits until this many more commits were acknowledged."""
         goal = len(self.acknowledged) + count
         eventually(lambda: len(self.acknowledged) >= goal)
 
-    def found(self) -> set[int]:
-        """Stop; what the primary has of it."""
+    def stop_and_read(self) -> set[int]:
+        """Stops writing; returns the numbers that the primary has."""
         self._child.communicate(timeout=60)
-        return {int(number) for number in self._said.read_text().splitlines()[-1].split()[1:]}
+        return {int(number) for number in self._output.read_text().splitlines()[-1].split()[1:]}
 
     def end(self) -> None:
         if self._child.poll() is None:
@@ -149,7 +148,7 @@ class Writer:
 
 @pytest.fixture(scope="module")
 def nodes() -> Iterator[tuple[Node, Node]]:
-    """The first leads. The folder is not below pytest's own, which only root may enter."""
+    """Two nodes, the first one leads. The folder is outside of pytest's, which only root may enter."""
     for program in (BIN / "postgres", ETCD, PATRONI):
         if not program.exists():
             pytest.skip(f"{program.name} is not here: make test-real fetches it")
@@ -161,8 +160,8 @@ def nodes() -> Iterator[tuple[Node, Node]]:
             urls = {"client": f"http://127.0.0.1:{client}", "peer": f"http://127.0.0.1:{client + 1}"}
             options = [f"--listen-{kind}-urls={url}" for kind, url in urls.items()]
             options += [f"--advertise-client-urls={urls['client']}", f"--initial-advertise-peer-urls={urls['peer']}"]
-            line = [ETCD, f"--data-dir={folder}/etcd", f"--initial-cluster=default={urls['peer']}", *options]
-            daemons.enter_context(ExternalServer(line, log=folder / "etcd.log", is_up=lambda: port_answers(client)))
+            command = [ETCD, f"--data-dir={folder}/etcd", f"--initial-cluster=default={urls['peer']}", *options]
+            daemons.enter_context(ExternalServer(command, log=folder / "etcd.log", is_up=lambda: port_answers(client)))
             first = Node("db-0", folder, client)
             daemons.enter_context(first.daemon)
             eventually(lambda: first.leader == "db-0", within_s=60)
@@ -176,7 +175,7 @@ def nodes() -> Iterator[tuple[Node, Node]]:
 
 @pytest.fixture
 def writer(nodes: tuple[Node, Node], tmp_path: Path) -> Iterator[Writer]:
-    writer = Writer(tmp_path / "said", *nodes)
+    writer = Writer(tmp_path / "output", *nodes)
     yield writer
     writer.end()
 
@@ -195,7 +194,7 @@ def test_a_primary_switches_over_and_back_and_no_commit_is_lost(
 ) -> None:
     first, second = nodes
     failover = failover_of(first, tmp_path, return_leadership=True)
-    writer.write(50)
+    writer.wait_for_commits(50)
     assert asyncio.run(failover.check()) is False
 
     outcome = asyncio.run(failover.do())
@@ -203,12 +202,12 @@ def test_a_primary_switches_over_and_back_and_no_commit_is_lost(
     assert second.leader == "db-1"
     assert first.members["db-0"]["role"] == "replica"
     assert asyncio.run(failover.check()) is True
-    writer.write(50)
+    writer.wait_for_commits(50)
 
     assert asyncio.run(failover.undo()) == StepOutcome(ok=True, text="db-0 leads again")
     assert first.leader == "db-0"
-    writer.write(50)
-    found = writer.found()
+    writer.wait_for_commits(50)
+    found = writer.stop_and_read()
     assert len(writer.acknowledged) >= 150
     assert writer.acknowledged <= found
 

@@ -13,6 +13,8 @@ from forewarn.auth.certificates import ServiceCertificates
 
 
 class Tls(NamedTuple):
+    """A CA's file, and the TLS context of a server that it has certified."""
+
     server: ssl.SSLContext
     ca_file: Path
 

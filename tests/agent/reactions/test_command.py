@@ -1,4 +1,4 @@
-"""A command of the user's: what it is told, what it says, and that nothing of it outlives its time."""
+"""The reaction `command`: its input, its outcome, and that no process outlives its time."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from forewarn.agent.reactions import processes
 from forewarn.agent.reactions.child_process import MAX_LOG_BYTES
 from tests.support.reaction_harness import SAMPLE_EVENT, ReactionHarness
 
-SLACK_S = 3.0  # of a machine that is busy with something else
+SLACK_S = 3.0  # for a busy machine
 STUBBORN = """
 import os, signal, subprocess, sys, time
 signal.signal(signal.SIGTERM, signal.SIG_IGN)
@@ -39,7 +39,7 @@ asyncio.run(ReactionHarness("command", {"run": run}, pathlib.Path(folder)).do())
 
 @pytest.fixture
 def stubborn(tmp_path: Path) -> list[str]:
-    """It ignores SIGTERM, and so does its child."""
+    """A command that ignores SIGTERM, with a child that does too."""
     script = tmp_path / "stubborn.py"
     script.write_text(STUBBORN)
     return ["python3", str(script)]
@@ -49,13 +49,13 @@ def do(run: Any, folder: Path, **facts: Any) -> StepOutcome:
     return asyncio.run(ReactionHarness("command", {"run": run}, folder / "case").do(**facts))
 
 
-async def appeared(*files: Path) -> None:
+async def wait_for_files(*files: Path) -> None:
     async with asyncio.timeout(30):
         while not all(file.exists() and file.read_text() for file in files):
             await asyncio.sleep(0.01)
 
 
-async def vanished(pid: int) -> None:
+async def wait_for_end_of(pid: int) -> None:
     async with asyncio.timeout(30):
         while processes.find_process(pid):
             await asyncio.sleep(0.01)
@@ -84,7 +84,7 @@ def test_a_command_has_the_event_as_json_on_its_standard_input(tmp_path: Path) -
     assert (told["Vm"], told["Phase"], told["Step"]) == ("web-0", "do", "command")
 
 
-def test_what_a_server_sends_cannot_keep_a_command_from_running(tmp_path: Path) -> None:
+def test_no_text_of_a_server_prevents_a_command_from_running(tmp_path: Path) -> None:
     outcome = do(["true"], tmp_path, id="a\0b\ud800", description="\0" + "ä" * 500_000)
     assert outcome.ok
 
@@ -98,11 +98,11 @@ def test_what_a_server_sends_cannot_keep_a_command_from_running(tmp_path: Path) 
         pytest.param(["/no/such"], "'/no/such' cannot be run: No such file or directory", id="not there"),
     ],
 )
-def test_a_command_that_fails_says_how(tmp_path: Path, run: Any, text: str) -> None:
+def test_a_failed_command_is_reported_with_its_status(tmp_path: Path, run: Any, text: str) -> None:
     assert do(run, tmp_path) == StepOutcome(ok=False, text=text.replace("FOLDER", str(tmp_path / "case")))
 
 
-def test_what_a_command_writes_is_kept_up_to_a_limit_and_never_stops_it(tmp_path: Path) -> None:
+def test_output_is_kept_up_to_a_limit_and_never_blocks_the_command(tmp_path: Path) -> None:
     outcome = do(f"echo first; head -c {MAX_LOG_BYTES * 3} /dev/zero; echo last >&2", tmp_path)
     log = (tmp_path / "case/do.log").read_bytes()
     assert outcome.ok
@@ -110,8 +110,8 @@ def test_what_a_command_writes_is_kept_up_to_a_limit_and_never_stops_it(tmp_path
     assert len(log) == MAX_LOG_BYTES
 
 
-def test_a_command_may_leave_something_running(tmp_path: Path) -> None:
-    """It holds the pipe that the output goes to, and its step is over all the same."""
+def test_a_command_may_leave_a_process_running(tmp_path: Path) -> None:
+    """The process holds the output pipe, but the step ends."""
     outcome = do("sleep 60 & echo $! > $FOREWARN_FOLDER/left.pid", tmp_path)
     left = int((tmp_path / "case/left.pid").read_text())
     try:
@@ -121,67 +121,65 @@ def test_a_command_may_leave_something_running(tmp_path: Path) -> None:
         os.kill(left, 9)
 
 
-def test_when_its_time_is_over_a_command_is_asked_to_end(tmp_path: Path) -> None:
+def test_when_its_time_is_over_a_command_gets_sigterm(tmp_path: Path) -> None:
     outcome = do("trap 'echo tidy; exit 0' TERM; sleep 60 & wait", tmp_path, within_s=4)
     assert outcome == StepOutcome(ok=False, text="'/bin/sh' was terminated: its time was over")
     assert "tidy" in (tmp_path / "case/do.log").read_text()
 
 
-def test_a_command_that_does_not_want_to_end_goes_with_its_whole_group_within_its_time(
-    tmp_path: Path, stubborn: list[str]
-) -> None:
-    async def story() -> tuple[StepOutcome, float]:
+def test_a_command_that_ignores_sigterm_is_killed_with_its_group_in_time(tmp_path: Path, stubborn: list[str]) -> None:
+    async def scenario() -> tuple[StepOutcome, float]:
         began = time.monotonic()
         outcome = await ReactionHarness("command", {"run": stubborn}, tmp_path / "case").do(within_s=2)
         took_s = time.monotonic() - began
         for number in (1, 2):
-            await vanished(int((tmp_path / f"case/{number}.pid").read_text()))
+            await wait_for_end_of(int((tmp_path / f"case/{number}.pid").read_text()))
         return outcome, took_s
 
-    outcome, took_s = asyncio.run(story())
+    outcome, took_s = asyncio.run(scenario())
     assert outcome == StepOutcome(ok=False, text="'python3' was terminated: its time was over")
     assert took_s < 2 + SLACK_S
 
 
-def test_a_command_that_is_cancelled_goes_with_its_whole_group(tmp_path: Path, stubborn: list[str]) -> None:
-    async def story() -> None:
+def test_a_cancelled_command_ends_with_its_group(tmp_path: Path, stubborn: list[str]) -> None:
+    async def scenario() -> None:
         task = asyncio.create_task(ReactionHarness("command", {"run": stubborn}, tmp_path / "case").do(within_s=2))
         pids = [tmp_path / f"case/{number}.pid" for number in (1, 2)]
-        await appeared(*pids)
+        await wait_for_files(*pids)
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
         assert task.cancelled()
         for file in pids:
-            await vanished(int(file.read_text()))
+            await wait_for_end_of(int(file.read_text()))
 
-    asyncio.run(story())
+    asyncio.run(scenario())
 
 
-def test_nobody_escapes_the_end_of_a_command_by_leaving_its_group(tmp_path: Path) -> None:
+def test_processes_that_left_the_group_end_with_the_command(tmp_path: Path) -> None:
     escaped = "echo $$ > $FOREWARN_FOLDER/pid; exec sleep 300"
 
-    async def story() -> None:
-        running = asyncio.create_task(tried.do())
-        await appeared(pid)
+    async def scenario() -> None:
+        running = asyncio.create_task(reaction.do())
+        await wait_for_files(pid)
         running.cancel()
         await asyncio.wait([running])
         assert processes.find_process(int(pid.read_text())) is None
 
-    tried, pid = (
+    reaction, pid = (
         ReactionHarness("command", {"run": f"setsid sh -c '{escaped}' & sleep 300"}, tmp_path),
         tmp_path / "pid",
     )
-    asyncio.run(story())
+    asyncio.run(scenario())
 
 
-def test_what_outlived_an_agent_that_was_killed_is_ended_before_the_step_goes_on(
+def test_a_command_that_outlived_a_killed_agent_is_ended_before_the_step_continues(
     tmp_path: Path, stubborn: list[str]
 ) -> None:
-    """Two of them at once would be in each other's way."""
+    """Two of them at once would disturb each other."""
     folder = tmp_path / "case"
     agent = subprocess.Popen([sys.executable, "-c", KILLED, str(folder), *stubborn])
     pids = [folder / "1.pid", folder / "2.pid"]
-    asyncio.run(appeared(*pids))
+    asyncio.run(wait_for_files(*pids))
     agent.kill()
     agent.wait()
     command, child = (int(pid.read_text()) for pid in pids)
@@ -192,15 +190,15 @@ def test_what_outlived_an_agent_that_was_killed_is_ended_before_the_step_goes_on
     assert (folder / "seen").read_text() == ""
 
 
-def test_a_command_is_undone_by_another(tmp_path: Path) -> None:
-    tried = ReactionHarness("command", {"run": ["true"], "undo": "echo $FOREWARN_PHASE"}, tmp_path / "case")
-    assert asyncio.run(tried.undo()).ok
+def test_the_undo_command_undoes_the_command(tmp_path: Path) -> None:
+    reaction = ReactionHarness("command", {"run": ["true"], "undo": "echo $FOREWARN_PHASE"}, tmp_path / "case")
+    assert asyncio.run(reaction.undo()).ok
     assert (tmp_path / "case/undo.log").read_text() == "undo\n"
 
 
 def test_a_command_without_an_undo_has_nothing_to_undo(tmp_path: Path) -> None:
-    tried = ReactionHarness("command", {"run": ["true"]}, tmp_path / "case")
-    assert asyncio.run(tried.undo()) == StepOutcome(ok=True, text="nothing to undo")
+    reaction = ReactionHarness("command", {"run": ["true"]}, tmp_path / "case")
+    assert asyncio.run(reaction.undo()) == StepOutcome(ok=True, text="nothing to undo")
 
 
 @pytest.mark.parametrize(
@@ -213,6 +211,8 @@ def test_a_command_without_an_undo_has_nothing_to_undo(tmp_path: Path) -> None:
         pytest.param({}, None, id="not configured"),
     ],
 )
-def test_a_check_tells_whether_the_command_was_done(tmp_path: Path, check: dict[str, Any], says: bool | None) -> None:
-    tried = ReactionHarness("command", {"run": ["true"], **check}, tmp_path / "case")
-    assert asyncio.run(tried.check(within_s=1)) is says
+def test_the_check_command_says_whether_the_command_was_done(
+    tmp_path: Path, check: dict[str, Any], says: bool | None
+) -> None:
+    reaction = ReactionHarness("command", {"run": ["true"], **check}, tmp_path / "case")
+    assert asyncio.run(reaction.check(within_s=1)) is says

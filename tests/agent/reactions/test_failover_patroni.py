@@ -1,4 +1,4 @@
-"""A primary hands over, to somebody whom the event does not hit, and takes back only what it gave."""
+"""A Patroni leader switches over to a replica that the event spares, and takes back only what it gave."""
 
 from __future__ import annotations
 
@@ -21,106 +21,106 @@ def patroni() -> Iterator[FakePatroni]:
         yield patroni
 
 
-def tried(patroni: FakePatroni, tmp_path: Path, **options: Any) -> ReactionHarness:
+def make_reaction(patroni: FakePatroni, tmp_path: Path, **options: Any) -> ReactionHarness:
     return ReactionHarness(
         "failover-patroni", {"url": patroni.url, **options}, tmp_path / "case", resources=("db-0",), vm="db-0"
     )
 
 
-def test_a_leader_hands_over_and_the_new_one_is_awaited(patroni: FakePatroni, tmp_path: Path) -> None:
+def test_a_leader_switches_over_and_waits_for_the_new_one(patroni: FakePatroni, tmp_path: Path) -> None:
     patroni.polls_until_switched = 2
-    outcome = asyncio.run(tried(patroni, tmp_path).do())
+    outcome = asyncio.run(make_reaction(patroni, tmp_path).do())
     assert outcome == StepOutcome(ok=True, text="db-1 leads now", notes={"led": "db-0", "successor": "db-1"})
     assert patroni.switchovers == [{"leader": "db-0"}]
 
 
-def test_whoever_does_not_lead_has_nothing_to_hand_over(patroni: FakePatroni, tmp_path: Path) -> None:
+def test_a_node_that_does_not_lead_has_nothing_to_hand_over(patroni: FakePatroni, tmp_path: Path) -> None:
     patroni.lead("db-1")
-    failover = tried(patroni, tmp_path, return_leadership=True)
+    failover = make_reaction(patroni, tmp_path, return_leadership=True)
     assert asyncio.run(failover.do()) == StepOutcome(ok=True, text="nothing to hand over: db-1 leads")
     assert asyncio.run(failover.undo()).text == "nothing to undo: the current leader stays"
     assert patroni.switchovers == []
 
 
-def test_nobody_whom_the_event_hits_too_becomes_the_leader(tmp_path: Path) -> None:
+def test_a_replica_that_the_event_affects_does_not_become_leader(tmp_path: Path) -> None:
     with FakePatroni("db-1", "db-2", "db-3") as patroni:
         patroni.members["db-2"]["lag"] = 9000
-        asyncio.run(tried(patroni, tmp_path).do(resources=("db-0", "db-1")))
+        asyncio.run(make_reaction(patroni, tmp_path).do(resources=("db-0", "db-1")))
     assert patroni.switchovers == [{"leader": "db-0", "candidate": "db-3"}]
 
 
-def test_a_synchronous_replica_goes_first(tmp_path: Path) -> None:
+def test_a_synchronous_replica_is_preferred(tmp_path: Path) -> None:
     with FakePatroni("db-1", "db-2", "db-3") as patroni:
         patroni.members["db-3"] |= {"role": "sync_standby", "lag": 10}
-        asyncio.run(tried(patroni, tmp_path).do(resources=("db-0", "db-1")))
+        asyncio.run(make_reaction(patroni, tmp_path).do(resources=("db-0", "db-1")))
     assert patroni.switchovers == [{"leader": "db-0", "candidate": "db-3"}]
 
 
-def test_a_replica_that_is_tagged_so_never_leads(tmp_path: Path) -> None:
+def test_a_replica_tagged_nofailover_never_becomes_leader(tmp_path: Path) -> None:
     with FakePatroni("db-1", "db-2", "db-3", "db-4") as patroni:
         patroni.members["db-2"]["tags"] = {"nofailover": True}
         patroni.members["db-3"]["tags"] = {"failover_priority": 0}
-        asyncio.run(tried(patroni, tmp_path).do(resources=("db-0", "db-1")))
+        asyncio.run(make_reaction(patroni, tmp_path).do(resources=("db-0", "db-1")))
     assert patroni.switchovers == [{"leader": "db-0", "candidate": "db-4"}]
 
 
-def test_a_cluster_that_is_paused_is_told_the_successor(patroni: FakePatroni, tmp_path: Path) -> None:
+def test_a_paused_cluster_gets_an_explicit_candidate(patroni: FakePatroni, tmp_path: Path) -> None:
     patroni.paused = True
-    assert asyncio.run(tried(patroni, tmp_path).do()).ok
+    assert asyncio.run(make_reaction(patroni, tmp_path).do()).ok
     assert patroni.switchovers == [{"leader": "db-0", "candidate": "db-1"}]
 
 
-def test_a_candidate_can_be_named(patroni: FakePatroni, tmp_path: Path) -> None:
-    asyncio.run(tried(patroni, tmp_path, candidate="db-1").do())
+def test_the_candidate_can_be_configured(patroni: FakePatroni, tmp_path: Path) -> None:
+    asyncio.run(make_reaction(patroni, tmp_path, candidate="db-1").do())
     assert patroni.switchovers == [{"leader": "db-0", "candidate": "db-1"}]
 
 
-def test_a_cluster_without_a_replica_is_told(patroni: FakePatroni, tmp_path: Path) -> None:
+def test_a_cluster_without_a_replica_is_reported(patroni: FakePatroni, tmp_path: Path) -> None:
     patroni.members["db-1"]["state"] = "stopped"
-    outcome = asyncio.run(tried(patroni, tmp_path).do(within_s=0.3))
+    outcome = asyncio.run(make_reaction(patroni, tmp_path).do(within_s=0.3))
     assert outcome == StepOutcome(ok=False, text="db-0 leads, and no running replica can take over")
 
 
-def test_a_refusal_is_told(patroni: FakePatroni, tmp_path: Path) -> None:
+def test_a_rejected_switchover_is_reported(patroni: FakePatroni, tmp_path: Path) -> None:
     patroni.refusal = "switchover is not possible: no good candidates have been found"
-    outcome = asyncio.run(tried(patroni, tmp_path).do())
+    outcome = asyncio.run(make_reaction(patroni, tmp_path).do())
     assert outcome.text == (
         "Patroni refuses the switchover: 412 (switchover is not possible: no good candidates have been found)"
     )
 
 
-def test_a_switchover_that_does_not_come_to_its_end_is_told(patroni: FakePatroni, tmp_path: Path) -> None:
+def test_a_switchover_that_does_not_finish_is_reported(patroni: FakePatroni, tmp_path: Path) -> None:
     patroni.polls_until_switched = 1000
-    outcome = asyncio.run(tried(patroni, tmp_path).do(within_s=0.5))
+    outcome = asyncio.run(make_reaction(patroni, tmp_path).do(within_s=0.5))
     assert outcome.text == "at the end of the step's time no other member leads with this one as replica"
     assert not outcome.ok
 
 
-def test_leadership_stays_where_it_is_unless_it_is_wanted_back(patroni: FakePatroni, tmp_path: Path) -> None:
-    failover = tried(patroni, tmp_path)
+def test_leadership_is_not_taken_back_by_default(patroni: FakePatroni, tmp_path: Path) -> None:
+    failover = make_reaction(patroni, tmp_path)
     asyncio.run(failover.do())
     assert asyncio.run(failover.undo()).ok
     assert patroni.leader == "db-1"
 
 
-def test_leadership_is_taken_back_when_it_is_wanted(patroni: FakePatroni, tmp_path: Path) -> None:
-    failover = tried(patroni, tmp_path, return_leadership=True)
+def test_leadership_is_taken_back_if_configured(patroni: FakePatroni, tmp_path: Path) -> None:
+    failover = make_reaction(patroni, tmp_path, return_leadership=True)
     asyncio.run(failover.do())
     assert asyncio.run(failover.undo()) == StepOutcome(ok=True, text="db-0 leads again")
     assert asyncio.run(failover.undo()) == StepOutcome(ok=True, text="db-0 leads again")
     assert patroni.switchovers[1:] == [{"leader": "db-1", "candidate": "db-0"}]
 
 
-def test_leadership_that_went_elsewhere_meanwhile_is_left_there(tmp_path: Path) -> None:
+def test_leadership_that_moved_elsewhere_is_not_taken_back(tmp_path: Path) -> None:
     with FakePatroni("db-1", "db-2") as patroni:
-        failover = tried(patroni, tmp_path, return_leadership=True)
+        failover = make_reaction(patroni, tmp_path, return_leadership=True)
         asyncio.run(failover.do())
         patroni.lead("db-2")
         assert asyncio.run(failover.undo()).text == "db-2 leads, set by someone else, and stays leader"
 
 
-def test_a_member_that_is_not_fit_yet_does_not_take_over(patroni: FakePatroni, tmp_path: Path) -> None:
-    failover = tried(patroni, tmp_path, return_leadership=True)
+def test_a_member_that_is_not_running_yet_does_not_take_over(patroni: FakePatroni, tmp_path: Path) -> None:
+    failover = make_reaction(patroni, tmp_path, return_leadership=True)
     asyncio.run(failover.do())
     patroni.members["db-0"]["state"] = "starting"
     outcome = asyncio.run(failover.undo(within_s=0.5))
@@ -131,7 +131,7 @@ def test_a_member_that_is_not_fit_yet_does_not_take_over(patroni: FakePatroni, t
 def test_a_password_is_read_from_its_file_and_shown_nowhere(patroni: FakePatroni, tmp_path: Path) -> None:
     patroni.authorization = "Basic " + base64.b64encode(b"ops:hush-hush").decode()
     secret = tmp_path / "password"
-    failover = tried(patroni, tmp_path, user="ops", password_file=str(secret))
+    failover = make_reaction(patroni, tmp_path, user="ops", password_file=str(secret))
     assert asyncio.run(failover.do()).text == f"{secret} cannot be read (No such file or directory)"
     secret.write_text("wrong-one\n")
     refused = asyncio.run(failover.do())
@@ -143,13 +143,13 @@ def test_a_password_is_read_from_its_file_and_shown_nowhere(patroni: FakePatroni
 
 
 def test_the_check_asks_the_cluster(patroni: FakePatroni, tmp_path: Path) -> None:
-    failover = tried(patroni, tmp_path)
+    failover = make_reaction(patroni, tmp_path)
     assert asyncio.run(failover.check()) is False
     patroni.lead("db-1")
     assert asyncio.run(failover.check()) is True
 
 
-def test_a_patroni_that_is_not_there_is_told(tmp_path: Path) -> None:
+def test_an_unreachable_patroni_is_reported(tmp_path: Path) -> None:
     failover = ReactionHarness("failover-patroni", {"url": "http://127.0.0.1:9"}, tmp_path / "case")
     assert asyncio.run(failover.do()) == StepOutcome(ok=False, text="127.0.0.1:9 refuses connections")
     assert asyncio.run(failover.check()) is None

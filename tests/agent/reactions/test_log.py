@@ -1,4 +1,4 @@
-"""Events are written to the system's journal and to files."""
+"""Events are written to the systemd journal and to files."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.support.reaction_harness import SAMPLE_EVENT, ReactionHarness
 
 
 def fields_of(datagram: bytes) -> dict[str, str]:
-    """The native protocol of the journal, read as journald reads it."""
+    """The fields of a datagram of the journal's native protocol, read as journald reads it."""
     fields, rest = {}, datagram
     while rest:
         line, _, rest = rest.partition(b"\n")
@@ -25,7 +25,7 @@ def fields_of(datagram: bytes) -> dict[str, str]:
     return fields
 
 
-def test_the_journal_gets_fields_that_can_be_asked_for(tmp_path: Path) -> None:
+def test_the_systemd_journal_gets_fields_that_can_be_queried(tmp_path: Path) -> None:
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as journal:
         journal.bind(str(tmp_path / "journal"))
         log = ReactionHarness("log", {"journal": str(tmp_path / "journal")}, tmp_path / "case")
@@ -41,7 +41,7 @@ def test_the_journal_gets_fields_that_can_be_asked_for(tmp_path: Path) -> None:
     assert gone["PRIORITY"] == "5"
 
 
-def test_a_file_gets_an_object_per_line(tmp_path: Path) -> None:
+def test_a_file_gets_one_json_object_per_line(tmp_path: Path) -> None:
     log = ReactionHarness("log", {"file": str(tmp_path / "events.jsonl")}, tmp_path / "case")
     assert asyncio.run(log.do()).ok
     assert asyncio.run(log.undo()).ok
@@ -52,7 +52,7 @@ def test_a_file_gets_an_object_per_line(tmp_path: Path) -> None:
     assert (gone["message"], gone["Phase"]) == ("Reboot of web-0 is gone", "undo")
 
 
-def test_a_place_that_cannot_be_written_to_is_told(tmp_path: Path) -> None:
+def test_an_unwritable_target_is_reported(tmp_path: Path) -> None:
     for option in ("file", "journal"):
         outcome = asyncio.run(ReactionHarness("log", {option: str(tmp_path / "none/x")}, tmp_path / "case").do())
         assert outcome == StepOutcome(

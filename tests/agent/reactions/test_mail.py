@@ -1,4 +1,4 @@
-"""An administrator is told by mail, through a server that really talks SMTP."""
+"""The reaction `mail`, against a real SMTP server."""
 
 from __future__ import annotations
 
@@ -29,125 +29,125 @@ The agent on web-0 sent this (step mail).
 """
 
 
-def tried(office: SmtpServer, folder: Path, **options: Any) -> ReactionHarness:
-    given = {"server": office.address, "security": "none", "from": "agent@web-0", "to": ["ops@example.org"], **options}
+def make_reaction(server: SmtpServer, folder: Path, **options: Any) -> ReactionHarness:
+    given = {"server": server.address, "security": "none", "from": "agent@web-0", "to": ["ops@example.org"], **options}
     return ReactionHarness("mail", given, folder / "case")
 
 
-async def sent(office: SmtpServer, folder: Path, facts: dict[str, Any] | None = None, **options: Any) -> StepOutcome:
-    return await tried(office, folder, **options).do(**(facts or {}))
+async def send(server: SmtpServer, folder: Path, facts: dict[str, Any] | None = None, **options: Any) -> StepOutcome:
+    return await make_reaction(server, folder, **options).do(**(facts or {}))
 
 
-def the_letter(folder: Path, facts: dict[str, Any] | None = None, **options: Any) -> ReceivedMail:
-    async def story() -> ReceivedMail:
-        async with SmtpServer() as office:
-            outcome = await sent(office, folder, facts, **options)
+def received_mail(folder: Path, facts: dict[str, Any] | None = None, **options: Any) -> ReceivedMail:
+    async def scenario() -> ReceivedMail:
+        async with SmtpServer() as server:
+            outcome = await send(server, folder, facts, **options)
             assert outcome.ok, outcome.text
-            (letter,) = office.mails
-            return letter
+            (received,) = server.mails
+            return received
 
-    return asyncio.run(story())
+    return asyncio.run(scenario())
 
 
-def text_of(letter: ReceivedMail) -> str:
-    text: str = letter.mail.get_content()
+def text_of(received: ReceivedMail) -> str:
+    text: str = received.mail.get_content()
     return text.replace("\r\n", "\n")
 
 
-def test_a_mail_reads_well(tmp_path: Path) -> None:
-    letter = the_letter(tmp_path, to=["ops@example.org", "dba@example.org"])
-    assert letter.sender == "agent@web-0"
-    assert letter.receivers == ("ops@example.org", "dba@example.org")
-    assert letter.mail["Subject"] == "[web-0] Reboot of web-0 not before Mon, 19 Sep 2016 18:42:50 GMT"
-    assert letter.mail["To"] == "ops@example.org, dba@example.org"
-    assert letter.mail["Auto-Submitted"] == "auto-generated"
-    assert text_of(letter) == SENT
+def test_a_mail_has_subject_receivers_and_facts(tmp_path: Path) -> None:
+    received = received_mail(tmp_path, to=["ops@example.org", "dba@example.org"])
+    assert received.sender == "agent@web-0"
+    assert received.receivers == ("ops@example.org", "dba@example.org")
+    assert received.mail["Subject"] == "[web-0] Reboot of web-0 not before Mon, 19 Sep 2016 18:42:50 GMT"
+    assert received.mail["To"] == "ops@example.org, dba@example.org"
+    assert received.mail["Auto-Submitted"] == "auto-generated"
+    assert text_of(received) == SENT
 
 
-def test_the_end_of_an_event_answers_the_mail_about_its_notice(tmp_path: Path) -> None:
-    async def story() -> list[ReceivedMail]:
-        async with SmtpServer() as office:
-            await tried(office, tmp_path).do()
-            await tried(office, tmp_path).undo()
-            return office.mails
+def test_the_mail_about_the_end_replies_to_the_mail_about_the_notice(tmp_path: Path) -> None:
+    async def scenario() -> list[ReceivedMail]:
+        async with SmtpServer() as server:
+            await make_reaction(server, tmp_path).do()
+            await make_reaction(server, tmp_path).undo()
+            return server.mails
 
-    noticed, gone = (letter.mail for letter in asyncio.run(story()))
+    noticed, gone = (received.mail for received in asyncio.run(scenario()))
     assert gone["Subject"] == "[web-0] Reboot of web-0 is gone"
     assert gone["In-Reply-To"] == noticed["Message-ID"] == f"<{SAMPLE_EVENT.id}.mail@forewarn>"
     assert "is undoing its steps" in gone.get_content()
 
 
-def test_what_a_server_sends_stays_within_its_line(tmp_path: Path) -> None:
+def test_texts_of_a_server_cannot_add_headers_or_lines(tmp_path: Path) -> None:
     facts = {"kind": "Reboot\r\nBcc: x@example.org", "description": "über\r\n.\r\nQUIT\r\n.dot"}
-    letter = the_letter(tmp_path, facts)
-    assert letter.mail["Bcc"] is None
-    assert letter.mail["Subject"].startswith("[web-0] Reboot Bcc: x@example.org of web-0")
-    assert "Description: über . QUIT .dot\n" in text_of(letter)
+    received = received_mail(tmp_path, facts)
+    assert received.mail["Bcc"] is None
+    assert received.mail["Subject"].startswith("[web-0] Reboot Bcc: x@example.org of web-0")
+    assert "Description: über . QUIT .dot\n" in text_of(received)
 
 
 @pytest.mark.parametrize("security", ["starttls", "tls"])
-def test_a_password_goes_only_over_tls(tmp_path: Path, tls: Any, security: str) -> None:
+def test_a_password_is_sent_over_tls(tmp_path: Path, tls: Any, security: str) -> None:
     (tmp_path / "password").write_text("hush\n")
     account = {"user": "agent", "password_file": str(tmp_path / "password"), "ca_file": str(tls.ca_file)}
 
-    async def story() -> ReceivedMail:
-        async with SmtpServer(tls=tls.server, implicit=security == "tls", password="hush") as office:
-            outcome = await sent(office, tmp_path, security=security, **account)
-            assert outcome == StepOutcome(ok=True, text=f"accepted by {office.address} for ops@example.org")
-            return office.mails[0]
+    async def scenario() -> ReceivedMail:
+        async with SmtpServer(tls=tls.server, implicit=security == "tls", password="hush") as server:
+            outcome = await send(server, tmp_path, security=security, **account)
+            assert outcome == StepOutcome(ok=True, text=f"accepted by {server.address} for ops@example.org")
+            return server.mails[0]
 
-    letter = asyncio.run(story())
-    assert letter.was_encrypted
-    assert letter.user == "agent"
+    received = asyncio.run(scenario())
+    assert received.was_encrypted
+    assert received.user == "agent"
 
 
-def test_a_wrong_password_is_told_and_not_shown(tmp_path: Path, tls: Any) -> None:
+def test_a_wrong_password_is_reported_and_not_shown(tmp_path: Path, tls: Any) -> None:
     (tmp_path / "password").write_text("wrong-one\n")
     account = {"user": "agent", "password_file": str(tmp_path / "password"), "ca_file": str(tls.ca_file)}
 
-    async def story() -> tuple[StepOutcome, str]:
-        async with SmtpServer(tls=tls.server, password="hush") as office:
-            return await sent(office, tmp_path, security="starttls", **account), office.address
+    async def scenario() -> tuple[StepOutcome, str]:
+        async with SmtpServer(tls=tls.server, password="hush") as server:
+            return await send(server, tmp_path, security="starttls", **account), server.address
 
-    outcome, address = asyncio.run(story())
+    outcome, address = asyncio.run(scenario())
     assert outcome == StepOutcome(ok=False, text=f"{address} answers AUTH PLAIN with 535 no")
 
 
-def test_a_server_without_starttls_gets_nothing_in_the_clear(tmp_path: Path) -> None:
-    async def story() -> tuple[StepOutcome, int]:
-        async with SmtpServer() as office:
-            return await sent(office, tmp_path, security="starttls"), len(office.mails)
+def test_a_server_without_starttls_gets_no_unencrypted_mail(tmp_path: Path) -> None:
+    async def scenario() -> tuple[StepOutcome, int]:
+        async with SmtpServer() as server:
+            return await send(server, tmp_path, security="starttls"), len(server.mails)
 
-    outcome, letters = asyncio.run(story())
+    outcome, mail_count = asyncio.run(scenario())
     assert 'offers no STARTTLS: write security = "tls" or "none"' in outcome.text
-    assert letters == 0
+    assert mail_count == 0
 
 
-def test_a_certificate_that_is_not_trusted_is_told(tmp_path: Path, tls: Any) -> None:
-    async def story() -> StepOutcome:
-        async with SmtpServer(tls=tls.server) as office:
-            return await sent(office, tmp_path, {"within_s": 1}, security="starttls")
+def test_an_untrusted_certificate_is_reported(tmp_path: Path, tls: Any) -> None:
+    async def scenario() -> StepOutcome:
+        async with SmtpServer(tls=tls.server) as server:
+            return await send(server, tmp_path, {"within_s": 1}, security="starttls")
 
-    assert "has a certificate that is not trusted" in asyncio.run(story()).text
+    assert "has a certificate that is not trusted" in asyncio.run(scenario()).text
 
 
-def test_a_busy_server_is_asked_again_and_one_that_declines_is_not(tmp_path: Path) -> None:
-    async def story(*answers: str) -> tuple[StepOutcome, int]:
-        async with SmtpServer() as office:
-            office.answer_mail_with(*answers)
-            return await sent(office, tmp_path), office.connections
+def test_a_busy_server_is_retried_and_one_that_rejects_is_not(tmp_path: Path) -> None:
+    async def scenario(*answers: str) -> tuple[StepOutcome, int]:
+        async with SmtpServer() as server:
+            server.answer_mail_with(*answers)
+            return await send(server, tmp_path), server.connections
 
-    busy, dialogues = asyncio.run(story("451 try later"))
+    busy, connections = asyncio.run(scenario("451 try later"))
     assert busy.ok
-    assert dialogues == 2
-    declined, dialogues = asyncio.run(story("550 not from you"))
+    assert connections == 2
+    declined, connections = asyncio.run(scenario("550 not from you"))
     assert "answers MAIL FROM:<agent@web-0> with 550 not from you" in declined.text
-    assert dialogues == 1
+    assert connections == 1
 
 
-def test_a_server_that_says_nothing_takes_no_more_than_the_time_there_is(tmp_path: Path) -> None:
+def test_a_silent_server_does_not_exceed_the_steps_time(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
-        place = f"127.0.0.1:{server.getsockname()[1]}"
-        given = {"server": place, "security": "none", "from": "a@b", "to": "c@d"}
+        address = f"127.0.0.1:{server.getsockname()[1]}"
+        given = {"server": address, "security": "none", "from": "a@b", "to": "c@d"}
         outcome = asyncio.run(ReactionHarness("mail", given, tmp_path / "case").do(within_s=0.3))
-    assert outcome == StepOutcome(ok=False, text=f"{place} has not accepted the mail by the end of the step's time")
+    assert outcome == StepOutcome(ok=False, text=f"{address} has not accepted the mail by the end of the step's time")

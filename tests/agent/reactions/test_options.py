@@ -1,4 +1,4 @@
-"""What is wrong with an option is said in a sentence, with what to write instead."""
+"""Problems of options are reported with a remedy."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ MISTAKES: list[Any] = [
 
 
 @pytest.mark.parametrize(("use", "options", "says"), MISTAKES)
-def test_a_mistake_is_told_with_its_remedy(use: str, options: dict[str, Any], says: str) -> None:
+def test_a_problem_is_reported_with_its_remedy(use: str, options: dict[str, Any], says: str) -> None:
     with pytest.raises(BadOption) as error:
         REACTIONS[use].read(options)
     assert str(error.value) == says
@@ -163,17 +163,17 @@ WELL: list[Any] = [
 
 
 @pytest.mark.parametrize(("use", "options"), WELL)
-def test_what_is_right_is_taken(use: str, options: dict[str, Any]) -> None:
+def test_valid_options_are_accepted(use: str, options: dict[str, Any]) -> None:
     kind = REACTIONS[use]
     assert kind.make(kind.read(options))
     assert set(options) <= set(kind.options)
 
 
-def test_every_option_of_every_reaction_is_tried_above() -> None:
-    tried = {(use, name) for use, options in WELL for name in options}
-    assert {(use, name) for use, kind in REACTIONS.items() for name in kind.options} == tried
+def test_the_tables_above_cover_every_option_of_every_reaction() -> None:
+    make_reaction = {(use, name) for use, options in WELL for name in options}
+    assert {(use, name) for use, kind in REACTIONS.items() for name in kind.options} == make_reaction
 
 
 @pytest.mark.parametrize(("given", "seconds"), [("1h30m", 5400), ("20s", 20), ("500ms", 0.5), ("90", 90), (2.5, 2.5)])
-def test_durations_are_written_as_everywhere(given: object, seconds: float) -> None:
+def test_durations_have_the_usual_format(given: object, seconds: float) -> None:
     assert REACTIONS["readiness"].read({"notice": given}).notice_s == seconds

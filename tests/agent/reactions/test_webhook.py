@@ -1,4 +1,4 @@
-"""Events are told to a program elsewhere, signed and with patience."""
+"""The reaction `webhook`: CloudEvents, signed and retried."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from tests.support.reaction_harness import SAMPLE_EVENT, ReactionHarness
 from tests.support.webhook_receiver import WebhookReceiver
 
 
-def tried(receiver: WebhookReceiver, tmp_path: Path, **options: Any) -> ReactionHarness:
+def make_reaction(receiver: WebhookReceiver, tmp_path: Path, **options: Any) -> ReactionHarness:
     return ReactionHarness("webhook", {"url": receiver.url, **options}, tmp_path / "case")
 
 
-def test_a_notice_and_its_end_are_cloud_events(tmp_path: Path) -> None:
+def test_the_notice_and_the_end_of_an_event_are_cloud_events(tmp_path: Path) -> None:
     with WebhookReceiver() as receiver:
-        webhook = tried(receiver, tmp_path)
+        webhook = make_reaction(receiver, tmp_path)
         assert asyncio.run(webhook.do()) == StepOutcome(ok=True, text="the receiver answered 200")
         asyncio.run(webhook.undo())
     noticed, gone = (each.event for each in receiver.received)
@@ -32,70 +32,70 @@ def test_a_notice_and_its_end_are_cloud_events(tmp_path: Path) -> None:
     assert noticed["id"] != gone["id"]
 
 
-def test_what_is_told_twice_has_the_same_id(tmp_path: Path) -> None:
+def test_a_repeated_message_has_the_same_id(tmp_path: Path) -> None:
     with WebhookReceiver() as receiver:
         for _ in range(2):
-            asyncio.run(tried(receiver, tmp_path).do())
+            asyncio.run(make_reaction(receiver, tmp_path).do())
     first, second = (each.event["id"] for each in receiver.received)
     assert first == second
 
 
-def test_an_event_that_comes_again_is_told_as_another(tmp_path: Path) -> None:
+def test_an_event_that_comes_again_has_another_id(tmp_path: Path) -> None:
     with WebhookReceiver() as receiver:
         for key in (SAMPLE_EVENT.id, f"{SAMPLE_EVENT.id}#2"):
-            asyncio.run(tried(receiver, tmp_path).do(key=key))
+            asyncio.run(make_reaction(receiver, tmp_path).do(key=key))
     first, second = (each.event["id"] for each in receiver.received)
     assert first != second
 
 
-def test_a_secret_signs_what_is_told(tmp_path: Path) -> None:
+def test_a_secret_signs_the_message(tmp_path: Path) -> None:
     (tmp_path / "secret").write_text("hush\n")
     with WebhookReceiver() as receiver:
-        asyncio.run(tried(receiver, tmp_path, secret_file=str(tmp_path / "secret")).do())
+        asyncio.run(make_reaction(receiver, tmp_path, secret_file=str(tmp_path / "secret")).do())
     (told,) = receiver.received
     signed = told.headers["x-forewarn-timestamp"].encode() + b"." + told.body
     expected = hmac.new(b"hush", signed, hashlib.sha256).hexdigest()
     assert told.headers["x-forewarn-signature"] == f"sha256={expected}"
 
 
-def test_a_receiver_in_trouble_is_told_again(tmp_path: Path) -> None:
+def test_a_failing_receiver_is_retried(tmp_path: Path) -> None:
     with WebhookReceiver() as receiver:
         receiver.answer(500)
-        assert asyncio.run(tried(receiver, tmp_path).do()).ok
+        assert asyncio.run(make_reaction(receiver, tmp_path).do()).ok
     first, second = receiver.received
     assert first.body == second.body
 
 
-def test_a_receiver_that_refuses_is_not_told_again(tmp_path: Path) -> None:
+def test_a_receiver_that_rejects_is_not_retried(tmp_path: Path) -> None:
     with WebhookReceiver() as receiver:
         receiver.answer(400)
-        outcome = asyncio.run(tried(receiver, tmp_path).do())
+        outcome = asyncio.run(make_reaction(receiver, tmp_path).do())
     assert outcome == StepOutcome(ok=False, text="the receiver answered 400")
     assert len(receiver.received) == 1
 
 
-def test_a_receiver_that_is_away_is_told_when_it_is_back(tmp_path: Path) -> None:
-    async def story(receiver: WebhookReceiver) -> StepOutcome:
+def test_a_receiver_that_is_down_gets_the_message_when_it_is_back(tmp_path: Path) -> None:
+    async def scenario(receiver: WebhookReceiver) -> StepOutcome:
         receiver.stop()
-        telling = asyncio.create_task(tried(receiver, tmp_path).do())
+        telling = asyncio.create_task(make_reaction(receiver, tmp_path).do())
         await asyncio.sleep(0)
         receiver.start()
         return await telling
 
     with WebhookReceiver() as receiver:
-        assert asyncio.run(story(receiver)).ok
+        assert asyncio.run(scenario(receiver)).ok
         assert len(receiver.accepted) == 1
 
 
-def test_an_address_shows_only_its_host(tmp_path: Path) -> None:
+def test_an_error_shows_only_the_host_of_the_url(tmp_path: Path) -> None:
     webhook = ReactionHarness("webhook", {"url": "http://127.0.0.1:9/hook?token=hush"}, tmp_path / "case")
     assert asyncio.run(webhook.do(within_s=0.3)) == StepOutcome(ok=False, text="127.0.0.1:9 refuses connections")
 
 
-def test_a_receiver_with_a_certificate_is_believed_by_its_ca(tmp_path: Path, tls: Any) -> None:
+def test_a_receivers_certificate_is_verified_by_the_configured_ca(tmp_path: Path, tls: Any) -> None:
     with WebhookReceiver(wrap=lambda sock: tls.server.wrap_socket(sock, server_side=True)) as receiver:
-        distrusted = asyncio.run(tried(receiver, tmp_path).do(within_s=0.3))
-        believed = asyncio.run(tried(receiver, tmp_path, ca_file=str(tls.ca_file)).do())
+        distrusted = asyncio.run(make_reaction(receiver, tmp_path).do(within_s=0.3))
+        believed = asyncio.run(make_reaction(receiver, tmp_path, ca_file=str(tls.ca_file)).do())
     assert "has a certificate that is not trusted" in distrusted.text
     assert "set ca_file to its CA" in distrusted.text
     assert believed.ok
