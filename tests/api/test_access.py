@@ -47,7 +47,7 @@ def test_a_new_secret_ends_the_old_one(api: Any) -> None:
     assert texts(api)[-1] == "client bot was given a new secret by local user ann"
 
 
-def test_with_a_client_go_its_grants(api: Any) -> None:
+def test_the_grants_of_a_removed_client_are_removed(api: Any) -> None:
     api.post("/access/clients", {"id": "bot"})
     api.post("/access/clients", {"id": "other"})
     gone, kept = grant(api, "bot", "/"), grant(api, "other", "/")
@@ -61,11 +61,11 @@ BAD_IDS = ["a b", "-x", "ü", "x" * 101, "a/b"]
 
 
 @pytest.mark.parametrize("bad", BAD_IDS, ids=range(len(BAD_IDS)))
-def test_an_id_that_would_need_quoting_is_refused(api: Any, bad: str) -> None:
+def test_a_client_id_that_needs_quoting_is_rejected(api: Any, bad: str) -> None:
     assert api.refused("POST", "/access/clients", {"id": bad})[:2] == (400, "Rejected")
 
 
-def test_an_id_is_taken_once(api: Any) -> None:
+def test_a_client_id_is_unique(api: Any) -> None:
     api.post("/access/clients", {"id": "bot"})
     status, code, message = api.refused("POST", "/access/clients", {"id": "BOT"})
     assert (status, code) == (409, "Refused")
@@ -73,11 +73,11 @@ def test_an_id_is_taken_once(api: Any) -> None:
     assert message.endswith("with POST /forewarn/v1/access/clients/bot/secret")
 
 
-def test_a_name_that_cannot_be_shown_is_refused(api: Any) -> None:
+def test_an_unprintable_client_name_is_rejected(api: Any) -> None:
     assert api.refused("POST", "/access/clients", {"name": "a\nb"})[:2] == (400, "Rejected")
 
 
-def test_of_two_who_add_a_client_at_once_one_is_refused(api_of: Any, tmp_path: Path) -> None:
+def test_one_of_two_concurrent_additions_of_a_client_is_refused(api_of: Any, tmp_path: Path) -> None:
     api = api_of(store=SqliteStore.open(tmp_path / "forewarn.db"))
 
     async def both() -> list[int]:
@@ -87,7 +87,7 @@ def test_of_two_who_add_a_client_at_once_one_is_refused(api_of: Any, tmp_path: P
     assert sorted(api.world.do(both())) == [200, 409]
 
 
-def test_a_client_that_goes_while_it_is_granted_a_role_leaves_none_behind(api_of: Any, tmp_path: Path) -> None:
+def test_a_client_removed_during_a_grant_leaves_no_grant_behind(api_of: Any, tmp_path: Path) -> None:
     """Another client of the same id must not inherit it."""
     api = api_of(store=SqliteStore.open(tmp_path / "forewarn.db"))
     api.post("/access/clients", {"id": "bot"})
@@ -121,14 +121,14 @@ def test_a_role_is_granted_over_a_resource_or_a_name(api: Any, given: str, over:
     assert texts(api)[-1] == f"role Operator over {told} granted to client A bot (bot) by local user ann"
 
 
-def test_a_role_over_an_availability_set_would_reach_no_vm_and_is_refused(api: Any) -> None:
+def test_a_role_over_an_availability_set_is_rejected(api: Any) -> None:
     api.post("/access/clients", {"id": "bot"})
     status, code, message = api.refused("POST", "/access/grants", {"role": "Reader", "to": "bot", "over": "web"})
     assert (status, code) == (400, "Rejected")
     assert "would apply to none of its VMs" in message
 
 
-def test_a_role_is_granted_to_a_vm_and_to_somebody_outside(api: Any) -> None:
+def test_a_role_is_granted_to_a_vm_and_to_an_external_user(api: Any) -> None:
     vm = api.world.vm("db")
     of_vm = grant(api, "db", "/")
     assert (of_vm["to"], of_vm["to_name"]) == (f"vm:{vm.vm_id}", "VM db")
@@ -137,7 +137,7 @@ def test_a_role_is_granted_to_a_vm_and_to_somebody_outside(api: Any) -> None:
     assert (outside["to"], outside["to_name"]) == ("oidc:Ann-42", "oidc:Ann-42")
 
 
-def test_whoever_is_a_client_and_a_vm_must_be_told_apart(api: Any) -> None:
+def test_a_name_of_a_client_and_a_vm_must_be_qualified(api: Any) -> None:
     api.post("/access/clients", {"id": "db"})
     status, code, message = api.refused("POST", "/access/grants", {"role": "Reader", "to": "db", "over": "/"})
     assert (status, code) == (409, "Refused")
@@ -150,20 +150,20 @@ UNKNOWN = [({"to": "nobody"}, 404), ({"over": "nothing"}, 404), ({"over": "/x"},
 
 
 @pytest.mark.parametrize(("changed", "status"), UNKNOWN, ids=lambda value: str(value))
-def test_a_grant_of_what_is_unknown_is_refused(api: Any, changed: dict[str, str], status: int) -> None:
+def test_a_grant_with_an_unknown_name_is_refused(api: Any, changed: dict[str, str], status: int) -> None:
     api.post("/access/clients", {"id": "bot"})
     asked = {"role": "Reader", "to": "bot", "over": "/", **changed}
     assert api.refused("POST", "/access/grants", asked)[0] == status
 
 
-def test_a_role_that_somebody_has_already_is_not_granted_twice(api: Any) -> None:
+def test_an_existing_grant_is_not_made_twice(api: Any) -> None:
     api.post("/access/clients", {"id": "bot"})
     first = grant(api, "bot", GROUP)
     assert grant(api, "bot", GROUP.upper().replace("SUBSCRIPTIONS", "subscriptions")) == first
     assert len(api.get("/access")["grants"]) == 1
 
 
-def test_a_role_is_taken_back_even_the_last_one_over_everything(api: Any) -> None:
+def test_a_role_is_revoked_even_the_last_one_over_everything(api: Any) -> None:
     """The owner of the socket can always grant again."""
     api.post("/access/clients", {"id": "bot"})
     granted = grant(api, "bot", "/", role="Administrator")
@@ -172,7 +172,7 @@ def test_a_role_is_taken_back_even_the_last_one_over_everything(api: Any) -> Non
     assert texts(api)[-1] == "role Administrator over everything revoked from client bot by local user ann"
 
 
-def test_whoever_asks_is_told_who_they_are(api: Any) -> None:
+def test_a_caller_is_shown_their_identity(api: Any) -> None:
     me = api.get("/access/me")
     assert (me["id"], me["name"]) == ("owner", "local user ann")
     assert [(g["role"], g["over"]) for g in me["grants"]] == [("Administrator", "/")]

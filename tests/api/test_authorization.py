@@ -99,12 +99,12 @@ def everybody() -> dict[str, Callable[[Any], Any]]:
     return {"no token": lambda api: api.without_token(), "no role": lambda api: api.holding(Role.READER), **roles}
 
 
-def test_every_route_is_written_down_with_its_right() -> None:
+def test_the_table_lists_every_route_with_its_right() -> None:
     told = {route.strip(): key for key, routes in WHO_MAY.items() for route in routes.split(",")}
     assert told == {f"{line.method} {line.path}": (line.right, line.resources.__name__) for line in ROUTES}
 
 
 @pytest.mark.parametrize("line", ROUTES, ids=lambda line: f"{line.method} {line.path}")
-def test_a_route_is_for_those_who_have_its_right(api_of: Callable[..., Any], line: ApiRoute) -> None:
+def test_a_route_is_open_to_callers_with_its_right_only(api_of: Callable[..., Any], line: ApiRoute) -> None:
     found = {called: outcome(api_of(), who, line) for called, who in everybody().items()}
     assert found == expected(line)

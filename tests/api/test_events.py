@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 
-def test_events_under_way_are_listed_and_past_ones_on_demand(api: Any) -> None:
+def test_live_events_are_listed_and_past_ones_on_demand(api: Any) -> None:
     (first,) = api.restart_of("db")
     (second,) = api.restart_of("web-0")
     api.post(f"/events/{first['id']}/withdraw")
@@ -17,7 +17,7 @@ def test_events_under_way_are_listed_and_past_ones_on_demand(api: Any) -> None:
     assert [event["id"] for event in api.get("/events?all=true&limit=1")["events"]] == [second["id"]]
 
 
-def test_events_can_be_narrowed_to_a_vm_or_a_scope(api: Any) -> None:
+def test_events_are_filtered_by_vm_or_scope(api: Any) -> None:
     api.restart_of("db", "web-0", "web-1")
     assert [event["vms"] for event in api.get("/events?vm=web-1")["events"]] == [["web-1"]]
     assert [event["vms"] for event in api.get("/events?scope=web")["events"]] == [["web-0"], ["web-1"]]
@@ -25,7 +25,7 @@ def test_events_can_be_narrowed_to_a_vm_or_a_scope(api: Any) -> None:
     assert len(api.get("/events?scope=web&vm=web-0")["events"]) == 1
 
 
-def test_events_can_be_narrowed_to_a_host_or_a_rollout(api: Any) -> None:
+def test_events_are_filtered_by_host_or_rollout(api: Any) -> None:
     api.restart_of("db", "web-1")
     rollout = api.post("/rollouts", {"impact": "update", "hosts": ["h3"]})["id"]
     assert [event["vms"] for event in api.get("/events?host=H1")["events"]] == [["db"]]
@@ -43,7 +43,7 @@ def test_the_events_of_a_removed_vm_are_still_found(api: Any) -> None:
     assert [found["id"] for found in api.get("/events?all=true&vm=db")["events"]] == [event["id"]]
 
 
-def test_an_event_is_found_by_its_id_in_any_case_and_by_a_unique_beginning(api: Any) -> None:
+def test_an_event_is_found_by_its_id_in_any_case_and_by_a_unique_prefix(api: Any) -> None:
     """Spec §4.2: ids are compared without case."""
     (event,) = api.restart_of("db")
     assert api.get(f"/events/{event['id'].lower()}")["id"] == event["id"]
@@ -55,7 +55,7 @@ def test_an_event_is_found_by_its_id_in_any_case_and_by_a_unique_beginning(api: 
     assert "2 ids start with it" in message
 
 
-def test_an_approval_from_outside_starts_the_event_and_the_answer_shows_it(api: Any) -> None:
+def test_an_approval_by_an_operator_starts_the_event(api: Any) -> None:
     (event,) = api.restart_of("db")
     approved = api.post(f"/events/{event['id'][:36]}/approve", {})
     assert (approved["status"], approved["approved_by"]) == ("started", "local user ann")
@@ -64,7 +64,7 @@ def test_an_approval_from_outside_starts_the_event_and_the_answer_shows_it(api: 
     assert api.refused("POST", f"/events/{event['id']}/approve")[0] == 409
 
 
-def test_an_approved_event_that_must_wait_says_for_what(api: Any) -> None:
+def test_an_approved_event_that_must_wait_says_for_what_it_waits(api: Any) -> None:
     """Spec §6.2: events of one host start together."""
     api.post("/rollouts", {"impact": "reboot", "hosts": ["h1"]})
     (event,) = api.get("/events?vm=db")["events"]

@@ -153,7 +153,7 @@ def test_every_route_needs_a_right() -> None:
     assert all(isinstance(line.right, Right) for line in ROUTES)
 
 
-def test_whoever_may_only_read_changes_nothing() -> None:
+def test_a_caller_who_may_only_read_changes_nothing() -> None:
     changing = [line for line in ROUTES if line.method != "GET" and line.right is Right.READ]
     assert [line.path for line in changing] == ["/fleet/check"]
     reading = [line for line in ROUTES if line.method == "GET" and line.right is not Right.READ]
@@ -163,12 +163,12 @@ def test_whoever_may_only_read_changes_nothing() -> None:
     ]
 
 
-def test_the_table_of_good_calls_is_whole() -> None:
+def test_every_route_has_a_valid_call_in_the_table() -> None:
     assert set(GOOD) | NEEDS_MORE == {(line.method, line.path) for line in ROUTES}
 
 
 @pytest.mark.parametrize(("method", "path"), GOOD, ids=lambda value: str(value))
-def test_a_good_call_is_answered_with_its_status(api: Any, method: str, path: str) -> None:
+def test_a_valid_call_is_answered_with_the_routes_status(api: Any, method: str, path: str) -> None:
     line = next(line for line in ROUTES if (line.method, line.path) == (method, path))
     target, body = GOOD[method, path](api)
     answer = api.call(method, target, body)
@@ -177,7 +177,7 @@ def test_a_good_call_is_answered_with_its_status(api: Any, method: str, path: st
 
 
 @pytest.mark.parametrize("line", [p for p in _lines() if p.values[0].method == "POST"])
-def test_an_unknown_member_is_refused_by_its_name(api: Any, line: Any) -> None:
+def test_an_unknown_field_is_rejected_by_its_name(api: Any, line: Any) -> None:
     target, body = good_call(api, line)
     status, code, message = api.refused("POST", target, {**(body or {}), "colour": "red"})
     assert (status, code) == (400, "Rejected")
@@ -185,7 +185,7 @@ def test_an_unknown_member_is_refused_by_its_name(api: Any, line: Any) -> None:
 
 
 @pytest.mark.parametrize("line", [p for p in _lines() if p.values[0].method == "POST"])
-def test_a_body_that_is_no_object_is_refused(api: Any, line: Any) -> None:
+def test_a_body_that_is_not_an_object_is_rejected(api: Any, line: Any) -> None:
     target, _ = good_call(api, line)
     for body in (b"[1]", b"{", b"\xff"):
         status, code, message = api.refused("POST", target, body)
@@ -194,7 +194,7 @@ def test_a_body_that_is_no_object_is_refused(api: Any, line: Any) -> None:
 
 
 @pytest.mark.parametrize("line", _lines(having="{"))
-def test_an_unknown_thing_is_not_found(api: Any, line: Any) -> None:
+def test_an_unknown_name_in_a_path_is_not_found(api: Any, line: Any) -> None:
     good = {f"/hosts/{{name}}/degrade{end}": {"in_s": 86400} for end in ("", "/preview")}
     target = line.path.replace("{name:path}", "nothing").replace("{thing:path}", "nothing")
     target = target.replace("{name}", "nothing").replace("{id}", "nothing")
@@ -217,18 +217,18 @@ QUERIES = [
 
 
 @pytest.mark.parametrize(("target", "named"), QUERIES)
-def test_a_bad_query_is_refused_by_the_name_of_its_parameter(api: Any, target: str, named: str) -> None:
+def test_an_invalid_query_is_rejected_by_the_name_of_its_parameter(api: Any, target: str, named: str) -> None:
     status, code, message = api.refused("GET", target)
     assert (status, code) == (400, "Rejected")
     assert named in message
 
 
 @pytest.mark.parametrize("target", ["/fleet?host=h7", "/fleet?scope=s7", "/events?vm=v7", "/events?scope=s7"])
-def test_a_query_for_an_unknown_thing_is_not_found(api: Any, target: str) -> None:
+def test_an_unknown_name_in_a_query_is_not_found(api: Any, target: str) -> None:
     assert api.refused("GET", target)[:2] == (404, "NotFound")
 
 
-def test_another_path_is_not_found_and_says_where_the_api_is(api: Any) -> None:
+def test_an_unknown_path_is_not_found_and_says_where_the_api_is(api: Any) -> None:
     answer = api.call("GET", "/nowhere")
     assert answer.status == 404
     assert answer.json["error"]["code"] == "NotFound"
@@ -238,20 +238,20 @@ def test_another_path_is_not_found_and_says_where_the_api_is(api: Any) -> None:
     assert API_PREFIX in answer.json["error"]["message"]
 
 
-def test_another_method_is_refused_and_told_which_ones_there_are(api: Any) -> None:
+def test_an_unknown_method_is_rejected_with_the_allowed_ones(api: Any) -> None:
     answer = api.call("PUT", "/rollouts")
     assert answer.status == 405
     assert set(answer.headers["allow"].split(", ")) == {"GET", "HEAD", "POST"}
     assert answer.json["error"]["code"] == "Rejected"
 
 
-def test_a_body_that_is_too_long_is_refused(api: Any) -> None:
+def test_a_body_that_is_too_long_is_rejected(api: Any) -> None:
     answer = api.call("POST", "/fleet/check", b" " * (16 * 1024 * 1024 + 1))
     assert answer.status == 413
     assert answer.json["error"]["code"] == "Rejected"
 
 
-def test_a_store_out_of_reach_is_said_with_when_to_try_again(api: Any) -> None:
+def test_an_unavailable_store_answers_503_with_retry_after(api: Any) -> None:
     api.world.store.fail_next(Unavailable("the disk is full: make room"))
     before = api.stored()
     answer = api.call("POST", "/requests", {"ask": "restart", "vms": ["db"]})
@@ -261,7 +261,7 @@ def test_a_store_out_of_reach_is_said_with_when_to_try_again(api: Any) -> None:
     assert answer.json["error"] == {"code": "Unavailable", "message": "the disk is full: make room"}
 
 
-def test_a_conflict_says_to_try_again(api: Any) -> None:
+def test_a_conflict_tells_the_caller_to_try_again(api: Any) -> None:
     for _ in range(20):
         api.world.store.fail_next(Conflict("somebody was quicker"))
     status, code, message = api.refused("POST", "/requests", {"ask": "restart", "vms": ["db"]})
@@ -269,7 +269,7 @@ def test_a_conflict_says_to_try_again(api: Any) -> None:
     assert message.endswith("try again")
 
 
-def test_a_bug_is_an_internal_error_that_tells_nothing_secret(api: Any, caplog: pytest.LogCaptureFixture) -> None:
+def test_an_unexpected_error_is_a_500_without_secrets(api: Any, caplog: pytest.LogCaptureFixture) -> None:
     api.world.store.fail_next(RuntimeError("secret"))
     status, code, message = api.refused("POST", "/requests", {"ask": "restart", "vms": ["db"]})
     assert (status, code) == (500, "Internal")
@@ -277,7 +277,7 @@ def test_a_bug_is_an_internal_error_that_tells_nothing_secret(api: Any, caplog: 
     assert "secret" in caplog.text
 
 
-def test_nothing_in_the_console_writes_files_beside_backups(api: Any, tmp_path: Path) -> None:
+def test_the_web_packages_write_no_files_except_backups(api: Any, tmp_path: Path) -> None:
     status, code, message = api.refused("POST", "/backup", {"path": str(tmp_path / "b.db")})
     assert (status, code) == (409, "Refused")  # a store in memory has nothing to copy
     assert list(tmp_path.iterdir()) == []

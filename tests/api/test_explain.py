@@ -26,7 +26,7 @@ def seen(api: Any, vm_name: str, event: dict[str, Any]) -> None:
     api.world.do(api.world.store.record_observations([poll], [sighting]))
 
 
-def test_a_pending_restart_says_what_it_waits_for_and_who_knows(api: Any) -> None:
+def test_a_pending_restart_explains_what_it_waits_for_and_which_vms_know(api: Any) -> None:
     (event,) = api.restart_of("web-0")
     seen(api, "web-1", event)
     story = api.get(f"/explain/{event['id'][:36].lower()}")
@@ -44,7 +44,7 @@ def test_a_pending_restart_says_what_it_waits_for_and_who_knows(api: Any) -> Non
     ]
 
 
-def test_a_vm_that_rebooted_is_told_why(api: Any) -> None:
+def test_the_explanation_of_a_rebooted_vm_says_why(api: Any) -> None:
     (event,) = api.restart_of("web-0")
     seen(api, "web-0", event)
     api.world.advance(60)
@@ -62,7 +62,7 @@ def test_a_vm_that_rebooted_is_told_why(api: Any) -> None:
     )
 
 
-def test_a_crash_in_between_is_told_with_what_it_may_have_lost(api: Any) -> None:
+def test_an_explanation_names_a_crash_and_what_it_may_have_lost(api: Any) -> None:
     """Sightings are written in batches: a crash may lose the last two seconds."""
     (event,) = api.restart_of("db")
     api.world.advance(10)
@@ -73,7 +73,7 @@ def test_a_crash_in_between_is_told_with_what_it_may_have_lost(api: Any) -> None
     assert "two seconds before the crash" in lines[-1]["detail"]
 
 
-def test_a_hypervisor_that_does_not_answer_is_what_a_restart_waits_for(api: Any) -> None:
+def test_a_restart_waits_for_a_hypervisor_that_does_not_answer(api: Any) -> None:
     """Spec §6.5: the event stays Started until the outcome is known, and whoever asks is told what it waits for."""
     (event,) = api.restart_of("db")
     api.world.hypervisor.set_behaviour(SimulatedBehaviour((UnreachableRule(times=3),)))
@@ -95,7 +95,7 @@ def test_a_removed_vm_can_still_be_explained(api: Any) -> None:
     assert story["lines"][0]["text"].startswith("Reboot, requested by local user ann (user restart): withdrawn")
 
 
-def test_a_scope_that_nobody_watches_is_told(asleep: Any) -> None:
+def test_an_explanation_says_that_no_vm_of_the_scope_polls(asleep: Any) -> None:
     """Spec §8.2: while disabled, what users ask for is carried out at once."""
     story = asleep.get("/explain/db")
     assert story["now"] == [
@@ -107,7 +107,7 @@ def test_a_scope_that_nobody_watches_is_told(asleep: Any) -> None:
     ]
 
 
-def test_a_host_tells_its_health_its_vms_and_what_is_pending_on_it(api: Any) -> None:
+def test_a_host_is_explained_by_its_health_vms_and_pending_events(api: Any) -> None:
     assert api.get("/explain/H3")["now"] == ["h3 is healthy.", "web-2 is on it.", "Nothing is pending on it."]
     api.post("/hosts/h3/degrade", {"in_s": 7200})
     (event,) = api.get("/events")["events"]
@@ -124,7 +124,7 @@ def test_a_host_tells_its_health_its_vms_and_what_is_pending_on_it(api: Any) -> 
     ]
 
 
-def test_a_scope_tells_whether_it_is_enabled_who_asks_and_what_is_pending(api: Any) -> None:
+def test_a_scope_is_explained_by_enablement_polls_and_pending_events(api: Any) -> None:
     (event,) = api.restart_of("web-0")
     seen(api, "web-1", event)
     story = api.get("/explain/web")
@@ -139,7 +139,7 @@ def test_a_scope_tells_whether_it_is_enabled_who_asks_and_what_is_pending(api: A
     assert api.get("/explain/set:sub%2Flab%2Fweb") == story
 
 
-def test_a_rollout_tells_where_it_is_and_what_it_waits_for(api: Any) -> None:
+def test_a_rollout_is_explained_by_its_progress_and_what_it_waits_for(api: Any) -> None:
     """Spec §6.2."""
     rollout = api.post("/rollouts", {"impact": "update", "scope": "web"})["id"]
     story = api.get(f"/explain/{rollout}")
@@ -160,7 +160,7 @@ def test_a_rollout_tells_where_it_is_and_what_it_waits_for(api: Any) -> None:
     assert f"as part of rollout {rollout}, update over scope set:sub/lab/web;" in first
 
 
-def test_a_rollout_is_explained_by_the_beginning_of_its_id(api: Any) -> None:
+def test_a_rollout_is_explained_by_an_id_prefix(api: Any) -> None:
     api.post("/fleet/hosts", {"name": "h9", "location": "westeurope"})
     rollout = api.post("/rollouts", {"impact": "update", "hosts": ["h9"]})["id"]
     story = api.get(f"/explain/{rollout[:8]}")
@@ -168,7 +168,7 @@ def test_a_rollout_is_explained_by_the_beginning_of_its_id(api: Any) -> None:
     assert story["now"] == ["It completed: 0 of 0 VMs done."]
 
 
-def test_a_request_tells_what_of_it_is_pending(api: Any) -> None:
+def test_a_request_is_explained_by_its_pending_events(api: Any) -> None:
     events = api.restart_of("web-0", "db")
     story = api.get(f"/explain/{events[0]['request_id']}")
     assert story["title"] == "Restart of web-0 and db, requested by local user ann"
@@ -177,7 +177,7 @@ def test_a_request_tells_what_of_it_is_pending(api: Any) -> None:
     assert api.get(f"/explain/{events[0]['request_id']}")["now"] == ["Nothing of it is pending."]
 
 
-def test_who_keeps_a_gate_closed_is_for_the_operator_only(api: Any) -> None:
+def test_only_an_operator_learns_which_scope_keeps_a_gate_closed(api: Any) -> None:
     """Spec §6.2 and §7.2: a VM sees events of its own scope, and never learns of its neighbours."""
     api.post("/rollouts", {"impact": "reboot", "hosts": ["h1"]})
     (event,) = api.get("/events?vm=db")["events"]
@@ -188,13 +188,13 @@ def test_who_keeps_a_gate_closed_is_for_the_operator_only(api: Any) -> None:
     assert b"pool_0" not in api.world.document("db")
 
 
-def test_what_is_nothing_that_is_known_is_not_found(api: Any) -> None:
+def test_an_unknown_name_cannot_be_explained(api: Any) -> None:
     status, code, message = api.refused("GET", "/explain/nothing")
     assert (status, code) == (404, "NotFound")
     assert message.startswith("'nothing' is no VM, host, scope, event, rollout or request")
 
 
-def test_maintenance_that_was_performed_is_explained_by_the_events_it_approved(api: Any) -> None:
+def test_performed_maintenance_is_explained_by_the_events_it_approved(api: Any) -> None:
     api.post("/rollouts", {"impact": "reboot", "scope": "db"})
     api.post("/vms/db/perform-maintenance")
     (request,) = [r for r in api.world.store.requests() if r.approves]

@@ -36,7 +36,7 @@ def test_a_fleet_is_shown_with_its_hosts_scopes_and_vms(api: Any) -> None:
     assert len(fleet["vms"]) == 7
 
 
-def test_a_fleet_can_be_narrowed(api: Any) -> None:
+def test_the_fleet_is_filtered_by_host_and_scope(api: Any) -> None:
     assert [vm["name"] for vm in api.get("/fleet?scope=web")["vms"]] == ["web-0", "web-1", "web-2"]
     assert [vm["name"] for vm in api.get("/fleet?scope=pool")["vms"]] == ["pool_0", "pool_1"]
     assert [vm["name"] for vm in api.get("/fleet?scope=pool/pg-0")["vms"]] == ["pool_0", "pool_1"]
@@ -63,7 +63,7 @@ def test_a_vm_is_shown_with_its_endpoint_its_polls_and_its_events(api: Any) -> N
     assert api.get("/vms/web-0")["url"] is None
 
 
-def test_a_file_is_checked_and_shows_what_it_would_do(api: Any) -> None:
+def test_checking_a_fleet_file_shows_what_it_would_change(api: Any) -> None:
     before = api.stored()
     difference = api.post("/fleet/check", {"text": FILE, "source": "f.toml"})["difference"]
     assert api.stored() == before
@@ -72,7 +72,7 @@ def test_a_file_is_checked_and_shows_what_it_would_do(api: Any) -> None:
     assert difference["lines"][-1].startswith("VMs: 2 to add, 0 to change, 7 to remove")
 
 
-def test_a_bad_file_is_refused_with_every_problem_and_its_line(api: Any) -> None:
+def test_an_invalid_fleet_file_is_rejected_with_every_problem_and_its_line(api: Any) -> None:
     text = '[[hosts]]\nname = "h1"\n[[vms]]\nname = "a"\nhost = "h7"\ncolour = "red"\n'
     for target in ("/fleet/check", "/fleet/apply"):
         before = api.stored()
@@ -85,7 +85,7 @@ def test_a_bad_file_is_refused_with_every_problem_and_its_line(api: Any) -> None
         assert [(problem["line"], bool(problem["remedy"])) for problem in error["problems"]] == [(5, True), (6, True)]
 
 
-def test_a_file_is_applied_and_then_there_is_nothing_left_to_do(api: Any) -> None:
+def test_a_fleet_file_applied_twice_changes_nothing_the_second_time(api: Any) -> None:
     proposal = {"text": FILE, "source": "f.toml"}
     preview = api.post("/fleet/apply", {**proposal, "dry_run": True})
     assert preview["applied"] is False
@@ -102,7 +102,7 @@ def test_a_file_is_applied_and_then_there_is_nothing_left_to_do(api: Any) -> Non
     assert again["difference"]["lines"] == []
 
 
-def test_a_deleted_vm_stays_deleted_unless_told_otherwise(api: Any) -> None:
+def test_a_deleted_vm_stays_deleted_unless_the_caller_resurrects_it(api: Any) -> None:
     proposal = {"text": FILE, "source": "f.toml"}
     api.post("/fleet/apply", proposal)
     api.delete("/fleet/vms/cache-1")
@@ -112,7 +112,7 @@ def test_a_deleted_vm_stays_deleted_unless_told_otherwise(api: Any) -> None:
     assert (back["applied"], back["difference"]["resurrected"]) == (True, ["cache-1"])
 
 
-def test_a_file_that_would_remove_a_vm_under_maintenance_is_refused_with_its_event(api: Any) -> None:
+def test_a_fleet_file_that_removes_a_vm_under_maintenance_is_refused_with_its_event(api: Any) -> None:
     (event,) = api.restart_of("db")
     api.post(f"/events/{event['id']}/approve")
     before = api.stored()
@@ -123,14 +123,14 @@ def test_a_file_that_would_remove_a_vm_under_maintenance_is_refused_with_its_eve
     assert event["id"] in problem["what"]
 
 
-def test_applying_withdraws_the_events_of_vms_that_go(api: Any) -> None:
+def test_applying_a_fleet_file_withdraws_the_events_of_removed_vms(api: Any) -> None:
     """Spec §4.2: an event with no VM left is withdrawn."""
     (event,) = api.restart_of("db")
     api.post("/fleet/apply", {"text": FILE, "source": "f.toml"})
     assert api.get(f"/events/{event['id']}")["ending"] == "withdrawn"
 
 
-def test_a_vm_is_added_where_the_fleet_is_and_on_the_best_host(api: Any) -> None:
+def test_a_new_vm_gets_the_usual_group_and_the_best_host(api: Any) -> None:
     vm = api.post("/fleet/vms", {"name": "new", "tags": {"team": "shop"}, "size": "Standard_B1s"})
     assert (vm["resource_group"], vm["subscription_id"], vm["location"]) == ("lab", "sub", "westeurope")
     assert vm["host"] == "h3"  # the least crowded
@@ -138,7 +138,7 @@ def test_a_vm_is_added_where_the_fleet_is_and_on_the_best_host(api: Any) -> None
     assert api.world.vm("new").vm_id
 
 
-def test_a_vm_that_joins_a_set_is_as_its_siblings_are(api: Any) -> None:
+def test_a_vm_that_joins_a_set_gets_the_settings_of_its_siblings(api: Any) -> None:
     """Spec §6.2: it gets an update domain that nobody has yet, as long as the set may have more."""
     web = api.post("/fleet/vms", {"name": "web-3", "availability_set": "web"})
     assert (web["scope"], web["update_domain"]) == ("set:sub/lab/web", 3)
@@ -146,7 +146,7 @@ def test_a_vm_that_joins_a_set_is_as_its_siblings_are(api: Any) -> None:
     assert (pool["placement_group"], pool["terminate_notice_min"]) == ("pg-0", 5)
 
 
-def test_a_deleted_name_may_be_added_again(api: Any) -> None:
+def test_a_vm_with_a_deleted_name_may_be_added_again(api: Any) -> None:
     old = api.world.vm("db").vm_id
     api.delete("/fleet/vms/db")
     assert api.refused("GET", "/vms/db")[0] == 404
@@ -178,7 +178,7 @@ BAD_VMS = [
 
 
 @pytest.mark.parametrize(("body", "status", "words"), BAD_VMS, ids=[f"{body}"[:60] for body, _, _ in BAD_VMS])
-def test_a_vm_meets_the_checks_of_a_fleet_file(api: Any, body: Any, status: int, words: str) -> None:
+def test_a_new_vm_is_checked_like_a_fleet_file(api: Any, body: Any, status: int, words: str) -> None:
     told, _, message = api.refused("POST", "/fleet/vms", body)
     assert told == status, message
     assert words in message
@@ -191,7 +191,7 @@ def test_a_vm_on_a_degraded_host_is_refused(api: Any) -> None:
     assert "degraded" in message
 
 
-def test_where_there_are_several_locations_one_must_be_said(api: Any) -> None:
+def test_a_new_vm_needs_a_location_if_the_fleet_has_several(api: Any) -> None:
     api.post("/fleet/hosts", {"name": "n1", "location": "northeurope"})
     status, _, message = api.refused("POST", "/fleet/vms", {"name": "a"})
     assert status == 400
@@ -209,7 +209,7 @@ def test_the_hundred_and_first_vm_opens_a_new_placement_group(api: Any) -> None:
     assert api.refused("POST", "/fleet/vms", body)[0] == 409
 
 
-def test_a_vm_that_an_event_is_hitting_cannot_be_removed(api: Any) -> None:
+def test_a_vm_with_a_started_event_cannot_be_removed(api: Any) -> None:
     (event,) = api.restart_of("db")
     api.post(f"/events/{event['id']}/approve")
     status, _, message = api.refused("DELETE", "/fleet/vms/db")
@@ -224,7 +224,7 @@ def test_a_host_is_added_and_removed(api: Any) -> None:
     assert [host["name"] for host in api.get("/fleet")["hosts"]] == ["h1", "h2", "h3"]
 
 
-def test_a_host_with_vms_or_on_their_way_stays(api: Any) -> None:
+def test_a_host_with_vms_on_it_or_moving_to_it_cannot_be_removed(api: Any) -> None:
     assert "still has VM 'web-0'" in api.refused("DELETE", "/fleet/hosts/h1")[2]
     api.post("/fleet/hosts", {"name": "h4", "location": "westeurope"})
     (event,) = api.post("/requests", {"ask": "redeploy", "vms": ["db"]})["events"]
@@ -232,7 +232,7 @@ def test_a_host_with_vms_or_on_their_way_stays(api: Any) -> None:
     assert moving["acts"][0]["to_host"] == "h4"
     status, _, message = api.refused("DELETE", "/fleet/hosts/h4")
     assert status == 409
-    assert "moving to" in message
+    assert "is the destination of a VM" in message
 
 
 BAD_HOSTS = [
@@ -245,5 +245,5 @@ BAD_HOSTS = [
 
 
 @pytest.mark.parametrize(("body", "status"), BAD_HOSTS)
-def test_a_host_that_cannot_be_is_refused(api: Any, body: Any, status: int) -> None:
+def test_an_invalid_host_is_rejected(api: Any, body: Any, status: int) -> None:
     assert api.refused("POST", "/fleet/hosts", body)[0] == status

@@ -24,7 +24,7 @@ def test_the_history_shows_the_newest_entries_oldest_first(api: Any) -> None:
     assert (entry["what"], entry["vm"]) == ("published", "db")
 
 
-def test_whoever_follows_misses_nothing_however_far_behind(api: Any) -> None:
+def test_a_follower_of_the_history_misses_no_entry(api: Any) -> None:
     seq = api.get("/history")["seq"]
     api.restart_of("db")
     api.restart_of("web-0")
@@ -37,7 +37,7 @@ def test_whoever_follows_misses_nothing_however_far_behind(api: Any) -> None:
     assert texts(api.get(f"/history?after={seq}")) == []
 
 
-def test_the_history_can_be_narrowed(api: Any) -> None:
+def test_the_history_is_filtered_by_vm_event_request_and_scope(api: Any) -> None:
     (event,) = api.restart_of("db")
     api.restart_of("web-0")
     about_db = ["local user ann requested restart of db", "Reboot of db scheduled"]
@@ -60,7 +60,7 @@ def test_the_history_of_a_vm_shows_events_that_it_shares_with_others(api: Any) -
     ]
 
 
-def test_whoever_waits_is_answered_when_something_happens(api: Any) -> None:
+def test_a_long_poll_is_answered_when_an_entry_is_written(api: Any) -> None:
     """Spec §12: how long a request is held is real time; nothing here waits that long."""
 
     async def scenario() -> Any:
@@ -77,11 +77,11 @@ def test_whoever_waits_is_answered_when_something_happens(api: Any) -> None:
     assert "local user ann requested restart of db" in texts(api.world.do(scenario()))
 
 
-def test_whoever_waits_for_what_is_there_already_is_answered_at_once(api: Any) -> None:
+def test_a_long_poll_is_answered_at_once_if_entries_exist(api: Any) -> None:
     assert len(api.get("/history?wait_s=60")["entries"]) > 0
 
 
-def test_whoever_waits_is_answered_when_the_service_stops(api: Any) -> None:
+def test_a_long_poll_is_answered_when_the_service_stops(api: Any) -> None:
     async def scenario() -> Any:
         seq = api.world.store.last_seq()
         held = asyncio.create_task(api.calling("GET", f"/history?after={seq}&wait_s=60"))
@@ -93,13 +93,13 @@ def test_whoever_waits_is_answered_when_the_service_stops(api: Any) -> None:
     assert texts(api.world.do(scenario())) == []
 
 
-def test_whoever_waited_long_enough_is_answered_with_nothing(api: Any) -> None:
+def test_a_long_poll_is_answered_empty_when_its_time_is_over(api: Any) -> None:
     seq = api.world.store.last_seq()
     page = api.get(f"/history?after={seq}&wait_s=0.01")
     assert (page["entries"], page["seq"]) == ([], seq)
 
 
-def test_another_try_is_found_by_the_request_that_it_is_of(api: Any) -> None:
+def test_a_retry_entry_is_found_by_its_request(api: Any) -> None:
     (event,) = api.restart_of("db")
     api.world.hypervisor.set_behaviour(SimulatedBehaviour((UnreachableRule(times=1),)))
     api.world.approve("db", event["id"])
@@ -109,7 +109,7 @@ def test_another_try_is_found_by_the_request_that_it_is_of(api: Any) -> None:
     assert len([text for text in told if "is tried again" in text]) == 1
 
 
-def test_a_vm_or_a_host_that_comes_or_goes_is_named_in_the_history(api: Any) -> None:
+def test_the_history_names_added_and_removed_vms_and_hosts(api: Any) -> None:
     api.post("/fleet/vms", {"name": "cache", "host": "h3"})
     api.delete("/fleet/vms/cache")
     entries = api.get("/history?vm=cache")["entries"]
@@ -119,7 +119,7 @@ def test_a_vm_or_a_host_that_comes_or_goes_is_named_in_the_history(api: Any) -> 
     assert (last["vm"], last["host"]) == ("", "h9")
 
 
-def test_old_history_is_pruned_but_never_the_last_day(api: Any) -> None:
+def test_old_history_is_pruned_except_the_last_day(api: Any) -> None:
     """Spec §5.2: events that are over are kept at least 24 h."""
     for span in (86399, -1, 0):
         status, code, message = api.refused("POST", "/history/prune", {"older_than_s": span})

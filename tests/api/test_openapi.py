@@ -40,7 +40,7 @@ def test_every_operation_has_an_id_of_its_own() -> None:
     assert len(set(ids)) == len(ids) == len(ROUTES)
 
 
-def test_every_name_of_a_path_is_a_parameter_and_every_reference_leads_somewhere() -> None:
+def test_every_path_name_is_a_parameter_and_every_reference_resolves() -> None:
     for (_, path), one in operations().items():
         named = [told["name"] for told in one["parameters"] if told["in"] == "path"]
         assert re.findall(r"\{(\w+)\}", path) == named
@@ -49,7 +49,7 @@ def test_every_name_of_a_path_is_a_parameter_and_every_reference_leads_somewhere
     assert all(name in DESCRIBED["components"][sort] for sort, name in references)
 
 
-def test_what_is_read_and_shown_is_taken_from_the_handlers_signature() -> None:
+def test_bodies_and_responses_follow_from_the_handlers_signature() -> None:
     asking = operations()["POST", "/requests"]
     assert asking["requestBody"] == {
         "required": True,
@@ -62,17 +62,17 @@ def test_what_is_read_and_shown_is_taken_from_the_handlers_signature() -> None:
     assert history["limit"]["default"] == 1000
 
 
-def test_a_bearer_token_is_asked_for() -> None:
+def test_the_openapi_document_requires_a_bearer_token() -> None:
     assert DESCRIBED["security"] == [{"bearer": []}]
     assert DESCRIBED["components"]["securitySchemes"]["bearer"]["scheme"] == "bearer"
 
 
-def test_it_is_served_to_whoever_is_signed_in(api: Any) -> None:
+def test_the_openapi_document_is_served_to_any_authenticated_caller(api: Any) -> None:
     assert api.holding("Reader").get("/openapi.json") == DESCRIBED
     assert api.without_token().refused("GET", "/openapi.json")[:2] == (401, "Unauthenticated")
 
 
-def test_a_handler_that_takes_anything_else_is_found_when_the_app_is_built() -> None:
+def test_a_handler_with_other_parameters_fails_when_the_app_is_built() -> None:
     async def handler(context: RequestContext, thing: str) -> None: ...
 
     with pytest.raises(TypeError, match="a handler takes context, call, and body or query"):

@@ -94,7 +94,7 @@ def written(body: Any) -> bytes:
 
 @pytest.mark.parametrize("mode", EXAMPLES, ids=lambda mode: mode.value)
 @pytest.mark.parametrize("label", OPERATIONS)
-def test_any_call_is_answered_as_described(api: Any, label: str, mode: GenerationMode) -> None:
+def test_any_generated_call_is_answered_as_openapi_describes(api: Any, label: str, mode: GenerationMode) -> None:
     ids = populate(api)
 
     @settings(
@@ -116,5 +116,5 @@ def test_any_call_is_answered_as_described(api: Any, label: str, mode: Generatio
     answered()
 
 
-def test_every_route_is_called() -> None:
+def test_the_fuzz_test_calls_every_route() -> None:
     assert len(OPERATIONS) == len(ROUTES)

@@ -18,7 +18,7 @@ def unchanged(api: Any, target: str, body: Any = None) -> Any:
     return answer
 
 
-def test_a_preview_of_a_request_tells_its_events(api: Any) -> None:
+def test_a_preview_of_a_request_shows_its_events(api: Any) -> None:
     told = unchanged(api, "/requests/preview", {"ask": "restart", "vms": ["db", "web-0"]})
     (done,) = [api.post("/requests", {"ask": "restart", "vms": ["db", "web-0"]})]
     facts = ("scope", "kind", "vms", "published_at", "not_before", "listed")
@@ -26,7 +26,7 @@ def test_a_preview_of_a_request_tells_its_events(api: Any) -> None:
     assert told["sentences"][0] == "2 events over 2 VMs, published at once."
 
 
-def test_a_preview_of_a_rollout_tells_one_update_domain_after_the_other(api: Any) -> None:
+def test_a_preview_of_a_rollout_shows_one_update_domain_after_the_other(api: Any) -> None:
     """Spec §6.2."""
     told = unchanged(api, "/rollouts/preview", {"impact": "reboot", "scope": "web"})
     assert [(e["wave"], e["update_domain"], e["vms"]) for e in told["events"]] == [
@@ -41,7 +41,7 @@ def test_a_preview_of_a_rollout_tells_one_update_domain_after_the_other(api: Any
     ]
 
 
-def test_a_preview_of_a_host_tells_who_must_leave_it(api: Any) -> None:
+def test_a_preview_of_a_host_failure_shows_the_vms_that_must_leave(api: Any) -> None:
     told = unchanged(api, "/hosts/h1/degrade/preview", {"in_s": 7 * 86400})
     assert sorted(name for event in told["events"] for name in event["vms"]) == ["db", "pool_0", "pool_1", "web-0"]
     told = unchanged(api, "/hosts/h1/fail/preview")
@@ -62,11 +62,11 @@ def test_a_preview_of_a_host_tells_who_must_leave_it(api: Any) -> None:
         ("/hosts/h9/fail", None),
     ],
 )
-def test_what_is_refused_is_refused_in_the_same_words_beforehand(api: Any, target: str, body: Any) -> None:
+def test_a_preview_refuses_with_the_same_words_as_the_request(api: Any, target: str, body: Any) -> None:
     assert api.refused("POST", f"{target}/preview", body) == api.refused("POST", target, body)
 
 
-def test_a_preview_needs_the_right_of_what_it_tells(api: Any) -> None:
+def test_a_preview_needs_the_same_right_as_the_request(api: Any) -> None:
     operator = api.holding("Operator", DB)
     assert operator.post("/requests/preview", {"ask": "restart", "vms": ["db"]})["vms"] == 1
     assert operator.call("POST", "/requests/preview", {"ask": "restart", "vms": ["web-0"]}).status == 404
@@ -75,14 +75,14 @@ def test_a_preview_needs_the_right_of_what_it_tells(api: Any) -> None:
     assert reader.call("POST", "/requests/preview", {"ask": "restart", "vms": ["db"]}).status == 403
 
 
-def test_where_events_are_disabled_a_preview_says_that_it_happens_at_once(asleep: Any) -> None:
+def test_a_preview_of_a_disabled_scope_says_that_it_happens_at_once(asleep: Any) -> None:
     """Spec §8.2."""
     told = unchanged(asleep, "/requests/preview", {"ask": "restart", "vms": ["db"]})
     assert [(event["listed"], event["kind"]) for event in told["events"]] == [(False, None)]
     assert "disabled there" in told["sentences"][0]
 
 
-def test_several_previews_at_once_are_told_one_after_the_other(api_of: Callable[..., Any]) -> None:
+def test_concurrent_previews_of_one_caller_run_one_after_the_other(api_of: Callable[..., Any]) -> None:
     api = api_of()
 
     async def several() -> list[int]:

@@ -15,7 +15,7 @@ from forewarn.core.request_state import request_state
 from forewarn.store.sqlite import SqliteStore
 
 
-def test_a_restart_is_answered_with_its_event_and_what_that_waits_for(api: Any) -> None:
+def test_a_restart_is_answered_with_its_event_and_what_it_waits_for(api: Any) -> None:
     """Spec §6.3: a Reboot has 15 minutes of notice; §6.4: a user's restart."""
     answer = api.call("POST", "/requests", {"ask": "restart", "vms": ["WEB-0"]})
     assert answer.status == 202
@@ -41,7 +41,7 @@ def test_a_request_over_several_scopes_is_answered_with_all_its_events(api: Any)
     assert {event["status"] for event in events} == {"scheduled"}
 
 
-def test_all_of_a_request_is_refused_when_one_vm_cannot_do_it(api: Any) -> None:
+def test_a_request_is_refused_as_a_whole_if_one_vm_cannot_do_it(api: Any) -> None:
     """Spec §8.4: one user operation per VM at a time."""
     api.restart_of("db")
     status, code, message = api.refused("POST", "/requests", {"ask": "restart", "vms": ["web-0", "db"]})
@@ -50,7 +50,7 @@ def test_all_of_a_request_is_refused_when_one_vm_cannot_do_it(api: Any) -> None:
     assert "approve or withdraw event" in message
 
 
-def test_what_gives_no_event_is_carried_out_at_once_and_says_why(asleep: Any) -> None:
+def test_an_operation_without_an_event_is_done_at_once_and_says_why(asleep: Any) -> None:
     """Spec §8.2: nobody has asked for events, so a restart happens at once."""
     (event,) = asleep.restart_of("db")
     assert event["kind"] is None
@@ -74,19 +74,27 @@ BAD = [
     ({"ask": "evict", "vms": ["db"]}, 409, "not a Spot VM"),
     ({"ask": "start", "vms": ["db"]}, 409, "running already"),
     ({"ask": "power-off", "vms": ["db"], "notice_s": 60}, 400, "gives no notice"),
-    ({"ask": "restart", "vms": ["db", "nobody"]}, 404, "VM 'nobody' does not exist: GET /forewarn/v1/fleet lists the VMs"),
-    ({"ask": "restart", "vms": ["D-B"]}, 404, "VM 'D-B' does not exist: did you mean 'db'? GET /forewarn/v1/fleet lists the VMs"),
+    (
+        {"ask": "restart", "vms": ["db", "nobody"]},
+        404,
+        "VM 'nobody' does not exist: GET /forewarn/v1/fleet lists the VMs",
+    ),
+    (
+        {"ask": "restart", "vms": ["D-B"]},
+        404,
+        "VM 'D-B' does not exist: did you mean 'db'? GET /forewarn/v1/fleet lists the VMs",
+    ),
 ]
 
 
 @pytest.mark.parametrize(("body", "status", "words"), BAD, ids=[words for _, _, words in BAD])
-def test_what_cannot_be_asked_is_said_in_a_sentence(api: Any, body: Any, status: int, words: str) -> None:
+def test_an_impossible_request_is_refused_with_a_sentence(api: Any, body: Any, status: int, words: str) -> None:
     told, _, message = api.refused("POST", "/requests", body)
     assert told == status
     assert words in message
 
 
-def test_a_name_in_two_groups_must_be_told_apart(api: Any) -> None:
+def test_a_name_in_two_groups_must_be_qualified(api: Any) -> None:
     assert api.post("/fleet/vms", {"name": "db", "resource_group": "prod"})["resource_group"] == "prod"
     status, code, message = api.refused("POST", "/requests", {"ask": "restart", "vms": ["db"]})
     assert (status, code) == (409, "Refused")
@@ -94,7 +102,7 @@ def test_a_name_in_two_groups_must_be_told_apart(api: Any) -> None:
     assert api.get("/vms/prod%2Fdb")["resource_group"] == "prod"
 
 
-def test_a_short_notice_is_given_to_whoever_names_it(api: Any) -> None:
+def test_a_shorter_notice_needs_the_flag_short_notice(api: Any) -> None:
     """Spec §6.3: less than the minimum only by naming it, for rehearsal."""
     body = {"ask": "restart", "vms": ["db"], "notice_s": 5, "short_notice": True}
     (event,) = api.post("/requests", body)["events"]
@@ -160,7 +168,7 @@ STATES = [
 
 
 @pytest.mark.parametrize(("events", "to_come", "skipped", "state"), STATES)
-def test_the_state_of_a_request_is_read_off_its_events(
+def test_the_state_of_a_request_follows_from_its_events(
     events: list[Event], to_come: bool, skipped: bool, state: str
 ) -> None:
     assert request_state(events, to_come=to_come, skipped=skipped) == state
@@ -175,7 +183,7 @@ def test_a_degraded_host_announces_redeploys_of_all_its_vms(api: Any) -> None:
     assert api.refused("POST", "/hosts/h1/repair")[0] == 409
 
 
-def test_a_failed_host_has_its_vms_redeployed_at_once_and_can_be_repaired(api: Any) -> None:
+def test_the_vms_of_a_failed_host_are_redeployed_at_once_and_the_host_is_repaired(api: Any) -> None:
     """Spec §6.4: Started at once."""
     answer = api.post("/hosts/H1/fail")
     assert {event["status"] for event in answer["events"]} == {"started"}
@@ -185,9 +193,7 @@ def test_a_failed_host_has_its_vms_redeployed_at_once_and_can_be_repaired(api: A
     assert host == {"name": "h1", "location": "westeurope", "zone": "", "health": "healthy", "vms": []}
 
 
-def test_of_two_calls_about_one_host_the_second_is_decided_on_what_the_first_made_of_it(
-    api_of: Any, tmp_path: Path
-) -> None:
+def test_the_second_of_two_calls_about_a_host_sees_the_effect_of_the_first(api_of: Any, tmp_path: Path) -> None:
     """Spec §6.4: a failed host stays failed, whatever is predicted of it in the same moment."""
     api = api_of(store=SqliteStore.open(tmp_path / "forewarn.db"))
 
@@ -205,7 +211,7 @@ def test_of_two_calls_about_one_host_the_second_is_decided_on_what_the_first_mad
     assert api.world.do(adding()) == [200, 409]
 
 
-def test_a_user_takes_pending_maintenance_now(api: Any) -> None:
+def test_a_user_starts_pending_maintenance_now(api: Any) -> None:
     """Spec §6.4, last row: approves the VM's pending platform event; with none pending: 409."""
     status, code, message = api.refused("POST", "/vms/web-0/perform-maintenance")
     assert (status, code) == (409, "Refused")

@@ -9,7 +9,7 @@ import pytest
 from forewarn.hypervisor.simulated import FailRule, SimulatedBehaviour
 
 
-def test_a_rollout_over_hosts_is_answered_with_how_far_it_is(api: Any) -> None:
+def test_a_new_rollout_is_answered_with_its_progress(api: Any) -> None:
     """Spec §6.2: one update domain of a scope at a time."""
     answer = api.call("POST", "/rollouts", {"impact": "reboot", "hosts": ["H1", "h2"]})
     assert answer.status == 202
@@ -29,7 +29,7 @@ def test_a_rollout_over_hosts_is_answered_with_how_far_it_is(api: Any) -> None:
     assert rollout["next_update_domains"] == [0, 1]
 
 
-def test_a_rollout_is_shown_with_its_events_by_any_unique_beginning_of_its_id(api: Any) -> None:
+def test_a_rollout_is_shown_with_its_events_by_a_unique_id_prefix(api: Any) -> None:
     started = api.post("/rollouts", {"impact": "update", "scope": "web"})
     shown = api.get(f"/rollouts/{started['id'].upper()}")
     assert [event["vms"] for event in shown["events"]] == [["web-0"]]
@@ -51,7 +51,7 @@ def test_a_rollout_runs_to_its_end(api: Any) -> None:
     assert api.get(f"/rollouts/{started['id']}")["tally"] == done["tally"]
 
 
-def test_what_a_rollout_came_to_outlives_its_events(api: Any) -> None:
+def test_the_tally_of_a_rollout_outlives_its_events(api: Any) -> None:
     """Events that are over are kept for a day, and pruned later; VMs come and go."""
     started = api.post("/rollouts", {"impact": "migrate", "scope": "web"})
     api.world.advance(1000)
@@ -79,7 +79,7 @@ def test_a_rollout_that_stopped_says_why(api: Any) -> None:
     assert (stopped["tally"]["done"], stopped["tally"]["failed"], stopped["tally"]["waiting"]) == (0, 1, 2)
 
 
-def test_a_rollout_that_never_stops_says_how_many_failed(api: Any) -> None:
+def test_a_rollout_without_a_failure_limit_says_how_many_failed(api: Any) -> None:
     api.world.hypervisor.set_behaviour(SimulatedBehaviour((FailRule(vm="web-*", note="no power"),)))
     started = api.post("/rollouts", {"impact": "update", "scope": "web", "max_failures": 0})
     api.world.advance(2 * 3600)
@@ -114,12 +114,12 @@ BAD = [
 
 
 @pytest.mark.parametrize(("body", "status", "words"), BAD)
-def test_a_rollout_that_cannot_be_is_refused(api: Any, body: Any, status: int, words: str) -> None:
+def test_an_invalid_rollout_is_rejected(api: Any, body: Any, status: int, words: str) -> None:
     told, _, message = api.refused("POST", "/rollouts", body)
     assert told == status
     assert words in message
 
 
-def test_a_request_that_is_no_rollout_is_not_one(api: Any) -> None:
+def test_a_request_that_is_not_a_rollout_is_not_found_as_one(api: Any) -> None:
     (event,) = api.restart_of("db")
     assert api.refused("GET", f"/rollouts/{event['request_id']}")[0] == 404

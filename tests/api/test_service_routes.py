@@ -12,7 +12,7 @@ from forewarn.core.decision import Policy
 from forewarn.store.sqlite import SqliteStore
 
 
-def test_the_service_tells_what_it_is(api: Any) -> None:
+def test_the_service_describes_itself(api: Any) -> None:
     assert api.get("/service") == {"version": "0.1.0", "pid": 1, "lab": True}
 
 
@@ -26,9 +26,7 @@ def test_the_clock_is_shown_advanced_and_set_to_another_speed(api: Any) -> None:
     assert api.post("/clock/speed", {"speed": 60})["speed"] == 60
 
 
-def test_who_moves_the_clock_prunes_the_history_or_copies_the_store_is_in_the_history(
-    tmp_path: Path, api_of: Any
-) -> None:
+def test_the_history_names_who_moved_the_clock_pruned_or_backed_up(tmp_path: Path, api_of: Any) -> None:
     api = api_of(Policy(), store=SqliteStore.open(tmp_path / "forewarn.db"))
     before = api.get("/history")["seq"]
     admin = api.holding("Administrator", "/")
@@ -63,7 +61,7 @@ BAD = [
 
 
 @pytest.mark.parametrize(("target", "body", "status"), BAD)
-def test_what_cannot_be_is_refused(api: Any, target: str, body: Any, status: int) -> None:
+def test_invalid_clock_and_history_calls_are_rejected(api: Any, target: str, body: Any, status: int) -> None:
     assert api.refused("POST", target, body)[0] == status
 
 
@@ -87,7 +85,7 @@ def test_everything_else_works_on_a_store_in_a_file_too(tmp_path: Path, api_of: 
     assert len(api.get("/fleet")["vms"]) == 7
 
 
-def test_the_doctor_tells_what_is_wrong_and_what_to_do(api: Any) -> None:
+def test_the_health_checks_say_what_is_wrong_and_what_to_do(api: Any) -> None:
     assert api.get("/doctor") == {
         "checks": [{"name": "disk", "ok": False, "text": "1 MiB free", "remedy": "make room"}]
     }

@@ -39,12 +39,12 @@ def with_keepers(api: Any, **keepers: Kept) -> Any:
     return api
 
 
-def test_nobody_keeps_a_vm_at_first(api: Any) -> None:
+def test_no_supervisors_are_listed_at_first(api: Any) -> None:
     assert api.get("/keepers") == {"keepers": []}
     assert api.get("/vms/db")["keeper"] is None
 
 
-def test_keepers_are_shown_by_the_names_of_their_vms(api: Any) -> None:
+def test_supervisors_are_listed_with_the_names_of_their_vms(api: Any) -> None:
     with_keepers(api, spot=Kept(), db=Kept(pid=8, program=None), nobody=Kept())
     spot = {"vm": "spot", "pid": 7, "state": "frozen", "boot_id": "b-1", "program": ["worker"]}
     assert api.get("/keepers")["keepers"] == [{**spot, "vm": "db", "pid": 8, "program": None}, spot]
@@ -67,7 +67,7 @@ CHANGES = [
 
 
 @pytest.mark.parametrize(("old", "new"), CHANGES)
-def test_who_looks_after_vms_does_not_choose_what_runs_on_the_services_machine(
+def test_a_platform_operator_may_not_choose_programs_for_the_services_machine(
     api_of: Callable[..., Any], old: str, new: str
 ) -> None:
     """A program could read the service's secrets, and so give its author every role there is."""
@@ -84,7 +84,7 @@ def test_who_looks_after_vms_does_not_choose_what_runs_on_the_services_machine(
     assert platform.refused("POST", "/fleet/apply", changed)[:2] == (403, "Forbidden")
 
 
-def test_more_vms_of_what_runs_already_are_for_those_who_look_after_vms(api_of: Callable[..., Any]) -> None:
+def test_a_platform_operator_may_add_vms_with_a_known_program(api_of: Callable[..., Any]) -> None:
     api = api_of()
     api.post("/fleet/apply", {"text": FILE, "source": "f.toml"})
     platform = api.holding("Platform", "/")

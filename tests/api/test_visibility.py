@@ -32,7 +32,7 @@ def whole(api: Any, target: str) -> str:
     return text
 
 
-def test_the_fleet_shows_the_vms_that_one_may_read_and_their_hosts(api: Any) -> None:
+def test_the_fleet_shows_readable_vms_and_their_hosts(api: Any) -> None:
     shown = api.holding("Reader", DB).get("/fleet")
     assert [vm["name"] for vm in shown["vms"]] == ["db"]
     assert [(host["name"], host["vms"]) for host in shown["hosts"]] == [("h1", ["db"])]
@@ -40,7 +40,7 @@ def test_the_fleet_shows_the_vms_that_one_may_read_and_their_hosts(api: Any) -> 
     assert len(api.get("/fleet")["vms"]) == 7
 
 
-def test_a_scale_set_shows_its_instances(api: Any) -> None:
+def test_a_reader_of_a_scale_set_sees_its_instances(api: Any) -> None:
     shown = api.holding("Operator", POOL).get("/fleet")
     assert [vm["name"] for vm in shown["vms"]] == ["pool_0", "pool_1"]
 
@@ -63,7 +63,7 @@ NOT_THERE = [
 
 
 @pytest.mark.parametrize("target", NOT_THERE)
-def test_what_one_may_not_see_is_refused_just_like_what_does_not_exist(api: Any, target: str) -> None:
+def test_an_invisible_thing_is_refused_like_one_that_does_not_exist(api: Any, target: str) -> None:
     name = target.rpartition("/")[2] if "=" not in target else target.rpartition("=")[2].rpartition("/")[2]
     nobody = target.replace(name, "nothing")
     of_other, of_nothing = (api.holding("Reader", DB).refused("GET", one) for one in (target, nobody))
@@ -71,7 +71,7 @@ def test_what_one_may_not_see_is_refused_just_like_what_does_not_exist(api: Any,
     assert of_other[2].replace(name, "nothing") == of_nothing[2]
 
 
-def test_an_event_or_request_of_others_does_not_exist(api: Any) -> None:
+def test_an_event_or_request_of_another_owner_is_not_found(api: Any) -> None:
     (event,) = api.restart_of("web-0")
     reader = api.holding("Reader", DB)
     for path in ("/events/{}", "/explain/{}", "/history?event={}", "/events/{}/approve"):
@@ -82,14 +82,14 @@ def test_an_event_or_request_of_others_does_not_exist(api: Any) -> None:
         assert reader.refused("GET", path.format(event["request_id"]))[:2] == (404, "NotFound")
 
 
-def test_of_ids_that_begin_alike_only_ones_own_count(api: Any) -> None:
+def test_an_id_prefix_is_matched_among_visible_ids_only(api: Any) -> None:
     (own,) = api.restart_of("db")
     api.restart_of("web-0")
     assert api.refused("GET", f"/events/{own['id'][:8]}")[1] == "Refused"
     assert api.holding("Reader", DB).get(f"/events/{own['id'][:8]}")["id"] == own["id"]
 
 
-def test_each_member_of_a_scope_sees_all_its_events_but_may_not_approve_for_others(api: Any) -> None:
+def test_a_reader_of_one_vm_sees_all_events_of_its_scope_but_may_not_approve_for_others(api: Any) -> None:
     """Spec §7.2."""
     (event,) = api.restart_of("web-0")
     api.restart_of("db")
@@ -99,37 +99,37 @@ def test_each_member_of_a_scope_sees_all_its_events_but_may_not_approve_for_othe
     assert member.refused("POST", f"/events/{event['id']}/approve")[:2] == (403, "Forbidden")
 
 
-def test_names_that_others_have_too_are_not_ambiguous_to_one_who_sees_a_single_one(api: Any) -> None:
+def test_a_name_is_not_ambiguous_if_only_one_such_vm_is_visible(api: Any) -> None:
     api.post("/fleet/vms", {"name": "db", "resource_group": "other"})
     assert api.refused("GET", "/vms/db")[1] == "Refused"
     assert api.holding("Reader", DB).get("/vms/db")["resource_group"] == "lab"
 
 
-def test_a_name_close_to_that_of_anothers_vm_is_not_suggested(api: Any) -> None:
+def test_the_name_of_an_invisible_vm_is_not_suggested(api: Any) -> None:
     assert "did you mean 'web-0'" in api.refused("GET", "/vms/web-00")[2]
     assert "did you mean" not in api.holding("Reader", DB).refused("GET", "/vms/web-00")[2]
 
 
-def test_a_request_is_shown_to_who_may_read_all_its_vms(api: Any) -> None:
+def test_a_request_is_visible_to_a_reader_of_all_its_vms(api: Any) -> None:
     both = api.restart_of("db", "web-1")[0]["request_id"]
     assert api.holding("Reader", DB).refused("GET", f"/requests/{both}")[:2] == (404, "NotFound")
     assert api.holding("Reader", DB, WEB_1).get(f"/requests/{both}")["state"] == "waiting"
 
 
-def test_a_request_is_shown_to_the_client_that_asked_for_it(api: Any) -> None:
+def test_a_request_is_visible_to_the_client_that_made_it(api: Any) -> None:
     asked = api.holding("Operator", DB, WEB_1).restart_of("db", "web-1")[0]["request_id"]
     assert api.holding("Reader", DB).get(f"/requests/{asked}")["state"] == "waiting"
     assert api.holding("Reader", DB, name="client other").refused("GET", f"/requests/{asked}")[0] == 404
 
 
-def test_a_rollout_belongs_to_no_owner_of_vms(api: Any) -> None:
+def test_a_rollout_is_visible_only_to_readers_of_everything(api: Any) -> None:
     rollout = api.post("/rollouts", {"impact": "reboot", "hosts": ["h1"]})["id"]
     reader = api.holding("Reader", DB, WEB_1, POOL)
     for target in (f"/explain/{rollout}", f"/requests/{rollout}", f"/events?rollout={rollout}"):
         assert reader.refused("GET", target)[:2] == (404, "NotFound")
 
 
-def test_who_keeps_a_gate_closed_is_not_told_to_those_who_may_not_see_them(api: Any) -> None:
+def test_a_wait_for_a_gate_does_not_name_invisible_scopes(api: Any) -> None:
     """Spec §6.2 and §7.2."""
     rollout = api.post("/rollouts", {"impact": "reboot", "hosts": ["h1"]})["id"]
     (event,) = api.get("/events?vm=db")["events"]
@@ -147,7 +147,7 @@ def test_who_keeps_a_gate_closed_is_not_told_to_those_who_may_not_see_them(api: 
     assert "web-0, pool_0, pool_1 on host h1" in seeing.get(f"/events/{event['id']}")["waits_for"]["text"]
 
 
-def test_the_history_tells_of_ones_own_vms_only(api: Any) -> None:
+def test_the_history_shows_entries_of_visible_vms_only(api: Any) -> None:
     api.restart_of("db")
     api.restart_of("web-0")
     api.restart_of("spot", "web-1")
@@ -167,7 +167,7 @@ def test_the_history_tells_of_ones_own_vms_only(api: Any) -> None:
     assert "service started" in texts(api.get("/history"))
 
 
-def test_an_entry_with_a_name_alone_is_shown_to_who_may_read_every_vm_of_that_name(api: Any) -> None:
+def test_an_entry_with_only_a_name_is_visible_to_readers_of_every_vm_of_that_name(api: Any) -> None:
     api.post("/fleet/vms", {"name": "cache", "resource_group": "lab"})
     reader = api.holding("Reader", f"{COMPUTE}/virtualMachines/cache")
     assert "VM cache added" in texts(reader.get("/history"))
@@ -177,7 +177,7 @@ def test_an_entry_with_a_name_alone_is_shown_to_who_may_read_every_vm_of_that_na
     assert "VM cache removed" not in texts(reader.get("/history"))
 
 
-def test_whoever_follows_some_of_the_history_misses_nothing_of_it(api: Any) -> None:
+def test_a_follower_with_limited_rights_misses_no_visible_entry(api: Any) -> None:
     reader = api.holding("Reader", DB)
     seq = reader.get("/history")["seq"]
     for _ in range(3):
@@ -194,7 +194,7 @@ def test_whoever_follows_some_of_the_history_misses_nothing_of_it(api: Any) -> N
     assert seq == api.world.store.last_seq()
 
 
-def test_ones_own_entry_is_found_behind_very_many_of_others(api: Any) -> None:
+def test_a_visible_entry_is_found_behind_many_invisible_ones(api: Any) -> None:
     reader = api.holding("Reader", DB)
     seq = api.world.store.last_seq()
     said = HistoryEntry(at=api.world.now, what=EntryKind.CLOCK, text="tick")
@@ -207,7 +207,7 @@ def test_ones_own_entry_is_found_behind_very_many_of_others(api: Any) -> None:
     assert page["seq"] == api.world.store.last_seq()
 
 
-def test_whoever_waits_is_not_woken_by_what_they_may_not_see(api: Any) -> None:
+def test_a_long_poll_is_not_answered_by_an_invisible_entry(api: Any) -> None:
     """Spec §12: how long a request is held is real time; nothing here waits that long."""
     reader = api.holding("Reader", DB)
 
@@ -225,7 +225,7 @@ def test_whoever_waits_is_not_woken_by_what_they_may_not_see(api: Any) -> None:
     assert "local user ann requested restart of db" in texts(api.world.do(scenario()))
 
 
-def test_whoever_waits_hears_of_a_vm_that_comes_meanwhile(api: Any) -> None:
+def test_a_long_poll_is_answered_by_an_entry_of_a_vm_added_meanwhile(api: Any) -> None:
     reader = api.holding("Reader", DB, OTHER_GROUP)
 
     async def scenario() -> Any:
@@ -238,7 +238,7 @@ def test_whoever_waits_hears_of_a_vm_that_comes_meanwhile(api: Any) -> None:
     assert "VM new added" in texts(api.world.do(scenario()))
 
 
-def test_whoever_waits_is_told_nothing_that_they_may_no_longer_see(api: Any) -> None:
+def test_a_long_poll_shows_nothing_after_its_grant_was_revoked(api: Any) -> None:
     """What is revoked counts at once, also for those who asked before."""
     grants = [Grant(id="g", role=Role.READER, to="client:ci", over=DB)]
     reader = api.admitting(lambda: Principal(id="client:ci", name="client ci", grants=tuple(grants)))
@@ -258,18 +258,18 @@ def test_whoever_waits_is_told_nothing_that_they_may_no_longer_see(api: Any) -> 
     assert texts(api.world.do(scenario())) == []
 
 
-def test_keepers_are_shown_of_ones_own_vms(api: Any) -> None:
+def test_supervisors_are_listed_for_visible_vms_only(api: Any) -> None:
     keeper = SimpleNamespace(pid=7, state="running", boot_id="b", program=("sleep",))
     api.house = replace(api.house, vm_supervisors=lambda: {api.world.vm(name).key: keeper for name in ("db", "web-0")})
     assert [one["vm"] for one in api.holding("Reader", DB).get("/keepers")["keepers"]] == ["db"]
 
 
-def test_of_the_service_others_learn_what_it_is_and_not_where(api: Any) -> None:
+def test_a_caller_with_limited_rights_learns_no_addresses_of_the_service(api: Any) -> None:
     assert api.holding("Reader", DB).get("/service") == {"version": "0.1.0", "lab": True}
     assert api.get("/service")["pid"] == 1
 
 
-def test_a_fault_that_is_on_for_everything_is_told_without_what_others_did(api: Any) -> None:
+def test_a_fault_of_the_whole_fleet_is_explained_without_entries_of_others(api: Any) -> None:
     api.post("/faults", {"kind": "gone", "all": True})
     api.post("/faults/storm", {"seed": 7, "for_s": 60})
     story = str(api.holding("Reader", DB).get("/explain/db"))
@@ -277,7 +277,7 @@ def test_a_fault_that_is_on_for_everything_is_told_without_what_others_did(api: 
     assert "storm" not in story
 
 
-def test_whoever_has_no_role_is_told_so_and_still_who_they_are(api: Any) -> None:
+def test_a_caller_without_a_role_learns_that_and_their_identity(api: Any) -> None:
     nobody = api.holding("Reader")
     status, code, message = nobody.refused("GET", "/fleet")
     assert (status, code) == (403, "Forbidden")

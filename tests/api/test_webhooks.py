@@ -16,7 +16,7 @@ NEW = {
 }
 
 
-def test_the_secret_is_shown_once_and_never_again(api: Any) -> None:
+def test_the_secret_of_a_webhook_is_shown_only_once(api: Any) -> None:
     added = api.post("/webhooks", NEW)
     secret = added.pop("secret")
     assert len(secret) == 43
@@ -28,7 +28,7 @@ def test_the_secret_is_shown_once_and_never_again(api: Any) -> None:
     assert "password" not in shown
 
 
-def test_a_webhook_is_shown_with_what_it_is_told_and_how_that_goes(api: Any) -> None:
+def test_a_webhook_is_shown_with_its_filter_and_delivery_state(api: Any) -> None:
     api.post("/webhooks", NEW)
     api.restart_of("db")
     (shown,) = api.get("/webhooks")["webhooks"]
@@ -40,7 +40,7 @@ def test_a_webhook_is_shown_with_what_it_is_told_and_how_that_goes(api: Any) -> 
     assert (shown["pending"], shown["pending_at_least"]) == (0, False)
 
 
-def test_one_that_is_added_from_the_start_awaits_the_past(api: Any) -> None:
+def test_a_webhook_from_the_start_has_past_messages_pending(api: Any) -> None:
     api.restart_of("db")
     added = api.post("/webhooks", {"url": "https://example.org", "from_start": True})
     assert added["pending"] == 1
@@ -56,26 +56,26 @@ OVER = [
 
 
 @pytest.mark.parametrize(("name", "resource"), OVER)
-def test_what_it_is_told_about_may_be_called_by_its_name(api: Any, name: str, resource: str) -> None:
+def test_the_resource_of_a_webhook_may_be_given_by_name(api: Any, name: str, resource: str) -> None:
     added = api.post("/webhooks", {"url": "https://example.org", "over": name})
     assert added["over"] == f"/subscriptions/sub/resourceGroups/lab/providers/Microsoft.Compute/{resource}"
 
 
 @pytest.mark.parametrize(("name", "status"), [("nothing", 404), ("/nothing", 400)])
-def test_what_there_is_not_is_refused(api: Any, name: str, status: int) -> None:
+def test_an_unknown_webhook_or_resource_is_not_found(api: Any, name: str, status: int) -> None:
     told = api.refused("POST", "/webhooks", {"url": "https://example.org", "over": name})
     assert told[0] == status
     assert repr(name) in told[2]
 
 
-def test_a_secret_of_ones_own_is_taken(api: Any) -> None:
+def test_a_webhook_may_be_added_with_a_given_secret(api: Any) -> None:
     assert api.post("/webhooks", {"url": "https://example.org", "secret": "0123456789abcdef"})["secret"][:4] == "0123"
     status, code, message = api.refused("POST", "/webhooks", {"url": "https://example.org", "secret": "hunter2"})
     assert (status, code) == (400, "Rejected")
     assert "hunter2" not in message
 
 
-def test_a_test_message_shows_what_came_of_it(api: Any) -> None:
+def test_a_test_message_shows_the_receivers_response(api: Any) -> None:
     with WebhookReceiver() as receiver:
         webhook = api.post("/webhooks", {"url": receiver.url})["id"]
         good = api.post(f"/webhooks/{webhook}/test")
@@ -84,7 +84,7 @@ def test_a_test_message_shows_what_came_of_it(api: Any) -> None:
     assert bad == {"id": webhook, "ok": False, "status": None, "text": "it refused the connection"}
 
 
-def test_a_receiver_that_does_not_agree_is_not_added(api: Any) -> None:
+def test_a_webhook_is_not_added_if_its_receiver_does_not_validate(api: Any) -> None:
     with WebhookReceiver() as receiver:
         status, code, message = api.refused("POST", "/webhooks", {"url": receiver.url, "validate": True})
     assert (status, code) == (409, "Refused")
@@ -93,13 +93,13 @@ def test_a_receiver_that_does_not_agree_is_not_added(api: Any) -> None:
 
 
 @pytest.mark.parametrize("url", ["example.org", "ftp://example.org", "https://ann:password@example.org"])
-def test_an_address_that_cannot_be_is_refused(api: Any, url: str) -> None:
+def test_an_invalid_webhook_address_is_rejected(api: Any, url: str) -> None:
     status, code, message = api.refused("POST", "/webhooks", {"url": url})
     assert (status, code) == (400, "Rejected")
     assert "password@" not in message
 
 
-def test_a_store_out_of_reach_adds_nothing(api: Any) -> None:
+def test_an_unavailable_store_adds_no_webhook(api: Any) -> None:
     api.world.store.fail_next(Unavailable("the disk is full: make room"))
     assert api.refused("POST", "/webhooks", NEW)[:2] == (503, "Unavailable")
     assert api.get("/webhooks") == {"webhooks": []}

@@ -53,12 +53,12 @@ def test_a_restart_becomes_an_event_and_an_operation_that_can_be_followed(arm: A
         ("RESTART", RequestedOperation.RESTART),
     ],
 )
-def test_each_action_asks_for_its_own(arm: Any, action: str, ask: RequestedOperation) -> None:
+def test_each_vm_action_creates_its_own_request(arm: Any, action: str, ask: RequestedOperation) -> None:
     assert arm.call("POST", f"{DB}/{action}").status == 202
     assert asked(arm) == [(ask, ("db",), "local user ann")]
 
 
-def test_without_an_api_version_the_addresses_have_none(arm: Any) -> None:
+def test_operation_urls_have_no_api_version_if_the_call_had_none(arm: Any) -> None:
     headers = arm.call("POST", f"{DB}/restart").headers
     assert "?" not in headers["azure-asyncoperation"]
     assert headers["location"].endswith("?monitor=true")
@@ -102,7 +102,7 @@ def test_an_eviction_is_answered_at_once_and_for_spot_vms_only(arm: Any) -> None
     assert message.startswith("VM 'db' is not a Spot VM")
 
 
-def test_hibernation_is_refused_in_words(arm: Any) -> None:
+def test_hibernation_is_rejected_with_a_reason(arm: Any) -> None:
     status, code, message = arm.refused("POST", f"{DB}/deallocate?hibernate=True")
     assert (status, code) == (400, "InvalidParameter")
     assert message.startswith("hibernate=true is not supported")
@@ -115,7 +115,7 @@ def test_a_delete_without_terminate_notification_is_done_at_once(arm: Any) -> No
 
 
 @pytest.mark.parametrize("force", ["", "?forceDeletion=true"])
-def test_a_delete_gives_the_notice_that_its_owner_wanted(arm: Any, force: str) -> None:
+def test_a_delete_gives_the_terminate_notice_of_the_profile(arm: Any, force: str) -> None:
     assert arm.call("DELETE", f"{POOL}/virtualMachines/0{force}").status == 202
     (event,) = arm.world.store.events()
     assert (event.rules.kind, event.rules.source, event.vms) == ("Terminate", "User", ("pool_0",))
@@ -125,20 +125,20 @@ def test_a_delete_gives_the_notice_that_its_owner_wanted(arm: Any, force: str) -
 @pytest.mark.parametrize(
     "gone", [f"{COMPUTE}/virtualMachines/nobody", f"{POOL}/virtualMachines/9", f"{COMPUTE}/virtualMachineScaleSets/x"]
 )
-def test_a_delete_of_what_does_not_exist_is_done(arm: Any, gone: str) -> None:
+def test_a_delete_of_a_missing_resource_succeeds(arm: Any, gone: str) -> None:
     before = arm.stored()
     answer = arm.call("DELETE", gone)
     assert (answer.status, answer.content) == (204, b"")
     assert arm.stored() == before
 
 
-def test_a_second_delete_after_the_first_is_done_too(arm: Any) -> None:
+def test_a_second_delete_succeeds(arm: Any) -> None:
     arm.call("DELETE", DB)
     arm.world.advance(60)
     assert arm.call("DELETE", DB).status == 204
 
 
-def test_the_right_is_asked_for_before_anything_is_looked_for(arm: Any) -> None:
+def test_the_right_is_checked_before_the_resource_is_looked_up(arm: Any) -> None:
     reader = arm.holding(Role.READER, "/subscriptions/sub")
     for method, target in (
         ("POST", f"{DB}/restart"),
@@ -151,7 +151,7 @@ def test_the_right_is_asked_for_before_anything_is_looked_for(arm: Any) -> None:
         assert reader.refused(method, target)[:2] == (403, "AuthorizationFailed")
 
 
-def test_an_operator_of_one_vm_operates_that_one(arm: Any) -> None:
+def test_an_operator_of_one_vm_may_operate_that_vm_only(arm: Any) -> None:
     operator = arm.holding(Role.OPERATOR, DB.upper())
     assert operator.call("POST", f"{DB}/restart").status == 202
     assert operator.refused("POST", f"{SPOT}/restart")[0] == 403
@@ -167,7 +167,7 @@ def test_a_vm_that_does_not_exist_is_not_found(arm: Any) -> None:
 
 
 @pytest.mark.parametrize(("method", "action"), [("POST", "/restart"), ("DELETE", "")])
-def test_an_instance_is_not_found_among_the_vms_and_whoever_asks_is_told_where_it_is(
+def test_an_instance_is_not_found_among_the_vms_and_the_message_has_its_path(
     arm: Any, method: str, action: str
 ) -> None:
     status, _, message = arm.refused(method, f"{COMPUTE}/virtualMachines/pool_1{action}")
@@ -175,7 +175,7 @@ def test_an_instance_is_not_found_among_the_vms_and_whoever_asks_is_told_where_i
     assert message.endswith(f"call {POOL}/virtualMachines/1")
 
 
-def test_whoever_may_not_read_an_instance_is_not_told_where_it_is(arm: Any) -> None:
+def test_a_caller_who_may_not_read_an_instance_does_not_learn_its_path(arm: Any) -> None:
     there = f"{COMPUTE}/virtualMachines/pool_1"
     _, _, message = arm.holding(Role.OPERATOR, there).refused("POST", f"{there}/restart")
     assert message.startswith("VM 'pool_1' does not exist")
@@ -189,7 +189,7 @@ def test_a_second_operation_on_a_vm_that_has_one_pending_is_refused(arm: Any) ->
     assert message == f"the user restart of VM 'db' is pending: approve or withdraw event {event.id} first"
 
 
-def test_one_user_operation_more_than_a_scope_may_have_is_refused(arm: Any) -> None:
+def test_a_user_operation_beyond_the_limit_of_a_scope_is_refused(arm: Any) -> None:
     """Spec §8.4: the 101st."""
     crowd = tuple(a_vm(f"crowd-{n}", availability_set="crowd", host="h1") for n in range(101))
     arm.world.do(arm.world.control.fleet.apply_change(FleetChange(vms=crowd, text="a crowd"), who="test"))
@@ -211,22 +211,22 @@ def test_one_user_operation_more_than_a_scope_may_have_is_refused(arm: Any) -> N
     ],
     ids=["no JSON", "no object", "unknown member", "wrong type", "deep"],
 )
-def test_a_body_that_is_not_understood_is_refused_in_one_sentence(arm: Any, body: bytes, said: str) -> None:
+def test_an_invalid_body_is_rejected_with_one_sentence(arm: Any, body: bytes, said: str) -> None:
     status, code, message = arm.refused("POST", f"{DB}/reimage", body)
     assert (status, code) == (400, "InvalidParameter")
     assert said in message
 
 
-def test_what_a_reimage_says_of_its_image_is_accepted(arm: Any) -> None:
+def test_the_image_parameters_of_a_reimage_are_accepted(arm: Any) -> None:
     image = {"tempDisk": True, "exactVersion": "1.0", "osProfile": {"adminPassword": "x"}}
     assert arm.call("POST", f"{DB}/reimage", image).status == 202
 
 
-def test_what_only_a_reimage_may_say_is_refused_elsewhere(arm: Any) -> None:
+def test_image_parameters_are_rejected_for_other_actions(arm: Any) -> None:
     assert "unknown field 'tempDisk'" in arm.refused("POST", f"{DB}/restart", {"tempDisk": True})[2]
 
 
-def test_a_role_instance_of_a_cloud_service_is_no_vm_here(arm: Any) -> None:
+def test_a_role_instance_of_a_cloud_service_is_not_found_as_a_vm(arm: Any) -> None:
     role = a_vm("worker_IN_0", cloud_service="shop", host="h1")
     arm.world.do(arm.world.control.fleet.apply_change(FleetChange(vms=(role,), text="a service"), who="test"))
     assert arm.refused("POST", f"{COMPUTE}/virtualMachines/worker_IN_0/restart")[0] == 404

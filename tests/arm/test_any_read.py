@@ -30,7 +30,7 @@ GRANTS = st.lists(
 @pytest.mark.parametrize("route", ROUTES, ids=lambda route: route.path)
 @given(data=st.data(), query=QUERIES, grants=GRANTS)
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_every_question_gets_an_answer(
+def test_every_generated_read_is_answered_without_a_500(
     arm: Any, route: Any, data: Any, query: dict[str, str], grants: list[str]
 ) -> None:
     path = re.sub(r"\{\w+\}", lambda _: quote(data.draw(NAMES), safe=""), route.path)

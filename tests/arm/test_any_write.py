@@ -86,7 +86,7 @@ def target_of(route: Any) -> str:
 @pytest.mark.parametrize("route", WRITING, ids=lambda route: f"{route.method} {route.path.partition('Compute/')[2]}")
 @given(body=BODIES | st.binary(max_size=20))
 @slowly
-def test_any_body_is_taken_or_refused_whole(arm: Any, route: Any, body: Any) -> None:
+def test_any_generated_body_is_accepted_or_rejected_as_a_whole(arm: Any, route: Any, body: Any) -> None:
     arm.world.settle()
     before = arm.stored()
     role = Role.OPERATOR if route.right is Right.OPERATE else Role.SCHEDULED_EVENT_CONTRIBUTOR
@@ -100,7 +100,7 @@ def test_any_body_is_taken_or_refused_whole(arm: Any, route: Any, body: Any) -> 
 @pytest.mark.parametrize("route", UPDATING, ids=lambda route: f"{route.method} {route.path.partition('Compute/')[2]}")
 @given(body=updates(st.nothing()))
 @slowly
-def test_what_an_update_answers_can_be_put_back(arm: Any, route: Any, body: Any) -> None:
+def test_the_response_of_an_update_can_be_put_back(arm: Any, route: Any, body: Any) -> None:
     target = target_of(route)
     answer = arm.call(route.method, target, {"location": "westeurope", **body})
     if answer.status != 200:

@@ -46,20 +46,20 @@ def test_an_approved_event_starts_and_the_history_names_who_approved_it(arm: Any
     assert (entry.who, entry.text) == ("client ci", "client ci approved Reboot of db")
 
 
-def test_the_address_is_found_whatever_its_case(arm: Any) -> None:
+def test_the_approval_path_is_matched_without_case(arm: Any) -> None:
     (event,) = restart(arm, "db")
     target = f"{DB}/providers/microsoft.maintenance/scheduledEvents/{event.id}/ACKNOWLEDGE"
     assert arm.call("POST", target.replace("resourceGroups", "resourcegroups")).json == APPROVED
 
 
 @pytest.mark.parametrize("over", [WEB_2, WEB_SET], ids=["another VM of the set", "the set"])
-def test_every_member_of_a_scope_may_approve_its_events(arm: Any, over: str) -> None:
+def test_every_vm_of_a_scope_may_approve_its_events(arm: Any, over: str) -> None:
     (event,) = restart(arm, "web-0")
     assert arm.holding(Role.SCHEDULED_EVENT_CONTRIBUTOR, over).call("POST", acknowledge(over, event)).status == 200
     assert status(arm, event) is EventState.STARTED
 
 
-def test_an_approval_again_changes_nothing_and_succeeds(arm: Any) -> None:
+def test_a_second_approval_succeeds_and_changes_nothing(arm: Any) -> None:
     (event,) = restart(arm, "db")
     arm.call("POST", acknowledge(DB, event))
     before = arm.stored()
@@ -90,27 +90,27 @@ def test_an_event_of_another_resource_is_not_found(arm: Any, over: str) -> None:
     assert arm.refused("POST", f"{over}/{EVENTS}", {"value": [event.id]})[:2] == (404, "ResourceNotFound")
 
 
-def test_what_no_document_ever_showed_is_not_found(arm: Any) -> None:
+def test_an_unlisted_event_cannot_be_approved(arm: Any) -> None:
     (unlisted,) = arm.world.ask(RequestedOperation.POWER_OFF, "db")
     assert arm.refused("POST", acknowledge(DB, unlisted))[0] == 404
 
 
 @pytest.mark.parametrize("role", [Role.READER, Role.OPERATOR, Role.PLATFORM])
-def test_it_needs_the_role_for_it(arm: Any, role: Role) -> None:
+def test_an_approval_needs_the_role_for_it(arm: Any, role: Role) -> None:
     (event,) = restart(arm, "db")
     somebody = arm.holding(role, "/")
     assert somebody.refused("POST", acknowledge(DB, event))[:2] == (403, "AuthorizationFailed")
     assert somebody.refused("POST", f"{DB}/{EVENTS}", {"value": [event.id]})[:2] == (403, "AuthorizationFailed")
 
 
-def test_the_role_over_one_vm_does_not_reach_its_set_or_its_neighbours(arm: Any) -> None:
+def test_the_role_over_one_vm_does_not_cover_its_set_or_other_vms(arm: Any) -> None:
     (event,) = restart(arm, "web-0")
     somebody = arm.holding(Role.SCHEDULED_EVENT_CONTRIBUTOR, WEB_2)
     for over in (WEB_SET, f"{COMPUTE}/virtualMachines/web-0", COMPUTE + "/virtualMachines/web-22"):
         assert somebody.refused("POST", acknowledge(over, event))[0] == 403
 
 
-def test_a_list_is_approved_across_the_placement_groups_of_a_set(arm: Any) -> None:
+def test_a_list_of_events_is_approved_across_placement_groups(arm: Any) -> None:
     more = (a_vm("pool_2", scale_set="pool", placement_group="pg-1", host="h1"),)
     arm.world.do(arm.world.control.fleet.apply_change(FleetChange(vms=more, text="a second group"), who="test"))
     events = restart(arm, "pool_0", "pool_1", "pool_2")
@@ -122,7 +122,7 @@ def test_a_list_is_approved_across_the_placement_groups_of_a_set(arm: Any) -> No
 
 
 @pytest.mark.parametrize("wrong", ["nothing", "", "ß", "00000000-0000-4000-8000-FFFFFFFFFFFF"])
-def test_one_wrong_id_in_a_list_leaves_all_as_they_were(arm: Any, wrong: str) -> None:
+def test_one_wrong_id_in_a_list_approves_nothing(arm: Any, wrong: str) -> None:
     events = restart(arm, "pool_0", "pool_1")
     (other,) = restart(arm, "db")
     for stranger in (wrong, other.id):
@@ -141,7 +141,7 @@ def test_one_wrong_id_in_a_list_leaves_all_as_they_were(arm: Any, wrong: str) ->
         (b"{", "the body is not JSON"),
     ],
 )
-def test_a_list_that_is_not_understood_is_refused_in_one_sentence(arm: Any, body: Any, said: str) -> None:
+def test_an_invalid_list_of_events_is_rejected_with_one_sentence(arm: Any, body: Any, said: str) -> None:
     code, _, message = arm.refused("POST", f"{POOL}/{EVENTS}", body)
     assert code == 400
     assert said in message
@@ -154,5 +154,5 @@ def test_a_list_that_is_not_understood_is_refused_in_one_sentence(arm: Any, body
         lambda inner: st.lists(inner) | st.fixed_dictionaries({"value": inner}),
     )
 )
-def test_whatever_the_list_it_changes_nothing_unless_it_names_events(arm: Any, body: Any) -> None:
+def test_a_generated_list_changes_nothing_unless_it_names_events(arm: Any, body: Any) -> None:
     assert arm.refused("POST", f"{DB}/{EVENTS}", body)[0] in (400, 404)

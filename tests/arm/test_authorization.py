@@ -100,7 +100,7 @@ def test_only_discovery_and_sign_in_need_no_token() -> None:
     assert {label(route) for route in ROUTES if route.right is None} == FOR_ANYBODY
 
 
-def test_what_changes_something_needs_more_than_reading() -> None:
+def test_every_writing_route_needs_more_than_the_right_to_read() -> None:
     changing = [route for route in ROUTES if route.method != "GET" and route.right is not None]
     assert {route.right for route in changing} == {Right.OPERATE, Right.APPROVE}
     assert all(route.authorize.__name__ in OVER_WHAT_IS_CALLED for route in changing)
@@ -111,7 +111,7 @@ def test_what_changes_something_needs_more_than_reading() -> None:
 
 
 @pytest.mark.parametrize("route", OPEN)
-def test_what_needs_no_token_changes_nothing(arm: Any, route: ArmRoute) -> None:
+def test_routes_without_a_token_change_nothing(arm: Any, route: ArmRoute) -> None:
     where = target(arm, route)
     before = arm.stored()
     for body in (None, b"grant_type=client_credentials&client_id=bot&client_secret=x", {"grant_type": "x"}):
@@ -120,7 +120,7 @@ def test_what_needs_no_token_changes_nothing(arm: Any, route: ArmRoute) -> None:
 
 
 @pytest.mark.parametrize("route", GUARDED)
-def test_a_route_is_for_those_who_have_its_right(arm: Any, route: ArmRoute) -> None:
+def test_a_route_is_open_to_callers_with_its_right_only(arm: Any, route: ArmRoute) -> None:
     where = target(arm, route)
     found = {called: outcome(arm, caller, route, where) for called, caller in everybody(arm).items()}
     assert found == expected(route)
@@ -130,7 +130,7 @@ LISTING = [param for param in GUARDED if param.values[0].authorize.__name__ == "
 
 
 @pytest.mark.parametrize("route", LISTING)
-def test_a_list_names_nothing_of_others(arm: Any, route: ArmRoute) -> None:
+def test_a_list_names_nothing_that_the_caller_may_not_read(arm: Any, route: ArmRoute) -> None:
     where = target(arm, route)
     for caller in (arm.holding(Role.OPERATOR, OTHER), arm.holding(Role.READER)):
         told = caller.call("GET", where).content.decode()

@@ -25,7 +25,7 @@ def open_arm(arm_of: Any, issuer: TokenIssuer) -> Any:
     return arm_of(sign_in=TokenService(issuer=issuer, tenant_id="t-1"))
 
 
-def test_one_object_has_what_clients_of_2022_and_of_2015_look_for(open_arm: Any) -> None:
+def test_the_cloud_metadata_has_the_keys_of_the_2022_and_2015_formats(open_arm: Any) -> None:
     assert open_arm.get("/metadata/endpoints?api-version=2022-09-01") == {
         "name": "forewarn",
         "resourceManager": BASE,
@@ -41,16 +41,16 @@ def test_one_object_has_what_clients_of_2022_and_of_2015_look_for(open_arm: Any)
     }
 
 
-def test_the_same_is_there_as_a_list(open_arm: Any) -> None:
+def test_the_cloud_metadata_is_also_served_as_a_list(open_arm: Any) -> None:
     assert open_arm.get("/metadata/endpoints-list") == [open_arm.get("/metadata/endpoints?api-version=2015-01-01")]
 
 
 @pytest.mark.parametrize("path", ["//metadata/endpoints", "/metadata/endpoints/", "/Metadata/Endpoints"])
-def test_endpoints_are_found_however_the_path_is_written(open_arm: Any, path: str) -> None:
+def test_the_metadata_path_is_matched_in_every_spelling(open_arm: Any, path: str) -> None:
     assert open_arm.get(path)["resourceManager"] == BASE
 
 
-def test_addresses_are_those_that_the_client_called(open_arm: Any) -> None:
+def test_metadata_addresses_use_the_host_that_the_client_called(open_arm: Any) -> None:
     cloud = open_arm.call("GET", "/metadata/endpoints", headers=OTHER).json
     assert cloud["resourceManager"] == "https://console.example.org"
     assert cloud["authentication"]["loginEndpoint"] == "https://console.example.org/adfs"
@@ -66,7 +66,9 @@ def test_addresses_are_those_that_the_client_called(open_arm: Any) -> None:
         ("/adfs/shop.example.org/v2.0", "adfs/oauth2/token"),
     ],
 )
-def test_where_to_sign_in_is_told_for_both_sorts_of_authority(open_arm: Any, path: str, token_endpoint: str) -> None:
+def test_the_openid_configuration_exists_for_both_kinds_of_authority(
+    open_arm: Any, path: str, token_endpoint: str
+) -> None:
     told = open_arm.get(f"{path}/.well-known/openid-configuration")
     assert told["token_endpoint"] == f"{BASE}/{token_endpoint}"
     assert told["issuer"] == f"{BASE}/adfs"
@@ -74,7 +76,7 @@ def test_where_to_sign_in_is_told_for_both_sorts_of_authority(open_arm: Any, pat
     assert told["authorization_endpoint"].startswith(BASE)
 
 
-def test_the_keys_that_tokens_are_signed_with_are_public_ones(open_arm: Any, issuer: TokenIssuer) -> None:
+def test_the_published_signing_keys_are_public_keys(open_arm: Any, issuer: TokenIssuer) -> None:
     (key,) = open_arm.get("/adfs/discovery/keys")["keys"]
     assert key == issuer.jwks()["keys"][0]
     assert set(key) == {"kty", "n", "e", "kid", "use", "alg"}
@@ -87,7 +89,7 @@ def test_the_keys_that_tokens_are_signed_with_are_public_ones(open_arm: Any, iss
         ("https://issuer.example.org/realms/shop", "https://issuer.example.org/realms/shop"),
     ],
 )
-def test_with_an_issuer_outside_clients_are_sent_there(arm_of: Any, issuer: TokenIssuer, url: str, login: str) -> None:
+def test_clients_are_sent_to_an_external_issuer(arm_of: Any, issuer: TokenIssuer, url: str, login: str) -> None:
     external = ExternalIssuer(url, ["api://forewarn", "api://other"])
     arm = arm_of(sign_in=TokenService(issuer=issuer, tenant_id="t-1", external=external))
     told = arm.get("/metadata/endpoints")["authentication"]
@@ -101,7 +103,7 @@ def test_a_service_without_its_https_port_says_so(arm: Any, path: str) -> None:
     assert "the setting 'console'" in message
 
 
-def test_nothing_of_the_fleet_is_told_before_somebody_signs_in(open_arm: Any) -> None:
+def test_discovery_shows_nothing_of_the_fleet(open_arm: Any) -> None:
     (key,) = open_arm.call("GET", "/adfs/discovery/keys").json["keys"]
     assert set(key) == {"kty", "e", "n", "kid", "use", "alg"}  # random letters, among which any name may stand
     told = str(open_arm.call("GET", "/metadata/endpoints").json)

@@ -25,26 +25,26 @@ Page = Callable[[Sequence[ArmRoute]], str]
 @pytest.mark.parametrize(
     ("name", "page"), [("azure-api.md", azure_api_markdown), ("powershell.md", powershell_markdown)]
 )
-def test_the_page_in_docs_says_what_the_routes_say(name: str, page: Page) -> None:
+def test_the_generated_page_in_docs_is_current(name: str, page: Page) -> None:
     path = HERE / "docs" / name
     assert path.exists(), f"docs/{name} is missing: run `make docs`"
     assert path.read_text(encoding="utf-8") == page(ROUTES), f"docs/{name} is not what the routes say: run `make docs`"
 
 
-def test_every_route_has_one_row_with_its_right_and_what_it_does() -> None:
+def test_every_route_has_one_row_with_its_right_and_summary() -> None:
     rows = [(row[1], row[2].replace("…", COMPUTE_PATH)) for row in ROW.finditer(azure_api_markdown(ROUTES))]
     assert sorted(rows) == sorted((route.method, route.path) for route in ROUTES)
     assert len(set(rows)) == len(rows)
 
 
 @pytest.mark.parametrize("route", ROUTES, ids=lambda route: f"{route.method} {route.path}")
-def test_a_route_says_in_a_few_words_what_it_does(route: ArmRoute) -> None:
+def test_every_route_has_a_short_summary(route: ArmRoute) -> None:
     assert route.summary
     assert "|" not in route.summary
     assert not route.summary.endswith(".")
 
 
-def test_a_new_route_has_a_row_and_calls_by_itself() -> None:
+def test_a_new_route_appears_on_both_pages() -> None:
     async def polish(context: RequestContext, call: ArmCall) -> ArmResponse:
         return ArmResponse()
 
@@ -53,7 +53,7 @@ def test_a_new_route_has_a_row_and_calls_by_itself() -> None:
     assert 'Invoke-AzRestMethod -Method GET -Path "$vmId/polish?$version"' in powershell_markdown([new])
 
 
-def test_every_code_of_a_refusal_is_explained() -> None:
+def test_the_page_explains_every_error_code() -> None:
     text = "".join(path.read_text(encoding="utf-8") for path in SOURCES.glob("*.py"))
     codes = {found[1] or found[2] for found in CODE.finditer(text)}
     assert {"ResourceNotFound", "MethodNotAllowed", "SubscriptionNotFound"} <= codes  # the pattern still finds them
@@ -61,7 +61,7 @@ def test_every_code_of_a_refusal_is_explained() -> None:
     assert not missing, f"docs/azure-api.md explains no {missing}: add them in tools/docs/azure_api.py"
 
 
-def test_the_headers_of_an_operation_are_all_explained(arm: Any) -> None:
+def test_the_page_explains_every_header_of_an_operation(arm: Any) -> None:
     answer = arm.call(
         "POST", "/subscriptions/sub/resourceGroups/lab/providers/Microsoft.Compute/virtualMachines/db/restart"
     )
@@ -69,7 +69,7 @@ def test_the_headers_of_an_operation_are_all_explained(arm: Any) -> None:
     assert set(answer.headers) - {"content-length"} == named
 
 
-def test_what_an_operation_tells_is_named(arm: Any) -> None:
+def test_the_page_names_every_member_of_an_operation(arm: Any) -> None:
     answer = arm.call(
         "POST", "/subscriptions/sub/resourceGroups/lab/providers/Microsoft.Compute/virtualMachines/db/restart"
     )

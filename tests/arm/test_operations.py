@@ -100,7 +100,7 @@ def test_an_operation_says_what_it_waits_for_until_its_event_is_over(arm: Any) -
     assert "error" not in over.json
 
 
-def test_it_ends_without_an_approval_when_the_notice_is_over(arm: Any) -> None:
+def test_an_operation_ends_without_approval_after_the_notice(arm: Any) -> None:
     followed = Followed(arm, "POST", f"{VMS}/db/redeploy")
     arm.world.advance(9 * 60)
     assert followed.status == "InProgress"
@@ -108,7 +108,7 @@ def test_it_ends_without_an_approval_when_the_notice_is_over(arm: Any) -> None:
     assert followed.status == "Succeeded"
 
 
-def test_it_tells_who_was_given_the_event_and_who_polls(arm: Any) -> None:
+def test_an_operation_lists_the_vms_that_were_given_the_event_and_that_poll(arm: Any) -> None:
     followed = Followed(arm, "POST", f"{VMS}/web-0/restart")
     event, world = the_event(arm), arm.world
     key, scope_id = world.vm("web-1").key, event.scope_id
@@ -124,7 +124,7 @@ def test_it_tells_who_was_given_the_event_and_who_polls(arm: Any) -> None:
     }
 
 
-def test_the_other_address_answers_with_its_status_alone(arm: Any) -> None:
+def test_the_location_url_answers_with_its_status_only(arm: Any) -> None:
     followed = Followed(arm, "POST", f"{VMS}/db/restart")
     waiting = followed.watch()
     assert (waiting.status, waiting.content, waiting.headers["retry-after"]) == (202, b"", "1")
@@ -134,7 +134,7 @@ def test_the_other_address_answers_with_its_status_alone(arm: Any) -> None:
     assert (done.status, done.content) == (200, b"")
 
 
-def test_an_act_that_fails_ends_it_as_failed_with_the_reason_of_each_vm(arm: Any) -> None:
+def test_a_failed_act_fails_the_operation_with_the_reason_of_each_vm(arm: Any) -> None:
     arm.world.hypervisor.set_behaviour(SimulatedBehaviour((FailRule(vm="pool_1", note="the disk did not come back"),)))
     followed = Followed(arm, "POST", f"{POOL}/restart")
     arm.world.advance(16 * 60)
@@ -154,7 +154,7 @@ def test_an_act_that_fails_ends_it_as_failed_with_the_reason_of_each_vm(arm: Any
     assert followed.watch().error == (409, "OperationFailed", shown["error"]["message"])
 
 
-def test_a_withdrawn_event_ends_it_as_cancelled_and_says_by_whom_and_why(arm: Any) -> None:
+def test_a_withdrawn_event_cancels_the_operation_with_who_and_why(arm: Any) -> None:
     followed = Followed(arm, "POST", f"{VMS}/db/restart")
     arm.world.do(arm.world.control.requests.withdraw(the_event(arm).id, who="bob", reason="not today"))
     shown = followed.show()
@@ -164,7 +164,7 @@ def test_a_withdrawn_event_ends_it_as_cancelled_and_says_by_whom_and_why(arm: An
     assert followed.watch().error[:2] == (409, "OperationCanceled")
 
 
-def test_of_many_reasons_the_first_are_told_in_words_and_all_in_detail(arm: Any) -> None:
+def test_the_message_has_the_first_reasons_and_the_details_have_all(arm: Any) -> None:
     crowd = tuple(a_vm(f"crowd_{n}", scale_set="crowd", host="h1") for n in range(22))
     arm.world.do(arm.world.control.fleet.apply_change(FleetChange(vms=crowd, text="a crowd"), who="test"))
     followed = Followed(arm, "POST", f"{COMPUTE}/virtualMachineScaleSets/crowd/restart")
@@ -176,7 +176,7 @@ def test_of_many_reasons_the_first_are_told_in_words_and_all_in_detail(arm: Any)
     assert len(error["details"]) == 22
 
 
-def test_what_was_done_only_in_part_has_not_succeeded(arm: Any) -> None:
+def test_an_operation_that_was_done_in_part_does_not_succeed(arm: Any) -> None:
     """Spec §9: a withdrawn event ends it as cancelled, also where another of it was carried out."""
     followed = Followed(arm, "POST", f"{POOL}/restart", {"instanceIds": ["0", "1"]})
     done, withdrawn = sorted(arm.world.events(EventState.SCHEDULED), key=lambda event: event.vms)
@@ -191,7 +191,7 @@ def test_what_was_done_only_in_part_has_not_succeeded(arm: Any) -> None:
     assert followed.watch().error[:2] == (409, "OperationCanceled")
 
 
-def test_what_could_not_even_begin_in_part_has_failed(arm: Any) -> None:
+def test_an_operation_with_a_skipped_part_fails(arm: Any) -> None:
     followed = Followed(arm, "POST", f"{POOL}/restart", {"instanceIds": ["0"]})
     request_id = the_event(arm).request_id
     skipped = HistoryEntry(at=0, what=EntryKind.SKIPPED, text="pool_9 has no host to go to", request_id=request_id)
@@ -205,7 +205,7 @@ def test_what_could_not_even_begin_in_part_has_failed(arm: Any) -> None:
 @pytest.mark.parametrize(
     ("method", "action", "by"), [("POST", "/redeploy", "user redeploy"), ("DELETE", "", "user delete")]
 )
-def test_what_another_operation_took_the_place_of_is_cancelled(arm: Any, method: str, action: str, by: str) -> None:
+def test_a_replaced_operation_is_cancelled(arm: Any, method: str, action: str, by: str) -> None:
     first = Followed(arm, "POST", f"{VMS}/db/restart")
     second = Followed(arm, method, f"{VMS}/db{action}")
     assert first.status == "Canceled"
@@ -214,7 +214,7 @@ def test_what_another_operation_took_the_place_of_is_cancelled(arm: Any, method:
     assert second.status == "Succeeded"
 
 
-def test_what_is_carried_out_at_once_is_over_as_soon_as_it_is_performed(arm: Any) -> None:
+def test_an_operation_without_notice_is_over_when_it_is_performed(arm: Any) -> None:
     followed = Followed(arm, "POST", f"{VMS}/db/powerOff")
     arm.world.advance(60)
     shown = followed.show()
@@ -223,7 +223,7 @@ def test_what_is_carried_out_at_once_is_over_as_soon_as_it_is_performed(arm: Any
     assert shown["properties"]["events"][0]["note"] == "a power off publishes no event"
 
 
-def test_in_a_scope_that_is_disabled_a_restart_waits_for_nobody(arm_of: Callable[..., Any]) -> None:
+def test_a_restart_in_a_disabled_scope_waits_for_no_approval(arm_of: Callable[..., Any]) -> None:
     arm = arm_of(Policy())
     followed = Followed(arm, "POST", f"{VMS}/db/restart")
     arm.world.advance(60)
@@ -232,7 +232,7 @@ def test_in_a_scope_that_is_disabled_a_restart_waits_for_nobody(arm_of: Callable
     assert "disabled" in shown["properties"]["events"][0]["note"]
 
 
-def test_performing_maintenance_lasts_as_long_as_the_events_that_it_approved(arm: Any) -> None:
+def test_an_operation_that_performs_maintenance_lasts_as_long_as_its_events(arm: Any) -> None:
     world = arm.world
     world.do(world.control.requests.degrade_host("h1", who="operator", notice_s=DAY_S))
     world.settle()
@@ -244,7 +244,7 @@ def test_performing_maintenance_lasts_as_long_as_the_events_that_it_approved(arm
     assert followed.status == "Succeeded"
 
 
-def test_whoever_performs_maintenance_of_a_shared_host_does_not_learn_who_else_is_on_it(arm: Any) -> None:
+def test_performing_maintenance_of_a_shared_host_does_not_reveal_its_other_vms(arm: Any) -> None:
     world = arm.world
     rollout = Rollout(impact=RolloutImpact.REBOOT, hosts=("h1",))
     world.do(world.control.requests.start_rollout(rollout, who="operator"))
@@ -267,7 +267,7 @@ def test_an_operation_outlives_the_service_that_began_it(arm: Any) -> None:
     assert followed.show(again(reborn))["status"] == "Succeeded"
 
 
-def test_part_of_a_request_that_is_still_to_come_keeps_it_in_progress(arm: Any) -> None:
+def test_an_operation_with_planned_events_is_in_progress(arm: Any) -> None:
     vms = tuple(a_vm(f"big_{n}", scale_set="big", placement_group=f"pg-{n}", host="h1") for n in range(2))
     arm.world.do(arm.world.control.fleet.apply_change(FleetChange(vms=vms, text="two groups"), who="test"))
     receipt = arm.world.do(arm.world.control.requests.request_for_vms(RequestedOperation.RESTART, vms, who="ann"))
@@ -275,7 +275,7 @@ def test_part_of_a_request_that_is_still_to_come_keeps_it_in_progress(arm: Any) 
     assert (shown["status"], shown["properties"]["toCome"], shown["properties"]["events"]) == ("InProgress", 2, [])
 
 
-def test_an_operation_is_found_whatever_the_case_of_its_id_and_address(arm: Any) -> None:
+def test_an_operation_is_found_in_any_case_of_its_id_and_path(arm: Any) -> None:
     followed = Followed(arm, "POST", f"{VMS}/db/restart")
     assert arm.get(f"{OPERATIONS.upper()}/{followed.id.upper()}")["name"] == followed.id
 
@@ -288,17 +288,17 @@ def test_an_operation_is_not_found_under_another_subscription(arm: Any) -> None:
 
 
 @pytest.mark.parametrize("name", ["nothing", "%C3%9F", "00000000-0000-4000-8000-000000000001"])
-def test_an_operation_that_never_was_is_not_found(arm: Any, name: str) -> None:
+def test_an_unknown_operation_is_not_found(arm: Any, name: str) -> None:
     assert arm.refused("GET", f"{OPERATIONS}/{name}")[:2] == (404, "ResourceNotFound")
 
 
-def test_a_rollout_is_no_operation(arm: Any) -> None:
+def test_a_rollout_is_not_found_as_an_operation(arm: Any) -> None:
     rollout = Rollout(impact=RolloutImpact.UPDATE, hosts=("h1",))
     request = arm.world.do(arm.world.control.requests.start_rollout(rollout, who="operator"))
     assert arm.refused("GET", f"{OPERATIONS}/{request.id}")[0] == 404
 
 
-def test_an_operation_whose_events_are_forgotten_is_not_found_and_says_so(arm: Any) -> None:
+def test_an_operation_without_kept_events_is_not_found_and_says_so(arm: Any) -> None:
     followed = Followed(arm, "POST", f"{VMS}/db/restart")
     arm.world.advance(DAY_S)
     arm.world.do(arm.world.store.prune(arm.world.now))
@@ -307,7 +307,7 @@ def test_an_operation_whose_events_are_forgotten_is_not_found_and_says_so(arm: A
     assert "no longer kept" in message
 
 
-def test_only_who_asked_or_may_read_every_vm_of_it_finds_it(arm: Any) -> None:
+def test_an_operation_is_visible_to_its_requester_and_readers_of_all_its_vms(arm: Any) -> None:
     followed = Followed(arm.holding(Role.OPERATOR, POOL, name="client asker"), "POST", f"{POOL}/restart")
     strangers = [arm.holding(Role.READER, *over) for over in ((), (f"{VMS}/db",), (f"{POOL}/virtualMachines/0",))]
     for stranger in strangers:
@@ -321,7 +321,7 @@ def test_only_who_asked_or_may_read_every_vm_of_it_finds_it(arm: Any) -> None:
         assert reader.get(followed.url)["status"] == "InProgress"
 
 
-def test_maintenance_that_is_performed_can_be_followed_by_all_who_see_the_scope(arm: Any) -> None:
+def test_an_operation_that_performs_maintenance_is_visible_to_all_who_see_the_scope(arm: Any) -> None:
     """Spec §7.2: each of them sees its events."""
     vms = tuple(a_vm(f"app-{n}", availability_set="app", host="h1") for n in range(2))
     arm.world.do(arm.world.control.fleet.apply_change(FleetChange(vms=vms, text="two on one host"), who="test"))
@@ -333,7 +333,7 @@ def test_maintenance_that_is_performed_can_be_followed_by_all_who_see_the_scope(
     assert followed.show(reader)["properties"]["events"][0]["resources"] == ["app-0", "app-1"]
 
 
-def test_it_can_be_read_of_vms_that_it_deleted(arm: Any) -> None:
+def test_an_operation_can_be_read_after_it_deleted_its_vms(arm: Any) -> None:
     followed = Followed(arm, "DELETE", f"{VMS}/db")
     arm.world.advance(60)
     assert arm.holding(Role.READER, f"{VMS}/db").get(followed.url)["status"] == "Succeeded"

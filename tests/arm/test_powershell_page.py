@@ -142,7 +142,7 @@ def ids_in(arm: Any) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("block", blocks("Calls"), ids=lambda block: re.findall(r'"(\S+)\?', block)[-1])
-def test_a_call_is_answered_as_the_page_says(arm_of: Callable[..., Any], block: str) -> None:
+def test_every_call_of_the_page_is_answered_as_the_page_says(arm_of: Callable[..., Any], block: str) -> None:
     """Each in a world of its own, since a second restart of a VM would be refused."""
     route = asked_by(block)[-1].route
     answered: list[tuple[str, int]] = []
@@ -165,7 +165,7 @@ def test_a_call_is_answered_as_the_page_says(arm_of: Callable[..., Any], block: 
     assert f"({usual}):\n\n```powershell\n{block}" in PAGE
 
 
-def test_the_sign_in_gives_a_token_by_which_the_calls_are_let_in(arm_of: Any, signing_key: Any) -> None:
+def test_the_sign_in_of_the_page_gives_a_valid_token(arm_of: Any, signing_key: Any) -> None:
     sign_in = TokenService(issuer=TokenIssuer(f"{BASE}/adfs", signing_key), tenant_id="t")
     arm = arm_of(sign_in=sign_in, **a_fleet(CLOSED[0]))
     made = arm.api.post("/access/clients", {"id": "scripts"})
@@ -211,20 +211,20 @@ class Waiting:
         run_script(lines, shell_for(self.ask, Start_Sleep=self.sleep))
 
 
-def test_the_loop_waits_until_the_operation_is_over(arm_of: Any) -> None:
+def test_the_polling_loop_waits_until_the_operation_is_over(arm_of: Any) -> None:
     waiting = Waiting(arm_of(**a_fleet(CLOSED[0])))
     waiting.run()
     assert 900 <= waiting.slept_s < 1000  # spec §6: a restart has a quarter of an hour's notice
 
 
-def test_the_loop_gives_up_after_half_an_hour(arm_of: Any) -> None:
+def test_the_polling_loop_gives_up_after_half_an_hour(arm_of: Any) -> None:
     waiting = Waiting(arm_of(**a_fleet(CLOSED[0])), advances=False)
     with pytest.raises(ScriptError, match="the operation is InProgress"):
         waiting.run()
     assert waiting.slept_s == 1800
 
 
-def test_what_is_untested_can_at_least_be_read() -> None:
+def test_untested_blocks_of_the_page_can_be_parsed() -> None:
     shell = shell_for(
         lambda request: {"access_token": "T"},
         ConvertTo_SecureString=lambda given, _: given["String"],
@@ -236,7 +236,7 @@ def test_what_is_untested_can_at_least_be_read() -> None:
     assert shell.get("credential") == ["scripts", "the secret"]
 
 
-def test_every_block_of_powershell_is_read_by_one_of_these_tests() -> None:
+def test_every_powershell_block_is_covered_by_these_tests() -> None:
     read = [block for title in ("Trust", "Sign in", "Az", "Names", "Wait for an operation") for block in blocks(title)]
     assert len(read) == 5
     assert [*read, *blocks("Calls")] == BLOCK.findall(PAGE)

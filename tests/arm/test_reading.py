@@ -37,7 +37,7 @@ def machine(vm: Any) -> dict[str, Any]:
     }
 
 
-def test_a_vm_of_an_availability_set_is_shown_with_all_that_is_known_of_it(arm: Any) -> None:
+def test_a_vm_of_an_availability_set_is_shown_with_all_its_settings(arm: Any) -> None:
     assert arm.get(f"{VMS}/web-1?api-version=2026-04-01") == {
         "id": f"{VMS}/web-1",
         "name": "web-1",
@@ -49,7 +49,7 @@ def test_a_vm_of_an_availability_set_is_shown_with_all_that_is_known_of_it(arm: 
     }
 
 
-def test_what_its_owner_declared_of_a_vm_is_shown_in_azures_words(arm_of: Callable[..., Any]) -> None:
+def test_the_declared_settings_of_a_vm_are_shown_in_azures_format(arm_of: Callable[..., Any]) -> None:
     arm = _of(
         arm_of,
         a_vm("plain", tags={"team": "shop"}, terminate_notice_min=7, os_image_notice_min=15, zone="2", host="z"),
@@ -74,7 +74,7 @@ def test_what_its_owner_declared_of_a_vm_is_shown_in_azures_words(arm_of: Callab
         assert unasked not in cheap
 
 
-def test_an_instance_view_tells_power_and_place(arm: Any) -> None:
+def test_an_instance_view_shows_power_and_placement(arm: Any) -> None:
     view = {"platformUpdateDomain": 1, "platformFaultDomain": 0, "statuses": [PROVISIONED, RUNNING]}
     assert arm.get(f"{VMS}/web-1/instanceView") == view
     assert arm.get(f"{VMS}/web-1?$expand=instanceView")["properties"]["instanceView"] == view
@@ -91,7 +91,7 @@ def test_an_instance_view_tells_power_and_place(arm: Any) -> None:
         assert arm.get(f"{VMS}/web-1/instanceView")["statuses"] == [PROVISIONED, status]
 
 
-def test_an_instance_view_tells_of_platform_maintenance_that_its_owner_may_take_now(arm: Any) -> None:
+def test_an_instance_view_shows_pending_platform_maintenance(arm: Any) -> None:
     arm.api.post("/rollouts", {"impact": "reboot", "hosts": ["h3"]})
     pending = arm.get(f"{VMS}/web-2/instanceView")["maintenanceRedeployStatus"]
     assert pending == {
@@ -107,7 +107,7 @@ def test_an_instance_view_tells_of_platform_maintenance_that_its_owner_may_take_
     assert "maintenanceRedeployStatus" not in arm.get(f"{VMS}/web-2/instanceView")
 
 
-def test_a_restart_that_a_user_asked_for_is_no_maintenance_of_the_platform(arm: Any) -> None:
+def test_a_requested_restart_is_not_shown_as_platform_maintenance(arm: Any) -> None:
     arm.world.ask(RequestedOperation.RESTART, "db")
     assert "maintenanceRedeployStatus" not in arm.get(f"{VMS}/db/instanceView")
 
@@ -122,13 +122,13 @@ def test_vms_are_listed_without_the_instances_of_scale_sets(arm: Any) -> None:
     assert [vm["properties"]["instanceView"]["statuses"][1] for vm in viewed] == [RUNNING] * 5
 
 
-def test_instances_of_cloud_services_are_no_vms_here(arm_of: Callable[..., Any]) -> None:
+def test_instances_of_cloud_services_are_not_listed_as_vms(arm_of: Callable[..., Any]) -> None:
     arm = _of(arm_of, a_vm("front_IN_0", cloud_service="shop"), a_vm("db"))
     assert names(arm.get(VMS)) == ["db"]
     assert arm.refused("GET", f"{VMS}/front_IN_0")[:2] == (404, "ResourceNotFound")
 
 
-def test_a_scale_set_is_shown_by_its_instances(arm: Any) -> None:
+def test_a_scale_set_is_rendered_from_its_instances(arm: Any) -> None:
     shown = arm.get(f"{SETS}/pool")
     unique = shown["properties"].pop("uniqueId")
     assert shown == {
@@ -187,7 +187,7 @@ def test_a_scale_sets_instance_view_counts_its_instances(arm: Any) -> None:
     }
 
 
-def test_an_instance_is_known_to_its_scale_set_by_its_number(arm: Any) -> None:
+def test_an_instance_is_found_by_its_number(arm: Any) -> None:
     shown = arm.get(f"{SETS}/pool/virtualMachines/1")
     assert shown == {
         "id": f"{SETS}/pool/virtualMachines/1",
@@ -209,7 +209,7 @@ def test_an_instance_is_known_to_its_scale_set_by_its_number(arm: Any) -> None:
     assert expanded["properties"]["instanceView"] == view
 
 
-def test_an_availability_set_names_its_vms(arm: Any) -> None:
+def test_an_availability_set_lists_its_vms(arm: Any) -> None:
     shown = arm.get(f"{COMPUTE}/availabilitySets/web")
     assert shown == {
         "id": f"{COMPUTE}/availabilitySets/web",
@@ -261,7 +261,7 @@ def test_subscriptions_groups_and_locations_are_those_of_the_vms(arm: Any) -> No
         f"{VMS}/db/?api-version=2022-11-01",
     ],
 )
-def test_paths_are_taken_in_any_case_and_with_slashes_too_many(arm: Any, target: str) -> None:
+def test_paths_are_matched_without_case_and_with_extra_slashes(arm: Any, target: str) -> None:
     assert arm.get(target) == arm.get(f"{VMS}/db")
 
 
@@ -287,13 +287,13 @@ def test_paths_are_taken_in_any_case_and_with_slashes_too_many(arm: Any, target:
         ("/subscriptions/o/providers/Microsoft.Compute/virtualMachines", "SubscriptionNotFound", "'o' does not exist"),
     ],
 )
-def test_what_does_not_exist_is_said_in_a_sentence(arm: Any, path: str, code: str, message: str) -> None:
+def test_a_missing_resource_is_reported_with_a_sentence(arm: Any, path: str, code: str, message: str) -> None:
     status, said, sentence = arm.refused("GET", path)
     assert (status, said) == (404, code)
     assert message in sentence
 
 
-def test_what_was_removed_is_gone_from_every_list(arm: Any) -> None:
+def test_a_removed_vm_is_in_no_list(arm: Any) -> None:
     assert arm.get(f"{SETS}/pool")["sku"]["capacity"] == 2
     for name in ("pool_0", "pool_1", "web-1"):
         arm.world.ask(RequestedOperation.DELETE, name)
@@ -306,7 +306,7 @@ def test_what_was_removed_is_gone_from_every_list(arm: Any) -> None:
     assert members == [{"id": f"{VMS}/web-0"}, {"id": f"{VMS}/web-2"}]
 
 
-def test_a_subscription_without_vms_is_gone(arm_of: Callable[..., Any]) -> None:
+def test_a_subscription_without_vms_does_not_exist(arm_of: Callable[..., Any]) -> None:
     arm = _of(arm_of, a_vm("last"))
     arm.world.ask(RequestedOperation.DELETE, "last")
     arm.world.advance(60)
@@ -314,7 +314,7 @@ def test_a_subscription_without_vms_is_gone(arm_of: Callable[..., Any]) -> None:
     assert arm.refused("GET", "/subscriptions/sub/resourceGroups/lab")[:2] == (404, "ResourceGroupNotFound")
 
 
-def test_following_the_links_of_a_long_list_gives_every_instance_once(arm_of: Callable[..., Any]) -> None:
+def test_following_next_links_gives_every_instance_once(arm_of: Callable[..., Any]) -> None:
     arm = _of(arm_of, *(a_vm(f"big_{n}", scale_set="big", placement_group=f"{n // 100}") for n in range(250)))
     pages = list(_pages(arm, f"{SETS}/big/virtualMachines?api-version=2024-11-01&$expand=instanceView"))
     assert [len(page) for page in pages] == [100, 100, 50]
@@ -322,7 +322,7 @@ def test_following_the_links_of_a_long_list_gives_every_instance_once(arm_of: Ca
     assert all("instanceView" in one["properties"] for page in pages for one in page)
 
 
-def test_a_list_goes_on_where_it_was_whatever_went_in_between(arm_of: Callable[..., Any]) -> None:
+def test_a_next_link_continues_after_removed_vms(arm_of: Callable[..., Any]) -> None:
     arm = _of(arm_of, *(a_vm(f"vm-{n}") for n in range(201)))
     first = arm.get(f"{ALL}/virtualMachines")
     for name in ("vm-3", "vm-99", "vm-150"):
@@ -332,7 +332,7 @@ def test_a_list_goes_on_where_it_was_whatever_went_in_between(arm_of: Callable[.
     assert [vm["name"] for vm in rest] == [f"vm-{n}" for n in range(100, 201) if n != 150]
 
 
-def test_many_sets_are_listed_in_pieces_too(arm_of: Callable[..., Any]) -> None:
+def test_lists_of_sets_have_pages_too(arm_of: Callable[..., Any]) -> None:
     arm = _of(
         arm_of,
         *(a_vm(f"s{n}_0", scale_set=f"s{n}") for n in range(25)),
@@ -343,7 +343,7 @@ def test_many_sets_are_listed_in_pieces_too(arm_of: Callable[..., Any]) -> None:
         assert sorted(found) == sorted(f"{letter}{n}" for n in range(25)), target
 
 
-def test_a_link_keeps_names_that_need_quoting(arm_of: Callable[..., Any]) -> None:
+def test_a_next_link_quotes_names(arm_of: Callable[..., Any]) -> None:
     arm = _of(arm_of, *(a_vm(f"v-{n}", resource_group="a group (ä)") for n in range(101)))
     first = arm.get(f"{VMS.replace('lab', 'a%20group%20(%C3%A4)')}?x=%26")
     assert first["nextLink"].isascii()
@@ -351,7 +351,7 @@ def test_a_link_keeps_names_that_need_quoting(arm_of: Callable[..., Any]) -> Non
 
 
 @pytest.mark.parametrize("token", ["?", "%FF", "AA", "_w==", "OTk5" * 2000])
-def test_a_link_of_somebody_elses_making_is_refused(arm: Any, token: str) -> None:
+def test_a_forged_skip_token_is_rejected(arm: Any, token: str) -> None:
     status, code, message = arm.refused("GET", f"{VMS}?$skiptoken={token}")
     assert (status, code) == (400, "InvalidParameter")
     assert "nextLink" in message
@@ -399,7 +399,7 @@ def test_a_reader_of_a_group_sees_all_of_it_and_nothing_else(arm_of: Callable[..
     assert reader.refused("GET", "/subscriptions/other")[:2] == (404, "SubscriptionNotFound")
 
 
-def test_somebody_without_a_role_cannot_tell_what_exists(arm: Any) -> None:
+def test_a_caller_without_a_role_cannot_learn_what_exists(arm: Any) -> None:
     nobody = arm.holding(Role.READER)
     for path in ("/subscriptions", VMS, f"{ALL}/virtualMachines", SETS, f"{SETS}/pool/virtualMachines"):
         there, not_there = nobody.get(path), nobody.get(path.replace("lab", "cellar").replace("pool", "none"))
@@ -410,7 +410,7 @@ def test_somebody_without_a_role_cannot_tell_what_exists(arm: Any) -> None:
         assert message.replace(name, "") == nobody.refused("GET", f"{VMS}/x")[2].replace("/x:", "/:")
 
 
-def test_a_name_that_nobody_has_cannot_break_a_call(arm: Any) -> None:
+def test_any_unknown_name_is_not_found_without_a_500(arm: Any) -> None:
     for name in ("%00", "%FF%FE", "..", "%2e%2e", "a" * 5000, "%F0%9F%90%88", "'; drop table vms; --", "7" * 5000):
         for path in (f"{VMS}/{name}", f"{SETS}/{name}/virtualMachines", f"{SETS}/pool/virtualMachines/{name}"):
             assert arm.refused("GET", path.replace(" ", "%20"))[0] == 404, name
@@ -440,6 +440,6 @@ def _pages(arm: Any, target: str) -> Any:
 
 
 @pytest.mark.parametrize("name", ["a?b", "a#b", "a%3Fb", "100%", "a b", "ä", "a;b&c=d+e"])
-def test_a_vm_is_found_by_the_very_name_that_it_has(arm_of: Callable[..., Any], name: str) -> None:
+def test_a_vm_is_found_by_any_valid_name(arm_of: Callable[..., Any], name: str) -> None:
     arm = arm_of(vms=[a_vm(one) for one in sorted({name, "a?b", "a%3Fb"})])
     assert arm.get(f"{VMS}/{quote(name, safe='')}")["name"] == name

@@ -43,14 +43,14 @@ def hit(arm: Any) -> list[str]:
 
 
 @pytest.mark.parametrize("body", [None, {}, {"instanceIds": ["*"]}, {"instanceIds": None}], ids=repr)
-def test_without_ids_every_instance_is_meant_in_all_placement_groups(big: Any, body: Any) -> None:
+def test_an_action_without_ids_covers_every_instance_of_all_placement_groups(big: Any, body: Any) -> None:
     assert big.call("POST", f"{BIG}/restart", body).status == 202
     assert asked(big) == [("restart", ("big_0", "big_1", "big_2"))]
     assert hit(big) == ["big_0", "big_1", "big_2"]
     assert len({event.scope_id for event in big.world.store.events()}) == 2
 
 
-def test_with_ids_those_are_meant_each_once(big: Any) -> None:
+def test_an_action_with_ids_covers_each_named_instance_once(big: Any) -> None:
     assert big.call("POST", f"{BIG}/redeploy", {"instanceIds": ["2", "0", "2"]}).status == 202
     assert asked(big) == [("redeploy", ("big_2", "big_0"))]
 
@@ -68,7 +68,7 @@ def test_with_ids_those_are_meant_each_once(big: Any) -> None:
         ("delete", RequestedOperation.DELETE),
     ],
 )
-def test_each_action_of_a_set_asks_for_its_own(big: Any, action: str, ask: RequestedOperation) -> None:
+def test_each_action_of_a_set_creates_its_own_request(big: Any, action: str, ask: RequestedOperation) -> None:
     assert big.call("POST", f"{BIG}/{action}", {"instanceIds": ["1"]}).status == 202
     assert asked(big) == [(ask, ("big_1",))]
 
@@ -84,7 +84,7 @@ def test_each_action_of_a_set_asks_for_its_own(big: Any, action: str, ask: Reque
         ("reimageall", RequestedOperation.REIMAGE),
     ],
 )
-def test_each_action_of_an_instance_asks_for_its_own(big: Any, action: str, ask: RequestedOperation) -> None:
+def test_each_action_of_an_instance_creates_its_own_request(big: Any, action: str, ask: RequestedOperation) -> None:
     assert big.call("POST", f"{BIG}/virtualMachines/1/{action}").status == 202
     assert asked(big) == [(ask, ("big_1",))]
 
@@ -95,7 +95,7 @@ def test_a_spot_instance_is_evicted(big: Any) -> None:
     assert big.refused("POST", f"{BIG}/virtualMachines/0/simulateEviction")[0] == 409
 
 
-def test_a_start_of_the_whole_set_is_meant_for_those_that_do_not_run(big: Any) -> None:
+def test_a_start_of_the_whole_set_covers_the_stopped_instances(big: Any) -> None:
     big.call("POST", f"{BIG}/poweroff", {"instanceIds": ["1"]})
     big.world.advance(60)
     assert big.call("POST", f"{BIG}/start").status == 202
@@ -138,15 +138,13 @@ def test_deleting_the_set_deletes_every_instance(big: Any) -> None:
         ("deallocate?hibernate=true", None, 400, "hibernate=true is not supported"),
     ],
 )
-def test_what_is_not_understood_refuses_the_whole_call(
-    big: Any, action: str, body: Any, status: int, said: str
-) -> None:
+def test_an_invalid_body_rejects_the_whole_call(big: Any, action: str, body: Any, status: int, said: str) -> None:
     refused = big.refused("POST", f"{BIG}/{action}", body)
     assert refused[0] == status
     assert said in refused[2]
 
 
-def test_one_instance_that_is_busy_refuses_the_whole_call(big: Any) -> None:
+def test_one_busy_instance_refuses_the_whole_call(big: Any) -> None:
     big.call("POST", f"{BIG}/virtualMachines/2/restart")
     assert big.refused("POST", f"{BIG}/restart")[:2] == (409, "OperationNotAllowed")
 
@@ -156,7 +154,7 @@ def test_a_set_or_an_instance_that_does_not_exist_is_not_found(big: Any) -> None
         assert big.refused("POST", target)[:2] == (404, "ResourceNotFound")
 
 
-def test_the_right_over_the_instances_that_are_named_is_enough(big: Any) -> None:
+def test_the_right_over_the_named_instances_is_enough(big: Any) -> None:
     operator = big.holding(Role.OPERATOR, f"{BIG}/virtualMachines/0", f"{BIG}/virtualMachines/2")
     for body in (None, {"instanceIds": ["*"]}, {"instanceIds": ["0", "1"]}, {"instanceIds": []}, b"{"):
         assert operator.refused("POST", f"{BIG}/restart", body)[:2] == (403, "AuthorizationFailed")
@@ -178,7 +176,7 @@ _bodies = (
     body=_bodies.map(lambda value: json.dumps(value).encode()) | st.binary(max_size=20),
     over=st.sampled_from([BIG, f"{BIG}/virtualMachines/0", POOL]),
 )
-def test_whatever_the_body_it_is_accepted_or_refused_and_then_nothing_changes(
+def test_a_generated_body_is_accepted_or_rejected_without_a_change(
     big: Any, action: str, body: bytes, over: str
 ) -> None:
     before = big.stored()

@@ -155,7 +155,7 @@ def test_a_clients_id_is_found_in_any_case(desk: Desk) -> None:
         ({"scope": None, "resource": "https://vault.azure.net"}, (400, "invalid_resource", 500011)),
     ],
 )
-def test_a_sign_in_is_refused_as_oauth_says_it(desk: Desk, fields: Any, refused: tuple[int, str, int]) -> None:
+def test_a_failed_sign_in_is_an_oauth_error(desk: Desk, fields: Any, refused: tuple[int, str, int]) -> None:
     assert refusal(desk.ask(**fields)) == refused
 
 
@@ -166,7 +166,7 @@ def test_an_unknown_client_and_a_wrong_secret_look_the_same(desk: Desk) -> None:
     assert unknown.headers == wrong.headers
 
 
-def test_whoever_has_no_secret_does_not_learn_what_tokens_are_for(desk: Desk) -> None:
+def test_a_caller_without_a_secret_does_not_learn_the_audiences(desk: Desk) -> None:
     assert refusal(desk.ask(client_secret="guessed", scope="https://vault.azure.net/.default"))[0] == 401
 
 
@@ -181,13 +181,13 @@ def test_whoever_has_no_secret_does_not_learn_what_tokens_are_for(desk: Desk) ->
         {"scope": None},
     ],
 )
-def test_a_token_is_for_any_of_the_names_that_clients_have_for_us(desk: Desk, fields: Any) -> None:
+def test_a_token_is_issued_for_every_audience_that_clients_use(desk: Desk, fields: Any) -> None:
     answer = desk.ask(**fields)
     assert answer.status == 200, answer.content
     assert desk.get(answer.json["access_token"]).status == 200
 
 
-def test_a_body_that_is_no_form_is_refused(desk: Desk) -> None:
+def test_a_token_request_that_is_not_a_form_is_rejected(desk: Desk) -> None:
     for body in (b"", b"\xff\xfe", b"{}", b"&&&=", b"grant_type"):
         answer = desk.arm.call("POST", "/adfs/oauth2/token", body, FORM)
         assert refusal(answer)[:2] == (400, "invalid_request"), body
@@ -206,7 +206,7 @@ def test_neither_secrets_nor_tokens_are_logged(desk: Desk, caplog: pytest.LogCap
     assert not any(secret in caplog.text for secret in (SECRET, "almost the secret", token))
 
 
-def test_a_token_is_worth_what_is_granted_when_it_is_shown(desk: Desk) -> None:
+def test_a_token_has_the_grants_of_the_moment_of_the_call(desk: Desk) -> None:
     token = desk.token()
     assert desk.get(token, f"{VMS}/db").error[:2] == (403, "AuthorizationFailed")
     assert desk.get(token, f"{VMS}/db").error[2].startswith("client ci does not have the right to read over")
@@ -218,7 +218,7 @@ def test_a_token_is_worth_what_is_granted_when_it_is_shown(desk: Desk) -> None:
     assert desk.get(token, f"{VMS}/db").status == 403
 
 
-def test_the_token_of_a_client_that_was_removed_is_worth_nothing(desk: Desk) -> None:
+def test_the_token_of_a_removed_client_is_rejected(desk: Desk) -> None:
     token = desk.token()
     desk.grant(Role.ADMINISTRATOR, ROOT_RESOURCE)
     desk.commit(removed_clients=("ci",))
@@ -226,13 +226,13 @@ def test_the_token_of_a_client_that_was_removed_is_worth_nothing(desk: Desk) -> 
     assert refusal(desk.ask()) == (401, "invalid_client", 7000215)
 
 
-def test_another_secret_ends_the_old_one(desk: Desk) -> None:
+def test_a_renewed_secret_replaces_the_old_one(desk: Desk) -> None:
     desk.commit(clients=(RegisteredClient(id="ci", secret_hash=hash_secret("another")),))
     assert desk.ask().status == 401
     assert desk.ask(client_secret="another").status == 200
 
 
-def test_another_secret_ends_the_tokens_of_the_old_one(desk: Desk) -> None:
+def test_a_renewed_secret_invalidates_tokens_of_the_old_one(desk: Desk) -> None:
     stolen = desk.token()
     desk.commit(clients=(RegisteredClient(id="ci", secret_hash=hash_secret("another"), name="the pipeline"),))
     assert desk.get(stolen).error[::2] == (401, "client 'ci' has a new secret: sign in with that one")
@@ -240,7 +240,7 @@ def test_another_secret_ends_the_tokens_of_the_old_one(desk: Desk) -> None:
     assert desk.get(fresh).status == 200
 
 
-def test_a_token_is_no_good_for_another_client_that_comes_to_have_the_id(desk: Desk) -> None:
+def test_a_token_is_not_valid_for_a_new_client_with_the_same_id(desk: Desk) -> None:
     left_behind = desk.token()
     desk.commit(removed_clients=("ci",))
     desk.commit(clients=(RegisteredClient(id="ci", secret_hash=hash_secret("somebody else's"), name="the pipeline"),))
@@ -249,7 +249,7 @@ def test_a_token_is_no_good_for_another_client_that_comes_to_have_the_id(desk: D
     assert desk.get(desk.ask(client_secret="somebody else's").json["access_token"]).status == 200
 
 
-def test_a_token_ends(desk: Desk) -> None:
+def test_a_token_expires(desk: Desk) -> None:
     token = desk.token()
     desk.time.now += 3599
     assert desk.get(token).status == 200
@@ -260,14 +260,14 @@ def test_a_token_ends(desk: Desk) -> None:
     assert desk.get(desk.token()).status == 200
 
 
-def test_lab_time_does_not_end_a_token(desk: Desk) -> None:
+def test_lab_time_does_not_expire_a_token(desk: Desk) -> None:
     token = desk.token()
     desk.world.advance(86_400)
     assert desk.get(token).status == 200
 
 
 @pytest.mark.parametrize("path", ["/subscriptions", f"{VMS}/db", f"{VMS}/none", "/forewarn/v1/events"])
-def test_without_a_token_a_caller_is_told_where_to_sign_in(desk: Desk, path: str) -> None:
+def test_a_caller_without_a_token_learns_where_to_sign_in(desk: Desk, path: str) -> None:
     answer = desk.arm.call("GET", path)
     assert answer.status == 401
     assert answer.headers["www-authenticate"] == f'Bearer authorization_uri="{BASE}/adfs", error="invalid_token"'
@@ -275,20 +275,20 @@ def test_without_a_token_a_caller_is_told_where_to_sign_in(desk: Desk, path: str
 
 
 @pytest.mark.parametrize("token", ["", "x", "a.b.c", "..", "é.é.é", "x" * 40_000])
-def test_what_is_no_token_opens_nothing(desk: Desk, token: str) -> None:
+def test_a_malformed_token_is_rejected(desk: Desk, token: str) -> None:
     status, code, message = desk.get(token).error
     assert (status, code) == (401, "AuthenticationFailed")
     assert not token.strip("x") or token not in message
 
 
-def test_only_bearers_are_let_in(desk: Desk) -> None:
+def test_other_authorization_schemes_are_rejected(desk: Desk) -> None:
     token = desk.token()
     assert desk.get(token, scheme="bearer").status == 200
     for scheme in ("Basic", "Token", "Bearer,", ""):
         assert desk.get(token, scheme=scheme).status == 401, scheme
 
 
-def test_a_forged_token_opens_nothing(desk: Desk, issuer: TokenIssuer) -> None:
+def test_a_forged_token_is_rejected(desk: Desk, issuer: TokenIssuer) -> None:
     header, payload, signature = desk.token().split(".")
     for forged in (f"{header}.{payload}.", f"{header}.{payload[:-2]}AA.{signature}", f"{header}.{payload}.AAAA"):
         assert desk.get(forged).status == 401
@@ -307,7 +307,7 @@ def test_a_vm_acts_under_its_own_name(desk: Desk) -> None:
     assert desk.get(token, f"{VMS}/spot").status == 403
 
 
-def test_the_token_of_a_vm_that_is_gone_is_worth_nothing_even_when_another_comes_by_its_name(desk: Desk) -> None:
+def test_the_token_of_a_removed_vm_is_rejected_even_if_a_new_vm_has_its_name(desk: Desk) -> None:
     vm = desk.world.vm("db")
     token = desk.sign_in.issuer.issue_text(desk.sign_in.subject_of_vm(vm), BASE, NOW)
     desk.grant(Role.READER, ROOT_RESOURCE, to=vm_principal(vm.vm_id))
@@ -320,7 +320,7 @@ def test_the_token_of_a_vm_that_is_gone_is_worth_nothing_even_when_another_comes
     assert desk.get(token).status == 401
 
 
-def test_with_an_issuer_outside_its_tokens_count_and_ours_are_not_given(
+def test_an_external_issuer_replaces_our_own_tokens(
     arm_of: Callable[..., Any], issuer: TokenIssuer, elsewhere: OidcIssuer
 ) -> None:
     desk = Desk(arm_of, issuer, ExternalIssuer(elsewhere.url, ["api://forewarn"]))
@@ -343,7 +343,7 @@ def test_with_an_issuer_outside_its_tokens_count_and_ours_are_not_given(
     assert desk.get(own).status == 401
 
 
-def test_an_issuer_that_cannot_be_reached_is_no_reason_to_be_let_in(
+def test_an_unreachable_issuer_authenticates_no_caller(
     arm_of: Callable[..., Any], issuer: TokenIssuer, elsewhere: OidcIssuer
 ) -> None:
     elsewhere.is_down = True

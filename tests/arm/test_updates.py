@@ -58,14 +58,14 @@ def said(arm: Any) -> list[str]:
 
 
 @pytest.mark.parametrize("target", EVERY)
-def test_what_a_get_shows_can_be_put_back_and_changes_nothing(arm: Any, target: str) -> None:
+def test_putting_back_what_a_get_shows_changes_nothing(arm: Any, target: str) -> None:
     before = arm.stored()
     assert done(arm, "PUT", target, arm.get(target)) == arm.get(target)
     assert arm.stored() == before
 
 
 @pytest.mark.parametrize("target", EVERY)
-def test_a_client_may_drop_what_it_does_not_know_and_send_null_for_what_it_does(arm: Any, target: str) -> None:
+def test_a_client_may_leave_out_members_and_send_null(arm: Any, target: str) -> None:
     whole = arm.get(target)
     kept = {name: whole[name] for name in ("location", "tags")}
     nulls = {"identity": None, "plan": None, "zones": None, "extendedLocation": {}, "resources": []}
@@ -79,7 +79,7 @@ def test_a_client_may_drop_what_it_does_not_know_and_send_null_for_what_it_does(
     assert arm.stored() == before
 
 
-def test_an_instance_view_that_is_sent_back_means_nothing(arm: Any) -> None:
+def test_an_instance_view_that_is_sent_back_is_ignored(arm: Any) -> None:
     whole = arm.get(f"{DB}?$expand=instanceView")
     whole["properties"]["instanceView"]["statuses"] = []
     before = arm.stored()
@@ -116,7 +116,7 @@ def test_the_terminate_notice_of_a_vm_is_set(arm: Any) -> None:
     ],
     ids=str,
 )
-def test_a_notice_may_be_written_in_many_ways(arm: Any, profile: Any, minutes: int) -> None:
+def test_a_notice_may_be_any_iso_duration_of_whole_minutes(arm: Any, profile: Any, minutes: int) -> None:
     whole = arm.get(DB)
     whole["properties"]["scheduledEventsProfile"] = {"terminateNotificationProfile": profile}
     done(arm, "PUT", DB, whole)
@@ -128,7 +128,7 @@ def test_a_notice_may_be_written_in_many_ways(arm: Any, profile: Any, minutes: i
     ["PT4M", "PT16M", "PT5M30S", "PT1H", "10", "", "P", "PT", "PT-5M", "5M", "PT5.5M", "PT٥M", "PT" + "9" * 5000 + "M"],
 )
 @pytest.mark.parametrize("enable", [True, False])
-def test_another_duration_is_refused_with_the_allowed_ones(arm: Any, timeout: str, enable: bool) -> None:
+def test_an_invalid_notice_is_rejected_with_the_allowed_range(arm: Any, timeout: str, enable: bool) -> None:
     status, code, message = arm.refused("PATCH", DB, of_vm(**noticed(timeout, enable=enable)))
     assert (status, code) == (400, "InvalidParameter")
     where = "properties.scheduledEventsProfile.terminateNotificationProfile.notBeforeTimeout"
@@ -159,7 +159,7 @@ def test_another_duration_is_refused_with_the_allowed_ones(arm: Any, timeout: st
         ({"nonsense": 1}, "nonsense"),
     ],
 )  # fmt: skip
-def test_what_cannot_be_taken_is_refused_by_its_member(arm: Any, body: Any, where: str) -> None:
+def test_an_invalid_member_is_rejected_by_its_path(arm: Any, body: Any, where: str) -> None:
     answer = arm.call("PATCH", DB, body)
     assert answer.error[:2] == (400, "InvalidParameter")
     assert answer.error[2].startswith(where)
@@ -170,12 +170,12 @@ def test_what_cannot_be_taken_is_refused_by_its_member(arm: Any, body: Any, wher
 @pytest.mark.parametrize(
     "body", [b"{", b"[]", b"5", b"null", b"\xff", b'{"a":' * 100_000, b'"\\ud800"'], ids=lambda b: b[:9]
 )
-def test_a_body_that_is_no_object_is_refused(arm: Any, body: bytes) -> None:
+def test_a_body_that_is_not_an_object_is_rejected(arm: Any, body: bytes) -> None:
     for method in ("PUT", "PATCH"):
         assert arm.refused(method, DB, body)[:2] == (400, "InvalidParameter")
 
 
-def test_a_patch_leaves_what_it_leaves_out(arm: Any) -> None:
+def test_a_patch_keeps_what_it_leaves_out(arm: Any) -> None:
     done(arm, "PATCH", DB, {"tags": {"team": "shop"}, **of_vm(**noticed(), scheduledEventsPolicy=AUTOMATIC)})
     done(arm, "PATCH", DB, of_vm(scheduledEventsProfile={"osImageNotificationProfile": {"enable": True}}))
     vm = arm.world.vm("db")
@@ -189,7 +189,7 @@ def test_a_patch_leaves_what_it_leaves_out(arm: Any) -> None:
     assert arm.world.vm("db") == vm
 
 
-def test_a_patch_takes_away_what_is_null(arm: Any) -> None:
+def test_a_patch_removes_members_that_are_null(arm: Any) -> None:
     done(arm, "PATCH", DB, {"tags": {"team": "shop"}, **of_vm(**noticed(), scheduledEventsPolicy=AUTOMATIC)})
     fewer = {"userInitiatedReboot": None, "scheduledEventsAdditionalPublishingTargets": None}
     done(arm, "PATCH", DB, of_vm(scheduledEventsPolicy=fewer))
@@ -200,7 +200,7 @@ def test_a_patch_takes_away_what_is_null(arm: Any) -> None:
     assert shown["tags"] == {}
 
 
-def test_a_patch_that_enables_keeps_the_time_that_was_set(arm: Any) -> None:
+def test_a_patch_that_enables_a_notification_keeps_its_time(arm: Any) -> None:
     done(arm, "PATCH", DB, of_vm(**noticed("PT12M")))
     done(arm, "PATCH", DB, of_vm(scheduledEventsProfile={"terminateNotificationProfile": {"enable": True}}))
     assert arm.world.vm("db").terminate_notice_min == 12
@@ -217,7 +217,7 @@ def test_a_put_removes_what_it_leaves_out(arm: Any) -> None:
     )
 
 
-def test_a_put_without_a_location_is_refused_so_that_half_an_object_takes_nothing_away(arm: Any) -> None:
+def test_a_put_without_a_location_is_rejected(arm: Any) -> None:
     for body in ({}, {"location": None, "tags": {}}, None):
         assert arm.refused("PUT", DB, body)[:2] == (400, "LocationRequired")
 
@@ -240,7 +240,7 @@ def test_the_policy_of_a_vm_makes_its_restarts_start_at_once(arm: Any) -> None:
     assert arm.world.vm("db").publish_outside
 
 
-def test_a_setting_leaves_what_is_pending_alone(arm: Any) -> None:
+def test_a_changed_setting_does_not_affect_pending_events(arm: Any) -> None:
     (event,) = arm.world.ask(RequestedOperation.RESTART, "db")
     document = arm.world.document("db")
     done(arm, "PATCH", DB, {"tags": {"a": "b"}, **of_vm(**noticed(), scheduledEventsPolicy=AUTOMATIC)})
@@ -248,7 +248,7 @@ def test_a_setting_leaves_what_is_pending_alone(arm: Any) -> None:
     assert arm.world.document("db") == document
 
 
-def test_a_scale_set_s_profile_and_policy_are_those_of_all_its_instances(arm: Any) -> None:
+def test_an_update_of_a_scale_set_changes_all_its_instances(arm: Any) -> None:
     policy = {"scheduledEventsPolicy": AUTOMATIC}
     body = {"properties": {"virtualMachineProfile": noticed("PT12M", enable=True), **policy}}
     shown = done(arm.holding(Role.OPERATOR, POOL), "PATCH", POOL, body)
@@ -261,14 +261,14 @@ def test_a_scale_set_s_profile_and_policy_are_those_of_all_its_instances(arm: An
     assert text.startswith("client ci set the terminate notice of pool to 12 min, the automatic approval of restarts")
 
 
-def test_the_history_shows_a_change_to_whoever_made_it(arm: Any) -> None:
+def test_the_history_shows_a_change_to_its_author(arm: Any) -> None:
     ci = arm.holding(Role.OPERATOR, POOL)
     done(ci, "PATCH", POOL, {"tags": {"a": "b"}})
     entries = ci.get("/forewarn/v1/history")["entries"]
     assert [entry["text"] for entry in entries if entry["what"] == "fleet"] == ["client ci set the tags of pool to a=b"]
 
 
-def test_what_az_puts_for_a_scale_set_is_taken(arm: Any) -> None:
+def test_the_scale_set_that_az_puts_is_accepted(arm: Any) -> None:
     whole = arm.get(POOL)
     for told in ("id", "name", "type"):
         del whole[told]
@@ -284,13 +284,13 @@ def test_what_az_puts_for_a_scale_set_is_taken(arm: Any) -> None:
     }
 
 
-def test_another_os_image_notice_than_15_min_is_refused(arm: Any) -> None:
+def test_an_os_image_notice_other_than_15_min_is_rejected(arm: Any) -> None:
     profile = {"osImageNotificationProfile": {"enable": True, "notBeforeTimeout": "PT10M"}}
     message = arm.refused("PATCH", DB, of_vm(scheduledEventsProfile=profile))[2]
     assert message.endswith('is "PT10M": give PT15M')
 
 
-def test_tags_of_a_set_are_those_that_its_vms_share(arm: Any) -> None:
+def test_a_set_shows_the_tags_that_all_its_vms_share(arm: Any) -> None:
     done(arm, "PUT", POOL_1, {**arm.get(POOL_1), "tags": {"number": "1"}})
     assert arm.get(POOL)["tags"] == {}
     assert done(arm, "PATCH", POOL, {"tags": {"team": "shop"}})["tags"] == {"team": "shop"}
@@ -311,7 +311,9 @@ def test_an_availability_set_has_tags_and_a_policy_for_all_its_vms(arm: Any) -> 
 def test_a_vm_of_a_set_has_no_policy_of_its_own(arm: Any) -> None:
     status, code, message = arm.refused("PATCH", WEB_0, of_vm(scheduledEventsPolicy=AUTOMATIC))
     assert (status, code) == (409, "OperationNotAllowed")
-    assert message == "VM 'web-0' is in availability set 'web' and has no policy of its own: change the policy of the set"
+    assert (
+        message == "VM 'web-0' is in availability set 'web' and has no policy of its own: change the policy of the set"
+    )
     done(arm, "PATCH", WEB_0, {"tags": {"a": "b"}, **of_vm(**noticed())})
     assert arm.world.vm("web-0").terminate_notice_min == 10
 
@@ -352,7 +354,7 @@ def test_a_spot_vm_gets_no_terminate_notification(arm_of: Callable[..., Any]) ->
         (WEB, "properties.virtualMachines", [], "fleet file"),
     ],
 )
-def test_what_the_fleet_file_says_is_not_changed_here(
+def test_an_update_cannot_change_what_the_fleet_file_declares(
     arm: Any, target: str, path: str, value: Any, instead: str
 ) -> None:
     whole = copy.deepcopy(arm.get(target))
@@ -385,7 +387,7 @@ def test_names_and_sizes_are_compared_without_case(arm: Any) -> None:
         (f"{COMPUTE}/virtualMachines/pool_1", "VM 'pool_1' is an instance of scale set 'pool'"),
     ],
 )
-def test_nothing_is_made_by_a_put(arm: Any, target: str, what: str) -> None:
+def test_a_put_creates_nothing(arm: Any, target: str, what: str) -> None:
     status, code, message = arm.refused("PUT", target, {"location": "westeurope"})
     assert (status, code) == (404, "ResourceNotFound")
     assert message.startswith(what)
@@ -398,7 +400,7 @@ def test_a_reader_changes_nothing(arm: Any) -> None:
         assert arm.holding(Role.READER, "/").refused("PUT", target, {})[:2] == (403, "AuthorizationFailed")
 
 
-def test_who_may_change_an_availability_set_must_be_allowed_each_of_its_vms(arm: Any) -> None:
+def test_an_update_of_an_availability_set_needs_the_right_over_each_vm(arm: Any) -> None:
     alone = arm.holding(Role.OPERATOR, WEB, WEB_0)
     status, code, message = alone.refused("PATCH", WEB, {"tags": {"a": "b"}})
     assert (status, code) == (403, "AuthorizationFailed")
@@ -416,7 +418,7 @@ def test_instances_in_several_placement_groups_change_together_or_not_at_all(arm
     assert len(said(arm)) == 3
 
 
-def test_a_put_of_other_tags_evens_out_nothing_where_instances_differ(arm: Any) -> None:
+def test_a_put_of_tags_keeps_other_differences_between_instances(arm: Any) -> None:
     add(arm, a_vm("pool_2", scale_set="pool", placement_group="pg-0", terminate_notice_min=15))
     done(arm, "PUT", POOL, {**arm.get(POOL), "tags": {"a": "b"}})
     assert arm.world.vm("pool_2").terminate_notice_min == 15
@@ -428,13 +430,13 @@ def add(arm: Any, vm: Vm) -> None:
     arm.world.do(arm.world.control.fleet.apply_change(FleetChange(vms=(vm,)), who="test"))
 
 
-def test_somebody_who_is_quicker_does_not_lose_their_change(arm: Any) -> None:
+def test_a_concurrent_change_is_not_lost(arm: Any) -> None:
     arm.world.store.fail_next(Conflict("somebody was quicker"))
     done(arm, "PATCH", DB, {"tags": {"a": "b"}})
     assert said(arm) == ["local user ann set the tags of db to a=b"]
 
 
-def test_a_store_out_of_reach_changes_nothing_and_says_when_to_try_again(arm: Any) -> None:
+def test_an_unavailable_store_changes_nothing_and_sends_retry_after(arm: Any) -> None:
     arm.world.store.fail_next(Unavailable("the disk is full: make room"))
     assert arm.refused("PATCH", DB, {"tags": {"a": "b"}})[:2] == (503, "ServiceUnavailable")
 
@@ -447,7 +449,7 @@ def strict(arm_of: Callable[..., Any], api_of: Callable[..., Any]) -> Any:
     return type(arm_of())(api)
 
 
-def test_any_api_version_will_do_and_none_too(arm: Any) -> None:
+def test_any_api_version_and_none_are_accepted(arm: Any) -> None:
     for version in ("", "?api-version=", "?api-version=1999-01-01", "?api-version=nonsense"):
         done(arm, "PATCH", f"{DB}{version}", of_vm(**noticed()))
 
@@ -462,7 +464,7 @@ def test_any_api_version_will_do_and_none_too(arm: Any) -> None:
         ("/subscriptions/sub/resourceGroups", "2024-11-01"),
     ],
 )
-def test_a_strict_service_knows_the_versions_that_clients_send(strict: Any, target: str, version: str) -> None:
+def test_a_strict_service_accepts_the_versions_that_clients_send(strict: Any, target: str, version: str) -> None:
     strict.get(f"{target}?api-version={version}")
     assert strict.refused("GET", target)[:2] == (400, "MissingApiVersionParameter")
     status, code, message = strict.refused("GET", f"{target}?api-version=2020-02-30")
@@ -476,7 +478,7 @@ def test_a_strict_service_has_versions_for_each_provider(strict: Any) -> None:
     assert strict.refused("POST", f"{approve}?api-version=2024-07-01")[1] == "InvalidApiVersionParameter"
 
 
-def test_a_strict_service_refuses_members_that_are_younger_than_the_version(strict: Any) -> None:
+def test_a_strict_service_rejects_members_newer_than_the_version(strict: Any) -> None:
     status, code, message = strict.refused("PATCH", f"{POOL}?api-version=2018-10-01", of_set(**noticed()))
     assert (status, code) == (400, "BadRequest")
     assert message.startswith(
@@ -488,5 +490,5 @@ def test_a_strict_service_refuses_members_that_are_younger_than_the_version(stri
     done(strict, "PATCH", f"{DB}?api-version=2024-03-01", policy)
 
 
-def test_our_own_api_has_no_api_version_also_where_the_service_is_strict(strict: Any) -> None:
+def test_our_own_api_needs_no_api_version_in_strict_mode(strict: Any) -> None:
     strict.get("/forewarn/v1/fleet")

@@ -85,14 +85,14 @@ def test_a_vm_is_shown_with_its_state(az: Az) -> None:
 
 
 @pytest.mark.parametrize(("command", "kind"), [("restart", "Reboot"), ("redeploy", "Redeploy")])
-def test_a_command_lasts_until_its_event_was_approved_and_carried_out(
+def test_an_az_command_waits_until_its_event_is_over(
     console: WebService, az: Az, vm: str, command: str, kind: str
 ) -> None:
     done(console, vm, az, "vm", command, "-g", "shop", "-n", vm)
     assert f"{kind} of {vm}" in history(console, vm)
 
 
-def test_a_restart_that_nobody_waits_for_is_an_event(console: WebService, az: Az, vm: str) -> None:
+def test_a_restart_with_no_wait_creates_an_event(console: WebService, az: Az, vm: str) -> None:
     must(az("vm", "restart", "-g", "shop", "-n", vm, "--no-wait"))
     assert [(e["EventType"], e["EventSource"]) for e in console.events(vm)] == [("Reboot", "User")]
 
@@ -117,13 +117,13 @@ def test_instances_of_a_scale_set_are_listed_and_restarted(console: WebService, 
     assert "Reboot" not in history(console, "az-pair_2")
 
 
-def test_a_scale_set_is_redeployed_by_a_call_that_az_has_no_command_for(console: WebService, az: Az) -> None:
+def test_a_scale_set_is_redeployed_with_az_rest(console: WebService, az: Az) -> None:
     url = f"{COMPUTE}/virtualMachineScaleSets/az-whole/redeploy?api-version=2024-11-01"
     must(az("rest", "-m", "post", "-u", url, "-b", '{"instanceIds":["1"]}'))
     assert [(e["EventType"], e["Resources"]) for e in console.events("az-whole_0")] == [("Redeploy", ["az-whole_1"])]
 
 
-def test_a_scale_set_is_told_to_announce_its_deletes(console: WebService, az: Az) -> None:
+def test_the_terminate_notification_of_a_scale_set_is_enabled(console: WebService, az: Az) -> None:
     words = ("--enable-terminate-notification", "true", "--terminate-notification-time", "10")
     must(az("vmss", "update", "-g", "shop", "-n", "az-profile", *words))
     shown = must(az("vmss", "show", "-g", "shop", "-n", "az-profile"))
@@ -136,13 +136,13 @@ def test_a_tag_is_set(az: Az, vm: str) -> None:
     assert must(az("vm", "show", "-g", "shop", "-n", vm))["tags"]["owner"] == "ann"
 
 
-def test_restarts_of_a_vm_are_made_to_need_no_approval(console: WebService, az: Az, vm: str) -> None:
+def test_automatic_approval_of_restarts_is_enabled_for_a_vm(console: WebService, az: Az, vm: str) -> None:
     must(az("vm", "update", "-g", "shop", "-n", vm, "--enable-user-reboot-scheduled-events", "true"))
     must(az("vm", "restart", "-g", "shop", "-n", vm, "--no-wait"))
     assert console.scheduled_event_ids(vm) == []
 
 
-def test_a_vm_that_is_not_there_is_said_to_be_not_there(az: Az) -> None:
+def test_a_missing_vm_is_reported_as_not_found(az: Az) -> None:
     answer = az("vm", "restart", "-g", "shop", "-n", "nobody")
     assert answer.returncode == 3
     assert "(ResourceNotFound)" in answer.stderr
@@ -160,7 +160,7 @@ def test_groups_and_scale_sets_are_listed(az: Az) -> None:
     assert "az-pair" in {found["name"] for found in must(az("vmss", "list"))}
 
 
-def test_who_may_only_read_is_told_so(console: WebService, tmp_path: Path, vm: str) -> None:
+def test_a_reader_is_refused_a_restart(console: WebService, tmp_path: Path, vm: str) -> None:
     client_id, secret = console.new_client("Reader")
     shell = console.environment() | {"AZURE_CONFIG_DIR": str(tmp_path)}
     must(typed(shell, *login(console, client_id, secret)))
@@ -170,14 +170,14 @@ def test_who_may_only_read_is_told_so(console: WebService, tmp_path: Path, vm: s
     assert console.events(vm) == []
 
 
-def test_a_wrong_secret_is_refused_in_words(console: WebService, tmp_path: Path) -> None:
+def test_a_wrong_secret_is_rejected_with_a_message(console: WebService, tmp_path: Path) -> None:
     shell = console.environment() | {"AZURE_CONFIG_DIR": str(tmp_path)}
     answer = typed(shell, *login(console, "admin", "guessed"))
     assert answer.returncode == 1
     assert "AADSTS7000215" in answer.stderr
 
 
-def test_nothing_but_what_forewarn_env_says_is_needed(console: WebService, easy_vm: str) -> None:
+def test_forewarn_env_prints_everything_az_needs(console: WebService, easy_vm: str) -> None:
     shell = console.environment()
     secret = f"@{console.console_info['admin_secret']}"  # as forewarn env says it: in no list of processes
     must(typed(shell, *login(console, "admin", secret)))

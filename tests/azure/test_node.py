@@ -38,7 +38,9 @@ def said(program: subprocess.Popen[str]) -> Any:
     return json.loads(program.stdout.readline())
 
 
-def test_vms_are_listed_and_a_restart_is_awaited(console: WebService, vm: str, program: subprocess.Popen[str]) -> None:
+def test_the_node_sdk_lists_vms_and_waits_for_a_restart(
+    console: WebService, vm: str, program: subprocess.Popen[str]
+) -> None:
     assert vm in said(program)["listed"]
     eventually(lambda: console.scheduled_event_ids(vm))
     assert program.poll() is None

@@ -31,7 +31,7 @@ def maintenance_of(
     return given
 
 
-def test_an_event_is_approved_from_outside_by_a_client_with_the_role_for_it(
+def test_an_event_is_approved_by_a_client_with_the_role(
     console: WebService, compute: Any, vm: str, maintenance_of: Callable[..., MaintenanceManagementClient]
 ) -> None:
     poller = compute.virtual_machines.begin_restart(GROUP, vm)
@@ -68,7 +68,7 @@ def test_a_client_without_the_role_may_not_approve(
     assert console.scheduled_event_ids(vm) == [event_id]
 
 
-def test_who_may_only_read_may_not_restart(
+def test_a_reader_may_not_restart_a_vm(
     console: WebService, enter: Callable[[dict[str, str]], None], compute_of: Callable[..., Any], vm: str
 ) -> None:
     enter(console.trusting_environment)

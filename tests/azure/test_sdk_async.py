@@ -16,7 +16,7 @@ pytestmark = pytest.mark.azure
 GROUP = "shop"
 
 
-def test_a_restart_is_asked_for_and_approved_from_outside(
+def test_a_restart_is_requested_and_approved_by_a_client(
     console: WebService, enter: Callable[[dict[str, str]], None], vm: str
 ) -> None:
     enter(console.trusting_environment)

@@ -53,7 +53,7 @@ def test_an_operation_outlives_the_service_that_began_it(
         assert poller.status() == "Succeeded"
 
 
-def test_an_act_that_fails_is_an_error_with_the_reason(
+def test_a_failed_act_raises_an_error_with_the_reason(
     tmp_path: Path, fleet: str, compute_of: Callable[..., Any]
 ) -> None:
     config = tmp_path / "settings.toml"
@@ -81,7 +81,7 @@ def test_an_event_that_is_withdrawn_ends_its_operation(
 
 
 @pytest.mark.parametrize("most", [2, 100])
-def test_one_user_operation_too_many_is_refused_in_words(
+def test_a_user_operation_beyond_the_limit_is_refused_with_a_message(
     tmp_path: Path, compute_of: Callable[..., Any], most: int
 ) -> None:
     with open_web_service(tmp_path, fleet=CROWD, max_user_operations=str(most)) as console:

@@ -20,7 +20,7 @@ def kinds(console: WebService, vm: str) -> list[tuple[str, str, str]]:
 
 
 @pytest.mark.parametrize(("action", "kind"), [("begin_restart", "Reboot"), ("begin_redeploy", "Redeploy")])
-def test_an_operation_lasts_until_its_event_was_approved_and_carried_out(
+def test_an_operation_lasts_until_its_event_is_over(
     console: WebService, compute: Any, vm: str, action: str, kind: str
 ) -> None:
     poller = getattr(compute.virtual_machines, action)(GROUP, vm)
@@ -40,7 +40,7 @@ def test_an_operation_lasts_until_its_event_was_approved_and_carried_out(
     assert console.events(vm) == []
 
 
-def test_a_name_is_found_whatever_its_case(console: WebService, compute: Any, vm: str) -> None:
+def test_names_are_matched_without_case(console: WebService, compute: Any, vm: str) -> None:
     poller = compute.virtual_machines.begin_restart(GROUP.upper(), vm.upper())
     console.approve_until_over(vm, poller.done)
     assert poller.status() == "Succeeded"
@@ -65,7 +65,7 @@ def test_two_instances_of_a_scale_set_are_restarted(console: WebService, compute
 
 
 @pytest.mark.parametrize("action", ["begin_restart", "begin_redeploy"])
-def test_without_a_body_every_instance_is_meant(console: WebService, compute: Any, action: str) -> None:
+def test_a_restart_without_a_body_covers_every_instance(console: WebService, compute: Any, action: str) -> None:
     poller = getattr(compute.virtual_machine_scale_sets, action)(GROUP, "whole")
     named = {name for event in console.events("whole_0") for name in event["Resources"]}
     assert named == {"whole_0", "whole_1", "whole_2"}
@@ -95,7 +95,7 @@ def test_instances_are_deleted(console: WebService, compute: Any) -> None:
     assert sorted(instance.instance_id for instance in left) == ["0", "1"]
 
 
-def test_maintenance_that_is_pending_is_performed_now(console: WebService, compute: Any) -> None:
+def test_pending_maintenance_is_performed_now(console: WebService, compute: Any) -> None:
     asked = console.service.forewarn("rollout", "start", "--host", "north-0", "--impact", "reboot", "--no-wait")
     assert asked.returncode == 0, asked.stderr
     eventually(lambda: kinds(console, "north") == [("Reboot", "Platform", "Scheduled")])

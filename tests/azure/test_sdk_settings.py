@@ -37,7 +37,7 @@ def test_every_vm_is_listed_however_many_pages_it_takes(compute: Any, console: W
     assert sorted(name for page in pages for name in page) == sorted(f"many-{number}" for number in range(110))
 
 
-def test_a_vm_says_what_the_fleet_says(compute: Any, vm: str) -> None:
+def test_a_vm_has_the_settings_of_the_fleet_file(compute: Any, vm: str) -> None:
     shown = compute.virtual_machines.get(GROUP, vm)
     assert (shown.name, shown.location, shown.provisioning_state) == (vm, "westeurope", "Succeeded")
     assert shown.id.endswith(f"/resourceGroups/{GROUP}/providers/Microsoft.Compute/virtualMachines/{vm}")
@@ -59,7 +59,7 @@ def test_scale_sets_and_their_instances_are_listed(compute: Any) -> None:
     assert [(i.instance_id, i.name) for i in instances] == [("0", "policy_0"), ("1", "policy_1"), ("2", "policy_2")]
 
 
-def test_a_delete_is_announced_once_the_profile_asks_for_it(console: WebService, compute: Any, vm: str) -> None:
+def test_a_delete_gives_notice_after_the_profile_enables_it(console: WebService, compute: Any, vm: str) -> None:
     changed = models.VirtualMachineUpdate(scheduled_events_profile=notice(10))
     updated = compute.virtual_machines.begin_update(GROUP, vm, changed).result(timeout=30)
     assert updated.scheduled_events_profile.terminate_notification_profile.not_before_timeout == "PT10M"

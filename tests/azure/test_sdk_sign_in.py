@@ -48,14 +48,14 @@ def test_a_client_signs_in_with_its_secret_and_a_tenant(
     assert "web-0" in names(compute_of(console, credential))
 
 
-def test_the_default_credential_signs_in_by_what_forewarn_env_says(
+def test_the_default_credential_signs_in_with_the_output_of_forewarn_env(
     console: WebService, enter: Enter, compute_of: ComputeOf
 ) -> None:
     enter(console.environment("--with-secret"))
     assert "web-0" in names(compute_of(console, DefaultAzureCredential()))
 
 
-def test_a_wrong_secret_is_refused_in_words(console: WebService, enter: Enter, compute_of: ComputeOf) -> None:
+def test_a_wrong_secret_is_rejected_with_a_message(console: WebService, enter: Enter, compute_of: ComputeOf) -> None:
     enter(console.trusting_environment)
     client_id, _ = console.admin_credentials
     credential = ClientSecretCredential("adfs", client_id, "guessed", authority=console.base_url)
@@ -89,9 +89,7 @@ def test_the_default_credential_finds_the_identity_of_the_vm_it_runs_in(
     assert names(compute) == {"web-6"}
 
 
-def test_an_identity_is_refused_on_loopback_unless_the_service_was_told_otherwise(
-    console: WebService, enter: Enter
-) -> None:
+def test_an_identity_is_refused_on_loopback_unless_a_setting_allows_it(console: WebService, enter: Enter) -> None:
     enter(inside(console, "web-0"))
     with ManagedIdentityCredential() as credential, pytest.raises(ClientAuthenticationError) as refused:
         credential.get_token("https://management.azure.com/.default")

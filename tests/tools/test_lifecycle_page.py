@@ -10,7 +10,7 @@ from tools.docs.lifecycle import lifecycle_markdown
 PAGE = Path(__file__).parents[2] / "docs" / "lifecycle.md"
 
 
-def test_the_page_in_docs_says_what_the_table_says() -> None:
+def test_the_lifecycle_page_is_current() -> None:
     assert PAGE.read_text(encoding="utf-8") == lifecycle_markdown(), (
         "docs/lifecycle.md is not what core/lifecycle.py says any more: run `make docs`"
     )

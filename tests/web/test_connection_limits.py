@@ -79,7 +79,7 @@ async def somebody_else_is_answered(connect: Any) -> None:
 
 @pytest.mark.parametrize("is_first", [True, False], ids=["first request", "next request"])
 @pytest.mark.parametrize("half", HALVES)
-def test_who_does_not_say_all_in_time_is_hung_up_on(visit: Any, half: bytes, is_first: bool) -> None:
+def test_a_connection_is_closed_when_its_request_takes_too_long(visit: Any, half: bytes, is_first: bool) -> None:
     async def scenario(loop: Hasty, connect: Any) -> None:
         reader, writer = await connect()
         if not is_first:
@@ -96,7 +96,7 @@ def test_who_does_not_say_all_in_time_is_hung_up_on(visit: Any, half: bytes, is_
     visit(scenario)
 
 
-def test_who_waits_for_an_answer_is_not_hung_up_on(visit: Any, api: Any) -> None:
+def test_a_connection_stays_open_while_its_response_takes_long(visit: Any, api: Any) -> None:
     async def scenario(loop: Hasty, connect: Any) -> bytes:
         reader, writer = await connect()
         seq = api.world.store.last_seq()
@@ -111,7 +111,7 @@ def test_who_waits_for_an_answer_is_not_hung_up_on(visit: Any, api: Any) -> None
     assert visit(scenario).startswith(b"HTTP/1.1 200 OK")
 
 
-def test_who_does_not_read_the_answer_is_hung_up_on(visit: Any, api: Any) -> None:
+def test_a_connection_is_closed_when_its_response_is_not_read(visit: Any, api: Any) -> None:
     said = HistoryEntry(at=0, what=EntryKind.CLOCK, text="tick" * 250)
     api.world.do(api.world.store.commit(Commit(entries=(said,) * 2000)))
 
@@ -134,7 +134,7 @@ def test_who_does_not_read_the_answer_is_hung_up_on(visit: Any, api: Any) -> Non
     assert visit(scenario) < 2000 * len(said.text)
 
 
-def test_a_head_without_end_is_refused(visit: Any) -> None:
+def test_an_endless_request_head_is_rejected(visit: Any) -> None:
     async def scenario(loop: Hasty, connect: Any) -> bytes:
         reader, writer = await connect()
         writer.write(HEAD + b"X-Long: " + b"x" * 200_000)
@@ -153,7 +153,7 @@ def few_files() -> Iterator[None]:
     resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
-def test_visitors_leave_room_for_everything_else(visit: Any, few_files: None) -> None:
+def test_connections_use_only_a_part_of_the_open_files(visit: Any, few_files: None) -> None:
     async def scenario(loop: Hasty, connect: Any) -> int:
         visitors = [await connect() for _ in range(max_connections())]
         await answered(*visitors[-1])
@@ -170,7 +170,7 @@ def test_visitors_leave_room_for_everything_else(visit: Any, few_files: None) ->
     assert 0 < visit(scenario) <= resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 4
 
 
-def test_who_does_not_shake_hands_in_time_is_hung_up_on(api: Any, tmp_path: Path) -> None:
+def test_a_connection_is_closed_when_its_handshake_takes_too_long(api: Any, tmp_path: Path) -> None:
     pair = ServiceCertificates.load_or_create(tmp_path, (), time.time()).server
 
     async def scenario() -> bytes:

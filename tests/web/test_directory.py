@@ -38,7 +38,7 @@ def resources_above(vm: Vm) -> list[str]:
 
 
 @given(CHANGES)
-def test_it_knows_what_looking_at_every_vm_would_tell(changes: list[Vm]) -> None:
+def test_the_directory_answers_what_a_scan_of_the_fleet_would_answer(changes: list[Vm]) -> None:
     register, fleet = ResourceIndex(), dict[str, Vm]()
     for vm in changes:
         fleet[vm.key] = vm
@@ -55,7 +55,7 @@ def test_it_knows_what_looking_at_every_vm_would_tell(changes: list[Vm]) -> None
         assert set(register.groups()) == {resources_above(one)[1] for one in present}
 
 
-def test_numbers_are_listed_as_people_count() -> None:
+def test_lists_sort_numbers_by_value() -> None:
     names = ["pool_10", "pool_9", "Pool_1", "pool", "pool_01", "db", "7", "pool_1"]
     assert sorted(names, key=natural_sort_key) == [
         "7",

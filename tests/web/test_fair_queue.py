@@ -7,7 +7,7 @@ import asyncio
 from forewarn.web.dependencies import CallerLocks
 
 
-def test_who_asks_for_much_keeps_others_waiting_for_one_thing_only() -> None:
+def test_a_caller_with_many_previews_delays_others_by_one_preview_at_most() -> None:
     turns, done = CallerLocks(), list[str]()
 
     async def ask(who: str, queue: asyncio.Lock) -> None:
@@ -26,7 +26,7 @@ def test_who_asks_for_much_keeps_others_waiting_for_one_thing_only() -> None:
     assert len(done) == 21
 
 
-def test_nothing_is_kept_of_those_who_are_through() -> None:
+def test_a_callers_lock_is_dropped_after_its_last_use() -> None:
     turns = CallerLocks()
 
     async def ask(who: str) -> None:

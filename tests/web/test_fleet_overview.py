@@ -79,7 +79,7 @@ def look() -> Iterator[Looking]:
         yield made
 
 
-def test_states_are_counted(look: Looking) -> None:
+def test_the_overview_counts_vm_states(look: Looking) -> None:
     look.world.ask(RequestedOperation.RESTART, "web-1")
     look.world.ask(RequestedOperation.POWER_OFF, "db")
     counts = look.overview.count_states(look.everybody())
@@ -92,7 +92,7 @@ def test_states_are_counted(look: Looking) -> None:
     assert look.overview.count_states(look.everybody())[VmState.STOPPED] == 1
 
 
-def test_a_commit_tells_which_vms_it_changed(look: Looking) -> None:
+def test_a_commit_reports_the_vms_whose_state_changed(look: Looking) -> None:
     look.world.ask(RequestedOperation.RESTART, "web-1")
     assert look.told == {"sub/lab/web-1": VmState.EVENT_SCHEDULED}
     look.told.clear()
@@ -100,14 +100,14 @@ def test_a_commit_tells_which_vms_it_changed(look: Looking) -> None:
     assert look.told == {"sub/lab/web-1": VmState.REBOOTING}
 
 
-def test_a_vm_that_comes_and_one_that_goes_are_changes(look: Looking) -> None:
+def test_added_and_removed_vms_are_reported_as_changes(look: Looking) -> None:
     late, db = a_vm("late"), look.world.vm("db")
     look.world.do(look.world.control.fleet.apply_change(FleetChange(vms=(late,), removed=(db,), text="x"), who="ann"))
     assert look.told == {"sub/lab/late": VmState.RUNNING, "sub/lab/db": VmState.GONE}
     assert look.overview.state_of("sub/lab/db") is VmState.GONE
 
 
-def test_the_vms_of_a_scope_can_be_asked_for(look: Looking) -> None:
+def test_the_overview_lists_the_vms_of_a_scope(look: Looking) -> None:
     look.world.ask(RequestedOperation.RESTART, "web-1")
     assert look.overview.vm_states_in("set:sub/lab/web") == [
         ("sub/lab/web-0", VmState.RUNNING),
@@ -130,7 +130,7 @@ def test_the_vms_of_a_scope_can_be_asked_for(look: Looking) -> None:
         ("/subscriptions/sub/resourceGroups/la", 0),
     ],
 )
-def test_who_sees_a_part_is_told_of_that_part(look: Looking, over: str, seen: int) -> None:
+def test_a_caller_is_shown_the_states_of_visible_vms_only(look: Looking, over: str, seen: int) -> None:
     other = a_vm("other", resource_group="other")
     look.world.do(look.world.control.fleet.apply_change(FleetChange(vms=(other,), text="x"), who="ann"))
     outlook = look.seen_by(over)
@@ -138,7 +138,7 @@ def test_who_sees_a_part_is_told_of_that_part(look: Looking, over: str, seen: in
     assert set(look.overview.visible_keys(outlook)) == {vm.key for vm in look.world.store.vms() if outlook.can_see(vm)}
 
 
-def test_who_sees_a_part_sees_what_joins_it(look: Looking) -> None:
+def test_a_caller_sees_a_vm_that_joins_the_visible_part(look: Looking) -> None:
     pool = look.seen_by(
         "/subscriptions/sub/resourceGroups/lab/providers/Microsoft.Compute/virtualMachineScaleSets/pool"
     )
@@ -150,7 +150,7 @@ def test_who_sees_a_part_sees_what_joins_it(look: Looking) -> None:
     assert look.overview.count_states(pool)[VmState.STARTED] == 1
 
 
-def test_what_is_committed_while_it_is_built_is_in_it() -> None:
+def test_commits_during_the_build_are_in_the_overview() -> None:
     with looking() as look:
         made = FleetOverview(look.world.store, look.world.control.placement, look.directory)
         db = look.world.vm("db")
@@ -237,7 +237,7 @@ happenings = st.one_of(
 
 @settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.lists(happenings, min_size=1, max_size=12))
-def test_kept_up_to_date_it_equals_one_computed_afresh(happen: list[Callable[[World], object]]) -> None:
+def test_an_updated_overview_equals_a_newly_built_one(happen: list[Callable[[World], object]]) -> None:
     with looking() as look:
         for one in happen:
             before = look.kept(look.overview)

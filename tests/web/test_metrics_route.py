@@ -31,35 +31,35 @@ def scrape(api: Api) -> Answer:
     return api.call("GET", "/metrics", prefix="")
 
 
-def test_prometheus_is_given_text_that_nobody_keeps(counted: Api) -> None:
+def test_metrics_are_plain_text_that_is_not_cached(counted: Api) -> None:
     answer = scrape(counted)
     assert (answer.status, answer.content) == (200, SHOWN)
     assert answer.headers["content-type"] == "text/plain; version=0.0.4; charset=utf-8"
     assert answer.headers["cache-control"] == "no-store"
 
 
-def test_a_reader_of_everything_may_see_them(counted: Api) -> None:
+def test_a_reader_of_everything_may_read_metrics(counted: Api) -> None:
     assert scrape(counted.holding("Reader", "/")).status == 200
 
 
-def test_a_reader_of_a_part_may_not_since_they_tell_of_the_whole(counted: Api) -> None:
+def test_a_reader_of_a_part_may_not_read_metrics_of_the_whole(counted: Api) -> None:
     status, code, message = scrape(counted.holding("Reader", GROUP)).error
     assert (status, code) == (403, "Forbidden")
     assert message.startswith("client ci does not have the right to read over everything")
 
 
-def test_nobody_is_told_anything(counted: Api) -> None:
+def test_an_unauthenticated_caller_may_not_read_metrics(counted: Api) -> None:
     answer = scrape(counted.without_token())
     assert answer.status == 401
     assert SHOWN not in answer.content
 
 
-def test_a_service_that_counts_nothing_says_so(api: Api) -> None:
+def test_a_service_without_metrics_says_so(api: Api) -> None:
     assert scrape(api).status == 404
 
 
 @pytest.mark.parametrize("method", ["POST", "PUT", "DELETE"])
-def test_they_can_only_be_read(counted: Api, method: str) -> None:
+def test_metrics_are_read_only(counted: Api, method: str) -> None:
     answer = counted.call(method, "/metrics", prefix="")
     assert answer.status in (404, 405)
     assert SHOWN not in answer.content
@@ -78,15 +78,15 @@ def _visited_by(counted: Api, principal: Principal | None) -> Api:
     return counted._with(build_web_app(counted.house, _no_token, authenticate_session=welcome))
 
 
-def test_whoever_is_signed_in_to_the_portal_may_look_too(counted: Api) -> None:
+def test_a_portal_session_may_read_metrics(counted: Api) -> None:
     assert scrape(_visited_by(counted, owner_principal("ann"))).content == SHOWN
 
 
-def test_a_visitor_of_the_portal_needs_the_same_right(counted: Api) -> None:
+def test_a_portal_session_needs_the_same_right_for_metrics(counted: Api) -> None:
     grant = Grant(id="g", role=Role.READER, to="client:ci", over=GROUP)
     visitor = Principal(id="client:ci", name="client ci", grants=(grant,))
     assert scrape(_visited_by(counted, visitor)).status == 403
 
 
-def test_a_program_without_a_token_is_told_what_to_send(counted: Api) -> None:
+def test_a_program_without_a_token_learns_what_to_send(counted: Api) -> None:
     assert scrape(_visited_by(counted, None)).error[2] == "send a token"

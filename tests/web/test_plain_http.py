@@ -90,7 +90,7 @@ def trusting(tls: Path) -> dict[str, Any]:
     return {"ssl": ssl.create_default_context(cafile=tls / "ca.pem"), "server_hostname": "localhost"}
 
 
-def test_both_are_answered_on_one_port_and_told_apart(port: Any, tls: Path) -> None:
+def test_one_port_serves_plain_http_and_tls(port: Any, tls: Path) -> None:
     async def scenario(loop: Hasty, address: Any) -> tuple[bytes, bytes]:
         return await asked(address, head()), await asked(address, head("/forewarn/v1/clock"), **trusting(tls))
 
@@ -101,7 +101,7 @@ def test_both_are_answered_on_one_port_and_told_apart(port: Any, tls: Path) -> N
     assert safe.endswith((b"\r\nhttps 127.0.0.1 /forewarn/v1/clock", b"\r\nhttps ::ffff:127.0.0.1 /forewarn/v1/clock"))
 
 
-def test_what_a_header_says_of_the_way_here_counts_for_nothing(port: Any) -> None:
+def test_forwarding_headers_are_ignored(port: Any) -> None:
     """Whoever speaks plain http could else have the API, and any address they like."""
     more = "X-Forwarded-Proto: https\r\nX-Forwarded-For: 10.0.0.1\r\n"
 
@@ -128,7 +128,7 @@ def test_what_a_header_says_of_the_way_here_counts_for_nothing(port: Any) -> Non
         "http://localhost:8443/portal/",
     ],
 )
-def test_over_plain_http_there_is_nothing_but_the_portal(port: Any, path: str) -> None:
+def test_plain_http_serves_nothing_but_the_portal(port: Any, path: str) -> None:
     async def scenario(loop: Hasty, address: Any) -> bytes:
         return await asked(address, head(path))
 
@@ -164,7 +164,7 @@ THEIRS = [
 
 
 @pytest.mark.parametrize("host", [*OURS, *THEIRS])
-def test_plain_http_is_for_names_of_this_machine_since_any_site_may_point_its_own_name_here(host: str) -> None:
+def test_plain_http_accepts_only_host_names_of_this_machine(host: str) -> None:
     told: list[Any] = []
     scope = {
         "type": "http",
@@ -187,7 +187,7 @@ def test_plain_http_is_for_names_of_this_machine_since_any_site_may_point_its_ow
         assert b"plain http is served only to this machine" in told[1]["body"]
 
 
-def test_over_tls_the_certificate_says_which_names_are_ours(port: Any, tls: Path) -> None:
+def test_over_tls_every_host_name_is_accepted(port: Any, tls: Path) -> None:
     async def scenario(loop: Hasty, address: Any) -> bytes:
         return await asked(address, head(host="vmhost.example.org"), **trusting(tls))
 
@@ -210,7 +210,7 @@ def test_over_tls_the_certificate_says_which_names_are_ours(port: Any, tls: Path
         ("", False),
     ],
 )
-def test_loopback_is_known_in_every_spelling(address: str, is_ours: bool) -> None:
+def test_loopback_addresses_are_recognized_in_every_spelling(address: str, is_ours: bool) -> None:
     assert is_loopback_address(address) is is_ours
 
 
@@ -238,13 +238,13 @@ async def greeted(said: bytes) -> bytes:
         return theirs.recv(65536)
 
 
-def test_whoever_is_elsewhere_and_speaks_plain_http_is_told_to_use_tls_and_hung_up_on() -> None:
+def test_plain_http_from_another_machine_is_rejected_with_a_hint_and_closed() -> None:
     answer = asyncio.run(greeted(head()))
     assert answer.startswith(b"HTTP/1.1 400 Bad Request\r\n")
     assert answer.endswith(b"call it with https://\n")
 
 
-def test_whoever_says_nothing_is_hung_up_on_when_a_handshake_would_be(port: Any) -> None:
+def test_a_silent_connection_is_closed_after_the_handshake_timeout(port: Any) -> None:
     async def scenario(loop: Hasty, address: Any) -> bytes:
         silent, writer = await asyncio.open_connection(*address)
         await asked(address, head())  # so that the one before has been taken in by then
@@ -256,7 +256,7 @@ def test_whoever_says_nothing_is_hung_up_on_when_a_handshake_would_be(port: Any)
     assert port(scenario) == b""
 
 
-def test_whoever_begins_a_handshake_and_stops_has_no_more_time_than_that(port: Any) -> None:
+def test_a_stalled_handshake_is_closed_after_the_handshake_timeout(port: Any) -> None:
     async def scenario(loop: Hasty, address: Any) -> bytes:
         slow, writer = await asyncio.open_connection(*address)
         await asked(address, head())
@@ -271,7 +271,7 @@ def test_whoever_begins_a_handshake_and_stops_has_no_more_time_than_that(port: A
     assert port(scenario) == b""
 
 
-def test_whoever_begins_a_request_and_stops_is_hung_up_on_as_over_tls(port: Any) -> None:
+def test_a_stalled_plain_request_is_closed_after_the_request_timeout(port: Any) -> None:
     async def scenario(loop: Hasty, address: Any) -> bytes:
         slow, writer = await asyncio.open_connection(*address)
         writer.write(b"GET /por")
@@ -285,7 +285,7 @@ def test_whoever_begins_a_request_and_stops_is_hung_up_on_as_over_tls(port: Any)
 
 
 @pytest.mark.parametrize("said", [b"", b"\x16", b"GET"], ids=["nothing", "a byte of TLS", "a word"])
-def test_whoever_hangs_up_early_leaves_room_for_others(port: Any, said: bytes) -> None:
+def test_a_connection_that_closes_early_frees_its_slot(port: Any, said: bytes) -> None:
     async def scenario(loop: Hasty, address: Any) -> bytes:
         for _ in range(50):
             _, writer = await asyncio.open_connection(*address)
@@ -297,7 +297,7 @@ def test_whoever_hangs_up_early_leaves_room_for_others(port: Any, said: bytes) -
     assert port(scenario).startswith(b"HTTP/1.1 200")
 
 
-def test_whoever_has_said_all_and_closes_that_half_is_hung_up_on(port: Any) -> None:
+def test_a_half_closed_connection_is_closed(port: Any) -> None:
     async def scenario(loop: Hasty, address: Any) -> bytes:
         reader, writer = await asyncio.open_connection(*address)
         writer.write_eof()
@@ -308,7 +308,7 @@ def test_whoever_has_said_all_and_closes_that_half_is_hung_up_on(port: Any) -> N
     assert port(scenario) == b"" or port(scenario).startswith(b"HTTP/1.1 400")
 
 
-def test_bytes_that_come_one_by_one_are_a_request_too(port: Any, tls: Path) -> None:
+def test_a_request_that_arrives_byte_by_byte_is_answered(port: Any, tls: Path) -> None:
     async def scenario(loop: Hasty, address: Any) -> bytes:
         reader, writer = await asyncio.open_connection(*address)
         writer.transport.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

@@ -18,7 +18,7 @@ def asking(query: str) -> Request:
     return Request({"type": "http", "method": "GET", "path": "/", "headers": [], "query_string": query.encode()})
 
 
-def test_a_query_of_thousands_of_names_is_read_at_once() -> None:
+def test_a_query_with_thousands_of_names_is_parsed_fast() -> None:
     names = [f"{number:x}" for number in range(13_000)]
     query = "&".join(names)
     assert len(query) < _LONGEST_TARGET
@@ -28,6 +28,6 @@ def test_a_query_of_thousands_of_names_is_read_at_once() -> None:
     assert time.thread_time() - began < _LONG_S
 
 
-def test_a_name_that_stands_twice_is_refused() -> None:
+def test_a_query_parameter_that_occurs_twice_is_rejected() -> None:
     with pytest.raises(Rejected, match="the query has 'limit' more than once: give it once"):
         unique_query_params(asking("limit=1&after=2&limit=1"))

@@ -44,7 +44,7 @@ def run(request: pytest.FixtureRequest) -> Callable[[Coroutine[Any, Any, Any]], 
     return run
 
 
-def test_the_socket_answers_is_private_and_goes_away(run: Any, api: Any, tmp_path: Path) -> None:
+def test_the_unix_socket_is_private_and_removed_at_the_end(run: Any, api: Any, tmp_path: Path) -> None:
     path = tmp_path / "forewarn.sock"
 
     async def scenario() -> None:
@@ -80,7 +80,7 @@ def test_a_held_request_is_answered_when_the_service_stops(run: Any, api: Any, t
     assert (status, body["entries"]) == (200, [])
 
 
-def test_what_a_dead_service_left_behind_is_replaced(run: Any, api: Any, tmp_path: Path) -> None:
+def test_the_socket_of_a_dead_service_is_replaced(run: Any, api: Any, tmp_path: Path) -> None:
     path = tmp_path / "forewarn.sock"
     with socket.socket(socket.AF_UNIX) as dead:
         dead.bind(str(path))
@@ -92,7 +92,7 @@ def test_what_a_dead_service_left_behind_is_replaced(run: Any, api: Any, tmp_pat
     assert run(scenario()) == 200
 
 
-def test_a_socket_that_somebody_answers_on_is_left_alone(run: Any, api: Any, tmp_path: Path) -> None:
+def test_a_socket_that_another_process_serves_is_left_alone(run: Any, api: Any, tmp_path: Path) -> None:
     path = tmp_path / "forewarn.sock"
 
     async def scenario() -> None:
@@ -107,7 +107,7 @@ def test_a_socket_that_somebody_answers_on_is_left_alone(run: Any, api: Any, tmp
         assert path.is_socket()
 
 
-def test_a_file_in_the_way_is_left_alone(run: Any, api: Any, tmp_path: Path) -> None:
+def test_a_file_at_the_socket_path_is_left_alone(run: Any, api: Any, tmp_path: Path) -> None:
     path = tmp_path / "forewarn.sock"
     path.write_text("precious")
 
@@ -121,7 +121,7 @@ def test_a_file_in_the_way_is_left_alone(run: Any, api: Any, tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("name", ["x" * 107, "ö" * 54])
-def test_a_path_that_is_too_long_says_so(api: Any, tmp_path: Path, name: str) -> None:
+def test_a_socket_path_that_is_too_long_is_rejected(api: Any, tmp_path: Path, name: str) -> None:
     async def scenario() -> None:
         async with serve_unix(api.app, tmp_path / name):
             pass
@@ -130,7 +130,7 @@ def test_a_path_that_is_too_long_says_so(api: Any, tmp_path: Path, name: str) ->
         asyncio.run(scenario())
 
 
-def test_a_directory_that_is_not_there_says_so(api: Any, tmp_path: Path) -> None:
+def test_a_socket_path_without_a_directory_is_rejected(api: Any, tmp_path: Path) -> None:
     async def scenario() -> None:
         async with serve_unix(api.app, tmp_path / "no" / "forewarn.sock"):
             pass

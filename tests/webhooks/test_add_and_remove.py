@@ -28,7 +28,7 @@ def entries(post: Any) -> list[tuple[str, str]]:
     return [(entry.who, entry.text) for entry in post.world.store.history() if entry.what is EntryKind.WEBHOOK]
 
 
-def test_a_webhook_is_kept_as_asked_for(post: Any) -> None:
+def test_a_webhook_is_stored_as_specified(post: Any) -> None:
     given = {
         "schema": WebhookSchema.CLOUD_EVENTS,
         "over": "/subscriptions/sub/",
@@ -43,14 +43,14 @@ def test_a_webhook_is_kept_as_asked_for(post: Any) -> None:
     assert (webhook.by, webhook.at) == ("ann", post.world.now)
 
 
-def test_who_names_no_happening_is_told_them_all_and_who_gives_no_secret_gets_a_good_one(post: Any) -> None:
+def test_a_webhook_gets_all_statuses_and_a_strong_secret_by_default(post: Any) -> None:
     first, second = add(post), add(post)
     assert first.happenings == tuple(EventGridStatus)
     assert len(first.secret) == 43
     assert first.secret != second.secret
 
 
-def test_the_history_says_who_added_and_removed_it_and_nothing_secret(post: Any) -> None:
+def test_the_history_names_who_added_and_removed_a_webhook_without_secrets(post: Any) -> None:
     webhook = add(post, over="/subscriptions/sub")
     assert remove(post, webhook.id) == webhook
     assert post.world.store.webhooks() == []
@@ -64,7 +64,7 @@ def test_the_history_says_who_added_and_removed_it_and_nothing_secret(post: Any)
     assert webhook.secret not in told
 
 
-def test_a_new_webhook_is_told_from_now_on_unless_it_wants_the_past(post: Any) -> None:
+def test_a_new_webhook_starts_now_unless_it_is_from_the_start(post: Any) -> None:
     post.restart_of("web")
     with WebhookReceiver() as late, WebhookReceiver() as early:
         add(post, url=late.url)
@@ -94,7 +94,7 @@ BAD_URLS = [
 
 
 @pytest.mark.parametrize(("url", "why"), BAD_URLS, ids=range(len(BAD_URLS)))
-def test_an_address_that_cannot_be_is_refused_in_a_sentence(post: Any, url: str, why: str) -> None:
+def test_an_invalid_address_is_rejected_with_a_sentence(post: Any, url: str, why: str) -> None:
     with pytest.raises(Rejected, match=why) as caught:
         add(post, url=url)
     assert "password@" not in str(caught.value)
@@ -102,18 +102,18 @@ def test_an_address_that_cannot_be_is_refused_in_a_sentence(post: Any, url: str,
 
 
 @pytest.mark.parametrize("secret", ["hunter2", "x" * 15, "with a\nline break in it"])
-def test_a_secret_that_could_be_guessed_is_refused_and_not_repeated(post: Any, secret: str) -> None:
+def test_a_weak_secret_is_rejected_and_not_repeated(post: Any, secret: str) -> None:
     with pytest.raises(Rejected, match="give 16 characters or more") as caught:
         add(post, secret=secret)
     assert secret not in str(caught.value)
 
 
-def test_a_resource_that_cannot_be_is_refused(post: Any) -> None:
+def test_an_invalid_resource_is_rejected(post: Any) -> None:
     with pytest.raises(Rejected, match="'/nothing' is not a resource"):
         add(post, over="/nothing")
 
 
-def test_a_receiver_that_must_agree_and_does_not_is_not_added(post: Any, receiver: WebhookReceiver) -> None:
+def test_a_webhook_whose_receiver_fails_validation_is_not_added(post: Any, receiver: WebhookReceiver) -> None:
     before = post.world.store.last_seq()
     with pytest.raises(Refused, match="was not validated"):
         add(post, url=receiver.url, validate=True)
@@ -121,7 +121,7 @@ def test_a_receiver_that_must_agree_and_does_not_is_not_added(post: Any, receive
     assert post.world.store.last_seq() == before
 
 
-def test_a_webhook_is_found_by_the_beginning_of_its_id(post: Any) -> None:
+def test_a_webhook_is_found_by_an_id_prefix(post: Any) -> None:
     first, second = add(post), add(post)
     webhooks = post.world.control.webhooks
     assert webhooks.find(f" {first.id.upper()} ") == first

@@ -37,7 +37,7 @@ def fill(post: Any, count: int) -> None:
     post.world.do(post.world.store.commit(Commit(entries=entries)))
 
 
-def test_an_events_life_is_told_in_order(post: Any, receiver: WebhookReceiver) -> None:
+def test_the_statuses_of_an_event_are_delivered_in_order(post: Any, receiver: WebhookReceiver) -> None:
     post.hook(receiver)
     post.restart_of("web")
     post.tell(receiver, 3)
@@ -45,7 +45,7 @@ def test_an_events_life_is_told_in_order(post: Any, receiver: WebhookReceiver) -
     assert len({received.event["id"] for received in receiver.accepted}) == 3
 
 
-def test_what_happens_while_it_runs_is_told_at_once(post: Any, receiver: WebhookReceiver) -> None:
+def test_a_new_entry_is_delivered_at_once(post: Any, receiver: WebhookReceiver) -> None:
     post.hook(receiver)
 
     async def story() -> None:
@@ -59,7 +59,7 @@ def test_what_happens_while_it_runs_is_told_at_once(post: Any, receiver: Webhook
     assert post.naps.taken == []
 
 
-def test_a_withdrawn_event_is_told_as_canceled(post: Any, receiver: WebhookReceiver) -> None:
+def test_a_withdrawn_event_is_delivered_as_canceled(post: Any, receiver: WebhookReceiver) -> None:
     post.hook(receiver)
     event = post.world.ask(RequestedOperation.RESTART, "web")[0]
     post.world.do(post.world.control.requests.withdraw(event.id, who="ann", reason="later"))
@@ -74,7 +74,7 @@ def test_a_withdrawn_event_is_told_as_canceled(post: Any, receiver: WebhookRecei
         (WebhookSchema.CLOUD_EVENTS, "application/cloudevents+json; charset=utf-8", None),
     ],
 )
-def test_every_delivery_is_signed_and_says_what_it_is(
+def test_every_message_is_signed_and_typed(
     post: Any, receiver: WebhookReceiver, schema: WebhookSchema, content_type: str, aeg: str | None
 ) -> None:
     webhook = post.hook(receiver, schema=schema)
@@ -117,7 +117,7 @@ def test_a_receiver_that_was_down_gets_everything_once_it_is_back(post: Any, rec
 
 
 @pytest.mark.parametrize("status", [301, 400, 401, 404, 410, 429, 500, 503])
-def test_an_answer_that_is_not_2xx_is_tried_again_with_the_same_id(
+def test_a_message_without_a_2xx_response_is_retried_with_the_same_id(
     post: Any, receiver: WebhookReceiver, status: int
 ) -> None:
     receiver.answer(status, status)
@@ -131,7 +131,7 @@ def test_an_answer_that_is_not_2xx_is_tried_again_with_the_same_id(
     assert len({received.body for received in receiver.received}) == 1
 
 
-def test_what_a_receiver_said_is_told_in_words(post: Any, receiver: WebhookReceiver) -> None:
+def test_the_delivery_report_words_the_receivers_response(post: Any, receiver: WebhookReceiver) -> None:
     webhook = post.hook(receiver)
     post.world.ask(RequestedOperation.RESTART, "web")
     receiver.answer(500, 410, 302)
@@ -153,7 +153,7 @@ def test_what_a_receiver_said_is_told_in_words(post: Any, receiver: WebhookRecei
 
 
 @pytest.mark.parametrize("trouble", ["down", "hangs", "refuses"])
-def test_a_receiver_in_trouble_delays_nobody(post: Any, receivers: Make, trouble: str) -> None:
+def test_a_failing_receiver_delays_no_other_webhook(post: Any, receivers: Make, trouble: str) -> None:
     bad, good = receivers(), receivers()
     if trouble == "down":
         bad.stop()
@@ -175,7 +175,7 @@ def test_a_receiver_in_trouble_delays_nobody(post: Any, receivers: Make, trouble
     assert post.cursor("bad") < post.cursor("good")
 
 
-def test_a_receiver_that_hangs_is_given_up_on_and_tried_again(post: Any, receiver: WebhookReceiver) -> None:
+def test_a_hanging_receiver_times_out_and_is_retried(post: Any, receiver: WebhookReceiver) -> None:
     receiver.stop_answering()
     webhook = post.hook(receiver)
     post.world.ask(RequestedOperation.RESTART, "web")
@@ -188,7 +188,7 @@ def test_a_receiver_that_hangs_is_given_up_on_and_tried_again(post: Any, receive
     assert post.world.do(story()) == "there was no response within 2 s"
 
 
-def test_a_removed_webhook_is_told_nothing_more(post: Any, receivers: Make) -> None:
+def test_a_removed_webhook_gets_no_more_messages(post: Any, receivers: Make) -> None:
     bad, good = receivers(), receivers()
     bad.answer(500)
     post.hook(bad, "bad")
@@ -209,9 +209,7 @@ def test_a_removed_webhook_is_told_nothing_more(post: Any, receivers: Make) -> N
     assert [hook.id for hook in post.world.store.webhooks()] == ["good"]
 
 
-def test_a_webhook_that_is_added_while_it_runs_is_told_what_happens_from_then_on(
-    post: Any, receiver: WebhookReceiver
-) -> None:
+def test_a_webhook_added_at_runtime_gets_messages_from_then_on(post: Any, receiver: WebhookReceiver) -> None:
     post.world.ask(RequestedOperation.RESTART, "web")
 
     async def story() -> None:
@@ -225,7 +223,7 @@ def test_a_webhook_that_is_added_while_it_runs_is_told_what_happens_from_then_on
     assert names(receiver) == ["db"]
 
 
-def test_only_what_was_asked_for_is_told(post: Any, receivers: Make) -> None:
+def test_a_webhook_gets_only_messages_that_match_its_filter(post: Any, receivers: Make) -> None:
     db_only, ends = receivers(), receivers()
     post.hook(db_only, "db", over=DB)
     post.hook(ends, "ends", happenings=(EventGridStatus.COMPLETED, EventGridStatus.CANCELED))
@@ -236,7 +234,7 @@ def test_only_what_was_asked_for_is_told(post: Any, receivers: Make) -> None:
     assert told(ends) == ["Completed", "Completed"]
 
 
-def test_after_a_restart_it_goes_on_where_it_was(post: Any, receiver: WebhookReceiver) -> None:
+def test_delivery_continues_at_the_cursor_after_a_restart(post: Any, receiver: WebhookReceiver) -> None:
     post.hook(receiver)
     post.restart_of("web")
     post.tell(receiver, 3)
@@ -247,9 +245,7 @@ def test_after_a_restart_it_goes_on_where_it_was(post: Any, receiver: WebhookRec
     assert names(receiver) == ["web"] * 3 + ["db"] * 3
 
 
-def test_what_was_taken_but_not_written_down_is_told_again_with_the_same_id(
-    post: Any, receiver: WebhookReceiver
-) -> None:
+def test_a_message_delivered_before_a_crash_is_repeated_with_the_same_id(post: Any, receiver: WebhookReceiver) -> None:
     post.hook(receiver)
     post.world.ask(RequestedOperation.RESTART, "web")
     post.world.store.fail_next(Unavailable("the disk is full: make room"))
@@ -260,7 +256,7 @@ def test_what_was_taken_but_not_written_down_is_told_again_with_the_same_id(
     assert first.event == second.event
 
 
-def test_a_cursor_that_cannot_be_written_down_stops_nothing(post: Any, receiver: WebhookReceiver) -> None:
+def test_a_cursor_that_cannot_be_saved_does_not_stop_delivery(post: Any, receiver: WebhookReceiver) -> None:
     post.hook(receiver)
     post.restart_of("web")
     post.world.store.fail_next(Unavailable("the disk is full: make room"))
@@ -279,7 +275,9 @@ class Unreadable(MemoryStore):
         return super().entries_after(seq, limit)
 
 
-def test_a_history_that_cannot_be_read_is_read_later(post_over: Callable[..., Any], receiver: WebhookReceiver) -> None:
+def test_delivery_is_retried_if_the_history_cannot_be_read(
+    post_over: Callable[..., Any], receiver: WebhookReceiver
+) -> None:
     store = Unreadable()
     post = post_over(store)
     webhook = post.hook(receiver)
@@ -298,7 +296,7 @@ def test_a_history_that_cannot_be_read_is_read_later(post_over: Callable[..., An
     assert told(receiver) == ["Scheduled"]
 
 
-def test_entries_of_no_interest_are_passed_in_few_writes(post: Any, receiver: WebhookReceiver) -> None:
+def test_unmatched_entries_cause_few_cursor_writes(post: Any, receiver: WebhookReceiver) -> None:
     post.hook(receiver)
     commits: list[Any] = []
     fill(post, 2500)
@@ -310,7 +308,7 @@ def test_entries_of_no_interest_are_passed_in_few_writes(post: Any, receiver: We
     assert commits[-1].seq > 2500
 
 
-def test_a_long_history_keeps_nobody_waiting(post: Any, receiver: WebhookReceiver) -> None:
+def test_a_long_history_does_not_block_the_event_loop(post: Any, receiver: WebhookReceiver) -> None:
     fill(post, 3000)
     post.world.ask(RequestedOperation.RESTART, "web")
     post.hook(receiver, cursor=0)
@@ -326,7 +324,7 @@ def test_a_long_history_keeps_nobody_waiting(post: Any, receiver: WebhookReceive
     assert post.world.do(story()) > 10
 
 
-def test_history_that_was_pruned_below_the_cursor_is_no_trouble(post: Any, receiver: WebhookReceiver) -> None:
+def test_pruning_entries_before_the_cursor_does_not_affect_delivery(post: Any, receiver: WebhookReceiver) -> None:
     post.hook(receiver, cursor=0)
     post.restart_of("web")
     post.world.advance(3 * 86400)
@@ -336,7 +334,7 @@ def test_history_that_was_pruned_below_the_cursor_is_no_trouble(post: Any, recei
     assert names(receiver) == ["db"]
 
 
-def test_pending_ones_are_counted_without_reading_all_of_the_history(post: Any, receiver: WebhookReceiver) -> None:
+def test_pending_messages_are_counted_without_reading_the_whole_history(post: Any, receiver: WebhookReceiver) -> None:
     webhook = post.hook(receiver)
     post.restart_of("web")
     fill(post, 30)
@@ -360,7 +358,7 @@ def test_nothing_secret_is_logged(post: Any, receiver: WebhookReceiver, caplog: 
 
 
 @pytest.mark.parametrize("chance", [0.0, 0.5, 1.0])
-def test_waits_grow_from_one_second_to_five_minutes(chance: float) -> None:
+def test_retry_delays_grow_from_one_second_to_five_minutes(chance: float) -> None:
     waits = [retry_delay_s(failures, chance) for failures in range(1, 2000)]
     assert waits == sorted(waits)
     assert waits[0] == 1.0

@@ -23,7 +23,7 @@ def is_from_forewarn() -> Any:
     return names["is_from_forewarn"]
 
 
-def test_the_check_of_the_page_takes_what_is_sent_and_nothing_else(
+def test_the_signature_check_of_the_page_accepts_our_messages_only(
     post: Any, receiver: WebhookReceiver, is_from_forewarn: Any
 ) -> None:
     post.real_now = time.time()
@@ -39,7 +39,9 @@ def test_the_check_of_the_page_takes_what_is_sent_and_nothing_else(
     assert not is_from_forewarn(later, received.body, webhook.secret)
 
 
-def test_what_is_old_is_refused(post: Any, receiver: WebhookReceiver, is_from_forewarn: Any) -> None:
+def test_the_signature_check_of_the_page_rejects_old_messages(
+    post: Any, receiver: WebhookReceiver, is_from_forewarn: Any
+) -> None:
     post.real_now = time.time() - 400
     webhook = post.hook(receiver)
     post.world.ask(RequestedOperation.RESTART, "web")

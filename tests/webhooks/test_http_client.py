@@ -64,7 +64,7 @@ def raw(*parts: bytes, stays: bool = False) -> Iterator[str]:
         thread.join(30)
 
 
-def test_a_letter_arrives_as_it_was_written(sender: Sender, receiver: WebhookReceiver) -> None:
+def test_a_request_arrives_unchanged(sender: Sender, receiver: WebhookReceiver) -> None:
     reply = sender.send(f"{receiver.url}/a%20b?code=x%26y")
     (received,) = receiver.received
     assert (received.method, received.target, received.body) == ("POST", "/hook/a%20b?code=x%26y", b"[1]")
@@ -73,13 +73,13 @@ def test_a_letter_arrives_as_it_was_written(sender: Sender, receiver: WebhookRec
     assert reply.is_success
 
 
-def test_an_address_without_a_path_is_asked_for_its_root(sender: Sender, receiver: WebhookReceiver) -> None:
+def test_a_url_without_a_path_requests_the_root(sender: Sender, receiver: WebhookReceiver) -> None:
     sender.send(f"http://127.0.0.1:{receiver.port}?a=1")
     assert receiver.received[0].target == "/?a=1"
 
 
 @pytest.mark.parametrize("status", [200, 202, 204, 299])
-def test_2xx_is_good(sender: Sender, receiver: WebhookReceiver, status: int) -> None:
+def test_a_2xx_status_is_a_success(sender: Sender, receiver: WebhookReceiver, status: int) -> None:
     receiver.answer(status)
     assert sender.send(receiver.url).is_success
 
@@ -99,7 +99,7 @@ def test_proxies_of_the_environment_are_not_used(
     assert sender.send(receiver.url).status == 200
 
 
-def test_little_of_an_answer_is_read(sender: Sender) -> None:
+def test_only_the_start_of_a_response_body_is_read(sender: Sender) -> None:
     with WebhookReceiver(lambda method, body: ReceiverAnswer(body=b"x" * 1_000_000)) as receiver:
         assert sender.send(receiver.url).body == b"x" * 4096
 
@@ -112,12 +112,12 @@ def test_little_of_an_answer_is_read(sender: Sender) -> None:
         pytest.param([b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.0 200 Fine\r\n\r\n"], id="after another"),
     ],
 )
-def test_a_good_status_counts_whatever_follows(sender: Sender, parts: list[bytes]) -> None:
+def test_a_2xx_status_counts_even_if_the_body_breaks_off(sender: Sender, parts: list[bytes]) -> None:
     with raw(*parts) as url:
         assert sender.send(url).is_success
 
 
-def test_a_body_that_never_ends_holds_up_nothing(sender: Sender) -> None:
+def test_an_endless_body_does_not_delay_the_client(sender: Sender) -> None:
     with raw(b"HTTP/1.1 200 OK\r\nContent-Length: 99\r\n\r\nhalf", stays=True) as url:
         assert sender.send(url).body == b"half"
 
@@ -132,18 +132,18 @@ REASONS = [
 
 
 @pytest.mark.parametrize(("parts", "stays", "why"), REASONS)
-def test_no_answer_is_told_in_words(sender: Sender, parts: list[bytes], stays: bool, why: str) -> None:
+def test_a_missing_response_is_described_in_words(sender: Sender, parts: list[bytes], stays: bool, why: str) -> None:
     with raw(*parts, stays=stays) as url:
         assert sender.unreached(url) == why
 
 
-def test_nobody_there_is_told_in_words(sender: Sender, receiver: WebhookReceiver) -> None:
+def test_a_refused_connection_is_described_in_words(sender: Sender, receiver: WebhookReceiver) -> None:
     receiver.stop()
     assert sender.unreached(receiver.url) == "it refused the connection"
 
 
 @pytest.mark.parametrize("host", ["x" * 64 + ".invalid", "a..b"])
-def test_a_name_that_nobody_can_have_is_told_in_words(sender: Sender, host: str) -> None:
+def test_an_unresolvable_name_is_described_in_words(sender: Sender, host: str) -> None:
     assert sender.unreached(f"http://{host}/").startswith("its name cannot be resolved")
 
 
@@ -154,7 +154,7 @@ def secure(directory: Path) -> Callable[[socket.socket], socket.socket]:
     return lambda sock: context.wrap_socket(sock, server_side=True)
 
 
-def test_tls_is_checked_against_the_file_that_the_environment_names(
+def test_certificates_are_checked_against_ssl_cert_file(
     sender: Sender, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with WebhookReceiver(wrap=secure(tmp_path)) as receiver:
@@ -164,5 +164,5 @@ def test_tls_is_checked_against_the_file_that_the_environment_names(
         assert sender.send(receiver.url).is_success
 
 
-def test_a_receiver_that_speaks_no_tls_is_told_in_words(sender: Sender, receiver: WebhookReceiver) -> None:
+def test_a_failed_tls_handshake_is_described_in_words(sender: Sender, receiver: WebhookReceiver) -> None:
     assert sender.unreached(receiver.url.replace("http://", "https://")).startswith("the TLS handshake failed (")

@@ -67,7 +67,7 @@ def without_repeats(received: list[ReceivedNotification]) -> list[Any]:
     return list({one.event["id"]: one for one in received}.values())
 
 
-def test_everything_arrives_at_least_once_and_in_order_whoever_dies(tmp_path: Path) -> None:
+def test_messages_arrive_at_least_once_and_in_order_across_kills(tmp_path: Path) -> None:
     chance = random.Random(7)
     with WebhookReceiver() as receiver, ServiceProcess(data=tmp_path / "d", fleet=FLEET) as service:
         assert service.api("POST", "/clock/speed", {"speed": 300}).status == 200

@@ -39,7 +39,7 @@ def refused(post: Any, receiver: WebhookReceiver, schema: WebhookSchema) -> str:
 
 
 @BOTH
-def test_a_test_message_is_no_event_of_any_vm(post: Any, receiver: WebhookReceiver, schema: WebhookSchema) -> None:
+def test_a_test_message_names_no_vm(post: Any, receiver: WebhookReceiver, schema: WebhookSchema) -> None:
     verdict = post.world.do(post.outbox.verification.send_test(post.webhook_for(receiver, schema=schema)))
     assert verdict == DeliveryTestResult(ok=True, status=200, text="it answered 200")
     (received,) = receiver.received
@@ -48,7 +48,7 @@ def test_a_test_message_is_no_event_of_any_vm(post: Any, receiver: WebhookReceiv
     assert post.world.store.webhooks() == []
 
 
-def test_a_test_tells_what_went_wrong(post: Any, receiver: WebhookReceiver) -> None:
+def test_a_failed_test_message_says_what_went_wrong(post: Any, receiver: WebhookReceiver) -> None:
     receiver.answer(404)
     webhook = post.webhook_for(receiver)
     assert post.world.do(post.outbox.verification.send_test(webhook)) == DeliveryTestResult(
@@ -59,7 +59,7 @@ def test_a_test_tells_what_went_wrong(post: Any, receiver: WebhookReceiver) -> N
     assert verdict == DeliveryTestResult(ok=False, status=None, text="it refused the connection")
 
 
-def test_a_receiver_that_answers_the_code_is_valid(post: Any) -> None:
+def test_a_receiver_that_echoes_the_code_is_valid(post: Any) -> None:
     with WebhookReceiver(echoing) as receiver:
         post.world.do(post.outbox.verification.validate(post.webhook_for(receiver)))
     (received,) = receiver.received
@@ -71,7 +71,7 @@ def test_a_receiver_that_answers_the_code_is_valid(post: Any) -> None:
 @pytest.mark.parametrize(
     "body", [b"", b"{}", b"[]", b'{"validationResponse": 5}', b'{"validationResponse": "x"}', b"\xff"]
 )
-def test_a_receiver_that_does_not_is_refused(post: Any, body: bytes) -> None:
+def test_a_receiver_that_does_not_echo_the_code_is_refused(post: Any, body: bytes) -> None:
     with WebhookReceiver(lambda method, sent: ReceiverAnswer(body=body)) as receiver:
         sentence = refused(post, receiver, WebhookSchema.EVENT_GRID)
     assert sentence == (
@@ -89,14 +89,14 @@ def test_a_receiver_that_allows_our_origin_is_valid(post: Any, origin: str) -> N
     assert received.headers["webhook-request-origin"] == "forewarn"
 
 
-def test_a_receiver_that_allows_somebody_else_is_refused(post: Any) -> None:
+def test_a_receiver_that_allows_another_origin_is_refused(post: Any) -> None:
     with WebhookReceiver(allowing("eventemitter.example.com")) as receiver:
         sentence = refused(post, receiver, WebhookSchema.CLOUD_EVENTS)
     assert "it did not answer OPTIONS with WebHook-Allowed-Origin: forewarn" in sentence
 
 
 @BOTH
-def test_a_receiver_that_says_no_or_nothing_is_refused(
+def test_a_receiver_that_declines_or_is_down_is_refused(
     post: Any, receiver: WebhookReceiver, schema: WebhookSchema
 ) -> None:
     receiver.answer(405)

@@ -18,20 +18,20 @@ def post(receiver: WebhookReceiver, body: str = "[{}]") -> int:
         connection.close()
 
 
-def test_it_answers_in_the_order_it_was_told_to_and_well_afterwards(receiver: WebhookReceiver) -> None:
+def test_the_fake_receiver_answers_as_scripted_then_200(receiver: WebhookReceiver) -> None:
     receiver.answer(500, 202)
     assert [post(receiver) for _ in range(3)] == [500, 202, 200]
     assert [received.status for received in receiver.accepted] == [202, 200]
 
 
-def test_it_keeps_what_it_was_sent(receiver: WebhookReceiver) -> None:
+def test_the_fake_receiver_keeps_the_requests(receiver: WebhookReceiver) -> None:
     post(receiver, '[{"id": 1}]')
     (received,) = receiver.wait_for(1)
     assert (received.method, received.target, received.headers["x-some"]) == ("POST", "/hook", "Thing")
     assert received.event == {"id": 1}
 
 
-def test_it_can_be_away_and_come_back_on_the_same_port(receiver: WebhookReceiver) -> None:
+def test_the_fake_receiver_restarts_on_the_same_port(receiver: WebhookReceiver) -> None:
     url = receiver.url
     receiver.stop()
     with pytest.raises(ConnectionRefusedError):
@@ -40,7 +40,7 @@ def test_it_can_be_away_and_come_back_on_the_same_port(receiver: WebhookReceiver
     assert (receiver.url, post(receiver)) == (url, 200)
 
 
-def test_one_that_hangs_answers_nobody(receiver: WebhookReceiver) -> None:
+def test_a_hanging_fake_receiver_does_not_answer(receiver: WebhookReceiver) -> None:
     receiver.stop_answering()
     connection = http.client.HTTPConnection("127.0.0.1", receiver.port, timeout=0.2)
     connection.request("POST", "/hook", "[{}]")

@@ -61,8 +61,8 @@ _PAGE = """\
 **These commands were never run in PowerShell.** A test parses every line below with a small parser of our own, which
 knows the documented parameters of these cmdlets. It sends each `Invoke-RestMethod`, `Invoke-WebRequest` and
 `Invoke-AzRestMethod` to forewarn's API, and so tests paths, methods, bodies and responses. It does not test how to
-trust the CA, nor whether the Az modules sign in as written under [Az](#az). [azure-api.md](azure-api.md) says what the calls
-do.
+trust the CA, nor whether the Az modules sign in as written under [Az](#az). [azure-api.md](azure-api.md) says what
+the calls do.
 
 The lines are for PowerShell 7. In its strings a `?` belongs to the name before it, so write `"${{vmId}}?…"`.
 
