@@ -1,6 +1,6 @@
-"""What the tests in a real browser share: a lab with its console, and Debian's chromium that looks at it.
+"""Fixtures of the tests in a real browser: a lab with its portal, and Debian's Chromium.
 
-They run in an environment that has what drives a browser (`make test-portal`), and are not even read elsewhere.
+They run in an environment with Playwright (`make test-portal`), and are not collected elsewhere.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ collect_ignore_glob = [] if find_spec("playwright") else ["test_*.py"]
 
 ARTEFACTS = Path(__file__).parent / "artefacts"
 WITHIN_MS = 20_000
-# Chromium as root has no sandbox; what it would fetch for itself, it does not.
+# Chromium has no sandbox as root. It must not fetch anything for itself.
 ARGUMENTS = (
     "--no-sandbox",
     "--disable-gpu",
@@ -74,12 +74,12 @@ resource_group = "elsewhere"
 
 
 @dataclass
-class Looker:
-    """Somebody at a browser, and what it complained about meanwhile."""
+class BrowserUser:
+    """A user with a browser window, and the errors of its console."""
 
     page: Page
     base: str
-    complaints: list[str] = field(default_factory=list)
+    errors: list[str] = field(default_factory=list)
 
     def go(self, path: str) -> Page:
         self.page.goto(f"{self.base}{path}")
@@ -93,9 +93,9 @@ class Looker:
         self.page.wait_for_url(f"{self.base}{to}")
         return self.page
 
-    def forgive(self) -> None:
-        """What it complained about until now was meant to go wrong."""
-        self.complaints.clear()
+    def clear_errors(self) -> None:
+        """Drops the errors so far, which the test expects."""
+        self.errors.clear()
 
 
 @pytest.fixture(scope="session")
@@ -112,65 +112,67 @@ def browser() -> Iterator[Browser]:
 
 @pytest.fixture(scope="session")
 def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WebService]:
-    """A lab that tests only look at."""
+    """A lab that tests only read."""
     with open_web_service(tmp_path_factory.mktemp("shared"), fleet=FLEET) as console:
         yield console
 
 
 @pytest.fixture
 def console(tmp_path: Path) -> Iterator[WebService]:
-    """A lab of the test's own."""
+    """A lab that only this test uses."""
     with open_web_service(tmp_path, fleet=FLEET) as console:
         yield console
 
 
 @pytest.fixture
-def somebody(browser: Browser) -> Iterator[Callable[..., Looker]]:
-    """Opens a browser window at a console, of its own cookies; nothing may be complained about in any of them."""
+def new_user(browser: Browser) -> Iterator[Callable[..., BrowserUser]]:
+    """Opens a browser window with its own cookies. The test fails if any of them logs an error."""
     with ExitStack() as stack:
-        lookers: list[Looker] = []
+        users: list[BrowserUser] = []
 
-        def given(console: WebService, **options: Any) -> Looker:
-            looker = stack.enter_context(_looking(browser, plain_base(console), options))
-            lookers.append(looker)
-            return looker
+        def make(console: WebService, **options: Any) -> BrowserUser:
+            user = stack.enter_context(_open_browser(browser, plain_base(console), options))
+            users.append(user)
+            return user
 
-        yield given
-        assert [looker.complaints for looker in lookers] == [[] for _ in lookers]
+        yield make
+        assert [user.errors for user in users] == [[] for _ in users]
 
 
 @pytest.fixture
-def admin(somebody: Callable[..., Looker]) -> Callable[..., Looker]:
-    """Somebody who is signed in and may do everything."""
+def admin(new_user: Callable[..., BrowserUser]) -> Callable[..., BrowserUser]:
+    """Opens a browser window of a signed-in administrator."""
 
-    def given(console: WebService, to: str = "/portal/", **options: Any) -> Looker:
-        looker = somebody(console, **options)
-        looker.sign_in(*console.admin_credentials, to=to)
-        return looker
+    def make(console: WebService, to: str = "/portal/", **options: Any) -> BrowserUser:
+        user = new_user(console, **options)
+        user.sign_in(*console.admin_credentials, to=to)
+        return user
 
-    return given
+    return make
 
 
 def plain_base(console: WebService) -> str:
-    """The console's address for a browser on the same machine, without TLS."""
+    """The address of the portal for a browser on the same machine, without TLS."""
     return f"http://localhost:{urlsplit(console.base_url).port}"
 
 
 @contextmanager
-def _looking(browser: Browser, base: str, options: dict[str, Any]) -> Iterator[Looker]:
+def _open_browser(browser: Browser, base: str, options: dict[str, Any]) -> Iterator[BrowserUser]:
     context: BrowserContext = browser.new_context(**{"viewport": DESKTOP, **options})
     context.set_default_timeout(WITHIN_MS)
     try:
-        looker = Looker(context.new_page(), base)
-        watch(looker.page, looker.complaints)
-        yield looker
+        user = BrowserUser(context.new_page(), base)
+        record_errors(user.page, user.errors)
+        yield user
     finally:
         context.close()
 
 
-def watch(page: Page, complaints: list[str]) -> None:
-    page.on("pageerror", lambda error: complaints.append(f"{page.url}: {error}"))
-    page.on("console", lambda said: complaints.append(f"{page.url}: {said.text}") if said.type == "error" else None)
+def record_errors(page: Page, errors: list[str]) -> None:
+    page.on("pageerror", lambda error: errors.append(f"{page.url}: {error}"))
+    page.on(
+        "console", lambda message: errors.append(f"{page.url}: {message.text}") if message.type == "error" else None
+    )
 
 
 @pytest.fixture(scope="session", autouse=True)

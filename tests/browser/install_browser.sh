@@ -1,7 +1,7 @@
 #!/bin/sh
-# Fetch what looks at the portal: Debian's chromium (as root, with apt-get), and into DIRECTORY forewarn, what drives a
-# browser, and axe-core, which knows what people cannot read or reach. Quick when all is there; where chromium cannot be
-# had, that is said, and the tests that need it say so.
+# Installs what the browser tests need: Debian's chromium (as root, with apt-get), and in DIRECTORY a virtual environment
+# with forewarn, Playwright and axe-core (accessibility checks). Quick if everything is installed. Without chromium the
+# tests are skipped.
 #
 #   tests/browser/install_browser.sh .venv-portal python3
 set -eu
@@ -15,15 +15,15 @@ if ! command -v chromium >/dev/null; then
         export DEBIAN_FRONTEND=noninteractive
         apt-get update -qq
         apt-get install -y -qq --no-install-recommends chromium >/dev/null ||
-            echo "no chromium: Debian does not have it; the tests that need it are skipped"
+            echo "chromium cannot be installed: the browser tests are skipped"
     else
-        echo "no chromium, and no Debian or not root: the tests that need it are skipped"
+        echo "chromium is not installed, and this is not Debian or not root: the browser tests are skipped"
     fi
 fi
 
 stamp=$directory/.fetched
 test "$stamp" -nt "$0" && test "$stamp" -nt pyproject.toml && exit
-echo "fetching what drives a browser into $directory (once; about a minute)"
+echo "installing Playwright into $directory (once; about a minute)"
 test -x "$directory/bin/python" || "$python" -m venv "$directory"
 # shellcheck disable=SC2086
 "$directory/bin/python" -m pip install --quiet --disable-pip-version-check -e '.[server,agent,dev]' $pypi

@@ -1,6 +1,6 @@
-"""What holds for every page: nothing goes wrong in a browser, everybody can read and reach it, no foreign script runs.
+"""Every page is free of errors, accessible, and runs no foreign script.
 
-Each is kept as pictures, in light and dark, on a desktop and on a phone: tests/portal/artefacts.
+Screenshots in light and dark, on a desktop and on a phone, are stored in tests/browser/artefacts.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ import pytest
 from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Browser, Page, expect
 
-from tests.browser.conftest import ARTEFACTS, DESKTOP, FLEET, PHONE, Looker, plain_base, watch
+from tests.browser.conftest import ARTEFACTS, DESKTOP, FLEET, PHONE, BrowserUser, plain_base, record_errors
 from tests.support.web_service import WebService, open_web_service
 
 pytestmark = pytest.mark.portal
 BAD = ("serious", "critical")
-# Each page once, as somebody meets it; `{}` is filled from what happened in the lab.
+# Each page once; `populate` fills in the placeholders.
 PAGES = {
     "fleet": "/portal/",
     "fleet-filtered": "/portal/?state=noticed",
@@ -46,8 +46,8 @@ PAGES = {
 
 
 @dataclass(frozen=True)
-class Place:
-    """A lab in which something of everything happened, and the cookies of somebody who may do everything."""
+class PopulatedLab:
+    """A lab with events, a rollout and a fault, and the cookies of a signed-in administrator."""
 
     base: str
     state: Any
@@ -58,33 +58,33 @@ class Place:
 
 
 @pytest.fixture(scope="module")
-def place(browser: Browser, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
+def lab(browser: Browser, tmp_path_factory: pytest.TempPathFactory) -> Iterator[PopulatedLab]:
     with open_web_service(tmp_path_factory.mktemp("pages"), fleet=FLEET) as console:
-        names = happened(console)
+        names = populate(console)
         context = browser.new_context()
-        Looker(context.new_page(), plain_base(console)).sign_in(*console.admin_credentials)
+        BrowserUser(context.new_page(), plain_base(console)).sign_in(*console.admin_credentials)
         state = context.storage_state()
         context.close()
-        yield Place(plain_base(console), state, names)
+        yield PopulatedLab(plain_base(console), state, names)
 
 
-def happened(console: WebService) -> dict[str, str]:
-    """One event that is over, one that is pending, a rollout under way, a fault."""
+def populate(console: WebService) -> dict[str, str]:
+    """Makes a past event, a pending event, an open rollout and a fault; returns their ids."""
     service = console.service
 
-    def asked(path: str, body: dict[str, Any]) -> Any:
+    def post(path: str, body: dict[str, Any]) -> Any:
         answer = service.api("POST", path, body)
         assert answer.status < 300, answer.body
         return answer.json
 
     for vm in ("db-0", "db-1", "web-0"):
         service.poll(vm)
-    over = asked("/requests", {"ask": "restart", "vms": ["db-1"]})["events"][0]["id"]
+    over = post("/requests", {"ask": "restart", "vms": ["db-1"]})["events"][0]["id"]
     service.approve("db-1", over)
     service.advance(900)
-    pending = asked("/requests", {"ask": "redeploy", "vms": ["db-0"]})
-    rollout = asked("/rollouts", {"impact": "reboot", "scope": "web"})
-    asked("/faults", {"kind": "slow-body", "vm": "web-1", "for_s": 86400})
+    pending = post("/requests", {"ask": "redeploy", "vms": ["db-0"]})
+    rollout = post("/rollouts", {"impact": "reboot", "scope": "web"})
+    post("/faults", {"kind": "slow-body", "vm": "web-1", "for_s": 86400})
     vms = {vm["name"]: vm for vm in service.api("GET", "/fleet").json["vms"]}
     return {
         "over": over,
@@ -98,58 +98,60 @@ def happened(console: WebService) -> dict[str, str]:
 
 @pytest.mark.parametrize("colours", ["light", "dark"])
 @pytest.mark.parametrize("name", PAGES)
-def test_every_page_is_accessible_and_free_of_errors(browser: Browser, place: Place, name: str, colours: Any) -> None:
-    complaints: list[str] = []
+def test_every_page_is_accessible_and_free_of_errors(
+    browser: Browser, lab: PopulatedLab, name: str, colours: Any
+) -> None:
+    errors: list[str] = []
     for device, viewport in (("desktop", DESKTOP), ("phone", PHONE)):
-        context = browser.new_context(storage_state=place.state, viewport=viewport, color_scheme=colours)  # type: ignore[arg-type]
+        context = browser.new_context(storage_state=lab.state, viewport=viewport, color_scheme=colours)  # type: ignore[arg-type]
         page = context.new_page()
-        watch(page, complaints)
-        shown = page.goto(place.url(name))
+        record_errors(page, errors)
+        shown = page.goto(lab.url(name))
         assert shown is not None
         assert shown.status == (404 if name == "nowhere" else 200)
         page.wait_for_function("document.fonts.status === 'loaded'")
         page.screenshot(path=ARTEFACTS / f"{name}-{colours}-{device}.png", full_page=True)
-        if (colours, device) != ("dark", "phone"):  # what these two have to say, the others have said
-            assert faults(page) == []
+        if (colours, device) != ("dark", "phone"):  # the other combinations cover these two
+            assert accessibility_violations(page) == []
         assert page.evaluate("document.documentElement.scrollWidth <= innerWidth"), f"{device}: wider than the window"
         assert page.evaluate("window.pwned") is None
         context.close()
     if name == "nowhere":
-        complaints = [one for one in complaints if "404" not in one]
-    assert complaints == []
+        errors = [error for error in errors if "404" not in error]
+    assert errors == []
 
 
 @pytest.mark.parametrize("colours", ["light", "dark"])
-def test_the_sign_in_page_is_accessible(shared: WebService, somebody: Callable[..., Looker], colours: str) -> None:
-    looker = somebody(shared, color_scheme=colours)
-    page = looker.go("/portal/sign-in")
+def test_the_sign_in_page_is_accessible(shared: WebService, new_user: Callable[..., BrowserUser], colours: str) -> None:
+    user = new_user(shared, color_scheme=colours)
+    page = user.go("/portal/sign-in")
     page.screenshot(path=ARTEFACTS / f"sign-in-{colours}-desktop.png", full_page=True)
-    assert faults(page) == []
+    assert accessibility_violations(page) == []
     page.get_by_label("Secret").fill("not this one")
     page.get_by_role("button", name="Sign in").click()
     expect(page.get_by_role("alert")).to_be_visible()
     page.screenshot(path=ARTEFACTS / f"sign-in-refused-{colours}-desktop.png", full_page=True)
-    assert faults(page) == []
-    looker.forgive()  # a browser holds 401 to be worth a complaint
+    assert accessibility_violations(page) == []
+    user.clear_errors()  # browsers log a 401 as an error
 
 
 @pytest.mark.parametrize("colours", ["light", "dark"])
-def test_a_form_in_a_dialog_is_accessible(shared: WebService, admin: Callable[..., Looker], colours: str) -> None:
+def test_a_form_in_a_dialog_is_accessible(shared: WebService, admin: Callable[..., BrowserUser], colours: str) -> None:
     page = admin(shared, to="/portal/vms/db-1", color_scheme=colours).page
     page.get_by_role("link", name="Delete", exact=True).click()
     expect(page.get_by_role("dialog")).to_be_visible()
-    assert faults(page) == []
+    assert accessibility_violations(page) == []
     page.get_by_role("button", name="Preview").click()
     expect(page.get_by_role("heading", name="confirm")).to_be_visible()
     page.screenshot(path=ARTEFACTS / f"dialog-{colours}-desktop.png")
-    assert faults(page) == []
+    assert accessibility_violations(page) == []
     page.keyboard.press("Escape")
     expect(page.get_by_role("dialog")).to_have_count(0)
     expect(page.get_by_role("link", name="Delete", exact=True)).to_be_focused()
 
 
-def faults(page: Page) -> list[str]:
-    """What axe-core holds to be serious."""
+def accessibility_violations(page: Page) -> list[str]:
+    """The serious violations that axe-core finds."""
     found = Axe().run(page).response["violations"]
     return [
         f"{one['id']} ({one['impact']}): {one['help']}: {[node['target'] for node in one['nodes']][:5]}"
@@ -159,19 +161,19 @@ def faults(page: Page) -> list[str]:
 
 
 @pytest.mark.parametrize("name", [name for name in PAGES if name != "nowhere"])
-def test_every_page_works_without_scripts(browser: Browser, place: Place, name: str) -> None:
-    context = browser.new_context(storage_state=place.state, java_script_enabled=False)
+def test_every_page_works_without_scripts(browser: Browser, lab: PopulatedLab, name: str) -> None:
+    context = browser.new_context(storage_state=lab.state, java_script_enabled=False)
     page = context.new_page()
-    page.goto(place.url(name))
+    page.goto(lab.url(name))
     expect(page.locator("main h1")).to_have_count(1)
     expect(page.locator("main h1")).to_be_visible()
     assert page.locator("nav a").count() >= 5
     context.close()
 
 
-def test_a_list_and_a_form_work_without_scripts(console: WebService, admin: Callable[..., Looker]) -> None:
-    looker = admin(console, java_script_enabled=False)
-    page = looker.page
+def test_a_list_and_a_form_work_without_scripts(console: WebService, admin: Callable[..., BrowserUser]) -> None:
+    user = admin(console, java_script_enabled=False)
+    page = user.page
     page.get_by_role("searchbox").fill("db-1")
     page.get_by_role("button", name="Search").click()
     expect(page.locator("a.cell")).to_have_count(1)
@@ -183,9 +185,9 @@ def test_a_list_and_a_form_work_without_scripts(console: WebService, admin: Call
     assert [event["vms"] for event in console.service.api("GET", "/events").json["events"]] == [["db-1"]]
 
 
-def test_foreign_scripts_do_not_run(shared: WebService, admin: Callable[..., Looker]) -> None:
-    looker = admin(shared)
-    page = looker.page
+def test_foreign_scripts_do_not_run(shared: WebService, admin: Callable[..., BrowserUser]) -> None:
+    user = admin(shared)
+    page = user.page
     page.evaluate(
         """() => {
           const inline = document.createElement("script");
@@ -199,55 +201,55 @@ def test_foreign_scripts_do_not_run(shared: WebService, admin: Callable[..., Loo
     )
     page.wait_for_timeout(300)
     assert page.evaluate("window.pwned") is None
-    assert any("Content Security Policy" in one for one in looker.complaints)
-    looker.forgive()
+    assert any("Content Security Policy" in error for error in user.errors)
+    user.clear_errors()
 
 
-def test_pages_have_security_headers(shared: WebService, admin: Callable[..., Looker]) -> None:
-    looker = admin(shared)
+def test_pages_have_security_headers(shared: WebService, admin: Callable[..., BrowserUser]) -> None:
+    user = admin(shared)
     for path in ("/portal/", "/portal/sign-in", "/portal/static/portal.js", "/portal/nowhere"):
-        headers = looker.page.request.get(f"{looker.base}{path}").headers
+        headers = user.page.request.get(f"{user.base}{path}").headers
         assert headers["content-security-policy"].startswith("default-src 'none'; script-src 'self'; style-src 'self'")
         assert "unsafe" not in headers["content-security-policy"]
         assert headers["x-content-type-options"] == "nosniff"
         assert headers["referrer-policy"] in ("same-origin", "no-referrer")
         assert headers["cross-origin-opener-policy"] == "same-origin"
-    (cookie,) = looker.page.context.cookies()
+    (cookie,) = user.page.context.cookies()
     assert (cookie["httpOnly"], cookie["sameSite"], cookie["path"]) == (True, "Strict", "/")
 
 
 @pytest.mark.parametrize("token", [{}, {"token": ""}, {"token": "x" * 43}], ids=["none", "empty", "wrong"])
 def test_a_form_without_its_token_is_rejected(
-    shared: WebService, admin: Callable[..., Looker], token: dict[str, str]
+    shared: WebService, admin: Callable[..., BrowserUser], token: dict[str, str]
 ) -> None:
-    looker = admin(shared)
+    user = admin(shared)
     before = shared.service.api("GET", "/history").json["seq"]
     for path, fields in (
         ("/portal/forms/restart", {"vm": "db-1", "confirmed": "yes"}),
         ("/portal/sign-out", {}),
     ):
-        answer = looker.page.request.post(f"{looker.base}{path}", form={**fields, **token}, max_redirects=0)
+        answer = user.page.request.post(f"{user.base}{path}", form={**fields, **token}, max_redirects=0)
         assert answer.status == 403, path
     assert shared.service.api("GET", "/history").json["seq"] == before
-    looker.page.reload()
-    expect(looker.page.get_by_role("button", name="Sign out")).to_be_visible()
+    user.page.reload()
+    expect(user.page.get_by_role("button", name="Sign out")).to_be_visible()
 
 
 def test_another_site_can_neither_write_nor_read(
-    shared: WebService, admin: Callable[..., Looker], somebody: Callable[..., Looker]
+    shared: WebService, admin: Callable[..., BrowserUser], new_user: Callable[..., BrowserUser]
 ) -> None:
     """From 127.0.0.1 the portal at localhost is another site."""
-    looker = admin(shared)
-    other = looker.page.context.new_page()
-    other.goto(f"{looker.base.replace('localhost', '127.0.0.1')}/portal/sign-in")
+    user = admin(shared)
+    other = user.page.context.new_page()
+    other.goto(f"{user.base.replace('localhost', '127.0.0.1')}/portal/sign-in")
     other.evaluate(
         """(target) => {
           const form = document.createElement("form");
           form.method = "post"; form.action = target; document.body.append(form); form.submit();
         }""",
-        f"{looker.base}/portal/sign-out",
+        f"{user.base}/portal/sign-out",
     )
-    looker.page.reload()
-    expect(looker.page.get_by_role("button", name="Sign out")).to_be_visible()
-    read = other.evaluate("(url) => fetch(url).then(() => 'read', () => 'refused')", f"{looker.base}/portal/")
+    user.page.reload()
+    expect(user.page.get_by_role("button", name="Sign out")).to_be_visible()
+    read = other.evaluate("(url) => fetch(url).then(() => 'read', () => 'refused')", f"{user.base}/portal/")
     assert read == "refused"

@@ -1,4 +1,4 @@
-"""The fleet's page in somebody's hands: search while typing, filters, and VMs that come and go."""
+"""Interaction with the fleet page: search while typing, filters, added and removed VMs."""
 
 from __future__ import annotations
 
@@ -8,34 +8,34 @@ from collections.abc import Callable
 import pytest
 from playwright.sync_api import Page, expect
 
-from tests.browser.conftest import PHONE, Looker
+from tests.browser.conftest import PHONE, BrowserUser
 from tests.support.web_service import WebService
 
 pytestmark = pytest.mark.portal
 
 
 def cells(page: Page) -> list[str]:
-    """As a screen reader tells them, in their order."""
+    """The labels of the cells in order, as a screen reader says them."""
     return [label or "" for label in page.locator(".cell").evaluate_all("all => all.map(one => one.ariaLabel)")]
 
 
-def test_a_search_narrows_the_fleet_while_the_user_types(shared: WebService, admin: Callable[..., Looker]) -> None:
+def test_a_search_narrows_the_fleet_while_the_user_types(shared: WebService, admin: Callable[..., BrowserUser]) -> None:
     page = admin(shared).page
     page.evaluate("window.unchanged = true")
     page.get_by_role("searchbox").press_sequentially("db-")
     expect(page.get_by_text("2 of 11 VMs match")).to_be_visible()
     assert cells(page) == ["db-0, running", "db-1, running"]
-    assert page.url.endswith("/portal/?q=db-"), "who follows this address finds the same"
+    assert page.url.endswith("/portal/?q=db-"), "the address holds the search"
     page.get_by_role("searchbox").press_sequentially("nothing")
     expect(page.get_by_text('No results for "db-nothing"')).to_be_visible()
     page.get_by_role("searchbox").fill("")
     expect(page.get_by_text("Showing 11 of 11 VMs.")).to_be_visible()
     assert page.url.endswith("/portal/")
     assert page.evaluate("window.unchanged")
-    assert page.evaluate("document.activeElement.id") == "q", "whoever types goes on typing"
+    assert page.evaluate("document.activeElement.id") == "q", "the search field keeps the focus"
 
 
-def test_a_filter_by_state_is_live(console: WebService, admin: Callable[..., Looker]) -> None:
+def test_a_filter_by_state_is_live(console: WebService, admin: Callable[..., BrowserUser]) -> None:
     page = admin(console).page
     page.get_by_role("link", name=re.compile(r"event scheduled \d")).click()
     expect(page.get_by_text('No VM in the state "event scheduled"')).to_be_visible()
@@ -47,7 +47,9 @@ def test_a_filter_by_state_is_live(console: WebService, admin: Callable[..., Loo
     expect(page.get_by_text('No VM in the state "event scheduled"')).to_be_visible()
 
 
-def test_added_and_removed_vms_are_shown_without_a_reload(console: WebService, admin: Callable[..., Looker]) -> None:
+def test_added_and_removed_vms_are_shown_without_a_reload(
+    console: WebService, admin: Callable[..., BrowserUser]
+) -> None:
     page = admin(console).page
     page.evaluate("window.unchanged = true")
     console.service.api("POST", "/fleet/vms", {"name": "late", "resource_group": "shop"})
@@ -58,7 +60,7 @@ def test_added_and_removed_vms_are_shown_without_a_reload(console: WebService, a
 
 
 def test_the_update_domain_under_maintenance_is_marked_in_words(
-    console: WebService, admin: Callable[..., Looker]
+    console: WebService, admin: Callable[..., BrowserUser]
 ) -> None:
     page = admin(console).page
     console.service.api("POST", "/requests", {"ask": "restart", "vms": ["web-1"]})
@@ -67,7 +69,7 @@ def test_the_update_domain_under_maintenance_is_marked_in_words(
     expect(page.get_by_text("update domain 1 under maintenance")).to_be_visible()
 
 
-def test_cells_are_large_enough_for_a_finger(shared: WebService, admin: Callable[..., Looker]) -> None:
+def test_cells_are_large_enough_for_a_finger(shared: WebService, admin: Callable[..., BrowserUser]) -> None:
     page = admin(shared, viewport=PHONE, has_touch=True).page
     sizes = page.locator(".cell, .legend a").evaluate_all(
         "all => all.map(one => one.getBoundingClientRect()).map(box => Math.min(box.width, box.height))"

@@ -1,4 +1,4 @@
-"""A page that stayed open shows what it would show if it were loaded now."""
+"""An open page shows the same as a page loaded now."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from playwright.sync_api import Page
 
-from tests.browser.conftest import Looker
+from tests.browser.conftest import BrowserUser
 from tests.support.service_process import eventually
 from tests.support.web_service import WebService
 
@@ -34,13 +34,13 @@ PATHS = (
 
 
 def text_of(page: Page) -> str:
-    """What a reader reads or hears."""
+    """The visible text, and the labels for screen readers."""
     main = page.locator("main")
-    heard = main.locator("[aria-label]").evaluate_all("(all) => all.map((one) => one.getAttribute('aria-label'))")
-    return "\n".join([re.sub(r"[ \t]+", " ", main.inner_text()), *heard])
+    labels = main.locator("[aria-label]").evaluate_all("(all) => all.map((one) => one.getAttribute('aria-label'))")
+    return "\n".join([re.sub(r"[ \t]+", " ", main.inner_text()), *labels])
 
 
-def asked(console: WebService, path: str, body: dict[str, Any]) -> Any:
+def post(console: WebService, path: str, body: dict[str, Any]) -> Any:
     answer = console.service.api("POST", path, body)
     assert answer.status < 300, answer.body
     return answer.json
@@ -48,11 +48,11 @@ def asked(console: WebService, path: str, body: dict[str, Any]) -> Any:
 
 @pytest.mark.parametrize("path", PATHS)
 def test_an_open_page_shows_what_a_reloaded_one_does(
-    console: WebService, admin: Callable[..., Looker], path: str
+    console: WebService, admin: Callable[..., BrowserUser], path: str
 ) -> None:
-    asked(console, "/clock/speed", {"speed": 0})
-    rollout = asked(console, "/rollouts", {"impact": "reboot", "scope": "web"})
-    first = asked(console, "/requests", {"ask": "restart", "vms": ["db-0"]})
+    post(console, "/clock/speed", {"speed": 0})
+    rollout = post(console, "/rollouts", {"impact": "reboot", "scope": "web"})
+    first = post(console, "/requests", {"ask": "restart", "vms": ["db-0"]})
     vms = {vm["name"]: vm for vm in console.service.api("GET", "/fleet").json["vms"]}
     names = {
         "scope": vms["web-0"]["scope"],
@@ -61,15 +61,15 @@ def test_an_open_page_shows_what_a_reloaded_one_does(
         "request": first["request"]["id"],
         "rollout": rollout["id"],
     }
-    looker = admin(console)
-    page = looker.go(path.format(**names))
+    user = admin(console)
+    page = user.go(path.format(**names))
     before = text_of(page)
 
     for event in console.service.api("GET", "/events").json["events"]:
-        asked(console, f"/events/{event['id']}/approve", {})
-    asked(console, "/faults", {"kind": "slow-body", "vm": "db-0", "count": 1000})
+        post(console, f"/events/{event['id']}/approve", {})
+    post(console, "/faults", {"kind": "slow-body", "vm": "db-0", "count": 1000})
     console.service.advance(300)
-    asked(console, "/requests", {"ask": "redeploy", "vms": ["db-1"]})
+    post(console, "/requests", {"ask": "redeploy", "vms": ["db-1"]})
     fresh = page.context.new_page()
     fresh.goto(page.url)
     after = text_of(fresh)

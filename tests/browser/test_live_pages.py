@@ -1,4 +1,4 @@
-"""Pages that stay open: they follow what happens, notice when the service is away, and come back by themselves."""
+"""Open pages show changes, notice when the service is down, and reconnect."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ import pytest
 from playwright.sync_api import expect
 
 from forewarn.service.data_directory import DATABASE_FILE
-from tests.browser.conftest import Looker
+from tests.browser.conftest import BrowserUser
 from tests.support.web_service import WebService
 
 pytestmark = pytest.mark.portal
 
 
-def test_a_scheduled_event_is_shown_without_a_reload(console: WebService, admin: Callable[..., Looker]) -> None:
+def test_a_scheduled_event_is_shown_without_a_reload(console: WebService, admin: Callable[..., BrowserUser]) -> None:
     page = admin(console).page
     cell = page.get_by_role("link", name="db-0, running")
     expect(cell).to_be_visible()
@@ -28,19 +28,19 @@ def test_a_scheduled_event_is_shown_without_a_reload(console: WebService, admin:
     assert page.evaluate("window.unchanged")
 
 
-def test_a_delivery_is_shown_without_a_reload(console: WebService, admin: Callable[..., Looker]) -> None:
-    asked = console.service.api("POST", "/requests", {"ask": "restart", "vms": ["db-0"]}).json
-    page = admin(console, to=f"/portal/events/{asked['events'][0]['id']}").page
+def test_a_delivery_is_shown_without_a_reload(console: WebService, admin: Callable[..., BrowserUser]) -> None:
+    response = console.service.api("POST", "/requests", {"ask": "restart", "vms": ["db-0"]}).json
+    page = admin(console, to=f"/portal/events/{response['events'][0]['id']}").page
     expect(page.get_by_text("It was not delivered to db-0 yet")).to_be_visible()
     console.service.poll("db-0")
     expect(page.get_by_text("It was not delivered to db-0 yet")).to_have_count(0)
 
 
-def test_the_start_of_polling_is_shown_without_a_reload(console: WebService, admin: Callable[..., Looker]) -> None:
+def test_the_start_of_polling_is_shown_without_a_reload(console: WebService, admin: Callable[..., BrowserUser]) -> None:
     console.service.poll("web-2")
-    looker = admin(console)
-    fleet, clients = looker.page, looker.page.context.new_page()
-    clients.goto(f"{looker.base}/portal/clients")
+    user = admin(console)
+    fleet, clients = user.page, user.page.context.new_page()
+    clients.goto(f"{user.base}/portal/clients")
     web = fleet.locator(".block", has_text="availability set web")
     expect(web).to_contain_text("1 of 6 polled in the last minute")
     row = clients.get_by_role("row").filter(has_text="web-3")
@@ -54,9 +54,9 @@ def test_the_start_of_polling_is_shown_without_a_reload(console: WebService, adm
     assert all(page.evaluate("window.unchanged") for page in (fleet, clients))
 
 
-def test_a_lost_connection_is_shown_and_restored(console: WebService, admin: Callable[..., Looker]) -> None:
-    looker = admin(console)
-    page, banner = looker.page, looker.page.locator("#banner")
+def test_a_lost_connection_is_shown_and_restored(console: WebService, admin: Callable[..., BrowserUser]) -> None:
+    user = admin(console)
+    page, banner = user.page, user.page.locator("#banner")
     expect(page.get_by_role("link", name="db-0, running")).to_be_visible()
     expect(banner).to_be_hidden()
     console.service.kill()
@@ -65,10 +65,10 @@ def test_a_lost_connection_is_shown_and_restored(console: WebService, admin: Cal
     console.service.api("POST", "/requests", {"ask": "restart", "vms": ["db-0"]})
     expect(banner).to_be_hidden()
     expect(page.get_by_role("link", name="db-0, event scheduled")).to_be_visible()
-    looker.forgive()
+    user.clear_errors()
 
 
-def test_the_clock_runs_and_follows_the_lab(console: WebService, admin: Callable[..., Looker]) -> None:
+def test_the_clock_runs_and_follows_the_lab(console: WebService, admin: Callable[..., BrowserUser]) -> None:
     page = admin(console).page
     clock = page.locator("#clock time")
     before = clock.text_content() or ""
@@ -80,11 +80,13 @@ def test_the_clock_runs_and_follows_the_lab(console: WebService, admin: Callable
     expect(clock).to_have_text(re.compile(rf"^({hour:02}|{(hour + 1) % 24:02}):"))
 
 
-def test_a_user_signed_out_elsewhere_is_told_and_can_sign_in(console: WebService, admin: Callable[..., Looker]) -> None:
-    looker = admin(console)
-    page = looker.page
+def test_a_user_signed_out_elsewhere_is_told_and_can_sign_in(
+    console: WebService, admin: Callable[..., BrowserUser]
+) -> None:
+    user = admin(console)
+    page = user.page
     other = page.context.new_page()
-    other.goto(f"{looker.base}/portal/")
+    other.goto(f"{user.base}/portal/")
     other.get_by_role("button", name="Sign out").click()
     other.wait_for_url("**/portal/sign-in")
     banner = page.locator("#banner")
@@ -94,22 +96,22 @@ def test_a_user_signed_out_elsewhere_is_told_and_can_sign_in(console: WebService
 
 
 def test_a_session_that_ended_while_the_service_was_down_is_reported(
-    console: WebService, admin: Callable[..., Looker]
+    console: WebService, admin: Callable[..., BrowserUser]
 ) -> None:
-    looker = admin(console)
-    page, banner = looker.page, looker.page.locator("#banner")
+    user = admin(console)
+    page, banner = user.page, user.page.locator("#banner")
     expect(page.get_by_role("link", name="db-0, running")).to_be_visible()
     console.service.kill()
     expect(banner).to_contain_text("Connection lost")
     page.context.clear_cookies()
     console.service.start()
     expect(banner).to_contain_text("You are signed out.")
-    looker.forgive()
+    user.clear_errors()
 
 
-def test_pages_are_live_over_tls_too(console: WebService, somebody: Callable[..., Looker]) -> None:
-    looker = replace(somebody(console, ignore_https_errors=True), base=console.base_url)
-    page = looker.sign_in(*console.admin_credentials)
+def test_pages_are_live_over_tls_too(console: WebService, new_user: Callable[..., BrowserUser]) -> None:
+    user = replace(new_user(console, ignore_https_errors=True), base=console.base_url)
+    page = user.sign_in(*console.admin_credentials)
     expect(page.get_by_role("link", name="db-0, running")).to_be_visible()
     console.service.api("POST", "/requests", {"ask": "restart", "vms": ["db-0"]})
     expect(page.get_by_role("link", name="db-0, event scheduled")).to_be_visible()
@@ -119,34 +121,36 @@ def test_pages_are_live_over_tls_too(console: WebService, somebody: Callable[...
 
 
 def test_a_store_that_rejects_writes_is_reported_and_so_is_its_recovery(
-    console: WebService, admin: Callable[..., Looker]
+    console: WebService, admin: Callable[..., BrowserUser]
 ) -> None:
     page = admin(console).page
     banner = page.locator("#banner")
     expect(page.get_by_role("link", name="db-0, running")).to_be_visible()
     with closing(sqlite3.connect(console.service.data / DATABASE_FILE, isolation_level=None)) as db:
-        db.execute("BEGIN IMMEDIATE")  # nobody else writes meanwhile
+        db.execute("BEGIN IMMEDIATE")  # blocks other writers
         expect(banner).to_contain_text("The service cannot write to its store", timeout=30_000)
         assert page.get_by_role("link", name="db-0, running").is_visible()
     expect(banner).to_be_hidden()
 
 
-def test_a_hidden_page_holds_no_connection_and_catches_up(console: WebService, admin: Callable[..., Looker]) -> None:
+def test_a_hidden_page_holds_no_connection_and_catches_up(
+    console: WebService, admin: Callable[..., BrowserUser]
+) -> None:
     page = admin(console).page
     expect(page.get_by_role("link", name="db-0, running")).to_be_visible()
     with page.expect_event("requestfailed", lambda request: "/portal/live" in request.url):
-        page.evaluate(LOOK, "hidden")
+        page.evaluate(SET_VISIBILITY, "hidden")
     console.service.api("POST", "/requests", {"ask": "restart", "vms": ["db-0"]})
     with page.expect_request(lambda request: "/portal/live?after=" in request.url):
-        page.evaluate(LOOK, "visible")
+        page.evaluate(SET_VISIBILITY, "visible")
     expect(page.get_by_role("link", name="db-0, event scheduled")).to_be_visible()
 
 
-def test_windows_beyond_the_stream_slots_wait_for_one(console: WebService, admin: Callable[..., Looker]) -> None:
-    looker = admin(console)
-    pages = [looker.page, *(looker.page.context.new_page() for _ in range(6))]
+def test_windows_beyond_the_stream_slots_wait_for_one(console: WebService, admin: Callable[..., BrowserUser]) -> None:
+    user = admin(console)
+    pages = [user.page, *(user.page.context.new_page() for _ in range(6))]
     for page in pages[1:]:
-        page.goto(f"{looker.base}/portal/")
+        page.goto(f"{user.base}/portal/")
     crowded = pages[-1]
     expect(crowded.locator("#banner")).to_contain_text("Too many windows of this browser show live pages")
     for page in pages[:4]:
@@ -156,7 +160,7 @@ def test_windows_beyond_the_stream_slots_wait_for_one(console: WebService, admin
     expect(crowded.get_by_role("link", name="db-0, event scheduled")).to_be_visible()
 
 
-LOOK = """(state) => {
+SET_VISIBILITY = """(state) => {
   Object.defineProperty(document, "visibilityState", { value: state, configurable: true });
   document.dispatchEvent(new Event("visibilitychange"));
 }"""

@@ -1,4 +1,4 @@
-"""What the page's script does when a section is fetched anew: it becomes the new one, and the reader loses nothing."""
+"""A refreshed section becomes the fetched one, and keeps focus, typed text and scroll position."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ MORPH = """async ([old, fresh, before, after]) => {
 
 @pytest.fixture(scope="module")
 def page(browser: Any, shared: WebService) -> Iterator[Page]:
-    """A page that has no policy about scripts, so that tests can bring their own."""
+    """A page without a Content-Security-Policy, so that tests can run their own scripts."""
     context = browser.new_context(bypass_csp=True)
     page = context.new_page()
     page.goto(f"http://localhost:{shared.base_url.rpartition(':')[2]}/portal/sign-in")
@@ -49,8 +49,8 @@ def escaped(text: str) -> str:
 
 
 def element(name: str, attributes: dict[str, str], inside: list[str]) -> str:
-    told = "".join(f' {key}="{escaped(value)}"' for key, value in attributes.items())
-    return f"<{name}{told}>{''.join(inside)}</{name}>"
+    text = "".join(f' {key}="{escaped(value)}"' for key, value in attributes.items())
+    return f"<{name}{text}>{''.join(inside)}</{name}>"
 
 
 LEAVES = TEXTS.map(escaped)
@@ -63,7 +63,7 @@ TREES = st.recursive(
 
 @st.composite
 def sections(draw: st.DrawFn) -> str:
-    """Some of the children have ids, each once, in any order."""
+    """Sections in which some children have unique ids, in any order."""
     ids = draw(st.lists(st.sampled_from("abcdef"), unique=True, max_size=5))
     named = [element(draw(st.sampled_from(["div", "b"])), {"id": one}, [draw(TREES)]) for one in ids]
     plain = draw(st.lists(TREES, max_size=4))
@@ -78,8 +78,8 @@ def test_a_section_becomes_the_fetched_one(page: Page, old: str, fresh: str) -> 
 
 
 def sorted_attributes(page: Page, html: str) -> str:
-    """Attributes have no order."""
-    told: str = page.evaluate(
+    """The HTML with sorted attributes, whose order does not matter."""
+    text: str = page.evaluate(
         """(html) => {
           const made = new DOMParser().parseFromString(html, "text/html").body;
           made.normalize();
@@ -92,7 +92,7 @@ def sorted_attributes(page: Page, html: str) -> str:
         }""",
         html,
     )
-    return told
+    return text
 
 
 def test_a_refresh_keeps_the_focus(page: Page) -> None:

@@ -1,4 +1,4 @@
-"""The timeline under the hand: time is moved and stretched by wheel, drag and keys; its address says what is seen."""
+"""Moving and zooming the timeline by wheel, drag and keys; the address holds the time in view."""
 
 from __future__ import annotations
 
@@ -9,26 +9,26 @@ from urllib.parse import parse_qs, urlsplit
 import pytest
 from playwright.sync_api import Page, expect
 
-from tests.browser.conftest import FLEET, PHONE, Looker
+from tests.browser.conftest import FLEET, PHONE, BrowserUser
 from tests.support.web_service import WebService, open_web_service
 
 pytestmark = pytest.mark.portal
 
 
 @pytest.fixture(scope="module")
-def noticed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WebService]:
-    """A lab in which db-0 is to be restarted, and nothing else happens."""
+def restarting(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WebService]:
+    """A lab with one event: a restart of db-0 is scheduled."""
     with open_web_service(tmp_path_factory.mktemp("noticed"), fleet=FLEET) as console:
-        restarted(console, "db-0")
+        request_restart(console, "db-0")
         yield console
 
 
-def restarted(console: WebService, vm: str) -> str:
-    asked = console.service.api("POST", "/requests", {"ask": "restart", "vms": [vm]}).json
-    return str(asked["events"][0]["id"])
+def request_restart(console: WebService, vm: str) -> str:
+    response = console.service.api("POST", "/requests", {"ask": "restart", "vms": [vm]}).json
+    return str(response["events"][0]["id"])
 
 
-def asked_for(page: Page) -> dict[str, str]:
+def query_params(page: Page) -> dict[str, str]:
     return {name: values[0] for name, values in parse_qs(urlsplit(page.url).query).items()}
 
 
@@ -37,12 +37,12 @@ def span_s(page: Page) -> float:
 
 
 def left_edge(page: Page, mark: str) -> float:
-    """Where a mark stands, in percent."""
+    """The position of a mark in percent."""
     return float((page.locator(f".plot .mark.{mark}").first.get_attribute("x") or "").rstrip("%"))
 
 
-def test_the_wheel_zooms_around_the_pointer(noticed: WebService, admin: Callable[..., Looker]) -> None:
-    page = admin(noticed, to="/portal/timeline?span=6h").page
+def test_the_wheel_zooms_around_the_pointer(restarting: WebService, admin: Callable[..., BrowserUser]) -> None:
+    page = admin(restarting, to="/portal/timeline?span=6h").page
     page.locator(".axis").hover()
     page.mouse.wheel(0, -200)
     page.wait_for_url(re.compile(r"span=\d+s"))
@@ -50,8 +50,10 @@ def test_the_wheel_zooms_around_the_pointer(noticed: WebService, admin: Callable
     assert span_s(page) < 21600
 
 
-def test_a_drag_moves_the_timeline_and_is_not_a_click(noticed: WebService, admin: Callable[..., Looker]) -> None:
-    page = admin(noticed, to="/portal/timeline").page
+def test_a_drag_moves_the_timeline_and_is_not_a_click(
+    restarting: WebService, admin: Callable[..., BrowserUser]
+) -> None:
+    page = admin(restarting, to="/portal/timeline").page
     before = left_edge(page, "not-before")
     box = page.locator(".plot").bounding_box()
     assert box is not None
@@ -59,7 +61,9 @@ def test_a_drag_moves_the_timeline_and_is_not_a_click(noticed: WebService, admin
     page.mouse.move(x, y)
     page.mouse.down()
     page.mouse.move(x - box["width"] * 0.2, y, steps=6)
-    assert left_edge(page, "not-before") == pytest.approx(before - 20, abs=1)  # at once, before the page is read anew
+    assert left_edge(page, "not-before") == pytest.approx(
+        before - 20, abs=1
+    )  # immediately, before the page is fetched again
     page.mouse.up()
     page.wait_for_url(re.compile("at=20"))
     expect(page.locator("#timeline")).to_have_attribute("data-follows", "no")
@@ -70,8 +74,10 @@ def test_a_drag_moves_the_timeline_and_is_not_a_click(noticed: WebService, admin
     assert left_edge(page, "not-before") == pytest.approx(before - 20, abs=1)
 
 
-def test_keys_zoom_move_and_return_to_the_current_time(noticed: WebService, admin: Callable[..., Looker]) -> None:
-    page = admin(noticed, to="/portal/timeline").page
+def test_keys_zoom_move_and_return_to_the_current_time(
+    restarting: WebService, admin: Callable[..., BrowserUser]
+) -> None:
+    page = admin(restarting, to="/portal/timeline").page
     chart = page.locator("#chart")
     chart.focus()
     page.keyboard.press("-")
@@ -82,15 +88,15 @@ def test_keys_zoom_move_and_return_to_the_current_time(noticed: WebService, admi
     page.wait_for_url(lambda url: "at=" not in url)
     page.keyboard.press("+")
     page.wait_for_url(re.compile("span=1h"))
-    assert asked_for(page) == {"span": "1h"}
+    assert query_params(page) == {"span": "1h"}
     expect(chart).to_be_focused()
 
 
-def test_a_bar_appears_grows_and_ends_without_a_reload(console: WebService, admin: Callable[..., Looker]) -> None:
+def test_a_bar_appears_grows_and_ends_without_a_reload(console: WebService, admin: Callable[..., BrowserUser]) -> None:
     page = admin(console, to="/portal/timeline").page
     expect(page.get_by_text("No events yet.")).to_be_visible()
     page.evaluate("window.unchanged = true")
-    event_id = restarted(console, "db-0")
+    event_id = request_restart(console, "db-0")
     bar = page.locator(f'[data-event="{event_id}"]')
     expect(bar).to_have_class("bar scheduled")
     line = page.locator(".plot .now")
@@ -107,9 +113,9 @@ def test_a_bar_appears_grows_and_ends_without_a_reload(console: WebService, admi
 
 
 def test_labels_stay_visible_on_a_phone_while_a_finger_moves_the_timeline(
-    noticed: WebService, admin: Callable[..., Looker]
+    restarting: WebService, admin: Callable[..., BrowserUser]
 ) -> None:
-    page = admin(noticed, to="/portal/timeline", viewport=PHONE, has_touch=True, is_mobile=True).page
+    page = admin(restarting, to="/portal/timeline", viewport=PHONE, has_touch=True, is_mobile=True).page
     label = page.locator(".labels").get_by_role("link", name="Reboot of db-0")
     expect(label).to_be_in_viewport()
     box = page.locator(".plot").bounding_box()
@@ -126,12 +132,14 @@ def test_labels_stay_visible_on_a_phone_while_a_finger_moves_the_timeline(
     assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
 
 
-def test_links_move_and_zoom_the_timeline_without_scripts(noticed: WebService, admin: Callable[..., Looker]) -> None:
-    page = admin(noticed, to="/portal/timeline", java_script_enabled=False).page
+def test_links_move_and_zoom_the_timeline_without_scripts(
+    restarting: WebService, admin: Callable[..., BrowserUser]
+) -> None:
+    page = admin(restarting, to="/portal/timeline", java_script_enabled=False).page
     page.get_by_role("link", name="6h").click()
-    assert asked_for(page) == {"span": "6h"}
+    assert query_params(page) == {"span": "6h"}
     page.get_by_role("link", name="Earlier").click()
-    assert set(asked_for(page)) == {"span", "at"}
+    assert set(query_params(page)) == {"span", "at"}
     page.get_by_role("link", name="Now", exact=True).click()
     page.locator("tbody").get_by_role("link", name="Reboot of db-0").click()
     page.wait_for_url("**/portal/events/*")

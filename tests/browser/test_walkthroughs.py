@@ -1,4 +1,4 @@
-"""What people do in the portal, from the first look on, with a real service and a real agent behind it."""
+"""Whole tasks in the portal, with a real service and a real agent."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Page, expect
 
-from tests.browser.conftest import Looker
+from tests.browser.conftest import BrowserUser
 from tests.support.service_process import eventually
 from tests.support.web_service import WebService
 
@@ -32,7 +32,7 @@ steps = ["note"]
 approve = "when-done"
 """
 # Every state that the cells of some VMs are in, whenever one of them changes: [key, state] of each.
-WATCH = """(names) => {
+RECORD_STATES = """(names) => {
   window.seen = [];
   const cells = () => [...document.querySelectorAll("a.cell[data-vm]")].filter(
     (cell) => names.some((name) => cell.dataset.vm.endsWith(`/${name}`)));
@@ -46,13 +46,13 @@ WATCH = """(names) => {
 
 @contextmanager
 def agent(console: WebService, vm: str, folder: Path) -> Iterator[None]:
-    """A real agent that approves what it is told of."""
+    """A real agent that approves every event."""
     folder.mkdir()
     (folder / "agent.toml").write_text(AGENT.format(folder=folder), encoding="utf-8")
     at = console.service.endpoint(vm)
-    words = ["-m", "forewarn", "agent", "run", "--config", str(folder / "agent.toml")]
-    line = [sys.executable, *words, "--endpoint", f"http://{at.address}:{at.port}"]
-    with subprocess.Popen(line, stderr=subprocess.DEVNULL) as running:
+    arguments = ["-m", "forewarn", "agent", "run", "--config", str(folder / "agent.toml")]
+    command = [sys.executable, *arguments, "--endpoint", f"http://{at.address}:{at.port}"]
+    with subprocess.Popen(command, stderr=subprocess.DEVNULL) as running:
         try:
             yield
         finally:
@@ -60,33 +60,33 @@ def agent(console: WebService, vm: str, folder: Path) -> Iterator[None]:
 
 
 def states(page: Page) -> list[dict[str, str]]:
-    """What was to be seen, one after the other."""
+    """The states of the recorded cells after each change."""
     seen: list[dict[str, str]] = [dict(cells) for cells in page.evaluate("window.seen")]
     return seen
 
 
-def changes_of(page: Page, vm: str) -> list[str]:
-    """The states of one VM, each as long as it lasted."""
-    told: list[str] = []
+def state_changes_of(page: Page, vm: str) -> list[str]:
+    """The states of one VM, one after the other."""
+    changes: list[str] = []
     for cells in states(page):
-        if cells and (not told or told[-1] != cells[vm]):
-            told.append(cells[vm])
-    return told
+        if cells and (not changes or changes[-1] != cells[vm]):
+            changes.append(cells[vm])
+    return changes
 
 
 def test_first_run_with_a_link_and_a_restart_that_an_agent_approves(
-    console: WebService, somebody: Callable[..., Looker], tmp_path: Path
+    console: WebService, new_user: Callable[..., BrowserUser], tmp_path: Path
 ) -> None:
     link = re.search(r"http://\S+/portal/sign-in/once/\S+", console.service.forewarn("portal").stdout)
     assert link is not None
-    looker = somebody(console)
-    page = looker.page
+    user = new_user(console)
+    page = user.page
     page.goto(link[0])
-    page.wait_for_url(f"{looker.base}/portal/")
+    page.wait_for_url(f"{user.base}/portal/")
     expect(page.get_by_role("heading", name="Fleet")).to_be_visible()
     fleet = page.context.new_page()
-    fleet.goto(f"{looker.base}/portal/")
-    fleet.evaluate(WATCH, ["db-0"])
+    fleet.goto(f"{user.base}/portal/")
+    fleet.evaluate(RECORD_STATES, ["db-0"])
 
     with agent(console, "db-0", tmp_path / "agent"):
         eventually(lambda: console.service.api("GET", "/vms/db-0").json["polls"] > 0)
@@ -99,31 +99,31 @@ def test_first_run_with_a_link_and_a_restart_that_an_agent_approves(
         expect(fleet.get_by_role("link", name="db-0, rebooting")).to_be_visible()
         console.service.advance(600)
         expect(fleet.get_by_role("link", name="db-0, running")).to_be_visible()
-    assert changes_of(fleet, "db-0") in (
+    assert state_changes_of(fleet, "db-0") in (
         ["running", "noticed", "rebooting", "running"],
-        ["running", "rebooting", "running"],  # the agent was quicker than the eye
+        ["running", "rebooting", "running"],  # the agent approved before the page showed the event
     )
 
 
-def test_a_link_works_once(console: WebService, somebody: Callable[..., Looker]) -> None:
+def test_a_link_works_once(console: WebService, new_user: Callable[..., BrowserUser]) -> None:
     link = re.search(r"http://\S+/portal/sign-in/once/\S+", console.service.forewarn("portal").stdout)
     assert link is not None
-    somebody(console).page.goto(link[0])
-    late = somebody(console)
+    new_user(console).page.goto(link[0])
+    late = new_user(console)
     answer = late.page.goto(link[0])
     assert answer is not None
     assert answer.status >= 400
-    late.forgive()
+    late.clear_errors()
 
 
 NOW = '() => [...document.querySelectorAll("a.cell")].map((cell) => cell.classList[1])'
 DOWN = {"started", "frozen", "rebooting", "moving"}
 
 
-def test_a_rollout_never_shows_two_update_domains_down(console: WebService, admin: Callable[..., Looker]) -> None:
+def test_a_rollout_never_shows_two_update_domains_down(console: WebService, admin: Callable[..., BrowserUser]) -> None:
     page = admin(console).page
     names = [f"web-{number}" for number in range(6)]
-    page.evaluate(WATCH, names)
+    page.evaluate(RECORD_STATES, names)
     domains = {vm["name"]: vm["update_domain"] for vm in console.service.api("GET", "/fleet").json["vms"]}
     assert {domains[name] for name in names} == {0, 1, 2}
     console.service.poll("web-0")
@@ -134,7 +134,7 @@ def test_a_rollout_never_shows_two_update_domains_down(console: WebService, admi
     def is_done() -> bool:
         at_work = any(cells in DOWN for cells in page.evaluate(NOW))
         console.service.advance(5 if at_work else 60)
-        page.wait_for_timeout(100)  # longer than changes are gathered: what is shorter, nobody sees
+        page.wait_for_timeout(100)  # longer than the batch window of changes
         return bool(console.service.api("GET", f"/rollouts/{rollout}").json["progress"] == "completed")
 
     eventually(is_done, within_s=90)
@@ -145,12 +145,12 @@ def test_a_rollout_never_shows_two_update_domains_down(console: WebService, admi
     assert {name for cells in seen for name, state in cells.items() if state in DOWN} == set(names)
 
 
-def test_two_roles_see_different_vms_and_forms(console: WebService, somebody: Callable[..., Looker]) -> None:
+def test_two_roles_see_different_vms_and_forms(console: WebService, new_user: Callable[..., BrowserUser]) -> None:
     group = next(
         vm["subscription_id"] for vm in console.service.api("GET", "/fleet").json["vms"] if vm["name"] == "db-0"
     )
     over = f"/subscriptions/{group}/resourceGroups/elsewhere"
-    reader, operator = somebody(console), somebody(console)
+    reader, operator = new_user(console), new_user(console)
     reader.sign_in(*console.new_client("Reader", over), to="/portal/vms/other")
     operator.sign_in(*console.new_client("Operator"), to="/portal/vms/other")
     expect(operator.page.get_by_role("link", name="Restart", exact=True)).to_be_visible()
@@ -166,7 +166,7 @@ def test_two_roles_see_different_vms_and_forms(console: WebService, somebody: Ca
     assert "Reader" not in answer.text()
 
 
-def test_a_restart_can_be_requested_by_keyboard_alone(console: WebService, admin: Callable[..., Looker]) -> None:
+def test_a_restart_can_be_requested_by_keyboard_alone(console: WebService, admin: Callable[..., BrowserUser]) -> None:
     page = admin(console, to="/portal/vms/db-1").page
     tab_to(page, "Restart")
     page.keyboard.press("Enter")
@@ -181,7 +181,7 @@ def test_a_restart_can_be_requested_by_keyboard_alone(console: WebService, admin
 
 
 def tab_to(page: Page, text: str) -> None:
-    """Press Tab until what has the focus is called so."""
+    """Presses Tab until the focused element has this text."""
     for _ in range(80):
         if page.evaluate("document.activeElement?.textContent?.trim()") == text:
             return

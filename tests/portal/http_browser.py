@@ -1,4 +1,4 @@
-"""The portal with its doors, over a world; and browsers that keep cookies, follow redirects and go on by themselves."""
+"""The portal with its sign-in routes, and browsers that keep cookies and follow redirects."""
 
 from __future__ import annotations
 
@@ -39,13 +39,13 @@ def signing_key() -> SigningKey:
     return SigningKey(rsa.generate_private_key(public_exponent=65537, key_size=2048))
 
 
-class Doors:
-    """A service's HTTPS port as `Front` puts it together; its real time can be put forward."""
+class PortalService:
+    """The web app of a service with sign-in routes; `clock_offset_s` advances its real time."""
 
     def __init__(self, api: Api, *, tenant_id: str = TENANT, issuer_url: str = "", client_id: str = "") -> None:
         self.api = api
         self.world = api.world
-        self.ahead_s = 0.0
+        self.clock_offset_s = 0.0
         self.tenant_id = tenant_id
         external = ExternalIssuer(issuer_url, ["api://forewarn"]) if issuer_url else None
         self.code_flow = AuthorizationCodeFlow(external, client_id) if external and client_id else None
@@ -54,58 +54,64 @@ class Doors:
         self.restart()
 
     def now(self) -> float:
-        return read_real_time() + self.ahead_s
+        return read_real_time() + self.clock_offset_s
 
     def restart(self) -> None:
-        """Another process, on what the store has."""
+        """Builds the app anew on the same store, as a new process does."""
         self.links = SignInLinks(f"{ORIGIN}{ONE_TIME_LINK_PATH}/", self.now)
-        self.house: Dependencies = replace(
+        self.dependencies: Dependencies = replace(
             self.api.house, real_time=self.now, sign_in_links=self.links, sign_in=self.sign_in
         )
-        lobby = SessionManager(
-            dependencies=self.house,
+        sessions = SessionManager(
+            dependencies=self.dependencies,
             sign_in=self.sign_in,
             sessions=SessionIssuer(key=signing_key(), tenant_id=self.tenant_id),
         )
-        door = BearerAuthenticator(sign_in=self.sign_in, store=self.world.store, real_time=self.now)
-        routes = sign_in_routes(lobby, self.links, self.code_flow)
+        authenticator = BearerAuthenticator(sign_in=self.sign_in, store=self.world.store, real_time=self.now)
+        routes = sign_in_routes(sessions, self.links, self.code_flow)
         self.app: Starlette = build_web_app(
-            self.house, door.authenticate, authenticate_session=lobby.authenticate, sign_in_routes=routes
+            self.dependencies,
+            authenticator.authenticate,
+            authenticate_session=sessions.authenticate,
+            sign_in_routes=routes,
         )
         self.app.add_middleware(PlainHttpMiddleware)
 
     def add_client(self, client_id: str = "ann", role: str = "Reader") -> str:
-        """The secret of a new client with this role over everything."""
+        """Adds a client with this role over everything; returns its secret."""
         secret: str = self.api.post("/access/clients", {"id": client_id})["secret"]
         self.api.post("/access/grants", {"role": role, "to": client_id, "over": "/"})
         return secret
 
     def owner(self) -> Api:
-        """Calls the API as over the unix socket, where links can be had."""
-        owner = self.api._with(build_web_app(self.house))
-        owner.house = self.house
+        """The API as the owner calls it over the unix socket, where it creates sign-in links."""
+        owner = self.api._with(build_web_app(self.dependencies))
+        owner.house = self.dependencies
         return owner
 
 
 class Browser:
-    def __init__(self, doors: Doors, origin: str = ORIGIN) -> None:
-        self.doors = doors
+    """A browser without scripts: it keeps cookies and sends them with every request."""
+
+    def __init__(self, service: PortalService, origin: str = ORIGIN) -> None:
+        self.service = service
         self.origin = origin
-        self.jar: dict[str, str] = {}
+        self.cookie_jar: dict[str, str] = {}
 
     @property
     def cookie(self) -> str:
-        """The one that tells who is signed in."""
-        (text,) = (text for name, text in self.jar.items() if "flow" not in name)
+        """The session cookie."""
+        (text,) = (text for name, text in self.cookie_jar.items() if "flow" not in name)
         return text
 
     def signed_in(self, client_id: str, secret: str) -> Browser:
+        """Signs in with a client's secret; returns this browser."""
         page = self.post("/portal/sign-in", {"client_id": client_id, "secret": secret})
         assert (page.status, page.headers["location"]) == (303, "/portal/"), page.text
         return self
 
-    def who(self) -> str:
-        """As whom the portal knows this browser; "" if it is sent to sign in."""
+    def user_name(self) -> str:
+        """The name of the signed-in user; "" if the portal redirects to the sign-in page."""
         page = self.get("/portal/nowhere")
         if page.status == 303:
             assert page.headers["location"].startswith("/portal/sign-in?to=")
@@ -115,7 +121,7 @@ class Browser:
         return html.unescape(found[1])
 
     def token(self) -> str:
-        """What the forms of its pages repeat."""
+        """The CSRF token of the session, from a form of a page."""
         found = re.search(r'name="token" value="([^"]*)"', self.get("/portal/nowhere").html)
         assert found is not None
         return found[1]
@@ -126,23 +132,27 @@ class Browser:
     def post(self, target: str, fields: Mapping[str, str], headers: Mapping[str, str] = {}) -> Page:
         return self.send("POST", target, urlencode(fields).encode(), {"content-type": FORM, **headers})
 
-    def went_on(self, page: Page) -> Page:
-        """Where a page leads by itself, as far as that is ours."""
+    def follow_redirects(self, page: Page) -> Page:
+        """The page at the end of redirects and refreshes, as long as they stay on the portal."""
         for _ in range(5):
             found = _REFRESH.search(page.html)
             to = page.headers.get("location") or (html.unescape(found[1]) if found else "")
             if not to.startswith("/"):
                 return page
             page = self.get(to)
-        raise AssertionError(f"this leads on and on: {page.html}")
+        raise AssertionError(f"too many redirects: {page.html}")
 
     def send(self, method: str, target: str, body: bytes, headers: Mapping[str, str]) -> Page:
-        return self.doors.world.do(self.sending(method, target, body, headers))
+        return self.service.world.do(self.sending(method, target, body, headers))
 
     async def sending(self, method: str, target: str, body: bytes, headers: Mapping[str, str]) -> Page:
         address = urlsplit(self.origin)
         path, _, query = target.partition("?")
-        sent_along = {"host": address.netloc, **({"cookie": self._cookies()} if self.jar else {}), **headers}
+        request_headers = {
+            "host": address.netloc,
+            **({"cookie": self._cookies()} if self.cookie_jar else {}),
+            **headers,
+        }
         scope: dict[str, Any] = {
             "type": "http",
             "asgi": {"version": "3.0"},
@@ -153,32 +163,32 @@ class Browser:
             "raw_path": path.encode(),
             "query_string": query.encode(),
             "root_path": "",
-            "headers": [(name.lower().encode(), text.encode()) for name, text in sent_along.items()],
+            "headers": [(name.lower().encode(), text.encode()) for name, text in request_headers.items()],
             "server": ("127.0.0.1", 8443),
             "client": ("127.0.0.1", 50000),
         }
         sent: list[dict[str, Any]] = []
 
-        said = iter([{"type": "http.request", "body": body, "more_body": False}])
+        messages = iter([{"type": "http.request", "body": body, "more_body": False}])
 
         async def receive() -> dict[str, Any]:
-            return next(said, None) or await asyncio.Event().wait()  # type: ignore[return-value]
+            return next(messages, None) or await asyncio.Event().wait()  # type: ignore[return-value]
 
         async def send(message: Any) -> None:
             sent.append(message)
 
-        await self.doors.app(scope, receive, send)
-        told = [(name.decode().lower(), value.decode()) for name, value in sent[0]["headers"]]
-        self._keep([value for name, value in told if name == "set-cookie"])
-        return Page(sent[0]["status"], dict(told), b"".join(part.get("body", b"") for part in sent[1:]))
+        await self.service.app(scope, receive, send)
+        headers = [(name.decode().lower(), value.decode()) for name, value in sent[0]["headers"]]
+        self._keep([value for name, value in headers if name == "set-cookie"])
+        return Page(sent[0]["status"], dict(headers), b"".join(part.get("body", b"") for part in sent[1:]))
 
     def _cookies(self) -> str:
-        return "; ".join(f"{name}={text}" for name, text in self.jar.items())
+        return "; ".join(f"{name}={text}" for name, text in self.cookie_jar.items())
 
     def _keep(self, cookies: list[str]) -> None:
         for cookie in cookies:
             name, _, text = cookie.partition(";")[0].partition("=")
             if "Max-Age=0" in cookie:
-                self.jar.pop(name, None)
+                self.cookie_jar.pop(name, None)
             else:
-                self.jar[name] = text
+                self.cookie_jar[name] = text

@@ -16,12 +16,12 @@ from forewarn.core.request import RequestedOperation
 from forewarn.portal.context import CurrentSession
 from forewarn.service.web_app import build_web_app
 from forewarn.store.memory import MemoryStore
-from tests.portal.conftest import Visitor
+from tests.portal.conftest import PortalUser
 from tests.support.world import World
 
 WITHIN_S = 10.0
 GROUP = "/subscriptions/sub/resourceGroups/lab"
-Told = tuple[str, Any, int | None]  # event, data, id
+LiveMessage = tuple[str, Any, int | None]  # event, data, id
 
 
 class Stream:
@@ -34,7 +34,7 @@ class Stream:
         self.reads = asyncio.Event()
         self.reads.set()
         self.is_over = False
-        self._told: asyncio.Queue[Told | None] = asyncio.Queue()
+        self._messages: asyncio.Queue[LiveMessage | None] = asyncio.Queue()
 
     async def receive(self) -> dict[str, Any]:
         await self.gone.wait()
@@ -46,48 +46,48 @@ class Stream:
             self.status = message["status"]
             self.headers = {name.decode(): value.decode() for name, value in message["headers"]}
             return
-        for part in message["body"].decode().split("\n\n"):
-            if part:
-                self._told.put_nowait(_read(part))
+        for text in message["body"].decode().split("\n\n"):
+            if text:
+                self._messages.put_nowait(_read(text))
         if not message.get("more_body"):
-            self._told.put_nowait(None)
+            self._messages.put_nowait(None)
 
-    async def next(self, *kinds: str) -> Told:
-        """The next that is told of these kinds."""
+    async def next(self, *kinds: str) -> LiveMessage:
+        """The next message of these kinds; skips others."""
         async with asyncio.timeout(WITHIN_S):
             while True:
-                told = await self._told.get()
-                assert told is not None, "the stream has ended"
-                if told[0] in kinds:
-                    return told
+                message = await self._messages.get()
+                assert message is not None, "the stream has ended"
+                if message[0] in kinds:
+                    return message
 
-    async def all_until(self, kind: str) -> list[Told]:
-        """Everything up to the next of this kind."""
-        found: list[Told] = []
+    async def all_until(self, kind: str) -> list[LiveMessage]:
+        """All messages up to the next of this kind."""
+        found: list[LiveMessage] = []
         async with asyncio.timeout(WITHIN_S):
             while not found or found[-1][0] != kind:
-                told = await self._told.get()
-                assert told is not None, "the stream has ended"
-                found.append(told)
+                message = await self._messages.get()
+                assert message is not None, "the stream has ended"
+                found.append(message)
         return found
 
-    async def end(self) -> list[Told]:
-        """What is told until the stream ends."""
+    async def end(self) -> list[LiveMessage]:
+        """All messages until the stream ends."""
         found = []
         async with asyncio.timeout(WITHIN_S):
-            while (told := await self._told.get()) is not None:
-                found.append(told)
+            while (message := await self._messages.get()) is not None:
+                found.append(message)
         return found
 
 
-def _read(part: str) -> Told:
-    fields = dict(line.split(": ", 1) for line in part.split("\n"))
+def _read(text: str) -> LiveMessage:
+    fields = dict(line.split(": ", 1) for line in text.split("\n"))
     return fields["event"], json.loads(fields["data"]), int(fields["id"]) if "id" in fields else None
 
 
 @asynccontextmanager
-async def looking(portal: Visitor, query: str = "", **headers: str) -> AsyncIterator[Stream]:
-    """A page that is open while the block lasts."""
+async def open_stream(portal: PortalUser, query: str = "", **headers: str) -> AsyncIterator[Stream]:
+    """Opens a live stream for the duration of the block."""
     stream = Stream()
     scope = {
         "type": "http",
@@ -111,47 +111,47 @@ async def looking(portal: Visitor, query: str = "", **headers: str) -> AsyncIter
             await task
 
 
-def play(portal: Visitor, story: Callable[[], Coroutine[Any, Any, None]]) -> None:
-    portal.world.do(story())
+def run_scenario(portal: PortalUser, scenario: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    portal.world.do(scenario())
 
 
 async def restart(world: World, *names: str) -> str:
-    """Somebody asks; the id of the event that follows."""
+    """Requests a restart; returns the id of its event."""
     vms = [world.vm(name) for name in names]
     receipt = await world.control.requests.request_for_vms(RequestedOperation.RESTART, vms, who="ann")
     await world.control.reconciler.run_until_settled()
     return world.store.events(request_id=receipt.request.id)[0].id
 
 
-async def put_forward(seconds: float) -> None:
-    """The loop's own time, as if so much real time had passed."""
+async def advance_loop_time(seconds: float) -> None:
+    """Advances the time of the event loop, as if real time had passed."""
     loop = asyncio.get_running_loop()
-    now = loop.time() + seconds - time.monotonic()
-    loop.time = lambda: time.monotonic() + now  # type: ignore[method-assign]
+    offset = loop.time() + seconds - time.monotonic()
+    loop.time = lambda: time.monotonic() + offset  # type: ignore[method-assign]
     await asyncio.sleep(0)
 
 
-def subscribers(world: World) -> int:
+def subscriber_count(world: World) -> int:
     assert isinstance(world.store, MemoryStore)
     return len(world.store._subscribers._listeners)
 
 
-async def note(world: World, times: int = 1) -> None:
-    """Something happens that is about no VM."""
+async def commit_entry(world: World, times: int = 1) -> None:
+    """Commits history entries that are about no VM."""
     for number in range(times):
         entry = HistoryEntry(at=world.now, what=EntryKind.UPKEEP, text=f"number {number}")
         await world.store.commit(Commit(entries=(entry,)))
 
 
-def welcoming(principal: Principal) -> Any:
-    async def welcome(request: Any) -> CurrentSession:
+def session_for(principal: Principal) -> Any:
+    async def authenticate(request: Any) -> CurrentSession:
         return CurrentSession(principal=principal, csrf_token="", ends_at=0)
 
-    return welcome
+    return authenticate
 
 
-def visited_by(portal: Visitor, welcome: Any) -> Visitor:
-    """The same portal, where somebody else says who is looking."""
-    other = Visitor(portal.api, portal.principal)
-    other.app = build_web_app(portal.api.house, authenticate_session=welcome)
+def with_authenticator(portal: PortalUser, authenticate: Any) -> PortalUser:
+    """The same portal with another authenticator."""
+    other = PortalUser(portal.api, portal.principal)
+    other.app = build_web_app(portal.api.house, authenticate_session=authenticate)
     return other

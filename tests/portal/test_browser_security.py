@@ -1,4 +1,4 @@
-"""What browsers are told of every page, and which writes count as asked for in a page of ours."""
+"""Security headers of every response, and the CSRF checks of writes."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from forewarn.errors import Forbidden
 from forewarn.portal.browser_security import require_csrf_token, require_same_origin
 from forewarn.portal.context import CurrentSession
 from tests.portal.conftest import TOKEN
-from tests.portal.http_browser import Browser, Doors
+from tests.portal.http_browser import Browser, PortalService
 from tests.support.operator_api import Api
 
-VISIT = CurrentSession(principal=owner_principal("ann"), csrf_token=TOKEN, ends_at=0)
+SESSION = CurrentSession(principal=owner_principal("ann"), csrf_token=TOKEN, ends_at=0)
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
     "form-action 'self'; frame-ancestors 'none'; base-uri 'none'"
@@ -23,8 +23,8 @@ POLICY = (
 
 @pytest.fixture
 def ann(api_of: Callable[..., Api]) -> Browser:
-    doors = Doors(api_of())
-    return Browser(doors).signed_in("ann", doors.add_client())
+    service = PortalService(api_of())
+    return Browser(service).signed_in("ann", service.add_client())
 
 
 TARGETS = [
@@ -44,7 +44,7 @@ TARGETS = [
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("is_signed_in", [True, False], ids=["signed in", "signed out"])
 def test_every_response_of_the_portal_has_security_headers(ann: Browser, target: str, is_signed_in: bool) -> None:
-    headers = (ann if is_signed_in else Browser(ann.doors)).get(target).headers
+    headers = (ann if is_signed_in else Browser(ann.service)).get(target).headers
     assert headers["content-security-policy"] == POLICY
     assert headers["x-content-type-options"] == "nosniff"
     assert headers["referrer-policy"] in ("same-origin", "no-referrer")
@@ -80,7 +80,7 @@ def test_the_static_path_serves_static_files_only(ann: Browser, path: str) -> No
     ],
 )
 def test_a_write_with_the_token_from_our_origin_is_accepted(headers: dict[str, str], fields: dict[str, str]) -> None:
-    require_csrf_token(VISIT, headers, fields)
+    require_csrf_token(SESSION, headers, fields)
 
 
 @pytest.mark.parametrize(
@@ -88,7 +88,7 @@ def test_a_write_with_the_token_from_our_origin_is_accepted(headers: dict[str, s
 )
 def test_a_write_without_the_token_is_rejected(fields: dict[str, str]) -> None:
     with pytest.raises(Forbidden, match="nothing was done: reload the page"):
-        require_csrf_token(VISIT, {}, fields)
+        require_csrf_token(SESSION, {}, fields)
 
 
 @pytest.mark.parametrize(
@@ -109,6 +109,6 @@ def test_a_write_without_the_token_is_rejected(fields: dict[str, str]) -> None:
 )
 def test_a_write_from_another_origin_is_rejected_even_with_the_token(headers: dict[str, str]) -> None:
     with pytest.raises(Forbidden, match="open the portal and submit the form there"):
-        require_csrf_token(VISIT, headers, {"token": TOKEN})
+        require_csrf_token(SESSION, headers, {"token": TOKEN})
     with pytest.raises(Forbidden):
         require_same_origin(headers)

@@ -1,4 +1,4 @@
-"""The page that tells who will be hit unprepared: whom it names, in which order, and what it tells of each."""
+"""The clients page: which VMs are unprepared and why, in which order, and how each VM polls."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ from forewarn.core.request import RequestedOperation
 from forewarn.explain.polling import SILENCE_LIMIT_S, PollingPace
 from forewarn.store.interface import LastPoll
 from forewarn.store.memory import MemoryStore
-from tests.portal.conftest import Page, Visitor
+from tests.portal.conftest import Page, PortalUser
 from tests.support.operator_api import Api
 from tests.support.world import World, a_vm
 
-LIVELY, SILENT = PollingPace(1.0, 2.04), PollingPace(SILENCE_LIMIT_S + 30, 1.0)
+POLLING, SILENT = PollingPace(1.0, 2.04), PollingPace(SILENCE_LIMIT_S + 30, 1.0)
 
 
 class Fleet:
-    """A world whose VMs ask as a test says."""
+    """A world whose VMs poll as the test says."""
 
     def __init__(self, api: Api) -> None:
         self.world: World = api.world
         self.paces: dict[str, PollingPace] = {}
         api.house = replace(api.house, pace_of=self.paces.get)
-        self.visitor = Visitor(api, owner_principal("local user ann"))
+        self.user = PortalUser(api, owner_principal("local user ann"))
 
-    def asks(self, name: str, pace: PollingPace = LIVELY, **facts: Any) -> None:
+    def polls(self, name: str, pace: PollingPace = POLLING, **facts: Any) -> None:
         vm = self.world.vm(name)
         polled = LastPoll(
             **{"vm": vm.key, "scope_id": vm.scope_id, "at": self.world.now, "version": "2020-07-01", **facts}
@@ -40,10 +40,10 @@ class Fleet:
         self.world.do(self.world.store.record_observations([polled], []))
         self.paces[vm.key] = pace
 
-    def given(self, name: str, event_id: str, *, after_s: float = 0.0, status: str = "scheduled") -> None:
+    def deliver(self, name: str, event_id: str, *, after_s: float = 0.0, status: str = "scheduled") -> None:
         vm, event = self.world.vm(name), self.world.store.event(event_id)
         assert event is not None
-        sighting = EventDelivery(
+        delivery = EventDelivery(
             event_id=event_id,
             scope_id=vm.scope_id,
             vm=vm.key,
@@ -52,14 +52,14 @@ class Fleet:
             incarnation=2,
             at=event.published_at + after_s,
         )
-        self.world.do(self.world.store.record_observations([], [sighting]))
+        self.world.do(self.world.store.record_observations([], [delivery]))
 
-    def restart(self, name: str) -> str:
+    def request_restart(self, name: str) -> str:
         [event] = self.world.ask(RequestedOperation.RESTART, name)
         return event.id
 
     def get(self, query: str = "") -> Page:
-        return self.visitor.get(f"/portal/clients{query}")
+        return self.user.get(f"/portal/clients{query}")
 
     def json(self, query: str = "") -> Any:
         return self.get(f"/portal/clients{query}"[len("/portal/clients") :] + ("&" if query else "?") + "as=json").json
@@ -67,7 +67,7 @@ class Fleet:
     def names(self, query: str = "") -> list[str]:
         return [client["name"] for client in self.json(query)["clients"]]
 
-    def of(self, name: str) -> Any:
+    def client(self, name: str) -> Any:
         return next(client for client in self.json()["clients"] if client["name"] == name)
 
 
@@ -77,7 +77,7 @@ def fleet(api: Api) -> Fleet:
 
 
 def test_the_headline_names_a_vm_whose_event_was_not_delivered(fleet: Fleet) -> None:
-    fleet.restart("db")
+    fleet.request_restart("db")
     page = fleet.get()
     assert "1 VM with a pending event is unprepared: db. The first event may start at 12:15:00 ." in page.text
     assert "unprepared: no client has polled yet" in page.text
@@ -90,64 +90,64 @@ def test_no_vm_is_unprepared_without_pending_events(fleet: Fleet) -> None:
 
 
 def test_a_vm_that_received_its_event_is_prepared(fleet: Fleet) -> None:
-    event_id = fleet.restart("db")
-    fleet.asks("db")
-    fleet.given("db", event_id)
+    event_id = fleet.request_restart("db")
+    fleet.polls("db")
+    fleet.deliver("db", event_id)
     assert "No VM with a pending event is unprepared." in fleet.get().text
-    assert fleet.of("db")["pending"]["told"] == "given"
+    assert fleet.client("db")["pending"]["told"] == "given"
 
 
 def test_a_vm_is_prepared_if_another_vm_of_its_scope_received_the_event(fleet: Fleet) -> None:
-    event_id = fleet.restart("web-0")
-    fleet.given("web-1", event_id)
+    event_id = fleet.request_restart("web-0")
+    fleet.deliver("web-1", event_id)
     assert fleet.json()["unprepared"] == 0
-    assert fleet.of("web-0")["pending"]["told"] == "neighbour"
+    assert fleet.client("web-0")["pending"]["told"] == "neighbour"
     assert "delivered to another VM of the scope only" in fleet.get().text
 
 
 def test_a_polling_vm_receives_its_event_with_the_next_poll(fleet: Fleet) -> None:
-    fleet.asks("db")
-    fleet.restart("db")
+    fleet.polls("db")
+    fleet.request_restart("db")
     assert fleet.json()["unprepared"] == 0
-    assert fleet.of("db")["pending"]["told"] == "soon"
+    assert fleet.client("db")["pending"]["told"] == "soon"
 
 
 def test_a_vm_is_unprepared_if_its_api_version_does_not_list_the_kind(fleet: Fleet) -> None:
-    """Spec §3: 2017-08-01 knows no Preempt."""
-    fleet.asks("spot", version="2017-08-01")
+    """Spec §3: 2017-08-01 does not list Preempt."""
+    fleet.polls("spot", version="2017-08-01")
     fleet.world.ask(RequestedOperation.EVICT, "spot")
     assert "1 VM with a pending event is unprepared: spot" in fleet.get().text
-    assert fleet.of("spot")["why"] == "the client polls with 2017-08-01, which does not list Preempt events"
+    assert fleet.client("spot")["why"] == "the client polls with 2017-08-01, which does not list Preempt events"
 
 
 def test_a_vm_that_stopped_polling_is_unprepared(fleet: Fleet) -> None:
-    fleet.asks("db", SILENT)
-    fleet.restart("db")
-    assert fleet.of("db")["why"] == "the client stopped polling"
+    fleet.polls("db", SILENT)
+    fleet.request_restart("db")
+    assert fleet.client("db")["why"] == "the client stopped polling"
     assert "silent for 1 min 30 s" in fleet.get().text
 
 
 def test_a_vm_that_polled_since_and_did_not_receive_the_event_is_unprepared(fleet: Fleet) -> None:
-    fleet.restart("db")
-    fleet.asks("db", at=fleet.world.now + 1)
-    assert fleet.of("db")["why"] == "the client polls, but has not received the event"
+    fleet.request_restart("db")
+    fleet.polls("db", at=fleet.world.now + 1)
+    assert fleet.client("db")["why"] == "the client polls, but has not received the event"
 
 
 def test_an_event_that_has_started_is_too_late_to_prepare_for(fleet: Fleet) -> None:
-    event_id = fleet.restart("db")
+    event_id = fleet.request_restart("db")
     fleet.world.do(fleet.world.control.guests.approve(fleet.world.vm("db").key, (event_id,)))
     fleet.world.do(fleet.world.control.reconciler.run_until_idle())
     assert fleet.json()["unprepared"] == 0
 
 
 def test_unprepared_vms_come_first_then_those_that_stopped_then_those_that_never_polled(fleet: Fleet) -> None:
-    fleet.asks("web-0")
-    fleet.asks("web-1", SILENT)
-    fleet.asks("pool_1")
-    event_id = fleet.restart("pool_1")
-    fleet.given("pool_1", event_id)
+    fleet.polls("web-0")
+    fleet.polls("web-1", SILENT)
+    fleet.polls("pool_1")
+    event_id = fleet.request_restart("pool_1")
+    fleet.deliver("pool_1", event_id)
     fleet.world.advance(10)
-    fleet.restart("db")
+    fleet.request_restart("db")
     names = fleet.names()
     assert names[:2] == ["db", "web-1"]
     assert set(names[2:5]) == {"web-2", "spot", "pool_0"}
@@ -155,7 +155,7 @@ def test_unprepared_vms_come_first_then_those_that_stopped_then_those_that_never
 
 
 def test_unprepared_vms_are_sorted_by_the_start_of_their_events(fleet: Fleet) -> None:
-    fleet.restart("db")
+    fleet.request_restart("db")
     fleet.world.ask(RequestedOperation.EVICT, "spot")  # in 30 s
     assert fleet.names("?only=unprepared") == ["spot", "db"]
     assert (
@@ -165,24 +165,24 @@ def test_unprepared_vms_are_sorted_by_the_start_of_their_events(fleet: Fleet) ->
 
 
 def test_of_several_pending_events_the_undelivered_one_counts(fleet: Fleet) -> None:
-    fleet.asks("db", SILENT)
+    fleet.polls("db", SILENT)
     [first] = fleet.world.ask(RequestedOperation.RESTART, "db")
-    fleet.given("db", first.id)
+    fleet.deliver("db", first.id)
     assert fleet.json()["unprepared"] == 0
     fleet.world.do(fleet.world.control.requests.degrade_host("h1", who="ann", notice_s=86400))
     fleet.world.settle()
-    told = fleet.of("db")["pending"]
-    assert (told["kind"], told["told"]) == ("Redeploy", "nobody")
+    data = fleet.client("db")["pending"]
+    assert (data["kind"], data["told"]) == ("Redeploy", "nobody")
 
 
 def test_the_clients_page_filters_unprepared_silent_and_never_polling_vms(fleet: Fleet) -> None:
-    fleet.asks("db", SILENT)
-    fleet.asks("spot")
-    fleet.restart("web-0")
+    fleet.polls("db", SILENT)
+    fleet.polls("spot")
+    fleet.request_restart("web-0")
     assert fleet.names("?only=unprepared") == ["web-0"]
     assert fleet.names("?only=silent") == ["db"]
     assert set(fleet.names("?only=never")) == {"web-0", "web-1", "web-2", "pool_0", "pool_1"}
-    refused = fleet.visitor.visit("GET", "/portal/clients?only=everybody")
+    refused = fleet.user.request("GET", "/portal/clients?only=everybody")
     assert refused.status == 400
     assert "filter 'everybody' does not exist: use unprepared, silent, never" in refused.text
 
@@ -190,42 +190,42 @@ def test_the_clients_page_filters_unprepared_silent_and_never_polling_vms(fleet:
 def test_a_stopped_vm_is_not_expected_to_poll(fleet: Fleet) -> None:
     fleet.world.ask(RequestedOperation.DEALLOCATE, "db")
     fleet.world.advance(600)
-    assert fleet.of("db")["asks"] == "off"
+    assert fleet.client("db")["asks"] == "off"
     assert "db" not in fleet.names("?only=never")
 
 
 def test_the_clients_page_shows_program_interval_and_api_version(fleet: Fleet) -> None:
-    fleet.asks("db", agent="python-requests/2.31", count=42, wait_s=120)
-    told = fleet.of("db")
-    assert (told["agent"], told["version"], told["polls"]) == ("python-requests/2.31", "2020-07-01", 42)
-    assert (told["gap_s"], told["asks"], told["wait_s"]) == (2.04, "now", 120)
+    fleet.polls("db", agent="python-requests/2.31", count=42, wait_s=120)
+    data = fleet.client("db")
+    assert (data["agent"], data["version"], data["polls"]) == ("python-requests/2.31", "2020-07-01", 42)
+    assert (data["gap_s"], data["asks"], data["wait_s"]) == (2.04, "now", 120)
     text = fleet.get("?q=DB").text
     assert "python-requests/2.31 2020-07-01 12:00:00 2.0 s long polls" in text
 
 
 def test_the_clients_page_shows_delivery_delays_and_approvals(fleet: Fleet) -> None:
     for after_s in (1.0, 3.0):
-        event_id = fleet.restart("db")
-        fleet.given("db", event_id, after_s=after_s)
-        fleet.given("db", event_id, after_s=500.0, status="started")
+        event_id = fleet.request_restart("db")
+        fleet.deliver("db", event_id, after_s=after_s)
+        fleet.deliver("db", event_id, after_s=500.0, status="started")
         fleet.world.advance(60)
         fleet.world.approve("db", event_id)
         fleet.world.advance(60)
-    told = fleet.of("db")
-    assert (told["given_after_s"], told["last_given_after_s"]) == (2.0, 3.0)
-    assert told["approvals"] == 2
-    assert told["last_approved_at"] == fleet.world.now - 60
+    data = fleet.client("db")
+    assert (data["given_after_s"], data["last_given_after_s"]) == (2.0, 3.0)
+    assert data["approvals"] == 2
+    assert data["last_approved_at"] == fleet.world.now - 60
     assert "3 s 2 s on average 2 last 12:03:00" in fleet.get().text
 
 
 def test_an_approval_counts_for_the_vm_that_approved(fleet: Fleet) -> None:
-    event_id = fleet.restart("web-0")
+    event_id = fleet.request_restart("web-0")
     fleet.world.approve("web-1", event_id)
-    assert (fleet.of("web-0")["approvals"], fleet.of("web-1")["approvals"]) == (0, 1)
+    assert (fleet.client("web-0")["approvals"], fleet.client("web-1")["approvals"]) == (0, 1)
 
 
 def test_markup_in_a_user_agent_is_escaped(fleet: Fleet) -> None:
-    fleet.asks("db", agent="<script>alert(1)</script>")
+    fleet.polls("db", agent="<script>alert(1)</script>")
     page = fleet.get()
     assert "<script>alert" not in page.html
     assert "<script>alert(1)</script>" in page.text
@@ -235,20 +235,20 @@ def test_the_clients_page_can_be_searched(fleet: Fleet) -> None:
     assert fleet.names("?q=WEB") == ["web-0", "web-1", "web-2"]
     assert 'No results for "nobody"' in fleet.get("?q=nobody").text
     assert len(fleet.names("?q=lab")) == 7
-    assert fleet.names("?q=sub/") == []  # a subscription's id is nothing people search for
+    assert fleet.names("?q=sub/") == []  # the subscription id is not searched
 
 
 def test_the_clients_of_a_large_fleet_are_paginated(api_of: Callable[..., Api]) -> None:
     vms = [a_vm(f"vm-{number:03}", host="h1") for number in range(120)]
     fleet = Fleet(api_of(vms=vms))
-    fleet.restart("vm-119")
+    fleet.request_restart("vm-119")
     first, last = fleet.json("?page=1"), fleet.json("?page=3")
     assert (first["pages"], first["found"], len(first["clients"]), len(last["clients"])) == (3, 120, 50, 20)
     assert first["clients"][0]["name"] == "vm-119"
     names = [client["name"] for page in (1, 2, 3) for client in fleet.json(f"?page={page}")["clients"]]
     assert len(set(names)) == 120
     assert "Page 1 of 3" in fleet.get().text
-    refused = fleet.visitor.visit("GET", "/portal/clients?page=4")
+    refused = fleet.user.request("GET", "/portal/clients?page=4")
     assert refused.status == 400
     assert "page 4 does not exist: the last one is 3" in refused.text
 
@@ -257,14 +257,14 @@ def test_the_headline_counts_many_unprepared_vms_and_names_a_few(api_of: Callabl
     vms = [a_vm(f"vm-{number}", host="h1") for number in range(8)]
     fleet = Fleet(api_of(vms=vms))
     for number in range(8):
-        fleet.restart(f"vm-{number}")
+        fleet.request_restart(f"vm-{number}")
     assert "8 VMs with pending events are unprepared: vm-0, vm-1, vm-2, vm-3, vm-4 and 3 more." in fleet.get().text
 
 
 def test_the_clients_page_shows_only_vms_that_the_user_may_read(fleet: Fleet) -> None:
-    fleet.restart("db")
-    fleet.restart("web-0")
-    other = fleet.visitor.holding(
+    fleet.request_restart("db")
+    fleet.request_restart("web-0")
+    other = fleet.user.with_role(
         "Reader", "/subscriptions/sub/resourceGroups/lab/providers/Microsoft.Compute/virtualMachines/web-0"
     )
     page = other.get("/portal/clients?as=json").json
@@ -274,8 +274,8 @@ def test_the_clients_page_shows_only_vms_that_the_user_may_read(fleet: Fleet) ->
 
 
 def test_the_clients_page_can_be_exported_as_csv(fleet: Fleet) -> None:
-    fleet.asks("db", agent="=cmd()")
-    fleet.restart("db")
+    fleet.polls("db", agent="=cmd()")
+    fleet.request_restart("db")
     rows = list(csv.DictReader(io.StringIO(fleet.get("?as=csv").content.decode())))
     row = next(row for row in rows if row["name"] == "db")
     assert (row["asks"], row["agent"], row["event_kind"], row["told"]) == ("now", "'=cmd()", "Reboot", "soon")
@@ -292,11 +292,11 @@ def test_the_clients_page_includes_polls_that_are_not_stored_yet(fleet: Fleet) -
         vm = fleet.world.vm("db")
         polled = LastPoll(vm=vm.key, scope_id=vm.scope_id, at=fleet.world.now, version="2020-07-01", agent="late")
         await fleet.world.store.record_observations([polled], [])
-        fleet.paces[vm.key] = LIVELY
+        fleet.paces[vm.key] = POLLING
 
-    fleet.visitor.api.house = replace(fleet.visitor.api.house, flush_observations=observe)
-    visitor = Visitor(fleet.visitor.api, owner_principal("local user ann"))
-    assert "late" in visitor.get("/portal/clients").text
+    fleet.user.api.house = replace(fleet.user.api.house, flush_observations=observe)
+    user = PortalUser(fleet.user.api, owner_principal("local user ann"))
+    assert "late" in user.get("/portal/clients").text
 
 
 def test_the_clients_page_is_live(fleet: Fleet) -> None:

@@ -1,4 +1,4 @@
-"""Every way to change something through the portal asks for the token of the session, and for a page of ours."""
+"""Every write of the portal needs the CSRF token of the session, and our own origin."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 from starlette.routing import Route
 
 from forewarn.portal.form_catalog import FORMS
-from tests.portal.http_browser import Browser, Doors
+from tests.portal.http_browser import Browser, PortalService
 from tests.support.operator_api import Api
 
 WRITES = ["/portal/sign-out", *(f"/portal/forms/{name}" for name in FORMS)]
@@ -16,12 +16,12 @@ WRITES = ["/portal/sign-out", *(f"/portal/forms/{name}" for name in FORMS)]
 
 @pytest.fixture
 def admin(api_of: Callable[..., Api]) -> Browser:
-    doors = Doors(api_of())
-    return Browser(doors).signed_in("root", doors.add_client("root", "Administrator"))
+    service = PortalService(api_of())
+    return Browser(service).signed_in("root", service.add_client("root", "Administrator"))
 
 
 def test_this_list_of_writes_is_complete(admin: Browser) -> None:
-    paths = {route.path for route in admin.doors.app.routes if isinstance(route, Route) and _writes(route)}
+    paths = {route.path for route in admin.service.app.routes if isinstance(route, Route) and _writes(route)}
     assert paths == {"/portal/sign-in", "/portal/sign-out", "/portal/forms/{name}"}
 
 
@@ -32,7 +32,7 @@ def _writes(route: Route) -> bool:
 @pytest.mark.parametrize("path", WRITES)
 def test_every_write_without_the_token_or_from_another_origin_is_rejected(admin: Browser, path: str) -> None:
     fields = {"vm": "db", "vms": "db", "host": "h1", "confirmed": "yes"}
-    whole, before = {**fields, "token": admin.token()}, admin.doors.api.stored()
+    whole, before = {**fields, "token": admin.token()}, admin.service.api.stored()
     refused = [
         admin.post(path, fields),
         admin.post(path, {**fields, "token": "another"}),
@@ -41,12 +41,12 @@ def test_every_write_without_the_token_or_from_another_origin_is_rejected(admin:
         admin.post(path, whole, {"sec-fetch-site": "cross-site"}),
     ]
     assert [page.status for page in refused] == [403] * 5
-    assert admin.doors.api.stored() == before
-    assert admin.who() == "client root"
+    assert admin.service.api.stored() == before
+    assert admin.user_name() == "client root"
 
 
 @pytest.mark.parametrize("path", WRITES)
 def test_every_write_needs_a_session(admin: Browser, path: str) -> None:
-    stranger = Browser(admin.doors)
-    page = stranger.post(path, {"vms": "db", "confirmed": "yes", "token": admin.token()})
+    other_browser = Browser(admin.service)
+    page = other_browser.post(path, {"vms": "db", "confirmed": "yes", "token": admin.token()})
     assert (page.status, page.headers["location"].partition("?")[0]) == (303, "/portal/sign-in")

@@ -1,4 +1,4 @@
-"""An event's page: its facts, who was given it, its story, and the documents that show it, byte for byte."""
+"""The event page: facts, deliveries, explanation, and the documents of all api-versions."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from forewarn.hypervisor.simulated import FailRule, SimulatedBehaviour
 from forewarn.protocol.exchange import EndpointRules, PollRequest, poll_response, read_request
 from forewarn.protocol.http_message import HttpRequest
 from forewarn.protocol.versions import VERSIONS
-from tests.portal.conftest import Visitor
+from tests.portal.conftest import PortalUser
 from tests.support.world import LAB_POLICY, a_host, a_vm
 
 
-def polled(portal: Visitor, vm: str, version: str, rules: EndpointRules = EndpointRules()) -> str:  # noqa: B008
-    """What the VM is given over the wire now, in this version."""
+def poll_text(portal: PortalUser, vm: str, version: str, rules: EndpointRules = EndpointRules()) -> str:  # noqa: B008
+    """The document that the VM receives now, in this version."""
     target = f"/metadata/scheduledevents?api-version={version}"
     poll = read_request(
         HttpRequest(method="GET", target=target, headers=(("metadata", "true"),)), is_known_caller=True, rules=rules
@@ -37,9 +37,11 @@ def polled(portal: Visitor, vm: str, version: str, rules: EndpointRules = Endpoi
     return poll_response(poll, tag="", document=document_for(scope), rules=rules).body.decode()
 
 
-def seen(portal: Visitor, vm_name: str, event_id: str, status: str = "scheduled", version: str = "2020-07-01") -> None:
+def record_delivery(
+    portal: PortalUser, vm_name: str, event_id: str, status: str = "scheduled", version: str = "2020-07-01"
+) -> None:
     vm = portal.world.vm(vm_name)
-    sighting = EventDelivery(
+    delivery = EventDelivery(
         event_id=event_id,
         scope_id=vm.scope_id,
         vm=vm.key,
@@ -48,21 +50,21 @@ def seen(portal: Visitor, vm_name: str, event_id: str, status: str = "scheduled"
         incarnation=2,
         at=portal.world.now,
     )
-    portal.world.do(portal.world.store.record_observations([], [sighting]))
+    portal.world.do(portal.world.store.record_observations([], [delivery]))
 
 
-def versions(portal: Visitor, event_id: str) -> dict[str, dict[str, Any]]:
+def versions(portal: PortalUser, event_id: str) -> dict[str, dict[str, Any]]:
     wire = portal.get(f"/portal/events/{event_id}?as=json").json["wire"]
-    return {wording["version"]: wording for wording in wire["versions"]}
+    return {rendering["version"]: rendering for rendering in wire["versions"]}
 
 
-def restarted(portal: Visitor, vm: str) -> str:
+def request_restart(portal: PortalUser, vm: str) -> str:
     (event,) = portal.api.restart_of(vm)
     return str(event["id"])
 
 
-def test_the_page_of_a_pending_event_shows_all_its_facts(portal: Visitor) -> None:
-    event_id = restarted(portal, "web-0")
+def test_the_page_of_a_pending_event_shows_all_its_facts(portal: PortalUser) -> None:
+    event_id = request_restart(portal, "web-0")
     page = portal.get(f"/portal/events/{event_id}")
     for sentence in (
         "Reboot of web-0: user restart",
@@ -81,20 +83,20 @@ def test_the_page_of_a_pending_event_shows_all_its_facts(portal: Visitor) -> Non
     assert f'data-live="event:{event_id} scope:set:sub/lab/web"' in page.html
 
 
-def test_an_event_is_found_by_its_id_in_any_case(portal: Visitor) -> None:
-    event_id = restarted(portal, "db")
+def test_an_event_is_found_by_its_id_in_any_case(portal: PortalUser) -> None:
+    event_id = request_restart(portal, "db")
     assert event_id in portal.get(f"/portal/events/{event_id.lower()}").text
-    assert portal.visit("GET", "/portal/events/FFFFFFFF").status == 404
+    assert portal.request("GET", "/portal/events/FFFFFFFF").status == 404
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-def test_the_document_of_every_version_is_what_a_vm_receives(portal: Visitor, version: str) -> None:
+def test_the_document_of_every_version_is_what_a_vm_receives(portal: PortalUser, version: str) -> None:
     portal.api.post("/hosts/h3/degrade", {"in_s": 86400})
-    event_id = restarted(portal, "web-0")
-    given = polled(portal, "web-1", version)
+    event_id = request_restart(portal, "web-0")
+    given = poll_text(portal, "web-1", version)
     assert event_id in given
-    wording = versions(portal, event_id)[version]
-    assert wording == {"version": version, "text": given, "hidden": ""}
+    rendering = versions(portal, event_id)[version]
+    assert rendering == {"version": version, "text": given, "hidden": ""}
     page = portal.get(f"/portal/events/{event_id}")
     assert f'<pre class="wire">{html.escape(given, quote=True).replace("&quot;", "&#34;")}</pre>' in page.html
     part = re.search(rf'<details id="version-{version}".*?<pre [^>]*>(.*?)</pre>', page.html, re.S)
@@ -102,48 +104,48 @@ def test_the_document_of_every_version_is_what_a_vm_receives(portal: Visitor, ve
     assert json.loads(html.unescape(part[1])) == json.loads(given)
 
 
-def test_a_version_that_does_not_list_the_kind_says_so(portal: Visitor) -> None:
+def test_a_version_that_does_not_list_the_kind_says_so(portal: PortalUser) -> None:
     portal.api.post("/requests", {"ask": "evict", "vms": ["spot"]})
     (event,) = portal.world.events()
-    worded = versions(portal, event.id)
-    hidden = [version for version, wording in worded.items() if wording["hidden"]]
-    assert hidden == ["2017-08-01", "2017-03-01"]
-    assert worded["2017-08-01"]["text"] == polled(portal, "spot", "2017-08-01")
-    assert event.id not in worded["2017-08-01"]["text"]
+    renderings = versions(portal, event.id)
+    unlisted = [version for version, rendering in renderings.items() if rendering["hidden"]]
+    assert unlisted == ["2017-08-01", "2017-03-01"]
+    assert renderings["2017-08-01"]["text"] == poll_text(portal, "spot", "2017-08-01")
+    assert event.id not in renderings["2017-08-01"]["text"]
     text = portal.get(f"/portal/events/{event.id}").text
     assert "2017-08-01 does not list Preempt events: a VM that polls with it does not receive this one." in text
 
 
-def test_the_documents_follow_the_rules_of_the_location(portal_of: Callable[..., Visitor]) -> None:
+def test_the_documents_follow_the_rules_of_the_location(portal_of: Callable[..., PortalUser]) -> None:
     portal = portal_of()
     rules = EndpointRules(versions=("2017-08-01", "2020-07-01"), iso_dates=True)
     portal.api.house = replace(
         portal.api.house, rules_for=lambda location: rules if location == "westeurope" else EndpointRules()
     )
-    portal = Visitor(portal.api, portal.principal)
-    event_id = restarted(portal, "db")
-    worded = versions(portal, event_id)
-    assert {version: wording["text"] for version, wording in worded.items()} == {
-        version: polled(portal, "db", version, rules) for version in rules.versions
+    portal = PortalUser(portal.api, portal.principal)
+    event_id = request_restart(portal, "db")
+    renderings = versions(portal, event_id)
+    assert {version: rendering["text"] for version, rendering in renderings.items()} == {
+        version: poll_text(portal, "db", version, rules) for version in rules.versions
     }
-    assert "2026-01-05T12:15:00" in worded["2017-08-01"]["text"]
+    assert "2026-01-05T12:15:00" in renderings["2017-08-01"]["text"]
 
 
-def test_without_polls_the_page_shows_the_document_of_the_first_poll(portal_of: Callable[..., Visitor]) -> None:
+def test_without_polls_the_page_shows_the_document_of_the_first_poll(portal_of: Callable[..., PortalUser]) -> None:
     portal = portal_of(Policy())
     portal.api.post("/hosts/h1/degrade", {"in_s": 86400})
     event = next(event for event in portal.world.events() if event.vms == ("db",))
     page = portal.get(f"/portal/events/{event.id}")
     assert "No client polls in this scope, so no VM receives the event." in page.text
-    foretold = versions(portal, event.id)["2020-07-01"]["text"]
+    previewed = versions(portal, event.id)["2020-07-01"]["text"]
     portal.world.do(portal.world.control.guests.enable_scope_of(portal.world.vm("db").key))
-    assert polled(portal, "db", "2020-07-01") == foretold
+    assert poll_text(portal, "db", "2020-07-01") == previewed
 
 
-def test_a_past_event_is_shown_as_vms_last_received_it(portal: Visitor) -> None:
-    event_id = restarted(portal, "db")
+def test_a_past_event_is_shown_as_vms_last_received_it(portal: PortalUser) -> None:
+    event_id = request_restart(portal, "db")
     portal.world.approve("db", event_id)
-    started = json.loads(polled(portal, "db", "2019-08-01"))["Events"][0]
+    started = json.loads(poll_text(portal, "db", "2019-08-01"))["Events"][0]
     portal.world.advance(60)
     page = portal.get(f"/portal/events/{event_id}")
     assert "The event is no longer in any document." in page.text
@@ -151,9 +153,9 @@ def test_a_past_event_is_shown_as_vms_last_received_it(portal: Visitor) -> None:
     assert json.loads(versions(portal, event_id)["2019-08-01"]["text"]) == started
 
 
-def test_a_withdrawn_event_was_last_received_as_scheduled(portal: Visitor) -> None:
-    event_id = restarted(portal, "db")
-    scheduled = json.loads(polled(portal, "db", "2020-07-01"))["Events"][0]
+def test_a_withdrawn_event_was_last_received_as_scheduled(portal: PortalUser) -> None:
+    event_id = request_restart(portal, "db")
+    scheduled = json.loads(poll_text(portal, "db", "2020-07-01"))["Events"][0]
     portal.api.post(f"/events/{event_id}/withdraw", {"reason": "<i>not needed</i>"})
     page = portal.get(f"/portal/events/{event_id}")
     assert json.loads(versions(portal, event_id)["2020-07-01"]["text"]) == scheduled
@@ -161,7 +163,7 @@ def test_a_withdrawn_event_was_last_received_as_scheduled(portal: Visitor) -> No
     assert "<i>" not in page.html
 
 
-def test_an_unlisted_event_was_never_in_a_document(portal: Visitor) -> None:
+def test_an_unlisted_event_was_never_in_a_document(portal: PortalUser) -> None:
     portal.api.post("/requests", {"ask": "power-off", "vms": ["db"]})
     (event,) = portal.world.events()
     page = portal.get(f"/portal/events/{event.id}")
@@ -170,11 +172,11 @@ def test_an_unlisted_event_was_never_in_a_document(portal: Visitor) -> None:
     assert versions(portal, event.id) == {}
 
 
-def test_each_vm_of_an_event_shows_its_delivery_and_its_act(portal: Visitor) -> None:
-    event_id = restarted(portal, "web-0")
+def test_each_vm_of_an_event_shows_its_delivery_and_its_act(portal: PortalUser) -> None:
+    event_id = request_restart(portal, "web-0")
     portal.world.advance(5)
-    seen(portal, "web-0", event_id, version="2019-08-01")
-    seen(portal, "web-2", event_id)
+    record_delivery(portal, "web-0", event_id, version="2019-08-01")
+    record_delivery(portal, "web-2", event_id)
     portal.world.hypervisor.set_behaviour(SimulatedBehaviour((FailRule(note="no <power>"),)))
     portal.world.advance(55)
     portal.world.approve("web-0", event_id)
@@ -189,7 +191,7 @@ def test_each_vm_of_an_event_shows_its_delivery_and_its_act(portal: Visitor) -> 
     ]
 
 
-def test_the_event_of_a_rollout_links_to_it_and_names_its_gate(portal: Visitor) -> None:
+def test_the_event_of_a_rollout_links_to_it_and_names_its_gate(portal: PortalUser) -> None:
     rollout = portal.api.post("/rollouts", {"impact": "update", "hosts": ["h2"]})["id"]
     event = portal.world.store.events(request_id=rollout)[0]
     page = portal.get(f"/portal/events/{event.id}")
@@ -197,49 +199,49 @@ def test_the_event_of_a_rollout_links_to_it_and_names_its_gate(portal: Visitor) 
     assert "together with the other VMs on host h2; the gate is closed" in page.text
 
 
-def test_an_event_links_to_the_events_that_it_replaces(portal: Visitor) -> None:
-    first = restarted(portal, "db")
+def test_an_event_links_to_the_events_that_it_replaces(portal: PortalUser) -> None:
+    first = request_restart(portal, "db")
     (event,) = portal.api.post("/requests", {"ask": "redeploy", "vms": ["db"]})["events"]
     assert f'<a href="/portal/events/{first}">{first}</a>' in portal.get(f"/portal/events/{event['id']}").html
 
 
-def test_an_event_page_offers_only_what_the_user_may_do(portal: Visitor) -> None:
-    event_id = restarted(portal, "db")
+def test_an_event_page_offers_only_what_the_user_may_do(portal: PortalUser) -> None:
+    event_id = request_restart(portal, "db")
     approve, withdraw = (f'href="/portal/forms/{name}?event={event_id}"' for name in ("approve", "withdraw"))
     db = vm_resource_id(portal.world.vm("db"))
 
-    def offered(visitor: Visitor) -> tuple[bool, bool]:
-        page = visitor.get(f"/portal/events/{event_id}").html
+    def offered(user: PortalUser) -> tuple[bool, bool]:
+        page = user.get(f"/portal/events/{event_id}").html
         return approve in page, withdraw in page
 
     assert offered(portal) == (True, True)
-    assert offered(portal.holding("Reader", db)) == (False, False)
-    assert offered(portal.holding("ScheduledEventContributor", db)) == (True, False)
-    assert offered(portal.holding("Platform", "/")) == (False, True)
+    assert offered(portal.with_role("Reader", db)) == (False, False)
+    assert offered(portal.with_role("ScheduledEventContributor", db)) == (True, False)
+    assert offered(portal.with_role("Platform", "/")) == (False, True)
     portal.world.approve("db", event_id)
     assert offered(portal) == (False, False)
 
 
-def test_an_event_of_an_invisible_scope_does_not_exist(portal: Visitor) -> None:
-    event_id = restarted(portal, "web-0")
-    other = portal.holding("Reader", vm_resource_id(portal.world.vm("db")))
-    page = other.visit("GET", f"/portal/events/{event_id}")
+def test_an_event_of_an_invisible_scope_does_not_exist(portal: PortalUser) -> None:
+    event_id = request_restart(portal, "web-0")
+    other = portal.with_role("Reader", vm_resource_id(portal.world.vm("db")))
+    page = other.request("GET", f"/portal/events/{event_id}")
     assert page.status == 404
     assert "web-0" not in page.html
 
 
-def test_a_user_who_sees_a_part_of_the_scope_sees_the_event_but_not_its_request(portal: Visitor) -> None:
+def test_a_user_who_sees_a_part_of_the_scope_sees_the_event_but_not_its_request(portal: PortalUser) -> None:
     """Spec §7.2: each member of a scope sees all its events."""
-    event_id = restarted(portal, "web-0")
-    seen(portal, "web-1", event_id)
-    mine = portal.holding("Reader", vm_resource_id(portal.world.vm("web-1")))
+    event_id = request_restart(portal, "web-0")
+    record_delivery(portal, "web-1", event_id)
+    mine = portal.with_role("Reader", vm_resource_id(portal.world.vm("web-1")))
     page = mine.get(f"/portal/events/{event_id}")
     assert "/portal/requests/" not in page.html
     assert 'href="/portal/vms/sub/lab/web-1"' in page.html
     assert 'href="/portal/vms/sub/lab/web-0"' not in page.html
 
 
-def test_names_on_an_event_page_are_escaped(portal_of: Callable[..., Visitor]) -> None:
+def test_names_on_an_event_page_are_escaped(portal_of: Callable[..., PortalUser]) -> None:
     name = "<script>alert(1)"
     portal = portal_of(LAB_POLICY, vms=[a_vm(name)], hosts=[a_host("h1")])
     portal.world.do(portal.world.control.requests.request_for_vms("restart", [portal.world.vm(name)], who="<b>ann"))
@@ -251,8 +253,8 @@ def test_names_on_an_event_page_are_escaped(portal_of: Callable[..., Visitor]) -
     assert f"Reboot of {name}: user restart" in page.text
 
 
-def test_the_chart_of_an_event_can_be_exported(portal: Visitor) -> None:
-    event_id = restarted(portal, "db")
+def test_the_chart_of_an_event_can_be_exported(portal: PortalUser) -> None:
+    event_id = request_restart(portal, "db")
     drawing = portal.get(f"/portal/events/{event_id}?as=svg")
     assert ElementTree.fromstring(drawing.content).tag.endswith("svg")
     assert f'data-event="{event_id}"' in drawing.html

@@ -1,4 +1,4 @@
-"""What is taken away as a file: everything that fits what one searched for, of which the page shows a part."""
+"""Exports hold all search results, of which a page shows a part."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from forewarn.core.commit import Commit
 from forewarn.core.history import EntryKind, HistoryEntry
 from forewarn.core.resource_ids import vm_resource_id
 from forewarn.portal import clients_page, fleet_page, history_page, host_pages
-from tests.portal.conftest import Visitor
+from tests.portal.conftest import PortalUser
 from tests.support.world import a_host, a_vm
 
 SETS, OF_A_SET, ALONE, HOSTS = 20, 12, 450, 30
@@ -23,8 +23,8 @@ PAGES = {"fleet": fleet_page, "hosts": host_pages, "clients": clients_page, "his
 
 
 @pytest.fixture
-def portal(portal_of: Callable[..., Visitor]) -> Visitor:
-    """Of a fleet that no page can hold."""
+def portal(portal_of: Callable[..., PortalUser]) -> PortalUser:
+    """The portal of a fleet that does not fit on one page."""
     members = [
         a_vm(f"s{n}-{m}", availability_set=f"s{n}", update_domain=m % 5, host=f"h{(n + m) % HOSTS}")
         for n in range(SETS)
@@ -34,37 +34,37 @@ def portal(portal_of: Callable[..., Visitor]) -> Visitor:
     return portal_of(vms=[*members, *alone], hosts=[a_host(f"h{n}") for n in range(HOSTS)])
 
 
-def everyone(portal: Visitor) -> set[str]:
+def everyone(portal: PortalUser) -> set[str]:
     return {vm.key for vm in portal.world.store.vms()}
 
 
-def rows(portal: Visitor, target: str) -> list[dict[str, str]]:
+def rows(portal: PortalUser, target: str) -> list[dict[str, str]]:
     return list(csv.DictReader(io.StringIO(portal.get(target).content.decode())))
 
 
-def written(portal: Visitor, count: int, **about: Any) -> None:
+def commit_entries(portal: PortalUser, count: int, **about: Any) -> None:
     entries = tuple(
         HistoryEntry(at=portal.world.now, what=EntryKind.UPKEEP, text=f"entry {n}", **about) for n in range(count)
     )
     portal.world.do(portal.world.store.commit(Commit(entries=entries)))
 
 
-def cells(told: Any) -> list[str]:
-    return [vm["key"] for group in told["groups"] for block in group["blocks"] for vm in block["vms"]]
+def cells(data: Any) -> list[str]:
+    return [vm["key"] for group in data["groups"] for block in group["blocks"] for vm in block["vms"]]
 
 
-def test_an_export_of_the_fleet_is_complete(portal: Visitor) -> None:
-    told = portal.get("/portal/?as=json").json
-    assert (told["found"], told["page"], told["pages"], told["is_cut"]) == (TOTAL, 1, 1, False)
-    assert len(cells(told)) == TOTAL
-    assert set(cells(told)) == everyone(portal)
-    assert [group["name"] for group in told["groups"]] == ["lab", "solo"]
-    sizes = [(len(block["vms"]), block["size"]) for block in told["groups"][0]["blocks"]]
+def test_an_export_of_the_fleet_is_complete(portal: PortalUser) -> None:
+    data = portal.get("/portal/?as=json").json
+    assert (data["found"], data["page"], data["pages"], data["is_cut"]) == (TOTAL, 1, 1, False)
+    assert len(cells(data)) == TOTAL
+    assert set(cells(data)) == everyone(portal)
+    assert [group["name"] for group in data["groups"]] == ["lab", "solo"]
+    sizes = [(len(block["vms"]), block["size"]) for block in data["groups"][0]["blocks"]]
     assert sizes == [(OF_A_SET, OF_A_SET)] * SETS
     assert {row["key"] for row in rows(portal, "/portal/?as=csv")} == everyone(portal)
 
 
-def test_an_export_holds_only_search_results(portal: Visitor) -> None:
+def test_an_export_holds_only_search_results(portal: PortalUser) -> None:
     assert len(cells(portal.get("/portal/?q=alone-&as=json").json)) == ALONE
     assert len(rows(portal, "/portal/clients?q=alone-&as=csv")) == ALONE
     assert len(rows(portal, "/portal/clients?q=alone-&only=unprepared&as=csv")) == 0
@@ -74,34 +74,34 @@ def test_an_export_holds_only_search_results(portal: Visitor) -> None:
     }
 
 
-def test_an_export_of_the_hosts_is_complete(portal: Visitor) -> None:
-    told = portal.get("/portal/hosts?as=json").json
-    assert len(told["hosts"]) == HOSTS
-    assert {vm["key"] for one in told["hosts"] for vm in one["vms"]} == everyone(portal)
+def test_an_export_of_the_hosts_is_complete(portal: PortalUser) -> None:
+    data = portal.get("/portal/hosts?as=json").json
+    assert len(data["hosts"]) == HOSTS
+    assert {vm["key"] for one in data["hosts"] for vm in one["vms"]} == everyone(portal)
     assert sum(int(row["VMs"]) for row in rows(portal, "/portal/hosts?as=csv")) == TOTAL
 
 
-def test_an_export_of_the_clients_is_complete_and_in_the_order_of_the_pages(portal: Visitor) -> None:
+def test_an_export_of_the_clients_is_complete_and_in_the_order_of_the_pages(portal: PortalUser) -> None:
     portal.api.restart_of("alone-400")
-    told = [client["key"] for client in portal.get("/portal/clients?as=json").json["clients"]]
-    assert set(told) == everyone(portal)
-    assert [row["key"] for row in rows(portal, "/portal/clients?as=csv")] == told
+    data = [client["key"] for client in portal.get("/portal/clients?as=json").json["clients"]]
+    assert set(data) == everyone(portal)
+    assert [row["key"] for row in rows(portal, "/portal/clients?as=csv")] == data
     first = [client["key"] for client in portal.get("/portal/clients?page=1&as=json").json["clients"]]
-    assert told[: clients_page.CLIENTS_PER_PAGE] == first
-    assert told[0].endswith("/alone-400")
+    assert data[: clients_page.CLIENTS_PER_PAGE] == first
+    assert data[0].endswith("/alone-400")
 
 
 @pytest.mark.parametrize("whole", [True, False])
-def test_an_export_of_the_history_is_complete_newest_first(portal: Visitor, whole: bool) -> None:
+def test_an_export_of_the_history_is_complete_newest_first(portal: PortalUser, whole: bool) -> None:
     vm = portal.world.vm("alone-7")
-    written(portal, 1500)
-    written(portal, 1200, scope_id=vm.scope_id)
-    visitor = portal if whole else portal.holding("Reader", vm_resource_id(vm))
+    commit_entries(portal, 1500)
+    commit_entries(portal, 1200, scope_id=vm.scope_id)
+    user = portal if whole else portal.with_role("Reader", vm_resource_id(vm))
     every = [e.seq for e in portal.world.store.history() if whole or e.scope_id == vm.scope_id][::-1]
-    told = visitor.get("/portal/history?as=json").json
-    assert [entry["seq"] for entry in told["entries"]] == every
-    assert (told["older"], told["newer"], told["is_cut"]) == (None, None, False)
-    assert [int(row["seq"]) for row in rows(visitor, "/portal/history?as=csv")] == every
+    data = user.get("/portal/history?as=json").json
+    assert [entry["seq"] for entry in data["entries"]] == every
+    assert (data["older"], data["newer"], data["is_cut"]) == (None, None, False)
+    assert [int(row["seq"]) for row in rows(user, "/portal/history?as=csv")] == every
     of_scope = [e.seq for e in portal.world.store.history(scope_id=vm.scope_id)]
     assert len(rows(portal, f"/portal/history?scope={vm.scope_id}&as=csv")) == len(of_scope) > 1200
 
@@ -115,8 +115,8 @@ def test_an_export_of_the_history_is_complete_newest_first(portal: Visitor, whol
         ("/portal/history?limit=3&as=csv", 3),
     ],
 )
-def test_an_export_of_one_page_holds_that_page(portal: Visitor, target: str, held: int) -> None:
-    written(portal, 10)
+def test_an_export_of_one_page_holds_that_page(portal: PortalUser, target: str, held: int) -> None:
+    commit_entries(portal, 10)
     assert 0 < len(rows(portal, target)) <= held
 
 
@@ -124,8 +124,8 @@ def test_an_export_of_one_page_holds_that_page(portal: Visitor, target: str, hel
     "target",
     ["/portal/?page=2&q=a", "/portal/hosts?page=2", "/portal/clients?page=2&q=a", "/portal/history?before=9&limit=3"],
 )
-def test_export_links_name_no_page(portal: Visitor, target: str) -> None:
-    written(portal, 10)
+def test_export_links_name_no_page(portal: PortalUser, target: str) -> None:
+    commit_entries(portal, 10)
     links = re.findall(r'href="([^"]*as=(?:json|csv))"', portal.get(target).html)
     assert len(links) == 2
     assert not [link for link in links if re.search(r"page=|before=|limit=", link)]
@@ -133,19 +133,19 @@ def test_export_links_name_no_page(portal: Visitor, target: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["", "hosts", "clients", "history"])
-def test_the_query_cannot_ask_for_all_pages(portal: Visitor, name: str) -> None:
-    assert portal.visit("GET", f"/portal/{name}?whole=true").status == 400
+def test_the_query_cannot_ask_for_all_pages(portal: PortalUser, name: str) -> None:
+    assert portal.request("GET", f"/portal/{name}?whole=true").status == 400
 
 
 @pytest.mark.parametrize("name", PAGES)
-def test_an_incomplete_export_says_so(portal: Visitor, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
-    written(portal, 1500)
+def test_an_incomplete_export_says_so(portal: PortalUser, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    commit_entries(portal, 1500)
     monkeypatch.setattr(PAGES[name], "MAX_EXPORT_ROWS", 300)
     path = "/portal/" if name == "fleet" else f"/portal/{name}"
-    told = portal.get(f"{path}?as=json").json
-    assert told["is_cut"]
+    data = portal.get(f"{path}?as=json").json
+    assert data["is_cut"]
     text = portal.get(f"{path}?as=csv").content.decode()
     last = text.strip().splitlines()[-1]
     assert re.fullmatch(r"cut after \d+( of \d+)? rows: use a narrower search", last), last
     if name == "fleet":
-        assert len(cells(told)) == 300
+        assert len(cells(data)) == 300

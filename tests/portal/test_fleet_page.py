@@ -1,4 +1,4 @@
-"""The page of the fleet: blocks of VMs as cells, counts, search, filters, pages."""
+"""The fleet page: blocks of VMs as cells, counts, search, filters, pagination."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from forewarn.core.request import RequestedOperation
 from forewarn.core.scope import Scope
 from forewarn.explain.polling import PollingPace
 from forewarn.store.memory import MemoryStore
-from tests.portal.conftest import Page, Visitor
+from tests.portal.conftest import Page, PortalUser
 from tests.support.operator_api import Api
 from tests.support.world import NOON, a_host, a_vm
 
@@ -27,18 +27,18 @@ ONLY_POOL = f"{LAB}/providers/Microsoft.Compute/virtualMachineScaleSets/pool"
 
 
 def cells(page: Page) -> list[str]:
-    """As a screen reader tells them."""
+    """The labels of the cells, as a screen reader says them."""
     return re.findall(r'<a class="cell [^>]* aria-label="([^"]*)"', page.html)
 
 
-def block(visitor: Visitor, scope: str, target: str = "/portal/") -> dict[str, Any]:
+def block(user: PortalUser, scope: str, target: str = "/portal/") -> dict[str, Any]:
     """One block of the page as JSON."""
-    told = visitor.get(f"{target}{'&' if '?' in target else '?'}as=json").json
-    found: dict[str, Any] = next(b for group in told["groups"] for b in group["blocks"] if b["scope"] == scope)
+    data = user.get(f"{target}{'&' if '?' in target else '?'}as=json").json
+    found: dict[str, Any] = next(b for group in data["groups"] for b in group["blocks"] if b["scope"] == scope)
     return found
 
 
-def test_every_vm_is_a_cell_with_its_name_and_state(portal: Visitor) -> None:
+def test_every_vm_is_a_cell_with_its_name_and_state(portal: PortalUser) -> None:
     portal.world.ask(RequestedOperation.RESTART, "web-1")
     page = portal.get("/portal/")
     assert sorted(cells(page)) == [
@@ -54,7 +54,7 @@ def test_every_vm_is_a_cell_with_its_name_and_state(portal: Visitor) -> None:
     assert "Showing 7 of 7 VMs." in page.text
 
 
-def test_an_availability_set_is_a_grid_of_update_and_fault_domains(portal_of: Callable[..., Visitor]) -> None:
+def test_an_availability_set_is_a_grid_of_update_and_fault_domains(portal_of: Callable[..., PortalUser]) -> None:
     vms = [
         a_vm(f"w{n}", availability_set="web", update_domain=domain, fault_domain=fault)
         for n, (domain, fault) in enumerate([(0, 0), (1, 1), (0, 2), (2, 0), (0, 0)])
@@ -69,7 +69,7 @@ def test_an_availability_set_is_a_grid_of_update_and_fault_domains(portal_of: Ca
     assert named == {0: [["w0", "w4"], [], ["w2"]], 1: [[], ["w1"], []], 2: [["w3"], [], []]}
 
 
-def test_a_block_says_which_update_domain_is_under_maintenance(portal: Visitor) -> None:
+def test_a_block_says_which_update_domain_is_under_maintenance(portal: PortalUser) -> None:
     portal.world.ask(RequestedOperation.RESTART, "web-2")
     portal.world.advance(15 * 60)
     assert "update domain 2 under maintenance" in portal.get("/portal/").text
@@ -78,7 +78,7 @@ def test_a_block_says_which_update_domain_is_under_maintenance(portal: Visitor) 
     assert "under maintenance" not in portal.get("/portal/").text
 
 
-def test_a_block_shows_pending_events_and_the_next_not_before(portal: Visitor) -> None:
+def test_a_block_shows_pending_events_and_the_next_not_before(portal: PortalUser) -> None:
     portal.world.ask(RequestedOperation.RESTART, "web-2")
     portal.world.advance(60)
     portal.world.ask(RequestedOperation.RESTART, "web-0")
@@ -86,23 +86,23 @@ def test_a_block_shows_pending_events_and_the_next_not_before(portal: Visitor) -
     assert block(portal, "set:sub/lab/web")["next_not_before"] == NOON + 15 * 60
 
 
-Listening = Callable[[dict[str, float]], Visitor]
+PortalWithPolls = Callable[[dict[str, float]], PortalUser]
 
 
 @pytest.fixture
-def listening(api: Api) -> Listening:
-    """The portal of a service where these VMs have last asked so many seconds ago."""
+def portal_with_polls(api: Api) -> PortalWithPolls:
+    """Makes the portal of a service whose VMs polled the given number of seconds ago."""
 
-    def make(silent_s: dict[str, float]) -> Visitor:
+    def make(silent_s: dict[str, float]) -> PortalUser:
         paces = {f"sub/lab/{name}": PollingPace(silent) for name, silent in silent_s.items()}
         api.house = dataclasses.replace(api.house, pace_of=paces.get)
-        return Visitor(api, owner_principal("local user ann"))
+        return PortalUser(api, owner_principal("local user ann"))
 
     return make
 
 
 @pytest.mark.parametrize(
-    ("silent_s", "told"),
+    ("silent_s", "data"),
     [
         ({}, "no client has polled yet"),
         ({"web-0": 1, "web-1": 59}, "2 of 3 polled in the last minute"),
@@ -110,21 +110,23 @@ def listening(api: Api) -> Listening:
         ({"web-0": 300, "web-1": 120}, "no client polled in the last minute; the last poll was 2 min ago"),
     ],
 )
-def test_a_block_says_how_many_vms_poll(listening: Listening, silent_s: dict[str, float], told: str) -> None:
-    assert told in listening(silent_s).get("/portal/?q=web-").text
+def test_a_block_says_how_many_vms_poll(
+    portal_with_polls: PortalWithPolls, silent_s: dict[str, float], data: str
+) -> None:
+    assert data in portal_with_polls(silent_s).get("/portal/?q=web-").text
 
 
-def test_polling_is_counted_for_the_whole_scope_even_if_a_part_is_shown(listening: Listening) -> None:
-    assert "1 of 3 polled in the last minute" in listening({"web-0": 1}).get("/portal/?q=web-2").text
+def test_polling_is_counted_for_the_whole_scope_even_if_a_part_is_shown(portal_with_polls: PortalWithPolls) -> None:
+    assert "1 of 3 polled in the last minute" in portal_with_polls({"web-0": 1}).get("/portal/?q=web-2").text
 
 
-def test_a_block_says_that_its_scope_is_not_enabled(portal_of: Callable[..., Visitor]) -> None:
-    visitor = portal_of(Policy())
-    assert "not enabled: no client has polled yet" in visitor.get("/portal/?q=pool").text
-    assert "0 of 2 enabled" in visitor.get("/portal/").text
+def test_a_block_says_that_its_scope_is_not_enabled(portal_of: Callable[..., PortalUser]) -> None:
+    user = portal_of(Policy())
+    assert "not enabled: no client has polled yet" in user.get("/portal/?q=pool").text
+    assert "0 of 2 enabled" in user.get("/portal/").text
 
 
-def test_the_counts_link_to_a_filter_by_state(portal: Visitor) -> None:
+def test_the_counts_link_to_a_filter_by_state(portal: PortalUser) -> None:
     portal.world.ask(RequestedOperation.RESTART, "web-1")
     portal.world.ask(RequestedOperation.POWER_OFF, "db")
     portal.world.advance(20)
@@ -135,10 +137,10 @@ def test_the_counts_link_to_a_filter_by_state(portal: Visitor) -> None:
     assert cells(noticed) == ["web-1, event scheduled"]
     assert "1 of 7 VMs match." in noticed.text
     assert len(cells(portal.get("/portal/?state=running"))) == 5
-    assert 'data-live="fleet"' in noticed.html, "VMs come into the filter, and leave it"
+    assert 'data-live="fleet"' in noticed.html, "VMs enter and leave the filter"
 
 
-def test_a_filter_keeps_the_order_of_the_fleet(portal: Visitor) -> None:
+def test_a_filter_keeps_the_order_of_the_fleet(portal: PortalUser) -> None:
     for name in ("spot", "web-2", "db", "web-0"):
         portal.world.ask(RequestedOperation.POWER_OFF, name)
     portal.world.advance(20)
@@ -146,8 +148,8 @@ def test_a_filter_keeps_the_order_of_the_fleet(portal: Visitor) -> None:
     assert stopped == ["web-0", "web-2", "db", "spot"]
 
 
-def test_an_unknown_state_is_rejected(portal: Visitor) -> None:
-    page = portal.visit("GET", "/portal/?state=fine")
+def test_an_unknown_state_is_rejected(portal: PortalUser) -> None:
+    page = portal.request("GET", "/portal/?state=fine")
     assert page.status == 400
     assert "'fine' is not a state of a VM: use one of running, noticed" in page.text
 
@@ -165,21 +167,21 @@ def test_an_unknown_state_is_rejected(portal: Visitor) -> None:
         ("  db ", ["db"]),
     ],
 )
-def test_a_search_finds_vms_scopes_groups_and_hosts(portal: Visitor, text: str, names: list[str]) -> None:
+def test_a_search_finds_vms_scopes_groups_and_hosts(portal: PortalUser, text: str, names: list[str]) -> None:
     assert [cell.partition(",")[0] for cell in cells(portal.get(f"/portal/?q={text.replace(' ', '%20')}"))] == names
 
 
-def test_a_search_for_a_group_finds_all_its_vms(portal: Visitor) -> None:
+def test_a_search_for_a_group_finds_all_its_vms(portal: PortalUser) -> None:
     assert len(cells(portal.get("/portal/?q=lab"))) == 7
 
 
-def test_a_search_without_results_says_so(portal: Visitor) -> None:
+def test_a_search_without_results_says_so(portal: PortalUser) -> None:
     page = portal.get("/portal/?q=%3Cb%3Ex&state=noticed")
     assert 'No results for "<b>x" in the state "event scheduled"' in page.text
     assert "<b>x" not in page.html
 
 
-def test_the_page_of_an_empty_fleet_says_how_to_add_vms(portal_of: Callable[..., Visitor]) -> None:
+def test_the_page_of_an_empty_fleet_says_how_to_add_vms(portal_of: Callable[..., PortalUser]) -> None:
     page = portal_of(vms=[], hosts=[]).get("/portal/")
     assert "You cannot see any VMs." in page.text
     assert "forewarn fleet add NAME" in page.text
@@ -195,31 +197,31 @@ def many(count: int, size: int = 7) -> list[Vm]:
     return sets + [a_vm(f"alone-{n}", resource_group="solo") for n in range(count - len(sets))]
 
 
-def test_a_page_holds_a_bounded_number_of_vms_and_each_vm_is_on_one_page(portal_of: Callable[..., Visitor]) -> None:
-    visitor = portal_of(vms=many(1500), hosts=[a_host("h1")])
-    first = visitor.get("/portal/?page=1&as=json").json
+def test_a_page_holds_a_bounded_number_of_vms_and_each_vm_is_on_one_page(portal_of: Callable[..., PortalUser]) -> None:
+    user = portal_of(vms=many(1500), hosts=[a_host("h1")])
+    first = user.get("/portal/?page=1&as=json").json
     assert (first["total"], first["found"], first["page"]) == (1500, 1500, 1)
     seen: list[str] = []
     for number in range(1, first["pages"] + 1):
-        told = visitor.get(f"/portal/?page={number}&as=json").json
-        blocks = [block for group in told["groups"] for block in group["blocks"]]
+        data = user.get(f"/portal/?page={number}&as=json").json
+        blocks = [block for group in data["groups"] for block in group["blocks"]]
         keys = [vm["key"] for block in blocks for vm in block["vms"]]
         assert 0 < len(keys) <= 200
         assert all(len(block["vms"]) == block["size"] for block in blocks if block["scope"]), "a set is not cut"
         seen += keys
     assert len(seen) == len(set(seen)) == 1500
-    page = visitor.get("/portal/?page=2")
+    page = user.get("/portal/?page=2")
     assert 'rel="prev" href="/portal/?q=&amp;state=&amp;page=1"' in page.html
     assert f"Page 2 of {first['pages']}" in page.text
 
 
-def test_an_unknown_page_number_is_rejected(portal: Visitor) -> None:
-    page = portal.visit("GET", "/portal/?page=2")
+def test_an_unknown_page_number_is_rejected(portal: PortalUser) -> None:
+    page = portal.request("GET", "/portal/?page=2")
     assert page.status == 400
     assert "page 2 does not exist: the last one is 1" in page.text
 
 
-def test_added_and_removed_vms_change_the_pages(portal: Visitor) -> None:
+def test_added_and_removed_vms_change_the_pages(portal: PortalUser) -> None:
     assert portal.get("/portal/?as=json").json["found"] == 7
     portal.api.post("/fleet/vms", {"name": "late"})
     portal.api.delete("/fleet/vms/db")
@@ -228,8 +230,8 @@ def test_added_and_removed_vms_change_the_pages(portal: Visitor) -> None:
     assert portal.get("/portal/?as=json").json["found"] == 7
 
 
-class Counting(MemoryStore):
-    """A store that knows what was read of it."""
+class CountingStore(MemoryStore):
+    """A store that records what was read."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -245,18 +247,18 @@ class Counting(MemoryStore):
         return super().vms(scope_id=scope_id, host=host, removed=removed)
 
 
-def test_a_page_of_a_large_fleet_reads_only_what_it_shows(portal_of: Callable[..., Visitor]) -> None:
-    store = Counting()
-    visitor = portal_of(vms=many(3000), hosts=[a_host("h1")], store=store)
+def test_a_page_of_a_large_fleet_reads_only_what_it_shows(portal_of: Callable[..., PortalUser]) -> None:
+    store = CountingStore()
+    user = portal_of(vms=many(3000), hosts=[a_host("h1")], store=store)
     for target in ("/portal/", "/portal/?page=3", "/portal/?q=s12", "/portal/?state=running"):
         store.read.clear()
-        visitor.get(target)
+        user.get(target)
         assert 0 < len(store.read) <= 200
         assert "every VM" not in store.read
 
 
-def test_the_fleet_page_shows_only_vms_that_the_user_may_read(portal: Visitor) -> None:
-    reader = portal.holding("Reader", ONLY_POOL)
+def test_the_fleet_page_shows_only_vms_that_the_user_may_read(portal: PortalUser) -> None:
+    reader = portal.with_role("Reader", ONLY_POOL)
     page = reader.get("/portal/")
     assert cells(page) == ["pool_0, running", "pool_1, running"]
     assert "Showing 2 of 2 VMs." in page.text
@@ -266,20 +268,20 @@ def test_the_fleet_page_shows_only_vms_that_the_user_may_read(portal: Visitor) -
     assert 'No results for "h3"' in reader.get("/portal/?q=h3").text
 
 
-def test_a_block_shows_only_the_members_that_the_user_may_read(portal: Visitor) -> None:
-    reader = portal.holding("Reader", f"{LAB}/providers/Microsoft.Compute/virtualMachines/web-1")
+def test_a_block_shows_only_the_members_that_the_user_may_read(portal: PortalUser) -> None:
+    reader = portal.with_role("Reader", f"{LAB}/providers/Microsoft.Compute/virtualMachines/web-1")
     page = reader.get("/portal/")
     assert cells(page) == ["web-1, running"]
     assert block(reader, "set:sub/lab/web")["size"] == 1
 
 
-def test_a_user_without_a_role_is_told_so(portal: Visitor) -> None:
-    page = portal.holding("Reader").visit("GET", "/portal/")
+def test_a_user_without_a_role_is_told_so(portal: PortalUser) -> None:
+    page = portal.with_role("Reader").request("GET", "/portal/")
     assert page.status == 403
     assert "client ci has no role anywhere" in page.text
 
 
-def test_the_fleet_page_can_be_exported_as_csv_and_json(portal: Visitor) -> None:
+def test_the_fleet_page_can_be_exported_as_csv_and_json(portal: PortalUser) -> None:
     portal.world.ask(RequestedOperation.RESTART, "web-1")
     rows = list(csv.DictReader(io.StringIO(portal.get("/portal/?as=csv&q=web-").content.decode())))
     assert [(row["name"], row["state"], row["update domain"], row["host"]) for row in rows] == [
@@ -287,20 +289,20 @@ def test_the_fleet_page_can_be_exported_as_csv_and_json(portal: Visitor) -> None
         ("web-1", "noticed", "1", "h2"),
         ("web-2", "running", "2", "h3"),
     ]
-    told = portal.get("/portal/?as=json&state=noticed").json
-    assert [vm["name"] for group in told["groups"] for block in group["blocks"] for vm in block["vms"]] == ["web-1"]
-    assert told["counts"]["noticed"] == 1
+    data = portal.get("/portal/?as=json&state=noticed").json
+    assert [vm["name"] for group in data["groups"] for block in group["blocks"] for vm in block["vms"]] == ["web-1"]
+    assert data["counts"]["noticed"] == 1
 
 
 EVIL = "<script>alert(1)</script>"
 
 
-def test_markup_in_names_is_escaped(portal_of: Callable[..., Visitor]) -> None:
+def test_markup_in_names_is_escaped(portal_of: Callable[..., PortalUser]) -> None:
     vms = [
         a_vm("<script>alert(1)<", host="h1", tags={EVIL: '"><img src=x>'}, computer_name=EVIL),
         a_vm('"onload=x', availability_set=EVIL, resource_group="<b>g", host="h1"),
     ]
-    visitor = portal_of(vms=vms, hosts=[a_host("h1")])
+    user = portal_of(vms=vms, hosts=[a_host("h1")])
     for target in (
         "/portal/",
         "/portal/?q=%3Cscript%3E",
@@ -310,16 +312,16 @@ def test_markup_in_names_is_escaped(portal_of: Callable[..., Visitor]) -> None:
         "/portal/hosts",
         "/portal/hosts/h1",
     ):
-        page = visitor.get(target)
+        page = user.get(target)
         assert "<script>alert" not in page.html
         assert "<img src=x>" not in page.html
         assert "<b>g" not in page.html
         assert '""onload' not in page.html
-    assert EVIL in visitor.get("/portal/vms/%3Cscript%3Ealert(1)%3C").text
+    assert EVIL in user.get("/portal/vms/%3Cscript%3Ealert(1)%3C").text
 
 
-def test_a_vm_whose_name_is_markup_can_be_added(portal: Visitor) -> None:
-    """A slash cannot be in a name; all else that can be printed can."""
+def test_a_vm_whose_name_is_markup_can_be_added(portal: PortalUser) -> None:
+    """A name may hold any printable character but a slash."""
     added = portal.api.post("/fleet/vms", {"name": "<script>alert(1)<", "host": "h1"})
     assert added["name"] == "<script>alert(1)<"
     page = portal.get("/portal/?q=%3Cscript%3E")

@@ -10,15 +10,15 @@ from forewarn.core.event import EventState
 from forewarn.core.fleet import HostHealth, PowerState
 from forewarn.core.request import RequestedOperation, Rollout, RolloutImpact, RolloutState
 from forewarn.portal.form_catalog import FORMS
-from tests.portal.conftest import Visitor
+from tests.portal.conftest import PortalUser
 from tests.portal.form_helpers import (
-    a_restart,
-    asked,
     confirm,
-    do,
-    form,
-    hidden,
-    started_rollout,
+    form_path,
+    hidden_fields,
+    request_restart,
+    requested_operations,
+    start_rollout,
+    submit_form,
 )
 from tests.support.world import NOON
 
@@ -37,86 +37,88 @@ from tests.support.world import NOON
         ("reimage", "db", None),
     ],
 )
-def test_the_form_of_each_vm_operation_makes_the_request(portal: Visitor, name: str, vm: str, kind: str | None) -> None:
-    page = do(portal, name, {"vm": vm})
-    assert asked(portal) == [RequestedOperation(name)]
+def test_the_form_of_each_vm_operation_makes_the_request(
+    portal: PortalUser, name: str, vm: str, kind: str | None
+) -> None:
+    page = submit_form(portal, name, {"vm": vm})
+    assert requested_operations(portal) == [RequestedOperation(name)]
     (event,) = portal.world.store.events()
     assert (event.vms, event.rules.kind if event.listed else None) == ((vm,), kind)
     assert f"{name.capitalize()} of {vm}" in page.text
     assert FORMS[name].done_message in page.text
 
 
-def test_a_stopped_vm_can_be_started(portal: Visitor) -> None:
+def test_a_stopped_vm_can_be_started(portal: PortalUser) -> None:
     portal.world.ask(RequestedOperation.POWER_OFF, "db")
     portal.world.advance(60)
-    assert "db" in portal.get(form("start")).text
-    do(portal, "start", {"vm": "db"})
+    assert "db" in portal.get(form_path("start")).text
+    submit_form(portal, "start", {"vm": "db"})
     portal.world.advance(60)
     assert portal.world.vm("db").power is PowerState.RUNNING
 
 
-def test_one_form_requests_an_operation_for_several_vms(portal: Visitor) -> None:
+def test_one_form_requests_an_operation_for_several_vms(portal: PortalUser) -> None:
     page = confirm(portal, "restart", {"vm": "sub/lab/web-0", "vm_more": "web-1, db", "notice": "20m"})
     assert "3 events over 3 VMs, published at once." in page.text
-    do(portal, "restart", {"vm": "sub/lab/web-0", "vm_more": "web-1, db", "notice": "20m"})
+    submit_form(portal, "restart", {"vm": "sub/lab/web-0", "vm_more": "web-1, db", "notice": "20m"})
     events = portal.world.store.events()
     assert sorted(event.vms for event in events) == [("db",), ("web-0",), ("web-1",)]
     assert {event.not_before - event.published_at for event in events} == {1200}
 
 
-def test_a_form_can_allow_a_shorter_notice(portal: Visitor) -> None:
-    do(portal, "restart", {"vm": "db", "notice": "30", "short_notice": "yes"})
+def test_a_form_can_allow_a_shorter_notice(portal: PortalUser) -> None:
+    submit_form(portal, "restart", {"vm": "db", "notice": "30", "short_notice": "yes"})
     (event,) = portal.world.store.events()
     assert event.not_before - event.published_at == 30
 
 
-def test_a_form_approves_an_event(portal: Visitor) -> None:
-    event_id = a_restart(portal)
-    shown = portal.get(f"{form('approve')}?event={event_id}")
+def test_a_form_approves_an_event(portal: PortalUser) -> None:
+    event_id = request_restart(portal)
+    shown = portal.get(f"{form_path('approve')}?event={event_id}")
     assert "Reboot of db starts now, 15 min before its notice ends." in shown.text
-    answer = portal.post(form("approve"), hidden(shown))
+    answer = portal.post(form_path("approve"), hidden_fields(shown))
     assert (answer.status, answer.headers["location"]) == (303, f"/portal/events/{event_id}")
     assert portal.world.store.events()[0].approved_by == "local user ann"
 
 
-def test_the_preview_of_an_approval_says_what_the_event_waits_for(portal: Visitor) -> None:
+def test_the_preview_of_an_approval_says_what_the_event_waits_for(portal: PortalUser) -> None:
     """Spec §6.2: everything on a host starts together."""
     rollout = Rollout(impact=RolloutImpact.REBOOT, hosts=("h1",))
     portal.world.do(portal.world.control.requests.start_rollout(rollout, who="bob"))
     portal.world.settle()
     event = portal.world.store.events()[0]
-    page = portal.get(f"{form('approve')}?event={event.id}")
+    page = portal.get(f"{form_path('approve')}?event={event.id}")
     assert "waits for the other VMs on host h1" in page.text
 
 
-def test_a_form_withdraws_an_event_with_a_reason(portal: Visitor) -> None:
-    event_id = a_restart(portal)
+def test_a_form_withdraws_an_event_with_a_reason(portal: PortalUser) -> None:
+    event_id = request_restart(portal)
     page = confirm(portal, "withdraw", {"event": event_id[:36], "reason": "not today"})
     assert "Reboot of db is canceled." in page.text
-    do(portal, "withdraw", {"event": event_id, "reason": "not today"})
+    submit_form(portal, "withdraw", {"event": event_id, "reason": "not today"})
     assert portal.world.store.events()[0].reason == "not today"
 
 
-def test_a_form_starts_pending_maintenance(portal: Visitor) -> None:
-    started_rollout(portal)
-    do(portal, "perform-maintenance", {"vm": "web-0"})
+def test_a_form_starts_pending_maintenance(portal: PortalUser) -> None:
+    start_rollout(portal)
+    submit_form(portal, "perform-maintenance", {"vm": "web-0"})
     assert portal.world.store.events()[0].status is EventState.STARTED
 
 
-def test_a_form_previews_a_rollout_by_wave_and_starts_it(portal: Visitor) -> None:
+def test_a_form_previews_a_rollout_by_wave_and_starts_it(portal: PortalUser) -> None:
     fields = {"impact": "reboot", "all_hosts": "yes", "max_failures": "2"}
     page = confirm(portal, "rollout", fields)
     assert "in 3 waves, one update domain of a scope at a time" in page.text
     assert re.findall(r"(\d) Reboot web-(\d)", page.text) == [("1", "0"), ("2", "1"), ("3", "2")]
-    shown = do(portal, "rollout", fields)
+    shown = submit_form(portal, "rollout", fields)
     assert "Rollout started. Reboot over h1, h2, h3" in shown.text
     (request,) = portal.world.store.requests()
     assert request.rollout is not None
     assert (request.rollout.hosts, request.rollout.max_failures) == (("h1", "h2", "h3"), 2)
 
 
-def test_forms_pause_resume_and_abort_a_rollout(portal: Visitor) -> None:
-    rollout = started_rollout(portal)
+def test_forms_pause_resume_and_abort_a_rollout(portal: PortalUser) -> None:
+    rollout = start_rollout(portal)
     for name, progress in (
         ("pause", RolloutState.PAUSED),
         ("resume", RolloutState.RUNNING),
@@ -125,70 +127,70 @@ def test_forms_pause_resume_and_abort_a_rollout(portal: Visitor) -> None:
         foreseen = confirm(portal, f"rollout-{name}", {"rollout": rollout}).text
         assert "(reboot of availability set web): 0 of 3 VMs done, 0 started, 1 scheduled, 2 waiting." in foreseen
         assert FORMS[f"rollout-{name}"].description in foreseen
-        page = do(portal, f"rollout-{name}", {"rollout": rollout})
+        page = submit_form(portal, f"rollout-{name}", {"rollout": rollout})
         assert FORMS[f"rollout-{name}"].done_message in page.text
         assert portal.world.control.requests.rollout(rollout).rollout.progress is progress  # type: ignore[union-attr]
 
 
-def test_forms_degrade_fail_and_repair_a_host(portal: Visitor) -> None:
+def test_forms_degrade_fail_and_repair_a_host(portal: PortalUser) -> None:
     page = confirm(portal, "degrade", {"host": "h1", "in": "7d"})
     assert "4 events over 4 VMs, published at once." in page.text
     assert "at once 12 Jan 12:00:00 in 7 d 12 Jan 12:02:00" in page.text
-    page = do(portal, "degrade", {"host": "h1", "in": "7d"})
+    page = submit_form(portal, "degrade", {"host": "h1", "in": "7d"})
     assert "12 Jan 12:00:00" in page.text
     assert "the next not before 12 Jan 12:00:00" in portal.get("/portal/").text
     page = confirm(portal, "fail", {"host": "h1"})
     assert "4 of them start at once, without notice." in page.text
-    do(portal, "fail", {"host": "h1"})
+    submit_form(portal, "fail", {"host": "h1"})
     portal.world.advance(600)
-    do(portal, "repair", {"host": "h1"})
+    submit_form(portal, "repair", {"host": "h1"})
     assert {host.health for host in portal.world.store.hosts()} == {HostHealth.HEALTHY}
 
 
-def test_forms_set_and_clear_a_fault(portal: Visitor) -> None:
+def test_forms_set_and_clear_a_fault(portal: PortalUser) -> None:
     page = confirm(portal, "fault", {"kind": "throttled", "vm": "db", "count": "3", "retry_after_s": "5s"})
     assert "Throttled for VM db. Clients see: 429 as text" in page.text
     assert "It lasts for the next 3 requests." in page.text
-    do(portal, "fault", {"kind": "throttled", "vm": "db", "count": "3", "retry_after_s": "5s"})
+    submit_form(portal, "fault", {"kind": "throttled", "vm": "db", "count": "3", "retry_after_s": "5s"})
     (fault,) = portal.world.control.faults.active.faults
     assert (fault.count, fault.parameters) == (3, {"retry_after_s": 5})
-    do(portal, "fault-clear", {"fault": fault.id})
+    submit_form(portal, "fault-clear", {"fault": fault.id})
     assert portal.world.control.faults.active.faults == ()
 
 
-def test_forms_start_a_storm_and_clear_everything(portal: Visitor) -> None:
-    do(portal, "storm", {"seed": "3", "vm": ["db", "web-0"], "for": "5m"})
+def test_forms_start_a_storm_and_clear_everything(portal: PortalUser) -> None:
+    submit_form(portal, "storm", {"seed": "3", "vm": ["db", "web-0"], "for": "5m"})
     (storm,) = portal.world.control.faults.active.storms
     assert (storm.seed, storm.for_s) == (3, 300)
-    do(portal, "fault-clear", {"all": "yes"})
+    submit_form(portal, "fault-clear", {"all": "yes"})
     assert portal.world.control.faults.active.storms == ()
 
 
-def test_the_lab_page_shows_a_replay_and_a_form_stops_it(portal: Visitor) -> None:
+def test_the_lab_page_shows_a_replay_and_a_form_stops_it(portal: PortalUser) -> None:
     taken = {"vm": "x", "api_version": "2020-07-01", "started_at": 1, "answers": [{"at_s": 0, "status": 500}]}
     replay = portal.api.post("/replays", {"vm": "db", "recording": taken})["id"]
     page = portal.get("/portal/lab")
     assert "Replay for db" in page.text
     assert f"/portal/forms/replay-stop?replay={replay}" in page.html
-    do(portal, "replay-stop", {"replay": replay})
+    submit_form(portal, "replay-stop", {"replay": replay})
     assert portal.api.get(f"/replays/{replay}")["ended"] == "stopped"
     assert "Replay for db" not in portal.get("/portal/lab").text
 
 
-def test_a_form_advances_the_clock_by_a_duration_or_to_a_time(portal: Visitor) -> None:
-    a_restart(portal)
+def test_a_form_advances_the_clock_by_a_duration_or_to_a_time(portal: PortalUser) -> None:
+    request_restart(portal)
     page = confirm(portal, "clock-advance", {"by": "20m"})
     assert "The notice of 1 event ends on the way: Reboot of db." in page.text
-    do(portal, "clock-advance", {"by": "20m"})
+    submit_form(portal, "clock-advance", {"by": "20m"})
     assert portal.world.now == NOON + 1200
-    do(portal, "clock-advance", {"until": "2026-01-05T13:00"})
+    submit_form(portal, "clock-advance", {"until": "2026-01-05T13:00"})
     assert portal.world.now == NOON + 3600
 
 
-def test_a_form_sets_the_speed_of_the_clock(portal: Visitor) -> None:
+def test_a_form_sets_the_speed_of_the_clock(portal: PortalUser) -> None:
     assert "runs 60 times as fast" in confirm(portal, "clock-speed", {"speed": "60"}).text
-    do(portal, "clock-speed", {"speed": "60"})
+    submit_form(portal, "clock-speed", {"speed": "60"})
     assert portal.world.clock.setting.speed == 60
     assert '<span class="tag">×60</span>' in portal.get("/portal/").html
-    do(portal, "clock-speed", {"speed": "0"})
+    submit_form(portal, "clock-speed", {"speed": "0"})
     assert '<span class="tag">paused</span>' in portal.get("/portal/").html

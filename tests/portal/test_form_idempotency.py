@@ -7,18 +7,18 @@ import asyncio
 import pytest
 
 from forewarn.portal.confirmation import IdempotencyKeys
-from tests.portal.conftest import Visitor
+from tests.portal.conftest import PortalUser
 from tests.portal.form_helpers import (
-    asked,
     confirm,
-    form,
-    hidden,
+    form_path,
+    hidden_fields,
+    requested_operations,
 )
 
 
-def test_a_button_pressed_twice_makes_one_request(portal: Visitor) -> None:
-    sent = hidden(confirm(portal, "reapply", {"vm": "db"}))
-    first, second = (portal.post(form("reapply"), sent) for _ in range(2))
+def test_a_button_pressed_twice_makes_one_request(portal: PortalUser) -> None:
+    sent = hidden_fields(confirm(portal, "reapply", {"vm": "db"}))
+    first, second = (portal.post(form_path("reapply"), sent) for _ in range(2))
     assert first.status == second.status == 303
     assert first.headers["location"] == second.headers["location"]
     assert len(portal.world.store.requests()) == 1
@@ -26,59 +26,59 @@ def test_a_button_pressed_twice_makes_one_request(portal: Visitor) -> None:
 
 def test_an_action_runs_once_for_concurrent_calls_with_one_key() -> None:
     async def both() -> tuple[list[str], int]:
-        slips, done = IdempotencyKeys(), 0
+        keys, runs = IdempotencyKeys(), 0
 
-        async def deed() -> str:
-            nonlocal done
-            done += 1
+        async def action() -> str:
+            nonlocal runs
+            runs += 1
             await asyncio.sleep(0)
             return "there"
 
-        slip = slips.issue("ann")
-        return await asyncio.gather(*(slips.run_once("ann", slip, deed) for _ in range(5))), done
+        key = keys.issue("ann")
+        return await asyncio.gather(*(keys.run_once("ann", key, action) for _ in range(5))), runs
 
     assert asyncio.run(both()) == (["there"] * 5, 1)
 
 
 def test_keys_belong_to_one_user_and_are_bounded() -> None:
-    slips = IdempotencyKeys()
-    first = slips.issue("ann")
-    assert slips.is_known("ann", first)
-    assert not slips.is_known("bob", first)
+    keys = IdempotencyKeys()
+    first = keys.issue("ann")
+    assert keys.is_known("ann", first)
+    assert not keys.is_known("bob", first)
     for _ in range(1000):
-        slips.issue("ann")
-    assert not slips.is_known("ann", first)
+        keys.issue("ann")
+    assert not keys.is_known("ann", first)
 
 
 def test_a_key_is_dropped_when_its_action_fails() -> None:
     async def twice() -> str:
-        slips = IdempotencyKeys()
-        slip = slips.issue("ann")
+        keys = IdempotencyKeys()
+        key = keys.issue("ann")
 
         async def failing() -> str:
             raise ValueError
 
         with pytest.raises(ValueError):
-            await slips.run_once("ann", slip, failing)
-        assert not slips.is_known("ann", slip)
+            await keys.run_once("ann", key, failing)
+        assert not keys.is_known("ann", key)
         return "told"
 
     assert asyncio.run(twice()) == "told"
 
 
 def test_the_keys_of_one_user_do_not_push_out_those_of_another() -> None:
-    slips = IdempotencyKeys()
-    anns = slips.issue("ann")
-    bobs = [slips.issue("bob") for _ in range(2000)]
-    assert slips.is_known("ann", anns)
-    assert slips.is_known("bob", bobs[-1])
-    assert not slips.is_known("bob", bobs[0])
-    assert not slips.is_known("ann", bobs[-1])
+    keys = IdempotencyKeys()
+    key_of_ann = keys.issue("ann")
+    keys_of_bob = [keys.issue("bob") for _ in range(2000)]
+    assert keys.is_known("ann", key_of_ann)
+    assert keys.is_known("bob", keys_of_bob[-1])
+    assert not keys.is_known("bob", keys_of_bob[0])
+    assert not keys.is_known("ann", keys_of_bob[-1])
 
 
-def test_an_expired_confirmation_has_to_be_repeated(portal: Visitor) -> None:
-    page = portal.post(form("restart"), {"vm": "db", "confirmed": "yes", "slip": "of-yesterday"})
+def test_an_expired_confirmation_has_to_be_repeated(portal: PortalUser) -> None:
+    page = portal.post(form_path("restart"), {"vm": "db", "confirmed": "yes", "slip": "of-yesterday"})
     assert page.status == 200
     assert "This confirmation has expired, and nothing was done." in page.text
-    assert asked(portal) == []
-    assert portal.post(form("restart"), hidden(page)).status == 303
+    assert requested_operations(portal) == []
+    assert portal.post(form_path("restart"), hidden_fields(page)).status == 303

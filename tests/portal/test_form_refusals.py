@@ -9,14 +9,14 @@ import pytest
 
 from forewarn.api.routes import ROUTES
 from forewarn.portal.form_catalog import FORMS
-from tests.portal.conftest import TOKEN, Visitor
+from tests.portal.conftest import TOKEN, PortalUser
 from tests.portal.form_helpers import (
     DB,
     FORM_TYPE,
     Fields,
-    a_restart,
-    form,
-    started_rollout,
+    form_path,
+    request_restart,
+    start_rollout,
 )
 
 BY_NAME = {(line.method, line.path): line for line in ROUTES}
@@ -54,11 +54,11 @@ REFUSED: list[tuple[str, Fields, str, str, Any]] = [
 
 @pytest.mark.parametrize(("name", "fields", "method", "target", "body"), REFUSED, ids=lambda value: str(value)[:40])
 def test_a_form_is_rejected_as_the_api_rejects_the_call(
-    portal: Visitor, name: str, fields: Fields, method: str, target: str, body: Any
+    portal: PortalUser, name: str, fields: Fields, method: str, target: str, body: Any
 ) -> None:
     status, _, sentence = portal.api.refused(method, target, body)
     before = portal.api.stored()
-    page = portal.post(form(name), {**fields, "confirmed": "yes"})
+    page = portal.post(form_path(name), {**fields, "confirmed": "yes"})
     assert portal.api.stored() == before
     problem, _, remedy = sentence.rpartition(": ")
     has_api_remedy = "/forewarn/v1" in remedy or "short_notice" in remedy  # the portal words these in its own terms
@@ -70,11 +70,11 @@ def test_a_form_is_rejected_as_the_api_rejects_the_call(
     assert kept == typed
 
 
-def test_most_rejections_come_before_the_confirmation(portal: Visitor) -> None:
-    late = ("rollout-pause", "repair", "clock", "storm", "fault-clear", "fault")  # found out as they are done
+def test_most_rejections_come_before_the_confirmation(portal: PortalUser) -> None:
+    late = ("rollout-pause", "repair", "clock", "storm", "fault-clear", "fault")  # rejected only when the action runs
     for name, fields, *_ in REFUSED:
         if not name.startswith(late):
-            assert portal.post(form(name), fields).status >= 400, name
+            assert portal.post(form_path(name), fields).status >= 400, name
 
 
 @pytest.mark.parametrize(
@@ -96,23 +96,25 @@ def test_most_rejections_come_before_the_confirmation(portal: Visitor) -> None:
         ("storm", {"seed": "1.5"}, "the body cannot be taken: seed"),
     ],
 )
-def test_invalid_input_is_explained_above_the_form(portal: Visitor, name: str, fields: Fields, sentence: str) -> None:
+def test_invalid_input_is_explained_above_the_form(
+    portal: PortalUser, name: str, fields: Fields, sentence: str
+) -> None:
     before = portal.api.stored()
-    page = portal.post(form(name), fields)
+    page = portal.post(form_path(name), fields)
     assert portal.api.stored() == before
     assert page.status == 400
     assert sentence in page.text
     assert FORMS[name].title in page.text
 
 
-def test_an_unknown_form_is_not_found(portal: Visitor) -> None:
-    assert portal.visit("GET", form("explode")).status == 404
-    assert portal.post(form("explode")).status == 404
+def test_an_unknown_form_is_not_found(portal: PortalUser) -> None:
+    assert portal.request("GET", form_path("explode")).status == 404
+    assert portal.post(form_path("explode")).status == 404
 
 
 @pytest.mark.parametrize("name", FORMS)
-def test_every_form_can_be_opened_and_calls_a_route_of_the_api(portal: Visitor, name: str) -> None:
-    page = portal.get(form(name))
+def test_every_form_can_be_opened_and_calls_a_route_of_the_api(portal: PortalUser, name: str) -> None:
+    page = portal.get(form_path(name))
     assert FORMS[name].title in page.text
     assert f'name="token" value="{TOKEN}"' in page.html
     assert FORMS[name].api_route(BY_NAME).method in ("POST", "DELETE")
@@ -121,52 +123,52 @@ def test_every_form_can_be_opened_and_calls_a_route_of_the_api(portal: Visitor, 
 
 
 @pytest.mark.parametrize("name", FORMS)
-def test_every_form_is_forbidden_for_readers(portal: Visitor, name: str) -> None:
-    reader = portal.holding("Reader", "/")
-    event_id = a_restart(portal)
-    fields = {"vm": "db", "event": event_id, "rollout": started_rollout(portal), "host": "h1", "in": "7d", "by": "1m"}
+def test_every_form_is_forbidden_for_readers(portal: PortalUser, name: str) -> None:
+    reader = portal.with_role("Reader", "/")
+    event_id = request_restart(portal)
+    fields = {"vm": "db", "event": event_id, "rollout": start_rollout(portal), "host": "h1", "in": "7d", "by": "1m"}
     typed = {**fields, "speed": "1", "kind": "gone", "seed": "1", "fault": "f1", "replay": "r1"}
     mine = {name_: value for name_, value in typed.items() if name_ in {field.name for field in FORMS[name].fields}}
     before = portal.api.stored()
-    shown = reader.visit("GET", form(name))
-    sent = reader.post(form(name), {**mine, "confirmed": "yes"})
+    shown = reader.request("GET", form_path(name))
+    sent = reader.post(form_path(name), {**mine, "confirmed": "yes"})
     assert portal.api.stored() == before
     assert (shown.status, sent.status) == (403, 403), sent.text
     assert "Not allowed client ci does not have the right to" in shown.text
     assert "client ci does not have the right to" in sent.text
 
 
-def test_a_user_without_the_right_is_told_so_before_filling_in_a_form(portal: Visitor) -> None:
-    shown = portal.holding("Reader", DB).visit("GET", f"{form('restart')}?vm=db")
+def test_a_user_without_the_right_is_told_so_before_filling_in_a_form(portal: PortalUser) -> None:
+    shown = portal.with_role("Reader", DB).request("GET", f"{form_path('restart')}?vm=db")
     assert "does not have the right to operate over anything: ask an administrator for the role Operator" in shown.text
 
 
-def test_pages_show_no_form_links_to_readers(portal: Visitor) -> None:
-    rollout = started_rollout(portal)
-    reader = portal.holding("Reader", "/")
+def test_pages_show_no_form_links_to_readers(portal: PortalUser) -> None:
+    rollout = start_rollout(portal)
+    reader = portal.with_role("Reader", "/")
     for target in ("/portal/rollouts", f"/portal/rollouts/{rollout}", "/portal/lab"):
         assert "/portal/forms/" not in reader.get(target).html.partition("<main")[2]
         assert "/portal/forms/" in portal.get(target).html.partition("<main")[2]
 
 
-def test_an_operator_can_request_operations_on_their_own_vms_only(portal: Visitor) -> None:
-    operator = portal.holding("Operator", DB)
-    page = operator.get(form("restart"))
+def test_an_operator_can_request_operations_on_their_own_vms_only(portal: PortalUser) -> None:
+    operator = portal.with_role("Operator", DB)
+    page = operator.get(form_path("restart"))
     assert "db" in page.text
     assert "web-0" not in page.text
-    assert operator.post(form("restart"), {"vm": "db", "confirmed": "yes"}).status == 303
-    refused = operator.post(form("restart"), {"vm": "web-0", "confirmed": "yes"})
+    assert operator.post(form_path("restart"), {"vm": "db", "confirmed": "yes"}).status == 303
+    refused = operator.post(form_path("restart"), {"vm": "web-0", "confirmed": "yes"})
     assert (refused.status, "VM 'web-0' does not exist" in refused.text) == (404, True)
-    assert operator.visit("GET", form("rollout")).status == 403
+    assert operator.request("GET", form_path("rollout")).status == 403
 
 
-def test_a_form_needs_the_csrf_token_of_the_session(portal: Visitor) -> None:
+def test_a_form_needs_the_csrf_token_of_the_session(portal: PortalUser) -> None:
     before = portal.api.stored()
     for token in ("", "another"):
-        assert portal.post(form("restart"), {"vm": "db", "confirmed": "yes"}, token=token).status == 403
+        assert portal.post(form_path("restart"), {"vm": "db", "confirmed": "yes"}, token=token).status == 403
     headers = {"content-type": FORM_TYPE, "sec-fetch-site": "cross-site"}
     sent = f"token={TOKEN}&vm=db&confirmed=yes".encode()
-    assert portal.visit("POST", form("restart"), sent, headers).status == 403
+    assert portal.request("POST", form_path("restart"), sent, headers).status == 403
     assert portal.api.stored() == before
 
 
@@ -179,13 +181,13 @@ def test_a_form_needs_the_csrf_token_of_the_session(portal: Visitor) -> None:
         (b"&".join([b"a=b"] * 30_000), FORM_TYPE),
     ],
 )
-def test_a_body_that_is_not_a_form_is_rejected(portal: Visitor, body: bytes, kind: str) -> None:
-    assert portal.visit("POST", form("restart"), body, {"content-type": kind}).status == 400
+def test_a_body_that_is_not_a_form_is_rejected(portal: PortalUser, body: bytes, kind: str) -> None:
+    assert portal.request("POST", form_path("restart"), body, {"content-type": kind}).status == 400
 
 
-def test_a_user_without_the_right_cannot_open_a_form_by_submitting_it(portal: Visitor) -> None:
-    reader = portal.holding("Reader", "/")
+def test_a_user_without_the_right_cannot_open_a_form_by_submitting_it(portal: PortalUser) -> None:
+    reader = portal.with_role("Reader", "/")
     for name in FORMS:
-        page = reader.post(form(name), {"vm": "db", "again": "yes"})
+        page = reader.post(form_path(name), {"vm": "db", "again": "yes"})
         assert page.status == 403, name
         assert "<form" not in page.html.partition("<main")[2]

@@ -16,253 +16,257 @@ from forewarn.metadata import GuestObservations
 from forewarn.portal import live_stream, live_updates, store_monitor
 from forewarn.service.web_app import build_web_app
 from forewarn.store.memory import MemoryStore
-from tests.portal.conftest import Visitor
+from tests.portal.conftest import PortalUser
 from tests.portal.live_stream_client import (
     GROUP,
-    looking,
-    note,
-    play,
-    put_forward,
+    advance_loop_time,
+    commit_entry,
+    open_stream,
     restart,
-    welcoming,
+    run_scenario,
+    session_for,
 )
 
 
-def test_a_stream_starts_with_clock_health_and_counts(portal: Visitor) -> None:
-    async def story() -> None:
-        async with looking(portal) as page:
-            told = await page.all_until("counts")
+def test_a_stream_starts_with_clock_health_and_counts(portal: PortalUser) -> None:
+    async def scenario() -> None:
+        async with open_stream(portal) as page:
+            data = await page.all_until("counts")
             assert page.status == 200
             assert page.headers["content-type"].startswith("text/event-stream")
             assert "no-store" in page.headers["cache-control"]
-            assert told[0] == ("clock", {"now": portal.world.now, "speed": 0.0, "lab": True}, None)
-            assert told[1] == ("health", {"ok": True, "text": ""}, None)
-            assert told[-1][1]["running"] == 7
-            assert [kind for kind, _, _ in told] == ["clock", "health", "counts"]
+            assert data[0] == ("clock", {"now": portal.world.now, "speed": 0.0, "lab": True}, None)
+            assert data[1] == ("health", {"ok": True, "text": ""}, None)
+            assert data[-1][1]["running"] == 7
+            assert [kind for kind, _, _ in data] == ["clock", "health", "counts"]
 
-    play(portal, story)
+    run_scenario(portal, scenario)
 
 
-def test_a_change_names_everything_that_changed(portal: Visitor) -> None:
-    async def story() -> None:
-        async with looking(portal) as page:
+def test_a_change_names_everything_that_changed(portal: PortalUser) -> None:
+    async def scenario() -> None:
+        async with open_stream(portal) as page:
             await page.next("counts")
             event_id = await restart(portal.world, "web-0")
-            _, told, number = await page.next("change")
+            _, data, seq = await page.next("change")
             vm = portal.world.vm("web-0")
             event = portal.world.store.event(event_id)
             assert event is not None
-            assert told["events"] == [event_id]
-            assert told["scopes"] == [vm.scope_id]
-            assert told["requests"] == [event.request_id]
-            assert told["hosts"] == [vm.host]
-            assert told["vms"] == [[vm.key, "noticed"]]
-            assert {"requested", "published"} <= set(told["what"])
-            assert told["now"] == portal.world.now
-            assert told["seq"] == number == portal.world.store.last_seq()
+            assert data["events"] == [event_id]
+            assert data["scopes"] == [vm.scope_id]
+            assert data["requests"] == [event.request_id]
+            assert data["hosts"] == [vm.host]
+            assert data["vms"] == [[vm.key, "noticed"]]
+            assert {"requested", "published"} <= set(data["what"])
+            assert data["now"] == portal.world.now
+            assert data["seq"] == seq == portal.world.store.last_seq()
 
-    play(portal, story)
+    run_scenario(portal, scenario)
 
 
-def test_counts_follow_changes(portal: Visitor) -> None:
-    async def story() -> None:
-        async with looking(portal) as page:
+def test_counts_follow_changes(portal: PortalUser) -> None:
+    async def scenario() -> None:
+        async with open_stream(portal) as page:
             await page.next("counts")
             await restart(portal.world, "web-0")
             _, counts, _ = await page.next("counts")
             assert (counts["running"], counts["noticed"]) == (6, 1)
 
-    play(portal, story)
+    run_scenario(portal, scenario)
 
 
-def test_a_page_opened_later_receives_current_counts(portal: Visitor) -> None:
-    async def story() -> None:
-        async with looking(portal) as page:
+def test_a_page_opened_later_receives_current_counts(portal: PortalUser) -> None:
+    async def scenario() -> None:
+        async with open_stream(portal) as page:
             await page.next("counts")
         await restart(portal.world, "web-0")
-        async with looking(portal) as page, looking(portal.holding("Reader", GROUP)) as other:
+        async with open_stream(portal) as page, open_stream(portal.with_role("Reader", GROUP)) as other:
             for one in (page, other):
                 _, counts, _ = await one.next("counts")
                 assert (counts["running"], counts["noticed"]) == (6, 1)
 
-    play(portal, story)
+    run_scenario(portal, scenario)
 
 
-def test_commits_close_to_each_other_are_one_change(portal: Visitor) -> None:
-    async def story() -> None:
-        async with looking(portal) as page:
+def test_commits_close_to_each_other_are_one_change(portal: PortalUser) -> None:
+    async def scenario() -> None:
+        async with open_stream(portal) as page:
             await page.next("counts")
             ids = [await restart(portal.world, name) for name in ("web-0", "db", "spot")]
-            _, told, _ = await page.next("change")
-            assert sorted(told["events"]) == sorted(ids)
-            assert len(told["vms"]) == 3
+            _, data, _ = await page.next("change")
+            assert sorted(data["events"]) == sorted(ids)
+            assert len(data["vms"]) == 3
 
-    play(portal, story)
+    run_scenario(portal, scenario)
 
 
-def test_the_delivery_of_an_event_is_a_change(portal: Visitor) -> None:
+def test_the_delivery_of_an_event_is_a_change(portal: PortalUser) -> None:
     observations = GuestObservations()
-    house = replace(portal.api.house, subscribe_deliveries=observations.subscribe_deliveries)
-    other = Visitor(portal.api, portal.principal)
-    other.app = build_web_app(house, authenticate_session=welcoming(portal.principal))
+    dependencies = replace(portal.api.house, subscribe_deliveries=observations.subscribe_deliveries)
+    other = PortalUser(portal.api, portal.principal)
+    other.app = build_web_app(dependencies, authenticate_session=session_for(portal.principal))
 
-    async def story() -> None:
+    async def scenario() -> None:
         event_id = await restart(portal.world, "web-0")
         scope_id = portal.world.vm("web-0").scope_id
-        async with looking(other) as page:
+        async with open_stream(other) as page:
             await page.next("counts")
-            seen = EventDelivery(
+            delivery = EventDelivery(
                 event_id=event_id, scope_id=scope_id, vm="web-0", status="scheduled", version="", incarnation=1, at=0
             )
-            observations.notify_written([seen])
-            _, told, number = await page.next("change")
-            assert (told["events"], told["scopes"]) == ([event_id], [scope_id])
-            assert number == portal.world.store.last_seq()
+            observations.notify_written([delivery])
+            _, data, seq = await page.next("change")
+            assert (data["events"], data["scopes"]) == ([event_id], [scope_id])
+            assert seq == portal.world.store.last_seq()
         await asyncio.sleep(0)
         assert observations._delivery_subscribers == []
 
-    play(portal, story)
+    run_scenario(portal, scenario)
 
 
-def test_commits_that_concern_no_page_are_not_sent(portal: Visitor) -> None:
-    async def story() -> None:
-        async with looking(portal) as page:
+def test_commits_that_concern_no_page_are_not_sent(portal: PortalUser) -> None:
+    async def scenario() -> None:
+        async with open_stream(portal) as page:
             await page.next("counts")
             await portal.world.store.commit(Commit(unplanned=("none",)))
-            await put_forward(live_updates.BATCH_WINDOW_S)
-            await note(portal.world)
-            _, told, _ = await page.next("change")
-            assert told["what"] == ["upkeep"]
+            await advance_loop_time(live_updates.BATCH_WINDOW_S)
+            await commit_entry(portal.world)
+            _, data, _ = await page.next("change")
+            assert data["what"] == ["upkeep"]
 
-    play(portal, story)
+    run_scenario(portal, scenario)
 
 
-def test_a_change_of_the_clock_is_sent(portal: Visitor) -> None:
-    async def story() -> None:
-        async with looking(portal) as page:
+def test_a_change_of_the_clock_is_sent(portal: PortalUser) -> None:
+    async def scenario() -> None:
+        async with open_stream(portal) as page:
             await page.next("counts")
             before = portal.world.now
             await portal.world.control.lab_clock.advance(600)
-            _, told, _ = await page.next("clock")
-            assert told == {"now": before + 600, "speed": 0.0, "lab": True}
+            _, data, _ = await page.next("clock")
+            assert data == {"now": before + 600, "speed": 0.0, "lab": True}
 
-    play(portal, story)
+    run_scenario(portal, scenario)
 
 
-def test_a_page_that_reconnects_receives_what_it_missed(portal: Visitor) -> None:
-    async def story() -> None:
+def test_a_page_that_reconnects_receives_what_it_missed(portal: PortalUser) -> None:
+    async def scenario() -> None:
         known = portal.world.store.last_seq()
         event_id = await restart(portal.world, "web-0")
         for query, headers in ((f"after={known}", {}), ("after=0", {"last_event_id": str(known)})):
-            async with looking(portal, query, **headers) as page:
-                _, told, number = await page.next("change", "reset")
-                assert told["events"] == [event_id]
-                assert told["vms"] == [[vm.key, "noticed" if vm.name == "web-0" else "running"] for vm in web(portal)]
-                assert number == portal.world.store.last_seq()
+            async with open_stream(portal, query, **headers) as page:
+                _, data, seq = await page.next("change", "reset")
+                assert data["events"] == [event_id]
+                assert data["vms"] == [
+                    [vm.key, "noticed" if vm.name == "web-0" else "running"] for vm in web_vms(portal)
+                ]
+                assert seq == portal.world.store.last_seq()
 
-    play(portal, story)
+    run_scenario(portal, scenario)
 
 
-def web(portal: Visitor) -> list[Any]:
+def web_vms(portal: PortalUser) -> list[Any]:
     return portal.world.store.vms(scope_id=portal.world.vm("web-0").scope_id)
 
 
-def test_a_page_that_missed_nothing_receives_no_change(portal: Visitor) -> None:
-    async def story() -> None:
-        async with looking(portal, f"after={portal.world.store.last_seq()}") as page:
+def test_a_page_that_missed_nothing_receives_no_change(portal: PortalUser) -> None:
+    async def scenario() -> None:
+        async with open_stream(portal, f"after={portal.world.store.last_seq()}") as page:
             assert [kind for kind, _, _ in await page.all_until("counts")] == ["clock", "health", "counts"]
 
-    play(portal, story)
+    run_scenario(portal, scenario)
 
 
-def test_a_vm_removed_during_a_gap_is_sent_as_gone(portal: Visitor) -> None:
-    async def story() -> None:
+def test_a_vm_removed_during_a_gap_is_sent_as_gone(portal: PortalUser) -> None:
+    async def scenario() -> None:
         known, key = portal.world.store.last_seq(), portal.world.vm("db").key
         vms = [portal.world.vm("db")]
         await portal.world.control.requests.request_for_vms(RequestedOperation.DELETE, vms, who="ann")
         await portal.world.control.lab_clock.advance(3600)
-        async with looking(portal, f"after={known}") as page:
-            _, told, _ = await page.next("change")
-            assert [key, "gone"] in told["vms"]
+        async with open_stream(portal, f"after={known}") as page:
+            _, data, _ = await page.next("change")
+            assert [key, "gone"] in data["vms"]
 
-    play(portal, story)
+    run_scenario(portal, scenario)
 
 
 @pytest.mark.parametrize("after", ["more than there are", "so few that the gap is too wide"])
-def test_a_gap_that_is_too_wide_resets_the_page(portal: Visitor, after: str) -> None:
-    async def story() -> None:
-        await note(portal.world, live_updates.MAX_MISSED_ENTRIES + 1)
+def test_a_gap_that_is_too_wide_resets_the_page(portal: PortalUser, after: str) -> None:
+    async def scenario() -> None:
+        await commit_entry(portal.world, live_updates.MAX_MISSED_ENTRIES + 1)
         last = portal.world.store.last_seq()
         known = last + 1 if after == "more than there are" else last - live_updates.MAX_MISSED_ENTRIES - 1
-        async with looking(portal, f"after={known}") as page:
+        async with open_stream(portal, f"after={known}") as page:
             assert await page.next("change", "reset") == ("reset", {}, last)
 
-    play(portal, story)
+    run_scenario(portal, scenario)
 
 
-def test_the_widest_allowed_gap_is_sent_as_a_change(portal: Visitor) -> None:
-    async def story() -> None:
-        await note(portal.world, live_updates.MAX_MISSED_ENTRIES)
-        async with looking(portal, f"after={portal.world.store.last_seq() - live_updates.MAX_MISSED_ENTRIES}") as page:
-            kind, told, _ = await page.next("change", "reset")
-            assert (kind, told["what"]) == ("change", ["upkeep"])
+def test_the_widest_allowed_gap_is_sent_as_a_change(portal: PortalUser) -> None:
+    async def scenario() -> None:
+        await commit_entry(portal.world, live_updates.MAX_MISSED_ENTRIES)
+        async with open_stream(
+            portal, f"after={portal.world.store.last_seq() - live_updates.MAX_MISSED_ENTRIES}"
+        ) as page:
+            kind, data, _ = await page.next("change", "reset")
+            assert (kind, data["what"]) == ("change", ["upkeep"])
 
-    play(portal, story)
+    run_scenario(portal, scenario)
 
 
-def test_a_gap_with_pruned_entries_resets_the_page(portal: Visitor) -> None:
-    async def story() -> None:
+def test_a_gap_with_pruned_entries_resets_the_page(portal: PortalUser) -> None:
+    async def scenario() -> None:
         known = portal.world.store.last_seq()
-        await note(portal.world)
+        await commit_entry(portal.world)
         await portal.world.control.lab_clock.advance(3 * 86400)
         await portal.world.store.prune(portal.world.now - 86400)
-        await note(portal.world)
-        async with looking(portal, f"after={known}") as page:
+        await commit_entry(portal.world)
+        async with open_stream(portal, f"after={known}") as page:
             kind, _, _ = await page.next("change", "reset")
             assert kind == "reset"
 
-    play(portal, story)
+    run_scenario(portal, scenario)
 
 
-def test_an_idle_stream_sends_keep_alive_messages(portal: Visitor) -> None:
-    async def story() -> None:
-        async with looking(portal) as page:
+def test_an_idle_stream_sends_keep_alive_messages(portal: PortalUser) -> None:
+    async def scenario() -> None:
+        async with open_stream(portal) as page:
             await page.next("counts")
-            await put_forward(live_stream.KEEP_ALIVE_INTERVAL_S)
+            await advance_loop_time(live_stream.KEEP_ALIVE_INTERVAL_S)
             assert await page.next("alive") == ("alive", {}, None)
 
-    play(portal, story)
+    run_scenario(portal, scenario)
 
 
-def test_a_failing_store_is_reported_and_so_is_its_recovery(portal: Visitor) -> None:
+def test_a_failing_store_is_reported_and_so_is_its_recovery(portal: PortalUser) -> None:
     store = portal.world.store
     assert isinstance(store, MemoryStore)
 
-    async def story() -> None:
-        async with looking(portal) as page:
+    async def scenario() -> None:
+        async with open_stream(portal) as page:
             await page.next("counts")
             store.fail_next(Unavailable("disk full"))
-            await put_forward(store_monitor.CHECK_INTERVAL_S)
+            await advance_loop_time(store_monitor.CHECK_INTERVAL_S)
             assert await page.next("health") == ("health", {"ok": False, "text": store_monitor.NOT_WRITABLE.text}, None)
-            async with looking(portal) as other:
+            async with open_stream(portal) as other:
                 assert (await other.next("health"))[1]["ok"] is False
-            await put_forward(store_monitor.FAILING_CHECK_INTERVAL_S)
+            await advance_loop_time(store_monitor.FAILING_CHECK_INTERVAL_S)
             assert (await page.next("health"))[1] == {"ok": True, "text": ""}
 
-    play(portal, story)
+    run_scenario(portal, scenario)
 
 
-def test_a_commit_shows_that_the_store_has_recovered(portal: Visitor) -> None:
+def test_a_commit_shows_that_the_store_has_recovered(portal: PortalUser) -> None:
     store = portal.world.store
     assert isinstance(store, MemoryStore)
 
-    async def story() -> None:
-        async with looking(portal) as page:
+    async def scenario() -> None:
+        async with open_stream(portal) as page:
             await page.next("counts")
             store.fail_next(Unavailable("disk full"))
-            await put_forward(store_monitor.CHECK_INTERVAL_S)
+            await advance_loop_time(store_monitor.CHECK_INTERVAL_S)
             assert (await page.next("health"))[1]["ok"] is False
-            await note(portal.world)
+            await commit_entry(portal.world)
             assert (await page.next("health"))[1]["ok"] is True
 
-    play(portal, story)
+    run_scenario(portal, scenario)

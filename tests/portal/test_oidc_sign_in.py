@@ -1,4 +1,4 @@
-"""Signing in to the portal at an issuer outside: there, back, and everything that must not lead in."""
+"""Signing in at an external issuer: the redirects, and every response that must be rejected."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from forewarn.auth.external_issuer import ExternalIssuer
 from forewarn.clock import read_real_time
 from forewarn.errors import Unauthenticated, Unavailable
 from tests.portal.conftest import Page
-from tests.portal.http_browser import ORIGIN, Browser, Doors
+from tests.portal.http_browser import ORIGIN, Browser, PortalService
 from tests.support.oidc_issuer import AUTHORIZE_PATH, DISCOVERY_PATH, TOKEN_PATH, AuthorizationCodes, OidcIssuer
 from tests.support.operator_api import Api
 
@@ -35,13 +35,13 @@ def issuer() -> Iterator[OidcIssuer]:
 
 
 @pytest.fixture
-def doors(api_of: Callable[..., Api], issuer: OidcIssuer) -> Doors:
-    return Doors(api_of(), issuer_url=issuer.url, client_id=issuer.authorization.client_id)
+def service(api_of: Callable[..., Api], issuer: OidcIssuer) -> PortalService:
+    return PortalService(api_of(), issuer_url=issuer.url, client_id=issuer.authorization.client_id)
 
 
 @pytest.fixture
-def browser(doors: Doors) -> Browser:
-    return Browser(doors)
+def browser(service: PortalService) -> Browser:
+    return Browser(service)
 
 
 class _Stay(urllib.request.HTTPRedirectHandler):
@@ -49,8 +49,8 @@ class _Stay(urllib.request.HTTPRedirectHandler):
         return None
 
 
-def at_issuer(page: Page) -> str:
-    """The person signs in there; where the browser is sent then, without our origin."""
+def sign_in_at_issuer(page: Page) -> str:
+    """Signs in at the issuer; returns the path to which it redirects the browser."""
     try:
         urllib.request.build_opener(_Stay).open(page.headers["location"], timeout=10)
     except HTTPError as answer:
@@ -59,45 +59,45 @@ def at_issuer(page: Page) -> str:
     raise AssertionError("the issuer kept the browser")
 
 
-def came_back(browser: Browser, target: str) -> Page:
-    """As a browser does that another site has sent: without any cookie, and then on by itself."""
-    jar, browser.jar = browser.jar, {}
+def come_back(browser: Browser, target: str) -> Page:
+    """Returns from another site as a browser does: first without cookies, then by the refresh of our page."""
+    cookie_jar, browser.cookie_jar = browser.cookie_jar, {}
     page = browser.get(target)
-    assert (page.status, browser.jar) == (200, {}), page.text
-    browser.jar = jar
+    assert (page.status, browser.cookie_jar) == (200, {}), page.text
+    browser.cookie_jar = cookie_jar
     found = page.html.partition("0; url=")[2].partition('"')[0].replace("&amp;", "&")
     return browser.get(found)
 
 
-def refused(browser: Browser, page: Page, sentence: str) -> None:
+def assert_rejected(browser: Browser, page: Page, sentence: str) -> None:
     assert page.status in (400, 401), page.text
     assert sentence in page.text
-    assert browser.who() == ""
+    assert browser.user_name() == ""
 
 
 def test_a_user_signs_in_at_the_issuer_and_returns_to_their_page(
-    doors: Doors, browser: Browser, issuer: OidcIssuer
+    service: PortalService, browser: Browser, issuer: OidcIssuer
 ) -> None:
     shown = browser.get("/portal/sign-in?to=/portal/timeline")
     assert f"Sign in with {issuer.url}" in shown.text
     assert "/portal/sign-in/issuer?to=%2Fportal%2Ftimeline" in shown.html
     left = browser.get(BEGIN)
     assert left.status == 303
-    page = came_back(browser, at_issuer(left))
+    page = come_back(browser, sign_in_at_issuer(left))
     assert (page.status, page.headers["location"]) == (303, "/portal/timeline")
-    assert browser.who() == "ann@example.org (oidc)"
-    assert list(browser.jar) == ["forewarn-c0ffee00"]
-    doors.restart()
-    assert browser.who() == "ann@example.org (oidc)"
+    assert browser.user_name() == "ann@example.org (oidc)"
+    assert list(browser.cookie_jar) == ["forewarn-c0ffee00"]
+    service.restart()
+    assert browser.user_name() == "ann@example.org (oidc)"
 
 
 def test_the_authorization_request_follows_the_standard(browser: Browser, issuer: OidcIssuer) -> None:
     address = urlsplit(browser.get(BEGIN).headers["location"])
-    asked = {name: text for name, (text,) in parse_qs(address.query).items()}
+    query = {name: text for name, (text,) in parse_qs(address.query).items()}
     assert f"{address.scheme}://{address.netloc}{address.path}" == issuer.url + AUTHORIZE_PATH
-    assert asked.pop("redirect_uri") == ORIGIN + BACK
-    assert len({asked.pop(name) for name in ("state", "nonce", "code_challenge")}) == 3
-    assert asked == {
+    assert query.pop("redirect_uri") == ORIGIN + BACK
+    assert len({query.pop(name) for name in ("state", "nonce", "code_challenge")}) == 3
+    assert query == {
         "response_type": "code",
         "client_id": "forewarn-portal",
         "scope": "openid profile email",
@@ -115,60 +115,60 @@ def test_the_authorization_request_follows_the_standard(browser: Browser, issuer
     ids=["sub", "oid", "like an app"],
 )
 def test_a_grant_counts_in_the_portal_as_in_the_api(
-    doors: Doors, browser: Browser, issuer: OidcIssuer, person: dict[str, Any], principal: str
+    service: PortalService, browser: Browser, issuer: OidcIssuer, person: dict[str, Any], principal: str
 ) -> None:
     issuer.authorization.claims = person
-    came_back(browser, at_issuer(browser.get(BEGIN)))
+    come_back(browser, sign_in_at_issuer(browser.get(BEGIN)))
     page = browser.get("/portal/")
     asking = f"ask an administrator for one (`forewarn access grant ROLE --to-external {principal[5:]}`)"
     assert (page.status, asking in page.text) == (403, True)
-    granted = doors.api.post("/access/grants", {"role": "Reader", "to": principal, "over": "/"})
+    granted = service.api.post("/access/grants", {"role": "Reader", "to": principal, "over": "/"})
     assert browser.get("/portal/").status == 200
     claims = {"aud": "api://forewarn", "exp": read_real_time() + 60, **person}
     headers = {"authorization": f"Bearer {issuer.token(claims)}"}
-    over_tls = Browser(doors, "https://localhost:8443")
+    over_tls = Browser(service, "https://localhost:8443")
     assert over_tls.get("/forewarn/v1/clock", headers).status == 200
-    doors.api.delete(f"/access/grants/{granted['id']}")
+    service.api.delete(f"/access/grants/{granted['id']}")
     assert browser.get("/portal/").status == 403
 
 
 def test_a_denial_at_the_issuer_is_shown(browser: Browser, issuer: OidcIssuer) -> None:
     issuer.authorization.denial = "access_denied"
-    page = came_back(browser, at_issuer(browser.get(BEGIN)))
-    refused(browser, page, f"issuer {issuer.url!r} did not sign you in ('the person said no'): try again")
+    page = come_back(browser, sign_in_at_issuer(browser.get(BEGIN)))
+    assert_rejected(browser, page, f"issuer {issuer.url!r} did not sign you in ('the person said no'): try again")
 
 
-def test_the_state_of_another_browser_is_rejected(doors: Doors, browser: Browser) -> None:
-    """Somebody else's sign-in must not be finished here: one would work in their name."""
-    theirs = at_issuer(Browser(doors).get(BEGIN))
+def test_the_state_of_another_browser_is_rejected(service: PortalService, browser: Browser) -> None:
+    """A sign-in of another browser must not finish here: the user would work under another name."""
+    theirs = sign_in_at_issuer(Browser(service).get(BEGIN))
     browser.get(BEGIN)
-    refused(browser, came_back(browser, theirs), AGAIN)
+    assert_rejected(browser, come_back(browser, theirs), AGAIN)
 
 
 @pytest.mark.parametrize("state", ["", "x", "é"])
 def test_a_changed_state_is_rejected(browser: Browser, state: str) -> None:
-    told = dict(parse_qsl(urlsplit(at_issuer(browser.get(BEGIN))).query))
-    refused(browser, came_back(browser, f"{BACK}?{urlencode({**told, 'state': state})}"), AGAIN)
+    data = dict(parse_qsl(urlsplit(sign_in_at_issuer(browser.get(BEGIN))).query))
+    assert_rejected(browser, come_back(browser, f"{BACK}?{urlencode({**data, 'state': state})}"), AGAIN)
 
 
-def test_a_sign_in_cannot_finish_in_a_browser_that_did_not_start_it(doors: Doors, browser: Browser) -> None:
-    refused(Browser(doors), came_back(Browser(doors), at_issuer(browser.get(BEGIN))), AGAIN)
+def test_a_sign_in_cannot_finish_in_a_browser_that_did_not_start_it(service: PortalService, browser: Browser) -> None:
+    assert_rejected(Browser(service), come_back(Browser(service), sign_in_at_issuer(browser.get(BEGIN))), AGAIN)
 
 
-def test_a_code_works_once_even_with_copied_cookies(doors: Doors, browser: Browser) -> None:
-    back = at_issuer(browser.get(BEGIN))
-    thief = Browser(doors)
-    thief.jar = dict(browser.jar)
-    assert came_back(browser, back).status == 303
-    refused(Browser(doors), came_back(browser, back), AGAIN)
-    refused(thief, came_back(thief, back), "did not confirm your identity ('invalid_grant'): sign in again")
+def test_a_code_works_once_even_with_copied_cookies(service: PortalService, browser: Browser) -> None:
+    back = sign_in_at_issuer(browser.get(BEGIN))
+    thief = Browser(service)
+    thief.cookie_jar = dict(browser.cookie_jar)
+    assert come_back(browser, back).status == 303
+    assert_rejected(Browser(service), come_back(browser, back), AGAIN)
+    assert_rejected(thief, come_back(thief, back), "did not confirm your identity ('invalid_grant'): sign in again")
 
 
-def test_a_code_of_another_sign_in_is_rejected(doors: Doors, browser: Browser) -> None:
-    """It was made for another verifier."""
-    code = dict(parse_qsl(urlsplit(at_issuer(Browser(doors).get(BEGIN))).query))["code"]
-    told = dict(parse_qsl(urlsplit(at_issuer(browser.get(BEGIN))).query))
-    refused(browser, came_back(browser, f"{BACK}?{urlencode({**told, 'code': code})}"), "'invalid_grant'")
+def test_a_code_of_another_sign_in_is_rejected(service: PortalService, browser: Browser) -> None:
+    """It was issued for another verifier."""
+    code = dict(parse_qsl(urlsplit(sign_in_at_issuer(Browser(service).get(BEGIN))).query))["code"]
+    data = dict(parse_qsl(urlsplit(sign_in_at_issuer(browser.get(BEGIN))).query))
+    assert_rejected(browser, come_back(browser, f"{BACK}?{urlencode({**data, 'code': code})}"), "'invalid_grant'")
 
 
 WRONG = [
@@ -182,36 +182,36 @@ WRONG = [
 ]
 
 
-@pytest.mark.parametrize(("said", "sentence"), WRONG)
+@pytest.mark.parametrize(("overrides", "sentence"), WRONG)
 def test_a_token_for_another_sign_in_is_rejected(
-    browser: Browser, issuer: OidcIssuer, said: dict[str, Any], sentence: str
+    browser: Browser, issuer: OidcIssuer, overrides: dict[str, Any], sentence: str
 ) -> None:
-    issuer.authorization.claim_overrides = said
-    refused(browser, came_back(browser, at_issuer(browser.get(BEGIN))), sentence)
+    issuer.authorization.claim_overrides = overrides
+    assert_rejected(browser, come_back(browser, sign_in_at_issuer(browser.get(BEGIN))), sentence)
 
 
 def test_a_token_with_an_unknown_signature_is_rejected(browser: Browser, issuer: OidcIssuer) -> None:
     issuer.keys["first"] = rsa.generate_private_key(public_exponent=65537, key_size=2048)  # not what is published
-    refused(browser, came_back(browser, at_issuer(browser.get(BEGIN))), "signature is not valid")
+    assert_rejected(browser, come_back(browser, sign_in_at_issuer(browser.get(BEGIN))), "signature is not valid")
 
 
 def test_an_unreachable_issuer_is_reported_and_retried_after_a_pause(
-    doors: Doors, browser: Browser, issuer: OidcIssuer
+    service: PortalService, browser: Browser, issuer: OidcIssuer
 ) -> None:
     issuer.is_down = True
     page = browser.get(BEGIN)
     assert (page.status, f"sign-in at issuer {issuer.url!r} does not work now" in page.text) == (503, True)
     issuer.is_down = False
-    assert browser.get(BEGIN).status == 503  # whoever clicks often does not flood it
+    assert browser.get(BEGIN).status == 503  # repeated clicks do not flood the issuer
     assert issuer.requested_paths == [DISCOVERY_PATH]
-    doors.ahead_s += 6
+    service.clock_offset_s += 6
     assert browser.get(BEGIN).status == 303
 
 
 def test_a_failing_token_endpoint_is_reported(browser: Browser, issuer: OidcIssuer) -> None:
     left = browser.get(BEGIN)
     issuer.answers[TOKEN_PATH] = 500, b"oops"
-    page = came_back(browser, at_issuer(left))
+    page = come_back(browser, sign_in_at_issuer(left))
     assert (page.status, "answered 500, so the sign-in failed: try again" in page.text) == (503, True)
 
 
@@ -227,30 +227,30 @@ def test_an_authorization_endpoint_without_https_is_rejected(
 
 @pytest.mark.parametrize("to", ["//evil.example", "https://evil.example", "/\\evil.example"])
 def test_a_sign_in_at_the_issuer_returns_to_portal_pages_only(browser: Browser, to: str) -> None:
-    page = came_back(browser, at_issuer(browser.get(f"/portal/sign-in/issuer?{urlencode({'to': to})}")))
+    page = come_back(browser, sign_in_at_issuer(browser.get(f"/portal/sign-in/issuer?{urlencode({'to': to})}")))
     assert page.headers["location"] == "/portal/"
 
 
 def test_markup_in_callback_parameters_is_escaped(browser: Browser) -> None:
-    told = {"state": "x", "error": '"><script>alert(1)</script>', "other": "left out"}
-    page = browser.get(f"{BACK}?{urlencode(told)}")
+    data = {"state": "x", "error": '"><script>alert(1)</script>', "other": "left out"}
+    page = browser.get(f"{BACK}?{urlencode(data)}")
     assert "<script>" not in page.html
     assert "left out" not in page.html
     assert page.headers["referrer-policy"] == "no-referrer"
 
 
-def test_sessions_of_an_issuer_end_when_it_is_no_longer_used(doors: Doors, browser: Browser) -> None:
-    came_back(browser, at_issuer(browser.get(BEGIN)))
-    assert browser.who() != ""
-    browser.doors = Doors(doors.api)
-    assert browser.who() == ""
+def test_sessions_of_an_issuer_end_when_it_is_no_longer_used(service: PortalService, browser: Browser) -> None:
+    come_back(browser, sign_in_at_issuer(browser.get(BEGIN)))
+    assert browser.user_name() != ""
+    browser.service = PortalService(service.api)
+    assert browser.user_name() == ""
 
 
-def test_sessions_of_clients_end_when_an_issuer_is_used(doors: Doors) -> None:
-    before = Doors(doors.api)
+def test_sessions_of_clients_end_when_an_issuer_is_used(service: PortalService) -> None:
+    before = PortalService(service.api)
     browser = Browser(before).signed_in("ann", before.add_client())
-    browser.doors = doors
-    assert browser.who() == ""
+    browser.service = service
+    assert browser.user_name() == ""
 
 
 @pytest.mark.parametrize("secret", ["s3cret/+&é", ""])
@@ -259,29 +259,29 @@ def test_a_confidential_client_sends_its_secret_to_redeem_a_code(issuer: OidcIss
     code_flow = AuthorizationCodeFlow(ExternalIssuer(issuer.url, ["x"]), "forewarn-portal", secret)
     flow, now = AuthorizationFlow.start(), read_real_time()
 
-    async def story() -> str:
+    async def scenario() -> str:
         address = await code_flow.authorization_url(flow, "http://localhost/back", now)
-        told = dict(parse_qsl(urlsplit(issuer.authorization.authorize(urlsplit(address).query)).query))
-        return (await code_flow.redeem_code(told["code"], flow, "http://localhost/back", now)).primary_id
+        data = dict(parse_qsl(urlsplit(issuer.authorization.authorize(urlsplit(address).query)).query))
+        return (await code_flow.redeem_code(data["code"], flow, "http://localhost/back", now)).primary_id
 
     if secret:
-        assert asyncio.run(story()) == "oidc:ann"
+        assert asyncio.run(scenario()) == "oidc:ann"
     else:
         with pytest.raises(Unauthenticated, match="invalid_client"):
-            asyncio.run(story())
+            asyncio.run(scenario())
 
 
 def test_the_metadata_of_an_issuer_is_cached_while_it_is_down(issuer: OidcIssuer) -> None:
     code_flow = AuthorizationCodeFlow(ExternalIssuer(issuer.url, ["x"]), "forewarn-portal")
 
-    async def story() -> None:
+    async def scenario() -> None:
         await code_flow.authorization_url(AuthorizationFlow.start(), "http://localhost/back", 0.0)
         issuer.is_down = True
         assert await code_flow.authorization_url(AuthorizationFlow.start(), "http://localhost/back", 7200.0)
         with pytest.raises(Unavailable):
             await code_flow.redeem_code("code", AuthorizationFlow.start(), "http://localhost/back", 7201.0)
 
-    asyncio.run(story())
+    asyncio.run(scenario())
 
 
 def test_the_number_of_concurrent_redemptions_is_bounded(issuer: OidcIssuer) -> None:
@@ -299,21 +299,21 @@ def test_the_number_of_concurrent_redemptions_is_bounded(issuer: OidcIssuer) -> 
         with pytest.raises(Unauthenticated):
             await code_flow.redeem_code("no code of theirs", AuthorizationFlow.start(), "http://localhost/back", 0.0)
 
-    async def story() -> str:
+    async def scenario() -> str:
         await code_flow.authorization_url(AuthorizationFlow.start(), "http://localhost/back", 0.0)
-        strangers = [asyncio.create_task(bring()) for _ in range(100)]
+        redemptions = [asyncio.create_task(bring()) for _ in range(100)]
         while issuer.requested_paths.count(TOKEN_PATH) < 3:
             await asyncio.sleep(0)
         done = await asyncio.to_thread(lambda: "other work has its thread")
         assert issuer.requested_paths.count(TOKEN_PATH) == 3
         may_answer.set()
-        await asyncio.gather(*strangers)
+        await asyncio.gather(*redemptions)
         return done
 
-    assert asyncio.run(story()) == "other work has its thread"
+    assert asyncio.run(scenario()) == "other work has its thread"
 
 
 def test_a_callback_without_a_code_is_rejected_without_asking_the_issuer(browser: Browser, issuer: OidcIssuer) -> None:
     state = parse_qs(urlsplit(browser.get(BEGIN).headers["location"]).query)["state"][0]
-    refused(browser, came_back(browser, f"{BACK}?state={state}"), "sent you back without a code: sign in again")
+    assert_rejected(browser, come_back(browser, f"{BACK}?state={state}"), "sent you back without a code: sign in again")
     assert TOKEN_PATH not in issuer.requested_paths

@@ -1,4 +1,4 @@
-"""What holds for every page: the frame, refusals, and what becomes of paths that lead nowhere."""
+"""Every page: redirects, error pages, and the sequence number that it claims to include."""
 
 from __future__ import annotations
 
@@ -6,23 +6,23 @@ import asyncio
 
 from forewarn.core.commit import Commit
 from forewarn.core.history import EntryKind, HistoryEntry
-from tests.portal.conftest import Page, Visitor
+from tests.portal.conftest import Page, PortalUser
 
 
-def test_the_root_redirects_to_the_portal(portal: Visitor) -> None:
-    page = portal.visit("GET", "/")
+def test_the_root_redirects_to_the_portal(portal: PortalUser) -> None:
+    page = portal.request("GET", "/")
     assert (page.status, page.headers["location"]) == (307, "/portal/")
 
 
-def test_an_unknown_path_gives_an_error_page(portal: Visitor) -> None:
-    page = portal.visit("GET", "/portal/nowhere")
+def test_an_unknown_path_gives_an_error_page(portal: PortalUser) -> None:
+    page = portal.request("GET", "/portal/nowhere")
     assert page.status == 404
     assert "/portal/nowhere is not a page of the portal: start at the fleet" in page.text
     assert "local user ann" in page.text
 
 
-def test_a_page_does_not_claim_to_include_commits_made_while_it_was_rendered(portal: Visitor) -> None:
-    """Whoever follows from its number on would never hear of that."""
+def test_a_page_does_not_claim_to_include_commits_made_while_it_was_rendered(portal: PortalUser) -> None:
+    """Else a page that continues from its number would never receive them."""
     portal.get("/portal/clients")
     store = portal.world.store
     entry = HistoryEntry(at=portal.world.now, what=EntryKind.UPKEEP, text="meanwhile")
@@ -30,7 +30,7 @@ def test_a_page_does_not_claim_to_include_commits_made_while_it_was_rendered(por
     async def both() -> tuple[int, Page]:
         before = store.last_seq()
         page, _ = await asyncio.gather(
-            portal.visiting("GET", "/portal/clients", b"", {}), store.commit(Commit(entries=(entry,)))
+            portal.send_request("GET", "/portal/clients", b"", {}), store.commit(Commit(entries=(entry,)))
         )
         assert store.last_seq() > before
         return before, page

@@ -1,4 +1,4 @@
-"""How far things are: the pages of rollouts, of one request, and of the lab."""
+"""The pages of rollouts, of one request, and of the lab."""
 
 from __future__ import annotations
 
@@ -10,31 +10,31 @@ from collections.abc import Callable
 from forewarn.control.faults import FaultSpec, FaultTarget
 from forewarn.core.faults import FaultKind
 from forewarn.core.request import RequestedOperation, Rollout, RolloutImpact, RolloutState
-from tests.portal.conftest import Visitor
+from tests.portal.conftest import PortalUser
 from tests.support.world import a_host, a_vm
 
 DB = "/subscriptions/sub/resourceGroups/lab/providers/Microsoft.Compute/virtualMachines/db"
 
 
-def start(portal: Visitor, **facts: object) -> str:
+def start(portal: PortalUser, **facts: object) -> str:
     rollout = Rollout(**{"impact": RolloutImpact.REBOOT, "scope_id": "set:sub/lab/web", **facts})  # type: ignore[arg-type]
     request = portal.world.do(portal.world.control.requests.start_rollout(rollout, who="bob"))
     portal.world.settle()
     return request.id
 
 
-def domains(portal: Visitor, rollout: str) -> list[str]:
-    """The state of each update domain of its scope."""
+def domains(portal: PortalUser, rollout: str) -> list[str]:
+    """The state of each update domain of its scope, in order."""
     return re.findall(r'<li class="domain (\w+)">', portal.get(f"/portal/rollouts/{rollout}").html)
 
 
-def test_the_empty_list_of_rollouts_says_how_to_start_one(portal: Visitor) -> None:
+def test_the_empty_list_of_rollouts_says_how_to_start_one(portal: PortalUser) -> None:
     page = portal.get("/portal/rollouts")
     assert "There are no rollouts." in page.text
     assert 'href="/portal/forms/rollout"' in page.html
 
 
-def test_the_list_of_rollouts_shows_their_progress(portal: Visitor) -> None:
+def test_the_list_of_rollouts_shows_their_progress(portal: PortalUser) -> None:
     rollout = start(portal)
     portal.world.advance(905)
     page = portal.get("/portal/rollouts")
@@ -45,7 +45,7 @@ def test_the_list_of_rollouts_shows_their_progress(portal: Visitor) -> None:
     assert portal.get("/portal/rollouts?as=json").json["rollouts"][0]["rollout"]["id"] == rollout
 
 
-def test_the_progress_bar_has_a_part_for_each_state(portal: Visitor) -> None:
+def test_the_progress_bar_has_a_part_for_each_state(portal: PortalUser) -> None:
     start(portal)
     portal.world.advance(905)
     page = portal.get("/portal/rollouts")
@@ -56,7 +56,7 @@ def test_the_progress_bar_has_a_part_for_each_state(portal: Visitor) -> None:
     ]
 
 
-def test_the_rollout_page_shows_one_update_domain_after_the_other(portal: Visitor) -> None:
+def test_the_rollout_page_shows_one_update_domain_after_the_other(portal: PortalUser) -> None:
     """Spec §6.2."""
     rollout = start(portal)
     assert domains(portal, rollout) == ["now", "next", "waiting"]
@@ -69,7 +69,7 @@ def test_the_rollout_page_shows_one_update_domain_after_the_other(portal: Visito
     assert "completed" in portal.get(f"/portal/rollouts/{rollout}").text
 
 
-def test_the_rollout_page_offers_pause_resume_and_abort_while_it_is_open(portal: Visitor) -> None:
+def test_the_rollout_page_offers_pause_resume_and_abort_while_it_is_open(portal: PortalUser) -> None:
     rollout = start(portal)
     assert re.findall(r"/portal/forms/rollout-(\w+)", portal.get(f"/portal/rollouts/{rollout}").html) == [
         "pause",
@@ -88,22 +88,22 @@ def test_the_rollout_page_offers_pause_resume_and_abort_while_it_is_open(portal:
     assert "1 withdrawn, 2 never started" in page.text
 
 
-def test_a_rollout_is_found_by_a_prefix_of_its_id_and_can_be_exported(portal: Visitor) -> None:
+def test_a_rollout_is_found_by_a_prefix_of_its_id_and_can_be_exported(portal: PortalUser) -> None:
     rollout = start(portal)
     assert rollout in portal.get(f"/portal/rollouts/{rollout[:20]}").text
     assert portal.get(f"/portal/rollouts/{rollout}?as=svg").html.startswith("<")
     assert "web-0" in portal.get(f"/portal/rollouts/{rollout}?as=csv").html
-    assert portal.visit("GET", "/portal/rollouts/nothing").status == 404
+    assert portal.request("GET", "/portal/rollouts/nothing").status == 404
 
 
-def test_rollouts_are_hidden_from_users_who_see_only_a_part(portal: Visitor) -> None:
+def test_rollouts_are_hidden_from_users_who_see_only_a_part(portal: PortalUser) -> None:
     rollout = start(portal)
-    part = portal.holding("Reader", DB)
+    part = portal.with_role("Reader", DB)
     assert "You need the right to read everything to see rollouts." in part.get("/portal/rollouts").text
-    assert part.visit("GET", f"/portal/rollouts/{rollout}").status == 404
+    assert part.request("GET", f"/portal/rollouts/{rollout}").status == 404
 
 
-def test_the_request_page_shows_what_it_waits_for_and_its_progress(portal: Visitor) -> None:
+def test_the_request_page_shows_what_it_waits_for_and_its_progress(portal: PortalUser) -> None:
     (event,) = portal.world.ask(RequestedOperation.RESTART, "db")
     target = f"/portal/requests/{event.request_id}"
     page = portal.get(target)
@@ -117,46 +117,46 @@ def test_the_request_page_shows_what_it_waits_for_and_its_progress(portal: Visit
     assert "State finished" in page.text
     assert "1 of 1 done" in page.text
     assert portal.get(f"{target}?as=json").json["standing"]["state"] == "finished"
-    assert portal.visit("GET", "/portal/requests/nothing").status == 404
+    assert portal.request("GET", "/portal/requests/nothing").status == 404
 
 
-def test_a_page_shows_the_done_message_of_a_form_and_no_other_text(portal: Visitor) -> None:
+def test_a_page_shows_the_done_message_of_a_form_and_no_other_text(portal: PortalUser) -> None:
     (event,) = portal.world.ask(RequestedOperation.RESTART, "db")
     target = f"/portal/requests/{event.request_id}"
     assert "Restart requested." in portal.get(f"{target}?done=restart").text
     assert "burnt down" not in portal.get(f"{target}?done=burnt+down").text
 
 
-def test_the_request_page_offers_an_approval_to_users_with_the_right(portal: Visitor) -> None:
+def test_the_request_page_offers_an_approval_to_users_with_the_right(portal: PortalUser) -> None:
     (event,) = portal.world.ask(RequestedOperation.RESTART, "db")
     target, link = f"/portal/requests/{event.request_id}", f"/portal/forms/approve?event={event.id}"
     assert link in portal.get(target).html
-    assert link in portal.holding("ScheduledEventContributor", DB).get(target).html
-    assert link not in portal.holding("Reader", DB).get(target).html
+    assert link in portal.with_role("ScheduledEventContributor", DB).get(target).html
+    assert link not in portal.with_role("Reader", DB).get(target).html
 
 
-def test_a_request_for_an_invisible_vm_does_not_exist(portal: Visitor) -> None:
+def test_a_request_for_an_invisible_vm_does_not_exist(portal: PortalUser) -> None:
     (event,) = portal.world.ask(RequestedOperation.RESTART, "web-0")
-    assert portal.holding("Reader", DB).visit("GET", f"/portal/requests/{event.request_id}").status == 404
+    assert portal.with_role("Reader", DB).request("GET", f"/portal/requests/{event.request_id}").status == 404
 
 
-def test_the_lab_page_shows_what_is_due_next(portal: Visitor) -> None:
+def test_the_lab_page_shows_what_is_due_next(portal: PortalUser) -> None:
     assert "No event is scheduled." in portal.get("/portal/lab").text
     portal.world.ask(RequestedOperation.RESTART, "db")
     assert "12:15:00 in 15 min : the notice of Reboot of db ends" in portal.get("/portal/lab").text
 
 
-def test_the_lab_page_shows_the_clock_and_offers_to_advance_it(portal: Visitor) -> None:
+def test_the_lab_page_shows_the_clock_and_offers_to_advance_it(portal: PortalUser) -> None:
     page = portal.get("/portal/lab")
     assert "2026-01-05 12:00:00 UTC paused" in page.text
     assert re.findall(r'name="speed" value="([^"]*)"', page.html) == ["0", "1", "60", "600"]
     assert 'href="/portal/forms/clock-advance?by=15m"' in page.html
 
 
-def test_the_lab_page_lists_faults_with_the_events_they_affected(portal: Visitor) -> None:
+def test_the_lab_page_lists_faults_with_the_events_they_affected(portal: PortalUser) -> None:
     vm = portal.world.vm("db")
-    wish = FaultSpec(kind=FaultKind.SHORT_NOTICE, target=FaultTarget(name="db", vm=vm), count=2)
-    portal.world.do(portal.world.control.faults.set(wish, who="ann"))
+    spec = FaultSpec(kind=FaultKind.SHORT_NOTICE, target=FaultTarget(name="db", vm=vm), count=2)
+    portal.world.do(portal.world.control.faults.set(spec, who="ann"))
     (event,) = portal.world.ask(RequestedOperation.RESTART, "db")
     page = portal.get("/portal/lab")
     assert "short-notice f1 db an event whose NotBefore is only notice ahead notice 5 s" in page.text
@@ -167,15 +167,15 @@ def test_the_lab_page_lists_faults_with_the_events_they_affected(portal: Visitor
     assert [(row["fault"], row["touched"]) for row in rows] == [("f1", "1")]
 
 
-def test_the_lab_page_hides_faults_from_users_who_see_only_a_part(portal: Visitor) -> None:
+def test_the_lab_page_hides_faults_from_users_who_see_only_a_part(portal: PortalUser) -> None:
     portal.world.ask(RequestedOperation.RESTART, "web-0")
-    page = portal.holding("Reader", DB).get("/portal/lab")
+    page = portal.with_role("Reader", DB).get("/portal/lab")
     assert "Clock" in page.text
     assert "Faults" not in page.text
     assert "web-0" not in page.text
 
 
-def test_the_rollout_page_shows_scopes_with_live_events_first(portal_of: Callable[..., Visitor]) -> None:
+def test_the_rollout_page_shows_scopes_with_live_events_first(portal_of: Callable[..., PortalUser]) -> None:
     vms = [a_vm(f"v{n}", host=f"h{n % 3}") for n in range(70)]
     portal = portal_of(vms=vms, hosts=[a_host(f"h{n}") for n in range(3)])
     rollout = start(portal, scope_id="", hosts=("h0",))

@@ -12,7 +12,7 @@ import pytest
 
 from forewarn.core.request import RequestedOperation
 from forewarn.store.interface import LastPoll
-from tests.portal.conftest import Page, Visitor
+from tests.portal.conftest import Page, PortalUser
 from tests.support.operator_api import a_fleet
 from tests.support.world import a_host, a_vm
 
@@ -21,7 +21,7 @@ VMS = f"{LAB}/providers/Microsoft.Compute/virtualMachines"
 
 
 def forms(page: Page) -> list[str]:
-    """What may be asked for on a page."""
+    """The forms that a page links to."""
     return re.findall(r'href="/portal/forms/([^"?]*)\?', page.html)
 
 
@@ -29,7 +29,7 @@ def rows(page: Page) -> list[dict[str, str]]:
     return list(csv.DictReader(io.StringIO(page.content.decode())))
 
 
-def test_the_scope_page_shows_its_vms_and_their_polls(portal: Visitor) -> None:
+def test_the_scope_page_shows_its_vms_and_their_polls(portal: PortalUser) -> None:
     vm = portal.world.vm("web-0")
     polled = LastPoll(vm=vm.key, scope_id=vm.scope_id, at=portal.world.now, version="2019-08-01", count=7)
     portal.world.do(portal.world.store.record_observations([polled], []))
@@ -38,8 +38,8 @@ def test_the_scope_page_shows_its_vms_and_their_polls(portal: Visitor) -> None:
     assert "availability set web" in page.text
     assert "web-0 running 0 0 h1 12:00:00 not in the last minute 2019-08-01 7" in page.text
     assert "web-1 event scheduled 1 0 h2 never — 0" in page.text
-    told = rows(portal.get("/portal/scopes/set:sub/lab/web?as=csv"))
-    assert [(row["name"], row["state"], row["polls"]) for row in told] == [
+    data = rows(portal.get("/portal/scopes/set:sub/lab/web?as=csv"))
+    assert [(row["name"], row["state"], row["polls"]) for row in data] == [
         ("web-0", "running", "7"),
         ("web-1", "noticed", "0"),
         ("web-2", "running", "0"),
@@ -47,48 +47,48 @@ def test_the_scope_page_shows_its_vms_and_their_polls(portal: Visitor) -> None:
 
 
 @pytest.mark.parametrize("name", ["web", "lab/web", "web-2", "sub/lab/web-2", "set:sub/lab/WEB"])
-def test_a_scope_is_found_by_any_of_its_names(portal: Visitor, name: str) -> None:
+def test_a_scope_is_found_by_any_of_its_names(portal: PortalUser, name: str) -> None:
     assert portal.get(f"/portal/scopes/{name}?as=json").json["id"] == "set:sub/lab/web"
 
 
-def test_the_scope_page_shows_the_current_document(portal: Visitor) -> None:
+def test_the_scope_page_shows_the_current_document(portal: PortalUser) -> None:
     portal.world.ask(RequestedOperation.RESTART, "web-1")
-    told = portal.get("/portal/scopes/web?as=json").json
-    assert json.loads(told["document"]) == json.loads(portal.world.document("web-0", told["api_version"]))
+    data = portal.get("/portal/scopes/web?as=json").json
+    assert json.loads(data["document"]) == json.loads(portal.world.document("web-0", data["api_version"]))
     assert "&#34;EventType&#34;: &#34;Reboot&#34;" in portal.get("/portal/scopes/web").html
 
 
-def test_the_scope_page_shows_current_and_past_events(portal: Visitor) -> None:
+def test_the_scope_page_shows_current_and_past_events(portal: PortalUser) -> None:
     (event,) = portal.world.ask(RequestedOperation.RESTART, "web-1")
     portal.world.advance(3600)
     (pending,) = portal.world.ask(RequestedOperation.RESTART, "web-0")
-    told = portal.get("/portal/scopes/web?as=json").json
-    assert [one["id"] for one in told["events"]] == [pending.id]
-    assert [one["id"] for one in told["over"]] == [event.id]
+    data = portal.get("/portal/scopes/web?as=json").json
+    assert [one["id"] for one in data["events"]] == [pending.id]
+    assert [one["id"] for one in data["over"]] == [event.id]
     page = portal.get("/portal/scopes/web")
     assert f'href="/portal/events/{event.id}"' in page.html
     assert "waits for an approval, or the end of its notice" in page.text
 
 
-def test_the_scope_page_shows_only_members_that_the_user_may_read(portal: Visitor) -> None:
-    reader = portal.holding("Reader", f"{VMS}/web-1")
-    told = reader.get("/portal/scopes/web?as=json").json
-    assert [vm["name"] for vm in told["vms"]] == ["web-1"]
-    assert told["block"]["size"] == 1
+def test_the_scope_page_shows_only_members_that_the_user_may_read(portal: PortalUser) -> None:
+    reader = portal.with_role("Reader", f"{VMS}/web-1")
+    data = reader.get("/portal/scopes/web?as=json").json
+    assert [vm["name"] for vm in data["vms"]] == ["web-1"]
+    assert data["block"]["size"] == 1
     assert "web-0" not in reader.get("/portal/scopes/web").text
-    assert reader.visit("GET", "/portal/scopes/pool").status == 404
+    assert reader.request("GET", "/portal/scopes/pool").status == 404
 
 
-def test_the_scope_page_shows_removed_vms(portal: Visitor) -> None:
+def test_the_scope_page_shows_removed_vms(portal: PortalUser) -> None:
     portal.world.ask(RequestedOperation.DELETE, "web-1")
     portal.world.advance(60)
     page = portal.get("/portal/scopes/web")
     assert "Removed VMs web-1 , at 12:00:10" in page.text
     assert [vm["name"] for vm in portal.get("/portal/scopes/web?as=json").json["vms"]] == ["web-0", "web-2"]
-    assert portal.holding("Reader", f"{VMS}/web-0").get("/portal/scopes/web?as=json").json["gone"] == []
+    assert portal.with_role("Reader", f"{VMS}/web-0").get("/portal/scopes/web?as=json").json["gone"] == []
 
 
-def test_the_vm_page_shows_its_facts_and_its_endpoint(portal: Visitor) -> None:
+def test_the_vm_page_shows_its_facts_and_its_endpoint(portal: PortalUser) -> None:
     page = portal.get("/portal/vms/db")
     assert "curl -H Metadata:true 'http://127.0.0.9:8080/metadata/scheduledevents?api-version=2020-07-01'" in page.text
     assert f"Resource {VMS}/db" in page.text
@@ -96,22 +96,22 @@ def test_the_vm_page_shows_its_facts_and_its_endpoint(portal: Visitor) -> None:
 
 
 @pytest.mark.parametrize("name", ["db", "lab/db", "sub/lab/db", "DB"])
-def test_a_vm_is_found_by_any_of_its_names(portal: Visitor, name: str) -> None:
+def test_a_vm_is_found_by_any_of_its_names(portal: PortalUser, name: str) -> None:
     assert portal.get(f"/portal/vms/{name}?as=json").json["vm"]["key"] == "sub/lab/db"
 
 
-def test_the_vm_page_shows_its_events_and_its_explanation(portal: Visitor) -> None:
+def test_the_vm_page_shows_its_events_and_its_explanation(portal: PortalUser) -> None:
     (event,) = portal.world.ask(RequestedOperation.RESTART, "web-1")
     page = portal.get("/portal/vms/web-1")
     assert '<span class="state noticed"' in page.html
     assert "Reboot, requested by ann (user restart): scheduled" in page.text
     assert [row["id"] for row in rows(portal.get("/portal/vms/web-1?as=csv"))] == [event.id]
-    told = portal.get("/portal/vms/web-1?as=json").json
-    assert told["story"] == portal.api.get("/explain/web-1")
+    data = portal.get("/portal/vms/web-1?as=json").json
+    assert data["story"] == portal.api.get("/explain/web-1")
     assert portal.get("/portal/vms/web-0?as=json").json["events"] == []
 
 
-def test_a_removed_vm_still_has_a_page(portal: Visitor) -> None:
+def test_a_removed_vm_still_has_a_page(portal: PortalUser) -> None:
     portal.world.ask(RequestedOperation.DELETE, "db")
     portal.world.advance(60)
     page = portal.get("/portal/vms/db")
@@ -120,7 +120,7 @@ def test_a_removed_vm_still_has_a_page(portal: Visitor) -> None:
     assert "curl" not in page.text
 
 
-def test_the_vm_page_offers_forms_that_fit_its_state(portal: Visitor) -> None:
+def test_the_vm_page_offers_forms_that_fit_its_state(portal: PortalUser) -> None:
     usual = ["restart", "redeploy", "power-off", "deallocate", "reapply", "reimage", "delete", "fault"]
     assert forms(portal.get("/portal/vms/db")) == usual
     assert "evict" in forms(portal.get("/portal/vms/spot")), "it is a Spot VM"
@@ -130,34 +130,34 @@ def test_the_vm_page_offers_forms_that_fit_its_state(portal: Visitor) -> None:
     assert forms(portal.get("/portal/vms/db")) == ["start", "deallocate", "reapply", "delete", "fault"]
 
 
-def test_the_vm_page_offers_to_perform_pending_maintenance(portal: Visitor) -> None:
+def test_the_vm_page_offers_to_perform_pending_maintenance(portal: PortalUser) -> None:
     portal.api.post("/rollouts", {"impact": "reboot", "scope": "web"})
     assert forms(portal.get("/portal/vms/web-0"))[0] == "perform-maintenance"
 
 
-def test_form_links_name_the_vm_by_its_key(portal: Visitor) -> None:
+def test_form_links_name_the_vm_by_its_key(portal: PortalUser) -> None:
     assert 'href="/portal/forms/restart?vm=sub%2Flab%2Fdb"' in portal.get("/portal/vms/db").html
 
 
 @pytest.mark.parametrize(("role", "may"), [("Reader", False), ("Operator", True), ("ScheduledEventContributor", False)])
-def test_the_vm_page_offers_forms_only_to_users_with_the_right(portal: Visitor, role: str, may: bool) -> None:
-    visitor = portal.holding(role, f"{VMS}/db")
-    assert bool(forms(visitor.get("/portal/vms/db"))) is may
-    assert visitor.visit("GET", "/portal/vms/web-0").status == 404, "to them it does not exist"
+def test_the_vm_page_offers_forms_only_to_users_with_the_right(portal: PortalUser, role: str, may: bool) -> None:
+    user = portal.with_role(role, f"{VMS}/db")
+    assert bool(forms(user.get("/portal/vms/db"))) is may
+    assert user.request("GET", "/portal/vms/web-0").status == 404, "it does not exist for them"
 
 
-def test_the_vm_page_shows_faults_that_affect_it(portal: Visitor) -> None:
+def test_the_vm_page_shows_faults_that_affect_it(portal: PortalUser) -> None:
     fault = portal.api.post("/faults", {"kind": "throttled", "vm": "db"})
     portal.api.post("/faults", {"kind": "reset", "vm": "spot"})
-    told = portal.get("/portal/vms/db?as=json").json["faults"]
-    assert [one["id"] for one in told] == [fault["id"]]
+    data = portal.get("/portal/vms/db?as=json").json["faults"]
+    assert [one["id"] for one in data] == [fault["id"]]
     page = portal.get("/portal/vms/db")
     assert "throttled for db" in page.text
     assert "reset for" not in page.text
-    assert portal.holding("Reader", LAB).get("/portal/vms/db?as=json").json["faults"] == []
+    assert portal.with_role("Reader", LAB).get("/portal/vms/db?as=json").json["faults"] == []
 
 
-def test_the_list_of_hosts_shows_health_and_vms(portal: Visitor) -> None:
+def test_the_list_of_hosts_shows_health_and_vms(portal: PortalUser) -> None:
     portal.api.post("/hosts/h2/degrade", {"in_s": 86400})
     page = portal.get("/portal/hosts")
     assert "h1 4 healthy westeurope web-0 db pool_0 pool_1" in page.text
@@ -168,60 +168,60 @@ def test_the_list_of_hosts_shows_health_and_vms(portal: Visitor) -> None:
     assert [row["VMs"] for row in rows(portal.get("/portal/hosts?as=csv"))] == ["4", "2", "1"]
 
 
-def test_the_list_of_hosts_can_be_searched_and_is_paginated(portal_of: Callable[..., Visitor]) -> None:
-    visitor = portal_of(vms=a_fleet(), hosts=[a_host(f"h{n}") for n in range(1, 61)])
-    first = visitor.get("/portal/hosts?page=1&as=json").json
+def test_the_list_of_hosts_can_be_searched_and_is_paginated(portal_of: Callable[..., PortalUser]) -> None:
+    user = portal_of(vms=a_fleet(), hosts=[a_host(f"h{n}") for n in range(1, 61)])
+    first = user.get("/portal/hosts?page=1&as=json").json
     assert ([host["name"] for host in first["hosts"]][:3], first["total"]) == (["h1", "h2", "h3"], 60)
     names = [
         host["name"]
         for page in range(1, first["pages"] + 1)
-        for host in visitor.get(f"/portal/hosts?page={page}&as=json").json["hosts"]
+        for host in user.get(f"/portal/hosts?page={page}&as=json").json["hosts"]
     ]
     assert names == [f"h{n}" for n in range(1, 61)]
-    assert [host["name"] for host in visitor.get("/portal/hosts?q=H59&as=json").json["hosts"]] == ["h59"]
-    assert 'No results for "nothing"' in visitor.get("/portal/hosts?q=nothing").text
-    assert visitor.visit("GET", "/portal/hosts?health=fine").status == 400
-    assert visitor.visit("GET", "/portal/hosts?page=9").status == 400
+    assert [host["name"] for host in user.get("/portal/hosts?q=H59&as=json").json["hosts"]] == ["h59"]
+    assert 'No results for "nothing"' in user.get("/portal/hosts?q=nothing").text
+    assert user.request("GET", "/portal/hosts?health=fine").status == 400
+    assert user.request("GET", "/portal/hosts?page=9").status == 400
 
 
-def test_a_user_sees_the_hosts_of_their_vms_only(portal: Visitor) -> None:
-    reader = portal.holding("Reader", f"{VMS}/web-1")
-    told = reader.get("/portal/hosts?as=json").json
-    assert [(host["name"], [vm["name"] for vm in host["vms"]]) for host in told["hosts"]] == [("h2", ["web-1"])]
+def test_a_user_sees_the_hosts_of_their_vms_only(portal: PortalUser) -> None:
+    reader = portal.with_role("Reader", f"{VMS}/web-1")
+    data = reader.get("/portal/hosts?as=json").json
+    assert [(host["name"], [vm["name"] for vm in host["vms"]]) for host in data["hosts"]] == [("h2", ["web-1"])]
     assert [vm["name"] for vm in reader.get("/portal/hosts/h2?as=json").json["vms"]] == ["web-1"]
-    assert reader.visit("GET", "/portal/hosts/h3").status == 404
-    assert [host["name"] for host in told["hosts"]] == [
+    assert reader.request("GET", "/portal/hosts/h3").status == 404
+    assert [host["name"] for host in data["hosts"]] == [
         host["name"] for host in portal.api.holding("Reader", f"{VMS}/web-1").get("/fleet")["hosts"]
     ]
 
 
-def test_the_empty_list_of_hosts_says_how_to_add_one(portal_of: Callable[..., Visitor]) -> None:
+def test_the_empty_list_of_hosts_says_how_to_add_one(portal_of: Callable[..., PortalUser]) -> None:
     assert "forewarn fleet add-host NAME" in portal_of(vms=[], hosts=[]).get("/portal/hosts").text
 
 
-def test_the_host_page_shows_vms_events_and_forms(portal: Visitor) -> None:
+def test_the_host_page_shows_vms_events_and_forms(portal: PortalUser) -> None:
     assert forms(portal.get("/portal/hosts/h2")) == ["degrade", "fail", "rollout"]
     portal.api.post("/hosts/h2/degrade", {"in_s": 86400})
     page = portal.get("/portal/hosts/h2")
     assert forms(page) == ["fail", "repair", "rollout"]
     assert "Redeploy" in page.text
-    told = portal.get("/portal/hosts/h2?as=json").json
-    assert {vm["name"] for vm in told["vms"]} == {"web-1", "spot"}
-    assert {name for event in told["events"] for name in event["vms"]} == {"web-1", "spot"}
+    data = portal.get("/portal/hosts/h2?as=json").json
+    assert {vm["name"] for vm in data["vms"]} == {"web-1", "spot"}
+    assert {name for event in data["events"] for name in event["vms"]} == {"web-1", "spot"}
 
 
-def test_the_host_page_shows_vms_that_move_there(portal_of: Callable[..., Visitor]) -> None:
-    visitor = portal_of(vms=[a_vm("db")], hosts=[a_host("h1"), a_host("h2")])
-    visitor.world.ask(RequestedOperation.REDEPLOY, "db")
-    visitor.world.advance(10 * 60)
-    assert "db moving here moving" in visitor.get("/portal/hosts/h2").text
-    visitor.world.advance(10 * 60)
-    assert "moving here" not in visitor.get("/portal/hosts/h2").text
+def test_the_host_page_shows_vms_that_move_there(portal_of: Callable[..., PortalUser]) -> None:
+    user = portal_of(vms=[a_vm("db")], hosts=[a_host("h1"), a_host("h2")])
+    user.world.ask(RequestedOperation.REDEPLOY, "db")
+    user.world.advance(10 * 60)
+    assert "db moving here moving" in user.get("/portal/hosts/h2").text
+    user.world.advance(10 * 60)
+    assert "moving here" not in user.get("/portal/hosts/h2").text
 
 
 @pytest.mark.parametrize(("role", "may"), [("Reader", False), ("Operator", False), ("Platform", True)])
-def test_pages_offer_platform_forms_only_to_users_with_the_right(portal: Visitor, role: str, may: bool) -> None:
-    visitor = portal.holding(role, "/")
-    assert bool(forms(visitor.get("/portal/hosts/h1"))) is may
-    assert forms(visitor.get("/portal/scopes/web")) == (["rollout"] if may else [])
-    assert ("fault" in forms(visitor.get("/portal/vms/db"))) is may
+def test_pages_offer_platform_forms_only_to_users_with_the_right(portal: PortalUser, role: str, may: bool) -> None:
+    user = portal.with_role(role, "/")
+    assert bool(forms(user.get("/portal/hosts/h1"))) is may
+    assert forms(user.get("/portal/scopes/web")) == (["rollout"] if may else [])
+    assert ("fault" in forms(user.get("/portal/vms/db"))) is may

@@ -1,4 +1,4 @@
-"""Signing in to the portal with a client's secret: who comes in, who does not, and where one goes on to."""
+"""Signing in with a client's secret: who is accepted, who is rejected, and where it redirects."""
 
 from __future__ import annotations
 
@@ -7,22 +7,22 @@ from urllib.parse import quote
 
 import pytest
 
-from tests.portal.http_browser import Browser, Doors
+from tests.portal.http_browser import Browser, PortalService
 from tests.support.operator_api import Api
 
 
 @pytest.fixture
-def doors(api_of: Callable[..., Api]) -> Doors:
-    return Doors(api_of())
+def service(api_of: Callable[..., Api]) -> PortalService:
+    return PortalService(api_of())
 
 
 @pytest.fixture
-def browser(doors: Doors) -> Browser:
-    return Browser(doors)
+def browser(service: PortalService) -> Browser:
+    return Browser(service)
 
 
-def test_a_user_without_a_session_is_redirected_to_sign_in_and_back(doors: Doors, browser: Browser) -> None:
-    secret = doors.add_client()
+def test_a_user_without_a_session_is_redirected_to_sign_in_and_back(service: PortalService, browser: Browser) -> None:
+    secret = service.add_client()
     sent = browser.get("/portal/events/abc?as=json")
     assert (sent.status, sent.headers["location"]) == (303, "/portal/sign-in?to=%2Fportal%2Fevents%2Fabc%3Fas%3Djson")
     form = browser.get(sent.headers["location"])
@@ -30,7 +30,7 @@ def test_a_user_without_a_session_is_redirected_to_sign_in_and_back(doors: Doors
     to = {"to": "/portal/events/abc?as=json"}
     page = browser.post("/portal/sign-in", {"client_id": "ann", "secret": secret, **to})
     assert (page.status, page.headers["location"]) == (303, "/portal/events/abc?as=json")
-    assert browser.who() == "client ann"
+    assert browser.user_name() == "client ann"
 
 
 def test_the_sign_in_page_proposes_the_administrator_and_never_shows_a_secret(browser: Browser) -> None:
@@ -40,28 +40,28 @@ def test_the_sign_in_page_proposes_the_administrator_and_never_shows_a_secret(br
 
 @pytest.mark.parametrize("client_id", ["ann", "nobody", "<script>"])
 def test_a_wrong_secret_is_rejected_in_the_words_of_the_token_endpoint(
-    doors: Doors, browser: Browser, client_id: str
+    service: PortalService, browser: Browser, client_id: str
 ) -> None:
-    doors.add_client()
+    service.add_client()
     page = browser.post("/portal/sign-in", {"client_id": client_id, "secret": "wrong"})
     form = {"grant_type": "client_credentials", "client_id": client_id, "client_secret": "wrong"}
-    token = Browser(doors, "https://localhost:8443").post("/adfs/oauth2/token", form)
-    said = token.json["error_description"].removeprefix("AADSTS7000215: ")
+    token = Browser(service, "https://localhost:8443").post("/adfs/oauth2/token", form)
+    message, _, _ = token.json["error_description"].removeprefix("AADSTS7000215: ").rpartition(": ")
     assert (page.status, token.status) == (401, 401)
-    assert f"client {client_id!r} does not exist, or this is not its secret" in said
-    assert said in page.text
+    assert f"client {client_id!r} does not exist, or this is not its secret" in message
+    assert f"{message}: ask an administrator which clients exist" in page.text
     assert "<script>" not in page.html
-    assert browser.jar == {}
+    assert browser.cookie_jar == {}
 
 
-def test_a_client_id_may_be_in_any_case_and_surrounded_by_spaces(doors: Doors, browser: Browser) -> None:
-    secret = doors.add_client()
+def test_a_client_id_may_be_in_any_case_and_surrounded_by_spaces(service: PortalService, browser: Browser) -> None:
+    secret = service.add_client()
     browser.signed_in(" Ann ", f" {secret}\n")
-    assert browser.who() == "client ann"
+    assert browser.user_name() == "client ann"
 
 
-def test_the_sign_in_page_redirects_a_signed_in_user(doors: Doors, browser: Browser) -> None:
-    browser.signed_in("ann", doors.add_client())
+def test_the_sign_in_page_redirects_a_signed_in_user(service: PortalService, browser: Browser) -> None:
+    browser.signed_in("ann", service.add_client())
     page = browser.get("/portal/sign-in?to=/portal/timeline")
     assert (page.status, page.headers["location"]) == (303, "/portal/timeline")
 
@@ -86,16 +86,16 @@ ELSEWHERE = [
 
 
 @pytest.mark.parametrize("to", ELSEWHERE)
-def test_a_sign_in_redirects_to_portal_pages_only(doors: Doors, browser: Browser, to: str) -> None:
-    secret = doors.add_client()
+def test_a_sign_in_redirects_to_portal_pages_only(service: PortalService, browser: Browser, to: str) -> None:
+    secret = service.add_client()
     assert 'name="to" value="/portal/"' in browser.get(f"/portal/sign-in?to={quote(to)}").html
     page = browser.post("/portal/sign-in", {"client_id": "ann", "secret": secret, "to": to})
     assert (page.status, page.headers["location"]) == (303, "/portal/")
 
 
 @pytest.mark.parametrize("to", ["/portal", "/portal/", "/portal?a=b", "/portal/vms/lab/web-0?as=csv", "/portal/hosts"])
-def test_a_sign_in_redirects_to_any_portal_page(doors: Doors, browser: Browser, to: str) -> None:
-    page = browser.post("/portal/sign-in", {"client_id": "ann", "secret": doors.add_client(), "to": to})
+def test_a_sign_in_redirects_to_any_portal_page(service: PortalService, browser: Browser, to: str) -> None:
+    page = browser.post("/portal/sign-in", {"client_id": "ann", "secret": service.add_client(), "to": to})
     assert page.headers["location"] == to
 
 
@@ -103,16 +103,16 @@ FOREIGN = [
     pytest.param({"origin": "https://evil.example"}, id="another site"),
     pytest.param({"origin": "http://localhost:3000"}, id="another port"),
     pytest.param({"origin": "null"}, id="no origin"),
-    pytest.param({"sec-fetch-site": "cross-site"}, id="said to be another site"),
-    pytest.param({"sec-fetch-site": "same-site"}, id="said to be another port"),
+    pytest.param({"sec-fetch-site": "cross-site"}, id="announced as another site"),
+    pytest.param({"sec-fetch-site": "same-site"}, id="announced as another port"),
 ]
 
 
 @pytest.mark.parametrize("headers", FOREIGN)
-def test_another_site_cannot_sign_a_user_in(doors: Doors, browser: Browser, headers: dict[str, str]) -> None:
-    """Else a site could have people work in its own name without their noticing."""
-    page = browser.post("/portal/sign-in", {"client_id": "ann", "secret": doors.add_client()}, headers)
-    assert (page.status, browser.jar) == (403, {})
+def test_another_site_cannot_sign_a_user_in(service: PortalService, browser: Browser, headers: dict[str, str]) -> None:
+    """Else a site could make users work under its own account without noticing."""
+    page = browser.post("/portal/sign-in", {"client_id": "ann", "secret": service.add_client()}, headers)
+    assert (page.status, browser.cookie_jar) == (403, {})
     assert "another site sent this request" in page.text
 
 
@@ -123,11 +123,11 @@ def test_a_sign_in_form_that_is_too_large_or_no_form_is_rejected(browser: Browse
 
 
 def test_client_secrets_are_rejected_with_an_external_issuer(api_of: Callable[..., Api]) -> None:
-    doors = Doors(api_of(), issuer_url="https://login.example")
-    secret = doors.add_client()
-    browser = Browser(doors)
+    service = PortalService(api_of(), issuer_url="https://login.example")
+    secret = service.add_client()
+    browser = Browser(service)
     page = browser.post("/portal/sign-in", {"client_id": "ann", "secret": secret})
-    assert (page.status, browser.jar) == (401, {})
+    assert (page.status, browser.cookie_jar) == (401, {})
     assert "client secrets do not sign in here: sign in at 'https://login.example'" in page.text
     shown = browser.get("/portal/sign-in")
     assert 'name="secret"' not in shown.html

@@ -1,4 +1,4 @@
-"""The drawing of a timeline: where bars and marks stand, as numbers."""
+"""The geometry of a timeline: positions of bars, segments and marks."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from tests.support.world import NOON
 HOUR = TimeWindow(since=NOON, until=NOON + 3600)
 
 
-def a_lane(event_id: str = "E1", *, title: str = "availability set web", **facts: Any) -> EventRow:
+def a_row(event_id: str = "E1", *, title: str = "availability set web", **facts: Any) -> EventRow:
     given: dict[str, Any] = {
         "scope_id": "set:sub/lab/web",
         "request_id": "r1",
@@ -46,14 +46,14 @@ def a_lane(event_id: str = "E1", *, title: str = "availability set web", **facts
     return event_row(Event(id=event_id, **{**given, **facts}), title_of_scope=title)
 
 
-def the_bar(lane: EventRow, *, window: TimeWindow = HOUR, now: float = NOON + 900) -> EventBar:
-    (band,) = build_chart([lane], window, now).bands
+def the_bar(row: EventRow, *, window: TimeWindow = HOUR, now: float = NOON + 900) -> EventBar:
+    (band,) = build_chart([row], window, now).bands
     (bar,) = band.bars
     return bar
 
 
 def parts(bar: EventBar) -> dict[str, tuple[float, float]]:
-    """Where each part begins and ends, in percent."""
+    """Start and end of each segment, in percent."""
     return {part.what: (round(part.x, 2), round(part.x + part.width, 2)) for part in bar.parts}
 
 
@@ -65,14 +65,14 @@ FINISHED: dict[str, Any] = {"status": EventState.OVER, "ending": Ending.FINISHED
 
 
 def test_a_scheduled_event_is_a_bar_of_notice_from_publication_to_not_before() -> None:
-    bar = the_bar(a_lane())
+    bar = the_bar(a_row())
     assert parts(bar) == {"promised": (16.67, 41.67), "notice": (16.67, 41.67)}
     assert marks(bar) == {"published": 16.67, "not-before": 41.67}
 
 
 def test_an_approved_event_shows_the_given_notice_within_the_promised_one() -> None:
-    lane = a_lane(approved_at=NOON + 1200, approved_by="web-0", started_at=NOON + 1200, over_at=NOON + 1230, **FINISHED)
-    bar = the_bar(lane)
+    row = a_row(approved_at=NOON + 1200, approved_by="web-0", started_at=NOON + 1200, over_at=NOON + 1230, **FINISHED)
+    bar = the_bar(row)
     assert parts(bar) == {"promised": (16.67, 41.67), "notice": (16.67, 33.33), "performing": (33.33, 34.17)}
     assert marks(bar) == {
         "published": 16.67,
@@ -82,16 +82,16 @@ def test_an_approved_event_shows_the_given_notice_within_the_promised_one() -> N
         "approved": 33.33,
     }
     assert "approved by web-0, 2026-01-05 12:20:00 UTC" in bar.title
-    assert lane.notice == "15 min of notice promised, 10 min given"
-    assert (lane.promised_s, lane.given_s) == (900, 600)
+    assert row.notice == "15 min of notice promised, 10 min given"
+    assert (row.promised_s, row.given_s) == (900, 600)
 
 
 def test_waiting_and_performing_segments_grow_with_time() -> None:
-    waiting = the_bar(a_lane(), now=NOON + 1800)
+    waiting = the_bar(a_row(), now=NOON + 1800)
     assert parts(waiting)["waiting"] == (41.67, 50.0)
     assert [part.what for part in waiting.parts if part.grows] == ["waiting"]
 
-    started = the_bar(a_lane(status=EventState.STARTED, started_at=NOON + 1800), now=NOON + 2160)
+    started = the_bar(a_row(status=EventState.STARTED, started_at=NOON + 1800), now=NOON + 2160)
     assert parts(started) == {
         "promised": (16.67, 41.67),
         "notice": (16.67, 41.67),
@@ -102,7 +102,7 @@ def test_waiting_and_performing_segments_grow_with_time() -> None:
 
 
 def test_a_withdrawn_event_ends_where_it_was_withdrawn() -> None:
-    bar = the_bar(a_lane(status=EventState.OVER, ending=Ending.WITHDRAWN, over_at=NOON + 780))
+    bar = the_bar(a_row(status=EventState.OVER, ending=Ending.WITHDRAWN, over_at=NOON + 780))
     assert parts(bar) == {"promised": (16.67, 41.67), "notice": (16.67, 21.67)}
     assert marks(bar)["withdrawn"] == 21.67
     assert bar.row.notice == "15 min of notice promised, withdrawn after 3 min"
@@ -110,7 +110,7 @@ def test_a_withdrawn_event_ends_where_it_was_withdrawn() -> None:
 
 def test_an_event_without_notice_has_no_notice_segment() -> None:
     at = NOON + 600
-    lane = a_lane(
+    row = a_row(
         listed=False,
         cause=Cause.POWER_OFF,
         note="none is given",
@@ -119,37 +119,37 @@ def test_an_event_without_notice_has_no_notice_segment() -> None:
         over_at=at + 36,
         **FINISHED,
     )
-    assert parts(the_bar(lane)) == {"performing": (16.67, 17.67)}
-    assert (lane.label, lane.notice, lane.promised_s) == ("Power-off of web-0", "no notice: none is given", None)
+    assert parts(the_bar(row)) == {"performing": (16.67, 17.67)}
+    assert (row.label, row.notice, row.promised_s) == ("Power-off of web-0", "no notice: none is given", None)
 
 
 def test_bars_much_longer_than_the_window_are_clamped() -> None:
-    week = a_lane(published_at=NOON - 3 * 86400, not_before=NOON + 4 * 86400)
+    week = a_row(published_at=NOON - 3 * 86400, not_before=NOON + 4 * 86400)
     bar = the_bar(week)
     assert parts(bar)["notice"] == (-10.0, 110.0)
     assert (bar.label_x, bar.label_ends_at_x) == (0.0, False)
 
 
 def test_labels_stay_within_the_chart() -> None:
-    late = the_bar(a_lane(published_at=NOON + 3000, not_before=NOON + 3900))
+    late = the_bar(a_row(published_at=NOON + 3000, not_before=NOON + 3900))
     assert (late.label_x, late.label_ends_at_x) == (100.0, True)
 
 
 def test_rows_are_grouped_by_scope_in_a_stable_order() -> None:
-    lanes = [
-        a_lane("E3", published_at=NOON + 30),
-        a_lane("E1", title="VM db-10", scope_id="vm:sub/lab/db-10"),
-        a_lane("E2", title="VM db-9", scope_id="vm:sub/lab/db-9"),
-        a_lane("E4", published_at=NOON + 20),
+    rows = [
+        a_row("E3", published_at=NOON + 30),
+        a_row("E1", title="VM db-10", scope_id="vm:sub/lab/db-10"),
+        a_row("E2", title="VM db-9", scope_id="vm:sub/lab/db-9"),
+        a_row("E4", published_at=NOON + 20),
     ]
-    chart = build_chart(lanes, HOUR, NOON)
+    chart = build_chart(rows, HOUR, NOON)
     assert [(band.title, band.y, [(bar.row.id, bar.y) for bar in band.bars]) for band in chart.bands] == [
         ("availability set web", 0, [("E4", BAND_HEIGHT), ("E3", BAND_HEIGHT + ROW_HEIGHT)]),
         ("VM db-9", BAND_HEIGHT + 2 * ROW_HEIGHT, [("E2", 2 * BAND_HEIGHT + 2 * ROW_HEIGHT)]),
         ("VM db-10", 2 * BAND_HEIGHT + 3 * ROW_HEIGHT, [("E1", 3 * BAND_HEIGHT + 3 * ROW_HEIGHT)]),
     ]
     assert chart.height == 3 * BAND_HEIGHT + 4 * ROW_HEIGHT
-    assert chart == build_chart(reversed(lanes), HOUR, NOON)
+    assert chart == build_chart(reversed(rows), HOUR, NOON)
 
 
 def test_the_line_of_the_current_time_is_at_its_position() -> None:
@@ -202,7 +202,7 @@ def test_a_span_out_of_bounds_is_rejected(text: str) -> None:
 
 
 def test_every_state_and_segment_has_a_symbol_and_a_style() -> None:
-    """Colour is never the only sign."""
+    """Colour is never the only difference."""
     legend = {what for what, _ in LEGEND}
     assert set(STATE_SYMBOLS) - {"scheduled"} < legend
     template, looks = _text("templates", "timeline-chart.html"), _text("static", "timeline-chart.css")

@@ -1,4 +1,4 @@
-"""The timeline's page: which events are on it, who sees them, where its links lead, and what can be taken away."""
+"""The timeline page: which events it shows to whom, its links, and its exports."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from forewarn.core.event import Ending, Event, EventState
 from forewarn.core.resource_ids import vm_resource_id
 from forewarn.hypervisor.simulated import FailRule, SimulatedBehaviour
 from forewarn.store.memory import MemoryStore
-from tests.portal.conftest import Visitor
+from tests.portal.conftest import PortalUser
 from tests.support.world import LAB_POLICY, a_host, a_vm
 
 SVG = "{http://www.w3.org/2000/svg}"
 
 
-def approved(portal: Visitor, vm: str, after_s: float = 60) -> str:
-    """A restart that the VM approves, and that is done with."""
+def approved(portal: PortalUser, vm: str, after_s: float = 60) -> str:
+    """Requests a restart, which the VM approves and which finishes."""
     (event,) = portal.api.restart_of(vm)
     portal.world.advance(after_s)
     portal.world.approve(vm, event["id"])
@@ -31,26 +31,26 @@ def approved(portal: Visitor, vm: str, after_s: float = 60) -> str:
     return str(event["id"])
 
 
-def withdrawn(portal: Visitor, vm: str) -> str:
+def withdrawn(portal: PortalUser, vm: str) -> str:
     (event,) = portal.api.restart_of(vm)
     portal.api.post(f"/events/{event['id']}/withdraw", {"reason": "not needed"})
     return str(event["id"])
 
 
-def shown(portal: Visitor, query: str = "") -> list[str]:
+def shown(portal: PortalUser, query: str = "") -> list[str]:
     """Labels of the events that the page lists, newest first."""
     page = portal.get(f"/portal/timeline?{query}&as=json".replace("?&", "?")).json
-    return [f"{lane['kind']} of {' '.join(lane['vms'])}" for lane in page["lanes"]]
+    return [f"{row['kind']} of {' '.join(row['vms'])}" for row in page["lanes"]]
 
 
-def test_the_empty_timeline_says_how_to_request_an_event(portal: Visitor) -> None:
+def test_the_empty_timeline_says_how_to_request_an_event(portal: PortalUser) -> None:
     page = portal.get("/portal/timeline")
     assert "No events yet." in page.text
     assert "Request a restart on the page of a VM" in page.text
     assert "/portal/forms/rollout" in page.html
 
 
-def test_an_event_is_a_bar_with_its_marks_and_its_notice_in_words(portal: Visitor) -> None:
+def test_an_event_is_a_bar_with_its_marks_and_its_notice_in_words(portal: PortalUser) -> None:
     event_id = approved(portal, "web-0")
     page = portal.get("/portal/timeline")
     bar = re.search(rf'<g class="bar finished" data-event="{event_id}">.*?</g>', page.html, re.S)
@@ -65,7 +65,7 @@ def test_an_event_is_a_bar_with_its_marks_and_its_notice_in_words(portal: Visito
     assert "15 min of notice promised, 1 min given" in row[0]
 
 
-def test_failed_and_withdrawn_events_differ_in_symbol_and_pattern(portal: Visitor) -> None:
+def test_failed_and_withdrawn_events_differ_in_symbol_and_pattern(portal: PortalUser) -> None:
     gone = withdrawn(portal, "web-0")
     portal.world.hypervisor.set_behaviour(SimulatedBehaviour((FailRule(),)))
     bad = approved(portal, "db")
@@ -78,7 +78,7 @@ def test_failed_and_withdrawn_events_differ_in_symbol_and_pattern(portal: Visito
         assert f'href="#mark-{mark}"' in bar[0]
 
 
-def test_links_zoom_and_move_the_timeline_without_scripts(portal: Visitor) -> None:
+def test_links_zoom_and_move_the_timeline_without_scripts(portal: PortalUser) -> None:
     approved(portal, "db")
     page = portal.get("/portal/timeline?vm=db&span=1h&at=2026-01-05T12:00:00Z")
     section = re.search(r'<nav class="row zoom".*?</nav>', page.html, re.S)
@@ -92,7 +92,7 @@ def test_links_zoom_and_move_the_timeline_without_scripts(portal: Visitor) -> No
     assert ways["Now"] == {"vm": "db", "span": "1h"}
 
 
-def test_the_timeline_follows_the_current_time_unless_an_instant_is_given(portal: Visitor) -> None:
+def test_the_timeline_follows_the_current_time_unless_an_instant_is_given(portal: PortalUser) -> None:
     portal.world.advance(3600)
     here = portal.get("/portal/timeline?span=6h&as=json").json
     assert here["follows"] is True
@@ -102,7 +102,7 @@ def test_the_timeline_follows_the_current_time_unless_an_instant_is_given(portal
     assert there["window"]["until"] - there["window"]["since"] == 3600
 
 
-def test_only_events_within_the_window_are_shown(portal: Visitor) -> None:
+def test_only_events_within_the_window_are_shown(portal: PortalUser) -> None:
     approved(portal, "db")
     portal.world.advance(2 * 3600)
     portal.api.restart_of("web-0")
@@ -112,14 +112,14 @@ def test_only_events_within_the_window_are_shown(portal: Visitor) -> None:
     assert shown(portal, "span=5m&at=2026-01-05T13:00:00Z") == []
 
 
-def test_an_event_that_was_live_throughout_a_past_window_is_shown(portal: Visitor) -> None:
+def test_an_event_that_was_live_throughout_a_past_window_is_shown(portal: PortalUser) -> None:
     portal.api.post("/hosts/h2/degrade", {"in_s": 86400})
     portal.world.advance(2 * 86400)
     assert "Redeploy of web-1" in shown(portal, "span=5m&at=2026-01-05T18:00:00Z")
     assert "Redeploy of web-1" not in shown(portal, "span=5m&at=2026-01-06T18:00:00Z")
 
 
-def test_an_empty_window_links_to_the_newest_and_to_all_current_events(portal: Visitor) -> None:
+def test_an_empty_window_links_to_the_newest_and_to_all_current_events(portal: PortalUser) -> None:
     portal.api.post("/hosts/h2/degrade", {"in_s": 86400})
     page = portal.get("/portal/timeline?at=2026-01-01T00:00:00Z&span=5m")
     assert "No matching events in this time." in page.text
@@ -129,7 +129,7 @@ def test_an_empty_window_links_to_the_newest_and_to_all_current_events(portal: V
         assert "Redeploy of web-1" in shown(portal, link[1].replace("&amp;", "&"))
 
 
-def test_filters_narrow_the_timeline(portal: Visitor) -> None:
+def test_filters_narrow_the_timeline(portal: PortalUser) -> None:
     approved(portal, "web-0")
     portal.api.restart_of("web-1")
     portal.api.post("/requests", {"ask": "redeploy", "vms": ["pool_0"]})
@@ -145,7 +145,7 @@ def test_filters_narrow_the_timeline(portal: Visitor) -> None:
     assert shown(portal, "vm=&scope=&rollout=&kind=&state=all&span=") == shown(portal)
 
 
-def test_invalid_filters_and_times_are_rejected_with_a_message(portal: Visitor) -> None:
+def test_invalid_filters_and_times_are_rejected_with_a_message(portal: PortalUser) -> None:
     for query, status, sentence in (
         ("vm=nobody", 404, "VM 'nobody' does not exist"),
         ("span=soon", 400, "'soon' is not a duration"),
@@ -154,28 +154,28 @@ def test_invalid_filters_and_times_are_rejected_with_a_message(portal: Visitor) 
         ("kind=Nap", 400, "kind"),
         ("colour=red", 400, "colour"),
     ):
-        page = portal.visit("GET", f"/portal/timeline?{query}")
+        page = portal.request("GET", f"/portal/timeline?{query}")
         assert page.status == status, query
         assert sentence in page.text
 
 
-def test_the_timeline_shows_only_events_that_the_user_may_see(portal: Visitor) -> None:
+def test_the_timeline_shows_only_events_that_the_user_may_see(portal: PortalUser) -> None:
     portal.api.restart_of("web-0")
     portal.api.restart_of("db")
-    mine = portal.holding("Reader", vm_resource_id(portal.world.vm("db")))
+    mine = portal.with_role("Reader", vm_resource_id(portal.world.vm("db")))
     page = mine.get("/portal/timeline")
     assert "Reboot of db" in page.text
     assert "web-0" not in page.html
     assert shown(mine) == ["Reboot of db"]
-    assert mine.visit("GET", "/portal/timeline?vm=web-0").status == 404
-    assert mine.visit("GET", "/portal/timeline?scope=web").status == 404
+    assert mine.request("GET", "/portal/timeline?vm=web-0").status == 404
+    assert mine.request("GET", "/portal/timeline?scope=web").status == 404
     for form in ("csv", "svg"):
         assert b"web-0" not in mine.get(f"/portal/timeline?as={form}").content
-    nobody = portal.holding("Reader")
-    assert nobody.visit("GET", "/portal/timeline").status == 403
+    nobody = portal.with_role("Reader")
+    assert nobody.request("GET", "/portal/timeline").status == 403
 
 
-def test_names_on_the_timeline_are_escaped(portal_of: Callable[..., Visitor]) -> None:
+def test_names_on_the_timeline_are_escaped(portal_of: Callable[..., PortalUser]) -> None:
     name = '<script>alert("1")&'
     portal = portal_of(LAB_POLICY, vms=[a_vm(name)], hosts=[a_host("h1")])
     portal.world.do(portal.world.control.requests.request_for_vms("restart", [portal.world.vm(name)], who="<b>ann</b>"))
@@ -189,7 +189,7 @@ def test_names_on_the_timeline_are_escaped(portal_of: Callable[..., Visitor]) ->
     assert f"Reboot of {name}" in labels
 
 
-def test_the_exported_chart_is_self_contained(portal: Visitor) -> None:
+def test_the_exported_chart_is_self_contained(portal: PortalUser) -> None:
     event_id = approved(portal, "web-0")
     withdrawn(portal, "db")
     answer = portal.get("/portal/timeline?as=svg")
@@ -208,11 +208,11 @@ def test_the_exported_chart_is_self_contained(portal: Visitor) -> None:
     assert f'data-event="{event_id}"' in answer.html
     assert "http" not in answer.html.replace("http://www.w3.org/2000/svg", "")
     texts = " ".join("".join(text.itertext()) for text in root.iter(f"{SVG}text"))
-    for word in ("Reboot of web-0", "availability set web", "VM db", "approved", "withdrawn", "not before"):
-        assert word in texts
+    for text in ("Reboot of web-0", "availability set web", "VM db", "approved", "withdrawn", "not before"):
+        assert text in texts
 
 
-def test_the_exported_table_equals_the_one_on_the_page(portal: Visitor) -> None:
+def test_the_exported_table_equals_the_one_on_the_page(portal: PortalUser) -> None:
     ids = [approved(portal, "web-0"), withdrawn(portal, "db")]
     rows = list(csv.DictReader(io.StringIO(portal.get("/portal/timeline?as=csv").content.decode())))
     assert [row["event"] for row in rows] == ids[::-1]
@@ -220,15 +220,15 @@ def test_the_exported_table_equals_the_one_on_the_page(portal: Visitor) -> None:
     assert rows[1]["promised_s"] == "900"
     assert rows[1]["given_s"] == "60.0"
     assert rows[1]["approved_at"] == "2026-01-05T12:01:00Z"
-    lanes = portal.get("/portal/timeline?as=json").json["lanes"]
-    assert [(lane["id"], lane["notice"]) for lane in lanes] == [(row["event"], row["notice"]) for row in rows]
+    events = portal.get("/portal/timeline?as=json").json["lanes"]
+    assert [(event["id"], event["notice"]) for event in events] == [(row["event"], row["notice"]) for row in rows]
     html = portal.get("/portal/timeline").html
     listed = re.findall(r'<th scope="row"><a href="/portal/events/([^"]+)"', html)
     assert listed == ids[::-1]
 
 
-class Reckoned(MemoryStore):
-    """A store that notes how many events are asked for at once."""
+class RecordingStore(MemoryStore):
+    """A store that records the limit of each query for events."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -244,8 +244,8 @@ class Reckoned(MemoryStore):
         return super().events_ended_between(since, until, limit=limit, newest=newest)
 
 
-def test_the_timeline_reads_and_shows_a_bounded_number_of_events(portal_of: Callable[..., Visitor]) -> None:
-    store = Reckoned()
+def test_the_timeline_reads_and_shows_a_bounded_number_of_events(portal_of: Callable[..., PortalUser]) -> None:
+    store = RecordingStore()
     vms = [a_vm(f"vm-{n}") for n in range(230)]
     portal = portal_of(LAB_POLICY, vms=vms, hosts=[a_host("h1")], store=store)
     portal.api.post("/requests", {"ask": "restart", "vms": [vm.name for vm in vms]})
@@ -258,7 +258,7 @@ def test_the_timeline_reads_and_shows_a_bounded_number_of_events(portal_of: Call
     assert all(limit is not None and limit <= 2000 for limit in store.asked)
 
 
-def test_past_events_do_not_push_out_live_ones(portal_of: Callable[..., Visitor]) -> None:
+def test_past_events_do_not_push_out_live_ones(portal_of: Callable[..., PortalUser]) -> None:
     vms = [a_vm("first"), *(a_vm(f"vm-{n}") for n in range(210))]
     portal = portal_of(LAB_POLICY, vms=vms, hosts=[a_host("h1")])
     portal.api.restart_of("first")
@@ -268,7 +268,7 @@ def test_past_events_do_not_push_out_live_ones(portal_of: Callable[..., Visitor]
     assert "Reboot of first" in shown(portal)
 
 
-def test_an_approved_event_that_waits_for_others_is_shown_as_approved(portal: Visitor) -> None:
+def test_an_approved_event_that_waits_for_others_is_shown_as_approved(portal: PortalUser) -> None:
     portal.api.post("/rollouts", {"impact": "update", "hosts": ["h2"]})
     event = next(event for event in portal.world.events() if event.vms == ("spot",))
     portal.world.approve("spot", event.id)
@@ -277,7 +277,7 @@ def test_an_approved_event_that_waits_for_others_is_shown_as_approved(portal: Vi
     assert "web-1 on host h2, which is not ready yet" in page.text
 
 
-def test_the_timeline_says_that_its_search_was_bounded(portal_of: Callable[..., Visitor]) -> None:
+def test_the_timeline_says_that_its_search_was_bounded(portal_of: Callable[..., PortalUser]) -> None:
     vms = [a_vm(f"vm-{n}") for n in range(20)]
     portal = portal_of(LAB_POLICY, vms=vms, hosts=[a_host("h1")])
     events = tuple(
