@@ -24,7 +24,7 @@ def world() -> Iterator[World]:
 
 def update(world: World, vms: list[Vm], **settings: object) -> None:
     change = VmSettingsChange(**settings)  # type: ignore[arg-type]
-    world.do(world.control.fleet.update_settings(vms, change, called="them", who="ann"))
+    world.do(world.control.fleet.update_settings(vms, change, label="them", who="ann"))
 
 
 def test_a_settings_change_does_not_undo_what_happened_to_the_vm_meanwhile(world: World) -> None:

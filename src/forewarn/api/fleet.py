@@ -127,7 +127,7 @@ def _propose_vm(context: RequestContext, body: NewVm) -> DeclaredFleet:
 
 def _fleet_file_text(body: NewVm, context: RequestContext) -> str:
     group, subscriptions = context.directory.most_common_group(), context.directory.subscriptions()
-    return fleet_file_for(body, context.store, usual_home=group, subscriptions=subscriptions)
+    return fleet_file_for(body, context.store, usual_group=group, subscriptions=subscriptions)
 
 
 def _problems_text(problems: Sequence[FleetFileProblem]) -> str:

@@ -131,7 +131,7 @@ def _update_handler(kind: UpdatableKind) -> ArmHandler:
         except RecursionError as error:
             raise Rejected("the body is nested too deeply: send less") from error
         await context.control.fleet.update_settings(
-            target.vms, change, called=target.display_name, who=context.caller_name
+            target.vms, change, label=target.display_name, who=context.caller_name
         )
         return ArmResponse(body=kind.find(context, call).rendered)
 

@@ -119,7 +119,7 @@ class AccessService:
         return next(alike, None)
 
     def client(self, client_id: str) -> RegisteredClient:
-        """Return the client with this id, in any case; NotFound if there is none."""
+        """Return the client with this id, ignoring case; NotFound if there is none."""
         client = self._store.client(client_id.strip().casefold())
         if client is None:
             raise NotFound(f"client {client_id!r} does not exist", Remedy.LIST_CLIENTS)

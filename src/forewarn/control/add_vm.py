@@ -50,20 +50,20 @@ class NewVm(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
 
 def fleet_file_for(
-    new_vm: NewVm, store: Store, *, usual_home: tuple[str, str] | None, subscriptions: Iterable[str]
+    new_vm: NewVm, store: Store, *, usual_group: tuple[str, str] | None, subscriptions: Iterable[str]
 ) -> str:
     """Return the text of a fleet file with this VM, its set, the known subscriptions and all hosts.
 
-    `usual_home`: the subscription and resource group that most VMs are in. Raises Rejected if the name contains braces
+    `usual_group`: the subscription and resource group that most VMs are in. Raises Rejected if the name contains braces
     or the location is ambiguous.
     """
     if "{" in new_vm.name or "}" in new_vm.name:
         raise Rejected(f"the name {new_vm.name!r} contains braces: give the name of one VM, such as 'web-3'")
     hosts = store.hosts()
-    home = _subscription_and_group(new_vm, usual_home)
-    siblings = _vms_of_same_set(new_vm, store, home)
+    group = _subscription_and_group(new_vm, usual_group)
+    siblings = _vms_of_same_set(new_vm, store, group)
     location = new_vm.location or _location(new_vm, siblings, hosts)
-    defaults: dict[str, object] = {"subscription": home[0], "resource_group": home[1], "location": location}
+    defaults: dict[str, object] = {"subscription": group[0], "resource_group": group[1], "location": location}
     tables = [("[defaults]", defaults)]
     tables += [("[[subscriptions]]", {"name": known, "id": known}) for known in sorted(subscriptions)]
     tables += [("[[hosts]]", _host_table(host)) for host in hosts]
@@ -72,18 +72,18 @@ def fleet_file_for(
     return "\n".join(line for title, keys in tables for line in (title, *_toml_lines(keys)))
 
 
-def _subscription_and_group(new_vm: NewVm, usual_home: tuple[str, str] | None) -> tuple[str, str]:
-    usual = usual_home or (DefaultsTable().subscription, DefaultsTable().resource_group)
+def _subscription_and_group(new_vm: NewVm, usual_group: tuple[str, str] | None) -> tuple[str, str]:
+    usual = usual_group or (DefaultsTable().subscription, DefaultsTable().resource_group)
     return new_vm.subscription_id or usual[0], new_vm.resource_group or usual[1]
 
 
-def _vms_of_same_set(new_vm: NewVm, store: Store, home: tuple[str, str]) -> list[Vm]:
+def _vms_of_same_set(new_vm: NewVm, store: Store, group: tuple[str, str]) -> list[Vm]:
     named = [(key, getattr(new_vm, key).casefold()) for key in _SET_KEYS if getattr(new_vm, key)]
-    place = (home[0].casefold(), home[1].casefold())
+    group_key = (group[0].casefold(), group[1].casefold())
     return [
         vm
         for vm in (store.vms() if named else [])
-        if (vm.subscription_id.casefold(), vm.resource_group.casefold()) == place
+        if (vm.subscription_id.casefold(), vm.resource_group.casefold()) == group_key
         and all(getattr(vm, key).casefold() == name for key, name in named)
     ]
 
@@ -92,16 +92,16 @@ def _location(new_vm: NewVm, siblings: list[Vm], hosts: list[Host]) -> str:
     if siblings:
         return siblings[0].location
     wanted = new_vm.host.casefold()
-    places = sorted({host.location for host in hosts if not wanted or host.name.casefold() == wanted})
-    if len(places) > 1:
+    locations = sorted({host.location for host in hosts if not wanted or host.name.casefold() == wanted})
+    if len(locations) > 1:
         raise Rejected(
-            f"VM {new_vm.name!r} could be in several locations: give its location, {_quoted_choices(places)}"
+            f"VM {new_vm.name!r} could be in several locations: give its location, {_quoted_choices(locations)}"
         )
-    return places[0] if places else DefaultsTable().location
+    return locations[0] if locations else DefaultsTable().location
 
 
-def _quoted_choices(places: list[str]) -> str:
-    return " or ".join(repr(place) for place in places[:5])
+def _quoted_choices(locations: list[str]) -> str:
+    return " or ".join(repr(location) for location in locations[:5])
 
 
 def _host_table(host: Host) -> dict[str, object]:

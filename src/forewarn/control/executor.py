@@ -118,12 +118,12 @@ class ActExecutor:
 
     def take_outcomes(self) -> list[tuple[Act, ActOutcome]]:
         """Return the outcomes since the last call; the caller commits them or gives them back."""
-        known, self._outcomes = self._outcomes, []
-        return known
+        outcomes, self._outcomes = self._outcomes, []
+        return outcomes
 
-    def return_outcomes(self, known: list[tuple[Act, ActOutcome]]) -> None:
+    def return_outcomes(self, outcomes: list[tuple[Act, ActOutcome]]) -> None:
         """Keep outcomes that could not be committed for the next `take_outcomes`."""
-        self._outcomes = known + self._outcomes
+        self._outcomes = outcomes + self._outcomes
 
     def take_failed_attempts(self) -> list[FailedAttempt]:
         """Return the failed attempts since the last call; the caller commits them or gives them back."""

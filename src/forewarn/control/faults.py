@@ -92,11 +92,11 @@ class FaultService:
         async with self._registry.write_lock:
             return await self._set(spec, who)
 
-    async def clear(self, chosen: Callable[[Fault], bool], *, who: str) -> tuple[Fault, ...]:
-        """Remove the active faults for which `chosen` is true, and return them."""
+    async def clear(self, matches: Callable[[Fault], bool], *, who: str) -> tuple[Fault, ...]:
+        """Remove the active faults for which `matches` returns True, and return them."""
         async with self._registry.write_lock:
             active = self.active
-            cleared = tuple(fault for fault in active.faults if chosen(fault))
+            cleared = tuple(fault for fault in active.faults if matches(fault))
             await self._remove(active, cleared, f"cleared by {who}", who)
             return cleared
 

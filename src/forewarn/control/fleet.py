@@ -66,22 +66,22 @@ class FleetService:
                 raise
         raise Conflict("the fleet kept changing while this change was made: try again")
 
-    async def update_settings(self, vms: Sequence[Vm], change: VmSettingsChange, *, called: str, who: str) -> None:
-        """Change settings of all these VMs, or of none; `called` names them in history and messages."""
+    async def update_settings(self, vms: Sequence[Vm], change: VmSettingsChange, *, label: str, who: str) -> None:
+        """Change settings of all these VMs, or of none; `label` names them in history and messages."""
         if change.is_empty:
             return
         for _ in range(_MAX_ATTEMPTS):
             try:
                 await self._store.commit(
-                    self._settings_commit(vms, change, f"{who} set {describe_settings(change, called)}", who)
+                    self._settings_commit(vms, change, f"{who} set {describe_settings(change, label)}", who)
                 )
                 return
             except Conflict:
                 continue
-        raise Conflict(f"{called} kept changing while the settings were updated: try again")
+        raise Conflict(f"{label} kept changing while the settings were updated: try again")
 
     def find_vm(self, name: str) -> Vm:
-        """Return the VM named `name`, `group/name` or `subscription/group/name`, in any case.
+        """Return the VM named `name`, `group/name` or `subscription/group/name`, ignoring case.
 
         Raises NotFound, or Refused if several VMs have the name.
         """

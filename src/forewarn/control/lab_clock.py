@@ -96,10 +96,10 @@ class LabClockService:
             entry = HistoryEntry(at=self._clock.now(), what=EntryKind.CLOCK, who=who, text=f"{what} by {who}")
             await self._store.commit(Commit(entries=(entry,)))
 
-    def require_lab_clock(self, done: str) -> LabClock:
-        """Return the lab clock, or raise Rejected: real time cannot be `done` ("advanced")."""
+    def require_lab_clock(self, action: str) -> LabClock:
+        """Return the lab clock, or raise Rejected: real time cannot be changed so. `action`: "advanced"."""
         if not isinstance(self._clock, LabClock):
-            raise Rejected(f"this service runs on real time, which cannot be {done}", Remedy.USE_LAB)
+            raise Rejected(f"this service runs on real time, which cannot be {action}", Remedy.USE_LAB)
         return self._clock
 
     def _active_polls(self, clock: LabClock) -> list[LastPoll]:

@@ -233,14 +233,14 @@ class RequestService:
         return self.event(event.id)
 
     def event(self, event_id: str) -> Event:
-        """Return the event with this id, in any case; NotFound if there is none."""
+        """Return the event with this id, ignoring case; NotFound if there is none."""
         event = self._store.event(event_id.strip().upper())
         if event is None:
             raise NotFound(f"event {event_id!r} does not exist", Remedy.LIST_EVENTS)
         return event
 
     def host(self, name: str) -> Host:
-        """Return the host with this name, in any case; NotFound if there is none."""
+        """Return the host with this name, ignoring case; NotFound if there is none."""
         hosts = self._transactions.placement.hosts()
         host = next((host for host in hosts if host.name.casefold() == name.casefold()), None)
         if host is None:

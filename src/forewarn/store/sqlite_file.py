@@ -102,17 +102,17 @@ def sync_to_disk(path: Path) -> None:
 
 
 @contextmanager
-def file_errors_as_unavailable(path: Path, done: str) -> Iterator[None]:
-    """Turn OSError and sqlite3.Error of the block into Unavailable; `done` says what failed ("opened")."""
+def file_errors_as_unavailable(path: Path, action: str) -> Iterator[None]:
+    """Turn OSError and sqlite3.Error of the block into Unavailable; `action` says what failed ("opened")."""
     try:
         yield
     except (OSError, sqlite3.Error) as error:
-        raise store_unavailable(path, done, error) from error
+        raise store_unavailable(path, action, error) from error
 
 
-def store_unavailable(path: Path, done: str, error: Exception) -> Unavailable:
-    """Return the error for a store that cannot be `done` ("read") because of `error`."""
-    return Unavailable(f"the store {str(path)!r} cannot be {done} now ({error}): check the file and try again")
+def store_unavailable(path: Path, action: str, error: Exception) -> Unavailable:
+    """Return the error for a store on which `action` ("read") failed with `error`."""
+    return Unavailable(f"the store {str(path)!r} cannot be {action} now ({error}): check the file and try again")
 
 
 def _starts_like_sqlite(path: Path) -> bool:
