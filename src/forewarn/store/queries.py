@@ -149,7 +149,7 @@ NEXT_WAKE = _select_next_wake()
 
 @cache
 def scope_ids_by(enabled: bool | None) -> str:
-    """Select scope ids in order: all, or only those of enabled or of disabled scopes."""
+    """Return SQL for scope ids in order: all, or only those of enabled or of disabled scopes."""
     query = select(scopes.c.id).order_by(scopes.c.id)
     if enabled is None:
         return compile_sql(query)
@@ -158,14 +158,14 @@ def scope_ids_by(enabled: bool | None) -> str:
 
 @cache
 def vms_by(by: EqualColumns, removed: bool) -> str:
-    """Select VMs in the order they were added; removed ones too if `removed`."""
+    """Return SQL for VMs in the order they were added; removed ones too if `removed`."""
     query = select(vms.c.body).where(*_equal_conditions(vms, by))
     return _select_ordered(query if removed else query.where(vms.c.removed_at.is_(None)), vms.c.position, False)
 
 
 @cache
 def events_by(by: EqualColumns, statuses: tuple[EventState, ...], newest: bool) -> str:
-    """Select events in these states, oldest first; with `newest`, newest first and limited."""
+    """Return SQL for events in these states, oldest first; with `newest`, newest first and limited."""
     query = select(events.c.body).where(*_equal_conditions(events, by))
     if set(statuses) != set(EventState):  # without a condition SQLite reads the table from its end
         query = query.where(_status_in(statuses))
@@ -174,7 +174,7 @@ def events_by(by: EqualColumns, statuses: tuple[EventState, ...], newest: bool) 
 
 @cache
 def requests_by(open_only: bool, newest: bool) -> str:
-    """Select requests and their versions, oldest first; with `newest`, newest first and limited."""
+    """Return SQL for requests and their versions, oldest first; with `newest`, newest first and limited."""
     query = select(requests.c.body, requests.c.version)
     query = query.where(requests.c.is_open == literal_column("1")) if open_only else query
     return _select_ordered(query, requests.c.position, newest)
@@ -182,13 +182,13 @@ def requests_by(open_only: bool, newest: bool) -> str:
 
 @cache
 def planned_by(by: EqualColumns) -> str:
-    """Select planned events, oldest first."""
+    """Return SQL for planned events, oldest first."""
     return _select_ordered(select(planned.c.body).where(*_equal_conditions(planned, by)), planned.c.position, False)
 
 
 @cache
 def history_by(by: EqualColumns, backwards: bool) -> str:
-    """Select a limited number of history entries between two sequence numbers, in order or `backwards`."""
+    """Return SQL for history entries between two sequence numbers, limited, in order or `backwards`."""
     seq = history.c.seq
     query = select(history.c.body, seq).where(
         seq > bindparam("after"), seq < bindparam("before"), *_equal_conditions(history, by)
@@ -198,7 +198,7 @@ def history_by(by: EqualColumns, backwards: bool) -> str:
 
 @cache
 def deliveries_by(by: EqualColumns) -> str:
-    """Select deliveries in the order they were recorded."""
+    """Return SQL for deliveries in the order they were recorded."""
     return _select_ordered(
         select(sightings.c.body).where(*_equal_conditions(sightings, by)), sightings.c.position, False
     )
@@ -206,13 +206,13 @@ def deliveries_by(by: EqualColumns) -> str:
 
 @cache
 def polls_by(by: EqualColumns) -> str:
-    """Select the latest polls, sorted by VM key."""
+    """Return SQL for the latest polls, sorted by VM key."""
     return _select_ordered(select(polls.c.body).where(*_equal_conditions(polls, by)), polls.c.vm, False)
 
 
 @cache
 def grants_by(by: EqualColumns) -> str:
-    """Select grants in the order they were added."""
+    """Return SQL for grants in the order they were added."""
     return _select_ordered(select(grants.c.body).where(*_equal_conditions(grants, by)), grants.c.position, False)
 
 
