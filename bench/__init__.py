@@ -1,6 +1,6 @@
-"""NUMBERS TO PROVE IT. `make bench` measures the real service from outside, beside nginx where that makes sense, and
-says which figures are reached. One file per row of the table; `target.py` holds what each must reach.
+"""Benchmarks: `make bench` measures the real service from outside, next to nginx where that makes sense.
 
-Never here: a figure that was not measured in this run or is not named as a quotation, one of something that nobody made
-sure has happened, or a way into the service that its users do not have.
+One file per row of the table; `target.py` has the target of each figure, and the run says which are reached. Every
+figure is measured in this run or named as a quotation. A row checks that what it measures has really happened, and it
+uses the service only in ways that users have too. Start reading at `__main__` and `rows`.
 """

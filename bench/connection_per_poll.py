@@ -1,17 +1,17 @@
-"""A connection per poll, as curl and the documentation's Python do: connect, ask, read, close."""
+"""A connection per poll, as curl and the Python of Azure's documentation do: connect, send, read, close."""
 
 from __future__ import annotations
 
-from bench.contest import arena, compete, cost_and_rate, must_make_connections
+from bench.comparison import check_connection_per_poll, cost_and_rate, ours_and_nginx, run_in_turn
 from bench.figure import Figure
-from bench.ground import Ground
+from bench.run_context import RunContext
 from bench.wrk import Load, wrk
 
 
-def measure(ground: Ground) -> tuple[Figure, ...]:
-    with arena(ground, "connection", per_connection=True) as pair:
-        compete(ground, "a connection per poll, ours and nginx in turn", pair, _load)
-    must_make_connections(pair)
+def measure(context: RunContext) -> tuple[Figure, ...]:
+    with ours_and_nginx(context, "connection", per_connection=True) as pair:
+        run_in_turn(context, "a connection per poll, ours and nginx in turn", pair, _load)
+    check_connection_per_poll(pair)
     return cost_and_rate("connection", pair)
 
 

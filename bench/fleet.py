@@ -1,7 +1,7 @@
-"""What polls cost where they come from: 8,000 VMs, each of which asks once a second on a connection of its own.
+"""CPU per poll of a whole fleet: 8,000 VMs that each poll once a second on a connection of their own.
 
-Everything that goes on beside is part of it, as when each VM last asked is gathered and written down. nginx bears the
-same connections and the same polls, with nothing to write down.
+All work of the service is part of it, such as storing when each VM has polled last. nginx has the same connections and
+polls, and nothing to store.
 """
 
 from __future__ import annotations
@@ -9,27 +9,29 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 
-from bench.crowd import Crowd, play, poll
+from bench.clients import ClientPool, poll_request, run_clients
 from bench.figure import Figure
-from bench.ground import Ground
 from bench.nginx import nginx
 from bench.process import cpu_s
-from bench.statistic import median, ratio
-from bench.subject import TARGET, single_vms, subject
+from bench.run_context import RunContext
+from bench.service import TARGET, running_service, single_vms
+from bench.statistics import median, ratio
 from tests.support.service_process import VmEndpoint
 
 _VMS = 8_000
-_TICKS = 100  # a second: VMs know nothing of each other
+_TICKS = 100  # a second, over which the polls are distributed
 
 
-def measure(ground: Ground) -> tuple[Figure, ...]:
-    vms = ground.sized(_VMS)
+def measure(context: RunContext) -> tuple[Figure, ...]:
+    vms = context.scaled(_VMS)
     names = [f"web-{number}" for number in range(vms)]
     with (
-        subject(ground.directory / "fleet" / "ours", single_vms(vms, 100)) as service,
-        nginx(ground.directory / "fleet" / "nginx", service.sample(names[0]), TARGET) as other,
+        running_service(context.directory / "fleet" / "ours", single_vms(vms, 100)) as service,
+        nginx(context.directory / "fleet" / "nginx", service.sample(names[0]), TARGET) as other,
     ):
-        ours, theirs = play(_story(ground, (service.pid, service.seats(names)), (other.pid, [_seat(other.url)])))
+        ours, theirs = run_clients(
+            _measure_clients(context, (service.pid, service.endpoints(names)), (other.pid, [_endpoint(other.url)]))
+        )
     return (
         Figure(
             name="fleet-cpu",
@@ -40,34 +42,36 @@ def measure(ground: Ground) -> tuple[Figure, ...]:
     )
 
 
-def _seat(url: str) -> VmEndpoint:
+def _endpoint(url: str) -> VmEndpoint:
     address, _, port = url.split("/")[2].rpartition(":")
     return VmEndpoint(address, int(port))
 
 
-async def _story(ground: Ground, *servers: tuple[int, Sequence[VmEndpoint]]) -> tuple[list[float], list[float]]:
-    """What a poll cost each of the two, in microseconds of its CPU, by run."""
+async def _measure_clients(
+    context: RunContext, *servers: tuple[int, Sequence[VmEndpoint]]
+) -> tuple[list[float], list[float]]:
+    """Return the CPU microseconds per poll of each server, by run."""
     costs: tuple[list[float], list[float]] = ([], [])
-    vms, crowds = ground.sized(_VMS), (Crowd(), Crowd())
-    for crowd, (_, seats) in zip(crowds, servers, strict=True):
-        await crowd.connect(seats, vms)
-        await _poll_for(crowd, 2.0)
-    for _ in ground.track(f"{vms:,} VMs, ours and nginx in turn", range(ground.runs)):
-        for crowd, (pid, _), seen in zip(crowds, servers, costs, strict=True):
+    vms, pools = context.scaled(_VMS), (ClientPool(), ClientPool())
+    for pool, (_, endpoints) in zip(pools, servers, strict=True):
+        await pool.connect(endpoints, vms)
+        await _poll_for(pool, 2.0)
+    for _ in context.track(f"{vms:,} VMs, ours and nginx in turn", range(context.runs)):
+        for pool, (pid, _), samples in zip(pools, servers, costs, strict=True):
             before = cpu_s(pid)
-            polls = await _poll_for(crowd, ground.run_s)
-            seen.append((cpu_s(pid) - before) / polls * 1e6)
-    for crowd in crowds:
-        crowd.close()
+            polls = await _poll_for(pool, context.run_s)
+            samples.append((cpu_s(pid) - before) / polls * 1e6)
+    for pool in pools:
+        pool.close()
     return costs
 
 
-async def _poll_for(crowd: Crowd, seconds: float) -> int:
-    """Everybody once a second; how many polls that were."""
-    loop, rounds = asyncio.get_running_loop(), []
-    begin, share = loop.time(), len(crowd.guests) // _TICKS
+async def _poll_for(pool: ClientPool, seconds: float) -> int:
+    """Poll once a second on every connection; returns the number of polls."""
+    loop, batches = asyncio.get_running_loop(), []
+    begin, share = loop.time(), len(pool.clients) // _TICKS
     for tick in range(round(seconds * _TICKS)):
         first = tick % _TICKS * share
-        rounds.append(crowd.ask(poll(), crowd.guests[first : first + share]))
+        batches.append(pool.send_all(poll_request(), pool.clients[first : first + share]))
         await asyncio.sleep(max(0.0, begin + (tick + 1) / _TICKS - loop.time()))
-    return sum([len(await asked.all()) for asked in rounds])
+    return sum([len(await batch.wait()) for batch in batches])

@@ -1,35 +1,35 @@
-"""Latency where there is room: both servers at the same rate, half of what the slower one can do.
+"""Latency at half load: both servers at the same rate, half of the maximum of the slower one.
 
-wrk has no rate, but pauses: 512 clients wait at random between an answer and the next request, on average as long as
-gives the rate. A pause is much longer than an answer takes, so clients keep asking while a server stalls. They come one
-after the other within the first second: were all to connect at one instant, the p99 would be that of their arrival, and
-of nothing after it. (h2load has a rate, but sends the requests of all its clients at one instant, and measures that
-queue.) A p99 differs more between runs than a mean does, so there are more of them.
+wrk has no option for a rate, so 512 clients pause for a random time before each request; the mean pause gives the
+rate. A pause is much longer than a response takes, so requests keep coming while a server stalls. The clients connect
+within the first second and not all at once, because then the p99 would measure the connecting. (h2load has a rate,
+but sends the requests of all clients at once and measures that queue.) There are more runs than elsewhere, because a
+p99 varies more than a mean.
 """
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from bench.contest import arena
+from bench.comparison import ours_and_nginx
 from bench.figure import Figure
-from bench.ground import Ground
-from bench.statistic import median, ratio
+from bench.run_context import RunContext
+from bench.statistics import median, ratio
 from bench.wrk import Load, wrk
 
 _SCRIPT = Path(__file__).parent / "paced.lua"
 _CLIENTS = 512
 
 
-def measure(ground: Ground) -> tuple[Figure, ...]:
-    seen: tuple[list[Load], list[Load]] = ([], [])
-    with arena(ground, "half-rate") as pair:
-        rate = min(wrk(contender.url, seconds=ground.run_s).rate for contender in pair) / 2
-        for _ in ground.track(f"{rate:,.0f} polls a second, ours and nginx in turn", range(2 * ground.runs - 1)):
-            for contender, runs in zip(pair, seen, strict=True):
-                runs.append(_run(contender.url, rate, ground.run_s))
-    ours, theirs = ([float(run.p99_us) for run in runs] for runs in seen)
-    rates = " and ".join(f"{median([run.rate for run in runs]):,.0f}" for runs in seen)
+def measure(context: RunContext) -> tuple[Figure, ...]:
+    loads: tuple[list[Load], list[Load]] = ([], [])
+    with ours_and_nginx(context, "half-rate") as pair:
+        rate = min(wrk(server.url, seconds=context.run_s).rate for server in pair) / 2
+        for _ in context.track(f"{rate:,.0f} polls a second, ours and nginx in turn", range(2 * context.runs - 1)):
+            for server, runs in zip(pair, loads, strict=True):
+                runs.append(_run(server.url, rate, context.run_s))
+    ours, theirs = ([float(run.p99_us) for run in runs] for runs in loads)
+    rates = " and ".join(f"{median([run.rate for run in runs]):,.0f}" for runs in loads)
     return (
         Figure(
             name="half-rate-p99",
@@ -41,7 +41,7 @@ def measure(ground: Ground) -> tuple[Figure, ...]:
 
 
 def pause_ms(rate: float) -> int:
-    """The mean pause that gives the rate; longer ones are cut off at twice it."""
+    """Return the mean pause of a client that gives this rate; paced.lua cuts pauses off at twice the mean."""
     return max(1, round(_CLIENTS / rate * 1e3))
 
 

@@ -1,15 +1,15 @@
-"""Polls over connections that are kept: 64 clients that ask again as soon as they are answered."""
+"""Polls over keep-alive connections: 64 clients that poll again as soon as they get the response."""
 
 from __future__ import annotations
 
-from bench.contest import arena, compete, cost_and_rate, must_keep_connections
+from bench.comparison import check_connections_kept, cost_and_rate, ours_and_nginx, run_in_turn
 from bench.figure import Figure
-from bench.ground import Ground
+from bench.run_context import RunContext
 from bench.wrk import wrk
 
 
-def measure(ground: Ground) -> tuple[Figure, ...]:
-    with arena(ground, "keep-alive") as pair:
-        compete(ground, "keep-alive, ours and nginx in turn", pair, lambda url, seconds: wrk(url, seconds=seconds))
-    must_keep_connections(pair)
+def measure(context: RunContext) -> tuple[Figure, ...]:
+    with ours_and_nginx(context, "keep-alive") as pair:
+        run_in_turn(context, "keep-alive, ours and nginx in turn", pair, lambda url, seconds: wrk(url, seconds=seconds))
+    check_connections_kept(pair)
     return cost_and_rate("keep-alive", pair)

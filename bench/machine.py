@@ -1,4 +1,4 @@
-"""The machine that figures were measured on: without it they say nothing."""
+"""Describes the machine that the figures were measured on."""
 
 from __future__ import annotations
 
@@ -16,16 +16,19 @@ _VERSION = re.compile(r"[\d.]{3,}")
 
 
 class Machine(msgspec.Struct, frozen=True, kw_only=True):
+    """Hardware and software of the machine. Fields are the JSON of results."""
+
     processor: str
     cores: int
     memory_gib: float
     kernel: str
     python: str
-    programs: dict[str, str]
-    filesystem: str  # of the directory that the store was in
+    programs: dict[str, str]  # name → version
+    filesystem: str  # of the stores
 
 
 def this_machine(directory: Path) -> Machine:
+    """Describe this machine; the stores are in `directory`."""
     info = Path("/proc/cpuinfo").read_text()
     found = re.search(r"model name\s*: (.*)", info)
     pages, size = os.sysconf("SC_PHYS_PAGES"), os.sysconf("SC_PAGE_SIZE")
@@ -41,18 +44,20 @@ def this_machine(directory: Path) -> Machine:
 
 
 def missing_programs() -> list[str]:
+    """Return the programs that the benchmark needs and that are not installed."""
     return [name for name in PROGRAMS if shutil.which(name) is None]
 
 
 def load_average() -> float:
+    """Return the load average of the last minute."""
     return os.getloadavg()[0]
 
 
 def _version(*line: str) -> str:
     if shutil.which(line[0]) is None:
         return ""
-    told = subprocess.run(line, capture_output=True, text=True, check=False)
-    found = _VERSION.search(told.stdout + told.stderr)
+    done = subprocess.run(line, capture_output=True, text=True, check=False)
+    found = _VERSION.search(done.stdout + done.stderr)
     return found[0] if found else "?"
 
 

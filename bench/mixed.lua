@@ -1,4 +1,4 @@
--- Polls, of which one in a hundred is an approval instead if an event's id is given:
+-- Polls; if an event's id is given, one request in a hundred is an approval instead:
 -- wrk -s mixed.lua URL -- [EVENT]
 dofile(debug.getinfo(1, "S").source:match("^@?(.*/)") .. "report.lua")
 local poll, approval

@@ -1,8 +1,8 @@
-"""Polls while the rest goes on: one request in a hundred approves an event, and ten times a second the very document
-that is polled changes. Compared with the same polls undisturbed, in turn.
+"""Polls mixed with approvals and changes, compared with polls alone, in turn.
 
-What is approved has been approved before and goes on for days, so that the changes are the ten that are meant: clients
-do so that approve whatever is listed, at every poll. An approval that changes something is a row of its own.
+One request in a hundred is an approval, and the polled document changes ten times a second. The approvals repeat one
+for an event that has started and takes days, so they change nothing: many clients approve every listed event at every
+poll. Approvals that change something are a row of their own.
 """
 
 from __future__ import annotations
@@ -15,113 +15,113 @@ from dataclasses import dataclass
 from pathlib import Path
 from threading import Event
 
-from bench.contest import Contender, size_of
+from bench.comparison import MeasuredServer, response_size
 from bench.figure import Figure
-from bench.ground import Ground
 from bench.process import CLIENT_CORE, on_core
-from bench.statistic import median, ratio
-from bench.subject import Subject, one_scope, subject
+from bench.run_context import RunContext
+from bench.service import BenchService, one_scope, running_service
+from bench.statistics import median, ratio
 from bench.wrk import wrk
 from tests.support.service_process import HttpAnswer, eventually
 
 _SCRIPT = Path(__file__).parent / "mixed.lua"
 _CHANGES_PER_S = 10
-_LEAST_PER_S = 9
+_MIN_PER_S = 9
 _APPROVALS = 'forewarn_requests_total{of="approval",outcome="200"}'
-_POLLS = 0.99
+_POLLS = 0.99  # share of all requests
 _SETTINGS = '[[simulate]]\nvm = "web-1"\nverb = "reboot"\nthen = "take"\nseconds = 600000\n'
 
 
-def measure(ground: Ground) -> tuple[Figure, ...]:
-    directory = ground.directory / "mixed"
+def measure(context: RunContext) -> tuple[Figure, ...]:
+    directory = context.directory / "mixed"
     directory.mkdir()
     settings = directory / "settings.toml"
     settings.write_text(_SETTINGS, encoding="utf-8")
-    with subject(directory / "data", one_scope(5), ("--config", str(settings))) as service:
-        approved, paces = _lasting_event(service), list[Pace]()
-        pure = Contender(service.pid, service.url("web-0"), size_of(service.sample("web-0")))
-        mixed = Contender(service.pid, pure.url)
+    with running_service(directory / "data", one_scope(5), ("--config", str(settings))) as service:
+        approved, change_rates = _start_long_event(service), list[ChangeRate]()
+        pure = MeasuredServer(service.pid, service.url("web-0"), response_size(service.sample("web-0")))
+        mixed = MeasuredServer(service.pid, pure.url)
         wrk(pure.url, seconds=1)
-        for _ in ground.track("polls, undisturbed and beside the rest in turn", range(2 * ground.runs - 1)):
-            pure.run(lambda url: wrk(url, seconds=ground.run_s, script=_SCRIPT))
-            paces.append(_disturb(service, mixed, approved, ground.run_s))
+        for _ in context.track("polls alone and mixed in turn", range(2 * context.runs - 1)):
+            pure.run(lambda url: wrk(url, seconds=context.run_s, script=_SCRIPT))
+            change_rates.append(_run_mixed(service, mixed, approved, context.run_s))
     polls = [rate * _POLLS for rate in mixed.rates]
     samples = {"pure_per_s": tuple(pure.rates), "polls_per_s": tuple(polls)}
     samples |= {"pure_us": tuple(pure.costs), "mixed_us": tuple(mixed.costs)}
-    samples |= {"changes_per_s": tuple(pace.per_s for pace in paces)}
+    samples |= {"changes_per_s": tuple(change_rate.per_s for change_rate in change_rates)}
     costs = f"{median(mixed.costs):.1f} and {median(pure.costs):.1f} µs of CPU per request"
     note = f"{costs}; {median(samples['changes_per_s']):.1f} changes a second"
     return (Figure(name="mixed-rate", value=ratio(polls, pure.rates), note=note, samples=samples),)
 
 
-def _lasting_event(service: Subject) -> str:
-    """An event that has started, and whose act takes days."""
+def _start_long_event(service: BenchService) -> str:
+    """Start an event whose act takes days; returns its id."""
     event_id = service.schedule("web-1")[0]
     assert service.approve("web-1", event_id).status == 200
     eventually(lambda: service.ask("GET", f"/events/{event_id}")["status"] == "started")
     return event_id
 
 
-def _disturb(service: Subject, contender: Contender, approved: str, seconds: float) -> Pace:
-    """A run beside the rest, and how fast that changed; AssertionError if there was no rest."""
-    approvals, document = service.series(_APPROVALS), service.sample("web-0")
-    with changes(service) as pace:
-        seen = contender.run(lambda url: wrk(url, seconds=seconds, script=_SCRIPT, arguments=(approved,)))
-    must_be_mixed(seen.requests, service.series(_APPROVALS) - approvals)
-    pace.must_be_kept(incarnation(service.sample("web-0")) - incarnation(document))
-    return pace
+def _run_mixed(service: BenchService, server: MeasuredServer, approved: str, seconds: float) -> ChangeRate:
+    """Run the mixed load once. AssertionError if the approvals or changes are missing."""
+    approvals, document = service.metric(_APPROVALS), service.sample("web-0")
+    with changes(service) as change_rate:
+        load = server.run(lambda url: wrk(url, seconds=seconds, script=_SCRIPT, arguments=(approved,)))
+    check_mix(load.requests, service.metric(_APPROVALS) - approvals)
+    change_rate.check(incarnation(service.sample("web-0")) - incarnation(document))
+    return change_rate
 
 
-def must_be_mixed(requests: int, approvals: float) -> None:
-    """AssertionError unless one in a hundred was an approval, and a good one."""
+def check_mix(requests: int, approvals: float) -> None:
+    """AssertionError unless one request in a hundred was an accepted approval."""
     assert 0.9 < approvals / requests / (1 - _POLLS) < 1.1, f"{approvals:.0f} of {requests} requests were approvals"
 
 
 def incarnation(answer: HttpAnswer) -> int:
-    """It grows with every change of the document."""
+    """Return the incarnation of the document, which grows with every change."""
     return int(answer.json["DocumentIncarnation"])
 
 
 @dataclass(slots=True)
-class Pace:
-    """How many changes were made, and in what time."""
+class ChangeRate:
+    """How many changes were made in which time."""
 
     count: int = 0
     seconds: float = 0.0
 
     @property
     def per_s(self) -> float:
+        """Changes a second."""
         return self.count / self.seconds
 
-    def must_be_kept(self, seen: int) -> None:
-        """AssertionError if there were too few, or fewer were seen in the document."""
-        assert self.per_s >= _LEAST_PER_S, f"only {self.per_s:.1f} changes a second"
-        assert seen >= self.count, f"only {seen} of {self.count} changes were seen in the document"
+    def check(self, published: int) -> None:
+        """AssertionError if there were too few changes, or the document has changed less often."""
+        assert self.per_s >= _MIN_PER_S, f"only {self.per_s:.1f} changes a second"
+        assert published >= self.count, f"only {published} of {self.count} changes were published"
 
 
 @contextmanager
-def changes(service: Subject) -> Iterator[Pace]:
-    """Ten a second until the block is left: an event is scheduled for the scope, then taken back. What stood in their
-    way is raised then."""
-    stop, pace = Event(), Pace()
-    with ThreadPoolExecutor(1) as beside:
-        making = beside.submit(_change, service, stop, pace)
+def changes(service: BenchService) -> Iterator[ChangeRate]:
+    """Make ten changes a second until the block ends: schedule an event, then withdraw it. Raises their errors."""
+    stop, change_rate = Event(), ChangeRate()
+    with ThreadPoolExecutor(1) as executor:
+        changing = executor.submit(_change, service, stop, change_rate)
         try:
-            yield pace
+            yield change_rate
         finally:
             stop.set()
-    making.result()
+    changing.result()
 
 
-def _change(service: Subject, stop: Event, pace: Pace) -> None:
-    """Each at its own moment, however long the one before took."""
+def _change(service: BenchService, stop: Event, change_rate: ChangeRate) -> None:
+    """Make each change at its scheduled time, even if the one before was slow."""
     pending, begin = "", time.perf_counter()
     with on_core(CLIENT_CORE):
-        while not stop.wait(begin + (pace.count + 1) / _CHANGES_PER_S - time.perf_counter()) or pending:
+        while not stop.wait(begin + (change_rate.count + 1) / _CHANGES_PER_S - time.perf_counter()) or pending:
             if pending:
                 service.withdraw(pending)
                 pending = ""
             else:
                 pending = service.schedule("web-2")[0]
-            pace.count += 1
-    pace.seconds = time.perf_counter() - begin
+            change_rate.count += 1
+    change_rate.seconds = time.perf_counter() - begin

@@ -1,4 +1,4 @@
-"""nginx as the yardstick: a child process on the servers' core that answers what our service answers."""
+"""Runs nginx on the servers' core for comparison; it sends the same response as our service."""
 
 from __future__ import annotations
 
@@ -19,13 +19,15 @@ _START_S = 10.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Nginx:
+    """A running nginx."""
+
     pid: int
-    url: str  # for connections that are kept
+    url: str  # for keep-alive connections
     connection_url: str  # for a connection per poll
 
 
 def configuration(answer: HttpAnswer, keep_alive: int, connection: int) -> str:
-    """The constant, as our service gave it."""
+    """Return nginx.conf with these ports and the response of our service as a constant."""
     texts = {
         "@KEEP_ALIVE@": str(keep_alive),
         "@CONNECTION@": str(connection),
@@ -40,6 +42,7 @@ def configuration(answer: HttpAnswer, keep_alive: int, connection: int) -> str:
 
 @contextmanager
 def nginx(directory: Path, answer: HttpAnswer, target: str) -> Iterator[Nginx]:
+    """Run nginx until the block ends. AssertionError if its response differs from `answer`."""
     port = free_port(2)
     (directory / "temp").mkdir(parents=True)
     directory.chmod(0o755)
@@ -49,7 +52,7 @@ def nginx(directory: Path, answer: HttpAnswer, target: str) -> Iterator[Nginx]:
         child = subprocess.Popen(["nginx", "-p", str(directory), "-c", str(path), "-e", "stderr"])
     try:
         for number in (port, port + 1):
-            _must_answer_alike(child, number, target, answer)
+            _check_same_response(child, number, target, answer)
         base = "http://127.0.0.1"
         yield Nginx(pid=child.pid, url=f"{base}:{port}{target}", connection_url=f"{base}:{port + 1}{target}")
     finally:
@@ -57,7 +60,7 @@ def nginx(directory: Path, answer: HttpAnswer, target: str) -> Iterator[Nginx]:
         child.wait(timeout=30)
 
 
-def _must_answer_alike(child: subprocess.Popen[bytes], port: int, target: str, ours: HttpAnswer) -> None:
+def _check_same_response(child: subprocess.Popen[bytes], port: int, target: str, ours: HttpAnswer) -> None:
     deadline = time.monotonic() + _START_S
     while True:
         try:
@@ -69,7 +72,7 @@ def _must_answer_alike(child: subprocess.Popen[bytes], port: int, target: str, o
             time.sleep(0.02)
     assert theirs.body == ours.body
     for name in ("Content-Type", "ETag", "Content-Length"):
-        assert theirs.headers[name] == ours.headers[name], f"nginx says another {name}: {theirs.headers[name]}"
+        assert theirs.headers[name] == ours.headers[name], f"nginx sends another {name}: {theirs.headers[name]}"
 
 
 def _ask(port: int, target: str) -> HttpAnswer:

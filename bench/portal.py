@@ -1,4 +1,4 @@
-"""The portal in a real browser: its first view of 100,000 VMs beside that of 100, and how it keeps up with changes."""
+"""The portal in a real browser: its first view with 100,000 VMs and with 100, and frames under changes."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import Any
 
 from bench.figure import Figure, absent
-from bench.ground import Ground
 from bench.process import CLIENT_CORE, on_core
-from bench.statistic import median, percentile
-from bench.subject import Subject, single_vms
+from bench.run_context import RunContext
+from bench.service import BenchService, single_vms
+from bench.statistics import median, percentile
 from tests.support.service_process import free_port
 
 FIGURES = ("portal-growth", "portal-heap", "portal-frame")
@@ -27,23 +27,23 @@ _VIEWS = 7
 _WATCHES = 3
 _WATCH_S = 15.0
 _CHANGES = 50  # a second
-_SEEN = 0.9  # of them at least are heard and drawn within a watch
+_MIN_DRAWN = 0.9  # share of the changes that must be received and drawn
 _DRIVER = Path(__file__).parents[1] / ".venv-portal" / "bin" / "python"
 
 
-def measure(ground: Ground) -> tuple[Figure, ...]:
-    if (why := _why_not()) is not None:
-        return tuple(absent(name, why) for name in FIGURES)
-    small, _ = _looked_at(ground, ground.sized(_SMALL), watches=0)
-    large, watched = _looked_at(ground, ground.sized(_LARGE), watches=1 if ground.is_quick else _WATCHES)
+def measure(context: RunContext) -> tuple[Figure, ...]:
+    if (reason := _unavailable_reason()) is not None:
+        return tuple(absent(name, reason) for name in FIGURES)
+    small, _ = _measure_portal(context, context.scaled(_SMALL), watches=0)
+    large, watched = _measure_portal(context, context.scaled(_LARGE), watches=1 if context.is_quick else _WATCHES)
     return _growth(small, large), _heap(watched), _frame(watched)
 
 
-def _why_not() -> str | None:
+def _unavailable_reason() -> str | None:
     if shutil.which("chromium") is None:
         return "chromium is not installed: `make test-portal` as root installs it"
     if _driver() is None:
-        return "what drives a browser is not installed: `make test-portal` fetches it"
+        return "playwright is not installed: `make test-portal` installs it"
     return None
 
 
@@ -54,7 +54,7 @@ def _driver() -> str | None:
 
 
 def _growth(small: list[dict[str, float]], large: list[dict[str, float]]) -> Figure:
-    """The first of each is told apart: it is right after a sign-in, and builds what later ones find."""
+    """The first view of each is only in the note: it follows a sign-in and fills caches."""
     (first_small, *small), (first_large, *large) = small, large
     few, many = ([view["drawn_ms"] for view in views] for views in (small, large))
     note = (
@@ -68,96 +68,103 @@ def _growth(small: list[dict[str, float]], large: list[dict[str, float]]) -> Fig
 
 def _heap(watched: list[dict[str, Any]]) -> Figure:
     value = max(one["heap"] for one in watched) / 2**20
-    return Figure(name="portal-heap", value=value, note=f"after {watched[0]['heard']} changes")
+    return Figure(name="portal-heap", value=value, note=f"after {watched[0]['received']} changes")
 
 
 def _frame(watched: list[dict[str, Any]]) -> Figure:
-    """Of several watches the usual one: whatever else the machine does holds frames up too."""
+    """The median over several watches, because other work of the machine delays frames too."""
     longest = [max(one["gaps"]) for one in watched]
     gaps = [gap for one in watched for gap in one["gaps"]]
     tasks = [task for one in watched for task in one["tasks"]]
-    heard = sum(one["heard"] for one in watched) / sum(one["for_s"] for one in watched)
+    received = sum(one["received"] for one in watched) / sum(one["for_s"] for one in watched)
     note = (
-        f"{heard:.0f} changes a second; median {median(gaps):.0f}, p99 {percentile(gaps, 0.99):.0f}, "
+        f"{received:.0f} changes a second; median {median(gaps):.0f}, p99 {percentile(gaps, 0.99):.0f}, "
         f"longest of each watch {', '.join(f'{one:.0f}' for one in longest)} ms; {len(tasks)} long tasks"
     )
     return Figure(name="portal-frame", value=median(longest), note=note, samples={"gaps_ms": tuple(gaps)})
 
 
-def must_show(count: int, views: list[dict[str, float]]) -> None:
-    """AssertionError unless every view had VMs on it: all, or as many as a small fleet has."""
+def check_views(count: int, views: list[dict[str, float]]) -> None:
+    """AssertionError unless every view showed at least as many VMs as the small fleet has, or all."""
     least, fewest = min(count, _SMALL), min(view["vms"] for view in views)
     assert fewest >= least, f"a view of {count} VMs showed {fewest} of them"
 
 
-def must_keep_up(watched: list[dict[str, Any]]) -> None:
-    """AssertionError unless the changes were heard and drawn while the page was watched."""
+def check_changes_drawn(watched: list[dict[str, Any]]) -> None:
+    """AssertionError unless the page received and drew the changes."""
     for one in watched:
-        least = _SEEN * _CHANGES * one["for_s"]
-        told = f"of {_CHANGES} changes a second for {one['for_s']:g} s {one['heard']} were heard, {one['drawn']} drawn"
-        assert min(one["heard"], one["drawn"]) >= least, told
+        least = _MIN_DRAWN * _CHANGES * one["for_s"]
+        message = (
+            f"of {_CHANGES} changes a second for {one['for_s']:g} s, {one['received']} received, {one['drawn']} drawn"
+        )
+        assert min(one["received"], one["drawn"]) >= least, message
 
 
-def _looked_at(ground: Ground, count: int, *, watches: int) -> tuple[list[dict[str, float]], list[dict[str, Any]]]:
-    data = ground.directory / f"portal-{count}"
-    ground.tell(f"a fleet of {count} VMs", 0, 1)
+def _measure_portal(
+    context: RunContext, count: int, *, watches: int
+) -> tuple[list[dict[str, float]], list[dict[str, Any]]]:
+    data = context.directory / f"portal-{count}"
+    context.on_progress(f"a fleet of {count} VMs", 0, 1)
     with _service(data, single_vms(count, max(2, count // 40))) as (service, base):
-        service.must_serve(count)
-        shown = service.ask("GET", "/service")["console"]
+        service.check_vm_count(count)
+        console = service.ask("GET", "/service")["console"]
         task = {
             "chromium": shutil.which("chromium"),
             "base": base,
-            "client": shown["client_id"],
-            "secret": Path(shown["admin_secret"]).read_text(encoding="utf-8").strip(),
-            "views": 2 if ground.is_quick else _VIEWS,
+            "client": console["client_id"],
+            "secret": Path(console["admin_secret"]).read_text(encoding="utf-8").strip(),
+            "views": 2 if context.is_quick else _VIEWS,
             "watches": watches,
-            "watch_s": 4 if ground.is_quick else _WATCH_S,
+            "watch_s": 4 if context.is_quick else _WATCH_S,
         }
-        views, watched = _look(ground, service, task)
-    must_show(count, views)
-    must_keep_up(watched)
+        views, watched = _run_browser(context, service, task)
+    check_views(count, views)
+    check_changes_drawn(watched)
     return views, watched
 
 
 @contextmanager
-def _service(data: Path, fleet: str) -> Iterator[tuple[Subject, str]]:
+def _service(data: Path, fleet: str) -> Iterator[tuple[BenchService, str]]:
     port = free_port()
-    with Subject(data=data, fleet=fleet, environment={"FOREWARN_CONSOLE": f"127.0.0.1:{port}"}) as service:
-        assert isinstance(service, Subject)
+    with BenchService(data=data, fleet=fleet, environment={"FOREWARN_CONSOLE": f"127.0.0.1:{port}"}) as service:
+        assert isinstance(service, BenchService)
         yield service, f"http://localhost:{port}"
 
 
-def _look(
-    ground: Ground, service: Subject, task: dict[str, Any]
+def _run_browser(
+    context: RunContext, service: BenchService, task: dict[str, Any]
 ) -> tuple[list[dict[str, float]], list[dict[str, Any]]]:
     driver = _driver()
     assert driver is not None
     with on_core(CLIENT_CORE):
-        child = subprocess.Popen([driver, "-m", "bench.look"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        child = subprocess.Popen(
+            [driver, "-m", "bench.portal_browser"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
     with child:
         assert child.stdin is not None
         assert child.stdout is not None
         child.stdin.write(json.dumps(task))
         child.stdin.close()
-        said = map(json.loads, child.stdout)
-        views: list[dict[str, float]] = next(said)["views"]
+        messages = map(json.loads, child.stdout)
+        views: list[dict[str, float]] = next(messages)["views"]
         changes = Changes(service)
         for_s = task["watch_s"] - 1
         watched = []
-        for _ in ground.track("changes in view", range(task["watches"])):
-            changes.make(next(said)["vms"], for_s)
-            watched.append({**next(said), "for_s": for_s})
+        for _ in context.track("changes in view", range(task["watches"])):
+            changes.make(next(messages)["vms"], for_s)
+            watched.append({**next(messages), "for_s": for_s})
         return views, watched
 
 
 class Changes:
-    """VMs that are in view become noticed and are let go again, so many a second, one after the other."""
+    """Schedules and withdraws events of visible VMs, 50 a second in total."""
 
-    def __init__(self, service: Subject) -> None:
+    def __init__(self, service: BenchService) -> None:
         self._service = service
-        self._pending: dict[str, str] = {}  # VM → its event
+        self._pending: dict[str, str] = {}  # VM → event id
 
     def make(self, vms: list[str], for_s: float) -> None:
+        """Make changes to these VMs in turn for this time."""
         begin = time.perf_counter()
         for number, vm in zip(range(round(for_s * _CHANGES)), cycle(vms), strict=False):
             time.sleep(max(0.0, begin + number / _CHANGES - time.perf_counter()))

@@ -1,7 +1,7 @@
-"""The agent: from the publication of an eviction to its first step running, and what it costs while nothing happens.
+"""The agent: the time from the publication of an eviction to its first step, and its cost while idle.
 
-Against our service it holds a long poll. Polling is measured through a relay that hides the wish to be held, as
-from a server that does not know it, which answers at once.
+With our service the agent uses long polls. Polling is measured through a relay that removes the Prefer header, as
+with a server that does not support long polls.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from bench.figure import Figure
-from bench.ground import Ground
 from bench.process import CLIENT_CORE, cpu_s, on_core
-from bench.statistic import median, percentile
-from bench.subject import Subject, subject
+from bench.run_context import RunContext
+from bench.service import BenchService, running_service
+from bench.statistics import median, percentile
 from tests.support.external_server import ExternalServer
 from tests.support.service_process import eventually
 
 _TRIALS = 40
-_REST_S = 30.0
+_IDLE_S = 30.0
 _FLEET = '[[hosts]]\nname = "host-{n}"\ncount = 2\n\n[[vms]]\nname = "spot"\npriority = "Spot"\n'
 _FILE = """
 endpoint = "{endpoint}"
@@ -38,25 +38,25 @@ steps = ["note"]
 
 [steps.note]
 use = "command"
-run = ["sh", "-c", 'f="{noted}/$FOREWARN_EVENT_ID"; date +%s.%N > "$f.part" && mv "$f.part" "$f"']
+run = ["sh", "-c", 'f="{step_times}/$FOREWARN_EVENT_ID"; date +%s.%N > "$f.part" && mv "$f.part" "$f"']
 budget = "20s"
 """
 
 
-def measure(ground: Ground) -> tuple[Figure, ...]:
-    with subject(ground.directory / "reaction", _FLEET) as service:
-        at = service.seat("spot")
-        with agent(ground, f"http://{at.address}:{at.port}", "held") as running:
-            held = _trials(ground, service, running, "evictions, long poll", waits=1)
-            used, memory = _at_rest(ground, running.daemon.pid)
-            service.must_hold(1)
-        with relay(at.address, at.port) as port, agent(ground, f"http://127.0.0.1:{port}", "polling") as running:
-            polling = _trials(ground, service, running, "evictions, polling", waits=0)
+def measure(context: RunContext) -> tuple[Figure, ...]:
+    with running_service(context.directory / "reaction", _FLEET) as service:
+        at = service.endpoint_of("spot")
+        with agent(context, f"http://{at.address}:{at.port}", "held") as running:
+            held = _trials(context, service, running, "evictions, long poll", held=1)
+            used, memory = _measure_idle(context, running.daemon.pid)
+            service.check_held(1)
+        with relay(at.address, at.port) as port, agent(context, f"http://127.0.0.1:{port}", "polling") as running:
+            polling = _trials(context, service, running, "evictions, polling", held=0)
     return (
         _figure("reaction-held", held),
         _figure("reaction-polling", polling),
-        Figure(name="agent-memory", value=memory, note="resident, at rest"),
-        Figure(name="agent-cpu", value=used, note="of one core, at rest, long poll"),
+        Figure(name="agent-memory", value=memory, note="resident, idle"),
+        Figure(name="agent-cpu", value=used, note="of one core, idle, long poll"),
     )
 
 
@@ -66,59 +66,62 @@ def _figure(name: str, took_s: list[float]) -> Figure:
     return Figure(name=name, value=percentile(ms, 0.99), note=note, samples={"took_ms": tuple(ms)})
 
 
-class Running:
-    """An agent, and the folder where its step leaves the moment at which it ran."""
+class RunningAgent:
+    """An agent process, and the directory where its step writes when it ran."""
 
-    def __init__(self, daemon: ExternalServer, noted: Path) -> None:
+    def __init__(self, daemon: ExternalServer, step_times: Path) -> None:
         self.daemon = daemon
-        self.noted = noted
+        self.step_times = step_times
 
 
 @contextmanager
-def agent(ground: Ground, endpoint: str, name: str) -> Iterator[Running]:
-    place = ground.directory / name
-    noted = place / "noted"
-    noted.mkdir(parents=True)
-    file = place / "agent.toml"
-    file.write_text(_FILE.format(endpoint=endpoint, state=place / "state", noted=noted), encoding="utf-8")
+def agent(context: RunContext, endpoint: str, name: str) -> Iterator[RunningAgent]:
+    """Run an agent for this endpoint until the block ends."""
+    directory = context.directory / name
+    step_times = directory / "step_times"
+    step_times.mkdir(parents=True)
+    file = directory / "agent.toml"
+    file.write_text(_FILE.format(endpoint=endpoint, state=directory / "state", step_times=step_times), encoding="utf-8")
     line = [sys.executable, "-m", "forewarn.cli", "agent", "run", "--config", str(file)]
     with (
         on_core(CLIENT_CORE),
-        ExternalServer(line, log=place / "log", is_up=lambda: (place / "state").exists()) as daemon,
+        ExternalServer(line, log=directory / "log", is_up=lambda: (directory / "state").exists()) as daemon,
     ):
-        time.sleep(3)  # its first polls; nothing is measured before they are done
-        yield Running(daemon, noted)
+        time.sleep(3)  # until its first polls are done
+        yield RunningAgent(daemon, step_times)
 
 
-def _trials(ground: Ground, service: Subject, running: Running, what: str, waits: int) -> list[float]:
-    """At moments that do not fall in with a poll of once a second; `waits`: long polls that are held before each."""
-    moments = random.Random(1)
+def _trials(
+    context: RunContext, service: BenchService, running: RunningAgent, description: str, held: int
+) -> list[float]:
+    """Evict at random times, independent of a poll once a second; `held` long polls wait before each."""
+    pauses = random.Random(1)
     return [
-        _trial(service, running, moments.uniform(0.6, 1.6), waits)
-        for _ in ground.track(what, range(3 if ground.is_quick else _TRIALS))
+        _trial(service, running, pauses.uniform(0.6, 1.6), held)
+        for _ in context.track(description, range(3 if context.is_quick else _TRIALS))
     ]
 
 
-def _trial(service: Subject, running: Running, pause_s: float, waits: int) -> float:
+def _trial(service: BenchService, running: RunningAgent, pause_s: float, held: int) -> float:
     time.sleep(pause_s)
-    service.must_hold(waits)
+    service.check_held(held)
     (event,) = service.ask("POST", "/requests", {"ask": "evict", "vms": ["spot"]})["events"]
-    written = running.noted / event["id"]
+    written = running.step_times / event["id"]
     eventually(written.exists, within_s=10)
     service.withdraw(event["id"])
     return reaction_s(float(event["published_at"]), float(written.read_text()))
 
 
-def reaction_s(published_at: float, noted_at: float) -> float:
-    """AssertionError if the step was there before the event, as where the two clocks differ."""
-    assert noted_at > published_at, f"the step ran at {noted_at}, and the event was published at {published_at}"
-    return noted_at - published_at
+def reaction_s(published_at: float, ran_at: float) -> float:
+    """Return the seconds between the two. AssertionError if the step ran first, so the clocks differ."""
+    assert ran_at > published_at, f"the step ran at {ran_at}, and the event was published at {published_at}"
+    return ran_at - published_at
 
 
-def _at_rest(ground: Ground, pid: int) -> tuple[float, float]:
-    """CPU as per cent of one core, and resident memory in MiB."""
+def _measure_idle(context: RunContext, pid: int) -> tuple[float, float]:
+    """Return the CPU in percent of one core, and the resident memory in MiB."""
     time.sleep(2)
-    seconds = 3.0 if ground.is_quick else _REST_S
+    seconds = 3.0 if context.is_quick else _IDLE_S
     before = cpu_s(pid)
     time.sleep(seconds)
     used = 100 * (cpu_s(pid) - before) / seconds
@@ -129,14 +132,14 @@ def _at_rest(ground: Ground, pid: int) -> tuple[float, float]:
 
 @contextmanager
 def relay(host: str, port: int) -> Iterator[int]:
-    """A port behind which the service never hears `Prefer`."""
+    """Run a TCP relay to the service that hides the Prefer header; yields its port."""
 
     class Handler(socketserver.BaseRequestHandler):
         def handle(self) -> None:
-            with socket.create_connection((host, port)) as there:
-                back = threading.Thread(target=_pass_on, args=(there, self.request), daemon=True)
+            with socket.create_connection((host, port)) as upstream:
+                back = threading.Thread(target=_forward, args=(upstream, self.request), daemon=True)
                 back.start()
-                _pass_on(self.request, there, hide=True)
+                _forward(self.request, upstream, hide_prefer=True)
                 back.join(timeout=30)
 
     class Server(socketserver.ThreadingTCPServer):
@@ -151,10 +154,16 @@ def relay(host: str, port: int) -> Iterator[int]:
             server.shutdown()
 
 
-def _pass_on(one: socket.socket, other: socket.socket, *, hide: bool = False) -> None:
+def _without_prefer(data: bytes) -> bytes:
+    return data.replace(b"prefer:", b"xrefer:").replace(b"Prefer:", b"Xrefer:")
+
+
+def _forward(source: socket.socket, target: socket.socket, *, hide_prefer: bool = False) -> None:
     try:
-        while data := one.recv(65536):
-            other.sendall(data.replace(b"prefer:", b"xrefer:").replace(b"Prefer:", b"Xrefer:") if hide else data)
-        other.shutdown(socket.SHUT_WR)
+        while data := source.recv(65536):
+            target.sendall(
+                data.replace(b"prefer:", b"xrefer:").replace(b"Prefer:", b"Xrefer:") if hide_prefer else data
+            )
+        target.shutdown(socket.SHUT_WR)
     except OSError:
         pass

@@ -1,4 +1,4 @@
--- What wrk saw, as one line of JSON: times in microseconds.
+-- Prints the measurements of wrk as one line of JSON; times are in microseconds.
 done = function(summary, latency, requests)
   local errors = summary.errors
   io.write(string.format(

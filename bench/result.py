@@ -1,4 +1,4 @@
-"""What a run found, as a file."""
+"""The result of a run, as a JSON file."""
 
 from __future__ import annotations
 
@@ -12,33 +12,37 @@ from bench.target import Verdict
 
 
 class Result(msgspec.Struct, frozen=True, kw_only=True):
+    """A run: when, on which machine, and its figures."""
+
     at: str  # UTC
     commit: str
     is_quick: bool
     machine: Machine
-    load_average: float  # before the first row; others on the machine disturb
+    load_average: float  # before the first row: other programs disturb the measurement
     figures: tuple[Figure, ...] = ()
 
     @property
     def is_good(self) -> bool:
-        """Whether every figure that could be measured reached what it must."""
+        """Whether every figure that this machine can measure reached its target."""
         return not any(figure.verdict in (Verdict.MISSED, Verdict.FAILED) for figure in self.figures)
 
 
-def write(result: Result, path: Path) -> None:
-    whole = msgspec.to_builtins(result)
-    for table, figure in zip(whole["figures"], result.figures, strict=True):
-        table |= {"must_reach": figure.target.words, "verdict": str(figure.verdict)}
+def write_result(result: Result, path: Path) -> None:
+    """Write the result as JSON, with the target and verdict of each figure."""
+    content = msgspec.to_builtins(result)
+    for fields, figure in zip(content["figures"], result.figures, strict=True):
+        fields |= {"must_reach": figure.target.text, "verdict": str(figure.verdict)}
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(msgspec.json.format(msgspec.json.encode(_rounded(whole)), indent=2) + b"\n")
+    path.write_bytes(msgspec.json.format(msgspec.json.encode(_rounded(content)), indent=2) + b"\n")
 
 
-def read(path: Path) -> Result:
+def read_result(path: Path) -> Result:
+    """Read a result that `write_result` has written."""
     return msgspec.json.decode(path.read_bytes(), type=Result)
 
 
 def _rounded(value: object) -> object:
-    """With six digits: no reading has more."""
+    """Round to six digits: no measurement has more."""
     if isinstance(value, float):
         return float(f"{value:.6g}")
     if isinstance(value, dict):

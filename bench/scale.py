@@ -1,4 +1,4 @@
-"""From the figures of one machine to ten million VMs: the arithmetic of docs/scale.md.
+"""Computes docs/scale.md: from the figures of one machine to ten million VMs.
 
 python -m bench.scale > docs/scale.md
 """
@@ -9,8 +9,8 @@ import math
 from pathlib import Path
 
 from bench.figure import Figure
-from bench.result import Result, read
-from bench.statistic import median
+from bench.result import Result, read_result
+from bench.statistics import median
 
 REFERENCE = Path(__file__).parent / "results" / "reference.json"
 _PAGE = Path(__file__).parent / "scale.md"
@@ -18,7 +18,7 @@ _PAGE = Path(__file__).parent / "scale.md"
 _VMS = 10_000_000
 _MONTH_S = 30 * 86_400
 _BAD_DAY_S = 8 * 3_600
-_COMMITS = 4  # scheduled, approved, started, over
+_COMMITS = 4  # scheduled, approved, started, finished
 _CORES = 16
 _LOADED = 0.5
 _SPARE = 1.1
@@ -26,31 +26,32 @@ _POSTGRES = 4_900  # transactions a second; measured when the stores were chosen
 _LISTENERS = 300
 _CHANGES = 1_000
 
-_LIMITS = {  # figure → what profiles (perf, py-spy) and other runs said of it
-    "keep-alive-rate": "the client: wrk keeps its core busy (98 %) with either server, whose own core then is not. "
-    "CPU per poll tells them apart",
-    "half-rate-p99": "stalls of the machine, which hold up both: median, p90 and p95 are within a few percent, while "
-    "the p99 of one run is up to twice that of the next. Were all 512 clients to connect at one instant, it would be "
-    "1.5 to 2: to let in a connection that is kept costs us 60 µs of CPU, and nginx 32",
-    "fleet-cpu": "few polls are answered in one turn of the loop, and what was seen of each VM is gathered and written "
-    "down, which nginx need not do",
-    "mixed-rate": "a change: 3.6 ms of CPU when it comes alone, in its request over HTTP, planning, the commit and the "
-    "documents of its scope; 1.6 ms when another has just been. Approvals that repeat cost what polls cost",
-    "long-poll-alone": "one core that answers them one by one: 70 % of an answer is the kernel's `send`, the rest is "
-    "waking and writing in Python; workers divide it between them",
-    "approval-rate": "CPU, not the disk: 57 % of it is Python (48 in the thread that decides, 9 in the one that "
-    "writes), 18 % the kernel (`fdatasync` 3), 13 % SQLite. Approvals share commits, so a disk that does thousands of "
-    "single ones a second makes this ratio hard to reach, and a slow disk easy",
+_LIMITS = {  # figure → what limits it, according to profiles (perf, py-spy) and other runs
+    "keep-alive-rate": "the client: wrk uses 98 % of its core with either server, and the server's core is not busy. "
+    "CPU per poll shows the difference",
+    "half-rate-p99": "stalls of the machine, which delay both servers: median, p90 and p95 differ by a few percent, "
+    "but the p99 of one run is up to twice that of the next. If all 512 clients connected at once, it would be 1.5 to 2: "
+    "a new keep-alive connection costs us 60 µs of CPU, and nginx 32",
+    "fleet-cpu": "few polls are answered per turn of the event loop, and the service stores when each VM has polled, "
+    "which nginx does not",
+    "mixed-rate": "changes: 3.6 ms of CPU for one alone (HTTP request, planning, commit and documents), 1.6 ms right "
+    "after another. Repeated approvals cost as much as polls",
+    "long-poll-alone": "one core, which answers one by one: 70 % of a response is `send` in the kernel, the rest is "
+    "waking and writing in Python; workers share it",
+    "approval-rate": "CPU, not the disk: 57 % is Python (48 in the deciding thread, 9 in the writing one), 18 % the "
+    "kernel (`fdatasync` 3), 13 % SQLite. Approvals share commits, so this ratio is hard to reach with a disk that "
+    "makes thousands of single commits a second, and easy with a slow one",
 }
 
 
 def scale_markdown(result: Result) -> str:
+    """Return the page: bench/scale.md with the figures of a result."""
     figures = _Figures(result)
     return _PAGE.read_text(encoding="utf-8").format(**_machine(result), **_sums(figures), limits=_limits(figures))
 
 
 class _Figures:
-    """Figures of a result by name; a result without one of them is no reference."""
+    """The figures of a result by name; KeyError if one is missing."""
 
     def __init__(self, result: Result) -> None:
         self._figures = {figure.name: figure for figure in result.figures}
@@ -75,10 +76,10 @@ class _Figures:
 
 
 def _limits(figures: _Figures) -> str:
-    rows = ((figures.figure(name), why) for name, why in _LIMITS.items())
+    rows = ((figures.figure(name), reason) for name, reason in _LIMITS.items())
     return "\n".join(
-        f"| {figure.target.what} | {figure.words} | {figure.target.words} | {figure.verdict} | {why} |"
-        for figure, why in rows
+        f"| {figure.target.title} | {figure.text} | {figure.target.text} | {figure.verdict} | {reason} |"
+        for figure, reason in rows
     )
 
 
@@ -142,9 +143,9 @@ def _polling(figures: _Figures) -> dict[str, float | str]:
         "long_poll_cores": cores_for(poll_us) / 300,
         "vms_per_node": _VMS / nodes,
         "rows_per_node": _VMS / nodes / 60,
-        "within_measured": f" are fewer than the {_LISTENERS} that were measured"
+        "within_measured": f" are fewer than the {_LISTENERS} listeners that were measured"
         if nodes <= _LISTENERS
-        else f" are more than the {_LISTENERS} that were measured, so several share a subscription",
+        else f" are more than the {_LISTENERS} listeners that were measured, so several share a subscription",
     }
 
 
@@ -172,13 +173,14 @@ def _rest(figures: _Figures) -> dict[str, float | str]:
 
 
 def cores_for(poll_us: float) -> float:
-    """How many are half busy with a poll a second from every VM."""
+    """Return how many half-loaded cores serve one poll a second of every VM."""
     return _VMS * poll_us / 1e6 / _LOADED
 
 
 def nodes_for(poll_us: float) -> int:
+    """Return how many nodes of 16 cores that is, with a tenth spare."""
     return math.ceil(cores_for(poll_us) / _CORES * _SPARE)
 
 
 if __name__ == "__main__":
-    print(scale_markdown(read(REFERENCE)), end="")
+    print(scale_markdown(read_result(REFERENCE)), end="")

@@ -1,4 +1,4 @@
-"""Start with 100,000 VMs: from the command to the first poll that is answered, and the most memory it took."""
+"""Start with 100,000 VMs: the time from the command to the first poll, and the peak memory."""
 
 from __future__ import annotations
 
@@ -6,27 +6,27 @@ import time
 from dataclasses import dataclass
 
 from bench.figure import Figure
-from bench.ground import Ground
-from bench.process import cpu_s, peak_bytes
-from bench.statistic import median
-from bench.subject import Subject, single_vms
+from bench.process import cpu_s, peak_memory_bytes
+from bench.run_context import RunContext
+from bench.service import BenchService, single_vms
+from bench.statistics import median
 
 _VMS = 100_000
 _STARTS = 3
 
 
-def large_fleet(ground: Ground) -> tuple[str, int]:
-    """Every VM is a scope of its own, which is the most there can be; and how many there are."""
-    count = ground.sized(_VMS)
+def large_fleet(context: RunContext) -> tuple[str, int]:
+    """Return a fleet file with as many scopes as VMs, and the number of VMs."""
+    count = context.scaled(_VMS)
     return single_vms(count, max(1, count // 40)), count
 
 
-def measure(ground: Ground) -> tuple[Figure, ...]:
-    fleet, vms = large_fleet(ground)
-    service = Subject(data=ground.directory / "start", fleet=fleet)
+def measure(context: RunContext) -> tuple[Figure, ...]:
+    fleet, vms = large_fleet(context)
+    service = BenchService(data=context.directory / "start", fleet=fleet)
     first = _start(service, vms)
-    times = range(1 if ground.is_quick else _STARTS)
-    starts = [_start(service, vms) for _ in ground.track("starts from the store", times)]
+    times = range(1 if context.is_quick else _STARTS)
+    starts = [_start(service, vms) for _ in context.track("starts from the store", times)]
     took, busy, peaks = ([getattr(start, name) for start in starts] for name in ("took_s", "cpu_s", "peak_mib"))
     samples = {"start_s": tuple(took), "cpu_s": tuple(busy)}
     return (
@@ -38,18 +38,20 @@ def measure(ground: Ground) -> tuple[Figure, ...]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Start:
+    """The measurements of one start."""
+
     took_s: float
     cpu_s: float
     peak_mib: float
 
 
-def _start(service: Subject, vms: int) -> Start:
-    """The service is stopped again."""
+def _start(service: BenchService, vms: int) -> Start:
+    """Start the service, poll once, and stop it."""
     begin = time.perf_counter()
     with service:
         assert service.sample("web-7").status == 200
         took_s = time.perf_counter() - begin
-        start = Start(took_s=took_s, cpu_s=cpu_s(service.pid), peak_mib=peak_bytes(service.pid) / 2**20)
-        service.must_serve(vms)
+        start = Start(took_s=took_s, cpu_s=cpu_s(service.pid), peak_mib=peak_memory_bytes(service.pid) / 2**20)
+        service.check_vm_count(vms)
         service.stop()
     return start

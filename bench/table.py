@@ -1,4 +1,4 @@
-"""The table that people read."""
+"""Renders a result as a table for the terminal."""
 
 from __future__ import annotations
 
@@ -19,20 +19,21 @@ _STYLES = {
 }
 
 
-def table(result: Result) -> Table:
-    shown = Table(title="forewarn in figures" + (" (a smoke run: they prove nothing)" if result.is_quick else ""))
-    shown.add_column("figure")
-    shown.add_column("measured", justify="right")
-    shown.add_column("must reach", justify="right")
-    shown.add_column("verdict")
+def render_table(result: Result) -> Table:
+    """Return the table of all figures with their targets and verdicts."""
+    grid = Table(title="forewarn in figures" + (" (a quick run: they prove nothing)" if result.is_quick else ""))
+    grid.add_column("figure")
+    grid.add_column("measured", justify="right")
+    grid.add_column("must reach", justify="right")
+    grid.add_column("verdict")
     for figure in result.figures:
         verdict = Text(str(figure.verdict), style=_STYLES.get(figure.verdict, ""))
-        shown.add_row(_what(figure), figure.words, figure.target.words, verdict)
-    return shown
+        grid.add_row(_title(figure), figure.text, figure.target.text, verdict)
+    return grid
 
 
-def _what(figure: Figure) -> Text:
-    text = Text(figure.target.what)
+def _title(figure: Figure) -> Text:
+    text = Text(figure.target.title)
     if figure.note:
         text.append(f"\n{figure.note}", style="dim")
     return text

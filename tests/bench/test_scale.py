@@ -1,4 +1,4 @@
-"""Ten million VMs on paper: the page reckons with the reference run, and with nothing else."""
+"""docs/scale.md is computed from the reference run."""
 
 from __future__ import annotations
 
@@ -6,19 +6,19 @@ from pathlib import Path
 
 import pytest
 
-from bench.result import read
+from bench.result import read_result
 from bench.scale import REFERENCE, cores_for, nodes_for, scale_markdown
 from bench.target import BY_NAME
 
 PAGE = Path(__file__).parents[2] / "docs" / "scale.md"
 
 
-def test_the_page_is_what_the_reference_run_gives() -> None:
-    assert PAGE.read_text(encoding="utf-8") == scale_markdown(read(REFERENCE)), "call `make docs`"
+def test_the_scale_page_follows_from_the_reference_run() -> None:
+    assert PAGE.read_text(encoding="utf-8") == scale_markdown(read_result(REFERENCE)), "run `make docs`"
 
 
-def test_the_reference_run_describes_its_machine_and_has_no_figure_that_nobody_knows() -> None:
-    reference = read(REFERENCE)
+def test_the_reference_run_describes_its_machine_and_has_only_known_figures() -> None:
+    reference = read_result(REFERENCE)
     assert {figure.name for figure in reference.figures} <= set(BY_NAME)
     assert not reference.is_quick
     assert reference.machine.processor

@@ -1,4 +1,4 @@
-"""What the figures make of samples."""
+"""The statistics of samples."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bench.half_rate import pause_ms
-from bench.statistic import median, percentile, ratio, spread
+from bench.statistics import median, percentile, ratio, spread
 
 samples = st.lists(st.floats(min_value=0.001, max_value=1e6), min_size=1, max_size=200)
 
@@ -17,38 +17,38 @@ samples = st.lists(st.floats(min_value=0.001, max_value=1e6), min_size=1, max_si
     [(0.5, 50), (0.99, 99), (1.0, 100), (0.001, 1)],
     ids=["half", "ninety-nine of a hundred", "all", "a grain"],
 )
-def test_a_percentile_is_a_value_that_was_seen(share: float, expected: float) -> None:
+def test_a_percentile_is_one_of_the_values(share: float, expected: float) -> None:
     assert percentile([float(n) for n in range(100, 0, -1)], share) == expected
 
 
 @given(samples, st.floats(min_value=0.01, max_value=1))
-def test_at_least_the_share_does_not_exceed_its_percentile(values: list[float], share: float) -> None:
+def test_the_percentile_is_the_smallest_value_with_the_share_below(values: list[float], share: float) -> None:
     found = percentile(values, share)
     assert sum(value <= found for value in values) >= share * len(values) - 1e-9
     assert sum(value < found for value in values) < share * len(values) + 1e-9
 
 
 @pytest.mark.parametrize(("values", "share"), [([], 0.5), ([1.0], 0), ([1.0], 1.1)])
-def test_what_has_no_percentile_is_refused(values: list[float], share: float) -> None:
+def test_an_invalid_percentile_is_refused(values: list[float], share: float) -> None:
     with pytest.raises(ValueError, match="no percentile"):
         percentile(values, share)
 
 
 @given(samples)
-def test_a_server_is_as_good_as_itself(values: list[float]) -> None:
+def test_the_ratio_of_equal_samples_is_1(values: list[float]) -> None:
     assert ratio(values, values) == pytest.approx(1)
 
 
-def test_one_disturbed_run_in_five_does_not_move_a_figure() -> None:
+def test_one_outlier_in_five_runs_does_not_change_the_ratio() -> None:
     assert ratio([10, 10, 10, 10, 99], [20, 20, 1, 20, 20]) == 0.5
     assert median([3, 1, 2]) == 2
 
 
-def test_runs_that_differ_are_told_apart_from_runs_that_do_not() -> None:
+def test_the_spread_is_relative_to_the_median() -> None:
     assert spread([10, 10, 10]) == 0
     assert spread([9, 10, 12]) == pytest.approx(0.3)
 
 
-def test_pauses_give_the_rate_that_is_wanted() -> None:
+def test_the_pause_gives_the_requested_rate() -> None:
     assert pause_ms(16_000) == 32
     assert pause_ms(10_000_000) == 1

@@ -1,4 +1,4 @@
-"""Every row of the table, in its order."""
+"""All rows of the benchmark, in the order of the table."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from bench import (
     start,
     two_workers,
 )
-from bench.ground import Row
+from bench.run_context import Row
 
 ROWS: tuple[Row, ...] = (
     Row(name="keep-alive", measure=keep_alive.measure, figures=("keep-alive-cpu", "keep-alive-rate")),

@@ -1,6 +1,6 @@
-"""Somebody who looks at the portal with Debian's chromium: run by an environment that has what drives a browser.
+"""Opens the portal in Debian's chromium and measures it; runs in an environment that has playwright.
 
-.venv-portal/bin/python -m bench.look   reads a task as JSON from standard input, and writes what it saw.
+.venv-portal/bin/python -m bench.portal_browser   reads a task as JSON from standard input and writes measurements.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ ARGUMENTS = (
     "--disable-component-update",
     "--disable-sync",
 )
-_MS = 120_000
-# From the click to the page as it stands, drawn, and how many VMs are on it.
-_SEEN = """() => new Promise((resolve) => requestAnimationFrame(() => requestAnimationFrame(() => {
+_TIMEOUT_MS = 120_000
+# The time from the click until the page is drawn, and how many VMs it shows.
+_VIEW_MEASUREMENTS = """() => new Promise((resolve) => requestAnimationFrame(() => requestAnimationFrame(() => {
   const [navigation] = performance.getEntriesByType("navigation");
   const vms = document.querySelectorAll(".cell[data-vm]").length;
   resolve({ drawn_ms: performance.now(), answered_ms: navigation.responseEnd, bytes: navigation.transferSize, vms });
 })))"""
-# Gaps between frames, tasks that hold everything up, and cells that are drawn anew, from now on.
+# From now on: the gaps between frames, long tasks, and cells that are drawn again.
 _WATCH = """() => {
-  window.gaps = []; window.tasks = []; window.heard = 0; window.drawn = 0;
+  window.gaps = []; window.tasks = []; window.received = 0; window.drawn = 0;
   let last = performance.now();
   const frame = (now) => { window.gaps.push(now - last); last = now; requestAnimationFrame(frame); };
   requestAnimationFrame(frame);
@@ -38,10 +38,10 @@ _WATCH = """() => {
   new MutationObserver((list) => { window.drawn += list.filter((one) => one.target.matches(".cell")).length; })
     .observe(document.body, { subtree: true, attributeFilter: ["class"] });
 }"""
-_WATCHED = "() => ({ gaps: window.gaps, tasks: window.tasks, heard: window.heard, drawn: window.drawn })"
-_LISTEN = """async () => {
+_WATCH_DATA = "() => ({ gaps: window.gaps, tasks: window.tasks, received: window.received, drawn: window.drawn })"
+_COUNT_CHANGES = """async () => {
   const { live } = await import("/portal/static/live.js");
-  live.addEventListener("change", ({ detail }) => { window.heard += detail.vms.length; });
+  live.addEventListener("change", ({ detail }) => { window.received += detail.vms.length; });
 }"""
 
 
@@ -58,34 +58,34 @@ def main() -> None:
 
 
 def _sign_in(browser: Browser, task: dict[str, Any]) -> tuple[Any, dict[str, float]]:
-    """The cookies from then on, and the view that it leads to."""
+    """Sign in; returns the cookies and the measurements of the first view."""
     context = browser.new_context()
     page = context.new_page()
-    page.set_default_timeout(_MS)
+    page.set_default_timeout(_TIMEOUT_MS)
     page.goto(f"{task['base']}/portal/sign-in")
     page.get_by_label("Client").fill(task["client"])
     page.get_by_label("Secret").fill(task["secret"])
     page.get_by_role("button", name="Sign in").click()
     page.wait_for_url(f"{task['base']}/portal/")
-    seen, state = page.evaluate(_SEEN), context.storage_state()
+    view, state = page.evaluate(_VIEW_MEASUREMENTS), context.storage_state()
     context.close()
-    return state, seen
+    return state, view
 
 
 def _view(browser: Browser, task: dict[str, Any], state: Any) -> dict[str, float]:
-    """With nothing remembered but who is signed in."""
+    """Open the first page with an empty browser cache, signed in."""
     context = browser.new_context(storage_state=state)
-    page = _opened(context.new_page(), task)
-    seen: dict[str, float] = page.evaluate(_SEEN)
+    page = _open_portal(context.new_page(), task)
+    view: dict[str, float] = page.evaluate(_VIEW_MEASUREMENTS)
     context.close()
-    return seen
+    return view
 
 
 def _watch(browser: Browser, task: dict[str, Any], state: Any) -> None:
-    """Tell when all is ready; then what was seen while things changed."""
+    """Print the visible VMs when the page is ready, then the measurements of the watch."""
     context = browser.new_context(storage_state=state)
-    page = _opened(context.new_page(), task)
-    page.evaluate(_LISTEN)
+    page = _open_portal(context.new_page(), task)
+    page.evaluate(_COUNT_CHANGES)
     page.evaluate(_WATCH)
     vms = page.evaluate('() => [...document.querySelectorAll(".cell[data-vm]")].map((one) => one.dataset.vm)')
     print(json.dumps({"vms": vms}), flush=True)
@@ -93,13 +93,13 @@ def _watch(browser: Browser, task: dict[str, Any], state: Any) -> None:
     session = context.new_cdp_session(page)
     session.send("Performance.enable")
     metrics = {one["name"]: one["value"] for one in session.send("Performance.getMetrics")["metrics"]}
-    seen = page.evaluate(_WATCHED)
-    print(json.dumps({**seen, "heap": metrics["JSHeapUsedSize"]}), flush=True)
+    watch = page.evaluate(_WATCH_DATA)
+    print(json.dumps({**watch, "heap": metrics["JSHeapUsedSize"]}), flush=True)
     context.close()
 
 
-def _opened(page: Page, task: dict[str, Any]) -> Page:
-    page.set_default_timeout(_MS)
+def _open_portal(page: Page, task: dict[str, Any]) -> Page:
+    page.set_default_timeout(_TIMEOUT_MS)
     page.goto(f"{task['base']}/portal/", wait_until="load")
     return page
 
