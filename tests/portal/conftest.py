@@ -49,7 +49,7 @@ class PortalUser:
         async def authenticate_session(request: Request) -> CurrentSession:
             return CurrentSession(principal=self.principal, csrf_token=TOKEN, ends_at=float("inf"))
 
-        self.app = build_web_app(api.house, authenticate_session=authenticate_session)
+        self.app = build_web_app(api.dependencies, authenticate_session=authenticate_session)
 
     def with_role(self, role: str, *over: str, name: str = "client ci") -> PortalUser:
         """Another user, with this role over these resources."""

@@ -60,7 +60,7 @@ class PortalService:
         """Builds the app anew on the same store, as a new process does."""
         self.links = SignInLinks(f"{ORIGIN}{ONE_TIME_LINK_PATH}/", self.now)
         self.dependencies: Dependencies = replace(
-            self.api.house, real_time=self.now, sign_in_links=self.links, sign_in=self.sign_in
+            self.api.dependencies, real_time=self.now, sign_in_links=self.links, sign_in=self.sign_in
         )
         sessions = SessionManager(
             dependencies=self.dependencies,
@@ -86,7 +86,7 @@ class PortalService:
     def owner(self) -> Api:
         """The API as the owner calls it over the unix socket, where it creates sign-in links."""
         owner = self.api._with(build_web_app(self.dependencies))
-        owner.house = self.dependencies
+        owner.dependencies = self.dependencies
         return owner
 
 

@@ -153,5 +153,5 @@ def session_for(principal: Principal) -> Any:
 def with_authenticator(portal: PortalUser, authenticate: Any) -> PortalUser:
     """The same portal with another authenticator."""
     other = PortalUser(portal.api, portal.principal)
-    other.app = build_web_app(portal.api.house, authenticate_session=authenticate)
+    other.app = build_web_app(portal.api.dependencies, authenticate_session=authenticate)
     return other

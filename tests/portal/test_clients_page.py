@@ -29,7 +29,7 @@ class Fleet:
     def __init__(self, api: Api) -> None:
         self.world: World = api.world
         self.paces: dict[str, PollingPace] = {}
-        api.house = replace(api.house, pace_of=self.paces.get)
+        api.dependencies = replace(api.dependencies, pace_of=self.paces.get)
         self.user = PortalUser(api, owner_principal("local user ann"))
 
     def polls(self, name: str, pace: PollingPace = POLLING, **facts: Any) -> None:
@@ -294,7 +294,7 @@ def test_the_clients_page_includes_polls_that_are_not_stored_yet(fleet: Fleet) -
         await fleet.world.store.record_observations([polled], [])
         fleet.paces[vm.key] = POLLING
 
-    fleet.user.api.house = replace(fleet.user.api.house, flush_observations=observe)
+    fleet.user.api.dependencies = replace(fleet.user.api.dependencies, flush_observations=observe)
     user = PortalUser(fleet.user.api, owner_principal("local user ann"))
     assert "late" in user.get("/portal/clients").text
 

@@ -119,8 +119,8 @@ def test_a_version_that_does_not_list_the_kind_says_so(portal: PortalUser) -> No
 def test_the_documents_follow_the_rules_of_the_location(portal_of: Callable[..., PortalUser]) -> None:
     portal = portal_of()
     rules = EndpointRules(versions=("2017-08-01", "2020-07-01"), iso_dates=True)
-    portal.api.house = replace(
-        portal.api.house, rules_for=lambda location: rules if location == "westeurope" else EndpointRules()
+    portal.api.dependencies = replace(
+        portal.api.dependencies, rules_for=lambda location: rules if location == "westeurope" else EndpointRules()
     )
     portal = PortalUser(portal.api, portal.principal)
     event_id = request_restart(portal, "db")

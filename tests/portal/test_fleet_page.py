@@ -95,7 +95,7 @@ def portal_with_polls(api: Api) -> PortalWithPolls:
 
     def make(silent_s: dict[str, float]) -> PortalUser:
         paces = {f"sub/lab/{name}": PollingPace(silent) for name, silent in silent_s.items()}
-        api.house = dataclasses.replace(api.house, pace_of=paces.get)
+        api.dependencies = dataclasses.replace(api.dependencies, pace_of=paces.get)
         return PortalUser(api, owner_principal("local user ann"))
 
     return make

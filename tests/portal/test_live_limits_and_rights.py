@@ -95,7 +95,7 @@ def test_a_stopping_service_ends_its_streams(portal: PortalUser) -> None:
     async def scenario() -> None:
         async with open_stream(portal) as page:
             await page.next("counts")
-            portal.api.house.shutting_down.set()
+            portal.api.dependencies.shutting_down.set()
             assert await page.end() == []
 
     run_scenario(portal, scenario)
@@ -103,7 +103,7 @@ def test_a_stopping_service_ends_its_streams(portal: PortalUser) -> None:
 
 def test_a_stream_opened_while_the_service_stops_ends_at_once(portal: PortalUser) -> None:
     async def scenario() -> None:
-        portal.api.house.shutting_down.set()
+        portal.api.dependencies.shutting_down.set()
         async with open_stream(portal) as page:
             await page.end()
 

@@ -27,7 +27,7 @@ class Fleet:
         self.paces: dict[str, PollingPace] = {}
         self.checked: list[str] = []
         self.listeners: list[PollingListener] = []
-        api.house = replace(api.house, pace_of=self._pace, subscribe_polling=self._subscribe)
+        api.dependencies = replace(api.dependencies, pace_of=self._pace, subscribe_polling=self._subscribe)
         self.portal = PortalUser(api, owner_principal("local user ann"))
 
     def _pace(self, key: str) -> PollingPace | None:

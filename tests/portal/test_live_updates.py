@@ -102,7 +102,7 @@ def test_commits_close_to_each_other_are_one_change(portal: PortalUser) -> None:
 
 def test_the_delivery_of_an_event_is_a_change(portal: PortalUser) -> None:
     observations = GuestObservations()
-    dependencies = replace(portal.api.house, subscribe_deliveries=observations.subscribe_deliveries)
+    dependencies = replace(portal.api.dependencies, subscribe_deliveries=observations.subscribe_deliveries)
     other = PortalUser(portal.api, portal.principal)
     other.app = build_web_app(dependencies, authenticate_session=session_for(portal.principal))
 
