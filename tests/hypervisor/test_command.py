@@ -1,4 +1,4 @@
-"""The command hypervisor: the operator's commands, their limits, their notes, and recovery after a crash."""
+"""The command hypervisor: the operator's commands, their limits, and recovery after a crash."""
 
 from __future__ import annotations
 

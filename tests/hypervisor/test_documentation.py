@@ -95,7 +95,7 @@ def test_a_verb_without_a_command_fails_with_the_note_on_the_page(
 ) -> None:
     act = Act(id="E3:web-0", vm="s/g/web-0", name="web-0", verb=Verb.EVICT, event_id="E3")
     done = perform(settings, tmp_path / "commands", act)
-    assert done == ActDone(ok=False, note="'sh' ended with code 1: nobody knows how to evict web-0")
+    assert done == ActDone(ok=False, note="'sh' ended with code 1: no command for evict of web-0")
 
 
 def test_the_page_names_every_verb_and_every_variable() -> None:

@@ -180,5 +180,7 @@ def test_a_file_that_is_not_a_ledger_is_rejected_and_stays_unchanged(tmp_path: P
 
 
 def test_the_error_names_a_missing_directory(tmp_path: Path) -> None:
-    with pytest.raises(Unavailable, match=r"nowhere/ledger.db' cannot be opened .*: check its directory, then try again"):
+    with pytest.raises(
+        Unavailable, match=r"nowhere/ledger.db' cannot be opened .*: check its directory, then try again"
+    ):
         EffectLedger.open(tmp_path / "nowhere" / "ledger.db")

@@ -1,4 +1,4 @@
-"""The process hypervisor: orders acts from supervisors, each takes effect once, and no VM stays frozen.
+"""The process hypervisor orders acts from supervisors; each takes effect once.
 
 A fake supervisor uses the protocol of `forewarn.vms` on one end of a socket pair.
 """
@@ -181,7 +181,7 @@ def test_a_freeze_ends_when_lab_time_reaches_its_end(tmp_path: Path, run_scenari
 def test_an_act_ordered_before_the_service_died_is_not_done_again(
     tmp_path: Path, run_scenario: RunScenario, verb: Verb
 ) -> None:
-    """The service dies after the order and before the answer; the supervisor then connects to the next one."""
+    """The service dies between order and answer; the supervisor then connects to the next one."""
     supervisor = FakeSupervisor("vm-1")
 
     async def scenario() -> None:
@@ -279,7 +279,9 @@ def test_acts_on_a_vm_whose_supervisor_died_are_performed_by_the_fallback(
                 perform_until_done = await run.perform_until_done(an_act(Verb.REBOOT))
                 gone = f"its supervisor (process {child.pid}) is gone, and its program with it"
                 assert perform_until_done == ActDone(ok=True, note=f"reboot took 30 s; {gone}")
-                assert await run.perform_until_done(an_act(Verb.REBOOT, "E2")) == ActDone(ok=True, note="reboot took 30 s")
+                assert await run.perform_until_done(an_act(Verb.REBOOT, "E2")) == ActDone(
+                    ok=True, note="reboot took 30 s"
+                )
 
         run_scenario(scenario())
 

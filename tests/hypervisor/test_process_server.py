@@ -170,12 +170,12 @@ def test_a_program_is_not_started_in_a_stopped_vm(killable: ServiceProcess) -> N
 def test_a_caller_that_is_no_supervisor_gets_an_error_message(
     lab: ServiceProcess, line: bytes, sentence: bytes
 ) -> None:
-    with socket.socket(socket.AF_UNIX) as stranger:
-        stranger.settimeout(15)
-        stranger.connect(str(socket_of(lab)))
-        stranger.sendall(line)
-        assert sentence in stranger.recv(4096)
-        assert stranger.recv(4096) == b""
+    with socket.socket(socket.AF_UNIX) as client:
+        client.settimeout(15)
+        client.connect(str(socket_of(lab)))
+        client.sendall(line)
+        assert sentence in client.recv(4096)
+        assert client.recv(4096) == b""
 
 
 def test_requests_on_the_listener_of_a_vm_are_identified_as_that_vm(lab: ServiceProcess) -> None:

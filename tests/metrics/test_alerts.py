@@ -1,4 +1,4 @@
-"""The deployed alerts and dashboard fit the service: every metric they use exists, and promtool tests the alerts."""
+"""The deployed alerts and dashboard use only metrics that exist, and promtool tests the alerts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""VMs of namespaces with a service beside them. Tests that need namespaces skip where the kernel allows none."""
+"""Namespace VMs with a service beside them. Tests skip where the kernel allows no namespaces."""
 
 import os
 import signal
@@ -21,8 +21,8 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
         pytest.skip(f"this machine forbids namespaces: {reason}")
 
 
-def command(data: Path, *words: str) -> list[str]:
-    return [sys.executable, "-m", "forewarn", "--data", str(data), "vm", *words]
+def command(data: Path, *arguments: str) -> list[str]:
+    return [sys.executable, "-m", "forewarn", "--data", str(data), "vm", *arguments]
 
 
 @pytest.fixture
@@ -33,16 +33,16 @@ def service(tmp_path: Path) -> Iterator[FakeSupervisorServer]:
 
 @pytest.fixture
 def start(tmp_path: Path) -> Iterator[Start]:
-    """Start `forewarn vm run VM … `, in a process group of its own as a shell would, and go on."""
+    """Start `forewarn vm run VM …` in its own process group, as a shell does, without waiting."""
     children: list[subprocess.Popen[str]] = []
 
-    def begin(vm: str, *words: str) -> "subprocess.Popen[str]":
-        line = command(tmp_path, "run", vm, "--isolated", *words)
+    def start_vm(vm: str, *arguments: str) -> "subprocess.Popen[str]":
+        line = command(tmp_path, "run", vm, "--isolated", *arguments)
         pipe = subprocess.PIPE
         children.append(subprocess.Popen(line, stdout=pipe, stderr=pipe, stdin=pipe, text=True, process_group=0))
         return children[-1]
 
-    yield begin
+    yield start_vm
     for child in children:
         if child.poll() is None:
             os.kill(child.pid, signal.SIGKILL)
@@ -51,10 +51,10 @@ def start(tmp_path: Path) -> Iterator[Start]:
 
 @pytest.fixture
 def run(tmp_path: Path) -> Run:
-    """`forewarn vm run VM …` from beginning to end."""
+    """Run `forewarn vm run VM …` to its end."""
 
-    def whole(vm: str, *words: str) -> "subprocess.CompletedProcess[str]":
-        line = command(tmp_path, "run", vm, "--isolated", *words)
+    def run_vm(vm: str, *arguments: str) -> "subprocess.CompletedProcess[str]":
+        line = command(tmp_path, "run", vm, "--isolated", *arguments)
         return subprocess.run(line, capture_output=True, text=True, timeout=60, check=False)
 
-    return whole
+    return run_vm

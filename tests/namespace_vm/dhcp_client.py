@@ -1,4 +1,4 @@
-"""A client outside a virtual network, as plain as those in the wild (evidence §9)."""
+"""A client outside a virtual network, with the packets of real clients (evidence §9)."""
 
 import http.client
 import os

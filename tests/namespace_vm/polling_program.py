@@ -1,9 +1,9 @@
-"""A program inside a VM: it ticks, asks the endpoint what is coming, and with `approve` says that it may begin.
+"""A program inside a VM: it ticks, polls for events and, with `approve`, approves them.
 
-insider.py DIRECTORY [approve] [stubborn]
+Usage: polling_program.py DIRECTORY [approve] [stubborn]
 
-It writes its boot ids, its ticks and every new document to files of its own in that directory. A stubborn one does
-not end when it is asked to.
+It writes its boot ids, its ticks and every new document to files in that directory. With `stubborn` it ignores
+SIGTERM.
 """
 
 import json
@@ -15,7 +15,7 @@ import urllib.request
 from pathlib import Path
 
 URL = "http://169.254.169.254/metadata/scheduledevents?api-version=2020-07-01"
-directory, wishes = Path(sys.argv[1]), sys.argv[2:]
+directory, options = Path(sys.argv[1]), sys.argv[2:]
 vm = os.environ["FOREWARN_VM"].rpartition("/")[2]
 opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
@@ -32,24 +32,24 @@ def write(what: str, text: str) -> None:
         file.write(f"{text}\n")
 
 
-def look(last: bytes) -> bytes:
+def poll(last: bytes) -> bytes:
     try:
-        seen = ask()
-        if seen != last:
-            write("seen", seen.decode())
-        waiting = [e["EventId"] for e in json.loads(seen)["Events"] if e["EventStatus"] == "Scheduled"]
-        if waiting and "approve" in wishes:
+        current = ask()
+        if current != last:
+            write("seen", current.decode())
+        waiting = [e["EventId"] for e in json.loads(current)["Events"] if e["EventStatus"] == "Scheduled"]
+        if waiting and "approve" in options:
             ask(json.dumps({"StartRequests": [{"EventId": event_id} for event_id in waiting]}).encode())
-        return seen
+        return current
     except OSError:
-        return last  # nobody is there for a moment
+        return last  # the service is away for a moment
 
 
-if "stubborn" in wishes:
+if "stubborn" in options:
     signal.signal(signal.SIGTERM, lambda *_: write("asked", "to end"))
 write("boots", os.environ["FOREWARN_BOOT_ID"])
 document = b""
 while True:
     write("ticks", str(time.monotonic()))
-    document = look(document)
+    document = poll(document)
     time.sleep(0.02)

@@ -1,4 +1,4 @@
-"""What is done to a VM really happens to its program, once for each act (spec §6)."""
+"""Acts on a VM really happen to its program, once per act (spec §6)."""
 
 import json
 import os
@@ -60,12 +60,12 @@ def lab(service: FakeSupervisorServer, start: Start, tmp_path: Path) -> Lab:
 
 
 def test_a_reboot_gives_a_new_boot_id_and_keeps_the_disks(lab: Lab) -> None:
-    told = lab.perform("reboot")
+    result = lab.perform("reboot")
     lab.wait_for_boots(2)
 
     first, second = lab.boots()
-    assert told["ok"]
-    assert first[0] == first[1] != second[0] == second[1] == told["boot_id"]
+    assert result["ok"]
+    assert first[0] == first[1] != second[0] == second[1] == result["boot_id"]
     assert second[2:] == ["host-0", "disk=1", "ephemeral=2"]
 
 
@@ -89,18 +89,18 @@ def test_a_reapply_does_nothing(lab: Lab) -> None:
     assert len(lab.boots()) == 1
 
 
-@pytest.mark.parametrize(("verb", "word"), [("evict", "evicted"), ("delete", "deleted")])
-def test_a_vm_that_is_gone_for_good_says_why_and_ends_well(lab: Lab, verb: str, word: str) -> None:
-    told = lab.perform(verb)
+@pytest.mark.parametrize(("verb", "participle"), [("evict", "evicted"), ("delete", "deleted")])
+def test_an_evicted_or_deleted_vm_prints_why_and_exits_with_code_0(lab: Lab, verb: str, participle: str) -> None:
+    result = lab.perform(verb)
 
-    _, said = lab.child.communicate(timeout=30)
-    assert (told["ok"], told["state"]) == (True, "down")
-    assert (lab.child.returncode, said) == (0, f"VM 'web-0' was {word}: its program was ended\n")
+    _, stderr = lab.child.communicate(timeout=30)
+    assert (result["ok"], result["state"]) == (True, "down")
+    assert (lab.child.returncode, stderr) == (0, f"VM 'web-0' was {participle}: its program was ended\n")
     assert list(lab.ephemeral.iterdir()) == []
 
 
 @pytest.mark.parametrize(("verb", "left"), [("power-off", 2), ("deallocate", 0)])
-def test_a_vm_that_is_off_stays_off_until_it_is_started(lab: Lab, verb: str, left: int) -> None:
+def test_a_stopped_vm_stays_down_until_it_is_started(lab: Lab, verb: str, left: int) -> None:
     assert lab.perform(verb)["state"] == "down"
     assert len(list(lab.ephemeral.iterdir())) == left
     assert lab.perform("reboot")["note"] == "the VM was down and stays down"
@@ -108,11 +108,11 @@ def test_a_vm_that_is_off_stays_off_until_it_is_started(lab: Lab, verb: str, lef
 
     assert lab.perform("start")["state"] == "running"
     lab.wait_for_boots(2)
-    assert lab.perform("start")["note"] == "the VM was running already"
+    assert lab.perform("start")["note"] == "the VM was already running"
     assert len(lab.boots()) == 2
 
 
-def test_an_order_that_is_repeated_has_no_second_effect(lab: Lab) -> None:
+def test_a_repeated_order_has_no_second_effect(lab: Lab) -> None:
     act = lab.service.order("web-0", "reboot", act="one")
     lab.service.outcome("web-0", act)
     lab.wait_for_boots(2)
@@ -124,19 +124,19 @@ def test_an_order_that_is_repeated_has_no_second_effect(lab: Lab) -> None:
     assert len(lab.boots()) == 2
 
 
-def test_what_a_keeper_cannot_do_fails_with_a_sentence(lab: Lab) -> None:
-    told = lab.perform("defragment")
+def test_an_unknown_verb_fails_with_a_sentence(lab: Lab) -> None:
+    result = lab.perform("defragment")
 
-    assert (told["ok"], told["note"]) == (False, "a VM of namespaces cannot 'defragment'")
+    assert (result["ok"], result["note"]) == (False, "a namespace VM cannot 'defragment'")
 
 
-def test_a_thaw_of_an_act_that_nobody_ordered_fails(lab: Lab) -> None:
+def test_a_thaw_of_an_unknown_act_fails(lab: Lab) -> None:
     lab.service.thaw("web-0", "unheard")
 
     assert not lab.service.outcome("web-0", "unheard")["ok"]
 
 
-def test_a_program_that_will_not_end_is_ended_after_the_grace(
+def test_a_program_that_ignores_sigterm_is_killed_after_the_grace(
     service: FakeSupervisorServer, start: Start, tmp_path: Path
 ) -> None:
     script = f"trap '' TERM; echo boot >> {tmp_path}/boots; while :; do sleep 0.05; done"
@@ -148,10 +148,10 @@ def test_a_program_that_will_not_end_is_ended_after_the_grace(
 
 
 @pytest.mark.parametrize(("abrupt", "farewells"), [(False, 1), (True, 0)], ids=["as planned", "host failed"])
-def test_only_a_host_that_fails_gives_a_program_no_moment_to_end(
+def test_only_a_host_failure_kills_a_program_without_sigterm(
     service: FakeSupervisorServer, start: Start, tmp_path: Path, abrupt: bool, farewells: int
 ) -> None:
-    """Spec §6.4: a failure comes with no notice, and nobody inside is asked first."""
+    """Spec §6.4: a failure gives no notice."""
     code = f"cd {tmp_path}; trap 'echo bye >> farewells; exit' TERM; echo up >> boots; while :; do sleep 0.05; done"
     start("web-0", "--", "sh", "-c", code)
     deadline = time.monotonic() + 30
@@ -161,14 +161,14 @@ def test_only_a_host_that_fails_gives_a_program_no_moment_to_end(
 
     assert service.perform("web-0", "redeploy", abrupt=abrupt)["ok"]
 
-    said = tmp_path / "farewells"
-    assert (said.read_text().count("bye") if said.exists() else 0) == farewells
+    stderr = tmp_path / "farewells"
+    assert (stderr.read_text().count("bye") if stderr.exists() else 0) == farewells
 
 
-def test_a_vm_whose_first_process_is_killed_during_a_reboot_is_not_kept_for_ever(
+def test_a_vm_whose_init_is_killed_during_a_reboot_ends(
     service: FakeSupervisorServer, start: Start, tmp_path: Path
 ) -> None:
-    """As an out-of-memory killer may: there is nothing left to boot, and who asks is told."""
+    """As an out-of-memory killer may do: the VM cannot boot again, and the act fails."""
     child = start(
         "web-0",
         "--grace",
@@ -184,7 +184,7 @@ def test_a_vm_whose_first_process_is_killed_during_a_reboot_is_not_kept_for_ever
         assert time.monotonic() < deadline
         time.sleep(0.01)
     act = service.order("web-0", "reboot")
-    service.wait_for(lambda: [said for said in service.messages_from("web-0") if said.get("act") == act])
+    service.wait_for(lambda: [stderr for stderr in service.messages_from("web-0") if stderr.get("act") == act])
 
     (first,) = Path(f"/proc/{child.pid}/task/{child.pid}/children").read_text().split()
     os.kill(int(first), signal.SIGKILL)
@@ -193,7 +193,7 @@ def test_a_vm_whose_first_process_is_killed_during_a_reboot_is_not_kept_for_ever
     assert child.wait(timeout=30) == 128 + signal.SIGKILL
 
 
-def test_a_keeper_that_was_killed_knows_what_it_had_done(lab: Lab) -> None:
+def test_a_restarted_supervisor_knows_the_outcomes_of_earlier_acts(lab: Lab) -> None:
     lab.service.outcome("web-0", lab.service.order("web-0", "reboot", act="one"))
     lab.wait_for_boots(2)
     os.kill(lab.child.pid, signal.SIGKILL)
@@ -207,7 +207,7 @@ def test_a_keeper_that_was_killed_knows_what_it_had_done(lab: Lab) -> None:
     assert len(lab.boots()) == 3
 
 
-def test_what_a_killed_keeper_left_half_done_is_finished_by_the_next(lab: Lab) -> None:
+def test_a_restarted_supervisor_finishes_an_interrupted_act(lab: Lab) -> None:
     os.kill(lab.child.pid, signal.SIGKILL)
     lab.child.wait()
     with (lab.service.directory_of("web-0") / "journal.jsonl").open("a") as journal:
@@ -217,6 +217,6 @@ def test_what_a_killed_keeper_left_half_done_is_finished_by_the_next(lab: Lab) -
     lab.wait_for_boots(2)
     lab.service.order("web-0", "redeploy", act="half")
 
-    assert "the VM was started anew" in lab.service.outcome("web-0", "half")["note"]
+    assert "the VM was started again" in lab.service.outcome("web-0", "half")["note"]
     assert lab.boots()[1][4] == "ephemeral=0"
     assert len(lab.boots()) == 2

@@ -1,4 +1,4 @@
-"""Spec §2.5: a VM outside a virtual network learns its endpoint from option 245 of a DHCP answer."""
+"""Spec §2.5: a VM outside a virtual network gets its endpoint from option 245 of a DHCP reply."""
 
 from ipaddress import IPv4Address, IPv4Interface
 
@@ -13,15 +13,15 @@ XID, MAC = b"\x12\x34\x56\x78", b"\x02\x00\x00\x00\x00\x01"
 COOKIE = bytes((99, 130, 83, 99))
 
 
-def question(kind: int = 1, *, flags: bytes = b"\0\0") -> bytes:
-    """The 244 bytes that clients in the wild send (evidence §9)."""
+def client_packet(kind: int = 1, *, flags: bytes = b"\0\0") -> bytes:
+    """The 244 bytes that real clients send (evidence §9)."""
     header = b"\x01\x01\x06\x00" + XID + b"\0\0" + flags
     return header.ljust(0x1C, b"\0") + MAC.ljust(0xEC - 0x1C, b"\0") + COOKIE + bytes((53, 1, kind, 255))
 
 
 @pytest.mark.parametrize(("asked", "answered"), [(1, 2), (3, 5), (8, 5)], ids=["discover", "request", "inform"])
-def test_a_question_is_answered_with_the_endpoint_in_option_245(asked: int, answered: int) -> None:
-    reply = dhcp_reply(question(asked), LEASE)
+def test_a_reply_names_the_endpoint_in_option_245(asked: int, answered: int) -> None:
+    reply = dhcp_reply(client_packet(asked), LEASE)
 
     assert reply is not None
     options = dict(parse_options(reply))
@@ -32,9 +32,9 @@ def test_a_question_is_answered_with_the_endpoint_in_option_245(asked: int, answ
 
 
 @pytest.mark.parametrize("flags", [b"\0\0", b"\x80\0"], ids=["unicast", "broadcast"])
-def test_an_answer_holds_what_clients_compare(flags: bytes) -> None:
+def test_a_reply_has_the_fields_that_clients_compare(flags: bytes) -> None:
     """Evidence §9, step 5: length, cookie, transaction and hardware address."""
-    asked = question(flags=flags)
+    asked = client_packet(flags=flags)
 
     reply = dhcp_reply(asked, LEASE)
 
@@ -52,22 +52,22 @@ def test_an_answer_holds_what_clients_compare(flags: bytes) -> None:
     "packet",
     [
         b"",
-        question()[:0xF0],
-        b"\x02" + question()[1:],
-        question()[:0xEC] + b"\0\0\0\0" + question()[0xF0:],
-        question(kind=7),
-        question()[:0xF0] + bytes((53, 9, 1, 255)),
-        question()[:0xF0] + b"\xff",
+        client_packet()[:0xF0],
+        b"\x02" + client_packet()[1:],
+        client_packet()[:0xEC] + b"\0\0\0\0" + client_packet()[0xF0:],
+        client_packet(kind=7),
+        client_packet()[:0xF0] + bytes((53, 9, 1, 255)),
+        client_packet()[:0xF0] + b"\xff",
     ],
     ids=["empty", "no options", "an answer", "another cookie", "a release", "cut off", "no kind"],
 )
-def test_what_is_no_question_gets_no_answer(packet: bytes) -> None:
+def test_a_packet_that_is_no_request_gets_no_reply(packet: bytes) -> None:
     assert dhcp_reply(packet, LEASE) is None
 
 
 @given(st.binary(max_size=600))
 @settings(max_examples=200, deadline=None)
-def test_no_packet_can_upset_the_responder(noise: bytes) -> None:
-    for packet in (noise, question()[:0xF0] + noise):
+def test_no_packet_makes_the_dhcp_server_fail(data: bytes) -> None:
+    for packet in (data, client_packet()[:0xF0] + data):
         reply = dhcp_reply(packet, LEASE)
         assert reply is None or len(reply) >= 300

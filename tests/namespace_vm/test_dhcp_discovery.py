@@ -1,4 +1,4 @@
-"""Spec §2.5: outside a virtual network a client finds its endpoint by DHCP, with the packets of evidence §9."""
+"""Spec §2.5: outside a virtual network a client discovers its endpoint by DHCP (evidence §9)."""
 
 import subprocess
 import sys
@@ -19,32 +19,34 @@ CLIENT = Path(__file__).parent / "dhcp_client.py"
 def test_a_client_discovers_the_endpoint_and_finds_the_service_there(
     service: FakeSupervisorServer, run: Run, flag: str
 ) -> None:
-    told = run("web-0", "--no-vnet", "--", sys.executable, str(CLIENT), flag)
+    result = run("web-0", "--no-vnet", "--", sys.executable, str(CLIENT), flag)
 
-    assert told.stdout == '168.63.129.16\n{"vm": "web-0", "path": "/metadata/scheduledevents"}\n', told.stderr
+    assert result.stdout == '168.63.129.16\n{"vm": "web-0", "path": "/metadata/scheduledevents"}\n', result.stderr
     assert service.wait_for_message("web-0", "listener")["listener"] == {"address": "168.63.129.16", "port": 80}
 
 
-def test_outside_a_virtual_network_there_is_no_169_254_169_254(service: FakeSupervisorServer, run: Run) -> None:
+def test_outside_a_virtual_network_169_254_169_254_is_unreachable(service: FakeSupervisorServer, run: Run) -> None:
     connect = "import socket; socket.create_connection(('169.254.169.254', 80), timeout=60)"
 
-    told = run("web-0", "--no-vnet", "--", sys.executable, "-c", connect)
+    result = run("web-0", "--no-vnet", "--", sys.executable, "-c", connect)
 
-    assert told.returncode == 1
-    assert "No route to host" in told.stderr, "a probe is refused, so that discovery goes on without waiting"
+    assert result.returncode == 1
+    assert "No route to host" in result.stderr, "a probe is refused, so that discovery goes on without waiting"
 
 
-def test_many_vms_outside_a_network_do_not_hear_each_other(service: FakeSupervisorServer, tmp_path: Path) -> None:
-    words = [sys.executable, "-m", "forewarn", "--data", str(tmp_path), "vm", "run"]
+def test_vms_outside_a_virtual_network_do_not_get_each_others_dhcp_replies(
+    service: FakeSupervisorServer, tmp_path: Path
+) -> None:
+    arguments = [sys.executable, "-m", "forewarn", "--data", str(tmp_path), "vm", "run"]
     children = [
         subprocess.Popen(
-            [*words, f"web-{number}", "--no-vnet", "--", sys.executable, str(CLIENT), "0"],
+            [*arguments, f"web-{number}", "--no-vnet", "--", sys.executable, str(CLIENT), "0"],
             stdout=subprocess.PIPE,
             text=True,
         )
         for number in range(5)
     ]
 
-    told = [child.communicate(timeout=60)[0] for child in children]
+    result = [child.communicate(timeout=60)[0] for child in children]
 
-    assert all(f'"vm": "web-{number}"' in said for number, said in enumerate(told))
+    assert all(f'"vm": "web-{number}"' in output for number, output in enumerate(result))

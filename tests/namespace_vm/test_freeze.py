@@ -1,4 +1,7 @@
-"""A frozen VM stands still, all of it, and goes on where it was (spec §6: Freeze loses no memory and no open files)."""
+"""A frozen VM stops completely and continues where it was (spec §6).
+
+A freeze loses no memory and no open files.
+"""
 
 import subprocess
 import sys
@@ -33,7 +36,7 @@ def ticks(directory: Path, name: str) -> list[tuple[int, float]]:
 
 
 def wait_for_ticks(directory: Path, more: int) -> None:
-    """Until each of the three has ticked so many times more."""
+    """Wait until each of the three processes has ticked `more` times more."""
     before = {name: len(ticks(directory, name)) for name in NAMES}
     deadline = time.monotonic() + 30
     while any(len(ticks(directory, name)) < before[name] + more for name in NAMES):
@@ -41,20 +44,20 @@ def wait_for_ticks(directory: Path, more: int) -> None:
         time.sleep(0.01)
 
 
-def longest_gap(told: list[tuple[int, float]]) -> tuple[float, float]:
-    return max(((a, b) for (_, a), (_, b) in pairwise(told)), key=lambda gap: gap[1] - gap[0])
+def longest_gap(recorded: list[tuple[int, float]]) -> tuple[float, float]:
+    return max(((a, b) for (_, a), (_, b) in pairwise(recorded)), key=lambda gap: gap[1] - gap[0])
 
 
 @pytest.mark.parametrize("verb", ["freeze", "migrate"])
-def test_no_process_of_the_vm_runs_in_the_gap(
+def test_no_process_of_a_vm_runs_during_a_freeze(
     ticking: "subprocess.Popen[str]", service: FakeSupervisorServer, tmp_path: Path, verb: str
 ) -> None:
-    told = service.perform("web-0", verb, duration_s=FREEZE_S)
+    recorded = service.perform("web-0", verb, duration_s=FREEZE_S)
     wait_for_ticks(tmp_path, 5)
 
     gaps = [longest_gap(ticks(tmp_path, name)) for name in NAMES]
     began, ended = max(gap[0] for gap in gaps), min(gap[1] for gap in gaps)
-    assert told["ok"]
+    assert recorded["ok"]
     assert ended - began >= FREEZE_S, "all three stood still together, for as long as was announced"
     assert all(b - a < FREEZE_S + 5 for a, b in gaps)
 
@@ -63,32 +66,30 @@ def test_memory_and_open_files_outlive_a_freeze(
     ticking: "subprocess.Popen[str]", service: FakeSupervisorServer, tmp_path: Path
 ) -> None:
     boot_id = service.wait_for_message("web-0", "hello")["hello"]["boot_id"]
-    told = service.perform("web-0", "freeze", duration_s=0.3)
+    recorded = service.perform("web-0", "freeze", duration_s=0.3)
     wait_for_ticks(tmp_path, 5)
 
     for name in NAMES:
         numbers = [number for number, _ in ticks(tmp_path, name)]
         assert numbers == list(range(len(numbers)))
-    assert (told["boot_id"], told["state"]) == (boot_id, "running")
+    assert (recorded["boot_id"], recorded["state"]) == (boot_id, "running")
 
 
-def test_a_freeze_is_answered_at_once_with_its_length_and_again_when_it_is_over(
+def test_a_freeze_is_answered_at_once_with_its_duration_and_again_when_it_is_over(
     ticking: "subprocess.Popen[str]", service: FakeSupervisorServer
 ) -> None:
     act = service.order("web-0", "freeze", duration_s=0.3)
 
     service.outcome("web-0", act)
 
-    first, last = (said for said in service.messages_from("web-0") if said.get("act") == act)
+    first, last = (message for message in service.messages_from("web-0") if message.get("act") == act)
     assert first == {"act": act, "until": 0.3}
     assert (last["ok"], last["note"]) == (True, "")
 
 
-def test_a_freeze_ends_when_it_is_thawed(
-    ticking: "subprocess.Popen[str]", service: FakeSupervisorServer, tmp_path: Path
-) -> None:
+def test_a_thaw_ends_a_freeze(ticking: "subprocess.Popen[str]", service: FakeSupervisorServer, tmp_path: Path) -> None:
     act = service.order("web-0", "freeze", duration_s=3600)
-    service.wait_for(lambda: [said for said in service.messages_from("web-0") if said.get("act") == act])
+    service.wait_for(lambda: [message for message in service.messages_from("web-0") if message.get("act") == act])
 
     service.thaw("web-0", act)
 
@@ -98,7 +99,7 @@ def test_a_freeze_ends_when_it_is_thawed(
     assert service.outcome("web-0", act, times=2)["ok"]
 
 
-def test_a_freeze_that_is_ordered_again_tells_how_long_it_still_lasts(
+def test_a_repeated_order_of_a_freeze_is_answered_with_its_remaining_time(
     ticking: "subprocess.Popen[str]", service: FakeSupervisorServer
 ) -> None:
     act = service.order("web-0", "freeze", duration_s=3600)
@@ -111,11 +112,11 @@ def test_a_freeze_that_is_ordered_again_tells_how_long_it_still_lasts(
     assert 0 < both[0]["until"] <= 3600
 
 
-def test_a_freeze_ends_though_the_service_is_gone(
+def test_a_freeze_ends_without_the_service(
     ticking: "subprocess.Popen[str]", service: FakeSupervisorServer, tmp_path: Path
 ) -> None:
     act = service.order("web-0", "freeze", duration_s=0.5)
-    service.wait_for(lambda: [said for said in service.messages_from("web-0") if said.get("act") == act])
+    service.wait_for(lambda: [message for message in service.messages_from("web-0") if message.get("act") == act])
 
     service.stop()
 
@@ -124,7 +125,7 @@ def test_a_freeze_ends_though_the_service_is_gone(
     assert service.wait_for_message("web-0", "hello", times=2)["hello"]["known"][act] == {"ok": True, "note": ""}
 
 
-def test_what_was_stopped_before_a_freeze_stays_stopped(
+def test_processes_stopped_before_a_freeze_stay_stopped(
     service: FakeSupervisorServer, start: Start, tmp_path: Path
 ) -> None:
     script = (
@@ -145,7 +146,7 @@ def test_what_was_stopped_before_a_freeze_stays_stopped(
 
 def test_a_reboot_ends_a_freeze(ticking: "subprocess.Popen[str]", service: FakeSupervisorServer) -> None:
     freeze = service.order("web-0", "freeze", duration_s=3600)
-    service.wait_for(lambda: [said for said in service.messages_from("web-0") if said.get("act") == freeze])
+    service.wait_for(lambda: [message for message in service.messages_from("web-0") if message.get("act") == freeze])
 
     rebooted = service.perform("web-0", "reboot")
 

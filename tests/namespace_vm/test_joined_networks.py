@@ -1,4 +1,4 @@
-"""A program may run in a network namespace that the user made; it is left as it was."""
+"""A program can run in a network namespace of the user, which is restored afterwards."""
 
 import os
 import shlex
@@ -21,8 +21,8 @@ POLL = "import urllib.request as u; print(u.urlopen('http://169.254.169.254/x', 
 SHOW = "ip -o addr; ip -o link show lo | cut -d' ' -f3"
 
 
-class Made:
-    """A namespace that somebody else holds."""
+class UserNamespace:
+    """A network namespace that another process holds."""
 
     def __init__(self, setup: str) -> None:
         script = f"{setup}; echo ready; exec sleep 1000"
@@ -34,9 +34,9 @@ class Made:
     def path(self) -> str:
         return f"/proc/{self._child.pid}/ns/net"
 
-    def look(self) -> str:
-        line = ["nsenter", "-t", str(self._child.pid), "-U", "-n", "--preserve-credentials", "sh", "-c", SHOW]
-        return subprocess.run(line, capture_output=True, text=True, check=True).stdout
+    def describe(self) -> str:
+        command = ["nsenter", "-t", str(self._child.pid), "-U", "-n", "--preserve-credentials", "sh", "-c", SHOW]
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout
 
     def close(self) -> None:
         self._child.kill()
@@ -44,47 +44,50 @@ class Made:
 
 
 @pytest.fixture(params=["true", "ip link set lo up", "ip link set lo up; ip addr add 169.254.169.254/32 dev lo"])
-def made(request: pytest.FixtureRequest) -> Iterator[Made]:
-    namespace = Made(request.param)
+def user_namespace(request: pytest.FixtureRequest) -> Iterator[UserNamespace]:
+    namespace = UserNamespace(request.param)
     yield namespace
     namespace.close()
 
 
-def test_a_namespace_that_was_joined_has_the_service_and_is_left_as_it_was(
-    service: FakeSupervisorServer, run: Run, made: Made
+def test_a_joined_namespace_has_the_service_and_is_restored_afterwards(
+    service: FakeSupervisorServer, run: Run, user_namespace: UserNamespace
 ) -> None:
-    before = made.look()
+    before = user_namespace.describe()
 
-    told = run("web-0", "--netns", made.path, "--", sys.executable, "-c", POLL)
+    result = run("web-0", "--netns", user_namespace.path, "--", sys.executable, "-c", POLL)
 
-    assert told.stdout == '{"vm": "web-0", "path": "/x"}\n', told.stderr
-    assert made.look() == before
+    assert result.stdout == '{"vm": "web-0", "path": "/x"}\n', result.stderr
+    assert user_namespace.describe() == before
 
 
-def test_a_namespace_where_somebody_else_listens_is_told(service: FakeSupervisorServer, run: Run) -> None:
+def test_a_namespace_where_another_program_listens_is_refused(service: FakeSupervisorServer, run: Run) -> None:
     serve = "import socket, time; s = socket.create_server(('', 80)); print('ready', flush=True); time.sleep(1000)"
-    taken = Made(f"exec {sys.executable} -c {shlex.quote(serve)}")
+    taken = UserNamespace(f"exec {sys.executable} -c {shlex.quote(serve)}")
     try:
-        told = run("web-0", "--netns", taken.path, "--", "true")
+        result = run("web-0", "--netns", taken.path, "--", "true")
     finally:
         taken.close()
 
-    assert told.returncode == 2
-    assert "in the network of VM 'web-0' (Address already in use): end what else listens there" in told.stderr
+    assert result.returncode == 2
+    assert (
+        "in the network of VM 'web-0' cannot be opened (Address already in use): stop the program that listens there"
+        in result.stderr
+    )
 
 
-def test_a_namespace_that_does_not_exist_is_told(service: FakeSupervisorServer, run: Run) -> None:
-    told = run("web-0", "--netns", "nowhere", "--", "true")
+def test_a_namespace_that_does_not_exist_is_refused(service: FakeSupervisorServer, run: Run) -> None:
+    result = run("web-0", "--netns", "nowhere", "--", "true")
 
-    assert told.returncode == 2
-    assert "network namespace '/run/netns/nowhere' cannot be joined (No such file or directory): " in told.stderr
+    assert result.returncode == 2
+    assert "network namespace '/run/netns/nowhere' cannot be joined (No such file or directory): " in result.stderr
 
 
-def test_a_network_is_either_joined_or_none(run: Run) -> None:
-    told = run("web-0", "--netns", "x", "--no-vnet", "--", "true")
+def test_netns_and_no_vnet_exclude_each_other(run: Run) -> None:
+    result = run("web-0", "--netns", "x", "--no-vnet", "--", "true")
 
-    assert told.returncode == 2
-    assert "exclude each other" in told.stderr
+    assert result.returncode == 2
+    assert "exclude each other" in result.stderr
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root may join what root made")
@@ -92,8 +95,8 @@ def test_root_joins_a_namespace_by_its_name(service: FakeSupervisorServer, run: 
     name = f"forewarn-{os.getpid()}"
     subprocess.run(["ip", "netns", "add", name], check=True)
     try:
-        told = run("web-0", "--netns", name, "--", sys.executable, "-c", POLL)
+        result = run("web-0", "--netns", name, "--", sys.executable, "-c", POLL)
     finally:
         subprocess.run(["ip", "netns", "del", name], check=True)
 
-    assert told.stdout == '{"vm": "web-0", "path": "/x"}\n', told.stderr
+    assert result.stdout == '{"vm": "web-0", "path": "/x"}\n', result.stderr

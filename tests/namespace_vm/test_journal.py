@@ -1,4 +1,4 @@
-"""What a keeper did is known to the next one, however the first one ended (spec §6: an act is done once)."""
+"""The journal of acts: a supervisor knows what an earlier one did, however that one ended (spec §6)."""
 
 import resource
 from collections.abc import Iterator
@@ -15,7 +15,7 @@ def path(tmp_path: Path) -> Path:
     return tmp_path / "vms" / "web-0" / "journal.jsonl"
 
 
-def test_an_outcome_is_known_to_the_next_keeper(path: Path) -> None:
+def test_the_next_supervisor_knows_an_outcome(path: Path) -> None:
     journal = VmActJournal(path)
     journal.begin("a", "reboot")
     journal.finish("a", VmActOutcome(ok=False, note="no"))
@@ -28,7 +28,7 @@ def test_an_outcome_is_known_to_the_next_keeper(path: Path) -> None:
     again.close()
 
 
-def test_what_was_begun_and_not_finished_is_known_as_that(path: Path) -> None:
+def test_an_act_without_an_outcome_is_unfinished(path: Path) -> None:
     journal = VmActJournal(path)
     journal.begin("a", "redeploy")
     journal.close()
@@ -41,7 +41,7 @@ def test_what_was_begun_and_not_finished_is_known_as_that(path: Path) -> None:
 
 
 def test_every_prefix_of_a_journal_can_be_read(path: Path) -> None:
-    """A keeper may be killed while it writes."""
+    """A supervisor may be killed while it writes."""
     journal = VmActJournal(path)
     journal.begin("a", "freeze")
     journal.finish("a", VmActOutcome(ok=True))
@@ -58,7 +58,7 @@ def test_every_prefix_of_a_journal_can_be_read(path: Path) -> None:
         again.close()
 
 
-def test_a_journal_stays_short_and_forgets_nothing_that_is_open(path: Path) -> None:
+def test_a_journal_drops_old_outcomes_but_no_unfinished_act(path: Path) -> None:
     journal = VmActJournal(path)
     journal.begin("open", "reboot")
     for number in range(300):
@@ -75,15 +75,15 @@ def test_a_journal_stays_short_and_forgets_nothing_that_is_open(path: Path) -> N
     again.close()
 
 
-def test_a_journal_belongs_to_its_owner_alone(path: Path) -> None:
+def test_only_its_owner_can_read_a_journal(path: Path) -> None:
     VmActJournal(path).close()
 
     assert path.stat().st_mode & 0o077 == 0
 
 
 @contextmanager
-def room_for(path: Path, more: int) -> Iterator[None]:
-    """A disk on which this file can grow by so many bytes."""
+def disk_with_space(path: Path, more: int) -> Iterator[None]:
+    """A disk on which this file can grow by `more` bytes."""
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (path.stat().st_size + more, hard))
     try:
@@ -92,9 +92,9 @@ def room_for(path: Path, more: int) -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
-def test_half_a_line_on_a_full_disk_does_not_spoil_the_next(path: Path) -> None:
+def test_a_partial_write_on_a_full_disk_does_not_spoil_the_next_line(path: Path) -> None:
     journal = VmActJournal(path)
-    with room_for(path, 10), pytest.raises(OSError, match="No space left"):
+    with disk_with_space(path, 10), pytest.raises(OSError, match="No space left"):
         journal.begin("a", "reboot")
     journal.begin("b", "reboot")
     journal.close()
@@ -105,10 +105,10 @@ def test_half_a_line_on_a_full_disk_does_not_spoil_the_next(path: Path) -> None:
     again.close()
 
 
-def test_an_outcome_that_cannot_be_written_down_is_known_meanwhile(path: Path) -> None:
+def test_an_outcome_that_cannot_be_written_is_known_while_the_journal_is_open(path: Path) -> None:
     journal = VmActJournal(path)
     journal.begin("a", "reboot")
-    with room_for(path, 0), pytest.raises(OSError, match="File too large"):
+    with disk_with_space(path, 0), pytest.raises(OSError, match="File too large"):
         journal.finish("a", VmActOutcome(ok=True))
 
     assert journal.outcomes == {"a": VmActOutcome(ok=True)}

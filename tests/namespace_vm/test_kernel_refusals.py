@@ -1,4 +1,4 @@
-"""A VM as one thing, when the kernel does not do all that it is asked."""
+"""A VM when the kernel or the disk refuses part of an act."""
 
 import asyncio
 import errno
@@ -18,61 +18,61 @@ from forewarn.namespace_vm.namespaces import InitReply, VmNamespaces
 NOBODY = 65534
 
 
-class HalfFrozen:
-    """Stops some of the VM, and fails over the rest."""
+class FailingFreeze:
+    """Namespaces whose freeze fails after it stopped some processes."""
 
     def __init__(self) -> None:
         self.called: list[str] = []
 
-    async def call(self, word: str, argument: Any = None) -> InitReply:
-        self.called.append(word)
-        if word == "freeze":
+    async def call(self, command: str, argument: Any = None) -> InitReply:
+        self.called.append(command)
+        if command == "freeze":
             raise OSError(errno.ENFILE, "too many open files")
         return InitReply(None)
 
 
-def test_a_freeze_that_fails_halfway_leaves_nothing_stopped(tmp_path: Path) -> None:
-    enclosure, told = HalfFrozen(), asyncio.Queue[dict[str, Any]]()
+def test_a_freeze_that_fails_halfway_leaves_no_process_stopped(tmp_path: Path) -> None:
+    namespaces, sent = FailingFreeze(), asyncio.Queue[dict[str, Any]]()
     vm = VmDescription(name="web-0", computer_name="web-0", ephemeral=tmp_path / "e", directory=tmp_path)
 
-    async def story() -> None:
-        machine = Machine(cast(VmNamespaces, enclosure), vm, grace_s=1.0, boot_id="one")
+    async def scenario() -> None:
+        machine = Machine(cast(VmNamespaces, namespaces), vm, grace_s=1.0, boot_id="one")
         journal = VmActJournal(tmp_path / "journal.jsonl")
-        acts = VmActExecutor(machine=machine, journal=journal, tell=told.put, usual_s=1.0)
+        acts = VmActExecutor(machine=machine, journal=journal, send=sent.put, default_duration_s=1.0)
         acts.vm_started.set()
         await acts.execute(VmActOrder(act="A", verb="freeze", duration_s=60.0))
-        while "ok" not in (said := await told.get()):
+        while "ok" not in (message := await sent.get()):
             pass
         journal.close()
-        assert (said["ok"], machine.state) == (False, RUNNING)
+        assert (message["ok"], machine.state) == (False, RUNNING)
 
-    asyncio.run(story())
-    assert enclosure.called == ["freeze", "thaw"]
+    asyncio.run(scenario())
+    assert namespaces.called == ["freeze", "thaw"]
 
 
-def test_an_act_that_cannot_be_written_down_is_not_begun_and_is_told(tmp_path: Path) -> None:
-    """It is neither under way for ever nor done a second time."""
-    enclosure, told = HalfFrozen(), asyncio.Queue[dict[str, Any]]()
+def test_an_act_that_cannot_be_journalled_is_not_started_and_fails(tmp_path: Path) -> None:
+    """It must neither stay under way for ever nor run a second time."""
+    namespaces, sent = FailingFreeze(), asyncio.Queue[dict[str, Any]]()
     vm = VmDescription(name="web-0", computer_name="web-0", ephemeral=tmp_path / "e", directory=tmp_path)
 
-    async def story() -> None:
+    async def scenario() -> None:
         journal = VmActJournal(tmp_path / "journal.jsonl")
-        machine = Machine(cast(VmNamespaces, enclosure), vm, grace_s=1.0, boot_id="one")
-        acts = VmActExecutor(machine=machine, journal=journal, tell=told.put, usual_s=1.0)
+        machine = Machine(cast(VmNamespaces, namespaces), vm, grace_s=1.0, boot_id="one")
+        acts = VmActExecutor(machine=machine, journal=journal, send=sent.put, default_duration_s=1.0)
         acts.vm_started.set()
-        journal.close()  # as good as a disk that takes nothing
+        journal.close()  # like a disk that cannot be written
         await acts.execute(VmActOrder(act="A", verb="reboot"))
-        while "ok" not in (said := await told.get()):
+        while "ok" not in (message := await sent.get()):
             pass
-        assert said["note"] == "reboot was not begun: it cannot be written down (Bad file descriptor)"
+        assert message["note"] == "reboot was not started: the journal cannot be written (Bad file descriptor)"
 
-    asyncio.run(story())
-    assert enclosure.called == []
+    asyncio.run(scenario())
+    assert namespaces.called == []
 
 
 @pytest.mark.parametrize("mode", [0o500, 0o000])
-def test_a_disk_is_emptied_of_directories_that_nobody_may_write_to(mode: int) -> None:
-    """Go keeps its modules in such; a Redeploy loses them all the same (spec §6)."""
+def test_an_ephemeral_disk_with_read_only_directories_can_be_emptied(mode: int) -> None:
+    """Go's module cache has such directories; a redeploy loses them too (spec §6)."""
     with tempfile.TemporaryDirectory() as place:
         disk = Path(place)
         inner = disk / "cache" / "module"

@@ -1,4 +1,4 @@
-"""A whole fleet of VMs on one machine, each with its own service address."""
+"""Many VMs on one machine, each with its own metadata endpoint."""
 
 import subprocess
 import sys
@@ -20,7 +20,9 @@ POLL = (
 )
 
 
-def test_fifty_vms_run_at_once_and_each_is_itself(service: FakeSupervisorServer, start: Start, tmp_path: Path) -> None:
+def test_fifty_vms_run_at_once_and_each_is_identified_as_itself(
+    service: FakeSupervisorServer, start: Start, tmp_path: Path
+) -> None:
     names = [f"vm-{number}" for number in range(MANY)]
     children = {name: start(name, "--", sys.executable, "-c", POLL, str(tmp_path / name)) for name in names}
     for name in names:

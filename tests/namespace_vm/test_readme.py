@@ -1,4 +1,4 @@
-"""What the README shows of programs inside VMs runs as it stands, and prints what it says."""
+"""The README's programs inside VMs run as shown, and print what it says."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.namespaces
 
 
 @pytest.mark.skipif(shutil.which("curl") is None, reason="curl missing: see `make test-namespaces`")
-def test_the_programs_of_the_readme_find_themselves_in_their_vms(tmp_path: Path) -> None:
+def test_the_programs_of_the_readme_run_in_their_vms(tmp_path: Path) -> None:
     (block,) = re.findall(r"^```shell-session\n(.*?)^```", README, re.DOTALL | re.MULTILINE)
     with ServiceProcess(data=tmp_path) as service:
         path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"

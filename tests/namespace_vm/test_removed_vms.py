@@ -1,4 +1,4 @@
-"""A VM that has left the fleet leaves no process behind in the service that had started its keeper."""
+"""A removed VM leaves no process behind in the service that started its supervisor."""
 
 from pathlib import Path
 
@@ -22,7 +22,7 @@ def children_of(pid: int) -> list[str]:
     return Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
 
 
-def test_the_keeper_of_a_vm_that_was_removed_is_not_left_as_a_zombie(tmp_path: Path) -> None:
+def test_the_supervisor_of_a_removed_vm_is_not_left_as_a_zombie(tmp_path: Path) -> None:
     with ServiceProcess(data=tmp_path / "data", fleet=FLEET) as service:
         try:
             eventually(lambda: len(service.api("GET", "/keepers").json["keepers"]) == 2)

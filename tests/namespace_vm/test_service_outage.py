@@ -1,4 +1,4 @@
-"""A VM outlives the service: it is refused at once meanwhile, and found again as it was (spec §11: restarts)."""
+"""A VM outlives the service: its requests fail at once meanwhile, and it reconnects (spec §11)."""
 
 import signal
 import subprocess
@@ -42,7 +42,7 @@ def wait_for_lines(path: Path, count: int) -> list[str]:
     return path.read_text().splitlines()
 
 
-def test_while_the_service_is_away_its_clients_are_refused_and_do_not_hang(
+def test_while_the_service_is_away_connections_are_refused_and_do_not_hang(
     service: FakeSupervisorServer, start: Start, tmp_path: Path
 ) -> None:
     start("web-0", "--", sys.executable, "-c", POLLING, str(tmp_path / "polls"))
@@ -55,7 +55,7 @@ def test_while_the_service_is_away_its_clients_are_refused_and_do_not_hang(
     assert wait_for_lines(tmp_path / "polls", 3) == ["answered", "ConnectionRefusedError", "answered"]
 
 
-def test_a_keeper_comes_back_with_the_same_vm(service: FakeSupervisorServer, start: Start) -> None:
+def test_a_supervisor_reconnects_with_the_same_vm(service: FakeSupervisorServer, start: Start) -> None:
     start("web-0", "--", "sleep", "1000")
     service.wait_for_message("web-0", "listener")
     done = service.order("web-0", "reapply", act="one")
@@ -65,20 +65,20 @@ def test_a_keeper_comes_back_with_the_same_vm(service: FakeSupervisorServer, sta
         service.stop()
         service.start()
         service.wait_for_message(
-            "web-0", "listener", times=1 + sum("hello" in said for said in service.messages_from("web-0"))
+            "web-0", "listener", times=1 + sum("hello" in stderr for stderr in service.messages_from("web-0"))
         )
 
-    first, *later = [said["hello"] for said in service.messages_from("web-0") if "hello" in said]
+    first, *later = [stderr["hello"] for stderr in service.messages_from("web-0") if "hello" in stderr]
     assert len(later) == 3
     for hello in later:
         assert hello == {**first, "known": {"one": {"ok": True, "note": ""}}}
 
 
-def test_what_happened_meanwhile_is_told_with_the_next_hello(service: FakeSupervisorServer, start: Start) -> None:
+def test_the_next_hello_has_the_outcomes_of_the_meantime(service: FakeSupervisorServer, start: Start) -> None:
     start("web-0", "--grace", "0.5", "--", "sh", "-c", "trap '' TERM; while :; do sleep 0.1; done")
     service.wait_for_message("web-0", "listener")
     act = service.order("web-0", "power-off")
-    service.wait_for(lambda: [said for said in service.messages_from("web-0") if said.get("act") == act])
+    service.wait_for(lambda: [stderr for stderr in service.messages_from("web-0") if stderr.get("act") == act])
 
     service.stop()
     service.start()
@@ -90,7 +90,7 @@ def test_what_happened_meanwhile_is_told_with_the_next_hello(service: FakeSuperv
     assert service.outcome("web-0", act)["state"] == "down"
 
 
-def test_a_vm_that_is_no_longer_welcome_is_ended(service: FakeSupervisorServer, start: Start) -> None:
+def test_a_vm_that_is_refused_on_reconnect_ends(service: FakeSupervisorServer, start: Start) -> None:
     child = start("web-0", "--", "sleep", "1000")
     service.wait_for_message("web-0", "listener")
 
@@ -98,20 +98,20 @@ def test_a_vm_that_is_no_longer_welcome_is_ended(service: FakeSupervisorServer, 
     service.refusals["web-0"] = "VM 'web-0' was removed from the fleet"
     service.start()
 
-    _, said = child.communicate(timeout=30)
-    assert (child.returncode, said) == (2, "VM 'web-0' was removed from the fleet\n")
+    _, stderr = child.communicate(timeout=30)
+    assert (child.returncode, stderr) == (2, "VM 'web-0' was removed from the fleet\n")
 
 
-class Absent(FakeSupervisorServer):
-    """Welcomes a VM, and then does nothing about it."""
+class SilentService(FakeSupervisorServer):
+    """Accepts the hello of a VM, and does not answer its listener."""
 
     def handle_message(self, line: Any, message: dict[str, Any], descriptors: list[int]) -> None:
         offered = {"offered": True} if "listener" in message else message
         super().handle_message(line, offered, descriptors)
 
 
-def test_a_vm_that_the_service_does_not_listen_to_yet_can_be_ended(start: Start, tmp_path: Path) -> None:
-    with Absent(tmp_path) as service:
+def test_a_vm_can_be_stopped_before_the_service_listens(start: Start, tmp_path: Path) -> None:
+    with SilentService(tmp_path) as service:
         child = start("web-0", "--", "sleep", "1000")
         service.wait_for_message("web-0", "offered")
         child.send_signal(signal.SIGTERM)

@@ -1,4 +1,4 @@
-"""A terminal belongs to the program inside: interactive shells, Ctrl-C and Ctrl-Z work as without a VM."""
+"""The terminal belongs to the program inside: shells, Ctrl-C and Ctrl-Z work as without a VM."""
 
 import os
 import pty
@@ -19,11 +19,11 @@ pytestmark = pytest.mark.namespaces
 class Terminal:
     """A terminal with one program as its session."""
 
-    def __init__(self, *words: str, **environment: str) -> None:
+    def __init__(self, *arguments: str, **environment: str) -> None:
         self.shown = ""
         self.pid, self._file = pty.fork()
         if self.pid == 0:
-            os.execvpe(words[0], words, {**os.environ, "TERM": "dumb", "PS1": "$ ", **environment})
+            os.execvpe(arguments[0], arguments, {**os.environ, "TERM": "dumb", "PS1": "$ ", **environment})
 
     def type(self, text: str) -> None:
         os.write(self._file, text.encode())
@@ -40,7 +40,7 @@ class Terminal:
         self.shown = self.shown.partition(text)[2]
 
     def code(self) -> int:
-        """The exit code, once it has ended; a terminal that nobody reads would hold it up."""
+        """The exit code, once the program has ended; reads its output meanwhile, so that it does not block."""
         while select.select([self._file], [], [], 30)[0]:
             try:
                 if not os.read(self._file, 65536):
@@ -65,26 +65,26 @@ def terminals() -> Iterator[list[Terminal]]:
         terminal.close()
 
 
-def forewarn(data: Path, *words: str) -> list[str]:
-    return [sys.executable, "-m", "forewarn", "--data", str(data), "vm", *words]
+def forewarn(data: Path, *arguments: str) -> list[str]:
+    return [sys.executable, "-m", "forewarn", "--data", str(data), "vm", *arguments]
 
 
 @pytest.fixture
 def shell(service: FakeSupervisorServer, tmp_path: Path, terminals: list[Terminal]) -> Terminal:
-    words = forewarn(tmp_path, "shell", "web-0", "--isolated", "--grace", "0.3")
-    terminals.append(Terminal(*words, SHELL="/bin/bash", HOME=str(tmp_path)))
+    arguments = forewarn(tmp_path, "shell", "web-0", "--isolated", "--grace", "0.3")
+    terminals.append(Terminal(*arguments, SHELL="/bin/bash", HOME=str(tmp_path)))
     terminals[0].type("echo in $(hostname)\n")
     terminals[0].expect("in web-0-computer")
     return terminals[0]
 
 
-def test_a_shell_inside_a_vm_ends_with_its_own_code(shell: Terminal) -> None:
+def test_a_shell_inside_a_vm_exits_with_its_own_code(shell: Terminal) -> None:
     shell.type("exit 6\n")
 
     assert shell.code() == 6
 
 
-def test_ctrl_c_ends_what_a_shell_runs_and_not_the_shell(shell: Terminal) -> None:
+def test_ctrl_c_ends_the_command_of_a_shell_and_not_the_shell(shell: Terminal) -> None:
     shell.type("sh -c 'echo go; exec sleep 1000'\n")
     shell.expect("go\r\n")
 
@@ -94,7 +94,7 @@ def test_ctrl_c_ends_what_a_shell_runs_and_not_the_shell(shell: Terminal) -> Non
     shell.expect("still 42")
 
 
-def test_a_shell_inside_a_vm_has_jobs(shell: Terminal) -> None:
+def test_a_shell_inside_a_vm_has_job_control(shell: Terminal) -> None:
     shell.type("sh -c 'echo go; exec sleep 1000'\n")
     shell.expect("go\r\n")
 
@@ -105,7 +105,7 @@ def test_a_shell_inside_a_vm_has_jobs(shell: Terminal) -> None:
     shell.expect("job 42")
 
 
-def test_a_shell_goes_on_after_a_freeze_and_its_jobs_do(shell: Terminal, service: FakeSupervisorServer) -> None:
+def test_a_shell_and_its_jobs_continue_after_a_freeze(shell: Terminal, service: FakeSupervisorServer) -> None:
     shell.type("sh -c 'echo go; sleep 0.5; echo over $((40 + 2))'\n")
     shell.expect("go\r\n")
 
@@ -125,9 +125,11 @@ def test_a_reboot_gives_the_terminal_to_a_new_shell(shell: Terminal, service: Fa
     shell.expect(f"after {boot_id}")
 
 
-def test_ctrl_c_ends_a_program_inside(service: FakeSupervisorServer, tmp_path: Path, terminals: list[Terminal]) -> None:
-    words = forewarn(tmp_path, "run", "web-0", "--isolated", "--", "sh", "-c", "echo ready; exec sleep 1000")
-    terminals.append(Terminal(*words))
+def test_ctrl_c_ends_a_program_inside_a_vm(
+    service: FakeSupervisorServer, tmp_path: Path, terminals: list[Terminal]
+) -> None:
+    arguments = forewarn(tmp_path, "run", "web-0", "--isolated", "--", "sh", "-c", "echo ready; exec sleep 1000")
+    terminals.append(Terminal(*arguments))
     terminals[0].expect("ready")
 
     terminals[0].type("\x03")
@@ -135,7 +137,7 @@ def test_ctrl_c_ends_a_program_inside(service: FakeSupervisorServer, tmp_path: P
     assert terminals[0].code() == 130
 
 
-def test_ctrl_z_stops_the_vm_s_program_as_a_job_of_the_user_s_shell(
+def test_ctrl_z_suspends_the_program_as_a_job_of_the_users_shell(
     service: FakeSupervisorServer, tmp_path: Path, terminals: list[Terminal]
 ) -> None:
     outer = Terminal("/bin/bash", "--norc", "--noprofile", "-i", HOME=str(tmp_path))

@@ -1,4 +1,4 @@
-"""Spec §2.8: inside a VM made of namespaces nobody else can pose as it, so tokens are given whatever the settings."""
+"""Spec §2.8: no other program can pose as a namespace VM, so it gets tokens with any settings."""
 
 import json
 import subprocess
@@ -17,12 +17,12 @@ ASK = "/metadata/identity/oauth2/token?api-version=2018-02-01&resource=https://m
 CURL = ("curl", "--silent", "--max-time", "30", "--header", "Metadata: true")
 
 
-def test_a_program_inside_is_given_the_token_of_its_vm_and_one_on_loopback_is_not(tmp_path: Path, run: Run) -> None:
+def test_a_program_inside_a_vm_gets_its_token_and_one_on_loopback_does_not(tmp_path: Path, run: Run) -> None:
     environment = {"FOREWARN_CONSOLE": f"127.0.0.1:{free_port()}"}
     with ServiceProcess(data=tmp_path, fleet=FLEET, environment=environment) as service:
         given = [run(vm, "--", *CURL, f"http://169.254.169.254{ASK}") for vm in ("web-0", "web-1")]
 
-        tokens = [json.loads(told.stdout) for told in given]
+        tokens = [json.loads(result.stdout) for result in given]
         assert [token["token_type"] for token in tokens] == ["Bearer", "Bearer"]
         assert len({token["client_id"] for token in tokens}) == 2
         assert service.guest("web-0", "GET", ASK).status == 403

@@ -1,5 +1,6 @@
-"""A fleet of two hundred VMs on one machine, each with a program of its own, under one service: everyone is told what
-is theirs (spec §7.4), and nothing of them is left, however they end.
+"""Two hundred VMs on one machine, each with its own program, under one service.
+
+Each gets its own events (spec §7.4), and nothing of them is left, however they end.
 """
 
 from __future__ import annotations
@@ -53,29 +54,29 @@ def start(lab: ServiceProcess, tmp_path: Path) -> Iterator[Callable[..., Vm]]:
     surroundings = {name: text for name, text in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"} | compiled
     children: list[subprocess.Popen[bytes]] = []
 
-    def begin(vm: str, code: int) -> subprocess.Popen[bytes]:
+    def start_vm(vm: str, code: int) -> subprocess.Popen[bytes]:
         line = [sys.executable, "-m", "forewarn", "--data", str(lab.data), "vm", "run", vm, "--isolated", "--"]
         program = ["sh", "-c", PROGRAM, "sh", str(tmp_path), str(code)]
         children.append(subprocess.Popen([*line, *program], stdin=subprocess.PIPE, process_group=0, env=surroundings))
         return children[-1]
 
-    yield begin
+    yield start_vm
     for child in children:
         if child.poll() is None:
             os.kill(child.pid, signal.SIGKILL)
         child.communicate()
 
 
-def namespaces_of(keeper: int) -> set[str]:
-    """Those of the VM's first process that its keeper does not share."""
-    (first,) = Path(f"/proc/{keeper}/task/{keeper}/children").read_text().split()
+def namespaces_of(supervisor: int) -> set[str]:
+    """The namespaces of the VM's init process that its supervisor does not share."""
+    (first,) = Path(f"/proc/{supervisor}/task/{supervisor}/children").read_text().split()
     return {os.readlink(f"/proc/{first}/ns/{kind}") for kind in KINDS} - {
-        os.readlink(f"/proc/{keeper}/ns/{kind}") for kind in KINDS
+        os.readlink(f"/proc/{supervisor}/ns/{kind}") for kind in KINDS
     }
 
 
 def namespaces() -> set[str]:
-    """Of all processes: a namespace without any, and without a name, is none."""
+    """The namespaces of all processes."""
     found = set()
     for place in Path("/proc").glob("[0-9]*/ns"):
         for kind in KINDS:
@@ -86,8 +87,8 @@ def namespaces() -> set[str]:
     return found
 
 
-def things() -> set[str]:
-    """What a VM could leave on this machine: devices and mounts."""
+def leftovers() -> set[str]:
+    """The devices and mounts of this machine, which a VM could leave behind."""
     mounts = Path("/proc/self/mounts").read_text().splitlines()
     return {line for line in mounts if not line.startswith("nsfs")} | {
         f"device {d}" for d in os.listdir("/sys/class/net")
@@ -108,18 +109,18 @@ def end_by_kill(vm: subprocess.Popen[bytes]) -> None:
     os.kill(vm.pid, signal.SIGKILL)
 
 
-# How they end, what their program was to say, and what the keeper says.
+# How they end, the exit code of their program, and the exit code of the supervisor.
 ENDS = [(end_well, 0, 0), (end_well, 3, 3), (end_by_interrupt, 0, 130), (end_by_kill, 0, -signal.SIGKILL)]
 
 
-def test_two_hundred_vms_are_themselves_and_leave_nothing_behind(
+def test_two_hundred_vms_get_their_own_events_and_leave_nothing_behind(
     lab: ServiceProcess, start: Callable[..., Vm], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     names = [f"vm-{number}" for number in range(MANY)]
     answer = lab.api("POST", "/requests", {"ask": "restart", "vms": names})
     assert answer.status == 202, answer.body
     events = {event["vms"][0]: event["id"] for event in answer.json["events"]}
-    before = things()
+    before = leftovers()
 
     began = time.monotonic()
     vms = {name: start(name, ENDS[number % 4][1]) for number, name in enumerate(names)}
@@ -130,7 +131,7 @@ def test_two_hundred_vms_are_themselves_and_leave_nothing_behind(
         assert (tmp_path / f"{name}.name").read_text() == name
         (event,) = json.loads((tmp_path / f"{name}.document").read_text())["Events"]
         assert (event["EventId"], event["Resources"]) == (events[name], [name])
-    assert sorted(kept["vm"] for kept in lab.api("GET", "/keepers").json["keepers"]) == sorted(names)
+    assert sorted(entry["vm"] for entry in lab.api("GET", "/keepers").json["keepers"]) == sorted(names)
     theirs = {name: namespaces_of(vm.pid) for name, vm in vms.items()}
     assert len(set().union(*theirs.values())) == MANY * len(KINDS)
 
@@ -142,7 +143,7 @@ def test_two_hundred_vms_are_themselves_and_leave_nothing_behind(
     down_s = time.monotonic() - began
 
     assert codes == [ENDS[number % 4][2] for number in range(MANY)]
-    assert things() <= before
+    assert leftovers() <= before
     eventually(lambda: lab.api("GET", "/keepers").json["keepers"] == [])
     with capsys.disabled():
         print(f" {MANY} VMs up in {up_s:.1f} s, down in {down_s:.1f} s ", end="")

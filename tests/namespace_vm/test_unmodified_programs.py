@@ -1,7 +1,7 @@
-"""Programs that nobody here wrote, with 169.254.169.254 built in, run inside a VM as Debian and PyPI deliver them
-(spec §2): nothing of theirs is patched, configured or told where the service is.
+"""Programs with 169.254.169.254 built in run inside a VM as Debian and PyPI ship them (spec §2).
 
-`make test-namespaces` fetches them (programs.sh); where one is missing, its test says so and is skipped.
+They are not patched, configured or told where the service is. `make test-namespaces` fetches them with
+install_programs.sh; the test of a missing one is skipped with its name.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ Inside = Callable[..., str]
 
 @pytest.fixture(scope="module")
 def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServiceProcess]:
-    """What is approved is only simulated, so that no program is rebooted before it has said what it did."""
+    """A service that only simulates approved acts, so that no program is rebooted before it has printed its result."""
     simulated = {"FOREWARN_HYPERVISOR": "simulated"}
     with ServiceProcess(data=tmp_path_factory.mktemp("lab"), fleet=FLEET, environment=simulated) as service:
         yield service
@@ -63,9 +63,9 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServiceProcess]:
 
 @pytest.fixture
 def inside(lab: ServiceProcess) -> Inside:
-    """Run a program in a VM to its end; what it wrote."""
+    """Run a program in a VM to its end; returns its output."""
 
-    def run(vm: str, *words: str | Path, options: tuple[str, ...] = (), **environment: str) -> str:
+    def run(vm: str, *arguments: str | Path, options: tuple[str, ...] = (), **environment: str) -> str:
         line = [
             sys.executable,
             "-m",
@@ -79,7 +79,7 @@ def inside(lab: ServiceProcess) -> Inside:
         ]
         clean = {name: text for name, text in os.environ.items() if "proxy" not in name.lower()}
         done = subprocess.run(
-            [*line, "--", *map(str, words)],
+            [*line, "--", *map(str, arguments)],
             capture_output=True,
             text=True,
             timeout=120,
@@ -94,13 +94,13 @@ def inside(lab: ServiceProcess) -> Inside:
 
 
 def needs(*programs: str | Path) -> pytest.MarkDecorator:
-    """Skip where something is not there, by name."""
+    """Skip the test if one of these programs is missing."""
     missing = [str(program) for program in programs if shutil.which(program) is None and not Path(program).is_dir()]
     return pytest.mark.skipif(bool(missing), reason=f"{', '.join(missing)} missing: see `make test-namespaces`")
 
 
 def by_debian(script: str) -> tuple[str | Path, ...]:
-    """Debian's Python, which also finds what is only unpacked."""
+    """Debian's Python, which also finds packages that are only unpacked."""
     return "env", f"PYTHONPATH={CLOUD_INIT.parent}", DEBIAN, "-c", script
 
 
@@ -111,7 +111,7 @@ def restart(lab: ServiceProcess, vm: str) -> str:
 
 
 def settle(lab: ServiceProcess, vm: str) -> None:
-    """Let what is pending for the VM happen."""
+    """Carry out what is pending for the VM."""
     lab.advance(3600)
     eventually(lambda: lab.poll(vm)["Events"] == [])
 
@@ -128,7 +128,7 @@ print(json.dumps([whole["compute"], least["compute"], network, azure._hostname_f
 
 
 @needs(DEBIAN, CLOUD_INIT)
-def test_cloud_init_reads_its_instance(lab: ServiceProcess, inside: Inside) -> None:
+def test_cloud_init_reads_the_instance_metadata(lab: ServiceProcess, inside: Inside) -> None:
     """Spec §2.6; the hostname it would give a scale-set VM is spec §4.2's."""
     whole, least, network, hostname = json.loads(inside("workers_1", *by_debian(READ_BY_CLOUD_INIT)))
 
@@ -150,7 +150,7 @@ print(json.dumps([vars(compute), compute.image_origin, client.validate()]))
 
 
 @needs(DEBIAN, WAAGENT)
-def test_walinuxagent_reads_and_validates_its_instance(lab: ServiceProcess, inside: Inside) -> None:
+def test_walinuxagent_reads_and_validates_the_instance_metadata(lab: ServiceProcess, inside: Inside) -> None:
     """Spec §2.6."""
     compute, _, verdict = json.loads(inside("web-1", *by_debian(READ_BY_WAAGENT)))
 
@@ -175,9 +175,9 @@ print(handler.endpoint, json.loads(http_get(url, headers={"Metadata": True}, use
 @needs(DEBIAN, WAAGENT)
 def test_walinuxagent_discovers_its_endpoint_by_dhcp(lab: ServiceProcess, inside: Inside) -> None:
     """Spec §2.5: option 245, and the service behind it."""
-    said = inside("web-0", *by_debian(DISCOVER), options=("--no-vnet",))
+    output = inside("web-0", *by_debian(DISCOVER), options=("--no-vnet",))
 
-    assert said.splitlines()[-1] == "168.63.129.16 web-0"
+    assert output.splitlines()[-1] == "168.63.129.16 web-0"
 
 
 DETECTORS = """
@@ -193,7 +193,7 @@ print(json.dumps([dict(AzureVMResourceDetector().detect().attributes), azure_met
 
 
 @needs(PYPI)
-def test_detectors_of_telemetry_tell_the_vm(lab: ServiceProcess, inside: Inside) -> None:
+def test_telemetry_detectors_identify_the_vm(lab: ServiceProcess, inside: Inside) -> None:
     """Spec §2.6: OpenTelemetry's, Elastic's, New Relic's, and cloud-detect."""
     opentelemetry, elastic, newrelic, provider = json.loads(inside("workers_0", PYPI, "-c", DETECTORS))
 
@@ -209,15 +209,15 @@ def test_detectors_of_telemetry_tell_the_vm(lab: ServiceProcess, inside: Inside)
 
 
 @needs("ruby", "facter")
-def test_facter_tells_the_vm(lab: ServiceProcess, inside: Inside) -> None:
+def test_facter_identifies_the_vm(lab: ServiceProcess, inside: Inside) -> None:
     """Spec §2.6."""
     read = "puts JSON.generate(Facter::Resolvers::Az.resolve(:metadata))"
-    told = json.loads(inside("web-0", "ruby", "-rjson", "-rfacter", "-e", read))
-    assert told["compute"]["name"] == "web-0"
+    output = json.loads(inside("web-0", "ruby", "-rjson", "-rfacter", "-e", read))
+    assert output["compute"]["name"] == "web-0"
 
 
 @needs("ruby", "ohai")
-def test_ohai_chooses_a_version_from_the_refusal_and_tells_the_vm(
+def test_ohai_chooses_a_version_from_the_error_and_identifies_the_vm(
     lab: ServiceProcess, inside: Inside, tmp_path: Path
 ) -> None:
     """Spec §10: a request without api-version is refused with the newest ones."""
@@ -226,13 +226,13 @@ def test_ohai_chooses_a_version_from_the_refusal_and_tells_the_vm(
         "Ohai.config[:hints_path] = ARGV; system = Ohai::System.new; system.all_plugins(['azure']);"
         "puts JSON.generate(system.data['azure']['metadata']['compute'])"
     )
-    told = json.loads(inside("web-0", "ruby", "-rjson", "-rohai", "-e", read, tmp_path).splitlines()[-1])
-    assert told["name"] == "web-0"
+    output = json.loads(inside("web-0", "ruby", "-rjson", "-rohai", "-e", read, tmp_path).splitlines()[-1])
+    assert output["name"] == "web-0"
 
 
 @needs("curl")
-def test_the_documented_curl_commands_work_as_they_stand(lab: ServiceProcess, inside: Inside) -> None:
-    """Spec §2.1, §5: read, approve, and see it gone."""
+def test_the_documented_curl_commands_work_unchanged(lab: ServiceProcess, inside: Inside) -> None:
+    """Spec §2.1, §5: read, approve, and see the event gone."""
     event_id = restart(lab, "web-0")
 
     document = json.loads(inside("web-0", "sh", "-c", f"curl -s -H Metadata:true '{EVENTS_URL}'"))
@@ -244,7 +244,7 @@ def test_the_documented_curl_commands_work_as_they_stand(lab: ServiceProcess, in
 
 
 @needs("wget")
-def test_wget_works(lab: ServiceProcess, inside: Inside) -> None:
+def test_wget_reads_the_scheduled_events(lab: ServiceProcess, inside: Inside) -> None:
     """Spec §2.1."""
     assert inside("web-1", "wget", "-qO-", "--header=Metadata: true", NAME_URL) == "web-1"
 
@@ -253,10 +253,10 @@ HANDLER = Path(__file__).parent / "vendor_handler.py"
 
 
 @pytest.mark.parametrize(("vm", "hostname"), [("web-0", "web-0"), ("workers_1", "worker000001")])
-def test_a_handler_as_the_documentation_sketches_it_approves_what_is_its_own(
+def test_the_documented_handler_approves_its_own_events(
     lab: ServiceProcess, inside: Inside, vm: str, hostname: str
 ) -> None:
-    """Spec §4.2: in a scale set the hostname is not the name, so the handler that looks for it finds nothing."""
+    """Spec §4.2: in a scale set the hostname is not the name, so this handler finds no events there."""
     event_id = restart(lab, vm)
 
     by_hostname, by_name, named = inside(vm, sys.executable, HANDLER).splitlines()
@@ -269,8 +269,8 @@ def test_a_handler_as_the_documentation_sketches_it_approves_what_is_its_own(
 
 
 @needs(AGENT, DEBIAN, "sh")
-def test_pacemaker_s_agent_drains_its_node_and_approves(lab: ServiceProcess, inside: Inside, tmp_path: Path) -> None:
-    """Spec §5: form-encoded JSON, an api-version of its own; the cluster is played by a script, the agent is itself."""
+def test_pacemakers_agent_drains_its_node_and_approves(lab: ServiceProcess, inside: Inside, tmp_path: Path) -> None:
+    """Spec §5: form-encoded JSON with its own api-version; a script stands in for the cluster."""
     cluster = _cluster(tmp_path)
     monitor = [AGENT, "monitor"]
     event_id = restart(lab, "web-0")
@@ -295,10 +295,10 @@ def _cluster(directory: Path) -> dict[str, str]:
 
 
 @pytest.mark.parametrize(("tool", "loopback"), [("pasta", "127.0.0.1"), ("slirp4netns", "10.0.2.2")])
-def test_with_a_way_out_the_host_s_loopback_is_reachable_and_the_service_is_still_there(
+def test_with_outbound_network_the_hosts_loopback_and_the_service_are_reachable(
     lab: ServiceProcess, inside: Inside, tmp_path: Path, tool: str, loopback: str
 ) -> None:
-    """The lab's own port on the host's loopback, where web-0 is found by its loopback address 127.0.0.1."""
+    """The lab's port on the host's loopback, where 127.0.0.1 identifies web-0."""
     if shutil.which(tool) is None:
         pytest.skip(f"{tool} missing: see `make test-namespaces`")
     (tmp_path / tool).symlink_to(shutil.which(tool) or "")  # and no other is found
@@ -309,6 +309,6 @@ def test_with_a_way_out_the_host_s_loopback_is_reachable_and_the_service_is_stil
     )
     outside = NAME_URL.replace("169.254.169.254", f"{loopback}:{lab.port}")
 
-    said = inside("web-1", sys.executable, "-c", ask, NAME_URL, outside, options=("--grace", "5"), PATH=str(tmp_path))
+    output = inside("web-1", sys.executable, "-c", ask, NAME_URL, outside, options=("--grace", "5"), PATH=str(tmp_path))
 
-    assert said.split() == ["web-1", "web-0"]
+    assert output.split() == ["web-1", "web-0"]

@@ -1,5 +1,6 @@
-"""VMs of namespaces and the service together, both as real processes: what events announce really happens to the
-program inside, once, whoever is killed meanwhile.
+"""Namespace VMs and the service as real processes: acts happen once to the program inside.
+
+The service or the supervisor is killed meanwhile.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ def lab(tmp_path: Path) -> Iterator[ServiceProcess]:
 
 
 class Inside:
-    """What the program in a VM has written."""
+    """The files that the program in a VM has written."""
 
     def __init__(self, directory: Path, vm: str) -> None:
         self._directory, self._vm = directory, vm
@@ -55,24 +56,24 @@ class Inside:
         seen = self.lines("seen")
         return json.loads(seen[-1]) if seen else None
 
-    def runs_on(self) -> None:
-        """Wait until it has ticked a few times more."""
+    def wait_for_ticks(self) -> None:
+        """Wait until the program has ticked a few times more."""
         before = len(self.lines("ticks"))
         eventually(lambda: len(self.lines("ticks")) > before + 5)
 
 
-Put = Callable[..., Inside]
+RunInside = Callable[..., Inside]
 
 
 @pytest.fixture
-def put(lab: ServiceProcess, start: Start, tmp_path: Path) -> Put:
-    def putting(vm: str, *wishes: str, options: tuple[str, ...] = ()) -> Inside:
-        start(vm, *options, "--", sys.executable, str(INSIDER), str(tmp_path), *wishes)
+def run_inside(lab: ServiceProcess, start: Start, tmp_path: Path) -> RunInside:
+    def start_program(vm: str, *arguments: str, options: tuple[str, ...] = ()) -> Inside:
+        start(vm, *options, "--", sys.executable, str(INSIDER), str(tmp_path), *arguments)
         inside = Inside(tmp_path, vm)
         eventually(lambda: inside.last_seen)
         return inside
 
-    return putting
+    return start_program
 
 
 def ask(service: ServiceProcess, what: str, vm: str) -> str:
@@ -93,10 +94,10 @@ def event(service: ServiceProcess, event_id: str) -> Any:
     return service.api("GET", f"/events/{event_id}").json
 
 
-def over(service: ServiceProcess, event_id: str) -> Any:
+def wait_until_over(service: ServiceProcess, event_id: str) -> Any:
     def ended() -> Any:
-        told = event(service, event_id)
-        return told if told["status"] == "over" else None
+        shown = event(service, event_id)
+        return shown if shown["status"] == "over" else None
 
     return eventually(ended, within_s=60)
 
@@ -106,97 +107,99 @@ def host_of(service: ServiceProcess, vm: str) -> str:
     return host
 
 
-def keeper_of(service: ServiceProcess, vm: str) -> Any:
+def supervisor_of(service: ServiceProcess, vm: str) -> Any:
     return service.api("GET", f"/vms/{vm}").json["keeper"]
 
 
-def test_a_restart_approved_from_inside_boots_the_program_anew(lab: ServiceProcess, put: Put) -> None:
-    inside = put("web-0", "approve")
+def test_a_restart_approved_from_inside_reboots_the_program(lab: ServiceProcess, run_inside: RunInside) -> None:
+    inside = run_inside("web-0", "approve")
     event_id = ask(lab, "restart", "web-0")
-    assert over(lab, event_id)["ending"] == "finished"
+    assert wait_until_over(lab, event_id)["ending"] == "finished"
     eventually(lambda: len(inside.boots) == 2)
     assert len(set(inside.boots)) == 2
-    assert keeper_of(lab, "web-0")["boot_id"] == inside.boots[-1]
-    inside.runs_on()
+    assert supervisor_of(lab, "web-0")["boot_id"] == inside.boots[-1]
+    inside.wait_for_ticks()
 
 
-def test_two_vms_at_once_see_each_its_own_document(lab: ServiceProcess, put: Put) -> None:
+def test_two_vms_at_once_each_get_their_own_document(lab: ServiceProcess, run_inside: RunInside) -> None:
     """Spec §7.4."""
-    first, second = put("web-0"), put("web-1")
+    first, second = run_inside("web-0"), run_inside("web-1")
     event_id = ask(lab, "restart", "web-0")
     seen = eventually(lambda: first.last_seen["Events"])
-    assert [(told["EventId"], told["Resources"]) for told in seen] == [(event_id, ["web-0"])]
-    second.runs_on()
+    assert [(shown["EventId"], shown["Resources"]) for shown in seen] == [(event_id, ["web-0"])]
+    second.wait_for_ticks()
     assert second.last_seen["Events"] == []
 
 
-def test_a_freeze_is_a_gap_in_the_life_of_the_program(lab: ServiceProcess, put: Put) -> None:
+def test_a_freeze_pauses_the_program_for_its_duration(lab: ServiceProcess, run_inside: RunInside) -> None:
     """Spec §6.4 says nine seconds; lab time runs four times as fast."""
-    inside = put("web-0", "approve")
+    inside = run_inside("web-0", "approve")
     lab.api("POST", "/clock/speed", {"speed": 4})
     event_id = freeze(lab, host_of(lab, "web-0"))
-    assert over(lab, event_id)["ending"] == "finished"
-    inside.runs_on()
+    assert wait_until_over(lab, event_id)["ending"] == "finished"
+    inside.wait_for_ticks()
     assert inside.longest_gap_s >= 2.0
     assert len(inside.boots) == 1
 
 
-def test_a_service_killed_during_a_freeze_leaves_nobody_stopped(lab: ServiceProcess, put: Put) -> None:
-    inside = put("web-0", "approve")
+def test_a_service_killed_during_a_freeze_leaves_no_program_stopped(lab: ServiceProcess, run_inside: RunInside) -> None:
+    inside = run_inside("web-0", "approve")
     event_id = freeze(lab, host_of(lab, "web-0"))
-    eventually(lambda: (keeper_of(lab, "web-0") or {}).get("state") == "frozen")
+    eventually(lambda: (supervisor_of(lab, "web-0") or {}).get("state") == "frozen")
     lab.kill()
     lab.start()
-    eventually(lambda: keeper_of(lab, "web-0"))
+    eventually(lambda: supervisor_of(lab, "web-0"))
     lab.advance(20)
-    assert over(lab, event_id)["ending"] == "finished"
-    inside.runs_on()
+    assert wait_until_over(lab, event_id)["ending"] == "finished"
+    inside.wait_for_ticks()
     assert len(inside.boots) == 1
-    assert keeper_of(lab, "web-0")["state"] == "running"
+    assert supervisor_of(lab, "web-0")["state"] == "running"
 
 
-def test_a_service_that_stays_away_leaves_nobody_stopped(lab: ServiceProcess, put: Put) -> None:
-    """The keeper's own timer ends the freeze."""
-    inside = put("web-0", "approve")
+def test_a_freeze_ends_while_the_service_stays_away(lab: ServiceProcess, run_inside: RunInside) -> None:
+    """The supervisor's own timer ends the freeze."""
+    inside = run_inside("web-0", "approve")
     freeze(lab, host_of(lab, "web-0"))
-    eventually(lambda: (keeper_of(lab, "web-0") or {}).get("state") == "frozen")
+    eventually(lambda: (supervisor_of(lab, "web-0") or {}).get("state") == "frozen")
     lab.kill()
-    inside.runs_on()
+    inside.wait_for_ticks()
 
 
-def test_a_service_killed_during_a_reboot_reboots_nobody_twice(lab: ServiceProcess, put: Put) -> None:
-    inside = put("web-0", "approve", "stubborn", options=("--grace", "2"))
+def test_a_service_killed_during_a_reboot_does_not_reboot_twice(lab: ServiceProcess, run_inside: RunInside) -> None:
+    inside = run_inside("web-0", "approve", "stubborn", options=("--grace", "2"))
     event_id = ask(lab, "restart", "web-0")
     eventually(lambda: inside.lines("asked"))
     lab.kill()
     lab.start()
-    assert over(lab, event_id)["ending"] == "finished"
-    inside.runs_on()
+    assert wait_until_over(lab, event_id)["ending"] == "finished"
+    inside.wait_for_ticks()
     assert len(inside.boots) == 2
 
 
-def test_a_service_killed_between_commit_and_act_forgets_nobody(lab: ServiceProcess, put: Put) -> None:
-    """The keeper is held up meanwhile, so that nothing it is ordered happens before the service is gone."""
-    inside = put("web-0")
-    keeper = keeper_of(lab, "web-0")["pid"]
-    os.kill(keeper, signal.SIGSTOP)
+def test_a_service_killed_between_commit_and_act_performs_the_act_later(
+    lab: ServiceProcess, run_inside: RunInside
+) -> None:
+    """The supervisor is suspended, so that nothing happens before the service is killed."""
+    inside = run_inside("web-0")
+    supervisor = supervisor_of(lab, "web-0")["pid"]
+    os.kill(supervisor, signal.SIGSTOP)
     try:
         event_id = ask(lab, "restart", "web-0")
         assert lab.api("POST", f"/events/{event_id}/approve").status == 200
         eventually(lambda: event(lab, event_id)["status"] == "started")
         lab.kill()
     finally:
-        os.kill(keeper, signal.SIGCONT)
-    inside.runs_on()
+        os.kill(supervisor, signal.SIGCONT)
+    inside.wait_for_ticks()
     lab.start()
-    assert over(lab, event_id)["ending"] == "finished"
-    inside.runs_on()
+    assert wait_until_over(lab, event_id)["ending"] == "finished"
+    inside.wait_for_ticks()
     assert len(inside.boots) == 2
 
 
 @pytest.fixture
 def with_programs(tmp_path: Path) -> Iterator[ServiceProcess]:
-    """A fleet that says itself what runs in its VMs."""
+    """A fleet file that names the programs of its VMs."""
     line = json.dumps([sys.executable, str(INSIDER), str(tmp_path)])
     fleet = HOSTS + f'[[vms]]\nname = "web-{{n}}"\ncount = 2\nprogram = {line}\nenvironment = {{ COLOUR = "blue" }}\n'
     with ServiceProcess(data=tmp_path, fleet=fleet) as service:
@@ -204,26 +207,26 @@ def with_programs(tmp_path: Path) -> Iterator[ServiceProcess]:
             yield service
         finally:
             service.kill()
-            end_keepers(tmp_path)
+            end_supervisors(tmp_path)
 
 
-def end_keepers(data: Path) -> None:
-    """Those that a service of this test has started."""
+def end_supervisors(data: Path) -> None:
+    """End the supervisors that a service of this test has started."""
     for path in (data / "vms").glob("*/keeper.json"):
         _end(json.loads(path.read_bytes()))
 
 
-def _end(kept: dict[str, Any]) -> None:
+def _end(record: dict[str, Any]) -> None:
     try:
-        stat = Path(f"/proc/{kept['pid']}/stat").read_text()
+        stat = Path(f"/proc/{record['pid']}/stat").read_text()
     except OSError:
         return
-    if stat.rpartition(")")[2].split()[19] == kept["started"]:
-        os.kill(kept["pid"], signal.SIGKILL)
+    if stat.rpartition(")")[2].split()[19] == record["started"]:
+        os.kill(record["pid"], signal.SIGKILL)
 
 
-def kept_pids(service: ServiceProcess) -> dict[str, int]:
-    return {keeper["vm"]: keeper["pid"] for keeper in service.api("GET", "/keepers").json["keepers"]}
+def supervisor_pids(service: ServiceProcess) -> dict[str, int]:
+    return {supervisor["vm"]: supervisor["pid"] for supervisor in service.api("GET", "/keepers").json["keepers"]}
 
 
 def test_programs_of_the_fleet_are_started_and_survive_the_service(
@@ -231,67 +234,65 @@ def test_programs_of_the_fleet_are_started_and_survive_the_service(
 ) -> None:
     service, inside = with_programs, Inside(tmp_path, "web-0")
     eventually(lambda: inside.last_seen)
-    pids = eventually(lambda: len(found := kept_pids(service)) == 2 and found)
+    pids = eventually(lambda: len(found := supervisor_pids(service)) == 2 and found)
     service.kill()
-    inside.runs_on()
+    inside.wait_for_ticks()
     service.start()
-    assert eventually(lambda: len(found := kept_pids(service)) == 2 and found) == pids
-    inside.runs_on()
+    assert eventually(lambda: len(found := supervisor_pids(service)) == 2 and found) == pids
+    inside.wait_for_ticks()
     assert len(inside.boots) == 1
 
 
-def test_a_keeper_that_died_is_started_again(with_programs: ServiceProcess, tmp_path: Path) -> None:
+def test_a_supervisor_that_died_is_started_again(with_programs: ServiceProcess, tmp_path: Path) -> None:
     service, inside = with_programs, Inside(tmp_path, "web-0")
     eventually(lambda: inside.last_seen)
-    pid = kept_pids(service)["web-0"]
+    pid = supervisor_pids(service)["web-0"]
     os.kill(pid, signal.SIGKILL)
-    eventually(lambda: kept_pids(service).get("web-0", pid) != pid)
+    eventually(lambda: supervisor_pids(service).get("web-0", pid) != pid)
     eventually(lambda: len(inside.boots) == 2)
 
 
-def test_a_vm_that_was_deleted_or_powered_off_stays_so(with_programs: ServiceProcess, tmp_path: Path) -> None:
+def test_a_deleted_or_powered_off_vm_stays_down(with_programs: ServiceProcess, tmp_path: Path) -> None:
     service = with_programs
     first, second = Inside(tmp_path, "web-0"), Inside(tmp_path, "web-1")
     eventually(lambda: first.last_seen and second.last_seen)
     for what, vm in (("delete", "web-0"), ("power-off", "web-1")):
-        assert over(service, ask(service, what, vm))["ending"] == "finished"
-    eventually(lambda: list(kept_pids(service)) == ["web-1"])
-    assert keeper_of(service, "web-1")["state"] == "down"
+        assert wait_until_over(service, ask(service, what, vm))["ending"] == "finished"
+    eventually(lambda: list(supervisor_pids(service)) == ["web-1"])
+    assert supervisor_of(service, "web-1")["state"] == "down"
     service.kill()
     service.start()
-    eventually(lambda: list(kept_pids(service)) == ["web-1"])
-    assert over(service, ask(service, "start", "web-1"))["ending"] == "finished"
+    eventually(lambda: list(supervisor_pids(service)) == ["web-1"])
+    assert wait_until_over(service, ask(service, "start", "web-1"))["ending"] == "finished"
     eventually(lambda: len(second.boots) == 2)
     assert len(first.boots) == 1
 
 
-def test_a_vm_that_is_taken_out_of_the_fleet_takes_its_program_with_it(
-    with_programs: ServiceProcess, tmp_path: Path
-) -> None:
+def test_the_program_of_a_vm_removed_from_the_fleet_ends(with_programs: ServiceProcess, tmp_path: Path) -> None:
     service, inside = with_programs, Inside(tmp_path, "web-0")
     eventually(lambda: inside.last_seen)
-    eventually(lambda: len(kept_pids(service)) == 2)
+    eventually(lambda: len(supervisor_pids(service)) == 2)
     assert service.api("DELETE", "/fleet/vms/web-0").status == 200
-    eventually(lambda: list(kept_pids(service)) == ["web-1"])
+    eventually(lambda: list(supervisor_pids(service)) == ["web-1"])
 
 
-def told(service: ServiceProcess) -> str:
+def shown(service: ServiceProcess) -> str:
     entries = service.api("GET", "/history?limit=100").json["entries"]
     return "\n".join(entry["text"] for entry in entries if entry["what"] == "program")
 
 
-def test_a_program_that_cannot_be_started_or_ends_is_told_and_may_be_mended(tmp_path: Path) -> None:
+def test_a_program_that_fails_is_in_the_history_and_can_be_corrected(tmp_path: Path) -> None:
     vms = [("typo", ["/no/such/program"]), ("short", ["sh", "-c", "echo I am done; exit 3"])]
     fleet = HOSTS + "".join(f'[[vms]]\nname = "{vm}"\nprogram = {json.dumps(line)}\n' for vm, line in vms)
     with ServiceProcess(data=tmp_path, fleet=fleet) as service:
         try:
-            eventually(lambda: "the supervisor of typo ended with code 127: " in told(service))
-            eventually(lambda: "the program of short ended with code 3; its output: I am done" in told(service))
-            assert "program '/no/such/program' cannot be started in VM 'typo': " in told(service)
+            eventually(lambda: "the supervisor of typo ended with code 127: " in shown(service))
+            eventually(lambda: "the program of short ended with code 3; its output: I am done" in shown(service))
+            assert "program '/no/such/program' cannot be started in VM 'typo': " in shown(service)
             line = [sys.executable, str(INSIDER), str(tmp_path)]
             mended = HOSTS + "".join(f'[[vms]]\nname = "{vm}"\nprogram = {json.dumps(line)}\n' for vm, _ in vms)
             assert service.api("POST", "/fleet/apply", {"text": mended, "source": "f.toml"}).status == 200
             eventually(lambda: all(Inside(tmp_path, vm).last_seen for vm, _ in vms))
         finally:
             service.kill()
-            end_keepers(tmp_path)
+            end_supervisors(tmp_path)

@@ -1,5 +1,6 @@
-"""A program that ticks: itself, a child, and a daemon in a session of its own. Each writes when it ticked by the
-machine's own clock, with a number kept in memory, to a file that it opened once.
+"""A program that ticks in three processes: itself, a child, and a daemon in its own session.
+
+Each writes the time of its ticks by the machine's clock, with a number kept in memory, to a file that it opened once.
 """
 
 import os

@@ -1,5 +1,7 @@
-"""What the vendor's page sketches in Python, written anew for Python 3: the address is built in, and an event is for us
-when our hostname is among its resources. Then the same by the name that the metadata tell (spec §4.2).
+"""The handler that the vendor's page sketches, for Python 3.
+
+The address is built in, and an event is its own if its hostname is among the resources. Then the same with the name
+from the instance metadata (spec §4.2).
 """
 
 import json

@@ -1,4 +1,4 @@
-"""The fleet file at a start: an empty store applies it; a later start warns only if its VMs are unknown."""
+"""The fleet file at a start: applied to an empty store; later, unknown VMs cause a warning."""
 
 from __future__ import annotations
 

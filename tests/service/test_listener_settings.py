@@ -1,4 +1,4 @@
-"""[[listeners]]: how a listener identifies VMs (spec §2.1, §7.4), and one clear sentence for each mistake."""
+"""[[listeners]]: how a listener identifies VMs (spec §2.1, §7.4), and errors for mistakes."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_the_sockets_can_be_opened_by_the_helper(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("listener", "sentence"),
     [
-        ('device = "tap0"', "'by', how VMs are identified, is missing: write by = \"device\" or \"namespace\" or"),
+        ('device = "tap0"', '\'by\', how VMs are identified, is missing: write by = "device" or "namespace" or'),
         ('by = "header"', "by = 'header' is not supported: write \"device\" or"),
         ('by = "device"\ndevice = "tap0"', "a listener by device needs 'vm': write device = \"tap-web0\" and vm ="),
         ('by = "device"\ndevise = "tap0"', "a listener by device has no key 'devise': did you mean 'device'?"),

@@ -1,4 +1,4 @@
-"""The HTTPS port for operators: its address, its certificate, and the administrator client of the first start."""
+"""The HTTPS port for operators: address, certificate, and the first administrator client."""
 
 from __future__ import annotations
 

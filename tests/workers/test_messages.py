@@ -1,4 +1,4 @@
-"""Messages between the owner and its workers arrive complete and in order, however the bytes are split."""
+"""Messages between owner and workers arrive complete and in order, however the bytes are split."""
 
 from __future__ import annotations
 

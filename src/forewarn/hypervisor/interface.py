@@ -27,16 +27,17 @@ class ActUnderWay(msgspec.Struct, frozen=True):
 
 
 class ActNotTried(Unavailable):
-    """A local problem, such as a full disk, kept the act from being tried: it does not count as an attempt."""
+    """A local problem, such as a full disk, prevented the attempt, which does not count as one."""
 
 
 class Hypervisor(Protocol):
     """Performs acts on VMs. Implementations pass the suite in `forewarn.conformance`."""
 
     async def perform(self, act: Act, now: float) -> ActDone | ActUnderWay:
-        """Start this act, or return how it is going. An act takes effect at most once, however often this is called.
+        """Start this act, or return how it is going.
 
-        `now` is lab time. Raises Unavailable if the outcome is unknown: call it again later.
+        An act takes effect at most once, however often this is called. `now` is lab time. Raises Unavailable if the
+        outcome is unknown: call it again later.
         """
 
     async def close(self) -> None:

@@ -18,7 +18,7 @@ from forewarn.metrics.requests import RequestMetrics
 
 
 def new_registry() -> CollectorRegistry:
-    """A registry with the metrics every process has: CPU, memory and open files, and the program's version."""
+    """A registry with the metrics of every process: CPU, memory, open files, version."""
     registry = CollectorRegistry()
     ProcessCollector(registry=registry)
     info = {"version": __version__, "python": platform.python_version()}
@@ -32,7 +32,7 @@ def render_text(registry: Collector) -> bytes:
 
 
 class WorkerMetrics:
-    """The Prometheus metrics of a worker: the requests it answered, and how long its owner has been silent."""
+    """The metrics of a worker: the requests it answered, and how long its owner has been silent."""
 
     def __init__(self, *, request_totals: Callable[[], RequestTotals], silent_s: Callable[[], float]) -> None:
         self._registry = new_registry()

@@ -1,6 +1,6 @@
-"""`python -m forewarn.namespace_vm DATA VM PROGRAM…`: as `forewarn vm run --detached`.
+"""`python -m forewarn.namespace_vm DATA VM PROGRAM…`: like `forewarn vm run --detached`.
 
-The service starts it for each VM of a fleet that has a program. It loads only what a supervisor needs.
+The service starts it for each VM of the fleet that has a program. It imports only what a supervisor needs.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from forewarn.namespace_vm.run import VmRunOptions, run_vm
 
 
 def main(data: str, vm: str, *program: str) -> int:
+    """Run the VM; returns the exit code: the program's, 3 if no service answers, 2 for other errors."""
     try:
         return run_vm(VmRunOptions(vm=vm, program=program, data=Path(data), is_detached=True), _print_error)
     except ForewarnError as error:

@@ -16,17 +16,20 @@ from forewarn.namespace_vm.act_journal import VmActJournal, VmActOutcome
 from forewarn.namespace_vm.machine import DOWN, Machine, empty_directory
 from forewarn.namespace_vm.messages import JsonMessage, VmActOrder, VmDescription
 
-FREEZING_VERBS = frozenset({"freeze", "migrate"})
+FREEZING_VERBS = frozenset({"freeze", "migrate"})  # pause the VM
 WIPING_VERBS = frozenset({"redeploy", "reimage", "evict", "delete", "deallocate"})
-FINAL_VERBS = {"evict": "evicted", "delete": "deleted"}
+FINAL_VERBS = {"evict": "evicted", "delete": "deleted"}  # verb → what the user reads about the VM
 _STAYS_DOWN_NOTE = "the VM was down and stays down"
-_RESTARTED_NOTE = "the VM's keeper was gone meanwhile; the VM was started anew"
+_RESTARTED_NOTE = "the VM's supervisor died during the act; the VM was started again"
 
-SendMessage = Callable[[JsonMessage], Awaitable[None]]
+SendMessage = Callable[[JsonMessage], Awaitable[None]]  # to the service; drops it while there is none
 
 
 def finish_interrupted_acts(journal: VmActJournal, vm: VmDescription) -> None:
-    """Finish what a keeper that was killed left half done: its VM died with it and is about to be started anew."""
+    """Finish the acts that a killed supervisor left unfinished.
+
+    The VM died with that supervisor and is about to start again.
+    """
     for act, verb in journal.unfinished.items():
         if verb in WIPING_VERBS:
             empty_directory(vm.ephemeral)
@@ -34,16 +37,21 @@ def finish_interrupted_acts(journal: VmActJournal, vm: VmDescription) -> None:
 
 
 class VmActExecutor:
-    def __init__(self, *, machine: Machine, journal: VmActJournal, tell: SendMessage, usual_s: float) -> None:
-        self.vm_started = asyncio.Event()  # the VM has come up
-        self.vm_removed = asyncio.Event()  # the VM is gone for good
+    """Executes orders on one VM and sends progress and outcomes."""
+
+    def __init__(
+        self, *, machine: Machine, journal: VmActJournal, send: SendMessage, default_duration_s: float
+    ) -> None:
+        """`default_duration_s`: the expected duration of acts that have none of their own."""
+        self.vm_started = asyncio.Event()  # acts wait for it
+        self.vm_removed = asyncio.Event()  # the VM was evicted or deleted
         self.removal_reason = ""
         self._machine = machine
         self._journal = journal
-        self._send = tell
-        self._default_duration_s = usual_s  # what an act takes that has no duration of its own
-        self._expected_end: dict[str, float] = {}  # until when, by the loop's time
-        self._freeze_ends: dict[str, asyncio.Event] = {}  # set: it is to end
+        self._send = send
+        self._default_duration_s = default_duration_s
+        self._expected_end: dict[str, float] = {}  # act id → loop time
+        self._freeze_ends: dict[str, asyncio.Event] = {}  # act id → set when the freeze must end
         self._act_lock = asyncio.Lock()
         self._tasks: set[asyncio.Task[None]] = set()
         self._effects: dict[str, Callable[[VmActOrder], Awaitable[str]]] = {
@@ -61,12 +69,12 @@ class VmActExecutor:
         }
 
     async def execute(self, order: VmActOrder) -> None:
-        """Answer from what is known, or begin; the outcome is told when it comes."""
+        """Answer from the journal, or start the act; its outcome is sent when it is over."""
         if await self._answer_if_known(order.act):
             return
-        takes_s = order.duration_s if order.verb in FREEZING_VERBS else self._default_duration_s
-        self._expected_end[order.act] = asyncio.get_running_loop().time() + takes_s
-        await self._send(messages.progress_message(order.act, takes_s))
+        expected_s = order.duration_s if order.verb in FREEZING_VERBS else self._default_duration_s
+        self._expected_end[order.act] = asyncio.get_running_loop().time() + expected_s
+        await self._send(messages.progress_message(order.act, expected_s))
         if order.verb in FREEZING_VERBS:
             self._freeze_ends[order.act] = asyncio.Event()
         else:
@@ -80,7 +88,7 @@ class VmActExecutor:
         if act in self._freeze_ends:
             self._freeze_ends[act].set()
         elif not await self._answer_if_known(act):
-            note = f"act {act!r} is not known to the VM's keeper: order it before it is thawed"
+            note = f"act {act!r} is unknown to the VM's supervisor: order it before it is thawed"
             await self._send_outcome(act, VmActOutcome(ok=False, note=note))
 
     async def _answer_if_known(self, act: str) -> bool:
@@ -108,12 +116,12 @@ class VmActExecutor:
             self.vm_removed.set()
 
     async def _run_journalled(self, order: VmActOrder) -> VmActOutcome:
-        """Nothing is done that was not written down before; what cannot be written down afterwards is still told."""
+        """Execute an act only after its beginning is on disk; its outcome counts even if it cannot be written."""
         try:
             self._journal.begin(order.act, order.verb)
         except OSError as error:
             return VmActOutcome(
-                ok=False, note=f"{order.verb} was not begun: it cannot be written down ({error.strerror})"
+                ok=False, note=f"{order.verb} was not started: the journal cannot be written ({error.strerror})"
             )
         outcome = await self._run_effect(order)
         with suppress(OSError):
@@ -123,7 +131,7 @@ class VmActExecutor:
     async def _run_effect(self, order: VmActOrder) -> VmActOutcome:
         effect = self._effects.get(order.verb)
         if effect is None:
-            return VmActOutcome(ok=False, note=f"a VM of namespaces cannot {order.verb!r}")
+            return VmActOutcome(ok=False, note=f"a namespace VM cannot {order.verb!r}")
         try:
             return VmActOutcome(ok=True, note=await effect(order))
         except OSError as error:
@@ -144,8 +152,8 @@ class VmActExecutor:
         return ""
 
     def _end_freezes(self) -> None:
-        for thawed in self._freeze_ends.values():
-            thawed.set()
+        for thaw_event in self._freeze_ends.values():
+            thaw_event.set()
 
     async def _reboot(self, order: VmActOrder) -> str:
         was_down = self._machine.state == DOWN
@@ -167,7 +175,7 @@ class VmActExecutor:
 
     async def _start(self, _: VmActOrder) -> str:
         if self._machine.state != DOWN:
-            return "the VM was running already"
+            return "the VM was already running"
         await self._machine.start()
         return ""
 

@@ -13,19 +13,22 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-_MAX_OUTCOMES = 256  # acts that a new keeper still remembers: the service asks about its latest ones only
+_MAX_OUTCOMES = 256  # kept when a journal is opened: the service asks only about recent acts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VmActOutcome:
+    """The outcome of an act; `note` explains it to people."""
+
     ok: bool
     note: str = ""
 
 
 class VmActJournal:
-    """An open journal; one keeper at a time."""
+    """The journal of one VM, open for writing. Only one process may have it open."""
 
     def __init__(self, path: Path) -> None:
+        """Read the journal, and rewrite it without old outcomes."""
         self._begun: dict[str, str] = {}
         self._outcomes: dict[str, VmActOutcome] = {}
         for entry in _read_entries(path):
@@ -34,31 +37,32 @@ class VmActJournal:
 
     @property
     def outcomes(self) -> dict[str, VmActOutcome]:
-        """The outcomes of all acts that are over, oldest first."""
+        """The outcomes of finished acts by act id, oldest first."""
         return dict(self._outcomes)
 
     @property
     def unfinished(self) -> dict[str, str]:
-        """The verbs of acts that began and whose outcome was never written down."""
+        """The verbs, by act id, of acts that began and have no outcome."""
         return dict(self._begun)
 
     def begin(self, act: str, verb: str) -> None:
-        """OSError when it cannot be written down: it is not to be begun then."""
+        """Record that an act begins, durably. OSError if that fails: then the act must not begin."""
         entry = {"act": act, "verb": verb}
         self._write(entry)
         self._apply_entry(entry)
 
     def finish(self, act: str, outcome: VmActOutcome) -> None:
-        """OSError when it cannot be written down; then it is known for as long as this journal is open."""
+        """Record the outcome of an act. On OSError it is known only while this journal is open."""
         entry = {"act": act, **asdict(outcome)}
         self._apply_entry(entry)
         self._write(entry)
 
     def close(self) -> None:
+        """Close the file."""
         os.close(self._file)
 
     def _write(self, entry: dict[str, Any]) -> None:
-        """The whole line, or on a full disk nothing of it: half of one would spoil the next."""
+        """Write the whole line, or nothing of it on a full disk: half a line would spoil the next one."""
         line, size = _encode_entry(entry), os.fstat(self._file).st_size
         try:
             if os.write(self._file, line) < len(line):
@@ -76,13 +80,13 @@ class VmActJournal:
         self._outcomes[entry["act"]] = VmActOutcome(ok=entry["ok"], note=entry["note"])
 
     def _compacted_entries(self) -> list[dict[str, Any]]:
-        over = [{"act": act, **asdict(outcome)} for act, outcome in self._outcomes.items()]
+        finished = [{"act": act, **asdict(outcome)} for act, outcome in self._outcomes.items()]
         self._outcomes = dict(list(self._outcomes.items())[-_MAX_OUTCOMES:])
-        return over[-_MAX_OUTCOMES:] + [{"act": act, "verb": verb} for act, verb in self._begun.items()]
+        return finished[-_MAX_OUTCOMES:] + [{"act": act, "verb": verb} for act, verb in self._begun.items()]
 
 
 def _read_entries(path: Path) -> list[dict[str, Any]]:
-    """Only whole lines count: a keeper may have died while it wrote the last one."""
+    """The entries of complete lines: a supervisor may have died while it wrote the last one."""
     try:
         lines = path.read_bytes().split(b"\n")[:-1]
     except FileNotFoundError:
@@ -99,13 +103,13 @@ def _parse_entry(line: bytes) -> dict[str, Any] | None:
 
 
 def _rewrite_file(path: Path, entries: list[dict[str, Any]]) -> int:
-    """The journal's file, open for more, with these entries only; never half of them on disk."""
+    """Replace the file atomically with these entries, and return it open for appending."""
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-    fresh = path.with_suffix(".new")
-    file = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_CLOEXEC, 0o600)
+    new_file = path.with_suffix(".new")
+    file = os.open(new_file, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_CLOEXEC, 0o600)
     os.write(file, b"".join(_encode_entry(entry) for entry in entries))
     os.fsync(file)
-    os.replace(fresh, path)
+    os.replace(new_file, path)
     return file
 
 

@@ -10,12 +10,12 @@ from pathlib import Path
 from forewarn.errors import Refused, Rejected, Unavailable
 from forewarn.namespace_vm.messages import SERVICE_SOCKET, JsonMessage, VmDescription, encode_message
 
-_HELLO_TIMEOUT_S = 60.0  # a whole fleet may say hello at once, on a machine with few cores
+_HELLO_TIMEOUT_S = 60.0  # hundreds of VMs may start at once on a machine with few cores
 _READ_BYTES = 65536
 
 
 class ServiceConnection:
-    """An open connection. It belongs to no event loop, so that it may be opened before a fork and used after."""
+    """An open connection, bound to no event loop: it can be opened before a fork and used after it."""
 
     def __init__(self, sock: socket.socket) -> None:
         self._sock = sock
@@ -23,7 +23,7 @@ class ServiceConnection:
 
     @classmethod
     def open(cls, data: Path) -> ServiceConnection:
-        """Unavailable when no service listens there."""
+        """Connect to the service of this data directory. Unavailable if none runs there."""
         path = data / SERVICE_SOCKET
         sock = socket.socket(socket.AF_UNIX)
         try:
@@ -35,40 +35,42 @@ class ServiceConnection:
         return cls(sock)
 
     async def send(self, message: JsonMessage, descriptors: tuple[int, ...] = ()) -> None:
-        raw = encode_message(message)
+        """Send a message, with file descriptors if given. OSError if the service is gone."""
+        data = encode_message(message)
         if descriptors:
-            sent = socket.send_fds(self._sock, [raw], descriptors)
-            raw = raw[sent:]
-        await asyncio.get_running_loop().sock_sendall(self._sock, raw)
+            sent = socket.send_fds(self._sock, [data], descriptors)
+            data = data[sent:]
+        await asyncio.get_running_loop().sock_sendall(self._sock, data)
 
     async def receive(self) -> JsonMessage | None:
-        """The next message; None when the service has gone."""
+        """The next message; None when the service is gone."""
         while b"\n" not in self._buffer:
             try:
-                read = await asyncio.get_running_loop().sock_recv(self._sock, _READ_BYTES)
+                received = await asyncio.get_running_loop().sock_recv(self._sock, _READ_BYTES)
             except OSError:
                 return None
-            if not read:
+            if not received:
                 return None
-            self._buffer += read
-        raw, _, self._buffer = self._buffer.partition(b"\n")
-        message: JsonMessage = json.loads(raw)
+            self._buffer += received
+        data, _, self._buffer = self._buffer.partition(b"\n")
+        message: JsonMessage = json.loads(data)
         return message
 
     async def send_hello(self, hello: JsonMessage) -> VmDescription:
-        """Say hello; what the service says about the VM, or Refused in its words."""
+        """Send the hello, and return the service's description of the VM. Refused with the service's message."""
         await self.send(hello)
         try:
             reply = await asyncio.wait_for(self.receive(), _HELLO_TIMEOUT_S)
         except TimeoutError:
             reply = None
         if reply is None:
-            raise Unavailable("the forewarn service broke off when a VM said hello: try again")
+            raise Unavailable("the forewarn service did not answer the VM's hello: try again")
         if "refused" in reply:
             raise Refused(str(reply["refused"]))
         return VmDescription.from_welcome(reply["welcome"])
 
     def close(self) -> None:
+        """Close the socket."""
         self._sock.close()
 
 

@@ -1,7 +1,7 @@
 """DHCP replies of the simulated platform: option 245 names the endpoint (spec §2.5). Pure.
 
-The owner of the socket sends what `dhcp_reply` returns by broadcast, whatever flag the client set: a client without
-an address can receive nothing else.
+The owner of the socket broadcasts what `dhcp_reply` returns, regardless of the client's flag: a client without an
+address can receive nothing else.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _DAY_S = 86_400
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DhcpLease:
-    """What every client of this network is told."""
+    """The address, router and metadata endpoint that every client of this network gets."""
 
     address: IPv4Interface
     router: IPv4Address
@@ -41,45 +41,45 @@ class DhcpLease:
 
 
 def dhcp_reply(packet: bytes, lease: DhcpLease) -> bytes | None:
-    """The answer to a client's packet; None where a server stays silent: another's packet, or nonsense."""
+    """The reply to a client's packet; None if it is malformed or not for a server."""
     if len(packet) <= _OPTIONS_AT or packet[0] != 1 or packet[_COOKIE_AT:_OPTIONS_AT] != _MAGIC_COOKIE:
         return None
-    kind = dict(parse_options(packet)).get(_OPTION_MESSAGE_TYPE, b"")
-    answer = _REPLY_TYPES.get(kind[0]) if len(kind) == 1 else None
-    if answer is None:
+    message_type = dict(parse_options(packet)).get(_OPTION_MESSAGE_TYPE, b"")
+    reply_type = _REPLY_TYPES.get(message_type[0]) if len(message_type) == 1 else None
+    if reply_type is None:
         return None
-    reply = _reply_header(packet, lease) + _MAGIC_COOKIE + _encode_options(answer, lease)
+    reply = _reply_header(packet, lease) + _MAGIC_COOKIE + _encode_options(reply_type, lease)
     return reply.ljust(_MIN_REPLY_BYTES, bytes((_OPTION_PAD,)))
 
 
 def parse_options(packet: bytes) -> Iterator[tuple[int, bytes]]:
-    """Each option with its data; a list that is cut off ends where it was cut."""
-    at = _OPTIONS_AT
-    while at + 1 < len(packet) and packet[at] != _OPTION_END:
-        if packet[at] == _OPTION_PAD:
-            at += 1
+    """Yields each option's code and data; stops where the packet is truncated."""
+    position = _OPTIONS_AT
+    while position + 1 < len(packet) and packet[position] != _OPTION_END:
+        if packet[position] == _OPTION_PAD:
+            position += 1
             continue
-        length = packet[at + 1]
-        if at + 2 + length > len(packet):
+        length = packet[position + 1]
+        if position + 2 + length > len(packet):
             return
-        yield packet[at], packet[at + 2 : at + 2 + length]
-        at += 2 + length
+        yield packet[position], packet[position + 2 : position + 2 + length]
+        position += 2 + length
 
 
 def _reply_header(packet: bytes, lease: DhcpLease) -> bytes:
-    """The client's own header, with an address for it: its transaction and hardware address come back unchanged."""
+    """The header of the reply: the client's transaction id and hardware address, and its new address."""
     start = b"\x02" + packet[1:4] + packet[4:8] + b"\0\0" + packet[10:12]
     addresses = packet[12:16] + lease.address.packed + lease.router.packed + packet[24:28]
     return start + addresses + packet[28:44] + bytes(64 + 128)
 
 
-def _encode_options(kind: int, lease: DhcpLease) -> bytes:
-    given = (
-        (_OPTION_MESSAGE_TYPE, bytes((kind,))),
+def _encode_options(message_type: int, lease: DhcpLease) -> bytes:
+    options = (
+        (_OPTION_MESSAGE_TYPE, bytes((message_type,))),
         (_OPTION_SERVER_ID, lease.router.packed),
         (_OPTION_LEASE_TIME, struct.pack("!I", _DAY_S)),
         (_OPTION_SUBNET_MASK, lease.address.netmask.packed),
         (_OPTION_ROUTER, lease.router.packed),
         (_OPTION_ENDPOINT, lease.endpoint.packed),
     )
-    return b"".join(bytes((code, len(data))) + data for code, data in given) + bytes((_OPTION_END,))
+    return b"".join(bytes((code, len(data))) + data for code, data in options) + bytes((_OPTION_END,))

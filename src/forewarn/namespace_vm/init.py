@@ -34,32 +34,36 @@ _IGNORED_SIGNALS = (
 )
 
 
-def run_init(control: socket.socket, plan: VmSpec) -> NoReturn:
-    """Be the first process until the keeper goes."""
-    inside = None
+def run_init(control: socket.socket, spec: VmSpec) -> NoReturn:
+    """Run as the VM's first process until the supervisor is gone; never returns."""
+    vm_init = None
     try:
-        if plan.network_mode is not NetworkMode.JOINED:  # that one has to be left as it was first
+        if spec.network_mode is not NetworkMode.JOINED:  # a joined network must be restored first
             syscalls.die_with_parent(signal.SIGKILL)
         wakeup = _prepare_signals()
-        notes = _set_up_vm(plan)
-        inside = VmInit(control, plan, network.set_up_network(plan.network_mode))
-        inside.send({"ready": str(inside.network.address), "notes": notes})
-        inside.run(wakeup)
+        notes = _set_up_vm(spec)
+        vm_init = VmInit(control, spec, network.set_up_network(spec.network_mode))
+        vm_init.send({"ready": str(vm_init.network.address), "notes": notes})
+        vm_init.run(wakeup)
     except OSError as error:
         control.send(_encode_error(error))
     finally:
-        if inside is not None:
-            inside.network.restore()
+        if vm_init is not None:
+            vm_init.network.restore()
         os._exit(0)
 
 
 class VmInit:
-    def __init__(self, control: socket.socket, plan: VmSpec, net: network.VmNetwork) -> None:
+    """The init process of a VM: executes the supervisor's commands, and reports exits."""
+
+    def __init__(self, control: socket.socket, spec: VmSpec, net: network.VmNetwork) -> None:
         self.network = net
         self._control = control
-        self._spec = plan
+        self._spec = spec
         self._program = 0
-        self._stopped_before: frozenset[int] | None = None  # None: nothing is frozen
+        self._stopped_before: frozenset[int] | None = (
+            None  # of a freeze: processes that were already stopped; None: not frozen
+        )
         self._is_finished = False
         self._commands: dict[str, Callable[[Any], Any]] = {
             "start": self._start,
@@ -70,16 +74,18 @@ class VmInit:
         }
 
     def run(self, wakeup: socket.socket) -> None:
+        """Handle commands, child exits and DHCP requests until the supervisor closes the control socket."""
         with selectors.DefaultSelector() as selector:
             selector.register(self._control, selectors.EVENT_READ, self._handle_command)
             selector.register(wakeup, selectors.EVENT_READ, lambda: self._on_child_signal(wakeup))
-            if (responder := self.network.dhcp_socket) is not None:
-                selector.register(responder, selectors.EVENT_READ, lambda: _answer_dhcp(responder))
+            if (dhcp_socket := self.network.dhcp_socket) is not None:
+                selector.register(dhcp_socket, selectors.EVENT_READ, lambda: _answer_dhcp(dhcp_socket))
             while not self._is_finished:
                 for key, _ in selector.select():
                     key.data()
 
     def send(self, message: dict[str, Any], descriptors: tuple[int, ...] = ()) -> None:
+        """Send a message to the supervisor, with file descriptors if given."""
         socket.send_fds(self._control, [json.dumps(message).encode()], descriptors)
 
     def _handle_command(self) -> None:
@@ -87,12 +93,12 @@ class VmInit:
         if not packet:
             self._is_finished = True
             return
-        word, argument = json.loads(packet)
+        command, argument = json.loads(packet)
         try:
-            if word == "listen":
+            if command == "listen":
                 self._listen()
             else:
-                self.send({"done": self._commands[word](argument)})
+                self.send({"done": self._commands[command](argument)})
         except OSError as error:
             self._control.send(_encode_error(error))
 
@@ -106,7 +112,7 @@ class VmInit:
 
     def _freeze(self, _: None) -> None:
         if self._stopped_before is None:
-            self._stopped_before = frozenset()  # from here on a stop is no news
+            self._stopped_before = frozenset()  # from now on, stopped processes are not reported
             self._stopped_before = stop_all()
 
     def _thaw(self, _: None) -> None:
@@ -115,7 +121,7 @@ class VmInit:
             self._stopped_before = None
 
     def _signal(self, number: int) -> bool:
-        """Everybody gets it, also those that are stopped; whether there was anybody."""
+        """Send a signal to all processes, stopped ones too; returns whether there are any."""
         signal_all(number)
         signal_all(signal.SIGCONT)
         self._stopped_before = None
@@ -130,7 +136,7 @@ class VmInit:
         self._reap_children()
 
     def _reap_children(self) -> bool:
-        """Bury the dead, and tell of the program and of the last one; whether nobody is left."""
+        """Reap exited children, and report the program's exit and the last exit; returns whether none is left."""
         while True:
             try:
                 pid, status = os.waitpid(-1, os.WNOHANG | os.WUNTRACED)
@@ -153,39 +159,39 @@ class VmInit:
         self.send({"event": "exited", "code": code, "signal": ended_by})
 
 
-def _answer_dhcp(responder: socket.socket) -> None:
+def _answer_dhcp(dhcp_socket: socket.socket) -> None:
     try:
-        network.answer_dhcp_packet(responder)
+        network.answer_dhcp_packet(dhcp_socket)
     except OSError:
-        pass  # the client asks again
+        pass  # the client will retry
 
 
 def _prepare_signals() -> socket.socket:
-    """A process group of our own, no signal that could end us, and a socket that tells of children."""
+    """Use an own process group, ignore signals that would end init, and return a socket that signals wake."""
     os.setpgid(0, 0)
     for number in _IGNORED_SIGNALS:
         signal.signal(number, signal.SIG_IGN)
-    wakeup, tell = socket.socketpair()
-    tell.setblocking(False)
-    signal.set_wakeup_fd(tell.detach(), warn_on_full_buffer=False)
+    wakeup, write_end = socket.socketpair()
+    write_end.setblocking(False)
+    signal.set_wakeup_fd(write_end.detach(), warn_on_full_buffer=False)
     signal.signal(signal.SIGCHLD, lambda *_: None)
     return wakeup
 
 
-def _set_up_vm(plan: VmSpec) -> list[str]:
-    """The VM's own name, processes, devices and boot id; what this kernel would not give, in words."""
+def _set_up_vm(spec: VmSpec) -> list[str]:
+    """Set up hostname, /proc, /sys and boot id; returns the names of features that this kernel refused."""
     syscalls.make_mounts_private()
-    syscalls.set_hostname(plan.hostname)
-    wishes: dict[str, Callable[[], None]] = {
+    syscalls.set_hostname(spec.hostname)
+    features: dict[str, Callable[[], None]] = {
         "a /proc of its own": lambda: syscalls.mount_virtual_filesystem("proc", "/proc"),
         "a /sys of its own": _mount_sysfs,
-        "its boot id in /proc": lambda: syscalls.bind_mount(str(plan.boot_id_file), _BOOT_ID_FILE),
+        "its boot id in /proc": lambda: syscalls.bind_mount(str(spec.boot_id_file), _BOOT_ID_FILE),
     }
-    return [what for what, fulfil in wishes.items() if not _succeeds(fulfil)]
+    return [feature for feature, set_up in features.items() if not _succeeds(set_up)]
 
 
 def _mount_sysfs() -> None:
-    """/sys/class/net shows the network of whoever mounted it; limits of control groups are to stay visible."""
+    """Mount a /sys with the VM's network; the limits of control groups stay visible."""
     groups = os.open("/sys/fs/cgroup", os.O_PATH | os.O_CLOEXEC)
     try:
         syscalls.mount_virtual_filesystem("sysfs", "/sys")
@@ -194,9 +200,9 @@ def _mount_sysfs() -> None:
         os.close(groups)
 
 
-def _succeeds(fulfil: Callable[[], None]) -> bool:
+def _succeeds(set_up: Callable[[], None]) -> bool:
     try:
-        fulfil()
+        set_up()
     except OSError:
         return False
     return True
@@ -209,34 +215,34 @@ def _encode_error(error: OSError) -> bytes:
 _ERRNO_STRUCT = struct.Struct("i")
 
 
-def start_program(plan: VmSpec, changes: Mapping[str, str]) -> int:
-    """The pid of the program once it really runs; OSError where it cannot be executed."""
-    report, tell = os.pipe()
+def start_program(spec: VmSpec, changes: Mapping[str, str]) -> int:
+    """Start the program and return its pid. OSError if it cannot be executed."""
+    read_end, write_end = os.pipe()
     pid = os.fork()
     if pid == 0:
-        _exec_program(plan, {**plan.environment, **changes}, tell)
-    os.close(tell)
-    with os.fdopen(report, "rb") as pipe:
+        _exec_program(spec, {**spec.environment, **changes}, write_end)
+    os.close(write_end)
+    with os.fdopen(read_end, "rb") as pipe:
         failure = pipe.read()
     if failure:
         os.waitpid(pid, 0)
         number = _ERRNO_STRUCT.unpack(failure)[0]
-        raise OSError(number, os.strerror(number), plan.argv[0])
+        raise OSError(number, os.strerror(number), spec.argv[0])
     return pid
 
 
-def _exec_program(plan: VmSpec, environment: dict[str, str], tell: int) -> NoReturn:
-    """In the new process: give up everything of ours, and execute. The pipe closes itself when that works."""
+def _exec_program(spec: VmSpec, environment: dict[str, str], write_end: int) -> NoReturn:
+    """In the new process: give up everything of init, and execute. The pipe closes if that succeeds."""
     try:
         os.setpgid(0, 0)
-        if plan.owns_terminal:
-            os.tcsetpgrp(0, os.getpid())  # the first process ignores SIGTTOU, and so do we still
-        if plan.output is not None:
-            _redirect_output(plan.output)
+        if spec.owns_terminal:
+            os.tcsetpgrp(0, os.getpid())  # SIGTTOU is still ignored here, as in init
+        if spec.output is not None:
+            _redirect_output(spec.output)
         _reset_signals()
-        os.execvpe(plan.argv[0], plan.argv, environment)
+        os.execvpe(spec.argv[0], spec.argv, environment)
     except OSError as error:
-        os.write(tell, _ERRNO_STRUCT.pack(error.errno or 1))
+        os.write(write_end, _ERRNO_STRUCT.pack(error.errno or 1))
     finally:
         os._exit(127)
 
@@ -256,10 +262,11 @@ def _reset_signals() -> None:
 
 _MAX_STOP_CHECKS = 200
 _STOP_CHECK_S = 0.001
-_NOT_RUNNING_STATES = frozenset("TtZX")  # stopped, traced, dead
+_NOT_RUNNING_STATES = frozenset("TtZX")  # stopped, traced, zombie, dead; see proc(5)
 
 
 def signal_all(number: int) -> None:
+    """Send a signal to every process of the VM except init."""
     try:
         os.kill(-1, number)
     except ProcessLookupError:
@@ -267,23 +274,26 @@ def signal_all(number: int) -> None:
 
 
 def stop_all() -> frozenset[int]:
-    """Stop everything; those that somebody had stopped before."""
+    """Stop every process of the VM; returns the pids that were stopped before."""
     before = frozenset(pid for pid in list_pids() if thread_states(pid) == {"T"})
     signal_all(signal.SIGSTOP)
     _wait_until_stopped()
     return before
 
 
-def continue_all(but: frozenset[int]) -> None:
-    """Children before their parents, so that no shell sees its jobs stopped."""
+def continue_all(excluded: frozenset[int]) -> None:
+    """Continue every process except `excluded`.
+
+    Children come before their parents, so that no shell sees stopped jobs.
+    """
     try:
-        found = set(list_pids()) if is_own_proc_mounted() else None
-    except OSError:  # /proc cannot be read now, and nobody may stay stopped for that
-        found = None
-    if found is None:
+        pids = set(list_pids()) if is_own_proc_mounted() else None
+    except OSError:  # /proc cannot be read: continue all, so that none stays stopped
+        pids = None
+    if pids is None:
         signal_all(signal.SIGCONT)
         return
-    for pid in sorted(found - but, reverse=True):
+    for pid in sorted(pids - excluded, reverse=True):
         try:
             os.kill(pid, signal.SIGCONT)
         except ProcessLookupError:
@@ -291,29 +301,30 @@ def continue_all(but: frozenset[int]) -> None:
 
 
 def list_pids() -> Iterator[int]:
-    """Every process but the first; none where /proc shows those of another namespace."""
+    """The pids of all processes except init; none if /proc belongs to another pid namespace."""
     if is_own_proc_mounted():
         yield from (int(name) for name in os.listdir("/proc") if name.isdecimal() and name != "1")
 
 
 def is_own_proc_mounted() -> bool:
+    """Whether /proc shows the processes of this pid namespace."""
     return os.readlink("/proc/self") == str(os.getpid())
 
 
 def thread_states(pid: int) -> set[str]:
-    """The states of a process's threads, as letters; empty when it has gone."""
-    found = set()
+    """The states of a process's threads, as letters of proc(5); empty if it is gone."""
+    pids = set()
     try:
         for thread in os.listdir(f"/proc/{pid}/task"):
             with open(f"/proc/{pid}/task/{thread}/stat", encoding="utf-8", errors="replace") as file:
-                found.add(file.read().rpartition(")")[2].split()[0])
+                pids.add(file.read().rpartition(")")[2].split()[0])
     except (FileNotFoundError, ProcessLookupError):
         pass
-    return found
+    return pids
 
 
 def _wait_until_stopped() -> None:
-    """A process on another core stops a moment later; one that waits for a disk runs nothing meanwhile."""
+    """Wait until all processes stopped: on other cores that takes a moment. One in disk wait runs nothing."""
     for _ in range(_MAX_STOP_CHECKS):
         if all(thread_states(pid) <= _NOT_RUNNING_STATES for pid in list_pids()):
             return

@@ -17,17 +17,20 @@ _INIT_KILLED = VmProgramExit(signal=signal.SIGKILL)
 
 
 def boot_id_file(vm: VmDescription) -> Path:
+    """The file that the program reads as /proc/sys/kernel/random/boot_id."""
     return vm.directory / "boot_id"
 
 
 class Machine:
-    def __init__(self, enclosure: VmNamespaces, vm: VmDescription, *, grace_s: float, boot_id: str) -> None:
-        self.state = RUNNING  # as good as: it is started as soon as the service listens
-        self.boot_id = boot_id  # of the first boot
+    """The state of one VM, and the operations on it. `state` is RUNNING, FROZEN or DOWN."""
+
+    def __init__(self, namespaces: VmNamespaces, vm: VmDescription, *, grace_s: float, boot_id: str) -> None:
+        self.state = RUNNING  # although it starts only when the service listens
+        self.boot_id = boot_id  # of the first boot, then of the latest
         self.host = vm.host
         self.last_exit = VmProgramExit()
         self.exited_by_itself = asyncio.Event()
-        self._namespaces = enclosure
+        self._namespaces = namespaces
         self._vm = vm
         self._grace_s = grace_s
         self._has_booted = False
@@ -35,7 +38,7 @@ class Machine:
         self._no_processes_left = asyncio.Event()
 
     async def start(self) -> None:
-        """Boot: a new boot id, and the program from its beginning."""
+        """Boot: start the program with a new boot id. OSError if it cannot be executed."""
         if self._has_booted:
             self.boot_id = str(uuid4())
         self._has_booted = True
@@ -46,7 +49,7 @@ class Machine:
         self.state = RUNNING
 
     async def stop(self, number: int = signal.SIGTERM) -> None:
-        """Ask everybody to end, and after the grace insist."""
+        """Send a signal to all processes, and SIGKILL after the grace period; returns when none is left."""
         self._is_stopping = True
         self._no_processes_left.clear()
         await self._namespaces.call("signal", number)
@@ -57,29 +60,32 @@ class Machine:
         self.state = DOWN
 
     async def kill(self) -> None:
+        """Kill all processes, and wait until none is left."""
         await self._namespaces.call("signal", signal.SIGKILL)
         await self._no_processes_left.wait()
 
     async def freeze(self) -> None:
+        """Stop all processes, if the VM is running."""
         if self.state == RUNNING:
-            self.state = FROZEN  # also if only some of it stops: all of it is continued
+            self.state = FROZEN  # set first: after a partial freeze, `thaw` must continue everything
             await self._namespaces.call("freeze")
 
     async def thaw(self) -> None:
+        """Continue the processes that `freeze` stopped."""
         if self.state == FROZEN:
             await self._namespaces.call("thaw")
             self.state = RUNNING
 
     async def resume(self) -> None:
-        """Go on after somebody had stopped the program from its terminal."""
+        """Continue the program after the user suspended it from its terminal."""
         await self._namespaces.call("continue")
 
     async def has_background_processes(self) -> bool:
-        """Whether a program that ended well left others behind, as one does that goes to the background."""
+        """Whether the program exited with code 0 and left other processes behind, as a daemon does."""
         return self.last_exit.code == 0 and bool((await self._namespaces.call("signal", signal.SIGCONT)).value)
 
     def wipe_ephemeral_disk(self) -> None:
-        """Empty the disk that does not outlive a move."""
+        """Empty the VM's ephemeral directory."""
         empty_directory(self._vm.ephemeral)
 
     def _boot_environment(self) -> dict[str, str]:
@@ -91,7 +97,7 @@ class Machine:
         }
 
     def handle_init_event(self, event: InitEvent) -> None:
-        """Something happened inside."""
+        """Update the state from an event of the init process."""
         match event["event"]:
             case "empty":
                 self._no_processes_left.set()
@@ -99,17 +105,18 @@ class Machine:
                 self._record_exit(VmProgramExit(code=event["code"], signal=event["signal"]))
             case "gone":
                 self._no_processes_left.set()
-                self._is_stopping = False  # whatever was under way, nothing can be started here again
+                self._is_stopping = False  # init is dead: the VM cannot start again
                 self._record_exit(_INIT_KILLED)
 
-    def _record_exit(self, how: VmProgramExit) -> None:
-        self.last_exit = how
+    def _record_exit(self, program_exit: VmProgramExit) -> None:
+        self.last_exit = program_exit
         if not self._is_stopping:
             self.state = DOWN
             self.exited_by_itself.set()
 
 
 def empty_directory(directory: Path) -> None:
+    """Create the directory if needed, and remove everything in it."""
     directory.mkdir(parents=True, exist_ok=True, mode=0o700)
     for entry in directory.iterdir():
         if entry.is_dir() and not entry.is_symlink():
@@ -127,9 +134,9 @@ def _remove_tree(directory: Path) -> None:
 
 
 def _make_writable(directory: Path) -> None:
-    """Some programs leave directories that not even their owner may write to."""
+    """Make all directories below writable: some programs leave read-only ones."""
     directory.chmod(0o700)
-    for place, names, _ in os.walk(directory):  # each is opened before it is entered
-        for path in (Path(place, name) for name in names):
+    for parent, names, _ in os.walk(directory):  # top down: a directory becomes readable before it is entered
+        for path in (Path(parent, name) for name in names):
             if not path.is_symlink():
                 path.chmod(0o700)

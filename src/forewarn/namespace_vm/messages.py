@@ -10,13 +10,13 @@ from typing import Any
 
 from forewarn.namespace_vm.act_journal import VmActOutcome
 
-SERVICE_SOCKET = "forewarn.vms"
+SERVICE_SOCKET = "forewarn.vms"  # in the data directory
 JsonMessage = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VmDescription:
-    """What the service says about the VM that is kept."""
+    """The VM, as the service describes it in its welcome."""
 
     name: str
     computer_name: str
@@ -26,6 +26,7 @@ class VmDescription:
 
     @classmethod
     def from_welcome(cls, message: JsonMessage) -> VmDescription:
+        """Read the service's welcome message."""
         vm = message["vm"]
         return cls(
             name=vm["name"],
@@ -38,14 +39,17 @@ class VmDescription:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VmActOrder:
+    """An order of the service to perform an act."""
+
     act: str
     verb: str
     duration_s: float = 0.0
     host: str = ""
-    abrupt: bool = False  # the VM's host has failed: nobody is asked to end
+    abrupt: bool = False  # the VM's host has failed: kill without SIGTERM
 
     @classmethod
     def from_message(cls, message: JsonMessage) -> VmActOrder:
+        """Read an order message."""
         return cls(
             act=message["act"],
             verb=message["verb"],
@@ -57,14 +61,14 @@ class VmActOrder:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VmProgramExit:
-    """How a program ended: with a code, or by a signal."""
+    """How the program ended: with an exit code or by a signal."""
 
     code: int | None = None
     signal: int | None = None
 
     @property
     def status(self) -> int:
-        """As a shell would tell it."""
+        """The exit status as a shell reports it: 128 plus the signal's number."""
         return 128 + self.signal if self.signal is not None else self.code or 0
 
 
@@ -78,25 +82,31 @@ def hello_message(
     state: str,
     known: Mapping[str, VmActOutcome],
 ) -> JsonMessage:
-    who = {"vm": vm, "pid": pid, "started": started, "boot_id": boot_id, "program": program, "state": state}
-    return {"hello": {**who, "known": {act: asdict(outcome) for act, outcome in known.items()}}}
+    """The supervisor's first message: the VM, its process, and the outcomes it knows."""
+    fields = {"vm": vm, "pid": pid, "started": started, "boot_id": boot_id, "program": program, "state": state}
+    return {"hello": {**fields, "known": {act: asdict(outcome) for act, outcome in known.items()}}}
 
 
 def listener_message(address: str, port: int) -> JsonMessage:
+    """Offers a listening socket, whose file descriptor is sent along."""
     return {"listener": {"address": address, "port": port}, "fds": 1}
 
 
 def progress_message(act: str, until_s: float) -> JsonMessage:
+    """The act is under way for about `until_s` more seconds."""
     return {"act": act, "until": round(max(0.0, until_s), 3)}
 
 
 def outcome_message(act: str, outcome: VmActOutcome, *, boot_id: str, state: str) -> JsonMessage:
+    """The act is over; with the boot id and the state of the VM after it."""
     return {"act": act, **asdict(outcome), "boot_id": boot_id, "state": state}
 
 
-def exit_message(how: VmProgramExit, output: str) -> JsonMessage:
-    return {"exited": {**asdict(how), "output": output}}
+def exit_message(program_exit: VmProgramExit, output: str) -> JsonMessage:
+    """The program ended by itself; with the end of its output."""
+    return {"exited": {**asdict(program_exit), "output": output}}
 
 
 def encode_message(message: JsonMessage) -> bytes:
+    """The message as one line of JSON."""
     return json.dumps(message, separators=(",", ":")).encode() + b"\n"

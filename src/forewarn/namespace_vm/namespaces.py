@@ -21,7 +21,7 @@ from forewarn.errors import Refused
 from forewarn.namespace_vm import init, syscalls
 from forewarn.namespace_vm.vm_spec import NetworkMode, VmSpec
 
-InitEvent = dict[str, Any]
+InitEvent = dict[str, Any]  # has a key `event`: empty, exited, stopped or gone
 _MAX_MESSAGE_BYTES = 65536
 _SETUP_TIMEOUT_S = 30.0
 _PRIVATE_NAMESPACES = syscalls.CLONE_NEWNS | syscalls.CLONE_NEWUTS | syscalls.CLONE_NEWPID
@@ -29,45 +29,51 @@ _PRIVATE_NAMESPACES = syscalls.CLONE_NEWNS | syscalls.CLONE_NEWUTS | syscalls.CL
 
 @dataclass(frozen=True, slots=True)
 class InitReply:
+    """The reply of init to a command, with file descriptors that the caller must close."""
+
     value: Any
     descriptors: list[int] = field(default_factory=list)
 
 
 class VmNamespaces:
-    """An open VM. Made outside of any event loop, because it forks; used inside of one."""
+    """The namespaces of one VM and its init process. Create it outside of an event loop, because it forks."""
 
-    def __init__(self, plan: VmSpec) -> None:
-        self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    def __init__(self, spec: VmSpec) -> None:
+        """Create the namespaces and start init. Refused if this machine does not allow it."""
+        self._control, init_socket = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._control.settimeout(_SETUP_TIMEOUT_S)
         self._pending_replies: deque[asyncio.Future[InitReply]] = deque()
         self._pid = 0
-        self.missing_features: list[str] = []  # what this kernel would not give, in words
-        self._kill_on_close = plan.network_mode is not NetworkMode.JOINED  # that one is left as it was first
+        self.missing_features: list[str] = []  # descriptions of features that this kernel refused
+        self._kill_on_close = (
+            spec.network_mode is not NetworkMode.JOINED
+        )  # in a joined network, init must first restore it
         syscalls.become_subreaper()
         try:
-            self._create(plan, theirs)
+            self._create(spec, init_socket)
         except OSError as error:
             self.close()
-            raise _creation_error(error, plan) from error
+            raise _creation_error(error, spec) from error
 
     @property
     def pid(self) -> int:
-        """Of the VM's first process, as it is called outside."""
+        """The pid of the VM's init process, in the pid namespace of this process."""
         return self._pid
 
-    def watch_events(self, told: Callable[[InitEvent], None]) -> None:
-        """From now on events go there."""
+    def watch_events(self, on_event: Callable[[InitEvent], None]) -> None:
+        """Call `on_event` for each event of init, on the running event loop."""
         self._control.setblocking(False)
-        asyncio.get_running_loop().add_reader(self._control, self._receive, told)
+        asyncio.get_running_loop().add_reader(self._control, self._receive, on_event)
 
-    async def call(self, word: str, argument: Any = None) -> InitReply:
-        answer: asyncio.Future[InitReply] = asyncio.get_running_loop().create_future()
-        self._control.send(json.dumps([word, argument]).encode())
-        self._pending_replies.append(answer)
-        return await answer
+    async def call(self, command: str, argument: Any = None) -> InitReply:
+        """Send a command to init and wait for its reply. OSError if the command failed or init is gone."""
+        future: asyncio.Future[InitReply] = asyncio.get_running_loop().create_future()
+        self._control.send(json.dumps([command, argument]).encode())
+        self._pending_replies.append(future)
+        return await future
 
     def close(self) -> None:
-        """End everything in the VM, at once."""
+        """End every process in the VM."""
         self._control.close()
         if self._pid:
             if self._kill_on_close:
@@ -75,21 +81,21 @@ class VmNamespaces:
             os.waitpid(self._pid, 0)
             self._pid = 0
 
-    def _create(self, plan: VmSpec, theirs: socket.socket) -> None:
-        forerunner = os.fork()
-        if forerunner == 0:
-            _start_init(theirs, plan)
-        theirs.close()
+    def _create(self, spec: VmSpec, init_socket: socket.socket) -> None:
+        helper_pid = os.fork()
+        if helper_pid == 0:
+            _start_init(init_socket, spec)
+        init_socket.close()
         try:
             if self._receive_setup_message()["unshared"]:
-                _write_id_maps(forerunner)
+                _write_id_maps(helper_pid)
             self._control.send(b"unshared")
             self._pid = self._receive_setup_message()["first"]
         except OSError:
-            self._control.close()  # it waits for no further word, and ends
+            self._control.close()  # the helper process then ends
             raise
         finally:
-            os.waitpid(forerunner, 0)  # the first process is our child from here on
+            os.waitpid(helper_pid, 0)  # init is now a child of this process (subreaper)
         self._control.send(b"orphaned")
         self.missing_features = self._receive_setup_message()["notes"]
 
@@ -102,35 +108,35 @@ class VmNamespaces:
             raise OSError(*message["error"])
         return message
 
-    def _receive(self, told: Callable[[InitEvent], None]) -> None:
+    def _receive(self, on_event: Callable[[InitEvent], None]) -> None:
         packet, descriptors, _, _ = socket.recv_fds(self._control, _MAX_MESSAGE_BYTES, 4)
         if not packet:
             asyncio.get_running_loop().remove_reader(self._control)
             while self._pending_replies:
                 self._pending_replies.popleft().set_exception(ConnectionResetError(errno.ECONNRESET, "the VM is gone"))
-            told({"event": "gone"})
+            on_event({"event": "gone"})
             return
         message = json.loads(packet)
         if "event" in message:
-            told(message)
+            on_event(message)
         elif "error" in message:
             self._pending_replies.popleft().set_exception(OSError(*message["error"]))
         else:
             self._pending_replies.popleft().set_result(InitReply(message["done"], descriptors))
 
 
-def _start_init(control: socket.socket, plan: VmSpec) -> NoReturn:
-    """In a first child: leave for the new namespaces, and start the VM's first process, which is born in them."""
+def _start_init(control: socket.socket, spec: VmSpec) -> NoReturn:
+    """In the helper process: create or enter the namespaces, and fork the init process inside them."""
     try:
-        _close_other_descriptors({0, 1, 2, control.fileno(), plan.output})
-        _enter_namespaces(plan)
-        control.send(json.dumps({"unshared": plan.joined_netns is None}).encode())
+        _close_other_descriptors({0, 1, 2, control.fileno(), spec.output})
+        _enter_namespaces(spec)
+        control.send(json.dumps({"unshared": spec.joined_netns is None}).encode())
         if not control.recv(_MAX_MESSAGE_BYTES):
             os._exit(0)
         pid = os.fork()
         if pid == 0:
             control.recv(_MAX_MESSAGE_BYTES)
-            init.run_init(control, plan)
+            init.run_init(control, spec)
         control.send(json.dumps({"first": pid}).encode())
     except OSError as error:
         control.send(json.dumps({"error": [error.errno, error.strerror]}).encode())
@@ -138,11 +144,11 @@ def _start_init(control: socket.socket, plan: VmSpec) -> NoReturn:
         os._exit(0)
 
 
-def _enter_namespaces(plan: VmSpec) -> None:
-    if plan.joined_netns is None:
+def _enter_namespaces(spec: VmSpec) -> None:
+    if spec.joined_netns is None:
         syscalls.unshare(syscalls.CLONE_NEWUSER | syscalls.CLONE_NEWNET | _PRIVATE_NAMESPACES)
         return
-    with open(plan.joined_netns, "rb") as namespace:
+    with open(spec.joined_netns, "rb") as namespace:
         owner = syscalls.owning_user_namespace(namespace.fileno())
         if os.fstat(owner).st_ino != os.stat("/proc/self/ns/user").st_ino:
             syscalls.enter_namespace(owner)
@@ -151,25 +157,25 @@ def _enter_namespaces(plan: VmSpec) -> None:
     syscalls.unshare(_PRIVATE_NAMESPACES)
 
 
-def _close_other_descriptors(kept: set[int | None]) -> None:
+def _close_other_descriptors(excepted: set[int | None]) -> None:
     for name in os.listdir("/proc/self/fd"):
-        if int(name) not in kept:
+        if int(name) not in excepted:
             try:
                 os.close(int(name))
             except OSError:
-                pass  # it was that of the listing
+                pass  # the descriptor of the listing itself
 
 
 def _write_id_maps(pid: int) -> None:
-    """Everybody is who they were: all users for root, otherwise the caller alone."""
-    place = Path(f"/proc/{pid}")
+    """Map user ids to themselves: all of them for root, otherwise only the caller's."""
+    proc = Path(f"/proc/{pid}")
     if os.geteuid() == 0:
         for name in ("uid_map", "gid_map"):
-            (place / name).write_text(_identity_map(Path(f"/proc/self/{name}").read_text()))
+            (proc / name).write_text(_identity_map(Path(f"/proc/self/{name}").read_text()))
         return
-    (place / "setgroups").write_text("deny")
-    (place / "uid_map").write_text(f"{os.geteuid()} {os.geteuid()} 1\n")
-    (place / "gid_map").write_text(f"{os.getegid()} {os.getegid()} 1\n")
+    (proc / "setgroups").write_text("deny")
+    (proc / "uid_map").write_text(f"{os.geteuid()} {os.geteuid()} 1\n")
+    (proc / "gid_map").write_text(f"{os.getegid()} {os.getegid()} 1\n")
 
 
 def _identity_map(ranges: str) -> str:
@@ -177,15 +183,14 @@ def _identity_map(ranges: str) -> str:
     return "".join(f"{first} {first} {count}\n" for first, _, count in rows)
 
 
-def _creation_error(error: OSError, plan: VmSpec) -> Refused:
-    if plan.joined_netns is not None:
+def _creation_error(error: OSError, spec: VmSpec) -> Refused:
+    if spec.joined_netns is not None:
         return Refused(
-            f"network namespace {str(plan.joined_netns)!r} cannot be joined ({error.strerror}): give one that "
-            "exists and is "
-            "yours, run this as root, or leave --netns out for a new one"
+            f"network namespace {str(spec.joined_netns)!r} cannot be joined ({error.strerror}): name one that "
+            "exists and belongs to you, run this as root, or omit --netns for a new one"
         )
     return Refused(
-        f"this machine does not let a VM be made of namespaces ({error.strerror}): run this as root, or allow it with "
+        f"this machine does not allow namespace VMs ({error.strerror}): run this as root, or allow them with "
         "sysctl (kernel.unprivileged_userns_clone=1, kernel.apparmor_restrict_unprivileged_userns=0, "
-        "user.max_user_namespaces above 0), or use the VM's loopback URL that `forewarn fleet show` tells"
+        "user.max_user_namespaces above 0), or use the VM's loopback URL, which `forewarn fleet show` lists"
     )

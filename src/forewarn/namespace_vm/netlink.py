@@ -9,7 +9,7 @@ from ipaddress import IPv4Address, IPv4Interface
 
 _NLMSG_ERROR = 2
 _RTM_NEWLINK, _RTM_NEWADDR, _RTM_DELADDR, _RTM_NEWROUTE = 16, 20, 21, 24
-_REQUEST, _ACK, _CREATE = 0x1, 0x4, 0x400 | 0x200  # create, and fail where it exists
+_REQUEST, _ACK, _CREATE = 0x1, 0x4, 0x400 | 0x200  # create, and fail if it exists
 _IFF_UP = 1
 _IFLA_IFNAME, _IFLA_LINKINFO, _IFLA_NET_NS_FD = 3, 18, 28
 _LINKINFO_KIND, _LINKINFO_DATA, _VETH_PEER = 1, 2, 1
@@ -20,34 +20,39 @@ _UNICAST, _UNREACHABLE = 1, 7
 
 
 def bring_up(device: str) -> None:
+    """Set a device up."""
     _send_request(_RTM_NEWLINK, _link_header(socket.if_nametoindex(device), flags=_IFF_UP))
 
 
 def bring_down(device: str) -> None:
+    """Set a device down."""
     _send_request(_RTM_NEWLINK, _link_header(socket.if_nametoindex(device), flags=0))
 
 
 def add_address(device: str, interface: IPv4Interface) -> None:
+    """Add an address to a device; OSError if it has it."""
     _send_request(_RTM_NEWADDR, _address_message(device, interface), _CREATE)
 
 
 def remove_address(device: str, interface: IPv4Interface) -> None:
+    """Remove an address from a device."""
     _send_request(_RTM_DELADDR, _address_message(device, interface))
 
 
 def add_veth_pair(device: str, peer: str, peer_namespace: int) -> None:
-    """Two ends of one cable: `device` here, `peer` in the network namespace behind an open file."""
-    other = (
+    """Create a veth pair: `device` here, `peer` in the network namespace of an open file descriptor."""
+    peer_link = (
         _link_header(0)
         + _text_attribute(_IFLA_IFNAME, peer)
         + _attribute(_IFLA_NET_NS_FD, struct.pack("=I", peer_namespace))
     )
-    data = _attribute(_LINKINFO_DATA, _attribute(_VETH_PEER, other))
+    data = _attribute(_LINKINFO_DATA, _attribute(_VETH_PEER, peer_link))
     info = _attribute(_IFLA_LINKINFO, _text_attribute(_LINKINFO_KIND, "veth") + data)
     _send_request(_RTM_NEWLINK, _link_header(0) + _text_attribute(_IFLA_IFNAME, device) + info, _CREATE)
 
 
 def add_route(device: str, destination: IPv4Interface, gateway: IPv4Address | None = None) -> None:
+    """Add a route through a device, directly or through a gateway."""
     length, scope = destination.network.prefixlen, _SCOPE_UNIVERSE if gateway else _SCOPE_LINK
     parts = [
         _route_header(length, scope, _UNICAST),
@@ -61,19 +66,19 @@ def add_route(device: str, destination: IPv4Interface, gateway: IPv4Address | No
 
 
 def add_unreachable_route(destination: IPv4Interface) -> None:
-    """Who calls there is told at once that there is no way."""
+    """Make a destination unreachable, so that connections there fail at once."""
     header = _route_header(destination.network.prefixlen, _SCOPE_UNIVERSE, _UNREACHABLE)
     _send_request(
         _RTM_NEWROUTE, header + _attribute(_RTA_DESTINATION, destination.network.network_address.packed), _CREATE
     )
 
 
-def _route_header(length: int, scope: int, kind: int) -> bytes:
-    return struct.pack("=BBBBBBBBI", socket.AF_INET, length, 0, 0, _TABLE_MAIN, _PROTOCOL_STATIC, scope, kind, 0)
+def _route_header(length: int, scope: int, type_: int) -> bytes:
+    return struct.pack("=BBBBBBBBI", socket.AF_INET, length, 0, 0, _TABLE_MAIN, _PROTOCOL_STATIC, scope, type_, 0)
 
 
 def _link_header(index: int, *, flags: int = 0) -> bytes:
-    changed = _IFF_UP if index else 0  # index 0: a link that is yet to be made
+    changed = _IFF_UP if index else 0  # index 0: a new link
     return struct.pack("=BxHiII", socket.AF_UNSPEC, 0, index, flags, changed)
 
 
@@ -83,19 +88,19 @@ def _address_message(device: str, interface: IPv4Interface) -> bytes:
     return header + _attribute(_IFA_LOCAL, interface.packed) + _attribute(_IFA_ADDRESS, interface.packed)
 
 
-def _text_attribute(kind: int, text: str) -> bytes:
-    return _attribute(kind, text.encode() + b"\0")
+def _text_attribute(type_: int, text: str) -> bytes:
+    return _attribute(type_, text.encode() + b"\0")
 
 
-def _attribute(kind: int, value: bytes) -> bytes:
-    return struct.pack("=HH", 4 + len(value), kind) + value + b"\0" * (-len(value) % 4)
+def _attribute(type_: int, value: bytes) -> bytes:
+    return struct.pack("=HH", 4 + len(value), type_) + value + b"\0" * (-len(value) % 4)
 
 
-def _send_request(kind: int, body: bytes, flags: int = 0) -> None:
-    """One question to the kernel; OSError says why it would not."""
-    with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, 0) as sock:  # 0: routing
-        sock.send(struct.pack("=IHHII", 16 + len(body), kind, flags | _REQUEST | _ACK, 1, 0) + body)
+def _send_request(type_: int, body: bytes, flags: int = 0) -> None:
+    """Send one request to the kernel. OSError if it refuses."""
+    with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, 0) as sock:  # 0: NETLINK_ROUTE
+        sock.send(struct.pack("=IHHII", 16 + len(body), type_, flags | _REQUEST | _ACK, 1, 0) + body)
         answer = sock.recv(65536)
-    answered, code = struct.unpack_from("=H", answer, 4)[0], struct.unpack_from("=i", answer, 16)[0]
-    if answered == _NLMSG_ERROR and code:
+    message_type, code = struct.unpack_from("=H", answer, 4)[0], struct.unpack_from("=i", answer, 16)[0]
+    if message_type == _NLMSG_ERROR and code:
         raise OSError(-code, os.strerror(-code))

@@ -25,31 +25,35 @@ _SIOCGIFFLAGS, _SIOCGIFADDR, _IFF_UP = 0x8913, 0x8915, 1
 
 
 class VmNetwork(Protocol):
+    """The network of a VM, set up from inside it."""
+
     @property
     def address(self) -> IPv4Address:
-        """Where the service is to be found from inside the VM."""
+        """The address of the metadata endpoint inside the VM."""
 
     @property
     def dhcp_socket(self) -> socket.socket | None:
-        """The socket on which DHCP is asked for, where the VM has to ask."""
+        """The socket on which DHCP requests of the VM arrive; None if the network needs no DHCP."""
 
-    def listen(self) -> socket.socket: ...
+    def listen(self) -> socket.socket:
+        """Open a listening socket on the metadata endpoint. OSError if another program listens there."""
+
     def restore(self) -> None:
-        """Leave nothing behind in a namespace that is not ours."""
+        """Undo all changes to a network namespace that is not the VM's own."""
 
 
-def set_up_network(net: NetworkMode) -> VmNetwork:
-    """Set up the network of the namespace we are in."""
+def set_up_network(mode: NetworkMode) -> VmNetwork:
+    """Set up the current network namespace in this mode."""
     kinds: dict[NetworkMode, Callable[[], VmNetwork]] = {
         NetworkMode.OWN: OwnNetwork,
         NetworkMode.JOINED: JoinedNetwork,
         NetworkMode.NO_VNET: NoVnetNetwork,
     }
-    return kinds[net]()
+    return kinds[mode]()
 
 
 class OwnNetwork:
-    """A namespace with nothing in it but loopback and the endpoint."""
+    """A new namespace with only loopback and the metadata endpoint."""
 
     address = METADATA_ADDRESS
     dhcp_socket: socket.socket | None = None
@@ -59,14 +63,15 @@ class OwnNetwork:
         netlink.add_address("lo", IPv4Interface(METADATA_ADDRESS))
 
     def listen(self) -> socket.socket:
+        """Open a listening socket on the metadata endpoint."""
         return _open_listener(self.address)
 
     def restore(self) -> None:
-        """It goes with its last process."""
+        """Nothing to do: the namespace ends with its last process."""
 
 
 class JoinedNetwork:
-    """Somebody else's namespace: it gets the endpoint's address only if it has none, and loses it again."""
+    """A namespace of the user: gets the endpoint's address if it lacks it, and loses it again."""
 
     address = METADATA_ADDRESS
     dhcp_socket: socket.socket | None = None
@@ -74,28 +79,30 @@ class JoinedNetwork:
     def __init__(self) -> None:
         self._restore_actions: list[Callable[[], None]] = []
         if not _is_up("lo"):
-            self._bring_up_loopback()  # first: in a namespace that was never used any address seems to be its own
+            self._bring_up_loopback()  # first: with loopback down, any address seems to be local
         if _is_local_address(METADATA_ADDRESS):
             return
         netlink.add_address("lo", IPv4Interface(METADATA_ADDRESS))
         self._restore_actions.append(lambda: netlink.remove_address("lo", IPv4Interface(METADATA_ADDRESS)))
 
     def _bring_up_loopback(self) -> None:
-        if not _has_address("lo"):  # it gets this one by coming up
+        if not _has_address("lo"):  # the kernel adds this one when loopback comes up
             self._restore_actions.append(lambda: netlink.remove_address("lo", _LOOPBACK))
         netlink.bring_up("lo")
         self._restore_actions.append(lambda: netlink.bring_down("lo"))
 
     def listen(self) -> socket.socket:
+        """Open a listening socket on the metadata endpoint."""
         return _open_listener(self.address)
 
     def restore(self) -> None:
+        """Remove the addresses that were added, and set loopback down if it was."""
         while self._restore_actions:
             self._restore_actions.pop()()
 
 
 class NoVnetNetwork:
-    """A cable to a second namespace, the platform's: DHCP is answered there, and the endpoint lives there."""
+    """A veth pair to a second namespace, the platform's, which answers DHCP and has the endpoint."""
 
     address = PLATFORM_ENDPOINT
 
@@ -122,12 +129,12 @@ class NoVnetNetwork:
         netlink.add_address("eth0", _LEASE.address)
         netlink.bring_up("eth0")
         netlink.add_route("eth0", _DEFAULT_ROUTE, _LEASE.router)
-        netlink.add_route("eth0", _BROADCAST)  # discovery sends there, with or without a default route
-        netlink.add_unreachable_route(
-            IPv4Interface(METADATA_ADDRESS)
-        )  # so that a probe there fails at once, and discovery goes on
+        netlink.add_route("eth0", _BROADCAST)  # discovery broadcasts even without a default route
+        # A probe of the usual address must fail at once, so that discovery continues with DHCP.
+        netlink.add_unreachable_route(IPv4Interface(METADATA_ADDRESS))
 
     def listen(self) -> socket.socket:
+        """Open a listening socket on the metadata endpoint, in the platform's namespace."""
         syscalls.enter_namespace(self._platform_netns)
         try:
             return _open_listener(self.address)
@@ -135,15 +142,15 @@ class NoVnetNetwork:
             syscalls.enter_namespace(self._vm_netns)
 
     def restore(self) -> None:
-        """Both namespaces go with their last process."""
+        """Nothing to do: both namespaces end with their last process."""
 
 
-def answer_dhcp_packet(responder: socket.socket) -> None:
-    """Take one packet off the socket, and answer it by broadcast."""
-    packet, _ = responder.recvfrom(2048)
+def answer_dhcp_packet(dhcp_socket: socket.socket) -> None:
+    """Read one packet from the socket, and broadcast the reply."""
+    packet, _ = dhcp_socket.recvfrom(2048)
     reply = dhcp_reply(packet, _LEASE)
     if reply is not None:
-        responder.sendto(reply, (str(_BROADCAST.ip), CLIENT_PORT))
+        dhcp_socket.sendto(reply, (str(_BROADCAST.ip), CLIENT_PORT))
 
 
 def _open_listener(address: IPv4Address) -> socket.socket:

@@ -18,8 +18,8 @@ from forewarn.namespace_vm import syscalls
 
 _MAX_ROUTE_CHECKS, _ROUTE_CHECK_S = 500, 0.01
 _ISOLATED_WARNING = (
-    "this VM reaches nothing but the service: install pasta (package passt) or slirp4netns for a way out, "
-    "or say --isolated if that is meant"
+    "this VM can reach only the service: install pasta (package passt) or slirp4netns for outbound network, "
+    "or use --isolated if this is intended"
 )
 
 # Ports of the host's loopback appear on the VM's own loopback; nothing of the VM appears on the host.
@@ -28,23 +28,23 @@ _PASTA_COMMAND = "pasta --quiet --foreground --config-net --runas {uid}:{gid} -t
 _SLIRP_COMMAND = "slirp4netns --configure --mtu=65520 {pid} tap0"
 
 
-def connect_outbound(pid: int, say: Callable[[str], None]) -> Callable[[], None]:
-    """Connect the namespaces of this process; what closes the way again."""
+def connect_outbound(pid: int, print_message: Callable[[str], None]) -> Callable[[], None]:
+    """Connect the network namespace of this process to the outside; returns a function that undoes it."""
     for tool in (_PASTA_COMMAND, _SLIRP_COMMAND):
-        words = tool.format(pid=pid, uid=os.geteuid(), gid=os.getegid()).split()
-        child = _start_tool(words) if shutil.which(words[0]) else None
+        command = tool.format(pid=pid, uid=os.geteuid(), gid=os.getegid()).split()
+        child = _start_tool(command) if shutil.which(command[0]) else None
         if child is not None and _is_connected(child, pid):
             return partial(_stop_tool, child)
         if child is not None:
             _stop_tool(child)
-    say(_ISOLATED_WARNING)
+    print_message(_ISOLATED_WARNING)
     return lambda: None
 
 
-def _start_tool(words: list[str]) -> subprocess.Popen[bytes]:
-    quiet = subprocess.DEVNULL
+def _start_tool(command: list[str]) -> subprocess.Popen[bytes]:
+    devnull = subprocess.DEVNULL
     return subprocess.Popen(
-        words, stdin=quiet, stdout=quiet, stderr=quiet, start_new_session=True, preexec_fn=_die_with_supervisor
+        command, stdin=devnull, stdout=devnull, stderr=devnull, start_new_session=True, preexec_fn=_die_with_supervisor
     )
 
 
@@ -53,7 +53,7 @@ def _die_with_supervisor() -> None:
 
 
 def _is_connected(child: subprocess.Popen[bytes], pid: int) -> bool:
-    """Whether the VM has a default route, now or in a moment."""
+    """Wait until the VM has a default route; False if the tool ended or takes too long."""
     routes = Path(f"/proc/{pid}/net/route")
     for _ in range(_MAX_ROUTE_CHECKS):
         if any(line.split()[1] == "00000000" for line in routes.read_text().splitlines()[1:]):

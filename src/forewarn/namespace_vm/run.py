@@ -34,52 +34,57 @@ _NAMED_NETNS_DIRECTORY = Path("/run/netns")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VmRunOptions:
-    """What somebody asked for on the command line."""
+    """The options of `forewarn vm run`."""
 
     vm: str
     program: tuple[str, ...]
     data: Path
     network_mode: NetworkMode = NetworkMode.OWN
     joined_netns: str | None = None  # a path, or a name below /run/netns
-    is_isolated: bool = False
-    is_detached: bool = False  # no terminal: what the program writes goes to a file beside its journal
+    is_isolated: bool = False  # no outbound network
+    is_detached: bool = False  # no terminal: the program's output goes to a file beside its journal
     grace_s: float = DEFAULT_GRACE_S
     environment: Mapping[str, str] = field(default_factory=lambda: dict(os.environ))
 
 
-def run_vm(wish: VmRunOptions, say: PrintMessage) -> int:
-    """Make the VM, run its program in it, and keep it; the program's exit code."""
-    kept = SupervisorConfig(
-        name=wish.vm, program=wish.program, data=wish.data, grace_s=wish.grace_s, first_boot_id=str(uuid4())
+def run_vm(options: VmRunOptions, print_message: PrintMessage) -> int:
+    """Create the VM, run its program, and supervise it; returns the program's exit code.
+
+    Raises Refused or Unavailable if the service or this machine does not allow it.
+    """
+    config = SupervisorConfig(
+        name=options.vm, program=options.program, data=options.data, grace_s=options.grace_s, first_boot_id=str(uuid4())
     )
-    with ExitStack() as held:
-        link = ServiceConnection.open(wish.data)
-        held.callback(link.close)
-        vm = asyncio.run(link.send_hello(build_hello(kept, boot_id=kept.first_boot_id, state=RUNNING, known={})))
-        journal = _prepare_vm(vm, kept.first_boot_id)
-        held.callback(journal.close)
+    with ExitStack() as stack:
+        connection = ServiceConnection.open(options.data)
+        stack.callback(connection.close)
+        vm = asyncio.run(
+            connection.send_hello(build_hello(config, boot_id=config.first_boot_id, state=RUNNING, known={}))
+        )
+        journal = _prepare_vm(vm, config.first_boot_id)
+        stack.callback(journal.close)
 
-        output = vm.directory / OUTPUT_FILE if wish.is_detached else None
-        plan = _make_vm_spec(wish, vm, output)
-        terminal = Terminal() if plan.owns_terminal else None
+        output = vm.directory / OUTPUT_FILE if options.is_detached else None
+        spec = _make_vm_spec(options, vm, output)
+        terminal = Terminal() if spec.owns_terminal else None
         if terminal is not None:
-            held.callback(terminal.restore)
-        enclosure = VmNamespaces(plan)
-        held.callback(enclosure.close)
-        if plan.network_mode is NetworkMode.OWN and not wish.is_isolated:
-            held.callback(connect_outbound(enclosure.pid, say))
-        kept = replace(kept, output=output)
+            stack.callback(terminal.restore)
+        namespaces = VmNamespaces(spec)
+        stack.callback(namespaces.close)
+        if spec.network_mode is NetworkMode.OWN and not options.is_isolated:
+            stack.callback(connect_outbound(namespaces.pid, print_message))
+        config = replace(config, output=output)
 
-        async def keep() -> int:
-            return await VmSupervisor(kept, vm, enclosure=enclosure, journal=journal, terminal=terminal, say=say).run(
-                link
-            )
+        async def supervise() -> int:
+            return await VmSupervisor(
+                config, vm, namespaces=namespaces, journal=journal, terminal=terminal, print_message=print_message
+            ).run(connection)
 
-        return asyncio.run(keep())
+        return asyncio.run(supervise())
 
 
 def _prepare_vm(vm: VmDescription, boot_id: str) -> VmActJournal:
-    """What the VM finds when it comes up."""
+    """Create the VM's directories, boot id file and journal, and finish interrupted acts."""
     for directory in (vm.directory, vm.ephemeral):
         directory.mkdir(parents=True, exist_ok=True, mode=0o700)
     boot_id_file(vm).write_text(f"{boot_id}\n")
@@ -88,16 +93,15 @@ def _prepare_vm(vm: VmDescription, boot_id: str) -> VmActJournal:
     return journal
 
 
-def _make_vm_spec(wish: VmRunOptions, vm: VmDescription, output: Path | None) -> VmSpec:
+def _make_vm_spec(options: VmRunOptions, vm: VmDescription, output: Path | None) -> VmSpec:
     return VmSpec(
         hostname=vm.computer_name,
-        argv=wish.program,
-        environment=wish.environment,
+        argv=options.program,
+        environment=options.environment,
         boot_id_file=boot_id_file(vm),
-        network_mode=wish.network_mode,
-        joined_netns=_NAMED_NETNS_DIRECTORY / wish.joined_netns
-        if wish.joined_netns
-        else None,  # a path of its own stays what it is
+        network_mode=options.network_mode,
+        # A name is below /run/netns; an absolute path stays as it is.
+        joined_netns=_NAMED_NETNS_DIRECTORY / options.joined_netns if options.joined_netns else None,
         output=os.open(output, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600) if output else None,
         owns_terminal=output is None and is_in_terminal_foreground(),
     )

@@ -28,7 +28,7 @@ _STDIN = 0
 
 
 def is_in_terminal_foreground() -> bool:
-    """Whether we are in the foreground of a terminal, so that we have it to give."""
+    """Whether this process is in the foreground of a terminal on stdin."""
     try:
         return os.isatty(_STDIN) and os.tcgetpgrp(_STDIN) == os.getpgrp()
     except OSError:
@@ -36,22 +36,23 @@ def is_in_terminal_foreground() -> bool:
 
 
 class Terminal:
-    """The terminal as it was when we came."""
+    """The terminal on stdin, with the modes it had at first."""
 
     def __init__(self) -> None:
-        signal.signal(signal.SIGTTOU, signal.SIG_IGN)  # we take it back from the background
+        signal.signal(signal.SIGTTOU, signal.SIG_IGN)  # `restore` is called from the background
         self._modes = termios.tcgetattr(_STDIN)
 
     def suspend(self) -> None:
-        """Stop with the program, as one job of the user's shell; come back to the foreground with it."""
+        """Stop together with the program, as one job of the user's shell, until the shell continues the job."""
         program, modes = os.tcgetpgrp(_STDIN), termios.tcgetattr(_STDIN)
         self.restore()
-        os.killpg(os.getpgrp(), signal.SIGTSTP)  # a shell that knows jobs continues us; without one nothing stops
+        os.killpg(os.getpgrp(), signal.SIGTSTP)  # a shell with job control continues it; without one nothing stops
         if os.tcgetpgrp(_STDIN) == os.getpgrp():
             termios.tcsetattr(_STDIN, termios.TCSADRAIN, modes)
             os.tcsetpgrp(_STDIN, program)
 
     def restore(self) -> None:
+        """Take the terminal back from the program, and reset its modes."""
         try:
             os.tcsetpgrp(_STDIN, os.getpgrp())
             termios.tcsetattr(_STDIN, termios.TCSADRAIN, self._modes)
@@ -59,62 +60,66 @@ class Terminal:
             pass  # the terminal has gone
 
 
-RETRY_S = 0.2
-_MAX_FIRST_LISTEN_TRIES = 10  # to listen in a network that nobody of ours has listened in yet
-_LAST_MESSAGE_TIMEOUT_S = 10.0  # how long a VM that is gone for good waits for a service to hear of it
+RETRY_S = 0.2  # between attempts to connect or to listen
+_MAX_FIRST_LISTEN_TRIES = 10  # before the VM started, another program may hold the address for good
+_LAST_MESSAGE_TIMEOUT_S = 10.0  # how long a removed VM waits for a service to send the outcome to
 _OUTPUT_TAIL_BYTES = 4096
-_EXIT_NOT_FOUND, _EXIT_NOT_EXECUTABLE = 127, 126  # as shells say it
+_EXIT_NOT_FOUND, _EXIT_NOT_EXECUTABLE = 127, 126  # as in shells
 _STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
-PrintMessage = Callable[[str], None]
+PrintMessage = Callable[[str], None]  # prints a line for the user
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SupervisorConfig:
-    """What is kept, and how."""
+    """What a supervisor runs, and for which service."""
 
     name: str
     program: tuple[str, ...]
     data: Path
-    grace_s: float
+    grace_s: float  # between SIGTERM and SIGKILL
     first_boot_id: str
-    output: Path | None = None  # the file that has what the program writes; None: a terminal or a pipe has it
+    output: Path | None = None  # the file with the program's output; None: it goes to a terminal or a pipe
 
 
 class VmSupervisor:
+    """Runs the program of one VM, keeps it connected to the service, and executes the service's acts."""
+
     def __init__(
         self,
-        kept: SupervisorConfig,
+        config: SupervisorConfig,
         vm: VmDescription,
         *,
-        enclosure: VmNamespaces,
+        namespaces: VmNamespaces,
         journal: VmActJournal,
         terminal: Terminal | None,
-        say: PrintMessage,
+        print_message: PrintMessage,
     ) -> None:
-        self._config = kept
-        self._name = vm.name  # it may be kept under its key
-        self._namespaces = enclosure
+        self._config = config
+        self._name = vm.name  # the configured name may be the VM's key
+        self._namespaces = namespaces
         self._journal = journal
         self._terminal = terminal
-        self._print = say
+        self._print = print_message
         self._connection: ServiceConnection | None = None
         self._service_listens = asyncio.Event()
-        self._stopped = asyncio.Event()  # by a signal to us
-        self._stop_signal = 0  # the first signal that is to end us
+        self._stopped = asyncio.Event()  # by a signal to the supervisor
+        self._stop_signal = 0  # the first signal to stop the supervisor
         self._tasks: set[asyncio.Task[None]] = set()
-        self._machine = Machine(enclosure, vm, grace_s=kept.grace_s, boot_id=kept.first_boot_id)
+        self._machine = Machine(namespaces, vm, grace_s=config.grace_s, boot_id=config.first_boot_id)
         self._executor = VmActExecutor(
-            machine=self._machine, journal=journal, tell=self._send, usual_s=kept.grace_s + 1.0
+            machine=self._machine, journal=journal, send=self._send, default_duration_s=config.grace_s + 1.0
         )
 
-    async def run(self, link: ServiceConnection) -> int:
-        """Keep the VM until it is over; the exit code."""
+    async def run(self, connection: ServiceConnection) -> int:
+        """Run the VM until its program ends, the VM is removed or a signal arrives; returns the exit code."""
         self._watch_signals()
         self._namespaces.watch_events(self._on_init_event)
-        touch = asyncio.create_task(self._keep_connected(link))
+        connection_task = asyncio.create_task(self._keep_connected(connection))
         try:
-            await self._wait_for_first(self._service_listens, self._machine.exited_by_itself, self._stopped, touch)
+            await self._wait_for_first(
+                self._service_listens, self._machine.exited_by_itself, self._stopped, connection_task
+            )
             if self._stopped.is_set() or self._machine.exited_by_itself.is_set():
                 return 128 + (self._stop_signal or signal.SIGKILL)
             try:
@@ -122,20 +127,22 @@ class VmSupervisor:
             except OSError as error:
                 return self._report_start_failure(error)
             self._executor.vm_started.set()
-            await self._wait_for_first(self._machine.exited_by_itself, self._executor.vm_removed, self._stopped, touch)
+            await self._wait_for_first(
+                self._machine.exited_by_itself, self._executor.vm_removed, self._stopped, connection_task
+            )
             return await self._finish()
         finally:
-            touch.cancel()
-            await asyncio.gather(touch, return_exceptions=True)
+            connection_task.cancel()
+            await asyncio.gather(connection_task, return_exceptions=True)
 
     async def _wait_for_first(self, *reasons: asyncio.Event | asyncio.Task[None]) -> None:
-        """Until the first of these; an error of a task is ours."""
+        """Wait for the first of these; raise the error of a task that failed."""
         waits = [r if isinstance(r, asyncio.Task) else asyncio.create_task(_wait_for_event(r)) for r in reasons]
-        over, _ = await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        finished, _ = await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
         for wait, reason in zip(waits, reasons, strict=True):
             if wait is not reason:
                 wait.cancel()
-        for task in over:
+        for task in finished:
             task.result()
 
     async def _finish(self) -> int:
@@ -146,14 +153,14 @@ class VmSupervisor:
         if self._machine.exited_by_itself.is_set():
             if await self._machine.has_background_processes():
                 self._print(
-                    f"the program of VM {self._name!r} has ended, and what it left in the background ends with it: "
+                    f"the program of VM {self._name!r} has ended, and its background processes end with it: "
                     "run it in the foreground"
                 )
             await self._send(messages.exit_message(self._machine.last_exit, self._output_tail()))
         return self._machine.last_exit.status
 
     async def _wait_until_service_informed(self) -> None:
-        """It was told, or will hear it with the next hello."""
+        """Wait a while for a connection: the outcome is sent on it, or with its hello."""
         try:
             await asyncio.wait_for(self._service_listens.wait(), _LAST_MESSAGE_TIMEOUT_S)
         except TimeoutError:
@@ -163,62 +170,63 @@ class VmSupervisor:
         self._print(f"program {self._config.program[0]!r} cannot be started in VM {self._name!r}: {error.strerror}")
         return _EXIT_NOT_FOUND if error.errno == errno.ENOENT else _EXIT_NOT_EXECUTABLE
 
-    async def _keep_connected(self, link: ServiceConnection) -> None:
+    async def _keep_connected(self, connection: ServiceConnection) -> None:
         while True:
-            self._connection = link
+            self._connection = connection
             try:
-                await self._serve_connection(link)
+                await self._serve_connection(connection)
             except (BrokenPipeError, ConnectionError):
                 pass
             finally:
                 self._connection = None
                 self._service_listens.clear()
-                link.close()
-            link = await self._reconnect()
+                connection.close()
+            connection = await self._reconnect()
 
     async def _reconnect(self) -> ServiceConnection:
-        """A new link, as soon as there is a service again."""
+        """A new connection, as soon as a service runs again."""
         while True:
             await asyncio.sleep(RETRY_S)
             try:
-                link = ServiceConnection.open(self._config.data)
+                connection = ServiceConnection.open(self._config.data)
             except Unavailable:
                 continue
             try:
-                await link.send_hello(self.hello())
+                await connection.send_hello(self.hello())
             except (Unavailable, OSError):
-                link.close()
+                connection.close()
                 continue
             except BaseException:
-                link.close()
+                connection.close()
                 raise
-            return link
+            return connection
 
     def hello(self) -> JsonMessage:
+        """The hello message with the current state of the VM."""
         machine = self._machine
         return build_hello(self._config, boot_id=machine.boot_id, state=machine.state, known=self._journal.outcomes)
 
-    async def _serve_connection(self, link: ServiceConnection) -> None:
-        handed = await self._hand_over_listener(link)
+    async def _serve_connection(self, connection: ServiceConnection) -> None:
+        descriptor = await self._hand_over_listener(connection)
         try:
-            while (told := await link.receive()) is not None:
-                if "listening" in told:
-                    handed = _close_descriptor(handed)
+            while (message := await connection.receive()) is not None:
+                if "listening" in message:
+                    descriptor = _close_descriptor(descriptor)
                     self._service_listens.set()
-                elif "order" in told:
-                    await self._executor.execute(VmActOrder.from_message(told["order"]))
-                elif "thaw" in told:
-                    await self._executor.thaw(str(told["thaw"]))
+                elif "order" in message:
+                    await self._executor.execute(VmActOrder.from_message(message["order"]))
+                elif "thaw" in message:
+                    await self._executor.thaw(str(message["thaw"]))
         finally:
-            _close_descriptor(handed)
+            _close_descriptor(descriptor)
 
-    async def _hand_over_listener(self, link: ServiceConnection) -> int:
-        """A new socket each time: the last one died with the service that had it, so that nobody waited in vain."""
-        opened = await self._open_listener()
-        address, port = opened.value
-        (descriptor,) = opened.descriptors
+    async def _hand_over_listener(self, connection: ServiceConnection) -> int:
+        """Send a new listening socket; the last one closed with its service, so that no client waited in vain."""
+        reply = await self._open_listener()
+        address, port = reply.value
+        (descriptor,) = reply.descriptors
         try:
-            await link.send(messages.listener_message(address, port), (descriptor,))
+            await connection.send(messages.listener_message(address, port), (descriptor,))
         except OSError:
             os.close(descriptor)
             raise
@@ -236,19 +244,19 @@ class VmSupervisor:
                 is_first = not self._executor.vm_started.is_set()
                 if error.errno != errno.EADDRINUSE or (is_first and tries >= _MAX_FIRST_LISTEN_TRIES):
                     raise self._listen_error(error) from error
-            await asyncio.sleep(RETRY_S)  # a service that is just ending has it still
+            await asyncio.sleep(RETRY_S)  # a service that is shutting down may still hold it
 
     def _listen_error(self, error: OSError) -> Refused:
         return Refused(
-            f"nobody can listen on the metadata endpoint in the network of VM {self._name!r} ({error.strerror}): "
-            "end what else listens there, or leave --netns out for a network of its own"
+            f"the metadata endpoint in the network of VM {self._name!r} cannot be opened ({error.strerror}): "
+            "stop the program that listens there, or omit --netns for a network of its own"
         )
 
-    async def _send(self, told: JsonMessage) -> None:
-        """What cannot be told now is told with the next hello."""
+    async def _send(self, message: JsonMessage) -> None:
+        """Send a message, if connected; otherwise the next hello contains the outcome."""
         if self._connection is not None:
             try:
-                await self._connection.send(told)
+                await self._connection.send(message)
             except OSError:
                 pass
 
@@ -281,26 +289,29 @@ class VmSupervisor:
         else:
             self._machine.handle_init_event(event)
 
-    def _start_task(self, effort: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.create_task(effort)
+    def _start_task(self, coroutine: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(coroutine)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
 
-def build_hello(kept: SupervisorConfig, *, boot_id: str, state: str, known: Mapping[str, VmActOutcome]) -> JsonMessage:
+def build_hello(
+    config: SupervisorConfig, *, boot_id: str, state: str, known: Mapping[str, VmActOutcome]
+) -> JsonMessage:
+    """The hello message of this process."""
     return messages.hello_message(
-        vm=kept.name,
+        vm=config.name,
         pid=os.getpid(),
         started=_own_start_ticks(),
         boot_id=boot_id,
-        program=kept.program,
+        program=config.program,
         state=state,
         known=known,
     )
 
 
 def _own_start_ticks() -> str:
-    """When this process began, so that its pid is not taken for that of a later one."""
+    """The start time of this process, which tells it from a later one with the same pid."""
     return Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19]
 
 

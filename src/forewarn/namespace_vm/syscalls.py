@@ -20,50 +20,55 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def unshare(flags: int) -> None:
+    """Move this process to new namespaces (CLONE_NEW… flags). OSError if the kernel refuses."""
     _raise_on_error(_libc.unshare(ctypes.c_int(flags)), "unshare")
 
 
 def enter_namespace(namespace: int) -> None:
-    """Join the namespace behind this open file."""
+    """Enter the namespace of this open file descriptor."""
     _raise_on_error(_libc.setns(ctypes.c_int(namespace), ctypes.c_int(0)), "setns")
 
 
 def owning_user_namespace(namespace: int) -> int:
-    """The user namespace, as an open file, that this namespace belongs to."""
+    """A file descriptor of the user namespace that owns this namespace."""
     return fcntl.ioctl(namespace, _NS_GET_USERNS)
 
 
 def set_hostname(name: str) -> None:
-    raw = name.encode()
-    _raise_on_error(_libc.sethostname(raw, ctypes.c_size_t(len(raw))), "sethostname")
+    """Set the hostname of the current UTS namespace."""
+    encoded = name.encode()
+    _raise_on_error(_libc.sethostname(encoded, ctypes.c_size_t(len(encoded))), "sethostname")
 
 
 def die_with_parent(number: int) -> None:
+    """Have the kernel send this signal when the parent process ends."""
     _raise_on_error(_libc.prctl(_PR_SET_PDEATHSIG, ctypes.c_ulong(number), 0, 0, 0), "prctl")
 
 
 def become_subreaper() -> None:
-    """Become the parent of grandchildren whose parent has gone."""
+    """Adopt orphaned descendants, so that this process can wait for them."""
     _raise_on_error(_libc.prctl(_PR_SET_CHILD_SUBREAPER, ctypes.c_ulong(1), 0, 0, 0), "prctl")
 
 
 def make_mounts_private() -> None:
+    """Keep later mounts of this mount namespace out of others."""
     _mount("none", "/", None, _MS_REC | _MS_PRIVATE)
 
 
-def mount_virtual_filesystem(kind: str, target: str) -> None:
-    """A file system that the kernel itself makes up: proc, sysfs."""
-    _mount(kind, target, kind, _MS_NOSUID | _MS_NODEV | _MS_NOEXEC)
+def mount_virtual_filesystem(filesystem: str, target: str) -> None:
+    """Mount a virtual file system of the kernel: proc or sysfs."""
+    _mount(filesystem, target, filesystem, _MS_NOSUID | _MS_NODEV | _MS_NOEXEC)
 
 
 def bind_mount(source: str, target: str) -> None:
+    """Make `source` appear at `target` too."""
     _mount(source, target, None, _MS_BIND | _MS_REC)
 
 
-def _mount(source: str, target: str, kind: str | None, flags: int) -> None:
-    given = kind.encode() if kind is not None else None
-    called = _libc.mount(os.fsencode(source), os.fsencode(target), given, ctypes.c_ulong(flags), None)
-    _raise_on_error(called, f"mount {target}")
+def _mount(source: str, target: str, filesystem: str | None, flags: int) -> None:
+    fstype = filesystem.encode() if filesystem is not None else None
+    result = _libc.mount(os.fsencode(source), os.fsencode(target), fstype, ctypes.c_ulong(flags), None)
+    _raise_on_error(result, f"mount {target}")
 
 
 def _raise_on_error(result: int, what: str) -> None:

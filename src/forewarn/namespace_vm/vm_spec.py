@@ -1,6 +1,6 @@
-"""The specification of a VM: program, hostname, network mode and terminal; fixed before it is created.
+"""The specification of a VM: program, hostname, network mode and terminal, fixed before it is created.
 
-A file of its own because the supervisor's side and the init process both import it.
+It is a file of its own because the supervisor's side and the init process both import it.
 """
 
 from __future__ import annotations
@@ -12,20 +12,22 @@ from pathlib import Path
 
 
 class NetworkMode(Enum):
-    """Which network the program finds itself in."""
+    """The network of the program."""
 
-    OWN = "own"  # a new one, with 169.254.169.254 in it
-    NO_VNET = "no-vnet"  # a new one outside a virtual network: the endpoint is told by DHCP (spec §2.5)
-    JOINED = "joined"  # one that the user made
+    OWN = "own"  # a new network that has 169.254.169.254
+    NO_VNET = "no-vnet"  # outside a virtual network: DHCP names the endpoint (spec §2.5)
+    JOINED = "joined"  # a network namespace of the user
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VmSpec:
+    """How to create a VM."""
+
     hostname: str
     argv: tuple[str, ...]
     environment: Mapping[str, str]
     boot_id_file: Path  # what the program reads as /proc/sys/kernel/random/boot_id
     network_mode: NetworkMode = NetworkMode.OWN
-    joined_netns: Path | None = None  # the network namespace that is joined
-    output: int | None = None  # an open file for what the program writes; None: where we write ourselves
-    owns_terminal: bool = False  # the program is to be in the terminal's foreground
+    joined_netns: Path | None = None  # the network namespace to join
+    output: int | None = None  # file descriptor for the program's output; None: inherited
+    owns_terminal: bool = False  # put the program in the terminal's foreground

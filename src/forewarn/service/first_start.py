@@ -59,7 +59,10 @@ async def _warn_about_ignored_fleet_file(control: ControlPlane, settings: Settin
 
 
 async def apply_initial_fleet(control: ControlPlane, settings: Settings) -> None:
-    """Apply the fleet file, or a lab's sample fleet, to an empty store. Rejected if the file cannot be used."""
+    """Apply the fleet file, or the sample fleet of a lab, to an empty store.
+
+    Raises Rejected if the file cannot be used. If the store has a fleet, only warns about unknown VMs in the file.
+    """
     counts = control.store.counts()
     if counts.scopes or counts.hosts:
         await _warn_about_ignored_fleet_file(control, settings)

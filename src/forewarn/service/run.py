@@ -71,7 +71,10 @@ class _Startup:
 
 
 def _reloads_on_hangup(settings: Settings) -> bool:
-    """Whether SIGHUP replaces the workers. At a terminal SIGHUP means that the terminal closed: then it stops."""
+    """Whether SIGHUP replaces the workers.
+
+    At a terminal SIGHUP means that the terminal closed, and stops the service.
+    """
     return bool(settings.workers) and not os.isatty(0)
 
 
@@ -94,7 +97,7 @@ def _reload_on_hangup(stack: AsyncExitStack, service: Service) -> None:
 
 @contextmanager
 def _without_garbage_collection() -> Iterator[None]:
-    """Disable garbage collection during the start, and exempt the objects created meanwhile from it for good.
+    """Disable garbage collection during the start, and exempt the objects created meanwhile.
 
     They are the state of the whole fleet: never garbage, and slow to search.
     """

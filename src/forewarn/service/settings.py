@@ -46,7 +46,10 @@ class HypervisorKind(StrEnum):
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """All settings of a service. The environment variable of a setting is FOREWARN_ and its name in capitals."""
+    """All settings of a service.
+
+    The environment variable of a setting is FOREWARN_ and its name in capitals.
+    """
 
     data: str = ""  # the data directory: database, sockets, ledger, certificates
     lab: bool = False  # a lab: sample fleet, movable clock, every scope enabled
@@ -149,7 +152,10 @@ def _read_file(path: Path) -> dict[str, Any]:
 
 
 def _read_environment(environ: Mapping[str, str]) -> dict[str, Any]:
-    """The settings of environment variables; lists are separated by commas. Tables can only be in the file."""
+    """The settings of environment variables; lists are separated by commas.
+
+    Tables can only be in the file.
+    """
     found: dict[str, Any] = {}
     for name in Settings.__struct_fields__:
         text = environ.get(ENVIRONMENT_PREFIX + name.upper())

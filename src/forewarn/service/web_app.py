@@ -136,10 +136,11 @@ def build_web_app(
     authenticate_session: SessionAuthenticator | None = None,
     sign_in_routes: Sequence[BaseRoute] = (),
 ) -> Starlette:
-    """Build the app. Without `authenticate`, every caller is the owner of the unix socket, who may do everything.
+    """Build the app of API, ARM facade, /metrics and, for sessions, the portal.
 
-    With `authenticate_session`, which identifies a portal session, it includes the portal. `sign_in_routes` are the
-    pages where people sign in. `directory` may be shared between apps.
+    Without `authenticate`, every caller is the owner of the unix socket, who may do everything.
+    `authenticate_session` identifies a portal session; without it there is no portal. `sign_in_routes` are the pages
+    where people sign in. `directory` may be shared between apps.
     """
     authenticate = authenticate or _authenticate_as_owner(dependencies)
     fleet_directory = directory or FleetDirectory(dependencies.control.store)

@@ -49,7 +49,7 @@ _RENEWAL_CHECK_S = 6 * 3600.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OperatorServer:
-    """The HTTPS port for operators, ready to serve: socket, certificate, tokens, sessions and sign-in links."""
+    """The HTTPS port for operators, ready to serve: socket, certificate, tokens, sessions, links."""
 
     sock: socket.socket
     url: str

@@ -206,7 +206,7 @@ async def running_service(settings: Settings) -> AsyncIterator[Service]:
 async def _open_control(
     stack: AsyncExitStack, settings: Settings, directory: DataDirectory, supervisors: SupervisorRegistry
 ) -> ControlPlane:
-    """Open the store, the clock, the hypervisor and the control plane; on an empty store, apply the initial fleet."""
+    """Open store, clock, hypervisor and control plane; apply the initial fleet to an empty store."""
     store = SqliteStore.open(directory.database)
     stack.push_async_callback(store.close)
     hypervisor = open_hypervisor(settings, directory, supervisors)

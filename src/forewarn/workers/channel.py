@@ -56,7 +56,7 @@ class WorkerChannel:
         return not self._queue and not self._unsent
 
     def send_latest(self, key: MessageKey, payload: bytes, sock: socket.socket | None = None) -> None:
-        """Send this payload, with a socket, after those that wait; it replaces an unsent one with the same key."""
+        """Send this payload, with a socket if given, in place of an unsent one with the same key."""
         if self._is_closed:
             return
         self._queue[key] = (payload, sock)

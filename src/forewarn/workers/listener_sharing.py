@@ -53,7 +53,10 @@ def _open_reuseport_socket(sock: socket.socket) -> socket.socket:
 
 
 def _is_in_other_namespace(sock: socket.socket) -> bool:
-    """Whether `sock` is in another network namespace than this process; OSError on kernels that cannot say."""
+    """Whether `sock` is in another network namespace than this process.
+
+    Raises OSError on kernels that cannot say (before Linux 5.14).
+    """
     with socket.socket() as own:
         return _namespace_cookie(sock) != _namespace_cookie(own)
 

@@ -145,7 +145,10 @@ class DrainWorker(_Message, frozen=True):
 
 
 class RequestDone(_Message, frozen=True):
-    """To a worker: the request took effect, durably; or nothing did, because event `unknown` never existed."""
+    """To a worker: the request took effect, durably.
+
+    If `unknown` is set, nothing took effect, because the event with that id never existed.
+    """
 
     id: int
     unknown: str | None = None

@@ -1,6 +1,7 @@
-"""Serves the network listeners of the settings: opens their sockets, or receives them from `forewarn sockets`.
+"""Serves the network listeners of the settings: opens their sockets, or gets them from the helper.
 
-A listener can open and close while the service runs, together with its network device or namespace.
+The helper is `forewarn sockets`. A listener can open and close while the service runs, together with its network
+device or namespace.
 """
 
 from __future__ import annotations

@@ -172,7 +172,10 @@ class WorkerPool:
         return sum_totals(self._counts_of_gone_workers, *(worker.request_counts for worker in self._live_workers))
 
     def worker_lags(self) -> list[tuple[float, float]]:
-        """Per slot, in seconds: the lag of its worker, and how long it owes an answer. Infinite for an empty slot."""
+        """Per slot, in seconds: the lag of its worker, and how long it owes an answer.
+
+        Both are infinite for an empty slot.
+        """
         return [(m.lag_s, m.silent_s()) if m else (math.inf, math.inf) for m in self._workers]
 
     @property
@@ -207,7 +210,7 @@ class WorkerPool:
         self._shared_listeners.assign(self._serving_workers)
 
     async def _keep_slot_filled(self, slot: int) -> None:
-        """Start a worker in this slot whenever it is empty; after repeated failures, wait before the next start."""
+        """Start a worker in this slot whenever it is empty, with backoff after repeated failures."""
         failures = 0
         while not self._is_stopping:
             started_at = asyncio.get_running_loop().time()
@@ -323,7 +326,10 @@ class WorkerPool:
         self.faults.add_hits(report.hits)
 
     async def _answer_request(self, worker: WorkerHandle, request: messages.WorkerRequest) -> None:
-        """Carry out a worker's request and reply. The effect is durable, and sent to the worker, before the reply."""
+        """Carry out a worker's request and reply.
+
+        The effect is durable, and sent to the worker, before the reply.
+        """
         reply: messages.OwnerReply
         try:
             reply = messages.reply_message(request.id, await self._perform_request(request))
@@ -359,7 +365,10 @@ class WorkerPool:
                     echoed.add_done_callback(partial(self._record_lag, worker))
 
     def _is_hung(self, worker: WorkerHandle) -> bool:
-        """Counts heartbeats, not time: while this process was suspended it sent none, so the worker missed none."""
+        """Whether the worker missed too many heartbeats.
+
+        Counts heartbeats, not time: while this process was suspended it sent none, so the worker missed none.
+        """
         return worker.missed_heartbeats * _HEARTBEAT_S >= (
             self._hung_timeout_s if worker.has_ever_answered else self._start_timeout_s
         )

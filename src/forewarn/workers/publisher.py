@@ -1,4 +1,4 @@
-"""Publishes committed scopes to the metadata server or the workers, and passes requests of VMs to control.
+"""Publishes committed scopes to the metadata server or the workers, and serves requests of VMs.
 
 `MetadataPublisher` owns the metadata server with its listeners, and keeps the published scopes and the VM places
 equal to the store. `GuestBackend` handles the requests of VMs that cannot be answered from memory.
@@ -156,7 +156,7 @@ class MetadataPublisher:
             await self._server.reload(timeout_s)
 
     async def collect_worker_reports(self) -> None:
-        """Fetch what workers observed until now into `observations` and `faults`. Does nothing without workers."""
+        """Fetch what workers observed into `observations` and `faults`. Does nothing without workers."""
         if isinstance(self._server, WorkerPool):
             await self._server.collect_reports()
 
@@ -274,7 +274,10 @@ class MetadataPublisher:
         self._places[vm.key] = place
 
     def _place_of(self, vm: Vm) -> str:
-        """Where this VM's calls come in. In a lab that needs a listener per VM, opens it; "": the VM is not served."""
+        """Where this VM's calls come in; "" if it is not served.
+
+        In a lab that needs a listener per VM, opens it.
+        """
         if self._lab is None:
             return vm.address
         if not vm.lab_address:

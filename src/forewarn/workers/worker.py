@@ -109,7 +109,10 @@ class OwnerBackend:
 
 
 class PausableSocket(socket.socket):
-    """A listening socket that accepts only while `may_accept` says so; meanwhile callers wait in its backlog."""
+    """A listening socket that accepts only while `may_accept` says so.
+
+    Meanwhile callers wait in its backlog.
+    """
 
     may_accept: Callable[[], bool]
 

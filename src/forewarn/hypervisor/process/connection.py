@@ -122,7 +122,7 @@ class SupervisorConnection:
         return message if message is not None and message.is_final else None
 
     async def wait_for_answer(self, act_id: str, *, within_s: float, final: bool) -> SupervisorMessage | None:
-        """The answer to an act, or with `final` its final answer; None if none arrives within `within_s` seconds.
+        """The answer to an act, or with `final` its final answer; None after `within_s` seconds.
 
         Raises Unavailable if the connection closes.
         """

@@ -82,7 +82,7 @@ class ProcessHypervisor:
         return replace(answer, note=f"{answer.note}; {missing_text}") if missing_text else answer
 
     async def _continue_pause(self, connection: SupervisorConnection, act: Act, now: float) -> ActDone | ActUnderWay:
-        """Keep the VM paused for its duration in real time, or until lab time reaches the end, whichever is first."""
+        """Keep the VM paused until its duration in real time is over, or lab time reaches the end."""
         holder, ends_at = self._pauses.get(act.id, (None, 0.0))
         if holder is not connection:
             return await self._begin_pause(connection, act, now)

@@ -138,7 +138,10 @@ class SupervisorRegistry:
         return record is not None and (record.pid, record.started) == hello.process_identity
 
     def register(self, vm: str, connection: SupervisorConnection) -> bool:
-        """Make this the VM's connection; returns whether its supervisor is new. Raises Refused if there is another."""
+        """Make this the VM's connection, and return whether its supervisor is new.
+
+        Raises Refused if the VM has another supervisor.
+        """
         self.require_no_other_supervisor(vm, connection.hello)
         if (previous := self._connections.get(vm)) is not None:
             previous.close()

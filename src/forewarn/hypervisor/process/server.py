@@ -34,7 +34,10 @@ ListenInsideVm = Callable[[str, socket.socket], Awaitable[StopListening]]  # VM 
 
 
 class SupervisorServer:
-    """Accepts supervisors and serves the VMs that they hold; the rest of the service comes in as functions."""
+    """Accepts supervisors and serves the VMs that they hold.
+
+    It gets the rest of the service as functions.
+    """
 
     def __init__(
         self,
