@@ -14,7 +14,7 @@ from urllib.parse import parse_qs, parse_qsl, urlencode, urlsplit
 import pytest
 from cryptography.hazmat.primitives.asymmetric import rsa
 
-from forewarn.auth.code_flow import AuthorizationCodeFlow, AuthorizationFlow
+from forewarn.auth.code_flow import AuthorizationCodeFlow, PendingSignIn
 from forewarn.auth.external_issuer import ExternalIssuer
 from forewarn.clock import read_real_time
 from forewarn.errors import Unauthenticated, Unavailable
@@ -257,7 +257,7 @@ def test_sessions_of_clients_end_when_an_issuer_is_used(service: PortalService) 
 def test_a_confidential_client_sends_its_secret_to_redeem_a_code(issuer: OidcIssuer, secret: str) -> None:
     issuer.authorization.secret = "s3cret/+&é"
     code_flow = AuthorizationCodeFlow(ExternalIssuer(issuer.url, ["x"]), "forewarn-portal", secret)
-    flow, now = AuthorizationFlow.start(), read_real_time()
+    flow, now = PendingSignIn.start(), read_real_time()
 
     async def scenario() -> str:
         address = await code_flow.authorization_url(flow, "http://localhost/back", now)
@@ -275,11 +275,11 @@ def test_the_metadata_of_an_issuer_is_cached_while_it_is_down(issuer: OidcIssuer
     code_flow = AuthorizationCodeFlow(ExternalIssuer(issuer.url, ["x"]), "forewarn-portal")
 
     async def scenario() -> None:
-        await code_flow.authorization_url(AuthorizationFlow.start(), "http://localhost/back", 0.0)
+        await code_flow.authorization_url(PendingSignIn.start(), "http://localhost/back", 0.0)
         issuer.is_down = True
-        assert await code_flow.authorization_url(AuthorizationFlow.start(), "http://localhost/back", 7200.0)
+        assert await code_flow.authorization_url(PendingSignIn.start(), "http://localhost/back", 7200.0)
         with pytest.raises(Unavailable):
-            await code_flow.redeem_code("code", AuthorizationFlow.start(), "http://localhost/back", 7201.0)
+            await code_flow.redeem_code("code", PendingSignIn.start(), "http://localhost/back", 7201.0)
 
     asyncio.run(scenario())
 
@@ -297,10 +297,10 @@ def test_the_number_of_concurrent_redemptions_is_bounded(issuer: OidcIssuer) -> 
 
     async def bring() -> None:
         with pytest.raises(Unauthenticated):
-            await code_flow.redeem_code("no code of theirs", AuthorizationFlow.start(), "http://localhost/back", 0.0)
+            await code_flow.redeem_code("no code of theirs", PendingSignIn.start(), "http://localhost/back", 0.0)
 
     async def scenario() -> str:
-        await code_flow.authorization_url(AuthorizationFlow.start(), "http://localhost/back", 0.0)
+        await code_flow.authorization_url(PendingSignIn.start(), "http://localhost/back", 0.0)
         redemptions = [asyncio.create_task(bring()) for _ in range(100)]
         while issuer.requested_paths.count(TOKEN_PATH) < 3:
             await asyncio.sleep(0)

@@ -25,13 +25,13 @@ _MAX_CONCURRENT_REDEMPTIONS = 3  # anybody can present a code, and requests of V
 _SCOPE = "openid profile email"
 
 
-class AuthorizationFlow(msgspec.Struct, frozen=True):
+class PendingSignIn(msgspec.Struct, frozen=True):
     """One sign-in in progress. Only the browser that knows its secret can complete it."""
 
     secret: str
 
     @classmethod
-    def start(cls) -> AuthorizationFlow:
+    def start(cls) -> PendingSignIn:
         """Return a flow with a new random secret."""
         return cls(secrets.token_urlsafe(32))
 
@@ -82,7 +82,7 @@ class AuthorizationCodeFlow:
         self._fetch_lock = asyncio.Lock()
         self._redemption_slots = asyncio.Semaphore(_MAX_CONCURRENT_REDEMPTIONS)
 
-    async def authorization_url(self, flow: AuthorizationFlow, redirect_uri: str, now: float) -> str:
+    async def authorization_url(self, flow: PendingSignIn, redirect_uri: str, now: float) -> str:
         """Return the issuer's URL to which the browser is redirected. Raises Unavailable.
 
         `redirect_uri` is where the issuer sends the browser back; `now` is real time.
@@ -100,7 +100,7 @@ class AuthorizationCodeFlow:
         }
         return f"{endpoint}{'&' if '?' in endpoint else '?'}{urlencode(parameters)}"
 
-    async def redeem_code(self, code: str, flow: AuthorizationFlow, redirect_uri: str, now: float) -> Claims:
+    async def redeem_code(self, code: str, flow: PendingSignIn, redirect_uri: str, now: float) -> Claims:
         """Exchange the code for an id token and return its claims.
 
         Raises Unauthenticated, InvalidToken or Unavailable.

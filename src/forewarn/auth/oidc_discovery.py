@@ -25,7 +25,7 @@ _HEADERS = {"Accept": "application/json", "User-Agent": "forewarn"}
 
 
 def fetch_document(url: str) -> bytes:
-    """Return the body of a GET request. Unavailable if the answer is not a success; blocks."""
+    """Return the body of the answer to a GET request. Unavailable if it is not a success. Blocks."""
     status, content = _exchange(Request(url, headers=_HEADERS))
     if status >= 300:
         raise Unavailable(f"{url!r} answered {status}")
@@ -33,7 +33,10 @@ def fetch_document(url: str) -> bytes:
 
 
 def post_form(url: str, fields: Mapping[str, str], authorization: str = "") -> tuple[int, bytes]:
-    """Send a form, and return the status and body of the answer, also of an error. Unavailable; blocks."""
+    """Send a form, and return the status and body of the answer, also of an error answer.
+
+    Unavailable if there is no answer. Blocks.
+    """
     headers = {**_HEADERS, **({"Authorization": authorization} if authorization else {})}
     return _exchange(Request(url, urlencode(fields).encode(), headers, method="POST"))
 

@@ -108,7 +108,7 @@ class IssuedToken(msgspec.Struct, frozen=True, kw_only=True):
     expires_at: float
 
     def __repr__(self) -> str:
-        return f"Issued(expires_at={self.expires_at})"  # the token is a secret
+        return f"IssuedToken(expires_at={self.expires_at})"  # the token is a secret
 
     def is_fresh(self, now: float) -> bool:
         """Return whether more than half of its lifetime is left."""

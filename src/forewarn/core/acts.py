@@ -1,4 +1,4 @@
-"""Acts of an event: which VMs it affects, the acts it owes when it starts, and the VM after each act."""
+"""Acts of an event: which VMs it affects, the acts that its start creates, and the VM after each act."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An event, the acts it owes once started, and the gate that starts the events of one host together.
+"""An event, the acts that it performs, and the gate that starts the events of one host together.
 
 Facts (approved by, started at, …) are fields. Only `lifecycle` changes `status`. A gate is released once, when every
 event behind it is ready (spec §6.2); a release is never taken back, so no transaction spans scopes.

@@ -63,19 +63,22 @@ def reset_incarnation(scope: Scope, fault: Fault, now: float) -> Scope:
 
 
 def plan_freezes(fault: Fault, scope: Scope, ids: Sequence[str]) -> tuple[PlannedEvent, ...]:
-    """Plan one Freeze per event id, over the scope's running VMs in turn, the fault's target first.
+    """Plan one Freeze per event id, over the scope's VMs in turn, the fault's target first.
 
-    Refused if no VM of the scope is running.
+    Deallocated VMs are left out. Refused if there are no others.
     """
-    vms = _running_vms_from_target(fault, scope)
+    vms = _vms_from_target(fault, scope)
     if not vms:
         raise Refused(f"scope {scope.id!r} has no VM that runs, so there is nothing to freeze: start one first")
     return tuple(_planned_freeze(fault, vms[number % len(vms)], event_id) for number, event_id in enumerate(ids))
 
 
 def plan_neighbour_freeze(fault: Fault, scope: Scope, event_id: str) -> PlannedEvent:
-    """Plan a Freeze of a running VM of the scope other than the fault's target. Refused if there is none."""
-    others = [vm for vm in _running_vms_from_target(fault, scope) if vm.key != _own_vm_key(fault, scope)]
+    """Plan a Freeze of a VM of the scope that is neither the fault's target nor deallocated.
+
+    Refused if there is none.
+    """
+    others = [vm for vm in _vms_from_target(fault, scope) if vm.key != _own_vm_key(fault, scope)]
     if not others:
         raise Refused(
             f"{fault.name} has no neighbour that runs, so name a VM that shares its scope with others",
@@ -88,7 +91,7 @@ def _own_vm_key(fault: Fault, scope: Scope) -> str:
     return fault.vm or next((vm.key for vm in scope.present_vms), "")
 
 
-def _running_vms_from_target(fault: Fault, scope: Scope) -> list[Vm]:
+def _vms_from_target(fault: Fault, scope: Scope) -> list[Vm]:
     vms = list(scope.present_vms)
     first = next((number for number, vm in enumerate(vms) if vm.key == fault.vm), 0)
     return [vm for vm in vms[first:] + vms[:first] if vm.power is not PowerState.DEALLOCATED]

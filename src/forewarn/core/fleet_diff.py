@@ -1,7 +1,7 @@
 """Compares a fleet file with the running fleet: what it would change, and why it cannot be applied.
 
-The file declares what a VM is. The running fleet owns where and how it is now (host, power, health, vm_id) and the
-fields that the file left unspecified when the VM was added; applying a file keeps those.
+The file declares what a VM is. The running fleet owns its current state (host, power, health, vm_id) and the fields
+that the file did not specify when the VM was added; applying a file keeps those.
 """
 
 from __future__ import annotations

@@ -45,7 +45,10 @@ def start_wait(scope: Scope, event: Event, context: DecisionContext) -> StartWai
 
 
 def waits_only_for_gate(scope: Scope, event: Event, context: DecisionContext) -> bool:
-    """Return whether only its gate keeps this event from starting. A gate is released if all do."""
+    """Return whether only its gate keeps this event from starting.
+
+    A gate is released once this is true of all its events.
+    """
     return (
         _notice_wait(event, context) is None
         and _grace_wait(event, context) is None

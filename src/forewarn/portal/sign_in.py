@@ -17,7 +17,7 @@ from starlette.responses import RedirectResponse, Response
 from starlette.routing import BaseRoute, Route
 
 from forewarn.auth.claims import InvalidToken, quote_excerpt
-from forewarn.auth.code_flow import AuthorizationCodeFlow, AuthorizationFlow
+from forewarn.auth.code_flow import AuthorizationCodeFlow, PendingSignIn
 from forewarn.auth.sessions import SignInLinks
 from forewarn.auth.token_service import claims_of_client
 from forewarn.core.access import ADMIN_CLIENT_ID, RegisteredClient
@@ -81,7 +81,7 @@ def oidc_routes(sessions: SessionManager, code_flow: AuthorizationCodeFlow) -> l
     issuer = code_flow.issuer.url
 
     async def start(request: Request) -> Response:
-        flow = AuthorizationFlow.start()
+        flow = PendingSignIn.start()
         address = await code_flow.authorization_url(flow, _redirect_uri(request), sessions.dependencies.real_time())
         response = RedirectResponse(address, status_code=303)
         cookie.write(request, response, _encode_flow(flow, safe_redirect_path(request.query_params.get("to", ""))))
@@ -134,11 +134,11 @@ def _redirect_uri(request: Request) -> str:
     return f"{request.url.scheme}://{request.url.netloc}{OIDC_CALLBACK_PATH}"
 
 
-def _encode_flow(flow: AuthorizationFlow, to: str) -> str:
+def _encode_flow(flow: PendingSignIn, to: str) -> str:
     return f"{flow.secret}.{urlsafe_b64encode(to.encode()).decode().rstrip('=')}"
 
 
-def _decode_flow(text: str) -> tuple[AuthorizationFlow, str]:
+def _decode_flow(text: str) -> tuple[PendingSignIn, str]:
     secret, _, encoded = text.partition(".")
     if not secret:
         raise Rejected(_FLOW_EXPIRED_MESSAGE)
@@ -146,7 +146,7 @@ def _decode_flow(text: str) -> tuple[AuthorizationFlow, str]:
         to = urlsafe_b64decode(encoded + "=" * (-len(encoded) % 4)).decode()
     except ValueError:
         to = ""
-    return AuthorizationFlow(secret), safe_redirect_path(to)
+    return PendingSignIn(secret), safe_redirect_path(to)
 
 
 ONE_TIME_LINK_PATH = f"{SIGN_IN_PATH}/once"

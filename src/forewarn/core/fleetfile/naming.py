@@ -10,7 +10,7 @@ _BASE36_DIGITS = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 
 
 def name_error(name: str, *, limit: int = MAX_NAME_LENGTH) -> str | None:
-    """Return why a name is not allowed, as the end of a sentence that begins with the name; None if it is."""
+    """Return why a name is not allowed, to follow the name in a sentence; None if it is allowed."""
     if not name.strip():
         return "is empty"
     if len(name) > limit:
@@ -23,13 +23,13 @@ def name_error(name: str, *, limit: int = MAX_NAME_LENGTH) -> str | None:
 
 
 def pattern_error(pattern: str) -> str | None:
-    """Return why a pattern is not valid, as the end of a sentence that begins with it; None if it is."""
+    """Return why a pattern is not valid, to follow the pattern in a sentence; None if it is valid."""
     rest = _NUMBER_PLACEHOLDER.sub("", pattern)
     return "has braces other than {n}" if "{" in rest or "}" in rest else None
 
 
 def plain_name_error(name: str, *, limit: int) -> str | None:
-    """Return like `name_error` why a name without a number is not allowed: braces are not, either."""
+    """Return why a name that cannot have a number is not allowed, like `name_error`; braces are not."""
     return "contains braces" if "{" in name or "}" in name else name_error(name, limit=limit)
 
 
