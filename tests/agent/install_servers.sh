@@ -1,7 +1,7 @@
 #!/bin/sh
-# Fetch the servers that the agent's reactions are tried on into DIRECTORY: Patroni from PyPI into a virtual environment;
-# HAProxy, nginx, PostgreSQL, etcd and promtool as Debian's packages, which are only unpacked there, so that this machine
-# never runs them by itself. Quick when all is there; what cannot be had is left out, and the tests that need it say so.
+# Fetch the servers for the tests of the agent's reactions into DIRECTORY: Patroni from PyPI into a virtual environment;
+# HAProxy, nginx, PostgreSQL, etcd and promtool from Debian's packages. The packages are only unpacked, so that this
+# machine never starts these servers as services. Tests that need a missing server are skipped with a reason.
 #
 #   tests/agent/install_servers.sh .venv-parts python3
 set -eu

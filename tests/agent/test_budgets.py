@@ -12,12 +12,12 @@ from forewarn.agent.model import StepConfig
 from forewarn.agent.step_schedule import schedule_after_start, schedule_steps
 from tests.agent.conftest import step
 
-TELL, DRAIN, SAVE = step("tell", 5, cut=1), step("drain", 20, cut=2), step("save", 30)
+NOTIFY, DRAIN, SAVE = step("notify", 5, cut=1), step("drain", 20, cut=2), step("save", 30)
 
 
 def test_steps_end_one_after_the_other_and_the_last_at_not_before() -> None:
-    slots = schedule_steps([TELL, DRAIN, SAVE], 1000, 0)
-    assert [slot.latest_at for slot in slots] == [945, 950, 970]
+    schedule = schedule_steps([NOTIFY, DRAIN, SAVE], 1000, 0)
+    assert [scheduled.latest_at for scheduled in schedule] == [945, 950, 970]
 
 
 def test_a_margin_is_kept_before_not_before() -> None:
@@ -25,45 +25,45 @@ def test_a_margin_is_kept_before_not_before() -> None:
 
 
 def test_steps_are_due_at_once_unless_they_begin_late() -> None:
-    assert [slot.due_at for slot in schedule_steps([TELL, SAVE], 1000, 7)] == [7, 7]
-    assert [slot.due_at for slot in schedule_steps([TELL, SAVE], 1000, 7, begin="late")] == [965, 970]
+    assert [scheduled.due_at for scheduled in schedule_steps([NOTIFY, SAVE], 1000, 7)] == [7, 7]
+    assert [scheduled.due_at for scheduled in schedule_steps([NOTIFY, SAVE], 1000, 7, begin="late")] == [965, 970]
 
 
 def test_a_step_can_begin_at_once_although_the_rule_begins_late() -> None:
-    told = step("tell", 5, begin="at-once")
-    assert [slot.due_at for slot in schedule_steps([told, SAVE], 1000, 7, begin="late")] == [7, 970]
+    early = step("notify", 5, begin="at-once")
+    assert [scheduled.due_at for scheduled in schedule_steps([early, SAVE], 1000, 7, begin="late")] == [7, 970]
 
 
 @pytest.mark.parametrize(
-    ("room_s", "cut"),
-    [(55, []), (54, ["tell"]), (50, ["tell"]), (49, ["tell", "drain"]), (30, ["tell", "drain"])],
+    ("available_s", "cut"),
+    [(55, []), (54, ["notify"]), (50, ["notify"]), (49, ["notify", "drain"]), (30, ["notify", "drain"])],
 )
-def test_steps_are_cut_in_the_declared_order_until_the_rest_fits(room_s: float, cut: list[str]) -> None:
-    slots = schedule_steps([TELL, DRAIN, SAVE], room_s, 0)
-    assert [slot.step.name for slot in slots if slot.cut] == cut
-    assert not any(slot.late for slot in slots)
+def test_steps_are_cut_in_the_declared_order_until_the_rest_fits(available_s: float, cut: list[str]) -> None:
+    schedule = schedule_steps([NOTIFY, DRAIN, SAVE], available_s, 0)
+    assert [scheduled.step.name for scheduled in schedule if scheduled.cut] == cut
+    assert not any(scheduled.late for scheduled in schedule)
 
 
 def test_of_two_steps_with_the_same_cut_number_the_later_one_is_cut_first() -> None:
-    slots = schedule_steps([step("a", cut=1), step("b", cut=1), SAVE], 40, 0)
-    assert [slot.cut for slot in slots] == [False, True, False]
+    schedule = schedule_steps([step("a", cut=1), step("b", cut=1), SAVE], 40, 0)
+    assert [scheduled.cut for scheduled in schedule] == [False, True, False]
 
 
 def test_a_step_that_may_not_be_cut_is_due_at_once_even_if_it_is_late() -> None:
-    (slot,) = schedule_steps([SAVE], 10, 0, begin="late")
-    assert (slot.due_at, slot.cut, slot.late) == (0, False, True)
+    (scheduled,) = schedule_steps([SAVE], 10, 0, begin="late")
+    assert (scheduled.due_at, scheduled.cut, scheduled.late) == (0, False, True)
 
 
 def test_without_a_readable_not_before_all_steps_are_due_at_once_and_none_is_cut() -> None:
-    slots = schedule_steps([TELL, SAVE], None, 7, begin="late")
-    assert [(slot.due_at, slot.cut) for slot in slots] == [(7, False), (7, False)]
+    schedule = schedule_steps([NOTIFY, SAVE], None, 7, begin="late")
+    assert [(scheduled.due_at, scheduled.cut) for scheduled in schedule] == [(7, False), (7, False)]
 
 
-@pytest.mark.parametrize(("policy", "cut"), [("essential", ["tell"]), ("all", []), ("nothing", ["tell", "save"])])
+@pytest.mark.parametrize(("policy", "cut"), [("essential", ["notify"]), ("all", []), ("nothing", ["notify", "save"])])
 def test_once_the_event_has_started_the_rule_decides_which_steps_run(policy: str, cut: list[str]) -> None:
-    slots = schedule_after_start([TELL, SAVE], 7, policy)  # type: ignore[arg-type]
-    assert [slot.step.name for slot in slots if slot.cut] == cut
-    assert {slot.due_at for slot in slots} == {7}
+    schedule = schedule_after_start([NOTIFY, SAVE], 7, policy)  # type: ignore[arg-type]
+    assert [scheduled.step.name for scheduled in schedule if scheduled.cut] == cut
+    assert {scheduled.due_at for scheduled in schedule} == {7}
 
 
 STEPS = st.lists(st.tuples(st.integers(0, 50), st.none() | st.integers(0, 3)), max_size=6).map(
@@ -71,22 +71,24 @@ STEPS = st.lists(st.tuples(st.integers(0, 50), st.none() | st.integers(0, 3)), m
 )
 
 
-@given(steps=STEPS, room_s=st.integers(-20, 200), late=st.booleans())
-def test_the_schedule_keeps_its_invariants_for_all_budgets(steps: list[StepConfig], room_s: float, late: bool) -> None:
-    slots = schedule_steps(steps, room_s, 0, begin="late" if late else "at-once")
+@given(steps=STEPS, available_s=st.integers(-20, 200), late=st.booleans())
+def test_the_schedule_keeps_its_invariants_for_all_budgets(
+    steps: list[StepConfig], available_s: float, late: bool
+) -> None:
+    schedule = schedule_steps(steps, available_s, 0, begin="late" if late else "at-once")
 
-    kept = [slot for slot in slots if not slot.cut]
-    gone = [slot.step for slot in slots if slot.cut]
-    assert [slot.step for slot in slots] == steps
+    kept = [scheduled for scheduled in schedule if not scheduled.cut]
+    gone = [scheduled.step for scheduled in schedule if scheduled.cut]
+    assert [scheduled.step for scheduled in schedule] == steps
     assert all(step.cut is not None for step in gone)
     assert all(before.latest_at + before.step.budget_s == after.latest_at for before, after in pairwise(kept))
     if kept and not kept[0].late:
-        assert kept[-1].latest_at + kept[-1].step.budget_s == room_s
-        assert all(0 <= slot.due_at <= slot.latest_at for slot in kept)
+        assert kept[-1].latest_at + kept[-1].step.budget_s == available_s
+        assert all(0 <= scheduled.due_at <= scheduled.latest_at for scheduled in kept)
     else:
-        assert all(slot.step.cut is None for slot in kept)
+        assert all(scheduled.step.cut is None for scheduled in kept)
     if gone:
         # No step was cut needlessly: with the last one cut, the rest would not have fitted.
         last = max(gone, key=lambda step: (step.cut, -steps.index(step)))
-        assert sum(slot.step.budget_s for slot in kept) + last.budget_s > room_s
-        assert all((slot.step.cut or 0) >= (last.cut or 0) for slot in kept if slot.step.cut is not None)
+        assert sum(scheduled.step.budget_s for scheduled in kept) + last.budget_s > available_s
+        assert all((scheduled.step.cut or 0) >= (last.cut or 0) for scheduled in kept if scheduled.step.cut is not None)

@@ -14,7 +14,7 @@ from forewarn.errors import Rejected
 from tests.agent.conftest import NOW, event
 
 STEP = '[steps.drain]\nuse = "command"\nrun = ["drain"]\nbudget = "20s"\n'
-TELL = '[steps.tell]\nuse = "log"\nbudget = "5s"\ncut = 1\n'
+NOTIFY = '[steps.notify]\nuse = "log"\nbudget = "5s"\ncut = 1\n'
 
 
 def problems(text: str) -> list[str]:
@@ -56,12 +56,12 @@ def test_every_key_can_be_configured() -> None:
 
 
 def test_a_notification_begins_at_once_for_each_event_and_is_repeatable() -> None:
-    step = parse_config(f'profile = "seven-days"\n{TELL}').steps["tell"]
+    step = parse_config(f'profile = "seven-days"\n{NOTIFY}').steps["notify"]
     assert (step.begin, step.shared_by_events, step.repeatable) == ("at-once", False, True)
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ("", "1: the file has no rules: write profile = \"fifteen-minutes\", or [[rules]]"),
         ("x = ", "1: this is not TOML (Invalid value (at end of document)): correct that line"),
@@ -101,13 +101,13 @@ def test_a_notification_begins_at_once_for_each_event_and_is_repeatable() -> Non
         ('[[rules]]\nname = "a"\n[[rules]]\nname = "a"', "1: two rules have the name 'a': give each rule its own name"),
     ],
 )  # fmt: skip
-def test_every_problem_is_reported_with_its_line_and_a_remedy(text: str, said: str) -> None:
-    assert any(line.startswith(said) for line in problems(text)), problems(text)
+def test_every_problem_is_reported_with_its_line_and_a_remedy(text: str, message: str) -> None:
+    assert any(line.startswith(message) for line in problems(text)), problems(text)
 
 
 def test_all_problems_are_reported_at_once_in_the_order_of_their_lines() -> None:
-    told = problems('profil = "x"\n[[rules]]\nkinds = ["Rebot"]\nsteps = ["a"]\n[steps.b]\nuse = "x"\nbudget = "1s"\n')
-    assert [line.partition(":")[0] for line in told] == ["1", "3", "4", "6"]
+    lines = problems('profil = "x"\n[[rules]]\nkinds = ["Rebot"]\nsteps = ["a"]\n[steps.b]\nuse = "x"\nbudget = "1s"\n')
+    assert [line.partition(":")[0] for line in lines] == ["1", "3", "4", "6"]
 
 
 def test_a_file_that_cannot_be_read_is_rejected_with_a_reason(tmp_path: Path) -> None:
@@ -119,7 +119,7 @@ def test_a_file_that_cannot_be_read_is_rejected_with_a_reason(tmp_path: Path) ->
 
 
 def profile(name: str) -> AgentConfig:
-    return parse_config(f'profile = "{name}"\n{STEP}{TELL}')
+    return parse_config(f'profile = "{name}"\n{STEP}{NOTIFY}')
 
 
 @pytest.mark.parametrize("name", PROFILES)
@@ -148,7 +148,7 @@ def test_each_profile_suits_its_notice(
     rule = find_rule(profile(name).rules, event(kind=kind, left_s=left_s), "vm", NOW)
     assert rule is not None
     assert (rule.name, rule.begin, rule.approve.when) == (rule_name, begin, when)
-    assert [step.name for step in rule.steps] == ["drain", "tell"]
+    assert [step.name for step in rule.steps] == ["drain", "notify"]
 
 
 def test_rules_of_the_file_come_before_those_of_its_profile() -> None:

@@ -41,7 +41,7 @@ from forewarn.client.events import event_key
 from tests.agent.conftest import NOW, event, step
 
 STEPS = (
-    step("tell", 5, cut=1, shared_by_events=False, undo="never", repeatable=True),
+    step("notify", 5, cut=1, shared_by_events=False, undo="never", repeatable=True),
     step("drain", 20, cut=2, undo_tries=1000),
     step("save", 30, undo_tries=1000),
 )
@@ -80,7 +80,7 @@ class World:
         return fails
 
     def do(self, name: str) -> None:
-        assert name not in self.in_effect or name == "tell" or self.has_failed, f"{name} is done twice"
+        assert name not in self.in_effect or name == "notify" or self.has_failed, f"{name} is done twice"
         self.in_effect.add(name)
         self.done.append(name)
 
@@ -231,7 +231,7 @@ def test_the_agent_ends_well_however_often_it_is_killed(
     world = World(kills=kills)
     agent = run_agent_through(world, lists, gaps, left_s, reboots=reboots)
 
-    assert world.in_effect <= {"tell"}, "something was not undone"
+    assert world.in_effect <= {"notify"}, "something was not undone"
     for name in ("drain", "save"):
         assert world.done.count(name) == world.undone.count(name)
     assert StepState.BEGUN not in {run.state for _, run in step_runs_of(agent)}
@@ -250,7 +250,7 @@ def test_everything_is_undone_although_steps_and_undos_fail(
 ) -> None:
     world = World(kills=kills, failures=failures)
     run_agent_through(world, lists, gaps, 900.0, reboots=reboots)
-    assert world.in_effect <= {"tell"}, "something was not undone"
+    assert world.in_effect <= {"notify"}, "something was not undone"
 
 
 def run_agent_through(
@@ -278,6 +278,6 @@ def test_without_a_kill_each_event_is_approved_once_and_shared_steps_run_once() 
         agent.observe(*(event(f"E{name}") for name in listed))
         while agent.reconcile():
             agent.now += 1
-    assert agent.world.done == ["tell", "drain", "save", "tell"]
+    assert agent.world.done == ["notify", "drain", "save", "notify"]
     assert agent.world.undone == ["save", "drain"]
     assert agent.world.approved == ["EA", "EB"]

@@ -319,8 +319,8 @@ def test_of_two_new_events_only_one_starts_their_shared_step() -> None:
 
 
 def test_a_notification_runs_for_each_event() -> None:
-    tell = step("drain", shared_by_events=False)
-    assert [type(each) for each in actions_for(record(), record(key="E2"), steps=(tell, SAVE))] == [
+    notify = step("drain", shared_by_events=False)
+    assert [type(each) for each in actions_for(record(), record(key="E2"), steps=(notify, SAVE))] == [
         StartStep,
         StartStep,
     ]

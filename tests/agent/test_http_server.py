@@ -15,11 +15,11 @@ ANY = "127.0.0.1:0"
 
 
 def with_server(client: Callable[[int], Awaitable[None]], pages: AgentPages = PAGES, listen: str = ANY) -> None:
-    async def whole() -> None:
+    async def serve() -> None:
         async with asyncio.timeout(20), serve_pages(pages, listen) as port:
             await client(port)
 
-    asyncio.run(whole())
+    asyncio.run(serve())
 
 
 async def exchange(port: int, request: bytes, host: str = "127.0.0.1") -> tuple[int, bytes, bytes]:
@@ -124,7 +124,7 @@ def test_silent_clients_block_neither_others_nor_the_end_of_the_agent() -> None:
         assert (await exchange(port, b"GET /ready HTTP/1.1\r\n\r\n"))[0] == 503
         silent[0][1].transport.abort()
 
-    async def whole() -> None:
+    async def serve() -> None:
         async with asyncio.timeout(4):  # less than the timeout of one request
             async with serve_pages(PAGES, ANY) as port:
                 await client(port)
@@ -133,7 +133,7 @@ def test_silent_clients_block_neither_others_nor_the_end_of_the_agent() -> None:
                 writer.close()
                 await writer.wait_closed()
 
-    asyncio.run(whole())
+    asyncio.run(serve())
 
 
 def test_connections_above_the_limit_are_closed() -> None:
@@ -160,7 +160,7 @@ def test_the_port_is_free_again_afterwards() -> None:
 
 def test_a_taken_port_is_reported_with_a_remedy() -> None:
     async def client(port: int) -> None:
-        raise AssertionError("nobody can listen there")
+        raise AssertionError("the server must not start")
 
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))

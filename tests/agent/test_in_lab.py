@@ -117,10 +117,10 @@ def test_a_running_step_of_a_withdrawn_event_is_stopped_and_undone(lab: Lab, tmp
 
 
 def test_with_seven_days_of_notice_steps_begin_late_and_notifications_at_once(lab: Lab, tmp_path: Path) -> None:
-    notify = f'[steps.tell]\nuse = "log"\nfile = "{tmp_path}/told"\nbudget = "5s"\ncut = 1\n'
+    notify = f'[steps.notify]\nuse = "log"\nfile = "{tmp_path}/notified"\nbudget = "5s"\ncut = 1\n'
     with make_agent(lab, tmp_path, f'profile = "seven-days"\n{notify}{DRAIN}') as agent:
         event = lab.degrade(lab.vm("web-0").host, in_="7d")[0]
-        lab.wait_for(lambda: (tmp_path / "told").exists())
+        lab.wait_for(lambda: (tmp_path / "notified").exists())
         assert lines_after_polls(lab, agent) == []
         lab.advance("6d")
         assert lines_after_polls(lab, agent) == []

@@ -101,7 +101,7 @@ def test_a_step_keeps_its_place_when_it_is_rewritten(journal: AgentJournal, path
     journal.save(record().with_step_run(begun))
     journal.save(record().with_step_run(replace(begun, state=StepState.DONE, notes={"was": "ready"})))
     (found,) = AgentJournal(path, readonly=True).records()
-    assert [(deed.state, deed.notes) for deed in found.step_runs] == [(StepState.DONE, {"was": "ready"})]
+    assert [(run.state, run.notes) for run in found.step_runs] == [(StepState.DONE, {"was": "ready"})]
 
 
 def test_a_closed_event_is_no_longer_open_but_kept(journal: AgentJournal) -> None:

@@ -12,8 +12,8 @@ FORGED = "Reboot\nERROR all is lost\x1b[2J \u2028"
 
 def test_a_server_cannot_forge_log_lines() -> None:
     record = logging.LogRecord("forewarn.agent", logging.INFO, "", 0, "%s of %s", (FORGED, "wäb-0"), None)
-    said = SingleLineFormatter("%(levelname)s %(message)s").format(record)
-    assert said == "INFO Reboot\\nERROR all is lost\\x1b[2J \\u2028 of wäb-0"
+    line = SingleLineFormatter("%(levelname)s %(message)s").format(record)
+    assert line == "INFO Reboot\\nERROR all is lost\\x1b[2J \\u2028 of wäb-0"
 
 
 def test_a_traceback_is_logged_on_several_lines() -> None:

@@ -101,11 +101,11 @@ def test_polls_are_counted_and_the_last_answered_one_is_dated() -> None:
 
 
 def test_steps_are_timed_by_phase_and_outcome_and_counted_when_cut() -> None:
-    metrics = AgentMetrics(["drain", "tell"])
+    metrics = AgentMetrics(["drain", "notify"])
     report_one_of_each(metrics)
     assert value(metrics, "step_duration_seconds_sum", step="drain", phase="do", outcome="done") == 12
     assert value(metrics, "step_duration_seconds_sum", step="drain", phase="undo", outcome="failed") == 3
-    assert value(metrics, "step_duration_seconds_count", step="tell", phase="do", outcome="done") == 0
+    assert value(metrics, "step_duration_seconds_count", step="notify", phase="do", outcome="done") == 0
     assert value(metrics, "steps_cut_total", step="drain") == 2
 
 
@@ -141,7 +141,7 @@ def test_promtool_accepts_the_metrics() -> None:
     promtool = shutil.which("promtool")
     if promtool is None:
         pytest.skip("promtool is not installed (Debian: prometheus)")
-    metrics = AgentMetrics(["drain", "tell"])
+    metrics = AgentMetrics(["drain", "notify"])
     report_one_of_each(metrics)
     exposition = metrics.render(MaintenanceStatus(listed=(REBOOT,), in_maintenance=True))
     after = subprocess.run([promtool, "check", "metrics"], input=exposition, capture_output=True, timeout=60)

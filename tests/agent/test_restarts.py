@@ -1,4 +1,4 @@
-"""The agent continues after its own end at any point of a step, after a reboot, and if the event is gone."""
+"""The agent continues after its own end at any point of a step, and after a reboot."""
 
 from __future__ import annotations
 

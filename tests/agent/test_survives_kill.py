@@ -130,7 +130,7 @@ def test_an_event_is_prepared_for_approved_and_undone_although_agent_or_service_
     assert record is not None
     assert record.approval is not None
     assert record.approval.state == "sent"
-    assert not [deed for deed in record.step_runs if deed.state not in ("done", "skipped")], record.step_runs
+    assert not [run for run in record.step_runs if run.state not in ("done", "skipped")], record.step_runs
     assert not (tmp_path / "agent" / "drained").exists()
     for name in ("drain", "save", "restore", "undrain"):
         assert 1 <= lines.count(name) <= 1 + agent.kills, lines

@@ -58,7 +58,10 @@ def test_only_a_scheduled_events_response_identifies_the_service(response: HttpR
 def run_discovery(
     answers: dict[str, HttpResponse | Exception], offers: dict[str, str | Exception | None], **how: Any
 ) -> tuple[list[str], Endpoint | Exception]:
-    """Runs the discovery; returns its effects in order and its result. Endpoints not in `answers` are down."""
+    """Runs the discovery; returns its effects and its result.
+
+    Endpoints that are not in `answers` are down.
+    """
     done: list[str] = []
 
     def ask(interface: EthernetInterface) -> str | None:

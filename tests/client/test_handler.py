@@ -76,78 +76,78 @@ EITHER = pytest.mark.parametrize("run_it", [run, arun], ids=["threads", "tasks"]
 @EITHER
 def test_functions_are_called_for_their_kinds_and_only_for_this_vm(run_it: Run) -> None:
     """Spec §7.2: a neighbour's event is ignored."""
-    handler, told = Handler(), []
+    handler, calls = Handler(), []
 
     @handler.on(Kind.PREEMPT, "teleport")
     def leave(change: Change) -> None:
-        told.append(change.event.id)
-        if len(told) == 2:
+        calls.append(change.event.id)
+        if len(calls) == 2:
             handler.stop()
 
     with Service(document(5, "Freeze", "Preempt of web-1", "Teleport", "Preempt")) as server:
         run_it(handler, server)
-    assert sorted(told) == ["Preempt", "Teleport"]
+    assert sorted(calls) == ["Preempt", "Teleport"]
 
 
 @EITHER
 def test_all_changes_of_an_event_reach_its_functions_in_order(run_it: Run) -> None:
-    handler, told = Handler(), []
+    handler, calls = Handler(), []
 
     @handler.on()
     def leave(change: Change) -> None:
-        told.append("on")
+        calls.append("on")
         server.current = 1
 
     @handler.started(Kind.FREEZE)
     def note(change: Change) -> None:
-        told.append("started")
+        calls.append("started")
         server.current = 2
 
     @handler.gone
     def back(change: Gone) -> None:
-        told.append(change.outcome.value)
+        calls.append(change.outcome.value)
         handler.stop()
 
     with Service(document(2, "Freeze"), document(3, "Freeze*"), document(4)) as server:
         run_it(handler, server)
-    assert told == ["on", "started", "finished"]
+    assert calls == ["on", "started", "finished"]
 
 
 @EITHER
 def test_a_function_that_still_fails_when_the_event_is_gone_is_not_retried(run_it: Run, tmp_path: Path) -> None:
-    handler, told = Handler(retry_s=(0.01,)), []
+    handler, calls = Handler(retry_s=(0.01,)), []
 
     @handler.on()
     def leave(change: Change) -> None:
-        told.append("on")
+        calls.append("on")
         server.current = 1
         raise OSError("no")
 
     @handler.gone(Kind.FREEZE)
     def back(change: Gone) -> None:
-        told.append(change.outcome.value)
+        calls.append(change.outcome.value)
         handler.stop()
 
     with Service(document(2, "Freeze"), document(3)) as server:
         run_it(handler, server, tmp_path / "cursor")
-    assert set(told[:-1]) == {"on"}
-    assert told[-1] == "withdrawn"
+    assert set(calls[:-1]) == {"on"}
+    assert calls[-1] == "withdrawn"
     assert load_cursor(tmp_path / "cursor").unhandled == ()
 
 
 @EITHER
 def test_an_event_that_starts_without_notice_calls_the_on_function(run_it: Run) -> None:
     """Spec §11: Started with no Scheduled before."""
-    handler, told = Handler(), []
+    handler, calls = Handler(), []
 
     @handler.on(approve=True)
     def leave(change: Change) -> None:
-        told.append(change)
+        calls.append(change)
         handler.stop()
 
     with Service(document(2, "Redeploy*")) as server:
         run_it(handler, server)
-    (change,) = told
+    (change,) = calls
     assert isinstance(change, Started)
     assert server.approvals == [], "there is nothing left to approve"
 
@@ -172,22 +172,22 @@ def test_an_event_is_approved_when_its_function_has_returned(run_it: Run) -> Non
 def test_a_function_that_raises_is_called_again_and_others_continue(
     run_it: Run, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    handler, told = Handler(retry_s=(0.01,)), []
+    handler, calls = Handler(retry_s=(0.01,)), []
 
     @handler.on(Kind.FREEZE, approve=True)
     def fail_twice(change: Change) -> None:
-        told.append("fail")
-        if told.count("fail") < 3:
+        calls.append("fail")
+        if calls.count("fail") < 3:
             raise OSError("disk full")
         handler.stop()
 
     @handler.on()
     def note(change: Change) -> None:
-        told.append(change.event.id)
+        calls.append(change.event.id)
 
     with Service(document(3, "Freeze", "Reboot")) as server:
         run_it(handler, server, tmp_path / "cursor")
-    assert sorted(told) == ["Freeze", "Reboot", "fail", "fail", "fail"]
+    assert sorted(calls) == ["Freeze", "Reboot", "fail", "fail", "fail"]
     assert len(server.approvals) == 1, "not before it has returned"
     messages = [record.getMessage() for record in caplog.records if record.exc_info]
     assert messages == ["fail_twice failed for Freeze Freeze: disk full"] * 2
@@ -195,16 +195,16 @@ def test_a_function_that_raises_is_called_again_and_others_continue(
 
 @EITHER
 def test_only_changes_that_were_not_handled_come_again_the_next_time(run_it: Run, tmp_path: Path) -> None:
-    told: list[str] = []
+    calls: list[str] = []
 
     def handler_that(fails: bool) -> Handler:
         handler = Handler(retry_s=(0.01,))
 
         @handler.on()
         def function(change: Change) -> None:
-            told.append(change.event.id)
+            calls.append(change.event.id)
             if change.event.id == "Freeze":
-                if fails and told.count("Freeze") < 4:
+                if fails and calls.count("Freeze") < 4:
                     raise OSError("no")
                 handler.stop()
                 if fails:
@@ -214,10 +214,10 @@ def test_only_changes_that_were_not_handled_come_again_the_next_time(run_it: Run
 
     with Service(document(3, "Reboot", "Freeze")) as server:
         run_it(handler_that(fails=True), server, tmp_path / "cursor")
-        assert told.count("Reboot") == 1
-        told.clear()
+        assert calls.count("Reboot") == 1
+        calls.clear()
         run_it(handler_that(fails=False), server, tmp_path / "cursor")
-    assert told == ["Freeze"]
+    assert calls == ["Freeze"]
 
 
 @EITHER
@@ -279,17 +279,17 @@ def test_a_rejected_approval_is_logged_and_not_repeated(caplog: pytest.LogCaptur
 
 
 def test_async_functions_are_awaited() -> None:
-    handler, told = Handler(), []
+    handler, calls = Handler(), []
 
     @handler.on()
     async def leave(change: Change) -> None:
         await asyncio.sleep(0)
-        told.append(change.event.id)
+        calls.append(change.event.id)
         handler.stop()
 
     with Service(document(2, "Freeze")) as server:
         arun(handler, server)
-    assert told == ["Freeze"]
+    assert calls == ["Freeze"]
 
 
 def test_async_functions_are_rejected_by_the_blocking_run() -> None:

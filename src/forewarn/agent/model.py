@@ -31,9 +31,7 @@ class StepConfig:
     cut: int | None = None  # steps are cut in this order when time is short, lowest first; None: never
     begin: Literal["at-once", "late"] | None = None  # None: as the rule says
     repeatable: bool = False  # may run again after an interruption
-    unclear: Literal["repeat", "skip", "report"] = (
-        "report"  # what to do if the check of an interrupted step cannot tell
-    )
+    unclear: Literal["repeat", "skip", "report"] = "report"  # for an interrupted step of unknown outcome
     undo: Literal["when-gone", "never"] = "when-gone"
     undo_budget_s: float = 60.0
     undo_tries: int = 3

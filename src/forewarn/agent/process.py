@@ -1,4 +1,4 @@
-"""Runs the agent as a process: until a signal stops it, with its pages served meanwhile."""
+"""Runs the agent as a process until a signal stops it, and serves its pages."""
 
 from __future__ import annotations
 

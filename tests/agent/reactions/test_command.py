@@ -63,25 +63,25 @@ async def wait_for_end_of(pid: int) -> None:
 
 def test_a_command_has_the_event_in_its_environment(tmp_path: Path) -> None:
     outcome = do("env > $FOREWARN_FOLDER/out.txt", tmp_path, within_s=20)
-    told = dict(line.split("=", 1) for line in (tmp_path / "case/out.txt").read_text().splitlines() if "=" in line)
+    event = dict(line.split("=", 1) for line in (tmp_path / "case/out.txt").read_text().splitlines() if "=" in line)
     assert outcome == StepOutcome(ok=True, text="exit status 0")
-    assert told["FOREWARN_EVENT_ID"] == SAMPLE_EVENT.id
-    assert told["FOREWARN_KIND"] == "Reboot"
-    assert told["FOREWARN_STATUS"] == "Scheduled"
-    assert told["FOREWARN_VM"] == told["FOREWARN_RESOURCES"] == "web-0"
-    assert told["FOREWARN_NOT_BEFORE"] == "Mon, 19 Sep 2016 18:42:50 GMT"
-    assert 18 <= int(told["FOREWARN_LEFT_S"]) <= 20
-    assert told["FOREWARN_PHASE"] == "do"
-    assert told["FOREWARN_STEP"] == "command"
-    assert told["FOREWARN_DURATION_S"] == "-1"
+    assert event["FOREWARN_EVENT_ID"] == SAMPLE_EVENT.id
+    assert event["FOREWARN_KIND"] == "Reboot"
+    assert event["FOREWARN_STATUS"] == "Scheduled"
+    assert event["FOREWARN_VM"] == event["FOREWARN_RESOURCES"] == "web-0"
+    assert event["FOREWARN_NOT_BEFORE"] == "Mon, 19 Sep 2016 18:42:50 GMT"
+    assert 18 <= int(event["FOREWARN_LEFT_S"]) <= 20
+    assert event["FOREWARN_PHASE"] == "do"
+    assert event["FOREWARN_STEP"] == "command"
+    assert event["FOREWARN_DURATION_S"] == "-1"
 
 
 def test_a_command_has_the_event_as_json_on_its_standard_input(tmp_path: Path) -> None:
     do(["/bin/sh", "-c", "cat > $FOREWARN_FOLDER/in.json"], tmp_path)
-    told = json.loads((tmp_path / "case/in.json").read_text())
-    assert told["EventId"] == SAMPLE_EVENT.id
-    assert told["Resources"] == ["web-0"]
-    assert (told["Vm"], told["Phase"], told["Step"]) == ("web-0", "do", "command")
+    event = json.loads((tmp_path / "case/in.json").read_text())
+    assert event["EventId"] == SAMPLE_EVENT.id
+    assert event["Resources"] == ["web-0"]
+    assert (event["Vm"], event["Phase"], event["Step"]) == ("web-0", "do", "command")
 
 
 def test_no_text_of_a_server_prevents_a_command_from_running(tmp_path: Path) -> None:

@@ -52,7 +52,7 @@ def test_the_step_waits_for_the_end_of_connections(tmp_path: Path) -> None:
     async def scenario() -> None:
         with socket.create_server(("127.0.0.1", 0)) as server:
             port = server.getsockname()[1]
-            visitor = socket.create_connection(("127.0.0.1", port))
+            client = socket.create_connection(("127.0.0.1", port))
             accepted, _ = server.accept()
             assert count_connections({port}) == 1
 
@@ -60,7 +60,7 @@ def test_the_step_waits_for_the_end_of_connections(tmp_path: Path) -> None:
             while not (tmp_path / "draining").exists():
                 await asyncio.sleep(0)
             assert not doing.done()
-            visitor.close()
+            client.close()
             accepted.close()
             assert await doing == StepOutcome(ok=True, text="not ready, and no connections are left")
 

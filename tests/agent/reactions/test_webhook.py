@@ -52,10 +52,10 @@ def test_a_secret_signs_the_message(tmp_path: Path) -> None:
     (tmp_path / "secret").write_text("hush\n")
     with WebhookReceiver() as receiver:
         asyncio.run(make_reaction(receiver, tmp_path, secret_file=str(tmp_path / "secret")).do())
-    (told,) = receiver.received
-    signed = told.headers["x-forewarn-timestamp"].encode() + b"." + told.body
+    (message,) = receiver.received
+    signed = message.headers["x-forewarn-timestamp"].encode() + b"." + message.body
     expected = hmac.new(b"hush", signed, hashlib.sha256).hexdigest()
-    assert told.headers["x-forewarn-signature"] == f"sha256={expected}"
+    assert message.headers["x-forewarn-signature"] == f"sha256={expected}"
 
 
 def test_a_failing_receiver_is_retried(tmp_path: Path) -> None:
@@ -77,10 +77,10 @@ def test_a_receiver_that_rejects_is_not_retried(tmp_path: Path) -> None:
 def test_a_receiver_that_is_down_gets_the_message_when_it_is_back(tmp_path: Path) -> None:
     async def scenario(receiver: WebhookReceiver) -> StepOutcome:
         receiver.stop()
-        telling = asyncio.create_task(make_reaction(receiver, tmp_path).do())
+        sending = asyncio.create_task(make_reaction(receiver, tmp_path).do())
         await asyncio.sleep(0)
         receiver.start()
-        return await telling
+        return await sending
 
     with WebhookReceiver() as receiver:
         assert asyncio.run(scenario(receiver)).ok
