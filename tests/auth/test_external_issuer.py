@@ -1,4 +1,4 @@
-"""An external issuer: its keys are discovered, cached, refreshed when they rotate, and survive its outages."""
+"""Keys of an external issuer are discovered, cached, refreshed, and survive its outages."""
 
 from __future__ import annotations
 

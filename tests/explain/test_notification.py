@@ -1,4 +1,4 @@
-"""Webhook notifications: which history entries lead to one, its resource, and the bytes of both schemas."""
+"""Webhook notifications: which entries lead to one, its resource, and its bytes in both schemas."""
 
 from __future__ import annotations
 

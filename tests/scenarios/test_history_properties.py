@@ -71,7 +71,7 @@ STEPS = st.lists(
 
 
 class RandomHistory:
-    """A world in which random steps are tried; rejected ones are ignored. Each step is followed by all checks."""
+    """Tries random steps in a world, ignores rejected ones, and checks all rules after each step."""
 
     def __init__(self, world: World) -> None:
         self.world = world

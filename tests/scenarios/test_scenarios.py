@@ -1,4 +1,4 @@
-"""Plays every scenario of this folder and compares it with its transcript. `conftest` explains the format."""
+"""Compares every scenario with its transcript; `conftest` explains the format."""
 
 from __future__ import annotations
 
