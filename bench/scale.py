@@ -30,8 +30,8 @@ _LIMITS = {  # figure → what limits it, according to profiles (perf, py-spy) a
     "keep-alive-rate": "the client: wrk uses 98 % of its core with either server, and the server's core is not busy. "
     "CPU per poll shows the difference",
     "half-rate-p99": "stalls of the machine, which delay both servers: median, p90 and p95 differ by a few percent, "
-    "but the p99 of one run is up to twice that of the next. If all 512 clients connected at once, it would be 1.5 to 2: "
-    "a new keep-alive connection costs us 60 µs of CPU, and nginx 32",
+    "but the p99 of one run is up to twice that of the next. If all 512 clients connected at once, it would be 1.5 to "
+    "2: a new keep-alive connection costs us 60 µs of CPU, and nginx 32",
     "fleet-cpu": "few polls are answered per turn of the event loop, and the service stores when each VM has polled, "
     "which nginx does not",
     "mixed-rate": "changes: 3.6 ms of CPU for one alone (HTTP request, planning, commit and documents), 1.6 ms right "
