@@ -47,7 +47,7 @@ def record_act_outcome(scope: Scope, act: Act, outcome: ActOutcome) -> Scope:
     A second outcome of the same act changes nothing.
     """
     event = scope.event(act.event_id)
-    if event is None or all(owed.id != act.id for owed in event.unfinished_acts):
+    if event is None or all(unfinished.id != act.id for unfinished in event.unfinished_acts):
         return scope
     recorded = lifecycle.record_outcome(scope, event, act.id, outcome)
     vm = scope.vm(act.name)

@@ -40,12 +40,12 @@ def next_wave(
     `vms` are all VMs of the rollout, `events` and `planned` all its events so far.
     """
     rollout = _rollout_of(request)
-    left = remaining_vms(rollout, vms, events, planned)
+    remaining = remaining_vms(rollout, vms, events, planned)
     busy: BusyDomains = {p.scope_id: p.update_domain for p in planned}
     busy |= {e.scope_id: e.update_domain for e in events if e.is_live}
     wave_planned: list[PlannedEvent] = []
     gates: list[Gate] = []
-    for host, group in _hosts_in_order(left):
+    for host, group in _hosts_in_order(remaining):
         for vm_group in _publishable_groups(rollout, group):
             if any(busy.get(vm.scope_id, vm.update_domain) != vm.update_domain for vm in vm_group):
                 continue
@@ -124,16 +124,16 @@ def _planned_events(
     ]
 
 
-def next_rollout_state(rollout: Rollout, events: Sequence[Event], left: int) -> RolloutState:
+def next_rollout_state(rollout: Rollout, events: Sequence[Event], remaining: int) -> RolloutState:
     """Return the next state of a rollout: it stops after `max_failures` failed VMs, or completes.
 
-    `left` is the number of VMs that no event has listed yet.
+    `remaining` is the number of VMs that no event has listed yet.
     """
     if rollout.progress not in (RolloutState.RUNNING, RolloutState.PAUSED):
         return rollout.progress
     if sum(len(event.failed_acts) for event in events) >= rollout.max_failures > 0:
         return RolloutState.STOPPED
-    if left == 0 and not any(event.is_live for event in events):
+    if remaining == 0 and not any(event.is_live for event in events):
         return RolloutState.COMPLETED
     return rollout.progress
 
