@@ -55,7 +55,7 @@ def test_a_vm_is_ready_while_no_readiness_step_is_in_effect() -> None:
 
 
 def test_ready_answers_503_with_the_reason_while_a_readiness_step_is_in_effect() -> None:
-    why = ["away holds it for a Reboot, event C706"]
+    why = ["step away is in effect for Reboot C706"]
     assert read_page(pages(HELD), "/ready") == (503, {"ready": False, "why": why})
     back = replace(HELD, gone_at=1_005.0).with_step_run(
         StepRun(step="away", phase=StepPhase.UNDO, state=StepState.DONE, begun_at=1.0)

@@ -20,7 +20,7 @@ _APPROVAL_TEXTS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DryRun:
-    """The result of a dry run as texts for people."""
+    """What the agent would do for one event, as texts for people."""
 
     event: Event
     rule: str = ""  # "": no rule matches, nothing would be done

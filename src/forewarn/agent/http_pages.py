@@ -42,5 +42,5 @@ def health_page(tracker: EndpointHealthTracker) -> AgentPage:
 
 def ready_page(status: MaintenanceStatus) -> AgentPage:
     """The page /ready: 503 while a readiness step is in effect, else 200."""
-    reasons = [f"{hold.step} holds it for a {hold.kind}, event {hold.event}" for hold in status.holds]
+    reasons = [f"step {hold.step} is in effect for {hold.kind} {hold.event}" for hold in status.holds]
     return json_page({"ready": not reasons, "why": reasons}, 503 if reasons else 200)

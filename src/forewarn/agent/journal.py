@@ -161,7 +161,7 @@ def unusable_journal_error(path: Path, error: sqlite3.DatabaseError) -> Rejected
     return Rejected(f"the journal {str(path)!r} is not a journal ({error}): move it away and start the agent again")
 
 
-SqlRow = dict[str, Any]
+SqlRow = dict[str, Any]  # values by column
 _CONFLICT_COLUMNS = {"events": "key", "steps": "event_key, step, phase"}
 
 

@@ -56,7 +56,10 @@ class EndpointHealthTracker:
         self._last_error = reason
 
     def health(self) -> EndpointHealth:
-        """The health now: not ok after a silence longer than the limits above."""
+        """The health now; not ok if the endpoint has been silent for too long.
+
+        The limit is FIRST_ANSWER_LIMIT_S before the first answer, and SILENCE_LIMIT_S after it.
+        """
         now = self._clock()
         waited_s = now - (self._started_at if self._answered_at is None else self._answered_at)
         silent_s = None if self._answered_at is None else waited_s
@@ -70,9 +73,9 @@ class EndpointHealthTracker:
         )
 
 
-CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
-OTHER_KIND = "other"
-KINDS = (*(kind.value for kind in Kind), OTHER_KIND)
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"  # of Prometheus' text format
+OTHER_KIND = "other"  # the label of an unknown kind
+KINDS = (*(kind.value for kind in Kind), OTHER_KIND)  # all values of the label `kind`
 
 _NOTICE_BUCKETS_S = (5, 15, 30, 60, 300, 600, 900, 1_800, 3_600, 86_400, 604_800)
 _STEP_BUCKETS_S = (0.1, 0.5, 1, 2, 5, 10, 20, 30, 60, 120, 300, 600, 900)
@@ -157,12 +160,12 @@ class AgentMetrics:
         self._polls.labels("failed").inc()
 
     def event_first_seen(self, event: Event, notice_s: float | None) -> None:
-        """Observes the announced notice; None observes nothing."""
+        """Adds the announced notice to its histogram, by kind; None adds nothing."""
         if notice_s is not None:
             self._promised_notice.labels(_kind_label(event)).observe(max(0.0, notice_s))
 
     def event_started(self, event: Event, notice_s: float) -> None:
-        """Observes the actual notice."""
+        """Adds the actual notice to its histogram, by kind."""
         self._actual_notice.labels(_kind_label(event)).observe(max(0.0, notice_s))
 
     def notice_missed(self, event: Event) -> None:
@@ -170,7 +173,7 @@ class AgentMetrics:
         self._missed.labels(_kind_label(event)).inc()
 
     def step_ended(self, step: StepConfig, phase: StepPhase, outcome: StepOutcome, took_s: float) -> None:
-        """Observes the duration of a step or an undo."""
+        """Adds the duration of a step or an undo to its histogram."""
         result = "done" if outcome.ok else "failed"
         self._durations.labels(step.name, phase.value, result).observe(max(0.0, took_s))
 

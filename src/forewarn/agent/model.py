@@ -10,7 +10,7 @@ from typing import Any, Literal, Protocol
 
 from forewarn.client import ReceivedEvent
 
-Event = ReceivedEvent
+Event = ReceivedEvent  # an event as the endpoint lists it
 OWN_VM = "own"  # value of a rule's `vms`: events that list the agent's own VM
 
 
@@ -122,7 +122,7 @@ class Reaction(Protocol):
     """
 
     async def do(self, context: StepContext) -> StepOutcome:
-        """Prepares for the event."""
+        """Prepares for the event, and returns the outcome."""
 
     async def undo(self, context: StepContext) -> StepOutcome:
         """Restores the state before `do`, also if `do` failed or was cancelled."""

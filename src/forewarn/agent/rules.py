@@ -99,11 +99,12 @@ def seven_days_rules(steps: tuple[StepConfig, ...]) -> tuple[RuleConfig, ...]:
 
 
 ProfileRules = Callable[[tuple[StepConfig, ...]], tuple[RuleConfig, ...]]  # builds the rules for these steps
-PROFILES: dict[str, ProfileRules] = {
+PROFILES: dict[str, ProfileRules] = {  # by the value of `profile`
     "fifteen-minutes": fifteen_minutes_rules,
     "thirty-seconds": thirty_seconds_rules,
     "seven-days": seven_days_rules,
 }
+# The notice that each profile is made for.
 PROFILE_NOTICE_S = {"fifteen-minutes": 900.0, "thirty-seconds": 30.0, "seven-days": 7 * DAY_S}
 
 

@@ -65,7 +65,7 @@ class AgentContext:
 
 
 LOG = logging.getLogger("forewarn.agent")
-FAILED_TASK_DELAY_S = 5.0
+FAILED_TASK_DELAY_S = 5.0  # how long a task whose end could not be journalled counts as running
 CANCEL_TIMEOUT_S = 2.0  # for a cancelled reaction to end
 
 
@@ -276,7 +276,7 @@ async def _catch_errors(work: Callable[[], Awaitable[StepOutcome]]) -> StepOutco
         return StepOutcome(ok=False, text=f"{type(error).__name__}: {error}")
 
 
-ANSWER_BY_EXIT_STATUS = {0: "yes", 1: "no"}
+ANSWER_BY_EXIT_STATUS = {0: "yes", 1: "no"}  # of an approval check; any other status is no answer
 
 
 async def run_approval_check(check: ApprovalCheckConfig, context: StepContext) -> tuple[str, str]:

@@ -77,7 +77,7 @@ def _holds_readiness(run: StepRun, undo: StepRun | None) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AgentReport:
-    """The state of a running agent, for tests and for /state."""
+    """A report about a running agent: endpoint, VM, problems, events and what they wait for."""
 
     endpoint: str  # "": not known yet
     vm: str

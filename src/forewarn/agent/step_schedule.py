@@ -12,7 +12,7 @@ from typing import Literal
 
 from forewarn.agent.model import StepConfig
 
-StepTiming = Literal["at-once", "late"]
+StepTiming = Literal["at-once", "late"]  # late: as late as the budgets allow
 LateStepPolicy = Literal["essential", "all", "nothing"]  # which steps still run once the event has started
 
 

@@ -18,7 +18,7 @@ from forewarn.client.events import Change, Event, Gone, Outcome, Scheduled, Star
 from forewarn.errors import Rejected
 from forewarn.protocol.codec import decode_document
 
-CURSOR_FORMAT = 1
+CURSOR_FORMAT = 1  # version of the file format
 _FORMAT_KEY = "forewarn-cursor"
 BOOT_ID_FILE = Path("/proc/sys/kernel/random/boot_id")
 

@@ -32,7 +32,7 @@ from forewarn.client.watch import WatchOptions
 from forewarn.errors import Rejected
 
 F = TypeVar("F", bound=Callable[[Any], Any])
-DEFAULT_RETRY_S = (1.0, 2.0, 5.0, 10.0, 30.0)
+DEFAULT_RETRY_S = (1.0, 2.0, 5.0, 10.0, 30.0)  # delays before retries; the last one repeats
 
 
 class Handler:

@@ -17,7 +17,7 @@ from typing import Any
 
 from forewarn.errors import Rejected
 
-RECORDING_FORMAT = 1
+RECORDING_FORMAT = 1  # version of the file format
 _FORMAT_KEY = "forewarn-recording"
 _REMEDY = "record again, or remove the line"
 _JsonLine = Mapping[str, Any]

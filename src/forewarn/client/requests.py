@@ -26,6 +26,7 @@ MAX_TRIES = 5  # of a single request
 GONE_TIMEOUT_S = 80.0  # 410 lasts for up to 70 s (spec §11)
 _TRANSIENT_STATUSES = frozenset({408, 410, 429})
 _NAME_VERSION = "2021-02-01"
+# The api-versions with which the VM's name can be requested, oldest first.
 NAME_VERSIONS = tuple(version for version in INSTANCE_VERSIONS if "2017-04-02" <= version <= _NAME_VERSION)
 
 

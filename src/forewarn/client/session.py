@@ -93,7 +93,7 @@ def missing_fields_warning(version: str) -> str:
 
 T = TypeVar("T")
 FIRST_ANSWER_TIMEOUT_S = 150.0  # the first answer may take two minutes (spec §8.1)
-ANSWER_TIMEOUT_S = 10.0
+ANSWER_TIMEOUT_S = 10.0  # of later answers; the time of a long poll is added
 _VM_NAME = re.compile(r"[^\n<>{}\"]{1,256}")  # rejects HTML and JSON of other services
 LOG = logging.getLogger("forewarn.client")
 

@@ -33,6 +33,6 @@ _ALL_KINDS = (
     STOP_UNITS_REACTION,
     STOP_PROCESSES_REACTION,
 )
-REACTIONS: dict[str, ReactionKind] = {kind.name: kind for kind in _ALL_KINDS}
+REACTIONS: dict[str, ReactionKind] = {kind.name: kind for kind in _ALL_KINDS}  # by the value of `use`
 
 __all__ = ["REACTIONS", "BadOption", "ReactionKind"]

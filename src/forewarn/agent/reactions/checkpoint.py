@@ -19,13 +19,13 @@ from forewarn.agent.reactions.options import (
 )
 from forewarn.agent.reactions.step_context import delete_undo_notes, load_undo_notes, save_undo_notes
 
-CHECKPOINT_VARIABLE = "FOREWARN_CHECKPOINT"
+CHECKPOINT_VARIABLE = "FOREWARN_CHECKPOINT"  # gives the commands the path of the checkpoint
 _UNSAFE_CHARACTERS = re.compile(r"[^A-Za-z0-9_-]")  # a server may send any text as id
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointOptions:
-    """Options of `checkpoint`: commands to save, restore and check, and where to keep it."""
+    """The validated options of the reaction `checkpoint`."""
 
     save: CommandLine
     restore: CommandLine = ()

@@ -25,7 +25,7 @@ from forewarn.agent.reactions.step_context import reserve_s
 TERMINATE_GRACE_S = 5.0  # between SIGTERM and SIGKILL, if the time allows
 _CANCELLED_GRACE_S = 1.0  # the same after a cancellation
 _OUTPUT_DRAIN_S = 1.0
-MAX_LOG_BYTES = 1024 * 1024
+MAX_LOG_BYTES = 1024 * 1024  # of each log file
 _MAX_VARIABLE_BYTES = 100_000  # Linux refuses variables over 128 KiB
 _NO_VARIABLES: Mapping[str, str] = {}
 
@@ -156,7 +156,7 @@ def _signal_name(number: int) -> str:
         return f"signal {number}"
 
 
-RUN_VARIABLE = "FOREWARN_RUN"
+RUN_VARIABLE = "FOREWARN_RUN"  # marks the processes of one run in their environment
 _RUN_MARK_FILE = "running"
 _KILL_TIMEOUT_S = 2.0
 

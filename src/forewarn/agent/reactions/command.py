@@ -14,7 +14,7 @@ _NO_VARIABLES: Mapping[str, str] = {}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CommandOptions:
-    """Options of `command`: the commands to run, undo and check."""
+    """The validated options of the reaction `command`: the commands to run, undo and check."""
 
     run: CommandLine
     undo: CommandLine = ()

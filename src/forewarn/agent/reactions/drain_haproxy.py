@@ -123,7 +123,7 @@ _SERVERS_EXAMPLE = '["web/web-0"]'
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DrainHaproxyOptions:
-    """Options of `drain-haproxy`."""
+    """The validated options of the reaction `drain-haproxy`."""
 
     socket: str
     servers: tuple[str, ...]  # patterns of backend/server

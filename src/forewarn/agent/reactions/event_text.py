@@ -91,7 +91,7 @@ def event_variables(context: StepContext) -> dict[str, str]:
     }
 
 
-PLACEHOLDERS = ("vm", "event_id", "kind", "phase", "step")
+PLACEHOLDERS = ("vm", "event_id", "kind", "phase", "step")  # written with a dollar sign
 
 
 def placeholder_values(context: StepContext) -> dict[str, str]:

@@ -140,7 +140,7 @@ def _parse_member(raw: dict[str, Any]) -> PatroniMember:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FailoverPatroniOptions:
-    """Options of `failover-patroni`."""
+    """The validated options of the reaction `failover-patroni`."""
 
     api: PatroniApi
     candidate: str = ""  # "": Patroni chooses

@@ -19,7 +19,7 @@ from forewarn.client.http1 import ResponseReader
 from forewarn.errors import Unavailable
 from forewarn.protocol.http_message import HttpResponse
 
-CALL_TIMEOUT_S = 10.0
+CALL_TIMEOUT_S = 10.0  # of one try
 _MIN_REDACTED_LENGTH = 6  # shorter words, like "Basic", are not secret and occur in ordinary text
 _DEFAULT_PORTS = {"http": 80, "https": 443}
 _RETRIED_STATUSES = frozenset({408, 425, 429, 500, 502, 503, 504})

@@ -132,7 +132,7 @@ def read_wait(raw_call: RawOptions) -> ConfiguredWait:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeavePoolOptions:
-    """Options of `leave-pool`."""
+    """The validated options of the reaction `leave-pool`."""
 
     leave: ConfiguredCall
     back: ConfiguredCall | None = None

@@ -22,7 +22,7 @@ _PRIORITY_WARNING, _PRIORITY_NOTICE = "4", "5"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogOptions:
-    """Options of `log`."""
+    """The validated options of the reaction `log`."""
 
     file: Path | None = None  # None: the systemd journal
     journal: Path = SYSTEMD_JOURNAL_SOCKET

@@ -32,7 +32,7 @@ from forewarn.agent.reactions.step_context import reserve_s
 from forewarn.clock import read_real_time
 from forewarn.errors import Rejected, Unavailable
 
-SmtpSecurity = Literal["starttls", "tls", "none"]
+SmtpSecurity = Literal["starttls", "tls", "none"]  # how the connection is encrypted
 _MAX_LINE_BYTES = 4096
 
 
@@ -169,7 +169,7 @@ _FIRST_RETRY_S, _MAX_RETRY_S = 1.0, 30.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MailOptions:
-    """Options of `mail`."""
+    """The validated options of the reaction `mail`."""
 
     server: SmtpServerConfig
     sender: str

@@ -43,7 +43,7 @@ class ReactionKind:
     shared_by_events: bool = True  # one run for all events that need it; False (notifications): one for each
 
 
-RawOptions = Mapping[str, Any]
+RawOptions = Mapping[str, Any]  # a step's table as TOML gives it, not validated
 CommandLine = tuple[str, ...]  # a command and its arguments
 
 _TEXT_LIST_EXAMPLE = '["…"]'

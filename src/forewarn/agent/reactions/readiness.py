@@ -15,7 +15,7 @@ from forewarn.agent.model import StepContext, StepOutcome
 from forewarn.agent.reactions.options import RawOptions, ReactionKind, read_path, read_seconds, read_whole_numbers
 from forewarn.agent.reactions.step_context import load_undo_notes, save_undo_notes, wait_until
 
-TCP_TABLES = (Path("/proc/net/tcp"), Path("/proc/net/tcp6"))
+TCP_TABLES = (Path("/proc/net/tcp"), Path("/proc/net/tcp6"))  # the kernel's lists of connections
 _ESTABLISHED_STATE = "01"
 
 
@@ -39,7 +39,7 @@ def _local_port(row: list[str]) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReadinessOptions:
-    """Options of `readiness`."""
+    """The validated options of the reaction `readiness`."""
 
     file: Path | None = None  # exists while the VM is not ready
     notice_s: float = 0.0  # time that health checks need to notice

@@ -33,7 +33,7 @@ async def wait_until(context: StepContext, poll: Callable[[], Awaitable[T]], eve
 
 
 _NOTES_FILE = "found.json"
-UndoNotes = dict[str, str]
+UndoNotes = dict[str, str]  # the original state, by names that the reaction chooses
 
 
 def save_undo_notes(context: StepContext, notes: Mapping[str, str]) -> None:

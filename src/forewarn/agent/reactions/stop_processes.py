@@ -34,7 +34,10 @@ from forewarn.agent.reactions.step_context import load_undo_notes, reserve_s, sa
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StopProcessesOptions:
-    """Options of `stop-processes`; either `pid_file`, or `exe` and `command` with the user's id."""
+    """The validated options of the reaction `stop-processes`.
+
+    The processes are given by `pid_file`, or by `exe` and `command` of the user with `uid`.
+    """
 
     pid_file: Path | None = None
     exe: str = ""  # the exact program file; "": any

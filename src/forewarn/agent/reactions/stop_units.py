@@ -21,7 +21,7 @@ _AGENT_UNIT = "forewarn-agent"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StopUnitsOptions:
-    """Options of `stop-units`."""
+    """The validated options of the reaction `stop-units`."""
 
     units: tuple[str, ...]
     user: bool = False  # use the user's systemd instance

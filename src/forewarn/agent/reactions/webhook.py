@@ -29,7 +29,7 @@ _CLOUD_EVENT_TYPES = {StepPhase.DO: "Forewarn.Agent.EventNoticed", StepPhase.UND
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WebhookOptions:
-    """Options of `webhook`."""
+    """The validated options of the reaction `webhook`."""
 
     url: str
     secret_file: Path | None = None
