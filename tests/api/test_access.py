@@ -117,8 +117,8 @@ def test_a_role_is_granted_over_a_resource_or_a_name(api: Any, given: str, over:
     granted = grant(api, "bot", given, role="Operator")
     assert (granted["over"], granted["to"], granted["to_name"]) == (over, "client:bot", "client A bot (bot)")
     assert granted["rights"] == ["read", "operate"]
-    told = "everything" if over == "/" else over
-    assert texts(api)[-1] == f"role Operator over {told} granted to client A bot (bot) by local user ann"
+    found = "everything" if over == "/" else over
+    assert texts(api)[-1] == f"role Operator over {found} granted to client A bot (bot) by local user ann"
 
 
 def test_a_role_over_an_availability_set_is_rejected(api: Any) -> None:

@@ -73,12 +73,12 @@ WITHOUT_A_ROLE = {"everything": FORBIDDEN, "listing": FORBIDDEN, "signed_in": DO
 
 def expected(line: ApiRoute) -> dict[str, str]:
     over = line.resources.__name__
-    told = {
+    shown = {
         f"{role} over {place}": EXPECTED[over](line.right, role, place, "{" in line.path)
         for role in Role
         for place in PLACES
     }
-    return {"no token": STRANGE, "no role": WITHOUT_A_ROLE.get(over, NOT_THERE), **told}
+    return {"no token": STRANGE, "no role": WITHOUT_A_ROLE.get(over, NOT_THERE), **shown}
 
 
 def outcome(api: Any, who: Callable[[Any], Any], line: ApiRoute) -> str:
@@ -100,8 +100,8 @@ def everybody() -> dict[str, Callable[[Any], Any]]:
 
 
 def test_the_table_lists_every_route_with_its_right() -> None:
-    told = {route.strip(): key for key, routes in WHO_MAY.items() for route in routes.split(",")}
-    assert told == {f"{line.method} {line.path}": (line.right, line.resources.__name__) for line in ROUTES}
+    shown = {route.strip(): key for key, routes in WHO_MAY.items() for route in routes.split(",")}
+    assert shown == {f"{line.method} {line.path}": (line.right, line.resources.__name__) for line in ROUTES}
 
 
 @pytest.mark.parametrize("line", ROUTES, ids=lambda line: f"{line.method} {line.path}")

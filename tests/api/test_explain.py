@@ -13,7 +13,7 @@ from forewarn.store.interface import LastPoll
 def seen(api: Any, vm_name: str, event: dict[str, Any]) -> None:
     """The VM polls, and is given the event."""
     vm, at = api.world.vm(vm_name), api.world.now
-    sighting = EventDelivery(
+    delivery = EventDelivery(
         event_id=event["id"],
         scope_id=vm.scope_id,
         vm=vm.key,
@@ -23,20 +23,20 @@ def seen(api: Any, vm_name: str, event: dict[str, Any]) -> None:
         at=at,
     )
     poll = LastPoll(vm=vm.key, scope_id=vm.scope_id, at=at, version="2020-07-01", count=1)
-    api.world.do(api.world.store.record_observations([poll], [sighting]))
+    api.world.do(api.world.store.record_observations([poll], [delivery]))
 
 
 def test_a_pending_restart_explains_what_it_waits_for_and_which_vms_know(api: Any) -> None:
     (event,) = api.restart_of("web-0")
     seen(api, "web-1", event)
-    story = api.get(f"/explain/{event['id'][:36].lower()}")
-    assert story["title"] == "Reboot of web-0: user restart"
-    assert [line["text"] for line in story["lines"]] == [
+    explanation = api.get(f"/explain/{event['id'][:36].lower()}")
+    assert explanation["title"] == "Reboot of web-0: user restart"
+    assert [line["text"] for line in explanation["lines"]] == [
         "local user ann requested it: user restart; scheduled with 15 min of notice",
         "delivered to web-1 as Scheduled",
     ]
-    assert story["lines"][1]["detail"] == "api-version 2020-07-01, incarnation 2"
-    assert story["now"] == [
+    assert explanation["lines"][1]["detail"] == "api-version 2020-07-01, incarnation 2"
+    assert explanation["now"] == [
         "It is scheduled and waits for an approval, or the end of its notice, at most 15 min.",
         "It was not delivered to web-0 yet.",
         "Scheduled events are enabled for availability set web.",
@@ -50,9 +50,9 @@ def test_the_explanation_of_a_rebooted_vm_says_why(api: Any) -> None:
     api.world.advance(60)
     api.world.approve("web-0", event["id"])
     api.world.advance(3600)
-    story = api.get("/explain/lab%2Fweb-0")
-    assert story["title"] == "web-0, of availability set web"
-    (line,) = story["lines"]
+    explanation = api.get("/explain/lab%2Fweb-0")
+    assert explanation["title"] == "web-0, of availability set web"
+    (line,) = explanation["lines"]
     assert line["text"] == "Reboot, requested by local user ann (user restart): finished"
     assert line["detail"] == (
         "15 min of notice promised, 1 min given; "
@@ -89,16 +89,16 @@ def test_a_restart_waits_for_a_hypervisor_that_does_not_answer(api: Any) -> None
 def test_a_removed_vm_can_still_be_explained(api: Any) -> None:
     api.restart_of("db")
     api.delete("/fleet/vms/db")
-    story = api.get("/explain/db")
-    assert story["now"][0] == "db was removed less than a second ago."
+    explanation = api.get("/explain/db")
+    assert explanation["now"][0] == "db was removed less than a second ago."
     assert api.refused("GET", "/vms/db")[2] == "VM 'db' was removed: GET /forewarn/v1/explain/db says when and why"
-    assert story["lines"][0]["text"].startswith("Reboot, requested by local user ann (user restart): withdrawn")
+    assert explanation["lines"][0]["text"].startswith("Reboot, requested by local user ann (user restart): withdrawn")
 
 
 def test_an_explanation_says_that_no_vm_of_the_scope_polls(asleep: Any) -> None:
     """Spec §8.2: while disabled, what users ask for is carried out at once."""
-    story = asleep.get("/explain/db")
-    assert story["now"] == [
+    explanation = asleep.get("/explain/db")
+    assert explanation["now"] == [
         "db is running on h1.",
         "No maintenance of it is recorded.",
         "Scheduled events are disabled for VM db: none of its VMs has polled within 24 h. "
@@ -111,12 +111,12 @@ def test_a_host_is_explained_by_its_health_vms_and_pending_events(api: Any) -> N
     assert api.get("/explain/H3")["now"] == ["h3 is healthy.", "web-2 is on it.", "Nothing is pending on it."]
     api.post("/hosts/h3/degrade", {"in_s": 7200})
     (event,) = api.get("/events")["events"]
-    story = api.get("/explain/h3")
-    assert story["title"] == "host h3, in westeurope"
-    assert story["lines"][0]["text"] == (
+    explanation = api.get("/explain/h3")
+    assert explanation["title"] == "host h3, in westeurope"
+    assert explanation["lines"][0]["text"] == (
         "Redeploy of web-2, requested by local user ann (predicted failure): scheduled"
     )
-    assert story["now"] == [
+    assert explanation["now"] == [
         "h3 is predicted to fail: its VMs will be moved to other hosts.",
         "web-2 is on it.",
         f"Redeploy of web-2 ({event['id']}): It is scheduled and waits for an approval, or the end of its notice, "
@@ -127,29 +127,29 @@ def test_a_host_is_explained_by_its_health_vms_and_pending_events(api: Any) -> N
 def test_a_scope_is_explained_by_enablement_polls_and_pending_events(api: Any) -> None:
     (event,) = api.restart_of("web-0")
     seen(api, "web-1", event)
-    story = api.get("/explain/web")
-    assert story["title"] == "availability set web (set:sub/lab/web)"
-    assert story["now"] == [
+    explanation = api.get("/explain/web")
+    assert explanation["title"] == "availability set web (set:sub/lab/web)"
+    assert explanation["now"] == [
         "Scheduled events are enabled for availability set web.",
         "web-1 polls, 2 other VMs do not (the last poll was less than a second ago, api-version 2020-07-01).",
         "web-0, web-1 and web-2 are in it.",
         f"Reboot of web-0 ({event['id']}): It is scheduled and waits for an approval, or the end of its notice, "
         "at most 15 min. It was not delivered to web-0 yet.",
     ]
-    assert api.get("/explain/set:sub%2Flab%2Fweb") == story
+    assert api.get("/explain/set:sub%2Flab%2Fweb") == explanation
 
 
 def test_a_rollout_is_explained_by_its_progress_and_what_it_waits_for(api: Any) -> None:
     """Spec §6.2."""
     rollout = api.post("/rollouts", {"impact": "update", "scope": "web"})["id"]
-    story = api.get(f"/explain/{rollout}")
-    assert story["title"] == f"Rollout {rollout}, update over scope set:sub/lab/web, requested by local user ann"
-    assert story["now"][:3] == [
+    explanation = api.get(f"/explain/{rollout}")
+    assert explanation["title"] == f"Rollout {rollout}, update over scope set:sub/lab/web, requested by local user ann"
+    assert explanation["now"][:3] == [
         "It is running: 0 of 3 VMs done, 1 scheduled, 2 waiting.",
         "It works on update domain 0 of availability set web.",
         "Next is update domain 1 of its scopes.",
     ]
-    assert "waits for an approval" in story["now"][3]
+    assert "waits for an approval" in explanation["now"][3]
     api.post(f"/rollouts/{rollout}/abort")
     assert api.get(f"/explain/{rollout}")["now"] == [
         "It was aborted: 0 of 3 VMs done, 1 withdrawn, 2 never started. Reason: local user ann ended it."
@@ -163,16 +163,16 @@ def test_a_rollout_is_explained_by_its_progress_and_what_it_waits_for(api: Any) 
 def test_a_rollout_is_explained_by_an_id_prefix(api: Any) -> None:
     api.post("/fleet/hosts", {"name": "h9", "location": "westeurope"})
     rollout = api.post("/rollouts", {"impact": "update", "hosts": ["h9"]})["id"]
-    story = api.get(f"/explain/{rollout[:8]}")
-    assert story["title"] == f"Rollout {rollout}, update over host h9, requested by local user ann"
-    assert story["now"] == ["It completed: 0 of 0 VMs done."]
+    explanation = api.get(f"/explain/{rollout[:8]}")
+    assert explanation["title"] == f"Rollout {rollout}, update over host h9, requested by local user ann"
+    assert explanation["now"] == ["It completed: 0 of 0 VMs done."]
 
 
 def test_a_request_is_explained_by_its_pending_events(api: Any) -> None:
     events = api.restart_of("web-0", "db")
-    story = api.get(f"/explain/{events[0]['request_id']}")
-    assert story["title"] == "Restart of web-0 and db, requested by local user ann"
-    assert len([text for text in story["now"] if "waits for an approval" in text]) == 2
+    explanation = api.get(f"/explain/{events[0]['request_id']}")
+    assert explanation["title"] == "Restart of web-0 and db, requested by local user ann"
+    assert len([text for text in explanation["now"] if "waits for an approval" in text]) == 2
     api.world.advance(3600)
     assert api.get(f"/explain/{events[0]['request_id']}")["now"] == ["Nothing of it is pending."]
 
@@ -198,5 +198,5 @@ def test_performed_maintenance_is_explained_by_the_events_it_approved(api: Any) 
     api.post("/rollouts", {"impact": "reboot", "scope": "db"})
     api.post("/vms/db/perform-maintenance")
     (request,) = [r for r in api.world.store.requests() if r.approves]
-    story = api.get(f"/explain/{request.id}")
-    assert "the reboot of db is in progress" in str(story)
+    explanation = api.get(f"/explain/{request.id}")
+    assert "the reboot of db is in progress" in str(explanation)

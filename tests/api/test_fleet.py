@@ -179,8 +179,8 @@ BAD_VMS = [
 
 @pytest.mark.parametrize(("body", "status", "words"), BAD_VMS, ids=[f"{body}"[:60] for body, _, _ in BAD_VMS])
 def test_a_new_vm_is_checked_like_a_fleet_file(api: Any, body: Any, status: int, words: str) -> None:
-    told, _, message = api.refused("POST", "/fleet/vms", body)
-    assert told == status, message
+    found, _, message = api.refused("POST", "/fleet/vms", body)
+    assert found == status, message
     assert words in message
 
 

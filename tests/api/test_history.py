@@ -87,7 +87,7 @@ def test_a_long_poll_is_answered_when_the_service_stops(api: Any) -> None:
         held = asyncio.create_task(api.calling("GET", f"/history?after={seq}&wait_s=60"))
         for _ in range(5):
             await asyncio.sleep(0)
-        api.house.shutting_down.set()
+        api.dependencies.shutting_down.set()
         return (await held).json
 
     assert texts(api.world.do(scenario())) == []
@@ -105,8 +105,8 @@ def test_a_retry_entry_is_found_by_its_request(api: Any) -> None:
     api.world.approve("db", event["id"])
     entries = api.get(f"/history?request={event['request_id']}")["entries"]
     assert [entry["what"] for entry in entries][-1] == "retried"
-    told = [line["text"] for line in api.get(f"/explain/{event['id']}")["lines"]]
-    assert len([text for text in told if "is tried again" in text]) == 1
+    shown = [line["text"] for line in api.get(f"/explain/{event['id']}")["lines"]]
+    assert len([text for text in shown if "is tried again" in text]) == 1
 
 
 def test_the_history_names_added_and_removed_vms_and_hosts(api: Any) -> None:

@@ -22,7 +22,7 @@ DESCRIBED: dict[str, Any] = json.loads(msgspec.json.encode(openapi_document(ROUT
 
 
 def operations() -> dict[tuple[str, str], Any]:
-    return {(m.upper(), path): told for path, methods in DESCRIBED["paths"].items() for m, told in methods.items()}
+    return {(m.upper(), path): found for path, methods in DESCRIBED["paths"].items() for m, found in methods.items()}
 
 
 def test_the_page_about_the_api_is_up_to_date() -> None:
@@ -30,8 +30,8 @@ def test_the_page_about_the_api_is_up_to_date() -> None:
 
 
 def test_every_route_is_described_with_its_right() -> None:
-    told = {key: one["x-forewarn-right"] for key, one in operations().items()}
-    assert told == {(line.method, openapi_path(line.path)): line.right for line in ROUTES}
+    found = {key: one["x-forewarn-right"] for key, one in operations().items()}
+    assert found == {(line.method, openapi_path(line.path)): line.right for line in ROUTES}
     assert all(one["summary"].endswith(".") and one["description"] for one in operations().values())
 
 
@@ -42,7 +42,7 @@ def test_every_operation_has_an_id_of_its_own() -> None:
 
 def test_every_path_name_is_a_parameter_and_every_reference_resolves() -> None:
     for (_, path), one in operations().items():
-        named = [told["name"] for told in one["parameters"] if told["in"] == "path"]
+        named = [found["name"] for found in one["parameters"] if found["in"] == "path"]
         assert re.findall(r"\{(\w+)\}", path) == named
     references = set(re.findall(r"'#/components/(\w+)/(\w+)'", str(DESCRIBED)))
     assert references
@@ -57,7 +57,7 @@ def test_bodies_and_responses_follow_from_the_handlers_signature() -> None:
     }
     shown = asking["responses"]["202"]["content"]["application/json"]["schema"]
     assert shown == {"$ref": "#/components/schemas/ReceiptView"}
-    history = {told["name"]: told["schema"] for told in operations()["GET", "/history"]["parameters"]}
+    history = {found["name"]: found["schema"] for found in operations()["GET", "/history"]["parameters"]}
     assert history["after"] == {"type": "integer", "minimum": 0, "maximum": 2**62}
     assert history["limit"]["default"] == 1000
 

@@ -19,22 +19,22 @@ def unchanged(api: Any, target: str, body: Any = None) -> Any:
 
 
 def test_a_preview_of_a_request_shows_its_events(api: Any) -> None:
-    told = unchanged(api, "/requests/preview", {"ask": "restart", "vms": ["db", "web-0"]})
+    shown = unchanged(api, "/requests/preview", {"ask": "restart", "vms": ["db", "web-0"]})
     (done,) = [api.post("/requests", {"ask": "restart", "vms": ["db", "web-0"]})]
     facts = ("scope", "kind", "vms", "published_at", "not_before", "listed")
-    assert [[e[f] for f in facts] for e in told["events"]] == [[e[f] for f in facts] for e in done["events"]]
-    assert told["sentences"][0] == "2 events over 2 VMs, published at once."
+    assert [[e[f] for f in facts] for e in shown["events"]] == [[e[f] for f in facts] for e in done["events"]]
+    assert shown["sentences"][0] == "2 events over 2 VMs, published at once."
 
 
 def test_a_preview_of_a_rollout_shows_one_update_domain_after_the_other(api: Any) -> None:
     """Spec §6.2."""
-    told = unchanged(api, "/rollouts/preview", {"impact": "reboot", "scope": "web"})
-    assert [(e["wave"], e["update_domain"], e["vms"]) for e in told["events"]] == [
+    shown = unchanged(api, "/rollouts/preview", {"impact": "reboot", "scope": "web"})
+    assert [(e["wave"], e["update_domain"], e["vms"]) for e in shown["events"]] == [
         (1, 0, ["web-0"]),
         (2, 1, ["web-1"]),
         (3, 2, ["web-2"]),
     ]
-    assert told["sentences"] == [
+    assert shown["sentences"] == [
         "3 events over 3 VMs, in 3 waves, one update domain of a scope at a time.",
         "Without approvals, and if every act takes its usual time, everything is done in 46 min 30 s; "
         "approvals make it faster.",
@@ -42,10 +42,10 @@ def test_a_preview_of_a_rollout_shows_one_update_domain_after_the_other(api: Any
 
 
 def test_a_preview_of_a_host_failure_shows_the_vms_that_must_leave(api: Any) -> None:
-    told = unchanged(api, "/hosts/h1/degrade/preview", {"in_s": 7 * 86400})
-    assert sorted(name for event in told["events"] for name in event["vms"]) == ["db", "pool_0", "pool_1", "web-0"]
-    told = unchanged(api, "/hosts/h1/fail/preview")
-    assert {event["starts_at"] == event["published_at"] for event in told["events"]} == {True}
+    shown = unchanged(api, "/hosts/h1/degrade/preview", {"in_s": 7 * 86400})
+    assert sorted(name for event in shown["events"] for name in event["vms"]) == ["db", "pool_0", "pool_1", "web-0"]
+    shown = unchanged(api, "/hosts/h1/fail/preview")
+    assert {event["starts_at"] == event["published_at"] for event in shown["events"]} == {True}
 
 
 @pytest.mark.parametrize(
@@ -77,9 +77,9 @@ def test_a_preview_needs_the_same_right_as_the_request(api: Any) -> None:
 
 def test_a_preview_of_a_disabled_scope_says_that_it_happens_at_once(asleep: Any) -> None:
     """Spec §8.2."""
-    told = unchanged(asleep, "/requests/preview", {"ask": "restart", "vms": ["db"]})
-    assert [(event["listed"], event["kind"]) for event in told["events"]] == [(False, None)]
-    assert "disabled there" in told["sentences"][0]
+    shown = unchanged(asleep, "/requests/preview", {"ask": "restart", "vms": ["db"]})
+    assert [(event["listed"], event["kind"]) for event in shown["events"]] == [(False, None)]
+    assert "disabled there" in shown["sentences"][0]
 
 
 def test_concurrent_previews_of_one_caller_run_one_after_the_other(api_of: Callable[..., Any]) -> None:

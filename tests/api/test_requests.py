@@ -89,8 +89,8 @@ BAD = [
 
 @pytest.mark.parametrize(("body", "status", "words"), BAD, ids=[words for _, _, words in BAD])
 def test_an_impossible_request_is_refused_with_a_sentence(api: Any, body: Any, status: int, words: str) -> None:
-    told, _, message = api.refused("POST", "/requests", body)
-    assert told == status
+    shown, _, message = api.refused("POST", "/requests", body)
+    assert shown == status
     assert words in message
 
 
@@ -220,5 +220,5 @@ def test_a_user_starts_pending_maintenance_now(api: Any) -> None:
     (event,) = api.post("/vms/lab%2Fweb-0/perform-maintenance")["events"]
     assert (event["status"], event["approved_by"]) == ("started", "local user ann")
     (request,) = [request for request in api.world.store.requests() if request.approves == (event["id"],)]
-    standing = api.get(f"/requests/{request.id}")
-    assert (standing["state"], [one["id"] for one in standing["events"]]) == ("started", [event["id"]])
+    request_status = api.get(f"/requests/{request.id}")
+    assert (request_status["state"], [one["id"] for one in request_status["events"]]) == ("started", [event["id"]])

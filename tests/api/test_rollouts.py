@@ -115,8 +115,8 @@ BAD = [
 
 @pytest.mark.parametrize(("body", "status", "words"), BAD)
 def test_an_invalid_rollout_is_rejected(api: Any, body: Any, status: int, words: str) -> None:
-    told, _, message = api.refused("POST", "/rollouts", body)
-    assert told == status
+    found, _, message = api.refused("POST", "/rollouts", body)
+    assert found == status
     assert words in message
 
 

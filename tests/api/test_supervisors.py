@@ -25,17 +25,20 @@ directory = "/srv"
 
 
 @dataclass(frozen=True)
-class Kept:
+class Supervisor:
     pid: int = 7
     state: str = "frozen"
     boot_id: str = "b-1"
     program: tuple[str, ...] | None = ("worker",)
 
 
-def with_keepers(api: Any, **keepers: Kept) -> Any:
+def with_supervisors(api: Any, **supervisors: Supervisor) -> Any:
     """Key → keeper; of VMs that the world has, or has no more."""
-    api.house = replace(api.house, vm_supervisors=lambda: {f"sub/lab/{name}": kept for name, kept in keepers.items()})
-    api.app = build_web_app(api.house)
+    api.dependencies = replace(
+        api.dependencies,
+        vm_supervisors=lambda: {f"sub/lab/{name}": supervisor for name, supervisor in supervisors.items()},
+    )
+    api.app = build_web_app(api.dependencies)
     return api
 
 
@@ -45,7 +48,7 @@ def test_no_supervisors_are_listed_at_first(api: Any) -> None:
 
 
 def test_supervisors_are_listed_with_the_names_of_their_vms(api: Any) -> None:
-    with_keepers(api, spot=Kept(), db=Kept(pid=8, program=None), nobody=Kept())
+    with_supervisors(api, spot=Supervisor(), db=Supervisor(pid=8, program=None), nobody=Supervisor())
     spot = {"vm": "spot", "pid": 7, "state": "frozen", "boot_id": "b-1", "program": ["worker"]}
     assert api.get("/keepers")["keepers"] == [{**spot, "vm": "db", "pid": 8, "program": None}, spot]
     assert api.get("/vms/spot")["keeper"] == spot

@@ -138,11 +138,11 @@ def test_a_wait_for_a_gate_does_not_name_invisible_scopes(api: Any) -> None:
     shown = reader.get(f"/events/{event['id']}")
     assert shown["waits_for"]["text"] == "another scope on the same host, which is not ready yet"
     for target in ("/vms/db", "/events", "/explain/db", f"/explain/{event['id']}", "/history", "/fleet"):
-        told = whole(reader, target)
-        assert not any(name in told for name in ("web-0", "pool_0", "local user ann requested rollout"))
-    told = reader.get(f"/explain/{event['id']}")
-    assert "as part of a rollout;" in told["lines"][0]["text"]
-    assert rollout not in str(told)
+        found = whole(reader, target)
+        assert not any(name in found for name in ("web-0", "pool_0", "local user ann requested rollout"))
+    found = reader.get(f"/explain/{event['id']}")
+    assert "as part of a rollout;" in found["lines"][0]["text"]
+    assert rollout not in str(found)
     seeing = api.holding("Reader", DB, f"{COMPUTE}/virtualMachines/web-0", POOL)
     assert "web-0, pool_0, pool_1 on host h1" in seeing.get(f"/events/{event['id']}")["waits_for"]["text"]
 
@@ -153,8 +153,8 @@ def test_the_history_shows_entries_of_visible_vms_only(api: Any) -> None:
     api.restart_of("spot", "web-1")
     api.post("/fleet/vms", {"name": "cache"})
     api.post("/access/clients", {"id": "bot"})
-    said = HistoryEntry(at=api.world.now, what=EntryKind.SERVICE, text="service started")
-    api.world.do(api.world.store.commit(Commit(entries=(said,))))
+    sentence = HistoryEntry(at=api.world.now, what=EntryKind.SERVICE, text="service started")
+    api.world.do(api.world.store.commit(Commit(entries=(sentence,))))
     about_db = [
         "scheduled events enabled by the service",
         "local user ann requested restart of db",
@@ -197,8 +197,8 @@ def test_a_follower_with_limited_rights_misses_no_visible_entry(api: Any) -> Non
 def test_a_visible_entry_is_found_behind_many_invisible_ones(api: Any) -> None:
     reader = api.holding("Reader", DB)
     seq = api.world.store.last_seq()
-    said = HistoryEntry(at=api.world.now, what=EntryKind.CLOCK, text="tick")
-    api.world.do(api.world.store.commit(Commit(entries=(said,) * 45_000)))
+    sentence = HistoryEntry(at=api.world.now, what=EntryKind.CLOCK, text="tick")
+    api.world.do(api.world.store.commit(Commit(entries=(sentence,) * 45_000)))
     api.restart_of("db")
     page = reader.get(f"/history?after={seq}")
     assert (page["entries"], page["seq"] - seq) == ([], 20_000)
@@ -252,15 +252,17 @@ def test_a_long_poll_shows_nothing_after_its_grant_was_revoked(api: Any) -> None
         for _ in range(20):
             await asyncio.sleep(0)
         assert not held.done()
-        api.house.shutting_down.set()
+        api.dependencies.shutting_down.set()
         return (await held).json
 
     assert texts(api.world.do(scenario())) == []
 
 
 def test_supervisors_are_listed_for_visible_vms_only(api: Any) -> None:
-    keeper = SimpleNamespace(pid=7, state="running", boot_id="b", program=("sleep",))
-    api.house = replace(api.house, vm_supervisors=lambda: {api.world.vm(name).key: keeper for name in ("db", "web-0")})
+    supervisor = SimpleNamespace(pid=7, state="running", boot_id="b", program=("sleep",))
+    api.dependencies = replace(
+        api.dependencies, vm_supervisors=lambda: {api.world.vm(name).key: supervisor for name in ("db", "web-0")}
+    )
     assert [one["vm"] for one in api.holding("Reader", DB).get("/keepers")["keepers"]] == ["db"]
 
 
@@ -272,9 +274,9 @@ def test_a_caller_with_limited_rights_learns_no_addresses_of_the_service(api: An
 def test_a_fault_of_the_whole_fleet_is_explained_without_entries_of_others(api: Any) -> None:
     api.post("/faults", {"kind": "gone", "all": True})
     api.post("/faults/storm", {"seed": 7, "for_s": 60})
-    story = str(api.holding("Reader", DB).get("/explain/db"))
-    assert "is on for every VM" in story
-    assert "storm" not in story
+    explanation = str(api.holding("Reader", DB).get("/explain/db"))
+    assert "is on for every VM" in explanation
+    assert "storm" not in explanation
 
 
 def test_a_caller_without_a_role_learns_that_and_their_identity(api: Any) -> None:

@@ -63,9 +63,9 @@ def test_the_resource_of_a_webhook_may_be_given_by_name(api: Any, name: str, res
 
 @pytest.mark.parametrize(("name", "status"), [("nothing", 404), ("/nothing", 400)])
 def test_an_unknown_webhook_or_resource_is_not_found(api: Any, name: str, status: int) -> None:
-    told = api.refused("POST", "/webhooks", {"url": "https://example.org", "over": name})
-    assert told[0] == status
-    assert repr(name) in told[2]
+    found = api.refused("POST", "/webhooks", {"url": "https://example.org", "over": name})
+    assert found[0] == status
+    assert repr(name) in found[2]
 
 
 def test_a_webhook_may_be_added_with_a_given_secret(api: Any) -> None:

@@ -56,15 +56,15 @@ class Caller:
 class Arm(Caller):
     """The owner, who may do everything; `holding` gives somebody else."""
 
-    def __init__(self, api: Any, admit: Authenticate | None = None) -> None:
+    def __init__(self, api: Any, authenticator_of_caller: Authenticate | None = None) -> None:
         super().__init__(self, owner_principal("local user ann"))
         self.api = api
         self.world: World = api.world
-        self.app = build_web_app(api.house, admit or _whoever_is_told)
+        self.app = build_web_app(api.dependencies, authenticator_of_caller or _principal_of_scope)
 
-    def behind(self, door: BearerAuthenticator) -> Arm:
+    def behind(self, authenticator: BearerAuthenticator) -> Arm:
         """The same, where whoever calls is told by the token that they show."""
-        return Arm(self.api, door.authenticate)
+        return Arm(self.api, authenticator.authenticate)
 
     def holding(self, role: Role, *over: str, name: str = "client ci") -> Caller:
         """Somebody with this role over these resources; over none, somebody without any role."""
@@ -88,7 +88,7 @@ class Arm(Caller):
         return Answer(*await exchange(self.app, method, target.removeprefix(BASE), content, given, **more))
 
 
-async def _whoever_is_told(request: Request) -> Principal:
+async def _principal_of_scope(request: Request) -> Principal:
     principal: Principal = request.scope[_PRINCIPAL]
     return principal
 
@@ -100,7 +100,7 @@ def arm_of(api_of: Callable[..., Any]) -> Callable[..., Arm]:
     def make(*args: Any, **options: Any) -> Arm:
         house = {name: options.pop(name) for name in ("sign_in", "real_time") if name in options}
         api = api_of(*args, **options)
-        api.house = replace(api.house, **house)
+        api.dependencies = replace(api.dependencies, **house)
         return Arm(api)
 
     return make

@@ -191,8 +191,8 @@ def test_a_second_operation_on_a_vm_that_has_one_pending_is_refused(arm: Any) ->
 
 def test_a_user_operation_beyond_the_limit_of_a_scope_is_refused(arm: Any) -> None:
     """Spec §8.4: the 101st."""
-    crowd = tuple(a_vm(f"crowd-{n}", availability_set="crowd", host="h1") for n in range(101))
-    arm.world.do(arm.world.control.fleet.apply_change(FleetChange(vms=crowd, text="a crowd"), who="test"))
+    many = tuple(a_vm(f"crowd-{n}", availability_set="crowd", host="h1") for n in range(101))
+    arm.world.do(arm.world.control.fleet.apply_change(FleetChange(vms=many, text="a crowd"), who="test"))
     for number in range(100):
         assert arm.call("POST", f"{COMPUTE}/virtualMachines/crowd-{number}/restart").status == 202
     status, code, message = arm.refused("POST", f"{COMPUTE}/virtualMachines/crowd-100/restart")
@@ -201,7 +201,7 @@ def test_a_user_operation_beyond_the_limit_of_a_scope_is_refused(arm: Any) -> No
 
 
 @pytest.mark.parametrize(
-    ("body", "said"),
+    ("body", "sentence"),
     [
         (b"{", "the body is not JSON"),
         (b"[]", "Expected 'object', got 'array'"),
@@ -211,10 +211,10 @@ def test_a_user_operation_beyond_the_limit_of_a_scope_is_refused(arm: Any) -> No
     ],
     ids=["no JSON", "no object", "unknown member", "wrong type", "deep"],
 )
-def test_an_invalid_body_is_rejected_with_one_sentence(arm: Any, body: bytes, said: str) -> None:
+def test_an_invalid_body_is_rejected_with_one_sentence(arm: Any, body: bytes, sentence: str) -> None:
     status, code, message = arm.refused("POST", f"{DB}/reimage", body)
     assert (status, code) == (400, "InvalidParameter")
-    assert said in message
+    assert sentence in message
 
 
 def test_the_image_parameters_of_a_reimage_are_accepted(arm: Any) -> None:

@@ -125,13 +125,13 @@ def test_a_list_of_events_is_approved_across_placement_groups(arm: Any) -> None:
 def test_one_wrong_id_in_a_list_approves_nothing(arm: Any, wrong: str) -> None:
     events = restart(arm, "pool_0", "pool_1")
     (other,) = restart(arm, "db")
-    for stranger in (wrong, other.id):
-        ids = {"value": [events[0].id, stranger, events[1].id]}
+    for outsider in (wrong, other.id):
+        ids = {"value": [events[0].id, outsider, events[1].id]}
         assert arm.refused("POST", f"{POOL}/{EVENTS}", ids)[:2] == (404, "ResourceNotFound")
 
 
 @pytest.mark.parametrize(
-    ("body", "said"),
+    ("body", "sentence"),
     [
         (None, "missing required field 'value'"),
         ({"value": []}, "value: Expected 'array' of length >= 1"),
@@ -141,10 +141,10 @@ def test_one_wrong_id_in_a_list_approves_nothing(arm: Any, wrong: str) -> None:
         (b"{", "the body is not JSON"),
     ],
 )
-def test_an_invalid_list_of_events_is_rejected_with_one_sentence(arm: Any, body: Any, said: str) -> None:
+def test_an_invalid_list_of_events_is_rejected_with_one_sentence(arm: Any, body: Any, sentence: str) -> None:
     code, _, message = arm.refused("POST", f"{POOL}/{EVENTS}", body)
     assert code == 400
-    assert said in message
+    assert sentence in message
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=100, deadline=None)

@@ -62,17 +62,17 @@ def target(arm: Any, route: ArmRoute) -> str:
 def expected(route: ArmRoute) -> dict[str, str]:
     assert route.right is not None
     if route.authorize.__name__ == "allow_listing":
-        told = {f"{role} over {place}": LET_IN for role in Role for place in PLACES}
-        return {"no token": STRANGE, "no role": LET_IN, **told}
+        shown = {f"{role} over {place}": LET_IN for role in Role for place in PLACES}
+        return {"no token": STRANGE, "no role": LET_IN, **shown}
     assert route.authorize.__name__ in OVER_WHAT_IS_CALLED, (
         f"{label(route)} is over {route.authorize.__name__}: expect what?"
     )
-    told = {
+    shown = {
         f"{role} over {place}": LET_IN if place != OTHER and route.right in ROLE_RIGHTS[role] else FORBIDDEN
         for role in Role
         for place in PLACES
     }
-    return {"no token": STRANGE, "no role": FORBIDDEN, **told}
+    return {"no token": STRANGE, "no role": FORBIDDEN, **shown}
 
 
 def everybody(arm: Any) -> dict[str, Any]:
@@ -81,10 +81,10 @@ def everybody(arm: Any) -> dict[str, Any]:
 
 
 def without_token(arm: Any) -> Arm:
-    async def admit(request: Request) -> Principal:
+    async def authenticate(request: Request) -> Principal:
         raise Unauthenticated("nobody knows you: sign in")
 
-    return Arm(arm.api, admit)
+    return Arm(arm.api, authenticate)
 
 
 def outcome(arm: Any, caller: Any, route: ArmRoute, where: str) -> str:
@@ -133,6 +133,6 @@ LISTING = [param for param in GUARDED if param.values[0].authorize.__name__ == "
 def test_a_list_names_nothing_that_the_caller_may_not_read(arm: Any, route: ArmRoute) -> None:
     where = target(arm, route)
     for caller in (arm.holding(Role.OPERATOR, OTHER), arm.holding(Role.READER)):
-        told = caller.call("GET", where).content.decode()
-        named = [name for name in ("db", "web-", "pool_", "resourceGroups/lab", "spot") if name in told]
+        shown = caller.call("GET", where).content.decode()
+        named = [name for name in ("db", "web-", "pool_", "resourceGroups/lab", "spot") if name in shown]
         assert named == []

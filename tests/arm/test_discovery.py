@@ -69,11 +69,11 @@ def test_metadata_addresses_use_the_host_that_the_client_called(open_arm: Any) -
 def test_the_openid_configuration_exists_for_both_kinds_of_authority(
     open_arm: Any, path: str, token_endpoint: str
 ) -> None:
-    told = open_arm.get(f"{path}/.well-known/openid-configuration")
-    assert told["token_endpoint"] == f"{BASE}/{token_endpoint}"
-    assert told["issuer"] == f"{BASE}/adfs"
-    assert told["jwks_uri"] == f"{BASE}/adfs/discovery/keys"
-    assert told["authorization_endpoint"].startswith(BASE)
+    shown = open_arm.get(f"{path}/.well-known/openid-configuration")
+    assert shown["token_endpoint"] == f"{BASE}/{token_endpoint}"
+    assert shown["issuer"] == f"{BASE}/adfs"
+    assert shown["jwks_uri"] == f"{BASE}/adfs/discovery/keys"
+    assert shown["authorization_endpoint"].startswith(BASE)
 
 
 def test_the_published_signing_keys_are_public_keys(open_arm: Any, issuer: TokenIssuer) -> None:
@@ -92,8 +92,8 @@ def test_the_published_signing_keys_are_public_keys(open_arm: Any, issuer: Token
 def test_clients_are_sent_to_an_external_issuer(arm_of: Any, issuer: TokenIssuer, url: str, login: str) -> None:
     external = ExternalIssuer(url, ["api://forewarn", "api://other"])
     arm = arm_of(sign_in=TokenService(issuer=issuer, tenant_id="t-1", external=external))
-    told = arm.get("/metadata/endpoints")["authentication"]
-    assert (told["loginEndpoint"], told["audiences"]) == (login, ["api://forewarn", "api://other"])
+    shown = arm.get("/metadata/endpoints")["authentication"]
+    assert (shown["loginEndpoint"], shown["audiences"]) == (login, ["api://forewarn", "api://other"])
 
 
 @pytest.mark.parametrize("path", ["/metadata/endpoints", "/adfs/.well-known/openid-configuration"])
@@ -106,7 +106,7 @@ def test_a_service_without_its_https_port_says_so(arm: Any, path: str) -> None:
 def test_discovery_shows_nothing_of_the_fleet(open_arm: Any) -> None:
     (key,) = open_arm.call("GET", "/adfs/discovery/keys").json["keys"]
     assert set(key) == {"kty", "e", "n", "kid", "use", "alg"}  # random letters, among which any name may stand
-    told = str(open_arm.call("GET", "/metadata/endpoints").json)
+    shown = str(open_arm.call("GET", "/metadata/endpoints").json)
     for vm in open_arm.world.store.vms():
-        assert vm.name not in told
-        assert vm.vm_id not in told
+        assert vm.name not in shown
+        assert vm.vm_id not in shown

@@ -73,9 +73,9 @@ def test_the_page_names_every_member_of_an_operation(arm: Any) -> None:
     answer = arm.call(
         "POST", "/subscriptions/sub/resourceGroups/lab/providers/Microsoft.Compute/virtualMachines/db/restart"
     )
-    told = arm.get(answer.headers["azure-asyncoperation"])
-    event = told["properties"]["events"][0]
+    shown = arm.get(answer.headers["azure-asyncoperation"])
+    event = shown["properties"]["events"][0]
     page = azure_api_markdown(ROUTES)
-    for name in (*told, told["status"], "waitsFor", "approval"):
+    for name in (*shown, shown["status"], "waitsFor", "approval"):
         assert f"`{name}`" in page
     assert {"waitsFor", "approval"} <= set(event)

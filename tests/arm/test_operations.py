@@ -165,8 +165,8 @@ def test_a_withdrawn_event_cancels_the_operation_with_who_and_why(arm: Any) -> N
 
 
 def test_the_message_has_the_first_reasons_and_the_details_have_all(arm: Any) -> None:
-    crowd = tuple(a_vm(f"crowd_{n}", scale_set="crowd", host="h1") for n in range(22))
-    arm.world.do(arm.world.control.fleet.apply_change(FleetChange(vms=crowd, text="a crowd"), who="test"))
+    many = tuple(a_vm(f"crowd_{n}", scale_set="crowd", host="h1") for n in range(22))
+    arm.world.do(arm.world.control.fleet.apply_change(FleetChange(vms=many, text="a crowd"), who="test"))
     followed = Followed(arm, "POST", f"{COMPUTE}/virtualMachineScaleSets/crowd/restart")
     for event in arm.world.events(EventState.SCHEDULED):
         arm.world.do(arm.world.control.requests.withdraw(event.id, who="bob"))
@@ -251,8 +251,8 @@ def test_performing_maintenance_of_a_shared_host_does_not_reveal_its_other_vms(a
     world.settle()
     operator = arm.holding(Role.OPERATOR, f"{VMS}/db")
     followed = Followed(operator, "POST", f"{VMS}/db/performMaintenance")
-    (told,) = followed.show()["properties"]["events"]
-    assert told["waitsFor"] == "another scope on the same host, which is not ready yet"
+    (found,) = followed.show()["properties"]["events"]
+    assert found["waitsFor"] == "another scope on the same host, which is not ready yet"
     assert "web-0" in followed.show(arm)["properties"]["events"][0]["waitsFor"]
 
 
@@ -310,8 +310,8 @@ def test_an_operation_without_kept_events_is_not_found_and_says_so(arm: Any) -> 
 def test_an_operation_is_visible_to_its_requester_and_readers_of_all_its_vms(arm: Any) -> None:
     followed = Followed(arm.holding(Role.OPERATOR, POOL, name="client asker"), "POST", f"{POOL}/restart")
     strangers = [arm.holding(Role.READER, *over) for over in ((), (f"{VMS}/db",), (f"{POOL}/virtualMachines/0",))]
-    for stranger in strangers:
-        assert stranger.call("GET", followed.url).error[0] == 404
+    for outsider in strangers:
+        assert outsider.call("GET", followed.url).error[0] == 404
     readers = [
         arm.holding(Role.READER, POOL),
         arm.holding(Role.READER, f"{POOL}/virtualMachines/0", f"{POOL}/virtualMachines/1"),

@@ -118,7 +118,7 @@ def a_fleet(route: ArmRoute) -> dict[str, Any]:
 def an_arm(arm_of: Callable[..., Any], route: ArmRoute) -> Any:
     """A strict service with the sample fleet, in which what the route is for can be done."""
     arm = arm_of(**a_fleet(route))
-    arm.api.house = replace(arm.api.house, strict_api_versions=True)
+    arm.api.dependencies = replace(arm.api.dependencies, strict_api_versions=True)
     arm = type(arm)(arm.api)
     world = arm.world
     names = {"VMs": ["web-0"], "Availability sets": ["db-0"], "Operations": ["web-0"]}

@@ -288,8 +288,8 @@ def test_paths_are_matched_without_case_and_with_extra_slashes(arm: Any, target:
     ],
 )
 def test_a_missing_resource_is_reported_with_a_sentence(arm: Any, path: str, code: str, message: str) -> None:
-    status, said, sentence = arm.refused("GET", path)
-    assert (status, said) == (404, code)
+    status, text, sentence = arm.refused("GET", path)
+    assert (status, text) == (404, code)
     assert message in sentence
 
 

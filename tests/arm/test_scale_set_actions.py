@@ -123,7 +123,7 @@ def test_deleting_the_set_deletes_every_instance(big: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("action", "body", "status", "said"),
+    ("action", "body", "status", "message"),
     [
         ("restart", {"instanceIds": ["0", "7"]}, 404, "has no instance '7'"),
         ("restart", {"instanceIds": ["big_0"]}, 404, "has no instance 'big_0'"),
@@ -138,10 +138,10 @@ def test_deleting_the_set_deletes_every_instance(big: Any) -> None:
         ("deallocate?hibernate=true", None, 400, "hibernate=true is not supported"),
     ],
 )
-def test_an_invalid_body_rejects_the_whole_call(big: Any, action: str, body: Any, status: int, said: str) -> None:
+def test_an_invalid_body_rejects_the_whole_call(big: Any, action: str, body: Any, status: int, message: str) -> None:
     refused = big.refused("POST", f"{BIG}/{action}", body)
     assert refused[0] == status
-    assert said in refused[2]
+    assert message in refused[2]
 
 
 def test_one_busy_instance_refuses_the_whole_call(big: Any) -> None:

@@ -45,7 +45,7 @@ class Time:
         return self.now
 
 
-class Desk:
+class SignInService:
     """A console behind its door, with a client that may do nothing yet."""
 
     def __init__(self, arm_of: Callable[..., Any], issuer: TokenIssuer, external: ExternalIssuer | None = None) -> None:
@@ -83,14 +83,14 @@ def issuer(signing_key: Any) -> TokenIssuer:
 
 
 @pytest.fixture
-def desk(arm_of: Callable[..., Any], issuer: TokenIssuer) -> Desk:
-    return Desk(arm_of, issuer)
+def service(arm_of: Callable[..., Any], issuer: TokenIssuer) -> SignInService:
+    return SignInService(arm_of, issuer)
 
 
 @pytest.fixture
 def elsewhere() -> Iterator[OidcIssuer]:
-    with OidcIssuer() as outside:
-        yield outside
+    with OidcIssuer() as started:
+        yield started
 
 
 def basic(client_id: str, secret: str) -> dict[str, str]:
@@ -100,40 +100,40 @@ def basic(client_id: str, secret: str) -> dict[str, str]:
 
 def refusal(answer: Any) -> tuple[int, str, int]:
     """Status, error and the vendor's number. A refusal of ours holds no secret, and nobody keeps it."""
-    told = answer.json
-    (number,) = told["error_codes"]
-    assert told["error_description"].startswith(f"AADSTS{number}: ")
+    shown = answer.json
+    (number,) = shown["error_codes"]
+    assert shown["error_description"].startswith(f"AADSTS{number}: ")
     assert SECRET not in answer.content.decode()
     assert answer.headers["cache-control"] == "no-store"
-    return answer.status, told["error"], number
+    return answer.status, shown["error"], number
 
 
 @pytest.mark.parametrize("path", ["/adfs/oauth2/token", "/t-1/oauth2/v2.0/token", "/common/oauth2/v2.0/token"])
-def test_a_client_gets_a_token_for_its_secret(desk: Desk, path: str) -> None:
-    answer = desk.ask(path, client_info="1")
+def test_a_client_gets_a_token_for_its_secret(service: SignInService, path: str) -> None:
+    answer = service.ask(path, client_info="1")
     assert answer.status == 200
     assert answer.headers["cache-control"] == "no-store"
-    told = answer.json
-    assert {name: told[name] for name in told if name != "access_token"} == {
+    shown = answer.json
+    assert {name: shown[name] for name in shown if name != "access_token"} == {
         "token_type": "Bearer",
         "expires_in": 3600,
         "ext_expires_in": 3600,
     }
-    claims = desk.world.do(desk.sign_in.verify(told["access_token"], NOW))
+    claims = service.world.do(service.sign_in.verify(shown["access_token"], NOW))
     assert (claims.primary_id, claims.tenant, claims.expires_at) == ("client:ci", "t-1", NOW + 3600)
 
 
-def test_a_client_may_send_its_secret_in_a_header(desk: Desk) -> None:
-    assert desk.ask(headers=basic("ci", SECRET), client_id=None, client_secret=None).status == 200
-    wrong = desk.ask(headers=basic("ci", "guessed"), client_id=None, client_secret=None)
+def test_a_client_may_send_its_secret_in_a_header(service: SignInService) -> None:
+    assert service.ask(headers=basic("ci", SECRET), client_id=None, client_secret=None).status == 200
+    wrong = service.ask(headers=basic("ci", "guessed"), client_id=None, client_secret=None)
     assert refusal(wrong) == (401, "invalid_client", 7000215)
     assert wrong.headers["www-authenticate"].startswith("Basic ")
-    garbage = desk.ask(headers={"authorization": "Basic ???"}, client_id=None, client_secret=None)
+    garbage = service.ask(headers={"authorization": "Basic ???"}, client_id=None, client_secret=None)
     assert refusal(garbage)[:2] == (400, "invalid_request")
 
 
-def test_a_clients_id_is_found_in_any_case(desk: Desk) -> None:
-    assert desk.ask(client_id="CI").status == 200
+def test_a_clients_id_is_found_in_any_case(service: SignInService) -> None:
+    assert service.ask(client_id="CI").status == 200
 
 
 @pytest.mark.parametrize(
@@ -155,19 +155,19 @@ def test_a_clients_id_is_found_in_any_case(desk: Desk) -> None:
         ({"scope": None, "resource": "https://vault.azure.net"}, (400, "invalid_resource", 500011)),
     ],
 )
-def test_a_failed_sign_in_is_an_oauth_error(desk: Desk, fields: Any, refused: tuple[int, str, int]) -> None:
-    assert refusal(desk.ask(**fields)) == refused
+def test_a_failed_sign_in_is_an_oauth_error(service: SignInService, fields: Any, refused: tuple[int, str, int]) -> None:
+    assert refusal(service.ask(**fields)) == refused
 
 
-def test_an_unknown_client_and_a_wrong_secret_look_the_same(desk: Desk) -> None:
-    unknown, wrong = desk.ask(client_id="xx"), desk.ask(client_secret="guessed")
+def test_an_unknown_client_and_a_wrong_secret_look_the_same(service: SignInService) -> None:
+    unknown, wrong = service.ask(client_id="xx"), service.ask(client_secret="guessed")
     assert unknown.status == wrong.status == 401
     assert unknown.content.replace(b"'xx'", b"'ci'") == wrong.content
     assert unknown.headers == wrong.headers
 
 
-def test_a_caller_without_a_secret_does_not_learn_the_audiences(desk: Desk) -> None:
-    assert refusal(desk.ask(client_secret="guessed", scope="https://vault.azure.net/.default"))[0] == 401
+def test_a_caller_without_a_secret_does_not_learn_the_audiences(service: SignInService) -> None:
+    assert refusal(service.ask(client_secret="guessed", scope="https://vault.azure.net/.default"))[0] == 401
 
 
 @pytest.mark.parametrize(
@@ -181,173 +181,175 @@ def test_a_caller_without_a_secret_does_not_learn_the_audiences(desk: Desk) -> N
         {"scope": None},
     ],
 )
-def test_a_token_is_issued_for_every_audience_that_clients_use(desk: Desk, fields: Any) -> None:
-    answer = desk.ask(**fields)
+def test_a_token_is_issued_for_every_audience_that_clients_use(service: SignInService, fields: Any) -> None:
+    answer = service.ask(**fields)
     assert answer.status == 200, answer.content
-    assert desk.get(answer.json["access_token"]).status == 200
+    assert service.get(answer.json["access_token"]).status == 200
 
 
-def test_a_token_request_that_is_not_a_form_is_rejected(desk: Desk) -> None:
+def test_a_token_request_that_is_not_a_form_is_rejected(service: SignInService) -> None:
     for body in (b"", b"\xff\xfe", b"{}", b"&&&=", b"grant_type"):
-        answer = desk.arm.call("POST", "/adfs/oauth2/token", body, FORM)
+        answer = service.arm.call("POST", "/adfs/oauth2/token", body, FORM)
         assert refusal(answer)[:2] == (400, "invalid_request"), body
-    assert refusal(desk.arm.call("POST", "/adfs/oauth2/token", dict(GOOD)))[:2] == (400, "invalid_request")
-    assert desk.arm.call("POST", "/adfs/oauth2/token", b"x" * 70_000, FORM).status == 413
+    assert refusal(service.arm.call("POST", "/adfs/oauth2/token", dict(GOOD)))[:2] == (400, "invalid_request")
+    assert service.arm.call("POST", "/adfs/oauth2/token", b"x" * 70_000, FORM).status == 413
 
 
-def test_neither_secrets_nor_tokens_are_logged(desk: Desk, caplog: pytest.LogCaptureFixture) -> None:
+def test_neither_secrets_nor_tokens_are_logged(service: SignInService, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.DEBUG):
-        token = desk.token()
-        desk.ask(client_secret="almost the secret")
-        desk.ask(client_id=SECRET, client_secret="ci")
-        desk.get(token)
-        desk.get(token + "x")
+        token = service.token()
+        service.ask(client_secret="almost the secret")
+        service.ask(client_id=SECRET, client_secret="ci")
+        service.get(token)
+        service.get(token + "x")
     assert "'ci'" in caplog.text
     assert not any(secret in caplog.text for secret in (SECRET, "almost the secret", token))
 
 
-def test_a_token_has_the_grants_of_the_moment_of_the_call(desk: Desk) -> None:
-    token = desk.token()
-    assert desk.get(token, f"{VMS}/db").error[:2] == (403, "AuthorizationFailed")
-    assert desk.get(token, f"{VMS}/db").error[2].startswith("client ci does not have the right to read over")
-    desk.grant(Role.READER, VMS.rpartition("/providers")[0])
-    assert desk.get(token, f"{VMS}/db").json["name"] == "db"
-    assert [one["tenantId"] for one in desk.get(token).json["value"]] == ["t-1"]
-    assert desk.get(token, "/tenants").json["value"][0]["tenantId"] == "t-1"
-    desk.commit(removed_grants=(f"{Role.READER} client:ci",))
-    assert desk.get(token, f"{VMS}/db").status == 403
+def test_a_token_has_the_grants_of_the_moment_of_the_call(service: SignInService) -> None:
+    token = service.token()
+    assert service.get(token, f"{VMS}/db").error[:2] == (403, "AuthorizationFailed")
+    assert service.get(token, f"{VMS}/db").error[2].startswith("client ci does not have the right to read over")
+    service.grant(Role.READER, VMS.rpartition("/providers")[0])
+    assert service.get(token, f"{VMS}/db").json["name"] == "db"
+    assert [one["tenantId"] for one in service.get(token).json["value"]] == ["t-1"]
+    assert service.get(token, "/tenants").json["value"][0]["tenantId"] == "t-1"
+    service.commit(removed_grants=(f"{Role.READER} client:ci",))
+    assert service.get(token, f"{VMS}/db").status == 403
 
 
-def test_the_token_of_a_removed_client_is_rejected(desk: Desk) -> None:
-    token = desk.token()
-    desk.grant(Role.ADMINISTRATOR, ROOT_RESOURCE)
-    desk.commit(removed_clients=("ci",))
-    assert desk.get(token).error == (401, "AuthenticationFailed", "client 'ci' was removed: sign in as another")
-    assert refusal(desk.ask()) == (401, "invalid_client", 7000215)
+def test_the_token_of_a_removed_client_is_rejected(service: SignInService) -> None:
+    token = service.token()
+    service.grant(Role.ADMINISTRATOR, ROOT_RESOURCE)
+    service.commit(removed_clients=("ci",))
+    assert service.get(token).error == (401, "AuthenticationFailed", "client 'ci' was removed: sign in as another")
+    assert refusal(service.ask()) == (401, "invalid_client", 7000215)
 
 
-def test_a_renewed_secret_replaces_the_old_one(desk: Desk) -> None:
-    desk.commit(clients=(RegisteredClient(id="ci", secret_hash=hash_secret("another")),))
-    assert desk.ask().status == 401
-    assert desk.ask(client_secret="another").status == 200
+def test_a_renewed_secret_replaces_the_old_one(service: SignInService) -> None:
+    service.commit(clients=(RegisteredClient(id="ci", secret_hash=hash_secret("another")),))
+    assert service.ask().status == 401
+    assert service.ask(client_secret="another").status == 200
 
 
-def test_a_renewed_secret_invalidates_tokens_of_the_old_one(desk: Desk) -> None:
-    stolen = desk.token()
-    desk.commit(clients=(RegisteredClient(id="ci", secret_hash=hash_secret("another"), name="the pipeline"),))
-    assert desk.get(stolen).error[::2] == (401, "client 'ci' has a new secret: sign in with that one")
-    fresh = desk.ask(client_secret="another").json["access_token"]
-    assert desk.get(fresh).status == 200
+def test_a_renewed_secret_invalidates_tokens_of_the_old_one(service: SignInService) -> None:
+    stolen = service.token()
+    service.commit(clients=(RegisteredClient(id="ci", secret_hash=hash_secret("another"), name="the pipeline"),))
+    assert service.get(stolen).error[::2] == (401, "client 'ci' has a new secret: sign in with that one")
+    fresh = service.ask(client_secret="another").json["access_token"]
+    assert service.get(fresh).status == 200
 
 
-def test_a_token_is_not_valid_for_a_new_client_with_the_same_id(desk: Desk) -> None:
-    left_behind = desk.token()
-    desk.commit(removed_clients=("ci",))
-    desk.commit(clients=(RegisteredClient(id="ci", secret_hash=hash_secret("somebody else's"), name="the pipeline"),))
-    desk.grant(Role.ADMINISTRATOR, ROOT_RESOURCE)
-    assert desk.get(left_behind).status == 401
-    assert desk.get(desk.ask(client_secret="somebody else's").json["access_token"]).status == 200
+def test_a_token_is_not_valid_for_a_new_client_with_the_same_id(service: SignInService) -> None:
+    left_behind = service.token()
+    service.commit(removed_clients=("ci",))
+    service.commit(
+        clients=(RegisteredClient(id="ci", secret_hash=hash_secret("somebody else's"), name="the pipeline"),)
+    )
+    service.grant(Role.ADMINISTRATOR, ROOT_RESOURCE)
+    assert service.get(left_behind).status == 401
+    assert service.get(service.ask(client_secret="somebody else's").json["access_token"]).status == 200
 
 
-def test_a_token_expires(desk: Desk) -> None:
-    token = desk.token()
-    desk.time.now += 3599
-    assert desk.get(token).status == 200
-    desk.time.now += 1
-    status, code, message = desk.get(token).error
+def test_a_token_expires(service: SignInService) -> None:
+    token = service.token()
+    service.time.now += 3599
+    assert service.get(token).status == 200
+    service.time.now += 1
+    status, code, message = service.get(token).error
     assert (status, code) == (401, "AuthenticationFailed")
     assert message.startswith("the token expired at 2026-")
-    assert desk.get(desk.token()).status == 200
+    assert service.get(service.token()).status == 200
 
 
-def test_lab_time_does_not_expire_a_token(desk: Desk) -> None:
-    token = desk.token()
-    desk.world.advance(86_400)
-    assert desk.get(token).status == 200
+def test_lab_time_does_not_expire_a_token(service: SignInService) -> None:
+    token = service.token()
+    service.world.advance(86_400)
+    assert service.get(token).status == 200
 
 
 @pytest.mark.parametrize("path", ["/subscriptions", f"{VMS}/db", f"{VMS}/none", "/forewarn/v1/events"])
-def test_a_caller_without_a_token_learns_where_to_sign_in(desk: Desk, path: str) -> None:
-    answer = desk.arm.call("GET", path)
+def test_a_caller_without_a_token_learns_where_to_sign_in(service: SignInService, path: str) -> None:
+    answer = service.arm.call("GET", path)
     assert answer.status == 401
     assert answer.headers["www-authenticate"] == f'Bearer authorization_uri="{BASE}/adfs", error="invalid_token"'
     assert "no Authorization header" in answer.json["error"]["message"]
 
 
 @pytest.mark.parametrize("token", ["", "x", "a.b.c", "..", "é.é.é", "x" * 40_000])
-def test_a_malformed_token_is_rejected(desk: Desk, token: str) -> None:
-    status, code, message = desk.get(token).error
+def test_a_malformed_token_is_rejected(service: SignInService, token: str) -> None:
+    status, code, message = service.get(token).error
     assert (status, code) == (401, "AuthenticationFailed")
     assert not token.strip("x") or token not in message
 
 
-def test_other_authorization_schemes_are_rejected(desk: Desk) -> None:
-    token = desk.token()
-    assert desk.get(token, scheme="bearer").status == 200
+def test_other_authorization_schemes_are_rejected(service: SignInService) -> None:
+    token = service.token()
+    assert service.get(token, scheme="bearer").status == 200
     for scheme in ("Basic", "Token", "Bearer,", ""):
-        assert desk.get(token, scheme=scheme).status == 401, scheme
+        assert service.get(token, scheme=scheme).status == 401, scheme
 
 
-def test_a_forged_token_is_rejected(desk: Desk, issuer: TokenIssuer) -> None:
-    header, payload, signature = desk.token().split(".")
+def test_a_forged_token_is_rejected(service: SignInService, issuer: TokenIssuer) -> None:
+    header, payload, signature = service.token().split(".")
     for forged in (f"{header}.{payload}.", f"{header}.{payload[:-2]}AA.{signature}", f"{header}.{payload}.AAAA"):
-        assert desk.get(forged).status == 401
+        assert service.get(forged).status == 401
     strange = issuer.issue_text(
         TokenSubject(client_id="ci", object_id="o", tenant="t-1"), "https://elsewhere.example.org", NOW
     )
-    assert "not for this service" in desk.get(strange).error[2]
+    assert "not for this service" in service.get(strange).error[2]
 
 
-def test_a_vm_acts_under_its_own_name(desk: Desk) -> None:
-    vm = desk.world.vm("web-0")
-    token = desk.sign_in.issuer.issue_text(desk.sign_in.subject_of_vm(vm), BASE, NOW)
-    assert desk.get(token, f"{VMS}/db").error[2].startswith("VM web-0 does not have the right")
-    desk.grant(Role.READER, f"{VMS}/db", to=vm_principal(vm.vm_id))
-    assert desk.get(token, f"{VMS}/db").status == 200
-    assert desk.get(token, f"{VMS}/spot").status == 403
+def test_a_vm_acts_under_its_own_name(service: SignInService) -> None:
+    vm = service.world.vm("web-0")
+    token = service.sign_in.issuer.issue_text(service.sign_in.subject_of_vm(vm), BASE, NOW)
+    assert service.get(token, f"{VMS}/db").error[2].startswith("VM web-0 does not have the right")
+    service.grant(Role.READER, f"{VMS}/db", to=vm_principal(vm.vm_id))
+    assert service.get(token, f"{VMS}/db").status == 200
+    assert service.get(token, f"{VMS}/spot").status == 403
 
 
-def test_the_token_of_a_removed_vm_is_rejected_even_if_a_new_vm_has_its_name(desk: Desk) -> None:
-    vm = desk.world.vm("db")
-    token = desk.sign_in.issuer.issue_text(desk.sign_in.subject_of_vm(vm), BASE, NOW)
-    desk.grant(Role.READER, ROOT_RESOURCE, to=vm_principal(vm.vm_id))
-    assert desk.get(token).status == 200
-    desk.world.ask(RequestedOperation.DELETE, "db")
-    desk.world.advance(60)
-    assert desk.get(token).error[2].startswith("VM 'db', the owner of this token, was removed")
-    desk.world.do(desk.world.control.fleet.apply_change(FleetChange(vms=(a_vm("db", host="h1"),)), who="ann"))
-    assert desk.world.vm("db").vm_id != vm.vm_id
-    assert desk.get(token).status == 401
+def test_the_token_of_a_removed_vm_is_rejected_even_if_a_new_vm_has_its_name(service: SignInService) -> None:
+    vm = service.world.vm("db")
+    token = service.sign_in.issuer.issue_text(service.sign_in.subject_of_vm(vm), BASE, NOW)
+    service.grant(Role.READER, ROOT_RESOURCE, to=vm_principal(vm.vm_id))
+    assert service.get(token).status == 200
+    service.world.ask(RequestedOperation.DELETE, "db")
+    service.world.advance(60)
+    assert service.get(token).error[2].startswith("VM 'db', the owner of this token, was removed")
+    service.world.do(service.world.control.fleet.apply_change(FleetChange(vms=(a_vm("db", host="h1"),)), who="ann"))
+    assert service.world.vm("db").vm_id != vm.vm_id
+    assert service.get(token).status == 401
 
 
 def test_an_external_issuer_replaces_our_own_tokens(
     arm_of: Callable[..., Any], issuer: TokenIssuer, elsewhere: OidcIssuer
 ) -> None:
-    desk = Desk(arm_of, issuer, ExternalIssuer(elsewhere.url, ["api://forewarn"]))
-    refused = desk.ask()
+    service = SignInService(arm_of, issuer, ExternalIssuer(elsewhere.url, ["api://forewarn"]))
+    refused = service.ask()
     assert refusal(refused) == (400, "unauthorized_client", 700016)
     assert elsewhere.url in refused.json["error_description"]
-    answer = desk.arm.call("GET", "/subscriptions")
+    answer = service.arm.call("GET", "/subscriptions")
     assert answer.headers["www-authenticate"].startswith(f'Bearer authorization_uri="{elsewhere.url}"')
 
-    told = {"aud": "api://forewarn", "exp": NOW + 60, "sub": "ann-1", "preferred_username": "client ci"}
-    token = elsewhere.token(told)
-    assert desk.get(token, f"{VMS}/db").error[2].startswith("client ci (oidc) does not have the right")
-    desk.grant(Role.READER, ROOT_RESOURCE, to="oidc:ann-1")
-    assert desk.get(token, f"{VMS}/db").status == 200
-    assert desk.get(elsewhere.token(told | {"exp": NOW}), f"{VMS}/db").status == 401
+    shown = {"aud": "api://forewarn", "exp": NOW + 60, "sub": "ann-1", "preferred_username": "client ci"}
+    token = elsewhere.token(shown)
+    assert service.get(token, f"{VMS}/db").error[2].startswith("client ci (oidc) does not have the right")
+    service.grant(Role.READER, ROOT_RESOURCE, to="oidc:ann-1")
+    assert service.get(token, f"{VMS}/db").status == 200
+    assert service.get(elsewhere.token(shown | {"exp": NOW}), f"{VMS}/db").status == 401
     elsewhere.add("curve", ec.generate_private_key(ec.SECP256R1()))
-    desk.time.now += 31  # how long an issuer is not asked again for keys
-    assert desk.get(elsewhere.token(told, "curve", "ES256"), f"{VMS}/db").status == 200
-    own = desk.sign_in.issue_for_client(RegisteredClient(id="ci", secret_hash=b""), BASE, NOW).token
-    assert desk.get(own).status == 401
+    service.time.now += 31  # how long an issuer is not asked again for keys
+    assert service.get(elsewhere.token(shown, "curve", "ES256"), f"{VMS}/db").status == 200
+    own = service.sign_in.issue_for_client(RegisteredClient(id="ci", secret_hash=b""), BASE, NOW).token
+    assert service.get(own).status == 401
 
 
 def test_an_unreachable_issuer_authenticates_no_caller(
     arm_of: Callable[..., Any], issuer: TokenIssuer, elsewhere: OidcIssuer
 ) -> None:
     elsewhere.is_down = True
-    desk = Desk(arm_of, issuer, ExternalIssuer(elsewhere.url, ["api://forewarn"]))
-    answer = desk.get(elsewhere.token({"aud": "api://forewarn", "exp": NOW + 60, "sub": "ann-1"}))
+    service = SignInService(arm_of, issuer, ExternalIssuer(elsewhere.url, ["api://forewarn"]))
+    answer = service.get(elsewhere.token({"aud": "api://forewarn", "exp": NOW + 60, "sub": "ann-1"}))
     assert answer.error[:2] == (503, "ServiceUnavailable")
     assert answer.headers["retry-after"] == "1"

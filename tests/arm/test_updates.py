@@ -53,7 +53,7 @@ def done(arm: Any, method: str, target: str, body: Any) -> Any:
     return answer.json
 
 
-def said(arm: Any) -> list[str]:
+def sentence(arm: Any) -> list[str]:
     return [entry.text for entry in arm.world.store.history() if entry.what is EntryKind.FLEET][1:]
 
 
@@ -92,7 +92,7 @@ def test_the_terminate_notice_of_a_vm_is_set(arm: Any) -> None:
     profile = {"enable": True, "notBeforeTimeout": "PT10M"}
     assert shown["properties"]["scheduledEventsProfile"] == {"terminateNotificationProfile": profile}
     assert arm.world.vm("db").terminate_notice_min == 10
-    assert said(arm) == ["client ci set the terminate notice of db to 10 min"]
+    assert sentence(arm) == ["client ci set the terminate notice of db to 10 min"]
 
     (event,) = arm.world.ask(RequestedOperation.DELETE, "db")
     assert event.not_before - arm.world.now == 600
@@ -211,7 +211,7 @@ def test_a_put_removes_what_it_leaves_out(arm: Any) -> None:
     shown = done(arm, "PUT", DB, {"location": "West Europe"})
     assert not {"scheduledEventsProfile", "scheduledEventsPolicy"} & shown["properties"].keys()
     assert shown["tags"] == {}
-    assert said(arm)[-1] == (
+    assert sentence(arm)[-1] == (
         "local user ann set the terminate notice of db to none, the automatic approval of restarts to off, "
         "the automatic approval of redeploys to off, the publishing of events outside to off, the tags to none"
     )
@@ -225,7 +225,7 @@ def test_a_put_without_a_location_is_rejected(arm: Any) -> None:
 def test_tags_are_replaced_as_a_whole(arm: Any) -> None:
     done(arm, "PATCH", DB, {"tags": {"team": "shop", "stage": "test"}})
     assert done(arm, "PATCH", DB, {"tags": {"team": "bank", "gone": None}})["tags"] == {"team": "bank"}
-    assert said(arm) == [
+    assert sentence(arm) == [
         "local user ann set the tags of db to team=shop stage=test",
         "local user ann set the tags of db to team=bank",
     ]
@@ -257,7 +257,7 @@ def test_an_update_of_a_scale_set_changes_all_its_instances(arm: Any) -> None:
     for name in ("pool_0", "pool_1"):
         vm = arm.world.vm(name)
         assert (vm.terminate_notice_min, vm.auto_approve.restart, vm.publish_outside) == (12, True, True)
-    (text,) = said(arm)
+    (text,) = sentence(arm)
     assert text.startswith("client ci set the terminate notice of pool to 12 min, the automatic approval of restarts")
 
 
@@ -270,8 +270,8 @@ def test_the_history_shows_a_change_to_its_author(arm: Any) -> None:
 
 def test_the_scale_set_that_az_puts_is_accepted(arm: Any) -> None:
     whole = arm.get(POOL)
-    for told in ("id", "name", "type"):
-        del whole[told]
+    for found in ("id", "name", "type"):
+        del whole[found]
     del whole["properties"]["provisioningState"], whole["properties"]["uniqueId"]
     profile = whole["properties"]["virtualMachineProfile"]
     profile["scheduledEventsProfile"] = {
@@ -415,7 +415,7 @@ def test_instances_in_several_placement_groups_change_together_or_not_at_all(arm
     add(arm, a_vm("pool_2", scale_set="pool", placement_group="pg-1"))
     done(arm, "PATCH", POOL, {"tags": {"a": "b"}, **of_set(**noticed())})
     assert {arm.world.vm(f"pool_{n}").terminate_notice_min for n in range(3)} == {10}
-    assert len(said(arm)) == 3
+    assert len(sentence(arm)) == 3
 
 
 def test_a_put_of_tags_keeps_other_differences_between_instances(arm: Any) -> None:
@@ -433,7 +433,7 @@ def add(arm: Any, vm: Vm) -> None:
 def test_a_concurrent_change_is_not_lost(arm: Any) -> None:
     arm.world.store.fail_next(Conflict("somebody was quicker"))
     done(arm, "PATCH", DB, {"tags": {"a": "b"}})
-    assert said(arm) == ["local user ann set the tags of db to a=b"]
+    assert sentence(arm) == ["local user ann set the tags of db to a=b"]
 
 
 def test_an_unavailable_store_changes_nothing_and_sends_retry_after(arm: Any) -> None:
@@ -445,7 +445,7 @@ def test_an_unavailable_store_changes_nothing_and_sends_retry_after(arm: Any) ->
 def strict(arm_of: Callable[..., Any], api_of: Callable[..., Any]) -> Any:
     """A service that is told to be strict about api-versions."""
     api = api_of()
-    api.house = replace(api.house, strict_api_versions=True)
+    api.dependencies = replace(api.dependencies, strict_api_versions=True)
     return type(arm_of())(api)
 
 

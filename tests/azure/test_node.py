@@ -33,7 +33,7 @@ def program(console: WebService, vm: str) -> Iterator[subprocess.Popen[str]]:
         child.kill()
 
 
-def said(program: subprocess.Popen[str]) -> Any:
+def message(program: subprocess.Popen[str]) -> Any:
     assert program.stdout is not None
     return json.loads(program.stdout.readline())
 
@@ -41,11 +41,11 @@ def said(program: subprocess.Popen[str]) -> Any:
 def test_the_node_sdk_lists_vms_and_waits_for_a_restart(
     console: WebService, vm: str, program: subprocess.Popen[str]
 ) -> None:
-    assert vm in said(program)["listed"]
+    assert vm in message(program)["listed"]
     eventually(lambda: console.scheduled_event_ids(vm))
     assert program.poll() is None
 
     console.approve_all(vm)
     console.service.advance(300)
-    assert said(program) == {"restarted": vm}
+    assert message(program) == {"restarted": vm}
     assert program.wait(timeout=30) == 0

@@ -37,8 +37,8 @@ def test_an_event_is_approved_by_a_client_with_the_role(
     poller = compute.virtual_machines.begin_restart(GROUP, vm)
     (event_id,) = console.scheduled_event_ids(vm)
     with maintenance_of("ScheduledEventContributor") as maintenance:
-        said = maintenance.scheduled_events.acknowledge(GROUP, "virtualMachines", vm, event_id)
-    assert said.value == "Successfully Approved"
+        message = maintenance.scheduled_events.acknowledge(GROUP, "virtualMachines", vm, event_id)
+    assert message.value == "Successfully Approved"
     assert console.scheduled_event_ids(vm) == []
     console.service.advance(300)
     poller.result(timeout=30)
@@ -50,8 +50,8 @@ def test_events_of_a_scale_set_are_approved_as_a_list(
     poller = compute.virtual_machine_scale_sets.begin_restart(GROUP, "approved")
     listed = ScheduledEventsIdList(value=console.scheduled_event_ids("approved_0"))
     with maintenance_of("ScheduledEventContributor") as maintenance:
-        said = maintenance.scheduled_events.acknowledge_list(GROUP, "virtualMachineScaleSets", "approved", listed)
-    assert said.value == "Successfully Approved"
+        message = maintenance.scheduled_events.acknowledge_list(GROUP, "virtualMachineScaleSets", "approved", listed)
+    assert message.value == "Successfully Approved"
     assert not set(listed.value) & set(console.scheduled_event_ids("approved_0"))
     console.approve_until_over("approved_0", poller.done)
 

@@ -34,8 +34,8 @@ async def _restart(console: WebService, vm: str) -> None:
         (event_id,) = await asyncio.to_thread(console.scheduled_event_ids, vm)
         assert not poller.done()
 
-        said = await maintenance.scheduled_events.acknowledge(GROUP, "virtualMachines", vm, event_id)
-        assert said.value == "Successfully Approved"
+        message = await maintenance.scheduled_events.acknowledge(GROUP, "virtualMachines", vm, event_id)
+        assert message.value == "Successfully Approved"
         await asyncio.to_thread(console.service.advance, 300)
         await ending
         assert poller.status() == "Succeeded"

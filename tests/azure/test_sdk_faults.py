@@ -19,7 +19,7 @@ verb = "reboot"
 then = "fail"
 note = "the disk did not come back"
 """
-CROWD = """
+MANY_VMS = """
 [defaults]
 resource_group = "shop"
 
@@ -84,7 +84,7 @@ def test_an_event_that_is_withdrawn_ends_its_operation(
 def test_a_user_operation_beyond_the_limit_is_refused_with_a_message(
     tmp_path: Path, compute_of: Callable[..., Any], most: int
 ) -> None:
-    with open_web_service(tmp_path, fleet=CROWD, max_user_operations=str(most)) as console:
+    with open_web_service(tmp_path, fleet=MANY_VMS, max_user_operations=str(most)) as console:
         compute = compute_of(console)
         for number in range(most):
             compute.virtual_machines.begin_restart(GROUP, f"crowd-{number}", polling=False)

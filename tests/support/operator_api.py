@@ -37,8 +37,8 @@ class Answer:
     @property
     def error(self) -> tuple[int, str, str]:
         """Status, code and message of a refusal."""
-        told = self.json["error"]
-        return self.status, told["code"], told["message"]
+        shown = self.json["error"]
+        return self.status, shown["code"], shown["message"]
 
 
 async def exchange(
@@ -79,14 +79,14 @@ class Api:
 
     def __init__(self, world: World) -> None:
         self.world = world
-        self.house = Dependencies(
+        self.dependencies = Dependencies(
             control=world.control,
             service_info=lambda: {"version": "0.1.0", "pid": 1, "lab": True},
             run_health_checks=self._doctor,
             owner_name="local user ann",
             endpoint_of=lambda vm: f"http://{vm.address}:8080" if vm.address else "",
         )
-        self.app = build_web_app(self.house)
+        self.app = build_web_app(self.dependencies)
 
     def holding(self, role: str, *over: str, name: str = "client ci") -> Api:
         """The same, called by somebody with this role over these resources; over none, without any role."""
@@ -97,16 +97,16 @@ class Api:
     def admitting(self, who: Callable[[], Principal]) -> Api:
         """The same, called by whoever that is at the moment."""
 
-        async def admit(request: Request) -> Principal:
+        async def authenticate(request: Request) -> Principal:
             return who()
 
-        return self._with(build_web_app(self.house, admit))
+        return self._with(build_web_app(self.dependencies, authenticate))
 
     def without_token(self) -> Api:
-        async def admit(request: Request) -> Principal:
+        async def authenticate(request: Request) -> Principal:
             raise Unauthenticated("nobody knows you: sign in")
 
-        return self._with(build_web_app(self.house, admit))
+        return self._with(build_web_app(self.dependencies, authenticate))
 
     def _with(self, app: Starlette) -> Api:
         other = copy(self)

@@ -36,7 +36,7 @@ HALVES = [
 ]
 
 
-class Hasty(asyncio.SelectorEventLoop):
+class SkippableTimeLoop(asyncio.SelectorEventLoop):
     """Its time can be put forward."""
 
     ahead_s = 0.0
@@ -46,16 +46,16 @@ class Hasty(asyncio.SelectorEventLoop):
 
 
 @pytest.fixture
-def visit(api: Any, tmp_path: Path) -> Callable[[Callable[[Hasty, Any], Awaitable[Any]]], Any]:
+def visit(api: Any, tmp_path: Path) -> Callable[[Callable[[SkippableTimeLoop, Any], Awaitable[Any]]], Any]:
     path = tmp_path / "forewarn.sock"
 
-    async def within(scenario: Callable[[Hasty, Any], Awaitable[Any]]) -> Any:
+    async def within(scenario: Callable[[SkippableTimeLoop, Any], Awaitable[Any]]) -> Any:
         loop = asyncio.get_running_loop()
         async with serve_unix(api.app, path):
             return await scenario(loop, lambda: asyncio.open_unix_connection(str(path)))  # type: ignore[arg-type]
 
-    def run(scenario: Callable[[Hasty, Any], Awaitable[Any]]) -> Any:
-        with asyncio.Runner(loop_factory=Hasty) as runner:
+    def run(scenario: Callable[[SkippableTimeLoop, Any], Awaitable[Any]]) -> Any:
+        with asyncio.Runner(loop_factory=SkippableTimeLoop) as runner:
             return runner.run(within(scenario))
 
     return run
@@ -70,7 +70,7 @@ async def answered(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -
     await reader.readexactly(length)
 
 
-async def somebody_else_is_answered(connect: Any) -> None:
+async def another_client_is_answered(connect: Any) -> None:
     reader, writer = await connect()
     await answered(reader, writer)
     writer.close()
@@ -80,12 +80,12 @@ async def somebody_else_is_answered(connect: Any) -> None:
 @pytest.mark.parametrize("is_first", [True, False], ids=["first request", "next request"])
 @pytest.mark.parametrize("half", HALVES)
 def test_a_connection_is_closed_when_its_request_takes_too_long(visit: Any, half: bytes, is_first: bool) -> None:
-    async def scenario(loop: Hasty, connect: Any) -> None:
+    async def scenario(loop: SkippableTimeLoop, connect: Any) -> None:
         reader, writer = await connect()
         if not is_first:
             await answered(reader, writer)
         writer.write(half)
-        await somebody_else_is_answered(connect)  # so that what was said has been heard by then
+        await another_client_is_answered(connect)  # so that what was said has been heard by then
         loop.ahead_s += REQUEST_TIMEOUT_S
         try:
             assert not (await reader.read()).startswith(b"HTTP/1.1 200")
@@ -97,12 +97,12 @@ def test_a_connection_is_closed_when_its_request_takes_too_long(visit: Any, half
 
 
 def test_a_connection_stays_open_while_its_response_takes_long(visit: Any, api: Any) -> None:
-    async def scenario(loop: Hasty, connect: Any) -> bytes:
+    async def scenario(loop: SkippableTimeLoop, connect: Any) -> bytes:
         reader, writer = await connect()
         seq = api.world.store.last_seq()
         target = f"/forewarn/v1/history?after={seq}&wait_s=60".encode()
         writer.write(HEAD.replace(b"/forewarn/v1/clock", target) + b"Connection: close\r\n\r\n")
-        await somebody_else_is_answered(connect)
+        await another_client_is_answered(connect)
         loop.ahead_s += REQUEST_TIMEOUT_S + 1
         answer: bytes = await reader.read()
         writer.close()
@@ -112,30 +112,30 @@ def test_a_connection_stays_open_while_its_response_takes_long(visit: Any, api: 
 
 
 def test_a_connection_is_closed_when_its_response_is_not_read(visit: Any, api: Any) -> None:
-    said = HistoryEntry(at=0, what=EntryKind.CLOCK, text="tick" * 250)
-    api.world.do(api.world.store.commit(Commit(entries=(said,) * 2000)))
+    message = HistoryEntry(at=0, what=EntryKind.CLOCK, text="tick" * 250)
+    api.world.do(api.world.store.commit(Commit(entries=(message,) * 2000)))
 
-    async def scenario(loop: Hasty, connect: Any) -> int:
+    async def scenario(loop: SkippableTimeLoop, connect: Any) -> int:
         reader, writer = await connect()
         reader._transport.pause_reading()
         writer.write(HEAD.replace(b"clock", b"history?limit=2000") + b"\r\n")
         for _ in range(3):
-            await somebody_else_is_answered(connect)
+            await another_client_is_answered(connect)
         loop.ahead_s += WRITE_TIMEOUT_S
-        await somebody_else_is_answered(connect)
+        await another_client_is_answered(connect)
         reader._transport.resume_reading()
         try:
-            heard = len(await reader.read())
+            received = len(await reader.read())
         except ConnectionResetError:
-            heard = 0
+            received = 0
         writer.close()
-        return heard
+        return received
 
-    assert visit(scenario) < 2000 * len(said.text)
+    assert visit(scenario) < 2000 * len(message.text)
 
 
 def test_an_endless_request_head_is_rejected(visit: Any) -> None:
-    async def scenario(loop: Hasty, connect: Any) -> bytes:
+    async def scenario(loop: SkippableTimeLoop, connect: Any) -> bytes:
         reader, writer = await connect()
         writer.write(HEAD + b"X-Long: " + b"x" * 200_000)
         answer: bytes = await reader.read(15)
@@ -154,7 +154,7 @@ def few_files() -> Iterator[None]:
 
 
 def test_connections_use_only_a_part_of_the_open_files(visit: Any, few_files: None) -> None:
-    async def scenario(loop: Hasty, connect: Any) -> int:
+    async def scenario(loop: SkippableTimeLoop, connect: Any) -> int:
         visitors = [await connect() for _ in range(max_connections())]
         await answered(*visitors[-1])
         one_too_many = await connect()
@@ -175,7 +175,7 @@ def test_a_connection_is_closed_when_its_handshake_takes_too_long(api: Any, tmp_
 
     async def scenario() -> bytes:
         loop = asyncio.get_running_loop()
-        assert isinstance(loop, Hasty)
+        assert isinstance(loop, SkippableTimeLoop)
         sock = socket.create_server(("127.0.0.1", 0))
         async with serve_tls(api.app, sock, pair.certificate, pair.key):
             address = sock.getsockname()
@@ -184,10 +184,10 @@ def test_a_connection_is_closed_when_its_handshake_takes_too_long(api: Any, tmp_
             other = await asyncio.open_connection(*address, ssl=trusting, server_hostname="localhost")
             await answered(*other)  # so that the one before has been taken in by then
             loop.ahead_s += HANDSHAKE_TIMEOUT_S
-            heard = await reader.read()
+            received = await reader.read()
             for each in (writer, other[1]):
                 each.close()
-            return heard
+            return received
 
-    with asyncio.Runner(loop_factory=Hasty) as runner:
+    with asyncio.Runner(loop_factory=SkippableTimeLoop) as runner:
         assert runner.run(scenario()) == b""

@@ -15,13 +15,13 @@ def test_a_caller_with_many_previews_delays_others_by_one_preview_at_most() -> N
             await asyncio.sleep(0)
             done.append(who)
 
-    async def story() -> None:
+    async def scenario() -> None:
         queue = asyncio.Lock()
         asked = [asyncio.create_task(ask("joe", queue)) for _ in range(20)]
         await asyncio.sleep(0)
         await asyncio.gather(ask("ann", queue), *asked)
 
-    asyncio.run(story())
+    asyncio.run(scenario())
     assert done.index("ann") <= 2
     assert len(done) == 21
 
@@ -33,8 +33,8 @@ def test_a_callers_lock_is_dropped_after_its_last_use() -> None:
         async with turns.for_caller(who):
             await asyncio.sleep(0)
 
-    async def story() -> None:
+    async def scenario() -> None:
         await asyncio.gather(*(ask(f"person {number}") for number in range(100)))
 
-    asyncio.run(story())
+    asyncio.run(scenario())
     assert not turns._locks

@@ -22,8 +22,8 @@ def counted(api: Api) -> Api:
     async def metrics() -> bytes:
         return SHOWN
 
-    api.house = replace(api.house, render_metrics=metrics)
-    api.app = build_web_app(api.house)
+    api.dependencies = replace(api.dependencies, render_metrics=metrics)
+    api.app = build_web_app(api.dependencies)
     return api
 
 
@@ -70,12 +70,12 @@ async def _no_token(request: Request) -> Principal:
 
 
 def _visited_by(counted: Api, principal: Principal | None) -> Api:
-    async def welcome(request: Request) -> CurrentSession:
+    async def authenticate_user(request: Request) -> CurrentSession:
         if principal is None:
             raise Unauthenticated("nobody is signed in")
         return CurrentSession(principal=principal, csrf_token="t", ends_at=float("inf"))
 
-    return counted._with(build_web_app(counted.house, _no_token, authenticate_session=welcome))
+    return counted._with(build_web_app(counted.dependencies, _no_token, authenticate_session=authenticate_user))
 
 
 def test_a_portal_session_may_read_metrics(counted: Api) -> None:
@@ -84,8 +84,8 @@ def test_a_portal_session_may_read_metrics(counted: Api) -> None:
 
 def test_a_portal_session_needs_the_same_right_for_metrics(counted: Api) -> None:
     grant = Grant(id="g", role=Role.READER, to="client:ci", over=GROUP)
-    visitor = Principal(id="client:ci", name="client ci", grants=(grant,))
-    assert scrape(_visited_by(counted, visitor)).status == 403
+    user = Principal(id="client:ci", name="client ci", grants=(grant,))
+    assert scrape(_visited_by(counted, user)).status == 403
 
 
 def test_a_program_without_a_token_learns_what_to_send(counted: Api) -> None:

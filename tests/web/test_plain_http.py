@@ -21,7 +21,7 @@ from forewarn.auth.pem import CertificateFiles
 from forewarn.service.web_app import PlainHttpMiddleware
 from forewarn.web import server
 from forewarn.web.server import HANDSHAKE_TIMEOUT_S, REQUEST_TIMEOUT_S, is_loopback_address, serve_tls
-from tests.web.test_connection_limits import Hasty
+from tests.web.test_connection_limits import SkippableTimeLoop
 
 LOCAL = "localhost:8443"
 
@@ -38,17 +38,17 @@ def pair_in(tls: Path) -> CertificateFiles:
 
 
 def an_app() -> Starlette:
-    async def tell(request: Request) -> Response:
+    async def describe(request: Request) -> Response:
         client = request.client
         return PlainTextResponse(f"{request.url.scheme} {client.host if client else ''} {request.url.path}")
 
-    app = Starlette(routes=[Route("/{path:path}", tell, methods=["GET", "POST"])])
+    app = Starlette(routes=[Route("/{path:path}", describe, methods=["GET", "POST"])])
     app.add_middleware(PlainHttpMiddleware)
     app.state.dependencies = type("Dependencies", (), {"shutting_down": asyncio.Event()})()
     return app
 
 
-Scenario = Callable[[Hasty, Any], Awaitable[Any]]
+Scenario = Callable[[SkippableTimeLoop, Any], Awaitable[Any]]
 
 
 @pytest.fixture(params=["127.0.0.1", "::"])
@@ -63,11 +63,11 @@ def port(request: Any, tls: Path) -> Callable[[Scenario], Any]:
             sock = socket.create_server((request.param, 0))
         async with serve_tls(an_app(), sock, pair.certificate, pair.key):
             loop = asyncio.get_running_loop()
-            assert isinstance(loop, Hasty)
+            assert isinstance(loop, SkippableTimeLoop)
             return await scenario(loop, ("127.0.0.1", sock.getsockname()[1]))
 
     def run(scenario: Scenario) -> Any:
-        with asyncio.Runner(loop_factory=Hasty) as runner:
+        with asyncio.Runner(loop_factory=SkippableTimeLoop) as runner:
             return runner.run(within(scenario))
 
     return run
@@ -77,10 +77,10 @@ def head(path: str = "/portal/", host: str = LOCAL, more: str = "") -> bytes:
     return f"GET {path} HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n{more}\r\n".encode()
 
 
-async def asked(address: Any, said: bytes, **how: Any) -> bytes:
+async def asked(address: Any, text: bytes, **how: Any) -> bytes:
     """All that is answered to this."""
     reader, writer = await asyncio.open_connection(*address, **how)
-    writer.write(said)
+    writer.write(text)
     answer: bytes = await reader.read()
     writer.close()
     return answer
@@ -91,7 +91,7 @@ def trusting(tls: Path) -> dict[str, Any]:
 
 
 def test_one_port_serves_plain_http_and_tls(port: Any, tls: Path) -> None:
-    async def scenario(loop: Hasty, address: Any) -> tuple[bytes, bytes]:
+    async def scenario(loop: SkippableTimeLoop, address: Any) -> tuple[bytes, bytes]:
         return await asked(address, head()), await asked(address, head("/forewarn/v1/clock"), **trusting(tls))
 
     plain, safe = port(scenario)
@@ -105,7 +105,7 @@ def test_forwarding_headers_are_ignored(port: Any) -> None:
     """Whoever speaks plain http could else have the API, and any address they like."""
     more = "X-Forwarded-Proto: https\r\nX-Forwarded-For: 10.0.0.1\r\n"
 
-    async def scenario(loop: Hasty, address: Any) -> tuple[bytes, bytes]:
+    async def scenario(loop: SkippableTimeLoop, address: Any) -> tuple[bytes, bytes]:
         api = await asked(address, head("/forewarn/v1/clock", more=more))
         return api, await asked(address, head(more=more))
 
@@ -129,7 +129,7 @@ def test_forwarding_headers_are_ignored(port: Any) -> None:
     ],
 )
 def test_plain_http_serves_nothing_but_the_portal(port: Any, path: str) -> None:
-    async def scenario(loop: Hasty, address: Any) -> bytes:
+    async def scenario(loop: SkippableTimeLoop, address: Any) -> bytes:
         return await asked(address, head(path))
 
     answer = port(scenario)
@@ -139,7 +139,7 @@ def test_plain_http_serves_nothing_but_the_portal(port: Any, path: str) -> None:
 
 @pytest.mark.parametrize("path", ["/", "/portal", "/portal/", "/portal/static/style.css", "/metrics"])
 def test_the_portal_is_served_over_plain_http(port: Any, path: str) -> None:
-    async def scenario(loop: Hasty, address: Any) -> bytes:
+    async def scenario(loop: SkippableTimeLoop, address: Any) -> bytes:
         return await asked(address, head(path))
 
     assert port(scenario).startswith(b"HTTP/1.1 200")
@@ -165,7 +165,7 @@ THEIRS = [
 
 @pytest.mark.parametrize("host", [*OURS, *THEIRS])
 def test_plain_http_accepts_only_host_names_of_this_machine(host: str) -> None:
-    told: list[Any] = []
+    shown: list[Any] = []
     scope = {
         "type": "http",
         "method": "GET",
@@ -179,16 +179,16 @@ def test_plain_http_accepts_only_host_names_of_this_machine(host: str) -> None:
         return {"type": "http.request"}
 
     async def send(message: Any) -> None:
-        told.append(message)
+        shown.append(message)
 
     asyncio.run(an_app()(scope, receive, send))
-    assert told[0]["status"] == (200 if host in OURS else 400)
+    assert shown[0]["status"] == (200 if host in OURS else 400)
     if host not in OURS:
-        assert b"plain http is served only to this machine" in told[1]["body"]
+        assert b"plain http is served only to this machine" in shown[1]["body"]
 
 
 def test_over_tls_every_host_name_is_accepted(port: Any, tls: Path) -> None:
-    async def scenario(loop: Hasty, address: Any) -> bytes:
+    async def scenario(loop: SkippableTimeLoop, address: Any) -> bytes:
         return await asked(address, head(host="vmhost.example.org"), **trusting(tls))
 
     assert port(scenario).startswith(b"HTTP/1.1 200")
@@ -227,10 +227,10 @@ class _FromElsewhere:
         return getattr(self._sock, name)
 
 
-async def greeted(said: bytes) -> bytes:
+async def greeted(text: bytes) -> bytes:
     """What somebody hears who is elsewhere and says this first."""
     ours, theirs = socket.socketpair()
-    theirs.sendall(said)
+    theirs.sendall(text)
     unused = server.ConnectionAcceptor.__new__(server.ConnectionAcceptor)
     await unused._detect_tls(_FromElsewhere(ours), ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER))  # type: ignore[arg-type]
     with theirs:
@@ -245,51 +245,51 @@ def test_plain_http_from_another_machine_is_rejected_with_a_hint_and_closed() ->
 
 
 def test_a_silent_connection_is_closed_after_the_handshake_timeout(port: Any) -> None:
-    async def scenario(loop: Hasty, address: Any) -> bytes:
+    async def scenario(loop: SkippableTimeLoop, address: Any) -> bytes:
         silent, writer = await asyncio.open_connection(*address)
         await asked(address, head())  # so that the one before has been taken in by then
         loop.ahead_s += HANDSHAKE_TIMEOUT_S
-        heard = await silent.read()
+        received = await silent.read()
         writer.close()
-        return heard
+        return received
 
     assert port(scenario) == b""
 
 
 def test_a_stalled_handshake_is_closed_after_the_handshake_timeout(port: Any) -> None:
-    async def scenario(loop: Hasty, address: Any) -> bytes:
+    async def scenario(loop: SkippableTimeLoop, address: Any) -> bytes:
         slow, writer = await asyncio.open_connection(*address)
         await asked(address, head())
         loop.ahead_s += HANDSHAKE_TIMEOUT_S - 1
         writer.write(b"\x16")
         await asked(address, head())
         loop.ahead_s += 1
-        heard = await slow.read()
+        received = await slow.read()
         writer.close()
-        return heard
+        return received
 
     assert port(scenario) == b""
 
 
 def test_a_stalled_plain_request_is_closed_after_the_request_timeout(port: Any) -> None:
-    async def scenario(loop: Hasty, address: Any) -> bytes:
+    async def scenario(loop: SkippableTimeLoop, address: Any) -> bytes:
         slow, writer = await asyncio.open_connection(*address)
         writer.write(b"GET /por")
         await asked(address, head())
         loop.ahead_s += REQUEST_TIMEOUT_S
-        heard = await slow.read()
+        received = await slow.read()
         writer.close()
-        return heard
+        return received
 
     assert b"200" not in port(scenario)
 
 
-@pytest.mark.parametrize("said", [b"", b"\x16", b"GET"], ids=["nothing", "a byte of TLS", "a word"])
-def test_a_connection_that_closes_early_frees_its_slot(port: Any, said: bytes) -> None:
-    async def scenario(loop: Hasty, address: Any) -> bytes:
+@pytest.mark.parametrize("text", [b"", b"\x16", b"GET"], ids=["nothing", "a byte of TLS", "a word"])
+def test_a_connection_that_closes_early_frees_its_slot(port: Any, text: bytes) -> None:
+    async def scenario(loop: SkippableTimeLoop, address: Any) -> bytes:
         for _ in range(50):
             _, writer = await asyncio.open_connection(*address)
-            writer.write(said)
+            writer.write(text)
             writer.close()
             await writer.wait_closed()
         return await asked(address, head())
@@ -298,18 +298,18 @@ def test_a_connection_that_closes_early_frees_its_slot(port: Any, said: bytes) -
 
 
 def test_a_half_closed_connection_is_closed(port: Any) -> None:
-    async def scenario(loop: Hasty, address: Any) -> bytes:
+    async def scenario(loop: SkippableTimeLoop, address: Any) -> bytes:
         reader, writer = await asyncio.open_connection(*address)
         writer.write_eof()
-        heard = await reader.read()
+        received = await reader.read()
         writer.close()
-        return heard
+        return received
 
     assert port(scenario) == b"" or port(scenario).startswith(b"HTTP/1.1 400")
 
 
 def test_a_request_that_arrives_byte_by_byte_is_answered(port: Any, tls: Path) -> None:
-    async def scenario(loop: Hasty, address: Any) -> bytes:
+    async def scenario(loop: SkippableTimeLoop, address: Any) -> bytes:
         reader, writer = await asyncio.open_connection(*address)
         writer.transport.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         for number in head():

@@ -21,7 +21,7 @@ from tests.support.world import World, a_host, a_vm
 SECRET = "a secret of more than sixteen characters"
 
 
-class Naps:
+class ControlledSleep:
     """Waiting that a test allows: each nap lasts until `allow` is called once more."""
 
     def __init__(self) -> None:
@@ -43,22 +43,22 @@ class Naps:
         self._allowed.release()
 
 
-class Post:
+class DeliveryWorld:
     """A world whose webhooks are told."""
 
     def __init__(self, store: MemoryStore | None = None) -> None:
         vms = [a_vm("web", host="h1"), a_vm("db", host="h2")]
         self.world = World(vms=vms, hosts=[a_host("h1"), a_host("h2")], store=store)
-        self.naps = Naps()
+        self.retry_sleep = ControlledSleep()
         self.real_now = 5000.0
-        self.outbox = self.new_outbox()
+        self.dispatcher = self.new_outbox()
 
     def new_outbox(self) -> WebhookDispatcher:
         return WebhookDispatcher(
             self.world.store,
             send=WebhookHttpClient(timeout_s=2.0, body_timeout_s=0.2).send,
             real_time=lambda: self.real_now,
-            sleep=self.naps,
+            sleep=self.retry_sleep,
             random=lambda: 0.0,
         )
 
@@ -90,14 +90,14 @@ class Post:
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
-        task = asyncio.create_task(self.outbox.run())
+        task = asyncio.create_task(self.dispatcher.run())
         try:
             yield
         finally:
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
 
-    def tell(self, receiver: WebhookReceiver, count: int) -> list[Any]:
+    def deliver(self, receiver: WebhookReceiver, count: int) -> list[Any]:
         """Run until the receiver has taken so many, and the outbox has nothing left to say for now."""
 
         async def until() -> list[Any]:
@@ -111,27 +111,27 @@ class Post:
     async def at_rest(self) -> None:
         """Until all of it is written down."""
         async with asyncio.timeout(30):
-            while any(self.outbox.delivery_report(hook).pending for hook in self.world.store.webhooks()):
+            while any(self.dispatcher.delivery_report(hook).pending for hook in self.world.store.webhooks()):
                 await asyncio.sleep(0.001)
 
 
 @pytest.fixture
-def post_over() -> Iterator[Callable[..., Post]]:
+def make_delivery() -> Iterator[Callable[..., DeliveryWorld]]:
     """Makes one over another store."""
-    made: list[Post] = []
+    made: list[DeliveryWorld] = []
 
-    def make(store: MemoryStore | None = None) -> Post:
-        made.append(Post(store))
+    def make(store: MemoryStore | None = None) -> DeliveryWorld:
+        made.append(DeliveryWorld(store))
         return made[-1]
 
     yield make
-    for post in made:
-        post.world.close()
+    for delivery in made:
+        delivery.world.close()
 
 
 @pytest.fixture
-def post(post_over: Callable[..., Post]) -> Post:
-    return post_over()
+def delivery(make_delivery: Callable[..., DeliveryWorld]) -> DeliveryWorld:
+    return make_delivery()
 
 
 @pytest.fixture

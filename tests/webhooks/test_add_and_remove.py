@@ -16,19 +16,19 @@ from tests.support.webhook_receiver import WebhookReceiver
 URL = "https://hooks.example.org/path-password/x?code=query-password"
 
 
-def add(post: Any, **wanted: Any) -> Any:
-    return post.world.do(post.world.control.webhooks.add(WebhookSpec(**{"url": URL, **wanted}), who="ann"))
+def add(delivery: Any, **wanted: Any) -> Any:
+    return delivery.world.do(delivery.world.control.webhooks.add(WebhookSpec(**{"url": URL, **wanted}), who="ann"))
 
 
-def remove(post: Any, webhook_id: str) -> Any:
-    return post.world.do(post.world.control.webhooks.remove(webhook_id, who="bob"))
+def remove(delivery: Any, webhook_id: str) -> Any:
+    return delivery.world.do(delivery.world.control.webhooks.remove(webhook_id, who="bob"))
 
 
-def entries(post: Any) -> list[tuple[str, str]]:
-    return [(entry.who, entry.text) for entry in post.world.store.history() if entry.what is EntryKind.WEBHOOK]
+def entries(delivery: Any) -> list[tuple[str, str]]:
+    return [(entry.who, entry.text) for entry in delivery.world.store.history() if entry.what is EntryKind.WEBHOOK]
 
 
-def test_a_webhook_is_stored_as_specified(post: Any) -> None:
+def test_a_webhook_is_stored_as_specified(delivery: Any) -> None:
     given = {
         "schema": WebhookSchema.CLOUD_EVENTS,
         "over": "/subscriptions/sub/",
@@ -36,41 +36,41 @@ def test_a_webhook_is_stored_as_specified(post: Any) -> None:
         "secret": "s" * 16,
     }
     happenings = (EventGridStatus.CANCELED, EventGridStatus.STARTED, EventGridStatus.STARTED)
-    webhook = add(post, happenings=happenings, **given)
-    assert post.world.store.webhooks() == [webhook]
+    webhook = add(delivery, happenings=happenings, **given)
+    assert delivery.world.store.webhooks() == [webhook]
     assert (webhook.url, webhook.over, webhook.secret) == (URL, "/subscriptions/sub", "s" * 16)
     assert webhook.happenings == (EventGridStatus.STARTED, EventGridStatus.CANCELED)
-    assert (webhook.by, webhook.at) == ("ann", post.world.now)
+    assert (webhook.by, webhook.at) == ("ann", delivery.world.now)
 
 
-def test_a_webhook_gets_all_statuses_and_a_strong_secret_by_default(post: Any) -> None:
-    first, second = add(post), add(post)
+def test_a_webhook_gets_all_statuses_and_a_strong_secret_by_default(delivery: Any) -> None:
+    first, second = add(delivery), add(delivery)
     assert first.happenings == tuple(EventGridStatus)
     assert len(first.secret) == 43
     assert first.secret != second.secret
 
 
-def test_the_history_names_who_added_and_removed_a_webhook_without_secrets(post: Any) -> None:
-    webhook = add(post, over="/subscriptions/sub")
-    assert remove(post, webhook.id) == webhook
-    assert post.world.store.webhooks() == []
+def test_the_history_names_who_added_and_removed_a_webhook_without_secrets(delivery: Any) -> None:
+    webhook = add(delivery, over="/subscriptions/sub")
+    assert remove(delivery, webhook.id) == webhook
+    assert delivery.world.store.webhooks() == []
     name = f"webhook {webhook.id} (hooks.example.org)"
-    assert entries(post) == [
+    assert entries(delivery) == [
         ("ann", f"{name} gets notifications about /subscriptions/sub from now on"),
         ("bob", f"{name} was removed"),
     ]
-    told = repr(post.world.store.history())
-    assert "password" not in told
-    assert webhook.secret not in told
+    shown = repr(delivery.world.store.history())
+    assert "password" not in shown
+    assert webhook.secret not in shown
 
 
-def test_a_new_webhook_starts_now_unless_it_is_from_the_start(post: Any) -> None:
-    post.restart_of("web")
+def test_a_new_webhook_starts_now_unless_it_is_from_the_start(delivery: Any) -> None:
+    delivery.restart_of("web")
     with WebhookReceiver() as late, WebhookReceiver() as early:
-        add(post, url=late.url)
-        add(post, url=early.url, from_start=True)
-        post.world.ask(RequestedOperation.RESTART, "db")
-        post.tell(early, 4)
+        add(delivery, url=late.url)
+        add(delivery, url=early.url, from_start=True)
+        delivery.world.ask(RequestedOperation.RESTART, "db")
+        delivery.deliver(early, 4)
         assert [received.event_status for received in late.accepted] == ["Scheduled"]
 
 
@@ -94,36 +94,36 @@ BAD_URLS = [
 
 
 @pytest.mark.parametrize(("url", "why"), BAD_URLS, ids=range(len(BAD_URLS)))
-def test_an_invalid_address_is_rejected_with_a_sentence(post: Any, url: str, why: str) -> None:
+def test_an_invalid_address_is_rejected_with_a_sentence(delivery: Any, url: str, why: str) -> None:
     with pytest.raises(Rejected, match=why) as caught:
-        add(post, url=url)
+        add(delivery, url=url)
     assert "password@" not in str(caught.value)
-    assert post.world.store.webhooks() == []
+    assert delivery.world.store.webhooks() == []
 
 
 @pytest.mark.parametrize("secret", ["hunter2", "x" * 15, "with a\nline break in it"])
-def test_a_weak_secret_is_rejected_and_not_repeated(post: Any, secret: str) -> None:
+def test_a_weak_secret_is_rejected_and_not_repeated(delivery: Any, secret: str) -> None:
     with pytest.raises(Rejected, match="give 16 characters or more") as caught:
-        add(post, secret=secret)
+        add(delivery, secret=secret)
     assert secret not in str(caught.value)
 
 
-def test_an_invalid_resource_is_rejected(post: Any) -> None:
+def test_an_invalid_resource_is_rejected(delivery: Any) -> None:
     with pytest.raises(Rejected, match="'/nothing' is not a resource"):
-        add(post, over="/nothing")
+        add(delivery, over="/nothing")
 
 
-def test_a_webhook_whose_receiver_fails_validation_is_not_added(post: Any, receiver: WebhookReceiver) -> None:
-    before = post.world.store.last_seq()
+def test_a_webhook_whose_receiver_fails_validation_is_not_added(delivery: Any, receiver: WebhookReceiver) -> None:
+    before = delivery.world.store.last_seq()
     with pytest.raises(Refused, match="was not validated"):
-        add(post, url=receiver.url, validate=True)
-    assert post.world.store.webhooks() == []
-    assert post.world.store.last_seq() == before
+        add(delivery, url=receiver.url, validate=True)
+    assert delivery.world.store.webhooks() == []
+    assert delivery.world.store.last_seq() == before
 
 
-def test_a_webhook_is_found_by_an_id_prefix(post: Any) -> None:
-    first, second = add(post), add(post)
-    webhooks = post.world.control.webhooks
+def test_a_webhook_is_found_by_an_id_prefix(delivery: Any) -> None:
+    first, second = add(delivery), add(delivery)
+    webhooks = delivery.world.control.webhooks
     assert webhooks.find(f" {first.id.upper()} ") == first
     with pytest.raises(Refused, match="is ambiguous, 2 ids start with it"):
         webhooks.find(second.id[:8])
@@ -131,5 +131,5 @@ def test_a_webhook_is_found_by_an_id_prefix(post: Any) -> None:
         with pytest.raises(NotFound, match="does not exist") as raised:
             webhooks.find(name)
         assert raised.value.remedy_code is Remedy.LIST_WEBHOOKS
-    remove(post, second.id)
+    remove(delivery, second.id)
     assert webhooks.find(first.id[:8]) == first

@@ -24,27 +24,27 @@ def is_from_forewarn() -> Any:
 
 
 def test_the_signature_check_of_the_page_accepts_our_messages_only(
-    post: Any, receiver: WebhookReceiver, is_from_forewarn: Any
+    delivery: Any, receiver: WebhookReceiver, is_from_forewarn: Any
 ) -> None:
-    post.real_now = time.time()
-    webhook = post.hook(receiver)
-    post.world.ask(RequestedOperation.RESTART, "web")
-    (received,) = post.tell(receiver, 1)
+    delivery.real_now = time.time()
+    webhook = delivery.hook(receiver)
+    delivery.world.ask(RequestedOperation.RESTART, "web")
+    (received,) = delivery.deliver(receiver, 1)
     headers = {name.title(): value for name, value in received.headers.items()}
     assert is_from_forewarn(headers, received.body, webhook.secret)
     assert not is_from_forewarn(headers, received.body, "another secret, as long as it may be")
     assert not is_from_forewarn(headers, received.body + b" ", webhook.secret)
     assert not is_from_forewarn({}, received.body, webhook.secret)
-    later = {**headers, "X-Forewarn-Timestamp": str(int(post.real_now) + 1)}
+    later = {**headers, "X-Forewarn-Timestamp": str(int(delivery.real_now) + 1)}
     assert not is_from_forewarn(later, received.body, webhook.secret)
 
 
 def test_the_signature_check_of_the_page_rejects_old_messages(
-    post: Any, receiver: WebhookReceiver, is_from_forewarn: Any
+    delivery: Any, receiver: WebhookReceiver, is_from_forewarn: Any
 ) -> None:
-    post.real_now = time.time() - 400
-    webhook = post.hook(receiver)
-    post.world.ask(RequestedOperation.RESTART, "web")
-    (received,) = post.tell(receiver, 1)
+    delivery.real_now = time.time() - 400
+    webhook = delivery.hook(receiver)
+    delivery.world.ask(RequestedOperation.RESTART, "web")
+    (received,) = delivery.deliver(receiver, 1)
     headers = {name.title(): value for name, value in received.headers.items()}
     assert not is_from_forewarn(headers, received.body, webhook.secret)

@@ -27,9 +27,9 @@ class Sender:
         self._loop_factory = loop_factory
 
     def send(self, url: str) -> WebhookResponse:
-        letter = WebhookRequest(url=url, headers={"X-Some": "thing"}, body=b"[1]")
+        webhook_request = WebhookRequest(url=url, headers={"X-Some": "thing"}, body=b"[1]")
         with asyncio.Runner(loop_factory=self._loop_factory) as runner:
-            return runner.run(WebhookHttpClient(timeout_s=2.0, body_timeout_s=0.2).send(letter))
+            return runner.run(WebhookHttpClient(timeout_s=2.0, body_timeout_s=0.2).send(webhook_request))
 
     def unreached(self, url: str) -> str:
         with pytest.raises(ReceiverUnreachable) as caught:

@@ -44,7 +44,7 @@ def work(service: ServiceProcess, chance: random.Random, stop: threading.Event) 
             time.sleep(0.02)
 
 
-def told(received: ReceivedNotification) -> tuple[str, str]:
+def shown(received: ReceivedNotification) -> tuple[str, str]:
     properties = received.event["data"]["resourceInfo"]["properties"]
     return properties["EventId"].upper(), properties["EventStatus"]
 
@@ -56,7 +56,7 @@ def written(service: ServiceProcess) -> list[tuple[str, str]]:
     return [(e["event_id"], MEANING[e["what"]]) for e in entries if e["what"] in MEANING and e["event_id"] in listed]
 
 
-def wait_until_told(service: ServiceProcess) -> None:
+def wait_until_delivered(service: ServiceProcess) -> None:
     deadline = time.monotonic() + 60
     while (hook := service.api("GET", "/webhooks").json["webhooks"][0])["pending"] or hook["failures"]:
         assert time.monotonic() < deadline, hook
@@ -88,10 +88,10 @@ def test_messages_arrive_at_least_once_and_in_order_across_kills(tmp_path: Path)
             client.join()
             service.start()
         service.advance(3600)
-        wait_until_told(service)
+        wait_until_delivered(service)
 
         first_seen = without_repeats(receiver.accepted)
-        assert [told(one) for one in first_seen] == written(service)
+        assert [shown(one) for one in first_seen] == written(service)
         assert len(first_seen) > 80
         bodies: dict[str, bytes] = {one.event["id"]: one.body for one in first_seen}
         assert all(bodies[one.event["id"]] == one.body for one in receiver.received)

@@ -32,36 +32,38 @@ def allowing(origin: str) -> Callable[[str, bytes], ReceiverAnswer]:
     return decide
 
 
-def refused(post: Any, receiver: WebhookReceiver, schema: WebhookSchema) -> str:
+def refused(delivery: Any, receiver: WebhookReceiver, schema: WebhookSchema) -> str:
     with pytest.raises(Refused) as caught:
-        post.world.do(post.outbox.verification.validate(post.webhook_for(receiver, schema=schema)))
+        delivery.world.do(delivery.dispatcher.verification.validate(delivery.webhook_for(receiver, schema=schema)))
     return str(caught.value)
 
 
 @BOTH
-def test_a_test_message_names_no_vm(post: Any, receiver: WebhookReceiver, schema: WebhookSchema) -> None:
-    verdict = post.world.do(post.outbox.verification.send_test(post.webhook_for(receiver, schema=schema)))
+def test_a_test_message_names_no_vm(delivery: Any, receiver: WebhookReceiver, schema: WebhookSchema) -> None:
+    verdict = delivery.world.do(
+        delivery.dispatcher.verification.send_test(delivery.webhook_for(receiver, schema=schema))
+    )
     assert verdict == DeliveryTestResult(ok=True, status=200, text="it answered 200")
     (received,) = receiver.received
     assert received.event.get("eventType", received.event.get("type")) == TEST_EVENT_TYPE
     assert "x-forewarn-signature" in received.headers
-    assert post.world.store.webhooks() == []
+    assert delivery.world.store.webhooks() == []
 
 
-def test_a_failed_test_message_says_what_went_wrong(post: Any, receiver: WebhookReceiver) -> None:
+def test_a_failed_test_message_says_what_went_wrong(delivery: Any, receiver: WebhookReceiver) -> None:
     receiver.answer(404)
-    webhook = post.webhook_for(receiver)
-    assert post.world.do(post.outbox.verification.send_test(webhook)) == DeliveryTestResult(
+    webhook = delivery.webhook_for(receiver)
+    assert delivery.world.do(delivery.dispatcher.verification.send_test(webhook)) == DeliveryTestResult(
         ok=False, status=404, text="it answered 404"
     )
     receiver.stop()
-    verdict = post.world.do(post.outbox.verification.send_test(webhook))
+    verdict = delivery.world.do(delivery.dispatcher.verification.send_test(webhook))
     assert verdict == DeliveryTestResult(ok=False, status=None, text="it refused the connection")
 
 
-def test_a_receiver_that_echoes_the_code_is_valid(post: Any) -> None:
+def test_a_receiver_that_echoes_the_code_is_valid(delivery: Any) -> None:
     with WebhookReceiver(echoing) as receiver:
-        post.world.do(post.outbox.verification.validate(post.webhook_for(receiver)))
+        delivery.world.do(delivery.dispatcher.verification.validate(delivery.webhook_for(receiver)))
     (received,) = receiver.received
     assert received.headers["aeg-event-type"] == "SubscriptionValidation"
     assert received.event["eventType"] == VALIDATION_EVENT_TYPE
@@ -71,9 +73,9 @@ def test_a_receiver_that_echoes_the_code_is_valid(post: Any) -> None:
 @pytest.mark.parametrize(
     "body", [b"", b"{}", b"[]", b'{"validationResponse": 5}', b'{"validationResponse": "x"}', b"\xff"]
 )
-def test_a_receiver_that_does_not_echo_the_code_is_refused(post: Any, body: bytes) -> None:
+def test_a_receiver_that_does_not_echo_the_code_is_refused(delivery: Any, body: bytes) -> None:
     with WebhookReceiver(lambda method, sent: ReceiverAnswer(body=body)) as receiver:
-        sentence = refused(post, receiver, WebhookSchema.EVENT_GRID)
+        sentence = refused(delivery, receiver, WebhookSchema.EVENT_GRID)
     assert sentence == (
         "the receiver was not validated: it did not return the validationCode as validationResponse; "
         "fix it, or add it without validation"
@@ -81,27 +83,29 @@ def test_a_receiver_that_does_not_echo_the_code_is_refused(post: Any, body: byte
 
 
 @pytest.mark.parametrize("origin", ["*", "forewarn", "Forewarn"])
-def test_a_receiver_that_allows_our_origin_is_valid(post: Any, origin: str) -> None:
+def test_a_receiver_that_allows_our_origin_is_valid(delivery: Any, origin: str) -> None:
     with WebhookReceiver(allowing(origin)) as receiver:
-        post.world.do(post.outbox.verification.validate(post.webhook_for(receiver, schema=WebhookSchema.CLOUD_EVENTS)))
+        delivery.world.do(
+            delivery.dispatcher.verification.validate(delivery.webhook_for(receiver, schema=WebhookSchema.CLOUD_EVENTS))
+        )
     (received,) = receiver.received
     assert (received.method, received.body) == ("OPTIONS", b"")
     assert received.headers["webhook-request-origin"] == "forewarn"
 
 
-def test_a_receiver_that_allows_another_origin_is_refused(post: Any) -> None:
+def test_a_receiver_that_allows_another_origin_is_refused(delivery: Any) -> None:
     with WebhookReceiver(allowing("eventemitter.example.com")) as receiver:
-        sentence = refused(post, receiver, WebhookSchema.CLOUD_EVENTS)
+        sentence = refused(delivery, receiver, WebhookSchema.CLOUD_EVENTS)
     assert "it did not answer OPTIONS with WebHook-Allowed-Origin: forewarn" in sentence
 
 
 @BOTH
 def test_a_receiver_that_declines_or_is_down_is_refused(
-    post: Any, receiver: WebhookReceiver, schema: WebhookSchema
+    delivery: Any, receiver: WebhookReceiver, schema: WebhookSchema
 ) -> None:
     receiver.answer(405)
-    assert "it answered 405" in refused(post, receiver, schema)
+    assert "it answered 405" in refused(delivery, receiver, schema)
     receiver.stop()
-    assert refused(post, receiver, schema) == (
+    assert refused(delivery, receiver, schema) == (
         "the receiver was not validated: it refused the connection; start it, or add it without validation"
     )
