@@ -1,4 +1,4 @@
-"""A connection per poll, as curl and the Python of Azure's documentation do: connect, send, read, close."""
+"""A connection per poll, as curl and the Python code of Azure's documentation do."""
 
 from __future__ import annotations
 

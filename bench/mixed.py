@@ -102,7 +102,7 @@ class ChangeRate:
 
 @contextmanager
 def changes(service: BenchService) -> Iterator[ChangeRate]:
-    """Make ten changes a second until the block ends: schedule an event, then withdraw it. Raises their errors."""
+    """Make ten changes a second until the block ends: schedule an event, then withdraw it."""
     stop, change_rate = Event(), ChangeRate()
     with ThreadPoolExecutor(1) as executor:
         changing = executor.submit(_change, service, stop, change_rate)

@@ -1,4 +1,4 @@
-"""The portal in a real browser: its first view with 100,000 VMs and with 100, and frames under changes."""
+"""The portal in a real browser: its first view with 100,000 VMs and with 100, and its frame times."""
 
 from __future__ import annotations
 

@@ -77,7 +77,7 @@ class MetadataConnection(asyncio.Protocol):
     def __init__(
         self, state: ServerState, caller: Caller, *, received: bytes = b"", unsent: bytes = b"", keep_alive: bool = True
     ) -> None:
-        """`received` was read by the accept loop; `unsent` is the rest of a response that it has begun to send."""
+        """`received`: bytes that the accept loop has read; `unsent`: the rest of a response it has begun."""
         self.caller = caller
         self._state = state
         self._transport: asyncio.Transport
@@ -104,6 +104,7 @@ class MetadataConnection(asyncio.Protocol):
         self._close_timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Start to serve the connection (called by asyncio)."""
         self._transport, self._is_connected = cast(asyncio.Transport, transport), True
         self._transport.set_write_buffer_limits(high=self._state.limits.write_bytes)
         self._idle_slot = self._state.idle_timers.schedule(self._idle_since + self._state.limits.idle_s, self)
@@ -119,6 +120,7 @@ class MetadataConnection(asyncio.Protocol):
             self._cached_when_idle = self._cached
 
     def data_received(self, data: bytes) -> None:
+        """Answer a cached request at once, or parse the data (called by asyncio). This is the fast path."""
         entry = self._cached_when_idle.get(data)
         if entry is None:
             self._receive(data)
@@ -163,6 +165,7 @@ class MetadataConnection(asyncio.Protocol):
         return True
 
     def connection_lost(self, exc: Exception | None) -> None:
+        """Stop timers and remove the connection from the server state (called by asyncio)."""
         self._stop_processing()
         self._end_hold()
         if self._slow_body is not None:
@@ -174,11 +177,13 @@ class MetadataConnection(asyncio.Protocol):
         self._state.remove_connection(self)
 
     def pause_writing(self) -> None:
+        """Process no further request until the client reads (called by asyncio)."""
         self._writes_paused = True
         self._cached_when_idle = _NO_RESPONSES
         self._update_reading()
 
     def resume_writing(self) -> None:
+        """Process requests again (called by asyncio)."""
         self._writes_paused = False
         self._idle_since = self._state.loop.time()
         self._process_requests()

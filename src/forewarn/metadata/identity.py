@@ -19,7 +19,7 @@ PeerAddress: TypeAlias = Any  # the address that socket.accept returns
 
 
 class IdentityStrategy(Protocol):
-    """Tells the VMs of one listener apart. The class names of implementations are values of the status API."""
+    """Identifies the VMs of one listener. Class names of implementations are values of the status API."""
 
     def attachment(self, sock: socket.socket, peer: PeerAddress) -> str:
         """Return where this accepted connection came in; "" if it cannot be determined."""
@@ -36,7 +36,7 @@ class CalledAddress:
 
 @dataclass(frozen=True, slots=True)
 class SourceAddress:
-    """For networks that prevent forged source addresses. `network` distinguishes networks with equal addresses."""
+    """For networks that prevent forged addresses. `network` distinguishes networks with equal addresses."""
 
     network: str = ""
 

@@ -1,4 +1,4 @@
-"""The metadata server's interface: scopes published to it (`PublishedScope`) and its `MetadataBackend`."""
+"""The interface of the metadata server: scopes published to it, and the backend that it calls."""
 
 from __future__ import annotations
 
@@ -14,13 +14,16 @@ from forewarn.protocol.managed_identity import ManagedIdentity, ManagedIdentityT
 
 
 class MetadataBackend(Protocol):
-    """The operations that need the store. Changes are durable on return; Unavailable if the store is not."""
+    """The calls that need more than published data. Changes are durable on return, else Unavailable."""
 
     async def enable(self, vm: str) -> None:
         """Enable the VM's scope at its first request (spec §8.1); the scope is published on return."""
 
     async def approve(self, vm: str, event_ids: tuple[str, ...]) -> str | None:
-        """Approve all events, or none if an id was never an event of the VM's scope: returns that id (spec §5.2)."""
+        """Approve all events; if an id was never an event of the VM's scope, approve none and return that id.
+
+        Spec §5.2. Returns None if all were approved.
+        """
 
     async def token(self, identity: ManagedIdentity, resource: str) -> ManagedIdentityToken | WrongResource:
         """Issue a token for a VM's identity (spec §2.8). Does not use the store."""

@@ -31,7 +31,7 @@ class ListenerChange:
 
 
 class ListenerManager:
-    """Keeps the configured listeners open: `open_all` once, then `run` for ever (or `refresh` now and then)."""
+    """Keeps the configured listeners open: call `open_all` once, then `run` or repeatedly `refresh`."""
 
     def __init__(self, specs: Iterable[ListenerSpec], *, shared: bool = False) -> None:
         """`shared`: open the sockets with SO_REUSEPORT, so that another process can take over."""

@@ -123,9 +123,9 @@ def open_lab_listeners(
     modes: Sequence[LabListenMode] = tuple(LabListenMode),
     setting: str = "metadata port",
 ) -> LabListeners:
-    """Listen for VMs on these loopback addresses, in the first mode that works here. Port 0: any free port.
+    """Listen for VMs on these loopback addresses, in the first mode that works on this machine.
 
-    Raises Rejected if no mode works, or the port is in use.
+    Port 0 is any free port. Raises Rejected if no mode works, or if the port is in use.
     """
     for mode in modes:
         try:
@@ -167,9 +167,10 @@ def _open_socket_per_vm(mode: LabListenMode, addresses: Sequence[str], port: int
 def open_listening_socket(
     address: str, port: int, *, device: str = "", setting: str, shared: bool = False
 ) -> socket.socket:
-    """Open a non-blocking listening TCP socket; `shared` sets SO_REUSEPORT, so that another process can take over.
+    """Open a non-blocking listening TCP socket.
 
-    Raises ListenModeUnsupported if the device or address does not exist here, Rejected for any other reason.
+    `shared` sets SO_REUSEPORT, so that another process can take over. Raises ListenModeUnsupported if the device or
+    address does not exist here, Rejected for any other reason.
     """
     family = socket.AF_INET6 if ip_address(address).version == 6 else socket.AF_INET
     sock = socket.socket(family, socket.SOCK_STREAM)
@@ -292,7 +293,7 @@ class OpenListener:
 
 
 def open_listener(spec: ListenerSpec, *, shared: bool = False) -> OpenListener:
-    """Open the listener. Unavailable if its device, address or namespace does not exist yet, else Rejected."""
+    """Open the listener. Unavailable if device, address or namespace does not exist yet, else Rejected."""
     netns_id = namespace_id(spec.namespace) if spec.namespace else None
     try:
         sock = run_in_namespace(spec.namespace, partial(_open_socket, spec, shared=shared))

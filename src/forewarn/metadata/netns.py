@@ -22,7 +22,7 @@ def namespace_path(namespace: str) -> Path:
 
 
 def namespace_id(namespace: str) -> NamespaceId:
-    """Return an id that differs if the namespace is created again under its name; None if it does not exist."""
+    """Return an id that changes if the namespace is created again; None if it does not exist."""
     try:
         status = namespace_path(namespace).stat()
     except OSError:

@@ -97,12 +97,12 @@ class GuestObservations:
         self._flush_hits, self._flush_hits_of = flush, flush_vm
 
     def subscribe_deliveries(self, callback: Callable[[Sequence[EventDelivery]], None]) -> Callable[[], None]:
-        """Call back with deliveries once they are stored; returns a function that unsubscribes."""
+        """Call back with deliveries once they are stored; returns an unsubscribe function."""
         self._delivery_subscribers.append(callback)
         return lambda: self._delivery_subscribers.remove(callback)
 
     def subscribe_polling_starts(self, callback: Callable[[Sequence[str]], None]) -> Callable[[], None]:
-        """Call back with VMs that poll for the first time or after a silence; returns a function that unsubscribes."""
+        """Call back with VMs that poll for the first time or after a silence; returns an unsubscribe function."""
         self._start_subscribers.append(callback)
         return lambda: self._start_subscribers.remove(callback)
 

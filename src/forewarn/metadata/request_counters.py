@@ -40,7 +40,7 @@ def request_category(request: HttpRequest) -> RequestCategory:
 
 
 def user_agent_of(request: HttpRequest) -> str:
-    """Return the printable part of the User-Agent header, at most MAX_USER_AGENT_LENGTH; "" if there is none."""
+    """Return the printable characters of the User-Agent header, at most 120; "" if there is none."""
     user_agent = next((value for name, value in request.headers if name == "user-agent"), "")
     return _printable_prefix(user_agent) if user_agent else ""
 

@@ -309,7 +309,7 @@ class Responder:
 
 @lru_cache(maxsize=64)
 def _network_rules(rules: EndpointRules, from_loopback: bool) -> EndpointRules:
-    """Rules for real networks: the header is always required (spec §2.2), and tokens are allowed (spec §2.8)."""
+    """Rules for real networks: the header is required (spec §2.2), and tokens are allowed (spec §2.8)."""
     return replace(rules, header_always=True, gives_tokens=rules.gives_tokens or not from_loopback)
 
 

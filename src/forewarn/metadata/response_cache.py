@@ -81,7 +81,7 @@ class ResponseCache:
         observations.set_flush_hooks(self.flush_hits, self.flush_hits_of)
 
     def responses_for(self, vm: str | None, is_loopback: bool, from_loopback: bool) -> CachedResponses | None:
-        """Return the entries of the VM for callers of this kind (see `Caller`), by request bytes; None if empty."""
+        """Return the VM's entries for callers of this kind (see `Caller`), by request bytes, or None."""
         vm_cache = self._vm_caches.get(vm) if vm is not None else None
         return None if vm_cache is None else vm_cache.responses.get((is_loopback, from_loopback))
 

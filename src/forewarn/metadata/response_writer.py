@@ -95,7 +95,7 @@ _MAX_SLOW_CHUNKS = 20
 
 
 class SlowBodyWriter:
-    """Writes the head of a response at once and its body in chunks over `duration_s`, then calls `on_done`."""
+    """Writes the head of a response at once and its body over `duration_s`, then calls `on_done`."""
 
     def __init__(
         self,

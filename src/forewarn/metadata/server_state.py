@@ -1,4 +1,4 @@
-"""The state that all connections of a server share: connections, pending backend calls, timers, draining."""
+"""The state that all connections of a server share: open connections, pending calls, timers, draining."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ class ServerState:
         task.add_done_callback(on_done)
 
     async def drain(self, timeout_s: float) -> None:
-        """Finish current responses and close all connections; abort those open after `timeout_s`. 0: abort all."""
+        """Finish current responses and close; abort connections open after `timeout_s` (0: all at once)."""
         self.is_draining = True
         self.response_cache.disable()
         with suppress(TimeoutError):

@@ -155,7 +155,7 @@ class VmFaults:
         return replace(rules, unknown_version=UnknownVersionPolicy.NOT_FOUND)
 
     def keeps_refusal(self, refusal: HttpResponse) -> bool:
-        """Whether a refusal under `adjusted_rules` stands; False if it needs a fault that has reached its limit."""
+        """Whether a refusal under `adjusted_rules` is valid; False if its fault has reached its limit."""
         if refusal != version_not_found():
             return True
         fault = self._first_active(FaultKind.UNKNOWN_VERSION_404)
@@ -192,7 +192,7 @@ class VmFaults:
 
 
 def _changed_faults(before: Sequence[Fault], after: Sequence[Fault]) -> list[Fault]:
-    """Return the faults that were added or removed; a changed hit count, which is stored every second, is ignored."""
+    """Return the faults that were added or removed; changed hit counts are ignored."""
     old, new = [fault.without_counts for fault in before], [fault.without_counts for fault in after]
     return [fault for fault in (*old, *new) if fault not in old or fault not in new]
 

@@ -130,7 +130,7 @@ def _received_event(event: dict[str, object]) -> ReceivedEvent:
 
 
 def _text(value: object) -> str:
-    """Return the value if it is text, else "". JSON can contain lone surrogates (`\\ud800`): they become "?"."""
+    """Return the value if it is text, else "". Lone surrogates (`\\ud800` in JSON) become "?"."""
     return value.encode("utf-8", "replace").decode("utf-8") if isinstance(value, str) else ""
 
 
