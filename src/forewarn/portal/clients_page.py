@@ -197,7 +197,7 @@ class ClientsPage(BaseView, frozen=True, kw_only=True):
         return f"{vms} unprepared: {names}" + (f" and {more} more" if more else "")
 
     def table(self) -> ExportTable:
-        """One row per VM."""
+        """The CSV export, with one row per VM."""
         columns = (*_CSV_COLUMNS, "event", "event_kind", "not_before", "told")
         note = truncation_note(self.is_cut, len(self.clients), self.found)
         return ExportTable(columns=columns, rows=[_csv_row(client) for client in self.clients], note=note)

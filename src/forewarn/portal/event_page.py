@@ -175,11 +175,11 @@ class EventPage(BaseView, frozen=True, kw_only=True):
         return build_chart([self.lane], window_for_rows([self.lane], self.now), self.now, banded=False)
 
     def svg(self) -> str:
-        """The event over time, as a file."""
+        """The SVG export: the event over time."""
         return render_standalone_svg(build_chart([self.lane], window_for_rows([self.lane], self.now), self.now))
 
     def table(self) -> ExportTable:
-        """One row per VM."""
+        """The CSV export, with one row per VM."""
         return ExportTable(columns=_CSV_COLUMNS, rows=[_csv_row(vm) for vm in self.vms])
 
     @property

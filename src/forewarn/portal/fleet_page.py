@@ -198,7 +198,7 @@ class FleetPage(BaseView, frozen=True, kw_only=True):
         return sum(len(block.vms) for group in self.groups for block in group.blocks)
 
     def table(self) -> ExportTable:
-        """One row per VM."""
+        """The CSV export, with one row per VM."""
         cells = ((group, block, cell) for group in self.groups for block in group.blocks for cell in block.vms)
         rows = [
             (c.name, c.state, group.name, block.scope or f"vm:{c.key}", c.update_domain, c.fault_domain, c.host, c.key)

@@ -72,6 +72,7 @@ _AT_ONCE_IF_NOT_POLLING = (
 )
 _WITHOUT_EVENT = "This happens at once, without an event."
 
+# Operations on VMs.
 VM_FORMS = (
     _vm_request_form("restart", "Restart VMs", "Restart",
         f"Publishes a Reboot with at least 15 minutes of notice. {_AT_ONCE_IF_NOT_POLLING}", notice=True),
@@ -112,6 +113,7 @@ VM_FORMS = (
     ),
 )  # fmt: skip
 
+# Operations on events.
 EVENT_FORMS = (
     Form(
         name="approve",
@@ -183,6 +185,7 @@ def _rollout_change_form(
     )
 
 
+# Rollouts, and the health of hosts.
 HOST_FORMS = (
     Form(
         name="rollout",
@@ -303,6 +306,7 @@ def _advance_body(context: RequestContext, values: FormValues) -> dict[str, Any]
     return {"by_s": by_s if by_s is not None else until - context.now()}
 
 
+# Faults, storms, replays and the clock.
 LAB_FORMS = (
     Form(
         name="fault",

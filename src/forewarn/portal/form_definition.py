@@ -168,32 +168,32 @@ class Form:
 
 
 def request_url(response: Any) -> str:
-    """The page of the request in a response of the API."""
+    """The URL of the page of `response.request`, a request that the API has accepted."""
     return f"{PORTAL_PREFIX}/requests/{response.request.id}"
 
 
 def rollout_url(response: Any) -> str:
-    """The page of the rollout that a response of the API is."""
+    """The URL of the page of a rollout, which the API returned."""
     return f"{PORTAL_PREFIX}/rollouts/{response.id}"
 
 
 def event_url(response: Any) -> str:
-    """The page of the event that a response of the API is."""
+    """The URL of the page of an event, which the API returned."""
     return f"{PORTAL_PREFIX}/events/{response.id}"
 
 
 def first_event_url(response: Any) -> str:
-    """The page of the first event in a response of the API."""
+    """The URL of the page of the first of several events, which the API returned."""
     return f"{PORTAL_PREFIX}/events/{response.events[0].id}"
 
 
 def host_url(response: Any) -> str:
-    """The page of the host that a response of the API is."""
+    """The URL of the page of a host, which the API returned."""
     return f"{PORTAL_PREFIX}/hosts/{quote(response.name, safe='')}"
 
 
 def lab_url(response: Any) -> str:
-    """The lab page, for any response."""
+    """The URL of the lab page, whatever the API returned."""
     return f"{PORTAL_PREFIX}/lab"
 
 

@@ -67,7 +67,7 @@ class HistoryPage(BaseView, frozen=True, kw_only=True):
     topic: str  # the live topic that updates this page; "": a page of the past, which does not change
 
     def table(self) -> ExportTable:
-        """One row per entry."""
+        """The CSV export, with one row per entry."""
         note = truncation_note(self.is_cut, len(self.entries))
         return ExportTable(
             columns=HistoryEntryView.__struct_fields__, rows=[_csv_row(entry) for entry in self.entries], note=note

@@ -59,7 +59,7 @@ class HostsPage(BaseView, frozen=True, kw_only=True):
     hosts: tuple[HostCard, ...]
 
     def table(self) -> ExportTable:
-        """One row per host."""
+        """The CSV export, with one row per host."""
         rows = [(host.name, host.location, host.zone, host.health, host.size) for host in self.hosts]
         note = truncation_note(self.is_cut, len(rows), self.found)
         return ExportTable(columns=("name", "location", "zone", "health", "VMs"), rows=rows, note=note)
@@ -91,7 +91,7 @@ class HostPage(BaseView, frozen=True, kw_only=True):
     over: tuple[EventView, ...]  # past events, newest first
 
     def table(self) -> ExportTable:
-        """One row per VM."""
+        """The CSV export, with one row per VM."""
         columns = HostVmView.__struct_fields__
         return ExportTable(columns=columns, rows=[[getattr(vm, name) for name in columns] for vm in self.vms])
 

@@ -40,8 +40,8 @@ class LiveMessageEncoder:
     def initial_messages(self, after: int | None, age_s: float | None = None) -> bytes:
         """The first messages of a stream: the current state, and what the page missed.
 
-        `after` is the last history entry that the page knows, None for all; `age_s` is how long ago it was up to date,
-        None for a page that shows no polling.
+        `after` is the last history entry that the page knows, None for the current one. `age_s` is how long ago it was
+        up to date; None if it needs no changes of polling.
         """
         known = self._context.store.last_seq() if after is None else after
         batch = self._hub.changes_since(known)

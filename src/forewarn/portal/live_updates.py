@@ -76,17 +76,17 @@ class LiveSubscriber:
         self._wakeup.set()
 
     def notify_clock(self) -> None:
-        """The lab clock was changed."""
+        """Queues a message about the lab clock, which was changed."""
         self._pending.clock_changed = True
         self._wakeup.set()
 
     def notify_counts(self) -> None:
-        """The counts of VMs by state may have changed."""
+        """Queues a message about the counts of VMs by state, which may have changed."""
         self._pending.counts_changed = True
         self._wakeup.set()
 
     def notify_health(self) -> None:
-        """The health of the store changed."""
+        """Queues a message about the health of the store, which changed."""
         self._pending.health_changed = True
         self._wakeup.set()
 

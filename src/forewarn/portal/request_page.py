@@ -56,11 +56,11 @@ class RequestTimeline(BaseView, frozen=True, kw_only=True):
         return build_chart(self.lanes, window_for_rows(self.lanes, self.now), self.now)
 
     def svg(self) -> str:
-        """The events over time, as a file."""
+        """The SVG export: the events over time."""
         return render_standalone_svg(self.chart(), more=self.more)
 
     def table(self) -> ExportTable:
-        """One row per event."""
+        """The CSV export, with one row per event."""
         return ExportTable(columns=_CSV_COLUMNS, rows=[_csv_row(row) for row in self.lanes])
 
 
@@ -109,11 +109,11 @@ class RequestPage(BaseView, frozen=True, kw_only=True):
         return self.standing.state in _FINAL_STATES
 
     def svg(self) -> str:
-        """The events over time, as a file."""
+        """The SVG export: the events over time."""
         return self.course.svg()
 
     def table(self) -> ExportTable:
-        """One row per event."""
+        """The CSV export, with one row per event."""
         return self.course.table()
 
 

@@ -63,7 +63,7 @@ class RolloutsPage(BaseView, frozen=True, kw_only=True):
     sees_all: bool  # if not, the list is empty
 
     def table(self) -> ExportTable:
-        """One row per rollout."""
+        """The CSV export, with one row per rollout."""
         return ExportTable(columns=_CSV_COLUMNS, rows=[_csv_row(row) for row in self.rollouts])
 
 
@@ -94,11 +94,11 @@ class RolloutPage(BaseView, frozen=True, kw_only=True):
     done: str  # the done message of the form that led here
 
     def svg(self) -> str:
-        """The events over time, as a file."""
+        """The SVG export: the events over time."""
         return self.course.svg()
 
     def table(self) -> ExportTable:
-        """One row per event."""
+        """The CSV export, with one row per event."""
         return self.course.table()
 
 

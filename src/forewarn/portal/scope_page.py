@@ -65,7 +65,7 @@ class ScopePage(BaseView, frozen=True, kw_only=True):
     document: str  # that its VMs receive now, indented
 
     def table(self) -> ExportTable:
-        """One row per VM."""
+        """The CSV export, with one row per VM."""
         columns = ScopeMemberView.__struct_fields__
         return ExportTable(columns=columns, rows=[[getattr(vm, name) for name in columns] for vm in self.vms])
 

@@ -143,11 +143,11 @@ class TimelinePage(BaseView, frozen=True, kw_only=True):
         return build_chart(self.lanes, self.window, self.now)
 
     def svg(self) -> str:
-        """The chart as a file."""
+        """The SVG export: the chart."""
         return render_standalone_svg(self.chart(), more=self.more)
 
     def table(self) -> ExportTable:
-        """One row per event."""
+        """The CSV export, with one row per event."""
         return ExportTable(columns=_CSV_COLUMNS, rows=[_csv_row(row) for row in self.lanes])
 
     @property

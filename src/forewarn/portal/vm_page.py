@@ -38,7 +38,7 @@ class VmPage(BaseView, frozen=True, kw_only=True):
     story: Explanation
 
     def table(self) -> ExportTable:
-        """One row per event."""
+        """The CSV export, with one row per event."""
         return events_export_table((*self.events, *self.over))
 
 

@@ -15,7 +15,7 @@ const MESSAGES = ["change", "asking", "counts", "clock", "reset", "health"];
 const SILENCE_TIMEOUT_MS = 40_000; // the server sends something every 15 s
 const MIN_RETRY_MS = 500;
 const MAX_RETRY_MS = 5_000;
-const SLOT_WAIT_MS = 2_000; // without a slot, until the user is told
+const SLOT_WAIT_MS = 2_000; // without a slot, until the page shows a message
 
 const page = document.body.dataset;
 let seq = Number(page.seq);
