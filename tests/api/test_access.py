@@ -1,4 +1,4 @@
-"""Clients, their secrets, and grants: made, shown and taken back (the right to administer)."""
+"""Clients, their secrets and grants: added, shown and removed (the right to administer)."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def test_one_of_two_concurrent_additions_of_a_client_is_refused(api_of: Any, tmp
 
 
 def test_a_client_removed_during_a_grant_leaves_no_grant_behind(api_of: Any, tmp_path: Path) -> None:
-    """Another client of the same id must not inherit it."""
+    """A later client with the same id must not inherit it."""
     api = api_of(store=SqliteStore.open(tmp_path / "forewarn.db"))
     api.post("/access/clients", {"id": "bot"})
 

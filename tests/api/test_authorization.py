@@ -1,5 +1,6 @@
-"""Who may call what: every route, by everybody. What is expected follows from the route's right and `over`, which are
-written down here once more, so that none changes unnoticed.
+"""Who may call which route: every route, by every role.
+
+The table repeats the right and the resources of each route, so that none changes unnoticed.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ def _everything(right: Right, role: Role, place: str, names_a_thing: bool) -> st
 
 
 def _own(right: Right, role: Role, place: str, names_a_thing: bool) -> str:
-    """Every role may read; what it does not reach does not exist."""
+    """Every role may read; a resource outside its grant does not exist."""
     if place == OTHER:
         return NOT_THERE
     return DONE if right in ROLE_RIGHTS[role] else FORBIDDEN
@@ -68,7 +69,7 @@ EXPECTED: dict[str, Callable[[Right, Role, str, bool], str]] = {
     "named_event": _own,
     "vms_asked_for": _own,
 }
-WITHOUT_A_ROLE = {"everything": FORBIDDEN, "listing": FORBIDDEN, "signed_in": DONE}  # else nothing exists
+WITHOUT_A_ROLE = {"everything": FORBIDDEN, "listing": FORBIDDEN, "signed_in": DONE}  # for others it does not exist
 
 
 def expected(line: ApiRoute) -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""Events: listed, found by the beginning of their ids, approved and withdrawn."""
+"""Events: listed, found by id prefix, approved and withdrawn."""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
-"""Every route: it needs a right, a good call is answered, a bad member and an unknown thing are refused and change
-nothing (the contract of `/forewarn/v1`).
+"""The contract of every route of `/forewarn/v1`.
+
+It needs a right, answers a valid call, and rejects unknown fields and names without a change.
 """
 
 from __future__ import annotations
@@ -85,7 +86,8 @@ GOOD: dict[tuple[str, str], Good] = {
     ("DELETE", "/webhooks/{id}"): lambda api: (f"/webhooks/{_webhook(api)}", None),
     ("POST", "/webhooks/{id}/test"): lambda api: (f"/webhooks/{_webhook(api)}/test", None),
 }
-NEEDS_MORE = {("POST", "/backup"), ("POST", "/access/links")}  # than a world in memory: see test_upkeep, test_links
+# These need more than a world in memory: see test_service_routes and test_sign_in_links.
+NEEDS_MORE = {("POST", "/backup"), ("POST", "/access/links")}
 
 
 def _empty_host(api: Any) -> str:
@@ -279,6 +281,6 @@ def test_an_unexpected_error_is_a_500_without_secrets(api: Any, caplog: pytest.L
 
 def test_the_web_packages_write_no_files_except_backups(api: Any, tmp_path: Path) -> None:
     status, code, message = api.refused("POST", "/backup", {"path": str(tmp_path / "b.db")})
-    assert (status, code) == (409, "Refused")  # a store in memory has nothing to copy
+    assert (status, code) == (409, "Refused")  # a store in memory has no backup
     assert list(tmp_path.iterdir()) == []
     assert "in memory" in message

@@ -1,4 +1,4 @@
-"""Explaining: the story of a VM or an event, gathered from the record (the sentences are tested in core)."""
+"""Explanations of VMs, events, hosts, scopes and requests (tests of forewarn.explain check the sentences)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from forewarn.store.interface import LastPoll
 
 
 def seen(api: Any, vm_name: str, event: dict[str, Any]) -> None:
-    """The VM polls, and is given the event."""
+    """The VM polls and is given the event."""
     vm, at = api.world.vm(vm_name), api.world.now
     delivery = EventDelivery(
         event_id=event["id"],
@@ -63,7 +63,7 @@ def test_the_explanation_of_a_rebooted_vm_says_why(api: Any) -> None:
 
 
 def test_an_explanation_names_a_crash_and_what_it_may_have_lost(api: Any) -> None:
-    """Sightings are written in batches: a crash may lose the last two seconds."""
+    """Deliveries are written in batches: a crash may lose the last two seconds."""
     (event,) = api.restart_of("db")
     api.world.advance(10)
     entry = HistoryEntry(at=api.world.now, what=EntryKind.SERVICE, text="service started, version 0.1.0, process 7")
@@ -74,7 +74,7 @@ def test_an_explanation_names_a_crash_and_what_it_may_have_lost(api: Any) -> Non
 
 
 def test_a_restart_waits_for_a_hypervisor_that_does_not_answer(api: Any) -> None:
-    """Spec §6.5: the event stays Started until the outcome is known, and whoever asks is told what it waits for."""
+    """Spec §6.5: the event stays Started until the outcome is known, and its explanation says what it waits for."""
     (event,) = api.restart_of("db")
     api.world.hypervisor.set_behaviour(SimulatedBehaviour((UnreachableRule(times=3),)))
     api.world.approve("db", event["id"])
@@ -96,7 +96,7 @@ def test_a_removed_vm_can_still_be_explained(api: Any) -> None:
 
 
 def test_an_explanation_says_that_no_vm_of_the_scope_polls(asleep: Any) -> None:
-    """Spec §8.2: while disabled, what users ask for is carried out at once."""
+    """Spec §8.2: while disabled, user operations are done at once."""
     explanation = asleep.get("/explain/db")
     assert explanation["now"] == [
         "db is running on h1.",
@@ -178,7 +178,7 @@ def test_a_request_is_explained_by_its_pending_events(api: Any) -> None:
 
 
 def test_only_an_operator_learns_which_scope_keeps_a_gate_closed(api: Any) -> None:
-    """Spec §6.2 and §7.2: a VM sees events of its own scope, and never learns of its neighbours."""
+    """Spec §6.2 and §7.2: a VM sees events of its own scope only."""
     api.post("/rollouts", {"impact": "reboot", "hosts": ["h1"]})
     (event,) = api.get("/events?vm=db")["events"]
     api.post(f"/events/{event['id']}/approve")

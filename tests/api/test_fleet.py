@@ -1,4 +1,4 @@
-"""The fleet: shown, proposed in a file, changed by single VMs and hosts."""
+"""The fleet: shown, checked and applied from a file, changed by single VMs and hosts."""
 
 from __future__ import annotations
 
@@ -133,13 +133,13 @@ def test_applying_a_fleet_file_withdraws_the_events_of_removed_vms(api: Any) -> 
 def test_a_new_vm_gets_the_usual_group_and_the_best_host(api: Any) -> None:
     vm = api.post("/fleet/vms", {"name": "new", "tags": {"team": "shop"}, "size": "Standard_B1s"})
     assert (vm["resource_group"], vm["subscription_id"], vm["location"]) == ("lab", "sub", "westeurope")
-    assert vm["host"] == "h3"  # the least crowded
+    assert vm["host"] == "h3"  # the host with the fewest VMs
     assert (vm["tags"], vm["size"]) == ({"team": "shop"}, "Standard_B1s")
     assert api.world.vm("new").vm_id
 
 
 def test_a_vm_that_joins_a_set_gets_the_settings_of_its_siblings(api: Any) -> None:
-    """Spec §6.2: it gets an update domain that nobody has yet, as long as the set may have more."""
+    """Spec §6.2: it gets a free update domain, as long as the set may have more."""
     web = api.post("/fleet/vms", {"name": "web-3", "availability_set": "web"})
     assert (web["scope"], web["update_domain"]) == ("set:sub/lab/web", 3)
     pool = api.post("/fleet/vms", {"name": "pool_2", "scale_set": "pool"})

@@ -1,4 +1,4 @@
-"""The history: read, narrowed, followed, pruned."""
+"""The history: read, filtered, followed and pruned."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_the_history_of_a_vm_shows_events_that_it_shares_with_others(api: Any) -
 
 
 def test_a_long_poll_is_answered_when_an_entry_is_written(api: Any) -> None:
-    """Spec §12: how long a request is held is real time; nothing here waits that long."""
+    """Spec §12: how long a request is held is real time; no test waits that long."""
 
     async def scenario() -> Any:
         seq = api.world.store.last_seq()
@@ -70,7 +70,7 @@ def test_a_long_poll_is_answered_when_an_entry_is_written(api: Any) -> None:
         await api.calling("POST", "/requests", {"ask": "restart", "vms": ["web-0"]})
         for _ in range(20):
             await asyncio.sleep(0)
-        assert not held.done()  # that was about another VM
+        assert not held.done()  # the entry was about another VM
         await api.calling("POST", "/requests", {"ask": "restart", "vms": ["db"]})
         return (await held).json
 
@@ -120,7 +120,7 @@ def test_the_history_names_added_and_removed_vms_and_hosts(api: Any) -> None:
 
 
 def test_old_history_is_pruned_except_the_last_day(api: Any) -> None:
-    """Spec §5.2: events that are over are kept at least 24 h."""
+    """Spec §5.2: past events are kept at least 24 h."""
     for span in (86399, -1, 0):
         status, code, message = api.refused("POST", "/history/prune", {"older_than_s": span})
         assert (status, code) == (400, "Rejected")

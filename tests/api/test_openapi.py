@@ -1,4 +1,4 @@
-"""The API describes itself, and the page about it is drawn from the same table."""
+"""openapi.json and docs/api.md follow from the route table."""
 
 from __future__ import annotations
 

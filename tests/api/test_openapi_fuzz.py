@@ -1,6 +1,4 @@
-"""Calls that fit the API's own description, and calls that do not: none is a failure inside, every answer is as
-described, and what is refused changes nothing.
-"""
+"""Generated calls, valid and invalid: every response fits openapi.json, and an error changes nothing."""
 
 from __future__ import annotations
 
@@ -30,7 +28,7 @@ CHECKS = [checks.not_a_server_error, checks.status_code_conformance, checks.resp
 EXAMPLES = {GenerationMode.POSITIVE: 15, GenerationMode.NEGATIVE: 8}
 RECORDING = {"vm": "x", "api_version": "2020-07-01", "started_at": 1, "answers": [{"at_s": 0, "status": 500}]}
 
-# By chance nobody would name what there is.
+# Random names would never match an existing thing.
 KNOWN: dict[str, list[Any]] = {
     "name": ["db", "web-0", "lab/pool_1", "h1", "H3"],
     "thing": ["db", "h1", "web", "set:sub/lab/web"],
@@ -47,12 +45,12 @@ KNOWN: dict[str, list[Any]] = {
     "older_than_s": [86400, 1e308],
     "recording": [RECORDING],
 }
-# Nothing here waits, goes through years of lab time, or calls anybody outside.
+# No call waits, skips years of lab time, or connects to another machine.
 ALWAYS: dict[str, list[Any]] = {"wait_s": [0, 0.001], "by_s": [0, 60, 1e6, -1], "validate": [False]}
 
 
 def populate(api: Any) -> list[str]:
-    """Something of each sort; their ids."""
+    """Creates one thing of each kind; returns their ids."""
     api.post("/access/clients", {"id": "bot"})
     return [
         "bot",
@@ -68,7 +66,7 @@ def populate(api: Any) -> list[str]:
 
 
 def chosen(draw: Callable[[Any], Any], members: Any, ids: list[str]) -> Any:
-    """These members, some of them as of something that there is."""
+    """These fields, some with names that exist."""
     if not isinstance(members, dict):
         return members
     known = {**KNOWN, "id": ids}

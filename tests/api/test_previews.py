@@ -1,4 +1,4 @@
-"""What would come of a call, told beforehand: with its rights, in its words, and changing nothing."""
+"""Previews: they need the rights of the request, refuse with the same words, and change nothing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Asking for maintenance: what is answered shows what will happen."""
+"""Maintenance requests: the response shows what will happen."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_a_restart_is_answered_with_its_event_and_what_it_waits_for(api: Any) ->
 
 
 def test_a_request_over_several_scopes_is_answered_with_all_its_events(api: Any) -> None:
-    """What spans scopes is applied by the reconciler: the answer waits for that."""
+    """The reconciler applies a request over several scopes; the response waits for it."""
     events = api.restart_of("web-0", "db", "web-1")
     assert sorted(event["vms"] for event in events) == [["db"], ["web-0"], ["web-1"]]
     assert {event["status"] for event in events} == {"scheduled"}
@@ -51,7 +51,7 @@ def test_a_request_is_refused_as_a_whole_if_one_vm_cannot_do_it(api: Any) -> Non
 
 
 def test_an_operation_without_an_event_is_done_at_once_and_says_why(asleep: Any) -> None:
-    """Spec §8.2: nobody has asked for events, so a restart happens at once."""
+    """Spec §8.2: no VM has polled for events, so a restart happens at once."""
     (event,) = asleep.restart_of("db")
     assert event["kind"] is None
     assert event["listed"] is False
@@ -103,7 +103,7 @@ def test_a_name_in_two_groups_must_be_qualified(api: Any) -> None:
 
 
 def test_a_shorter_notice_needs_the_flag_short_notice(api: Any) -> None:
-    """Spec §6.3: less than the minimum only by naming it, for rehearsal."""
+    """Spec §6.3: less than the minimum needs a flag, for testing."""
     body = {"ask": "restart", "vms": ["db"], "notice_s": 5, "short_notice": True}
     (event,) = api.post("/requests", body)["events"]
     assert event["not_before"] - event["published_at"] == 5
@@ -194,7 +194,7 @@ def test_the_vms_of_a_failed_host_are_redeployed_at_once_and_the_host_is_repaire
 
 
 def test_the_second_of_two_calls_about_a_host_sees_the_effect_of_the_first(api_of: Any, tmp_path: Path) -> None:
-    """Spec §6.4: a failed host stays failed, whatever is predicted of it in the same moment."""
+    """Spec §6.4: a failed host stays failed, even if a failure is predicted at the same moment."""
     api = api_of(store=SqliteStore.open(tmp_path / "forewarn.db"))
 
     async def both() -> list[int]:

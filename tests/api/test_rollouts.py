@@ -1,4 +1,4 @@
-"""Rollouts: started over hosts or a scope, followed, steered."""
+"""Rollouts: started over hosts or a scope, followed, paused, resumed and aborted."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_a_rollout_runs_to_its_end(api: Any) -> None:
 
 
 def test_the_tally_of_a_rollout_outlives_its_events(api: Any) -> None:
-    """Events that are over are kept for a day, and pruned later; VMs come and go."""
+    """Past events are pruned after a day, and VMs may be removed."""
     started = api.post("/rollouts", {"impact": "migrate", "scope": "web"})
     api.world.advance(1000)
     aborted = api.post(f"/rollouts/{started['id']}/abort")
@@ -90,7 +90,7 @@ def test_a_rollout_without_a_failure_limit_says_how_many_failed(api: Any) -> Non
 
 
 def test_a_rollout_is_paused_resumed_and_aborted(api: Any) -> None:
-    """Aborting withdraws what has not started."""
+    """Aborting withdraws events that have not started."""
     rollout = api.post("/rollouts", {"impact": "update", "scope": "web"})["id"]
     assert api.post(f"/rollouts/{rollout}/pause")["progress"] == "paused"
     assert api.refused("POST", f"/rollouts/{rollout}/pause")[0] == 409

@@ -1,4 +1,4 @@
-"""The service itself: what it is, its clock, its backups, its health."""
+"""Routes of the service itself: its description, clock, backup and health checks."""
 
 from __future__ import annotations
 

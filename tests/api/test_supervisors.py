@@ -1,4 +1,4 @@
-"""Keepers as the API shows them, and programs of VMs that are added one by one."""
+"""Supervisors of namespace VMs, and the programs of VMs that are added."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Supervisor:
 
 
 def with_supervisors(api: Any, **supervisors: Supervisor) -> Any:
-    """Key → keeper; of VMs that the world has, or has no more."""
+    """The API with these supervisors, by VM name; a VM may be unknown."""
     api.dependencies = replace(
         api.dependencies,
         vm_supervisors=lambda: {f"sub/lab/{name}": supervisor for name, supervisor in supervisors.items()},
@@ -73,7 +73,7 @@ CHANGES = [
 def test_a_platform_operator_may_not_choose_programs_for_the_services_machine(
     api_of: Callable[..., Any], old: str, new: str
 ) -> None:
-    """A program could read the service's secrets, and so give its author every role there is."""
+    """A program could read the service's secrets, and so give its author every role."""
     api = api_of()
     platform = api.holding("Platform", "/")
     asked = {"text": FILE, "source": "f.toml"}

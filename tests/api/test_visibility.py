@@ -1,4 +1,4 @@
-"""Whoever may read some VMs is shown these, and nothing of the others: those do not exist to them (spec §7.2)."""
+"""A caller who may read some VMs sees nothing of the others (spec §7.2)."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def texts(page: Any) -> list[str]:
 
 
 def whole(api: Any, target: str) -> str:
-    """An answer as it went over the wire, to look for what must not be in it."""
+    """The text of a response, to search for what must not be in it."""
     answer = api.call("GET", target)
     assert answer.status == 200, answer.content
     text: str = answer.content.decode()
@@ -208,7 +208,7 @@ def test_a_visible_entry_is_found_behind_many_invisible_ones(api: Any) -> None:
 
 
 def test_a_long_poll_is_not_answered_by_an_invisible_entry(api: Any) -> None:
-    """Spec §12: how long a request is held is real time; nothing here waits that long."""
+    """Spec §12: how long a request is held is real time; no test waits that long."""
     reader = api.holding("Reader", DB)
 
     async def scenario() -> Any:
@@ -239,7 +239,7 @@ def test_a_long_poll_is_answered_by_an_entry_of_a_vm_added_meanwhile(api: Any) -
 
 
 def test_a_long_poll_shows_nothing_after_its_grant_was_revoked(api: Any) -> None:
-    """What is revoked counts at once, also for those who asked before."""
+    """A revocation takes effect at once, also for a long poll that began before."""
     grants = [Grant(id="g", role=Role.READER, to="client:ci", over=DB)]
     reader = api.admitting(lambda: Principal(id="client:ci", name="client ci", grants=tuple(grants)))
 

@@ -1,4 +1,4 @@
-"""Webhooks over the API: the secret is shown once, an address's password never, and how telling goes in spans."""
+"""Webhooks over the API: secrets, addresses without passwords, delivery state."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Azure's routes over a world in virtual time, called without a socket, by whoever a test says."""
+"""Fixtures: the ARM facade over a world in virtual time, called without a socket by any principal."""
 
 from __future__ import annotations
 
@@ -28,25 +28,25 @@ _PRINCIPAL = "test.principal"
 
 
 class Caller:
-    """Somebody who calls Azure's API of a world."""
+    """Calls the ARM facade of a world as one principal."""
 
     def __init__(self, arm: Arm, principal: Principal) -> None:
         self._arm = arm
         self.principal = principal
 
     def call(self, method: str, target: str, body: Any = None, headers: Mapping[str, str] | None = None) -> Answer:
-        """The target may be a path or, as links of answers are, a whole address."""
+        """Sends a request; the target is a path, or a whole URL such as those in responses."""
         return self._arm.world.do(self._arm.calling(method, target, body, headers or {}, self.principal))
 
     def get(self, target: str) -> Any:
-        """What a good GET answers."""
+        """The body of a successful GET."""
         answer = self.call("GET", target)
         assert answer.status == 200, answer.content
         assert answer.headers["content-type"] == "application/json"
         return answer.json
 
     def refused(self, method: str, target: str, body: Any = None) -> tuple[int, str, str]:
-        """Status, code and message of a call that is refused and leaves the store as it was."""
+        """Status, code and message of a call that fails; checks that the store is unchanged."""
         before = self._arm.stored()
         answer = self.call(method, target, body)
         assert self._arm.stored() == before
@@ -54,7 +54,7 @@ class Caller:
 
 
 class Arm(Caller):
-    """The owner, who may do everything; `holding` gives somebody else."""
+    """Calls the ARM facade as the owner, who may do everything; `holding` gives other callers."""
 
     def __init__(self, api: Any, authenticator_of_caller: Authenticate | None = None) -> None:
         super().__init__(self, owner_principal("local user ann"))
@@ -63,11 +63,11 @@ class Arm(Caller):
         self.app = build_web_app(api.dependencies, authenticator_of_caller or _principal_of_scope)
 
     def behind(self, authenticator: BearerAuthenticator) -> Arm:
-        """The same, where whoever calls is told by the token that they show."""
+        """The same facade, where a bearer token authenticates the caller."""
         return Arm(self.api, authenticator.authenticate)
 
     def holding(self, role: Role, *over: str, name: str = "client ci") -> Caller:
-        """Somebody with this role over these resources; over none, somebody without any role."""
+        """A caller with this role over these resources; over none, a caller without any role."""
         grants = tuple(Grant(id=f"g{n}", role=role, to="client:ci", over=resource) for n, resource in enumerate(over))
         return Caller(self, Principal(id="client:ci", name=name, grants=grants))
 
@@ -95,7 +95,7 @@ async def _principal_of_scope(request: Request) -> Principal:
 
 @pytest.fixture
 def arm_of(api_of: Callable[..., Any]) -> Callable[..., Arm]:
-    """Azure's API of a world with another policy, store or fleet; or of a house where people sign in."""
+    """Makes the ARM facade of a world with another policy, store, fleet or sign-in."""
 
     def make(*args: Any, **options: Any) -> Arm:
         house = {name: options.pop(name) for name in ("sign_in", "real_time") if name in options}
@@ -113,6 +113,8 @@ def signing_key() -> SigningKey:
 
 @pytest.fixture
 def arm(arm_of: Callable[..., Arm]) -> Arm:
-    """Azure's API of the fleet of this room's tests: web-0…2 of the set web, db, spot, pool_0 and pool_1 of the
-    scale set pool, in the group lab of the subscription sub."""
+    """The ARM facade of the test fleet, in the group lab of the subscription sub.
+
+    It has web-0…2 of the availability set web, db, spot, and pool_0 and pool_1 of the scale set pool.
+    """
     return arm_of()

@@ -1,4 +1,4 @@
-"""User operations through Azure's API: what each asks for, of which VMs, and what is refused whole."""
+"""User operations on VMs: the request that each creates, and what is refused."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ VERSION = "api-version=2024-07-01"
 
 
 def asked(arm: Any) -> list[tuple[str, tuple[str, ...], str]]:
-    """What was asked for so far, of whom and by whom."""
+    """All requests: operation, targets and requester."""
     return [(request.ask, request.targets, request.who) for request in arm.world.store.requests()]
 
 

@@ -1,4 +1,4 @@
-"""Whatever is asked of the routes that read, by whomever: an answer or a refusal, never a failure of ours."""
+"""Generated reads by any caller are answered or refused, never with a 500."""
 
 from __future__ import annotations
 

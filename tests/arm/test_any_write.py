@@ -1,4 +1,4 @@
-"""Whatever body is sent to a route that writes: it is taken or refused, and what is refused has changed nothing."""
+"""Generated bodies of writing routes are accepted or rejected, and a rejected one changes nothing."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ JSON = st.recursive(
 
 
 def updates(junk: st.SearchStrategy[Any]) -> st.SearchStrategy[dict[str, Any]]:
-    """Objects as updates send them, with junk here and there."""
+    """Bodies of updates with random junk in them."""
 
     def some(**members: Any) -> st.SearchStrategy[dict[str, Any]]:
         return st.fixed_dictionaries({}, optional={name: value | junk for name, value in members.items()})
@@ -78,7 +78,7 @@ slowly = settings(max_examples=25, deadline=None, suppress_health_check=[HealthC
 
 
 def target_of(route: Any) -> str:
-    """Something that exists, of the sort that the route is about."""
+    """The path of the route with names that exist."""
     vm_or_set = {"vm": "db", "set": "web" if "availabilitySets" in route.path else "pool"}
     return re.sub(r"\{(\w+)\}", lambda name: (NAMES | vm_or_set)[name[1]], route.path)
 

@@ -1,4 +1,4 @@
-"""Approval from outside the VM through Azure's API: whose events, by whom, one or several."""
+"""Approval of events through the ARM facade: of one event or several, and by whom."""
 
 from __future__ import annotations
 

@@ -1,5 +1,7 @@
-"""Who may call what of Azure's API: every route, by everybody. What is expected follows from the route's right and
-`over`; those that need no token are listed here, and change nothing.
+"""Who may call which ARM route: every route, by every role.
+
+The expectation follows from the route's right and authorizer. Routes without a token are listed here; they change
+nothing.
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ OWN, OTHER, EVERYTHING = "/subscriptions/sub/resourceGroups/lab", "/subscription
 PLACES = (OWN, OTHER, EVERYTHING)
 LET_IN, STRANGE, FORBIDDEN = "let in", "401 AuthenticationFailed", "403 AuthorizationFailed"
 
-# Discovery and sign-in: what a client asks before it has a token.
+# Discovery and sign-in, which a client needs before it has a token.
 FOR_ANYBODY = {
     "GET /metadata/endpoints",
     "GET /metadata/endpoints-list",
@@ -43,7 +45,7 @@ OPEN = [pytest.param(route, id=label(route)) for route in ROUTES if route.right 
 
 
 def target(arm: Any, route: ArmRoute) -> str:
-    """A path of this route that names what there is."""
+    """The path of the route with names that exist."""
     (event,) = arm.world.ask(RequestedOperation.RESTART, "db")
     names = {
         "subscription": "sub",

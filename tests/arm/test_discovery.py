@@ -1,4 +1,4 @@
-"""What Azure's clients ask before they know anything: where things are, and where to sign in."""
+"""Discovery of Azure clients before they sign in: addresses, and where to sign in."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def issuer(signing_key: Any) -> TokenIssuer:
 
 @pytest.fixture
 def open_arm(arm_of: Any, issuer: TokenIssuer) -> Any:
-    """A console where clients sign in."""
+    """An ARM facade with sign-in."""
     return arm_of(sign_in=TokenService(issuer=issuer, tenant_id="t-1"))
 
 
@@ -54,7 +54,7 @@ def test_metadata_addresses_use_the_host_that_the_client_called(open_arm: Any) -
     cloud = open_arm.call("GET", "/metadata/endpoints", headers=OTHER).json
     assert cloud["resourceManager"] == "https://console.example.org"
     assert cloud["authentication"]["loginEndpoint"] == "https://console.example.org/adfs"
-    # A token for a name that the service does not have would be worth nothing.
+    # A token for a name that the service does not have would be rejected.
     assert cloud["authentication"]["audiences"][0] == "https://management.azure.com/"
 
 
@@ -105,7 +105,7 @@ def test_a_service_without_its_https_port_says_so(arm: Any, path: str) -> None:
 
 def test_discovery_shows_nothing_of_the_fleet(open_arm: Any) -> None:
     (key,) = open_arm.call("GET", "/adfs/discovery/keys").json["keys"]
-    assert set(key) == {"kty", "e", "n", "kid", "use", "alg"}  # random letters, among which any name may stand
+    assert set(key) == {"kty", "e", "n", "kid", "use", "alg"}  # random letters, which may contain any name
     shown = str(open_arm.call("GET", "/metadata/endpoints").json)
     for vm in open_arm.world.store.vms():
         assert vm.name not in shown

@@ -1,4 +1,4 @@
-"""docs/azure-api.md and docs/powershell.md are drawn from the routes."""
+"""docs/azure-api.md and docs/powershell.md are generated from the routes."""
 
 from __future__ import annotations
 

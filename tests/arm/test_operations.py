@@ -1,4 +1,4 @@
-"""Long-running operations: in progress until the event has started and finished, and what they wait for (spec §9)."""
+"""Long-running operations: they are in progress until their events are over (spec §9)."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ DAY_S = 86_400
 
 
 class Followed:
-    """An operation by the addresses that its caller was given."""
+    """An operation, read at the URLs of its 202 response."""
 
     def __init__(self, caller: Any, method: str, target: str, body: Any = None) -> None:
         answer = caller.call(method, f"{target}?api-version=2024-07-01", body)
@@ -52,7 +52,7 @@ def the_event(arm: Any) -> Event:
 
 
 def again(arm: Any) -> Any:
-    """The same service after it died and came back."""
+    """The same service after a crash and a restart."""
     arm.world.restart()
     return type(arm)(type(arm.api)(arm.world))
 
@@ -177,7 +177,7 @@ def test_the_message_has_the_first_reasons_and_the_details_have_all(arm: Any) ->
 
 
 def test_an_operation_that_was_done_in_part_does_not_succeed(arm: Any) -> None:
-    """Spec §9: a withdrawn event ends it as cancelled, also where another of it was carried out."""
+    """Spec §9: a withdrawn event cancels it, even if another of its events was done."""
     followed = Followed(arm, "POST", f"{POOL}/restart", {"instanceIds": ["0", "1"]})
     done, withdrawn = sorted(arm.world.events(EventState.SCHEDULED), key=lambda event: event.vms)
     arm.world.do(arm.world.control.requests.withdraw(withdrawn.id, who="bob", reason="not this one"))
@@ -322,7 +322,7 @@ def test_an_operation_is_visible_to_its_requester_and_readers_of_all_its_vms(arm
 
 
 def test_an_operation_that_performs_maintenance_is_visible_to_all_who_see_the_scope(arm: Any) -> None:
-    """Spec §7.2: each of them sees its events."""
+    """Spec §7.2: every VM of a scope sees its events."""
     vms = tuple(a_vm(f"app-{n}", availability_set="app", host="h1") for n in range(2))
     arm.world.do(arm.world.control.fleet.apply_change(FleetChange(vms=vms, text="two on one host"), who="test"))
     rollout = Rollout(impact=RolloutImpact.REBOOT, hosts=("h1",))

@@ -1,4 +1,4 @@
-"""The page docs/powershell.md, read and run without PowerShell: each call is answered as the page says."""
+"""docs/powershell.md, parsed and run without PowerShell: each call is answered as the page says."""
 
 from __future__ import annotations
 
@@ -27,21 +27,21 @@ from tools.docs.azure_api import section_of, success_statuses
 from tools.docs.powershell import powershell_markdown
 
 BASE = "https://localhost:8443"
-PAGE = powershell_markdown(ROUTES)  # docs/powershell.md is the same, see test_pages.py
+PAGE = powershell_markdown(ROUTES)  # equal to docs/powershell.md, see test_generated_pages.py
 BLOCK = re.compile(r"^```powershell\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 CALLING = ("Invoke-RestMethod", "Invoke-WebRequest", "Invoke-AzRestMethod")
 CLOSED = [route for route in ROUTES if route.right is not None]
 
 
 def blocks(title: str) -> list[str]:
-    """The PowerShell under a heading of the second rank."""
+    """The PowerShell blocks under a second-level heading."""
     section = PAGE.partition(f"\n## {title}\n")[2].partition("\n## ")[0]
     return BLOCK.findall(section)
 
 
 @dataclass(frozen=True)
 class Request:
-    """What a cmdlet would send."""
+    """The HTTP request that a cmdlet would send."""
 
     cmdlet: str
     method: str
@@ -57,7 +57,7 @@ class Request:
 
 
 def sent(cmdlet: str, given: dict[str, Any]) -> Request:
-    """By the rules of these cmdlets: a table as the body is a form, and Az adds address, type and token by itself."""
+    """The request of a cmdlet: a hashtable body becomes a form; Az adds address, content type and token."""
     method = str(given.get("Method", "Get")).upper()
     if cmdlet == "Invoke-AzRestMethod":
         body = given.get("Payload", "").encode()
@@ -73,7 +73,7 @@ def sent(cmdlet: str, given: dict[str, Any]) -> Request:
 
 
 def shell_for(ask: Callable[[Request], Any], **cmdlets: Any) -> PowerShellSession:
-    """One in which the page was read up to its calls; signing in gives a token that is worth nothing."""
+    """A shell that has run the page up to its calls; its token is not valid."""
     calling = {name: lambda given, _, name=name: ask(sent(name, given)) for name in CALLING}
     nothing = dict.fromkeys(("Import-Certificate", "Add-AzEnvironment", "Connect-AzAccount"), lambda given, _: None)
     named = {name.replace("_", "-"): cmdlet for name, cmdlet in cmdlets.items()}
@@ -86,7 +86,7 @@ def shell_for(ask: Callable[[Request], Any], **cmdlets: Any) -> PowerShellSessio
 
 
 def asked_by(text: str) -> list[Request]:
-    """What the lines of a block would send, if every answer had tags."""
+    """The requests of a block, if every response had tags."""
     asked: list[Request] = []
 
     def ask(request: Request) -> Any:
@@ -107,7 +107,7 @@ def test_every_route_that_needs_a_right_is_called_in_both_ways() -> None:
 
 
 def a_fleet(route: ArmRoute) -> dict[str, Any]:
-    """The sample fleet, of Spot VMs where one is evicted."""
+    """The sample fleet; all VMs are Spot for an eviction."""
     proposal = read_fleet_file(sample_fleet())
     vms: Sequence[Vm] = proposal.vms
     if route.path.endswith("/simulateEviction"):
@@ -116,7 +116,7 @@ def a_fleet(route: ArmRoute) -> dict[str, Any]:
 
 
 def an_arm(arm_of: Callable[..., Any], route: ArmRoute) -> Any:
-    """A strict service with the sample fleet, in which what the route is for can be done."""
+    """A strict service with the sample fleet, in a state where the route succeeds."""
     arm = arm_of(**a_fleet(route))
     arm.api.dependencies = replace(arm.api.dependencies, strict_api_versions=True)
     arm = type(arm)(arm.api)
@@ -136,14 +136,14 @@ def an_arm(arm_of: Callable[..., Any], route: ArmRoute) -> Any:
 
 
 def ids_in(arm: Any) -> dict[str, str]:
-    """What a user would look up first. Ids count up in a world, so they are the same in the next one."""
+    """The ids that a user would look up; ids count up, so they are the same in every world."""
     events, requests = arm.world.store.events(), arm.world.store.requests()
     return {"eventId": events[0].id if events else "", "operationId": requests[0].id if requests else ""}
 
 
 @pytest.mark.parametrize("block", blocks("Calls"), ids=lambda block: re.findall(r'"(\S+)\?', block)[-1])
 def test_every_call_of_the_page_is_answered_as_the_page_says(arm_of: Callable[..., Any], block: str) -> None:
-    """Each in a world of its own, since a second restart of a VM would be refused."""
+    """Each call has its own world, since a second restart of a VM would be refused."""
     route = asked_by(block)[-1].route
     answered: list[tuple[str, int]] = []
 
@@ -188,7 +188,7 @@ def test_the_sign_in_of_the_page_gives_a_valid_token(arm_of: Any, signing_key: A
 
 
 class Waiting:
-    """Answers the page's loop, and lets time pass while it sleeps."""
+    """Answers the page's polling loop; lab time passes while it sleeps."""
 
     def __init__(self, arm: Any, advances: bool = True) -> None:
         self._arm, self._advances = arm, advances
@@ -214,7 +214,7 @@ class Waiting:
 def test_the_polling_loop_waits_until_the_operation_is_over(arm_of: Any) -> None:
     waiting = Waiting(arm_of(**a_fleet(CLOSED[0])))
     waiting.run()
-    assert 900 <= waiting.slept_s < 1000  # spec §6: a restart has a quarter of an hour's notice
+    assert 900 <= waiting.slept_s < 1000  # spec §6: a restart has 15 minutes of notice
 
 
 def test_the_polling_loop_gives_up_after_half_an_hour(arm_of: Any) -> None:

@@ -1,4 +1,4 @@
-"""Reading through Azure's API: VMs, scale sets and availability sets in the shapes that its clients know."""
+"""Reading through the ARM facade: VMs, scale sets and availability sets in Azure's format."""
 
 from __future__ import annotations
 
@@ -417,7 +417,7 @@ def test_any_unknown_name_is_not_found_without_a_500(arm: Any) -> None:
 
 
 def _of(arm_of: Callable[..., Any], *vms: Any) -> Any:
-    """Azure's API of this fleet alone."""
+    """The ARM facade of this fleet."""
     zones = {vm.zone for vm in vms if vm.zone}
     hosts = [a_host("h1"), *(a_host(f"z{zone}", zone=zone) for zone in sorted(zones))]
     placed = [a_vm(**{**_facts(vm), "host": f"z{vm.zone}" if vm.zone else "h1"}) for vm in vms]

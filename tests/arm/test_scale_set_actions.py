@@ -1,4 +1,4 @@
-"""User operations on scale sets through Azure's API: on all instances, on some, on one."""
+"""User operations on scale sets: on all instances, on some, on one."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ POOL, BIG = f"{SETS}/pool", f"{SETS}/big"
 
 @pytest.fixture
 def big(arm: Any) -> Any:
-    """With a scale set of three instances in two placement groups, one of them Spot, beside the fleet of this room."""
+    """Adds a scale set of three instances, one of them Spot, in two placement groups."""
     groups = ("pg-0", "pg-0", "pg-1")
     priorities = (Priority.REGULAR, Priority.REGULAR, Priority.SPOT)
     vms = tuple(

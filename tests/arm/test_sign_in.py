@@ -1,4 +1,4 @@
-"""Signing in with a client's secret, and what a token is then worth: exactly what is granted at that moment."""
+"""Sign-in with a client's secret; a token has the grants of the moment of each call."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Time:
 
 
 class SignInService:
-    """A console behind its door, with a client that may do nothing yet."""
+    """A service with sign-in, and a client without any role."""
 
     def __init__(self, arm_of: Callable[..., Any], issuer: TokenIssuer, external: ExternalIssuer | None = None) -> None:
         self.time = Time()
@@ -63,7 +63,7 @@ class SignInService:
         self.commit(grants=(Grant(id=f"{role} {to}", role=role, to=to, over=over),))
 
     def ask(self, path: str = "/adfs/oauth2/token", headers: dict[str, str] | None = None, **fields: str | None) -> Any:
-        """Ask for a token, with these fields changed; None leaves one out."""
+        """Requests a token with these form fields changed; None leaves one out."""
         form = {name: text for name, text in (GOOD | fields).items() if text is not None}
         return self.arm.call("POST", path, urlencode(form).encode(), FORM | (headers or {}))
 
@@ -99,7 +99,7 @@ def basic(client_id: str, secret: str) -> dict[str, str]:
 
 
 def refusal(answer: Any) -> tuple[int, str, int]:
-    """Status, error and the vendor's number. A refusal of ours holds no secret, and nobody keeps it."""
+    """Status, OAuth error and Azure's number; checks that the response has no secret and is not cached."""
     shown = answer.json
     (number,) = shown["error_codes"]
     assert shown["error_description"].startswith(f"AADSTS{number}: ")
@@ -243,9 +243,7 @@ def test_a_renewed_secret_invalidates_tokens_of_the_old_one(service: SignInServi
 def test_a_token_is_not_valid_for_a_new_client_with_the_same_id(service: SignInService) -> None:
     left_behind = service.token()
     service.commit(removed_clients=("ci",))
-    service.commit(
-        clients=(RegisteredClient(id="ci", secret_hash=hash_secret("somebody else's"), name="the pipeline"),)
-    )
+    service.commit(clients=(RegisteredClient(id="ci", secret_hash=hash_secret("another"), name="the pipeline"),))
     service.grant(Role.ADMINISTRATOR, ROOT_RESOURCE)
     assert service.get(left_behind).status == 401
     assert service.get(service.ask(client_secret="somebody else's").json["access_token"]).status == 200
@@ -339,7 +337,7 @@ def test_an_external_issuer_replaces_our_own_tokens(
     assert service.get(token, f"{VMS}/db").status == 200
     assert service.get(elsewhere.token(shown | {"exp": NOW}), f"{VMS}/db").status == 401
     elsewhere.add("curve", ec.generate_private_key(ec.SECP256R1()))
-    service.time.now += 31  # how long an issuer is not asked again for keys
+    service.time.now += 31  # the time before the issuer's keys are fetched again
     assert service.get(elsewhere.token(shown, "curve", "ES256"), f"{VMS}/db").status == 200
     own = service.sign_in.issue_for_client(RegisteredClient(id="ci", secret_hash=b""), BASE, NOW).token
     assert service.get(own).status == 401

@@ -1,4 +1,4 @@
-"""PUT and PATCH: what they change, what they leave, and what they refuse."""
+"""PUT and PATCH: what they change, keep and reject."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def of_set(**profile: Any) -> dict[str, Any]:
 
 
 def done(arm: Any, method: str, target: str, body: Any) -> Any:
-    """The answer to an update; it is what a GET shows then."""
+    """The response of an update; it equals what a GET shows then."""
     answer = arm.call(method, target, body)
     assert answer.status == 200, answer.content
     assert answer.json == arm.get(target)
@@ -443,7 +443,7 @@ def test_an_unavailable_store_changes_nothing_and_sends_retry_after(arm: Any) ->
 
 @pytest.fixture
 def strict(arm_of: Callable[..., Any], api_of: Callable[..., Any]) -> Any:
-    """A service that is told to be strict about api-versions."""
+    """A service with `strict_api_versions`."""
     api = api_of()
     api.dependencies = replace(api.dependencies, strict_api_versions=True)
     return type(arm_of())(api)

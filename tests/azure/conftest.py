@@ -1,6 +1,6 @@
-"""What the tests with Azure's own clients share: one lab with a console over TLS, and VMs that no other test uses.
+"""Fixtures of the tests with Azure's own clients: one lab over TLS, and a VM of its own for each test.
 
-Tests of the libraries run in an environment that has them (`make test-azure`), and are not even read elsewhere.
+The tests run in an environment that has the libraries (`make test-azure`), and are not collected elsewhere.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ def names() -> dict[str, Iterator[int]]:
 
 @pytest.fixture
 def vm(names: dict[str, Iterator[int]]) -> str:
-    """One that no other test touches."""
+    """A VM that no other test uses."""
     return f"web-{next(names['web'])}"
 
 
@@ -93,13 +93,13 @@ def spot_vm(names: dict[str, Iterator[int]]) -> str:
 
 @pytest.fixture
 def easy_vm(names: dict[str, Iterator[int]]) -> str:
-    """One whose restarts and redeploys need no approval."""
+    """A VM whose restarts and redeploys need no approval."""
     return f"easy-{next(names['easy'])}"
 
 
 @pytest.fixture
 def enter(monkeypatch: pytest.MonkeyPatch) -> Callable[[dict[str, str]], None]:
-    """Give this process the variables of a shell."""
+    """Sets the variables of a shell in this process."""
 
     def given(shell: dict[str, str]) -> None:
         for name in set(os.environ) - set(shell):
@@ -112,7 +112,7 @@ def enter(monkeypatch: pytest.MonkeyPatch) -> Callable[[dict[str, str]], None]:
 
 @pytest.fixture
 def compute_of(enter: Callable[[dict[str, str]], None]) -> Iterator[Callable[..., Any]]:
-    """The library's client of a console, signed in as its administrator unless another credential is given."""
+    """A compute client, signed in as the administrator unless another credential is given."""
     from azure.identity import ClientSecretCredential
     from azure.mgmt.compute import ComputeManagementClient
 

@@ -1,4 +1,4 @@
-"""The az command line, as it is typed: registered or not, against a console over TLS."""
+"""The az command line against a service over TLS, with the cloud registered or not."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def typed(environment: dict[str, str], *words: str) -> subprocess.CompletedProce
 
 
 def must(answer: subprocess.CompletedProcess[str]) -> Any:
-    """What az printed, as JSON where there is any."""
+    """The JSON that az printed; fails if az failed."""
     assert answer.returncode == 0, answer.stderr
     return json.loads(answer.stdout) if answer.stdout.strip() else None
 
@@ -39,7 +39,7 @@ def login(console: WebService, client_id: str, secret: str) -> tuple[str, ...]:
 
 @pytest.fixture(scope="session")
 def registered(console: WebService, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """A shell where the cloud was registered and somebody signed in, by hand."""
+    """A shell where the cloud is registered and the administrator signed in."""
     shell = console.trusting_environment | {"AZURE_CONFIG_DIR": str(tmp_path_factory.mktemp("az"))}
     must(typed(shell, "cloud", "register", "-n", "Local", "--endpoint-resource-manager", console.base_url))
     must(typed(shell, "cloud", "set", "-n", "Local"))
@@ -54,7 +54,7 @@ def az(registered: dict[str, str]) -> Az:
 
 @contextmanager
 def meanwhile(console: WebService, vm: str, answer: Callable[[], Any]) -> Iterator[Any]:
-    """While az waits, a program in the VM approves, and lab time passes."""
+    """Runs az while a program in the VM approves and lab time passes."""
     with ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(answer)
         console.approve_until_over(vm, waiting.done, within_s=90)
@@ -179,7 +179,7 @@ def test_a_wrong_secret_is_rejected_with_a_message(console: WebService, tmp_path
 
 def test_forewarn_env_prints_everything_az_needs(console: WebService, easy_vm: str) -> None:
     shell = console.environment()
-    secret = f"@{console.console_info['admin_secret']}"  # as forewarn env says it: in no list of processes
+    secret = f"@{console.console_info['admin_secret']}"  # as forewarn env says: not visible in the list of processes
     must(typed(shell, *login(console, "admin", secret)))
     assert easy_vm in {found["name"] for found in must(typed(shell, "vm", "list"))}
     must(typed(shell, "vm", "restart", "-g", "shop", "-n", easy_vm, "--no-wait"))
@@ -190,7 +190,7 @@ def test_forewarn_env_prints_everything_az_needs(console: WebService, easy_vm: s
 @pytest.mark.namespaces
 @pytest.mark.skipif(shutil.which("pasta") is None, reason="without pasta a VM does not reach the console of its host")
 def test_a_vm_signs_in_by_its_own_identity(tmp_path: Path, fleet: str) -> None:
-    """Inside `forewarn vm run` the metadata address is the VM's own, so that nobody else can have its identity."""
+    """Inside `forewarn vm run` only the VM itself can reach its metadata address."""
     with open_web_service(tmp_path / "data", fleet=fleet) as console:
         console.grant("Reader", to="web-0", over="web-1")
         shell = console.environment() | {"AZURE_CONFIG_DIR": str(tmp_path / "az")}

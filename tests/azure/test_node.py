@@ -1,4 +1,4 @@
-"""Azure's library for JavaScript, in node: nothing but the certificate and the address is told to it."""
+"""Azure's library for JavaScript in Node, with only the certificate and the address configured."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The README's lines for az run as they stand, in order, and print what it says they print."""
+"""The az commands of the README run in order, and print what the README shows."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ CHANGING = [
 
 
 def steps() -> list[tuple[str, str]]:
-    """Every command with the output that stands below it."""
+    """Every command with the output below it."""
     text = (ROOT / "README.md").read_text(encoding="utf-8")
     (block,) = re.findall(r"^```azurecli\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
     parts = re.split(r"^\$ ", block, flags=re.MULTILINE)[1:]

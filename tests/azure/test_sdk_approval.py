@@ -1,4 +1,4 @@
-"""Approval from outside the VM by the library for maintenance, and the role that it needs."""
+"""Approval of events with the maintenance library, and the role that it needs."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ GROUP = "shop"
 def maintenance_of(
     console: WebService, enter: Callable[[dict[str, str]], None]
 ) -> Callable[..., MaintenanceManagementClient]:
-    """The library's client, signed in as a client that has one role over everything."""
+    """A maintenance client, signed in as a client with one role over everything."""
 
     def given(role: str) -> MaintenanceManagementClient:
         enter(console.trusting_environment)

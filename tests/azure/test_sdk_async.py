@@ -1,4 +1,4 @@
-"""The asynchronous library for Python does the same: a restart, approved from outside."""
+"""The asynchronous Python library: a restart that a client approves."""
 
 from __future__ import annotations
 

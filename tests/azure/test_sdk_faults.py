@@ -1,4 +1,4 @@
-"""What the library for Python meets on bad days: the service killed in between, an act that fails, too much at once."""
+"""The Python library and failures: a killed service, a failed act, too many operations."""
 
 from __future__ import annotations
 

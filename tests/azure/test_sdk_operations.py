@@ -1,4 +1,4 @@
-"""User operations by the library for Python: each becomes an event of its VM, and is over when the event is."""
+"""User operations with the Python library: each becomes an event, and is over when the event is."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_an_operation_lasts_until_its_event_is_over(
     assert not poller.done()
 
     console.service.advance(300)
-    poller.result(timeout=10)  # a client that is not told when to ask again waits for half a minute
+    poller.result(timeout=10)  # without Retry-After a client waits for 30 s
     assert poller.status() == "Succeeded"
     assert console.events(vm) == []
 

@@ -1,4 +1,4 @@
-"""What the library for Python reads of VMs and scale sets, and the settings of scheduled events that it changes."""
+"""VMs and scale sets in the Python library, and the settings of scheduled events that it changes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How the library for Python signs in: every credential that Azure's own documentation shows for programs."""
+"""Sign-in of the Python library with every credential that Azure documents for programs."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ def names(compute: Any) -> set[str]:
 
 
 def inside(console: WebService, vm: str) -> dict[str, str]:
-    """A shell that calls the metadata address of this VM."""
+    """The environment of a program that uses the metadata address of this VM."""
     at = console.service.endpoint(vm)
     return console.trusting_environment | {"AZURE_POD_IDENTITY_AUTHORITY_HOST": f"http://{at.address}:{at.port}"}
 
 
 @pytest.fixture(scope="module")
 def trusting(tmp_path_factory: pytest.TempPathFactory, fleet: str) -> Iterator[WebService]:
-    """A lab where whoever calls a VM's loopback address may have its identity."""
+    """A lab where any caller of a VM's loopback address may get its identity."""
     data = tmp_path_factory.mktemp("trusting")
     with open_web_service(data, fleet=fleet, identity_on_loopback="true") as running:
         yield running

@@ -1,4 +1,4 @@
-"""The API over a world in virtual time, called as uvicorn would call it, without a socket."""
+"""Calls the API of a world in virtual time as uvicorn would, without a socket."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Answer:
 
     @property
     def error(self) -> tuple[int, str, str]:
-        """Status, code and message of a refusal."""
+        """Status, code and message of an error."""
         shown = self.json["error"]
         return self.status, shown["code"], shown["message"]
 
@@ -44,7 +44,7 @@ class Answer:
 async def exchange(
     app: Starlette, method: str, target: str, content: bytes, headers: Mapping[str, str] = {}, **more: Any
 ) -> tuple[int, dict[str, str], bytes]:
-    """Call an app as uvicorn would, without a socket: status, headers and body of its answer."""
+    """Calls an app as uvicorn would, without a socket; returns status, headers and body."""
     path, _, query = target.partition("?")
     scope: dict[str, Any] = {
         "type": "http",
@@ -75,7 +75,7 @@ async def exchange(
 
 
 class Api:
-    """Calls the console of a world. `refused` also sees to it that a refusal has changed nothing."""
+    """Calls the API of a world as its owner; `holding` gives other callers."""
 
     def __init__(self, world: World) -> None:
         self.world = world
@@ -89,13 +89,13 @@ class Api:
         self.app = build_web_app(self.dependencies)
 
     def holding(self, role: str, *over: str, name: str = "client ci") -> Api:
-        """The same, called by somebody with this role over these resources; over none, without any role."""
+        """The same API, called with this role over these resources; over none, without any role."""
         grants = [Grant(id=f"g{n}", role=Role(role), to="client:ci", over=resource) for n, resource in enumerate(over)]
         principal = Principal(id=name.replace(" ", ":"), name=name, grants=tuple(grants))
         return self.admitting(lambda: principal)
 
     def admitting(self, who: Callable[[], Principal]) -> Api:
-        """The same, called by whoever that is at the moment."""
+        """The same API, called by the principal that `who` returns at each call."""
 
         async def authenticate(request: Request) -> Principal:
             return who()
@@ -139,7 +139,7 @@ class Api:
         return answer.json
 
     def refused(self, method: str, target: str, body: Any = None) -> tuple[int, str, str]:
-        """Status, code and message of a call that is refused and leaves the store as it was."""
+        """Status, code and message of a call that fails; checks that the store is unchanged."""
         before = self.stored()
         answer = self.call(method, target, body)
         assert self.stored() == before
@@ -191,7 +191,7 @@ def make_world(policy: Policy = LAB_POLICY, **options: Any) -> World:
 
 @pytest.fixture
 def api_of() -> Iterator[Callable[..., Api]]:
-    """Makes the API of a world with another policy or store; closes it afterwards."""
+    """Makes the API of a world with another policy or store; closes the worlds at the end."""
     worlds: list[World] = []
 
     def make(policy: Policy = LAB_POLICY, **options: Any) -> Api:
@@ -210,5 +210,5 @@ def api(api_of: Callable[..., Api]) -> Api:
 
 @pytest.fixture
 def asleep(api_of: Callable[..., Api]) -> Api:
-    """A service whose scopes are enabled by the first request only."""
+    """A service whose scopes are disabled until their first poll."""
     return api_of(Policy())

@@ -1,4 +1,4 @@
-"""docs/lifecycle.md is drawn from the table (spec §6)."""
+"""docs/lifecycle.md is generated from the transition table (spec §6)."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def test_the_lifecycle_page_is_current() -> None:
 def test_every_edge_of_the_table_is_drawn_once() -> None:
     drawn = [line for line in lifecycle_markdown().splitlines() if " --> " in line]
     edges = [cell for cell, to in TRANSITIONS.items() if to is not UNCHANGED]
-    assert len(drawn) == len(edges) + 1  # and one from over to the end
+    assert len(drawn) == len(edges) + 1  # and one from Over to the end
 
 
 def test_every_cell_that_is_not_in_the_table_is_shown_as_refused() -> None:

@@ -1,4 +1,4 @@
-"""Whoever connects to the console: nobody can keep it busy by saying nothing, too slowly, or without end."""
+"""Limits of connections to the console: silent, slow and endless peers cannot keep it busy."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ HALVES = [
 
 
 class SkippableTimeLoop(asyncio.SelectorEventLoop):
-    """Its time can be put forward."""
+    """An event loop whose time a test can advance."""
 
     ahead_s = 0.0
 
@@ -62,7 +62,7 @@ def visit(api: Any, tmp_path: Path) -> Callable[[Callable[[SkippableTimeLoop, An
 
 
 async def answered(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    """One whole request, after which the connection stays."""
+    """Sends one request and reads its response; the connection stays open."""
     writer.write(HEAD + b"\r\n")
     head = await reader.readuntil(b"\r\n\r\n")
     assert head.startswith(b"HTTP/1.1 200 OK")
@@ -85,7 +85,7 @@ def test_a_connection_is_closed_when_its_request_takes_too_long(visit: Any, half
         if not is_first:
             await answered(reader, writer)
         writer.write(half)
-        await another_client_is_answered(connect)  # so that what was said has been heard by then
+        await another_client_is_answered(connect)  # then the server has read the bytes above
         loop.ahead_s += REQUEST_TIMEOUT_S
         try:
             assert not (await reader.read()).startswith(b"HTTP/1.1 200")
@@ -182,7 +182,7 @@ def test_a_connection_is_closed_when_its_handshake_takes_too_long(api: Any, tmp_
             reader, writer = await asyncio.open_connection(*address)
             trusting = ssl.create_default_context(cafile=tmp_path / "ca.pem")
             other = await asyncio.open_connection(*address, ssl=trusting, server_hostname="localhost")
-            await answered(*other)  # so that the one before has been taken in by then
+            await answered(*other)  # then the connection before it was accepted
             loop.ahead_s += HANDSHAKE_TIMEOUT_S
             received = await reader.read()
             for each in (writer, other[1]):

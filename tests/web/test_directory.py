@@ -1,4 +1,4 @@
-"""The register of what lies within which resource says, after any changes, what looking at every VM would say."""
+"""The fleet directory equals, after any changes, a scan of every VM."""
 
 from __future__ import annotations
 

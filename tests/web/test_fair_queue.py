@@ -1,4 +1,4 @@
-"""One queue for all, in which nobody stands twice."""
+"""Previews of one caller run one at a time, so that no caller delays the others."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`GET /metrics` at the console: for whoever may read everything, however they come in."""
+"""`GET /metrics` at the console: for callers who may read everything, by token or by portal session."""
 
 from __future__ import annotations
 

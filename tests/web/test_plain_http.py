@@ -1,4 +1,4 @@
-"""One port for both: TLS from everywhere, and plain http from this machine, for the portal alone."""
+"""One port serves TLS to every client, and plain HTTP to this machine, for the portal only."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ Scenario = Callable[[SkippableTimeLoop, Any], Awaitable[Any]]
 
 @pytest.fixture(params=["127.0.0.1", "::"])
 def port(request: Any, tls: Path) -> Callable[[Scenario], Any]:
-    """Serves on an address of its own, and on one that takes IPv4 as IPv6 has it."""
+    """Serves on an IPv4 address, and on a dual-stack address where peers are IPv4-mapped."""
 
     async def within(scenario: Scenario) -> Any:
         pair = pair_in(tls)
@@ -78,7 +78,7 @@ def head(path: str = "/portal/", host: str = LOCAL, more: str = "") -> bytes:
 
 
 async def asked(address: Any, text: bytes, **how: Any) -> bytes:
-    """All that is answered to this."""
+    """The whole response to these bytes."""
     reader, writer = await asyncio.open_connection(*address, **how)
     writer.write(text)
     answer: bytes = await reader.read()
@@ -102,7 +102,7 @@ def test_one_port_serves_plain_http_and_tls(port: Any, tls: Path) -> None:
 
 
 def test_forwarding_headers_are_ignored(port: Any) -> None:
-    """Whoever speaks plain http could else have the API, and any address they like."""
+    """Otherwise a plain HTTP client could reach the API, and forge any address."""
     more = "X-Forwarded-Proto: https\r\nX-Forwarded-For: 10.0.0.1\r\n"
 
     async def scenario(loop: SkippableTimeLoop, address: Any) -> tuple[bytes, bytes]:
@@ -215,7 +215,7 @@ def test_loopback_addresses_are_recognized_in_every_spelling(address: str, is_ou
 
 
 class _FromElsewhere:
-    """A connection whose other end is said to be elsewhere; all else is the socket's."""
+    """A socket that reports a peer on another machine."""
 
     def __init__(self, sock: socket.socket) -> None:
         self._sock = sock
@@ -228,7 +228,7 @@ class _FromElsewhere:
 
 
 async def greeted(text: bytes) -> bytes:
-    """What somebody hears who is elsewhere and says this first."""
+    """The response to a peer on another machine that sends this first."""
     ours, theirs = socket.socketpair()
     theirs.sendall(text)
     unused = server.ConnectionAcceptor.__new__(server.ConnectionAcceptor)
@@ -247,7 +247,7 @@ def test_plain_http_from_another_machine_is_rejected_with_a_hint_and_closed() ->
 def test_a_silent_connection_is_closed_after_the_handshake_timeout(port: Any) -> None:
     async def scenario(loop: SkippableTimeLoop, address: Any) -> bytes:
         silent, writer = await asyncio.open_connection(*address)
-        await asked(address, head())  # so that the one before has been taken in by then
+        await asked(address, head())  # then the connection before it was accepted
         loop.ahead_s += HANDSHAKE_TIMEOUT_S
         received = await silent.read()
         writer.close()

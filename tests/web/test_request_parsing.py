@@ -1,4 +1,4 @@
-"""What strangers may send is read in no time: whoever reads it cannot do anything else meanwhile."""
+"""Parsing is fast for any input of unauthenticated callers: it blocks the event loop."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from starlette.requests import Request
 from forewarn.errors import Rejected
 from forewarn.web.request_parsing import unique_query_params
 
-_LONGEST_TARGET = 64 * 1024  # that the server takes
-_LONG_S = 1.0  # looking at every pair of names takes several
+_LONGEST_TARGET = 64 * 1024  # the longest that the server accepts
+_LONG_S = 1.0  # comparing every pair of names takes several seconds
 
 
 def asking(query: str) -> Request:

@@ -19,7 +19,7 @@ from forewarn.web.server import serve_unix
 
 
 async def ask(path: Path, target: str, *, method: str = "GET") -> tuple[int, Any]:
-    """One request on a connection of its own."""
+    """Sends one request on its own connection."""
     reader, writer = await asyncio.open_unix_connection(str(path))
     writer.write(f"{method} /forewarn/v1{target} HTTP/1.1\r\nHost: forewarn\r\nConnection: close\r\n\r\n".encode())
     raw = await reader.read()
@@ -60,7 +60,7 @@ def test_the_unix_socket_is_private_and_removed_at_the_end(run: Any, api: Any, t
     before = os.umask(0o022)
     try:
         run(scenario())
-        assert os.umask(0o022) == 0o022  # only for the moment of binding was it another
+        assert os.umask(0o022) == 0o022  # the umask is changed only while it binds
     finally:
         os.umask(before)
 
@@ -73,7 +73,7 @@ def test_a_held_request_is_answered_when_the_service_stops(run: Any, api: Any, t
         async with serve_unix(api.app, path):
             held = asyncio.create_task(ask(path, f"/history?after={seq}&wait_s=60"))
             await ask(path, "/clock")
-            await ask(path, "/clock")  # the one before it has been taken up by then
+            await ask(path, "/clock")  # then the request before it was accepted
         return await held
 
     status, body = run(scenario())

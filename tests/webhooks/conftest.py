@@ -1,4 +1,4 @@
-"""An outbox over a world in virtual time, and real receivers on loopback."""
+"""Fixtures: a webhook dispatcher over a world in virtual time, and real receivers on loopback."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SECRET = "a secret of more than sixteen characters"
 
 
 class ControlledSleep:
-    """Waiting that a test allows: each nap lasts until `allow` is called once more."""
+    """A sleep that a test controls: each one lasts until the next call of `allow`."""
 
     def __init__(self) -> None:
         self.taken: list[float] = []
@@ -44,7 +44,7 @@ class ControlledSleep:
 
 
 class DeliveryWorld:
-    """A world whose webhooks are told."""
+    """A world with a webhook dispatcher."""
 
     def __init__(self, store: MemoryStore | None = None) -> None:
         vms = [a_vm("web", host="h1"), a_vm("db", host="h2")]
@@ -63,7 +63,7 @@ class DeliveryWorld:
         )
 
     def webhook_for(self, receiver: WebhookReceiver, webhook_id: str = "w", **facts: Any) -> WebhookSubscription:
-        """One that is told from now on."""
+        """A webhook with its cursor at the end of the history."""
         cursor = self.world.store.last_seq()
         return WebhookSubscription(
             **{"id": webhook_id, "url": receiver.url, "secret": SECRET, "cursor": cursor, **facts}
@@ -75,12 +75,12 @@ class DeliveryWorld:
         return webhook
 
     async def restarting(self, vm: str) -> None:
-        """A restart is asked for and announced, while other things go on."""
+        """Requests a restart and reconciles, inside the running event loop."""
         await self.world.control.requests.request_for_vms(RequestedOperation.RESTART, [self.world.vm(vm)], who="ann")
         await self.world.control.reconciler.run_until_settled()
 
     def restart_of(self, vm: str) -> None:
-        """Three happenings: scheduled, started, completed."""
+        """Runs a restart from Scheduled over Started to Completed."""
         event = self.world.ask(RequestedOperation.RESTART, vm)[0]
         self.world.approve(vm, event.id)
         self.world.advance(60)
@@ -98,7 +98,7 @@ class DeliveryWorld:
             await asyncio.gather(task, return_exceptions=True)
 
     def deliver(self, receiver: WebhookReceiver, count: int) -> list[Any]:
-        """Run until the receiver has taken so many, and the outbox has nothing left to say for now."""
+        """Runs until the receiver has accepted `count` messages and none is pending; returns them."""
 
         async def until() -> list[Any]:
             async with self.running():
@@ -109,7 +109,7 @@ class DeliveryWorld:
         return self.world.do(until())
 
     async def at_rest(self) -> None:
-        """Until all of it is written down."""
+        """Waits until no webhook has pending messages."""
         async with asyncio.timeout(30):
             while any(self.dispatcher.delivery_report(hook).pending for hook in self.world.store.webhooks()):
                 await asyncio.sleep(0.001)
@@ -117,7 +117,7 @@ class DeliveryWorld:
 
 @pytest.fixture
 def make_delivery() -> Iterator[Callable[..., DeliveryWorld]]:
-    """Makes one over another store."""
+    """Makes a DeliveryWorld over another store."""
     made: list[DeliveryWorld] = []
 
     def make(store: MemoryStore | None = None) -> DeliveryWorld:

@@ -1,4 +1,4 @@
-"""Adding and removing webhooks: what may be asked for, what the history says of it, and what it keeps to itself."""
+"""Adding and removing webhooks: validation, history entries, secrets."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What receivers are told: everything that is their business, in order, at least once, whoever else is in trouble."""
+"""Delivery to receivers: every matching message, in order, at least once, independent of other receivers."""
 
 from __future__ import annotations
 
@@ -252,7 +252,7 @@ def test_a_message_delivered_before_a_crash_is_repeated_with_the_same_id(
     delivery.world.ask(RequestedOperation.RESTART, "web")
     delivery.world.store.fail_next(Unavailable("the disk is full: make room"))
     delivery.deliver(receiver, 1)
-    delivery.dispatcher = delivery.new_outbox()  # a crash: what was in memory is gone
+    delivery.dispatcher = delivery.new_outbox()  # a crash: the memory is lost
     delivery.deliver(receiver, 2)
     first, second = receiver.accepted
     assert first.event == second.event

@@ -1,4 +1,4 @@
-"""What docs/webhooks.md tells receivers to do works on what they are sent."""
+"""The signature check of docs/webhooks.md works on real messages."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""HTTP to receivers: what is sent, what is made of answers, and why there was none."""
+"""The HTTP client for receivers: requests, responses and errors."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.support.webhook_receiver import ReceiverAnswer, WebhookReceiver
 
 
 class Sender:
-    """Sends one letter, on the loop that tests use or on the one that the service does."""
+    """Sends one request, on asyncio's loop or on uvloop, which the service uses."""
 
     def __init__(self, loop_factory: Callable[[], asyncio.AbstractEventLoop]) -> None:
         self._loop_factory = loop_factory
@@ -44,7 +44,7 @@ def sender(request: pytest.FixtureRequest) -> Sender:
 
 @contextmanager
 def raw(*parts: bytes, stays: bool = False) -> Iterator[str]:
-    """A server that answers with these bytes, whatever it is asked."""
+    """A server that answers every request with these bytes."""
     done = threading.Event()
     with socket.create_server(("127.0.0.1", 0)) as listener:
 

@@ -1,5 +1,6 @@
-"""`kill -9` of the real service while it tells a receiver that has its own troubles: everything arrives at least once,
-in order, and what arrives twice has the same id.
+"""`kill -9` of the real service during delivery to a failing receiver.
+
+Every message arrives at least once and in order; a repeated one has the same id.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ MEANING = {"published": "Scheduled", "started": "Started", "finished": "Complete
 
 
 def work(service: ServiceProcess, chance: random.Random, stop: threading.Event) -> None:
-    """Restarts that are approved, and some that are withdrawn; a dead service is no reason to give up."""
+    """Requests restarts, approves some and withdraws others; goes on while the service is down."""
     while not stop.is_set():
         try:
             answer = service.api("POST", "/requests", {"ask": "restart", "vms": [chance.choice(VMS)]})
@@ -50,7 +51,7 @@ def shown(received: ReceivedNotification) -> tuple[str, str]:
 
 
 def written(service: ServiceProcess) -> list[tuple[str, str]]:
-    """What the history says that must have been told."""
+    """The messages that must have arrived, from the history."""
     entries = service.api("GET", "/history?after=0&limit=100000").json["entries"]
     listed = {e["id"] for e in service.api("GET", "/events?all=true&limit=100000").json["events"] if e["listed"]}
     return [(e["event_id"], MEANING[e["what"]]) for e in entries if e["what"] in MEANING and e["event_id"] in listed]

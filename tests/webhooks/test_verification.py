@@ -1,4 +1,4 @@
-"""Trying a receiver out: the test message, and the handshakes of Event Grid and CloudEvents."""
+"""Verification of a receiver: the test message, and the validation of Event Grid and CloudEvents."""
 
 from __future__ import annotations
 

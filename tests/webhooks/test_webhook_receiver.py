@@ -1,4 +1,4 @@
-"""The receiver of `forewarn.lab`: it keeps what it was sent, and answers as it is told to."""
+"""The fake receiver: it keeps the requests and answers as scripted."""
 
 from __future__ import annotations
 
