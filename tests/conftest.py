@@ -1,4 +1,4 @@
-"""For all tests: in continuous integration a test that is skipped has to be on the list of those that may be."""
+"""For all tests: with --allowed-skips, a skipped test that is not on the list fails the run."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-os.environ["FOREWARN_CONSOLE"] = ""  # services that tests start side by side would all want its port
+os.environ["FOREWARN_CONSOLE"] = ""  # services that tests start in parallel would all use the default port
 OPTION = "--allowed-skips"
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption(OPTION, metavar="FILE", help="fail when a test is skipped whose node id no line of FILE begins")
+    parser.addoption(OPTION, metavar="FILE", help="fail if a skipped test's node id starts with no line of FILE")
 
 
 @pytest.hookimpl(trylast=True)
@@ -28,12 +28,13 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
     path = config.getoption(OPTION)
     if path and (unexpected := _unexpected(config, Path(path))):
-        terminalreporter.section(f"skipped, and not on the list {path}")
+        terminalreporter.section(f"skipped, but not listed in {path}")
         for node in unexpected:
             terminalreporter.line(node)
 
 
 def _unexpected(config: pytest.Config, path: Path) -> list[str]:
+    """The node ids of skipped tests that the list does not allow."""
     reporter = config.pluginmanager.get_plugin("terminalreporter")
     lines = (line.partition("#")[0].strip() for line in path.read_text(encoding="utf-8").splitlines())
     allowed = tuple(line for line in lines if line)

@@ -1,4 +1,4 @@
-"""The handler in bash, in a process of its own: the lab's time stands still while it is waited for."""
+"""The handler in bash, in its own process: the lab's clock stands still while tests wait for it."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ import pytest
 from forewarn.lab import Lab
 
 HERE = Path(__file__).parent
-NEEDED = [program for program in ("bash", "curl") if shutil.which(program) is None]
+MISSING = [program for program in ("bash", "curl") if shutil.which(program) is None]
 
 pytestmark = [
-    pytest.mark.skipif(bool(NEEDED), reason=f"{' and '.join(NEEDED)} not installed"),
+    pytest.mark.skipif(bool(MISSING), reason=f"{' and '.join(MISSING)} not installed"),
     pytest.mark.scheduled_events(vms=["web-0", "web-1"], availability_set="web"),
 ]
 
@@ -34,30 +34,30 @@ def draining(lab: Lab, vm: str, command: str) -> Iterator[None]:
 
 
 def test_the_command_runs_before_the_approval(scheduled_events: Lab, tmp_path: Path) -> None:
-    told = tmp_path / "told"
+    log = tmp_path / "log"
     event = scheduled_events.reboot("web-0")
-    with draining(scheduled_events, "web-0", f'echo "$EVENT_KIND $EVENT_ID" >> {told}'):
+    with draining(scheduled_events, "web-0", f'echo "$EVENT_KIND $EVENT_ID" >> {log}'):
         scheduled_events.wait_for(lambda: event.approved)
     assert event.approved_by == "web-0"
-    assert told.read_text(encoding="utf-8") == f"Reboot {event.id}\n"
+    assert log.read_text(encoding="utf-8") == f"Reboot {event.id}\n"
 
 
-def test_of_two_events_only_its_own_is_approved(scheduled_events: Lab) -> None:
-    theirs, own = scheduled_events.reboot("web-1"), scheduled_events.redeploy("web-0")
+def test_only_the_vms_own_event_is_approved(scheduled_events: Lab) -> None:
+    other, own = scheduled_events.reboot("web-1"), scheduled_events.redeploy("web-0")
     with draining(scheduled_events, "web-0", "true"):
         scheduled_events.wait_for(lambda: own.approved)
-    assert not theirs.approved
+    assert not other.approved
 
 
-def test_a_command_that_fails_keeps_its_event_waiting(scheduled_events: Lab, tmp_path: Path) -> None:
-    tried = tmp_path / "tried"
+def test_an_event_whose_command_fails_is_not_approved(scheduled_events: Lab, tmp_path: Path) -> None:
+    attempts = tmp_path / "attempts"
     event = scheduled_events.reboot("web-0")
-    with draining(scheduled_events, "web-0", f"echo >> {tried}; false"):
-        scheduled_events.wait_for(lambda: tried.exists() and len(tried.read_bytes()) >= 2)
+    with draining(scheduled_events, "web-0", f"echo >> {attempts}; false"):
+        scheduled_events.wait_for(lambda: attempts.exists() and len(attempts.read_bytes()) >= 2)
     assert not event.approved
 
 
-def test_bad_answers_are_waited_out(scheduled_events: Lab) -> None:
+def test_the_event_is_approved_after_bad_answers(scheduled_events: Lab) -> None:
     event = scheduled_events.reboot("web-0")
     faults = [scheduled_events.fault(kind, times=2) for kind in ("gone", "reset", "empty-body")]
     with draining(scheduled_events, "web-0", "true"):

@@ -115,7 +115,7 @@ def test_a_remark_says_how_az_signs_in(lab: Any) -> None:
 
 def test_env_offers_managed_identities_only_where_the_service_serves_them(lab: Any) -> None:
     assert "# AZURE_POD_IDENTITY_AUTHORITY_HOST is not set: managed identities are not served" in lab.good("env")
-    assert "any program could pose as a VM" in lab.refused("env", "--vm", "web")
+    assert "any program could impersonate a VM" in lab.refused("env", "--vm", "web")
 
 
 def test_env_takes_the_identity_of_the_given_vm(command: Any) -> None:
@@ -147,7 +147,7 @@ def test_env_leaves_the_users_own_certificate_and_issuer_alone(command: Any) -> 
         assert "has no secret: leave --with-secret out" in command.refused("env", "--with-secret")
     assert "REQUESTS_CA_BUNDLE" not in shown["variables"]
     assert "Sign in with a client of https://issuer.example.org." in shown["remarks"]
-    assert "its CA must be trusted already" in shown["remarks"][0]
+    assert "your system must trust its CA" in shown["remarks"][0]
 
 
 def test_env_is_refused_by_a_service_without_https(command: Any) -> None:

@@ -38,9 +38,7 @@ def test_a_secret_from_standard_input_is_stored_in_a_private_file(
 ) -> None:
     result = command(*arguments(remote_service, certificates), typed=f"{SECRET}\n")
     assert result.exit_code == 0, result.output
-    assert result.stdout.startswith(
-        f"SignedInCommand in to {remote_service.url} as client ci; saved as profile default.\n"
-    )
+    assert result.stdout.startswith(f"Signed in to {remote_service.url} as client ci; saved as profile default.\n")
     assert "forewarn --profile default fleet show" in result.stdout
     assert SECRET not in result.output
     assert (mode(kept(command)), mode(kept(command).parent)) == (0o600, 0o700)

@@ -40,7 +40,7 @@ def test_a_webhook_may_be_limited_to_one_group_or_one_vm(lab: Any) -> None:
     assert "is notified of events of all VMs within VM web of resource group lab of subscription sub." in message
     assert "no VM is in resource group 'x'" in lab.refused("webhook", "add", URL, "--over-group", "x")
     assert lab.refused("webhook", "add", URL, "--over-group", "lab", "--over", "web") == (
-        "say over what once: give --over RESOURCE or --over-group GROUP"
+        "--over and --over-group exclude each other: give only one of them"
     )
 
 

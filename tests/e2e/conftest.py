@@ -1,4 +1,4 @@
-"""What the end-to-end tests share: a request by curl, and the same request as the bytes that curl sends."""
+"""Fixtures of the end-to-end tests: requests by curl, or with the bytes that curl sends."""
 
 from __future__ import annotations
 
@@ -18,16 +18,18 @@ TARGET = "/metadata/scheduledevents?api-version="
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class CurlAnswer:
     status: int
     body: str
 
 
-Curl = Callable[..., Told]
+Curl = Callable[..., CurlAnswer]
 
 
-def real_curl(at: VmEndpoint, target: str, *, headers: tuple[str, ...] = ("Metadata:true",), body: str = "") -> Told:
-    """`curl -H … -d … URL`, as it is typed."""
+def real_curl(
+    at: VmEndpoint, target: str, *, headers: tuple[str, ...] = ("Metadata:true",), body: str = ""
+) -> CurlAnswer:
+    """Run `curl -H … -d … URL`."""
     line = ["curl", "-sS", "--noproxy", "*", "--max-time", "30", "-w", "\n%{http_code}"]
     for header in headers:
         line += ["-H", header]
@@ -36,11 +38,13 @@ def real_curl(at: VmEndpoint, target: str, *, headers: tuple[str, ...] = ("Metad
     url = f"http://{at.address}:{at.port}{target}"
     out = subprocess.run([*line, url], capture_output=True, text=True, timeout=60, check=True).stdout
     text, _, status = out.rpartition("\n")
-    return Told(int(status), text)
+    return CurlAnswer(int(status), text)
 
 
-def curls_bytes(at: VmEndpoint, target: str, *, headers: tuple[str, ...] = ("Metadata:true",), body: str = "") -> Told:
-    """What curl puts on the wire for the same command; a header given as `Name:` is left out, as curl does."""
+def send_curl_bytes(
+    at: VmEndpoint, target: str, *, headers: tuple[str, ...] = ("Metadata:true",), body: str = ""
+) -> CurlAnswer:
+    """Send the bytes that curl sends for the same command; like curl, omits a header given as `Name:`."""
     lines = [f"{'POST' if body else 'GET'} {target} HTTP/1.1", f"Host: {at.address}:{at.port}"]
     lines += ["User-Agent: curl/7.88.1", "Accept: */*", *(header for header in headers if not header.endswith(":"))]
     if body:
@@ -52,26 +56,29 @@ def curls_bytes(at: VmEndpoint, target: str, *, headers: tuple[str, ...] = ("Met
         sock.sendall(head.encode() + body.encode())
         response = http.client.HTTPResponse(sock)
         response.begin()
-        return Told(response.status, response.read().decode())
+        return CurlAnswer(response.status, response.read().decode())
 
 
 _CURL_MISSING = pytest.mark.skipif(shutil.which("curl") is None, reason="curl is not installed")
 
 
-@pytest.fixture(params=[pytest.param(real_curl, marks=_CURL_MISSING, id="curl"), pytest.param(curls_bytes, id="bytes")])
+@pytest.fixture(
+    params=[pytest.param(real_curl, marks=_CURL_MISSING, id="curl"), pytest.param(send_curl_bytes, id="bytes")]
+)
 def curl(request: pytest.FixtureRequest) -> Curl:
-    given: Curl = request.param
-    return given
+    """Sends a request to a VM's endpoint, once with curl and once with the bytes that curl sends."""
+    function: Curl = request.param
+    return function
 
 
 @pytest.fixture(scope="session")
 def ask() -> Callable[..., str]:
-    """Ask for maintenance of one VM; the id of the event that follows."""
+    """A function that requests maintenance of one VM and returns the id of its event."""
 
-    def given(service: ServiceProcess, what: str, vm: str, **more: Any) -> str:
+    def request_maintenance(service: ServiceProcess, what: str, vm: str, **more: Any) -> str:
         answer = service.api("POST", "/requests", {"ask": what, "vms": [vm], **more})
         assert answer.status == 202, answer.body
         event_id: str = answer.json["events"][0]["id"]
         return event_id
 
-    return given
+    return request_maintenance

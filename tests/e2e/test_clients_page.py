@@ -1,4 +1,4 @@
-"""The page of clients over real processes: what a handler in a VM does is what the page tells of it."""
+"""The portal's clients page over real processes: it shows what handlers in VMs do."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ POLL = "/metadata/scheduledevents?api-version=2020-07-01"
 
 
 class Portal:
-    """Somebody who has followed the link."""
+    """A browser session that was opened with a link."""
 
     def __init__(self, service: ServiceProcess, console: int) -> None:
         self._base = f"http://localhost:{console}"
@@ -39,7 +39,7 @@ class Portal:
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_the_page_tells_what_handlers_do(tmp_path: Path, workers: int) -> None:
+def test_the_clients_page_shows_what_handlers_do(tmp_path: Path, workers: int) -> None:
     console = free_port()
     environment = {"FOREWARN_CONSOLE": f"127.0.0.1:{console}"}
     arguments = ("--workers", str(workers))
@@ -47,9 +47,13 @@ def test_the_page_tells_what_handlers_do(tmp_path: Path, workers: int) -> None:
         portal = Portal(service, console)
         for _ in range(4):
             service.guest("web-0", "GET", POLL, **{"User-Agent": "handler/1.0"})
-        told = {client["name"]: client for client in portal.clients()["clients"]}
-        assert (told["web-0"]["agent"], told["web-0"]["polls"], told["web-0"]["asks"]) == ("handler/1.0", 4, "now")
-        assert (told["web-1"]["agent"], told["web-1"]["asks"]) == ("", "never")
+        clients = {client["name"]: client for client in portal.clients()["clients"]}
+        assert (clients["web-0"]["agent"], clients["web-0"]["polls"], clients["web-0"]["asks"]) == (
+            "handler/1.0",
+            4,
+            "now",
+        )
+        assert (clients["web-1"]["agent"], clients["web-1"]["asks"]) == ("", "never")
 
         service.api("POST", "/requests", {"ask": "restart", "vms": ["web-0", "web-1"]})
         service.guest("web-0", "GET", POLL, **{"User-Agent": "handler/1.0"})
@@ -63,12 +67,12 @@ def test_the_page_tells_what_handlers_do(tmp_path: Path, workers: int) -> None:
         eventually(lambda: "forewarn_vms_unprepared 1.0" in portal.metrics())
 
 
-def test_what_was_known_of_a_program_outlives_a_kill(tmp_path: Path) -> None:
+def test_what_is_known_of_a_client_survives_a_kill(tmp_path: Path) -> None:
     console = free_port()
     environment = {"FOREWARN_CONSOLE": f"127.0.0.1:{console}"}
     with ServiceProcess(data=tmp_path, fleet=FLEET, environment=environment) as service:
         service.guest("web-0", "GET", POLL, **{"User-Agent": "handler/1.0"})
-        service.api("GET", "/fleet")  # writes down what was seen
+        service.api("GET", "/fleet")  # stores the observed polls
         service.kill()
         service.start()
         [client] = [one for one in Portal(service, console).clients()["clients"] if one["name"] == "web-0"]

@@ -1,4 +1,4 @@
-"""`fleet apply` on the running service: newcomers are served at once, and what must not go does not."""
+"""`fleet apply` on the running service: new VMs are served at once, VMs in use are not removed."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def status_at(service: ServiceProcess, endpoint: VmEndpoint) -> int:
 
 
 def test_a_vm_that_is_added_is_served_at_once(service: ServiceProcess, ask: Ask) -> None:
-    """Spec §7.1: with an endpoint and a document of its own."""
+    """Spec §7.1: with its own endpoint and document."""
     done = apply(service, "a", "b", "c", "d")
     assert (done.returncode, done.stderr) == (0, ""), done
     for name in ("c", "d"):
@@ -57,7 +57,7 @@ def test_a_vm_that_is_added_is_served_at_once(service: ServiceProcess, ask: Ask)
     assert service.poll("d")["Events"] == []
 
 
-def test_endpoints_stay_what_they_were_when_vms_come_and_go_and_after_a_restart(service: ServiceProcess) -> None:
+def test_endpoints_stay_the_same_when_vms_come_and_go_and_after_a_restart(service: ServiceProcess) -> None:
     assert apply(service, "a", "b", "c").returncode == 0
     before = {name: service.endpoint(name) for name in ("a", "b", "c")}
     assert apply(service, "a", "c", "d").returncode == 0
@@ -69,8 +69,8 @@ def test_endpoints_stay_what_they_were_when_vms_come_and_go_and_after_a_restart(
         assert service.guest(name, "GET", NAME).body.decode() == name
 
 
-def test_a_vm_that_is_removed_is_nobody_from_then_on(service: ServiceProcess) -> None:
-    """Spec §10: whoever still calls there is unknown."""
+def test_the_endpoint_of_a_removed_vm_answers_404(service: ServiceProcess) -> None:
+    """Spec §10: an unknown caller gets 404."""
     gone = service.endpoint("b")
     assert status_at(service, gone) == 200
     assert apply(service, "a").returncode == 0
@@ -78,7 +78,7 @@ def test_a_vm_that_is_removed_is_nobody_from_then_on(service: ServiceProcess) ->
     assert names_of(service) == ["a"]
 
 
-def test_a_vm_that_was_deleted_stays_deleted_unless_it_is_wanted_back(service: ServiceProcess) -> None:
+def test_a_deleted_vm_stays_deleted_unless_resurrected(service: ServiceProcess) -> None:
     assert service.forewarn("delete", "b").returncode == 0
     service.advance(120)
     assert names_of(service) == ["a"]
@@ -91,9 +91,7 @@ def test_a_vm_that_was_deleted_stays_deleted_unless_it_is_wanted_back(service: S
     assert service.guest("b", "GET", NAME).body.decode() == "b"
 
 
-def test_a_vm_that_an_event_is_hitting_is_not_removed_and_nothing_else_of_the_file_is_applied(
-    service: ServiceProcess, ask: Ask
-) -> None:
+def test_a_fleet_file_that_removes_a_vm_under_maintenance_is_refused_whole(service: ServiceProcess, ask: Ask) -> None:
     event_id = ask(service, "restart", "b")
     assert service.approve("b", event_id).status == 200
     eventually(lambda: service.poll("b")["Events"][0]["EventStatus"] == "Started")
@@ -115,8 +113,8 @@ def test_a_pending_event_of_a_vm_that_is_removed_is_withdrawn(service: ServicePr
     assert (event["status"], event["ending"]) == ("over", "withdrawn")
 
 
-def test_a_port_that_is_taken_meanwhile_does_not_keep_a_new_vm_from_being_served(tmp_path: Path) -> None:
-    """With one port per VM, the next port may be another program's."""
+def test_a_new_vm_is_served_even_if_the_next_port_is_taken(tmp_path: Path) -> None:
+    """With one port per VM, another program may have the next port."""
     port = free_port(5)
     with (
         ServiceProcess(data=tmp_path, fleet=fleet_of("a"), port=port, arguments=("--one-port-per-vm",)) as service,
@@ -128,8 +126,8 @@ def test_a_port_that_is_taken_meanwhile_does_not_keep_a_new_vm_from_being_served
         assert service.endpoint("b").port != port + 1
 
 
-def test_an_address_that_went_to_another_vm_and_back_is_the_first_one_again(tmp_path: Path) -> None:
-    """The place of a VM is what the fleet says now, whoever had it in between."""
+def test_an_address_that_moves_to_another_vm_and_back_serves_the_first_vm_again(tmp_path: Path) -> None:
+    """The fleet's current address decides, no matter which VM had it in between."""
     with ServiceProcess(data=tmp_path) as service:
         for name in ("first", "second", "first"):
             added = service.api("POST", "/fleet/vms", {"name": name, "address": "127.0.99.9"})
@@ -139,7 +137,7 @@ def test_an_address_that_went_to_another_vm_and_back_is_the_first_one_again(tmp_
             assert service.api("DELETE", f"/fleet/vms/{name}").status == 200
 
 
-def test_a_file_named_for_a_store_that_has_a_fleet_is_said_not_to_be_applied(tmp_path: Path) -> None:
+def test_a_fleet_option_for_a_store_with_a_fleet_is_reported_as_not_applied(tmp_path: Path) -> None:
     with ServiceProcess(data=tmp_path, fleet=fleet_of("a"), port=free_port(8)) as first:
         first.stop()
         first.start()

@@ -1,4 +1,4 @@
-"""Which VM is asking is told by the network (spec §2.1, §7.4), in each of the ways a service can listen."""
+"""The network identifies the calling VM (spec §2.1, §7.4), in every way a service can listen."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def network(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[ServiceP
         yield running
 
 
-def test_each_vm_has_a_port_where_there_is_one_address(ports: ServiceProcess, ask: Callable[..., str]) -> None:
+def test_each_vm_has_its_own_port_on_a_single_address(ports: ServiceProcess, ask: Callable[..., str]) -> None:
     names = ["web-0", "web-1", "web-2"]
     endpoints = [ports.endpoint(name) for name in names]
     assert [endpoint.address for endpoint in endpoints] == ["127.0.0.1"] * 3
@@ -74,15 +74,15 @@ def test_the_ports_are_the_same_after_a_restart(ports: ServiceProcess) -> None:
     assert [ports.endpoint(f"web-{n}") for n in range(3)] == before
 
 
-def test_each_vm_is_the_loopback_address_that_is_called_and_an_address_of_nobody_is_404(tmp_path: Path) -> None:
+def test_the_called_loopback_address_identifies_the_vm_and_other_addresses_get_404(tmp_path: Path) -> None:
     with ServiceProcess(data=tmp_path, fleet=LAB) as lab:
         names = ["web-0", "web-1", "web-2"]
         assert len({lab.endpoint(name).address for name in names}) == 3
         assert [lab.guest(name, "GET", NAME).body.decode() for name in names] == names
-        assert stranger(lab, VmEndpoint("127.0.0.77", lab.port), TARGET) == (404, NOT_FOUND)
+        assert request_from(lab, VmEndpoint("127.0.0.77", lab.port), TARGET) == (404, NOT_FOUND)
 
 
-def stranger(service: ServiceProcess, at: VmEndpoint, target: str, method: str = "GET") -> tuple[int, bytes]:
+def request_from(service: ServiceProcess, at: VmEndpoint, target: str, method: str = "GET") -> tuple[int, bytes]:
     connection = service.connect(at)
     try:
         connection.request(method, target, headers={"Metadata": "true"})
@@ -92,8 +92,10 @@ def stranger(service: ServiceProcess, at: VmEndpoint, target: str, method: str =
         connection.close()
 
 
-def test_vms_of_a_network_are_told_apart_by_their_addresses(network: ServiceProcess, ask: Callable[..., str]) -> None:
-    """Spec §7.2, §7.4: the set shares a document, and the VM beside it learns nothing of it."""
+def test_vms_of_a_network_are_identified_by_their_source_addresses(
+    network: ServiceProcess, ask: Callable[..., str]
+) -> None:
+    """Spec §7.2, §7.4: the VMs of the set share a document that other VMs do not see."""
     names = ["db-0", "db-1", "solo"]
     assert [network.endpoint(name).source for name in names] == ["127.0.0.21", "127.0.0.22", "127.0.0.31"]
     assert [network.guest(name, "GET", NAME).body.decode() for name in names] == names
@@ -112,17 +114,17 @@ def test_vms_of_a_network_are_told_apart_by_their_addresses(network: ServiceProc
 
 
 @pytest.mark.parametrize("target", [TARGET, NAME, "/metadata/versions", "/metadata/nothing", "/"])
-def test_a_caller_that_is_no_vm_gets_404_and_learns_nothing(network: ServiceProcess, target: str) -> None:
-    """Spec §10: whatever it asks for; §2.7: before anything else is looked at."""
+def test_a_caller_that_is_not_a_vm_gets_404_and_learns_nothing(network: ServiceProcess, target: str) -> None:
+    """Spec §10: for every target; §2.7: before any other check."""
     for method in ("GET", "POST", "PUT"):
-        assert stranger(network, VmEndpoint("127.0.0.1", network.port, "127.0.0.99"), target, method) == (
+        assert request_from(network, VmEndpoint("127.0.0.1", network.port, "127.0.0.99"), target, method) == (
             404,
             NOT_FOUND,
         )
     assert network.api("GET", "/fleet").json["scopes"][0]["enabled"] is False, "and enables nobody"
 
 
-def test_an_address_that_a_vm_says_it_has_counts_for_nothing(network: ServiceProcess) -> None:
+def test_forwarding_headers_do_not_identify_a_vm(network: ServiceProcess) -> None:
     """Spec §2.3, §7.4."""
     connection = network.connect(network.endpoint("solo"))
     connection.request("GET", TARGET, headers={"Metadata": "true", "X-Forwarded-For": "127.0.0.21"})
@@ -130,8 +132,8 @@ def test_an_address_that_a_vm_says_it_has_counts_for_nothing(network: ServicePro
     connection.close()
 
 
-def test_a_clock_of_real_time_cannot_be_moved(network: ServiceProcess) -> None:
-    """Spec §12: only a lab's."""
+def test_the_clock_of_a_real_service_cannot_be_changed(network: ServiceProcess) -> None:
+    """Spec §12: only a lab's clock can."""
     done = network.forewarn("clock", "advance", "1h")
     assert done.returncode == 2
     assert "use a lab (`forewarn up`)" in done.stderr

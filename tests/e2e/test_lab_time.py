@@ -1,4 +1,4 @@
-"""Lab time on the running lab: what documents show moves with its clock, what is held waits in real time (spec §12)."""
+"""Lab time: documents follow the lab's clock, long polls wait in real time (spec §12)."""
 
 from __future__ import annotations
 
@@ -53,8 +53,8 @@ def vm_view(service: ServiceProcess, name: str) -> dict[str, Any]:
     return view
 
 
-def test_a_week_passes_in_one_command_and_a_degraded_host_is_left(service: ServiceProcess) -> None:
-    """Spec §6.4: a predicted failure is told days ahead; §12: the command returns when everything due is done."""
+def test_advancing_a_week_moves_vms_off_a_degraded_host(service: ServiceProcess) -> None:
+    """Spec §6.4: a failure is predicted days ahead; §12: advance returns when all due work is done."""
     host = vm_view(service, "web-0")["host"]
     asked = service.api("POST", f"/hosts/{host}/degrade", {"in_s": 7 * DAY_S})
     assert asked.status == 202, asked.body
@@ -90,7 +90,7 @@ def test_the_clock_keeps_its_offset_and_its_speed_over_a_restart(service: Servic
     assert shown_time(service.guest("web-0", "GET", TARGET)) >= int(before)
 
 
-def test_notice_runs_out_by_itself_on_a_clock_that_runs_fast(service: ServiceProcess, ask: Ask) -> None:
+def test_a_notice_ends_on_a_fast_clock(service: ServiceProcess, ask: Ask) -> None:
     """Spec §6.2, §12: fifteen minutes pass in a second and a half."""
     event_id = ask(service, "restart", "web-0")
     set_speed(service, 600)
@@ -100,15 +100,15 @@ def test_notice_runs_out_by_itself_on_a_clock_that_runs_fast(service: ServicePro
     assert event["published_at"] + 900 <= event["not_before"] <= event["started_at"] < event["over_at"]
 
 
-def test_a_jump_to_an_instant_that_passes_meanwhile_is_a_jump_to_now() -> None:
-    """Spec §12: the clock goes on between choosing a wake-up and jumping to it, and never moves back."""
+def test_a_jump_to_a_time_that_has_passed_meanwhile_is_a_jump_to_now() -> None:
+    """Spec §12: the clock runs between choosing a wake-up and jumping to it, and never moves back."""
     real = itertools.count(1000.0, 0.5)
     clock = LabClock(ClockSetting(lab_at=5000.0, real_at=1000.0), real=lambda: next(real))
     chosen = clock.now()
     assert clock.setting_after_jump(chosen).lab_at == chosen + 0.5
 
 
-def test_who_polls_stays_enabled_while_days_are_skipped_and_who_fell_silent_does_not(tmp_path: Path, ask: Ask) -> None:
+def test_a_polling_scope_stays_enabled_over_a_jump_and_a_silent_one_does_not(tmp_path: Path, ask: Ask) -> None:
     """Spec §8.2, §12: a scope that was polling counts as polling throughout."""
     with ServiceProcess(data=tmp_path, fleet=FLEET, arguments=("--enablement", "on-request")) as service:
         silent = service.guest("web-1", "GET", TARGET)
@@ -132,8 +132,8 @@ def test_who_polls_stays_enabled_while_days_are_skipped_and_who_fell_silent_does
         assert again.headers["ETag"] != silent.headers["ETag"], "a new epoch (§4.3)"
 
 
-def test_a_scope_that_nobody_asked_for_gives_no_event(tmp_path: Path, ask: Ask) -> None:
-    """Spec §8.1, §8.2: and from the first request on it does."""
+def test_a_scope_that_never_polled_gets_no_event(tmp_path: Path, ask: Ask) -> None:
+    """Spec §8.1, §8.2: it gets events from its first poll on."""
     with ServiceProcess(data=tmp_path, fleet=FLEET, arguments=("--enablement", "on-request")) as service:
         assert not service.api("GET", f"/events/{ask(service, 'restart', 'web-0')}").json["listed"]
         service.advance(120)
@@ -142,8 +142,8 @@ def test_a_scope_that_nobody_asked_for_gives_no_event(tmp_path: Path, ask: Ask) 
         assert [event["EventId"] for event in service.poll("web-0")["Events"]] == [event_id]
 
 
-def test_a_request_is_held_in_real_time_whatever_the_clock_does(service: ServiceProcess, ask: Ask) -> None:
-    """Spec §4.4, §12: a week of lab time does not end five minutes of waiting; a change of the document does."""
+def test_a_long_poll_is_held_in_real_time(service: ServiceProcess, ask: Ask) -> None:
+    """Spec §4.4, §12: a change of the document ends it, a week of lab time does not."""
     first = service.guest("web-0", "GET", TARGET)
     asked_before = eventually(lambda: vm_view(service, "web-0")["polls"])
     answers: list[HttpAnswer] = []
@@ -159,8 +159,8 @@ def test_a_request_is_held_in_real_time_whatever_the_clock_does(service: Service
     assert [event["EventId"] for event in answers[0].json["Events"]] == [event_id]
 
 
-def test_what_came_due_while_the_service_was_away_waits_its_grace(tmp_path: Path, ask: Ask) -> None:
-    """Those who could not poll get `grace_s` of lab time to look, unless they have approved already."""
+def test_events_that_became_due_while_the_service_was_down_wait_for_the_grace_period(tmp_path: Path, ask: Ask) -> None:
+    """VMs that could not poll get `grace_s` of lab time to react, unless they have approved."""
     with ServiceProcess(data=tmp_path, fleet=FLEET, environment={"FOREWARN_GRACE_S": "500000"}) as service:
         waiting, approved = ask(service, "restart", "web-0"), ask(service, "restart", "web-1")
         not_before = service.api("GET", f"/events/{waiting}").json["not_before"]
@@ -184,8 +184,8 @@ def test_what_came_due_while_the_service_was_away_waits_its_grace(tmp_path: Path
         assert service.api("GET", f"/events/{approved}").json["over_at"] < started_at
 
 
-def test_real_time_does_not_take_over_from_a_lab_whose_clock_is_ahead(tmp_path: Path) -> None:
-    """Spec §12: the offset is stored, and never moves back; what was shown as past must not lie ahead again."""
+def test_a_real_service_refuses_the_store_of_a_lab_whose_clock_is_ahead(tmp_path: Path) -> None:
+    """Spec §12: the offset is stored and never moves back, so no shown time lies ahead again."""
     with ServiceProcess(data=tmp_path, fleet=FLEET) as service:
         service.advance(3 * DAY_S)
         assert service.stop() == 0

@@ -1,4 +1,4 @@
-"""Requests that wait (spec §4.4), against the real process."""
+"""Long polls (spec §4.4) against the real process."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def service(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[ServiceP
 
 
 class Waiting:
-    """A VM that holds a request open; made once the service has it."""
+    """A VM with an open long poll; constructed once the service has received it."""
 
     def __init__(self, service: ServiceProcess, vm: str, wait_s: int = 30) -> None:
         self.answer: HttpAnswer | None = None
@@ -56,7 +56,7 @@ class Waiting:
         try:
             self.answer = self._service.guest(self._vm, "GET", TARGET, **headers)
         except (OSError, http.client.HTTPException):
-            pass  # nobody answered
+            pass  # the connection was closed without an answer
 
     def end(self) -> HttpAnswer | None:
         self._thread.join(timeout=15)
@@ -64,10 +64,10 @@ class Waiting:
         return self.answer
 
 
-def test_every_vm_of_a_scope_that_waits_is_answered_when_an_event_is_published(
+def test_every_long_poll_of_a_scope_is_answered_when_an_event_is_published(
     service: ServiceProcess, ask: Callable[..., str]
 ) -> None:
-    """Spec §4.4, §7.2: at once, and long before their time is over."""
+    """Spec §4.4, §7.2: at once, long before the wait ends."""
     waiting = [Waiting(service, vm) for vm in ("db-0", "db-1")]
     event_id = ask(service, "restart", "db-0")
     for answer in (one.end() for one in waiting):
@@ -76,15 +76,15 @@ def test_every_vm_of_a_scope_that_waits_is_answered_when_an_event_is_published(
         assert [event["EventId"] for event in answer.json["Events"]] == [event_id]
 
 
-def test_a_wait_that_ends_with_no_change_is_304(service: ServiceProcess) -> None:
+def test_a_long_poll_without_a_change_is_answered_304(service: ServiceProcess) -> None:
     """Spec §4.3, §4.4."""
     etag = service.guest("db-0", "GET", TARGET).headers["ETag"]
     answer = service.guest("db-0", "GET", TARGET, **{"If-None-Match": etag, "Prefer": "wait=1"})
     assert (answer.status, answer.body, answer.headers["Preference-Applied"]) == (304, b"", "wait=1")
 
 
-def test_who_waits_is_answered_when_the_service_is_told_to_stop(service: ServiceProcess) -> None:
-    """Spec §4.4: the server drains, and ends well."""
+def test_long_polls_are_answered_when_the_service_stops(service: ServiceProcess) -> None:
+    """Spec §4.4: the server drains, and exits with 0."""
     waiting = Waiting(service, "db-0")
     os.kill(service.pid, signal.SIGTERM)
     answer = waiting.end()
@@ -94,8 +94,10 @@ def test_who_waits_is_answered_when_the_service_is_told_to_stop(service: Service
     assert service.stop() == 0
 
 
-def test_who_waits_when_the_service_is_killed_finds_it_again(service: ServiceProcess, ask: Callable[..., str]) -> None:
-    """Spec §4.3: the tag of a document outlives the process that gave it."""
+def test_a_long_poll_continues_after_the_service_was_killed_and_restarted(
+    service: ServiceProcess, ask: Callable[..., str]
+) -> None:
+    """Spec §4.3: the ETag of a document survives the process that sent it."""
     etag = service.guest("db-0", "GET", TARGET).headers["ETag"]
     waiting = Waiting(service, "db-0")
     service.kill()

@@ -1,4 +1,4 @@
-"""The metrics of the real process: at the console's socket, on the listeners of owner and workers, and nowhere else."""
+"""Metrics of the real process: on the local socket and the metrics listeners, and nowhere else."""
 
 from __future__ import annotations
 
@@ -34,21 +34,22 @@ def polls(samples: Samples) -> float:
     return samples.get(POLL, 0.0)
 
 
-def test_a_service_alone_tells_all_at_one_port(tmp_path: Path) -> None:
+def test_a_service_without_workers_serves_all_metrics_on_one_port(tmp_path: Path) -> None:
     port = free_port()
     environment = {"FOREWARN_METRICS": f"127.0.0.1:{port}"}
     with ServiceProcess(data=tmp_path, fleet=FLEET, environment=environment) as service:
         assert polls(scraped(service, port)) == 0
         for _ in range(5):
             service.poll("web-0")
-        told = scraped(service, port)
-        assert polls(told) == 5
+        samples = scraped(service, port)
+        assert polls(samples) == 5
         assert (
-            told["forewarn_build_info", frozenset({("version", "0.1.0"), ("python", platform.python_version())})] == 1
+            samples["forewarn_build_info", frozenset({("version", "0.1.0"), ("python", platform.python_version())})]
+            == 1
         )
 
 
-def test_workers_tell_what_they_answered_and_it_adds_up_over_their_deaths(tmp_path: Path) -> None:
+def test_counters_of_workers_add_up_even_after_workers_die(tmp_path: Path) -> None:
     port = free_port(3)
     environment = {"FOREWARN_METRICS": f"127.0.0.1:{port}"}
     arguments = ("--workers", "2")
@@ -57,8 +58,8 @@ def test_workers_tell_what_they_answered_and_it_adds_up_over_their_deaths(tmp_pa
             service.poll("web-0")
         assert POLL not in scraped(service, port)
         assert sum(polls(scraped(service, port + n)) for n in (1, 2)) == 20
-        heard = scraped(service, port + 1)["forewarn_worker_heard_seconds", frozenset()]
-        assert 0 <= heard < 5
+        silent_s = scraped(service, port + 1)["forewarn_worker_heard_seconds", frozenset()]
+        assert 0 <= silent_s < 5
         eventually(lambda: polls(whole(service)) == 20)
 
         [first, _] = [worker["pid"] for worker in service.api("GET", "/service").json["workers"]]
@@ -66,12 +67,12 @@ def test_workers_tell_what_they_answered_and_it_adds_up_over_their_deaths(tmp_pa
         eventually(
             lambda: first not in [w["pid"] for w in service.api("GET", "/service").json["workers"] if w["ready"]]
         )
-        eventually(lambda: _answers(service, port + 1))  # another is in its place
+        eventually(lambda: _answers(service, port + 1))  # its replacement answers
         service.poll("web-0")
         eventually(lambda: polls(whole(service)) == 21)
 
 
-def test_workers_that_are_replaced_leave_their_counts_and_their_ports(tmp_path: Path) -> None:
+def test_counters_of_replaced_workers_are_kept_and_new_workers_take_their_ports(tmp_path: Path) -> None:
     port = free_port(3)
     environment = {"FOREWARN_METRICS": f"127.0.0.1:{port}"}
     arguments = ("--workers", "2")
@@ -92,7 +93,7 @@ def test_workers_that_are_replaced_leave_their_counts_and_their_ports(tmp_path: 
 
 
 def whole(service: ServiceProcess) -> Samples:
-    """What the console tells, on the local socket."""
+    """All metrics of the service, from its local socket."""
     with socket.socket(socket.AF_UNIX) as sock:
         sock.settimeout(15)
         sock.connect(str(service.data / "forewarn.sock"))
@@ -111,7 +112,7 @@ def _answers(service: ServiceProcess, port: int) -> bool:
         return False
 
 
-def test_vms_cannot_read_metrics_where_they_ask_for_events(tmp_path: Path) -> None:
+def test_the_metadata_endpoint_serves_no_metrics(tmp_path: Path) -> None:
     with ServiceProcess(data=tmp_path, fleet=FLEET) as service:
         answer = service.guest("web-0", "GET", "/metrics")
         assert answer.status == 404

@@ -1,4 +1,4 @@
-"""Signing in to the portal of the real process: by its link, over plain http and TLS, through a restart and a kill."""
+"""Signing in to the portal of the real process: by link, over HTTP and TLS, across a restart and a kill."""
 
 from __future__ import annotations
 
@@ -67,13 +67,13 @@ class Browser:
 
 
 def new_link(console: WebService) -> str:
-    said = console.service.forewarn("portal")
-    assert said.returncode == 0, said.stderr
-    assert LINK.fullmatch(said.stdout.strip())
-    return said.stdout.strip()
+    result = console.service.forewarn("portal")
+    assert result.returncode == 0, result.stderr
+    assert LINK.fullmatch(result.stdout.strip())
+    return result.stdout.strip()
 
 
-def test_a_link_leads_to_the_fleet_and_the_session_outlives_the_process(console: WebService) -> None:
+def test_a_link_leads_to_the_fleet_and_the_session_survives_a_restart(console: WebService) -> None:
     browser = Browser(console)
     assert browser.who() == ""
     link = new_link(console)
@@ -89,7 +89,7 @@ def test_a_link_leads_to_the_fleet_and_the_session_outlives_the_process(console:
 
     assert browser.post("/portal/sign-out", token="wrong")[0] == 403
     copied = list(browser.jar)
-    assert browser.post("/portal/sign-out", token=browser.token())[0] == 200  # the page where one signs in
+    assert browser.post("/portal/sign-out", token=browser.token())[0] == 200  # the sign-in page
     for cookie in copied:
         browser.jar.set_cookie(cookie)
     assert browser.who() == ""
@@ -98,7 +98,7 @@ def test_a_link_leads_to_the_fleet_and_the_session_outlives_the_process(console:
     assert browser.who() == ""
 
 
-def test_the_secret_of_the_administrator_signs_in_over_tls(console: WebService) -> None:
+def test_the_administrators_secret_signs_in_over_tls(console: WebService) -> None:
     client_id, secret = console.admin_credentials
     browser = Browser(console, is_safe=True)
     assert browser.post("/portal/sign-in", client_id=client_id, secret="wrong")[0] == 401
@@ -114,20 +114,20 @@ def test_a_link_is_in_no_log_no_history_and_no_listing(console: WebService) -> N
     shown = console.service.api("GET", "/service").body
     assert code not in str(history) + str(shown) + console.service.log.read_text()
     assert "/sign-in/once/" not in console.service.log.read_text()
-    assert "/portal/\n" in console.service.log.read_text()  # where it is, without a way in
+    assert "/portal/\n" in console.service.log.read_text()  # the portal's address, without a link
 
 
-def test_a_terminal_is_shown_a_link_that_signs_in(tmp_path: Path) -> None:
+def test_a_terminal_shows_a_link_that_signs_in(tmp_path: Path) -> None:
     port = free_port()
-    words = ["--data", str(tmp_path), "up", "--port", str(free_port()), "--console", f"127.0.0.1:{port}"]
+    arguments = ["--data", str(tmp_path), "up", "--port", str(free_port()), "--console", f"127.0.0.1:{port}"]
     ours, theirs = pty.openpty()
     plain = {name: text for name, text in os.environ.items() if not name.startswith("FOREWARN_")}
     env = {**plain, "COLUMNS": "60", "TERM": "xterm"}
-    child = subprocess.Popen([sys.executable, "-m", "forewarn", *words], stdout=theirs, stderr=theirs, env=env)
+    child = subprocess.Popen([sys.executable, "-m", "forewarn", *arguments], stdout=theirs, stderr=theirs, env=env)
     os.close(theirs)
     try:
-        said = _read_until(ours, LINK)
-        with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(said, timeout=20) as answer:
+        link = _read_until(ours, LINK)
+        with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(link, timeout=20) as answer:
             assert answer.status == 200
             assert answer.headers["Set-Cookie"].startswith("forewarn-")
     finally:
@@ -138,17 +138,17 @@ def test_a_terminal_is_shown_a_link_that_signs_in(tmp_path: Path) -> None:
 
 
 def _read_until(terminal: int, wanted: re.Pattern[str]) -> str:
-    said = ""
+    output = ""
     for _ in range(1000):
-        said += os.read(terminal, 4096).decode(errors="replace")
-        found = wanted.search(said)
-        if found and said[found.end() :]:
+        output += os.read(terminal, 4096).decode(errors="replace")
+        found = wanted.search(output)
+        if found and output[found.end() :]:
             return found[0]
-    raise AssertionError(said)
+    raise AssertionError(output)
 
 
 def _drain(terminal: int) -> None:
-    """What it says last, so that it can go; the end of a terminal is an error."""
+    """Read the rest of the output, so that the process can exit; a terminal ends with an OSError."""
     try:
         while os.read(terminal, 4096):
             pass

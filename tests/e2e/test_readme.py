@@ -1,4 +1,4 @@
-"""The README is enough: its commands run as they stand, in order, and print what it says they print."""
+"""The README's commands run in order and print the output that it shows."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def blocks(language: str) -> list[str]:
 
 
 def steps() -> list[tuple[str, str]]:
-    """Every command of the tour with the output that stands below it."""
+    """Every command of the tour with its expected output."""
     found: list[tuple[str, str]] = []
     for block in blocks("console"):
         for part in re.split(r"^\$ ", block, flags=re.MULTILINE)[1:]:
@@ -45,7 +45,7 @@ def steps() -> list[tuple[str, str]]:
 
 
 def normal(text: str) -> list[str]:
-    """Lines without what differs from run to run: ids, times, spans, and column widths that follow from them."""
+    """Lines without ids, times, durations and column widths, which differ from run to run."""
     lines = []
     for line in text.strip().splitlines():
         for pattern, name in NORMAL:
@@ -82,12 +82,12 @@ def test_the_python_example_runs(tmp_path: Path, capsys: pytest.CaptureFixture[s
         assert service.poll("web-0")["Events"][0]["EventStatus"] == "Started"
 
 
-def test_the_fleet_in_the_readme_is_sound() -> None:
+def test_the_fleet_file_in_the_readme_is_valid() -> None:
     fleet, _ = blocks("toml")
     assert len(read_fleet_file(fleet).vms) == 6
 
 
-def test_the_agents_file_in_the_readme_is_sound() -> None:
+def test_the_agent_file_in_the_readme_is_valid() -> None:
     _, agents = blocks("toml")
     assert set(read_agents_file(agents).steps) == {"leave", "save"}
 
@@ -99,6 +99,6 @@ def test_the_two_commands_exist() -> None:
         assert re.search(rf"^{target}:", makefile, re.MULTILINE), f"make {target}"
 
 
-def test_every_link_of_the_readme_leads_somewhere() -> None:
+def test_every_link_of_the_readme_has_a_target() -> None:
     for target in re.findall(r"\]\(([^)#]+)\)", README):
         assert target.startswith("https://") or (ROOT / target).exists(), target

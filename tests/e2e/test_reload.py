@@ -1,4 +1,4 @@
-"""Signals to a service with workers: a reload replaces them one by one and refuses nobody, a start can be ended."""
+"""Signals to a service with workers: a reload refuses no request, and a start can be interrupted."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def is_there(pid: int) -> bool:
 
 
 class Held:
-    """A long poll on a connection of its own, waiting from the moment this is made."""
+    """A long poll on its own connection; it waits from construction on."""
 
     def __init__(self, service: ServiceProcess, vm: str) -> None:
         self._connection = service.connect(service.endpoint(vm))
@@ -56,7 +56,7 @@ class Held:
         return self._answers[0]
 
 
-def test_a_reload_replaces_every_worker_answers_whom_they_hold_and_refuses_nobody(service: ServiceProcess) -> None:
+def test_a_reload_replaces_every_worker_answers_held_requests_and_refuses_none(service: ServiceProcess) -> None:
     before = workers(service)
     held = [Held(service, "web-0") for _ in range(4)]
 
@@ -73,7 +73,7 @@ def test_a_reload_replaces_every_worker_answers_whom_they_hold_and_refuses_nobod
     assert "WARNING" not in service.log.read_text()
 
 
-def test_what_is_asked_for_during_a_reload_is_shown_by_old_and_new(service: ServiceProcess) -> None:
+def test_an_event_requested_during_a_reload_is_shown_by_old_and_new_workers(service: ServiceProcess) -> None:
     before = workers(service)
     os.kill(service.pid, signal.SIGHUP)
     asked = service.api("POST", "/requests", {"ask": "restart", "vms": ["web-0"]}).json
@@ -84,7 +84,7 @@ def test_what_is_asked_for_during_a_reload_is_shown_by_old_and_new(service: Serv
 
 
 @pytest.mark.parametrize("count", [0, 2])
-def test_a_start_that_is_told_to_end_with_its_whole_group_ends_in_peace(tmp_path: Path, count: int) -> None:
+def test_a_start_that_is_interrupted_with_its_process_group_ends_cleanly(tmp_path: Path, count: int) -> None:
     fleet, log = tmp_path / "fleet.toml", tmp_path / "log"
     fleet.write_text(LARGE, encoding="utf-8")
     line = [sys.executable, "-m", "forewarn", "--data", str(tmp_path / "data"), "up", "--port", str(free_port())]

@@ -1,4 +1,4 @@
-"""Starting where it cannot work, and a disk that fills up: one sentence that says what to do, and nothing lost."""
+"""Failing starts and full disks: one sentence with a remedy, and nothing is lost."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ count = 2
 TARGET = "/metadata/scheduledevents?api-version=2020-07-01"
 
 
-def complaint(data: Path, *arguments: str, **environment: str) -> str:
-    """The one sentence that a start which cannot succeed ends with."""
+def start_error(data: Path, *arguments: str, **environment: str) -> str:
+    """The one sentence that a failing start prints."""
     done = run_forewarn(data, *arguments, environment=environment)
     assert (done.returncode, done.stdout) == (2, ""), done
     lines = done.stderr.splitlines()
@@ -36,18 +36,16 @@ def complaint(data: Path, *arguments: str, **environment: str) -> str:
 
 
 @pytest.mark.parametrize("command", ["up", "serve"])
-def test_a_second_service_on_the_same_data_is_refused_with_the_process_that_has_it(
-    tmp_path: Path, command: str
-) -> None:
+def test_a_second_service_on_the_same_data_is_refused_and_names_the_first_process(tmp_path: Path, command: str) -> None:
     with ServiceProcess(data=tmp_path, fleet=FLEET) as service:
         place = ["--listen", f"127.0.0.1:{free_port()}"] if command == "serve" else ["--port", str(free_port())]
-        told = complaint(tmp_path, command, *place)
-        assert f"(process {service.pid})" in told
-        assert "stop that one first, or name another directory with --data" in told
+        message = start_error(tmp_path, command, *place)
+        assert f"(process {service.pid})" in message
+        assert "stop that one first, or name another directory with --data" in message
         assert service.poll("web-0") == {"DocumentIncarnation": 1, "Events": []}, "the first one is not disturbed"
 
 
-def test_a_process_that_was_killed_does_not_keep_its_data(tmp_path: Path) -> None:
+def test_a_killed_process_does_not_keep_its_data_locked(tmp_path: Path) -> None:
     with ServiceProcess(data=tmp_path, fleet=FLEET) as service:
         service.kill()
         service.start()
@@ -90,7 +88,7 @@ def sound(tmp_path_factory: pytest.TempPathFactory) -> bytes:
 
 
 @pytest.mark.parametrize(
-    ("damage", "words"),
+    ("damage", "expected"),
     [
         (put_garbage, "is not an SQLite database"),
         (cut_off, "is damaged"),
@@ -100,41 +98,41 @@ def sound(tmp_path_factory: pytest.TempPathFactory) -> bytes:
     ],
     ids=["garbage", "truncated", "scribbled on", "of another program", "newer"],
 )
-def test_a_database_that_is_no_sound_store_is_named_and_left_as_it_is(
-    tmp_path: Path, sound: bytes, damage: Callable[[Path], None], words: str
+def test_a_broken_database_is_named_and_left_unchanged(
+    tmp_path: Path, sound: bytes, damage: Callable[[Path], None], expected: str
 ) -> None:
     database = tmp_path / "forewarn.db"
     database.write_bytes(sound)
     damage(database)
     before = database.read_bytes()
 
-    told = complaint(tmp_path, "up", "--port", str(free_port()))
+    message = start_error(tmp_path, "up", "--port", str(free_port()))
 
-    assert str(database) in told
-    assert words in told
-    assert "left as it is" in told
+    assert str(database) in message
+    assert expected in message
+    assert "left as it is" in message
     assert database.read_bytes() == before
     assert {path.name for path in tmp_path.iterdir()} <= {"forewarn.db", "lock"}, "nothing is left beside it"
 
 
-def test_a_data_directory_that_cannot_be_made_is_named(tmp_path: Path) -> None:
+def test_a_data_directory_that_cannot_be_created_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    told = complaint(tmp_path / "file" / "data", "up")
-    assert f"data directory '{tmp_path}/file/data' cannot be used: Not a directory" in told
-    assert "name another with --data" in told
+    message = start_error(tmp_path / "file" / "data", "up")
+    assert f"data directory '{tmp_path}/file/data' cannot be used: Not a directory" in message
+    assert "name another with --data" in message
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
 def test_a_data_directory_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     tmp_path.chmod(0o500)
-    told = complaint(tmp_path, "up")
+    message = start_error(tmp_path, "up")
     tmp_path.chmod(0o700)
-    assert f"data directory '{tmp_path}' cannot be used: Permission denied" in told
+    assert f"data directory '{tmp_path}' cannot be used: Permission denied" in message
 
 
-def test_a_path_too_long_for_a_socket_is_said_to_be_so(tmp_path: Path) -> None:
-    told = complaint(tmp_path / ("d" * 100), "up", "--port", str(free_port()))
-    assert "name a data directory with a shorter path" in told
+def test_a_path_too_long_for_a_socket_is_refused(tmp_path: Path) -> None:
+    message = start_error(tmp_path / ("d" * 100), "up", "--port", str(free_port()))
+    assert "name a data directory with a shorter path" in message
 
 
 @pytest.mark.parametrize("command", ["up", "serve"])
@@ -142,22 +140,22 @@ def test_a_port_in_use_stops_the_start_and_is_named(tmp_path: Path, command: str
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         place = ["--listen", f"127.0.0.1:{port}"] if command == "serve" else ["--port", str(port)]
-        told = complaint(tmp_path, command, *place)
-    assert f":{port} is in use by another program: stop it, or set another" in told
+        message = start_error(tmp_path, command, *place)
+    assert f":{port} is in use by another program: stop it, or set another" in message
 
 
-def test_ports_that_do_not_exist_are_said_to_be_missing(tmp_path: Path) -> None:
-    told = complaint(tmp_path, "up", "--one-port-per-vm", "--port", "65534")
-    assert told == "port 65536, which a VM would need, does not exist: set a lower 'port'"
+def test_port_numbers_that_do_not_exist_are_refused(tmp_path: Path) -> None:
+    message = start_error(tmp_path, "up", "--one-port-per-vm", "--port", "65534")
+    assert message == "port 65536, which a VM would need, does not exist: set a lower 'port'"
 
 
 def test_an_address_of_another_machine_is_named(tmp_path: Path) -> None:
-    told = complaint(tmp_path, "serve", "--listen", "192.0.2.7:8000")
-    assert "cannot listen on 192.0.2.7:8000: this machine does not have the address 192.0.2.7" in told
+    message = start_error(tmp_path, "serve", "--listen", "192.0.2.7:8000")
+    assert "cannot listen on 192.0.2.7:8000: this machine does not have the address 192.0.2.7" in message
 
 
 @pytest.mark.parametrize(
-    ("arguments", "words"),
+    ("arguments", "expected"),
     [
         (["serve"], "give --listen ADDRESS:PORT, or use `forewarn up` for a lab"),
         (["serve", "--listen", "127.0.0.1"], "cannot listen on '127.0.0.1': write ADDRESS:PORT"),
@@ -170,12 +168,12 @@ def test_an_address_of_another_machine_is_named(tmp_path: Path) -> None:
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
-def test_a_flag_that_makes_no_sense_is_said_to_be_so(tmp_path: Path, arguments: list[str], words: str) -> None:
-    assert words in complaint(tmp_path / "data", *arguments)
+def test_an_invalid_option_is_refused(tmp_path: Path, arguments: list[str], expected: str) -> None:
+    assert expected in start_error(tmp_path / "data", *arguments)
 
 
 @pytest.mark.parametrize(
-    ("text", "words"),
+    ("text", "expected"),
     [
         ("grace = 5\n", "setting 'grace' does not exist; did you mean 'grace_s'?"),
         ("grace_s = 'soon'\n", "setting 'grace_s': expected `float`, got `str`"),
@@ -187,14 +185,14 @@ def test_a_flag_that_makes_no_sense_is_said_to_be_so(tmp_path: Path, arguments: 
     ],
     ids=lambda value: value.splitlines()[-1] if value.endswith("\n") else "",
 )
-def test_a_settings_file_that_is_wrong_is_said_to_be_so(tmp_path: Path, text: str, words: str) -> None:
+def test_an_invalid_settings_file_is_refused(tmp_path: Path, text: str, expected: str) -> None:
     (tmp_path / "settings.toml").write_text(text)
-    told = complaint(tmp_path / "data", "up", "--config", str(tmp_path / "settings.toml"))
-    assert words in told
+    message = start_error(tmp_path / "data", "up", "--config", str(tmp_path / "settings.toml"))
+    assert expected in message
 
 
 @pytest.mark.parametrize(
-    ("name", "text", "words"),
+    ("name", "text", "expected"),
     [
         ("FOREWARN_PORT", "http", "setting 'port': expected `int`, got `str`"),
         ("FOREWARN_PORT", "0", "setting 'port' is 0: give a port from 1 to 65535"),
@@ -202,11 +200,11 @@ def test_a_settings_file_that_is_wrong_is_said_to_be_so(tmp_path: Path, text: st
         ("FOREWARN_FIRST_ANSWER_DELAY_S", "121", "give 0 to 120 seconds"),
     ],
 )
-def test_an_environment_that_is_wrong_is_said_to_be_so(tmp_path: Path, name: str, text: str, words: str) -> None:
-    assert words in complaint(tmp_path / "data", "up", **{name: text})
+def test_an_invalid_environment_variable_is_refused(tmp_path: Path, name: str, text: str, expected: str) -> None:
+    assert expected in start_error(tmp_path / "data", "up", **{name: text})
 
 
-def test_a_fleet_file_that_is_wrong_is_told_line_by_line_and_nothing_is_kept(tmp_path: Path) -> None:
+def test_an_invalid_fleet_file_is_refused_line_by_line_and_nothing_is_stored(tmp_path: Path) -> None:
     (tmp_path / "fleet.toml").write_text("[[vms]]\nname = 'a'\nzone = 3\ncolour = 'red'\n")
     done = run_forewarn(tmp_path / "data", "up", "--fleet", str(tmp_path / "fleet.toml"), "--port", str(free_port()))
     assert (done.returncode, done.stdout) == (2, "")
@@ -216,8 +214,8 @@ def test_a_fleet_file_that_is_wrong_is_told_line_by_line_and_nothing_is_kept(tmp
 
 
 @contextmanager
-def no_room(service: ServiceProcess) -> Iterator[None]:
-    """As if the disk were full: no byte can be written to any file."""
+def full_disk(service: ServiceProcess) -> Iterator[None]:
+    """Simulate a full disk: no byte can be written to any file."""
     old = resource.prlimit(service.pid, resource.RLIMIT_FSIZE)
     resource.prlimit(service.pid, resource.RLIMIT_FSIZE, (0, old[1]))
     try:
@@ -227,11 +225,11 @@ def no_room(service: ServiceProcess) -> Iterator[None]:
 
 
 @pytest.mark.skipif(not hasattr(resource, "prlimit"), reason="limits of another process: Linux only")
-def test_a_full_disk_is_503_for_approvals_while_polls_go_on_and_passes(tmp_path: Path, ask: Callable[..., str]) -> None:
-    """Spec §10: POST is 503 with Retry-After, GET goes on from memory; §5.3: no 200 that is not durable."""
+def test_on_a_full_disk_approvals_get_503_polls_work_and_it_recovers(tmp_path: Path, ask: Callable[..., str]) -> None:
+    """Spec §10: POST gets 503 with Retry-After, GET works from memory; §5.3: a 200 is durable."""
     with ServiceProcess(data=tmp_path, fleet=FLEET) as service:
         event_id = ask(service, "restart", "web-0")
-        with no_room(service):
+        with full_disk(service):
             for _ in range(3):
                 refused = service.approve("web-0", event_id)
                 assert refused.status == 503
@@ -255,14 +253,14 @@ def test_a_full_disk_is_503_for_approvals_while_polls_go_on_and_passes(tmp_path:
 
 
 @pytest.mark.skipif(not hasattr(resource, "prlimit"), reason="limits of another process: Linux only")
-def test_what_falls_due_while_the_disk_is_full_happens_once_there_is_room(
+def test_an_event_that_becomes_due_on_a_full_disk_starts_once_there_is_space(
     tmp_path: Path, ask: Callable[..., str]
 ) -> None:
-    """The loop tries again by itself: an event whose time came meanwhile starts, and is carried out once."""
+    """The reconciler retries: the event starts later, and is performed once."""
     with ServiceProcess(data=tmp_path, fleet=FLEET) as service:
         event_id = ask(service, "restart", "web-0")
         assert service.api("POST", "/clock/speed", {"speed": 2000}).status == 200
-        with no_room(service):
+        with full_disk(service):
             event = service.api("GET", f"/events/{event_id}").json
             eventually(lambda: service.api("GET", "/clock").json["now"] > event["not_before"] + 60)
             assert service.poll("web-0")["Events"][0]["EventStatus"] == "Scheduled"

@@ -1,5 +1,6 @@
-"""`kill -9` of the real process at random moments, while approvals and requests arrive: nothing answered is lost,
-no act is forgotten, and none takes effect twice.
+"""The real process is killed at random moments while approvals and requests arrive.
+
+Nothing that was answered is lost, no act is forgotten, and none takes effect twice.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ ASKS = ["restart", "redeploy", "reapply", "power-off", "start", "restart"]
 
 @dataclass
 class Accepted:
-    """What clients were told was accepted."""
+    """What the service answered as accepted."""
 
     requests: list[str] = field(default_factory=list)
     approvals: list[str] = field(default_factory=list)
@@ -53,7 +54,7 @@ class Accepted:
 
 
 def work(service: ServiceProcess, seed: int, accepted: Accepted, stop: threading.Event) -> None:
-    """One client: asks for things and approves what it sees; a dead service is no reason to give up."""
+    """One client: requests operations and approves events; it continues when the service is down."""
     chance = random.Random(seed)
     while not stop.is_set():
         vm = chance.choice(VMS)

@@ -1,4 +1,4 @@
-"""What the vendor's documentation tells users to do works against the lab, with the address replaced."""
+"""The steps of Azure's documentation work against the lab, with the address replaced."""
 
 from __future__ import annotations
 
@@ -50,44 +50,44 @@ def approved_by(service: ServiceProcess, event_id: str) -> str:
 
 
 def carry_out(service: ServiceProcess, vm: str) -> None:
-    """Give what was approved the time it takes; less than any notice."""
+    """Advance the clock far enough for approved events to end, but less than any notice."""
     service.advance(120)
     assert service.poll(vm)["Events"] == []
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-def test_the_query_of_the_page_is_answered_in_every_version(service: ServiceProcess, curl: Curl, version: str) -> None:
+def test_the_documented_query_is_answered_in_every_version(service: ServiceProcess, curl: Curl, version: str) -> None:
     """Spec §2.1, §3, §4.1."""
-    told = curl(service.endpoint("web-2"), TARGET + version)
-    assert (told.status, told.body) == (200, EMPTY)
+    answer = curl(service.endpoint("web-2"), TARGET + version)
+    assert (answer.status, answer.body) == (200, EMPTY)
 
 
 @pytest.mark.parametrize("header", ["Metadata:true", "metadata: True", "METADATA: TRUE", "Metadata: true"])
-def test_the_header_is_known_in_any_case(service: ServiceProcess, curl: Curl, header: str) -> None:
+def test_the_metadata_header_is_accepted_in_any_case(service: ServiceProcess, curl: Curl, header: str) -> None:
     """Spec §2.2."""
     assert curl(service.endpoint("web-2"), TARGET + NEWEST, headers=(header,)).status == 200
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-def test_only_the_preview_version_does_without_the_header(service: ServiceProcess, curl: Curl, version: str) -> None:
+def test_only_the_preview_version_works_without_the_header(service: ServiceProcess, curl: Curl, version: str) -> None:
     """Spec §2.2, §10."""
-    told = curl(service.endpoint("web-2"), TARGET + version, headers=())
+    answer = curl(service.endpoint("web-2"), TARGET + version, headers=())
     if version == "2017-03-01":
-        assert (told.status, told.body) == (200, EMPTY)
+        assert (answer.status, answer.body) == (200, EMPTY)
     else:
-        assert told.status == 400
-        assert told.body == '{ "error": "Bad request: . Required metadata header not specified" }'
+        assert answer.status == 400
+        assert answer.body == '{ "error": "Bad request: . Required metadata header not specified" }'
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-def test_the_approval_of_the_page_starts_the_event_in_every_version(
+def test_the_documented_approval_starts_the_event_in_every_version(
     service: ServiceProcess, curl: Curl, ask: Ask, version: str
 ) -> None:
-    """Spec §5.1, §5.2: form type, JSON body, 200 with nothing in it."""
+    """Spec §5.1, §5.2: form content type, JSON body, empty 200."""
     event_id = ask(service, "restart", "web-0")
     body = json.dumps({"StartRequests": [{"EventId": event_id}]})
-    told = curl(service.endpoint("web-0"), TARGET + version, body=body)
-    assert (told.status, told.body) == (200, "")
+    answer = curl(service.endpoint("web-0"), TARGET + version, body=body)
+    assert (answer.status, answer.body) == (200, "")
     assert approved_by(service, event_id) == "web-0"
     carry_out(service, "web-0")
 
@@ -102,7 +102,7 @@ def test_the_approval_of_the_page_starts_the_event_in_every_version(
     ],
 )
 @pytest.mark.parametrize("kind", ["", "Content-Type:", "Content-Type: application/json"], ids=["form", "none", "json"])
-def test_an_approval_counts_however_it_is_written(
+def test_an_approval_is_accepted_in_every_documented_form(
     service: ServiceProcess, curl: Curl, ask: Ask, body: str, kind: str
 ) -> None:
     """Spec §5.1: any content type or none, old members ignored; §4.2: ids compared without case."""
@@ -115,7 +115,7 @@ def test_an_approval_counts_however_it_is_written(
 
 
 def test_the_preview_version_is_approved_without_the_header(service: ServiceProcess, curl: Curl, ask: Ask) -> None:
-    """Spec §2.2: its samples post with no header at all."""
+    """Spec §2.2: its samples send no header."""
     event_id = ask(service, "restart", "web-0")
     body = json.dumps({"StartRequests": [{"EventId": event_id}]})
     assert curl(service.endpoint("web-0"), TARGET + NEWEST, headers=(), body=body).status == 400
@@ -126,7 +126,7 @@ def test_the_preview_version_is_approved_without_the_header(service: ServiceProc
 
 
 def test_several_events_are_approved_in_one_request(service: ServiceProcess, curl: Curl, ask: Ask) -> None:
-    """Spec §5.1, §5.3: by a VM that one of them does not list."""
+    """Spec §5.1, §5.3: also by a VM that one of them does not list."""
     ids = [ask(service, "restart", vm) for vm in ("DB-0", "DB-1")]
     body = json.dumps({"StartRequests": [{"EventId": event_id} for event_id in ids]})
     assert curl(service.endpoint("DB-1"), TARGET + NEWEST, body=body).status == 200
@@ -136,7 +136,7 @@ def test_several_events_are_approved_in_one_request(service: ServiceProcess, cur
 
 
 def powershell(at: VmEndpoint, method: str, target: str, body: str = "") -> tuple[int, bytes]:
-    """Invoke-RestMethod of Windows PowerShell 5.1: it holds the body back until it is told to go on."""
+    """Send a request as Invoke-RestMethod of PowerShell 5.1 does: the body waits for 100 Continue."""
     lines = [f"{method} {target} HTTP/1.1", "metadata: true"]
     lines.append("User-Agent: Mozilla/5.0 (Windows NT; Windows NT 10.0; en-US) WindowsPowerShell/5.1.17763.1")
     if body:
@@ -155,7 +155,7 @@ def powershell(at: VmEndpoint, method: str, target: str, body: str = "") -> tupl
         return response.status, response.read()
 
 
-def test_the_calls_of_powershell_query_and_approve(service: ServiceProcess, ask: Ask) -> None:
+def test_powershell_calls_query_and_approve(service: ServiceProcess, ask: Ask) -> None:
     """Spec §5.2: `Expect: 100-continue` works."""
     event_id, at = ask(service, "redeploy", "web-0"), service.endpoint("web-0")
     _, text = powershell(at, "GET", TARGET + "2019-01-01")
@@ -168,7 +168,7 @@ def test_the_calls_of_powershell_query_and_approve(service: ServiceProcess, ask:
 
 
 class Handler:
-    """What a user writes after reading the page: know one's name, poll, act on one's own events, approve them."""
+    """A handler as the documentation describes it: finds its name, polls, approves its own events."""
 
     def __init__(self, at: VmEndpoint) -> None:
         self._base = f"http://{at.address}:{at.port}/metadata"
@@ -177,7 +177,7 @@ class Handler:
         self.incarnation = 0
         self.handled: list[tuple[str, str]] = []
 
-    def look(self) -> None:
+    def poll(self) -> None:
         document = json.loads(self._ask(f"/scheduledevents?api-version={NEWEST}"))
         if document["DocumentIncarnation"] == self.incarnation:
             return
@@ -198,18 +198,18 @@ class Handler:
             return text
 
 
-def test_a_handler_written_after_the_page_sees_its_own_events_and_no_others(service: ServiceProcess, ask: Ask) -> None:
-    """Spec §2.6, §7.2: both VMs of the set are shown the event, and only the one that is named approves it."""
+def test_a_handler_written_from_the_documentation_sees_only_its_own_events(service: ServiceProcess, ask: Ask) -> None:
+    """Spec §2.6, §7.2: both VMs of the set see the event, and only the affected one approves it."""
     mine, neighbour = Handler(service.endpoint("DB-0")), Handler(service.endpoint("DB-1"))
     assert (mine.name, neighbour.name) == ("DB-0", "DB-1")
     event_id = ask(service, "redeploy", "DB-0")
-    neighbour.look()
+    neighbour.poll()
     assert neighbour.handled == []
     assert service.poll("DB-1")["Events"][0]["EventId"] == event_id
 
-    mine.look()
+    mine.poll()
     assert mine.handled == [("Redeploy", "User")]
     assert approved_by(service, event_id) == "DB-0"
     carry_out(service, "DB-1")
-    neighbour.look()
+    neighbour.poll()
     assert neighbour.incarnation >= mine.incarnation + 2, "Started and gone are one step each (§4.2)"

@@ -60,7 +60,7 @@ LATER = {"Description": "2019-04-01", "EventSource": "2019-08-01", "DurationInSe
 def service(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, ask: Callable[..., str]
 ) -> Iterator[tuple[ServiceProcess, dict[str, str]]]:
-    """A lab whose clock stands still, with one event of each kind scheduled: the ids by VM."""
+    """A lab with a stopped clock and one scheduled event of each kind; also the event ids by VM."""
     with ServiceProcess(data=tmp_path_factory.mktemp("kinds"), fleet=FLEET, arguments=request.param) as running:
         assert running.api("POST", "/clock/speed", {"speed": 0}).status == 200
         ids = {kind.lower(): ask(running, what, kind.lower()) for kind, what in ASKS.items()}
@@ -87,7 +87,7 @@ def seen(service: ServiceProcess, vm: str, version: str) -> list[dict[str, Any]]
 def test_a_version_shows_the_kinds_and_fields_it_knows(
     service: tuple[ServiceProcess, dict[str, str]], kind: str, version: str
 ) -> None:
-    """Spec §3, §4.1: what a version does not know is absent, and keys have their order."""
+    """Spec §3, §4.1: kinds and fields unknown to a version are absent, and keys are in order."""
     running, ids = service
     events = seen(running, kind.lower(), version)
     if version < SINCE[kind]:
@@ -109,22 +109,22 @@ def test_the_incarnation_is_the_same_in_every_version(
 def test_only_the_preview_version_puts_an_underscore_before_names(
     service: tuple[ServiceProcess, dict[str, str]], version: str
 ) -> None:
-    """Spec §3: and never before the roles of a cloud service."""
+    """Spec §3: but not before the role names of a cloud service."""
     prefix = "_" if version == "2017-03-01" else ""
     assert seen(service[0], "reboot", version)[0]["Resources"] == [f"{prefix}reboot"]
     assert seen(service[0], "FrontEnd_IN_0", version)[0]["Resources"] == ["FrontEnd_IN_0"]
 
 
 @pytest.mark.parametrize("kind", SINCE)
-def test_the_notice_is_the_least_a_kind_has(service: tuple[ServiceProcess, dict[str, str]], kind: str) -> None:
-    """Spec §6.3, §12: not before, less the Date of the same answer; whole seconds, rounded up."""
+def test_the_notice_is_the_minimum_of_the_kind(service: tuple[ServiceProcess, dict[str, str]], kind: str) -> None:
+    """Spec §6.3, §12: NotBefore minus the Date of the same answer, in whole seconds, rounded up."""
     answer = service[0].guest(kind.lower(), "GET", "/metadata/scheduledevents?api-version=2020-07-01")
     not_before = parsedate_to_datetime(answer.json["Events"][0]["NotBefore"])
     left = (not_before - parsedate_to_datetime(answer.headers["Date"])).total_seconds()
     assert left in (NOTICE_S[kind], NOTICE_S[kind] + 1)
 
 
-def test_an_event_that_a_version_hides_can_be_approved_in_it(
+def test_an_event_can_be_approved_in_a_version_that_hides_it(
     service: tuple[ServiceProcess, dict[str, str]], ask: Callable[..., str]
 ) -> None:
     """Spec §3: the version of a POST does not filter kinds."""

@@ -1,4 +1,4 @@
-"""The wheel as users install it, in environments that hold nothing else."""
+"""The wheel as users install it, in fresh environments."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ WHAT_IS_BUILT = ["pyproject.toml", "README.md", "LICENSE"]
 
 
 def run(*line: str | Path, cwd: Path) -> subprocess.CompletedProcess[str]:
-    """In surroundings that do not lead back to the source tree."""
+    """Run a command with an environment that does not point to the source tree."""
     ours = ("PYTHONPATH", "FOREWARN_")
     environment = {name: text for name, text in os.environ.items() if not name.startswith(ours)}
     return subprocess.run(
@@ -53,7 +53,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def installed(place: Path, requirement: str) -> Path:
-    """The programs of a fresh environment with this in it."""
+    """The bin directory of a fresh environment with this requirement installed."""
     venv.create(place, with_pip=False)
     line = (sys.executable, "-m", "pip", "--python", place / "bin" / "python", "install", "--quiet", requirement)
     done = run(*line, cwd=place)
@@ -81,10 +81,10 @@ def document_at(port: int) -> object:
             return None
 
 
-def test_the_wheel_with_its_server_extra_is_a_whole_lab(
+def test_the_wheel_with_the_server_extra_runs_a_lab(
     wheel: Path, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    """Sample fleet and migrations are inside; it runs from an empty directory and says where VMs call."""
+    """It contains sample fleet and migrations, runs in an empty directory, and prints the VMs' endpoints."""
     programs = installed(tmp_path / "venv", f"{wheel}[server]")
     empty = tmp_path_factory.mktemp("home")
     assert run(programs / "forewarn", "--version", cwd=empty).stdout == f"forewarn {__version__}\n"
@@ -104,8 +104,10 @@ def test_the_wheel_with_its_server_extra_is_a_whole_lab(
     assert [path.name for path in empty.iterdir()] == [".local"]
 
 
-def test_the_wheel_alone_needs_nothing_and_says_what_its_command_lacks(wheel: Path, tmp_path: Path) -> None:
-    """Inside a VM the SDK has no dependency; the command names the extra to install."""
+def test_the_wheel_alone_needs_no_dependency_and_its_command_names_the_missing_extra(
+    wheel: Path, tmp_path: Path
+) -> None:
+    """The SDK has no dependency; the command names the extra to install."""
     programs = installed(tmp_path / "venv", str(wheel))
     imports = "import forewarn, forewarn.client, forewarn.protocol, forewarn.errors; print(forewarn.__version__)"
     done = run(programs / "python", "-W", "error", "-c", imports, cwd=tmp_path)

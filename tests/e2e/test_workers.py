@@ -1,4 +1,4 @@
-"""A service whose VMs are answered by worker processes: all that holds of one process holds of several."""
+"""A service whose worker processes answer VMs behaves as one process does."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ WORKERS = ("--workers", "2")
 TARGET = "/metadata/scheduledevents?api-version=2020-07-01"
 NAME = "/metadata/instance/compute/name?api-version=2019-08-01&format=text"
 METADATA = {"Metadata": "true"}
-ROUNDS = 12  # new connections: enough that no worker is left out
+ROUNDS = 12  # new connections: enough to reach every worker
 
 
 @pytest.fixture
@@ -56,7 +56,7 @@ def service(tmp_path: Path) -> Iterator[ServiceProcess]:
 
 
 def workers(service: ServiceProcess) -> list[int]:
-    """The processes of those that answer VMs just now."""
+    """The pids of the workers that are ready now."""
     return [worker["pid"] for worker in service.api("GET", "/service").json["workers"] if worker["ready"]]
 
 
@@ -68,7 +68,7 @@ def is_alive(pid: int) -> bool:
 
 
 def connect_to_each(service: ServiceProcess, vm: str) -> dict[int, http.client.HTTPConnection]:
-    """A connection that is kept, in every worker."""
+    """An open connection to each worker, by its pid."""
     found: dict[int, http.client.HTTPConnection] = {}
     pids = workers(service)
     for _ in range(500):
@@ -86,7 +86,7 @@ def connect_to_each(service: ServiceProcess, vm: str) -> dict[int, http.client.H
 
 
 def holder_of(connection: http.client.HTTPConnection, pids: list[int]) -> int:
-    """Whose the other end of a connection is, as the kernel tells."""
+    """The pid of the worker that has the other end of a connection."""
     ours = connection.sock.getsockname()
     ours_spelled = f"{int.from_bytes(bytes(map(int, ours[0].split('.'))), 'little'):08X}:{ours[1]:04X}"
     for line in Path("/proc/net/tcp").read_text().splitlines():
@@ -119,7 +119,7 @@ def close(connections: dict[int, http.client.HTTPConnection]) -> None:
         connection.close()
 
 
-def test_every_worker_shows_what_was_asked_for_as_soon_as_that_is_answered(
+def test_every_worker_shows_an_event_as_soon_as_its_request_is_answered(
     service: ServiceProcess, ask: Callable[..., str]
 ) -> None:
     assert len(workers(service)) == 2
@@ -134,7 +134,7 @@ def test_every_worker_shows_what_was_asked_for_as_soon_as_that_is_answered(
         assert service.poll("solo")["Events"] == []
 
 
-def test_an_approval_is_durable_whoever_takes_it_and_a_wrong_one_is_refused(
+def test_an_approval_is_durable_in_every_worker_and_an_invalid_one_is_refused(
     service: ServiceProcess, ask: Callable[..., str]
 ) -> None:
     """Spec §5.2."""
@@ -172,7 +172,7 @@ def test_long_polls_wake_in_every_worker_and_are_answered_when_the_service_stops
 
 
 class Held:
-    """A request that waits on a connection; made once the service has it."""
+    """A long poll on a connection; constructed once the service has received it."""
 
     def __init__(self, service: ServiceProcess, connection: http.client.HTTPConnection, etag: str) -> None:
         self._connection, self._etag = connection, etag
@@ -207,7 +207,7 @@ def test_requests_are_counted_over_all_workers_and_none_is_lost_when_they_stop(s
     close(connections)
 
 
-def test_a_worker_that_is_killed_is_replaced_and_nobody_is_refused_meanwhile(service: ServiceProcess) -> None:
+def test_a_killed_worker_is_replaced_and_no_request_is_refused_meanwhile(service: ServiceProcess) -> None:
     first, second = workers(service)
     os.kill(first, signal.SIGKILL)
     for _ in range(ROUNDS):
@@ -219,7 +219,7 @@ def test_a_worker_that_is_killed_is_replaced_and_nobody_is_refused_meanwhile(ser
     assert f"(process {first}) ended unexpectedly: another one starts now" in service.log.read_text()
 
 
-def test_a_worker_that_is_told_to_end_answers_whom_it_holds_and_another_takes_its_place(
+def test_a_terminated_worker_answers_held_requests_and_is_replaced(
     service: ServiceProcess,
 ) -> None:
     connections = connect_to_each(service, "db-0")
@@ -232,7 +232,7 @@ def test_a_worker_that_is_told_to_end_answers_whom_it_holds_and_another_takes_it
     close(connections)
 
 
-def test_a_service_that_is_killed_leaves_no_worker_behind_and_starts_again_at_once(service: ServiceProcess) -> None:
+def test_a_killed_service_leaves_no_worker_behind_and_restarts_at_once(service: ServiceProcess) -> None:
     pids = workers(service)
     service.kill()
     eventually(lambda: not any(map(is_alive, pids)), within_s=5)
@@ -240,15 +240,17 @@ def test_a_service_that_is_killed_leaves_no_worker_behind_and_starts_again_at_on
     assert service.poll("solo")["Events"] == []
 
 
-def test_a_service_that_hangs_is_not_spoken_for(service: ServiceProcess, ask: Callable[..., str]) -> None:
-    """Approvals get 503 on connections that are open; others wait to be accepted until it is back."""
+def test_workers_do_not_answer_approvals_for_a_service_that_hangs(
+    service: ServiceProcess, ask: Callable[..., str]
+) -> None:
+    """Approvals on open connections get 503; new connections wait until the service is back."""
     connections = connect_to_each(service, "db-0")
     connection = next(iter(connections.values()))
     event_id = ask(service, "restart", "db-0")
-    told = "has been silent for 1 s: accepting no connections until it answers"
+    warning = "has been silent for 1 s: accepting no connections until it answers"
     os.kill(service.pid, signal.SIGSTOP)
     try:
-        eventually(lambda: service.log.read_text().count(told) == 2)
+        eventually(lambda: service.log.read_text().count(warning) == 2)
         body = f'{{"StartRequests": [{{"EventId": "{event_id}"}}]}}'
         connection.request("POST", TARGET, body, METADATA)
         response = connection.getresponse()
@@ -264,7 +266,7 @@ def test_a_service_that_hangs_is_not_spoken_for(service: ServiceProcess, ask: Ca
     close(connections)
 
 
-def test_a_fault_touches_as_many_requests_as_it_may_whoever_is_asked_at_the_same_moment(
+def test_a_fault_with_a_count_affects_exactly_that_many_concurrent_requests(
     service: ServiceProcess,
 ) -> None:
     """Spec §11."""
@@ -286,8 +288,8 @@ def test_a_fault_touches_as_many_requests_as_it_may_whoever_is_asked_at_the_same
     eventually(lambda: service.api("GET", "/faults").json["faults"] == [])
 
 
-def test_the_clock_of_a_lab_is_every_workers(service: ServiceProcess, ask: Callable[..., str]) -> None:
-    """Spec §12: dates, and what follows from time."""
+def test_every_worker_follows_the_labs_clock(service: ServiceProcess, ask: Callable[..., str]) -> None:
+    """Spec §12: Date headers, and what depends on time."""
     connections = connect_to_each(service, "db-0")
     event_id = ask(service, "restart", "db-0")
     service.advance(3 * 24 * 3600)
@@ -304,7 +306,7 @@ def read_date(text: str) -> float:
     return parsedate_to_datetime(text).timestamp()
 
 
-def test_each_vm_may_have_a_port_of_its_own(tmp_path: Path) -> None:
+def test_workers_serve_one_port_per_vm(tmp_path: Path) -> None:
     with ServiceProcess(
         data=tmp_path, fleet=FLEET, port=free_port(8), arguments=(*WORKERS, "--one-port-per-vm")
     ) as lab:
@@ -312,7 +314,7 @@ def test_each_vm_may_have_a_port_of_its_own(tmp_path: Path) -> None:
         assert [lab.guest(name, "GET", NAME).body.decode() for name in names * 3] == names * 3
 
 
-def test_a_network_is_served_by_workers_and_the_first_request_enables(tmp_path: Path) -> None:
+def test_workers_serve_a_network_and_the_first_poll_enables_the_scope(tmp_path: Path) -> None:
     """Spec §8.1."""
     with ServiceProcess(data=tmp_path, fleet=NETWORK, command="serve", arguments=WORKERS) as network:
         for _ in range(ROUNDS):
@@ -329,7 +331,7 @@ def test_a_port_in_use_stops_the_start_of_workers_too(service: ServiceProcess, t
         pass
 
 
-def test_a_slot_whose_workers_die_again_and_again_is_filled_after_a_while(service: ServiceProcess) -> None:
+def test_a_worker_that_dies_repeatedly_is_replaced_after_a_delay(service: ServiceProcess) -> None:
     for _ in range(2):
         victim = eventually(lambda: len(workers(service)) == 2 and workers(service)[0])
         os.kill(victim, signal.SIGKILL)
@@ -340,7 +342,7 @@ def test_a_slot_whose_workers_die_again_and_again_is_filled_after_a_while(servic
 
 
 class Poller(threading.Thread):
-    """A VM that polls on one connection as long as that lasts, then on another; notes what went back on one of them."""
+    """A VM that polls without a pause and notes incarnations that went back on one connection."""
 
     def __init__(self, service: ServiceProcess, vm: str, over: threading.Event) -> None:
         super().__init__()
@@ -376,7 +378,7 @@ class Poller(threading.Thread):
             self.polls += 1
 
 
-def test_while_events_change_and_workers_die_nobody_is_refused_and_no_incarnation_goes_back(
+def test_while_workers_die_no_request_is_refused_and_no_incarnation_goes_back(
     service: ServiceProcess, ask: Callable[..., str]
 ) -> None:
     """Spec §4.2, on each connection."""
@@ -399,7 +401,7 @@ def test_while_events_change_and_workers_die_nobody_is_refused_and_no_incarnatio
     assert [poller.went_back for poller in pollers] == [[]] * len(pollers)
     assert [poller.refused for poller in pollers] == [[]] * len(pollers)
     incarnation = service.poll("db-0")["DocumentIncarnation"]
-    assert incarnation == 81  # every change was shown, and counted once
+    assert incarnation == 81  # every change was counted once
     for _ in range(ROUNDS):
         assert service.poll("db-1")["DocumentIncarnation"] == incarnation
 
@@ -408,8 +410,8 @@ PROGRAM = '\n[[vms]]\nname = "busy"\nprogram = ["true"]\n'
 TRAP = "import pathlib; pathlib.Path(__file__).with_name('ran').touch(); raise SystemExit('not this one')"
 
 
-def test_what_lies_in_the_current_directory_is_never_run(tmp_path: Path) -> None:
-    """By a worker, a VM's keeper or an agent, which are processes of their own."""
+def test_modules_in_the_current_directory_are_never_run(tmp_path: Path) -> None:
+    """Not by a worker, a VM's supervisor or an agent, which are separate processes."""
     here, fleet, port = tmp_path / "here", tmp_path / "fleet.toml", free_port()
     here.mkdir()
     (here / "forewarn.py").write_text(TRAP)
@@ -417,8 +419,8 @@ def test_what_lies_in_the_current_directory_is_never_run(tmp_path: Path) -> None
     fleet.write_text(FLEET + PROGRAM)
     line = [sys.executable, "-P", "-m", "forewarn", "--data", str(tmp_path / "data")]
 
-    def run(*words: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run([*line, *words], cwd=here, capture_output=True, text=True, timeout=60)
+    def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run([*line, *arguments], cwd=here, capture_output=True, text=True, timeout=60)
 
     up = ["up", "--port", str(port), "--fleet", str(fleet), "--workers", "1", "--console", ""]
     child = subprocess.Popen([*line, *up], cwd=here, stdout=subprocess.DEVNULL)

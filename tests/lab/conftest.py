@@ -1,4 +1,4 @@
-"""What the tests of the lab share: a handler's side of the wire, in as few lines as it takes."""
+"""A minimal handler for the tests of the lab: polls and approves over HTTP."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ class Answer:
 
 @dataclass(frozen=True)
 class Guest:
-    """A program inside a VM."""
+    """A program inside a VM that polls and approves."""
 
     vm: LabVm
 
     def poll(self) -> Answer:
-        return self._ask("GET")
+        return self._send("GET")
 
     def events(self) -> list[dict[str, Any]]:
         answer = self.poll()
@@ -45,14 +45,14 @@ class Guest:
         return events
 
     def approve(self, *ids: str) -> Answer:
-        return self._ask("POST", json.dumps({"StartRequests": [{"EventId": each} for each in ids]}))
+        return self._send("POST", json.dumps({"StartRequests": [{"EventId": each} for each in ids]}))
 
-    def _ask(self, method: str, body: str | None = None) -> Answer:
+    def _send(self, method: str, body: str | None = None) -> Answer:
         with closing(http.client.HTTPConnection(urlsplit(self.vm.endpoint).netloc, timeout=10)) as connection:
             connection.request(method, TARGET, body, {"Metadata": "true"})
-            given = connection.getresponse()
-            date = parsedate_to_datetime(given.headers["Date"]).timestamp()
-            return Answer(status=given.status, body=given.read(), date=date)
+            response = connection.getresponse()
+            date = parsedate_to_datetime(response.headers["Date"]).timestamp()
+            return Answer(status=response.status, body=response.read(), date=date)
 
 
 @pytest.fixture(scope="session")

@@ -1,4 +1,4 @@
-"""docs/testing.md is enough: its programs run as they stand, and it knows everything that a lab can do."""
+"""The programs in docs/testing.md run unchanged, and the page documents every member of a lab."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ BLOCKS = re.findall(r"^```python\n(.*?)^```", PAGE, re.DOTALL | re.MULTILINE)
 HANDLER, *OTHERS = BLOCKS
 TESTS = [block for block in OTHERS if "scheduled_events" in block or "unittest" in block]
 SCRIPTS = [block for block in OTHERS if block not in TESTS]
-INTERNAL = {"read"}  # what the things of a lab are made of
+INTERNAL = {"read"}  # used by the lab's own values
 
 
 def run(*line: str, cwd: Path) -> subprocess.CompletedProcess[str]:
@@ -45,17 +45,17 @@ def test_the_scripts_on_the_page_run(tmp_path: Path, script: str) -> None:
     assert done.returncode == 0, done.stderr
 
 
-def test_there_is_a_script_for_every_recipe() -> None:
+def test_every_recipe_has_a_script() -> None:
     assert len(SCRIPTS) == 7
 
 
 @pytest.mark.parametrize("thing", [Lab, LabEvent, LabVm, LabFault])
-def test_everything_that_can_be_asked_is_on_the_page(thing: type) -> None:
+def test_every_public_member_of_a_lab_is_documented(thing: type) -> None:
     known = set(re.findall(r"\w+", " ".join(re.findall(r"`([^`]*)`", PAGE))))
     names = {name for name in vars(thing) if not name.startswith("_")} - INTERNAL
     assert names - known == set()
 
 
-def test_every_link_of_the_page_leads_somewhere() -> None:
+def test_every_link_of_the_page_has_a_target() -> None:
     for target in re.findall(r"\]\(([^)#]+)\)", PAGE):
         assert (ROOT / "docs" / target).exists(), target

@@ -1,4 +1,4 @@
-"""What a lab tells: its history, the story of an event in full and in a line, and of a VM."""
+"""The texts of a lab: its history, and explanations of events and VMs."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_an_event_explains_itself(guest: Any) -> None:
         ]
 
 
-def test_the_repr_of_an_event_is_its_story_in_a_line() -> None:
+def test_the_repr_of_an_event_explains_it_in_one_line() -> None:
     with Lab(["web-0"]) as lab:
         event = lab.reboot("web-0")
         assert repr(event) == (
@@ -49,20 +49,20 @@ def test_the_repr_of_an_event_is_its_story_in_a_line() -> None:
             " · +0:00:00 the test requested it: user restart; scheduled with 15 min of notice"
             " · It is scheduled and waits for an approval, or the end of its notice, at most 15 min.>"
         )
-        assert len(repr(event)) < 240  # what pytest shows of a value without being asked for more
+        assert len(repr(event)) < 240  # the length at which pytest cuts a repr
 
 
-def test_a_vm_explains_what_became_of_it() -> None:
+def test_a_vm_explains_what_happened_to_it() -> None:
     with Lab(["web-0"]) as lab:
         event = lab.freeze("web-0")
         lab.run_until(lambda: event.finished)
-        told = lab.explain("web-0")
-        assert told == str(lab.vm("web-0")) == lab.explain(lab.vm("web-0"))
-        assert "Freeze, requested by the test (host update): finished" in told
-        assert "delivered to no VM; not approved" in told
+        text = lab.explain("web-0")
+        assert text == str(lab.vm("web-0")) == lab.explain(lab.vm("web-0"))
+        assert "Freeze, requested by the test (host update): finished" in text
+        assert "delivered to no VM; not approved" in text
 
 
-def test_who_keeps_a_gate_closed_is_named() -> None:
+def test_the_event_that_keeps_a_gate_closed_is_named() -> None:
     fleet = """
         [[hosts]]
         name = "h"
@@ -80,7 +80,7 @@ def test_who_keeps_a_gate_closed_is_named() -> None:
         assert event.started
 
 
-def test_the_whole_story_is_the_history_and_then_every_event() -> None:
+def test_the_report_is_the_history_and_then_every_event() -> None:
     with Lab(["web-0"]) as lab:
         event = lab.reboot("web-0")
         assert lab.story == "\n".join([*lab.history, "", str(event)])

@@ -1,4 +1,4 @@
-"""Bad days on demand: what goes wrong for a handler, and how often it really did."""
+"""Faults in a lab: what a handler sees, and how often each fault was hit."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from forewarn.errors import Rejected
 from forewarn.lab import Lab
 
 
-def test_the_next_polls_fail_and_then_all_is_well(guest: Any) -> None:
+def test_only_the_next_polls_fail(guest: Any) -> None:
     with Lab(["a", "b"]) as lab:
         fault = lab.fail_next_polls(3)
         a, b = guest(lab.vm("a")), guest(lab.vm("b"))
@@ -19,7 +19,7 @@ def test_the_next_polls_fail_and_then_all_is_well(guest: Any) -> None:
         assert repr(fault) == "<fault internal-error, touched 3>"
 
 
-def test_a_fault_for_one_vm_touches_no_other(guest: Any) -> None:
+def test_a_fault_of_one_vm_affects_no_other(guest: Any) -> None:
     with Lab(["a", "b"]) as lab:
         fault = lab.fault("empty-body", vm="a", times=2)
         assert guest(lab.vm("b")).poll().body != b""
@@ -36,7 +36,7 @@ def test_a_fault_lasts_until_it_is_cleared(guest: Any) -> None:
         assert guest(lab.vm("a")).poll().status == 200
 
 
-def test_parameters_are_written_as_lengths_of_time() -> None:
+def test_fault_parameters_are_durations() -> None:
     with Lab(["a"]) as lab:
         fault = lab.fault("short-notice", vm="a", times=1, notice="8s")
         event = lab.reboot("a")
@@ -55,7 +55,7 @@ def test_an_event_can_be_withdrawn_after_its_approval(guest: Any) -> None:
         assert (event.approved_by, event.withdrawn, event.started) == ("a", True, False)
 
 
-def test_a_neighbour_alone_can_be_hit(guest: Any) -> None:
+def test_a_fault_can_affect_only_the_neighbour(guest: Any) -> None:
     with Lab(["a", "b"], availability_set="s") as lab:
         lab.fault("neighbour-only", vm="a")
         assert guest(lab.vm("a")).events()[0]["Resources"] == ["b"]
@@ -69,6 +69,6 @@ def test_a_neighbour_alone_can_be_hit(guest: Any) -> None:
         ("gone", {"lasts": "2m"}, "lasts 70 s at most"),
     ],
 )
-def test_a_fault_that_cannot_be_is_refused_in_a_sentence(kind: str, options: dict[str, Any], message: str) -> None:
+def test_an_invalid_fault_is_refused_with_one_sentence(kind: str, options: dict[str, Any], message: str) -> None:
     with Lab(["a"]) as lab, pytest.raises(Rejected, match=message):
         lab.fault(kind, **options)

@@ -1,4 +1,4 @@
-"""Which VMs a lab has: by their names, by a fleet file, by its text."""
+"""The fleet of a lab: VM names, a fleet file, or its text."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ terminate_notification = 10
 """
 
 
-def test_a_lab_without_anything_has_one_vm() -> None:
+def test_a_lab_without_arguments_has_one_vm() -> None:
     with Lab() as lab:
         assert [vm.name for vm in lab.vms] == ["vm-0"]
         assert repr(lab) == "<lab of vm-0, open>"
 
 
-def test_names_of_vms_are_enough_and_each_is_on_a_host_of_its_own() -> None:
+def test_each_named_vm_is_on_its_own_host() -> None:
     with Lab(["a", "b"], spot=["c"]) as lab:
         assert [(vm.name, vm.host, vm.power) for vm in lab.vms] == [
             ("a", "host-0", "running"),
@@ -40,7 +40,7 @@ def test_names_of_vms_are_enough_and_each_is_on_a_host_of_its_own() -> None:
         assert [vm.name for vm in lab.vms] == ["c"]
 
 
-def test_a_fleet_file_or_its_text_is_taken_as_the_service_takes_it(tmp_path: Path) -> None:
+def test_a_lab_reads_a_fleet_file_or_its_text_as_the_service_does(tmp_path: Path) -> None:
     path = tmp_path / "fleet.toml"
     path.write_text(FLEET, encoding="utf-8")
     for lab in (Lab(fleet=path), Lab(fleet=str(path)), Lab.from_text(FLEET)):
@@ -49,7 +49,7 @@ def test_a_fleet_file_or_its_text_is_taken_as_the_service_takes_it(tmp_path: Pat
             assert lab.terminate("workers_1").kind == "Terminate"
 
 
-def test_every_vm_has_an_endpoint_of_its_own_on_loopback() -> None:
+def test_every_vm_has_its_own_endpoint_on_loopback() -> None:
     with Lab(["a", "b"]) as lab:
         a, b = lab.vm("a"), lab.vm("b")
         assert a.endpoint.startswith("http://127.0.0.1:")
@@ -60,8 +60,8 @@ def test_every_vm_has_an_endpoint_of_its_own_on_loopback() -> None:
         assert repr(a) == f"<VM a, running, at {a.endpoint}>"
 
 
-def test_a_scope_can_wait_for_its_first_request(guest: Any) -> None:
-    """Spec §8.1: on Azure nothing is announced to VMs that never asked."""
+def test_with_enablement_on_request_events_follow_the_first_poll(guest: Any) -> None:
+    """Spec §8.1: on Azure a VM that never polled gets no events."""
     with Lab(["a"], enablement="on-request") as lab:
         assert not lab.reboot("a").listed
         lab.advance("1m")
@@ -73,19 +73,19 @@ def test_a_scope_can_wait_for_its_first_request(guest: Any) -> None:
     ("options", "message"),
     [
         ({"vms": "web-0"}, r"vms is the text 'web-0': give a list of names, as in vms=\['web-0'\]"),
-        ({"vms": ["a"], "fleet": "x.toml"}, "both were given: leave one out"),
+        ({"vms": ["a"], "fleet": "x.toml"}, "not both: leave one out"),
         ({"fleet": "nowhere.toml"}, "fleet file 'nowhere.toml' cannot be read"),
         ({"vms": ["a", "a"]}, "'a'"),
-        ({"enablement": "often"}, "there is no enablement 'often': choose from on-request, always"),
-        ({"at": datetime(2026, 1, 5)}, "2026-01-05T00:00:00 is in no time zone"),  # noqa: DTZ001
+        ({"enablement": "often"}, "enablement 'often' does not exist: choose from on-request, always"),
+        ({"at": datetime(2026, 1, 5)}, "2026-01-05T00:00:00 has no time zone"),  # noqa: DTZ001
     ],
 )
-def test_a_lab_that_cannot_be_is_refused_in_a_sentence(options: dict[str, Any], message: str) -> None:
+def test_invalid_arguments_of_a_lab_are_refused_with_one_sentence(options: dict[str, Any], message: str) -> None:
     with pytest.raises(Rejected, match=message):
         Lab(**options)
 
 
-def test_a_lab_begins_when_it_is_told_to(guest: Any) -> None:
+def test_a_lab_starts_at_the_given_time(guest: Any) -> None:
     noon = datetime(2026, 1, 5, 12, tzinfo=UTC)
     with Lab(["a"], at=noon) as lab:
         assert lab.now == noon

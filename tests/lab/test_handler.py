@@ -1,4 +1,4 @@
-"""Handlers in other processes, in any language, and in an event loop of their own."""
+"""Handlers in other processes, in other languages, and in an event loop."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def started(lab: Lab, vm: str, script: Path, *, approves: str) -> subprocess.Pop
     return subprocess.Popen([sys.executable, str(script)], env=environment, stderr=subprocess.DEVNULL)
 
 
-def test_a_handler_that_is_killed_and_started_again_finds_what_is_pending(tmp_path: Path) -> None:
+def test_a_restarted_handler_finds_pending_events(tmp_path: Path) -> None:
     script = tmp_path / "handler.py"
     script.write_text(LOOP, encoding="utf-8")
     with Lab(vms=["web-0"]) as lab:
@@ -76,7 +76,7 @@ def test_a_handler_that_is_killed_and_started_again_finds_what_is_pending(tmp_pa
         assert event.finished
 
 
-def test_a_poll_that_is_held_is_answered_when_something_is_announced() -> None:
+def test_a_long_poll_is_answered_when_an_event_is_published() -> None:
     with Lab(vms=["web-0"]) as lab:
         client = Client(lab.vm("web-0").endpoint)
         documents = client.documents()
@@ -88,12 +88,12 @@ def test_a_poll_that_is_held_is_answered_when_something_is_announced() -> None:
         documents.close()
 
 
-def test_a_handler_in_the_event_loop_of_the_test_is_waited_for_in_a_thread(guest: Any) -> None:
+def test_a_handler_in_the_tests_event_loop_is_awaited_in_a_thread(guest: Any) -> None:
     async def handler(vm: Any) -> None:
         (event,) = await asyncio.to_thread(vm.events)
         await asyncio.to_thread(vm.approve, event["EventId"])
 
-    async def story() -> None:
+    async def scenario() -> None:
         with Lab(vms=["web-0"]) as lab:
             event = lab.reboot("web-0")
             handling = asyncio.create_task(handler(guest(lab.vm("web-0"))))
@@ -102,4 +102,4 @@ def test_a_handler_in_the_event_loop_of_the_test_is_waited_for_in_a_thread(guest
             lab.advance("1m")
             assert event.finished
 
-    asyncio.run(story())
+    asyncio.run(scenario())

@@ -1,4 +1,4 @@
-"""A lab begins quickly, several live side by side, and nothing of one is left behind, whatever happened in it."""
+"""A lab opens quickly, several may be open at once, and a closed lab leaves nothing behind."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def labs_alive() -> list[threading.Thread]:
 
 def test_two_hundred_labs_leave_nothing_behind(guest: Any) -> None:
     with Lab(["a", "b"]):
-        pass  # what is imported and made once is made
+        pass  # imports and one-time setup are done
     before = open_files()
     for _ in range(200):
         with Lab(["a", "b"]) as lab:
@@ -50,7 +50,7 @@ def test_a_lab_is_open_in_less_than_a_tenth_of_a_second() -> None:
     assert min(took) < 0.1, took
 
 
-def test_labs_side_by_side_know_nothing_of_each_other(guest: Any) -> None:
+def test_two_open_labs_are_independent(guest: Any) -> None:
     with Lab(["a"]) as one, Lab(["a"]) as other:
         event = one.reboot("a")
         one.advance("1h")
@@ -63,8 +63,8 @@ def test_labs_side_by_side_know_nothing_of_each_other(guest: Any) -> None:
         assert guest(other.vm("a")).events() != guest(one.vm("a")).events() == []
 
 
-def test_whoever_still_talks_when_a_lab_closes_is_hung_up_on() -> None:
-    """A poll that is held, a half-sent request, an idle connection, a document that arrives in small pieces."""
+def test_closing_a_lab_closes_its_open_connections() -> None:
+    """A long poll, a half-sent request, an idle connection, and a slow response body."""
     before = open_files()
     lab = Lab(["a"]).open()
     where = urlsplit(lab.vm("a").endpoint)
@@ -87,7 +87,7 @@ def test_whoever_still_talks_when_a_lab_closes_is_hung_up_on() -> None:
     assert labs_alive() == []
 
 
-def test_a_test_that_fails_leaves_nothing_behind_and_its_failure_carries_the_story() -> None:
+def test_a_failing_test_leaves_nothing_behind_and_its_error_has_the_report() -> None:
     before = open_files()
 
     def fail() -> None:
@@ -103,7 +103,7 @@ def test_a_test_that_fails_leaves_nothing_behind_and_its_failure_carries_the_sto
     assert (open_files(), labs_alive()) == (before, [])
 
 
-def test_what_happened_can_be_read_when_the_lab_is_closed() -> None:
+def test_a_closed_lab_can_still_be_read() -> None:
     with Lab(["a"]) as lab:
         event, vm = lab.reboot("a"), lab.vm("a")
         lab.advance("1h")
@@ -114,13 +114,13 @@ def test_what_happened_can_be_read_when_the_lab_is_closed() -> None:
     assert "Reboot of a finished" in lab.history[-1]
     assert lab.explain("a").startswith("a, a scope of its own")
     assert repr(lab) == "<lab of a, not open>"
-    with pytest.raises(Refused, match="the lab is closed: ask it while its `with` block is open"):
+    with pytest.raises(Refused, match="the lab is closed: use it inside its `with` block"):
         lab.advance("1m")
-    with pytest.raises(Refused, match="opened once: make another"):
+    with pytest.raises(Refused, match="cannot be reopened: create another"):
         lab.open()
 
 
-def test_a_lab_that_was_never_opened_says_so() -> None:
+def test_a_lab_that_is_not_open_refuses_calls() -> None:
     with pytest.raises(Refused, match="the lab is not open: use it in a `with` block, or call open"):
         Lab(["a"]).reboot("a")
     Lab(["a"]).close()
@@ -138,29 +138,29 @@ def test_a_lab_may_be_called_from_many_threads_at_once() -> None:
         assert sorted(event.vms[0] for event in lab.events if event.finished) == sorted(names)
 
 
-def test_who_waits_for_a_lab_that_is_closed_meanwhile_is_told() -> None:
+def test_a_call_to_a_lab_that_closes_meanwhile_is_refused() -> None:
     with Lab(["a"]) as lab:
-        began, told = lab.now, list[BaseException]()
+        began, errors = lab.now, list[BaseException]()
 
         def wait() -> None:
             try:
                 lab.wait_for(lambda: lab.advance("1s") and False)
             except Refused as error:
-                told.append(error)
+                errors.append(error)
 
         waiter = threading.Thread(target=wait)
         waiter.start()
         lab.wait_for(lambda: lab.now > began)
     waiter.join(10)
-    assert len(told) == 1
-    assert "closed" in str(told[0])
+    assert len(errors) == 1
+    assert "closed" in str(errors[0])
 
 
 def test_a_service_that_cannot_be_opened_leaves_no_thread() -> None:
     def broken() -> Any:
         raise OSError("no room")
 
-    stage: LoopThread[None] = LoopThread(broken)
+    thread: LoopThread[None] = LoopThread(broken)
     with pytest.raises(OSError, match="no room"):
-        stage.open()
+        thread.open()
     assert labs_alive() == []

@@ -1,4 +1,4 @@
-"""What can be asked for in a lab, and what VMs are told of it."""
+"""Maintenance requests in a lab, and what VMs see of them."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def lab() -> Iterator[Lab]:
 
 
 @pytest.mark.parametrize(("ask", "kind", "source", "notice", "verb"), ASKED)
-def test_maintenance_is_announced_to_its_vm_and_carried_out_when_its_notice_is_over(
+def test_maintenance_is_published_to_its_vm_and_performed_after_its_notice(
     lab: Lab, guest: Any, ask: Callable[[Lab], LabEvent], kind: str, source: str, notice: timedelta, verb: str
 ) -> None:
     event = ask(lab)
@@ -65,7 +65,7 @@ def test_maintenance_is_announced_to_its_vm_and_carried_out_when_its_notice_is_o
 
 
 def test_an_approval_starts_an_event_before_it_is_answered(lab: Lab, guest: Any) -> None:
-    """Spec §5.1, and the next poll shows it: no test has to wait for it."""
+    """Spec §5.1: the next poll shows it, so that no test has to wait."""
     event, handler = lab.reboot("web-0"), guest(lab.vm("web-0"))
     assert handler.approve(event.id).status == 200
     assert handler.events()[0]["EventStatus"] == "Started"
@@ -77,7 +77,7 @@ def test_an_approval_starts_an_event_before_it_is_answered(lab: Lab, guest: Any)
     assert lab.vm("web-1").reboots == 0
 
 
-def test_a_vm_sees_nothing_of_others_that_do_not_share_its_document(lab: Lab, guest: Any) -> None:
+def test_a_vm_does_not_see_events_of_other_scopes(lab: Lab, guest: Any) -> None:
     lab.reboot("web-0")
     assert guest(lab.vm("web-1")).events() == []
     assert lab.vm("web-1").document() == {"DocumentIncarnation": 1, "Events": []}
@@ -98,7 +98,7 @@ def test_a_rollout_takes_one_update_domain_at_a_time() -> None:
         assert [event.vms for event in lab.events] == [("db-0",)]
         lab.run_until(lambda: first.finished)
         assert [event.vms for event in lab.events] == [("db-0",), ("db-1",)]
-        with pytest.raises(Rejected, match="there is no impact 'flood': choose from update, migrate, reboot"):
+        with pytest.raises(Rejected, match="impact 'flood' does not exist: choose from update, migrate, reboot"):
             lab.roll_out("db-0", impact="flood")
 
 
@@ -129,7 +129,7 @@ def test_an_evicted_vm_is_deallocated_until_it_is_started(lab: Lab) -> None:
     assert lab.vm("cheap").power == "running"
 
 
-def test_power_is_switched_off_without_an_event_that_a_vm_could_see(lab: Lab, guest: Any) -> None:
+def test_power_off_has_no_event_that_vms_see(lab: Lab, guest: Any) -> None:
     event = lab.power_off("web-0")
     assert not event.listed
     assert guest(lab.vm("web-0")).events() == []
@@ -137,14 +137,14 @@ def test_power_is_switched_off_without_an_event_that_a_vm_could_see(lab: Lab, gu
     assert (lab.vm("web-0").power, event.kind) == ("stopped", "Power-off")
 
 
-def test_a_deleted_vm_is_known_no_more(lab: Lab, guest: Any) -> None:
+def test_a_deleted_vm_is_unknown_to_the_endpoint(lab: Lab, guest: Any) -> None:
     event = lab.terminate("web-0")
     lab.run_until(lambda: event.finished)
     assert lab.vm("web-0").power == "deleted"
     assert guest(lab.vm("web-0")).poll().status == 404
 
 
-def test_acts_can_be_made_to_fail_or_to_take_long() -> None:
+def test_acts_can_be_made_to_fail_or_to_be_slow() -> None:
     rules = [{"vm": "web-0", "then": "fail"}, {"verb": "freeze", "then": "take", "seconds": 3600}]
     with Lab(vms=["web-0", "web-1"], simulate=rules) as lab:
         event, long = lab.reboot("web-0", notice="1s"), lab.freeze("web-1", notice="1s")
@@ -159,7 +159,7 @@ def test_acts_can_be_made_to_fail_or_to_take_long() -> None:
         Lab(simulate=[{"then": "dance"}])
 
 
-def test_somebody_outside_can_approve_or_withdraw(lab: Lab) -> None:
+def test_an_operator_can_approve_or_withdraw(lab: Lab) -> None:
     event, other = lab.reboot("web-0"), lab.reboot("web-1")
     lab.approve(event)
     assert event.approved_by == "the test"
@@ -172,7 +172,7 @@ def test_somebody_outside_can_approve_or_withdraw(lab: Lab) -> None:
         lab.withdraw(event)
 
 
-def test_a_rollout_whose_update_domain_has_to_wait_says_so() -> None:
+def test_host_maintenance_that_must_wait_for_another_update_domain_is_refused() -> None:
     fleet = """
         [[hosts]]
         name = "h"
@@ -187,7 +187,7 @@ def test_a_rollout_whose_update_domain_has_to_wait_says_so() -> None:
         lab.freeze("db-1")
 
 
-def test_mistakes_are_told_in_a_sentence(lab: Lab) -> None:
+def test_mistakes_are_refused_with_one_sentence(lab: Lab) -> None:
     with pytest.raises(NotFound, match=r"the lab has no VM 'web-9': it has web-0, web-1, cheap"):
         lab.reboot("web-9")
     with pytest.raises(Refused, match="is not a Spot VM"):

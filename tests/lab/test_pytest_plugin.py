@@ -1,4 +1,4 @@
-"""The plugin for pytest: fixtures, marker, report, and that it costs nothing where nobody uses it."""
+"""The pytest plugin: fixtures, marker and report; unused, it imports nothing."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ HEAVY = ("msgspec", "uvloop", "httptools", "starlette", "sqlalchemy", "forewarn.
 
 
 def run(tmp_path: Path, test: str, *arguments: str, without: str = "") -> subprocess.CompletedProcess[str]:
-    """pytest in a process of its own, with the plugins that are installed."""
+    """Run pytest in its own process, with the installed plugins."""
     (tmp_path / "test_it.py").write_text(test, encoding="utf-8")
     (tmp_path / "pytest.ini").write_text("[pytest]\naddopts = --strict-markers\nfilterwarnings = error\n")
     if without:
@@ -24,7 +24,7 @@ def run(tmp_path: Path, test: str, *arguments: str, without: str = "") -> subpro
     return subprocess.run(line, cwd=tmp_path, env=ours, capture_output=True, text=True, timeout=120, check=False)
 
 
-def test_the_fixture_is_a_lab_as_its_marker_says(tmp_path: Path) -> None:
+def test_the_fixture_is_a_lab_with_the_markers_arguments(tmp_path: Path) -> None:
     done = run(
         tmp_path,
         """
@@ -55,12 +55,12 @@ def test_nothing_is_left():
     assert "4 passed" in done.stdout
 
 
-def test_without_a_marker_there_is_one_vm(tmp_path: Path) -> None:
+def test_without_a_marker_the_lab_has_one_vm(tmp_path: Path) -> None:
     done = run(tmp_path, "def test_it(scheduled_events):\n    assert scheduled_events.vm('vm-0').power == 'running'\n")
     assert done.returncode == 0, done.stdout
 
 
-def test_a_test_that_fails_is_reported_with_what_happened_in_its_lab(tmp_path: Path) -> None:
+def test_a_failing_test_is_reported_with_the_report_of_its_lab(tmp_path: Path) -> None:
     done = run(
         tmp_path,
         """
@@ -74,7 +74,7 @@ def test_fine(scheduled_events):
 """,
     )
     assert done.returncode == 1
-    assert "where False = <Reboot of vm-0: user restart · +0:00:00 the test asked" in done.stdout
+    assert "where False = <Reboot of vm-0: user restart · +0:00:00 the test requested" in done.stdout
     _, title, report = done.stdout.partition("what happened in the lab")
     assert title
     assert "+0:15:00  started    Reboot of vm-0 started: its notice ended" in report
@@ -82,14 +82,14 @@ def test_fine(scheduled_events):
     assert "Freeze" not in done.stdout
 
 
-def test_a_mistake_in_a_test_is_shown_at_its_line_and_not_at_ours(tmp_path: Path) -> None:
+def test_a_mistake_in_a_test_is_shown_at_the_tests_line(tmp_path: Path) -> None:
     done = run(tmp_path, "def test_it(scheduled_events):\n    scheduled_events.evict('vm-0')\n")
     assert done.returncode == 1
     assert "E       forewarn.errors.Refused: VM 'vm-0' is not a Spot VM" in done.stdout
     assert re.findall(r"(\S+\.py:\d+): ", done.stdout) == ["test_it.py:2"]
 
 
-def test_nothing_is_imported_before_a_test_wants_a_lab(tmp_path: Path) -> None:
+def test_nothing_is_imported_before_a_test_uses_a_lab(tmp_path: Path) -> None:
     done = run(
         tmp_path,
         f"import sys\ndef test_it():\n"
@@ -100,7 +100,7 @@ def test_nothing_is_imported_before_a_test_wants_a_lab(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("missing", ["msgspec", "httptools"])
-def test_without_the_server_extra_only_tests_that_want_a_lab_fail_and_say_what_to_install(
+def test_without_the_server_extra_only_tests_with_a_lab_fail_and_say_what_to_install(
     tmp_path: Path, missing: str
 ) -> None:
     done = run(
@@ -114,12 +114,12 @@ def test_without_the_server_extra_only_tests_that_want_a_lab_fail_and_say_what_t
     assert "exception" not in done.stdout
 
 
-def test_the_marker_and_the_fixtures_are_listed(tmp_path: Path) -> None:
+def test_pytest_lists_the_marker_and_the_fixtures(tmp_path: Path) -> None:
     assert "@pytest.mark.scheduled_events(vms=…" in run(tmp_path, "", "--markers").stdout
     assert "scheduled_events_factory" in run(tmp_path, "", "--fixtures").stdout
 
 
-def test_a_typing_error_in_the_name_of_a_testing_thing_is_an_attribute_error() -> None:
+def test_an_unknown_name_in_the_lab_package_is_an_attribute_error() -> None:
     import forewarn.lab
 
     with pytest.raises(AttributeError, match="has no attribute 'Lap'"):

@@ -1,4 +1,4 @@
-"""Virtual time: it moves when a test says so, exactly as far, and everything due has happened by then."""
+"""Virtual time: it moves only when a test advances it, and everything due has happened by then."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from forewarn.errors import Rejected
 from forewarn.lab import Lab
 
 
-def test_the_date_that_a_vm_is_told_follows_lab_time_exactly(guest: Any) -> None:
+def test_the_date_header_follows_lab_time_exactly(guest: Any) -> None:
     """Spec §12."""
     with Lab(["a"]) as lab:
         for span, seconds in (("15m", 900), (0.0, 0), ("7d", 604_800), (90, 90), (timedelta(hours=1), 3600)):
@@ -24,7 +24,7 @@ def test_the_date_that_a_vm_is_told_follows_lab_time_exactly(guest: Any) -> None
             assert guest(lab.vm("a")).poll().date == lab.now.timestamp()
 
 
-def test_a_week_passes_in_far_less_than_a_second_and_tells_what_happened() -> None:
+def test_advancing_a_week_takes_less_than_a_second_and_returns_what_happened() -> None:
     with Lab(["a"]) as lab:
         (event,) = lab.degrade("host-0", in_="7d")
         began = time.perf_counter()
@@ -38,7 +38,7 @@ def test_a_week_passes_in_far_less_than_a_second_and_tells_what_happened() -> No
         )
 
 
-def test_time_runs_until_something_is_so_and_no_further() -> None:
+def test_run_until_stops_as_soon_as_the_condition_holds() -> None:
     with Lab(["a"]) as lab:
         began, event = lab.now, lab.reboot("a")
         assert lab.run_until(lambda: event.started) is True
@@ -47,7 +47,7 @@ def test_time_runs_until_something_is_so_and_no_further() -> None:
         assert lab.now - began == timedelta(minutes=15, seconds=30)
 
 
-def test_what_does_not_happen_in_time_is_told_with_the_story() -> None:
+def test_run_until_fails_with_the_report_after_its_limit() -> None:
     with Lab(["a"]) as lab:
         began, event = lab.now, lab.reboot("a")
         with pytest.raises(AssertionError, match="within 10m of lab time") as caught:
@@ -58,7 +58,7 @@ def test_what_does_not_happen_in_time_is_told_with_the_story() -> None:
             lab.run_until(lambda: False, within="1s")
 
 
-def test_a_handler_beside_the_test_is_waited_for_while_lab_time_stands(guest: Any) -> None:
+def test_wait_for_waits_in_real_time_while_lab_time_stands_still(guest: Any) -> None:
     with Lab(["a"]) as lab:
         event, vm, before = lab.reboot("a"), guest(lab.vm("a")), lab.now
         handler = threading.Thread(target=lambda: vm.approve(vm.events()[0]["EventId"]))
@@ -71,6 +71,6 @@ def test_a_handler_beside_the_test_is_waited_for_while_lab_time_stands(guest: An
 
 
 @pytest.mark.parametrize("span", [0, -1, "0s", "400d"])
-def test_time_moves_ahead_and_at_most_a_year_at_once(span: Any) -> None:
+def test_advance_takes_more_than_zero_and_at_most_a_year(span: Any) -> None:
     with Lab(["a"]) as lab, pytest.raises(Rejected, match="up to 366 days at a time"):
         lab.advance(span)

@@ -24,17 +24,17 @@ _NO_VARIABLES: Mapping[str, str] = {}
 
 
 class ExternalServer:
-    """It leads a group of its own, and that ends with it. SIGTERM first, so that it can end what it has started."""
+    """A server in its own process group; it gets SIGTERM first, then the group gets SIGKILL."""
 
     def __init__(
         self,
-        line: Sequence[str | Path],
+        command: Sequence[str | Path],
         *,
         log: Path,
         is_up: Callable[[], bool],
         environment: Mapping[str, str] = _NO_VARIABLES,
     ) -> None:
-        self._command_line = [str(word) for word in line]
+        self._command_line = [str(argument) for argument in command]
         self._log, self._is_up = log, is_up
         self._environment = os.environ | dict(environment)
         self._child: subprocess.Popen[bytes] | None = None
@@ -90,22 +90,24 @@ class ExternalServer:
         self._child = None
 
 
-def as_nobody(line: Sequence[str | Path]) -> list[str | Path]:
-    """For servers that refuse to be root: as nobody, who may still read what root may. As it is for anybody else."""
+def as_nobody(command: Sequence[str | Path]) -> list[str | Path]:
+    """The command run as user nobody if root runs the tests, for servers that refuse to run as root."""
     if os.getuid() != 0:
-        return list(line)
+        return list(command)
     setpriv = shutil.which("setpriv")
-    assert setpriv, "setpriv of util-linux is needed to run servers as somebody else"
+    assert setpriv, "setpriv of util-linux is needed to run servers as another user"
     ids = [f"--reuid={NOBODY_ID}", f"--regid={NOBODY_ID}", "--clear-groups"]
-    return [setpriv, *ids, "--inh-caps=+dac_override", "--ambient-caps=+dac_override", *line]
+    return [setpriv, *ids, "--inh-caps=+dac_override", "--ambient-caps=+dac_override", *command]
 
 
 def give_to_nobody(folder: Path) -> None:
+    """Make user nobody the owner of a folder, if root runs the tests."""
     if os.getuid() == 0:
         os.chown(folder, NOBODY_ID, NOBODY_ID)
 
 
 def port_answers(port: int) -> bool:
+    """Whether something accepts connections on this port of 127.0.0.1."""
     try:
         socket.create_connection(("127.0.0.1", port), timeout=5).close()
     except OSError:

@@ -1,4 +1,4 @@
-"""HAProxy's runtime socket, as far as draining needs it; a test opens and closes the sessions."""
+"""A fake of HAProxy's runtime socket, with the commands that draining needs; a test sets the sessions."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _STATE_HEAD = "# be_id be_name srv_id srv_name srv_addr srv_op_state srv_admin_s
 
 
 class FakeHaproxy:
-    """`admin` and `sessions` are by backend/server; `commands` is what it was told. Use it with `async with`."""
+    """States and sessions by backend/server, and the commands received. Use it with `async with`."""
 
     def __init__(self, path: Path, *servers: str) -> None:
         self.path = path
@@ -37,7 +37,7 @@ class FakeHaproxy:
         return [command for command in self.commands if command.startswith("set ")]
 
     async def wait_for_command(self, command: str, times: int) -> None:
-        """Until it was asked this so many times more."""
+        """Wait until it received this command `times` more times."""
         async with asyncio.timeout(30), self._command_received:
             goal = self.commands.count(command) + times
             await self._command_received.wait_for(lambda: self.commands.count(command) >= goal)

@@ -1,4 +1,4 @@
-"""Patroni's REST API of one member, as far as a switchover needs it."""
+"""A fake of the REST API of one Patroni member, with the calls that a switchover needs."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ _REPLICA_FIELDS = {"role": "replica", "state": "streaming"}
 
 
 class FakePatroni:
-    """`members` is by name what /cluster says of each; `wishes` are the switchovers that were asked for.
+    """Serves a cluster of `members` (name → fields of /cluster) and records the requested `switchovers`.
 
-    `slow` is how often /cluster is still asked before a switchover shows.
+    `polls_until_switched` is the number of requests to /cluster before a switchover shows there.
     """
 
     def __init__(self, *others: str, own: str = "db-0", leader: str = "db-0") -> None:
         self.own = own
         self.members: dict[str, dict[str, Any]] = {name: {"lag": 0} for name in (own, *others)}
         self.switchovers: list[dict[str, Any]] = []
-        self.authorization = ""  # what a switchover must come with
+        self.authorization = ""  # the Authorization header that a switchover needs
         self.refusal = ""
         self.polls_until_switched = 0
         self.paused = False
@@ -63,11 +63,11 @@ class FakePatroni:
             return 401, "no auth header received"
         if self.refusal:
             return 412, self.refusal
-        wish = json.loads(body)
-        if self.paused and "candidate" not in wish:
+        request = json.loads(body)
+        if self.paused and "candidate" not in request:
             return 400, "Switchover is possible only to a specific candidate in a paused state"
-        self.switchovers.append(wish)
-        self._next = wish.get("candidate") or next(name for name in self.members if name != wish["leader"])
+        self.switchovers.append(request)
+        self._next = request.get("candidate") or next(name for name in self.members if name != request["leader"])
         return 200, f"Successfully switched over to {self._next!r}"
 
     def _complete_switchover(self) -> None:
@@ -80,18 +80,18 @@ class FakePatroni:
 def _handler(patroni: FakePatroni) -> type[BaseHTTPRequestHandler]:
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
-            self._say(*patroni.read(self.path))
+            self._answer(*patroni.read(self.path))
 
         def do_POST(self) -> None:
             body = self.rfile.read(int(self.headers.get("Content-Length", "0")))
-            self._say(*patroni.switch_over(body, self.headers.get("Authorization", "")))
+            self._answer(*patroni.switch_over(body, self.headers.get("Authorization", "")))
 
-        def _say(self, status: int, text: str) -> None:
+        def _answer(self, status: int, text: str) -> None:
             self.send_response(status)
             self.end_headers()
             self.wfile.write(text.encode())
 
         def log_message(self, format: str, *args: Any) -> None:
-            """Nobody reads it."""
+            """Print no access log."""
 
     return Handler

@@ -22,7 +22,7 @@ _PAUSING_VERBS = ("freeze", "migrate")
 
 @dataclass(slots=True)
 class FakeSupervisorJournal:
-    """What outlives a keeper."""
+    """What outlives a supervisor: known outcomes and effects."""
 
     known: dict[str, dict[str, Any]] = field(default_factory=dict)  # act → ok and note
     effects: list[tuple[str, str]] = field(default_factory=list)  # act and verb, in the order they took effect
@@ -30,7 +30,7 @@ class FakeSupervisorJournal:
 
 
 class FakeSupervisor:
-    """Its process is the one that is named; by default the test's own."""
+    """A supervisor of one VM; `pid` is the process that it claims to be, by default the test's own."""
 
     def __init__(self, vm: str, *, pid: int = 0, journal: FakeSupervisorJournal | None = None) -> None:
         self.vm = vm
@@ -40,12 +40,12 @@ class FakeSupervisor:
         self.state = "running"
         self.welcome: dict[str, Any] | None = None
         self.refusal = ""
-        self.listener: socket.socket | None = None  # handed over with every hello
-        self.port = 0  # of the listener that was handed over last
-        self.ignores_orders = False  # orders go unheard
-        self.sends_no_outcomes = False  # orders are carried out, and nothing is said about them
-        self.failure_note = ""  # the note of every act, if they are to fail
-        self.orders: list[dict[str, Any]] = []  # as they came in
+        self.listener: socket.socket | None = None  # passed to the service after each welcome
+        self.port = 0  # of the listener that was passed last
+        self.ignores_orders = False  # does not react to orders
+        self.sends_no_outcomes = False  # carries orders out, but reports nothing
+        self.failure_note = ""  # if set, every act fails with this note
+        self.orders: list[dict[str, Any]] = []  # in the order received
         self._sock: socket.socket | None = None
         self._task: asyncio.Task[None] | None = None
         self._changed = asyncio.Event()
@@ -88,8 +88,8 @@ class FakeSupervisor:
         with suppress(OSError):
             socket.send_fds(self._sock, [line], list(fds)) if fds else self._sock.sendall(line)
 
-    async def wait_until(self, is_so: Any) -> None:
-        while not is_so():
+    async def wait_until(self, condition: Any) -> None:
+        while not condition():
             await self._changed.wait()
 
     async def disconnect(self) -> None:
@@ -110,7 +110,7 @@ class FakeSupervisor:
                     self._handle_message(json.loads(line))
                     self._signal_change()
         except OSError:
-            pass  # hung up on, with a line unread
+            pass  # the service hung up
         finally:
             sock.close()
             self._sock = None if self._sock is sock else self._sock
@@ -180,6 +180,6 @@ class FakeSupervisor:
 
 
 def process_start_time(pid: int) -> str:
-    """As a keeper says it in its hello: field 22 of /proc/PID/stat."""
+    """The start time that a supervisor sends in its hello: field 22 of /proc/PID/stat."""
     stat = Path(f"/proc/{pid}/stat").read_text()
     return stat.rpartition(")")[2].split()[19]

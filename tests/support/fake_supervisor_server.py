@@ -24,12 +24,12 @@ TIMEOUT_S = 30.0
 
 
 class FakeSupervisorServer:
-    """A service that may be stopped, as if it had died, and started again on the same data."""
+    """Accepts supervisors; may be stopped as if it had crashed, and started again on the same data."""
 
     def __init__(self, data: Path) -> None:
         self.data = data
-        self.received: list[tuple[str, Message]] = []  # (VM, what its keeper said), of all keepers
-        self.refusals: dict[str, str] = {}  # VM → why it is not welcome
+        self.received: list[tuple[str, Message]] = []  # (VM, message) of all supervisors
+        self.refusals: dict[str, str] = {}  # VM → why its supervisor is refused
         self._message_received = threading.Condition()
         self._connections: dict[str, _SupervisorConnection] = {}
         self._all_connections: list[_SupervisorConnection] = []
@@ -51,7 +51,7 @@ class FakeSupervisorServer:
         threading.Thread(target=self._accept, args=(self._listener,), daemon=True).start()
 
     def stop(self) -> None:
-        """Everything closes at once, as when a process is killed."""
+        """Close every connection at once, as when a process is killed."""
         if self._listener is not None:
             self._listener.shutdown(socket.SHUT_RDWR)
             self._listener.close()
@@ -63,7 +63,7 @@ class FakeSupervisorServer:
     def order(
         self, vm: str, verb: str, *, act: str = "", duration_s: float = 0.0, host: str = "host-1", abrupt: bool = False
     ) -> str:
-        """Order an act; its id."""
+        """Send an order; returns the act's id."""
         act = act or str(uuid4())
         order = {"act": act, "verb": verb, "duration_s": duration_s, "host": host, "abrupt": abrupt}
         self._connection(vm).send({"order": order})
@@ -75,85 +75,83 @@ class FakeSupervisorServer:
     def perform(
         self, vm: str, verb: str, *, duration_s: float = 0.0, host: str = "host-1", abrupt: bool = False
     ) -> Message:
-        """Order an act and wait for its outcome."""
+        """Send an order and wait for its outcome."""
         return self.outcome(vm, self.order(vm, verb, duration_s=duration_s, host=host, abrupt=abrupt))
 
     def outcome(self, vm: str, act: str, *, times: int = 1) -> Message:
-        """The final answer to an act, once it was given so many times."""
+        """The outcome of an act, once it was reported `times` times."""
         found: Message = self.wait_for(lambda: self._outcomes(vm, act)[times - 1 :])[0]
         return found
 
-    def wait_for_message(self, vm: str, word: str, *, times: int = 1) -> Message:
-        """What the keeper of a VM said under this word, the so-manieth time."""
-        found: Message = self.wait_for(lambda: [said for said in self.messages_from(vm) if word in said][times - 1 :])[
-            0
-        ]
-        return found
+    def wait_for_message(self, vm: str, key: str, *, times: int = 1) -> Message:
+        """The message number `times` from a VM's supervisor that has this key."""
+        found: list[Message] = self.wait_for(lambda: [m for m in self.messages_from(vm) if key in m][times - 1 :])
+        return found[0]
 
     def messages_from(self, vm: str) -> list[Message]:
         return [message for name, message in tuple(self.received) if name == vm]
 
     def wait_for(self, condition: Callable[[], Any]) -> Any:
-        """What `condition` gives once that is true; it is asked whenever something was heard."""
+        """The value of `condition` once it is true; it is checked after each message."""
         with self._message_received:
-            assert self._message_received.wait_for(condition, TIMEOUT_S), f"in vain; heard {self.received[-5:]}"
+            assert self._message_received.wait_for(condition, TIMEOUT_S), f"timed out; received {self.received[-5:]}"
         return condition()
 
     def directory_of(self, vm: str) -> Path:
         return self.data / "vms" / vm
 
-    def handle_message(self, line: _SupervisorConnection, message: Message, descriptors: list[int]) -> None:
+    def handle_message(self, connection: _SupervisorConnection, message: Message, descriptors: list[int]) -> None:
         if "hello" in message:
-            self._welcome(line, message["hello"]["vm"])
+            self._welcome(connection, message["hello"]["vm"])
         if "listener" in message:
-            line.serve(socket.socket(fileno=descriptors[0]))
-            line.send({"listening": True})
+            connection.serve(socket.socket(fileno=descriptors[0]))
+            connection.send({"listening": True})
         with self._message_received:
-            self.received.append((line.vm, message))
+            self.received.append((connection.vm, message))
             self._message_received.notify_all()
 
-    def handle_disconnect(self, line: _SupervisorConnection) -> None:
-        """A keeper has gone, and with it its VM's socket."""
-        line.close()
+    def handle_disconnect(self, connection: _SupervisorConnection) -> None:
+        """Record that a supervisor hung up, and close its VM's socket."""
+        connection.close()
         with self._message_received:
-            if self._connections.get(line.vm) is line:
-                del self._connections[line.vm]
-            self.received.append((line.vm, {"gone": True}))
+            if self._connections.get(connection.vm) is connection:
+                del self._connections[connection.vm]
+            self.received.append((connection.vm, {"gone": True}))
             self._message_received.notify_all()
 
-    def _welcome(self, line: _SupervisorConnection, vm: str) -> None:
-        line.vm = vm
+    def _welcome(self, connection: _SupervisorConnection, vm: str) -> None:
+        connection.vm = vm
         if vm in self.refusals:
-            line.send({"refused": self.refusals[vm]})
-            line.close()
+            connection.send({"refused": self.refusals[vm]})
+            connection.close()
             return
-        self._connections[vm] = line
+        self._connections[vm] = connection
         directory = self.directory_of(vm)
         (directory / "ephemeral").mkdir(parents=True, exist_ok=True)
         places = {"ephemeral": str(directory / "ephemeral"), "directory": str(directory)}
         names = {"name": vm, "key": f"lab/{vm}", "computer_name": f"{vm}-computer", "host": "host-0"}
-        line.send({"welcome": {"vm": {**names, **places}}})
+        connection.send({"welcome": {"vm": {**names, **places}}})
 
     def _outcomes(self, vm: str, act: str) -> list[Message]:
-        return [said for said in self.messages_from(vm) if said.get("act") == act and "ok" in said]
+        return [message for message in self.messages_from(vm) if message.get("act") == act and "ok" in message]
 
     def _connection(self, vm: str) -> _SupervisorConnection:
-        line: _SupervisorConnection = self.wait_for(lambda: self._connections.get(vm))
-        return line
+        connection: _SupervisorConnection = self.wait_for(lambda: self._connections.get(vm))
+        return connection
 
-    def _accept(self, door: socket.socket) -> None:
+    def _accept(self, listener: socket.socket) -> None:
         while True:
             try:
-                connection, _ = door.accept()
+                sock, _ = listener.accept()
             except OSError:
                 return
-            line = _SupervisorConnection(connection, self)
-            self._all_connections.append(line)
-            threading.Thread(target=line.read_messages, daemon=True).start()
+            connection = _SupervisorConnection(sock, self)
+            self._all_connections.append(connection)
+            threading.Thread(target=connection.read_messages, daemon=True).start()
 
 
 class _SupervisorConnection:
-    """The line to one keeper, and the HTTP server on the socket that it brought."""
+    """The connection of one supervisor, and the HTTP server on the socket that it passed."""
 
     def __init__(self, sock: socket.socket, service: FakeSupervisorServer) -> None:
         self.vm = ""
@@ -167,7 +165,7 @@ class _SupervisorConnection:
         try:
             self._sock.sendall(json.dumps(message).encode() + b"\n")
         except OSError:
-            pass  # it has gone, and comes back with a hello
+            pass  # it is gone, and will connect again
 
     def read_messages(self) -> None:
         buffer, descriptors = b"", list[int]()
@@ -232,4 +230,4 @@ class _VmRequestHandler(http.server.BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def log_message(self, format: str, *args: Any) -> None:
-        """Nobody reads it."""
+        """Print no access log."""

@@ -1,4 +1,4 @@
-"""An asyncio transport in memory: a protocol at one end, a test at the other, and no time in between."""
+"""An asyncio transport in memory between a protocol and a test, without delays."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from typing import Any
 
 
 class InMemoryTransport(asyncio.Transport):
-    """What the test says is heard at once, packet by packet; what it does not read is kept, as a kernel would."""
+    """Delivers the test's packets at once; buffers what the test does not read, as a kernel does."""
 
     def __init__(self, protocol: asyncio.Protocol) -> None:
         super().__init__()
-        self.received = b""  # all that the protocol said and the test has read
+        self.received = b""  # everything that the protocol wrote and the test has read
         self.is_closed = False
         self.was_reset = False
         self._protocol = protocol
         self._loop = asyncio.get_running_loop()
-        self._packets: deque[bytes | None] = deque()  # None: no more will come
+        self._packets: deque[bytes | None] = deque()  # None: end of the stream
         self._unread = bytearray()
         self._high_water = 64 * 1024
         self._test_reads, self._protocol_reads, self._is_closing, self._is_full = True, True, False, False
@@ -58,7 +58,7 @@ class InMemoryTransport(asyncio.Transport):
             self.is_closed = True
             self._loop.call_soon(self._protocol.connection_lost, None)
 
-    # What the protocol may ask of it.
+    # The methods of asyncio.Transport that the protocol calls.
 
     def write(self, data: Any) -> None:
         if self.is_closed or self._is_closing:
@@ -100,5 +100,5 @@ class InMemoryTransport(asyncio.Transport):
         return self if name == "socket" else default
 
     def setsockopt(self, *option: Any) -> None:
-        """The only one that is ever set: not to linger."""
+        """Record a reset: the only option that is ever set is SO_LINGER."""
         self.was_reset = True

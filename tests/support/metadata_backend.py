@@ -1,6 +1,6 @@
 """A metadata backend in memory: a test sets the documents, and can make the store slow or unavailable.
 
-The clock stands still. Tokens are words that are valid for an hour of real time.
+The clock stands still. Tokens are plain text and valid for an hour of real time.
 """
 
 from __future__ import annotations
@@ -19,22 +19,23 @@ AUDIENCE = "https://management.azure.com/"
 
 
 class FakeMetadataBackend:
-    """Implements `metadata.Backend` and keeps a `Board`. VMs are known by their names: key and name are one."""
+    """Implements `metadata.Backend` and publishes documents. A VM's key is its name."""
 
     def __init__(self, board: PublishedDocuments, *, at: float = 1_700_000_000.0) -> None:
         self.board = board
         self.at = at
-        self.is_unavailable = False  # the store is out of reach
-        self.is_open = asyncio.Event()  # cleared: whoever asks the store waits
+        self.is_unavailable = False  # the store fails every call
+        self.is_open = asyncio.Event()  # cleared: calls to the store wait
         self.is_open.set()
         self.enabled_by: list[str] = []
         self.approved: list[tuple[str, tuple[str, ...]]] = []
-        self.tokens: list[tuple[ManagedIdentity, str]] = []  # that were given, and for what
-        self.waiting = 0  # asks that wait for the store just now
+        self.tokens: list[tuple[ManagedIdentity, str]] = []  # tokens issued: identity and resource
+        self.waiting = 0  # calls that wait for the store now
         self._scopes: dict[str, PublishedScope] = {}
         self._known_event_ids: dict[str, set[str]] = {}
 
     def add_scope(self, scope_id: str, *vms: str, enabled: bool = True, location: str = "westeurope") -> None:
+        """Publish a scope with these VMs and no events, at incarnation 1."""
         facts = {vm: InstanceFacts(name=vm, vm_id=f"{scope_id}-{vm}", location=location) for vm in vms}
         self._known_event_ids.setdefault(scope_id, set())
         self._publish(
@@ -52,7 +53,7 @@ class FakeMetadataBackend:
         self.board.remove(scope_id)
 
     def show(self, scope_id: str, *notices: EventNotice) -> int:
-        """List exactly these events; gives the new incarnation."""
+        """Publish a document with exactly these events; returns its incarnation."""
         scope = self._scopes[scope_id]
         self._known_event_ids[scope_id] |= {notice.id for notice in notices}
         document = replace(scope.document, incarnation=scope.document.incarnation + 1, notices=notices)
@@ -60,7 +61,7 @@ class FakeMetadataBackend:
         return document.incarnation
 
     def republish(self, scope_id: str) -> None:
-        """A commit that changed nothing a VM may see."""
+        """Publish the scope again without changes."""
         self._publish(replace(self._scopes[scope_id]))
 
     def now(self) -> float:
@@ -76,14 +77,14 @@ class FakeMetadataBackend:
 
     async def approve(self, vm: str, event_ids: tuple[str, ...]) -> str | None:
         await self._wait_for_store()
-        ever = self._known_event_ids[self._scope_of(vm).scope_id]
-        unknown = next((event_id for event_id in event_ids if event_id not in ever), None)
+        known = self._known_event_ids[self._scope_of(vm).scope_id]
+        unknown = next((event_id for event_id in event_ids if event_id not in known), None)
         if unknown is None:
             self.approved.append((vm, event_ids))
         return unknown
 
     async def token(self, identity: ManagedIdentity, resource: str) -> ManagedIdentityToken | WrongResource:
-        """It stands in for the issuer: away and slow whenever the store is."""
+        """Issue a token; as slow and as unavailable as the store."""
         await self._wait_for_store()
         if resource != AUDIENCE:
             return WrongResource(accepted=(AUDIENCE,))
@@ -100,7 +101,7 @@ class FakeMetadataBackend:
         finally:
             self.waiting -= 1
         if self.is_unavailable:
-            raise Unavailable("the store is out of reach: try again later")
+            raise Unavailable("the store is unavailable: try again later")
 
     def _scope_of(self, vm: str) -> PublishedScope:
         return next(scope for scope in self._scopes.values() if vm in scope.vms)

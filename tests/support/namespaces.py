@@ -13,6 +13,6 @@ _PROBE_PROGRAM = (
 
 @cache
 def why_namespaces_are_unavailable() -> str:
-    """What the kernel says against it; "" where it does not mind."""
+    """The kernel's error when a process creates namespaces; "" if it may."""
     probe = subprocess.run([sys.executable, "-c", _PROBE_PROGRAM], capture_output=True, text=True, check=False)
     return probe.stderr.strip().rpartition("\n")[2]

@@ -1,7 +1,7 @@
 """An OpenID Connect issuer on loopback: real keys over real HTTP; it can rotate keys and be down.
 
-People are signed in at once. Codes are redeemed as RFC 6749 and RFC 7636 say: once, by the client that asked, with the
-matching verifier.
+It signs users in without asking. It redeems codes as RFC 6749 and RFC 7636 say: once, for the client that requested
+them, with the matching verifier.
 """
 
 from __future__ import annotations
@@ -25,42 +25,43 @@ from forewarn.clock import read_real_time
 
 
 class AuthorizationCodes:
-    """`person` are the claims of whoever sits before the browser. `denies`: the error that sends everybody back."""
+    """Issues and redeems codes for the user with these `claims`; with a `denial`, every sign-in fails."""
 
     def __init__(self) -> None:
         self.claims: dict[str, Any] = {"sub": "ann", "preferred_username": "ann@example.org"}
         self.denial = ""
         self.client_id = "forewarn-portal"
         self.secret = ""  # "": a public client
-        self.claim_overrides: dict[str, Any] = {}  # in the token, over what would be true
+        self.claim_overrides: dict[str, Any] = {}  # claims that replace the true ones in the token
         self._codes: dict[str, dict[str, str]] = {}
 
     def authorize(self, query: str) -> str:
-        """Where the browser is sent from the authorization endpoint."""
-        asked = dict(parse_qsl(query))
-        if asked.get("client_id") != self.client_id or asked.get("response_type") != "code":
-            return f"{asked['redirect_uri']}?{urlencode({'error': 'unauthorized_client', 'state': asked['state']})}"
+        """The URL to which the authorization endpoint redirects the browser."""
+        parameters = dict(parse_qsl(query))
+        if parameters.get("client_id") != self.client_id or parameters.get("response_type") != "code":
+            rejected = {"error": "unauthorized_client", "state": parameters["state"]}
+            return f"{parameters['redirect_uri']}?{urlencode(rejected)}"
         if self.denial:
-            told = {"error": self.denial, "error_description": "the person said no", "state": asked["state"]}
-            return f"{asked['redirect_uri']}?{urlencode(told)}"
+            denied = {"error": self.denial, "error_description": "the person said no", "state": parameters["state"]}
+            return f"{parameters['redirect_uri']}?{urlencode(denied)}"
         code = secrets.token_urlsafe(16)
-        self._codes[code] = asked
-        return f"{asked['redirect_uri']}?{urlencode({'code': code, 'state': asked['state']})}"
+        self._codes[code] = parameters
+        return f"{parameters['redirect_uri']}?{urlencode({'code': code, 'state': parameters['state']})}"
 
     def redeem(self, body: bytes, authorization: str) -> tuple[dict[str, Any] | None, str]:
-        """The claims for this code; None and why."""
+        """The claims for this code and "", or None and the error."""
         form = dict(parse_qsl(body.decode()))
-        asked = self._codes.pop(form.get("code", ""), None)
-        if asked is None or form.get("redirect_uri") != asked["redirect_uri"]:
+        parameters = self._codes.pop(form.get("code", ""), None)
+        if parameters is None or form.get("redirect_uri") != parameters["redirect_uri"]:
             return None, "invalid_grant"
         if not self._is_authenticated(form, authorization):
             return None, "invalid_client"
         if (
-            asked.get("code_challenge_method") != "S256"
-            or _code_challenge(form["code_verifier"]) != asked["code_challenge"]
+            parameters.get("code_challenge_method") != "S256"
+            or _code_challenge(form["code_verifier"]) != parameters["code_challenge"]
         ):
             return None, "invalid_grant"
-        return {"aud": self.client_id, "nonce": asked.get("nonce"), **self.claims, **self.claim_overrides}, ""
+        return {"aud": self.client_id, "nonce": parameters.get("nonce"), **self.claims, **self.claim_overrides}, ""
 
     def _is_authenticated(self, form: Mapping[str, str], authorization: str) -> bool:
         if not self.secret:
@@ -79,7 +80,7 @@ AUTHORIZE_PATH, TOKEN_PATH = "/authorize", "/token"
 
 
 class OidcIssuer:
-    """Serves while entered. `asked` lists the paths that were asked for; `answers` replaces what a path answers."""
+    """Serves while entered. Records `requested_paths`; `answers` (path → status, body) replace its own."""
 
     def __init__(self, tls: ssl.SSLContext | None = None) -> None:
         self.keys: dict[str, PrivateKey] = {}
@@ -105,7 +106,7 @@ class OidcIssuer:
         self._server.server_close()
 
     def rotate(self, kid: str, key: PrivateKey | None = None, **more: Any) -> None:
-        """From now on sign with this key, or a new one, and publish no other; `more` goes into what is published."""
+        """Publish only this key, or a new one; `more` are further fields of the published key."""
         self.published = []
         self.add(kid, key, **more)
 
@@ -115,12 +116,12 @@ class OidcIssuer:
         self.published.append({**_jwk(self.keys[kid]), "kid": kid, "use": "sig", **more})
 
     def token(self, claims: Mapping[str, Any], kid: str = "first", algorithm: str = "RS256") -> str:
-        """A token with these claims; None leaves one out."""
-        said = {name: value for name, value in {"iss": self.url, **claims}.items() if value is not None}
-        return jwt.encode(said, self.keys[kid], algorithm, headers={"kid": kid})
+        """A signed token with these claims and `iss`; a claim whose value is None is left out."""
+        present = {name: value for name, value in {"iss": self.url, **claims}.items() if value is not None}
+        return jwt.encode(present, self.keys[kid], algorithm, headers={"kid": kid})
 
     def _answer(self, target: str, body: bytes | None, authorization: str) -> tuple[int, bytes] | None:
-        """`body` is None of those who only look."""
+        """Status and body for a request; `body` is None for GET. None hangs up."""
         path, _, query = target.partition("?")
         self.requested_paths.append(path)
         if self.is_down:

@@ -26,12 +26,13 @@ SAMPLE_EVENT = Event(
 
 
 def countdown(seconds: float) -> Callable[[], float]:
+    """A function that returns the seconds left until this time is over."""
     end = time.monotonic() + seconds
     return lambda: end - time.monotonic()
 
 
 def make_step_context(folder: Path, *, within_s: float = 30.0, **facts: Any) -> StepContext:
-    """The folder is made; `kind`, `resources` and the like go to the event, the rest to the case."""
+    """A step context; creates the folder. Facts such as `kind` change the event, others the context."""
     folder.mkdir(parents=True, exist_ok=True)
     of_event = {name: facts.pop(name) for name in set(facts) & {"id", "kind", "status", "resources", "description"}}
     given = {
@@ -44,7 +45,7 @@ def make_step_context(folder: Path, *, within_s: float = 30.0, **facts: Any) -> 
 
 
 class ReactionHarness:
-    """A reaction as configured, done and undone for one event: each call is a new agent that knows only the folder."""
+    """Does and undoes a configured reaction for one event; each call is a new agent on the folder."""
 
     def __init__(self, use: str, options: Mapping[str, Any], folder: Path, **facts: Any) -> None:
         self._kind, self._raw = REACTIONS[use], dict(options)

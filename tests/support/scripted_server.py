@@ -25,8 +25,8 @@ class ScriptedReply:
     status: int = 200
     body: bytes = b""
     headers: tuple[tuple[str, str], ...] = ()
-    resets: bool = False  # instead of an answer the connection is reset
-    closes: bool = False  # after the answer the connection is closed, though nothing in it says so
+    resets: bool = False  # reset the connection instead of answering
+    closes: bool = False  # close the connection after the answer, without announcing it
 
 
 def json_reply(view: Any, *, status: int = 200, headers: tuple[tuple[str, str], ...] = ()) -> ScriptedReply:
@@ -35,7 +35,7 @@ def json_reply(view: Any, *, status: int = 200, headers: tuple[tuple[str, str], 
 
 
 class ScriptedServer:
-    """Gives the replies in their order, the last one for ever. Use it as a context manager."""
+    """Gives the replies in order, and repeats the last one. Use it as a context manager."""
 
     def __init__(self, *replies: ScriptedReply, path: Path | None = None, tls: ssl.SSLContext | None = None) -> None:
         self.requests: list[HttpRequest] = []
@@ -52,6 +52,7 @@ class ScriptedServer:
         return f"{self._scheme}://{address[0]}:{address[1]}"
 
     def next_reply(self, request: HttpRequest) -> ScriptedReply:
+        """Record a request and return its reply; called by the server's threads."""
         with self._lock:
             self.requests.append(request)
             return self._replies[min(len(self.requests), len(self._replies)) - 1]
@@ -105,7 +106,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         self.close_connection = True
 
     def log_message(self, format: str, *args: Any) -> None:
-        """Nobody reads it."""
+        """Print no access log."""
 
 
 class _TcpServer(socketserver.ThreadingTCPServer):
@@ -114,7 +115,7 @@ class _TcpServer(socketserver.ThreadingTCPServer):
     tls: ssl.SSLContext | None = None
 
     def finish_request(self, request: Any, client_address: Any) -> None:
-        """The handshake is made here, in the request's own thread; whoever breaks it off is let go."""
+        """Make the TLS handshake in the request's own thread; ignore a client that breaks it off."""
         if self.tls is None:
             super().finish_request(request, client_address)
             return
@@ -126,7 +127,7 @@ class _TcpServer(socketserver.ThreadingTCPServer):
             pass
 
     def shutdown_request(self, request: Any) -> None:
-        self.close_request(request)  # no goodbye, so that a reset is one
+        self.close_request(request)  # no shutdown first, so that a reset is a reset
 
 
 class _UnixServer(socketserver.ThreadingUnixStreamServer):

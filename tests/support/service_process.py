@@ -4,7 +4,7 @@
         service.api("POST", "/requests", {"ask": "restart", "vms": ["web-0"]})
         service.poll("web-0")
 
-With `command="serve"` VMs are told apart by their addresses, which must be loopback ones; calls come from there.
+With `command="serve"` the service identifies VMs by their source addresses, which must be loopback addresses.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from typing import Any, Literal, TypeVar
 
 START_TIMEOUT_S = 60.0
 _API_ROOT = "/forewarn/v1"
-_PORTS = range(20_000, 32_000)  # below those that systems give to outgoing connections, which come and go
+_PORTS = range(20_000, 32_000)  # below the ephemeral ports of outgoing connections
 _NO_VARIABLES: Mapping[str, str] = {}
 
 T = TypeVar("T")
@@ -45,7 +45,7 @@ class HttpAnswer:
 
 @dataclass(frozen=True, slots=True)
 class VmEndpoint:
-    """Where a VM calls, and the address it calls from ("": any)."""
+    """Address and port that serve a VM, and the source address of its calls ("": any)."""
 
     address: str
     port: int
@@ -53,7 +53,7 @@ class VmEndpoint:
 
 
 class ServiceProcess:
-    """`forewarn up`, or `serve`, on a port of its own. Whatever happens, leaving the block ends the process."""
+    """`forewarn up` or `serve` on its own port; leaving the block kills the process."""
 
     def __init__(
         self,
@@ -109,11 +109,11 @@ class ServiceProcess:
             time.sleep(0.02)
 
     def kill(self) -> None:
-        """kill -9, and wait until it is gone."""
+        """Send SIGKILL, and wait until the process is gone."""
         self._end_with(signal.SIGKILL)
 
     def stop(self) -> int:
-        """Ask it to stop, and wait; its exit code."""
+        """Send SIGTERM and wait; returns the exit code."""
         return self._end_with(signal.SIGTERM)
 
     @property
@@ -121,7 +121,7 @@ class ServiceProcess:
         return self._child is not None and self._child.poll() is None
 
     def forewarn(self, *arguments: str) -> subprocess.CompletedProcess[str]:
-        """The `forewarn` command, as somebody in another terminal types it."""
+        """Run the `forewarn` command against this service."""
         return run_forewarn(self.data, *arguments)
 
     def _end_with(self, number: signal.Signals) -> int:
@@ -134,23 +134,23 @@ class ServiceProcess:
         return code
 
     def api(self, method: str, path: str, body: Any = None) -> HttpAnswer:
-        """One call of the service's own API; raises OSError when nobody answers."""
+        """Call the service's own API; raises OSError if it does not answer."""
         connection = _UnixSocketConnection(self.data / "forewarn.sock")
         payload = json.dumps(body) if body is not None else None
         return _send(connection, method, _API_ROOT + path, payload, {"Content-Type": "application/json"})
 
     def guest(self, vm: str, method: str, target: str, body: str | None = None, **headers: str) -> HttpAnswer:
-        """One call as the VM would make it; raises OSError when nobody answers."""
+        """Send a request as this VM; raises OSError if the service does not answer."""
         connection = self.connect(self.endpoint(vm))
         return _send(connection, method, target, body, {"Metadata": "true", **headers})
 
     def connect(self, endpoint: VmEndpoint) -> http.client.HTTPConnection:
-        """A connection from an endpoint that need be no VM's."""
+        """A new connection to an endpoint, which need not be a VM's."""
         source = (endpoint.source, 0) if endpoint.source else None
         return http.client.HTTPConnection(endpoint.address, endpoint.port, timeout=15, source_address=source)
 
     def poll(self, vm: str, version: str = "2020-07-01") -> Any:
-        """The document this VM is given."""
+        """The document that this VM receives."""
         return self.guest(vm, "GET", f"/metadata/scheduledevents?api-version={version}").json
 
     def approve(self, vm: str, *event_ids: str, version: str = "2020-07-01") -> HttpAnswer:
@@ -205,7 +205,7 @@ def _send(
 def run_forewarn(
     data: Path, *arguments: str, environment: Mapping[str, str] = _NO_VARIABLES
 ) -> subprocess.CompletedProcess[str]:
-    """The `forewarn` command from beginning to end, with what it wrote."""
+    """Run the `forewarn` command to its end; returns its exit code and output."""
     line = _command_line(data, arguments)
     return subprocess.run(
         line, capture_output=True, text=True, timeout=START_TIMEOUT_S, check=False, env=_clean_environment(environment)
@@ -217,23 +217,22 @@ def _command_line(data: Path, arguments: tuple[str, ...]) -> list[str]:
 
 
 def _clean_environment(environment: Mapping[str, str]) -> dict[str, str]:
-    """Whoever runs the tests may have settings of their own, which are not meant. No console unless one is asked for:
-    all would want the same port."""
+    """The environment without the user's settings, and without HTTPS on its shared default port."""
     plain = {name: text for name, text in os.environ.items() if not name.startswith("FOREWARN_")}
     return plain | {"FOREWARN_CONSOLE": ""} | dict(environment)
 
 
 def eventually(condition: Callable[[], T], within_s: float = 30.0) -> T:
-    """What `condition` gives once that is true; AssertionError if it never is."""
+    """The value of `condition` once it is true; raises AssertionError if it is not within this time."""
     deadline = time.monotonic() + within_s
-    while not (given := condition()):
-        assert time.monotonic() < deadline, f"still {given!r} after {within_s:g} s"
+    while not (value := condition()):
+        assert time.monotonic() < deadline, f"still {value!r} after {within_s:g} s"
         time.sleep(0.02)
-    return given
+    return value
 
 
 def free_port(count: int = 1) -> int:
-    """The first of so many ports in a row that nobody listens on just now, on any loopback address."""
+    """The first of `count` consecutive ports that are free on every address."""
     chance = random.SystemRandom()
     while True:
         first = chance.choice(_PORTS)

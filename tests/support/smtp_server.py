@@ -17,7 +17,7 @@ class ReceivedMail:
     sender: str
     receivers: tuple[str, ...]
     raw: bytes
-    user: str  # "": nobody said who they are
+    user: str  # "": not authenticated
     was_encrypted: bool
 
     @property
@@ -28,7 +28,7 @@ class ReceivedMail:
 
 
 class SmtpServer:
-    """`answer` says how the next MAIL commands are answered before all are well. Use it with `async with`."""
+    """Keeps received `mails`; `answer_mail_with` sets the next answers to MAIL. Use it with `async with`."""
 
     def __init__(self, *, tls: ssl.SSLContext | None = None, implicit: bool = False, password: str = "") -> None:
         self.mails: list[ReceivedMail] = []
@@ -60,17 +60,17 @@ class SmtpServer:
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.connections += 1
-        talk = asyncio.current_task()
-        assert talk is not None
-        self._connection_tasks.add(talk)
+        task = asyncio.current_task()
+        assert task is not None
+        self._connection_tasks.add(task)
         try:
-            await self._converse(reader, writer)
+            await self._handle_commands(reader, writer)
         except (ConnectionError, asyncio.IncompleteReadError, ssl.SSLError):
-            pass  # whoever hangs up is let go
+            pass  # the client hung up
         finally:
             writer.transport.abort()
 
-    async def _converse(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _handle_commands(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         user, sender, is_encrypted = "", "", self._implicit
         receivers: list[str] = []
         writer.write(b"220 post office\r\n")

@@ -1,4 +1,4 @@
-"""The wire in memory behaves as a socket does, where tests rely on it."""
+"""The in-memory transport behaves as a socket does, where tests rely on it."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ async def turns():
         await asyncio.sleep(0)
 
 
-def test_packets_arrive_one_by_one_and_the_end_closes_the_wire():
-    async def story():
+def test_packets_arrive_one_by_one_and_eof_closes_the_transport():
+    async def scenario():
         echo = Echo()
         wire = InMemoryTransport(echo)
         wire.send(b"one")
@@ -48,11 +48,11 @@ def test_packets_arrive_one_by_one_and_the_end_closes_the_wire():
         assert (wire.received, wire.is_closed) == (b"onetwo", True)
         assert echo.told == [b"one", b"two", "eof", "lost"]
 
-    asyncio.run(story())
+    asyncio.run(scenario())
 
 
-def test_what_is_not_read_is_kept_and_the_writer_told():
-    async def story():
+def test_unread_data_is_buffered_and_pauses_the_writer():
+    async def scenario():
         echo = Echo()
         wire = InMemoryTransport(echo)
         wire.stop_reading()
@@ -65,11 +65,11 @@ def test_what_is_not_read_is_kept_and_the_writer_told():
         assert (wire.received, wire.is_closed) == (b"three", True)
         assert echo.told == [b"three", "pause", "resume", "lost"]
 
-    asyncio.run(story())
+    asyncio.run(scenario())
 
 
-def test_while_reading_is_paused_packets_wait():
-    async def story():
+def test_packets_wait_while_reading_is_paused():
+    async def scenario():
         echo = Echo()
         wire = InMemoryTransport(echo)
         wire.pause_reading()
@@ -79,4 +79,4 @@ def test_while_reading_is_paused_packets_wait():
         await turns()
         assert echo.told == [b"one"]
 
-    asyncio.run(story())
+    asyncio.run(scenario())

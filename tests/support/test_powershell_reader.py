@@ -1,4 +1,4 @@
-"""The reader of PowerShell that our page is tested with: what it reads, and what it does not let pass."""
+"""The PowerShell interpreter that tests our page: what it runs, and what it rejects."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import pytest
 from tests.support.powershell import PowerShellSession, UnsupportedPowerShell, run_script
 
 
-def said(text: str) -> Any:
-    """What a line leaves in $x."""
+def value_of_x(text: str) -> Any:
+    """The value of $x after running this text."""
     shell = PowerShellSession({})
     run_script(text, shell)
     return shell.get("x")
@@ -31,8 +31,8 @@ def said(text: str) -> Any:
         ("foreach ($n in 1..9) { if ($n -eq 3) { break }; $x = $n }", 2),
     ],
 )
-def test_the_reader_reads_as_powershell_does(text: str, value: Any) -> None:
-    assert said(text) == value
+def test_the_interpreter_evaluates_as_powershell_does(text: str, value: Any) -> None:
+    assert value_of_x(text) == value
 
 
 @pytest.mark.parametrize(
@@ -60,6 +60,6 @@ def test_the_reader_reads_as_powershell_does(text: str, value: Any) -> None:
         "$x = @{ a = 1 }; $x.b = 2",
     ],
 )
-def test_the_reader_refuses_what_powershell_would_not_do(text: str) -> None:
+def test_the_interpreter_rejects_what_powershell_rejects(text: str) -> None:
     with pytest.raises(UnsupportedPowerShell):
-        said(text)
+        value_of_x(text)

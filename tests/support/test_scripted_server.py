@@ -1,4 +1,4 @@
-"""The scripted server is itself tested, because others stand on it."""
+"""The scripted server, on which other tests rely."""
 
 import http.client
 from urllib.parse import urlsplit
@@ -18,12 +18,12 @@ def ask(url: str, method: str = "GET", body: bytes | None = None) -> tuple[int, 
         connection.close()
 
 
-def test_replies_are_given_in_their_order_and_the_last_one_for_ever() -> None:
+def test_replies_come_in_order_and_the_last_one_repeats() -> None:
     with ScriptedServer(ScriptedReply(status=500), json_reply({"a": 1})) as server:
         assert [ask(server.url) for _ in range(3)] == [(500, b""), (200, b'{"a": 1}'), (200, b'{"a": 1}')]
 
 
-def test_what_was_asked_is_remembered() -> None:
+def test_requests_are_recorded() -> None:
     with ScriptedServer(ScriptedReply()) as server:
         ask(server.url, "POST", b"body")
     assert [(r.method, r.target, r.body) for r in server.requests] == [("POST", "/here", b"body")]
@@ -34,7 +34,7 @@ def test_a_reply_can_be_a_reset() -> None:
         ask(server.url)
 
 
-def test_a_reply_can_be_the_last_on_its_connection_without_saying_so() -> None:
+def test_a_reply_can_close_its_connection_without_announcing_it() -> None:
     with ScriptedServer(ScriptedReply(closes=True), json_reply({})) as server:
         connection = http.client.HTTPConnection(urlsplit(server.url).netloc, timeout=10)
         connection.request("GET", "/")

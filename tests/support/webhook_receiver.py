@@ -1,4 +1,4 @@
-"""A webhook receiver on loopback that keeps every request and answers as it is told.
+"""A webhook receiver on loopback that keeps every request and answers with scripted statuses.
 
 with WebhookReceiver() as receiver:
     receiver.answer(500, 200)  # the first two requests; all later ones get 200
@@ -26,19 +26,19 @@ class ReceivedNotification:
     target: str
     headers: Mapping[str, str]  # names in lower case
     body: bytes
-    status: int  # what it was answered
+    status: int  # of the answer
 
     @property
     def event(self) -> Any:
-        """The one event of either form."""
+        """The event in the body, of either schema."""
         form = json.loads(self.body)
         return form[0] if isinstance(form, list) else form
 
     @property
     def event_status(self) -> str:
-        """The EventStatus in it."""
-        told: str = self.event["data"]["resourceInfo"]["properties"]["EventStatus"]
-        return told
+        """The EventStatus of the event."""
+        status: str = self.event["data"]["resourceInfo"]["properties"]["EventStatus"]
+        return status
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,11 +48,11 @@ class ReceiverAnswer:
     headers: Mapping[str, str] = field(default_factory=dict)
 
 
-AnswerFunction = Callable[[str, bytes], ReceiverAnswer]  # method and body → what is answered
+AnswerFunction = Callable[[str, bytes], ReceiverAnswer]  # method and body → answer
 
 
 class WebhookReceiver:
-    """`stop` and `start` let it be away for a while, on the same port; `hang` lets it take requests and say nothing."""
+    """Receives until stopped; may be started again on the same port, or accept requests without answering."""
 
     def __init__(self, decide: AnswerFunction | None = None, *, wrap: Callable[[Any], Any] | None = None) -> None:
         self._decide = decide
@@ -96,10 +96,11 @@ class WebhookReceiver:
         self._server = self._thread = None
 
     def stop_answering(self) -> None:
-        """Until it is stopped."""
+        """Accept requests but answer none until `stop`."""
         self._is_silent.set()
 
     def answer(self, *statuses: int) -> None:
+        """Answer the next requests with these statuses, later ones with 200."""
         self._statuses.extend(statuses)
 
     @property
@@ -109,11 +110,11 @@ class WebhookReceiver:
 
     @property
     def accepted(self) -> list[ReceivedNotification]:
-        """Those that were answered well."""
+        """The requests that were answered with a status below 300."""
         return [received for received in self.received if received.status < 300]
 
     def wait_for(self, count: int) -> list[ReceivedNotification]:
-        """Once that many were answered well: those."""
+        """The accepted requests, once there are `count`."""
         self._wait(lambda: len(self.accepted) >= count, f"{count} good answers")
         return self.accepted
 
@@ -124,13 +125,15 @@ class WebhookReceiver:
     def _wait(self, done: Callable[[], bool], what: str) -> None:
         with self._request_received:
             if not self._request_received.wait_for(done, TIMEOUT_S):
-                raise AssertionError(f"{what} were waited for, and there are {len(self._received)} requests")
+                raise AssertionError(f"expected {what}, but there are {len(self._received)} requests")
 
     def handle_request(self, method: str, target: str, headers: Mapping[str, str], body: bytes) -> ReceiverAnswer:
         with self._request_received:
             answer = self._next_answer(method, body)
-            given = ReceivedNotification(method=method, target=target, headers=headers, body=body, status=answer.status)
-            self._received.append(given)
+            notification = ReceivedNotification(
+                method=method, target=target, headers=headers, body=body, status=answer.status
+            )
+            self._received.append(notification)
             self._request_received.notify_all()
         if self._is_silent.is_set():
             self._stopped.wait(TIMEOUT_S)
@@ -149,14 +152,14 @@ class _ReceiverHttpServer(ThreadingHTTPServer):
     block_on_close = False
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """A caller that hangs up is nothing to print."""
+        """Print nothing when a caller hangs up."""
 
 
 def _handler(receiver: WebhookReceiver) -> type[BaseHTTPRequestHandler]:
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
 
-        def _take(self) -> None:
+        def _receive(self) -> None:
             body = self.rfile.read(int(self.headers.get("Content-Length", "0")))
             headers = {name.lower(): value for name, value in self.headers.items()}
             answer = receiver.handle_request(self.command, self.path, headers, body)
@@ -167,7 +170,7 @@ def _handler(receiver: WebhookReceiver) -> type[BaseHTTPRequestHandler]:
             self.end_headers()
             self.wfile.write(answer.body)
 
-        do_POST = do_OPTIONS = do_GET = do_PUT = do_PATCH = do_DELETE = _take
+        do_POST = do_OPTIONS = do_GET = do_PUT = do_PATCH = do_DELETE = _receive
 
         def log_message(self, format: str, *args: Any) -> None:
             pass

@@ -1,7 +1,7 @@
 """A whole control plane in virtual time: memory store, simulated hypervisor, sequential ids.
 
     world = World(vms=[a_vm("web-0", host="h1")], hosts=[a_host("h1")])
-    world.do(world.requests.ask_for_vms(Ask.RESTART, [world.vm("web-0")], who="ann"))
+    world.ask(RequestedOperation.RESTART, "web-0")
     world.advance(15 * 60)
     print(world.transcript())
 
@@ -41,18 +41,20 @@ T = TypeVar("T")
 
 
 def a_host(name: str, **facts: Any) -> Host:
+    """A host in westeurope, with these fields."""
     return Host(**{"name": name, "location": "westeurope", **facts})
 
 
 def a_vm(name: str, **facts: Any) -> Vm:
-    given: dict[str, Any] = {
+    """A VM on host h1 in resource group lab, with these fields."""
+    defaults: dict[str, Any] = {
         "vm_id": "",
         "subscription_id": "sub",
         "resource_group": "lab",
         "location": "westeurope",
         "host": "h1",
     }
-    return Vm(**{"name": name, **given, **facts})
+    return Vm(**{"name": name, **defaults, **facts})
 
 
 def sequential_ids() -> Iterator[str]:
@@ -63,7 +65,7 @@ def sequential_ids() -> Iterator[str]:
 
 
 class World:
-    """One service without its sockets, and the time it lives in."""
+    """A control plane without sockets, with its own clock."""
 
     def __init__(
         self,
@@ -98,11 +100,12 @@ class World:
             retry=self.retry,
         )
 
-    def do(self, doing: Coroutine[Any, Any, T]) -> T:
-        return self.runner.run(doing)
+    def do(self, work: Coroutine[Any, Any, T]) -> T:
+        """Run a coroutine on the world's event loop and return its result."""
+        return self.runner.run(work)
 
     def ask(self, ask: RequestedOperation, *names: str, who: str = "ann", **options: Any) -> list[Event]:
-        """Ask for something for VMs, and let what is due at once happen."""
+        """Request an operation on VMs and do what is due at once; returns the events."""
         vms = [self.vm(name) for name in names]
         receipt = self.do(self.control.requests.request_for_vms(ask, vms, who=who, **options))
         self.settle()
@@ -135,15 +138,15 @@ class World:
         return self.store.events(statuses=statuses or tuple(EventState))
 
     def document(self, vm: str, version: str = NEWEST_VERSION) -> bytes:
-        """What this VM would be given now."""
+        """The document that this VM would receive now."""
         return encode_document(document_for(self.scope(vm)), version)
 
     def transcript(self, after: int = 0) -> str:
-        """The history as people read it: one line per entry, times since the world began."""
+        """The history after number `after`, one line per entry."""
         return "\n".join(transcript_line(entry) for entry in self.store.history(after=after))
 
     def restart(self) -> None:
-        """The process dies where it stands; another one finds what was committed."""
+        """Replace the control plane by a new one on what the store has committed, as after a crash."""
         self.do(self.control.close())
         if isinstance(self.store, MemoryStore):
             self.store = self.store.copy()

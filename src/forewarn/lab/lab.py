@@ -265,7 +265,7 @@ class Lab:
 
     @property
     def story(self) -> str:
-        """The lab's report: the history, then for each event who received and approved it, and what it waits for."""
+        """The lab's report: the history, then the explanation of each event."""
         return self.read(full_report)
 
     def explain(self, thing: LabEvent | LabVm | str) -> str:

@@ -39,7 +39,7 @@ class LoopThread(Generic[S]):
             raise
 
     def run(self, work: Callable[[S], Coroutine[Any, Any, T]], timeout_s: float = TIMEOUT_S) -> T:
-        """Run work on the loop and return its result; raises Unavailable if that takes too long, Refused if closed."""
+        """Run work on the loop and return its result; raises Unavailable on timeout, Refused if closed."""
         future = self._submit(work)
         try:
             return future.result(timeout_s)

@@ -78,7 +78,7 @@ class LabEvent:
 
     @property
     def approved(self) -> bool:
-        """Whether a VM or somebody else has approved it."""
+        """Whether it was approved, by a VM or an operator."""
         return self._event.approved_at is not None
 
     @property

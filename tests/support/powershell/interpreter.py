@@ -70,18 +70,18 @@ ALLOWED_VALUES: dict[tuple[str, str], frozenset[str]] = {
 }
 
 Evaluate = Callable[["PowerShellSession"], Any]
-Cmdlet = Callable[[dict[str, Any], Any], Any]  # its parameters and what is piped into it → what comes out
+Cmdlet = Callable[[dict[str, Any], Any], Any]  # parameters and piped input → output
 
 _CONSTANTS: dict[str, Any] = {"true": True, "false": False, "null": None}
 _DEFAULT_JSON_DEPTH = 2
 
 
 class UnsupportedPowerShell(Exception):
-    """What is written cannot be run."""
+    """The script uses something that this interpreter does not support."""
 
 
 class ScriptError(Exception):
-    """The script itself says no."""
+    """The script threw an error."""
 
 
 class BreakLoop(Exception):
@@ -89,7 +89,7 @@ class BreakLoop(Exception):
 
 
 class PowerShellSession:
-    """Variables, and what cmdlets do. Names are compared without case."""
+    """The variables and cmdlets of a script. Names are compared without case."""
 
     def __init__(self, cmdlets: Mapping[str, Cmdlet]) -> None:
         self._cmdlets = {"ConvertTo-Json": _convert_to_json, **cmdlets}
@@ -116,7 +116,7 @@ class PowerShellSession:
 
 
 def _convert_to_json(given: dict[str, Any], piped: Any) -> str:
-    """What lies deeper than `-Depth` PowerShell would turn into words."""
+    """Encode as JSON; rejects values nested deeper than `-Depth`, which PowerShell would flatten."""
     if _nesting(piped) > given.get("Depth", _DEFAULT_JSON_DEPTH):
         raise UnsupportedPowerShell("what is converted is deeper than -Depth says")
     return json.dumps(piped)
@@ -128,7 +128,7 @@ def _nesting(value: Any) -> int:
 
 
 def member_of(value: Any, name: str) -> Any:
-    """What has no such member has `$null` there."""
+    """The member of this name; None, PowerShell's `$null`, if there is none."""
     if not isinstance(value, dict):
         return None
     return next((held for key, held in value.items() if key.lower() == name.lower()), None)
@@ -180,5 +180,5 @@ def break_loop(shell: PowerShellSession) -> None:
     raise BreakLoop
 
 
-def raise_script_error(told: str) -> None:
-    raise ScriptError(told)
+def raise_script_error(message: str) -> None:
+    raise ScriptError(message)

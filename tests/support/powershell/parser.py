@@ -42,7 +42,7 @@ def run_script(text: str, shell: PowerShellSession) -> None:
 
 
 class PowerShellParser:
-    """Turns text into things to do, one after the other."""
+    """Parses a script into functions to call in order."""
 
     def __init__(self, text: str) -> None:
         self._text = text
@@ -73,8 +73,8 @@ class PowerShellParser:
         if self._accept("break"):
             return break_loop
         if self._accept("throw "):
-            told = self._expression()
-            return lambda shell: raise_script_error(text_of(told(shell)))
+            message = self._expression()
+            return lambda shell: raise_script_error(text_of(message(shell)))
         if assigned := _ASSIGNED.match(self._text, self._at):
             self._at = assigned.end()
             return assignment(assigned[1], assigned[2].split(".")[1:], self._pipeline())
@@ -156,7 +156,7 @@ class PowerShellParser:
         return self._list()
 
     def _list(self) -> Evaluate:
-        """One value, or several with commas between them."""
+        """Parses one value, or several separated by commas."""
         values = [self._value()]
         while self._accept(","):
             self._skip(_BLANK)
