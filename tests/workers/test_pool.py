@@ -93,12 +93,12 @@ def test_a_worker_that_receives_a_whole_fleet_shows_progress() -> None:
             0, fault_quota_fd=quota.file, on_message=on_message, on_lost=lambda worker: gone.set()
         )
         async with asyncio.timeout(30):
-            worker.send_fact("begin", encode_message(BEGIN))
+            worker.send_latest("begin", encode_message(BEGIN))
             for number in range(5_000):
-                worker.send_fact(
+                worker.send_latest(
                     ("scope", f"s{number}"), encode_message(scope_message(view(1, f"s{number}", f"vm{number}")))
                 )
-            worker.send_fact("complete", encode_message(StateComplete()))
+            worker.send_latest("complete", encode_message(StateComplete()))
             await ready.wait()
             worker.kill()
             await gone.wait()

@@ -91,7 +91,7 @@ class Owner:
 
     def open(self) -> None:
         published = open_message(1, CalledAddress(), is_loopback=True)
-        self.channel.send_latest(("stand", 1), encode_message(published), self.listening)
+        self.channel.send_latest(("listener", 1), encode_message(published), self.listening)
 
     async def applied(self) -> None:
         """Wait until the worker has applied everything sent so far."""

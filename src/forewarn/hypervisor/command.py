@@ -31,7 +31,7 @@ PERFORM_WAIT_S = 1.0  # real time: how long one `perform` waits for its command
 _RETRY_AFTER_S = 1.0  # lab time
 ANY_VERB = "*"  # the command for verbs that have none of their own
 _CHECK_DONE, _CHECK_NOT_DONE = 0, 1  # exit codes of a check; any other: the check does not know
-EVENT_TYPE_OF_VERB: dict[Verb, Kind] = {
+EVENT_TYPE_OF_VERB: dict[Verb, Kind] = {  # the event type that announces a verb; others have none
     Verb.FREEZE: Kind.FREEZE,
     Verb.MIGRATE: Kind.FREEZE,
     Verb.REBOOT: Kind.REBOOT,
@@ -121,9 +121,7 @@ class CommandHypervisor:
         self._journal.record_process(act.id, command_run.pid, command_run.started)
         result = await command_run.wait(within_s=spec.timeout_s)
         is_repeated = before is not None and not spec.check
-        return self._record_outcome(
-            act, ok=result.code == 0, note=_outcome_text(spec, result, is_repeated=is_repeated)
-        )
+        return self._record_outcome(act, ok=result.code == 0, note=_outcome_text(spec, result, is_repeated=is_repeated))
 
     async def _is_already_done(self, act: Act, spec: CommandSpec) -> bool:
         try:

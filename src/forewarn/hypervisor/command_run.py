@@ -68,7 +68,7 @@ class CommandRun:
         return cls(pid=pid, started=process_start_time(pid), output=output)
 
     async def wait(self, *, within_s: float) -> CommandResult:
-        """Wait for its end; after `within_s` seconds kill it with everything that it started."""
+        """Wait for its end; after `within_s` seconds kill it with its process group."""
         deadline = asyncio.get_running_loop().time() + within_s
         interval_s = 0.005
         while (code := self._exit_code()) is None:

@@ -16,8 +16,8 @@ from forewarn.errors import Unavailable
 class ActDone(msgspec.Struct, frozen=True):
     """The act is over. Performing it again returns the same outcome."""
 
-    ok: bool
-    note: str = ""
+    ok: bool  # False: the act failed
+    note: str = ""  # for the history
 
 
 class ActUnderWay(msgspec.Struct, frozen=True):

@@ -18,9 +18,9 @@ from forewarn.core.history import EntryKind, HistoryEntry
 from forewarn.protocol.document import Kind
 from forewarn.store.interface import AppliedCommit, Store
 
-EVENT_TYPES = tuple(kind.value for kind in Kind)
-LIVE_STATUSES = (EventState.SCHEDULED, EventState.STARTED)
-START_REASONS = ("approved", "due", "without_notice", "early")
+EVENT_TYPES = tuple(kind.value for kind in Kind)  # values of the label `kind`
+LIVE_STATUSES = (EventState.SCHEDULED, EventState.STARTED)  # of events that are not over
+START_REASONS = ("approved", "due", "without_notice", "early")  # values of the label `why`
 # A second more than the usual notices, because NotBefore is rounded up to a whole second.
 _NOTICE_BUCKETS_S = (6, 16, 31, 61, 301, 601, 901, 1_801, 3_601, 86_401, 604_801)
 _STARTED_BUCKETS_S = (1, 5, 10, 30, 60, 120, 300, 600, 1_800, 3_600)
@@ -39,7 +39,7 @@ _OLDEST_STARTED_HELP = "Time since the start of the event that has been started 
 
 
 class EventMetrics:
-    """Counts what happens to events, from each commit."""
+    """The metrics of events and acts, counted from each commit of the store."""
 
     def __init__(self, registry: CollectorRegistry, store: Store) -> None:
         """Register the metrics in `registry`, load the live events from the store, and follow its commits."""

@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable
 from forewarn.errors import Rejected
 
 log = logging.getLogger(__name__)
-CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+METRICS_CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _REQUEST_TIMEOUT_S = 10.0
 _MAX_REQUEST_BYTES = 8192
 _MAX_CONCURRENT_RENDERS = 16
@@ -69,7 +69,7 @@ class MetricsServer:
         self._server = await asyncio.start_server(self._on_connection, sock=sock, limit=_MAX_REQUEST_BYTES)
 
     async def close(self) -> None:
-        """Stop to listen and end all connections."""
+        """Stop listening and end all connections."""
         if self._server is not None:
             self._server.close()
         for task in self._connection_tasks:
@@ -115,7 +115,7 @@ _REASON_PHRASES = {200: "OK", 404: "Not Found", 405: "Method Not Allowed"}
 def _http_response(status: int, body: bytes, *, head_only: bool = False) -> bytes:
     lines = [
         f"HTTP/1.1 {status} {_REASON_PHRASES[status]}",
-        f"Content-Type: {CONTENT_TYPE}",
+        f"Content-Type: {METRICS_CONTENT_TYPE}",
         f"Content-Length: {len(body)}",
         "X-Content-Type-Options: nosniff",
         "Connection: close",

@@ -27,9 +27,9 @@ from forewarn.metadata.request_counters import (
 )
 from forewarn.protocol.versions import VERSIONS
 
-OUTCOME_LABELS = ("200", "304", "4xx", "5xx", "throttled", "reset")
-VERSION_LABELS = (*VERSIONS, UNKNOWN_VERSION, NO_VERSION)
-REQUEST_LABELS = {
+OUTCOME_LABELS = ("200", "304", "4xx", "5xx", "throttled", "reset")  # values of the label `outcome`
+VERSION_LABELS = (*VERSIONS, UNKNOWN_VERSION, NO_VERSION)  # values of the label `version`
+REQUEST_LABELS = {  # kind of request → value of the label `of`
     APPROVAL: "approval",
     INSTANCE: "instance",
     TOKEN: "token",
@@ -48,7 +48,7 @@ _LOST_HELP = "Deliveries of events that were not recorded because too many waite
 
 
 class RequestMetrics(Collector):
-    """Collects the requests and connections of VMs from the totals that `totals` returns."""
+    """The metrics of requests and connections of VMs, read from `totals` at each scrape."""
 
     def __init__(self, totals: Callable[[], RequestTotals]) -> None:
         self._request_totals = totals

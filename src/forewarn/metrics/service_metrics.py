@@ -67,7 +67,7 @@ class ServiceMetrics:
         self._fleet_counted_at = -math.inf
 
     def close(self) -> None:
-        """Stop to follow the commits of the store."""
+        """Stop following the commits of the store."""
         self._event_metrics.close()
 
     async def render_all(self) -> bytes:

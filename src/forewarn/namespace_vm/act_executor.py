@@ -17,7 +17,7 @@ from forewarn.namespace_vm.machine import DOWN, Machine, empty_directory
 from forewarn.namespace_vm.messages import JsonMessage, VmActOrder, VmDescription
 
 FREEZING_VERBS = frozenset({"freeze", "migrate"})  # pause the VM
-WIPING_VERBS = frozenset({"redeploy", "reimage", "evict", "delete", "deallocate"})
+WIPING_VERBS = frozenset({"redeploy", "reimage", "evict", "delete", "deallocate"})  # empty the ephemeral disk
 FINAL_VERBS = {"evict": "evicted", "delete": "deleted"}  # verb → what the user reads about the VM
 _STAYS_DOWN_NOTE = "the VM was down and stays down"
 _RESTARTED_NOTE = "the VM's supervisor died during the act; the VM was started again"

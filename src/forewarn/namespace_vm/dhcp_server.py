@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from ipaddress import IPv4Address, IPv4Interface
 
 SERVER_PORT, CLIENT_PORT = 67, 68
-PLATFORM_ENDPOINT = IPv4Address("168.63.129.16")  # spec §2.5
+PLATFORM_ENDPOINT = IPv4Address("168.63.129.16")  # the endpoint outside a virtual network (spec §2.5)
 
 _MAGIC_COOKIE = bytes((99, 130, 83, 99))
 _COOKIE_AT, _OPTIONS_AT, _MIN_REPLY_BYTES = 0xEC, 0xF0, 300

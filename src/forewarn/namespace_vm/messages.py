@@ -11,7 +11,7 @@ from typing import Any
 from forewarn.namespace_vm.act_journal import VmActOutcome
 
 SERVICE_SOCKET = "forewarn.vms"  # in the data directory
-JsonMessage = dict[str, Any]
+JsonMessage = dict[str, Any]  # decoded JSON object, one per line
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,7 +26,7 @@ class VmDescription:
 
     @classmethod
     def from_welcome(cls, message: JsonMessage) -> VmDescription:
-        """Read the service's welcome message."""
+        """The description in the service's welcome message."""
         vm = message["vm"]
         return cls(
             name=vm["name"],
@@ -49,7 +49,7 @@ class VmActOrder:
 
     @classmethod
     def from_message(cls, message: JsonMessage) -> VmActOrder:
-        """Read an order message."""
+        """The order in a message of the service."""
         return cls(
             act=message["act"],
             verb=message["verb"],
@@ -82,31 +82,31 @@ def hello_message(
     state: str,
     known: Mapping[str, VmActOutcome],
 ) -> JsonMessage:
-    """The supervisor's first message: the VM, its process, and the outcomes it knows."""
+    """Make the supervisor's first message: the VM, its process, and the outcomes it knows."""
     fields = {"vm": vm, "pid": pid, "started": started, "boot_id": boot_id, "program": program, "state": state}
     return {"hello": {**fields, "known": {act: asdict(outcome) for act, outcome in known.items()}}}
 
 
 def listener_message(address: str, port: int) -> JsonMessage:
-    """Offers a listening socket, whose file descriptor is sent along."""
+    """Make the message that offers a listening socket, whose file descriptor is sent along."""
     return {"listener": {"address": address, "port": port}, "fds": 1}
 
 
 def progress_message(act: str, until_s: float) -> JsonMessage:
-    """The act is under way for about `until_s` more seconds."""
+    """Make the message that an act is under way for about `until_s` more seconds."""
     return {"act": act, "until": round(max(0.0, until_s), 3)}
 
 
 def outcome_message(act: str, outcome: VmActOutcome, *, boot_id: str, state: str) -> JsonMessage:
-    """The act is over; with the boot id and the state of the VM after it."""
+    """Make the message that an act is over, with the boot id and the state of the VM after it."""
     return {"act": act, **asdict(outcome), "boot_id": boot_id, "state": state}
 
 
 def exit_message(program_exit: VmProgramExit, output: str) -> JsonMessage:
-    """The program ended by itself; with the end of its output."""
+    """Make the message that the program ended by itself, with the end of its output."""
     return {"exited": {**asdict(program_exit), "output": output}}
 
 
 def encode_message(message: JsonMessage) -> bytes:
-    """The message as one line of JSON."""
+    """Encode a message as one line of JSON."""
     return json.dumps(message, separators=(",", ":")).encode() + b"\n"

@@ -15,7 +15,7 @@ from forewarn.namespace_vm import netlink, syscalls
 from forewarn.namespace_vm.dhcp_server import CLIENT_PORT, PLATFORM_ENDPOINT, SERVER_PORT, DhcpLease, dhcp_reply
 from forewarn.namespace_vm.vm_spec import NetworkMode
 
-METADATA_ADDRESS = IPv4Address("169.254.169.254")  # spec §2.1
+METADATA_ADDRESS = IPv4Address("169.254.169.254")  # the endpoint in a virtual network (spec §2.1)
 METADATA_PORT = 80
 _LEASE = DhcpLease(address=IPv4Interface("10.0.0.4/24"), router=IPv4Address("10.0.0.1"))
 _DEFAULT_ROUTE, _BROADCAST = IPv4Interface("0.0.0.0/0"), IPv4Interface("255.255.255.255/32")

@@ -27,7 +27,7 @@ from forewarn.namespace_vm.supervisor import (
 )
 from forewarn.namespace_vm.vm_spec import NetworkMode, VmSpec
 
-DEFAULT_GRACE_S = 5.0
+DEFAULT_GRACE_S = 5.0  # between SIGTERM and SIGKILL
 JOURNAL_FILE, OUTPUT_FILE = "journal.jsonl", "output.log"
 _NAMED_NETNS_DIRECTORY = Path("/run/netns")
 

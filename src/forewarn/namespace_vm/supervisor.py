@@ -298,7 +298,7 @@ class VmSupervisor:
 def build_hello(
     config: SupervisorConfig, *, boot_id: str, state: str, known: Mapping[str, VmActOutcome]
 ) -> JsonMessage:
-    """The hello message of this process."""
+    """The hello message of this supervisor process."""
     return messages.hello_message(
         vm=config.name,
         pid=os.getpid(),

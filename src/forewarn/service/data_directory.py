@@ -12,6 +12,7 @@ from pathlib import Path
 from forewarn.errors import Refused, Rejected
 from forewarn.hypervisor.process.registry import SupervisorRecords
 
+# Names inside the data directory; the properties of `DataDirectory` say what each is for.
 DATABASE_FILE = "forewarn.db"
 LEDGER_FILE = "simulated.db"
 SOCKET_FILE = "forewarn.sock"

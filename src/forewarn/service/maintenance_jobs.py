@@ -30,7 +30,7 @@ async def write_observations_forever(observations: GuestObservations, store: Sto
 
 
 async def write_observation_batches(observations: GuestObservations, store: Store) -> None:
-    """Write the observations of at most one second; for most fleets, all of them."""
+    """Write at most BATCHES_PER_SECOND batches of observations: all of them, for most fleets."""
     for _ in range(BATCHES_PER_SECOND):
         if not await write_observation_batch(observations, store):
             return

@@ -23,7 +23,7 @@ from forewarn.metadata import ListenerSpec
 from forewarn.metadata.listener_config import is_ip_address, parse_listen_address, parse_listeners
 from forewarn.protocol.versions import VERSIONS, UnknownVersionPolicy
 
-ENVIRONMENT_PREFIX = "FOREWARN_"
+ENVIRONMENT_PREFIX = "FOREWARN_"  # of environment variables that are settings
 _LIST_SETTINGS = ("listen", "console_names", "oidc_audience")
 _FILE_ONLY_SETTINGS = ("versions", "simulate", "listeners", "commands")  # tables
 

@@ -22,6 +22,7 @@ from forewarn.arm.routes import arm_routes
 from forewarn.core.access import Principal, Right, owner_principal
 from forewarn.core.resource_ids import ROOT_RESOURCE
 from forewarn.errors import NotFound, Unauthenticated
+from forewarn.metrics.http_server import METRICS_CONTENT_TYPE
 from forewarn.portal.browser_security import SecurityHeadersMiddleware
 from forewarn.portal.context import PORTAL_PREFIX, SessionAuthenticator
 from forewarn.portal.routes import portal_routes
@@ -94,9 +95,6 @@ def _is_loopback_host_header(host: str) -> bool:
     return name.lower() == "localhost" or is_loopback_address(name.removeprefix("[").removesuffix("]"))
 
 
-METRICS_CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
-
-
 def metrics_routes(
     make_context: ContextFactory,
     authenticate_session: SessionAuthenticator | None,
@@ -104,7 +102,8 @@ def metrics_routes(
 ) -> list[BaseRoute]:
     """The route of /metrics, for callers that may read everything.
 
-    `authenticate_session`: accepts a portal session too; None: there is no portal.
+    A request with an Authorization header gets its context from `make_context`. Otherwise `authenticate_session`
+    identifies a portal session (None: there is no portal), and `make_context_for` makes a context for its principal.
     """
 
     async def endpoint(request: Request) -> Response:

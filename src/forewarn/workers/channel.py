@@ -32,7 +32,7 @@ class WorkerChannel:
         on_message: Callable[[Any], None],
         on_lost: Callable[[str], None],
     ) -> None:
-        """Start to read from `sock`, inside a running event loop.
+        """Start reading from `sock`, inside a running event loop.
 
         `for_worker`: this is the worker's end. `on_message` is called for each message; `on_lost` once, with the
         reason, when the channel fails, but not after `close`.
@@ -65,7 +65,7 @@ class WorkerChannel:
     def send(self, payload: bytes) -> None:
         """Send this payload after those that wait; it replaces none and is never replaced."""
         self.sent_count += 1
-        self.send_latest(("say", self.sent_count), payload)
+        self.send_latest(("message", self.sent_count), payload)
 
     def take_received_fd(self) -> int:
         """The file descriptor that came with the message being handled; the caller owns it."""

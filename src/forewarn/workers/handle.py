@@ -18,7 +18,7 @@ from forewarn.workers.channel import MessageKey, WorkerChannel
 
 _WORKER_MODULE = "forewarn.workers.worker"
 SIGNALS_BLOCKED_AT_START = (signal.SIGTERM, signal.SIGHUP)  # a worker unblocks them once it can handle them
-_FACTS_PER_ECHO = 250  # shows progress of a worker that receives a whole fleet
+_PAYLOADS_PER_ECHO = 250  # shows progress of a worker that receives a whole fleet
 
 
 class WorkerHandle:
@@ -50,7 +50,7 @@ class WorkerHandle:
         self._message_callback, self._lost_callback = on_message, on_lost
         self._loop = asyncio.get_running_loop()
         self._request_ids = count(1)
-        self._facts_sent = 0
+        self._latest_sent = 0
         self._pending: dict[int, tuple[asyncio.Future[None], float]] = {}
         self._process, sock = _launch_process(fault_quota_fd)
         self._channel = WorkerChannel(sock, for_worker=False, on_message=self._on_message, on_lost=self._on_disconnect)
@@ -65,11 +65,11 @@ class WorkerHandle:
         """Whether the worker is ready, connected and not draining."""
         return self.is_ready and not self.is_draining and not self.disconnected.is_set()
 
-    def send_fact(self, key: MessageKey, payload: bytes, sock: socket.socket | None = None) -> None:
+    def send_latest(self, key: MessageKey, payload: bytes, sock: socket.socket | None = None) -> None:
         """Send a payload that replaces an unsent one with the same key; `sock` is sent along."""
         self._channel.send_latest(key, payload, sock)
-        self._facts_sent += 1
-        if self._facts_sent % _FACTS_PER_ECHO == 0:
+        self._latest_sent += 1
+        if self._latest_sent % _PAYLOADS_PER_ECHO == 0:
             self.request_echo()
 
     def send(self, message: messages.ToWorker) -> None:

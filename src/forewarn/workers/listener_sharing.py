@@ -114,9 +114,9 @@ class SharedListeners:
                 if _is_assigned(shared, worker, serving, present_slots)
             }
             for number in mine - worker.socket_ids:
-                worker.send_fact(("stand", number), self._sockets[number].open_message, self._sockets[number].sock)
+                worker.send_latest(("listener", number), self._sockets[number].open_message, self._sockets[number].sock)
             for number in worker.socket_ids - mine:
-                worker.send_fact(("stand", number), messages.encode_message(messages.CloseListener(number)))
+                worker.send_latest(("listener", number), messages.encode_message(messages.CloseListener(number)))
             worker.socket_ids = mine
 
     def _add_socket(self, listener: VmListener, sock: socket.socket, slot: int | None) -> None:

@@ -95,20 +95,20 @@ class ScopeUpdate(_Message, frozen=True):
 
 
 class StateComplete(_Message, frozen=True):
-    """To a worker: the state is complete, start to serve."""
+    """To a worker: the state is complete, start serving."""
 
 
 class OpenListenerRequest(_Message, frozen=True):
     """To a worker: accept on the socket that is sent along."""
 
     id: int
-    strategy: str
-    words: tuple[str, ...]  # the arguments of the strategy
+    strategy: str  # the class name of an identity strategy
+    arguments: tuple[str, ...]  # the arguments of the strategy
     is_loopback: bool
 
     def identity_strategy(self) -> IdentityStrategy:
         """The strategy that identifies the VMs that call on this listener."""
-        strategy: IdentityStrategy = _STRATEGIES[self.strategy](*self.words)
+        strategy: IdentityStrategy = _STRATEGIES[self.strategy](*self.arguments)
         return strategy
 
 
@@ -117,7 +117,7 @@ class ServeMetrics(_Message, frozen=True):
 
 
 class CloseListener(_Message, frozen=True):
-    """To a worker: stop to accept on this socket."""
+    """To a worker: stop accepting on this socket."""
 
     id: int
 
@@ -139,7 +139,7 @@ class ResumeAccepting(_Message, frozen=True):
 
 
 class DrainWorker(_Message, frozen=True):
-    """To a worker: stop to accept, answer the requests in progress, send the last report, and end."""
+    """To a worker: stop accepting, answer the requests in progress, send the last report, and end."""
 
     timeout_s: float
 
@@ -231,6 +231,7 @@ class WorkerLeaving(_Message, frozen=True):
     """To the owner: I was told to stop; I accept no connections and end when all requests are answered."""
 
 
+# Each request of a worker has an id, and the owner's reply has the same one.
 WorkerRequest: TypeAlias = EnableRequest | ApproveRequest | WorkerTokenRequest
 OwnerReply: TypeAlias = RequestDone | TokenGranted | TokenDenied | RequestFailed
 ToWorker: TypeAlias = (
@@ -263,12 +264,12 @@ _FACT_DEFAULTS = {field.name: field.default for field in fields(InstanceFacts)}
 
 
 def encode_message(message: ChannelMessage) -> bytes:
-    """The payload of a frame."""
+    """Encode a message as the payload of a frame."""
     return _encode(message)
 
 
 def scope_message(scope: PublishedScope) -> ScopeUpdate:
-    """The message that publishes this scope. Facts with default values are left out, to keep it small."""
+    """Make the message that publishes this scope, without facts that have default values."""
     facts: Any = {vm: _non_default_facts(result) for vm, result in scope.vms.items()}
     return ScopeUpdate(
         scope.scope_id,
@@ -282,7 +283,7 @@ def scope_message(scope: PublishedScope) -> ScopeUpdate:
 
 
 def open_message(number: int, strategy: IdentityStrategy, *, is_loopback: bool) -> OpenListenerRequest:
-    """The message that opens a listener; the socket itself is sent along."""
+    """Make the message that opens a listener; the socket itself is sent along."""
     names = getattr(strategy, "__slots__", ())
     return OpenListenerRequest(
         number, type(strategy).__name__, tuple(getattr(strategy, name) for name in names), is_loopback
@@ -290,7 +291,7 @@ def open_message(number: int, strategy: IdentityStrategy, *, is_loopback: bool) 
 
 
 def reply_message(number: int, result: str | ManagedIdentityToken | WrongResource | None) -> OwnerReply:
-    """The reply to request `number`: an unknown event's id or None, a token, or a wrong resource."""
+    """Make the reply to request `number`: an unknown event's id or None, a token, or a wrong resource."""
     if isinstance(result, ManagedIdentityToken):
         return TokenGranted(number, result)
     if isinstance(result, WrongResource):
@@ -299,13 +300,13 @@ def reply_message(number: int, result: str | ManagedIdentityToken | WrongResourc
 
 
 def failure_message(number: int, error: ForewarnError) -> RequestFailed:
-    """The reply that makes request `number` fail with this error."""
+    """Make the reply that lets request `number` fail with this error."""
     kind = next((kind for kind in (NotFound, Rejected) if isinstance(error, kind)), Unavailable)
     return RequestFailed(number, str(error), kind.__name__)
 
 
 def encode_frame(number: int, payload: bytes) -> bytes:
-    """A frame: header with the payload's size and the frame's number, then the payload."""
+    """Encode a frame: a header with the payload's size and the frame's number, then the payload."""
     return _FRAME_HEADER.pack(len(payload), number) + payload
 
 

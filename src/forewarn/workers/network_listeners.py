@@ -33,10 +33,10 @@ class ListenerHost(Protocol):
     """Accepts connections of VMs on listeners: a `MetadataServer` or a `WorkerPool`."""
 
     async def start(self, listeners: Sequence[VmListener]) -> None:
-        """Start to accept on these listeners, in addition to those already open."""
+        """Start accepting on these listeners, in addition to those already open."""
 
     async def stop(self, listener: VmListener) -> None:
-        """Stop to accept on this listener and close its sockets; open connections stay."""
+        """Stop accepting on this listener and close its sockets; open connections stay."""
 
 
 class NetworkListeners:

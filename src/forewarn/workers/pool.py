@@ -94,7 +94,7 @@ class WorkerPool:
         """Declare the state complete, and wait until all workers have it. Unavailable if one failed to start."""
         self._is_state_complete = True
         for worker in self._live_workers:
-            worker.send_fact("complete", messages.encode_message(messages.StateComplete()))
+            worker.send_latest("complete", messages.encode_message(messages.StateComplete()))
         try:
             await self._started
         except BaseException:
@@ -121,7 +121,7 @@ class WorkerPool:
         self._assign_listeners()
 
     async def stop(self, listener: VmListener) -> None:
-        """Stop to accept on this listener and close its sockets; open connections stay."""
+        """Stop accepting on this listener and close its sockets; open connections stay."""
         self._shared_listeners.remove(listener)
         self._assign_listeners()
 
@@ -145,12 +145,12 @@ class WorkerPool:
                     await self._replace_worker(slot, timeout_s)
 
     async def drain(self, timeout_s: float) -> None:
-        """Stop to accept, let workers answer the requests in progress within `timeout_s`, and end them."""
+        """Stop accepting, let workers answer the requests in progress within `timeout_s`, and end them."""
         self._is_stopping = True
         for listener in self._shared_listeners.listeners:
             await self.stop(listener)
         for worker in self._live_workers:
-            worker.send_fact("drain", messages.encode_message(messages.DrainWorker(timeout_s)))
+            worker.send_latest("drain", messages.encode_message(messages.DrainWorker(timeout_s)))
         with suppress(TimeoutError):
             async with asyncio.timeout(timeout_s + _WORKER_TIMEOUT_S):
                 await asyncio.gather(*(worker.disconnected.wait() for worker in self._live_workers))
@@ -195,7 +195,7 @@ class WorkerPool:
     def _broadcast(self, key: MessageKey, payload: bytes) -> None:
         self._state[key] = payload
         for worker in self._live_workers:
-            worker.send_fact(key, payload)
+            worker.send_latest(key, payload)
 
     def _broadcast_clock(self, setting: ClockSetting) -> None:
         self._broadcast("clock", messages.encode_message(messages.ClockUpdate(setting)))
@@ -246,7 +246,7 @@ class WorkerPool:
         self._draining.add(old)
         self._assign_listeners()
         await self._wait_for_all([successor.request_echo()])
-        old.send_fact("drain", messages.encode_message(messages.DrainWorker(timeout_s)))
+        old.send_latest("drain", messages.encode_message(messages.DrainWorker(timeout_s)))
         with suppress(TimeoutError):
             async with asyncio.timeout(timeout_s + _WORKER_TIMEOUT_S):
                 await old.disconnected.wait()
@@ -265,11 +265,11 @@ class WorkerPool:
             log.warning("worker %d cannot be started: %s", slot, error)
             return None
         for key, payload in self._state.items():
-            worker.send_fact(key, payload)
+            worker.send_latest(key, payload)
         if self._metrics_sockets:
-            worker.send_fact("expose", messages.encode_message(messages.ServeMetrics()), self._metrics_sockets[slot])
+            worker.send_latest("metrics", messages.encode_message(messages.ServeMetrics()), self._metrics_sockets[slot])
         if self._is_state_complete:
-            worker.send_fact("complete", messages.encode_message(messages.StateComplete()))
+            worker.send_latest("complete", messages.encode_message(messages.StateComplete()))
         return worker
 
     def _log_unexpected_exit(self, slot: int, worker: WorkerHandle | None, wait_s: float) -> None:

@@ -80,7 +80,7 @@ class GuestBackend:
 class MetadataPublisher:
     """The metadata server with its listeners; keeps published scopes and VM places equal to the store.
 
-    `open` binds the sockets, `start` begins to serve, `drain` ends it.
+    `open` binds the sockets, `start` begins serving, `drain` ends it.
     """
 
     def __init__(
@@ -142,11 +142,11 @@ class MetadataPublisher:
         return listener
 
     async def stop_listening(self, listener: VmListener) -> None:
-        """Stop to accept on a listener of `listen_inside_vm`; open connections stay."""
+        """Stop accepting on a listener of `listen_inside_vm`; open connections stay."""
         await self._running_server.stop(listener)
 
     async def drain(self, timeout_s: float) -> None:
-        """Stop to accept, answer the requests in progress within `timeout_s`, and close."""
+        """Stop accepting, answer the requests in progress within `timeout_s`, and close."""
         await self._network_listeners.stop()
         await self._running_server.drain(timeout_s)
 

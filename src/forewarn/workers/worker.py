@@ -181,7 +181,7 @@ class Worker:
                 sock.close()
 
     def stop(self, timeout_s: float = _DRAIN_TIMEOUT_S) -> None:
-        """Stop to accept, answer the requests in progress, send the last report, and end."""
+        """Stop accepting, answer the requests in progress, send the last report, and end."""
         if self._server is None:
             self._finish("stopped before it began to serve")
         elif not self._is_stopping:
@@ -316,7 +316,7 @@ class Worker:
             self._pause()
 
     def _pause(self) -> None:
-        """Stop to accept while the owner is silent: callers wait in the backlog, which the owner shares."""
+        """Stop accepting while the owner is silent: callers wait in the backlog, which the owner shares."""
         log.warning(
             "the owner process has been silent for %g s: accepting no connections until it answers",
             self._silence_timeout_s,

@@ -48,7 +48,7 @@ class SupervisorConnection:
     """The connection to one supervisor. It owns its socket."""
 
     def __init__(self, sock: socket.socket) -> None:
-        """Start to read from a connected unix socket, inside a running event loop."""
+        """Start reading from a connected unix socket, inside a running event loop."""
         self._sock = sock
         self._loop = asyncio.get_running_loop()
         self._buffer = bytearray()

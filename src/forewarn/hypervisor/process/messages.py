@@ -79,7 +79,7 @@ _encode = msgspec.json.Encoder().encode
 
 
 def decode_message(line: bytes) -> SupervisorMessage:
-    """One line from a supervisor. Rejected if it is not a known message."""
+    """Decode one line from a supervisor. Rejected if it is not a known message."""
     try:
         message = _decode(line)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
@@ -90,12 +90,12 @@ def decode_message(line: bytes) -> SupervisorMessage:
 
 
 def encode_message(message: dict[str, Any]) -> bytes:
-    """One line to a supervisor."""
+    """Encode a message to a supervisor as one line."""
     return _encode(message) + b"\n"
 
 
 def order_message(act: Act, duration_s: float) -> dict[str, Any]:
-    """The order to perform this act, taking `duration_s` seconds."""
+    """Make the order to perform this act, taking `duration_s` seconds."""
     host = act.to_host or act.from_host
     order: dict[str, Any] = {"act": act.id, "verb": act.verb, "duration_s": duration_s, "host": host}
     return {"order": order | {"abrupt": True} if act.abrupt else order}

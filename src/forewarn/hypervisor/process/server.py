@@ -29,7 +29,7 @@ _MAX_PROGRAM_CHARACTERS = 200  # in the history
 
 WriteHistory = Callable[[EntryKind, Vm, str], Awaitable[None]]  # kind, VM, text of the entry
 FindVm = Callable[[str], Vm]  # by name or key; raises NotFound
-StopListening = Callable[[], Awaitable[None]]
+StopListening = Callable[[], Awaitable[None]]  # stops accepting on one listener
 ListenInsideVm = Callable[[str, socket.socket], Awaitable[StopListening]]  # VM key, listening socket
 
 
