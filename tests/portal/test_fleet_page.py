@@ -7,6 +7,7 @@ import dataclasses
 import io
 import re
 from collections.abc import Callable
+from importlib.resources import files
 from typing import Any
 
 import pytest
@@ -17,6 +18,8 @@ from forewarn.core.fleet import Vm
 from forewarn.core.request import RequestedOperation
 from forewarn.core.scope import Scope
 from forewarn.explain.polling import PollingPace
+from forewarn.explain.vm_state import VmState
+from forewarn.portal.rendering import vm_state_label
 from forewarn.store.memory import MemoryStore
 from tests.portal.conftest import Page, PortalUser
 from tests.support.operator_api import Api
@@ -329,3 +332,11 @@ def test_a_vm_whose_name_is_markup_can_be_added(portal: PortalUser) -> None:
     link = re.search(r'<a class="cell [^>]* href="([^"]*)"', page.html)
     assert link is not None
     assert "<script>alert(1)<" in portal.get(link[1]).text
+
+
+def test_the_script_uses_the_state_labels_of_the_server() -> None:
+    script = files("forewarn.portal").joinpath("static", "fleet.js").read_text("utf-8")
+    found = re.search(r"STATE_LABELS = \{(.*?)\};", script)
+    assert found is not None
+    labels = dict(re.findall(r'(\w+): "([^"]*)"', found[1]))
+    assert labels == {state: vm_state_label(state) for state in VmState if vm_state_label(state) != state}

@@ -197,6 +197,7 @@ def lab_url(response: Any) -> str:
     return f"{PORTAL_PREFIX}/lab"
 
 
+# Fields that several forms share.
 NOTICE_FIELD = FormField(
     name="notice",
     kind=FieldKind.DURATION,
