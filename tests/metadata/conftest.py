@@ -1,4 +1,4 @@
-"""A metadata server on real loopback sockets, speaking for a fake house; every scenario is played on both loops."""
+"""A metadata server on real loopback sockets with a fake backend; scenarios run on asyncio and uvloop."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from forewarn.protocol.document import EventNotice, Kind, NoticeStatus
 from forewarn.protocol.exchange import EndpointRules
 from tests.support.metadata_backend import FakeMetadataBackend
 
-ADDRESSES = {"a": "127.0.7.1", "b": "127.0.7.2", "other": "127.0.7.3", "nobody": "127.0.7.9"}
+ADDRESSES = {"a": "127.0.7.1", "b": "127.0.7.2", "other": "127.0.7.3", "unknown": "127.0.7.9"}
 POLL = "/metadata/scheduledevents?api-version=2020-07-01"
 SCENARIO_TIMEOUT_S = 30.0
 
@@ -38,7 +38,7 @@ class Reply:
 
 
 class Client:
-    """Raw bytes in and out, so that a test says exactly what is on the wire."""
+    """An HTTP client that sends raw bytes."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.reader, self.writer = reader, writer
@@ -60,7 +60,7 @@ class Client:
         return await self.reply(head_only=method == "HEAD")
 
     async def is_closed(self) -> bool:
-        """Waits for the server's end of the connection; anything but silence until then fails."""
+        """Wait until the server closes the connection; False if it sends anything before."""
         try:
             return await self.reader.read() == b""
         except ConnectionResetError:
@@ -70,7 +70,7 @@ class Client:
         self.writer.close()
 
     def reset(self) -> None:
-        """Hang up so that the other end notices at once, instead of taking it for a half-closed connection."""
+        """Reset the connection, so that the server does not take it for a half-closed one."""
         sock = self.writer.get_extra_info("socket")
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         self.writer.transport.abort()
@@ -125,7 +125,7 @@ class World:
         await asyncio.sleep(0)
 
     async def pause(self) -> None:
-        """Between two drips: no fact depends on how long it is."""
+        """Wait a little between two sends; no result depends on the time."""
         await asyncio.sleep(0.005)
 
     async def close(self) -> None:
@@ -169,9 +169,9 @@ def runner(request: pytest.FixtureRequest) -> Iterator[asyncio.Runner]:
 
 @pytest.fixture
 def run_scenario(runner: asyncio.Runner) -> RunScenario:
-    """Play a scenario in a fresh world; a scenario that hangs fails."""
+    """Run a scenario in a new world; it fails after a timeout."""
 
-    async def tell(scenario: Scenario, **given: Any) -> None:
+    async def run(scenario: Scenario, **given: Any) -> None:
         async with asyncio.timeout(SCENARIO_TIMEOUT_S):
             world = await make_world(**given)
             try:
@@ -179,7 +179,7 @@ def run_scenario(runner: asyncio.Runner) -> RunScenario:
             finally:
                 await world.close()
 
-    return lambda scenario, **given: runner.run(tell(scenario, **given))
+    return lambda scenario, **given: runner.run(run(scenario, **given))
 
 
 @pytest.fixture(name="request_bytes", scope="session")

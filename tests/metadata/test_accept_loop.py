@@ -1,4 +1,4 @@
-"""A connection per poll: whoever asks what is remembered is answered before it is let in, and cannot tell."""
+"""A connection per poll: cached requests are answered on the accepted socket, with the same bytes."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from tests.support.metadata_backend import FakeMetadataBackend
 ADDRESS = "127.0.5.7"
 
 
-class Readings:
-    """Rules that count how often a request was read with them."""
+class CountingRules:
+    """Endpoint rules that count how often a request was parsed with them."""
 
     def __init__(self):
         self.count = 0
@@ -29,11 +29,11 @@ class Readings:
 
 
 def test_a_client_that_connects_for_every_poll_is_served_from_the_cache_and_counted(run_scenario):
-    readings = Readings()
+    rules = CountingRules()
 
     async def scenario(world):
         first = await world.ask(Connection="close")
-        once = readings.count
+        once = rules.count
         for _ in range(50):
             world.backend.at += 1
             client = await world.connect()
@@ -41,13 +41,13 @@ def test_a_client_that_connects_for_every_poll_is_served_from_the_cache_and_coun
             assert (reply.status, reply.body) == (200, first.body)
             assert reply.headers["connection"] == "close"
             assert await client.is_closed()
-        assert readings.count == once > 0
+        assert rules.count == once > 0
         counters = world.server.counters
         assert (counters.accepted, counters.requests, counters.responses_by_status[200]) == (51, 51, 51)
         [poll], _ = world.server.observations.take_batch()
         assert (poll.count, poll.at) == (51, 1_700_000_050.0)
 
-    run_scenario(scenario, rules=readings)
+    run_scenario(scenario, rules=rules)
 
 
 def test_a_client_with_keep_alive_stays_connected(run_scenario):
@@ -67,14 +67,14 @@ def test_split_and_pipelined_first_requests_are_served(run_scenario, request_byt
     async def scenario(world):
         await world.ask()
         raw = request_bytes()
-        torn, piled = await world.connect(), await world.connect()
-        torn.send(raw[:30])
+        split, pipelined = await world.connect(), await world.connect()
+        split.send(raw[:30])
         await world.until(lambda: world.server.buffered_bytes == 30)
-        torn.send(raw[30:])
-        assert (await torn.reply()).status == 200
-        piled.send(raw * 100)
+        split.send(raw[30:])
+        assert (await split.reply()).status == 200
+        pipelined.send(raw * 100)
         for _ in range(100):
-            assert (await piled.reply()).status == 200
+            assert (await pipelined.reply()).status == 200
 
     run_scenario(scenario)
 
@@ -113,8 +113,8 @@ def test_a_response_larger_than_the_send_buffer_arrives_complete(run_scenario, n
     async def scenario(world):
         world.lab.listener.sockets[0].setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
         world.backend.show("pair", *(notice(f"EVENT-{number}", description="x" * 1000) for number in range(400)))
-        whole = (await world.ask(Connection="close")).body
-        assert len(whole) > 400_000
+        body = (await world.ask(Connection="close")).body
+        assert len(body) > 400_000
         await world.ask()
         for more in ({"Connection": "close"}, {}):
             late = await world.connect()
@@ -122,11 +122,11 @@ def test_a_response_larger_than_the_send_buffer_arrives_complete(run_scenario, n
             late.send(request_bytes(**more))
             await world.until(lambda: world.server.buffered_bytes > 0)
             late.writer.transport.resume_reading()
-            assert (await late.reply()).body == whole
+            assert (await late.reply()).body == body
             if more:
                 assert await late.is_closed()
             else:
-                assert (await late.ask()).body == whole
+                assert (await late.ask()).body == body
 
     run_scenario(scenario)
 
@@ -152,30 +152,30 @@ def test_connections_wait_while_the_process_has_no_free_file(run_scenario, caplo
     run_scenario(scenario)
 
 
-def ask(*lines, version="2020-07-01", http="1.1"):
+def poll(*lines, version="2020-07-01", http="1.1"):
     head = "".join(f"{line}\r\n" for line in ("Metadata: true", *lines))
     return f"GET /metadata/scheduledevents?api-version={version} HTTP/{http}\r\n{head}\r\n".encode()
 
 
-VISITS = [
-    ask(),
-    ask("Connection: close"),
-    ask("Connection: close", version="2017-08-01"),
-    ask("Connection: close", f"If-None-Match: {etag('pair', 1, 1)}"),
-    ask(http="1.0"),
-    ask("Connection: keep-alive", http="1.0"),
-    ask() + ask(),
-    ask() * 3 + ask("Connection: close"),
-    ask()[:-1],
-    ask("Connection: close", f"If-None-Match: {etag('pair', 1, 1)}", "Prefer: wait=300"),
-    ask("Connection: close", version="nonsense"),
+REQUESTS = [
+    poll(),
+    poll("Connection: close"),
+    poll("Connection: close", version="2017-08-01"),
+    poll("Connection: close", f"If-None-Match: {etag('pair', 1, 1)}"),
+    poll(http="1.0"),
+    poll("Connection: keep-alive", http="1.0"),
+    poll() + poll(),
+    poll() * 3 + poll("Connection: close"),
+    poll()[:-1],
+    poll("Connection: close", f"If-None-Match: {etag('pair', 1, 1)}", "Prefer: wait=300"),
+    poll("Connection: close", version="nonsense"),
     b"",
 ]
-visits = st.tuples(st.just("visit"), st.sampled_from(VISITS))
+requests = st.tuples(st.just("send"), st.sampled_from(REQUESTS))
 changes = st.sampled_from([("show",), ("republish",), ("drop",), ("tick",), ("release",), ("assign",)])
 
 
-class House:
+class RunningServer:
     """One server on a socket of its own."""
 
     def __init__(self, notice, *, use_response_cache):
@@ -188,16 +188,16 @@ class House:
             documents=self.documents, backend=self.backend, callers=self.callers, use_response_cache=use_response_cache
         )
 
-    async def visit(self, raw):
-        """All that comes back to a caller that says this and no more."""
+    async def send(self, raw):
+        """Send the bytes, close the sending side, and return all bytes of the server."""
         reader, writer = await asyncio.open_connection(*self.lab.endpoint(ADDRESS))
         writer.write(raw)
         writer.write_eof()
         async with asyncio.timeout(5):
-            heard = await reader.read()
+            received = await reader.read()
         writer.close()
         await writer.wait_closed()
-        return heard
+        return received
 
     def show(self):
         if self.documents.view("a"):
@@ -233,24 +233,24 @@ class House:
         )
 
 
-async def tell(steps, notice):
-    houses = [House(notice, use_response_cache=True), House(notice, use_response_cache=False)]
-    for house in houses:
-        await house.server.start([house.lab.listener])
+async def run_steps(steps, notice):
+    servers = [RunningServer(notice, use_response_cache=True), RunningServer(notice, use_response_cache=False)]
+    for server in servers:
+        await server.server.start([server.lab.listener])
     for name, *details in steps:
-        if name == "visit":
-            # Twice, so that there is something to remember.
-            heard = [[await house.visit(*details) for _ in range(2)] for house in houses]
-            assert heard[0] == heard[1], details
+        if name == "send":
+            # Twice, so that the second request may be cached.
+            received = [[await server.send(*details) for _ in range(2)] for server in servers]
+            assert received[0] == received[1], details
         else:
-            for house in houses:
-                getattr(house, name)()
-    assert houses[0].seen() == houses[1].seen()
-    for house in houses:
-        await house.server.drain(1)
+            for server in servers:
+                getattr(server, name)()
+    assert servers[0].seen() == servers[1].seen()
+    for server in servers:
+        await server.server.drain(1)
 
 
-@given(steps=st.lists(st.one_of(visits, visits, changes), min_size=2, max_size=12))
+@given(steps=st.lists(st.one_of(requests, requests, changes), min_size=2, max_size=12))
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_all_clients_get_the_same_bytes_from_servers_with_and_without_a_cache(runner, notice, steps):
-    runner.run(tell(steps, notice))
+    runner.run(run_steps(steps, notice))

@@ -1,4 +1,4 @@
-"""One timer for many: each is called once, not before its moment, and nobody keeps others from their turn."""
+"""Coarse timers: each item is called once, not before its time, in batches."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ import pytest
 from forewarn.metadata.coarse_timers import CoarseTimers
 
 RESOLUTION_S = 0.01
-PER_TURN = 200
+MAX_PER_TURN = 200
 
 
 class Calls:
-    """Who was called, when, and how many of them in one turn of the loop."""
+    """Records which items were called, when, and how many in one turn of the event loop."""
 
     def __init__(self, expected, *, also=lambda name: None):
         self.loop = asyncio.get_running_loop()
@@ -37,7 +37,7 @@ class Calls:
 
 
 @pytest.fixture
-def tell(runner):
+def run_scenario(runner):
     async def within(scenario):
         async with asyncio.timeout(10):
             await scenario()
@@ -45,22 +45,22 @@ def tell(runner):
     return lambda scenario: runner.run(within(scenario))
 
 
-def test_items_are_called_at_their_time_or_later(tell):
+def test_items_are_called_at_their_time_or_later(run_scenario):
     async def scenario():
         calls, now = Calls(6), asyncio.get_running_loop().time()
-        moments = {"later": now + 0.03, "past": now - 5, "soon": now + 0.01, "now": now}
-        moments |= {"between": now + 0.02, "as soon": now + 0.01}
-        for name, at in moments.items():
+        times = {"later": now + 0.03, "past": now - 5, "soon": now + 0.01, "now": now}
+        times |= {"between": now + 0.02, "as soon": now + 0.01}
+        for name, at in times.items():
             calls.table.schedule(at, name)
         await calls.all.wait()
-        assert all(calls.times[name] >= at for name, at in moments.items())
-        # One in the past and one of now may share a ring, and within a ring the order does not matter.
+        assert all(calls.times[name] >= at for name, at in times.items())
+        # Past and current times may share a slot; the order within a slot does not matter.
         assert list(calls.times)[-2:] == ["between", "later"]
 
-    tell(scenario)
+    run_scenario(scenario)
 
 
-def test_a_canceled_item_is_not_called(tell):
+def test_a_canceled_item_is_not_called(run_scenario):
     async def scenario():
         calls, now = Calls(2), asyncio.get_running_loop().time()
         slots = {name: calls.table.schedule(now + 0.01, name) for name in ("dropped", "kept")}
@@ -73,10 +73,10 @@ def test_a_canceled_item_is_not_called(tell):
         await calls.all.wait()
         assert list(calls.times) == ["kept", "last"]
 
-    tell(scenario)
+    run_scenario(scenario)
 
 
-def test_an_item_canceled_by_another_in_the_same_slot_is_not_called(tell):
+def test_an_item_canceled_by_another_in_the_same_slot_is_not_called(run_scenario):
     async def scenario():
         other = {"a": "b", "b": "a", "last": "last"}
         calls = Calls(2, also=lambda name: calls.table.cancel(slots[other[name]], other[name]))
@@ -85,24 +85,24 @@ def test_an_item_canceled_by_another_in_the_same_slot_is_not_called(tell):
         await calls.all.wait()
         assert list(calls.times) in (["a", "last"], ["b", "last"])
 
-    tell(scenario)
+    run_scenario(scenario)
 
 
-def test_many_items_of_one_slot_are_called_in_batches(tell):
+def test_many_items_of_one_slot_are_called_in_batches(run_scenario):
     async def scenario():
         calls = Calls(1000)
         at = asyncio.get_running_loop().time()
         for name in range(1000):
             calls.table.schedule(at, name)
         await calls.count_turns()
-        portions = [calls.turns.count(turn) for turn in set(calls.turns)]
-        assert max(portions) <= PER_TURN
-        assert len(portions) >= 1000 / PER_TURN
+        batches = [calls.turns.count(turn) for turn in set(calls.turns)]
+        assert max(batches) <= MAX_PER_TURN
+        assert len(batches) >= 1000 / MAX_PER_TURN
 
-    tell(scenario)
+    run_scenario(scenario)
 
 
-def test_a_failing_callback_does_not_stop_the_others(tell, caplog):
+def test_a_failing_callback_does_not_stop_the_others(run_scenario, caplog):
     async def scenario():
         calls = Calls(3, also=lambda name: 1 / (name != "bad"))
         at = asyncio.get_running_loop().time()
@@ -110,11 +110,11 @@ def test_a_failing_callback_does_not_stop_the_others(tell, caplog):
             calls.table.schedule(at, name)
         await calls.all.wait()
 
-    tell(scenario)
+    run_scenario(scenario)
     assert "'bad'" in caplog.text
 
 
-def test_a_callback_may_schedule_another_item(tell):
+def test_a_callback_may_schedule_another_item(run_scenario):
     async def scenario():
         def again(name):
             if name < 500:
@@ -125,12 +125,12 @@ def test_a_callback_may_schedule_another_item(tell):
         calls.table.schedule(at, 0)
         await calls.count_turns()
         assert sorted(calls.times) == list(range(501))
-        assert max(calls.turns.count(turn) for turn in set(calls.turns)) <= PER_TURN
+        assert max(calls.turns.count(turn) for turn in set(calls.turns)) <= MAX_PER_TURN
 
-    tell(scenario)
+    run_scenario(scenario)
 
 
-def test_an_earlier_time_scheduled_later_is_not_missed(tell):
+def test_an_earlier_time_scheduled_later_is_not_missed(run_scenario):
     async def scenario():
         calls, now = Calls(1), asyncio.get_running_loop().time()
         calls.table.schedule(now + 3600, "in an hour")
@@ -138,4 +138,4 @@ def test_an_earlier_time_scheduled_later_is_not_missed(tell):
         await calls.all.wait()
         assert list(calls.times) == ["now"]
 
-    tell(scenario)
+    run_scenario(scenario)

@@ -1,4 +1,4 @@
-"""Many requests on one connection: order, keep-alive, half-closed connections, and callers that do not read."""
+"""Many requests on one connection: order, keep-alive, half-closing, and clients that do not read."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import pytest
 from forewarn.metadata import Limits
 
 WRITE_BYTES = 64 * 1024
-READ_BYTES = 256 * 1024  # what a loop hands over at once
+READ_BYTES = 256 * 1024  # what an event loop reads at once
 
 
 @pytest.mark.parametrize("size", [1, 7, 100_000], ids=["bytewise", "in sevens", "at once"])
@@ -35,7 +35,7 @@ def test_thousands_of_pipelined_requests_are_all_answered(run_scenario, request_
 
 
 def test_the_responses_of_a_client_that_never_reads_are_bounded(run_scenario, request_bytes):
-    """What waits is bounded by our limit and one read, however much is sent; others are served meanwhile."""
+    """Buffered bytes are bounded by the limit plus one read, and others are served meanwhile."""
 
     async def scenario(world):
         client = await world.connect()
@@ -76,7 +76,7 @@ def test_the_connection_of_a_client_that_never_reads_is_closed(run_scenario, req
 
 
 def test_bytes_behind_a_pending_response_are_bounded(run_scenario, request_bytes):
-    """No request is taken while an earlier answer is pending, and little is read ahead."""
+    """No request is processed while an earlier response is pending, and little is read ahead."""
 
     async def scenario(world):
         world.backend.is_open.clear()
@@ -110,7 +110,7 @@ def test_a_half_closing_client_still_gets_all_its_responses(run_scenario, reques
 
 
 def test_a_connection_stays_open_unless_the_client_says_otherwise(run_scenario, request_bytes):
-    """HTTP/1.1: keep-alive; Connection: close is respected, and what follows it is not."""
+    """HTTP/1.1: requests after one with Connection: close are ignored."""
 
     async def scenario(world):
         client = await world.connect()
@@ -124,17 +124,17 @@ def test_a_connection_stays_open_unless_the_client_says_otherwise(run_scenario, 
     run_scenario(scenario)
 
 
-@pytest.mark.parametrize("asks_to_stay", [False, True])
-def test_an_http_1_0_connection_stays_open_only_on_request(run_scenario, request_bytes, asks_to_stay):
+@pytest.mark.parametrize("keep_alive", [False, True])
+def test_an_http_1_0_connection_stays_open_only_on_request(run_scenario, request_bytes, keep_alive):
     """HTTP/1.0."""
 
     async def scenario(world):
         client = await world.connect()
-        extra = {"Connection": "keep-alive"} if asks_to_stay else {}
+        extra = {"Connection": "keep-alive"} if keep_alive else {}
         client.send(request_bytes(**extra).replace(b"HTTP/1.1", b"HTTP/1.0"))
         reply = await client.reply()
-        assert reply.headers["connection"] == ("keep-alive" if asks_to_stay else "close")
-        if asks_to_stay:
+        assert reply.headers["connection"] == ("keep-alive" if keep_alive else "close")
+        if keep_alive:
             assert (await client.ask()).status == 200
         else:
             assert await client.is_closed()
@@ -181,7 +181,7 @@ def test_a_request_for_another_protocol_is_answered_in_http_1_1(run_scenario, re
 
 
 def test_an_approval_with_an_upgrade_header_is_accepted(run_scenario, request_bytes):
-    """Spec §5.1. Java's own client offers HTTP/2 with every first request, and its body is there all the same."""
+    """Spec §5.1. Java's HTTP client offers HTTP/2 with every first request and sends the body anyway."""
 
     async def scenario(world):
         client = await world.connect()

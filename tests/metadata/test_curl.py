@@ -1,4 +1,4 @@
-"""The lines that people type: curl against the server, where curl exists."""
+"""The curl commands that people type, if curl is installed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Stopping: nobody new is let in, everybody inside is answered, and the time given is kept."""
+"""Draining: no new connections, current responses are finished, and the timeout is kept."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ def test_the_first_request_waits_until_enabling_is_durable(run_scenario, notice,
 
 
 def test_the_first_response_lists_events_that_were_pending(run_scenario, notice):
-    """Spec §8.1, §4.2: incarnation 1, with what is pending already listed."""
+    """Spec §8.1, §4.2: incarnation 1, and pending events are listed."""
 
     async def scenario(world):
         world.backend.show("pair", notice())
@@ -38,7 +38,7 @@ def test_the_first_response_lists_events_that_were_pending(run_scenario, notice)
 
 
 def test_concurrent_first_requests_enable_the_scope_once(run_scenario, request_bytes):
-    """Spec §8.1: per scope, whichever VM asks."""
+    """Spec §8.1: per scope, for any of its VMs."""
 
     async def scenario(world):
         world.backend.is_open.clear()
@@ -73,7 +73,7 @@ def test_a_client_that_disconnects_does_not_cancel_the_enabling(run_scenario, re
 
 
 def test_instance_requests_and_refused_requests_do_not_enable_the_scope(run_scenario):
-    """Spec §8.1: only what is a GET or POST on scheduledevents."""
+    """Spec §8.1: only a GET or POST on scheduledevents does."""
 
     async def scenario(world):
         client = await world.connect()

@@ -1,4 +1,4 @@
-"""What limits a fault, in one process and over several."""
+"""The limit of a fault, in one process and over several."""
 
 from __future__ import annotations
 
@@ -21,38 +21,38 @@ PROCESSES = 4
 EACH = 200
 
 
-def laid_out(*faults: Fault) -> SharedFaultQuota:
+def shared_quota(*faults: Fault) -> SharedFaultQuota:
     shared = SharedFaultQuota.create()
     shared.assign_offsets(faults)
     return shared
 
 
-def own(*faults: Fault) -> LocalFaultQuota:
-    allowance = LocalFaultQuota()
-    allowance.set_active(faults)
-    return allowance
+def local_quota(*faults: Fault) -> LocalFaultQuota:
+    quota = LocalFaultQuota()
+    quota.set_active(faults)
+    return quota
 
 
-@pytest.fixture(params=[own, laid_out])
-def begun(request: Any) -> Any:
+@pytest.fixture(params=[local_quota, shared_quota])
+def make_quota(request: Any) -> Any:
     return request.param
 
 
-def test_a_fault_affects_as_many_requests_as_its_limit(begun: Any) -> None:
-    allowance: FaultQuota = begun(FAULT, ENDLESS)
-    assert [allowance.consume(FAULT) for _ in range(5)] == [True, True, True, False, False]
-    assert not allowance.has_remaining(FAULT)
-    assert all(allowance.consume(ENDLESS) for _ in range(5))
-    assert allowance.has_remaining(ENDLESS)
+def test_a_fault_affects_as_many_requests_as_its_limit(make_quota: Any) -> None:
+    quota: FaultQuota = make_quota(FAULT, ENDLESS)
+    assert [quota.consume(FAULT) for _ in range(5)] == [True, True, True, False, False]
+    assert not quota.has_remaining(FAULT)
+    assert all(quota.consume(ENDLESS) for _ in range(5))
+    assert quota.has_remaining(ENDLESS)
 
 
-def test_requests_affected_before_count(begun: Any) -> None:
-    allowance: FaultQuota = begun(replace(FAULT, touched=2))
-    assert [allowance.consume(FAULT) for _ in range(2)] == [True, False]
+def test_requests_affected_before_count(make_quota: Any) -> None:
+    quota: FaultQuota = make_quota(replace(FAULT, touched=2))
+    assert [quota.consume(FAULT) for _ in range(2)] == [True, False]
 
 
 def test_a_counter_offset_is_kept_while_its_fault_is_active_and_never_reused() -> None:
-    shared = laid_out(FAULT)
+    shared = shared_quota(FAULT)
     assert shared.consume(FAULT)
     other = replace(FAULT, id="f3")
     first = shared.offsets["f1"]
@@ -63,7 +63,7 @@ def test_a_counter_offset_is_kept_while_its_fault_is_active_and_never_reused() -
     assert shared.assign_offsets([replace(FAULT, id="f4")])["f4"] not in both.values()
 
 
-ELSEWHERE = (
+PROGRAM = (
     "import sys, msgspec\n"
     "from forewarn.core.faults import Fault\n"
     "from forewarn.metadata.fault_quota import SharedFaultQuota\n"
@@ -72,25 +72,25 @@ ELSEWHERE = (
 )
 
 
-def elsewhere(shared: SharedFaultQuota, fault: Fault, what: str) -> subprocess.Popen[str]:
-    """Another process that has the same allowance does this with it."""
-    place = str(shared.offsets[fault.id])
-    line = [sys.executable, "-c", ELSEWHERE + what, str(shared.file), msgspec.json.encode(fault).decode(), place]
+def start_process(shared: SharedFaultQuota, fault: Fault, code: str) -> subprocess.Popen[str]:
+    """Run code in another process that shares the quota."""
+    offset = str(shared.offsets[fault.id])
+    line = [sys.executable, "-c", PROGRAM + code, str(shared.file), msgspec.json.encode(fault).decode(), offset]
     return subprocess.Popen(line, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, pass_fds=[shared.file])
 
 
 def test_several_processes_share_one_limit() -> None:
     many = replace(FAULT, count=PROCESSES * EACH // 2)
-    shared = laid_out(many)
-    take = f"print(sum(shared.consume(fault) for _ in range({EACH})))"
-    takers = [elsewhere(shared, many, take) for _ in range(PROCESSES)]
-    assert sum(int(taker.communicate(timeout=60)[0]) for taker in takers) == many.count
+    shared = shared_quota(many)
+    code = f"print(sum(shared.consume(fault) for _ in range({EACH})))"
+    processes = [start_process(shared, many, code) for _ in range(PROCESSES)]
+    assert sum(int(process.communicate(timeout=60)[0]) for process in processes) == many.count
     shared.close()
 
 
 def test_a_stopped_process_with_the_lock_does_not_block_others() -> None:
-    shared = laid_out(FAULT)
-    stuck = elsewhere(shared, FAULT, "with shared._locked(): print('now', flush=True); sys.stdin.read()")
+    shared = shared_quota(FAULT)
+    stuck = start_process(shared, FAULT, "with shared._locked(): print('now', flush=True); sys.stdin.read()")
     assert stuck.stdout is not None
     assert stuck.stdout.readline() == "now\n"
     assert not shared.consume(FAULT)
@@ -100,7 +100,7 @@ def test_a_stopped_process_with_the_lock_does_not_block_others() -> None:
 
 
 def test_a_closed_quota_does_not_write_to_a_reused_descriptor() -> None:
-    shared = laid_out(FAULT)
+    shared = shared_quota(FAULT)
     number = shared.file
     with tempfile.TemporaryFile() as another:
         shared.close()
@@ -113,6 +113,6 @@ def test_a_closed_quota_does_not_write_to_a_reused_descriptor() -> None:
 
 def test_the_quota_uses_a_temporary_file_without_memfd(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(os, "memfd_create", raising=False)
-    shared = laid_out(FAULT)
+    shared = shared_quota(FAULT)
     assert [shared.consume(FAULT) for _ in range(4)] == [True, True, True, False]
     shared.close()

@@ -1,4 +1,4 @@
-"""Whatever bytes come: a well-formed answer or a closed connection, and the next caller is served."""
+"""Arbitrary bytes get a well-formed response or a closed connection, and the next client is served."""
 
 from __future__ import annotations
 
@@ -47,23 +47,23 @@ requests = st.sampled_from([POLL, POST, CHUNKED, *OTHERS])
 
 
 @st.composite
-def torn(draw):
-    """Requests in a row, cut off, with a few bytes changed."""
+def mutated(draw):
+    """Pipelined requests, truncated, with a few bytes changed."""
     raw = bytearray(b"".join(draw(st.lists(requests, min_size=1, max_size=5))))
     for _ in range(draw(st.integers(0, 3))):
         raw[draw(st.integers(0, min(len(raw), 400) - 1))] = draw(st.integers(0, 255))
     return bytes(raw[: draw(st.integers(1, len(raw)))])
 
 
-streams = st.one_of(st.binary(max_size=300), torn(), st.lists(requests, max_size=5).map(b"".join))
+streams = st.one_of(st.binary(max_size=300), mutated(), st.lists(requests, max_size=5).map(b"".join))
 
 
-def taken(pieces):
-    """What an intake makes of these bytes, up to where the connection would be closed."""
-    intake, out = RequestParser(LIMITS), []
+def parse(pieces):
+    """Parse the pieces, up to where the connection would be closed."""
+    parser, out = RequestParser(LIMITS), []
     for piece in pieces:
-        intake.feed(piece)
-        while (item := intake.next_request()) is not None:
+        parser.feed(piece)
+        while (item := parser.next_request()) is not None:
             out.append(item)
             if isinstance(item, RefusedRequest) or not item.keep_alive:
                 return out
@@ -73,16 +73,16 @@ def taken(pieces):
 @given(raw=streams, cuts=st.lists(st.integers(0, 1000), max_size=8))
 @settings(max_examples=300, deadline=None)
 def test_requests_parse_the_same_at_every_packet_boundary(raw, cuts):
-    places = sorted({min(cut, len(raw)) for cut in cuts})
-    pieces = [raw[a:b] for a, b in zip([0, *places], [*places, len(raw)], strict=True)]
-    assert taken(pieces) == taken([raw])
+    positions = sorted({min(cut, len(raw)) for cut in cuts})
+    pieces = [raw[a:b] for a, b in zip([0, *positions], [*positions, len(raw)], strict=True)]
+    assert parse(pieces) == parse([raw])
 
 
 @pytest.mark.parametrize("raw", [POLL, POST, CHUNKED], ids=["poll", "post", "chunked"])
 def test_a_request_may_be_split_at_every_byte(raw):
     for cut in range(len(raw)):
-        assert taken([raw[:cut], raw[cut:] + POLL]) == taken([raw + POLL])
-    whole = taken([bytes([byte]) for byte in raw])
+        assert parse([raw[:cut], raw[cut:] + POLL]) == parse([raw + POLL])
+    whole = parse([bytes([byte]) for byte in raw])
     assert [type(item) for item in whole] == [ParsedRequest]
 
 
@@ -90,7 +90,7 @@ def test_a_request_may_be_split_at_every_byte(raw):
 def port(request):
     """A server in a thread of its own, so that clients may block."""
     factory = asyncio.new_event_loop if request.param == "asyncio" else uvloop.new_event_loop
-    told: Future[tuple[int, asyncio.AbstractEventLoop, asyncio.Event]] = Future()
+    started: Future[tuple[int, asyncio.AbstractEventLoop, asyncio.Event]] = Future()
 
     async def serve() -> None:
         documents, callers = PublishedDocuments(), CallerDirectory()
@@ -101,7 +101,7 @@ def port(request):
         server = MetadataServer(documents=documents, backend=backend, callers=callers, limits=LIMITS)
         await server.start([lab.listener])
         stop = asyncio.Event()
-        told.set_result((lab.port, asyncio.get_running_loop(), stop))
+        started.set_result((lab.port, asyncio.get_running_loop(), stop))
         await stop.wait()
         await server.drain(1)
         assert server.counters.responses_by_status[500] == 0
@@ -112,7 +112,7 @@ def port(request):
 
     thread = threading.Thread(target=run)
     thread.start()
-    port, loop, stop = told.result(10)
+    port, loop, stop = started.result(10)
     yield port
     loop.call_soon_threadsafe(stop.set)
     thread.join(10)
@@ -120,7 +120,7 @@ def port(request):
 
 
 def exchange(port, pieces, *, half_close):
-    """All that comes back until the server closes."""
+    """Send the pieces and return all bytes until the server closes."""
     out = b""
     with socket.create_connection(("127.0.6.1", port), timeout=10) as sock:
         try:
@@ -139,8 +139,8 @@ HEAD = re.compile(rb"HTTP/1\.1 (\d{3}) [A-Za-z' -]+\r\n((?:[A-Za-z-]+: [^\r\n]*\
 KNOWN = {100, 200, 304, 400, 403, 404, 408, 413, 431}
 
 
-def read_answers(out):
-    """Statuses of a stream of well-formed answers; a HEAD's has a length and no body."""
+def read_statuses(out):
+    """The statuses of a stream of well-formed responses; the one to a HEAD has a length and no body."""
     statuses = []
     while out:
         head = HEAD.match(out)
@@ -156,9 +156,9 @@ def read_answers(out):
 
 
 def check(port, raw, cut, *, half_close):
-    statuses = read_answers(exchange(port, [raw[:cut], raw[cut:]], half_close=half_close))
+    statuses = read_statuses(exchange(port, [raw[:cut], raw[cut:]], half_close=half_close))
     assert set(statuses) <= KNOWN
-    assert read_answers(exchange(port, [POLL], half_close=True)) == [200]
+    assert read_statuses(exchange(port, [POLL], half_close=True)) == [200]
 
 
 @given(raw=streams, cut=st.integers(0, 400))
@@ -170,5 +170,5 @@ def test_all_bytes_get_well_formed_responses_or_a_closed_connection(port, raw, c
 @given(raw=streams, cut=st.integers(0, 400))
 @settings(max_examples=6, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_all_bytes_get_well_formed_responses_if_the_client_keeps_the_connection_open(port, raw, cut):
-    """Each costs a deadline, hence few examples."""
+    """Each example takes a timeout, so there are few."""
     check(port, raw, cut, half_close=False)

@@ -1,4 +1,4 @@
-"""Which VM is asking is told by the network (spec §2.1, §7.4)."""
+"""VMs are identified by the network (spec §2.1, §7.4)."""
 
 from __future__ import annotations
 
@@ -48,14 +48,14 @@ def test_a_network_listener_identifies_vms_by_source_address(run_scenario):
         world.callers.assign("127.0.9.2", "b")
         port = listener.sockets[0].getsockname()[1]
         assert await name_at(world, "127.0.0.1", port, local="127.0.9.1") == "a"
-        # Known on another network only.
+        # This address is assigned on another network only.
         assert await name_at(world, "127.0.0.1", port, local="127.0.9.2") == '{ "error": "Not found" }'
 
     run_scenario(scenario)
 
 
 def test_an_open_connection_does_not_follow_a_reassigned_attachment(run_scenario):
-    """Spec §7.4: whoever is at the other end is not the new owner."""
+    """Spec §7.4: the client of an open connection is not the new VM."""
 
     async def scenario(world):
         client = await world.connect("a")

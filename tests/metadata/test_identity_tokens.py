@@ -1,4 +1,4 @@
-"""Tokens of VMs' managed identities, over real sockets: who is given one, and who is not (spec §2.8)."""
+"""Managed identity tokens over real sockets: which callers get one (spec §2.8)."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def allowed(location: str) -> EndpointRules:
 
 
 async def serve_inside(world, vm: str = "a") -> tuple[str, int]:
-    """A listener that only this VM can reach, as it has one in a network namespace of its own."""
+    """Start a listener that only this VM can reach, as in a network namespace of its own."""
     sockets = open_network_listener("127.0.0.1", 0).sockets
     world.callers.assign(dedicated_attachment(vm), vm)
     await world.server.start([VmListener(sockets=sockets, strategy=Fixed(vm), is_loopback=False)])
@@ -53,21 +53,21 @@ async def dial_inside(world, vm: str = "a"):
 
 
 def test_a_vm_on_its_own_listener_gets_a_token(run_scenario):
-    """Spec §12: its times are real, though the lab's clock stands in 2023."""
+    """Spec §12: its times are in real time, although the lab clock shows 2023."""
 
     async def scenario(world):
         reply = await (await dial_inside(world)).ask(TOKEN)
         assert reply.status == 200
         assert reply.headers["content-type"] == "application/json; charset=utf-8"
         assert reply.headers["cache-control"] == "no-store"
-        told = json.loads(reply.body)
+        fields = json.loads(reply.body)
         ((identity, resource),) = world.backend.tokens
         assert (identity.vm, identity.vm_id, resource) == ("a", "pair-a", AUDIENCE)
-        assert told["access_token"] == "token-1-of-a"
-        assert told["client_id"] == identity.client_id
-        assert told["resource"] == AUDIENCE
-        assert 3590 <= int(told["expires_in"]) <= 3600
-        assert abs(int(told["expires_on"]) - read_real_time() - 3600) < 10
+        assert fields["access_token"] == "token-1-of-a"
+        assert fields["client_id"] == identity.client_id
+        assert fields["resource"] == AUDIENCE
+        assert 3590 <= int(fields["expires_in"]) <= 3600
+        assert abs(int(fields["expires_on"]) - read_real_time() - 3600) < 10
 
     run_scenario(scenario)
 
@@ -76,9 +76,9 @@ def test_each_vm_gets_a_token_of_its_own(run_scenario):
     async def scenario(world):
         ids = set()
         for vm in ("a", "b", "other"):
-            told = json.loads((await (await dial_inside(world, vm)).ask(TOKEN)).body)
-            assert told["access_token"].endswith(f"-of-{vm}")
-            ids.add(told["client_id"])
+            fields = json.loads((await (await dial_inside(world, vm)).ask(TOKEN)).body)
+            assert fields["access_token"].endswith(f"-of-{vm}")
+            ids.add(fields["client_id"])
         assert len(ids) == 3
 
     run_scenario(scenario)
@@ -110,7 +110,7 @@ def test_loopback_gets_no_token(run_scenario):
     async def scenario(world):
         reply = await world.ask(TOKEN)
         assert (reply.status, json.loads(reply.body)["error"]) == (403, "access_denied")
-        assert (await world.ask(INFO)).status == 200, "all else is served there"
+        assert (await world.ask(INFO)).status == 200, "everything else is served there"
         assert world.backend.tokens == []
 
     run_scenario(scenario)
@@ -124,7 +124,7 @@ def test_a_setting_allows_tokens_on_loopback(run_scenario):
 
 
 def test_a_loopback_source_address_gets_no_token_on_any_listener(run_scenario):
-    """On a listener for all addresses, any program of this machine can call from 127.0.9.1."""
+    """On a listener for all addresses, any program of this machine can connect from 127.0.9.1."""
 
     async def scenario(world):
         listener = replace(open_network_listener("127.0.0.1", 0), is_loopback=False)
@@ -138,7 +138,7 @@ def test_a_loopback_source_address_gets_no_token_on_any_listener(run_scenario):
 
 
 @pytest.mark.parametrize(
-    ("entrance", "is_loopback"),
+    ("spec", "is_loopback"),
     [
         (ListenerSpec(identify_by=IdentifyBy.SOURCE, address="127.0.0.1"), True),
         (ListenerSpec(identify_by=IdentifyBy.SOURCE, address="::1"), True),
@@ -152,16 +152,16 @@ def test_a_loopback_source_address_gets_no_token_on_any_listener(run_scenario):
     ],
     ids=lambda given: given.name if isinstance(given, ListenerSpec) else None,
 )
-def test_a_listener_is_loopback_if_only_this_machine_can_reach_it(entrance, is_loopback):
+def test_a_listener_is_loopback_if_only_this_machine_can_reach_it(spec, is_loopback):
     sock = open_network_listener("127.0.0.1", 0).sockets[0]
-    listener = listener_for_socket(entrance, sock)
+    listener = listener_for_socket(spec, sock)
     listener.close()
     assert listener.is_loopback is is_loopback
 
 
 def test_an_unknown_caller_gets_404_instead_of_a_token(run_scenario):
     async def scenario(world):
-        reply = await world.ask(TOKEN, vm="nobody")
+        reply = await world.ask(TOKEN, vm="unknown")
         assert (reply.status, reply.body) == (404, b'{ "error": "Not found" }')
 
     run_scenario(scenario, rules=allowed)
@@ -180,19 +180,19 @@ def test_a_removed_vm_gets_no_token(run_scenario):
 
 @pytest.mark.parametrize("comes_back", [False, True])
 def test_a_token_issued_while_its_vm_was_removed_is_not_sent(run_scenario, comes_back):
-    """Nor to the VM that has its name, its key and its place meanwhile: that one is somebody else."""
+    """Not even to a new VM with the same name, key and attachment."""
 
     async def scenario(world):
         client = await dial_inside(world)
         world.backend.is_open.clear()
-        asking = asyncio.ensure_future(client.ask(TOKEN))
+        pending = asyncio.ensure_future(client.ask(TOKEN))
         await world.until(lambda: world.backend.waiting == 1)
         world.backend.drop_scope("pair")
         if comes_back:
             world.backend.add_scope("new", "a")
         world.backend.is_open.set()
-        reply = await asking
-        assert len(world.backend.tokens) == 1, "it was made"
+        reply = await pending
+        assert len(world.backend.tokens) == 1, "it was issued"
         assert (reply.status, reply.body) == (404, b'{ "error": "Not found" }')
 
     run_scenario(scenario)
@@ -214,11 +214,11 @@ def test_a_pending_token_does_not_delay_polls(run_scenario):
     async def scenario(world):
         client, poller = await dial_inside(world), await world.connect("b")
         world.backend.is_open.clear()
-        asking = asyncio.ensure_future(client.ask(TOKEN))
+        pending = asyncio.ensure_future(client.ask(TOKEN))
         await world.until(lambda: world.backend.waiting == 1)
         assert (await poller.ask()).status == 200
         world.backend.is_open.set()
-        assert (await asking).status == 200
+        assert (await pending).status == 200
 
     run_scenario(scenario)
 
@@ -239,24 +239,24 @@ NAMES = st.sampled_from(["api-version", "resource", "client_id", "object_id", "m
 VALUES = st.sampled_from(["2018-02-01", quote(AUDIENCE), "", "%", "%ff", "x"]) | st.text(max_size=20).map(quote)
 QUERIES = st.lists(st.tuples(NAMES, VALUES).map("=".join), max_size=5).map("&".join) | st.just(TOKEN.partition("?")[2])
 HEADERS = st.sampled_from(["", "Metadata: true\r\n", "Metadata: false\r\n", "Metadata: true\r\nOrigin: x\r\n"])
-WAYS = st.sampled_from(["inside", "loopback", "nobody", "removed"])
+ENDPOINTS = st.sampled_from(["inside", "loopback", "unknown", "removed"])
 
 
-@given(asks=st.lists(st.tuples(QUERIES, HEADERS, WAYS), min_size=1, max_size=20), is_allowed=st.booleans())
+@given(requests=st.lists(st.tuples(QUERIES, HEADERS, ENDPOINTS), min_size=1, max_size=20), is_allowed=st.booleans())
 @settings(max_examples=60, deadline=None)
-def test_every_token_response_is_json_and_only_allowed_callers_get_tokens(asks, is_allowed):
+def test_every_token_response_is_json_and_only_allowed_callers_get_tokens(requests, is_allowed):
     """Spec §2.8, §10."""
 
     async def scenario() -> None:
         async with asyncio.timeout(30), serving(is_allowed=is_allowed) as (backend, ends):
-            for query, header, mode in asks:
+            for query, header, mode in requests:
                 before = len(backend.tokens)
                 status, body = await exchange(ends[mode], query, header)
-                told = json.loads(body)
-                may_have = mode == "inside" or (mode == "loopback" and is_allowed)
+                fields = json.loads(body)
+                is_entitled = mode == "inside" or (mode == "loopback" and is_allowed)
                 has_header = header == "Metadata: true\r\n"
-                assert status in ({200, 400} if may_have else {400, 403} if mode == "loopback" else {404})
-                assert ("access_token" in told) is (status == 200) is (len(backend.tokens) > before)
+                assert status in ({200, 400} if is_entitled else {400, 403} if mode == "loopback" else {404})
+                assert ("access_token" in fields) is (status == 200) is (len(backend.tokens) > before)
                 assert status != 200 or has_header
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
@@ -265,7 +265,7 @@ def test_every_token_response_is_json_and_only_allowed_callers_get_tokens(asks, 
 
 @asynccontextmanager
 async def serving(*, is_allowed: bool):
-    """A server, and where to call it as a VM, on loopback, as nobody, and as a VM that was removed."""
+    """A server, and endpoints for a VM, for loopback, for an unknown caller and for a removed VM."""
     documents, callers = PublishedDocuments(), CallerDirectory()
     backend = FakeMetadataBackend(documents)
     backend.add_scope("single", "a")
@@ -275,7 +275,7 @@ async def serving(*, is_allowed: bool):
     rules = EndpointRules(gives_tokens=is_allowed)
     server = MetadataServer(documents=documents, backend=backend, callers=callers, rules_for=lambda location: rules)
     listeners = [lab.listener]
-    ends = {"loopback": lab.endpoint("127.0.5.1"), "nobody": lab.endpoint("127.0.5.2")}
+    ends = {"loopback": lab.endpoint("127.0.5.1"), "unknown": lab.endpoint("127.0.5.2")}
     for mode, vm in (("inside", "a"), ("removed", "gone")):
         callers.assign(dedicated_attachment(vm), vm)
         sockets = open_network_listener("127.0.0.1", 0).sockets

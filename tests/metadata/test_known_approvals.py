@@ -1,4 +1,4 @@
-"""An approval that would change nothing is granted without the house; any other goes there (spec §5.2)."""
+"""An approval that changes nothing is accepted without the backend (spec §5.2)."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ async def approve(world, *event_ids, vm="a"):
 
 
 def test_a_repeated_approval_is_accepted_without_the_store(run_scenario, notice):
-    """Spec §5.2: by any VM of the scope, while it is listed and when it is over."""
+    """Spec §5.2: by any VM of the scope, while it is listed and after it has finished."""
 
     async def scenario(world):
         world.backend.show("pair", notice())
@@ -85,7 +85,7 @@ def test_a_failed_approval_is_not_remembered(run_scenario, notice):
 
 
 def test_an_approval_of_a_vm_that_moved_meanwhile_is_not_remembered(run_scenario, notice, request_bytes):
-    """Which scope it was approved in is no longer known then."""
+    """The scope of the approval is not known then."""
 
     async def scenario(world):
         world.backend.show("pair", notice())

@@ -1,4 +1,4 @@
-"""How much a caller may ask of us (spec §10, last row; §5.2)."""
+"""The limits on clients: sizes, times and connections (spec §10, last row; §5.2)."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_a_body_of_64_kib_is_served_and_a_byte_more_gets_413(run_scenario, reque
 
 @pytest.mark.parametrize("chunk", [1, 7, 5000, 65_536])
 def test_a_chunked_body_is_served_up_to_64_kib(run_scenario, request_bytes, chunk):
-    """Spec §5.2: what counts is the body, however it is cut."""
+    """Spec §5.2: the limit is for the decoded body."""
 
     async def scenario(world):
         client = await world.connect()
@@ -107,7 +107,7 @@ def test_a_trailer_is_not_a_header(run_scenario):
 
 
 @pytest.mark.parametrize(
-    "begun",
+    "data",
     [
         b"G",
         b"GET /metadata/scheduledevents HTTP/1.1\r\nMetadata:",
@@ -115,11 +115,11 @@ def test_a_trailer_is_not_a_header(run_scenario):
     ],
     ids=["first byte", "headers", "body"],
 )
-def test_an_incomplete_request_gets_408_after_the_timeout(run_scenario, begun):
+def test_an_incomplete_request_gets_408_after_the_timeout(run_scenario, data):
     async def scenario(world):
         client = await world.connect()
         assert (await client.ask()).status == 200
-        client.send(begun)
+        client.send(data)
         assert (await client.reply()).status == 408
         assert await client.is_closed()
 
@@ -127,7 +127,7 @@ def test_an_incomplete_request_gets_408_after_the_timeout(run_scenario, begun):
 
 
 def test_a_request_sent_byte_by_byte_gets_408(run_scenario):
-    """Each byte buys no more time."""
+    """Each byte does not extend the timeout."""
 
     async def scenario(world):
         client = await world.connect()
@@ -151,7 +151,7 @@ def test_an_idle_connection_is_closed(run_scenario):
 
 
 def test_empty_lines_do_not_extend_the_idle_timeout(run_scenario):
-    """They may stand before a request, and are not one."""
+    """Empty lines before a request are ignored."""
 
     async def scenario(world):
         client = await world.connect()
@@ -193,7 +193,7 @@ def test_the_connection_limit_applies_to_each_vm_separately(run_scenario):
 
 
 def test_one_vm_gets_at_most_a_quarter_of_all_connections(run_scenario):
-    """Spec §7.4: strangers and one greedy VM keep no other from its document."""
+    """Spec §7.4: unknown callers and one VM cannot use all connections."""
 
     async def scenario(world):
         for _ in range(2):

@@ -1,4 +1,4 @@
-"""Entrances of real hosts tell who calls off the accepted socket (spec §2.1, §7.4); here on the loopback device."""
+"""Listeners of real hosts identify VMs by the accepted socket; here on loopback (spec §2.1, §7.4)."""
 
 from __future__ import annotations
 
@@ -12,11 +12,13 @@ from tests.support.service_process import free_port
 
 NAME = "/metadata/instance/compute/name?api-version=2021-02-01&format=text"
 
-pytestmark = pytest.mark.skipif(not hasattr(socket, "SO_BINDTODEVICE"), reason="devices are Linux's")
+pytestmark = pytest.mark.skipif(
+    not hasattr(socket, "SO_BINDTODEVICE"), reason="sockets are bound to devices on Linux only"
+)
 
 
-def entrance(by=IdentifyBy.DEVICE, **given):
-    return ListenerSpec(identify_by=by, address="127.0.0.1", port=free_port(), **given)
+def spec_for(by=IdentifyBy.DEVICE, **fields):
+    return ListenerSpec(identify_by=by, address="127.0.0.1", port=free_port(), **fields)
 
 
 async def name_at(world, port):
@@ -25,50 +27,50 @@ async def name_at(world, port):
 
 def test_a_vm_is_identified_by_the_device_of_its_connection(run_scenario):
     async def scenario(world):
-        wanted = entrance(device="lo")
-        (found,) = ListenerManager([wanted]).open_all()
+        spec = spec_for(device="lo")
+        (found,) = ListenerManager([spec]).open_all()
         await world.server.start([found.listener])
-        assert await name_at(world, wanted.port) == b'{ "error": "Not found" }'
+        assert await name_at(world, spec.port) == b'{ "error": "Not found" }'
         world.callers.assign("device:/lo", "b")
-        assert await name_at(world, wanted.port) == b"b"
+        assert await name_at(world, spec.port) == b"b"
         await world.server.stop(found.listener)
         with pytest.raises(OSError):
-            await world.dial("127.0.0.1", wanted.port)
+            await world.dial("127.0.0.1", spec.port)
 
     run_scenario(scenario)
 
 
 def test_a_connection_without_a_mark_is_an_unknown_caller(run_scenario):
     async def scenario(world):
-        wanted = entrance(IdentifyBy.MARK, device="lo")
-        sock = socket.create_server(("127.0.0.1", wanted.port))
-        await world.server.start([listener_for_socket(wanted, sock)])
+        spec = spec_for(IdentifyBy.MARK, device="lo")
+        sock = socket.create_server(("127.0.0.1", spec.port))
+        await world.server.start([listener_for_socket(spec, sock)])
         world.callers.assign(Mark("lo").attachment_of(1), "a")
-        assert await name_at(world, wanted.port) == b'{ "error": "Not found" }'
+        assert await name_at(world, spec.port) == b'{ "error": "Not found" }'
 
     run_scenario(scenario)
 
 
 def test_a_vm_is_identified_by_the_namespace_of_the_listener(run_scenario):
     async def scenario(world):
-        wanted = entrance(IdentifyBy.NAMESPACE, namespace="tenant")
-        sock = socket.create_server(("127.0.0.1", wanted.port))
-        await world.server.start([listener_for_socket(wanted, sock)])
+        spec = spec_for(IdentifyBy.NAMESPACE, namespace="tenant")
+        sock = socket.create_server(("127.0.0.1", spec.port))
+        await world.server.start([listener_for_socket(spec, sock)])
         world.callers.assign(dedicated_attachment("tenant"), "other")
-        assert await name_at(world, wanted.port) == b"other"
+        assert await name_at(world, spec.port) == b"other"
 
     run_scenario(scenario)
 
 
 def test_open_listeners_stay_open_while_nothing_changes():
-    porter = ListenerManager([entrance(device="lo"), entrance(IdentifyBy.SOURCE)])
-    assert len(porter.open_all()) == 2
-    assert porter.refresh() == []
-    porter.close()
+    manager = ListenerManager([spec_for(device="lo"), spec_for(IdentifyBy.SOURCE)])
+    assert len(manager.open_all()) == 2
+    assert manager.refresh() == []
+    manager.close()
 
 
 def test_a_port_in_use_closes_the_listeners_opened_before():
-    first = entrance(IdentifyBy.SOURCE)
+    first = spec_for(IdentifyBy.SOURCE)
     with socket.create_server(("127.0.0.1", 0)) as taken:
         second = ListenerSpec(identify_by=IdentifyBy.SOURCE, address="127.0.0.1", port=taken.getsockname()[1])
         with pytest.raises(Rejected, match=f"cannot listen on {second.name}: {second.name} is in use by another"):
@@ -77,7 +79,7 @@ def test_a_port_in_use_closes_the_listeners_opened_before():
 
 
 @pytest.mark.parametrize(
-    ("given", "name"),
+    ("spec", "name"),
     [
         (ListenerSpec(identify_by=IdentifyBy.DEVICE, device="tap0"), "169.254.169.254:80 by device tap0"),
         (
@@ -93,5 +95,5 @@ def test_a_port_in_use_closes_the_listeners_opened_before():
         ),
     ],
 )
-def test_the_name_of_a_listener_says_where_it_listens(given, name):
-    assert given.name == name
+def test_the_name_of_a_listener_says_where_it_listens(spec, name):
+    assert spec.name == name

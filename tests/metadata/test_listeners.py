@@ -1,4 +1,4 @@
-"""Opening sockets: in the best mode a machine allows, with a clear sentence where it does not."""
+"""Opening listening sockets: the best mode that the machine supports, and clear errors."""
 
 from __future__ import annotations
 
@@ -39,14 +39,14 @@ def test_vms_that_share_an_address_have_consecutive_ports():
         assert more is not None
         with closing(more):
             assert lab.endpoint("127.0.0.2") == ("127.0.0.1", base)
-            # The next one, or a later one where somebody else has that.
+            # The next port, or a later one if another program uses it.
             address, port = lab.endpoint("127.0.0.3")
             assert (address, port > base) == ("127.0.0.1", True)
 
 
 def test_a_lab_falls_back_to_ports_if_its_addresses_do_not_exist():
     """As on a machine whose only loopback address is 127.0.0.1."""
-    # TEST-NET-1 (RFC 5737) is no machine's own.
+    # No machine has an address of TEST-NET-1 (RFC 5737).
     lab = open_lab_listeners(["192.0.2.1", "192.0.2.2"], 0, modes=[LabListenMode.ADDRESSES, LabListenMode.PORTS])
     assert lab.mode is LabListenMode.PORTS
     assert {lab.endpoint(vm)[0] for vm in ("192.0.2.1", "192.0.2.2")} == {"127.0.0.1"}

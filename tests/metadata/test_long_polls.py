@@ -38,7 +38,7 @@ def test_a_change_answers_a_held_poll(run_scenario, notice, request_bytes):
 
 
 def test_a_held_poll_gets_304_after_its_wait(run_scenario, request_bytes):
-    """Spec §4.4: after N real seconds."""
+    """Spec §4.4: after N seconds of real time."""
 
     async def scenario(world):
         [client] = await held(world, request_bytes, wait="wait=1")
@@ -85,7 +85,7 @@ def test_a_held_poll_is_not_woken_by_another_scope_or_by_no_change(run_scenario,
 
 
 def test_many_held_polls_are_all_answered(run_scenario, notice, request_bytes):
-    """They are woken in portions, and none is lost between two."""
+    """They are woken in batches, and none is missed between two."""
 
     async def scenario(world):
         clients = await held(world, request_bytes, count=230)
@@ -98,20 +98,20 @@ def test_many_held_polls_are_all_answered(run_scenario, notice, request_bytes):
 
 
 def test_held_polls_are_answered_in_their_version_and_with_their_wait(run_scenario, notice, request_bytes):
-    """Spec §3, §4.4: in their version, and with their wait, however many asked otherwise."""
+    """Spec §3, §4.4: each in its version and with its wait."""
 
     async def scenario(world):
         tag = (await world.ask()).headers["etag"]
         old = "/metadata/scheduledevents?api-version=2017-08-01"
-        asked = [(target, wait, vm) for target in (POLL, old) for wait in (200, 300) for vm in ("a", "b")]
+        polls = [(target, wait, vm) for target in (POLL, old) for wait in (200, 300) for vm in ("a", "b")]
         clients = []
-        for target, wait, vm in asked:
+        for target, wait, vm in polls:
             client = await world.connect(vm)
             client.send(request_bytes(target, If_None_Match=tag, Prefer=f"wait={wait}"))
             clients.append(client)
-        await world.until(lambda: world.server.counters.held == len(asked))
+        await world.until(lambda: world.server.counters.held == len(polls))
         world.backend.show("pair", notice())
-        for (target, wait, _), client in zip(asked, clients, strict=True):
+        for (target, wait, _), client in zip(polls, clients, strict=True):
             reply = await client.reply()
             assert reply.headers["preference-applied"] == f"wait={wait}"
             assert (b"Description" in reply.body) == (target == POLL)
@@ -120,7 +120,7 @@ def test_held_polls_are_answered_in_their_version_and_with_their_wait(run_scenar
 
 
 def test_a_repeated_long_poll_is_held_again(run_scenario, request_bytes):
-    """Spec §4.4: that somebody was told 304 is no answer for the next."""
+    """Spec §4.4: an earlier 304 is not repeated."""
 
     async def scenario(world):
         [client] = await held(world, request_bytes, wait="wait=1")
@@ -145,7 +145,7 @@ def test_a_client_that_disconnects_is_no_longer_held(run_scenario, notice, reque
 
 
 def test_a_client_that_half_closes_gets_its_304_at_once(run_scenario, request_bytes):
-    """It cannot be told from one that is gone, so it is answered and let go."""
+    """The server cannot distinguish it from a closed connection, so it does not hold it."""
 
     async def scenario(world):
         [client] = await held(world, request_bytes)
@@ -157,7 +157,7 @@ def test_a_client_that_half_closes_gets_its_304_at_once(run_scenario, request_by
 
 
 def test_a_half_closed_connection_is_not_held_for_a_pipelined_long_poll(run_scenario, request_bytes):
-    """Whoever had hung up before its turn came looks the same, too."""
+    """A client that closed before its turn looks the same."""
 
     async def scenario(world):
         world.backend.is_open.clear()
@@ -176,7 +176,7 @@ def test_a_half_closed_connection_is_not_held_for_a_pipelined_long_poll(run_scen
 
 @pytest.mark.parametrize("change", ["dropped", "readdressed"])
 def test_a_vm_that_is_removed_while_held_gets_404(run_scenario, notice, request_bytes, change):
-    """Spec §7.4: nobody is given what belongs to the address's next owner."""
+    """Spec §7.4: the caller does not see the scope of the next VM at its address."""
 
     async def scenario(world):
         [client] = await held(world, request_bytes)
@@ -191,7 +191,7 @@ def test_a_vm_that_is_removed_while_held_gets_404(run_scenario, notice, request_
 
 
 def test_requests_behind_a_held_poll_wait_for_it(run_scenario, notice, request_bytes):
-    """Answers come in the order of the requests."""
+    """Responses come in the order of the requests."""
 
     async def scenario(world):
         [client] = await held(world, request_bytes)

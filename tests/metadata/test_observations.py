@@ -1,4 +1,4 @@
-"""Who asked when, and who was given which event first: gathered in memory, handed out in batches."""
+"""Polls and event deliveries are collected in memory and taken in batches."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_a_started_event_is_a_delivery_of_its_own(run_scenario, notice):
 
 
 def test_an_event_that_the_version_does_not_list_is_not_delivered(run_scenario, notice):
-    """Spec §3: a version shows only the kinds it knows."""
+    """Spec §3: a version lists only the kinds it knows."""
 
     async def scenario(world):
         world.backend.show("pair", notice(kind=Kind.PREEMPT))
@@ -91,7 +91,7 @@ def test_refused_requests_and_other_paths_are_not_polls(run_scenario):
     async def scenario(world):
         await world.ask("/metadata/instance?api-version=2021-02-01")
         await world.ask("/metadata/scheduledevents?api-version=nonsense")
-        await world.ask(vm="nobody")
+        await world.ask(vm="unknown")
         assert world.server.observations.take_batch() == ([], [])
 
     run_scenario(scenario)
@@ -113,48 +113,48 @@ def test_a_held_poll_is_a_delivery_when_it_is_answered(run_scenario, notice, req
 
 
 def test_a_returned_batch_is_taken_again_with_newer_observations(notice):
-    seen = GuestObservations()
-    seen.record_poll(view(), "2020-07-01", 1.0)
-    seen.record_poll(view(vm="b"), "2020-07-01", 1.0)
-    seen.record_delivery(view(notice()), "2020-07-01", 1.0)
-    first = seen.take_batch()
-    seen.record_poll(view(), "2020-07-01", 2.0)
-    seen.record_delivery(view(notice(), notice("EVENT-2"), incarnation=3), "2020-07-01", 2.0)
-    seen.return_batch(*first)
-    polls, deliveries = seen.take_batch()
+    observations = GuestObservations()
+    observations.record_poll(view(), "2020-07-01", 1.0)
+    observations.record_poll(view(vm="b"), "2020-07-01", 1.0)
+    observations.record_delivery(view(notice()), "2020-07-01", 1.0)
+    first = observations.take_batch()
+    observations.record_poll(view(), "2020-07-01", 2.0)
+    observations.record_delivery(view(notice(), notice("EVENT-2"), incarnation=3), "2020-07-01", 2.0)
+    observations.return_batch(*first)
+    polls, deliveries = observations.take_batch()
     assert {poll.vm: (poll.at, poll.count) for poll in polls} == {"a": (2.0, 2), "b": (1.0, 1)}
     assert deliveries == [delivery(at=1.0), delivery("EVENT-2", incarnation=3, at=2.0)]
 
 
 def test_poll_counts_continue_after_a_restart():
-    seen = GuestObservations()
-    seen.restore_counts([LastPoll(vm="a", scope_id="pair", at=1.0, version="2020-07-01", count=41)])
-    seen.record_poll(view(), "2020-07-01", 2.0)
-    assert [poll.count for poll in seen.take_batch()[0]] == [42]
+    observations = GuestObservations()
+    observations.restore_counts([LastPoll(vm="a", scope_id="pair", at=1.0, version="2020-07-01", count=41)])
+    observations.record_poll(view(), "2020-07-01", 2.0)
+    assert [poll.count for poll in observations.take_batch()[0]] == [42]
 
 
 def test_waiting_observations_are_bounded(notice, caplog):
-    seen = GuestObservations(max_deliveries=3, max_vms=2)
+    observations = GuestObservations(max_deliveries=3, max_vms=2)
     for index in range(5):
-        seen.record_delivery(view(notice(), vm=f"vm-{index}"), "2020-07-01", 1.0)
-    first = seen.take_batch()
-    assert [given.vm for given in first[1]] == ["vm-0", "vm-1", "vm-2"]
-    assert seen.lost_deliveries == 2
+        observations.record_delivery(view(notice(), vm=f"vm-{index}"), "2020-07-01", 1.0)
+    first = observations.take_batch()
+    assert [delivery.vm for delivery in first[1]] == ["vm-0", "vm-1", "vm-2"]
+    assert observations.lost_deliveries == 2
     assert caplog.text.count("further ones are lost") == 1
-    seen.record_delivery(view(notice(), vm="late"), "2020-07-01", 2.0)
-    seen.return_batch(*first)
-    assert [given.vm for given in seen.take_batch()[1]] == ["vm-0", "vm-1", "vm-2"]
+    observations.record_delivery(view(notice(), vm="late"), "2020-07-01", 2.0)
+    observations.return_batch(*first)
+    assert [delivery.vm for delivery in observations.take_batch()[1]] == ["vm-0", "vm-1", "vm-2"]
 
 
 def test_batches_are_bounded_and_every_vm_gets_its_turn():
-    seen = GuestObservations()
+    observations = GuestObservations()
     vms = [f"vm-{index}" for index in range(2 * BATCH_SIZE + 1)]
     for vm in vms:
-        seen.record_poll(view(vm=vm), "2020-07-01", 1.0)
-    first, _ = seen.take_batch()
-    seen.record_poll(view(vm=first[0].vm), "2020-07-01", 2.0)
-    seen.record_poll(view(vm=vms[-1]), "2020-07-01", 2.0)
-    (second, _), (third, _), rest = seen.take_batch(), seen.take_batch(), seen.take_batch()
+        observations.record_poll(view(vm=vm), "2020-07-01", 1.0)
+    first, _ = observations.take_batch()
+    observations.record_poll(view(vm=first[0].vm), "2020-07-01", 2.0)
+    observations.record_poll(view(vm=vms[-1]), "2020-07-01", 2.0)
+    (second, _), (third, _), rest = observations.take_batch(), observations.take_batch(), observations.take_batch()
     assert [poll.vm for poll in (*first, *second, *third)] == [*vms, vms[0]]
     assert [poll.count for poll in third] == [2, 2]
     assert rest == ([], [])
@@ -162,22 +162,20 @@ def test_batches_are_bounded_and_every_vm_gets_its_turn():
 
 def test_a_polling_vm_is_reported_after_an_interval_and_a_new_vm_at_once(notice):
     clock = [0.0]
-    seen = GuestObservations(real_time=lambda: clock[0])
-    seen.record_poll(view(), "2020-07-01", 1.0)
-    assert [poll.vm for poll in seen.take_batch(10.0)[0]] == ["a"]
-    seen.record_poll(view(), "2020-07-01", 2.0)
-    seen.record_poll(view(vm="b"), "2020-07-01", 2.0)
-    seen.record_delivery(view(notice()), "2020-07-01", 2.0)
-    polls, deliveries = seen.take_batch(10.0)
-    assert ([poll.vm for poll in polls], len(deliveries)) == (["b"], 1), (
-        "what an event's VMs were given is told at once"
-    )
+    observations = GuestObservations(real_time=lambda: clock[0])
+    observations.record_poll(view(), "2020-07-01", 1.0)
+    assert [poll.vm for poll in observations.take_batch(10.0)[0]] == ["a"]
+    observations.record_poll(view(), "2020-07-01", 2.0)
+    observations.record_poll(view(vm="b"), "2020-07-01", 2.0)
+    observations.record_delivery(view(notice()), "2020-07-01", 2.0)
+    polls, deliveries = observations.take_batch(10.0)
+    assert ([poll.vm for poll in polls], len(deliveries)) == (["b"], 1), "deliveries are reported at once"
     clock[0] = 9.0
-    assert seen.take_batch(10.0) == ([], [])
+    assert observations.take_batch(10.0) == ([], [])
     clock[0] = 10.0
-    assert [(poll.vm, poll.count) for poll in seen.take_batch(10.0)[0]] == [("a", 2)]
-    seen.record_poll(view(), "2020-07-01", 3.0)
-    assert [(poll.vm, poll.count) for poll in seen.take_batch()[0]] == [("a", 3)], "somebody looks"
+    assert [(poll.vm, poll.count) for poll in observations.take_batch(10.0)[0]] == [("a", 2)]
+    observations.record_poll(view(), "2020-07-01", 3.0)
+    assert [(poll.vm, poll.count) for poll in observations.take_batch()[0]] == [("a", 3)], "a user is watching"
 
 
 def test_the_pace_of_a_vm_includes_cached_polls(run_scenario):

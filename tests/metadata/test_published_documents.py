@@ -1,4 +1,4 @@
-"""The documents: what VMs are shown, rendered once, and who is woken when it changes."""
+"""Published documents: views of VMs, encoded bytes, and waiters that a change wakes."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def scope(scope_id="pair", vms=("a", "b"), document=None, enabled=True, epoch=1)
     )
 
 
-class Sleeper:
+class FakeWaiter:
     def __init__(self, woken):
         self.woken = woken
 
@@ -91,20 +91,20 @@ def test_waiters_are_woken_once_in_batches_and_only_by_a_change():
     async def scenario():
         documents, woken = PublishedDocuments(), []
         documents.publish(scope())
-        sleepers = [Sleeper(woken) for _ in range(450)]
-        for sleeper in sleepers:
-            documents.add_waiter("pair", sleeper)
-        documents.remove_waiter("pair", sleepers[0])
+        waiters = [FakeWaiter(woken) for _ in range(450)]
+        for waiter in waiters:
+            documents.add_waiter("pair", waiter)
+        documents.remove_waiter("pair", waiters[0])
         documents.publish(replace(scope()))
         await asyncio.sleep(0)
         assert woken == []
         documents.publish(scope(document=Document(incarnation=2)))
-        portions = []
+        batches = []
         while len(woken) < 449:
             await asyncio.sleep(0)
-            portions.append(len(woken))
-        assert portions[:3] == [200, 400, 449]
-        assert woken == sleepers[1:]
+            batches.append(len(woken))
+        assert batches[:3] == [200, 400, 449]
+        assert woken == waiters[1:]
         documents.publish(scope(document=Document(incarnation=3)))
         await asyncio.sleep(0)
         assert len(woken) == 449
@@ -113,12 +113,12 @@ def test_waiters_are_woken_once_in_batches_and_only_by_a_change():
 
 
 def test_a_new_epoch_is_a_change_even_at_the_same_incarnation():
-    """Spec §4.3: a re-enabled scope is told from the one before."""
+    """Spec §4.3: a scope that is enabled again has another document."""
 
     async def scenario():
         documents, woken = PublishedDocuments(), []
         documents.publish(scope())
-        documents.add_waiter("pair", Sleeper(woken))
+        documents.add_waiter("pair", FakeWaiter(woken))
         documents.publish(scope(epoch=2))
         await asyncio.sleep(0)
         assert len(woken) == 1
@@ -127,7 +127,7 @@ def test_a_new_epoch_is_a_change_even_at_the_same_incarnation():
 
 
 def test_only_an_observed_enabling_delays_responses():
-    """Spec §8.1: from then on, and a restart does not start it again."""
+    """Spec §8.1: counted from enabling; a restart does not delay again."""
 
     async def scenario():
         documents = PublishedDocuments(first_answer_delay_s=60)

@@ -1,4 +1,4 @@
-"""Requests as Prometheus is told of them: few labels, all of them there before anybody asks."""
+"""Request metrics: few labels, and all series exist from the start."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from forewarn.metrics.requests import OUTCOME_LABELS, VERSION_LABELS, RequestMet
 OLD = "/metadata/scheduledevents?api-version=2017-08-01"
 
 
-def samples(counted):
+def samples(totals):
     registry = CollectorRegistry()
-    registry.register(RequestMetrics(lambda: counted))
+    registry.register(RequestMetrics(lambda: totals))
     families = read(generate_latest(registry).decode())
     return {(s.name, frozenset(s.labels.items())): s.value for family in families for s in family.samples}
 
 
-def value(counted, name, **labels):
-    return samples(counted)[f"forewarn_{name}", frozenset(labels.items())]
+def value(totals, name, **labels):
+    return samples(totals)[f"forewarn_{name}", frozenset(labels.items())]
 
 
 def test_every_metric_series_exists_from_the_start():
@@ -56,18 +56,18 @@ def test_polls_are_counted_by_version_and_outcome(run_scenario):
         await client.ask("/metadata/scheduledevents")
         await client.ask(method="POST", body=b'{"StartRequests":[]}')
         await client.ask("/metadata/instance?api-version=2021-02-01")
-        await world.ask(vm="nobody")
-        counted = world.server.request_totals()
-        assert value(counted, "polls_total", version="2020-07-01", outcome="200") == 3
-        assert value(counted, "polls_total", version="2020-07-01", outcome="304") == 1
-        assert value(counted, "polls_total", version="2017-08-01", outcome="200") == 1
-        assert value(counted, "polls_total", version="other", outcome="4xx") == 1
-        assert value(counted, "polls_total", version="none", outcome="4xx") == 1
-        assert value(counted, "requests_total", of="approval", outcome="200") == 1
-        assert value(counted, "requests_total", of="instance", outcome="200") == 1
-        assert value(counted, "requests_total", of="unknown_caller", outcome="4xx") == 1
-        assert value(counted, "connections_opened_total", outcome="accepted") == 2
-        assert value(counted, "connections") == 1  # a stranger is hung up on
+        await world.ask(vm="unknown")
+        totals = world.server.request_totals()
+        assert value(totals, "polls_total", version="2020-07-01", outcome="200") == 3
+        assert value(totals, "polls_total", version="2020-07-01", outcome="304") == 1
+        assert value(totals, "polls_total", version="2017-08-01", outcome="200") == 1
+        assert value(totals, "polls_total", version="other", outcome="4xx") == 1
+        assert value(totals, "polls_total", version="none", outcome="4xx") == 1
+        assert value(totals, "requests_total", of="approval", outcome="200") == 1
+        assert value(totals, "requests_total", of="instance", outcome="200") == 1
+        assert value(totals, "requests_total", of="unknown_caller", outcome="4xx") == 1
+        assert value(totals, "connections_opened_total", outcome="accepted") == 2
+        assert value(totals, "connections") == 1  # the unknown caller was disconnected
 
     run_scenario(scenario)
 
@@ -75,11 +75,11 @@ def test_polls_are_counted_by_version_and_outcome(run_scenario):
 def test_rate_limited_polls_are_counted_as_throttled(run_scenario):
     async def scenario(world):
         client = await world.connect()
-        answers = [(await client.ask()).status for _ in range(4)]
-        assert 429 in answers
+        statuses = [(await client.ask()).status for _ in range(4)]
+        assert 429 in statuses
         assert value(
             world.server.request_totals(), "polls_total", version="2020-07-01", outcome="throttled"
-        ) == answers.count(429)
+        ) == statuses.count(429)
 
     run_scenario(scenario, limits=Limits(requests_per_s=1))
 
@@ -92,9 +92,9 @@ def test_resets_and_store_failures_are_counted(run_scenario):
         assert await client.is_closed()
         world.backend.is_unavailable = True
         assert (await world.ask(method="POST", body=b'{"StartRequests":[{"EventId":"E"}]}')).status == 503
-        counted = world.server.request_totals()
-        assert value(counted, "polls_total", version="2020-07-01", outcome="reset") == 1
-        assert value(counted, "requests_total", of="approval", outcome="5xx") == 1
+        totals = world.server.request_totals()
+        assert value(totals, "polls_total", version="2020-07-01", outcome="reset") == 1
+        assert value(totals, "requests_total", of="approval", outcome="5xx") == 1
 
     run_scenario(scenario)
 

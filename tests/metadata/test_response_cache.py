@@ -1,7 +1,6 @@
-"""A remembered answer is the answer that would be worked out anew, whatever is asked and whatever changes meanwhile.
+"""A server with a response cache behaves exactly like one without, for all requests and changes.
 
-Two servers are told the same scenario, one that use_response_cache and one that does not; nobody can tell them apart. The stories
-are told over wires in memory, so that every packet arrives just as it was cut.
+Both run the same scenario over transports in memory, so that packets arrive exactly as the test splits them.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ from tests.support.in_memory_transport import InMemoryTransport
 from tests.support.metadata_backend import FakeMetadataBackend
 
 PATH = b"/metadata/scheduledevents?api-version="
-TURNS = 12  # more than any single step of the servers takes
+TURNS = 12  # more turns of the event loop than any step takes
 
 
 def get(version=b"2020-07-01", *lines, http=b"1.1", header=b"Metadata: true"):
@@ -88,8 +87,8 @@ FAULTS = [
 ]
 
 
-class Telling:
-    """One server, and what becomes of it step by step."""
+class ServerUnderTest:
+    """One server with its connections, and the steps of a scenario."""
 
     def __init__(self, notice, *, use_response_cache, limits):
         self.notice = notice
@@ -106,36 +105,36 @@ class Telling:
             limits=limits,
             use_response_cache=use_response_cache,
         )
-        self.wires = {}
-        self.stock = []
+        self.transports = {}
+        self.states = []
 
-    def wire(self, key):
-        """This connection of the VM to this kind of listener: the open one, or a new one."""
-        wire = self.wires.get(key)
-        if wire is None or wire.is_closed:
+    def transport(self, key):
+        """The connection for this key, opened if it is closed."""
+        transport = self.transports.get(key)
+        if transport is None or transport.is_closed:
             vm, is_loopback, _ = key
             place = f"at {vm}"
             caller = Caller(attachment=place, vm=self.callers.vm_at(place), is_loopback=is_loopback)
-            wire = self.wires[key] = InMemoryTransport(self.server.add_connection(caller))
-        return wire
+            transport = self.transports[key] = InMemoryTransport(self.server.add_connection(caller))
+        return transport
 
     def send(self, key, requests, cuts):
         raw = b"".join(requests)
         places = sorted({min(cut, len(raw)) for cut in cuts})
         for start, end in zip([0, *places], [*places, len(raw)], strict=True):
-            self.wire(key).send(raw[start:end])
+            self.transport(key).send(raw[start:end])
 
     def flood(self, key, poll, count):
-        self.wire(key).send(poll * count)
+        self.transport(key).send(poll * count)
 
-    def say_no_more(self, key):
-        self.wire(key).send_eof()
+    def send_eof(self, key):
+        self.transport(key).send_eof()
 
     def stop_reading(self, key):
-        self.wire(key).stop_reading()
+        self.transport(key).stop_reading()
 
     def read_on(self, key):
-        self.wire(key).continue_reading()
+        self.transport(key).continue_reading()
 
     def show(self, scope_id, count):
         if self.is_there(scope_id):
@@ -155,23 +154,23 @@ class Telling:
         else:
             self.backend.add_scope(scope_id, *("a", "b") if scope_id == "pair" else ("other",), enabled=enabled)
 
-    def say_instead(self, scope_id, instead):
+    def set_override(self, scope_id, override):
         if self.is_there(scope_id):
             vm = "a" if scope_id == "pair" else "other"
             view = self.documents.view(vm)
             scope = next(scope for key, scope in self.backend._scopes.items() if key == view.scope_id)
-            self.documents.publish(replace(scope, poll_override=instead))
+            self.documents.publish(replace(scope, poll_override=override))
 
     def is_there(self, scope_id):
         return self.documents.view("a" if scope_id == "pair" else "other") is not None
 
-    def seat(self, at, vm):
+    def assign_vm(self, at, vm):
         if vm == "stranger":
             self.callers.release(f"at {at}")
         else:
             self.callers.assign(f"at {at}", vm)
 
-    def arm(self, faults):
+    def set_faults(self, faults):
         self.server.faults.set_faults(
             [
                 Fault(id=f"f{number}", kind=kind, who="ann", set_at=0.0, name=vm, vm=vm, scope_id="pair", count=count)
@@ -185,48 +184,53 @@ class Telling:
     def lose_store(self, is_away):
         self.backend.is_unavailable = is_away
 
-    def take_stock(self):
+    def record_state(self):
         counters = self.server.counters
         polls, deliveries = self.server.observations.take_batch()
-        touches = {(touch.fault_id, touch.vm): touch for touch in self.server.faults.take_hits()}
-        self.stock.append(
+        hits = {(hit.fault_id, hit.vm): hit for hit in self.server.faults.take_hits()}
+        self.states.append(
             (
                 counters.requests,
                 +counters.answered,
                 counters.held,
                 {poll.vm: poll for poll in polls},
                 deliveries,
-                touches,
+                hits,
             )
         )
 
-    def seen(self):
-        """What can be told from outside."""
-        return {key: (wire.received, wire.is_closed, wire.was_reset) for key, wire in self.wires.items()}, self.stock
+    def visible_state(self):
+        """Everything that is visible from outside."""
+        return {
+            key: (transport.received, transport.is_closed, transport.was_reset)
+            for key, transport in self.transports.items()
+        }, self.states
 
 
-async def settle(*tellings):
-    """Until nothing happens any more by itself."""
-    seen = None
-    while seen != (seen := [(telling.seen(), telling.backend.waiting) for telling in tellings]):
+async def wait_until_stable(*servers):
+    """Wait until nothing changes any more."""
+    visible_state = None
+    while visible_state != (
+        visible_state := [(subject.visible_state(), subject.backend.waiting) for subject in servers]
+    ):
         for _ in range(TURNS):
             await asyncio.sleep(0)
 
 
-async def tell(steps, habits, notice, limits):
-    """Between any two steps everybody asks what they always ask."""
-    with_memory = Telling(notice, use_response_cache=True, limits=limits)
-    without = Telling(notice, use_response_cache=False, limits=limits)
-    polls = [("send", key, [request], []) for key, request in habits]
-    for name, *details in [told for step in steps for told in (step, *polls)]:
-        for telling in (with_memory, without):
-            getattr(telling, name)(*details)
-        await settle(with_memory, without)
-        assert with_memory.seen() == without.seen(), (name, details)
-    for telling in (with_memory, without):
-        await telling.server.drain(0)
-        telling.take_stock()
-    assert with_memory.seen() == without.seen()
+async def run_steps(steps, regular_polls, notice, limits):
+    """Run the steps on two servers, with the regular polls after each step."""
+    cached = ServerUnderTest(notice, use_response_cache=True, limits=limits)
+    uncached = ServerUnderTest(notice, use_response_cache=False, limits=limits)
+    polls = [("send", key, [request], []) for key, request in regular_polls]
+    for name, *details in [item for step in steps for item in (step, *polls)]:
+        for subject in (cached, uncached):
+            getattr(subject, name)(*details)
+        await wait_until_stable(cached, uncached)
+        assert cached.visible_state() == uncached.visible_state(), (name, details)
+    for subject in (cached, uncached):
+        await subject.server.drain(0)
+        subject.record_state()
+    assert cached.visible_state() == uncached.visible_state()
 
 
 keys = st.tuples(st.sampled_from(("a", "a", "a", *VMS)), st.sampled_from([True, True, False]), st.integers(1, 2))
@@ -234,136 +238,138 @@ scopes = st.sampled_from(["pair", "single"])
 polls = st.sampled_from(POLLS)
 requests = st.one_of(polls, polls, polls, st.sampled_from(LONG_POLLS), st.sampled_from(ODD))
 faults = st.tuples(st.sampled_from(FAULTS), st.sampled_from(VMS[:2]), st.sampled_from([None, 1, 2]))
-insteads = st.sampled_from([None, HttpResponse(status=503), ResetConnection()])
-habits = st.lists(st.tuples(keys, requests), min_size=1, max_size=4)
+overrides = st.sampled_from([None, HttpResponse(status=503), ResetConnection()])
+regular_polls = st.lists(st.tuples(keys, requests), min_size=1, max_size=4)
 steps = st.one_of(
     st.tuples(
         st.just("send"), keys, st.lists(requests, min_size=1, max_size=4), st.lists(st.integers(0, 400), max_size=4)
     ),
     st.tuples(st.just("flood"), keys, polls, st.sampled_from([2, 3, 64, 65, 200])),
-    st.tuples(st.sampled_from(["say_no_more", "stop_reading", "read_on"]), keys),
+    st.tuples(st.sampled_from(["send_eof", "stop_reading", "read_on"]), keys),
     st.tuples(st.just("show"), scopes, st.integers(0, 2)),
     st.tuples(st.just("republish"), scopes),
     st.tuples(st.just("drop_or_add"), scopes, st.booleans()),
-    st.tuples(st.just("say_instead"), scopes, insteads),
-    st.tuples(st.just("seat"), st.sampled_from(VMS[:3]), st.sampled_from(VMS)),
-    st.tuples(st.just("arm"), st.lists(faults, max_size=2)),
+    st.tuples(st.just("set_override"), scopes, overrides),
+    st.tuples(st.just("assign_vm"), st.sampled_from(VMS[:3]), st.sampled_from(VMS)),
+    st.tuples(st.just("set_faults"), st.lists(faults, max_size=2)),
     st.tuples(st.just("pass_time"), st.sampled_from([0.25, 0.5, 1.0, 60.0, 86_400.0])),
     st.tuples(st.just("lose_store"), st.booleans()),
-    st.tuples(st.just("take_stock")),
+    st.tuples(st.just("record_state")),
 )
 limits = st.sampled_from([Limits(), Limits(), Limits(write_bytes=1000), Limits(requests_per_s=0.001)])
 
 
-@given(steps=st.lists(steps, min_size=3, max_size=25), habits=habits, limits=limits)
+@given(steps=st.lists(steps, min_size=3, max_size=25), regular_polls=regular_polls, limits=limits)
 @settings(max_examples=300, deadline=None)
-def test_servers_with_and_without_a_cache_behave_the_same(notice, steps, habits, limits):
-    """Whatever is asked, however it is cut or piled up, and whatever changes in between."""
-    asyncio.run(tell(steps, habits, notice, limits))
+def test_servers_with_and_without_a_cache_behave_the_same(notice, steps, regular_polls, limits):
+    """For all requests, packet boundaries and changes."""
+    asyncio.run(run_steps(steps, regular_polls, notice, limits))
 
 
 A, A_TOO, A_ON_A_NETWORK = ("a", True, 1), ("a", True, 2), ("a", False, 1)
-PREVIEW = get(b"2017-03-01", header=b"")
+PREVIEW_POLL = get(b"2017-03-01", header=b"")
 
 
-def asks(*requests, key=A):
+def sends(*requests, key=A):
     return [("send", key, [request], []) for request in requests]
 
 
-STORIES = {
-    "two versions in turns": [
-        *asks(get(), get(), get()),
+CASES = {
+    "two versions in turn": [
+        *sends(get(), get(), get()),
         ("pass_time", 1.0),
-        *asks(get(b"2017-08-01")),
-        ("take_stock",),
-        *asks(get(), get(b"2017-08-01"), get()),
+        *sends(get(b"2017-08-01")),
+        ("record_state",),
+        *sends(get(), get(b"2017-08-01"), get()),
     ],
-    "a header that only loopback does without": [
-        *asks(PREVIEW, PREVIEW),
-        *asks(get(), PREVIEW, PREVIEW, key=A_ON_A_NETWORK),
+    "a header that only loopback may omit": [
+        *sends(PREVIEW_POLL, PREVIEW_POLL),
+        *sends(get(), PREVIEW_POLL, PREVIEW_POLL, key=A_ON_A_NETWORK),
     ],
     "a request whose end looks like another": [
         ("send", A, [get(b"2017-08-01").removesuffix(b"\r\n") + b"X: ", get()], [len(get(b"2017-08-01")) + 1]),
-        *asks(get(), get(), key=A_TOO),
+        *sends(get(), get(), key=A_TOO),
     ],
-    "more requests than are remembered": [
-        *[step for number in range(40) for step in asks(*[get(b"2020-07-01", b"X: %d" % number)] * 2)],
-        *asks(get(b"2020-07-01", b"X: 0"), get(b"2020-07-01", b"X: 39")),
+    "more requests than are cached": [
+        *[step for number in range(40) for step in sends(*[get(b"2020-07-01", b"X: %d" % number)] * 2)],
+        *sends(get(b"2020-07-01", b"X: 0"), get(b"2020-07-01", b"X: 39")),
         ("show", "pair", 1),
-        *asks(get(b"2020-07-01", b"X: 39")),
+        *sends(get(b"2020-07-01", b"X: 39")),
     ],
-    "two connections at once": [
+    "two connections at parsed_once": [
         ("read_on", A_TOO),
-        *asks(get(), get()),
-        *asks(get(), get(), key=A_TOO),
+        *sends(get(), get()),
+        *sends(get(), get(), key=A_TOO),
         ("show", "pair", 1),
-        *asks(get(), get(), key=A_TOO),
-        *asks(get(), get()),
+        *sends(get(), get(), key=A_TOO),
+        *sends(get(), get()),
     ],
-    "one VM at two places": [
-        *asks(get(), get()),
-        ("seat", "other", "a"),
-        *asks(get(), get(), key=("other", True, 1)),
-        ("seat", "a", "b"),
-        *asks(get(), get(), key=("other", True, 1)),
-        *asks(get()),
-        *asks(get(), get()),
+    "one VM at two attachments": [
+        *sends(get(), get()),
+        ("assign_vm", "other", "a"),
+        *sends(get(), get(), key=("other", True, 1)),
+        ("assign_vm", "a", "b"),
+        *sends(get(), get(), key=("other", True, 1)),
+        *sends(get()),
+        *sends(get(), get()),
     ],
     "approvals that change nothing, and some that do": [
-        *asks(post(), post()),
+        *sends(post(), post()),
         ("show", "pair", 2),
-        *asks(post(), post(), get(), post()),
+        *sends(post(), post(), get(), post()),
         ("lose_store", True),
-        *asks(post(), post(b'{"StartRequests":[{"EventId":"EVENT-2"}]}'), post()),
+        *sends(post(), post(b'{"StartRequests":[{"EventId":"EVENT-2"}]}'), post()),
         ("show", "pair", 0),
-        *asks(post(), post(b'{"StartRequests":[{"EventId":"EVENT-2"}]}'), post()),
-        ("seat", "a", "other"),
-        *asks(post(), post()),
+        *sends(post(), post(b'{"StartRequests":[{"EventId":"EVENT-2"}]}'), post()),
+        ("assign_vm", "a", "other"),
+        *sends(post(), post()),
     ],
     "behind a long poll": [
-        *asks(get(), LONG_POLLS[0], get(), get()),
+        *sends(get(), LONG_POLLS[0], get(), get()),
         ("show", "pair", 1),
-        *asks(get()),
+        *sends(get()),
     ],
-    "not read for a while": [
-        *asks(get()),
+    "a client that does not read for a while": [
+        *sends(get()),
         ("stop_reading", A),
-        *asks(*[get()] * 20),
+        *sends(*[get()] * 20),
         ("read_on", A),
-        *asks(get()),
+        *sends(get()),
     ],
 }
 
 
-@pytest.mark.parametrize("steps", STORIES.values(), ids=STORIES.keys())
+@pytest.mark.parametrize("steps", CASES.values(), ids=CASES.keys())
 def test_servers_with_and_without_a_cache_behave_the_same_in_selected_cases(notice, steps):
-    asyncio.run(tell([*steps, ("take_stock",)], [], notice, Limits(write_bytes=1000)))
+    asyncio.run(run_steps([*steps, ("record_state",)], [], notice, Limits(write_bytes=1000)))
 
 
 def test_the_date_of_cached_responses_is_right_at_any_speed_of_the_lab_clock(notice):
-    """Spec §12: guests compute the time left as NotBefore − Date, so it may not lag behind, however time flies."""
+    """Spec §12: clients compute the remaining time as NotBefore − Date."""
     real = iter(range(1_700_000_000, 1_700_001_000))
 
     async def scenario():
         clock = LabClock(
             ClockSetting(lab_at=1_474_309_787.0, real_at=1_700_000_000.0, speed=60), real=lambda: next(real)
         )
-        telling = Telling(notice, use_response_cache=True, limits=Limits())
-        telling.backend.now = clock.now
-        server = MetadataServer(documents=telling.documents, backend=telling.backend, callers=telling.callers)
-        wire = InMemoryTransport(server.add_connection(Caller(attachment="at a", vm="a", is_loopback=True)))
+        subject = ServerUnderTest(notice, use_response_cache=True, limits=Limits())
+        subject.backend.now = clock.now
+        server = MetadataServer(documents=subject.documents, backend=subject.backend, callers=subject.callers)
+        transport = InMemoryTransport(server.add_connection(Caller(attachment="at a", vm="a", is_loopback=True)))
         for _ in range(5):
-            wire.send(get())
-            shown = parsedate_to_datetime(re.findall(rb"Date: ([^\r]+)", wire.received)[-1].decode()).timestamp()
-            # Every look at this clock takes a second, a minute of the lab's.
+            transport.send(get())
+            shown = parsedate_to_datetime(re.findall(rb"Date: ([^\r]+)", transport.received)[-1].decode()).timestamp()
+            # Each read of this clock takes a second, which is a minute of lab time.
             assert 0 <= clock.now() - shown <= 60 * 3
 
     asyncio.run(scenario())
 
 
-@pytest.mark.parametrize("asked", [get(), post(b'{"StartRequests":[{"EventId":"EVENT-2"}]}')], ids=["poll", "approval"])
-def test_a_repeated_request_is_not_parsed_again(notice, asked):
-    """What all this is for: polls, and approvals of whatever is listed, started or not."""
+@pytest.mark.parametrize(
+    "request_bytes", [get(), post(b'{"StartRequests":[{"EventId":"EVENT-2"}]}')], ids=["poll", "approval"]
+)
+def test_a_repeated_request_is_not_parsed_again(notice, request_bytes):
+    """Polls, and approvals of a listed event."""
     read = []
 
     def rules(location):
@@ -371,24 +377,24 @@ def test_a_repeated_request_is_not_parsed_again(notice, asked):
         return EndpointRules()
 
     async def scenario():
-        telling = Telling(notice, use_response_cache=True, limits=Limits())
-        telling.show("pair", 2)
+        subject = ServerUnderTest(notice, use_response_cache=True, limits=Limits())
+        subject.show("pair", 2)
         server = MetadataServer(
-            documents=telling.documents, backend=telling.backend, callers=telling.callers, rules_for=rules
+            documents=subject.documents, backend=subject.backend, callers=subject.callers, rules_for=rules
         )
-        wire = InMemoryTransport(server.add_connection(Caller(attachment="at a", vm="a", is_loopback=True)))
-        wire.send(asked)
-        once = len(read)
+        transport = InMemoryTransport(server.add_connection(Caller(attachment="at a", vm="a", is_loopback=True)))
+        transport.send(request_bytes)
+        parsed_once = len(read)
         for _ in range(100):
-            wire.send(asked)
-        assert len(read) == once > 0
-        assert wire.received.count(b"HTTP/1.1 200 OK") == server.counters.responses_by_status[200] == 101
+            transport.send(request_bytes)
+        assert len(read) == parsed_once > 0
+        assert transport.received.count(b"HTTP/1.1 200 OK") == server.counters.responses_by_status[200] == 101
 
     asyncio.run(scenario())
 
 
 def test_a_fault_of_one_vm_does_not_invalidate_the_cache_of_others(notice):
-    """Neither when it is set or cleared, nor when what it has touched is written down."""
+    """Neither when it is set or cleared, nor when its hits are stored."""
     read = []
 
     def rules(location):
@@ -398,22 +404,22 @@ def test_a_fault_of_one_vm_does_not_invalidate_the_cache_of_others(notice):
     fault = Fault(id="f1", kind=FaultKind.GONE, who="ann", set_at=0.0, name="b", vm="b", scope_id="pair")
 
     async def scenario():
-        telling = Telling(notice, use_response_cache=True, limits=Limits())
+        subject = ServerUnderTest(notice, use_response_cache=True, limits=Limits())
         server = MetadataServer(
-            documents=telling.documents, backend=telling.backend, callers=telling.callers, rules_for=rules
+            documents=subject.documents, backend=subject.backend, callers=subject.callers, rules_for=rules
         )
-        wire, other = (
+        transport, other = (
             InMemoryTransport(server.add_connection(Caller(attachment=f"at {vm}", vm=vm, is_loopback=True)))
             for vm in "ab"
         )
-        wire.send(get())
+        transport.send(get())
         other.send(get())
-        once = len(read)
+        parsed_once = len(read)
         for faults in ([fault], [msgspec.structs.replace(fault, touched=3, touched_at=1.0)], []):
             server.set_faults(faults)
-            wire.send(get())
-        assert len(read) == once > 0
-        assert wire.received.count(b"HTTP/1.1 200 OK") == 4
+            transport.send(get())
+        assert len(read) == parsed_once > 0
+        assert transport.received.count(b"HTTP/1.1 200 OK") == 4
 
         server.set_faults([fault])
         other.send(get())

@@ -1,4 +1,4 @@
-"""What a VM is answered, over a real socket (spec §2, §4.3, §5, §10)."""
+"""Responses to VMs over real sockets (spec §2, §4.3, §5, §10)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ START = b'{"StartRequests":[{"EventId":"event-1"}]}'
 
 
 def test_a_poll_gets_the_document_of_the_callers_scope(run_scenario, notice):
-    """Spec §2.1, §4.1, §7.2: every member of a scope sees all of it, nobody else does."""
+    """Spec §2.1, §4.1, §7.2: all VMs of a scope see the whole document, and no others do."""
 
     async def scenario(world):
         world.backend.show("pair", notice())
@@ -58,11 +58,11 @@ def test_a_known_etag_gets_304_with_no_body_and_junk_gets_200(run_scenario, noti
 
 
 def test_an_unknown_caller_gets_404_for_every_path_and_is_disconnected(run_scenario):
-    """Spec §2.7, §10: it learns nothing, and may be a VM by the time it comes back."""
+    """Spec §2.7, §10: it learns nothing, and its next connection may be identified as a VM."""
 
     async def scenario(world):
         for target in (POLL, "/", "/metadata/instance?api-version=2021-02-01", "/metadata/versions"):
-            client = await world.connect("nobody")
+            client = await world.connect("unknown")
             reply = await client.ask(target)
             assert (reply.status, reply.body) == (404, b'{ "error": "Not found" }')
             assert reply.headers["connection"] == "close"
@@ -96,7 +96,7 @@ def test_a_vm_reads_its_own_name_and_the_versions(run_scenario):
 
 
 def test_a_location_serves_only_its_configured_versions(run_scenario):
-    """Spec §3: real regions have lagged behind one another."""
+    """Spec §3: real regions introduce versions at different times."""
 
     def rules(location):
         return EndpointRules(versions=("2017-11-01",)) if location == "northeurope" else EndpointRules()
@@ -111,7 +111,7 @@ def test_a_location_serves_only_its_configured_versions(run_scenario):
 
 
 def test_an_approval_is_answered_after_it_is_durable(run_scenario, notice, request_bytes):
-    """Spec §5.2, §5.3: 200, empty, and not before the store has it."""
+    """Spec §5.2, §5.3: 200 without a body, after the store has it."""
 
     async def scenario(world):
         world.backend.show("pair", notice())
@@ -142,7 +142,7 @@ def test_an_approval_of_another_scopes_event_is_refused_by_name(run_scenario, no
 
 
 def test_an_approval_is_stored_even_if_the_client_disconnects(run_scenario, notice, request_bytes):
-    """Spec §5.3: it was asked for whole."""
+    """Spec §5.3: the request was complete."""
 
     async def scenario(world):
         world.backend.show("pair", notice())
@@ -185,13 +185,13 @@ def test_the_rate_limit_applies_to_each_vm_separately(run_scenario):
         assert (throttled.status, throttled.body) == (429, b"Throttle Result: Too Many Requests")
         assert (await world.ask(vm="b")).status == 200
 
-    # So few a second that no token comes back while the scenario is told.
+    # So low that the bucket gets no new token during the scenario.
     run_scenario(scenario, limits=Limits(requests_per_s=0.001))
 
 
 @pytest.mark.parametrize("method", ["PUT", "DELETE", "OPTIONS", "BREW", "get"])
 def test_an_unsupported_method_gets_azures_xml_error(run_scenario, method):
-    """Spec §10, also for verbs that no HTTP library knows."""
+    """Spec §10, also for methods that no HTTP library knows."""
 
     async def scenario(world):
         reply = await world.ask(method=method)
@@ -203,7 +203,7 @@ def test_an_unsupported_method_gets_azures_xml_error(run_scenario, method):
 
 
 def test_head_gets_only_the_headers_of_its_error(run_scenario):
-    """Spec §10; 323 is the length met in the wild."""
+    """Spec §10; 323 is the length that Azure sends."""
 
     async def scenario(world):
         client = await world.connect()
@@ -215,12 +215,12 @@ def test_head_gets_only_the_headers_of_its_error(run_scenario):
 
 
 def test_an_internal_error_is_a_plain_500_and_the_next_request_is_served(run_scenario, caplog):
-    """No traceback leaves the house; the log has it."""
-    mistakes = [ZeroDivisionError("a secret")]
+    """The response has no traceback; the log has it."""
+    errors = [ZeroDivisionError("a secret")]
 
     def rules(location):
-        if mistakes:
-            raise mistakes.pop()
+        if errors:
+            raise errors.pop()
         return EndpointRules()
 
     async def scenario(world):

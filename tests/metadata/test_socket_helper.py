@@ -1,4 +1,4 @@
-"""`forewarn sockets` opens what VMs call and hands it to the service; here on loopback, which needs no privilege."""
+"""`forewarn sockets` opens sockets and passes them to the service; here on loopback, without privilege."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.support.service_process import ServiceProcess, eventually, free_port,
 FLEET = '[[hosts]]\nname = "host-{n}"\ncount = 2\n\n[[vms]]\nname = "web-{n}"\ncount = 2\naddress = "127.0.0.21"\n'
 NAME = "/metadata/instance/compute/name?api-version=2021-02-01&format=text"
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="sockets are handed over on Linux")
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="sockets are passed on Linux only")
 
 
 @contextmanager
@@ -41,16 +41,16 @@ def test_a_service_waits_for_its_socket_helper_and_logs_that_once(tmp_path: Path
     with ServiceProcess(
         data=tmp_path, fleet=FLEET, command="serve", environment={"FOREWARN_SOCKETS": "helper"}
     ) as service:
-        told = "the socket helper is not running at"
-        eventually(lambda: told in service.log.read_text())
+        message = "the socket helper is not running at"
+        eventually(lambda: message in service.log.read_text())
         for _ in range(2):
             with helper(tmp_path, service.port) as child:
                 eventually(lambda: is_open(service))
                 assert [service.guest(f"web-{n}", "GET", NAME).body for n in range(2)] == [b"web-0", b"web-1"]
                 child.send_signal(signal.SIGTERM)
                 assert child.wait(timeout=30) == 0
-            assert service.guest("web-1", "GET", NAME).body == b"web-1", "what was handed over stays"
-        eventually(lambda: service.log.read_text().count(told) <= 3)
+            assert service.guest("web-1", "GET", NAME).body == b"web-1", "passed sockets stay open"
+        eventually(lambda: service.log.read_text().count(message) <= 3)
         assert service.stop() == 0
 
 
@@ -100,14 +100,14 @@ def test_many_passed_sockets_arrive_in_order() -> None:
 
             async def send_all() -> None:
                 for n in range(600):
-                    await send_packet(ours, SocketPacket(f"entrance {n}", listening if n % 2 else None))
+                    await send_packet(ours, SocketPacket(f"listener {n}", listening if n % 2 else None))
                 ours.shutdown(socket.SHUT_WR)
 
             sending = asyncio.create_task(send_all())
             for n in range(600):
                 packet = await receive_packet(theirs)
                 assert packet is not None
-                assert (packet.listener_name, packet.sock is not None) == (f"entrance {n}", bool(n % 2))
+                assert (packet.listener_name, packet.sock is not None) == (f"listener {n}", bool(n % 2))
                 if packet.sock:
                     with closing(packet.sock):
                         assert packet.sock.getsockname() == listening.getsockname()
@@ -121,17 +121,17 @@ def test_many_passed_sockets_arrive_in_order() -> None:
 def test_listeners_wait_for_devices_addresses_and_namespaces_that_do_not_exist_yet() -> None:
     port = free_port()
     here = ListenerSpec(identify_by=IdentifyBy.SOURCE, address="127.0.0.1", port=port)
-    # TEST-NET-1 (RFC 5737) is no machine's own.
+    # No machine has an address of TEST-NET-1 (RFC 5737).
     elsewhere = ListenerSpec(identify_by=IdentifyBy.SOURCE, address="192.0.2.1", port=port)
     tap = ListenerSpec(identify_by=IdentifyBy.DEVICE, address="127.0.0.1", port=port, device="nosuchtap")
     inside = ListenerSpec(identify_by=IdentifyBy.NAMESPACE, namespace="no-such-namespace")
-    porter = ListenerManager([here, elsewhere, tap, inside])
-    opened = porter.open_all()
+    manager = ListenerManager([here, elsewhere, tap, inside])
+    opened = manager.open_all()
     assert [found.spec for found in opened] == [here]
-    assert porter.waiting == {
+    assert manager.waiting == {
         elsewhere: "this machine does not have the address 192.0.2.1",
         tap: "device 'nosuchtap': No such device",
         inside: "network namespace '/run/netns/no-such-namespace' does not exist",
     }
-    assert porter.refresh() == []
-    porter.close()
+    assert manager.refresh() == []
+    manager.close()

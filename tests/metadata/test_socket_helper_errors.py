@@ -1,4 +1,4 @@
-"""The helper that opens sockets goes on handing them over, whatever one visitor met."""
+"""The socket helper keeps running after errors of one client."""
 
 import asyncio
 import os
@@ -26,21 +26,24 @@ def no_more_files() -> Iterator[None]:
 
 def test_the_socket_helper_recovers_from_too_many_open_files(tmp_path: Path) -> None:
     async def scenario() -> None:
-        entrance = ListenerSpec(identify_by=IdentifyBy.SOURCE, address="127.0.0.1")
-        shelf = SocketDistributor()
+        spec = ListenerSpec(identify_by=IdentifyBy.SOURCE, address="127.0.0.1")
+        distributor = SocketDistributor()
         with socket.create_server(("127.0.0.1", 0)) as served:
-            shelf.update(ListenerChange(entrance, listener_for_socket(entrance, served)))
-            with _door(tmp_path / "door") as door, socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as visitor:
-                receiving = asyncio.create_task(accept_clients(door, shelf, os.geteuid()))
+            distributor.update(ListenerChange(spec, listener_for_socket(spec, served)))
+            with (
+                _listen(tmp_path / "helper.sock") as server,
+                socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as client,
+            ):
+                receiving = asyncio.create_task(accept_clients(server, distributor, os.geteuid()))
                 with no_more_files():
-                    visitor.connect(str(tmp_path / "door"))
+                    client.connect(str(tmp_path / "helper.sock"))
                     for _ in range(10):
                         await asyncio.sleep(0)
-                visitor.setblocking(False)
-                packet = await asyncio.wait_for(receive_packet(visitor), 10)
+                client.setblocking(False)
+                packet = await asyncio.wait_for(receive_packet(client), 10)
                 assert packet is not None
                 assert packet.sock is not None
-                assert packet.listener_name == entrance.name
+                assert packet.listener_name == spec.name
                 packet.sock.close()
                 receiving.cancel()
                 await asyncio.gather(receiving, return_exceptions=True)
@@ -48,9 +51,9 @@ def test_the_socket_helper_recovers_from_too_many_open_files(tmp_path: Path) -> 
     asyncio.run(scenario())
 
 
-def _door(path: Path) -> socket.socket:
-    door = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    door.bind(str(path))
-    door.listen()
-    door.setblocking(False)
-    return door
+def _listen(path: Path) -> socket.socket:
+    server = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    server.bind(str(path))
+    server.listen()
+    server.setblocking(False)
+    return server
