@@ -222,7 +222,7 @@ class RunningServer:
     def release(self):
         self.callers.release(self.lab.attachment(ADDRESS))
 
-    def seen(self):
+    def visible_state(self):
         counters = self.server.counters
         return (
             self.server.observations.take_batch(),
@@ -245,7 +245,7 @@ async def run_steps(steps, notice):
         else:
             for server in servers:
                 getattr(server, name)()
-    assert servers[0].seen() == servers[1].seen()
+    assert servers[0].visible_state() == servers[1].visible_state()
     for server in servers:
         await server.server.drain(1)
 

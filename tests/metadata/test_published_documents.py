@@ -37,7 +37,7 @@ def test_a_view_has_the_last_published_document():
     documents.publish(scope(document=Document(incarnation=2)))
     view = documents.view("a")
     assert (view.document.incarnation, view.name, view.location) == (2, "a", "westeurope")
-    assert documents.view("stranger") is None
+    assert documents.view("unknown") is None
 
 
 def test_a_vm_that_left_is_unknown_and_a_vm_that_moved_is_in_its_new_scope():

@@ -73,7 +73,7 @@ ODD = [
     b"BREW /pot HTTP/1.1\r\n\r\n",
     b"GET / HTTP/1.1\nno request\n\n",
 ]
-VMS = ("a", "b", "other", "stranger")
+VMS = ("a", "b", "other", "unknown")
 FAULTS = [
     FaultKind.LATE_FIRST_ANSWER,
     FaultKind.EMPTY_BODY,
@@ -113,15 +113,15 @@ class ServerUnderTest:
         transport = self.transports.get(key)
         if transport is None or transport.is_closed:
             vm, is_loopback, _ = key
-            place = f"at {vm}"
-            caller = Caller(attachment=place, vm=self.callers.vm_at(place), is_loopback=is_loopback)
+            attachment = f"at {vm}"
+            caller = Caller(attachment=attachment, vm=self.callers.vm_at(attachment), is_loopback=is_loopback)
             transport = self.transports[key] = InMemoryTransport(self.server.add_connection(caller))
         return transport
 
     def send(self, key, requests, cuts):
         raw = b"".join(requests)
-        places = sorted({min(cut, len(raw)) for cut in cuts})
-        for start, end in zip([0, *places], [*places, len(raw)], strict=True):
+        positions = sorted({min(cut, len(raw)) for cut in cuts})
+        for start, end in zip([0, *positions], [*positions, len(raw)], strict=True):
             self.transport(key).send(raw[start:end])
 
     def flood(self, key, poll, count):
@@ -165,7 +165,7 @@ class ServerUnderTest:
         return self.documents.view("a" if scope_id == "pair" else "other") is not None
 
     def assign_vm(self, at, vm):
-        if vm == "stranger":
+        if vm == "unknown":
             self.callers.release(f"at {at}")
         else:
             self.callers.assign(f"at {at}", vm)

@@ -1,4 +1,4 @@
-"""Hosts and VMs made of network namespaces, by iproute2 and nftables; whatever happens, all is gone afterwards.
+"""Hosts and VMs namespace of network namespaces, with iproute2 and nftables; fixtures remove them again.
 
 The host is a namespace too: the machine that runs the tests never owns 169.254.169.254.
 """
@@ -32,37 +32,37 @@ NAME = "/metadata/instance/compute/name?api-version=2021-02-01&format=text"
 POLL = "/metadata/scheduledevents?api-version=2020-07-01"
 NOBODY = 65534
 RULES = Path(__file__).parents[2] / "docs" / "network"
-_TURNS = itertools.count()
+_COUNTER = itertools.count()
 
 
-def _why_not() -> str:
+def _skip_reason() -> str:
     if sys.platform != "linux" or os.geteuid() != 0:
-        return "network namespaces are made by root, on Linux"
+        return "network namespaces need root, on Linux"
     missing = [tool for tool in ("ip", "nft", "nsenter", "setpriv") if shutil.which(tool) is None]
     if missing:
         return f"{', '.join(missing)} missing: `make test-namespaces` installs iproute2 and nftables"
     probe = f"fwprobe{os.getpid()}"
     if subprocess.run(["ip", "netns", "add", probe], capture_output=True, check=False).returncode:
-        return "this machine does not allow root to make network namespaces"
+        return "this machine does not allow root to create network namespaces"
     subprocess.run(["ip", "netns", "del", probe], check=True)
     return ""
 
 
 @pytest.fixture(scope="session")
 def _can_make_namespaces() -> None:
-    if why := _why_not():
-        pytest.skip(why)
+    if reason := _skip_reason():
+        pytest.skip(reason)
 
 
-def run(*words: str, text: str = "") -> str:
-    done = subprocess.run(words, input=text, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, f"{' '.join(words)}\n{text}\n{done.stderr}"
+def run(*arguments: str, text: str = "") -> str:
+    done = subprocess.run(arguments, input=text, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, f"{' '.join(arguments)}\n{text}\n{done.stderr}"
     return done.stdout
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
-    """A connection of a VM, held open until the test ends."""
+class Connection:
+    """A connection of a VM, open until the test ends."""
 
     sock: socket.socket
 
@@ -75,7 +75,7 @@ class Call:
 
 @dataclass(frozen=True, slots=True)
 class Namespace:
-    """One network namespace; a VM's, or a host's."""
+    """The network namespace of a VM or of a host."""
 
     name: str
     stack: ExitStack
@@ -83,95 +83,95 @@ class Namespace:
     def ip(self, *lines: str) -> None:
         run("ip", "-n", self.name, "-batch", "-", text="\n".join(lines) + "\n")
 
-    def shown(self, *words: str) -> str:
-        return run("ip", "-n", self.name, *words)
+    def shown(self, *arguments: str) -> str:
+        return run("ip", "-n", self.name, *arguments)
 
     def sysctl(self, **settings: int) -> None:
         for name, value in settings.items():
             path = Path("/proc/sys/net/ipv4") / name.replace("__", "/")
             self.inside(partial(path.write_text, str(value)))
 
-    def nft(self, *words: str) -> str:
-        return run("nsenter", f"--net=/run/netns/{self.name}", "nft", *words)
+    def nft(self, *arguments: str) -> str:
+        return run("nsenter", f"--net=/run/netns/{self.name}", "nft", *arguments)
 
     def inside(self, function: Callable[[], Any]) -> Any:
         return run_in_namespace(self.name, function)
 
-    def call(self, *, source: str = "", port: int = 0, patience_s: float = 15.0) -> Call:
-        """Connect to the metadata address from here, perhaps from an address and a port of one's choice."""
+    def connect(self, *, source: str = "", port: int = 0, timeout_s: float = 15.0) -> Connection:
+        """Connect to the metadata address from this namespace, optionally from a given address and port."""
         sock = self.stack.enter_context(self.inside(socket.socket))
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        sock.settimeout(patience_s)
+        sock.settimeout(timeout_s)
         if source:
             sock.bind((source, port))
         sock.connect((METADATA, 80))
-        return Call(sock)
+        return Connection(sock)
 
-    def ask(self, target: str = NAME, *, patience_s: float = 15.0) -> tuple[int, str]:
-        return self.call(patience_s=patience_s).ask(target)
+    def ask(self, target: str = NAME, *, timeout_s: float = 15.0) -> tuple[int, str]:
+        return self.connect(timeout_s=timeout_s).ask(target)
 
     def gets_nothing(self) -> bool:
-        """Whether nobody answers here: refused, no route, or silence."""
+        """Whether there is no response: refused, no route, or a timeout."""
         try:
-            self.ask(patience_s=1.5)
+            self.ask(timeout_s=1.5)
         except OSError:
             return True
         return False
 
 
 class World:
-    """Namespaces of one test, and the programs that run in them."""
+    """The namespaces of one test, and the programs that run in them."""
 
     def __init__(self, stack: ExitStack) -> None:
         self._stack = stack
-        self._turn = f"fw{os.getpid()}x{next(_TURNS)}"
-        # Not pytest's own: a service that is nobody must get there.
-        self.place = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="forewarn-network-")))
-        self.place.chmod(0o755)
+        self._turn = f"fw{os.getpid()}x{next(_COUNTER)}"
+        # Not in pytest's directory: a service that runs as nobody must have access.
+        self.directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="forewarn-network-")))
+        self.directory.chmod(0o755)
 
     def namespace(self, name: str) -> Namespace:
         full = f"{self._turn}-{name}"
         run("ip", "netns", "add", full)
         self._stack.callback(subprocess.run, ["ip", "netns", "del", full], capture_output=True, check=False)
-        made = Namespace(full, self._stack)
-        made.ip("link set lo up")
-        return made
+        namespace = Namespace(full, self._stack)
+        namespace.ip("link set lo up")
+        return namespace
 
     def host(self) -> Namespace:
-        """A host with the metadata address, which lets its taps answer for it (rp_filter off)."""
-        made = self.namespace("host")
-        made.ip(f"addr add {METADATA}/32 dev lo")
-        made.sysctl(conf__all__rp_filter=0, conf__default__rp_filter=0)
-        return made
+        """A host that has the metadata address on all its taps (rp_filter off)."""
+        namespace = self.namespace("host")
+        namespace.ip(f"addr add {METADATA}/32 dev lo")
+        namespace.sysctl(conf__all__rp_filter=0, conf__default__rp_filter=0)
+        return namespace
 
     def vm(self, name: str, host: Namespace, tap: str, address: str = "10.0.0.4", mac: str = "") -> Namespace:
-        """A VM whose only device is the other end of a tap on the host."""
-        made = self.namespace(name)
-        self.plug(made, host, tap, address, mac)
-        return made
+        """A VM whose only device is the peer of a tap on the host."""
+        namespace = self.namespace(name)
+        self.plug(namespace, host, tap, address, mac)
+        return namespace
 
     def plug(self, vm: Namespace, host: Namespace, tap: str, address: str = "10.0.0.4", mac: str = "") -> None:
         host.ip(f"link add {tap} address 12:34:56:78:9a:bc type veth peer name eth0 netns {vm.name}")
         host.ip(f"link set {tap} up")
-        wear = f"link set eth0 address {mac}" if mac else "link set eth0 up"
-        vm.ip(wear, "link set eth0 up", f"addr add {address}/24 dev eth0", f"route add {METADATA} dev eth0")
+        set_mac = f"link set eth0 address {mac}" if mac else "link set eth0 up"
+        vm.ip(set_mac, "link set eth0 up", f"addr add {address}/24 dev eth0", f"route add {METADATA} dev eth0")
 
     def settings(self, fleet: str, text: str) -> Path:
-        (self.place / "fleet.toml").write_text(fleet, encoding="utf-8")
-        path = self.place / "forewarn.toml"
-        path.write_text(f'fleet = "{self.place}/fleet.toml"\nenablement = "always"\n{text}', encoding="utf-8")
+        (self.directory / "fleet.toml").write_text(fleet, encoding="utf-8")
+        path = self.directory / "forewarn.toml"
+        path.write_text(f'fleet = "{self.directory}/fleet.toml"\nenablement = "always"\n{text}', encoding="utf-8")
         return path
 
-    def service(self, host: Namespace, fleet: str, listeners: str, **given: Any) -> Service:
-        service = Service(host, self.place / "data", self.settings(fleet, listeners), **given)
+    def service(self, host: Namespace, fleet: str, listeners: str, **options: Any) -> Service:
+        service = Service(host, self.directory / "data", self.settings(fleet, listeners), **options)
         self._stack.callback(service.kill)
         service.start()
         return service
 
     def helper(self, host: Namespace) -> Program:
-        """`forewarn sockets`, as root."""
-        data = self.place / "data"
-        program = Program(host, data, "sockets", "--config", str(self.place / "forewarn.toml"))
+        """Start `forewarn sockets` as root."""
+        data = self.directory / "data"
+        program = Program(host, data, "sockets", "--config", str(self.directory / "forewarn.toml"))
         self._stack.callback(program.kill)
         program.start()
         eventually(lambda: "passed to the service in" in program.output(), START_TIMEOUT_S)
@@ -179,17 +179,17 @@ class World:
 
 
 class Program:
-    """`forewarn …` inside a host, as root or as nobody."""
+    """A `forewarn` process inside a host, as root or as the user nobody."""
 
-    def __init__(self, host: Namespace, data: Path, *words: str, as_nobody: bool = False) -> None:
+    def __init__(self, host: Namespace, data: Path, *arguments: str, as_nobody: bool = False) -> None:
         self.data = data
-        self._log = data.parent / f"{words[0]}.log"
+        self._log = data.parent / f"{arguments[0]}.log"
         data.mkdir(exist_ok=True, mode=0o700)
         self._line = ["nsenter", f"--net=/run/netns/{host.name}"]
         if as_nobody:
             os.chown(data, NOBODY, NOBODY)
             self._line += ["setpriv", f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups", "--bounding-set=-all"]
-        self._line += [sys.executable, "-m", "forewarn", "--data", str(data), *words]
+        self._line += [sys.executable, "-m", "forewarn", "--data", str(data), *arguments]
         self._child: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
@@ -200,7 +200,7 @@ class Program:
     def output(self) -> str:
         assert self._child is not None
         text = self._log.read_text()
-        assert self._child.poll() is None, f"it ended:\n{text}"
+        assert self._child.poll() is None, f"the program has ended:\n{text}"
         return text
 
     @property
@@ -224,7 +224,7 @@ class Program:
 
 
 class Service(Program):
-    """`forewarn serve` inside a host; its API is a unix socket, which no network namespace hides."""
+    """`forewarn serve` inside a host. Its API is a Unix socket, which is visible in all network namespaces."""
 
     def __init__(self, host: Namespace, data: Path, config: Path, *, as_nobody: bool = False) -> None:
         super().__init__(host, data, "serve", "--config", str(config), as_nobody=as_nobody)
@@ -242,7 +242,7 @@ class Service(Program):
         return [listener["name"] for listener in listeners if listener["open"]]
 
     def restart_vm(self, name: str) -> str:
-        """Ask for a restart, so that there is an event; its id."""
+        """Request a restart of the VM; returns the id of the event."""
         answer = self.api("POST", "/requests", {"ask": "restart", "vms": [name]})
         assert answer.status == 202, answer.body
         return str(answer.json["events"][0]["id"])
@@ -269,14 +269,14 @@ def rules() -> Path:
 
 @pytest.fixture(scope="session")
 def events_of() -> Callable[[tuple[int, str]], list[str]]:
-    """The ids of the events in the answer to a poll."""
+    """A function that returns the ids of the events in the response to a poll."""
 
-    def given(answer: tuple[int, str]) -> list[str]:
+    def event_ids(answer: tuple[int, str]) -> list[str]:
         status, body = answer
         assert status == 200, body
         return [event["EventId"] for event in json.loads(body)["Events"]]
 
-    return given
+    return event_ids
 
 
 @pytest.fixture(scope="session")

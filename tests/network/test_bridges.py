@@ -1,6 +1,6 @@
-"""VMs on a bridge, told apart by the mark of their port; the firewall rules are the files of docs/network.md.
+"""VMs on a bridge, identified by the mark of their port; the firewall rules are those of docs/network.md.
 
-Spec §2.1 and §7.4: what a VM sees is its own scope's, whatever it says about itself.
+Spec §2.1 and §7.4: a VM sees its own scope only, even if it forges addresses.
 """
 
 from __future__ import annotations
@@ -62,9 +62,9 @@ def bridge(world, rules):
     return Bridge(host, vms)
 
 
-def forge(thief, victim_n, own_n):
-    """The thief takes the victim's address and MAC."""
-    thief.ip(
+def forge(attacker, victim_n, own_n):
+    """The attacker takes the address and MAC of the victim."""
+    attacker.ip(
         "link set eth0 down",
         f"link set eth0 address {mac(victim_n)}",
         f"addr del {address(own_n)}/24 dev eth0",
@@ -74,17 +74,17 @@ def forge(thief, victim_n, own_n):
     )
 
 
-def test_the_port_of_the_bridge_tells_who_calls_and_a_mark_of_nobody_is_unknown(world, bridge, poll):
+def test_vms_are_identified_by_bridge_port_and_an_unassigned_mark_is_unknown(world, bridge, poll):
     service = world.service(bridge.host, FLEET, MARKS)
     assert bridge.vms[1].ask() == (200, "web-1")
     assert bridge.vms[2].ask() == (200, "web-2")
     assert bridge.vms[3].ask() == NOT_FOUND
     bridge.host.nft("delete", "element", "bridge", "forewarn_marks", "mark_of", '{ "tap3" }')
-    assert bridge.vms[3].ask(poll) == NOT_FOUND, "no mark is no VM either"
+    assert bridge.vms[3].ask(poll) == NOT_FOUND, "a connection without a mark is an unknown caller"
     assert service.open_names() == ["169.254.169.254:80 by mark on br0"]
 
 
-def test_a_vm_that_forges_its_neighbours_address_and_mac_does_not_become_it(world, bridge, events_of, poll):
+def test_a_vm_that_forges_address_and_mac_keeps_its_identity(world, bridge, events_of, poll):
     service = world.service(bridge.host, FLEET, MARKS)
     assert bridge.vms[1].ask() == (200, "web-1")
     service.restart_vm("web-1")
@@ -93,21 +93,23 @@ def test_a_vm_that_forges_its_neighbours_address_and_mac_does_not_become_it(worl
     assert events_of(bridge.vms[2].ask(poll)) == []
 
 
-def test_under_guard_a_forger_gets_nothing_and_its_neighbour_notices_nothing(world, bridge, rules, events_of, poll):
+def test_a_guarded_vm_that_forges_addresses_gets_no_response_and_the_victim_is_not_affected(
+    world, bridge, rules, events_of, poll
+):
     service = world.service(bridge.host, FLEET, MARKS)
     bridge.guard(rules)
     assert (bridge.vms[1].ask(), bridge.vms[2].ask()) == ((200, "web-1"), (200, "web-2"))
     event_id = service.restart_vm("web-1")
-    held = bridge.vms[1].call()
-    assert held.ask() == (200, "web-1")
+    connection = bridge.vms[1].connect()
+    assert connection.ask() == (200, "web-1")
 
     forge(bridge.vms[2], 1, 2)
     assert bridge.vms[2].gets_nothing()
-    assert events_of(held.ask(poll)) == [event_id]
+    assert events_of(connection.ask(poll)) == [event_id]
     assert events_of(bridge.vms[1].ask(poll)) == [event_id]
 
 
-def test_under_guard_an_address_alone_cannot_be_forged_either(world, bridge, rules):
+def test_a_guarded_vm_cannot_forge_an_address_with_its_own_mac(world, bridge, rules):
     world.service(bridge.host, FLEET, MARKS)
     bridge.guard(rules)
     bridge.vms[2].ip(f"addr del {address(2)}/24 dev eth0", f"addr add {address(1)}/24 dev eth0")
@@ -116,37 +118,37 @@ def test_under_guard_an_address_alone_cannot_be_forged_either(world, bridge, rul
     assert bridge.vms[1].ask() == (200, "web-1")
 
 
-def claim_the_metadata_address(rogue, own_n, victim_n):
-    """What an ARP spoofer sends: unasked, that the metadata address is at its own MAC."""
-    ours, theirs = (bytes.fromhex(mac(n).replace(":", "")) for n in (own_n, victim_n))
+def claim_the_metadata_address(attacker, own_n, victim_n):
+    """Send what an ARP spoofer sends: that the metadata address has its own MAC."""
+    own_mac, victim_mac = (bytes.fromhex(mac(n).replace(":", "")) for n in (own_n, victim_n))
     metadata, victim = socket.inet_aton(METADATA), socket.inet_aton(address(victim_n))
-    arp = struct.pack("!HHBBH", 1, 0x0800, 6, 4, 2) + ours + metadata + theirs + victim
-    with rogue.inside(lambda: socket.socket(socket.AF_PACKET, socket.SOCK_RAW)) as wire:
+    arp = struct.pack("!HHBBH", 1, 0x0800, 6, 4, 2) + own_mac + metadata + victim_mac + victim
+    with attacker.inside(lambda: socket.socket(socket.AF_PACKET, socket.SOCK_RAW)) as wire:
         wire.bind(("eth0", 0))
-        wire.send(theirs + ours + struct.pack("!H", 0x0806) + arp)
+        wire.send(victim_mac + own_mac + struct.pack("!H", 0x0806) + arp)
 
 
-def test_under_guard_a_vm_that_claims_the_metadata_address_is_heard_by_nobody(world, bridge, rules):
+def test_a_guarded_vm_cannot_claim_the_metadata_address(world, bridge, rules):
     world.service(bridge.host, FLEET, MARKS)
-    victim, rogue = bridge.vms[1], bridge.vms[3]
+    victim, attacker = bridge.vms[1], bridge.vms[3]
     victim.inside(partial(Path("/proc/sys/net/ipv4/neigh/eth0/locktime").write_text, "0"))
 
-    def is_fooled():
-        claim_the_metadata_address(rogue, 3, 1)
+    def is_spoofed():
+        claim_the_metadata_address(attacker, 3, 1)
         return mac(3) in victim.shown("neigh", "show", METADATA)
 
     assert victim.ask() == (200, "web-1")
-    assert eventually(is_fooled), "which is why the guard is needed"
+    assert eventually(is_spoofed), "the attack works without the guard"
 
     bridge.guard(rules)
     victim.ip("neigh flush all")
     assert victim.ask() == (200, "web-1")
     for _ in range(5):
-        assert not is_fooled()
+        assert not is_spoofed()
         assert victim.ask() == (200, "web-1")
 
 
-def test_without_tcp_fwmark_accept_a_listener_by_mark_is_refused_with_what_to_do(world, bridge):
+def test_the_error_for_a_listener_by_mark_without_tcp_fwmark_accept_says_what_to_do(world, bridge):
     bridge.host.sysctl(tcp_fwmark_accept=0)
     with pytest.raises(AssertionError, match=r"the kernel does not mark connections: run `sysctl -w net"):
         world.service(bridge.host, FLEET, MARKS)

@@ -1,4 +1,4 @@
-"""A host that gives every VM a tap of its own: the device tells who calls (spec §2.1, §7.4)."""
+"""A host with one tap per VM, which are identified by the device (spec §2.1, §7.4)."""
 
 from __future__ import annotations
 
@@ -21,32 +21,34 @@ def by_device(count):
     return "".join(one.replace("{n}", str(n)) for n in range(count))
 
 
-def test_vms_with_one_address_and_one_port_each_see_their_own_document(world, events_of, poll):
+def test_vms_with_the_same_address_and_port_see_their_own_documents(world, events_of, poll):
     host = world.host()
     vms = [world.vm(f"vm{n}", host, f"tap{n}") for n in range(MANY)]
     service = world.service(host, fleet(MANY), by_device(MANY))
 
-    held = [vm.call(source="10.0.0.4", port=40000) for vm in vms]
-    assert [call.ask() for call in held] == [(200, f"web-{n}") for n in range(MANY)]
+    connections = [vm.connect(source="10.0.0.4", port=40000) for vm in vms]
+    assert [connection.ask() for connection in connections] == [(200, f"web-{n}") for n in range(MANY)]
 
     event_id = service.restart_vm("web-7")
-    assert [events_of(call.ask(poll)) for call in held] == [[event_id] if n == 7 else [] for n in range(MANY)]
+    assert [events_of(connection.ask(poll)) for connection in connections] == [
+        [event_id] if n == 7 else [] for n in range(MANY)
+    ]
 
 
-def test_a_device_that_is_made_anew_under_its_name_is_listened_on_again(world):
+def test_the_service_listens_again_on_a_device_that_is_created_again(world):
     host = world.host()
     vms = [world.vm(f"vm{n}", host, f"tap{n}") for n in range(2)]
     world.service(host, fleet(2), by_device(2))
     assert [vm.ask() for vm in vms] == [(200, "web-0"), (200, "web-1")]
     for _ in range(2):
         host.ip("link del tap0")
-        assert vms[1].ask() == (200, "web-1"), "the others are served all the time"
+        assert vms[1].ask() == (200, "web-1"), "the other VM is still served"
         world.plug(vms[0], host, "tap0")
         assert eventually(lambda: not vms[0].gets_nothing())
         assert vms[0].ask() == (200, "web-0")
 
 
-def test_a_device_that_comes_after_the_service_is_waited_for_and_said_once(world):
+def test_the_service_waits_for_a_missing_device_and_logs_it_once(world):
     host = world.host()
     early = world.vm("vm0", host, "tap0")
     service = world.service(host, fleet(2), by_device(2))
@@ -61,8 +63,8 @@ def test_a_device_that_comes_after_the_service_is_waited_for_and_said_once(world
     assert sum("listening on 169.254.169.254:80 by device tap1 now" in line for line in lines) == 1
 
 
-def test_a_tap_that_takes_the_name_of_another_is_that_vm_and_nobody_is_two(world):
-    """The name in the settings is what counts: whoever configures the host says which VM is behind it."""
+def test_a_renamed_tap_no_longer_identifies_its_vm(world):
+    """The settings assign a VM to the name of a device, so the name counts."""
     host = world.host()
     first, second = world.vm("vm0", host, "tap0"), world.vm("vm1", host, "tap1")
     service = world.service(host, fleet(2), by_device(2))
@@ -73,20 +75,20 @@ def test_a_tap_that_takes_the_name_of_another_is_that_vm_and_nobody_is_two(world
     assert second.ask() == (200, "web-1")
 
 
-def test_a_device_of_nobody_gets_nothing_and_a_vm_that_is_gone_gets_404(world, poll):
+def test_an_unassigned_device_gets_no_response_and_a_removed_vm_gets_404(world, poll):
     """Spec §10: an unknown caller learns nothing."""
     host = world.host()
-    gone, stranger = world.vm("vm0", host, "tap0"), world.vm("vm9", host, "tap9")
+    removed, unassigned = world.vm("vm0", host, "tap0"), world.vm("vm9", host, "tap9")
     service = world.service(host, fleet(2), by_device(1))
-    assert stranger.gets_nothing()
-    assert gone.ask() == (200, "web-0")
+    assert unassigned.gets_nothing()
+    assert removed.ask() == (200, "web-0")
     assert service.api("DELETE", "/fleet/vms/web-0").status < 300
     for target in (poll, "/metadata/versions", "/"):
-        assert gone.ask(target) == NOT_FOUND
+        assert removed.ask(target) == NOT_FOUND
 
 
-def test_with_the_rules_of_the_documentation_vms_are_refused_at_once_while_there_is_no_service(world, rules):
-    """Some clients have no timeout of their own: silence would hang them."""
+def test_with_taps_nft_vms_are_refused_at_once_while_no_service_runs(world, rules):
+    """Clients without a timeout would hang if there were no response."""
     host = world.host()
     vms = [world.vm(f"vm{n}", host, f"tap{n}") for n in range(2)]
     assert vms[0].gets_nothing()
@@ -98,8 +100,8 @@ def test_with_the_rules_of_the_documentation_vms_are_refused_at_once_while_there
         host.ip(f"rule add fwmark {n + 1} lookup {101 + n}", f"route add default dev tap{n} table {101 + n}")
     for vm in vms:
         with pytest.raises(ConnectionRefusedError):
-            vm.call(source="10.0.0.4", port=40000)
+            vm.connect(source="10.0.0.4", port=40000)
 
     world.service(host, fleet(2), by_device(2))
-    held = [vm.call(source="10.0.0.4", port=40001) for vm in vms]
-    assert [call.ask() for call in held] == [(200, "web-0"), (200, "web-1")]
+    connections = [vm.connect(source="10.0.0.4", port=40001) for vm in vms]
+    assert [connection.ask() for connection in connections] == [(200, "web-0"), (200, "web-1")]

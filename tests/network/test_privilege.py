@@ -1,4 +1,4 @@
-"""A small program with privilege opens the sockets, and the service that VMs talk to has none."""
+"""The socket helper opens sockets with privilege, and the service that serves VMs has none."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ AS_NOBODY = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", "--b
 def nobody(_can_make_namespaces):
     tried = [*AS_NOBODY, sys.executable, "-m", "forewarn", "--version"]
     if subprocess.run(tried, capture_output=True, check=False, cwd="/").returncode:
-        pytest.skip("nobody may run this Python")
+        pytest.skip("the user nobody cannot run this Python")
 
 
 @pytest.fixture
 def pair(world, nobody):
-    """A host with two VMs, its helper, and a service that is nobody."""
+    """A host with two VMs, its socket helper, and a service that runs as nobody."""
     host = world.host()
     vms = [world.vm(f"vm{n}", host, f"tap{n}") for n in range(2)]
     service = world.service(host, FLEET, LISTENERS, as_nobody=True)
@@ -56,16 +56,16 @@ def test_the_service_has_no_privilege_and_serves_every_vm(pair):
     assert [vm.ask() for vm in vms] == [(200, "web-0"), (200, "web-1")]
 
 
-def test_vms_that_call_while_the_service_restarts_wait_instead_of_being_refused(pair):
+def test_connections_wait_while_the_service_restarts(pair):
     _, vms, service, _ = pair
     service.kill()
-    call = vms[0].call()
+    connection = vms[0].connect()
     service.start()
-    assert call.ask() == (200, "web-0")
+    assert connection.ask() == (200, "web-0")
     assert vms[1].ask() == (200, "web-1")
 
 
-def test_the_service_goes_on_without_its_helper_and_takes_over_from_a_new_one(pair):
+def test_the_service_runs_without_its_helper_and_takes_sockets_from_a_new_one(pair):
     _, vms, _, helper = pair
     helper.kill()
     assert [vm.ask() for vm in vms] == [(200, "web-0"), (200, "web-1")]
@@ -78,7 +78,7 @@ def test_the_service_goes_on_without_its_helper_and_takes_over_from_a_new_one(pa
     assert [vm.ask() for vm in vms] == [(200, "web-0"), (200, "web-1")]
 
 
-def test_a_device_made_anew_is_handed_over_again(world, pair):
+def test_the_socket_of_a_device_that_is_created_again_is_passed_again(world, pair):
     host, vms, service, _ = pair
     host.ip("link del tap0")
     eventually(lambda: service.open_names() == ALL[1:])
@@ -87,29 +87,29 @@ def test_a_device_made_anew_is_handed_over_again(world, pair):
     assert [vm.ask() for vm in vms] == [(200, "web-0"), (200, "web-1")]
 
 
-def test_nobody_else_is_handed_a_socket(pair):
-    """The directory keeps other users out already; whoever gets in all the same is looked at."""
+def test_other_users_receive_no_socket(pair):
+    """The directory's permissions keep other users out; the helper checks the user of a connection too."""
     _, _, _, helper = pair
     os.chmod(helper.data, 0o755)
-    ask = (
+    program = (
         "import socket, sys; s = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET); s.settimeout(10);"
         "s.connect(sys.argv[1]); print(socket.recv_fds(s, 4096, 1)[:2])"
     )
     path = str(helper.data / "forewarn.sockets")
-    other = ["setpriv", "--reuid=65533", "--regid=65533", "--clear-groups", sys.executable, "-c", ask, path]
+    other = ["setpriv", "--reuid=65533", "--regid=65533", "--clear-groups", sys.executable, "-c", program, path]
     done = subprocess.run(other, capture_output=True, text=True, check=False, cwd="/")
     assert done.stdout == "(b'', [])\n" or "ConnectionResetError" in done.stderr
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as link:
         link.connect(path)
         name, fds, _, _ = socket.recv_fds(link, 4096, 1)
-        assert (name.decode(), len(fds)) == (ALL[0], 1), "root is"
+        assert (name.decode(), len(fds)) == (ALL[0], 1), "root receives sockets"
         os.close(fds[0])
 
 
 def test_a_second_helper_is_refused(world, pair):
     host, _, _, helper = pair
     line = ["nsenter", f"--net=/run/netns/{host.name}", sys.executable, "-m", "forewarn", "--data", str(helper.data)]
-    config = str(world.place / "forewarn.toml")
+    config = str(world.directory / "forewarn.toml")
     done = subprocess.run(
         [*line, "sockets", "--config", config], capture_output=True, text=True, check=False, cwd="/", timeout=60
     )
