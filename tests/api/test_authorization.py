@@ -13,12 +13,12 @@ import pytest
 from forewarn.api.routes import ROUTES
 from forewarn.core.access import ROLE_RIGHTS, Right, Role
 from forewarn.web.routing import ApiRoute
-from tests.api.test_every_route import NEEDS_MORE, good_call
+from tests.api.test_every_route import NEEDS_A_REAL_SERVICE, valid_call
 
 OWN, OTHER, EVERYTHING = "/subscriptions/sub/resourceGroups/lab", "/subscriptions/sub/resourceGroups/other", "/"
 PLACES = (OWN, OTHER, EVERYTHING)
 
-WHO_MAY = {
+ROUTES_BY_RIGHT = {
     ("read", "signed_in"): "GET /openapi.json, GET /access/me",
     ("read", "listing"): """GET /service, GET /fleet, GET /keepers, GET /requests/{id}, GET /events, GET /events/{id},
         GET /history, GET /explain/{thing:path}, GET /clock""",
@@ -39,26 +39,26 @@ WHO_MAY = {
         DELETE /access/clients/{id}, POST /access/grants, DELETE /access/grants/{id}, GET /webhooks, POST /webhooks,
         DELETE /webhooks/{id}, POST /webhooks/{id}/test, POST /backup, POST /access/links""",
 }
-DONE, STRANGE, FORBIDDEN, NOT_THERE = "done", "401 Unauthenticated", "403 Forbidden", "404 NotFound"
+ALLOWED, UNAUTHENTICATED, FORBIDDEN, NOT_FOUND = "done", "401 Unauthenticated", "403 Forbidden", "404 NotFound"
 
 
-def _everything(right: Right, role: Role, place: str, names_a_thing: bool) -> str:
-    return DONE if place == EVERYTHING and right in ROLE_RIGHTS[role] else FORBIDDEN
+def _everything(right: Right, role: Role, place: str, has_path_parameter: bool) -> str:
+    return ALLOWED if place == EVERYTHING and right in ROLE_RIGHTS[role] else FORBIDDEN
 
 
-def _own(right: Right, role: Role, place: str, names_a_thing: bool) -> str:
+def _own(right: Right, role: Role, place: str, has_path_parameter: bool) -> str:
     """Every role may read; a resource outside its grant does not exist."""
     if place == OTHER:
-        return NOT_THERE
-    return DONE if right in ROLE_RIGHTS[role] else FORBIDDEN
+        return NOT_FOUND
+    return ALLOWED if right in ROLE_RIGHTS[role] else FORBIDDEN
 
 
-def _listing(right: Right, role: Role, place: str, names_a_thing: bool) -> str:
-    return NOT_THERE if names_a_thing and place == OTHER else DONE
+def _listing(right: Right, role: Role, place: str, has_path_parameter: bool) -> str:
+    return NOT_FOUND if has_path_parameter and place == OTHER else ALLOWED
 
 
-def _signed_in(right: Right, role: Role, place: str, names_a_thing: bool) -> str:
-    return DONE
+def _signed_in(right: Right, role: Role, place: str, has_path_parameter: bool) -> str:
+    return ALLOWED
 
 
 EXPECTED: dict[str, Callable[[Right, Role, str, bool], str]] = {
@@ -69,30 +69,30 @@ EXPECTED: dict[str, Callable[[Right, Role, str, bool], str]] = {
     "named_event": _own,
     "vms_asked_for": _own,
 }
-WITHOUT_A_ROLE = {"everything": FORBIDDEN, "listing": FORBIDDEN, "signed_in": DONE}  # for others it does not exist
+WITHOUT_A_ROLE = {"everything": FORBIDDEN, "listing": FORBIDDEN, "signed_in": ALLOWED}  # for others it does not exist
 
 
-def expected(line: ApiRoute) -> dict[str, str]:
-    over = line.resources.__name__
-    shown = {
-        f"{role} over {place}": EXPECTED[over](line.right, role, place, "{" in line.path)
+def expected(route: ApiRoute) -> dict[str, str]:
+    over = route.resources.__name__
+    by_role = {
+        f"{role} over {place}": EXPECTED[over](route.right, role, place, "{" in route.path)
         for role in Role
         for place in PLACES
     }
-    return {"no token": STRANGE, "no role": WITHOUT_A_ROLE.get(over, NOT_THERE), **shown}
+    return {"no token": UNAUTHENTICATED, "no role": WITHOUT_A_ROLE.get(over, NOT_FOUND), **by_role}
 
 
-def outcome(api: Any, who: Callable[[Any], Any], line: ApiRoute) -> str:
-    target, body = good_call(api, line)
+def outcome(api: Any, who: Callable[[Any], Any], route: ApiRoute) -> str:
+    target, body = valid_call(api, route)
     before = api.stored()
-    answer = who(api).call(line.method, target, body)
-    if answer.status == line.status or ((line.method, line.path) in NEEDS_MORE and answer.status == 409):
-        return DONE
+    answer = who(api).call(route.method, target, body)
+    if answer.status == route.status or ((route.method, route.path) in NEEDS_A_REAL_SERVICE and answer.status == 409):
+        return ALLOWED
     assert api.stored() == before
     return f"{answer.status} {answer.json['error']['code']}"
 
 
-def everybody() -> dict[str, Callable[[Any], Any]]:
+def all_callers() -> dict[str, Callable[[Any], Any]]:
     def holding(role: Role, place: str) -> Callable[[Any], Any]:
         return lambda api: api.holding(role, place)
 
@@ -101,11 +101,11 @@ def everybody() -> dict[str, Callable[[Any], Any]]:
 
 
 def test_the_table_lists_every_route_with_its_right() -> None:
-    shown = {route.strip(): key for key, routes in WHO_MAY.items() for route in routes.split(",")}
-    assert shown == {f"{line.method} {line.path}": (line.right, line.resources.__name__) for line in ROUTES}
+    table = {name.strip(): key for key, names in ROUTES_BY_RIGHT.items() for name in names.split(",")}
+    assert table == {f"{route.method} {route.path}": (route.right, route.resources.__name__) for route in ROUTES}
 
 
-@pytest.mark.parametrize("line", ROUTES, ids=lambda line: f"{line.method} {line.path}")
-def test_a_route_is_open_to_callers_with_its_right_only(api_of: Callable[..., Any], line: ApiRoute) -> None:
-    found = {called: outcome(api_of(), who, line) for called, who in everybody().items()}
-    assert found == expected(line)
+@pytest.mark.parametrize("route", ROUTES, ids=lambda route: f"{route.method} {route.path}")
+def test_a_route_is_open_to_callers_with_its_right_only(api_of: Callable[..., Any], route: ApiRoute) -> None:
+    found = {caller: outcome(api_of(), who, route) for caller, who in all_callers().items()}
+    assert found == expected(route)

@@ -19,8 +19,8 @@ from forewarn.web.routing import API_PREFIX
 FILE = '[[hosts]]\nname = "h1"\nlocation = "westeurope"\n'
 RECORDING = {"vm": "x", "api_version": "2020-07-01", "started_at": 1, "answers": [{"at_s": 0, "status": 500}]}
 
-Good = Callable[[Any], tuple[str, Any]]
-GOOD: dict[tuple[str, str], Good] = {
+ValidCall = Callable[[Any], tuple[str, Any]]
+VALID_CALLS: dict[tuple[str, str], ValidCall] = {
     ("GET", "/openapi.json"): lambda api: ("/openapi.json", None),
     ("GET", "/service"): lambda api: ("/service", None),
     ("GET", "/fleet"): lambda api: ("/fleet", None),
@@ -87,7 +87,7 @@ GOOD: dict[tuple[str, str], Good] = {
     ("POST", "/webhooks/{id}/test"): lambda api: (f"/webhooks/{_webhook(api)}/test", None),
 }
 # These need more than a world in memory: see test_service_routes and test_sign_in_links.
-NEEDS_MORE = {("POST", "/backup"), ("POST", "/access/links")}
+NEEDS_A_REAL_SERVICE = {("POST", "/backup"), ("POST", "/access/links")}
 
 
 def _empty_host(api: Any) -> str:
@@ -141,66 +141,66 @@ def _under_maintenance(api: Any) -> str:
     return "web-0"
 
 
-def _lines(*, having: str = "") -> list[Any]:
-    return [pytest.param(line, id=f"{line.method} {line.path}") for line in ROUTES if having in line.path]
+def _route_params(*, having: str = "") -> list[Any]:
+    return [pytest.param(route, id=f"{route.method} {route.path}") for route in ROUTES if having in route.path]
 
 
-def good_call(api: Any, line: Any) -> tuple[str, Any]:
-    if (line.method, line.path) in NEEDS_MORE:
-        return line.path, {"path": "/x"} if line.path == "/backup" else None
-    return GOOD[line.method, line.path](api)
+def valid_call(api: Any, route: Any) -> tuple[str, Any]:
+    if (route.method, route.path) in NEEDS_A_REAL_SERVICE:
+        return route.path, {"path": "/x"} if route.path == "/backup" else None
+    return VALID_CALLS[route.method, route.path](api)
 
 
 def test_every_route_needs_a_right() -> None:
-    assert all(isinstance(line.right, Right) for line in ROUTES)
+    assert all(isinstance(route.right, Right) for route in ROUTES)
 
 
 def test_a_caller_who_may_only_read_changes_nothing() -> None:
-    changing = [line for line in ROUTES if line.method != "GET" and line.right is Right.READ]
-    assert [line.path for line in changing] == ["/fleet/check"]
-    reading = [line for line in ROUTES if line.method == "GET" and line.right is not Right.READ]
-    assert [(line.path, line.right) for line in reading] == [
+    changing = [route for route in ROUTES if route.method != "GET" and route.right is Right.READ]
+    assert [route.path for route in changing] == ["/fleet/check"]
+    reading = [route for route in ROUTES if route.method == "GET" and route.right is not Right.READ]
+    assert [(route.path, route.right) for route in reading] == [
         ("/access", Right.ADMINISTER),
         ("/webhooks", Right.ADMINISTER),
     ]
 
 
 def test_every_route_has_a_valid_call_in_the_table() -> None:
-    assert set(GOOD) | NEEDS_MORE == {(line.method, line.path) for line in ROUTES}
+    assert set(VALID_CALLS) | NEEDS_A_REAL_SERVICE == {(route.method, route.path) for route in ROUTES}
 
 
-@pytest.mark.parametrize(("method", "path"), GOOD, ids=lambda value: str(value))
+@pytest.mark.parametrize(("method", "path"), VALID_CALLS, ids=lambda value: str(value))
 def test_a_valid_call_is_answered_with_the_routes_status(api: Any, method: str, path: str) -> None:
-    line = next(line for line in ROUTES if (line.method, line.path) == (method, path))
-    target, body = GOOD[method, path](api)
+    route = next(route for route in ROUTES if (route.method, route.path) == (method, path))
+    target, body = VALID_CALLS[method, path](api)
     answer = api.call(method, target, body)
-    assert answer.status == line.status, answer.content
+    assert answer.status == route.status, answer.content
     assert isinstance(answer.json, dict)
 
 
-@pytest.mark.parametrize("line", [p for p in _lines() if p.values[0].method == "POST"])
-def test_an_unknown_field_is_rejected_by_its_name(api: Any, line: Any) -> None:
-    target, body = good_call(api, line)
+@pytest.mark.parametrize("route", [p for p in _route_params() if p.values[0].method == "POST"])
+def test_an_unknown_field_is_rejected_by_its_name(api: Any, route: Any) -> None:
+    target, body = valid_call(api, route)
     status, code, message = api.refused("POST", target, {**(body or {}), "colour": "red"})
     assert (status, code) == (400, "Rejected")
     assert "colour" in message
 
 
-@pytest.mark.parametrize("line", [p for p in _lines() if p.values[0].method == "POST"])
-def test_a_body_that_is_not_an_object_is_rejected(api: Any, line: Any) -> None:
-    target, _ = good_call(api, line)
+@pytest.mark.parametrize("route", [p for p in _route_params() if p.values[0].method == "POST"])
+def test_a_body_that_is_not_an_object_is_rejected(api: Any, route: Any) -> None:
+    target, _ = valid_call(api, route)
     for body in (b"[1]", b"{", b"\xff"):
         status, code, message = api.refused("POST", target, body)
         assert (status, code) == (400, "Rejected")
         assert "body" in message
 
 
-@pytest.mark.parametrize("line", _lines(having="{"))
-def test_an_unknown_name_in_a_path_is_not_found(api: Any, line: Any) -> None:
+@pytest.mark.parametrize("route", _route_params(having="{"))
+def test_an_unknown_name_in_a_path_is_not_found(api: Any, route: Any) -> None:
     good = {f"/hosts/{{name}}/degrade{end}": {"in_s": 86400} for end in ("", "/preview")}
-    target = line.path.replace("{name:path}", "nothing").replace("{thing:path}", "nothing")
+    target = route.path.replace("{name:path}", "nothing").replace("{thing:path}", "nothing")
     target = target.replace("{name}", "nothing").replace("{id}", "nothing")
-    status, code, message = api.refused(line.method, target, good.get(line.path))
+    status, code, message = api.refused(route.method, target, good.get(route.path))
     assert (status, code) == (404, "NotFound")
     assert "'nothing'" in message
 

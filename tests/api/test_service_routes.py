@@ -61,7 +61,7 @@ BAD = [
 
 
 @pytest.mark.parametrize(("target", "body", "status"), BAD)
-def test_invalid_clock_and_history_calls_are_rejected(api: Any, target: str, body: Any, status: int) -> None:
+def test_invalid_clock_and_backup_calls_are_rejected(api: Any, target: str, body: Any, status: int) -> None:
     assert api.refused("POST", target, body)[0] == status
 
 

@@ -24,7 +24,7 @@ def texts(page: Any) -> list[str]:
     return [entry["text"] for entry in page["entries"]]
 
 
-def whole(api: Any, target: str) -> str:
+def response_text(api: Any, target: str) -> str:
     """The text of a response, to search for what must not be in it."""
     answer = api.call("GET", target)
     assert answer.status == 200, answer.content
@@ -45,7 +45,7 @@ def test_a_reader_of_a_scale_set_sees_its_instances(api: Any) -> None:
     assert [vm["name"] for vm in shown["vms"]] == ["pool_0", "pool_1"]
 
 
-NOT_THERE = [
+INVISIBLE_TARGETS = [
     "/vms/web-0",
     "/fleet?host=h2",
     "/fleet?scope=web",
@@ -62,7 +62,7 @@ NOT_THERE = [
 ]
 
 
-@pytest.mark.parametrize("target", NOT_THERE)
+@pytest.mark.parametrize("target", INVISIBLE_TARGETS)
 def test_an_invisible_thing_is_refused_like_one_that_does_not_exist(api: Any, target: str) -> None:
     name = target.rpartition("/")[2] if "=" not in target else target.rpartition("=")[2].rpartition("/")[2]
     nobody = target.replace(name, "nothing")
@@ -138,7 +138,7 @@ def test_a_wait_for_a_gate_does_not_name_invisible_scopes(api: Any) -> None:
     shown = reader.get(f"/events/{event['id']}")
     assert shown["waits_for"]["text"] == "another scope on the same host, which is not ready yet"
     for target in ("/vms/db", "/events", "/explain/db", f"/explain/{event['id']}", "/history", "/fleet"):
-        found = whole(reader, target)
+        found = response_text(reader, target)
         assert not any(name in found for name in ("web-0", "pool_0", "local user ann requested rollout"))
     found = reader.get(f"/explain/{event['id']}")
     assert "as part of a rollout;" in found["lines"][0]["text"]

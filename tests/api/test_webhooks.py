@@ -62,7 +62,7 @@ def test_the_resource_of_a_webhook_may_be_given_by_name(api: Any, name: str, res
 
 
 @pytest.mark.parametrize(("name", "status"), [("nothing", 404), ("/nothing", 400)])
-def test_an_unknown_webhook_or_resource_is_not_found(api: Any, name: str, status: int) -> None:
+def test_an_unknown_or_invalid_resource_is_refused(api: Any, name: str, status: int) -> None:
     found = api.refused("POST", "/webhooks", {"url": "https://example.org", "over": name})
     assert found[0] == status
     assert repr(name) in found[2]

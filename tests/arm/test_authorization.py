@@ -20,10 +20,10 @@ from tests.arm.conftest import Arm
 
 OWN, OTHER, EVERYTHING = "/subscriptions/sub/resourceGroups/lab", "/subscriptions/sub/resourceGroups/other", "/"
 PLACES = (OWN, OTHER, EVERYTHING)
-LET_IN, STRANGE, FORBIDDEN = "let in", "401 AuthenticationFailed", "403 AuthorizationFailed"
+ALLOWED, UNAUTHENTICATED, FORBIDDEN = "let in", "401 AuthenticationFailed", "403 AuthorizationFailed"
 
 # Discovery and sign-in, which a client needs before it has a token.
-FOR_ANYBODY = {
+WITHOUT_TOKEN = {
     "GET /metadata/endpoints",
     "GET /metadata/endpoints-list",
     "GET /adfs/.well-known/openid-configuration",
@@ -33,15 +33,15 @@ FOR_ANYBODY = {
     "POST /adfs/oauth2/token",
     "POST /{tenant}/oauth2/v2.0/token",
 }
-OVER_WHAT_IS_CALLED = {"require_on_resource", "authorize_instances", "authorize_set_and_vms"}
+OVER_THE_RESOURCE = {"require_on_resource", "authorize_instances", "authorize_set_and_vms"}
 
 
 def label(route: ArmRoute) -> str:
     return f"{route.method} {route.path}"
 
 
-GUARDED = [pytest.param(route, id=label(route)) for route in ROUTES if route.right is not None]
-OPEN = [pytest.param(route, id=label(route)) for route in ROUTES if route.right is None]
+WITH_TOKEN = [pytest.param(route, id=label(route)) for route in ROUTES if route.right is not None]
+PUBLIC = [pytest.param(route, id=label(route)) for route in ROUTES if route.right is None]
 
 
 def target(arm: Any, route: ArmRoute) -> str:
@@ -64,20 +64,20 @@ def target(arm: Any, route: ArmRoute) -> str:
 def expected(route: ArmRoute) -> dict[str, str]:
     assert route.right is not None
     if route.authorize.__name__ == "allow_listing":
-        shown = {f"{role} over {place}": LET_IN for role in Role for place in PLACES}
-        return {"no token": STRANGE, "no role": LET_IN, **shown}
-    assert route.authorize.__name__ in OVER_WHAT_IS_CALLED, (
+        expected_by_role = {f"{role} over {place}": ALLOWED for role in Role for place in PLACES}
+        return {"no token": UNAUTHENTICATED, "no role": ALLOWED, **expected_by_role}
+    assert route.authorize.__name__ in OVER_THE_RESOURCE, (
         f"{label(route)} is over {route.authorize.__name__}: expect what?"
     )
-    shown = {
-        f"{role} over {place}": LET_IN if place != OTHER and route.right in ROLE_RIGHTS[role] else FORBIDDEN
+    expected_by_role = {
+        f"{role} over {place}": ALLOWED if place != OTHER and route.right in ROLE_RIGHTS[role] else FORBIDDEN
         for role in Role
         for place in PLACES
     }
-    return {"no token": STRANGE, "no role": FORBIDDEN, **shown}
+    return {"no token": UNAUTHENTICATED, "no role": FORBIDDEN, **expected_by_role}
 
 
-def everybody(arm: Any) -> dict[str, Any]:
+def all_callers(arm: Any) -> dict[str, Any]:
     roles = {f"{role} over {place}": arm.holding(role, place) for role in Role for place in PLACES}
     return {"no token": without_token(arm), "no role": arm.holding(Role.READER), **roles}
 
@@ -93,26 +93,26 @@ def outcome(arm: Any, caller: Any, route: ArmRoute, where: str) -> str:
     before = arm.stored()
     answer = caller.call(route.method, where)
     if answer.status not in (401, 403):
-        return LET_IN
+        return ALLOWED
     assert arm.stored() == before
     return f"{answer.status} {answer.json['error']['code']}"
 
 
 def test_only_discovery_and_sign_in_need_no_token() -> None:
-    assert {label(route) for route in ROUTES if route.right is None} == FOR_ANYBODY
+    assert {label(route) for route in ROUTES if route.right is None} == WITHOUT_TOKEN
 
 
 def test_every_writing_route_needs_more_than_the_right_to_read() -> None:
     changing = [route for route in ROUTES if route.method != "GET" and route.right is not None]
     assert {route.right for route in changing} == {Right.OPERATE, Right.APPROVE}
-    assert all(route.authorize.__name__ in OVER_WHAT_IS_CALLED for route in changing)
+    assert all(route.authorize.__name__ in OVER_THE_RESOURCE for route in changing)
     approving = {label(route) for route in changing if route.right is Right.APPROVE}
     assert approving == {label(route) for route in changing if "scheduledevents" in route.path}
     reading = [route for route in ROUTES if route.method == "GET" and route.right is not None]
     assert {route.right for route in reading} == {Right.READ}
 
 
-@pytest.mark.parametrize("route", OPEN)
+@pytest.mark.parametrize("route", PUBLIC)
 def test_routes_without_a_token_change_nothing(arm: Any, route: ArmRoute) -> None:
     where = target(arm, route)
     before = arm.stored()
@@ -121,20 +121,20 @@ def test_routes_without_a_token_change_nothing(arm: Any, route: ArmRoute) -> Non
     assert arm.stored() == before
 
 
-@pytest.mark.parametrize("route", GUARDED)
+@pytest.mark.parametrize("route", WITH_TOKEN)
 def test_a_route_is_open_to_callers_with_its_right_only(arm: Any, route: ArmRoute) -> None:
     where = target(arm, route)
-    found = {called: outcome(arm, caller, route, where) for called, caller in everybody(arm).items()}
+    found = {name_of_caller: outcome(arm, caller, route, where) for name_of_caller, caller in all_callers(arm).items()}
     assert found == expected(route)
 
 
-LISTING = [param for param in GUARDED if param.values[0].authorize.__name__ == "allow_listing"]
+LISTING = [param for param in WITH_TOKEN if param.values[0].authorize.__name__ == "allow_listing"]
 
 
 @pytest.mark.parametrize("route", LISTING)
 def test_a_list_names_nothing_that_the_caller_may_not_read(arm: Any, route: ArmRoute) -> None:
     where = target(arm, route)
     for caller in (arm.holding(Role.OPERATOR, OTHER), arm.holding(Role.READER)):
-        shown = caller.call("GET", where).content.decode()
-        named = [name for name in ("db", "web-", "pool_", "resourceGroups/lab", "spot") if name in shown]
+        expected_by_role = caller.call("GET", where).content.decode()
+        named = [name for name in ("db", "web-", "pool_", "resourceGroups/lab", "spot") if name in expected_by_role]
         assert named == []

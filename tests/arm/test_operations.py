@@ -24,7 +24,7 @@ OPERATIONS = "/subscriptions/sub/providers/Microsoft.Compute/locations/westeurop
 DAY_S = 86_400
 
 
-class Followed:
+class OperationClient:
     """An operation, read at the URLs of its 202 response."""
 
     def __init__(self, caller: Any, method: str, target: str, body: Any = None) -> None:
@@ -51,14 +51,14 @@ def the_event(arm: Any) -> Event:
     return event
 
 
-def again(arm: Any) -> Any:
+def restarted(arm: Any) -> Any:
     """The same service after a crash and a restart."""
     arm.world.restart()
     return type(arm)(type(arm.api)(arm.world))
 
 
 def test_an_operation_says_what_it_waits_for_until_its_event_is_over(arm: Any) -> None:
-    followed = Followed(arm, "POST", f"{VMS}/db/restart")
+    followed = OperationClient(arm, "POST", f"{VMS}/db/restart")
     event = the_event(arm)
     answer = arm.call("GET", followed.url)
     assert answer.headers["retry-after"] == "1"
@@ -101,7 +101,7 @@ def test_an_operation_says_what_it_waits_for_until_its_event_is_over(arm: Any) -
 
 
 def test_an_operation_ends_without_approval_after_the_notice(arm: Any) -> None:
-    followed = Followed(arm, "POST", f"{VMS}/db/redeploy")
+    followed = OperationClient(arm, "POST", f"{VMS}/db/redeploy")
     arm.world.advance(9 * 60)
     assert followed.status == "InProgress"
     arm.world.advance(10 * 60)
@@ -109,7 +109,7 @@ def test_an_operation_ends_without_approval_after_the_notice(arm: Any) -> None:
 
 
 def test_an_operation_lists_the_vms_that_were_given_the_event_and_that_poll(arm: Any) -> None:
-    followed = Followed(arm, "POST", f"{VMS}/web-0/restart")
+    followed = OperationClient(arm, "POST", f"{VMS}/web-0/restart")
     event, world = the_event(arm), arm.world
     key, scope_id = world.vm("web-1").key, event.scope_id
     polled = LastPoll(vm=key, scope_id=scope_id, at=world.now, version="2020-07-01")
@@ -125,7 +125,7 @@ def test_an_operation_lists_the_vms_that_were_given_the_event_and_that_poll(arm:
 
 
 def test_the_location_url_answers_with_its_status_only(arm: Any) -> None:
-    followed = Followed(arm, "POST", f"{VMS}/db/restart")
+    followed = OperationClient(arm, "POST", f"{VMS}/db/restart")
     waiting = followed.watch()
     assert (waiting.status, waiting.content, waiting.headers["retry-after"]) == (202, b"", "1")
     assert waiting.headers["location"] == followed.monitor
@@ -136,7 +136,7 @@ def test_the_location_url_answers_with_its_status_only(arm: Any) -> None:
 
 def test_a_failed_act_fails_the_operation_with_the_reason_of_each_vm(arm: Any) -> None:
     arm.world.hypervisor.set_behaviour(SimulatedBehaviour((FailRule(vm="pool_1", note="the disk did not come back"),)))
-    followed = Followed(arm, "POST", f"{POOL}/restart")
+    followed = OperationClient(arm, "POST", f"{POOL}/restart")
     arm.world.advance(16 * 60)
     shown = followed.show()
     assert shown["status"] == "Failed"
@@ -155,7 +155,7 @@ def test_a_failed_act_fails_the_operation_with_the_reason_of_each_vm(arm: Any) -
 
 
 def test_a_withdrawn_event_cancels_the_operation_with_who_and_why(arm: Any) -> None:
-    followed = Followed(arm, "POST", f"{VMS}/db/restart")
+    followed = OperationClient(arm, "POST", f"{VMS}/db/restart")
     arm.world.do(arm.world.control.requests.withdraw(the_event(arm).id, who="bob", reason="not today"))
     shown = followed.show()
     assert shown["status"] == "Canceled"
@@ -167,7 +167,7 @@ def test_a_withdrawn_event_cancels_the_operation_with_who_and_why(arm: Any) -> N
 def test_the_message_has_the_first_reasons_and_the_details_have_all(arm: Any) -> None:
     many = tuple(a_vm(f"crowd_{n}", scale_set="crowd", host="h1") for n in range(22))
     arm.world.do(arm.world.control.fleet.apply_change(FleetChange(vms=many, text="a crowd"), who="test"))
-    followed = Followed(arm, "POST", f"{COMPUTE}/virtualMachineScaleSets/crowd/restart")
+    followed = OperationClient(arm, "POST", f"{COMPUTE}/virtualMachineScaleSets/crowd/restart")
     for event in arm.world.events(EventState.SCHEDULED):
         arm.world.do(arm.world.control.requests.withdraw(event.id, who="bob"))
     error = followed.show()["error"]
@@ -178,7 +178,7 @@ def test_the_message_has_the_first_reasons_and_the_details_have_all(arm: Any) ->
 
 def test_an_operation_that_was_done_in_part_does_not_succeed(arm: Any) -> None:
     """Spec §9: a withdrawn event cancels it, even if another of its events was done."""
-    followed = Followed(arm, "POST", f"{POOL}/restart", {"instanceIds": ["0", "1"]})
+    followed = OperationClient(arm, "POST", f"{POOL}/restart", {"instanceIds": ["0", "1"]})
     done, withdrawn = sorted(arm.world.events(EventState.SCHEDULED), key=lambda event: event.vms)
     arm.world.do(arm.world.control.requests.withdraw(withdrawn.id, who="bob", reason="not this one"))
     assert followed.status == "InProgress"
@@ -192,7 +192,7 @@ def test_an_operation_that_was_done_in_part_does_not_succeed(arm: Any) -> None:
 
 
 def test_an_operation_with_a_skipped_part_fails(arm: Any) -> None:
-    followed = Followed(arm, "POST", f"{POOL}/restart", {"instanceIds": ["0"]})
+    followed = OperationClient(arm, "POST", f"{POOL}/restart", {"instanceIds": ["0"]})
     request_id = the_event(arm).request_id
     skipped = HistoryEntry(at=0, what=EntryKind.SKIPPED, text="pool_9 has no host to go to", request_id=request_id)
     arm.world.do(arm.world.store.commit(Commit(entries=(skipped,))))
@@ -206,8 +206,8 @@ def test_an_operation_with_a_skipped_part_fails(arm: Any) -> None:
     ("method", "action", "by"), [("POST", "/redeploy", "user redeploy"), ("DELETE", "", "user delete")]
 )
 def test_a_replaced_operation_is_cancelled(arm: Any, method: str, action: str, by: str) -> None:
-    first = Followed(arm, "POST", f"{VMS}/db/restart")
-    second = Followed(arm, method, f"{VMS}/db{action}")
+    first = OperationClient(arm, "POST", f"{VMS}/db/restart")
+    second = OperationClient(arm, method, f"{VMS}/db{action}")
     assert first.status == "Canceled"
     assert first.show()["error"]["message"] == f"Reboot of db was withdrawn by local user ann: replaced by {by}"
     arm.world.advance(20 * 60)
@@ -215,7 +215,7 @@ def test_a_replaced_operation_is_cancelled(arm: Any, method: str, action: str, b
 
 
 def test_an_operation_without_notice_is_over_when_it_is_performed(arm: Any) -> None:
-    followed = Followed(arm, "POST", f"{VMS}/db/powerOff")
+    followed = OperationClient(arm, "POST", f"{VMS}/db/powerOff")
     arm.world.advance(60)
     shown = followed.show()
     assert shown["status"] == "Succeeded"
@@ -225,7 +225,7 @@ def test_an_operation_without_notice_is_over_when_it_is_performed(arm: Any) -> N
 
 def test_a_restart_in_a_disabled_scope_waits_for_no_approval(arm_of: Callable[..., Any]) -> None:
     arm = arm_of(Policy())
-    followed = Followed(arm, "POST", f"{VMS}/db/restart")
+    followed = OperationClient(arm, "POST", f"{VMS}/db/restart")
     arm.world.advance(60)
     shown = followed.show()
     assert shown["status"] == "Succeeded"
@@ -236,7 +236,7 @@ def test_an_operation_that_performs_maintenance_lasts_as_long_as_its_events(arm:
     world = arm.world
     world.do(world.control.requests.degrade_host("h1", who="operator", notice_s=DAY_S))
     world.settle()
-    followed = Followed(arm, "POST", f"{VMS}/db/performMaintenance")
+    followed = OperationClient(arm, "POST", f"{VMS}/db/performMaintenance")
     shown = followed.show()
     assert (shown["status"], shown["properties"]["request"]) == ("InProgress", "perform-maintenance")
     assert [event["resources"] for event in shown["properties"]["events"]] == [["db"]]
@@ -250,21 +250,21 @@ def test_performing_maintenance_of_a_shared_host_does_not_reveal_its_other_vms(a
     world.do(world.control.requests.start_rollout(rollout, who="operator"))
     world.settle()
     operator = arm.holding(Role.OPERATOR, f"{VMS}/db")
-    followed = Followed(operator, "POST", f"{VMS}/db/performMaintenance")
+    followed = OperationClient(operator, "POST", f"{VMS}/db/performMaintenance")
     (found,) = followed.show()["properties"]["events"]
     assert found["waitsFor"] == "another scope on the same host, which is not ready yet"
     assert "web-0" in followed.show(arm)["properties"]["events"][0]["waitsFor"]
 
 
 def test_an_operation_outlives_the_service_that_began_it(arm: Any) -> None:
-    followed = Followed(arm, "POST", f"{POOL}/restart")
-    reborn = again(arm)
+    followed = OperationClient(arm, "POST", f"{POOL}/restart")
+    reborn = restarted(arm)
     assert followed.show(reborn)["status"] == "InProgress"
     for event in reborn.world.events(EventState.SCHEDULED):
         reborn.world.approve("pool_0", event.id)
-    reborn = again(reborn)
+    reborn = restarted(reborn)
     reborn.world.advance(60)
-    assert followed.show(again(reborn))["status"] == "Succeeded"
+    assert followed.show(restarted(reborn))["status"] == "Succeeded"
 
 
 def test_an_operation_with_planned_events_is_in_progress(arm: Any) -> None:
@@ -276,12 +276,12 @@ def test_an_operation_with_planned_events_is_in_progress(arm: Any) -> None:
 
 
 def test_an_operation_is_found_in_any_case_of_its_id_and_path(arm: Any) -> None:
-    followed = Followed(arm, "POST", f"{VMS}/db/restart")
+    followed = OperationClient(arm, "POST", f"{VMS}/db/restart")
     assert arm.get(f"{OPERATIONS.upper()}/{followed.id.upper()}")["name"] == followed.id
 
 
 def test_an_operation_is_not_found_under_another_subscription(arm: Any) -> None:
-    followed = Followed(arm, "POST", f"{VMS}/db/restart")
+    followed = OperationClient(arm, "POST", f"{VMS}/db/restart")
     status, code, message = arm.refused("GET", f"{OPERATIONS.replace('sub/', 'other/')}/{followed.id}")
     assert (status, code) == (404, "ResourceNotFound")
     assert followed.id in message
@@ -299,7 +299,7 @@ def test_a_rollout_is_not_found_as_an_operation(arm: Any) -> None:
 
 
 def test_an_operation_without_kept_events_is_not_found_and_says_so(arm: Any) -> None:
-    followed = Followed(arm, "POST", f"{VMS}/db/restart")
+    followed = OperationClient(arm, "POST", f"{VMS}/db/restart")
     arm.world.advance(DAY_S)
     arm.world.do(arm.world.store.prune(arm.world.now))
     status, _, message = arm.refused("GET", followed.url)
@@ -308,7 +308,7 @@ def test_an_operation_without_kept_events_is_not_found_and_says_so(arm: Any) -> 
 
 
 def test_an_operation_is_visible_to_its_requester_and_readers_of_all_its_vms(arm: Any) -> None:
-    followed = Followed(arm.holding(Role.OPERATOR, POOL, name="client asker"), "POST", f"{POOL}/restart")
+    followed = OperationClient(arm.holding(Role.OPERATOR, POOL, name="client asker"), "POST", f"{POOL}/restart")
     strangers = [arm.holding(Role.READER, *over) for over in ((), (f"{VMS}/db",), (f"{POOL}/virtualMachines/0",))]
     for outsider in strangers:
         assert outsider.call("GET", followed.url).error[0] == 404
@@ -328,12 +328,12 @@ def test_an_operation_that_performs_maintenance_is_visible_to_all_who_see_the_sc
     rollout = Rollout(impact=RolloutImpact.REBOOT, hosts=("h1",))
     arm.world.do(arm.world.control.requests.start_rollout(rollout, who="operator"))
     arm.world.settle()
-    followed = Followed(arm, "POST", f"{VMS}/app-0/performMaintenance")
+    followed = OperationClient(arm, "POST", f"{VMS}/app-0/performMaintenance")
     reader = arm.holding(Role.READER, f"{VMS}/app-0")
     assert followed.show(reader)["properties"]["events"][0]["resources"] == ["app-0", "app-1"]
 
 
 def test_an_operation_can_be_read_after_it_deleted_its_vms(arm: Any) -> None:
-    followed = Followed(arm, "DELETE", f"{VMS}/db")
+    followed = OperationClient(arm, "DELETE", f"{VMS}/db")
     arm.world.advance(60)
     assert arm.holding(Role.READER, f"{VMS}/db").get(followed.url)["status"] == "Succeeded"

@@ -33,7 +33,7 @@ AUTOMATIC = {
 }
 
 
-def noticed(timeout: Any = "PT10M", **more: Any) -> dict[str, Any]:
+def terminate_notice(timeout: Any = "PT10M", **more: Any) -> dict[str, Any]:
     return {"scheduledEventsProfile": {"terminateNotificationProfile": {"notBeforeTimeout": timeout, **more}}}
 
 
@@ -45,7 +45,7 @@ def of_set(**profile: Any) -> dict[str, Any]:
     return {"properties": {"virtualMachineProfile": profile}}
 
 
-def done(arm: Any, method: str, target: str, body: Any) -> Any:
+def updated(arm: Any, method: str, target: str, body: Any) -> Any:
     """The response of an update; it equals what a GET shows then."""
     answer = arm.call(method, target, body)
     assert answer.status == 200, answer.content
@@ -53,14 +53,14 @@ def done(arm: Any, method: str, target: str, body: Any) -> Any:
     return answer.json
 
 
-def sentence(arm: Any) -> list[str]:
+def fleet_entries(arm: Any) -> list[str]:
     return [entry.text for entry in arm.world.store.history() if entry.what is EntryKind.FLEET][1:]
 
 
 @pytest.mark.parametrize("target", EVERY)
 def test_putting_back_what_a_get_shows_changes_nothing(arm: Any, target: str) -> None:
     before = arm.stored()
-    assert done(arm, "PUT", target, arm.get(target)) == arm.get(target)
+    assert updated(arm, "PUT", target, arm.get(target)) == arm.get(target)
     assert arm.stored() == before
 
 
@@ -75,7 +75,7 @@ def test_a_client_may_leave_out_members_and_send_null(arm: Any, target: str) -> 
         if name in whole["properties"]
     }
     before = arm.stored()
-    done(arm, "PUT", target, {**kept, **nulls, "properties": {**properties, "userData": None, "licenseType": None}})
+    updated(arm, "PUT", target, {**kept, **nulls, "properties": {**properties, "userData": None, "licenseType": None}})
     assert arm.stored() == before
 
 
@@ -83,16 +83,16 @@ def test_an_instance_view_that_is_sent_back_is_ignored(arm: Any) -> None:
     whole = arm.get(f"{DB}?$expand=instanceView")
     whole["properties"]["instanceView"]["statuses"] = []
     before = arm.stored()
-    done(arm, "PUT", DB, whole)
+    updated(arm, "PUT", DB, whole)
     assert arm.stored() == before
 
 
 def test_the_terminate_notice_of_a_vm_is_set(arm: Any) -> None:
-    shown = done(arm.holding(Role.OPERATOR, DB), "PATCH", DB, of_vm(**noticed(enable=True)))
+    shown = updated(arm.holding(Role.OPERATOR, DB), "PATCH", DB, of_vm(**terminate_notice(enable=True)))
     profile = {"enable": True, "notBeforeTimeout": "PT10M"}
     assert shown["properties"]["scheduledEventsProfile"] == {"terminateNotificationProfile": profile}
     assert arm.world.vm("db").terminate_notice_min == 10
-    assert sentence(arm) == ["client ci set the terminate notice of db to 10 min"]
+    assert fleet_entries(arm) == ["client ci set the terminate notice of db to 10 min"]
 
     (event,) = arm.world.ask(RequestedOperation.DELETE, "db")
     assert event.not_before - arm.world.now == 600
@@ -119,7 +119,7 @@ def test_the_terminate_notice_of_a_vm_is_set(arm: Any) -> None:
 def test_a_notice_may_be_any_iso_duration_of_whole_minutes(arm: Any, profile: Any, minutes: int) -> None:
     whole = arm.get(DB)
     whole["properties"]["scheduledEventsProfile"] = {"terminateNotificationProfile": profile}
-    done(arm, "PUT", DB, whole)
+    updated(arm, "PUT", DB, whole)
     assert arm.world.vm("db").terminate_notice_min == minutes
 
 
@@ -129,7 +129,7 @@ def test_a_notice_may_be_any_iso_duration_of_whole_minutes(arm: Any, profile: An
 )
 @pytest.mark.parametrize("enable", [True, False])
 def test_an_invalid_notice_is_rejected_with_the_allowed_range(arm: Any, timeout: str, enable: bool) -> None:
-    status, code, message = arm.refused("PATCH", DB, of_vm(**noticed(timeout, enable=enable)))
+    status, code, message = arm.refused("PATCH", DB, of_vm(**terminate_notice(timeout, enable=enable)))
     assert (status, code) == (400, "InvalidParameter")
     where = "properties.scheduledEventsProfile.terminateNotificationProfile.notBeforeTimeout"
     assert message.startswith(f'{where} is "{timeout[:20]}')
@@ -142,9 +142,9 @@ def test_an_invalid_notice_is_rejected_with_the_allowed_range(arm: Any, timeout:
     [
         (of_vm(scheduledEventsProfile=5), "properties.scheduledEventsProfile"),
         (of_vm(scheduledEventsProfile=[]), "properties.scheduledEventsProfile"),
-        (of_vm(**noticed(enable="yes")), "properties.scheduledEventsProfile.terminateNotificationProfile.enable"),
-        (of_vm(**noticed(10)), "properties.scheduledEventsProfile.terminateNotificationProfile.notBeforeTimeout"),
-        (of_vm(**noticed(soon=1)), "properties.scheduledEventsProfile.terminateNotificationProfile"),
+        (of_vm(**terminate_notice(enable="yes")), "properties.scheduledEventsProfile.terminateNotificationProfile.enable"),
+        (of_vm(**terminate_notice(10)), "properties.scheduledEventsProfile.terminateNotificationProfile.notBeforeTimeout"),
+        (of_vm(**terminate_notice(soon=1)), "properties.scheduledEventsProfile.terminateNotificationProfile"),
         (of_vm(scheduledEventsPolicy={"userInitiatedReboot": 5}), "properties.scheduledEventsPolicy.userInitiatedReb"),
         (of_vm(scheduledEventsPolicy={"userInitiatedFreeze": {"x": 1}}), "properties.scheduledEventsPolicy"),
         ({"tags": []}, "tags"),
@@ -176,42 +176,57 @@ def test_a_body_that_is_not_an_object_is_rejected(arm: Any, body: bytes) -> None
 
 
 def test_a_patch_keeps_what_it_leaves_out(arm: Any) -> None:
-    done(arm, "PATCH", DB, {"tags": {"team": "shop"}, **of_vm(**noticed(), scheduledEventsPolicy=AUTOMATIC)})
-    done(arm, "PATCH", DB, of_vm(scheduledEventsProfile={"osImageNotificationProfile": {"enable": True}}))
+    updated(
+        arm,
+        "PATCH",
+        DB,
+        {"tags": {"team": "shop"}, **of_vm(**terminate_notice(), scheduledEventsPolicy=AUTOMATIC)},
+    )
+    updated(arm, "PATCH", DB, of_vm(scheduledEventsProfile={"osImageNotificationProfile": {"enable": True}}))
     vm = arm.world.vm("db")
     assert (vm.terminate_notice_min, vm.os_image_notice_min) == (10, 15)
     assert (vm.auto_approve.restart, vm.auto_approve.redeploy, vm.publish_outside) == (True, True, True)
     assert vm.tags == {"team": "shop"}
 
-    done(arm, "PATCH", DB, {})
-    done(arm, "PATCH", DB, None)
-    done(arm, "PATCH", DB, {"properties": None})
+    updated(arm, "PATCH", DB, {})
+    updated(arm, "PATCH", DB, None)
+    updated(arm, "PATCH", DB, {"properties": None})
     assert arm.world.vm("db") == vm
 
 
 def test_a_patch_removes_members_that_are_null(arm: Any) -> None:
-    done(arm, "PATCH", DB, {"tags": {"team": "shop"}, **of_vm(**noticed(), scheduledEventsPolicy=AUTOMATIC)})
+    updated(
+        arm,
+        "PATCH",
+        DB,
+        {"tags": {"team": "shop"}, **of_vm(**terminate_notice(), scheduledEventsPolicy=AUTOMATIC)},
+    )
     fewer = {"userInitiatedReboot": None, "scheduledEventsAdditionalPublishingTargets": None}
-    done(arm, "PATCH", DB, of_vm(scheduledEventsPolicy=fewer))
+    updated(arm, "PATCH", DB, of_vm(scheduledEventsPolicy=fewer))
     assert arm.world.vm("db").auto_approve.redeploy
     assert not arm.world.vm("db").auto_approve.restart
-    shown = done(arm, "PATCH", DB, {"tags": None, **of_vm(scheduledEventsProfile=None, scheduledEventsPolicy=None)})
+    shown = updated(arm, "PATCH", DB, {"tags": None, **of_vm(scheduledEventsProfile=None, scheduledEventsPolicy=None)})
     assert not {"scheduledEventsProfile", "scheduledEventsPolicy"} & shown["properties"].keys()
     assert shown["tags"] == {}
 
 
 def test_a_patch_that_enables_a_notification_keeps_its_time(arm: Any) -> None:
-    done(arm, "PATCH", DB, of_vm(**noticed("PT12M")))
-    done(arm, "PATCH", DB, of_vm(scheduledEventsProfile={"terminateNotificationProfile": {"enable": True}}))
+    updated(arm, "PATCH", DB, of_vm(**terminate_notice("PT12M")))
+    updated(arm, "PATCH", DB, of_vm(scheduledEventsProfile={"terminateNotificationProfile": {"enable": True}}))
     assert arm.world.vm("db").terminate_notice_min == 12
 
 
 def test_a_put_removes_what_it_leaves_out(arm: Any) -> None:
-    done(arm, "PATCH", DB, {"tags": {"team": "shop"}, **of_vm(**noticed(), scheduledEventsPolicy=AUTOMATIC)})
-    shown = done(arm, "PUT", DB, {"location": "West Europe"})
+    updated(
+        arm,
+        "PATCH",
+        DB,
+        {"tags": {"team": "shop"}, **of_vm(**terminate_notice(), scheduledEventsPolicy=AUTOMATIC)},
+    )
+    shown = updated(arm, "PUT", DB, {"location": "West Europe"})
     assert not {"scheduledEventsProfile", "scheduledEventsPolicy"} & shown["properties"].keys()
     assert shown["tags"] == {}
-    assert sentence(arm)[-1] == (
+    assert fleet_entries(arm)[-1] == (
         "local user ann set the terminate notice of db to none, the automatic approval of restarts to off, "
         "the automatic approval of redeploys to off, the publishing of events outside to off, the tags to none"
     )
@@ -223,16 +238,16 @@ def test_a_put_without_a_location_is_rejected(arm: Any) -> None:
 
 
 def test_tags_are_replaced_as_a_whole(arm: Any) -> None:
-    done(arm, "PATCH", DB, {"tags": {"team": "shop", "stage": "test"}})
-    assert done(arm, "PATCH", DB, {"tags": {"team": "bank", "gone": None}})["tags"] == {"team": "bank"}
-    assert sentence(arm) == [
+    updated(arm, "PATCH", DB, {"tags": {"team": "shop", "stage": "test"}})
+    assert updated(arm, "PATCH", DB, {"tags": {"team": "bank", "gone": None}})["tags"] == {"team": "bank"}
+    assert fleet_entries(arm) == [
         "local user ann set the tags of db to team=shop stage=test",
         "local user ann set the tags of db to team=bank",
     ]
 
 
 def test_the_policy_of_a_vm_makes_its_restarts_start_at_once(arm: Any) -> None:
-    done(
+    updated(
         arm, "PATCH", DB, of_vm(scheduledEventsPolicy={**AUTOMATIC, "allInstancesDown": {"automaticallyApprove": True}})
     )
     (event,) = arm.world.ask(RequestedOperation.RESTART, "db")
@@ -243,27 +258,27 @@ def test_the_policy_of_a_vm_makes_its_restarts_start_at_once(arm: Any) -> None:
 def test_a_changed_setting_does_not_affect_pending_events(arm: Any) -> None:
     (event,) = arm.world.ask(RequestedOperation.RESTART, "db")
     document = arm.world.document("db")
-    done(arm, "PATCH", DB, {"tags": {"a": "b"}, **of_vm(**noticed(), scheduledEventsPolicy=AUTOMATIC)})
+    updated(arm, "PATCH", DB, {"tags": {"a": "b"}, **of_vm(**terminate_notice(), scheduledEventsPolicy=AUTOMATIC)})
     assert arm.world.store.event(event.id) == event
     assert arm.world.document("db") == document
 
 
 def test_an_update_of_a_scale_set_changes_all_its_instances(arm: Any) -> None:
     policy = {"scheduledEventsPolicy": AUTOMATIC}
-    body = {"properties": {"virtualMachineProfile": noticed("PT12M", enable=True), **policy}}
-    shown = done(arm.holding(Role.OPERATOR, POOL), "PATCH", POOL, body)
+    body = {"properties": {"virtualMachineProfile": terminate_notice("PT12M", enable=True), **policy}}
+    shown = updated(arm.holding(Role.OPERATOR, POOL), "PATCH", POOL, body)
     profile = shown["properties"]["virtualMachineProfile"]["scheduledEventsProfile"]
     assert profile == {"terminateNotificationProfile": {"enable": True, "notBeforeTimeout": "PT12M"}}
     for name in ("pool_0", "pool_1"):
         vm = arm.world.vm(name)
         assert (vm.terminate_notice_min, vm.auto_approve.restart, vm.publish_outside) == (12, True, True)
-    (text,) = sentence(arm)
+    (text,) = fleet_entries(arm)
     assert text.startswith("client ci set the terminate notice of pool to 12 min, the automatic approval of restarts")
 
 
 def test_the_history_shows_a_change_to_its_author(arm: Any) -> None:
     ci = arm.holding(Role.OPERATOR, POOL)
-    done(ci, "PATCH", POOL, {"tags": {"a": "b"}})
+    updated(ci, "PATCH", POOL, {"tags": {"a": "b"}})
     entries = ci.get("/forewarn/v1/history")["entries"]
     assert [entry["text"] for entry in entries if entry["what"] == "fleet"] == ["client ci set the tags of pool to a=b"]
 
@@ -278,7 +293,7 @@ def test_the_scale_set_that_az_puts_is_accepted(arm: Any) -> None:
         "terminateNotificationProfile": {"enable": True, "notBeforeTimeout": "PT10M"},
         "osImageNotificationProfile": {"enable": True},
     }
-    done(arm, "PUT", POOL, whole)
+    updated(arm, "PUT", POOL, whole)
     assert {(vm.terminate_notice_min, vm.os_image_notice_min) for vm in map(arm.world.vm, ("pool_0", "pool_1"))} == {
         (10, 15)
     }
@@ -291,17 +306,17 @@ def test_an_os_image_notice_other_than_15_min_is_rejected(arm: Any) -> None:
 
 
 def test_a_set_shows_the_tags_that_all_its_vms_share(arm: Any) -> None:
-    done(arm, "PUT", POOL_1, {**arm.get(POOL_1), "tags": {"number": "1"}})
+    updated(arm, "PUT", POOL_1, {**arm.get(POOL_1), "tags": {"number": "1"}})
     assert arm.get(POOL)["tags"] == {}
-    assert done(arm, "PATCH", POOL, {"tags": {"team": "shop"}})["tags"] == {"team": "shop"}
+    assert updated(arm, "PATCH", POOL, {"tags": {"team": "shop"}})["tags"] == {"team": "shop"}
     assert arm.world.vm("pool_0").tags == {"team": "shop"}
     assert arm.world.vm("pool_1").tags == {"number": "1", "team": "shop"}
-    assert done(arm, "PATCH", POOL, {"tags": {"stage": "test"}})["tags"] == {"stage": "test"}
+    assert updated(arm, "PATCH", POOL, {"tags": {"stage": "test"}})["tags"] == {"stage": "test"}
     assert arm.world.vm("pool_1").tags == {"number": "1", "stage": "test"}
 
 
 def test_an_availability_set_has_tags_and_a_policy_for_all_its_vms(arm: Any) -> None:
-    shown = done(arm, "PATCH", WEB, {"tags": {"team": "shop"}, **of_vm(scheduledEventsPolicy=AUTOMATIC)})
+    shown = updated(arm, "PATCH", WEB, {"tags": {"team": "shop"}, **of_vm(scheduledEventsPolicy=AUTOMATIC)})
     assert shown["properties"]["scheduledEventsPolicy"] == AUTOMATIC
     for name in ("web-0", "web-1", "web-2"):
         assert arm.world.vm(name).auto_approve.restart
@@ -314,13 +329,13 @@ def test_a_vm_of_a_set_has_no_policy_of_its_own(arm: Any) -> None:
     assert (
         message == "VM 'web-0' is in availability set 'web' and has no policy of its own: change the policy of the set"
     )
-    done(arm, "PATCH", WEB_0, {"tags": {"a": "b"}, **of_vm(**noticed())})
+    updated(arm, "PATCH", WEB_0, {"tags": {"a": "b"}, **of_vm(**terminate_notice())})
     assert arm.world.vm("web-0").terminate_notice_min == 10
 
 
 def test_an_instance_has_tags_and_no_profile_of_its_own(arm: Any) -> None:
     whole = arm.get(POOL_1)
-    whole["properties"] |= noticed()
+    whole["properties"] |= terminate_notice()
     assert arm.refused("PUT", POOL_1, whole)[:2] == (400, "InvalidParameter")
     assert arm.call("PATCH", POOL_1, {}).status == 405
 
@@ -328,11 +343,11 @@ def test_an_instance_has_tags_and_no_profile_of_its_own(arm: Any) -> None:
 def test_a_spot_vm_gets_no_terminate_notification(arm_of: Callable[..., Any]) -> None:
     """Spec §6.3."""
     arm = arm_of()
-    status, code, message = arm.refused("PATCH", SPOT, of_vm(**noticed()))
+    status, code, message = arm.refused("PATCH", SPOT, of_vm(**terminate_notice()))
     assert (status, code) == (409, "OperationNotAllowed")
     assert message.startswith("VM 'spot' is Spot and gets no terminate notification")
-    done(arm, "PATCH", SPOT, of_vm(**noticed(enable=False)))
-    done(arm, "PUT", SPOT, {**arm.get(SPOT), "tags": {"a": "b"}})
+    updated(arm, "PATCH", SPOT, of_vm(**terminate_notice(enable=False)))
+    updated(arm, "PUT", SPOT, {**arm.get(SPOT), "tags": {"a": "b"}})
 
 
 @pytest.mark.parametrize(
@@ -374,7 +389,7 @@ def test_names_and_sizes_are_compared_without_case(arm: Any) -> None:
     whole = arm.get(DB)
     whole |= {"id": whole["id"].upper(), "name": "DB", "location": "West Europe"}
     whole["properties"]["hardwareProfile"]["vmSize"] = "STANDARD_d2s_V5"
-    done(arm, "PUT", DB.replace("virtualMachines", "virtualmachines"), whole)
+    updated(arm, "PUT", DB.replace("virtualMachines", "virtualmachines"), whole)
 
 
 @pytest.mark.parametrize(
@@ -406,23 +421,23 @@ def test_an_update_of_an_availability_set_needs_the_right_over_each_vm(arm: Any)
     assert (status, code) == (403, "AuthorizationFailed")
     assert "web-1" not in message
     vms = [f"{COMPUTE}/virtualMachines/web-{n}" for n in range(3)]
-    done(arm.holding(Role.OPERATOR, WEB, *vms), "PATCH", WEB, {"tags": {"a": "b"}})
+    updated(arm.holding(Role.OPERATOR, WEB, *vms), "PATCH", WEB, {"tags": {"a": "b"}})
 
 
 def test_instances_in_several_placement_groups_change_together_or_not_at_all(arm: Any) -> None:
     add(arm, a_vm("pool_2", scale_set="pool", placement_group="pg-1", priority=Priority.SPOT))
-    assert arm.refused("PATCH", POOL, of_set(**noticed()))[:2] == (409, "OperationNotAllowed")
+    assert arm.refused("PATCH", POOL, of_set(**terminate_notice()))[:2] == (409, "OperationNotAllowed")
     add(arm, a_vm("pool_2", scale_set="pool", placement_group="pg-1"))
-    done(arm, "PATCH", POOL, {"tags": {"a": "b"}, **of_set(**noticed())})
+    updated(arm, "PATCH", POOL, {"tags": {"a": "b"}, **of_set(**terminate_notice())})
     assert {arm.world.vm(f"pool_{n}").terminate_notice_min for n in range(3)} == {10}
-    assert len(sentence(arm)) == 3
+    assert len(fleet_entries(arm)) == 3
 
 
 def test_a_put_of_tags_keeps_other_differences_between_instances(arm: Any) -> None:
     add(arm, a_vm("pool_2", scale_set="pool", placement_group="pg-0", terminate_notice_min=15))
-    done(arm, "PUT", POOL, {**arm.get(POOL), "tags": {"a": "b"}})
+    updated(arm, "PUT", POOL, {**arm.get(POOL), "tags": {"a": "b"}})
     assert arm.world.vm("pool_2").terminate_notice_min == 15
-    done(arm, "PATCH", POOL, of_set(**noticed("PT5M")))
+    updated(arm, "PATCH", POOL, of_set(**terminate_notice("PT5M")))
     assert arm.world.vm("pool_2").terminate_notice_min == 5
 
 
@@ -432,8 +447,8 @@ def add(arm: Any, vm: Vm) -> None:
 
 def test_a_concurrent_change_is_not_lost(arm: Any) -> None:
     arm.world.store.fail_next(Conflict("somebody was quicker"))
-    done(arm, "PATCH", DB, {"tags": {"a": "b"}})
-    assert sentence(arm) == ["local user ann set the tags of db to a=b"]
+    updated(arm, "PATCH", DB, {"tags": {"a": "b"}})
+    assert fleet_entries(arm) == ["local user ann set the tags of db to a=b"]
 
 
 def test_an_unavailable_store_changes_nothing_and_sends_retry_after(arm: Any) -> None:
@@ -451,7 +466,7 @@ def strict(arm_of: Callable[..., Any], api_of: Callable[..., Any]) -> Any:
 
 def test_any_api_version_and_none_are_accepted(arm: Any) -> None:
     for version in ("", "?api-version=", "?api-version=1999-01-01", "?api-version=nonsense"):
-        done(arm, "PATCH", f"{DB}{version}", of_vm(**noticed()))
+        updated(arm, "PATCH", f"{DB}{version}", of_vm(**terminate_notice()))
 
 
 @pytest.mark.parametrize(
@@ -479,15 +494,15 @@ def test_a_strict_service_has_versions_for_each_provider(strict: Any) -> None:
 
 
 def test_a_strict_service_rejects_members_newer_than_the_version(strict: Any) -> None:
-    status, code, message = strict.refused("PATCH", f"{POOL}?api-version=2018-10-01", of_set(**noticed()))
+    status, code, message = strict.refused("PATCH", f"{POOL}?api-version=2018-10-01", of_set(**terminate_notice()))
     assert (status, code) == (400, "BadRequest")
     assert message.startswith(
         "Could not find member 'scheduledEventsProfile' on object of type 'VirtualMachineProfile'"
     )
-    done(strict, "PATCH", f"{POOL}?api-version=2019-03-01", of_set(**noticed()))
+    updated(strict, "PATCH", f"{POOL}?api-version=2019-03-01", of_set(**terminate_notice()))
     policy = of_vm(scheduledEventsPolicy=AUTOMATIC)
     assert strict.refused("PATCH", f"{DB}?api-version=2023-09-01", policy)[:2] == (400, "BadRequest")
-    done(strict, "PATCH", f"{DB}?api-version=2024-03-01", policy)
+    updated(strict, "PATCH", f"{DB}?api-version=2024-03-01", policy)
 
 
 def test_our_own_api_needs_no_api_version_in_strict_mode(strict: Any) -> None:

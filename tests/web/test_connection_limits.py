@@ -27,7 +27,7 @@ from forewarn.web.server import (
 )
 
 HEAD = b"GET /forewarn/v1/clock HTTP/1.1\r\nHost: forewarn\r\n"
-HALVES = [
+INCOMPLETE_REQUESTS = [
     pytest.param(b"", id="nothing"),
     pytest.param(HEAD, id="half a head"),
     pytest.param(
@@ -46,7 +46,7 @@ class SkippableTimeLoop(asyncio.SelectorEventLoop):
 
 
 @pytest.fixture
-def visit(api: Any, tmp_path: Path) -> Callable[[Callable[[SkippableTimeLoop, Any], Awaitable[Any]]], Any]:
+def serve(api: Any, tmp_path: Path) -> Callable[[Callable[[SkippableTimeLoop, Any], Awaitable[Any]]], Any]:
     path = tmp_path / "forewarn.sock"
 
     async def within(scenario: Callable[[SkippableTimeLoop, Any], Awaitable[Any]]) -> Any:
@@ -78,13 +78,13 @@ async def another_client_is_answered(connect: Any) -> None:
 
 
 @pytest.mark.parametrize("is_first", [True, False], ids=["first request", "next request"])
-@pytest.mark.parametrize("half", HALVES)
-def test_a_connection_is_closed_when_its_request_takes_too_long(visit: Any, half: bytes, is_first: bool) -> None:
+@pytest.mark.parametrize("incomplete", INCOMPLETE_REQUESTS)
+def test_a_connection_is_closed_when_its_request_takes_too_long(serve: Any, incomplete: bytes, is_first: bool) -> None:
     async def scenario(loop: SkippableTimeLoop, connect: Any) -> None:
         reader, writer = await connect()
         if not is_first:
             await answered(reader, writer)
-        writer.write(half)
+        writer.write(incomplete)
         await another_client_is_answered(connect)  # then the server has read the bytes above
         loop.ahead_s += REQUEST_TIMEOUT_S
         try:
@@ -93,10 +93,10 @@ def test_a_connection_is_closed_when_its_request_takes_too_long(visit: Any, half
             pass
         writer.close()
 
-    visit(scenario)
+    serve(scenario)
 
 
-def test_a_connection_stays_open_while_its_response_takes_long(visit: Any, api: Any) -> None:
+def test_a_connection_stays_open_while_its_response_takes_long(serve: Any, api: Any) -> None:
     async def scenario(loop: SkippableTimeLoop, connect: Any) -> bytes:
         reader, writer = await connect()
         seq = api.world.store.last_seq()
@@ -108,12 +108,12 @@ def test_a_connection_stays_open_while_its_response_takes_long(visit: Any, api: 
         writer.close()
         return answer
 
-    assert visit(scenario).startswith(b"HTTP/1.1 200 OK")
+    assert serve(scenario).startswith(b"HTTP/1.1 200 OK")
 
 
-def test_a_connection_is_closed_when_its_response_is_not_read(visit: Any, api: Any) -> None:
-    message = HistoryEntry(at=0, what=EntryKind.CLOCK, text="tick" * 250)
-    api.world.do(api.world.store.commit(Commit(entries=(message,) * 2000)))
+def test_a_connection_is_closed_when_its_response_is_not_read(serve: Any, api: Any) -> None:
+    entry = HistoryEntry(at=0, what=EntryKind.CLOCK, text="tick" * 250)
+    api.world.do(api.world.store.commit(Commit(entries=(entry,) * 2000)))
 
     async def scenario(loop: SkippableTimeLoop, connect: Any) -> int:
         reader, writer = await connect()
@@ -131,10 +131,10 @@ def test_a_connection_is_closed_when_its_response_is_not_read(visit: Any, api: A
         writer.close()
         return received
 
-    assert visit(scenario) < 2000 * len(message.text)
+    assert serve(scenario) < 2000 * len(entry.text)
 
 
-def test_an_endless_request_head_is_rejected(visit: Any) -> None:
+def test_an_endless_request_head_is_rejected(serve: Any) -> None:
     async def scenario(loop: SkippableTimeLoop, connect: Any) -> bytes:
         reader, writer = await connect()
         writer.write(HEAD + b"X-Long: " + b"x" * 200_000)
@@ -142,7 +142,7 @@ def test_an_endless_request_head_is_rejected(visit: Any) -> None:
         writer.close()
         return answer
 
-    assert visit(scenario) == b"HTTP/1.1 400 Ba"
+    assert serve(scenario) == b"HTTP/1.1 400 Ba"
 
 
 @pytest.fixture
@@ -153,21 +153,21 @@ def few_files() -> Iterator[None]:
     resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
-def test_connections_use_only_a_part_of_the_open_files(visit: Any, few_files: None) -> None:
+def test_connections_use_only_a_part_of_the_open_files(serve: Any, few_files: None) -> None:
     async def scenario(loop: SkippableTimeLoop, connect: Any) -> int:
-        visitors = [await connect() for _ in range(max_connections())]
-        await answered(*visitors[-1])
+        connections = [await connect() for _ in range(max_connections())]
+        await answered(*connections[-1])
         one_too_many = await connect()
         waiting = asyncio.create_task(answered(*one_too_many))
-        await answered(*visitors[-1])
+        await answered(*connections[-1])
         assert not waiting.done()
-        visitors[0][1].close()
+        connections[0][1].close()
         await waiting
-        for _, each in (*visitors, one_too_many):
+        for _, each in (*connections, one_too_many):
             each.close()
-        return len(visitors)
+        return len(connections)
 
-    assert 0 < visit(scenario) <= resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 4
+    assert 0 < serve(scenario) <= resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 4
 
 
 def test_a_connection_is_closed_when_its_handshake_takes_too_long(api: Any, tmp_path: Path) -> None:

@@ -33,11 +33,11 @@ def tls(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return directory
 
 
-def pair_in(tls: Path) -> CertificateFiles:
+def load_certificates(tls: Path) -> CertificateFiles:
     return ServiceCertificates.load_or_create(tls, (), time.time()).server
 
 
-def an_app() -> Starlette:
+def make_app() -> Starlette:
     async def describe(request: Request) -> Response:
         client = request.client
         return PlainTextResponse(f"{request.url.scheme} {client.host if client else ''} {request.url.path}")
@@ -52,16 +52,16 @@ Scenario = Callable[[SkippableTimeLoop, Any], Awaitable[Any]]
 
 
 @pytest.fixture(params=["127.0.0.1", "::"])
-def port(request: Any, tls: Path) -> Callable[[Scenario], Any]:
+def serve(request: Any, tls: Path) -> Callable[[Scenario], Any]:
     """Serves on an IPv4 address, and on a dual-stack address where peers are IPv4-mapped."""
 
     async def within(scenario: Scenario) -> Any:
-        pair = pair_in(tls)
+        pair = load_certificates(tls)
         if request.param == "::":
             sock = socket.create_server(("::", 0), family=socket.AF_INET6, dualstack_ipv6=True)
         else:
             sock = socket.create_server((request.param, 0))
-        async with serve_tls(an_app(), sock, pair.certificate, pair.key):
+        async with serve_tls(make_app(), sock, pair.certificate, pair.key):
             loop = asyncio.get_running_loop()
             assert isinstance(loop, SkippableTimeLoop)
             return await scenario(loop, ("127.0.0.1", sock.getsockname()[1]))
@@ -77,7 +77,7 @@ def head(path: str = "/portal/", host: str = LOCAL, more: str = "") -> bytes:
     return f"GET {path} HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n{more}\r\n".encode()
 
 
-async def asked(address: Any, text: bytes, **how: Any) -> bytes:
+async def response_to(address: Any, text: bytes, **how: Any) -> bytes:
     """The whole response to these bytes."""
     reader, writer = await asyncio.open_connection(*address, **how)
     writer.write(text)
@@ -90,26 +90,28 @@ def trusting(tls: Path) -> dict[str, Any]:
     return {"ssl": ssl.create_default_context(cafile=tls / "ca.pem"), "server_hostname": "localhost"}
 
 
-def test_one_port_serves_plain_http_and_tls(port: Any, tls: Path) -> None:
+def test_one_port_serves_plain_http_and_tls(serve: Any, tls: Path) -> None:
     async def scenario(loop: SkippableTimeLoop, address: Any) -> tuple[bytes, bytes]:
-        return await asked(address, head()), await asked(address, head("/forewarn/v1/clock"), **trusting(tls))
+        return await response_to(address, head()), await response_to(
+            address, head("/forewarn/v1/clock"), **trusting(tls)
+        )
 
-    plain, safe = port(scenario)
+    plain, safe = serve(scenario)
     assert plain.startswith(b"HTTP/1.1 200 OK")
     assert plain.endswith((b"\r\nhttp 127.0.0.1 /portal/", b"\r\nhttp ::ffff:127.0.0.1 /portal/"))
     assert safe.startswith(b"HTTP/1.1 200 OK")
     assert safe.endswith((b"\r\nhttps 127.0.0.1 /forewarn/v1/clock", b"\r\nhttps ::ffff:127.0.0.1 /forewarn/v1/clock"))
 
 
-def test_forwarding_headers_are_ignored(port: Any) -> None:
+def test_forwarding_headers_are_ignored(serve: Any) -> None:
     """Otherwise a plain HTTP client could reach the API, and forge any address."""
     more = "X-Forwarded-Proto: https\r\nX-Forwarded-For: 10.0.0.1\r\n"
 
     async def scenario(loop: SkippableTimeLoop, address: Any) -> tuple[bytes, bytes]:
-        api = await asked(address, head("/forewarn/v1/clock", more=more))
-        return api, await asked(address, head(more=more))
+        api = await response_to(address, head("/forewarn/v1/clock", more=more))
+        return api, await response_to(address, head(more=more))
 
-    api, portal = port(scenario)
+    api, portal = serve(scenario)
     assert b"served over https only" in api
     assert b"http " in portal.rpartition(b"\r\n")[2]
     assert b"10.0.0.1" not in portal
@@ -128,21 +130,21 @@ def test_forwarding_headers_are_ignored(port: Any) -> None:
         "http://localhost:8443/portal/",
     ],
 )
-def test_plain_http_serves_nothing_but_the_portal(port: Any, path: str) -> None:
+def test_plain_http_serves_nothing_but_the_portal(serve: Any, path: str) -> None:
     async def scenario(loop: SkippableTimeLoop, address: Any) -> bytes:
-        return await asked(address, head(path))
+        return await response_to(address, head(path))
 
-    answer = port(scenario)
+    answer = serve(scenario)
     assert answer.startswith(b"HTTP/1.1 400")
     assert b"is served over https only: call https://localhost:8443" in answer
 
 
 @pytest.mark.parametrize("path", ["/", "/portal", "/portal/", "/portal/static/style.css", "/metrics"])
-def test_the_portal_is_served_over_plain_http(port: Any, path: str) -> None:
+def test_the_portal_is_served_over_plain_http(serve: Any, path: str) -> None:
     async def scenario(loop: SkippableTimeLoop, address: Any) -> bytes:
-        return await asked(address, head(path))
+        return await response_to(address, head(path))
 
-    assert port(scenario).startswith(b"HTTP/1.1 200")
+    assert serve(scenario).startswith(b"HTTP/1.1 200")
 
 
 OURS = ["localhost", "LOCALHOST:1", "127.0.0.1", "127.0.0.1:8443", "[::1]", "[::1]:8443", "127.0.0.2:8443"]
@@ -165,7 +167,7 @@ THEIRS = [
 
 @pytest.mark.parametrize("host", [*OURS, *THEIRS])
 def test_plain_http_accepts_only_host_names_of_this_machine(host: str) -> None:
-    shown: list[Any] = []
+    sent: list[Any] = []
     scope = {
         "type": "http",
         "method": "GET",
@@ -179,19 +181,19 @@ def test_plain_http_accepts_only_host_names_of_this_machine(host: str) -> None:
         return {"type": "http.request"}
 
     async def send(message: Any) -> None:
-        shown.append(message)
+        sent.append(message)
 
-    asyncio.run(an_app()(scope, receive, send))
-    assert shown[0]["status"] == (200 if host in OURS else 400)
+    asyncio.run(make_app()(scope, receive, send))
+    assert sent[0]["status"] == (200 if host in OURS else 400)
     if host not in OURS:
-        assert b"plain http is served only to this machine" in shown[1]["body"]
+        assert b"plain http is served only to this machine" in sent[1]["body"]
 
 
-def test_over_tls_every_host_name_is_accepted(port: Any, tls: Path) -> None:
+def test_over_tls_every_host_name_is_accepted(serve: Any, tls: Path) -> None:
     async def scenario(loop: SkippableTimeLoop, address: Any) -> bytes:
-        return await asked(address, head(host="vmhost.example.org"), **trusting(tls))
+        return await response_to(address, head(host="vmhost.example.org"), **trusting(tls))
 
-    assert port(scenario).startswith(b"HTTP/1.1 200")
+    assert serve(scenario).startswith(b"HTTP/1.1 200")
 
 
 @pytest.mark.parametrize(
@@ -227,7 +229,7 @@ class _FromElsewhere:
         return getattr(self._sock, name)
 
 
-async def greeted(text: bytes) -> bytes:
+async def response_from_elsewhere(text: bytes) -> bytes:
     """The response to a peer on another machine that sends this first."""
     ours, theirs = socket.socketpair()
     theirs.sendall(text)
@@ -239,65 +241,65 @@ async def greeted(text: bytes) -> bytes:
 
 
 def test_plain_http_from_another_machine_is_rejected_with_a_hint_and_closed() -> None:
-    answer = asyncio.run(greeted(head()))
+    answer = asyncio.run(response_from_elsewhere(head()))
     assert answer.startswith(b"HTTP/1.1 400 Bad Request\r\n")
     assert answer.endswith(b"call it with https://\n")
 
 
-def test_a_silent_connection_is_closed_after_the_handshake_timeout(port: Any) -> None:
+def test_a_silent_connection_is_closed_after_the_handshake_timeout(serve: Any) -> None:
     async def scenario(loop: SkippableTimeLoop, address: Any) -> bytes:
         silent, writer = await asyncio.open_connection(*address)
-        await asked(address, head())  # then the connection before it was accepted
+        await response_to(address, head())  # then the connection before it was accepted
         loop.ahead_s += HANDSHAKE_TIMEOUT_S
         received = await silent.read()
         writer.close()
         return received
 
-    assert port(scenario) == b""
+    assert serve(scenario) == b""
 
 
-def test_a_stalled_handshake_is_closed_after_the_handshake_timeout(port: Any) -> None:
+def test_a_stalled_handshake_is_closed_after_the_handshake_timeout(serve: Any) -> None:
     async def scenario(loop: SkippableTimeLoop, address: Any) -> bytes:
         slow, writer = await asyncio.open_connection(*address)
-        await asked(address, head())
+        await response_to(address, head())
         loop.ahead_s += HANDSHAKE_TIMEOUT_S - 1
         writer.write(b"\x16")
-        await asked(address, head())
+        await response_to(address, head())
         loop.ahead_s += 1
         received = await slow.read()
         writer.close()
         return received
 
-    assert port(scenario) == b""
+    assert serve(scenario) == b""
 
 
-def test_a_stalled_plain_request_is_closed_after_the_request_timeout(port: Any) -> None:
+def test_a_stalled_plain_request_is_closed_after_the_request_timeout(serve: Any) -> None:
     async def scenario(loop: SkippableTimeLoop, address: Any) -> bytes:
         slow, writer = await asyncio.open_connection(*address)
         writer.write(b"GET /por")
-        await asked(address, head())
+        await response_to(address, head())
         loop.ahead_s += REQUEST_TIMEOUT_S
         received = await slow.read()
         writer.close()
         return received
 
-    assert b"200" not in port(scenario)
+    assert b"200" not in serve(scenario)
 
 
 @pytest.mark.parametrize("text", [b"", b"\x16", b"GET"], ids=["nothing", "a byte of TLS", "a word"])
-def test_a_connection_that_closes_early_frees_its_slot(port: Any, text: bytes) -> None:
+def test_a_connection_that_closes_early_frees_its_slot(serve: Any, text: bytes) -> None:
     async def scenario(loop: SkippableTimeLoop, address: Any) -> bytes:
         for _ in range(50):
             _, writer = await asyncio.open_connection(*address)
             writer.write(text)
             writer.close()
             await writer.wait_closed()
-        return await asked(address, head())
+        return await response_to(address, head())
 
-    assert port(scenario).startswith(b"HTTP/1.1 200")
+    assert serve(scenario).startswith(b"HTTP/1.1 200")
 
 
-def test_a_half_closed_connection_is_closed(port: Any) -> None:
+def test_a_half_closed_connection_is_closed(serve: Any) -> None:
     async def scenario(loop: SkippableTimeLoop, address: Any) -> bytes:
         reader, writer = await asyncio.open_connection(*address)
         writer.write_eof()
@@ -305,10 +307,10 @@ def test_a_half_closed_connection_is_closed(port: Any) -> None:
         writer.close()
         return received
 
-    assert port(scenario) == b"" or port(scenario).startswith(b"HTTP/1.1 400")
+    assert serve(scenario) == b"" or serve(scenario).startswith(b"HTTP/1.1 400")
 
 
-def test_a_request_that_arrives_byte_by_byte_is_answered(port: Any, tls: Path) -> None:
+def test_a_request_that_arrives_byte_by_byte_is_answered(serve: Any, tls: Path) -> None:
     async def scenario(loop: SkippableTimeLoop, address: Any) -> bytes:
         reader, writer = await asyncio.open_connection(*address)
         writer.transport.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -320,4 +322,4 @@ def test_a_request_that_arrives_byte_by_byte_is_answered(port: Any, tls: Path) -
         writer.close()
         return answer
 
-    assert port(scenario).startswith(b"HTTP/1.1 200")
+    assert serve(scenario).startswith(b"HTTP/1.1 200")

@@ -8,10 +8,10 @@ from forewarn.web.dependencies import CallerLocks
 
 
 def test_a_caller_with_many_previews_delays_others_by_one_preview_at_most() -> None:
-    turns, done = CallerLocks(), list[str]()
+    locks, done = CallerLocks(), list[str]()
 
     async def ask(who: str, queue: asyncio.Lock) -> None:
-        async with turns.for_caller(who), queue:
+        async with locks.for_caller(who), queue:
             await asyncio.sleep(0)
             done.append(who)
 
@@ -27,14 +27,14 @@ def test_a_caller_with_many_previews_delays_others_by_one_preview_at_most() -> N
 
 
 def test_a_callers_lock_is_dropped_after_its_last_use() -> None:
-    turns = CallerLocks()
+    locks = CallerLocks()
 
     async def ask(who: str) -> None:
-        async with turns.for_caller(who):
+        async with locks.for_caller(who):
             await asyncio.sleep(0)
 
     async def scenario() -> None:
         await asyncio.gather(*(ask(f"person {number}") for number in range(100)))
 
     asyncio.run(scenario())
-    assert not turns._locks
+    assert not locks._locks
