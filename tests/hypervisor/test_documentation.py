@@ -20,7 +20,7 @@ PAGE = (Path(__file__).parents[2] / "docs" / "hypervisors.md").read_text(encodin
 NOW = 1_700_000_000.0
 ACT = Act(id="E1:web-0", vm="s/g/web-0", name="web-0", verb=Verb.REBOOT, event_id="E1", duration_s=0)
 
-# Keeps a VM's title in a file, and writes down what it was asked.
+# Keeps a VM's title in a file, and logs its calls.
 VIRSH = """#!/bin/sh
 echo "$@" >> "$0.log"
 if [ "$1 $3" = "desc --title" ] && [ $# = 3 ]; then cat "$0.title"; fi
@@ -73,8 +73,8 @@ def test_the_commands_on_the_page_reboot_and_freeze(settings: Settings, virsh: P
     assert perform(settings, tmp_path / "commands", ACT).ok
     freeze = Act(id="E2:web-0", vm="s/g/web-0", name="web-0", verb=Verb.FREEZE, event_id="E2", duration_s=0)
     assert perform(settings, tmp_path / "commands", freeze).ok
-    asked = virsh.with_name("virsh.log").read_text().splitlines()
-    assert asked == ["reboot web-0", "desc web-0 --title E1:web-0", "suspend web-0", "resume web-0"]
+    calls = virsh.with_name("virsh.log").read_text().splitlines()
+    assert calls == ["reboot web-0", "desc web-0 --title E1:web-0", "suspend web-0", "resume web-0"]
 
 
 @pytest.mark.parametrize(("title", "reboots"), [("E1:web-0", 0), ("E0:web-0", 1)])

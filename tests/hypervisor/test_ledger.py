@@ -61,7 +61,7 @@ def test_effects_are_there_after_the_ledger_is_reopened(tmp_path: Path) -> None:
 
 
 def test_a_vm_without_effects_has_an_empty_history(ledger: EffectLedger) -> None:
-    assert ledger.vm_history("s/g/nobody") == VmHistory(boots=0, host="")
+    assert ledger.vm_history("s/g/unknown") == VmHistory(boots=0, host="")
 
 
 @pytest.mark.parametrize(
@@ -168,7 +168,7 @@ def _of_a_later_version(path: Path) -> None:
             "is not a ledger, or is damaged .*restore it or name",
         ),
     ],
-    ids=["somebody else's", "later", "junk"],
+    ids=["another program's", "a later version", "not a database"],
 )
 def test_a_file_that_is_not_a_ledger_is_rejected_and_stays_unchanged(tmp_path: Path, make, why: str) -> None:  # type: ignore[no-untyped-def]
     path = tmp_path / "other.db"

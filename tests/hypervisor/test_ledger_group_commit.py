@@ -45,8 +45,8 @@ def test_a_failing_write_does_not_undo_the_others_of_its_group(tmp_path: Path) -
             ledger.record_effect(effect(1))
             raise RuntimeError("not this one")
 
-        asked = [lambda: ledger.record_effect(effect(0)), fail, lambda: ledger.record_effect(effect(2))]
-        answers = await asyncio.gather(*(ledger.write_in_group(each) for each in asked), return_exceptions=True)
+        writes = [lambda: ledger.record_effect(effect(0)), fail, lambda: ledger.record_effect(effect(2))]
+        answers = await asyncio.gather(*(ledger.write_in_group(each) for each in writes), return_exceptions=True)
         assert [answers[0], str(answers[1]), answers[2]] == [True, "not this one", True]
         assert [each.act_id for each in ledger.effects()] == ["a0", "a2"]
         ledger.close()
@@ -60,9 +60,9 @@ def test_if_the_file_is_unavailable_all_writes_of_a_group_fail_at_once(tmp_path:
         ledger._connection.execute("PRAGMA busy_timeout = 50")
         other = sqlite3.connect(tmp_path / "ledger", isolation_level=None)
         other.execute("BEGIN IMMEDIATE")
-        asked = (ledger.write_in_group(lambda: ledger.count_perform("a")) for _ in range(20))
+        writes = (ledger.write_in_group(lambda: ledger.count_perform("a")) for _ in range(20))
         async with asyncio.timeout(10):
-            answers = await asyncio.gather(*asked, return_exceptions=True)
+            answers = await asyncio.gather(*writes, return_exceptions=True)
         assert all(isinstance(answer, ActNotTried) for answer in answers)
         other.execute("ROLLBACK")
         other.close()

@@ -143,8 +143,8 @@ def test_a_second_supervisor_of_a_vm_is_refused(lab: ServiceProcess) -> None:
 
 def test_a_supervisor_of_an_unknown_vm_is_refused(lab: ServiceProcess) -> None:
     async def scenario() -> None:
-        async with connected(lab, "nobody") as supervisor:
-            assert supervisor.refusal == "VM 'nobody' does not exist: `forewarn fleet show` lists the VMs"
+        async with connected(lab, "unknown") as supervisor:
+            assert supervisor.refusal == "VM 'unknown' does not exist: `forewarn fleet show` lists the VMs"
 
     run_scenario(scenario())
 
@@ -294,7 +294,7 @@ def test_a_restart_reboots_the_namespace_vm_and_simulates_the_other(lab: Service
     run_scenario(scenario())
 
 
-@pytest.mark.parametrize("moment", ["the order is on its way", "the answer is on its way", "nobody was there"])
+@pytest.mark.parametrize("moment", ["the order is on its way", "the answer is on its way", "the supervisor is away"])
 def test_a_killed_service_reboots_each_vm_exactly_once(killable: ServiceProcess, moment: str) -> None:
     """kill -9 between commit and act, between act and answer, and while the supervisor is away."""
 
@@ -302,10 +302,10 @@ def test_a_killed_service_reboots_each_vm_exactly_once(killable: ServiceProcess,
         async with connected(killable) as supervisor:
             supervisor.ignores_orders = moment == "the order is on its way"
             supervisor.sends_no_outcomes = moment == "the answer is on its way"
-            if moment == "nobody was there":
+            if moment == "the supervisor is away":
                 await supervisor.disconnect()
             event_id = await start_event(killable)
-            if moment != "nobody was there":
+            if moment != "the supervisor is away":
                 await supervisor.wait_until(lambda: supervisor.orders)
             await asyncio.to_thread(killable.kill)
             supervisor.ignores_orders = supervisor.sends_no_outcomes = False

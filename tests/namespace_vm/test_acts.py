@@ -15,7 +15,7 @@ from tests.support.fake_supervisor_server import FakeSupervisorServer
 pytestmark = pytest.mark.namespaces
 
 Start = Callable[..., "subprocess.Popen[str]"]
-# Each boot is one line; what is on the VM's disks is told with it.
+# Each boot is one line, with the files on the disks of the VM.
 BOOT = (
     'echo "$FOREWARN_BOOT_ID $(cat /proc/sys/kernel/random/boot_id) $FOREWARN_HOST'
     ' disk=$(ls disk | wc -l) ephemeral=$(ls -A $FOREWARN_EPHEMERAL | wc -l)" >> boots;'
@@ -131,9 +131,9 @@ def test_an_unknown_verb_fails_with_a_sentence(lab: Lab) -> None:
 
 
 def test_a_thaw_of_an_unknown_act_fails(lab: Lab) -> None:
-    lab.service.thaw("web-0", "unheard")
+    lab.service.thaw("web-0", "unknown")
 
-    assert not lab.service.outcome("web-0", "unheard")["ok"]
+    assert not lab.service.outcome("web-0", "unknown")["ok"]
 
 
 def test_a_program_that_ignores_sigterm_is_killed_after_the_grace(

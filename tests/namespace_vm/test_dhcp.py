@@ -19,13 +19,15 @@ def client_packet(kind: int = 1, *, flags: bytes = b"\0\0") -> bytes:
     return header.ljust(0x1C, b"\0") + MAC.ljust(0xEC - 0x1C, b"\0") + COOKIE + bytes((53, 1, kind, 255))
 
 
-@pytest.mark.parametrize(("asked", "answered"), [(1, 2), (3, 5), (8, 5)], ids=["discover", "request", "inform"])
-def test_a_reply_names_the_endpoint_in_option_245(asked: int, answered: int) -> None:
-    reply = dhcp_reply(client_packet(asked), LEASE)
+@pytest.mark.parametrize(
+    ("request_type", "reply_type"), [(1, 2), (3, 5), (8, 5)], ids=["discover", "request", "inform"]
+)
+def test_a_reply_names_the_endpoint_in_option_245(request_type: int, reply_type: int) -> None:
+    reply = dhcp_reply(client_packet(request_type), LEASE)
 
     assert reply is not None
     options = dict(parse_options(reply))
-    assert options[53] == bytes((answered,))
+    assert options[53] == bytes((reply_type,))
     assert options[245] == bytes((168, 63, 129, 16))
     assert options[3] == options[54] == bytes((10, 0, 0, 1))
     assert options[1] == bytes((255, 255, 255, 0))
@@ -34,9 +36,9 @@ def test_a_reply_names_the_endpoint_in_option_245(asked: int, answered: int) -> 
 @pytest.mark.parametrize("flags", [b"\0\0", b"\x80\0"], ids=["unicast", "broadcast"])
 def test_a_reply_has_the_fields_that_clients_compare(flags: bytes) -> None:
     """Evidence §9, step 5: length, cookie, transaction and hardware address."""
-    asked = client_packet(flags=flags)
+    packet = client_packet(flags=flags)
 
-    reply = dhcp_reply(asked, LEASE)
+    reply = dhcp_reply(packet, LEASE)
 
     assert reply is not None
     assert reply[0] == 2

@@ -90,8 +90,8 @@ class Owner:
         self.channel.send_latest(("scope", scope_id), encode_message(scope_message(shown)))
 
     def open(self) -> None:
-        published = open_message(1, CalledAddress(), is_loopback=True)
-        self.channel.send_latest(("listener", 1), encode_message(published), self.listening)
+        message = open_message(1, CalledAddress(), is_loopback=True)
+        self.channel.send_latest(("listener", 1), encode_message(message), self.listening)
 
     async def applied(self) -> None:
         """Wait until the worker has applied everything sent so far."""

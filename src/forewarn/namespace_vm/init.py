@@ -61,9 +61,7 @@ class VmInit:
         self._control = control
         self._spec = spec
         self._program = 0
-        self._stopped_before: frozenset[int] | None = (
-            None  # of a freeze: processes that were already stopped; None: not frozen
-        )
+        self._stopped_before: frozenset[int] | None = None  # stopped before the freeze; None: not frozen
         self._is_finished = False
         self._commands: dict[str, Callable[[Any], Any]] = {
             "start": self._start,

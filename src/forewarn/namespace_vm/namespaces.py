@@ -45,9 +45,8 @@ class VmNamespaces:
         self._pending_replies: deque[asyncio.Future[InitReply]] = deque()
         self._pid = 0
         self.missing_features: list[str] = []  # descriptions of features that this kernel refused
-        self._kill_on_close = (
-            spec.network_mode is not NetworkMode.JOINED
-        )  # in a joined network, init must first restore it
+        # In a joined network init is not killed, because it must restore the network first.
+        self._kill_on_close = spec.network_mode is not NetworkMode.JOINED
         syscalls.become_subreaper()
         try:
             self._create(spec, init_socket)
@@ -102,7 +101,7 @@ class VmNamespaces:
     def _receive_setup_message(self) -> dict[str, Any]:
         packet = self._control.recv(_MAX_MESSAGE_BYTES)
         if not packet:
-            raise OSError(0, "the VM's first process ended unexpectedly")
+            raise OSError(0, "the VM's init process ended unexpectedly")
         message: dict[str, Any] = json.loads(packet)
         if "error" in message:
             raise OSError(*message["error"])

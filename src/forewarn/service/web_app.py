@@ -30,6 +30,7 @@ from forewarn.web.authentication import Authenticate
 from forewarn.web.context import ContextFactory, RequestContext
 from forewarn.web.dependencies import Dependencies
 from forewarn.web.directory import FleetDirectory
+from forewarn.web.pipeline import run_request
 from forewarn.web.routing import API_PREFIX
 from forewarn.web.server import is_loopback_address
 
@@ -107,14 +108,18 @@ def metrics_routes(
     """
 
     async def endpoint(request: Request) -> Response:
-        try:
-            context = await authenticate_request(request)
-            context.require(Right.READ, ROOT_RESOURCE)
-            if context.dependencies.render_metrics is None:
-                raise NotFound("this service has no metrics: call one that was started with `forewarn serve`")
-            text = await context.dependencies.render_metrics()
-        except Exception as error:
-            return error_response(error)
+        return await run_request(
+            request,
+            authenticate=authenticate_request,
+            handle=show_metrics,
+            render_error=lambda error, _: error_response(error),
+        )
+
+    async def show_metrics(context: RequestContext) -> Response:
+        context.require(Right.READ, ROOT_RESOURCE)
+        if context.dependencies.render_metrics is None:
+            raise NotFound("this service has no metrics: call one that was started with `forewarn serve`")
+        text = await context.dependencies.render_metrics()
         return Response(text, headers={"Content-Type": METRICS_CONTENT_TYPE, "Cache-Control": "no-store"})
 
     async def authenticate_request(request: Request) -> RequestContext:

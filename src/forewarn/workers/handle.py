@@ -91,8 +91,8 @@ class WorkerHandle:
 
     def silent_s(self) -> float:
         """How long the oldest unanswered request has waited, in seconds; 0 if there is none."""
-        asked_at = next((at for _, at in self._pending.values()), None)
-        return 0.0 if asked_at is None else self._loop.time() - asked_at
+        requested_at = next((at for _, at in self._pending.values()), None)
+        return 0.0 if requested_at is None else self._loop.time() - requested_at
 
     def kill(self) -> None:
         """Send SIGKILL to the process, if it still runs."""
@@ -119,8 +119,8 @@ class WorkerHandle:
         self._message_callback(self, message)
         if isinstance(message, messages.EchoReply | messages.ObservationReport) and message.id in self._pending:
             self.has_ever_answered, self.missed_heartbeats = True, 0
-            future, asked_at = self._pending.pop(message.id)
-            self.lag_s = self._loop.time() - asked_at
+            future, requested_at = self._pending.pop(message.id)
+            self.lag_s = self._loop.time() - requested_at
             _resolve(future)
 
     def _on_disconnect(self, why: str) -> None:
@@ -139,22 +139,22 @@ def _resolve(future: asyncio.Future[None]) -> None:
 
 
 def _launch_process(fault_quota_fd: int) -> tuple[subprocess.Popen[bytes], socket.socket]:
-    ours, theirs = socket.socketpair()
+    owner_end, worker_end = socket.socketpair()
     environment = {name: text for name, text in os.environ.items() if not name.startswith("FOREWARN_")}
     # A signal to the whole process group is the owner's to handle until the worker can handle it itself.
     before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS_BLOCKED_AT_START)
-    with theirs:
+    with worker_end:
         try:
             child = subprocess.Popen(
-                [sys.executable, "-P", "-m", _WORKER_MODULE, str(theirs.fileno()), str(fault_quota_fd)],
+                [sys.executable, "-P", "-m", _WORKER_MODULE, str(worker_end.fileno()), str(fault_quota_fd)],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 env=environment,
-                pass_fds=[theirs.fileno(), fault_quota_fd],
+                pass_fds=[worker_end.fileno(), fault_quota_fd],
             )
         except BaseException:
-            ours.close()
+            owner_end.close()
             raise
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
-    return child, ours
+    return child, owner_end

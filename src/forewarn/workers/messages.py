@@ -61,7 +61,7 @@ class FaultsUpdate(_Message, frozen=True):
     """To a worker: the transport faults that are active now."""
 
     faults: tuple[Fault, ...]
-    places: dict[str, int] = {}  # fault id → offset of its counter in the shared file
+    offsets: dict[str, int] = {}  # fault id → offset of its counter in the shared file
 
 
 class VmPlacement(_Message, frozen=True):

@@ -111,8 +111,8 @@ class WorkerPool:
     def set_faults(self, faults: Sequence[Fault]) -> None:
         """Make these faults active in every worker; only transport faults concern them."""
         transport_faults = tuple(fault for fault in faults if fault.category is FaultCategory.TRANSPORT)
-        places = self._fault_quota.assign_offsets(transport_faults)
-        self._broadcast("faults", messages.encode_message(messages.FaultsUpdate(transport_faults, dict(places))))
+        offsets = self._fault_quota.assign_offsets(transport_faults)
+        self._broadcast("faults", messages.encode_message(messages.FaultsUpdate(transport_faults, dict(offsets))))
 
     async def start(self, listeners: Sequence[VmListener]) -> None:
         """Accept on these listeners too. May be called while the workers run."""
@@ -238,7 +238,7 @@ class WorkerPool:
         await successor.start_settled.wait()
         del self._successors[slot]
         if self._workers[slot] is not old or not successor.is_serving:
-            log.warning("worker %d (process %d) was not replaced: its successor failed to start", slot, old.pid)
+            log.warning("worker %d (process %d) was not replaced: it or its successor ended meanwhile", slot, old.pid)
             self._draining.add(successor)
             successor.kill()
             return
@@ -360,9 +360,9 @@ class WorkerPool:
                     log.warning("worker %d (process %d) hangs: killing it", worker.slot, worker.pid)
                     worker.kill()
                     continue
-                echoed = worker.send_heartbeat()
+                echo = worker.send_heartbeat()
                 if worker.is_ready:
-                    echoed.add_done_callback(partial(self._record_lag, worker))
+                    echo.add_done_callback(partial(self._record_lag, worker))
 
     def _is_hung(self, worker: WorkerHandle) -> bool:
         """Whether the worker missed too many heartbeats.
@@ -373,7 +373,7 @@ class WorkerPool:
             self._hung_timeout_s if worker.has_ever_answered else self._start_timeout_s
         )
 
-    def _record_lag(self, worker: WorkerHandle, echoed: asyncio.Future[None]) -> None:
+    def _record_lag(self, worker: WorkerHandle, echo: asyncio.Future[None]) -> None:
         self.echo_delays_s.append(worker.lag_s)
 
     async def _terminate(self) -> None:

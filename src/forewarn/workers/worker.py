@@ -244,7 +244,7 @@ class Worker:
             self._backend.clock = LabClock(message.setting)
 
     def _set_faults(self, message: messages.FaultsUpdate) -> None:
-        self._fault_quota.offsets = message.places
+        self._fault_quota.offsets = message.offsets
         self._running_server.faults.set_faults(message.faults)
 
     def _set_placement(self, message: messages.VmPlacement) -> None:
