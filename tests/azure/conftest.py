@@ -101,13 +101,13 @@ def easy_vm(names: dict[str, Iterator[int]]) -> str:
 def enter(monkeypatch: pytest.MonkeyPatch) -> Callable[[dict[str, str]], None]:
     """Sets the variables of a shell in this process."""
 
-    def given(shell: dict[str, str]) -> None:
+    def make(shell: dict[str, str]) -> None:
         for name in set(os.environ) - set(shell):
             monkeypatch.delenv(name)
         for name, text in shell.items():
             monkeypatch.setenv(name, text)
 
-    return given
+    return make
 
 
 @pytest.fixture
@@ -118,14 +118,14 @@ def compute_of(enter: Callable[[dict[str, str]], None]) -> Iterator[Callable[...
 
     with ExitStack() as stack:
 
-        def given(console: WebService, credential: Any = None) -> Any:
+        def make(console: WebService, credential: Any = None) -> Any:
             if credential is None:
                 enter(console.trusting_environment)
                 credential = ClientSecretCredential("adfs", *console.admin_credentials, authority=console.base_url)
             known = stack.enter_context(credential)
             return stack.enter_context(ComputeManagementClient(known, SUBSCRIPTION, base_url=console.base_url))
 
-        yield given
+        yield make
 
 
 @pytest.fixture

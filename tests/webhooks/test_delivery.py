@@ -24,7 +24,7 @@ DB = "/subscriptions/sub/resourceGroups/lab/providers/Microsoft.Compute/virtualM
 Make = Callable[[], WebhookReceiver]
 
 
-def shown(receiver: WebhookReceiver) -> list[str]:
+def statuses(receiver: WebhookReceiver) -> list[str]:
     return [received.event_status for received in receiver.accepted]
 
 
@@ -32,7 +32,7 @@ def names(receiver: WebhookReceiver) -> list[str]:
     return [received.event["data"]["resourceInfo"]["properties"]["Resources"][0] for received in receiver.accepted]
 
 
-def fill(delivery: Any, count: int) -> None:
+def add_unmatched_entries(delivery: Any, count: int) -> None:
     entries = tuple(HistoryEntry(at=1.0, what=EntryKind.SERVICE, text="nothing of interest") for _ in range(count))
     delivery.world.do(delivery.world.store.commit(Commit(entries=entries)))
 
@@ -41,7 +41,7 @@ def test_the_statuses_of_an_event_are_delivered_in_order(delivery: Any, receiver
     delivery.hook(receiver)
     delivery.restart_of("web")
     delivery.deliver(receiver, 3)
-    assert shown(receiver) == RESTART
+    assert statuses(receiver) == RESTART
     assert len({received.event["id"] for received in receiver.accepted}) == 3
 
 
@@ -55,7 +55,7 @@ def test_a_new_entry_is_delivered_at_once(delivery: Any, receiver: WebhookReceiv
             await asyncio.to_thread(receiver.wait_for, 1)
 
     delivery.world.do(scenario())
-    assert shown(receiver) == ["Scheduled"]
+    assert statuses(receiver) == ["Scheduled"]
     assert delivery.retry_sleep.taken == []
 
 
@@ -64,7 +64,7 @@ def test_a_withdrawn_event_is_delivered_as_canceled(delivery: Any, receiver: Web
     event = delivery.world.ask(RequestedOperation.RESTART, "web")[0]
     delivery.world.do(delivery.world.control.requests.withdraw(event.id, who="ann", reason="later"))
     delivery.deliver(receiver, 2)
-    assert shown(receiver) == ["Scheduled", "Canceled"]
+    assert statuses(receiver) == ["Scheduled", "Canceled"]
 
 
 @pytest.mark.parametrize(
@@ -112,7 +112,7 @@ def test_a_receiver_that_was_down_gets_everything_once_it_is_back(delivery: Any,
             assert (report.pending, report.next_try_at) == (0, None)
 
     delivery.world.do(scenario())
-    assert shown(receiver) == RESTART
+    assert statuses(receiver) == RESTART
     assert delivery.retry_sleep.taken == [1, 2, 4, 8, 16]
 
 
@@ -170,7 +170,7 @@ def test_a_failing_receiver_delays_no_other_webhook(delivery: Any, receivers: Ma
             await asyncio.to_thread(good.wait_for, 3)
 
     delivery.world.do(scenario())
-    assert shown(good) == RESTART
+    assert statuses(good) == RESTART
     assert bad.accepted == []
     assert delivery.cursor("bad") < delivery.cursor("good")
 
@@ -231,7 +231,7 @@ def test_a_webhook_gets_only_messages_that_match_its_filter(delivery: Any, recei
     delivery.restart_of("db")
     delivery.deliver(db_only, 3)
     assert names(db_only) == ["db"] * 3
-    assert shown(ends) == ["Completed", "Completed"]
+    assert statuses(ends) == ["Completed", "Completed"]
 
 
 def test_delivery_continues_at_the_cursor_after_a_restart(delivery: Any, receiver: WebhookReceiver) -> None:
@@ -263,7 +263,7 @@ def test_a_cursor_that_cannot_be_saved_does_not_stop_delivery(delivery: Any, rec
     delivery.restart_of("web")
     delivery.world.store.fail_next(Unavailable("the disk is full: make room"))
     delivery.deliver(receiver, 3)
-    assert shown(receiver) == RESTART
+    assert statuses(receiver) == RESTART
     last = [entry.seq for entry in delivery.world.store.history() if entry.what is EntryKind.FINISHED]
     assert delivery.cursor() == last[-1]
 
@@ -295,13 +295,13 @@ def test_delivery_is_retried_if_the_history_cannot_be_read(
             await asyncio.to_thread(receiver.wait_for, 1)
 
     delivery.world.do(scenario())
-    assert shown(receiver) == ["Scheduled"]
+    assert statuses(receiver) == ["Scheduled"]
 
 
 def test_unmatched_entries_cause_few_cursor_writes(delivery: Any, receiver: WebhookReceiver) -> None:
     delivery.hook(receiver)
     commits: list[Any] = []
-    fill(delivery, 2500)
+    add_unmatched_entries(delivery, 2500)
     stop = delivery.world.store.subscribe(lambda committed: commits.extend(committed.commit.cursors))
     delivery.world.ask(RequestedOperation.RESTART, "web")
     delivery.deliver(receiver, 1)
@@ -311,7 +311,7 @@ def test_unmatched_entries_cause_few_cursor_writes(delivery: Any, receiver: Webh
 
 
 def test_a_long_history_does_not_block_the_event_loop(delivery: Any, receiver: WebhookReceiver) -> None:
-    fill(delivery, 3000)
+    add_unmatched_entries(delivery, 3000)
     delivery.world.ask(RequestedOperation.RESTART, "web")
     delivery.hook(receiver, cursor=0)
 
@@ -341,12 +341,12 @@ def test_pending_messages_are_counted_without_reading_the_whole_history(
 ) -> None:
     webhook = delivery.hook(receiver)
     delivery.restart_of("web")
-    fill(delivery, 30)
+    add_unmatched_entries(delivery, 30)
     assert (
         delivery.dispatcher.delivery_report(webhook).pending,
         delivery.dispatcher.delivery_report(webhook).has_more,
     ) == (3, False)
-    fill(delivery, 2000)
+    add_unmatched_entries(delivery, 2000)
     delivery.restart_of("db")
     assert (
         delivery.dispatcher.delivery_report(webhook).pending,

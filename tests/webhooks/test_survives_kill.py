@@ -32,25 +32,25 @@ VMS = [f"solo-{n}" for n in range(12)]
 MEANING = {"published": "Scheduled", "started": "Started", "finished": "Completed", "withdrawn": "Canceled"}
 
 
-def work(service: ServiceProcess, chance: random.Random, stop: threading.Event) -> None:
+def work(service: ServiceProcess, rng: random.Random, stop: threading.Event) -> None:
     """Requests restarts, approves some and withdraws others; goes on while the service is down."""
     while not stop.is_set():
         try:
-            answer = service.api("POST", "/requests", {"ask": "restart", "vms": [chance.choice(VMS)]})
+            answer = service.api("POST", "/requests", {"ask": "restart", "vms": [rng.choice(VMS)]})
             if answer.status == 202:
-                way = chance.choice(["approve", "approve", "withdraw"])
+                action = rng.choice(["approve", "approve", "withdraw"])
                 for event in answer.json["events"]:
-                    service.api("POST", f"/events/{event['id']}/{way}", {})
+                    service.api("POST", f"/events/{event['id']}/{action}", {})
         except (OSError, http.client.HTTPException, ValueError):
             time.sleep(0.02)
 
 
-def shown(received: ReceivedNotification) -> tuple[str, str]:
+def event_and_status(received: ReceivedNotification) -> tuple[str, str]:
     properties = received.event["data"]["resourceInfo"]["properties"]
     return properties["EventId"].upper(), properties["EventStatus"]
 
 
-def written(service: ServiceProcess) -> list[tuple[str, str]]:
+def expected_messages(service: ServiceProcess) -> list[tuple[str, str]]:
     """The messages that must have arrived, from the history."""
     entries = service.api("GET", "/history?after=0&limit=100000").json["entries"]
     listed = {e["id"] for e in service.api("GET", "/events?all=true&limit=100000").json["events"] if e["listed"]}
@@ -65,17 +65,17 @@ def wait_until_delivered(service: ServiceProcess) -> None:
 
 
 def without_repeats(received: list[ReceivedNotification]) -> list[Any]:
-    return list({one.event["id"]: one for one in received}.values())
+    return list({message.event["id"]: message for message in received}.values())
 
 
 def test_messages_arrive_at_least_once_and_in_order_across_kills(tmp_path: Path) -> None:
-    chance = random.Random(7)
+    rng = random.Random(7)
     with WebhookReceiver() as receiver, ServiceProcess(data=tmp_path / "d", fleet=FLEET) as service:
         assert service.api("POST", "/clock/speed", {"speed": 300}).status == 200
         secret = service.api("POST", "/webhooks", {"url": receiver.url}).json["secret"]
         for number in range(4):
             stop = threading.Event()
-            client = threading.Thread(target=work, args=(service, chance, stop))
+            client = threading.Thread(target=work, args=(service, rng, stop))
             client.start()
             receiver.wait_for(len(receiver.accepted) + 20)
             if number == 1:
@@ -92,9 +92,9 @@ def test_messages_arrive_at_least_once_and_in_order_across_kills(tmp_path: Path)
         wait_until_delivered(service)
 
         first_seen = without_repeats(receiver.accepted)
-        assert [shown(one) for one in first_seen] == written(service)
+        assert [event_and_status(message) for message in first_seen] == expected_messages(service)
         assert len(first_seen) > 80
-        bodies: dict[str, bytes] = {one.event["id"]: one.body for one in first_seen}
-        assert all(bodies[one.event["id"]] == one.body for one in receiver.received)
+        bodies: dict[str, bytes] = {message.event["id"]: message.body for message in first_seen}
+        assert all(bodies[message.event["id"]] == message.body for message in receiver.received)
         assert service.stop() == 0
     assert secret not in (tmp_path / "d" / "service.log").read_text()

@@ -41,7 +41,7 @@ class NewMaintenanceRequest(StrictBody, frozen=True, kw_only=True):
 
 
 def vms_asked_for(context: RequestContext, call: HandlerCall) -> Iterable[str]:
-    """A resource selector: the VMs that the body of a request names. Raises NotFound or Rejected."""
+    """Selects the VMs that the body of a request names. Raises NotFound or Rejected."""
     return [vm_resource_id(context.directory.find(name)) for name in call.parse_body(NewMaintenanceRequest).vms]
 
 

@@ -31,7 +31,7 @@ from forewarn.api.openapi import openapi_document
 from forewarn.api.requests import vms_asked_for
 from forewarn.core.access import Right
 from forewarn.web.context import ContextFactory, RequestContext
-from forewarn.web.pipeline import authorize, read_body, run_request
+from forewarn.web.pipeline import authorize_and_parse, read_body, run_request
 from forewarn.web.remedies import SURFACE_HEADER, surface_of
 from forewarn.web.request_parsing import HandlerCall, unique_query_params
 from forewarn.web.routing import API_PREFIX, ApiRoute, handler_signature, listing, named_event, named_vm, signed_in
@@ -148,6 +148,6 @@ def _starlette_route(make_context: ContextFactory, path: str, routes: Iterable[A
 async def _answer(route: ApiRoute, context: RequestContext, request: Request) -> Response:
     body = await read_body(request)
     call = HandlerCall(path_params=request.path_params, query=unique_query_params(request), body=body)
-    arguments = authorize(route, context, call)
+    arguments = authorize_and_parse(route, context, call)
     answer = msgspec.json.encode(await route.handler(context, call, **arguments))
     return Response(answer, status_code=route.status, media_type="application/json")

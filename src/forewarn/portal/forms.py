@@ -28,7 +28,7 @@ from forewarn.portal.form_definition import FREE_TEXT_SUFFIX, FieldKind, Form, F
 from forewarn.portal.rendering import page_response, run_page_request
 from forewarn.web.directory import IndexedVm
 from forewarn.web.errors import status_and_message
-from forewarn.web.pipeline import authorize
+from forewarn.web.pipeline import authorize_and_parse
 from forewarn.web.remedies import Surface
 from forewarn.web.request_parsing import HandlerCall, read_limited_body
 from forewarn.web.routing import everything
@@ -329,7 +329,7 @@ class _FormRequest:
         names = {f.path_parameter: _require_value(f.label, f.parse(values)) for f in form.fields if f.path_parameter}
         body = {**form.fixed_body, **_body_members(form, values), **form.extra_body(self._context, values)}
         call = HandlerCall(path_params=names, body=msgspec.json.encode(body))
-        authorize(route, self._context, call)
+        authorize_and_parse(route, self._context, call)
         return call
 
     @property

@@ -46,7 +46,7 @@ from forewarn.portal.live_stream import live_routes
 from forewarn.portal.rendering import page_response, run_page_request
 from forewarn.web.dependencies import Dependencies
 from forewarn.web.directory import FleetDirectory
-from forewarn.web.pipeline import authorize
+from forewarn.web.pipeline import authorize_and_parse
 from forewarn.web.request_parsing import HandlerCall, unique_query_params
 from forewarn.web.routing import ApiRouteTable, Handler, HandlerSignature, ResourceSelector, handler_signature, listing
 
@@ -150,7 +150,7 @@ async def _page_response(
     export_format = query.pop(_FORMAT_PARAM, "html")
     for_export = export_format != "html" and _PAGING_PARAMS.isdisjoint(query)
     call = HandlerCall(path_params=request.path_params, query=query, for_export=for_export)
-    arguments = authorize(route, context, call)
+    arguments = authorize_and_parse(route, context, call)
     if export_format == "html":
         return page_response(
             route.template, context, session, request, page=await route.handler(context, call, **arguments)

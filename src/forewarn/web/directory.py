@@ -140,7 +140,7 @@ def _sets_of(vm: Vm) -> tuple[str, ...]:
 
 
 def any_vm(vm: Vm) -> bool:
-    """The predicate for a caller who is_visible every VM."""
+    """The predicate for a caller who sees every VM."""
     return True
 
 

@@ -67,7 +67,7 @@ async def read_body(request: Request, max_bytes: int = MAX_BODY_BYTES) -> bytes:
     return body
 
 
-def authorize(route: GuardedRoute, context: RequestContext, call: HandlerCall) -> dict[str, msgspec.Struct]:
+def authorize_and_parse(route: GuardedRoute, context: RequestContext, call: HandlerCall) -> dict[str, msgspec.Struct]:
     """Authorizes a call over the resources it names, then returns the keyword arguments of its handler.
 
     Raises Forbidden or NotFound, and Rejected for a body or query that the handler does not take.

@@ -26,17 +26,20 @@ ResourceSelector = Callable[[RequestContext, HandlerCall], Iterable[str]]  # the
 
 
 def everything(context: RequestContext, call: HandlerCall) -> Iterable[str]:
-    """The root resource: for hosts, rollouts, faults and the clock, which belong to no owner of VMs."""
+    """Selects the root resource.
+
+    For hosts, rollouts, faults and the clock, which belong to no owner of VMs.
+    """
     return (ROOT_RESOURCE,)
 
 
 def signed_in(context: RequestContext, call: HandlerCall) -> Iterable[str]:
-    """No resource: any authenticated caller may call it, with or without a role."""
+    """Selects no resource: any authenticated caller may call it, with or without a role."""
     return ()
 
 
 def listing(context: RequestContext, call: HandlerCall) -> Iterable[str]:
-    """No resource: the handler shows what the caller may read.
+    """Selects no resource: the handler shows what the caller may read.
 
     Raises Forbidden for a caller without any role.
     """
@@ -47,12 +50,12 @@ def listing(context: RequestContext, call: HandlerCall) -> Iterable[str]:
 
 
 def named_vm(context: RequestContext, call: HandlerCall) -> Iterable[str]:
-    """The VM that the path names. Raises NotFound."""
+    """Selects the VM that the path names. Raises NotFound."""
     return (vm_resource_id(context.directory.find(call.path_params["name"])),)
 
 
 def named_event(context: RequestContext, call: HandlerCall) -> Iterable[str]:
-    """Every VM of the event that the path names; the root resource for a VM that left the scope."""
+    """Selects every VM of the event that the path names; the root resource for a VM that left the scope."""
     event = context.find_event(call.path_params["id"])
     vms_by_name = {vm.name.casefold(): vm for vm in context.store.vms(scope_id=event.scope_id, removed=True)}
     affected = [vms_by_name.get(name.casefold()) for name in event.vms]

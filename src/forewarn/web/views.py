@@ -215,7 +215,7 @@ class FleetCheckView(BaseView, frozen=True, kw_only=True):
 
 
 class FleetApplyView(FleetCheckView, frozen=True, kw_only=True):
-    """The result of applying a fleet file; `applied` is false if nothing had to change."""
+    """The result of applying a fleet file; `applied` is false in a dry run or without changes."""
 
     applied: bool
 
