@@ -19,10 +19,10 @@ AUDIENCE = "https://management.azure.com/"
 
 
 class FakeMetadataBackend:
-    """Implements `metadata.Backend` and publishes documents. A VM's key is its name."""
+    """Implements `MetadataBackend` and publishes documents. A VM's key is its name."""
 
-    def __init__(self, board: PublishedDocuments, *, at: float = 1_700_000_000.0) -> None:
-        self.board = board
+    def __init__(self, documents: PublishedDocuments, *, at: float = 1_700_000_000.0) -> None:
+        self.documents = documents
         self.at = at
         self.is_unavailable = False  # the store fails every call
         self.is_open = asyncio.Event()  # cleared: calls to the store wait
@@ -50,7 +50,7 @@ class FakeMetadataBackend:
 
     def drop_scope(self, scope_id: str) -> None:
         del self._scopes[scope_id]
-        self.board.remove(scope_id)
+        self.documents.remove(scope_id)
 
     def show(self, scope_id: str, *notices: EventNotice) -> int:
         """Publish a document with exactly these events; returns its incarnation."""
@@ -108,4 +108,4 @@ class FakeMetadataBackend:
 
     def _publish(self, scope: PublishedScope) -> None:
         self._scopes[scope.scope_id] = scope
-        self.board.publish(scope)
+        self.documents.publish(scope)
