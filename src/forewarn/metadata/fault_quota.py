@@ -16,7 +16,7 @@ from typing import Protocol
 from forewarn.core.faults import Fault
 
 _COUNTER_FORMAT = struct.Struct("=Q")
-_MAX_LOCK_ATTEMPTS = 2000  # milliseconds; a process holds the lock for microseconds, unless it is stopped
+_MAX_LOCK_ATTEMPTS = 2000  # a few milliseconds; a process holds the lock for microseconds, unless it is stopped
 
 
 class FaultQuota(Protocol):

@@ -117,7 +117,7 @@ class GuestObservations:
     def record_poll(
         self, view: GuestView, version: str, at: float, *, count: int = 1, user_agent: str = "", wait_s: int = 0
     ) -> None:
-        """Record `count` polls of the VM, the last at `at` (lab time)."""
+        """Record `count` polls or approvals of the VM, the last at `at` (lab time)."""
         vm, scope_id = view.vm, view.scope_id
         activity = self._activity.get(vm) or self._activity_of(vm)
         self._count_polls(vm, activity, scope_id, count, wait_s)

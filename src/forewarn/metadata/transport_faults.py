@@ -90,7 +90,7 @@ class FaultTable:
         return hits
 
     def add_hits(self, hits: Sequence[FaultHits]) -> None:
-        """Add hits of other processes, or render back hits that could not be stored."""
+        """Add hits of other processes, or give back hits that could not be stored."""
         for hit in hits:
             self._add_hit(hit)
 
