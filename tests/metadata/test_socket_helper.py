@@ -1,4 +1,4 @@
-"""`forewarn sockets` opens sockets and passes them to the service; here on loopback, without privilege."""
+"""`forewarn sockets` opens sockets and passes them to the service; here on loopback."""
 
 from __future__ import annotations
 

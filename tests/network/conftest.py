@@ -1,4 +1,4 @@
-"""Hosts and VMs namespace of network namespaces, with iproute2 and nftables; fixtures remove them again.
+"""Hosts and VMs made of network namespaces, with iproute2 and nftables; fixtures clean up.
 
 The host is a namespace too: the machine that runs the tests never owns 169.254.169.254.
 """
@@ -224,7 +224,7 @@ class Program:
 
 
 class Service(Program):
-    """`forewarn serve` inside a host. Its API is a Unix socket, which is visible in all network namespaces."""
+    """`forewarn serve` inside a host. Its API is a Unix socket, visible in all network namespaces."""
 
     def __init__(self, host: Namespace, data: Path, config: Path, *, as_nobody: bool = False) -> None:
         super().__init__(host, data, "serve", "--config", str(config), as_nobody=as_nobody)

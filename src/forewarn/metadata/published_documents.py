@@ -86,7 +86,7 @@ class PublishedDocuments:
             self._wake(removed.waiters)
 
     def view(self, vm: str) -> GuestView | None:
-        """Return what this VM sees now; None if no published scope has it. Same object until the next `publish`."""
+        """Return what this VM sees now; None if no scope has it. The same object until `publish`."""
         scope_id = self._scope_id_by_vm.get(vm)
         if scope_id is None:
             return None
