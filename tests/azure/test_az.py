@@ -22,11 +22,13 @@ pytestmark = [pytest.mark.az, pytest.mark.skipif(not AZ.exists(), reason="az was
 Az = Callable[..., "subprocess.CompletedProcess[str]"]
 
 
-def typed(environment: dict[str, str], *words: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([str(AZ), *words], capture_output=True, text=True, timeout=120, check=False, env=environment)
+def run_az(environment: dict[str, str], *arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [str(AZ), *arguments], capture_output=True, text=True, timeout=120, check=False, env=environment
+    )
 
 
-def must(answer: subprocess.CompletedProcess[str]) -> Any:
+def json_of(answer: subprocess.CompletedProcess[str]) -> Any:
     """The JSON that az printed; fails if az failed."""
     assert answer.returncode == 0, answer.stderr
     return json.loads(answer.stdout) if answer.stdout.strip() else None
@@ -41,19 +43,21 @@ def login(console: WebService, client_id: str, secret: str) -> tuple[str, ...]:
 def registered(console: WebService, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """A shell where the cloud is registered and the administrator signed in."""
     shell = console.trusting_environment | {"AZURE_CONFIG_DIR": str(tmp_path_factory.mktemp("az"))}
-    must(typed(shell, "cloud", "register", "-n", "Local", "--endpoint-resource-manager", console.base_url))
-    must(typed(shell, "cloud", "set", "-n", "Local"))
-    assert [found["id"] for found in must(typed(shell, *login(console, *console.admin_credentials)))] == [SUBSCRIPTION]
+    json_of(run_az(shell, "cloud", "register", "-n", "Local", "--endpoint-resource-manager", console.base_url))
+    json_of(run_az(shell, "cloud", "set", "-n", "Local"))
+    assert [found["id"] for found in json_of(run_az(shell, *login(console, *console.admin_credentials)))] == [
+        SUBSCRIPTION
+    ]
     return shell
 
 
 @pytest.fixture
 def az(registered: dict[str, str]) -> Az:
-    return lambda *words: typed(registered, *words)
+    return lambda *arguments: run_az(registered, *arguments)
 
 
 @contextmanager
-def meanwhile(console: WebService, vm: str, answer: Callable[[], Any]) -> Iterator[Any]:
+def approving(console: WebService, vm: str, answer: Callable[[], Any]) -> Iterator[Any]:
     """Runs az while a program in the VM approves and lab time passes."""
     with ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(answer)
@@ -61,15 +65,15 @@ def meanwhile(console: WebService, vm: str, answer: Callable[[], Any]) -> Iterat
         yield waiting.result()
 
 
-def done(console: WebService, vm: str, az: Az, *words: str) -> Any:
-    with meanwhile(console, vm, lambda: az(*words)) as answer:
-        return must(answer)
+def run_and_approve(console: WebService, vm: str, az: Az, *arguments: str) -> Any:
+    with approving(console, vm, lambda: az(*arguments)) as answer:
+        return json_of(answer)
 
 
 def history(console: WebService, vm: str) -> str:
-    told = console.service.forewarn("history", "--vm", vm)
-    assert told.returncode == 0, told.stderr
-    return told.stdout
+    listing = console.service.forewarn("history", "--vm", vm)
+    assert listing.returncode == 0, listing.stderr
+    return listing.stdout
 
 
 def test_vms_are_listed_with_their_state(az: Az) -> None:
@@ -80,7 +84,7 @@ def test_vms_are_listed_with_their_state(az: Az) -> None:
 
 
 def test_a_vm_is_shown_with_its_state(az: Az) -> None:
-    shown = must(az("vm", "show", "-d", "-g", "shop", "-n", "easy-5"))
+    shown = json_of(az("vm", "show", "-d", "-g", "shop", "-n", "easy-5"))
     assert (shown["name"], shown["powerState"]) == ("easy-5", "VM running")
 
 
@@ -88,57 +92,59 @@ def test_a_vm_is_shown_with_its_state(az: Az) -> None:
 def test_an_az_command_waits_until_its_event_is_over(
     console: WebService, az: Az, vm: str, command: str, kind: str
 ) -> None:
-    done(console, vm, az, "vm", command, "-g", "shop", "-n", vm)
+    run_and_approve(console, vm, az, "vm", command, "-g", "shop", "-n", vm)
     assert f"{kind} of {vm}" in history(console, vm)
 
 
 def test_a_restart_with_no_wait_creates_an_event(console: WebService, az: Az, vm: str) -> None:
-    must(az("vm", "restart", "-g", "shop", "-n", vm, "--no-wait"))
+    json_of(az("vm", "restart", "-g", "shop", "-n", vm, "--no-wait"))
     assert [(e["EventType"], e["EventSource"]) for e in console.events(vm)] == [("Reboot", "User")]
 
 
 def test_an_eviction_is_simulated(console: WebService, az: Az, spot_vm: str) -> None:
-    must(az("vm", "simulate-eviction", "-g", "shop", "-n", spot_vm))
+    json_of(az("vm", "simulate-eviction", "-g", "shop", "-n", spot_vm))
     assert [event["EventType"] for event in console.events(spot_vm)] == ["Preempt"]
 
 
 def test_a_vm_is_deleted(console: WebService, az: Az, vm: str) -> None:
-    done(console, "easy-5", az, "vm", "delete", "--yes", "-g", "shop", "-n", vm)
+    run_and_approve(console, "easy-5", az, "vm", "delete", "--yes", "-g", "shop", "-n", vm)
     answer = az("vm", "show", "-g", "shop", "-n", vm)
     assert answer.returncode == 3
     assert "ResourceNotFound" in answer.stderr
 
 
 def test_instances_of_a_scale_set_are_listed_and_restarted(console: WebService, az: Az) -> None:
-    listed = must(az("vmss", "list-instances", "-g", "shop", "-n", "az-pair"))
+    listed = json_of(az("vmss", "list-instances", "-g", "shop", "-n", "az-pair"))
     assert [instance["instanceId"] for instance in listed] == ["0", "1", "2"]
-    done(console, "az-pair_2", az, "vmss", "restart", "-g", "shop", "-n", "az-pair", "--instance-ids", "0", "1")
+    run_and_approve(
+        console, "az-pair_2", az, "vmss", "restart", "-g", "shop", "-n", "az-pair", "--instance-ids", "0", "1"
+    )
     assert "Reboot" in history(console, "az-pair_0")
     assert "Reboot" not in history(console, "az-pair_2")
 
 
 def test_a_scale_set_is_redeployed_with_az_rest(console: WebService, az: Az) -> None:
     url = f"{COMPUTE}/virtualMachineScaleSets/az-whole/redeploy?api-version=2024-11-01"
-    must(az("rest", "-m", "post", "-u", url, "-b", '{"instanceIds":["1"]}'))
+    json_of(az("rest", "-m", "post", "-u", url, "-b", '{"instanceIds":["1"]}'))
     assert [(e["EventType"], e["Resources"]) for e in console.events("az-whole_0")] == [("Redeploy", ["az-whole_1"])]
 
 
 def test_the_terminate_notification_of_a_scale_set_is_enabled(console: WebService, az: Az) -> None:
-    words = ("--enable-terminate-notification", "true", "--terminate-notification-time", "10")
-    must(az("vmss", "update", "-g", "shop", "-n", "az-profile", *words))
-    shown = must(az("vmss", "show", "-g", "shop", "-n", "az-profile"))
+    arguments = ("--enable-terminate-notification", "true", "--terminate-notification-time", "10")
+    json_of(az("vmss", "update", "-g", "shop", "-n", "az-profile", *arguments))
+    shown = json_of(az("vmss", "show", "-g", "shop", "-n", "az-profile"))
     profile = shown["virtualMachineProfile"]["scheduledEventsProfile"]["terminateNotificationProfile"]
     assert profile == {"enable": True, "notBeforeTimeout": "PT10M"}
 
 
 def test_a_tag_is_set(az: Az, vm: str) -> None:
-    must(az("vm", "update", "-g", "shop", "-n", vm, "--set", "tags.owner=ann"))
-    assert must(az("vm", "show", "-g", "shop", "-n", vm))["tags"]["owner"] == "ann"
+    json_of(az("vm", "update", "-g", "shop", "-n", vm, "--set", "tags.owner=ann"))
+    assert json_of(az("vm", "show", "-g", "shop", "-n", vm))["tags"]["owner"] == "ann"
 
 
 def test_automatic_approval_of_restarts_is_enabled_for_a_vm(console: WebService, az: Az, vm: str) -> None:
-    must(az("vm", "update", "-g", "shop", "-n", vm, "--enable-user-reboot-scheduled-events", "true"))
-    must(az("vm", "restart", "-g", "shop", "-n", vm, "--no-wait"))
+    json_of(az("vm", "update", "-g", "shop", "-n", vm, "--enable-user-reboot-scheduled-events", "true"))
+    json_of(az("vm", "restart", "-g", "shop", "-n", vm, "--no-wait"))
     assert console.scheduled_event_ids(vm) == []
 
 
@@ -151,20 +157,20 @@ def test_a_missing_vm_is_reported_as_not_found(az: Az) -> None:
 def test_several_vms_are_restarted_by_their_ids(console: WebService, az: Az, names: dict[str, Iterator[int]]) -> None:
     chosen = [f"web-{next(names['web'])}" for _ in range(2)]
     ids = [f"{COMPUTE}/virtualMachines/{name}" for name in chosen]
-    must(az("vm", "restart", "--no-wait", "--ids", *ids))
+    json_of(az("vm", "restart", "--no-wait", "--ids", *ids))
     assert [len(console.scheduled_event_ids(name)) for name in chosen] == [1, 1]
 
 
 def test_groups_and_scale_sets_are_listed(az: Az) -> None:
-    assert {"shop", "many"} <= {group["name"] for group in must(az("group", "list"))}
-    assert "az-pair" in {found["name"] for found in must(az("vmss", "list"))}
+    assert {"shop", "many"} <= {group["name"] for group in json_of(az("group", "list"))}
+    assert "az-pair" in {found["name"] for found in json_of(az("vmss", "list"))}
 
 
 def test_a_reader_is_refused_a_restart(console: WebService, tmp_path: Path, vm: str) -> None:
     client_id, secret = console.new_client("Reader")
     shell = console.environment() | {"AZURE_CONFIG_DIR": str(tmp_path)}
-    must(typed(shell, *login(console, client_id, secret)))
-    answer = typed(shell, "vm", "restart", "-g", "shop", "-n", vm)
+    json_of(run_az(shell, *login(console, client_id, secret)))
+    answer = run_az(shell, "vm", "restart", "-g", "shop", "-n", vm)
     assert answer.returncode == 1
     assert "(AuthorizationFailed)" in answer.stderr
     assert console.events(vm) == []
@@ -172,7 +178,7 @@ def test_a_reader_is_refused_a_restart(console: WebService, tmp_path: Path, vm: 
 
 def test_a_wrong_secret_is_rejected_with_a_message(console: WebService, tmp_path: Path) -> None:
     shell = console.environment() | {"AZURE_CONFIG_DIR": str(tmp_path)}
-    answer = typed(shell, *login(console, "admin", "guessed"))
+    answer = run_az(shell, *login(console, "admin", "guessed"))
     assert answer.returncode == 1
     assert "AADSTS7000215" in answer.stderr
 
@@ -180,10 +186,10 @@ def test_a_wrong_secret_is_rejected_with_a_message(console: WebService, tmp_path
 def test_forewarn_env_prints_everything_az_needs(console: WebService, easy_vm: str) -> None:
     shell = console.environment()
     secret = f"@{console.console_info['admin_secret']}"  # as forewarn env says: not visible in the list of processes
-    must(typed(shell, *login(console, "admin", secret)))
-    assert easy_vm in {found["name"] for found in must(typed(shell, "vm", "list"))}
-    must(typed(shell, "vm", "restart", "-g", "shop", "-n", easy_vm, "--no-wait"))
-    clouds = must(typed(shell, "cloud", "list"))
+    json_of(run_az(shell, *login(console, "admin", secret)))
+    assert easy_vm in {found["name"] for found in json_of(run_az(shell, "vm", "list"))}
+    json_of(run_az(shell, "vm", "restart", "-g", "shop", "-n", easy_vm, "--no-wait"))
+    clouds = json_of(run_az(shell, "cloud", "list"))
     assert [cloud["endpoints"]["resourceManager"] for cloud in clouds] == [console.base_url]
 
 
