@@ -144,5 +144,5 @@ def test_a_fleet_option_for_a_store_with_a_fleet_is_reported_as_not_applied(tmp_
         assert "is not applied" not in first.log.read_text()  # the same file again
     with ServiceProcess(data=tmp_path, fleet=fleet_of("b"), port=free_port(8)) as second:
         assert names_of(second) == ["a"]
-        assert "is not applied, because" in second.log.read_text()
+        assert "was not applied, because" in second.log.read_text()
         assert "`forewarn fleet apply" in second.log.read_text()

@@ -157,7 +157,7 @@ def test_an_address_of_another_machine_is_named(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
-        (["serve"], "give --listen ADDRESS:PORT, or use `forewarn up` for a lab"),
+        (["serve"], "give --listen ADDRESS:PORT, or start a lab with `forewarn up`"),
         (["serve", "--listen", "127.0.0.1"], "cannot listen on '127.0.0.1': write ADDRESS:PORT"),
         (["serve", "--listen", "localhost:http"], "cannot listen on 'localhost:http': write ADDRESS:PORT"),
         (["serve", "--listen", "localhost:8000"], "cannot listen on 'localhost:8000': write ADDRESS:PORT in numbers"),

@@ -336,7 +336,7 @@ def test_a_worker_that_dies_repeatedly_is_replaced_after_a_delay(service: Servic
         victim = eventually(lambda: len(workers(service)) == 2 and workers(service)[0])
         os.kill(victim, signal.SIGKILL)
         eventually(lambda victim=victim: victim not in workers(service))  # type: ignore[misc]
-    eventually(lambda: "another is started in 0.5 s" in service.log.read_text())
+    eventually(lambda: "another one starts in 0.5 s" in service.log.read_text())
     assert service.poll("solo")["Events"] == []
     eventually(lambda: len(workers(service)) == 2)
 

@@ -135,4 +135,5 @@ def _vm_key(directory: FleetDirectory, spec: ListenerSpec, name: str) -> str:
             "add the VM to the fleet first, or correct the listener"
         ) from None
     except Rejected as error:
-        raise Rejected(f"the listener on {spec.name}: {error}") from error
+        message = f"the listener on {spec.name}: {error}"
+        raise Rejected(message, error.remedy_code, **error.remedy_fields) from error
