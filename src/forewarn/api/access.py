@@ -157,12 +157,12 @@ async def create_sign_in_link(context: RequestContext, call: HandlerCall) -> Sig
 
 def _resolve_principal(context: RequestContext, text: str) -> str:
     """The principal id of a client's id, a VM's name, or `oidc:ID`."""
-    given = text.strip()
-    if given.casefold().startswith(_OIDC_PREFIX) and len(given) > len(_OIDC_PREFIX):
-        return _OIDC_PREFIX + given[len(_OIDC_PREFIX) :]  # ids of an issuer are case-sensitive
-    kind, _, rest = given.partition(":")
-    client = context.store.client((rest if kind == "client" else given).casefold())
-    vm = _find_vm(context, rest if kind == "vm" else given)
+    name = text.strip()
+    if name.casefold().startswith(_OIDC_PREFIX) and len(name) > len(_OIDC_PREFIX):
+        return _OIDC_PREFIX + name[len(_OIDC_PREFIX) :]  # ids of an issuer are case-sensitive
+    kind, _, rest = name.partition(":")
+    client = context.store.client((rest if kind == "client" else name).casefold())
+    vm = _find_vm(context, rest if kind == "vm" else name)
     if client is not None and vm is not None:
         raise Refused(f"{text!r} is a client and a VM: say 'client:{client.id}' or 'vm:{vm.name}'")
     if client is not None:

@@ -19,6 +19,7 @@ from forewarn.core.resource_ids import (
     vm_resource_id,
 )
 from forewarn.protocol.dates import iso_date
+from forewarn.web.queries import event_lists_vm
 
 JsonObject = dict[str, Any]
 VM_TYPE = "Microsoft.Compute/virtualMachines"
@@ -176,7 +177,9 @@ def _with_instance_view(properties: JsonObject, view: JsonObject | None) -> Json
 def instance_view(vm: Vm, events: Sequence[Event]) -> JsonObject:
     """The instance view of a VM or instance; `events` are the live events of its scope."""
     placement = {"placementGroupId": vm.placement_group} if vm.placement_group else {}
-    maintenance = maintenance_status([event for event in events if event.rules.planned and _event_lists(event, vm)])
+    maintenance = maintenance_status(
+        [event for event in events if event.rules.planned and event_lists_vm(event, vm.name)]
+    )
     return {
         "platformUpdateDomain": vm.update_domain,
         "platformFaultDomain": vm.fault_domain,
@@ -218,8 +221,3 @@ def maintenance_status(events: Sequence[Event]) -> JsonObject:
 
 def _power_status(vm: Vm) -> JsonObject:
     return {"code": f"PowerState/{vm.power}", "level": "Info", "displayStatus": f"VM {vm.power}"}
-
-
-def _event_lists(event: Event, vm: Vm) -> bool:
-    wanted = vm.name.casefold()
-    return any(name.casefold() == wanted for name in event.vms)

@@ -141,8 +141,8 @@ class RequestContext:
     def _events_by_prefix(self, wanted: str) -> dict[str, Event]:
         live = self.store.events(statuses=[EventState.SCHEDULED, EventState.STARTED])
         recent = self.store.events(limit=_RECENT_LIMIT)
-        alike = {event.id: event for event in (*live, *recent) if event.id.startswith(wanted)}
-        return {event_id: event for event_id, event in alike.items() if self.can_see_scope(event.scope_id)}
+        matching = {event.id: event for event in (*live, *recent) if event.id.startswith(wanted)}
+        return {event_id: event for event_id, event in matching.items() if self.can_see_scope(event.scope_id)}
 
     def find_scope(self, name: str) -> Scope:
         """The scope with this id, set name or service name, or the scope of the VM with this name.

@@ -17,6 +17,7 @@ from forewarn.store.interface import LastPoll
 from forewarn.web.context import RequestContext
 from forewarn.web.dependencies import VmSupervisorInfo
 from forewarn.web.polling_report import iterate_cooperatively
+from forewarn.web.queries import event_lists_vm
 from forewarn.web.views import (
     ActView,
     AutoApprovalView,
@@ -208,9 +209,8 @@ def request_view(request: MaintenanceRequest) -> RequestView:
 
 
 def live_events_of_vm(scope: Scope, name: str) -> list[Event]:
-    """The live events that list this VM."""
-    wanted = name.casefold()
-    return [event for event in scope.live_events() if any(vm.casefold() == wanted for vm in event.vms)]
+    """The live events of the scope that affect the VM of this name."""
+    return [event for event in scope.live_events() if event_lists_vm(event, name)]
 
 
 def scope_title_of_vm(vm: Vm) -> str:
