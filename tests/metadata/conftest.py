@@ -86,14 +86,14 @@ def request(target: str = POLL, *, method: str = "GET", body: bytes = b"", **hea
 
 
 def notice(event_id: str = "EVENT-1", **changes: Any) -> EventNotice:
-    whole: dict[str, Any] = {
+    defaults: dict[str, Any] = {
         "id": event_id,
         "status": NoticeStatus.SCHEDULED,
         "kind": Kind.REBOOT,
         "resources": ("a",),
         "not_before": 1_700_000_900.0,
     }
-    return EventNotice(**(whole | changes))
+    return EventNotice(**(defaults | changes))
 
 
 @dataclass(kw_only=True)

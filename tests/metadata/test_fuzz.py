@@ -82,8 +82,8 @@ def test_requests_parse_the_same_at_every_packet_boundary(raw, cuts):
 def test_a_request_may_be_split_at_every_byte(raw):
     for cut in range(len(raw)):
         assert parse([raw[:cut], raw[cut:] + POLL]) == parse([raw + POLL])
-    whole = parse([bytes([byte]) for byte in raw])
-    assert [type(item) for item in whole] == [ParsedRequest]
+    parsed = parse([bytes([byte]) for byte in raw])
+    assert [type(item) for item in parsed] == [ParsedRequest]
 
 
 @pytest.fixture(scope="module", params=["asyncio", "uvloop"])
