@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from schemathesis import checks
 from schemathesis.core import NOT_SET
 from schemathesis.core.transport import Response
+from schemathesis.core.result import Ok
 from schemathesis.generation import GenerationMode
 
 from forewarn.api.openapi import openapi_document
@@ -23,7 +24,10 @@ from forewarn.api.routes import ROUTES
 from forewarn.web.routing import API_PREFIX
 
 SCHEMA = schemathesis.openapi.from_dict(json.loads(msgspec.json.encode(openapi_document(ROUTES))))
-OPERATIONS = {found.ok().label: found.ok() for found in SCHEMA.get_all_operations()}
+OPERATIONS: dict[str, Any] = {}
+for _found in SCHEMA.get_all_operations():
+    assert isinstance(_found, Ok), _found
+    OPERATIONS[_found.ok().label] = _found.ok()
 CHECKS = [checks.not_a_server_error, checks.status_code_conformance, checks.response_schema_conformance]
 EXAMPLES = {GenerationMode.POSITIVE: 15, GenerationMode.NEGATIVE: 8}
 RECORDING = {"vm": "x", "api_version": "2020-07-01", "started_at": 1, "answers": [{"at_s": 0, "status": 500}]}

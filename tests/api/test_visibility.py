@@ -65,8 +65,8 @@ INVISIBLE_TARGETS = [
 @pytest.mark.parametrize("target", INVISIBLE_TARGETS)
 def test_an_invisible_thing_is_refused_like_one_that_does_not_exist(api: Any, target: str) -> None:
     name = target.rpartition("/")[2] if "=" not in target else target.rpartition("=")[2].rpartition("/")[2]
-    nobody = target.replace(name, "nothing")
-    of_other, of_nothing = (api.holding("Reader", DB).refused("GET", one) for one in (target, nobody))
+    roleless = target.replace(name, "nothing")
+    of_other, of_nothing = (api.holding("Reader", DB).refused("GET", one) for one in (target, roleless))
     assert of_other[:2] == (404, "NotFound")
     assert of_other[2].replace(name, "nothing") == of_nothing[2]
 
@@ -143,8 +143,8 @@ def test_a_wait_for_a_gate_does_not_name_invisible_scopes(api: Any) -> None:
     found = reader.get(f"/explain/{event['id']}")
     assert "as part of a rollout;" in found["lines"][0]["text"]
     assert rollout not in str(found)
-    seeing = api.holding("Reader", DB, f"{COMPUTE}/virtualMachines/web-0", POOL)
-    assert "web-0, pool_0, pool_1 on host h1" in seeing.get(f"/events/{event['id']}")["waits_for"]["text"]
+    reader_of_all = api.holding("Reader", DB, f"{COMPUTE}/virtualMachines/web-0", POOL)
+    assert "web-0, pool_0, pool_1 on host h1" in reader_of_all.get(f"/events/{event['id']}")["waits_for"]["text"]
 
 
 def test_the_history_shows_entries_of_visible_vms_only(api: Any) -> None:
@@ -153,8 +153,8 @@ def test_the_history_shows_entries_of_visible_vms_only(api: Any) -> None:
     api.restart_of("spot", "web-1")
     api.post("/fleet/vms", {"name": "cache"})
     api.post("/access/clients", {"id": "bot"})
-    sentence = HistoryEntry(at=api.world.now, what=EntryKind.SERVICE, text="service started")
-    api.world.do(api.world.store.commit(Commit(entries=(sentence,))))
+    clock_entry = HistoryEntry(at=api.world.now, what=EntryKind.SERVICE, text="service started")
+    api.world.do(api.world.store.commit(Commit(entries=(clock_entry,))))
     about_db = [
         "scheduled events enabled by the service",
         "local user ann requested restart of db",
@@ -197,8 +197,8 @@ def test_a_follower_with_limited_rights_misses_no_visible_entry(api: Any) -> Non
 def test_a_visible_entry_is_found_behind_many_invisible_ones(api: Any) -> None:
     reader = api.holding("Reader", DB)
     seq = api.world.store.last_seq()
-    sentence = HistoryEntry(at=api.world.now, what=EntryKind.CLOCK, text="tick")
-    api.world.do(api.world.store.commit(Commit(entries=(sentence,) * 45_000)))
+    clock_entry = HistoryEntry(at=api.world.now, what=EntryKind.CLOCK, text="tick")
+    api.world.do(api.world.store.commit(Commit(entries=(clock_entry,) * 45_000)))
     api.restart_of("db")
     page = reader.get(f"/history?after={seq}")
     assert (page["entries"], page["seq"] - seq) == ([], 20_000)
@@ -280,8 +280,8 @@ def test_a_fault_of_the_whole_fleet_is_explained_without_entries_of_others(api: 
 
 
 def test_a_caller_without_a_role_learns_that_and_their_identity(api: Any) -> None:
-    nobody = api.holding("Reader")
-    status, code, message = nobody.refused("GET", "/fleet")
+    roleless = api.holding("Reader")
+    status, code, message = roleless.refused("GET", "/fleet")
     assert (status, code) == (403, "Forbidden")
     assert message.startswith("client ci has no role anywhere: ask an administrator")
-    assert nobody.get("/access/me") == {"id": "client:ci", "name": "client ci", "grants": []}
+    assert roleless.get("/access/me") == {"id": "client:ci", "name": "client ci", "grants": []}

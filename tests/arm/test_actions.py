@@ -201,7 +201,7 @@ def test_a_user_operation_beyond_the_limit_of_a_scope_is_refused(arm: Any) -> No
 
 
 @pytest.mark.parametrize(
-    ("body", "sentence"),
+    ("body", "expected"),
     [
         (b"{", "the body is not JSON"),
         (b"[]", "Expected 'object', got 'array'"),
@@ -211,10 +211,10 @@ def test_a_user_operation_beyond_the_limit_of_a_scope_is_refused(arm: Any) -> No
     ],
     ids=["no JSON", "no object", "unknown member", "wrong type", "deep"],
 )
-def test_an_invalid_body_is_rejected_with_one_sentence(arm: Any, body: bytes, sentence: str) -> None:
+def test_an_invalid_body_is_rejected_with_one_sentence(arm: Any, body: bytes, expected: str) -> None:
     status, code, message = arm.refused("POST", f"{DB}/reimage", body)
     assert (status, code) == (400, "InvalidParameter")
-    assert sentence in message
+    assert expected in message
 
 
 def test_the_image_parameters_of_a_reimage_are_accepted(arm: Any) -> None:

@@ -131,7 +131,7 @@ def test_one_wrong_id_in_a_list_approves_nothing(arm: Any, wrong: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("body", "sentence"),
+    ("body", "expected"),
     [
         (None, "missing required field 'value'"),
         ({"value": []}, "value: Expected 'array' of length >= 1"),
@@ -141,10 +141,10 @@ def test_one_wrong_id_in_a_list_approves_nothing(arm: Any, wrong: str) -> None:
         (b"{", "the body is not JSON"),
     ],
 )
-def test_an_invalid_list_of_events_is_rejected_with_one_sentence(arm: Any, body: Any, sentence: str) -> None:
+def test_an_invalid_list_of_events_is_rejected_with_one_sentence(arm: Any, body: Any, expected: str) -> None:
     code, _, message = arm.refused("POST", f"{POOL}/{EVENTS}", body)
     assert code == 400
-    assert sentence in message
+    assert expected in message
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=100, deadline=None)

@@ -128,7 +128,11 @@ def test_a_route_is_open_to_callers_with_its_right_only(arm: Any, route: ArmRout
     assert found == expected(route)
 
 
-LISTING = [param for param in WITH_TOKEN if param.values[0].authorize.__name__ == "allow_listing"]
+LISTING = [
+    pytest.param(route, id=label(route))
+    for route in ROUTES
+    if route.right is not None and route.authorize.__name__ == "allow_listing"
+]
 
 
 @pytest.mark.parametrize("route", LISTING)

@@ -58,12 +58,12 @@ def restarted(arm: Any) -> Any:
 
 
 def test_an_operation_says_what_it_waits_for_until_its_event_is_over(arm: Any) -> None:
-    followed = OperationClient(arm, "POST", f"{VMS}/db/restart")
+    operation = OperationClient(arm, "POST", f"{VMS}/db/restart")
     event = the_event(arm)
-    answer = arm.call("GET", followed.url)
+    answer = arm.call("GET", operation.url)
     assert answer.headers["retry-after"] == "1"
     assert answer.json == {
-        "name": followed.id,
+        "name": operation.id,
         "status": "InProgress",
         "startTime": "2026-01-05T12:00:00Z",
         "properties": {
@@ -86,13 +86,13 @@ def test_an_operation_says_what_it_waits_for_until_its_event_is_over(arm: Any) -
     }
 
     arm.world.approve("db", event.id)
-    started = followed.show()
+    started = operation.show()
     assert started["status"] == "InProgress"
     assert started["properties"]["events"][0]["eventStatus"] == "Started"
     assert started["properties"]["events"][0]["approvedBy"] == "db"
 
     arm.world.advance(60)
-    over = arm.call("GET", followed.url)
+    over = arm.call("GET", operation.url)
     assert "retry-after" not in over.headers
     assert over.json["status"] == "Succeeded"
     assert over.json["startTime"] < over.json["endTime"] <= "2026-01-05T12:01:00Z"
@@ -101,23 +101,23 @@ def test_an_operation_says_what_it_waits_for_until_its_event_is_over(arm: Any) -
 
 
 def test_an_operation_ends_without_approval_after_the_notice(arm: Any) -> None:
-    followed = OperationClient(arm, "POST", f"{VMS}/db/redeploy")
+    operation = OperationClient(arm, "POST", f"{VMS}/db/redeploy")
     arm.world.advance(9 * 60)
-    assert followed.status == "InProgress"
+    assert operation.status == "InProgress"
     arm.world.advance(10 * 60)
-    assert followed.status == "Succeeded"
+    assert operation.status == "Succeeded"
 
 
 def test_an_operation_lists_the_vms_that_were_given_the_event_and_that_poll(arm: Any) -> None:
-    followed = OperationClient(arm, "POST", f"{VMS}/web-0/restart")
+    operation = OperationClient(arm, "POST", f"{VMS}/web-0/restart")
     event, world = the_event(arm), arm.world
     key, scope_id = world.vm("web-1").key, event.scope_id
     polled = LastPoll(vm=key, scope_id=scope_id, at=world.now, version="2020-07-01")
-    seen = EventDelivery(
+    delivery = EventDelivery(
         event_id=event.id, scope_id=scope_id, vm=key, status="Scheduled", version="", incarnation=1, at=world.now
     )
-    world.do(world.store.record_observations([polled], [seen]))
-    assert followed.show()["properties"]["events"][0]["approval"] == {
+    world.do(world.store.record_observations([polled], [delivery]))
+    assert operation.show()["properties"]["events"][0]["approval"] == {
         "by": "any VM of availability set web",
         "givenTo": ["web-1"],
         "lastPolls": {"web-1": "2026-01-05T12:00:00Z"},
@@ -125,20 +125,20 @@ def test_an_operation_lists_the_vms_that_were_given_the_event_and_that_poll(arm:
 
 
 def test_the_location_url_answers_with_its_status_only(arm: Any) -> None:
-    followed = OperationClient(arm, "POST", f"{VMS}/db/restart")
-    waiting = followed.watch()
+    operation = OperationClient(arm, "POST", f"{VMS}/db/restart")
+    waiting = operation.watch()
     assert (waiting.status, waiting.content, waiting.headers["retry-after"]) == (202, b"", "1")
-    assert waiting.headers["location"] == followed.monitor
+    assert waiting.headers["location"] == operation.monitor
     arm.world.advance(16 * 60)
-    done = followed.watch()
+    done = operation.watch()
     assert (done.status, done.content) == (200, b"")
 
 
 def test_a_failed_act_fails_the_operation_with_the_reason_of_each_vm(arm: Any) -> None:
     arm.world.hypervisor.set_behaviour(SimulatedBehaviour((FailRule(vm="pool_1", note="the disk did not come back"),)))
-    followed = OperationClient(arm, "POST", f"{POOL}/restart")
+    operation = OperationClient(arm, "POST", f"{POOL}/restart")
     arm.world.advance(16 * 60)
-    shown = followed.show()
+    shown = operation.show()
     assert shown["status"] == "Failed"
     assert shown["error"] == {
         "code": "OperationFailed",
@@ -151,26 +151,26 @@ def test_a_failed_act_fails_the_operation_with_the_reason_of_each_vm(arm: Any) -
             }
         ],
     }
-    assert followed.watch().error == (409, "OperationFailed", shown["error"]["message"])
+    assert operation.watch().error == (409, "OperationFailed", shown["error"]["message"])
 
 
 def test_a_withdrawn_event_cancels_the_operation_with_who_and_why(arm: Any) -> None:
-    followed = OperationClient(arm, "POST", f"{VMS}/db/restart")
+    operation = OperationClient(arm, "POST", f"{VMS}/db/restart")
     arm.world.do(arm.world.control.requests.withdraw(the_event(arm).id, who="bob", reason="not today"))
-    shown = followed.show()
+    shown = operation.show()
     assert shown["status"] == "Canceled"
     assert shown["error"]["code"] == "OperationCanceled"
     assert shown["error"]["message"] == "Reboot of db was withdrawn by bob: not today"
-    assert followed.watch().error[:2] == (409, "OperationCanceled")
+    assert operation.watch().error[:2] == (409, "OperationCanceled")
 
 
 def test_the_message_has_the_first_reasons_and_the_details_have_all(arm: Any) -> None:
     many = tuple(a_vm(f"crowd_{n}", scale_set="crowd", host="h1") for n in range(22))
     arm.world.do(arm.world.control.fleet.apply_change(FleetChange(vms=many, text="a crowd"), who="test"))
-    followed = OperationClient(arm, "POST", f"{COMPUTE}/virtualMachineScaleSets/crowd/restart")
+    operation = OperationClient(arm, "POST", f"{COMPUTE}/virtualMachineScaleSets/crowd/restart")
     for event in arm.world.events(EventState.SCHEDULED):
         arm.world.do(arm.world.control.requests.withdraw(event.id, who="bob"))
-    error = followed.show()["error"]
+    error = operation.show()["error"]
     assert error["message"].startswith("Reboot of crowd_0 was withdrawn: taken back by bob; Reboot of crowd_1 was")
     assert error["message"].endswith("; and 2 more")
     assert len(error["details"]) == 22
@@ -178,28 +178,28 @@ def test_the_message_has_the_first_reasons_and_the_details_have_all(arm: Any) ->
 
 def test_an_operation_that_was_done_in_part_does_not_succeed(arm: Any) -> None:
     """Spec §9: a withdrawn event cancels it, even if another of its events was done."""
-    followed = OperationClient(arm, "POST", f"{POOL}/restart", {"instanceIds": ["0", "1"]})
+    operation = OperationClient(arm, "POST", f"{POOL}/restart", {"instanceIds": ["0", "1"]})
     done, withdrawn = sorted(arm.world.events(EventState.SCHEDULED), key=lambda event: event.vms)
     arm.world.do(arm.world.control.requests.withdraw(withdrawn.id, who="bob", reason="not this one"))
-    assert followed.status == "InProgress"
+    assert operation.status == "InProgress"
     arm.world.advance(20 * 60)
     assert arm.world.store.event(done.id).ending is Ending.FINISHED
-    shown = followed.show()
+    shown = operation.show()
     assert shown["status"] == "Canceled"
     assert shown["error"]["message"] == "Reboot of pool_1 was withdrawn by bob: not this one"
     assert [detail["target"] for detail in shown["error"]["details"]] == [withdrawn.id]
-    assert followed.watch().error[:2] == (409, "OperationCanceled")
+    assert operation.watch().error[:2] == (409, "OperationCanceled")
 
 
 def test_an_operation_with_a_skipped_part_fails(arm: Any) -> None:
-    followed = OperationClient(arm, "POST", f"{POOL}/restart", {"instanceIds": ["0"]})
+    operation = OperationClient(arm, "POST", f"{POOL}/restart", {"instanceIds": ["0"]})
     request_id = the_event(arm).request_id
     skipped = HistoryEntry(at=0, what=EntryKind.SKIPPED, text="pool_9 has no host to go to", request_id=request_id)
     arm.world.do(arm.world.store.commit(Commit(entries=(skipped,))))
-    assert followed.status == "InProgress"
+    assert operation.status == "InProgress"
     arm.world.advance(20 * 60)
     error = {"code": "OperationFailed", "message": "pool_9 has no host to go to", "details": []}
-    assert (followed.status, followed.show()["error"]) == ("Failed", error)
+    assert (operation.status, operation.show()["error"]) == ("Failed", error)
 
 
 @pytest.mark.parametrize(
@@ -215,9 +215,9 @@ def test_a_replaced_operation_is_cancelled(arm: Any, method: str, action: str, b
 
 
 def test_an_operation_without_notice_is_over_when_it_is_performed(arm: Any) -> None:
-    followed = OperationClient(arm, "POST", f"{VMS}/db/powerOff")
+    operation = OperationClient(arm, "POST", f"{VMS}/db/powerOff")
     arm.world.advance(60)
-    shown = followed.show()
+    shown = operation.show()
     assert shown["status"] == "Succeeded"
     assert shown["properties"]["events"][0]["eventType"] is None
     assert shown["properties"]["events"][0]["note"] == "a power off publishes no event"
@@ -225,9 +225,9 @@ def test_an_operation_without_notice_is_over_when_it_is_performed(arm: Any) -> N
 
 def test_a_restart_in_a_disabled_scope_waits_for_no_approval(arm_of: Callable[..., Any]) -> None:
     arm = arm_of(Policy())
-    followed = OperationClient(arm, "POST", f"{VMS}/db/restart")
+    operation = OperationClient(arm, "POST", f"{VMS}/db/restart")
     arm.world.advance(60)
-    shown = followed.show()
+    shown = operation.show()
     assert shown["status"] == "Succeeded"
     assert "disabled" in shown["properties"]["events"][0]["note"]
 
@@ -236,12 +236,12 @@ def test_an_operation_that_performs_maintenance_lasts_as_long_as_its_events(arm:
     world = arm.world
     world.do(world.control.requests.degrade_host("h1", who="operator", notice_s=DAY_S))
     world.settle()
-    followed = OperationClient(arm, "POST", f"{VMS}/db/performMaintenance")
-    shown = followed.show()
+    operation = OperationClient(arm, "POST", f"{VMS}/db/performMaintenance")
+    shown = operation.show()
     assert (shown["status"], shown["properties"]["request"]) == ("InProgress", "perform-maintenance")
     assert [event["resources"] for event in shown["properties"]["events"]] == [["db"]]
     world.advance(10 * 60)
-    assert followed.status == "Succeeded"
+    assert operation.status == "Succeeded"
 
 
 def test_performing_maintenance_of_a_shared_host_does_not_reveal_its_other_vms(arm: Any) -> None:
@@ -250,21 +250,21 @@ def test_performing_maintenance_of_a_shared_host_does_not_reveal_its_other_vms(a
     world.do(world.control.requests.start_rollout(rollout, who="operator"))
     world.settle()
     operator = arm.holding(Role.OPERATOR, f"{VMS}/db")
-    followed = OperationClient(operator, "POST", f"{VMS}/db/performMaintenance")
-    (found,) = followed.show()["properties"]["events"]
+    operation = OperationClient(operator, "POST", f"{VMS}/db/performMaintenance")
+    (found,) = operation.show()["properties"]["events"]
     assert found["waitsFor"] == "another scope on the same host, which is not ready yet"
-    assert "web-0" in followed.show(arm)["properties"]["events"][0]["waitsFor"]
+    assert "web-0" in operation.show(arm)["properties"]["events"][0]["waitsFor"]
 
 
 def test_an_operation_outlives_the_service_that_began_it(arm: Any) -> None:
-    followed = OperationClient(arm, "POST", f"{POOL}/restart")
+    operation = OperationClient(arm, "POST", f"{POOL}/restart")
     reborn = restarted(arm)
-    assert followed.show(reborn)["status"] == "InProgress"
+    assert operation.show(reborn)["status"] == "InProgress"
     for event in reborn.world.events(EventState.SCHEDULED):
         reborn.world.approve("pool_0", event.id)
     reborn = restarted(reborn)
     reborn.world.advance(60)
-    assert followed.show(restarted(reborn))["status"] == "Succeeded"
+    assert operation.show(restarted(reborn))["status"] == "Succeeded"
 
 
 def test_an_operation_with_planned_events_is_in_progress(arm: Any) -> None:
@@ -276,15 +276,15 @@ def test_an_operation_with_planned_events_is_in_progress(arm: Any) -> None:
 
 
 def test_an_operation_is_found_in_any_case_of_its_id_and_path(arm: Any) -> None:
-    followed = OperationClient(arm, "POST", f"{VMS}/db/restart")
-    assert arm.get(f"{OPERATIONS.upper()}/{followed.id.upper()}")["name"] == followed.id
+    operation = OperationClient(arm, "POST", f"{VMS}/db/restart")
+    assert arm.get(f"{OPERATIONS.upper()}/{operation.id.upper()}")["name"] == operation.id
 
 
 def test_an_operation_is_not_found_under_another_subscription(arm: Any) -> None:
-    followed = OperationClient(arm, "POST", f"{VMS}/db/restart")
-    status, code, message = arm.refused("GET", f"{OPERATIONS.replace('sub/', 'other/')}/{followed.id}")
+    operation = OperationClient(arm, "POST", f"{VMS}/db/restart")
+    status, code, message = arm.refused("GET", f"{OPERATIONS.replace('sub/', 'other/')}/{operation.id}")
     assert (status, code) == (404, "ResourceNotFound")
-    assert followed.id in message
+    assert operation.id in message
 
 
 @pytest.mark.parametrize("name", ["nothing", "%C3%9F", "00000000-0000-4000-8000-000000000001"])
@@ -299,26 +299,26 @@ def test_a_rollout_is_not_found_as_an_operation(arm: Any) -> None:
 
 
 def test_an_operation_without_kept_events_is_not_found_and_says_so(arm: Any) -> None:
-    followed = OperationClient(arm, "POST", f"{VMS}/db/restart")
+    operation = OperationClient(arm, "POST", f"{VMS}/db/restart")
     arm.world.advance(DAY_S)
     arm.world.do(arm.world.store.prune(arm.world.now))
-    status, _, message = arm.refused("GET", followed.url)
+    status, _, message = arm.refused("GET", operation.url)
     assert status == 404
     assert "no longer kept" in message
 
 
 def test_an_operation_is_visible_to_its_requester_and_readers_of_all_its_vms(arm: Any) -> None:
-    followed = OperationClient(arm.holding(Role.OPERATOR, POOL, name="client asker"), "POST", f"{POOL}/restart")
+    operation = OperationClient(arm.holding(Role.OPERATOR, POOL, name="client asker"), "POST", f"{POOL}/restart")
     strangers = [arm.holding(Role.READER, *over) for over in ((), (f"{VMS}/db",), (f"{POOL}/virtualMachines/0",))]
     for outsider in strangers:
-        assert outsider.call("GET", followed.url).error[0] == 404
+        assert outsider.call("GET", operation.url).error[0] == 404
     readers = [
         arm.holding(Role.READER, POOL),
         arm.holding(Role.READER, f"{POOL}/virtualMachines/0", f"{POOL}/virtualMachines/1"),
         arm.holding(Role.READER, name="client asker"),
     ]
     for reader in readers:
-        assert reader.get(followed.url)["status"] == "InProgress"
+        assert reader.get(operation.url)["status"] == "InProgress"
 
 
 def test_an_operation_that_performs_maintenance_is_visible_to_all_who_see_the_scope(arm: Any) -> None:
@@ -328,12 +328,12 @@ def test_an_operation_that_performs_maintenance_is_visible_to_all_who_see_the_sc
     rollout = Rollout(impact=RolloutImpact.REBOOT, hosts=("h1",))
     arm.world.do(arm.world.control.requests.start_rollout(rollout, who="operator"))
     arm.world.settle()
-    followed = OperationClient(arm, "POST", f"{VMS}/app-0/performMaintenance")
+    operation = OperationClient(arm, "POST", f"{VMS}/app-0/performMaintenance")
     reader = arm.holding(Role.READER, f"{VMS}/app-0")
-    assert followed.show(reader)["properties"]["events"][0]["resources"] == ["app-0", "app-1"]
+    assert operation.show(reader)["properties"]["events"][0]["resources"] == ["app-0", "app-1"]
 
 
 def test_an_operation_can_be_read_after_it_deleted_its_vms(arm: Any) -> None:
-    followed = OperationClient(arm, "DELETE", f"{VMS}/db")
+    operation = OperationClient(arm, "DELETE", f"{VMS}/db")
     arm.world.advance(60)
-    assert arm.holding(Role.READER, f"{VMS}/db").get(followed.url)["status"] == "Succeeded"
+    assert arm.holding(Role.READER, f"{VMS}/db").get(operation.url)["status"] == "Succeeded"

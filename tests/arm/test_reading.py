@@ -50,7 +50,7 @@ def test_a_vm_of_an_availability_set_is_shown_with_all_its_settings(arm: Any) ->
 
 
 def test_the_declared_settings_of_a_vm_are_shown_in_azures_format(arm_of: Callable[..., Any]) -> None:
-    arm = _of(
+    arm = arm_with(
         arm_of,
         a_vm("plain", tags={"team": "shop"}, terminate_notice_min=7, os_image_notice_min=15, zone="2", host="z"),
         a_vm("open", auto_approve=AutoApproval(restart=True), publish_outside=True, computer_name="OPEN-1"),
@@ -123,7 +123,7 @@ def test_vms_are_listed_without_the_instances_of_scale_sets(arm: Any) -> None:
 
 
 def test_instances_of_cloud_services_are_not_listed_as_vms(arm_of: Callable[..., Any]) -> None:
-    arm = _of(arm_of, a_vm("front_IN_0", cloud_service="shop"), a_vm("db"))
+    arm = arm_with(arm_of, a_vm("front_IN_0", cloud_service="shop"), a_vm("db"))
     assert names(arm.get(VMS)) == ["db"]
     assert arm.refused("GET", f"{VMS}/front_IN_0")[:2] == (404, "ResourceNotFound")
 
@@ -160,7 +160,7 @@ def test_a_scale_set_is_rendered_from_its_instances(arm: Any) -> None:
 
 def test_a_scale_set_shows_the_tags_and_zones_of_its_instances(arm_of: Callable[..., Any]) -> None:
     facts = {"scale_set": "s", "host": "h1"}
-    arm = _of(
+    arm = arm_with(
         arm_of,
         a_vm("s_0", placement_group="a", zone="1", tags={"team": "shop", "n": "0"}, fault_domain=2, **facts),
         a_vm("s_1", placement_group="b", zone="3", tags={"team": "shop", "n": "1"}, **facts),
@@ -307,7 +307,7 @@ def test_a_removed_vm_is_in_no_list(arm: Any) -> None:
 
 
 def test_a_subscription_without_vms_does_not_exist(arm_of: Callable[..., Any]) -> None:
-    arm = _of(arm_of, a_vm("last"))
+    arm = arm_with(arm_of, a_vm("last"))
     arm.world.ask(RequestedOperation.DELETE, "last")
     arm.world.advance(60)
     assert arm.get("/subscriptions") == {"value": []}
@@ -315,7 +315,7 @@ def test_a_subscription_without_vms_does_not_exist(arm_of: Callable[..., Any]) -
 
 
 def test_following_next_links_gives_every_instance_once(arm_of: Callable[..., Any]) -> None:
-    arm = _of(arm_of, *(a_vm(f"big_{n}", scale_set="big", placement_group=f"{n // 100}") for n in range(250)))
+    arm = arm_with(arm_of, *(a_vm(f"big_{n}", scale_set="big", placement_group=f"{n // 100}") for n in range(250)))
     pages = list(_pages(arm, f"{SETS}/big/virtualMachines?api-version=2024-11-01&$expand=instanceView"))
     assert [len(page) for page in pages] == [100, 100, 50]
     assert [one["instanceId"] for page in pages for one in page] == [str(n) for n in range(250)]
@@ -323,7 +323,7 @@ def test_following_next_links_gives_every_instance_once(arm_of: Callable[..., An
 
 
 def test_a_next_link_continues_after_removed_vms(arm_of: Callable[..., Any]) -> None:
-    arm = _of(arm_of, *(a_vm(f"vm-{n}") for n in range(201)))
+    arm = arm_with(arm_of, *(a_vm(f"vm-{n}") for n in range(201)))
     first = arm.get(f"{ALL}/virtualMachines")
     for name in ("vm-3", "vm-99", "vm-150"):
         arm.world.ask(RequestedOperation.DELETE, name)
@@ -333,7 +333,7 @@ def test_a_next_link_continues_after_removed_vms(arm_of: Callable[..., Any]) -> 
 
 
 def test_lists_of_sets_have_pages_too(arm_of: Callable[..., Any]) -> None:
-    arm = _of(
+    arm = arm_with(
         arm_of,
         *(a_vm(f"s{n}_0", scale_set=f"s{n}") for n in range(25)),
         *(a_vm(f"a{n}", availability_set=f"a{n}", resource_group=f"g{n}") for n in range(25)),
@@ -344,7 +344,7 @@ def test_lists_of_sets_have_pages_too(arm_of: Callable[..., Any]) -> None:
 
 
 def test_a_next_link_quotes_names(arm_of: Callable[..., Any]) -> None:
-    arm = _of(arm_of, *(a_vm(f"v-{n}", resource_group="a group (ä)") for n in range(101)))
+    arm = arm_with(arm_of, *(a_vm(f"v-{n}", resource_group="a group (ä)") for n in range(101)))
     first = arm.get(f"{VMS.replace('lab', 'a%20group%20(%C3%A4)')}?x=%26")
     assert first["nextLink"].isascii()
     assert names(arm.get(first["nextLink"])) == ["v-100"]
@@ -390,7 +390,7 @@ def test_a_reader_of_one_instance_sees_that_one_and_not_the_set(arm: Any) -> Non
 
 def test_a_reader_of_a_group_sees_all_of_it_and_nothing_else(arm_of: Callable[..., Any]) -> None:
     mine = [a_vm("a"), a_vm("s_0", scale_set="s"), a_vm("b", availability_set="b")]
-    arm = _of(arm_of, *mine, a_vm("c", resource_group="lab2"), a_vm("d", subscription_id="other"))
+    arm = arm_with(arm_of, *mine, a_vm("c", resource_group="lab2"), a_vm("d", subscription_id="other"))
     reader = arm.holding(Role.READER, GROUP.upper())
     assert names(reader.get(f"{ALL}/virtualMachines")) == ["a", "b"]
     assert names(reader.get(f"{ALL}/virtualMachineScaleSets")) == ["s"]
@@ -400,14 +400,14 @@ def test_a_reader_of_a_group_sees_all_of_it_and_nothing_else(arm_of: Callable[..
 
 
 def test_a_caller_without_a_role_cannot_learn_what_exists(arm: Any) -> None:
-    nobody = arm.holding(Role.READER)
+    roleless = arm.holding(Role.READER)
     for path in ("/subscriptions", VMS, f"{ALL}/virtualMachines", SETS, f"{SETS}/pool/virtualMachines"):
-        there, not_there = nobody.get(path), nobody.get(path.replace("lab", "cellar").replace("pool", "none"))
+        there, not_there = roleless.get(path), roleless.get(path.replace("lab", "cellar").replace("pool", "none"))
         assert there == not_there == {"value": []}
     for name in ("db", "none"):
-        status, code, message = nobody.refused("GET", f"{VMS}/{name}")
+        status, code, message = roleless.refused("GET", f"{VMS}/{name}")
         assert (status, code) == (403, "AuthorizationFailed")
-        assert message.replace(name, "") == nobody.refused("GET", f"{VMS}/x")[2].replace("/x:", "/:")
+        assert message.replace(name, "") == roleless.refused("GET", f"{VMS}/x")[2].replace("/x:", "/:")
 
 
 def test_any_unknown_name_is_not_found_without_a_500(arm: Any) -> None:
@@ -416,7 +416,7 @@ def test_any_unknown_name_is_not_found_without_a_500(arm: Any) -> None:
             assert arm.refused("GET", path.replace(" ", "%20"))[0] == 404, name
 
 
-def _of(arm_of: Callable[..., Any], *vms: Any) -> Any:
+def arm_with(arm_of: Callable[..., Any], *vms: Any) -> Any:
     """The ARM facade of this fleet."""
     zones = {vm.zone for vm in vms if vm.zone}
     hosts = [a_host("h1"), *(a_host(f"z{zone}", zone=zone) for zone in sorted(zones))]

@@ -156,7 +156,8 @@ def test_a_set_or_an_instance_that_does_not_exist_is_not_found(big: Any) -> None
 
 def test_the_right_over_the_named_instances_is_enough(big: Any) -> None:
     operator = big.holding(Role.OPERATOR, f"{BIG}/virtualMachines/0", f"{BIG}/virtualMachines/2")
-    for body in (None, {"instanceIds": ["*"]}, {"instanceIds": ["0", "1"]}, {"instanceIds": []}, b"{"):
+    bodies: list[Any] = [None, {"instanceIds": ["*"]}, {"instanceIds": ["0", "1"]}, {"instanceIds": []}, b"{"]
+    for body in bodies:
         assert operator.refused("POST", f"{BIG}/restart", body)[:2] == (403, "AuthorizationFailed")
     assert operator.call("POST", f"{BIG}/restart", {"instanceIds": ["0", "2"]}).status == 202
     assert operator.refused("DELETE", BIG)[0] == 403

@@ -67,7 +67,7 @@ def test_putting_back_what_a_get_shows_changes_nothing(arm: Any, target: str) ->
 def test_a_client_may_leave_out_members_and_send_null(arm: Any, target: str) -> None:
     whole = arm.get(target)
     kept = {name: whole[name] for name in ("location", "tags")}
-    nulls = {"identity": None, "plan": None, "zones": None, "extendedLocation": {}, "resources": []}
+    nulls: dict[str, Any] = {"identity": None, "plan": None, "zones": None, "extendedLocation": {}, "resources": []}
     properties = {
         name: whole["properties"][name]
         for name in ("virtualMachineProfile", "scheduledEventsProfile", "scheduledEventsPolicy")
@@ -232,7 +232,8 @@ def test_a_put_removes_what_it_leaves_out(arm: Any) -> None:
 
 
 def test_a_put_without_a_location_is_rejected(arm: Any) -> None:
-    for body in ({}, {"location": None, "tags": {}}, None):
+    bodies: list[dict[str, Any] | None] = [{}, {"location": None, "tags": {}}, None]
+    for body in bodies:
         assert arm.refused("PUT", DB, body)[:2] == (400, "LocationRequired")
 
 

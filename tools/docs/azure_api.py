@@ -22,7 +22,7 @@ _ORDER = (_ANONYMOUS_SECTION, _CONTAINERS_SECTION, *(title for _, title in rever
 # Over what a right is needed, after the right's name.
 _RIGHT_SUFFIXES: dict[ArmAuthorizer, str] = {
     require_on_resource: "",
-    allow_listing: ", of what is shown",
+    allow_listing: " (shows what the caller may read)",
     authorize_instances: ", over the scale set, or over each instance that the body names",
     authorize_set_and_vms: ", over the set and over each VM of it",
 }
