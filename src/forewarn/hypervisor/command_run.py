@@ -28,6 +28,11 @@ _DEFAULT_SIGNALS = (
     signal.SIGINT,
     signal.SIGTERM,
 )  # commands get the default action of these
+_RETENTION_S = 30 * 24 * 3600.0  # lab time; by then the history has had the outcome for long
+_CREATE_TABLE = (
+    "CREATE TABLE IF NOT EXISTS attempt (act_id TEXT PRIMARY KEY, begun_at REAL NOT NULL, pid INTEGER NOT NULL,"
+    " started TEXT NOT NULL, ok INTEGER, note TEXT NOT NULL) WITHOUT ROWID"
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,13 +112,6 @@ async def end_orphaned_command(pid: int, started: str, *, within_s: float) -> No
     if not await wait_for_process_exit(pid, started, within_s=within_s):
         kill_process_group(pid)
         await wait_for_process_exit(pid, started, within_s=10.0)
-
-
-_RETENTION_S = 30 * 24 * 3600.0  # lab time; by then the history has had the outcome for long
-_CREATE_TABLE = (
-    "CREATE TABLE IF NOT EXISTS attempt (act_id TEXT PRIMARY KEY, begun_at REAL NOT NULL, pid INTEGER NOT NULL,"
-    " started TEXT NOT NULL, ok INTEGER, note TEXT NOT NULL) WITHOUT ROWID"
-)
 
 
 class CommandRunRecord(msgspec.Struct, frozen=True, kw_only=True):

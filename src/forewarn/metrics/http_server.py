@@ -22,6 +22,7 @@ _MAX_CONNECTIONS = 64  # each takes a file descriptor, which connections of VMs 
 _BACKLOG = 64
 
 RenderMetrics = Callable[[], Awaitable[bytes]]  # Prometheus text
+_REASON_PHRASES = {200: "OK", 404: "Not Found", 405: "Method Not Allowed"}
 
 
 def bind_metrics_sockets(host: str, port: int, *, workers: int) -> tuple[socket.socket, ...]:
@@ -107,9 +108,6 @@ class MetricsServer:
         if method not in (b"GET", b"HEAD"):
             return _http_response(405, b"use GET\n")
         return _http_response(200, await self._render(), head_only=method == b"HEAD")
-
-
-_REASON_PHRASES = {200: "OK", 404: "Not Found", 405: "Method Not Allowed"}
 
 
 def _http_response(status: int, body: bytes, *, head_only: bool = False) -> bytes:

@@ -32,6 +32,10 @@ _IGNORED_SIGNALS = (
     signal.SIGTTOU,
     signal.SIGPIPE,
 )
+_ERRNO_STRUCT = struct.Struct("i")
+_MAX_STOP_CHECKS = 200
+_STOP_CHECK_S = 0.001
+_NOT_RUNNING_STATES = frozenset("TtZX")  # stopped, traced, zombie, dead; see proc(5)
 
 
 def run_init(control: socket.socket, spec: VmSpec) -> NoReturn:
@@ -210,9 +214,6 @@ def _encode_error(error: OSError) -> bytes:
     return json.dumps({"error": [error.errno, str(error.strerror)]}).encode()
 
 
-_ERRNO_STRUCT = struct.Struct("i")
-
-
 def start_program(spec: VmSpec, changes: Mapping[str, str]) -> int:
     """Start the program and return its pid. OSError if it cannot be executed."""
     read_end, write_end = os.pipe()
@@ -256,11 +257,6 @@ def _reset_signals() -> None:
         if signal.getsignal(number) is not signal.SIG_DFL:
             signal.signal(number, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
-
-
-_MAX_STOP_CHECKS = 200
-_STOP_CHECK_S = 0.001
-_NOT_RUNNING_STATES = frozenset("TtZX")  # stopped, traced, zombie, dead; see proc(5)
 
 
 def signal_all(number: int) -> None:

@@ -25,6 +25,13 @@ from forewarn.namespace_vm.messages import JsonMessage, VmActOrder, VmDescriptio
 from forewarn.namespace_vm.namespaces import InitEvent, InitReply, VmNamespaces
 
 _STDIN = 0
+RETRY_S = 0.2  # between attempts to connect or to listen
+_MAX_FIRST_LISTEN_TRIES = 10  # before the VM started, another program may hold the address for good
+_LAST_MESSAGE_TIMEOUT_S = 10.0  # how long a removed VM waits for a service to send the outcome to
+_OUTPUT_TAIL_BYTES = 4096
+_EXIT_NOT_FOUND, _EXIT_NOT_EXECUTABLE = 127, 126  # as in shells
+_STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+PrintMessage = Callable[[str], None]  # prints a line for the user
 
 
 def is_in_terminal_foreground() -> bool:
@@ -58,16 +65,6 @@ class Terminal:
             termios.tcsetattr(_STDIN, termios.TCSADRAIN, self._modes)
         except (OSError, termios.error):
             pass  # the terminal has gone
-
-
-RETRY_S = 0.2  # between attempts to connect or to listen
-_MAX_FIRST_LISTEN_TRIES = 10  # before the VM started, another program may hold the address for good
-_LAST_MESSAGE_TIMEOUT_S = 10.0  # how long a removed VM waits for a service to send the outcome to
-_OUTPUT_TAIL_BYTES = 4096
-_EXIT_NOT_FOUND, _EXIT_NOT_EXECUTABLE = 127, 126  # as in shells
-_STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-
-PrintMessage = Callable[[str], None]  # prints a line for the user
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

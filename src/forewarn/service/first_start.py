@@ -27,6 +27,8 @@ from forewarn.store.interface import Store
 
 log = logging.getLogger(__name__)
 _FLEET_FILE_KEY = "fleet file"  # stores the digest of a fleet file whose VMs are all in the store
+_TENANT_KEY = "tenant"
+_ADMIN_CREATED_KEY = "admin made"
 
 
 def sample_fleet() -> str:
@@ -92,10 +94,6 @@ def _read_fleet_file(path: Path) -> str:
         ) from error
     except UnicodeDecodeError as error:
         raise Rejected(f"fleet file {str(path)!r} is not UTF-8 text: save it as UTF-8") from error
-
-
-_TENANT_KEY = "tenant"
-_ADMIN_CREATED_KEY = "admin made"
 
 
 async def load_or_create_tenant_id(store: Store) -> str:

@@ -35,6 +35,7 @@ from forewarn.web.routing import API_PREFIX
 from forewarn.web.server import is_loopback_address
 
 _SAFE_METHODS = (HTTPMethod.GET, HTTPMethod.HEAD)
+_PLAIN_HTTP_PATHS = ("/", "/metrics", PORTAL_PREFIX)
 
 
 class ReadYourWritesMiddleware:
@@ -52,9 +53,6 @@ class ReadYourWritesMiddleware:
 
         is_change = scope["type"] == "http" and scope["method"] not in _SAFE_METHODS
         await self._app(scope, receive, send_when_published if is_change else send)
-
-
-_PLAIN_HTTP_PATHS = ("/", "/metrics", PORTAL_PREFIX)
 
 
 class PlainHttpMiddleware:

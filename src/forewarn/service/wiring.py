@@ -71,6 +71,10 @@ from forewarn.web.server import bind_unix_socket, serve_unix
 from forewarn.web.sign_in_links import sign_in_link_identity
 from forewarn.workers.publisher import GuestBackend, MetadataPublisher, PublisherConfig
 
+log = logging.getLogger(__name__)
+DRAIN_TIMEOUT_S = 5.0  # for requests in progress when the service stops
+_SCOPES_PER_BATCH = 256  # concurrent transactions, which the store commits together
+
 
 def open_hypervisor(settings: Settings, directory: DataDirectory, supervisors: SupervisorRegistry) -> Hypervisor:
     """The hypervisor that the settings choose, on the files of the data directory."""
@@ -103,11 +107,6 @@ def publisher_config(settings: Settings) -> PublisherConfig:
         listeners=settings.metadata_listeners,
         helper_socket=settings.directory / SOCKETS_FILE if settings.sockets is SocketOwner.HELPER else None,
     )
-
-
-log = logging.getLogger(__name__)
-DRAIN_TIMEOUT_S = 5.0  # for requests in progress when the service stops
-_SCOPES_PER_BATCH = 256  # concurrent transactions, which the store commits together
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -31,6 +31,14 @@ from forewarn.workers import messages
 from forewarn.workers.channel import PEER_GONE, WorkerChannel
 from forewarn.workers.handle import SIGNALS_BLOCKED_AT_START
 
+log = logging.getLogger(__name__)
+BackendResult: TypeAlias = "str | ManagedIdentityToken | WrongResource | None"  # str: the id of an unknown event
+DRAINED = "drained"  # why `Worker.run` returned, if it stopped in order
+_SILENCE_TIMEOUT_S = 1.0
+_SILENCE_CHECK_S = 0.1
+_REPORT_INTERVAL_S = 1.0
+_DRAIN_TIMEOUT_S = 5.0
+
 
 def event_loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
     """The factory of uvloop event loops; None, for asyncio's own, where uvloop is not installed."""
@@ -39,15 +47,6 @@ def event_loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
     except ImportError:  # not on every platform
         return None
     return uvloop.new_event_loop
-
-
-log = logging.getLogger(__name__)
-BackendResult: TypeAlias = "str | ManagedIdentityToken | WrongResource | None"  # str: the id of an unknown event
-DRAINED = "drained"  # why `Worker.run` returned, if it stopped in order
-_SILENCE_TIMEOUT_S = 1.0
-_SILENCE_CHECK_S = 0.1
-_REPORT_INTERVAL_S = 1.0
-_DRAIN_TIMEOUT_S = 5.0
 
 
 class OwnerBackend:

@@ -25,6 +25,8 @@ from forewarn.hypervisor.process.messages import SupervisorHello
 
 log = logging.getLogger(__name__)
 _RECORD_FILE = "keeper.json"
+RECONNECT_GRACE_S = 5.0  # real time; a supervisor tries to connect five times a second
+_POLL_INTERVAL_S = 0.1
 
 
 class SupervisorRecord(msgspec.Struct, frozen=True, kw_only=True):
@@ -85,10 +87,6 @@ def _read_records(directory: Path) -> Iterator[SupervisorRecord]:
             yield msgspec.json.decode(path.read_bytes(), type=SupervisorRecord)
         except (OSError, msgspec.DecodeError) as error:
             log.warning("%s cannot be read and is ignored: %s", path, error)
-
-
-RECONNECT_GRACE_S = 5.0  # real time; a supervisor tries to connect five times a second
-_POLL_INTERVAL_S = 0.1
 
 
 class SupervisorRegistry:

@@ -29,6 +29,7 @@ _INTERVAL_S = 0.5
 _MAX_STARTS_PER_PASS = 8  # supervisors started in one pass
 _MAX_BACKOFF_S = 60.0
 _LOG_TAIL_BYTES = 1000
+_LOG_FILE = "keeper.log"
 
 
 class ProgramStore(Protocol):
@@ -179,9 +180,6 @@ class ProgramStarter:
         for attempt in self._attempts.values():
             if attempt.child is not None and attempt.child.poll() is None:
                 attempt.child.returncode = 0
-
-
-_LOG_FILE = "keeper.log"
 
 
 def _launch_supervisor(vm: Vm, *, data: Path, directory: Path) -> subprocess.Popen[bytes]:
