@@ -1,4 +1,4 @@
-"""Explanations of VMs, events, hosts, scopes and requests (tests of forewarn.explain check the sentences)."""
+"""Explanations of VMs, events, hosts, scopes and requests; tests/explain checks their sentences."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_an_explanation_names_a_crash_and_what_it_may_have_lost(api: Any) -> Non
 
 
 def test_a_restart_waits_for_a_hypervisor_that_does_not_answer(api: Any) -> None:
-    """Spec §6.5: the event stays Started until the outcome is known, and its explanation says what it waits for."""
+    """Spec §6.5: the event stays Started until its outcome is known, and the explanation says why."""
     (event,) = api.restart_of("db")
     api.world.hypervisor.set_behaviour(SimulatedBehaviour((UnreachableRule(times=3),)))
     api.world.approve("db", event["id"])

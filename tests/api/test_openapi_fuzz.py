@@ -15,8 +15,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from schemathesis import checks
 from schemathesis.core import NOT_SET
-from schemathesis.core.transport import Response
 from schemathesis.core.result import Ok
+from schemathesis.core.transport import Response
 from schemathesis.generation import GenerationMode
 
 from forewarn.api.openapi import openapi_document

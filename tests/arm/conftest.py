@@ -98,9 +98,9 @@ def arm_of(api_of: Callable[..., Any]) -> Callable[..., Arm]:
     """Makes the ARM facade of a world with another policy, store, fleet or sign-in."""
 
     def make(*args: Any, **options: Any) -> Arm:
-        house = {name: options.pop(name) for name in ("sign_in", "real_time") if name in options}
+        changes = {name: options.pop(name) for name in ("sign_in", "real_time") if name in options}
         api = api_of(*args, **options)
-        api.dependencies = replace(api.dependencies, **house)
+        api.dependencies = replace(api.dependencies, **changes)
         return Arm(api)
 
     return make

@@ -1,4 +1,4 @@
-"""Delivery to receivers: every matching message, in order, at least once, independent of other receivers."""
+"""Delivery to receivers: every matching message, in order and at least once."""
 
 from __future__ import annotations
 

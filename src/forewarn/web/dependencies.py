@@ -107,7 +107,7 @@ class Dependencies:
     vm_supervisors: Callable[[], Mapping[str, VmSupervisorInfo]] = dict
     # One-time links that sign in to the portal; None if there is no portal.
     sign_in_links: SignInLinks | None = None
-    # None: nobody can sign in, and only the unix socket is served.
+    # None: there is no sign-in, and only the unix socket is served.
     sign_in: TokenService | None = None
     # A caller's previews run one at a time.
     preview_locks: CallerLocks = field(default_factory=CallerLocks)

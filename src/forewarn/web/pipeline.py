@@ -54,7 +54,7 @@ async def run_request(
         caller = await authenticate(request)
         return await handle(caller)
     except ClientDisconnect:
-        return Response(status_code=400)  # the client is gone: nobody reads it
+        return Response(status_code=400)  # the client is gone and does not read it
     except Exception as error:
         return render_error(error, caller)
 
