@@ -226,7 +226,7 @@ def test_a_closed_kept_connection_is_reopened_without_a_pause(driver: Driver) ->
 def test_in_order_done_handles_all_changes_before_it_too(tmp_path: Path) -> None:
     path = tmp_path / "cursor"
     with ScriptedServer(document(4, "A B C")) as server:
-        with closing(Client(server.url).watch_with(path, WatchOptions(explicit=True, in_order=True))) as changes:
+        with closing(Client(server.url).follow(path, WatchOptions(explicit=True, in_order=True))) as changes:
             _, second, _ = (next(changes) for _ in range(3))
             assert short_forms(list(load_cursor(path).unhandled)) == ["A Scheduled", "B Scheduled", "C Scheduled"]
             second.done()

@@ -59,7 +59,7 @@ class EventWatcher:
         failures, mark_handled = 0, _do_nothing
         within_s = 0.0 if once else self._hold_s
         options = WatchOptions(explicit=True, in_order=True, max_poll_s=lambda: within_s)
-        changes = self._client.watch_with(self._cursor, options)
+        changes = self._client.follow(self._cursor, options)
         try:
             async for change in changes:
                 if change is not None:
@@ -80,7 +80,7 @@ class EventWatcher:
         """Records the latest poll; returns whether it was answered."""
         before, self._answered_at = self._answered_at, self._client.answered_at
         if self._answered_at is None or self._answered_at == before:
-            self._report_problem(self._client.last_error or "the endpoint gave no usable answer")
+            self._report_problem(self._client.trouble or "the endpoint gave no usable answer")
             return False
         if before is None or self.problem:
             LOG.info("the endpoint answers%s", "" if before is None else " again")

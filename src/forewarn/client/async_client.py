@@ -119,26 +119,26 @@ class AsyncClient(ClientProperties):
 
     async def discover(self) -> Endpoint:
         """Returns the endpoint: as configured, or discovered once (spec §2.5). Raises Unreachable."""
-        return await self.run_flow(self._session.discover())
+        return await self.ask(self._session.discover())
 
     async def events(self) -> Received:
         """Returns the current document. Retries transient failures a few times, then raises Unavailable."""
-        return await self.run_flow(self._session.events())
+        return await self.ask(self._session.events())
 
     async def mine(self) -> tuple[Event, ...]:
         """Returns the events that list this VM."""
-        return await self.run_flow(self._session.mine())
+        return await self.ask(self._session.mine())
 
     async def name(self) -> str:
         """Returns this VM's name, as the `resources` of events spell it; asks the endpoint once."""
-        return await self.run_flow(self._session.name())
+        return await self.ask(self._session.name())
 
     async def approve(self, *events: Event | str) -> None:
         """Approves events, given as events or ids, so that they may start early; repeating it is harmless.
 
         Spec §5.2. Raises Rejected if no id is given or the endpoint refuses.
         """
-        await self.run_flow(self._session.approve(events))
+        await self.ask(self._session.approve(events))
 
     def time_left(self, event: Event) -> float | None:
         """Returns the seconds until the event may start, by the service's time; None if unknown."""
@@ -146,17 +146,17 @@ class AsyncClient(ClientProperties):
 
     def documents(self) -> AsyncGenerator[Received, None]:
         """Yields the current document, then each one that differs from the last; as `Client.documents`."""
-        return self.iterate_flow(documents_flow(self._session))
+        return self.hear(documents_flow(self._session))
 
     def watch(self, cursor: Path | str | None = None, *, explicit: bool = False) -> AsyncGenerator[Change, None]:
         """Yields each change of each event, for ever, at least once; as `Client.watch`."""
-        return self.watch_with(cursor, WatchOptions(explicit=explicit))
+        return self.follow(cursor, WatchOptions(explicit=explicit))
 
-    def watch_with(self, cursor: Path | str | None, options: WatchOptions) -> AsyncGenerator[Any, None]:
+    def follow(self, cursor: Path | str | None, options: WatchOptions) -> AsyncGenerator[Any, None]:
         """As `watch`, with all `WatchOptions`; yields None after each poll if they set `max_poll_s`."""
-        return self.iterate_flow(changes_flow(self._session, None if cursor is None else Path(cursor), options))
+        return self.hear(changes_flow(self._session, None if cursor is None else Path(cursor), options))
 
-    async def run_flow(self, flow: Flow[T]) -> T:
+    async def ask(self, flow: Flow[T]) -> T:
         """Runs a flow that yields no items, and returns its result."""
         runner = FlowRunner(flow)
         with AsyncConnection() as connection:
@@ -164,7 +164,7 @@ class AsyncClient(ClientProperties):
                 await self._perform_effect(runner, effect, connection)
         return runner.result
 
-    async def iterate_flow(self, flow: Flow[None]) -> AsyncGenerator[Any, None]:
+    async def hear(self, flow: Flow[None]) -> AsyncGenerator[Any, None]:
         """Runs a flow and yields its items as they come."""
         runner = FlowRunner(flow)
         try:

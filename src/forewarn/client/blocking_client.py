@@ -135,26 +135,26 @@ class Client(ClientProperties):
 
     def discover(self) -> Endpoint:
         """Returns the endpoint: as configured, or discovered once (spec §2.5). Raises Unreachable."""
-        return self.run_flow(self._session.discover())
+        return self.ask(self._session.discover())
 
     def events(self) -> Received:
         """Returns the current document. Retries transient failures a few times, then raises Unavailable."""
-        return self.run_flow(self._session.events())
+        return self.ask(self._session.events())
 
     def mine(self) -> tuple[Event, ...]:
         """Returns the events that list this VM."""
-        return self.run_flow(self._session.mine())
+        return self.ask(self._session.mine())
 
     def name(self) -> str:
         """Returns this VM's name, as the `resources` of events spell it; asks the endpoint once."""
-        return self.run_flow(self._session.name())
+        return self.ask(self._session.name())
 
     def approve(self, *events: Event | str) -> None:
         """Approves events, given as events or ids, so that they may start early; repeating it is harmless.
 
         Spec §5.2. Raises Rejected if no id is given or the endpoint refuses.
         """
-        self.run_flow(self._session.approve(events))
+        self.ask(self._session.approve(events))
 
     def time_left(self, event: Event) -> float | None:
         """Returns the seconds until the event may start, by the service's time; None if unknown."""
@@ -165,7 +165,7 @@ class Client(ClientProperties):
 
         It waits out outages of any length. NotFound and Rejected, which a retry cannot fix, are raised.
         """
-        return self.iterate_flow(documents_flow(self._session))
+        return self.hear(documents_flow(self._session))
 
     def watch(self, cursor: Path | str | None = None, *, explicit: bool = False) -> Generator[Change, None, None]:
         """Yields each change of each event, for ever, at least once.
@@ -173,13 +173,13 @@ class Client(ClientProperties):
         A change is handled when the next one is requested or when its `done()` is called; with `explicit` only by
         `done()`. The next watch with the same cursor file repeats the changes that were not handled.
         """
-        return self.watch_with(cursor, WatchOptions(explicit=explicit))
+        return self.follow(cursor, WatchOptions(explicit=explicit))
 
-    def watch_with(self, cursor: Path | str | None, options: WatchOptions) -> Generator[Any, None, None]:
+    def follow(self, cursor: Path | str | None, options: WatchOptions) -> Generator[Any, None, None]:
         """As `watch`, with all `WatchOptions`; yields None after each poll if they set `max_poll_s`."""
-        return self.iterate_flow(changes_flow(self._session, None if cursor is None else Path(cursor), options))
+        return self.hear(changes_flow(self._session, None if cursor is None else Path(cursor), options))
 
-    def run_flow(self, flow: Flow[T]) -> T:
+    def ask(self, flow: Flow[T]) -> T:
         """Runs a flow that yields no items, and returns its result."""
         runner = FlowRunner(flow)
         with BlockingConnection() as connection:
@@ -187,7 +187,7 @@ class Client(ClientProperties):
                 self._perform_effect(runner, effect, connection)
         return runner.result
 
-    def iterate_flow(self, flow: Flow[None]) -> Generator[Any, None, None]:
+    def hear(self, flow: Flow[None]) -> Generator[Any, None, None]:
         """Runs a flow and yields its items as they come."""
         runner = FlowRunner(flow)
         try:

@@ -88,9 +88,7 @@ class Handler:
                 )
         scheduler = self._make_scheduler()
         threads = _JobThreads(client, scheduler)
-        with closing(
-            client.watch_with(cursor, WatchOptions(explicit=True, max_poll_s=scheduler.idle_time_s))
-        ) as changes:
+        with closing(client.follow(cursor, WatchOptions(explicit=True, max_poll_s=scheduler.idle_time_s))) as changes:
             for change in changes:
                 if change is not None:
                     scheduler.add_change(change)
@@ -129,7 +127,7 @@ class Handler:
                 group.create_task(run_job(job))
 
         async with aclosing(
-            client.watch_with(cursor, WatchOptions(explicit=True, max_poll_s=scheduler.idle_time_s))
+            client.follow(cursor, WatchOptions(explicit=True, max_poll_s=scheduler.idle_time_s))
         ) as changes:
             async for change in changes:
                 if change is not None:

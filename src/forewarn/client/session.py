@@ -276,6 +276,6 @@ class ClientProperties:
         return self._session.held_s
 
     @property
-    def last_error(self) -> str:
+    def trouble(self) -> str:
         """Why a watcher's latest poll failed; "" if it succeeded."""
         return self._session.last_error
