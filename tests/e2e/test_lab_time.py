@@ -125,7 +125,7 @@ def test_a_polling_scope_stays_enabled_over_a_jump_and_a_silent_one_does_not(tmp
         assert service.api("GET", f"/events/{ask(service, 'restart', 'web-0')}").json["listed"]
         at_once = service.api("GET", f"/events/{ask(service, 'restart', 'web-1')}").json
         assert (at_once["listed"], at_once["status"]) == (False, "started")
-        assert "so they are disabled there" in at_once["note"]
+        assert "so scheduled events are disabled there" in at_once["note"]
 
         again = service.guest("web-1", "GET", TARGET)
         assert again.json == {"DocumentIncarnation": 1, "Events": []}

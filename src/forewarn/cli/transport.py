@@ -86,14 +86,14 @@ class BearerToken:
     lifetime_s: float
 
     def is_valid_at(self, now: float) -> bool:
-        """Whether it may still be used: not in the last minute of its life, or its last half if short."""
+        """Whether to use it still: not in its last minute, or in its last half if it is short-lived."""
         return self.issued_at <= now < self.issued_at + max(self.lifetime_s - _RENEW_EARLY_S, self.lifetime_s / 2)
 
 
 def fetch_token(profile: Profile, connect: ConnectFunction, now: float) -> BearerToken:
-    """Sign in with a profile's client secret; issuer and scope come from the server unless the profile has them.
+    """Sign in with a profile's client secret; returns an access token.
 
-    Raises Unauthenticated if the issuer refuses the secret, Rejected if the server or issuer is not one, Unavailable
+    Issuer and scope come from the server unless the profile has them. Raises Unauthenticated if the issuer refuses the secret, Rejected if the server or issuer is not one, Unavailable
     if either does not answer.
     """
     issuer, scope = profile.issuer, profile.scope
