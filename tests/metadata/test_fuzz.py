@@ -7,6 +7,7 @@ import re
 import socket
 import threading
 from concurrent.futures import Future
+from contextlib import suppress
 
 import pytest
 import uvloop
@@ -127,7 +128,8 @@ def exchange(port, pieces, *, half_close):
             for piece in pieces:
                 sock.sendall(piece)
             if half_close:
-                sock.shutdown(socket.SHUT_WR)
+                with suppress(OSError):  # ENOTCONN: the server has reset the connection already
+                    sock.shutdown(socket.SHUT_WR)
             while data := sock.recv(65_536):
                 out += data
         except (ConnectionResetError, BrokenPipeError):
