@@ -36,6 +36,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
 def _unexpected(config: pytest.Config, path: Path) -> list[str]:
     """The node ids of skipped tests that the list does not allow."""
     reporter = config.pluginmanager.get_plugin("terminalreporter")
+    assert reporter is not None
     lines = (line.partition("#")[0].strip() for line in path.read_text(encoding="utf-8").splitlines())
     allowed = tuple(line for line in lines if line)
     skipped = {report.nodeid for report in reporter.stats.get("skipped", ())}

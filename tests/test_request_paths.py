@@ -46,7 +46,7 @@ def recorded() -> Iterator[dict[str, None]]:
         yield files
     finally:
         sys.setprofile(None)
-        threading.setprofile(None)  # type: ignore[arg-type]
+        threading.setprofile(None)
 
 
 def call(lab: Lab, body: Any = None) -> Any:

@@ -102,8 +102,9 @@ def test_every_page_is_accessible_and_free_of_errors(
     browser: Browser, lab: PopulatedLab, name: str, colours: Any
 ) -> None:
     errors: list[str] = []
+    viewport: Any
     for device, viewport in (("desktop", DESKTOP), ("phone", PHONE)):
-        context = browser.new_context(storage_state=lab.state, viewport=viewport, color_scheme=colours)  # type: ignore[arg-type]
+        context = browser.new_context(storage_state=lab.state, viewport=viewport, color_scheme=colours)
         page = context.new_page()
         record_errors(page, errors)
         shown = page.goto(lab.url(name))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from playwright.sync_api import expect
@@ -25,7 +26,7 @@ def issuer() -> Iterator[OidcIssuer]:
 @pytest.fixture
 def outside(tmp_path: Path, issuer: OidcIssuer) -> Iterator[WebService]:
     """A service whose users sign in at the issuer."""
-    known = {
+    known: dict[str, Any] = {
         "oidc_issuer": issuer.url,
         "oidc_audience": "api://forewarn",
         "oidc_client_id": issuer.authorization.client_id,

@@ -104,7 +104,7 @@ def test_a_full_executor_has_no_due_time_until_an_act_ends() -> None:
         async def close(self) -> None:
             pass
 
-    async def scenario(event: Event) -> None:
+    async def scenario(world: World, event: Event) -> None:
         hypervisor = SlowHypervisor()
         executor = ActExecutor(hypervisor=hypervisor, clock=world.clock, wake=lambda: None, max_concurrent=1)
         executor.add_acts(event)
@@ -120,7 +120,7 @@ def test_a_full_executor_has_no_due_time_until_an_act_ends() -> None:
     (started, other) = world.ask(RequestedOperation.POWER_OFF, "web-0", "web-1")
     acts = tuple(act for event in (started, other) for act in event.acts)
     assert len(acts) == 2
-    world.do(scenario(_with_unfinished_acts(started, acts)))
+    world.do(scenario(world, _with_unfinished_acts(started, acts)))
     world.close()
 
 

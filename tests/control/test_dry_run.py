@@ -189,7 +189,7 @@ def test_a_rollout_waits_for_the_gates_of_another_as_predicted(worlds: list[Worl
     ],
 )
 def test_a_request_happens_as_predicted(worlds: list[World], ask: RequestedOperation, kind: str | None) -> None:
-    facts = {"terminate_notice_min": 5} if ask is RequestedOperation.DELETE else {}
+    facts: dict[str, Any] = {"terminate_notice_min": 5} if ask is RequestedOperation.DELETE else {}
     facts |= {"priority": Priority.SPOT} if ask is RequestedOperation.EVICT else {}
     vms = [a_vm(f"v{n}", host="h1", **facts) for n in range(3)]
     worlds.append(world := World(vms=vms, hosts=[a_host("h1"), a_host("h2")]))

@@ -94,7 +94,7 @@ def test_a_client_gets_a_slow_body_in_pieces(service: ServiceProcess) -> None:
     whole = service.guest("alone", "GET", POLL).body
     set_fault(service, "slow-body", vm="alone", parameters={"take_s": 0.5}, count=1)
     with connected(service, "alone") as sock:
-        pieces = []
+        pieces: list[bytes] = []
         while not b"".join(pieces).endswith(whole):
             pieces.append(sock.recv(65536))
     assert len(pieces) > 2

@@ -81,7 +81,9 @@ class Commands:
             patch.setattr("sys.argv", ["forewarn", *words])
             with pytest.raises(SystemExit) as ended:
                 raise SystemExit(self._entry.load()())
-        return ended.value.code or 0, out.getvalue(), err.getvalue()
+        code = ended.value.code or 0
+        assert isinstance(code, int), code
+        return code, out.getvalue(), err.getvalue()
 
 
 def types(told: dict[str, Any]) -> Any:

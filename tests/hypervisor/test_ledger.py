@@ -6,6 +6,7 @@ import sqlite3
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -21,7 +22,7 @@ def ledger(tmp_path: Path) -> Iterator[EffectLedger]:
     ledger.close()
 
 
-def effect(act_id: str, verb: Verb = Verb.REBOOT, *, at: float = 100.0, vm: str = "s/g/a", **fields: str) -> Effect:
+def effect(act_id: str, verb: Verb = Verb.REBOOT, *, at: float = 100.0, vm: str = "s/g/a", **fields: Any) -> Effect:
     return Effect(act_id=act_id, vm=vm, verb=verb, event_id="E", begun_at=at, ends_at=at + 10, **fields)
 
 

@@ -145,7 +145,7 @@ def test_a_deleted_vm_is_unknown_to_the_endpoint(lab: Lab, guest: Any) -> None:
 
 
 def test_acts_can_be_made_to_fail_or_to_be_slow() -> None:
-    rules = [{"vm": "web-0", "then": "fail"}, {"verb": "freeze", "then": "take", "seconds": 3600}]
+    rules: list[dict[str, Any]] = [{"vm": "web-0", "then": "fail"}, {"verb": "freeze", "then": "take", "seconds": 3600}]
     with Lab(vms=["web-0", "web-1"], simulate=rules) as lab:
         event, long = lab.reboot("web-0", notice="1s"), lab.freeze("web-1", notice="1s")
         lab.advance("59m")

@@ -169,18 +169,20 @@ class Browser:
         }
         sent: list[dict[str, Any]] = []
 
-        messages = iter([{"type": "http.request", "body": body, "more_body": False}])
+        messages: list[dict[str, Any]] = [{"type": "http.request", "body": body, "more_body": False}]
 
         async def receive() -> dict[str, Any]:
-            return next(messages, None) or await asyncio.Event().wait()  # type: ignore[return-value]
+            if not messages:
+                await asyncio.Event().wait()  # forever
+            return messages.pop()
 
         async def send(message: Any) -> None:
             sent.append(message)
 
         await self.service.app(scope, receive, send)
-        headers = [(name.decode().lower(), value.decode()) for name, value in sent[0]["headers"]]
-        self._keep([value for name, value in headers if name == "set-cookie"])
-        return Page(sent[0]["status"], dict(headers), b"".join(part.get("body", b"") for part in sent[1:]))
+        received = [(name.decode().lower(), value.decode()) for name, value in sent[0]["headers"]]
+        self._keep([value for name, value in received if name == "set-cookie"])
+        return Page(sent[0]["status"], dict(received), b"".join(part.get("body", b"") for part in sent[1:]))
 
     def _cookies(self) -> str:
         return "; ".join(f"{name}={text}" for name, text in self.cookie_jar.items())

@@ -101,7 +101,7 @@ async def open_stream(portal: PortalUser, query: str = "", **headers: str) -> As
         "server": ("localhost", 8443),
         "client": ("127.0.0.1", 50000),
     }
-    task = asyncio.create_task(portal.app(scope, stream.receive, stream.send))  # type: ignore[arg-type]
+    task = asyncio.create_task(portal.app(scope, stream.receive, stream.send))
     try:
         yield stream
     finally:

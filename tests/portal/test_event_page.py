@@ -17,6 +17,7 @@ import pytest
 from forewarn.core.decision import Policy
 from forewarn.core.history import EventDelivery
 from forewarn.core.projection import document_for
+from forewarn.core.request import RequestedOperation
 from forewarn.core.resource_ids import vm_resource_id
 from forewarn.hypervisor.simulated import FailRule, SimulatedBehaviour
 from forewarn.protocol.exchange import EndpointRules, PollRequest, poll_response, read_request
@@ -78,7 +79,9 @@ def test_the_page_of_a_pending_event_shows_all_its_facts(portal: PortalUser) -> 
         "local user ann requested it: user restart; scheduled with 15 min of notice",
     ):
         assert sentence in page.text
-    request_id = portal.world.store.event(event_id).request_id
+    event = portal.world.store.event(event_id)
+    assert event is not None
+    request_id = event.request_id
     assert f'href="/portal/requests/{request_id}"' in page.html
     assert f'data-live="event:{event_id} scope:set:sub/lab/web"' in page.html
 
@@ -244,7 +247,8 @@ def test_a_user_who_sees_a_part_of_the_scope_sees_the_event_but_not_its_request(
 def test_names_on_an_event_page_are_escaped(portal_of: Callable[..., PortalUser]) -> None:
     name = "<script>alert(1)"
     portal = portal_of(LAB_POLICY, vms=[a_vm(name)], hosts=[a_host("h1")])
-    portal.world.do(portal.world.control.requests.request_for_vms("restart", [portal.world.vm(name)], who="<b>ann"))
+    requests, vm = portal.world.control.requests, portal.world.vm(name)
+    portal.world.do(requests.request_for_vms(RequestedOperation.RESTART, [vm], who="<b>ann"))
     portal.world.settle()
     (event,) = portal.world.events()
     page = portal.get(f"/portal/events/{event.id}")

@@ -57,7 +57,7 @@ def test_paging_back_and_forth_through_the_history_misses_no_entry(
 
     back: list[int] = []
     target: str | None = "/portal/history?limit=7"
-    last = target
+    last = ""
     for _ in range(20):
         assert target is not None
         back += shown(user, target.partition("?")[2])

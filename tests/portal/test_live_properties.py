@@ -82,7 +82,7 @@ async def submit_form(world: World, step: Any, target: Any) -> None:
             await commit_entry(world, live_updates.MAX_MISSED_ENTRIES + 1)
         elif step == "approve":
             events = world.store.events(scope_id=world.vm(target).scope_id, statuses=[EventState.SCHEDULED])
-            await control.guests.approve(world.vm(target).key, [event.id for event in events])
+            await control.guests.approve(world.vm(target).key, tuple(event.id for event in events))
         else:
             await control.requests.request_for_vms(step, [world.vm(target)], who="ann")
         await control.reconciler.run_until_idle()

@@ -13,6 +13,7 @@ from xml.etree import ElementTree
 from forewarn.core.cause import Cause
 from forewarn.core.commit import Commit
 from forewarn.core.event import Ending, Event, EventState
+from forewarn.core.request import RequestedOperation
 from forewarn.core.resource_ids import vm_resource_id
 from forewarn.hypervisor.simulated import FailRule, SimulatedBehaviour
 from forewarn.store.memory import MemoryStore
@@ -178,7 +179,8 @@ def test_the_timeline_shows_only_events_that_the_user_may_see(portal: PortalUser
 def test_names_on_the_timeline_are_escaped(portal_of: Callable[..., PortalUser]) -> None:
     name = '<script>alert("1")&'
     portal = portal_of(LAB_POLICY, vms=[a_vm(name)], hosts=[a_host("h1")])
-    portal.world.do(portal.world.control.requests.request_for_vms("restart", [portal.world.vm(name)], who="<b>ann</b>"))
+    requests, vm = portal.world.control.requests, portal.world.vm(name)
+    portal.world.do(requests.request_for_vms(RequestedOperation.RESTART, [vm], who="<b>ann</b>"))
     portal.world.settle()
     page = portal.get("/portal/timeline")
     assert "Reboot of &lt;script&gt;alert(" in page.html

@@ -19,7 +19,14 @@ from forewarn.core.projection import document_for, instance_facts
 from forewarn.core.request import RequestedOperation, Rollout, RolloutImpact
 from forewarn.errors import Rejected
 from forewarn.protocol.codec import decode_document
-from forewarn.protocol.exchange import ApprovalRequest, EndpointRules, PollRequest, poll_response, read_request
+from forewarn.protocol.exchange import (
+    ApprovalRequest,
+    EndpointRules,
+    InstanceRequest,
+    PollRequest,
+    poll_response,
+    read_request,
+)
 from forewarn.protocol.http_message import HttpRequest, HttpResponse
 from forewarn.protocol.instance import instance_response
 from forewarn.protocol.responses import approval_accepted, unknown_event
@@ -83,8 +90,10 @@ def answer(world: World, vm: Vm, request: HttpRequest) -> HttpResponse:
             return approval_accepted() if unknown is None else unknown_event(unknown)
         case HttpResponse():
             return asked
-        case _:
+        case InstanceRequest():
             return instance_response(asked, instance_facts(vm))
+        case _:
+            raise AssertionError(f"not a request of these tests: {asked}")
 
 
 def poll(world: World, vm: Vm, version: str) -> HttpResponse:

@@ -1,6 +1,7 @@
 """Managed identity tokens: requests, responses and errors (spec §2.8)."""
 
 import json
+from collections.abc import Callable
 from itertools import product
 
 import pytest
@@ -203,7 +204,11 @@ def test_an_identity_of_another_vm_is_not_found() -> None:
 def test_every_id_that_a_request_names_must_match_the_identity() -> None:
     own = {"client_id": IDENTITY.client_id, "object_id": IDENTITY.object_id, "resource_id": RESOURCE_ID}
     for variants in product([None, "own", "upper case", "foreign"], repeat=3):
-        spelling = {"own": str, "upper case": str.upper, "foreign": lambda text: f"{text}0"}
+        spelling: dict[str, Callable[[str], str]] = {
+            "own": str,
+            "upper case": str.upper,
+            "foreign": lambda text: f"{text}0",
+        }
         named = {name: spelling[variant](own[name]) for name, variant in zip(own, variants, strict=True) if variant}
         assert IDENTITY.matches(TokenRequest(resource=ARM, **named)) is ("foreign" not in variants), named
 

@@ -42,11 +42,17 @@ def event(event_id: str = ID, **facts: Any) -> dict[str, Any]:
 def answer(at_s: float, *events: dict[str, Any], incarnation: int = 1, **facts: Any) -> RecordedAnswer:
     """Return a recorded document with these events."""
     body = json.dumps({"DocumentIncarnation": incarnation, "Events": events}).encode()
-    return RecordedAnswer(**{"at_s": at_s, "date": RECORDED_AT + int(at_s), "status": 200, "body": body} | facts)
+    given: dict[str, Any] = {"at_s": at_s, "date": RECORDED_AT + int(at_s), "status": 200, "body": body}
+    return RecordedAnswer(**given | facts)
 
 
 def recording(*answers: RecordedAnswer, **facts: Any) -> UploadedRecording:
-    given = {"vm": "theirs", "api_version": NEWEST_VERSION, "started_at": RECORDED_AT, "answers": answers}
+    given: dict[str, Any] = {
+        "vm": "theirs",
+        "api_version": NEWEST_VERSION,
+        "started_at": RECORDED_AT,
+        "answers": answers,
+    }
     return UploadedRecording(**given | facts)
 
 

@@ -335,5 +335,7 @@ def _replay(world: World, recording: UploadedRecording, loops: int, data: st.Dat
             world.store.subscribe(check)
         world.advance(data.draw(st.floats(0.5, 20)))
     world.advance(100)
-    assert world.control.replays.list_replays()[0].replay.ended == "finished"
+    replay = world.control.replays.list_replays()[0].replay
+    assert replay is not None
+    assert replay.ended == "finished"
     assert json.loads(world.document("web-0"))["Events"] == []

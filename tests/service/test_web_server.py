@@ -156,7 +156,11 @@ def test_a_failed_certificate_renewal_is_logged_and_tried_again(
     assert f"the console keeps its certificate, because it could not be renewed: {error}" in caplog.text
 
 
-EXTERNAL_ISSUER = {"oidc_issuer": "https://login.example", "oidc_audience": ("x",), "oidc_client_id": "portal"}
+EXTERNAL_ISSUER: dict[str, Any] = {
+    "oidc_issuer": "https://login.example",
+    "oidc_audience": ("x",),
+    "oidc_client_id": "portal",
+}
 
 
 def test_people_sign_in_at_the_external_issuer_if_the_portal_has_a_client_id_there(tmp_path: Path) -> None:

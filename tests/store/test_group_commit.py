@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import sqlite3
 import threading
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -62,6 +63,10 @@ def _new_database(path: Path) -> sqlite3.Connection:
     return db
 
 
+def _insert(db: sqlite3.Connection, *, number: int) -> None:
+    db.execute("INSERT INTO numbers VALUES (?)", (number,))
+
+
 async def _block_writer(writer: WriterThread) -> tuple[threading.Event, asyncio.Task[None]]:
     """Block the writer thread until the returned event is set, so that later writes have to wait."""
     blocked, unblock = threading.Event(), threading.Event()
@@ -82,10 +87,7 @@ def test_waiting_writes_are_committed_together(tmp_path: Path) -> None:
         writer = WriterThread(db, "numbers")
         unblock, first = await _block_writer(writer)
         db.set_trace_callback(statements.append)
-        others = [
-            asyncio.create_task(writer.write(lambda db, n=n: db.execute("INSERT INTO numbers VALUES (?)", (n,))))
-            for n in range(64)
-        ]
+        others = [asyncio.create_task(writer.write(partial(_insert, number=n))) for n in range(64)]
         await asyncio.sleep(0)
         unblock.set()
         await asyncio.gather(first, *others)
