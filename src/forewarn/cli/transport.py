@@ -93,8 +93,8 @@ class BearerToken:
 def fetch_token(profile: Profile, connect: ConnectFunction, now: float) -> BearerToken:
     """Sign in with a profile's client secret; returns an access token.
 
-    Issuer and scope come from the server unless the profile has them. Raises Unauthenticated if the issuer refuses the secret, Rejected if the server or issuer is not one, Unavailable
-    if either does not answer.
+    Issuer and scope come from the server unless the profile has them. Raises Unauthenticated if the issuer refuses
+    the secret, Rejected if the server or issuer is not one, Unavailable if either does not answer.
     """
     issuer, scope = profile.issuer, profile.scope
     if not (issuer and scope):
