@@ -66,6 +66,7 @@ class World:
     failures: list[bool] = field(default_factory=list)  # a failed step is done in part, a failed undo not at all
     has_failed: bool = False  # then other events may run or undo it as well
     in_effect: set[str] = field(default_factory=set)
+    unclear: set[str] = field(default_factory=set)  # journalled as begun, and killed before they had an effect
     done: list[str] = field(default_factory=list)
     undone: list[str] = field(default_factory=list)
     approved: list[str] = field(default_factory=list)
@@ -82,12 +83,16 @@ class World:
     def do(self, name: str) -> None:
         assert name not in self.in_effect or name == "notify" or self.has_failed, f"{name} is done twice"
         self.in_effect.add(name)
+        self.unclear.discard(name)
         self.done.append(name)
 
     def undo(self, name: str) -> None:
-        assert name in self.in_effect or self.has_failed, f"{name} is undone twice"
+        """An agent that was killed cannot know whether a begun step had an effect, so it undoes that step as well."""
+        assert name in self.in_effect or name in self.unclear or self.has_failed, f"{name} is undone twice"
+        if name in self.in_effect:
+            self.undone.append(name)
         self.in_effect.discard(name)
-        self.undone.append(name)
+        self.unclear.discard(name)
 
 
 @dataclass
@@ -156,6 +161,12 @@ class Agent:
         record = self.open_records.get(action.key)
         assert record is not None
         after = record_after_action(record, action, now=self.now, boot_id=self.boot_id)
+        if (
+            isinstance(action, StartStep)
+            and action.phase is StepPhase.DO
+            and action.step.name not in self.world.in_effect
+        ):
+            self.world.unclear.add(action.step.name)
         if after != record:
             self.save(after)
         match action:
