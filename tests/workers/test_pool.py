@@ -89,9 +89,7 @@ def test_a_worker_that_receives_a_whole_fleet_shows_progress() -> None:
             if isinstance(message, WorkerReady):
                 ready.set()
 
-        worker = WorkerHandle(
-            0, fault_quota_fd=quota.file, on_message=on_message, on_lost=lambda worker: gone.set()
-        )
+        worker = WorkerHandle(0, fault_quota_fd=quota.file, on_message=on_message, on_lost=lambda worker: gone.set())
         async with asyncio.timeout(30):
             worker.send_latest("begin", encode_message(BEGIN))
             for number in range(5_000):
