@@ -34,7 +34,10 @@ class ClientCredentials:
 
 
 class AccessService:
-    """Adds, renews and removes API clients; grants and revokes roles. `who` is the principal that asks."""
+    """Adds, renews and removes API clients; grants and revokes roles. `who` is the principal that asks.
+
+    A change and its history entry are durable when the method returns.
+    """
 
     def __init__(self, *, transactions: ScopeTransactions, new_id: Callable[[], str]) -> None:
         self._transactions = transactions
@@ -45,8 +48,8 @@ class AccessService:
     async def add_client(self, *, who: str, client_id: str = "", name: str = "") -> ClientCredentials:
         """Add a client without any role; its id is a new GUID unless `client_id` is given.
 
-        Ids are case-insensitive and stored in lower case. Raises Rejected for a bad id or name, Refused for an id in
-        use.
+        Ids are case-insensitive and stored in lower case; `name` is only for people. Raises Rejected for an id with
+        other characters than letters, digits, `.`, `_` and `-` or an unprintable name, Refused for an id in use.
         """
         wanted = (client_id.strip() or self._new_id()).casefold()
         if not _CLIENT_ID_PATTERN.fullmatch(wanted):
@@ -62,7 +65,10 @@ class AccessService:
             return await self._save_with_new_secret(made, who, "added")
 
     async def renew_secret(self, client_id: str, *, who: str) -> ClientCredentials:
-        """Give the client a new secret; the old one stops working at once. NotFound for an unknown client."""
+        """Give the client a new secret. NotFound for an unknown client.
+
+        The old secret, and tokens and sessions that were obtained with it, stop working at once.
+        """
         async with self._write_lock:
             return await self._save_with_new_secret(self.client(client_id), who, "was given a new secret")
 
@@ -75,7 +81,10 @@ class AccessService:
         return ClientCredentials(client=known, secret=secret)
 
     async def remove_client(self, client_id: str, *, who: str) -> tuple[RegisteredClient, tuple[Grant, ...]]:
-        """Remove a client and its grants, and return both; a later client of this id inherits nothing."""
+        """Remove a client and its grants, and return both; NotFound for an unknown client.
+
+        A later client with the same id inherits nothing.
+        """
         async with self._write_lock:
             client = self.client(client_id)
             grants = tuple(self._store.grants(to=client.principal_id))
@@ -89,9 +98,10 @@ class AccessService:
         return client, grants
 
     async def grant(self, role: Role, *, to: str, over: str, who: str, name: str = "") -> Grant:
-        """Grant a role over the resource id `over` to the principal `to`; return the new or existing grant.
+        """Grant a role over the resource id `over` to the principal `to`; return the grant.
 
-        `name` is how the history calls the principal. Raises NotFound if `to` is a client that does not exist.
+        If `to` has the same role over the same resource already, nothing changes, and that grant is returned. `name`
+        is how the history calls the principal. Raises NotFound if `to` is a client that does not exist.
         """
         async with self._write_lock:
             if to.startswith(_CLIENT_PREFIX):
@@ -104,7 +114,7 @@ class AccessService:
         return grant
 
     async def revoke(self, grant_id: str, *, who: str, name: str = "") -> Grant:
-        """Remove a grant, named by its id or a prefix of it, and return it.
+        """Remove a grant, named as for `find_grant`, and return it; raises what `find_grant` raises.
 
         `name` is how the history calls the principal.
         """
@@ -128,7 +138,7 @@ class AccessService:
     def find_grant(self, grant_id: str) -> Grant:
         """Return the grant with this id, or the only one whose id starts with it (at least four characters).
 
-        Raises NotFound, or Refused if several match.
+        Case is ignored. Raises NotFound, or Refused if several ids start with it.
         """
         wanted = grant_id.strip().casefold()
         grants = self._store.grants()

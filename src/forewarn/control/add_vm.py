@@ -1,6 +1,7 @@
 """Writes a fleet file for one VM to add, so that the VM passes the same checks as a whole fleet file.
 
-Missing fields come from the set that the VM joins, otherwise from the resource group that most VMs are in.
+The set that the VM joins gives a missing location, domain or placement group. A missing subscription or resource
+group is the one that most VMs are in. The fleet file's defaults give the rest.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ _COPIED_FIELDS = ("name", "zone", "host", "computer_name", "size", "os_type", *_
 
 
 class NewVm(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A VM to add. An empty field is filled in from its set, otherwise from most of the fleet."""
+    """A VM to add. Empty fields are filled in from its set, the rest of the fleet, and the defaults."""
 
     name: Annotated[str, Meta(min_length=1)]
     subscription_id: str = ""
@@ -54,8 +55,9 @@ def fleet_file_for(
 ) -> str:
     """Return the text of a fleet file with this VM, its set, the known subscriptions and all hosts.
 
-    `usual_group`: the subscription and resource group that most VMs are in. Raises Rejected if the name contains braces
-    or the location is ambiguous.
+    `usual_group`: the subscription id and resource group to use if the VM names none; None: the defaults of a fleet
+    file. `subscriptions` are ids. Writes nothing. Raises Rejected if the name contains braces, or if the hosts are in
+    several locations and neither the VM nor its set names one.
     """
     if "{" in new_vm.name or "}" in new_vm.name:
         raise Rejected(f"the name {new_vm.name!r} contains braces: give the name of one VM, such as 'web-3'")

@@ -35,16 +35,15 @@ class ControlInputs:
     new_id: Callable[[], str]  # GUIDs, upper case
     polls: Callable[[], list[LastPoll]] = field(default=list)  # the latest poll of each VM
     lab_addresses: bool = False  # give each VM without an address one on the loopback network
-    real_time: Callable[[], float] = (
-        read_real_time  # seconds since 1970; transport faults and webhooks use it (spec §12)
-    )
+    real_time: Callable[[], float] = read_real_time  # in seconds since 1970, for transport faults and webhooks
 
 
 class ControlPlane:
     """All use cases on one store, with the reconciler and the webhook dispatcher.
 
     Use cases: `requests`, `guests`, `fleet`, `access`, `webhooks`, `faults`, `fault_storms`, `replays`, `rollouts` and
-    `lab_clock`. The caller runs `reconciler.run()` and the dispatcher. Use it from one event loop.
+    `lab_clock`. The caller runs `reconciler.run()` and the dispatcher `webhook_delivery`. Use it from one event loop.
+    The constructor reads the store and queues the acts that an earlier process left unfinished.
     """
 
     def __init__(
@@ -112,6 +111,9 @@ class ControlPlane:
         self.reconciler.on_commit(applied)
 
     async def close(self) -> None:
-        """Stop listening to the store and cancel running acts; the store and the hypervisor stay open."""
+        """Stop listening to the store and cancel running acts; the store and the hypervisor stay open.
+
+        End `reconciler.run()` before. The next control plane on this store performs the cancelled acts.
+        """
         self._unsubscribe()
         await self.executor.close()

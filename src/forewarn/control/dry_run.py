@@ -32,14 +32,14 @@ from forewarn.store.interface import LastPoll, Store
 from forewarn.store.memory import MemoryStore
 
 MAX_SIMULATED_VMS = 2_000  # a request for more VMs is not simulated to its end
-MAX_COPIED_VMS = 20_000  # VMs of all scopes that are copied
+MAX_COPIED_VMS = 20_000  # VMs of all scopes that are copied; for more, DryRunTooLarge
 _MAX_STEPS = 20_000
 _MAX_REAL_TIME_S = 10.0
 _MAX_EVENTS_READ = 1_000  # events of a scope, to find the last act on each of its VMs
 _SCOPES_PER_SLICE = 100  # scopes read before other tasks may run
 _LIVE_STATES = (EventState.SCHEDULED, EventState.STARTED)
 
-# Makes the request on the given control plane, which is the copy in a dry run.
+# Makes the request on the given control plane. A dry run passes it a copy, in another thread and event loop.
 RequestAction = Callable[[ControlPlane], Awaitable[MaintenanceRequest]]
 
 
@@ -48,7 +48,11 @@ class DryRunTooLarge(Refused):
 
 
 async def dry_run_request(control: ControlPlane, action: RequestAction, vms: Sequence[Vm]) -> Preview:
-    """Return what a request for these VMs would lead to. Raises what `action` raises, and DryRunTooLarge."""
+    """Return what a request for these VMs would lead to; changes nothing. Waits for an earlier dry run.
+
+    `action` makes the request, on a copy. The preview is cut (`is_cut`) for more than MAX_SIMULATED_VMS VMs and after
+    10 seconds of real time. Raises what `action` raises, and DryRunTooLarge.
+    """
     async with control.dry_run_lock:
         snapshot = await _take_snapshot(control, {vm.scope_id for vm in vms})
         return await asyncio.to_thread(_simulate_in_thread, snapshot, action, len(vms))
@@ -57,9 +61,9 @@ async def dry_run_request(control: ControlPlane, action: RequestAction, vms: Seq
 async def dry_run_rollout(
     control: ControlPlane, rollout: Rollout, *, who: str, notice_s: float, short_notice: bool
 ) -> Preview:
-    """Return what a rollout would lead to; only its first wave for more than MAX_SIMULATED_VMS VMs.
+    """Return what a rollout would lead to, for more than MAX_SIMULATED_VMS VMs only its first wave.
 
-    Raises what `RequestService.start_rollout` raises, and DryRunTooLarge.
+    Changes nothing. Raises what `RequestService.start_rollout` raises, and DryRunTooLarge.
     """
     request = control.requests.plan_rollout(rollout, who=who, notice_s=notice_s, short_notice=short_notice)
     assert request.rollout is not None

@@ -25,7 +25,7 @@ log = logging.getLogger(__name__)
 class ActRetryPolicy:
     """When an act that failed is tried again, and how often. Delays are in lab time."""
 
-    max_attempts: int = 5
+    max_attempts: int = 5  # then the act has failed; attempts that the hypervisor did not try do not count
     first_delay_s: float = 1.0
     max_delay_s: float = 60.0
     timeout_s: float = 900.0  # of one attempt, in real time, so that a hanging hypervisor does not block other acts
@@ -37,7 +37,7 @@ class ActRetryPolicy:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FailedAttempt:
-    """An attempt at an act that failed, and after which the act is tried again."""
+    """An attempt at an act that failed or was not tried, and after which the act is tried again."""
 
     act: Act
     at: float  # lab time
@@ -48,7 +48,8 @@ class FailedAttempt:
 class ActExecutor:
     """Performs acts on the hypervisor and keeps their outcomes until the reconciler takes them.
 
-    `wake` is called after every attempt. At most `max_concurrent` acts run at a time, and one per VM.
+    `wake` is called after every attempt. At most `max_concurrent` acts run at a time, and one per VM, in the order in
+    which they became due. An act that has used up its attempts gets a failed outcome.
     """
 
     def __init__(
@@ -77,12 +78,12 @@ class ActExecutor:
 
     @property
     def running_acts(self) -> int:
-        """How many acts are being performed now."""
+        """How many attempts run now; an act that the hypervisor reports as under way does not count."""
         return len(self._tasks)
 
     @property
     def has_due_acts(self) -> bool:
-        """Whether an act is due that has not been started."""
+        """Whether an act is due for its first or next attempt and waits for `start_due_acts`."""
         return bool(self._due) and self._due[0][0] <= self._clock.now()
 
     def add_acts(self, event: Event) -> None:
@@ -98,11 +99,11 @@ class ActExecutor:
                 self._queue(act.id, self._clock.now())
 
     def next_due_at(self) -> float | None:
-        """Return when the next act is due in lab time; None if there is none, or no free slot for it."""
+        """Return when the next attempt is due in lab time; None if there is none, or the limit is reached."""
         return self._due[0][0] if self._due and len(self._tasks) < self._max_concurrent else None
 
     def start_due_acts(self) -> bool:
-        """Start every due act whose VM is free, up to the limit; return whether any was started."""
+        """Start a task for every due act whose VM is free, up to the limit; return whether any was started."""
         started = False
         now = self._clock.now()
         while self._due and self._due[0][0] <= now and len(self._tasks) < self._max_concurrent:
@@ -140,7 +141,7 @@ class ActExecutor:
             await asyncio.wait(list(self._tasks.values()), return_when=asyncio.FIRST_COMPLETED)
 
     async def close(self) -> None:
-        """Cancel all running attempts and wait for them to end."""
+        """Cancel all running attempts and wait for them to end; cancelled attempts leave no outcome."""
         for task in list(self._tasks.values()):
             task.cancel()
         await asyncio.gather(*self._tasks.values(), return_exceptions=True)

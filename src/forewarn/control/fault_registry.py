@@ -21,7 +21,7 @@ FaultListener = Callable[[tuple[Fault, ...]], None]  # gets all active faults
 
 
 class FaultRegistry:
-    """The active faults and storms, kept in memory and in the store."""
+    """The active faults and storms, kept in memory and in the store. Only `save` writes."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
@@ -47,7 +47,10 @@ class FaultRegistry:
         listener(self._stored.faults)
 
     async def save(self, active: ActiveFaults) -> None:
-        """Replace the active faults: save them durably, then notify listeners. Hold `write_lock` meanwhile."""
+        """Replace the active faults and storms: save them durably, then notify listeners.
+
+        Hold `write_lock` from reading `active` until this returns. If it raises, nothing has changed.
+        """
         await self._store.save(_SAVED_AS, msgspec.json.encode(active))
         self._stored = active
         for listener in self._listeners:
@@ -58,7 +61,11 @@ class FaultRegistry:
         self._count_events(applied.commit.events)
 
     def find_fault(self, now: float, kind: FaultKind, event: Event) -> Fault | None:
-        """Return the fault of this kind that applies to this event, the oldest of several, or None."""
+        """Return the fault of this kind that applies to this event, the oldest of several, or None.
+
+        An expired fault applies to no event, one whose count is used up only to events it has affected before. `now`
+        is lab time.
+        """
         return next((fault for fault in self._stored.faults if self._applies_to(fault, now, kind, event)), None)
 
     def claim_fault(self, now: float, kind: FaultKind, event: Event) -> Fault | None:

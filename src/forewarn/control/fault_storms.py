@@ -32,9 +32,10 @@ class FaultStormService:
         self._faults = faults
 
     async def start(self, seed: int, vms: Sequence[Vm], *, for_s: float, who: str) -> FaultStorm:
-        """Schedule a storm of `for_s` seconds of lab time on these VMs; its first fault is set by `reconcile`.
+        """Schedule a storm of `for_s` seconds of lab time on these VMs, durably; `reconcile` sets its faults.
 
-        Raises Rejected for a bad duration, Refused without VMs.
+        Equal seeds, VMs and durations give equal faults. Raises Rejected for a duration over 24 hours or not above 0,
+        Refused without VMs.
         """
         if not 0 < for_s <= _MAX_DURATION_S:
             raise Rejected(f"a storm cannot last {for_s:g} s: give more than 0 s, up to {_MAX_DURATION_S:g} s")
@@ -52,7 +53,10 @@ class FaultStormService:
         return storm
 
     async def clear(self, ids: Container[str], *, who: str) -> tuple[FaultStorm, ...]:
-        """End the storms with these ids and return them; faults they have set stay until they expire."""
+        """End the storms with these ids and return them; ids of no active storm are ignored.
+
+        Faults that they have set stay until they expire.
+        """
         async with self._registry.write_lock:
             active = self._registry.active
             ended = tuple(storm for storm in active.storms if storm.id in ids)
@@ -63,7 +67,10 @@ class FaultStormService:
         return ended
 
     async def reconcile(self) -> bool:
-        """Set all storm faults that are due; return whether there were any. A step of the reconciler."""
+        """Set all storm faults that are due; return whether there were any. A step of the reconciler.
+
+        A fault that is rejected, or whose VM was removed, is skipped with a history entry. A crash may set one twice.
+        """
         did = False
         while (storm := self._due_storm()) is not None:
             await self._set_storm_fault(storm, storm.gusts[storm.gone])

@@ -35,7 +35,7 @@ _MAX_COUNTED_VMS = 100  # VMs for which one fault counts its hits separately
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FaultTarget:
-    """What a fault applies to: one VM, one scope, or every VM if neither is given."""
+    """What a fault applies to: one VM, else one scope, else every VM."""
 
     name: str = "every VM"  # as messages call it
     vm: Vm | None = None
@@ -48,8 +48,9 @@ class FaultSpec:
 
     kind: FaultKind
     target: FaultTarget
-    count: int | None = None  # requests or events to affect at most
-    for_s: float | None = None  # duration: real time for transport faults, lab time for event faults
+    count: int | None = None  # requests or events to affect at most; None: no limit
+    # Duration: real time for transport faults, lab time for event faults. None: as long as the kind allows.
+    for_s: float | None = None
     parameters: Mapping[str, float] = field(default_factory=dict)
 
 
@@ -80,20 +81,21 @@ class FaultService:
         return self._real_time()
 
     def subscribe(self, listener: Callable[[tuple[Fault, ...]], None]) -> None:
-        """Call the listener with all active faults, now and after every change."""
+        """Call the listener with all active faults, now and after every change; `touched` may be out of date."""
         self._registry.subscribe(listener)
 
     async def set(self, spec: FaultSpec, *, who: str) -> Fault:
-        """Set a fault durably and return it; a fault of category AT_ONCE has already happened on return.
+        """Set a fault durably and return it.
 
-        Raises Rejected for bad limits or parameters, Refused if too many faults are active or none of the targets can
-        have it.
+        A fault of category AT_ONCE has already happened on return, in each target scope that allows it, and is not
+        active afterwards. Raises Rejected for bad limits or parameters, Refused if 1000 faults are active or no target
+        scope allows it, NotFound if its scope does not exist.
         """
         async with self._registry.write_lock:
             return await self._set(spec, who)
 
     async def clear(self, matches: Callable[[Fault], bool], *, who: str) -> tuple[Fault, ...]:
-        """Remove the active faults for which `matches` returns True, and return them."""
+        """Remove the active faults for which `matches` returns True, durably, and return them. Storms stay."""
         async with self._registry.write_lock:
             active = self.active
             cleared = tuple(fault for fault in active.faults if matches(fault))
@@ -101,7 +103,10 @@ class FaultService:
             return cleared
 
     async def record_hits(self, hits: Sequence[FaultHits]) -> None:
-        """Add the requests that transport faults affected since the last call to the counts."""
+        """Add requests that transport faults affected to their counts, durably; cleared faults are ignored.
+
+        Calls add up: pass each hit once.
+        """
         if not hits:
             return
         async with self._registry.write_lock:
@@ -120,7 +125,7 @@ class FaultService:
             return bool(expired)
 
     def next_due_at(self) -> float | None:
-        """Return when the next event fault expires in lab time, or None."""
+        """Return when the next event fault expires in lab time, or None; transport faults expire in real time."""
         ends = (fault.until for fault in self.active.faults if fault.category is FaultCategory.EVENTS)
         return min((at for at in ends if at is not None), default=None)
 

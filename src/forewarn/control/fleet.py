@@ -32,9 +32,9 @@ class FleetChange:
     """A change of the fleet: VMs and hosts to add or replace, and those to remove."""
 
     hosts: tuple[Host, ...] = ()  # to add, or to replace by name
-    removed_hosts: tuple[str, ...] = ()
+    removed_hosts: tuple[str, ...] = ()  # names
     vms: tuple[Vm, ...] = ()  # to add, or to replace by key
-    removed: tuple[Vm, ...] = ()
+    removed: tuple[Vm, ...] = ()  # to remove from the fleet
     text: str = ""  # of the history entry; "": a summary of the change
 
 
@@ -50,10 +50,10 @@ class FleetService:
         self.lab_addresses = lab_addresses  # give each VM without an address one on the loopback network
 
     async def apply_change(self, change: FleetChange, *, who: str) -> None:
-        """Commit the change; new VMs get the id and the lab address that they lack.
+        """Commit the change, all of it or nothing; VMs without an id or, in a lab, a lab address get one.
 
-        Raises Refused if a VM to remove has a started event or a host to remove still has VMs, Conflict if the fleet
-        keeps changing meanwhile.
+        Raises Refused if a VM to remove has a started event, or if a host to remove has VMs or one moves to it;
+        Conflict if the fleet keeps changing meanwhile.
         """
         for _ in range(_MAX_ATTEMPTS):
             try:
@@ -67,7 +67,11 @@ class FleetService:
         raise Conflict("the fleet kept changing while this change was made: try again")
 
     async def update_settings(self, vms: Sequence[Vm], change: VmSettingsChange, *, label: str, who: str) -> None:
-        """Change settings of all these VMs, or of none; `label` names them in history and messages."""
+        """Change settings of all these VMs, or of none; `label` names them in history and messages.
+
+        Pass at least one VM. An empty change does nothing. Raises Refused if a VM cannot have a setting, or if only
+        part of a set would get another policy; Conflict if the VMs keep changing meanwhile.
+        """
         if change.is_empty:
             return
         for _ in range(_MAX_ATTEMPTS):
@@ -83,7 +87,7 @@ class FleetService:
     def find_vm(self, name: str) -> Vm:
         """Return the VM named `name`, `group/name` or `subscription/group/name`, ignoring case.
 
-        Raises NotFound, or Refused if several VMs have the name.
+        Removed VMs are not found. Raises NotFound, or Refused if several VMs have the name.
         """
         wanted = name.strip().casefold()
         found = [vm for vm in self._store.vms() if vm.key == wanted or vm.key.endswith(f"/{wanted}")]

@@ -30,10 +30,10 @@ class GuestService:
         await self._transactions.run(vm.scope_id, decision)
 
     async def approve(self, vm_key: str, event_ids: tuple[str, ...]) -> str | None:
-        """Approve events of the VM's scope durably (spec §5); return None, or an id that is unknown.
+        """Approve events of the VM's scope durably (spec §5); return None, or the first id that is unknown.
 
-        Unknown is an id that was never shown to this scope, by a real event or a replay. Then nothing is approved, and
-        the first unknown id is returned.
+        Unknown is an id that was never shown to this scope, by a real event or a replay; then nothing is approved.
+        Events that are approved, started or over already stay as they are.
         """
         vm = self._vm(vm_key)
         scope = self._transactions.load(vm.scope_id)

@@ -25,7 +25,10 @@ def load_clock_setting(store: Store) -> ClockSetting | None:
 
 
 class LabClockService:
-    """Advances the lab clock and changes its speed; raises Rejected if the service runs on real time."""
+    """Advances the lab clock and changes its speed, durably.
+
+    Both raise Rejected if the service runs on real time. `who` is the principal that asks; "" writes no history entry.
+    """
 
     def __init__(
         self, *, clock: Clock, store: Store, reconciler: Reconciler, polls: Callable[[], list[LastPoll]]
@@ -36,7 +39,7 @@ class LabClockService:
         self._polls = polls
 
     def status(self) -> tuple[float, float, bool]:
-        """Return the time, the speed, and whether the clock is a lab clock, which can be changed."""
+        """Return the time, the speed (1.0: that of real time), and whether it is a lab clock."""
         if isinstance(self._clock, LabClock):
             return self._clock.now(), self._clock.setting.speed, True
         return self._clock.now(), 1.0, False
@@ -44,7 +47,8 @@ class LabClockService:
     async def advance(self, by_s: float, *, who: str = "") -> float:
         """Advance the clock by `by_s` seconds, stopping at every due time on the way; return the new time.
 
-        Everything due by then is done on return, acts included. VMs that poll now count as polling throughout.
+        Everything due by then is done on return, acts included. VMs that poll now count as polling throughout. Raises
+        Rejected unless `by_s` is above 0 and at most 366 days.
         """
         clock = self.require_lab_clock("advanced")
         if not 0 < by_s <= 366 * 24 * 3600:
@@ -72,7 +76,10 @@ class LabClockService:
         return wake is not None
 
     async def set_speed(self, speed: float, *, who: str = "") -> float:
-        """Set how many lab seconds pass per real second (0 stops the clock); return the speed."""
+        """Set how many lab seconds pass per real second (0 stops the clock); return the speed.
+
+        Raises Refused unless it is from 0 to 100000.
+        """
         clock = self.require_lab_clock("set to another speed")
         # Under the lock, because `advance` would overwrite the new speed, or this the new time.
         async with self._reconciler.pass_lock:
@@ -82,9 +89,9 @@ class LabClockService:
         return speed
 
     async def save_position(self) -> None:
-        """Save the current lab time.
+        """Save the current lab time; does nothing on real time.
 
-        It then does not go back if the wall clock is set back before the next start.
+        Lab time then does not go back if the wall clock is set back before the next start.
         """
         if isinstance(self._clock, LabClock):
             async with self._reconciler.pass_lock:
@@ -97,7 +104,7 @@ class LabClockService:
             await self._store.commit(Commit(entries=(entry,)))
 
     def require_lab_clock(self, action: str) -> LabClock:
-        """Return the lab clock, or raise Rejected: real time cannot be changed so. `action`: "advanced"."""
+        """Return the lab clock. On real time raises Rejected: real time cannot be `action` ("advanced")."""
         if not isinstance(self._clock, LabClock):
             raise Rejected(f"this service runs on real time, which cannot be {action}", Remedy.USE_LAB)
         return self._clock

@@ -12,7 +12,10 @@ from forewarn.store.interface import AppliedCommit, Store
 
 
 class PlacementIndex:
-    """Counts VMs and update domains per host, and chooses destinations. Reads the whole store once."""
+    """Counts VMs and update domains per host, and chooses destinations. Reads the whole store once.
+
+    It is as new as the last commit passed to `on_commit`. Names and keys must match exactly.
+    """
 
     def __init__(self, store: Store) -> None:
         self._hosts: dict[str, Host] = {host.name: host for host in store.hosts()}
@@ -42,35 +45,35 @@ class PlacementIndex:
                 self._track_act(act)
 
     def vm_count(self, host: str) -> int:
-        """Return how many VMs count on this host, VMs moving to it included."""
+        """Return how many VMs are on this host or moving to it, without those moving away."""
         return self._vm_counts[host]
 
     def vm_keys(self) -> list[str]:
-        """Return the keys of all VMs ever known, removed ones too, in the order they were first seen."""
+        """Return the keys of all VMs, and of those removed since the index was built, in the order of adding."""
         return list(self._vms)
 
     def scope_of(self, key: str) -> str:
-        """Return the scope id of a VM; KeyError for an unknown key."""
+        """Return the scope id of a VM; KeyError for a key that `vm_keys` does not have."""
         return self._vms[key][0]
 
     def host_of(self, key: str) -> str:
-        """Return the host that a VM is on now; "" if it is on none or was removed."""
+        """Return the host that a VM is on, while it moves the old one; "" if on none, removed or unknown."""
         return self._current_hosts.get(key, "")
 
     def has_other_update_domain(self, host: str, vm: Vm) -> bool:
-        """Return whether the host has a VM of the same scope in another update domain."""
+        """Return whether a VM of the same scope but another update domain is on the host or moving to it."""
         return any(domain != vm.update_domain for domain in self._domains.get((host, vm.scope_id), ()))
 
     def vms_moving_to(self, host: str) -> list[str]:
-        """Return the keys of the VMs that are moving to this host."""
+        """Return the keys of the VMs with an unfinished act that moves them to this host."""
         return [key for key, bound in self._destinations.items() if host in bound.values()]
 
     def hosts(self) -> list[Host]:
-        """Return all hosts."""
+        """Return all hosts, in no particular order."""
         return list(self._hosts.values())
 
     def find_destination(self, vm: Vm) -> str | None:
-        """Return the host that this VM would move to now, or None if no host can take it."""
+        """Return the name of the host that this VM would move to now, or None if no host can take it."""
         return choose_destination(vm, self._hosts.values(), self)
 
     def claim_destination(self, vm: Vm) -> str | None:

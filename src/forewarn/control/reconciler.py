@@ -103,13 +103,19 @@ class Reconciler:
             await self._wait_until_due()
 
     async def run_until_idle(self) -> None:
-        """Run passes until nothing is due now, without waiting for running acts. Takes `pass_lock`."""
+        """Run passes until nothing is due now, without waiting for running acts. Takes `pass_lock`.
+
+        Raises the first error of a pass.
+        """
         async with self.pass_lock:
             while await self.reconcile():
                 pass
 
     async def run_until_settled(self) -> None:
-        """Run passes until everything due now is done, running acts included. The caller may hold `pass_lock`."""
+        """Run passes until everything due now is done, running acts included.
+
+        Does not take `pass_lock`: the caller holds it if `run` may be running. Raises the first error of a pass.
+        """
         while True:
             if await self.reconcile():
                 continue
@@ -118,9 +124,10 @@ class Reconciler:
             await self._executor.wait_for_any()
 
     async def reconcile(self) -> bool:
-        """Run one pass: do what is due now; return whether there was anything.
+        """Run one pass: do what is due now, and start acts; return whether there was anything.
 
-        A step that fails does not stop the others; the first error is raised at the end of the pass.
+        Does not take `pass_lock`. A step that fails does not stop the others; the first error is raised at the end of
+        the pass.
         """
         did = False
         failure: Exception | None = None
@@ -146,7 +153,7 @@ class Reconciler:
         return did
 
     def next_wake_at(self) -> float | None:
-        """Return the lab time at which a scope, gate, act, replay, fault or storm is next due, or None."""
+        """Return the lab time, perhaps past, when a scope, gate, act, replay or fault is due next, or None."""
         others = (self._executor, self._replays, self._faults, self._fault_storms)
         soonest = (self._store.next_wake_at(), *(other.next_due_at() for other in others))
         return min((at for at in soonest if at is not None), default=None)

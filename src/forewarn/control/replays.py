@@ -88,10 +88,11 @@ class ReplayService:
         loops: int = 1,
         names: Mapping[str, str] | None = None,
     ) -> MaintenanceRequest:
-        """Start to replay a recording to the scope of a VM; the reconciler shows its first step.
+        """Start to replay a recording to the scope of a VM, durably; the reconciler shows its first step.
 
-        `names` maps recorded VM names to names to show. Raises Rejected outside a lab and for a bad recording, speed
-        or number of loops, Refused if the scope has a live event or another replay.
+        `speed` 2 replays in half the time; `loops` is how often; `names` maps recorded VM names to names to show.
+        Raises Rejected outside a lab and for a bad recording, a speed outside 0.01 to 10000 or more than 1000 loops,
+        Refused if the scope has a live event or another replay.
         """
         self._require_lab()
         _require_in_range(speed, loops)
@@ -108,9 +109,9 @@ class ReplayService:
         return self.find(request.id)
 
     async def stop(self, replay_id: str, *, who: str) -> MaintenanceRequest:
-        """End a replay, named by its id or a prefix of it; the scope shows its own document again.
+        """End a replay durably and return its request; the scope shows its own document again.
 
-        Raises Refused if it is already over.
+        `replay_id` is the id or a prefix of it. Raises what `find` raises, and Refused if it is over already.
         """
         request = self.find(replay_id)
         assert request.replay is not None
@@ -122,7 +123,7 @@ class ReplayService:
     def find(self, replay_id: str) -> MaintenanceRequest:
         """Return the request of the replay with this id, or of the only one whose id starts with it.
 
-        Raises NotFound, or Refused if several match.
+        Case is ignored. Raises NotFound, or Refused if several ids start with it.
         """
         wanted = replay_id.strip().lower()
         found = [request for request in self.list_replays() if wanted and request.id.startswith(wanted)]
@@ -133,7 +134,7 @@ class ReplayService:
         return found[0]
 
     def list_replays(self) -> list[MaintenanceRequest]:
-        """Return the requests of all recent replays, running and ended, oldest first."""
+        """Return the requests of running replays, and of ended ones among the 10000 newest; oldest first."""
         return [request for request in self._recent_requests() if request.replay is not None]
 
     async def reconcile(self) -> bool:
@@ -163,13 +164,19 @@ class ReplayService:
         return tracked.script.steps[tracked.replay.done - 1]
 
     def was_shown(self, scope_id: str, event_id: str) -> bool:
-        """Return whether a replay of the last 24 hours showed this event id to the scope (spec §5.2)."""
+        """Return whether a replay showed this event id to the scope.
+
+        It is known while the replay runs and for at least 24 hours of lab time after its end (spec §5.2).
+        """
         return any(event_id in tracked.ids for tracked in self._in_scope(scope_id))
 
     def approval_entries(
         self, scope: Scope, event_ids: tuple[str, ...], *, by: str, now: float
     ) -> Iterator[HistoryEntry]:
-        """Yield a history entry for each of these ids that is shown as Scheduled and not yet approved."""
+        """Yield a history entry for each of these ids that is shown as Scheduled now and not yet approved.
+
+        Only ids that a running replay shows count. The caller commits the entries.
+        """
         tracked = self._running_in_scope(scope.id)
         shown = tracked.current_answer(scope) if tracked else None
         for notice in shown.document.notices if shown else ():

@@ -31,10 +31,10 @@ _MAX_ATTEMPTS = 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestReceipt:
-    """An accepted request, and the events that were published with it."""
+    """An accepted request, and the events that were published or approved with it."""
 
     request: MaintenanceRequest
-    events: tuple[Event, ...]  # (): the reconciler publishes them
+    events: tuple[Event, ...]  # (): the reconciler publishes them soon
 
 
 class RequestService:
@@ -60,7 +60,8 @@ class RequestService:
     ) -> RequestReceipt:
         """Request a user operation, an eviction or a scale-in for these VMs: for all of them, or for none.
 
-        `notice_s` 0 means the usual notice; a notice below the minimum needs `short_notice`.
+        `notice_s` 0 means the minimum notice; a shorter one needs `short_notice`. The events of VMs of one scope are
+        published on return; the reconciler publishes those of VMs of several scopes. Rejected without VMs.
         """
         if not vms:
             raise Rejected(f"{operation} needs at least one VM: name it")
@@ -73,7 +74,11 @@ class RequestService:
     async def degrade_host(
         self, host_name: str, *, who: str, notice_s: float, short_notice: bool = False
     ) -> RequestReceipt:
-        """Mark a host as predicted to fail, and schedule the redeployment of every VM on it (spec §6.4)."""
+        """Mark a host as predicted to fail, and schedule the redeployment of its VMs (spec §6.4).
+
+        Deallocated VMs stay. The reconciler publishes the events. Raises Refused if the host is not healthy or a VM has
+        no host to move to.
+        """
         host = self.host(host_name)
         if host.health is not HostHealth.HEALTHY:
             raise Refused(f"host {host.name!r} is {host.health} already", Remedy.REPAIR_HOST, host=host.name)
@@ -81,7 +86,11 @@ class RequestService:
         return await self._accept_for_host(request, host, HostHealth.DEGRADED)
 
     async def fail_host(self, host_name: str, *, who: str) -> RequestReceipt:
-        """Mark a host as failed, and redeploy its VMs and those moving to it at once (spec §6.4)."""
+        """Mark a host as failed, and redeploy its VMs and those moving to it at once (spec §6.4).
+
+        Deallocated VMs stay. The reconciler publishes the events. Raises Refused if it has failed already or a VM has
+        no host to move to.
+        """
         host = self.host(host_name)
         if host.health is HostHealth.FAILED:
             raise Refused(f"host {host.name!r} has failed already", Remedy.REPAIR_HOST, host=host.name)
@@ -91,7 +100,10 @@ class RequestService:
         return await self._accept_for_host(request, host, HostHealth.FAILED, arriving)
 
     async def repair_host(self, host_name: str, *, who: str) -> Host:
-        """Mark a host as healthy again and return it; Refused while VMs are scheduled to leave it."""
+        """Mark a host as healthy again and return it.
+
+        Raises Refused if it is healthy, or while events are scheduled that move VMs away because it is degraded.
+        """
         host = self.host(host_name)
         if host.health is HostHealth.HEALTHY:
             raise Refused(f"host {host.name!r} is healthy: there is nothing to repair")
@@ -107,7 +119,11 @@ class RequestService:
     async def start_rollout(
         self, rollout: Rollout, *, who: str, notice_s: float = 0, short_notice: bool = False
     ) -> MaintenanceRequest:
-        """Commit a new rollout and return its request; the reconciler publishes its waves."""
+        """Commit a new rollout and return its request; the reconciler publishes its waves.
+
+        `notice_s` 0 means the minimum notice; a shorter one needs `short_notice`. Raises Rejected unless it covers
+        either hosts or one scope, NotFound for an unknown host or scope, Refused if a VM has no host to move to.
+        """
         request = self.plan_rollout(rollout, who=who, notice_s=notice_s, short_notice=short_notice)
         await self._store.commit(Commit(requests=(request,), entries=(self._requested_entry(request),)))
         return request
@@ -115,7 +131,7 @@ class RequestService:
     def plan_rollout(
         self, rollout: Rollout, *, who: str, notice_s: float = 0, short_notice: bool = False
     ) -> MaintenanceRequest:
-        """Return the request that `start_rollout` would commit; raises the same errors."""
+        """Return the request that `start_rollout` would commit; commits nothing, raises the same errors."""
         minimum = CAUSE_RULES[rollout.cause].minimum_notice_s
         if short_notice and not notice_s:
             raise Rejected("a short notice needs a length", Remedy.GIVE_NOTICE)
@@ -135,9 +151,10 @@ class RequestService:
         return replace(request, rollout=rollout)
 
     async def change_rollout_state(self, request_id: str, progress: RolloutState, *, who: str) -> MaintenanceRequest:
-        """Pause, resume or abort a rollout: `progress` is the state to change to. Return its request.
+        """Pause, resume or abort a rollout, and return its request.
 
-        Raises Refused if the rollout is in that state already or has ended.
+        `progress` is the state to change to: PAUSED (no more waves), RUNNING or ABORTED (the reconciler also withdraws
+        events that have not started). Raises Refused if the rollout is in that state already or has ended.
         """
         for _ in range(_MAX_ATTEMPTS):
             request = self.rollout(request_id)
@@ -163,7 +180,10 @@ class RequestService:
         raise Conflict(f"rollout {request_id} kept changing while its state was changed: try again")
 
     async def approve(self, event_id: str, *, who: str) -> Event:
-        """Approve an event on behalf of its VMs, and return it; Refused if it is over."""
+        """Approve an event on behalf of its VMs, and return it; Refused if it is over.
+
+        The reconciler starts it. An event that is approved or started already stays as it is.
+        """
         event = self.event(event_id)
         if not event.is_live:
             raise Refused(f"event {event.id} is over ({event.ending}): there is nothing to approve")
@@ -171,7 +191,10 @@ class RequestService:
         return scope.event(event.id) or self.event(event.id)
 
     async def approve_all(self, events: Sequence[Event], *, who: str) -> None:
-        """Approve these events on behalf of their VMs in one transaction, except those that are over."""
+        """Approve these events on behalf of their VMs in one transaction, all of them or none.
+
+        Events that are approved, started or over already stay as they are.
+        """
         grouped = group_by_scope(list(events), lambda event: event.scope_id)
         for _ in range(_MAX_ATTEMPTS):
             try:
@@ -182,9 +205,9 @@ class RequestService:
         raise Conflict("the events kept changing while they were approved: try again")
 
     async def perform_maintenance(self, vms: Sequence[Vm], *, who: str) -> RequestReceipt:
-        """Approve the pending platform maintenance of these VMs in one transaction (spec §6.4).
+        """Approve the scheduled platform events of these VMs in one transaction (spec §6.4), and return them.
 
-        Raises Refused if none of them has any.
+        VMs without such an event are passed over. Raises Refused if none of them has one, Rejected without VMs.
         """
         for _ in range(_MAX_ATTEMPTS):
             pending = self._pending_maintenance(vms)
@@ -221,7 +244,10 @@ class RequestService:
         return scope_commit(old, with_next_wake(approved, context))
 
     async def withdraw(self, event_id: str, *, who: str, reason: str = "") -> Event:
-        """Withdraw an event that has not started, and return it; Refused if it has started or is over."""
+        """Withdraw an event that has not started, and return it; Refused if it has started or is over.
+
+        `reason` is for the history and the event; "" names `who`.
+        """
         event = self.event(event_id)
 
         def decision(scope: Scope, context: DecisionContext) -> Scope:
@@ -233,7 +259,7 @@ class RequestService:
         return self.event(event.id)
 
     def event(self, event_id: str) -> Event:
-        """Return the event with this id, ignoring case; NotFound if there is none."""
+        """Return the event with this id, ignoring case, live or over; NotFound if there is none."""
         event = self._store.event(event_id.strip().upper())
         if event is None:
             raise NotFound(f"event {event_id!r} does not exist", Remedy.LIST_EVENTS)
@@ -248,7 +274,7 @@ class RequestService:
         return host
 
     def rollout(self, request_id: str) -> MaintenanceRequest:
-        """Return the request of the rollout with this id; NotFound if there is none."""
+        """Return the request of the rollout with exactly this id, open or ended; NotFound if there is none."""
         request = self._store.request(request_id)
         if request is None or request.rollout is None:
             raise NotFound(f"rollout {request_id!r} does not exist", Remedy.LIST_ROLLOUTS)
@@ -359,7 +385,7 @@ _STATE_CHANGE_ENTRIES = {
 
 
 def approve_decision(event_ids: tuple[str, ...], by: str) -> Callable[[Scope, DecisionContext], Scope]:
-    """Return a decision that approves these events of a scope, except those that are over by then."""
+    """Return a decision that approves these live events of a scope; ids that it does not have are ignored."""
 
     def decision(scope: Scope, context: DecisionContext) -> Scope:
         for event_id in event_ids:

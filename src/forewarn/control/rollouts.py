@@ -106,7 +106,7 @@ class RolloutService:
         return False
 
     def vms_of(self, rollout: Rollout) -> list[Vm]:
-        """Return the VMs that are now on the hosts, or in the scope, of a rollout."""
+        """Return the VMs that are now in the scope, or on the hosts, of a rollout, done or not."""
         if rollout.scope_id:
             return self._store.vms(scope_id=rollout.scope_id)
         return [vm for host in rollout.hosts for vm in self._store.vms(host=host)]
@@ -138,7 +138,10 @@ class RolloutService:
     def tally_of(
         self, request: MaintenanceRequest, rollout: Rollout, snapshot: RolloutSnapshot | None = None
     ) -> RolloutTally:
-        """Return how many VMs of a rollout are done, failed and so on; for a closed one, as it was at its end."""
+        """Return how many VMs of a rollout are done, failed and so on; for a closed one, as stored at its end.
+
+        `request` is the rollout's request; without a `snapshot` it reads one.
+        """
         if rollout.tally is not None:
             return rollout.tally
         snapshot = snapshot or self.snapshot_of(request, rollout)
@@ -146,7 +149,7 @@ class RolloutService:
         return count_rollout_vms([] if rollout.progress is RolloutState.COMPLETED else snapshot.vms, snapshot.events)
 
     def snapshot_of(self, request: MaintenanceRequest, rollout: Rollout) -> RolloutSnapshot:
-        """Read the VMs and events of a rollout from the store."""
+        """Read the present VMs and all events of a rollout from the store; `request` is its request."""
         return RolloutSnapshot(vms=self.vms_of(rollout), events=self._store.events(request_id=request.id))
 
     async def _save_rollout(self, request: MaintenanceRequest, rollout: Rollout, entry: HistoryEntry | None) -> None:

@@ -43,7 +43,10 @@ class ScopeTransactions:
         self._gates: dict[str, bool] = {}  # gate id → is released; a bounded cache
 
     def decision_context(self, *, dry_run: bool = False) -> DecisionContext:
-        """Return the context of a decision now; with `dry_run` the decision claims no host and no fault."""
+        """Return the context of a decision now; with `dry_run` the decision claims no host and no fault.
+
+        Without it, the caller commits or calls `release_claims` of `placement` and `faults`, as `run` does.
+        """
         now = self.clock.now()
         return DecisionContext(
             now=now,
@@ -62,10 +65,12 @@ class ScopeTransactions:
         return scope
 
     async def run(self, scope_id: str, decision: Decision, *, extra_commit: Commit = EMPTY_COMMIT) -> Scope:
-        """Decide on the committed scope and commit the result; return the scope, durably written.
+        """Decide on the committed scope and commit the result; return the decided scope, durably written.
 
-        `extra_commit` is committed in the same transaction, even if the scope does not change. On a Conflict the scope
-        is loaded and decided again, up to 20 times; then Conflict is raised. Errors of the decision pass through.
+        It still has the version that was read, and the events that ended by the decision. `extra_commit` is committed
+        in the same transaction, even if the scope does not change. On a Conflict the scope is loaded and decided again,
+        up to 20 times in all; then Conflict is raised. NotFound without such a scope; errors of the decision pass
+        through.
         """
         queue = self._scope_locks.setdefault(scope_id, asyncio.Lock())
         async with queue:

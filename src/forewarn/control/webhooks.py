@@ -30,9 +30,9 @@ class WebhookSpec:
 
     url: str
     schema: WebhookSchema = WebhookSchema.EVENT_GRID
-    over: str = ROOT_RESOURCE
+    over: str = ROOT_RESOURCE  # a resource id: only events of VMs within it
     happenings: tuple[EventGridStatus, ...] = ()  # statuses to notify about; (): all
-    opted_in_only: bool = False
+    opted_in_only: bool = False  # only events of VMs with `publish_outside`
     secret: str = ""  # "": generate one
     from_start: bool = False  # send the whole history, not only what happens from now on
     validate: bool = False  # add it only if the receiver answers the validation request
@@ -50,9 +50,10 @@ class WebhookService:
         self._webhook_delivery = webhook_delivery
 
     async def add(self, spec: WebhookSpec, *, who: str) -> WebhookSubscription:
-        """Add a webhook durably and return it with its secret; it gets events from now on, or all of them.
+        """Add a webhook durably and return it with its secret.
 
-        Raises Rejected for a bad URL, resource or secret, and what the validation raises.
+        Raises Rejected for a bad URL or resource or a secret under 16 characters; with `validate`, Refused if the
+        receiver does not answer as it must.
         """
         webhook = WebhookSubscription(
             id=self._new_id().lower(),
@@ -74,7 +75,7 @@ class WebhookService:
         return webhook
 
     async def remove(self, webhook_id: str, *, who: str) -> WebhookSubscription:
-        """Remove a webhook, named by its id or a prefix of it, and return it; nothing more is sent to it."""
+        """Remove a webhook durably, named as for `find`, and return it; raises what `find` raises."""
         webhook = self.find(webhook_id)
         entry = self._history_entry(who, f"{webhook_title(webhook)} was removed")
         await self._store.commit(Commit(removed_webhooks=(webhook.id,), entries=(entry,)))
@@ -83,7 +84,7 @@ class WebhookService:
     def find(self, name: str) -> WebhookSubscription:
         """Return the webhook with this id, or the only one whose id starts with it (at least four characters).
 
-        Raises NotFound, or Refused if several match.
+        Case is ignored. Raises NotFound, or Refused if several ids start with it.
         """
         prefix = name.strip().lower()
         known = {webhook.id: webhook for webhook in self._store.webhooks()}
@@ -108,7 +109,8 @@ def webhook_title(webhook: WebhookSubscription) -> str:
 def parse_webhook_url(text: str) -> str:
     """Return the URL without surrounding spaces; Rejected if it is not a usable http or https URL.
 
-    The message never repeats the URL, which may contain a password.
+    It must be ASCII of at most 2000 characters, without user, password and fragment. The message never repeats the
+    URL, which may contain a password.
     """
     url = _split_url(text.strip())
     if url is None or url.scheme not in ("http", "https") or not url.hostname:
