@@ -8,7 +8,7 @@ import struct
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import uvloop
@@ -65,6 +65,15 @@ class Client:
             return await self.reader.read() == b""
         except ConnectionResetError:
             return True
+
+    def pause_reading(self) -> None:
+        self._transport().pause_reading()
+
+    def resume_reading(self) -> None:
+        self._transport().resume_reading()
+
+    def _transport(self) -> asyncio.Transport:
+        return cast(asyncio.Transport, self.writer.transport)
 
     def close(self) -> None:
         self.writer.close()
@@ -139,6 +148,8 @@ class World:
 
 Scenario = Callable[[World], Awaitable[None]]
 RunScenario = Callable[..., None]
+MakeRequest = Callable[..., bytes]
+MakeNotice = Callable[..., EventNotice]
 
 
 async def make_world(
@@ -183,10 +194,10 @@ def run_scenario(runner: asyncio.Runner) -> RunScenario:
 
 
 @pytest.fixture(name="request_bytes", scope="session")
-def _request_bytes() -> Callable[..., bytes]:
+def _request_bytes() -> MakeRequest:
     return request
 
 
 @pytest.fixture(name="notice", scope="session")
-def _notice() -> Callable[..., EventNotice]:
+def _notice() -> MakeNotice:
     return notice

@@ -6,12 +6,15 @@ import asyncio
 import resource
 import socket
 from contextlib import suppress
+from typing import Any
 
+import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from forewarn.metadata import CallerDirectory, Limits, MetadataServer, PublishedDocuments, open_lab_listeners
 from forewarn.protocol.exchange import EndpointRules, etag
+from tests.metadata.conftest import MakeNotice, MakeRequest, RunScenario, World
 from tests.support.metadata_backend import FakeMetadataBackend
 
 ADDRESS = "127.0.5.7"
@@ -20,18 +23,18 @@ ADDRESS = "127.0.5.7"
 class CountingRules:
     """Endpoint rules that count how often a request was parsed with them."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         self.count = 0
 
-    def __call__(self, location):
+    def __call__(self, location: str) -> EndpointRules:
         self.count += 1
         return EndpointRules()
 
 
-def test_a_client_that_connects_for_every_poll_is_served_from_the_cache_and_counted(run_scenario):
+def test_a_client_that_connects_for_every_poll_is_served_from_the_cache_and_counted(run_scenario: RunScenario) -> None:
     rules = CountingRules()
 
-    async def scenario(world):
+    async def scenario(world: World) -> None:
         first = await world.ask(Connection="close")
         once = rules.count
         for _ in range(50):
@@ -50,8 +53,8 @@ def test_a_client_that_connects_for_every_poll_is_served_from_the_cache_and_coun
     run_scenario(scenario, rules=rules)
 
 
-def test_a_client_with_keep_alive_stays_connected(run_scenario):
-    async def scenario(world):
+def test_a_client_with_keep_alive_stays_connected(run_scenario: RunScenario) -> None:
+    async def scenario(world: World) -> None:
         await world.ask()
         client = await world.connect()
         for _ in range(3):
@@ -63,8 +66,8 @@ def test_a_client_with_keep_alive_stays_connected(run_scenario):
     run_scenario(scenario)
 
 
-def test_split_and_pipelined_first_requests_are_served(run_scenario, request_bytes):
-    async def scenario(world):
+def test_split_and_pipelined_first_requests_are_served(run_scenario: RunScenario, request_bytes: MakeRequest) -> None:
+    async def scenario(world: World) -> None:
         await world.ask()
         raw = request_bytes()
         split, pipelined = await world.connect(), await world.connect()
@@ -79,8 +82,8 @@ def test_split_and_pipelined_first_requests_are_served(run_scenario, request_byt
     run_scenario(scenario)
 
 
-def test_the_next_connection_sees_a_change(run_scenario, notice):
-    async def scenario(world):
+def test_the_next_connection_sees_a_change(run_scenario: RunScenario, notice: MakeNotice) -> None:
+    async def scenario(world: World) -> None:
         for _ in range(3):
             assert b"EVENT-1" not in (await world.ask(Connection="close")).body
         world.backend.show("pair", notice())
@@ -95,8 +98,10 @@ def test_the_next_connection_sees_a_change(run_scenario, notice):
     run_scenario(scenario)
 
 
-def test_the_connection_limit_applies_to_cached_requests_too(run_scenario, request_bytes):
-    async def scenario(world):
+def test_the_connection_limit_applies_to_cached_requests_too(
+    run_scenario: RunScenario, request_bytes: MakeRequest
+) -> None:
+    async def scenario(world: World) -> None:
         await world.ask(Connection="close")
         for _ in range(3):
             assert (await world.ask()).status == 200
@@ -109,8 +114,10 @@ def test_the_connection_limit_applies_to_cached_requests_too(run_scenario, reque
     run_scenario(scenario, limits=Limits(connections_per_vm=3))
 
 
-def test_a_response_larger_than_the_send_buffer_arrives_complete(run_scenario, notice, request_bytes):
-    async def scenario(world):
+def test_a_response_larger_than_the_send_buffer_arrives_complete(
+    run_scenario: RunScenario, notice: MakeNotice, request_bytes: MakeRequest
+) -> None:
+    async def scenario(world: World) -> None:
         world.lab.listener.sockets[0].setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
         world.backend.show("pair", *(notice(f"EVENT-{number}", description="x" * 1000) for number in range(400)))
         body = (await world.ask(Connection="close")).body
@@ -118,10 +125,10 @@ def test_a_response_larger_than_the_send_buffer_arrives_complete(run_scenario, n
         await world.ask()
         for more in ({"Connection": "close"}, {}):
             late = await world.connect()
-            late.writer.transport.pause_reading()
+            late.pause_reading()
             late.send(request_bytes(**more))
             await world.until(lambda: world.server.buffered_bytes > 0)
-            late.writer.transport.resume_reading()
+            late.resume_reading()
             assert (await late.reply()).body == body
             if more:
                 assert await late.is_closed()
@@ -131,8 +138,10 @@ def test_a_response_larger_than_the_send_buffer_arrives_complete(run_scenario, n
     run_scenario(scenario)
 
 
-def test_connections_wait_while_the_process_has_no_free_file(run_scenario, caplog, request_bytes):
-    async def scenario(world):
+def test_connections_wait_while_the_process_has_no_free_file(
+    run_scenario: RunScenario, caplog: pytest.LogCaptureFixture, request_bytes: MakeRequest
+) -> None:
+    async def scenario(world: World) -> None:
         await world.ask(Connection="close")
         sock = socket.socket()
         sock.setblocking(False)
@@ -152,7 +161,7 @@ def test_connections_wait_while_the_process_has_no_free_file(run_scenario, caplo
     run_scenario(scenario)
 
 
-def poll(*lines, version="2020-07-01", http="1.1"):
+def poll(*lines: str, version: str = "2020-07-01", http: str = "1.1") -> bytes:
     head = "".join(f"{line}\r\n" for line in ("Metadata: true", *lines))
     return f"GET /metadata/scheduledevents?api-version={version} HTTP/{http}\r\n{head}\r\n".encode()
 
@@ -178,7 +187,7 @@ changes = st.sampled_from([("show",), ("republish",), ("drop",), ("tick",), ("re
 class RunningServer:
     """One server on a socket of its own."""
 
-    def __init__(self, notice, *, use_response_cache):
+    def __init__(self, notice: MakeNotice, *, use_response_cache: bool) -> None:
         self.notice, self.documents, self.callers = notice, PublishedDocuments(), CallerDirectory()
         self.backend = FakeMetadataBackend(self.documents)
         self.backend.add_scope("single", "a")
@@ -188,7 +197,7 @@ class RunningServer:
             documents=self.documents, backend=self.backend, callers=self.callers, use_response_cache=use_response_cache
         )
 
-    async def send(self, raw):
+    async def send(self, raw: bytes) -> bytes:
         """Send the bytes, close the sending side, and return all bytes of the server."""
         reader, writer = await asyncio.open_connection(*self.lab.endpoint(ADDRESS))
         writer.write(raw)
@@ -199,30 +208,30 @@ class RunningServer:
         await writer.wait_closed()
         return received
 
-    def show(self):
+    def show(self) -> None:
         if self.documents.view("a"):
             self.backend.show("single", self.notice())
 
-    def republish(self):
+    def republish(self) -> None:
         if self.documents.view("a"):
             self.backend.republish("single")
 
-    def drop(self):
+    def drop(self) -> None:
         if self.documents.view("a"):
             self.backend.drop_scope("single")
         else:
             self.backend.add_scope("single", "a")
 
-    def tick(self):
+    def tick(self) -> None:
         self.backend.at += 0.5
 
-    def assign(self):
+    def assign(self) -> None:
         self.callers.assign(self.lab.attachment(ADDRESS), "a")
 
-    def release(self):
+    def release(self) -> None:
         self.callers.release(self.lab.attachment(ADDRESS))
 
-    def visible_state(self):
+    def visible_state(self) -> tuple[Any, ...]:
         counters = self.server.counters
         return (
             self.server.observations.take_batch(),
@@ -233,7 +242,7 @@ class RunningServer:
         )
 
 
-async def run_steps(steps, notice):
+async def run_steps(steps: list[tuple[Any, ...]], notice: MakeNotice) -> None:
     servers = [RunningServer(notice, use_response_cache=True), RunningServer(notice, use_response_cache=False)]
     for server in servers:
         await server.server.start([server.lab.listener])
@@ -252,5 +261,7 @@ async def run_steps(steps, notice):
 
 @given(steps=st.lists(st.one_of(requests, requests, changes), min_size=2, max_size=12))
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_all_clients_get_the_same_bytes_from_servers_with_and_without_a_cache(runner, notice, steps):
+def test_all_clients_get_the_same_bytes_from_servers_with_and_without_a_cache(
+    runner: asyncio.Runner, notice: MakeNotice, steps: list[tuple[Any, ...]]
+) -> None:
     runner.run(run_steps(steps, notice))

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any
 
 import pytest
 
 from forewarn.metadata.coarse_timers import CoarseTimers
+from tests.metadata.conftest import RunScenario
 
 RESOLUTION_S = 0.01
 MAX_PER_TURN = 200
@@ -15,14 +18,16 @@ MAX_PER_TURN = 200
 class Calls:
     """Records which items were called, when, and how many in one turn of the event loop."""
 
-    def __init__(self, expected, *, also=lambda name: None):
+    def __init__(self, expected: int, *, also: Callable[[Any], None] = lambda name: None) -> None:
         self.loop = asyncio.get_running_loop()
         self.table = CoarseTimers(self.loop, resolution_s=RESOLUTION_S, callback=self.call)
         self.expected, self.also = expected, also
-        self.times, self.turns, self.turn = {}, [], 0
+        self.times: dict[Any, float] = {}
+        self.turns: list[int] = []
+        self.turn = 0
         self.all = asyncio.Event()
 
-    def call(self, name):
+    def call(self, name: Any) -> None:
         assert name not in self.times, f"{name} was called twice"
         self.times[name] = self.loop.time()
         self.turns.append(self.turn)
@@ -30,23 +35,23 @@ class Calls:
             self.all.set()
         self.also(name)
 
-    async def count_turns(self):
+    async def count_turns(self) -> None:
         while not self.all.is_set():
             self.turn += 1
             await asyncio.sleep(0)
 
 
 @pytest.fixture
-def run_scenario(runner):
-    async def within(scenario):
+def run_scenario(runner: asyncio.Runner) -> RunScenario:
+    async def within(scenario: Callable[[], Awaitable[None]]) -> None:
         async with asyncio.timeout(10):
             await scenario()
 
     return lambda scenario: runner.run(within(scenario))
 
 
-def test_items_are_called_at_their_time_or_later(run_scenario):
-    async def scenario():
+def test_items_are_called_at_their_time_or_later(run_scenario: RunScenario) -> None:
+    async def scenario() -> None:
         calls, now = Calls(6), asyncio.get_running_loop().time()
         times = {"later": now + 0.03, "past": now - 5, "soon": now + 0.01, "now": now}
         times |= {"between": now + 0.02, "as soon": now + 0.01}
@@ -60,8 +65,8 @@ def test_items_are_called_at_their_time_or_later(run_scenario):
     run_scenario(scenario)
 
 
-def test_a_canceled_item_is_not_called(run_scenario):
-    async def scenario():
+def test_a_canceled_item_is_not_called(run_scenario: RunScenario) -> None:
+    async def scenario() -> None:
         calls, now = Calls(2), asyncio.get_running_loop().time()
         slots = {name: calls.table.schedule(now + 0.01, name) for name in ("dropped", "kept")}
         alone = calls.table.schedule(now, "alone")
@@ -76,8 +81,8 @@ def test_a_canceled_item_is_not_called(run_scenario):
     run_scenario(scenario)
 
 
-def test_an_item_canceled_by_another_in_the_same_slot_is_not_called(run_scenario):
-    async def scenario():
+def test_an_item_canceled_by_another_in_the_same_slot_is_not_called(run_scenario: RunScenario) -> None:
+    async def scenario() -> None:
         other = {"a": "b", "b": "a", "last": "last"}
         calls = Calls(2, also=lambda name: calls.table.cancel(slots[other[name]], other[name]))
         now = asyncio.get_running_loop().time()
@@ -88,8 +93,8 @@ def test_an_item_canceled_by_another_in_the_same_slot_is_not_called(run_scenario
     run_scenario(scenario)
 
 
-def test_many_items_of_one_slot_are_called_in_batches(run_scenario):
-    async def scenario():
+def test_many_items_of_one_slot_are_called_in_batches(run_scenario: RunScenario) -> None:
+    async def scenario() -> None:
         calls = Calls(1000)
         at = asyncio.get_running_loop().time()
         for name in range(1000):
@@ -102,8 +107,10 @@ def test_many_items_of_one_slot_are_called_in_batches(run_scenario):
     run_scenario(scenario)
 
 
-def test_a_failing_callback_does_not_stop_the_others(run_scenario, caplog):
-    async def scenario():
+def test_a_failing_callback_does_not_stop_the_others(
+    run_scenario: RunScenario, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def scenario() -> None:
         calls = Calls(3, also=lambda name: 1 / (name != "bad"))
         at = asyncio.get_running_loop().time()
         for name in ("one", "bad", "two"):
@@ -114,9 +121,9 @@ def test_a_failing_callback_does_not_stop_the_others(run_scenario, caplog):
     assert "'bad'" in caplog.text
 
 
-def test_a_callback_may_schedule_another_item(run_scenario):
-    async def scenario():
-        def again(name):
+def test_a_callback_may_schedule_another_item(run_scenario: RunScenario) -> None:
+    async def scenario() -> None:
+        def again(name: int) -> None:
             if name < 500:
                 calls.table.schedule(at, name + 1)
 
@@ -130,8 +137,8 @@ def test_a_callback_may_schedule_another_item(run_scenario):
     run_scenario(scenario)
 
 
-def test_an_earlier_time_scheduled_later_is_not_missed(run_scenario):
-    async def scenario():
+def test_an_earlier_time_scheduled_later_is_not_missed(run_scenario: RunScenario) -> None:
+    async def scenario() -> None:
         calls, now = Calls(1), asyncio.get_running_loop().time()
         calls.table.schedule(now + 3600, "in an hour")
         calls.table.schedule(now, "now")

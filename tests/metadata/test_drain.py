@@ -7,14 +7,15 @@ import asyncio
 import pytest
 
 from forewarn.metadata import Limits
+from tests.metadata.conftest import MakeNotice, MakeRequest, RunScenario, World
 
 START = b'{"StartRequests":[]}'
 
 
-def test_held_polls_are_answered_when_the_server_drains(run_scenario, request_bytes):
+def test_held_polls_are_answered_when_the_server_drains(run_scenario: RunScenario, request_bytes: MakeRequest) -> None:
     """Spec §4.4."""
 
-    async def scenario(world):
+    async def scenario(world: World) -> None:
         tag = (await world.ask()).headers["etag"]
         clients = [await world.connect() for _ in range(250)]
         for client in clients:
@@ -30,8 +31,10 @@ def test_held_polls_are_answered_when_the_server_drains(run_scenario, request_by
     run_scenario(scenario, limits=Limits(connections=10_000))
 
 
-def test_a_drain_finishes_pending_requests_and_closes_idle_connections(run_scenario, request_bytes):
-    async def scenario(world):
+def test_a_drain_finishes_pending_requests_and_closes_idle_connections(
+    run_scenario: RunScenario, request_bytes: MakeRequest
+) -> None:
+    async def scenario(world: World) -> None:
         idle, working = await world.connect(), await world.connect("b")
         assert (await idle.ask()).status == 200
         world.backend.is_open.clear()
@@ -48,8 +51,8 @@ def test_a_drain_finishes_pending_requests_and_closes_idle_connections(run_scena
     run_scenario(scenario)
 
 
-def test_a_drain_lets_a_partial_request_complete(run_scenario, request_bytes):
-    async def scenario(world):
+def test_a_drain_lets_a_partial_request_complete(run_scenario: RunScenario, request_bytes: MakeRequest) -> None:
+    async def scenario(world: World) -> None:
         client, idle = await world.connect(), await world.connect()
         assert (await client.ask()).status == 200
         assert (await idle.ask()).status == 200
@@ -65,25 +68,27 @@ def test_a_drain_lets_a_partial_request_complete(run_scenario, request_bytes):
     run_scenario(scenario)
 
 
-def test_a_drain_ends_when_a_slow_client_has_read_everything(run_scenario, request_bytes, notice):
-    async def scenario(world):
+def test_a_drain_ends_when_a_slow_client_has_read_everything(
+    run_scenario: RunScenario, request_bytes: MakeRequest, notice: MakeNotice
+) -> None:
+    async def scenario(world: World) -> None:
         world.backend.show("pair", *(notice(f"EVENT-{number}", resources=("a" * 4000,)) for number in range(4000)))
         client = await world.connect()
-        client.writer.transport.pause_reading()
+        client.pause_reading()
         client.send(request_bytes())
         await world.until(lambda: world.server.buffered_bytes > Limits().write_bytes)
         async with asyncio.TaskGroup() as group:
             group.create_task(world.server.drain(300))
             await world.next_turn()
-            client.writer.transport.resume_reading()
+            client.resume_reading()
             assert len((await client.reply()).body) > 16_000_000
             assert await client.is_closed()
 
     run_scenario(scenario)
 
 
-def test_a_drained_server_refuses_connections(run_scenario):
-    async def scenario(world):
+def test_a_drained_server_refuses_connections(run_scenario: RunScenario) -> None:
+    async def scenario(world: World) -> None:
         assert (await world.ask()).status == 200
         await world.server.drain(1)
         with pytest.raises(ConnectionRefusedError):
@@ -92,8 +97,8 @@ def test_a_drained_server_refuses_connections(run_scenario):
     run_scenario(scenario)
 
 
-def test_a_drain_aborts_connections_after_its_timeout(run_scenario, request_bytes):
-    async def scenario(world):
+def test_a_drain_aborts_connections_after_its_timeout(run_scenario: RunScenario, request_bytes: MakeRequest) -> None:
+    async def scenario(world: World) -> None:
         world.backend.is_open.clear()
         client = await world.connect()
         client.send(request_bytes(method="POST", body=START))

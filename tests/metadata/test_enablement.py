@@ -6,14 +6,18 @@ import asyncio
 
 import pytest
 
+from tests.metadata.conftest import MakeNotice, MakeRequest, RunScenario, World
+
 START = b'{"StartRequests":[{"EventId":"EVENT-1"}]}'
 
 
 @pytest.mark.parametrize(("method", "body"), [("GET", b""), ("POST", START)])
-def test_the_first_request_waits_until_enabling_is_durable(run_scenario, notice, request_bytes, method, body):
+def test_the_first_request_waits_until_enabling_is_durable(
+    run_scenario: RunScenario, notice: MakeNotice, request_bytes: MakeRequest, method: str, body: bytes
+) -> None:
     """Spec §8.1: GET or POST."""
 
-    async def scenario(world):
+    async def scenario(world: World) -> None:
         world.backend.show("pair", notice())
         world.backend.is_open.clear()
         client = await world.connect()
@@ -27,20 +31,20 @@ def test_the_first_request_waits_until_enabling_is_durable(run_scenario, notice,
     run_scenario(scenario, enabled=False)
 
 
-def test_the_first_response_lists_events_that_were_pending(run_scenario, notice):
+def test_the_first_response_lists_events_that_were_pending(run_scenario: RunScenario, notice: MakeNotice) -> None:
     """Spec §8.1, §4.2: incarnation 1, and pending events are listed."""
 
-    async def scenario(world):
+    async def scenario(world: World) -> None:
         world.backend.show("pair", notice())
         assert (await world.ask()).body.startswith(b'{"DocumentIncarnation":1,"Events":[{"EventId":"EVENT-1"')
 
     run_scenario(scenario, enabled=False)
 
 
-def test_concurrent_first_requests_enable_the_scope_once(run_scenario, request_bytes):
+def test_concurrent_first_requests_enable_the_scope_once(run_scenario: RunScenario, request_bytes: MakeRequest) -> None:
     """Spec §8.1: per scope, for any of its VMs."""
 
-    async def scenario(world):
+    async def scenario(world: World) -> None:
         world.backend.is_open.clear()
         clients = [await world.connect(vm) for vm in ("a", "b", "a", "b")]
         for client in clients:
@@ -54,10 +58,12 @@ def test_concurrent_first_requests_enable_the_scope_once(run_scenario, request_b
     run_scenario(scenario, enabled=False)
 
 
-def test_a_client_that_disconnects_does_not_cancel_the_enabling(run_scenario, request_bytes):
+def test_a_client_that_disconnects_does_not_cancel_the_enabling(
+    run_scenario: RunScenario, request_bytes: MakeRequest
+) -> None:
     """Spec §8.1."""
 
-    async def scenario(world):
+    async def scenario(world: World) -> None:
         world.backend.is_open.clear()
         first, second = await world.connect("a"), await world.connect("b")
         first.send(request_bytes())
@@ -72,10 +78,10 @@ def test_a_client_that_disconnects_does_not_cancel_the_enabling(run_scenario, re
     run_scenario(scenario, enabled=False)
 
 
-def test_instance_requests_and_refused_requests_do_not_enable_the_scope(run_scenario):
+def test_instance_requests_and_refused_requests_do_not_enable_the_scope(run_scenario: RunScenario) -> None:
     """Spec §8.1: only a GET or POST on scheduledevents does."""
 
-    async def scenario(world):
+    async def scenario(world: World) -> None:
         client = await world.connect()
         assert (await client.ask("/metadata/instance?api-version=2021-02-01")).status == 200
         assert (await client.ask("/metadata/versions")).status == 200
@@ -86,10 +92,10 @@ def test_instance_requests_and_refused_requests_do_not_enable_the_scope(run_scen
     run_scenario(scenario, enabled=False)
 
 
-def test_without_the_store_the_first_request_gets_503_and_a_later_one_enables(run_scenario):
+def test_without_the_store_the_first_request_gets_503_and_a_later_one_enables(run_scenario: RunScenario) -> None:
     """Spec §10: only a scope's first request waits for the store; another scope is served from memory."""
 
-    async def scenario(world):
+    async def scenario(world: World) -> None:
         world.backend.is_unavailable = True
         client = await world.connect()
         refused = await client.ask()
@@ -102,10 +108,12 @@ def test_without_the_store_the_first_request_gets_503_and_a_later_one_enables(ru
     run_scenario(scenario, enabled=False)
 
 
-def test_the_first_answer_delay_holds_all_responses_of_the_scope_only(run_scenario, request_bytes):
+def test_the_first_answer_delay_holds_all_responses_of_the_scope_only(
+    run_scenario: RunScenario, request_bytes: MakeRequest
+) -> None:
     """Spec §8.1, §12: real time, counted from enabling."""
 
-    async def scenario(world):
+    async def scenario(world: World) -> None:
         first = await world.connect("a")
         first.send(request_bytes())
         await world.until(lambda: world.server.counters.held == 1)
@@ -119,10 +127,10 @@ def test_the_first_answer_delay_holds_all_responses_of_the_scope_only(run_scenar
     run_scenario(scenario, enabled=False, delay_s=100)
 
 
-def test_delayed_responses_are_sent_after_the_delay(run_scenario, notice):
+def test_delayed_responses_are_sent_after_the_delay(run_scenario: RunScenario, notice: MakeNotice) -> None:
     """Spec §8.1; an approval is delayed like a poll."""
 
-    async def scenario(world):
+    async def scenario(world: World) -> None:
         world.backend.show("pair", notice())
         replies = await asyncio.gather(world.ask(), world.ask(vm="b", method="POST", body=START))
         assert [reply.status for reply in replies] == [200, 200]

@@ -6,6 +6,7 @@ import asyncio
 import re
 import socket
 import threading
+from collections.abc import Iterator
 from concurrent.futures import Future
 from contextlib import suppress
 
@@ -48,7 +49,7 @@ requests = st.sampled_from([POLL, POST, CHUNKED, *OTHERS])
 
 
 @st.composite
-def mutated(draw):
+def mutated(draw: st.DrawFn) -> bytes:
     """Pipelined requests, truncated, with a few bytes changed."""
     raw = bytearray(b"".join(draw(st.lists(requests, min_size=1, max_size=5))))
     for _ in range(draw(st.integers(0, 3))):
@@ -59,7 +60,7 @@ def mutated(draw):
 streams = st.one_of(st.binary(max_size=300), mutated(), st.lists(requests, max_size=5).map(b"".join))
 
 
-def parse(pieces):
+def parse(pieces: list[bytes]) -> list[ParsedRequest | RefusedRequest]:
     """Parse the pieces, up to where the connection would be closed."""
     parser, out = RequestParser(LIMITS), []
     for piece in pieces:
@@ -73,14 +74,14 @@ def parse(pieces):
 
 @given(raw=streams, cuts=st.lists(st.integers(0, 1000), max_size=8))
 @settings(max_examples=300, deadline=None)
-def test_requests_parse_the_same_at_every_packet_boundary(raw, cuts):
+def test_requests_parse_the_same_at_every_packet_boundary(raw: bytes, cuts: list[int]) -> None:
     positions = sorted({min(cut, len(raw)) for cut in cuts})
     pieces = [raw[a:b] for a, b in zip([0, *positions], [*positions, len(raw)], strict=True)]
     assert parse(pieces) == parse([raw])
 
 
 @pytest.mark.parametrize("raw", [POLL, POST, CHUNKED], ids=["poll", "post", "chunked"])
-def test_a_request_may_be_split_at_every_byte(raw):
+def test_a_request_may_be_split_at_every_byte(raw: bytes) -> None:
     for cut in range(len(raw)):
         assert parse([raw[:cut], raw[cut:] + POLL]) == parse([raw + POLL])
     parsed = parse([bytes([byte]) for byte in raw])
@@ -88,7 +89,7 @@ def test_a_request_may_be_split_at_every_byte(raw):
 
 
 @pytest.fixture(scope="module", params=["asyncio", "uvloop"])
-def port(request):
+def port(request: pytest.FixtureRequest) -> Iterator[int]:
     """A server in a thread of its own, so that clients may block."""
     factory = asyncio.new_event_loop if request.param == "asyncio" else uvloop.new_event_loop
     started: Future[tuple[int, asyncio.AbstractEventLoop, asyncio.Event]] = Future()
@@ -120,7 +121,7 @@ def port(request):
     assert not thread.is_alive()
 
 
-def exchange(port, pieces, *, half_close):
+def exchange(port: int, pieces: list[bytes], *, half_close: bool) -> bytes:
     """Send the pieces and return all bytes until the server closes."""
     out = b""
     with socket.create_connection(("127.0.6.1", port), timeout=10) as sock:
@@ -141,7 +142,7 @@ HEAD = re.compile(rb"HTTP/1\.1 (\d{3}) [A-Za-z' -]+\r\n((?:[A-Za-z-]+: [^\r\n]*\
 KNOWN = {100, 200, 304, 400, 403, 404, 408, 413, 431}
 
 
-def read_statuses(out):
+def read_statuses(out: bytes) -> list[int]:
     """The statuses of a stream of well-formed responses; the one to a HEAD has a length and no body."""
     statuses = []
     while out:
@@ -157,7 +158,7 @@ def read_statuses(out):
     return statuses
 
 
-def check(port, raw, cut, *, half_close):
+def check(port: int, raw: bytes, cut: int, *, half_close: bool) -> None:
     statuses = read_statuses(exchange(port, [raw[:cut], raw[cut:]], half_close=half_close))
     assert set(statuses) <= KNOWN
     assert read_statuses(exchange(port, [POLL], half_close=True)) == [200]
@@ -165,12 +166,14 @@ def check(port, raw, cut, *, half_close):
 
 @given(raw=streams, cut=st.integers(0, 400))
 @settings(max_examples=120, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_all_bytes_get_well_formed_responses_or_a_closed_connection(port, raw, cut):
+def test_all_bytes_get_well_formed_responses_or_a_closed_connection(port: int, raw: bytes, cut: int) -> None:
     check(port, raw, cut, half_close=True)
 
 
 @given(raw=streams, cut=st.integers(0, 400))
 @settings(max_examples=6, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_all_bytes_get_well_formed_responses_if_the_client_keeps_the_connection_open(port, raw, cut):
+def test_all_bytes_get_well_formed_responses_if_the_client_keeps_the_connection_open(
+    port: int, raw: bytes, cut: int
+) -> None:
     """Each example takes a timeout, so there are few."""
     check(port, raw, cut, half_close=False)

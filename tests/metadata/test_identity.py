@@ -8,14 +8,15 @@ from dataclasses import replace
 import pytest
 
 from forewarn.metadata import LabListenMode, open_lab_listeners, open_network_listener
+from tests.metadata.conftest import RunScenario, World
 
 NAME = "/metadata/instance/compute/name?api-version=2021-02-01&format=text"
 PREVIEW = b"GET /metadata/scheduledevents?api-version=2017-03-01 HTTP/1.1\r\nHost: x\r\n\r\n"
 
 
 @pytest.mark.parametrize("mode", list(LabListenMode), ids=lambda mode: mode.name)
-def test_a_lab_identifies_vms_in_every_listen_mode(run_scenario, mode):
-    async def scenario(world):
+def test_a_lab_identifies_vms_in_every_listen_mode(run_scenario: RunScenario, mode: LabListenMode) -> None:
+    async def scenario(world: World) -> None:
         lab = open_lab_listeners(["127.0.8.1", "127.0.8.2"], 0, modes=[mode])
         for address, vm in (("127.0.8.1", "a"), ("127.0.8.2", "b")):
             world.callers.assign(lab.attachment(address), vm)
@@ -27,8 +28,8 @@ def test_a_lab_identifies_vms_in_every_listen_mode(run_scenario, mode):
 
 
 @pytest.mark.parametrize("mode", list(LabListenMode), ids=lambda mode: mode.name)
-def test_a_vm_added_to_a_running_lab_is_served(run_scenario, mode):
-    async def scenario(world):
+def test_a_vm_added_to_a_running_lab_is_served(run_scenario: RunScenario, mode: LabListenMode) -> None:
+    async def scenario(world: World) -> None:
         lab = open_lab_listeners(["127.0.8.1"], 0, modes=[mode])
         await world.server.start([lab.listener])
         more = lab.add_address("127.0.8.5")
@@ -40,8 +41,8 @@ def test_a_vm_added_to_a_running_lab_is_served(run_scenario, mode):
     run_scenario(scenario)
 
 
-def test_a_network_listener_identifies_vms_by_source_address(run_scenario):
-    async def scenario(world):
+def test_a_network_listener_identifies_vms_by_source_address(run_scenario: RunScenario) -> None:
+    async def scenario(world: World) -> None:
         listener = open_network_listener("127.0.0.1", 0, network="green")
         await world.server.start([listener])
         world.callers.assign("green/127.0.9.1", "a")
@@ -54,10 +55,10 @@ def test_a_network_listener_identifies_vms_by_source_address(run_scenario):
     run_scenario(scenario)
 
 
-def test_an_open_connection_does_not_follow_a_reassigned_attachment(run_scenario):
+def test_an_open_connection_does_not_follow_a_reassigned_attachment(run_scenario: RunScenario) -> None:
     """Spec §7.4: the client of an open connection is not the new VM."""
 
-    async def scenario(world):
+    async def scenario(world: World) -> None:
         client = await world.connect("a")
         assert (await client.ask(NAME)).body == b"a"
         world.callers.assign(world.lab.attachment("127.0.7.1"), "other")
@@ -71,10 +72,12 @@ def test_an_open_connection_does_not_follow_a_reassigned_attachment(run_scenario
 
 
 @pytest.mark.parametrize(("is_loopback", "status"), [(True, 200), (False, 400)])
-def test_the_preview_requires_the_metadata_header_off_loopback(run_scenario, is_loopback, status):
+def test_the_preview_requires_the_metadata_header_off_loopback(
+    run_scenario: RunScenario, is_loopback: bool, status: int
+) -> None:
     """Spec §2.2: required by default on every listener that is not loopback."""
 
-    async def scenario(world):
+    async def scenario(world: World) -> None:
         loopback = open_network_listener("127.0.0.1", 0)
         listener = replace(loopback, is_loopback=is_loopback)
         await world.server.start([listener])
@@ -86,8 +89,8 @@ def test_the_preview_requires_the_metadata_header_off_loopback(run_scenario, is_
     run_scenario(scenario)
 
 
-def test_headers_do_not_change_the_identity_of_a_vm(run_scenario):
-    async def scenario(world):
+def test_headers_do_not_change_the_identity_of_a_vm(run_scenario: RunScenario) -> None:
+    async def scenario(world: World) -> None:
         reply = await world.ask(
             "/metadata/instance?api-version=2021-02-01", vm="b", Host="127.0.7.1", X_Real_IP="127.0.7.1"
         )
@@ -96,6 +99,6 @@ def test_headers_do_not_change_the_identity_of_a_vm(run_scenario):
     run_scenario(scenario)
 
 
-async def name_at(world, host, port, local=""):
+async def name_at(world: World, host: str, port: int, local: str = "") -> str:
     client = await world.dial(host, port, local=local)
     return (await client.ask(NAME)).body.decode()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from urllib.parse import quote
@@ -29,6 +30,7 @@ from forewarn.metadata import (
     open_network_listener,
 )
 from forewarn.protocol.exchange import EndpointRules
+from tests.metadata.conftest import Client, RunScenario, World
 from tests.support.metadata_backend import AUDIENCE, FakeMetadataBackend
 
 TOKEN = f"/metadata/identity/oauth2/token?api-version=2018-02-01&resource={quote(AUDIENCE)}"
@@ -40,22 +42,23 @@ def allowed(location: str) -> EndpointRules:
     return OPEN
 
 
-async def serve_inside(world, vm: str = "a") -> tuple[str, int]:
+async def serve_inside(world: World, vm: str = "a") -> tuple[str, int]:
     """Start a listener that only this VM can reach, as in a network namespace of its own."""
     sockets = open_network_listener("127.0.0.1", 0).sockets
     world.callers.assign(dedicated_attachment(vm), vm)
     await world.server.start([VmListener(sockets=sockets, strategy=Fixed(vm), is_loopback=False)])
-    return sockets[0].getsockname()[:2]
+    host, port = sockets[0].getsockname()[:2]
+    return host, port
 
 
-async def dial_inside(world, vm: str = "a"):
+async def dial_inside(world: World, vm: str = "a") -> Client:
     return await world.dial(*await serve_inside(world, vm))
 
 
-def test_a_vm_on_its_own_listener_gets_a_token(run_scenario):
+def test_a_vm_on_its_own_listener_gets_a_token(run_scenario: RunScenario) -> None:
     """Spec §12: its times are in real time, although the lab clock shows 2023."""
 
-    async def scenario(world):
+    async def scenario(world: World) -> None:
         reply = await (await dial_inside(world)).ask(TOKEN)
         assert reply.status == 200
         assert reply.headers["content-type"] == "application/json; charset=utf-8"
@@ -72,8 +75,8 @@ def test_a_vm_on_its_own_listener_gets_a_token(run_scenario):
     run_scenario(scenario)
 
 
-def test_each_vm_gets_a_token_of_its_own(run_scenario):
-    async def scenario(world):
+def test_each_vm_gets_a_token_of_its_own(run_scenario: RunScenario) -> None:
+    async def scenario(world: World) -> None:
         ids = set()
         for vm in ("a", "b", "other"):
             fields = json.loads((await (await dial_inside(world, vm)).ask(TOKEN)).body)
@@ -84,8 +87,8 @@ def test_each_vm_gets_a_token_of_its_own(run_scenario):
     run_scenario(scenario)
 
 
-def test_a_vm_gets_tokens_for_its_own_identity_only(run_scenario):
-    async def scenario(world):
+def test_a_vm_gets_tokens_for_its_own_identity_only(run_scenario: RunScenario) -> None:
+    async def scenario(world: World) -> None:
         client, other = await dial_inside(world), await dial_inside(world, "b")
         own = json.loads((await client.ask(TOKEN)).body)["client_id"]
         assert (await client.ask(f"{TOKEN}&client_id={own}")).status == 200
@@ -97,8 +100,8 @@ def test_a_vm_gets_tokens_for_its_own_identity_only(run_scenario):
     run_scenario(scenario)
 
 
-def test_an_unknown_resource_is_refused(run_scenario):
-    async def scenario(world):
+def test_an_unknown_resource_is_refused(run_scenario: RunScenario) -> None:
+    async def scenario(world: World) -> None:
         reply = await (await dial_inside(world)).ask(f"{TOKEN}x")
         assert (reply.status, json.loads(reply.body)["error"]) == (400, "invalid_resource")
         assert AUDIENCE in json.loads(reply.body)["error_description"]
@@ -106,8 +109,8 @@ def test_an_unknown_resource_is_refused(run_scenario):
     run_scenario(scenario)
 
 
-def test_loopback_gets_no_token(run_scenario):
-    async def scenario(world):
+def test_loopback_gets_no_token(run_scenario: RunScenario) -> None:
+    async def scenario(world: World) -> None:
         reply = await world.ask(TOKEN)
         assert (reply.status, json.loads(reply.body)["error"]) == (403, "access_denied")
         assert (await world.ask(INFO)).status == 200, "everything else is served there"
@@ -116,17 +119,17 @@ def test_loopback_gets_no_token(run_scenario):
     run_scenario(scenario)
 
 
-def test_a_setting_allows_tokens_on_loopback(run_scenario):
-    async def scenario(world):
+def test_a_setting_allows_tokens_on_loopback(run_scenario: RunScenario) -> None:
+    async def scenario(world: World) -> None:
         assert json.loads((await world.ask(TOKEN, vm="b")).body)["access_token"] == "token-1-of-b"
 
     run_scenario(scenario, rules=allowed)
 
 
-def test_a_loopback_source_address_gets_no_token_on_any_listener(run_scenario):
+def test_a_loopback_source_address_gets_no_token_on_any_listener(run_scenario: RunScenario) -> None:
     """On a listener for all addresses, any program of this machine can connect from 127.0.9.1."""
 
-    async def scenario(world):
+    async def scenario(world: World) -> None:
         listener = replace(open_network_listener("127.0.0.1", 0), is_loopback=False)
         await world.server.start([listener])
         world.callers.assign("127.0.9.1", "a")
@@ -152,23 +155,23 @@ def test_a_loopback_source_address_gets_no_token_on_any_listener(run_scenario):
     ],
     ids=lambda given: given.name if isinstance(given, ListenerSpec) else None,
 )
-def test_a_listener_is_loopback_if_only_this_machine_can_reach_it(spec, is_loopback):
+def test_a_listener_is_loopback_if_only_this_machine_can_reach_it(spec: ListenerSpec, is_loopback: bool) -> None:
     sock = open_network_listener("127.0.0.1", 0).sockets[0]
     listener = listener_for_socket(spec, sock)
     listener.close()
     assert listener.is_loopback is is_loopback
 
 
-def test_an_unknown_caller_gets_404_instead_of_a_token(run_scenario):
-    async def scenario(world):
+def test_an_unknown_caller_gets_404_instead_of_a_token(run_scenario: RunScenario) -> None:
+    async def scenario(world: World) -> None:
         reply = await world.ask(TOKEN, vm="unknown")
         assert (reply.status, reply.body) == (404, b'{ "error": "Not found" }')
 
     run_scenario(scenario, rules=allowed)
 
 
-def test_a_removed_vm_gets_no_token(run_scenario):
-    async def scenario(world):
+def test_a_removed_vm_gets_no_token(run_scenario: RunScenario) -> None:
+    async def scenario(world: World) -> None:
         client = await dial_inside(world)
         assert (await client.ask(TOKEN)).status == 200
         world.backend.drop_scope("pair")
@@ -179,10 +182,10 @@ def test_a_removed_vm_gets_no_token(run_scenario):
 
 
 @pytest.mark.parametrize("comes_back", [False, True])
-def test_a_token_issued_while_its_vm_was_removed_is_not_sent(run_scenario, comes_back):
+def test_a_token_issued_while_its_vm_was_removed_is_not_sent(run_scenario: RunScenario, comes_back: bool) -> None:
     """Not even to a new VM with the same name, key and attachment."""
 
-    async def scenario(world):
+    async def scenario(world: World) -> None:
         client = await dial_inside(world)
         world.backend.is_open.clear()
         pending = asyncio.ensure_future(client.ask(TOKEN))
@@ -198,8 +201,8 @@ def test_a_token_issued_while_its_vm_was_removed_is_not_sent(run_scenario, comes
     run_scenario(scenario)
 
 
-def test_an_unavailable_issuer_gets_503_so_that_clients_retry(run_scenario):
-    async def scenario(world):
+def test_an_unavailable_issuer_gets_503_so_that_clients_retry(run_scenario: RunScenario) -> None:
+    async def scenario(world: World) -> None:
         client = await dial_inside(world)
         world.backend.is_unavailable = True
         reply = await client.ask(TOKEN)
@@ -210,8 +213,8 @@ def test_an_unavailable_issuer_gets_503_so_that_clients_retry(run_scenario):
     run_scenario(scenario)
 
 
-def test_a_pending_token_does_not_delay_polls(run_scenario):
-    async def scenario(world):
+def test_a_pending_token_does_not_delay_polls(run_scenario: RunScenario) -> None:
+    async def scenario(world: World) -> None:
         client, poller = await dial_inside(world), await world.connect("b")
         world.backend.is_open.clear()
         pending = asyncio.ensure_future(client.ask(TOKEN))
@@ -223,10 +226,10 @@ def test_a_pending_token_does_not_delay_polls(run_scenario):
     run_scenario(scenario)
 
 
-def test_token_requests_count_for_the_rate_limit_and_do_not_enable_the_scope(run_scenario):
+def test_token_requests_count_for_the_rate_limit_and_do_not_enable_the_scope(run_scenario: RunScenario) -> None:
     """Spec §8.1, §8.5."""
 
-    async def scenario(world):
+    async def scenario(world: World) -> None:
         client = await dial_inside(world)
         statuses = [(await client.ask(TOKEN)).status for _ in range(3)]
         assert statuses == [200, 200, 429]
@@ -244,7 +247,9 @@ ENDPOINTS = st.sampled_from(["inside", "loopback", "unknown", "removed"])
 
 @given(requests=st.lists(st.tuples(QUERIES, HEADERS, ENDPOINTS), min_size=1, max_size=20), is_allowed=st.booleans())
 @settings(max_examples=60, deadline=None)
-def test_every_token_response_is_json_and_only_allowed_callers_get_tokens(requests, is_allowed):
+def test_every_token_response_is_json_and_only_allowed_callers_get_tokens(
+    requests: list[tuple[str, str, str]], is_allowed: bool
+) -> None:
     """Spec §2.8, §10."""
 
     async def scenario() -> None:
@@ -264,7 +269,7 @@ def test_every_token_response_is_json_and_only_allowed_callers_get_tokens(reques
 
 
 @asynccontextmanager
-async def serving(*, is_allowed: bool):
+async def serving(*, is_allowed: bool) -> AsyncIterator[tuple[FakeMetadataBackend, dict[str, tuple[str, int]]]]:
     """A server, and endpoints for a VM, for loopback, for an unknown caller and for a removed VM."""
     documents, callers = PublishedDocuments(), CallerDirectory()
     backend = FakeMetadataBackend(documents)

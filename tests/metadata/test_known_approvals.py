@@ -10,20 +10,21 @@ from forewarn.metadata.interface import GuestView
 from forewarn.metadata.responder import KnownApprovals
 from forewarn.protocol.document import Document, NoticeStatus
 from forewarn.protocol.instance import InstanceFacts
+from tests.metadata.conftest import MakeNotice, MakeRequest, RunScenario, World
 
 
-def start(*event_ids):
+def start(*event_ids: str) -> bytes:
     return json.dumps({"StartRequests": [{"EventId": event_id} for event_id in event_ids]}).encode()
 
 
-async def approve(world, *event_ids, vm="a"):
+async def approve(world: World, *event_ids: str, vm: str = "a") -> int:
     return (await world.ask(vm=vm, method="POST", body=start(*event_ids))).status
 
 
-def test_a_repeated_approval_is_accepted_without_the_store(run_scenario, notice):
+def test_a_repeated_approval_is_accepted_without_the_store(run_scenario: RunScenario, notice: MakeNotice) -> None:
     """Spec §5.2: by any VM of the scope, while it is listed and after it has finished."""
 
-    async def scenario(world):
+    async def scenario(world: World) -> None:
         world.backend.show("pair", notice())
         assert await approve(world, "EVENT-1") == 200
         world.backend.is_unavailable = True
@@ -35,10 +36,10 @@ def test_a_repeated_approval_is_accepted_without_the_store(run_scenario, notice)
     run_scenario(scenario)
 
 
-def test_an_event_that_has_started_needs_no_approval(run_scenario, notice):
+def test_an_event_that_has_started_needs_no_approval(run_scenario: RunScenario, notice: MakeNotice) -> None:
     """Spec §5.2."""
 
-    async def scenario(world):
+    async def scenario(world: World) -> None:
         world.backend.show("pair", notice(status=NoticeStatus.STARTED, not_before=None))
         world.backend.is_unavailable = True
         assert await approve(world, "EVENT-1") == 200
@@ -48,10 +49,12 @@ def test_an_event_that_has_started_needs_no_approval(run_scenario, notice):
 
 
 @pytest.mark.parametrize("status", [NoticeStatus.SCHEDULED, NoticeStatus.STARTED])
-def test_an_approval_of_another_scopes_event_is_refused_even_if_known(run_scenario, notice, status):
+def test_an_approval_of_another_scopes_event_is_refused_even_if_known(
+    run_scenario: RunScenario, notice: MakeNotice, status: NoticeStatus
+) -> None:
     """Spec §7.4."""
 
-    async def scenario(world):
+    async def scenario(world: World) -> None:
         world.backend.show("pair", notice(status=status))
         assert await approve(world, "EVENT-1") == 200
         assert await approve(world, "EVENT-1", vm="other") == 400
@@ -59,8 +62,10 @@ def test_an_approval_of_another_scopes_event_is_refused_even_if_known(run_scenar
     run_scenario(scenario)
 
 
-def test_an_approval_with_one_unapproved_event_goes_to_the_backend(run_scenario, notice):
-    async def scenario(world):
+def test_an_approval_with_one_unapproved_event_goes_to_the_backend(
+    run_scenario: RunScenario, notice: MakeNotice
+) -> None:
+    async def scenario(world: World) -> None:
         world.backend.show("pair", notice(status=NoticeStatus.STARTED), notice("EVENT-2"))
         assert await approve(world, "EVENT-1", "NEVER-WAS") == 400
         assert await approve(world, "EVENT-1", "EVENT-2") == 200
@@ -70,8 +75,8 @@ def test_an_approval_with_one_unapproved_event_goes_to_the_backend(run_scenario,
     run_scenario(scenario)
 
 
-def test_a_failed_approval_is_not_remembered(run_scenario, notice):
-    async def scenario(world):
+def test_a_failed_approval_is_not_remembered(run_scenario: RunScenario, notice: MakeNotice) -> None:
+    async def scenario(world: World) -> None:
         world.backend.show("pair", notice())
         world.backend.is_unavailable = True
         assert await approve(world, "EVENT-1") == 503
@@ -84,10 +89,12 @@ def test_a_failed_approval_is_not_remembered(run_scenario, notice):
     run_scenario(scenario)
 
 
-def test_an_approval_of_a_vm_that_moved_meanwhile_is_not_remembered(run_scenario, notice, request_bytes):
+def test_an_approval_of_a_vm_that_moved_meanwhile_is_not_remembered(
+    run_scenario: RunScenario, notice: MakeNotice, request_bytes: MakeRequest
+) -> None:
     """The scope of the approval is not known then."""
 
-    async def scenario(world):
+    async def scenario(world: World) -> None:
         world.backend.show("pair", notice())
         world.backend.is_open.clear()
         client = await world.connect()
@@ -102,7 +109,7 @@ def test_an_approval_of_a_vm_that_moved_meanwhile_is_not_remembered(run_scenario
     run_scenario(scenario)
 
 
-def test_the_oldest_known_approvals_are_dropped_at_the_limit():
+def test_the_oldest_known_approvals_are_dropped_at_the_limit() -> None:
     view = GuestView(
         vm="a",
         scope_id="pair",

@@ -5,19 +5,22 @@ from __future__ import annotations
 import pytest
 
 from forewarn.metadata import Limits
+from tests.metadata.conftest import MakeRequest, RunScenario, World
 
 SHORT = Limits(request_s=0.2, linger_s=0.2)
 HEAD_BYTES, BODY_BYTES = 16 * 1024, 64 * 1024
 
 
-def padded(request_bytes, size):
+def padded(request_bytes: MakeRequest, size: int) -> bytes:
     """A poll whose header block has exactly this many bytes."""
     bare = len(request_bytes(X_Padding=""))
     return request_bytes(X_Padding="x" * (size - bare))
 
 
-def test_a_header_block_of_16_kib_is_served_and_a_byte_more_gets_431(run_scenario, request_bytes):
-    async def scenario(world):
+def test_a_header_block_of_16_kib_is_served_and_a_byte_more_gets_431(
+    run_scenario: RunScenario, request_bytes: MakeRequest
+) -> None:
+    async def scenario(world: World) -> None:
         client = await world.connect()
         client.send(padded(request_bytes, HEAD_BYTES))
         assert (await client.reply()).status == 200
@@ -28,8 +31,8 @@ def test_a_header_block_of_16_kib_is_served_and_a_byte_more_gets_431(run_scenari
     run_scenario(scenario)
 
 
-def test_a_header_block_that_never_ends_gets_431(run_scenario):
-    async def scenario(world):
+def test_a_header_block_that_never_ends_gets_431(run_scenario: RunScenario) -> None:
+    async def scenario(world: World) -> None:
         client = await world.connect()
         client.send(b"GET / HTTP/1.1\r\n" + b"X-Header: x\r\n" * 20_000)
         assert (await client.reply()).status == 431
@@ -38,21 +41,23 @@ def test_a_header_block_that_never_ends_gets_431(run_scenario):
     run_scenario(scenario)
 
 
-def approval(size):
+def approval(size: int) -> bytes:
     body = b'{"StartRequests":[]}'
     return body + b" " * (size - len(body))
 
 
-def chunked(request_bytes, body, chunk=1000, trailer=b""):
+def chunked(request_bytes: MakeRequest, body: bytes, chunk: int = 1000, trailer: bytes = b"") -> bytes:
     pieces = [body[start : start + chunk] for start in range(0, len(body), chunk)]
     head = request_bytes(method="POST", Transfer_Encoding="chunked")
     return head + b"".join(b"%x\r\n%b\r\n" % (len(p), p) for p in pieces) + b"0\r\n" + trailer + b"\r\n"
 
 
-def test_a_body_of_64_kib_is_served_and_a_byte_more_gets_413(run_scenario, request_bytes):
+def test_a_body_of_64_kib_is_served_and_a_byte_more_gets_413(
+    run_scenario: RunScenario, request_bytes: MakeRequest
+) -> None:
     """Spec §5.2."""
 
-    async def scenario(world):
+    async def scenario(world: World) -> None:
         client = await world.connect()
         assert (await client.ask(method="POST", body=approval(BODY_BYTES))).status == 200
         client.send(request_bytes(method="POST", body=approval(BODY_BYTES + 1)))
@@ -63,10 +68,12 @@ def test_a_body_of_64_kib_is_served_and_a_byte_more_gets_413(run_scenario, reque
 
 
 @pytest.mark.parametrize("chunk", [1, 7, 5000, 65_536])
-def test_a_chunked_body_is_served_up_to_64_kib(run_scenario, request_bytes, chunk):
+def test_a_chunked_body_is_served_up_to_64_kib(
+    run_scenario: RunScenario, request_bytes: MakeRequest, chunk: int
+) -> None:
     """Spec §5.2: the limit is for the decoded body."""
 
-    async def scenario(world):
+    async def scenario(world: World) -> None:
         client = await world.connect()
         client.send(chunked(request_bytes, approval(BODY_BYTES), chunk))
         assert (await client.reply()).status == 200
@@ -77,10 +84,10 @@ def test_a_chunked_body_is_served_up_to_64_kib(run_scenario, request_bytes, chun
     run_scenario(scenario)
 
 
-def test_long_trailers_of_a_chunked_body_are_refused(run_scenario, request_bytes):
+def test_long_trailers_of_a_chunked_body_are_refused(run_scenario: RunScenario, request_bytes: MakeRequest) -> None:
     """Chunk extensions and trailers are bytes too."""
 
-    async def scenario(world):
+    async def scenario(world: World) -> None:
         client = await world.connect()
         client.send(request_bytes(method="POST", Transfer_Encoding="chunked") + b"0\r\n")
         client.send(b"X-Trailer: x\r\n" * 60_000)
@@ -90,10 +97,10 @@ def test_long_trailers_of_a_chunked_body_are_refused(run_scenario, request_bytes
     run_scenario(scenario)
 
 
-def test_a_trailer_is_not_a_header(run_scenario):
+def test_a_trailer_is_not_a_header(run_scenario: RunScenario) -> None:
     """Spec §2.2: a Metadata header must be a header."""
 
-    async def scenario(world):
+    async def scenario(world: World) -> None:
         client = await world.connect()
         client.send(
             b"POST /metadata/scheduledevents?api-version=2020-07-01 HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n"
@@ -115,8 +122,8 @@ def test_a_trailer_is_not_a_header(run_scenario):
     ],
     ids=["first byte", "headers", "body"],
 )
-def test_an_incomplete_request_gets_408_after_the_timeout(run_scenario, data):
-    async def scenario(world):
+def test_an_incomplete_request_gets_408_after_the_timeout(run_scenario: RunScenario, data: bytes) -> None:
+    async def scenario(world: World) -> None:
         client = await world.connect()
         assert (await client.ask()).status == 200
         client.send(data)
@@ -126,10 +133,10 @@ def test_an_incomplete_request_gets_408_after_the_timeout(run_scenario, data):
     run_scenario(scenario, limits=SHORT)
 
 
-def test_a_request_sent_byte_by_byte_gets_408(run_scenario):
+def test_a_request_sent_byte_by_byte_gets_408(run_scenario: RunScenario) -> None:
     """Each byte does not extend the timeout."""
 
-    async def scenario(world):
+    async def scenario(world: World) -> None:
         client = await world.connect()
         client.send(b"GET / HTTP/1.1\r\nX: ")
         while not world.server.counters.responses_by_status[408]:
@@ -140,8 +147,8 @@ def test_a_request_sent_byte_by_byte_gets_408(run_scenario):
     run_scenario(scenario, limits=SHORT)
 
 
-def test_an_idle_connection_is_closed(run_scenario):
-    async def scenario(world):
+def test_an_idle_connection_is_closed(run_scenario: RunScenario) -> None:
+    async def scenario(world: World) -> None:
         silent, served = await world.connect(), await world.connect()
         assert (await served.ask()).status == 200
         assert await silent.is_closed()
@@ -150,10 +157,10 @@ def test_an_idle_connection_is_closed(run_scenario):
     run_scenario(scenario, limits=Limits(idle_s=0.5))
 
 
-def test_empty_lines_do_not_extend_the_idle_timeout(run_scenario):
+def test_empty_lines_do_not_extend_the_idle_timeout(run_scenario: RunScenario) -> None:
     """Empty lines before a request are ignored."""
 
-    async def scenario(world):
+    async def scenario(world: World) -> None:
         client = await world.connect()
         client.send(b"\r\n\r\n")
         assert (await client.ask()).status == 200
@@ -164,8 +171,10 @@ def test_empty_lines_do_not_extend_the_idle_timeout(run_scenario):
     run_scenario(scenario, limits=Limits(idle_s=0.5))
 
 
-def test_a_connection_with_a_pending_response_is_not_idle(run_scenario, request_bytes):
-    async def scenario(world):
+def test_a_connection_with_a_pending_response_is_not_idle(
+    run_scenario: RunScenario, request_bytes: MakeRequest
+) -> None:
+    async def scenario(world: World) -> None:
         world.backend.is_open.clear()
         client = await world.connect()
         client.send(request_bytes(method="POST", body=b'{"StartRequests":[]}'))
@@ -178,8 +187,8 @@ def test_a_connection_with_a_pending_response_is_not_idle(run_scenario, request_
     run_scenario(scenario, limits=Limits(idle_s=0.5))
 
 
-def test_the_connection_limit_applies_to_each_vm_separately(run_scenario):
-    async def scenario(world):
+def test_the_connection_limit_applies_to_each_vm_separately(run_scenario: RunScenario) -> None:
+    async def scenario(world: World) -> None:
         for _ in range(3):
             assert (await world.ask(vm="a")).status == 200
         assert await (await world.connect("a")).is_closed()
@@ -192,10 +201,10 @@ def test_the_connection_limit_applies_to_each_vm_separately(run_scenario):
     run_scenario(scenario, limits=Limits(connections_per_vm=3))
 
 
-def test_one_vm_gets_at_most_a_quarter_of_all_connections(run_scenario):
+def test_one_vm_gets_at_most_a_quarter_of_all_connections(run_scenario: RunScenario) -> None:
     """Spec §7.4: unknown callers and one VM cannot use all connections."""
 
-    async def scenario(world):
+    async def scenario(world: World) -> None:
         for _ in range(2):
             assert (await world.ask(vm="a")).status == 200
         assert await (await world.connect("a")).is_closed()
@@ -233,8 +242,8 @@ def test_one_vm_gets_at_most_a_quarter_of_all_connections(run_scenario):
         "no chunk size",
     ],
 )
-def test_bytes_that_are_not_http_get_400_at_once(run_scenario, junk):
-    async def scenario(world):
+def test_bytes_that_are_not_http_get_400_at_once(run_scenario: RunScenario, junk: bytes) -> None:
+    async def scenario(world: World) -> None:
         client = await world.connect()
         client.send(junk)
         assert (await client.reply()).status == 400

@@ -6,11 +6,14 @@ import pytest
 
 from forewarn.metadata import Limits
 from forewarn.protocol.exchange import etag
+from tests.metadata.conftest import Client, MakeNotice, MakeRequest, RunScenario, World
 
 POLL = "/metadata/scheduledevents?api-version=2020-07-01"
 
 
-async def held(world, request_bytes, vm="a", wait="wait=300", count=1):
+async def held(
+    world: World, request_bytes: MakeRequest, vm: str = "a", wait: str = "wait=300", count: int = 1
+) -> list[Client]:
     """Clients whose polls are held."""
     tag = (await world.ask(vm=vm)).headers["etag"]
     already = world.server.counters.held
@@ -21,10 +24,12 @@ async def held(world, request_bytes, vm="a", wait="wait=300", count=1):
     return clients
 
 
-def test_a_change_answers_a_held_poll(run_scenario, notice, request_bytes):
+def test_a_change_answers_a_held_poll(
+    run_scenario: RunScenario, notice: MakeNotice, request_bytes: MakeRequest
+) -> None:
     """Spec §4.4."""
 
-    async def scenario(world):
+    async def scenario(world: World) -> None:
         [client] = await held(world, request_bytes)
         assert world.server.counters.responses_by_status[200] == 1
         world.backend.show("pair", notice())
@@ -37,10 +42,10 @@ def test_a_change_answers_a_held_poll(run_scenario, notice, request_bytes):
     run_scenario(scenario)
 
 
-def test_a_held_poll_gets_304_after_its_wait(run_scenario, request_bytes):
+def test_a_held_poll_gets_304_after_its_wait(run_scenario: RunScenario, request_bytes: MakeRequest) -> None:
     """Spec §4.4: after N seconds of real time."""
 
-    async def scenario(world):
+    async def scenario(world: World) -> None:
         [client] = await held(world, request_bytes, wait="wait=1")
         reply = await client.reply()
         assert reply.status == 304
@@ -49,10 +54,10 @@ def test_a_held_poll_gets_304_after_its_wait(run_scenario, request_bytes):
     run_scenario(scenario)
 
 
-def test_a_client_without_the_current_document_is_not_held(run_scenario):
+def test_a_client_without_the_current_document_is_not_held(run_scenario: RunScenario) -> None:
     """Spec §4.4: without a matching If-None-Match there is nothing to wait for."""
 
-    async def scenario(world):
+    async def scenario(world: World) -> None:
         client = await world.connect()
         assert (await client.ask(Prefer="wait=300")).status == 200
         assert (await client.ask(Prefer="wait=300", If_None_Match='"0-0"')).status == 200
@@ -60,8 +65,8 @@ def test_a_client_without_the_current_document_is_not_held(run_scenario):
     run_scenario(scenario)
 
 
-def test_a_held_poll_does_not_delay_other_requests(run_scenario, request_bytes):
-    async def scenario(world):
+def test_a_held_poll_does_not_delay_other_requests(run_scenario: RunScenario, request_bytes: MakeRequest) -> None:
+    async def scenario(world: World) -> None:
         await held(world, request_bytes)
         for vm in ("a", "b", "other"):
             assert (await world.ask(vm=vm)).status == 200
@@ -69,10 +74,12 @@ def test_a_held_poll_does_not_delay_other_requests(run_scenario, request_bytes):
     run_scenario(scenario)
 
 
-def test_a_held_poll_is_not_woken_by_another_scope_or_by_no_change(run_scenario, notice, request_bytes):
+def test_a_held_poll_is_not_woken_by_another_scope_or_by_no_change(
+    run_scenario: RunScenario, notice: MakeNotice, request_bytes: MakeRequest
+) -> None:
     """Spec §7.4."""
 
-    async def scenario(world):
+    async def scenario(world: World) -> None:
         [client] = await held(world, request_bytes)
         world.backend.show("single", notice())
         world.backend.republish("pair")
@@ -84,10 +91,12 @@ def test_a_held_poll_is_not_woken_by_another_scope_or_by_no_change(run_scenario,
     run_scenario(scenario)
 
 
-def test_many_held_polls_are_all_answered(run_scenario, notice, request_bytes):
+def test_many_held_polls_are_all_answered(
+    run_scenario: RunScenario, notice: MakeNotice, request_bytes: MakeRequest
+) -> None:
     """They are woken in batches, and none is missed between two."""
 
-    async def scenario(world):
+    async def scenario(world: World) -> None:
         clients = await held(world, request_bytes, count=230)
         world.backend.show("pair", notice())
         for client in clients:
@@ -97,10 +106,12 @@ def test_many_held_polls_are_all_answered(run_scenario, notice, request_bytes):
     run_scenario(scenario, limits=Limits(connections=10_000))
 
 
-def test_held_polls_are_answered_in_their_version_and_with_their_wait(run_scenario, notice, request_bytes):
+def test_held_polls_are_answered_in_their_version_and_with_their_wait(
+    run_scenario: RunScenario, notice: MakeNotice, request_bytes: MakeRequest
+) -> None:
     """Spec §3, §4.4: each in its version and with its wait."""
 
-    async def scenario(world):
+    async def scenario(world: World) -> None:
         tag = (await world.ask()).headers["etag"]
         old = "/metadata/scheduledevents?api-version=2017-08-01"
         polls = [(target, wait, vm) for target in (POLL, old) for wait in (200, 300) for vm in ("a", "b")]
@@ -119,10 +130,10 @@ def test_held_polls_are_answered_in_their_version_and_with_their_wait(run_scenar
     run_scenario(scenario)
 
 
-def test_a_repeated_long_poll_is_held_again(run_scenario, request_bytes):
+def test_a_repeated_long_poll_is_held_again(run_scenario: RunScenario, request_bytes: MakeRequest) -> None:
     """Spec §4.4: an earlier 304 is not repeated."""
 
-    async def scenario(world):
+    async def scenario(world: World) -> None:
         [client] = await held(world, request_bytes, wait="wait=1")
         assert (await client.reply()).status == 304
         client.send(request_bytes(If_None_Match=etag("pair", 1, 1), Prefer="wait=1"))
@@ -131,8 +142,10 @@ def test_a_repeated_long_poll_is_held_again(run_scenario, request_bytes):
     run_scenario(scenario)
 
 
-def test_a_client_that_disconnects_is_no_longer_held(run_scenario, notice, request_bytes):
-    async def scenario(world):
+def test_a_client_that_disconnects_is_no_longer_held(
+    run_scenario: RunScenario, notice: MakeNotice, request_bytes: MakeRequest
+) -> None:
+    async def scenario(world: World) -> None:
         first, second = await held(world, request_bytes, count=2)
         first.reset()
         await world.until(lambda: world.server.counters.held == 1)
@@ -144,10 +157,10 @@ def test_a_client_that_disconnects_is_no_longer_held(run_scenario, notice, reque
     run_scenario(scenario)
 
 
-def test_a_client_that_half_closes_gets_its_304_at_once(run_scenario, request_bytes):
+def test_a_client_that_half_closes_gets_its_304_at_once(run_scenario: RunScenario, request_bytes: MakeRequest) -> None:
     """The server cannot distinguish it from a closed connection, so it does not hold it."""
 
-    async def scenario(world):
+    async def scenario(world: World) -> None:
         [client] = await held(world, request_bytes)
         client.writer.write_eof()
         assert (await client.reply()).status == 304
@@ -156,10 +169,12 @@ def test_a_client_that_half_closes_gets_its_304_at_once(run_scenario, request_by
     run_scenario(scenario)
 
 
-def test_a_half_closed_connection_is_not_held_for_a_pipelined_long_poll(run_scenario, request_bytes):
+def test_a_half_closed_connection_is_not_held_for_a_pipelined_long_poll(
+    run_scenario: RunScenario, request_bytes: MakeRequest
+) -> None:
     """A client that closed before its turn looks the same."""
 
-    async def scenario(world):
+    async def scenario(world: World) -> None:
         world.backend.is_open.clear()
         client = await world.connect()
         client.send(request_bytes(method="POST", body=b'{"StartRequests":[]}'))
@@ -175,10 +190,12 @@ def test_a_half_closed_connection_is_not_held_for_a_pipelined_long_poll(run_scen
 
 
 @pytest.mark.parametrize("change", ["dropped", "readdressed"])
-def test_a_vm_that_is_removed_while_held_gets_404(run_scenario, notice, request_bytes, change):
+def test_a_vm_that_is_removed_while_held_gets_404(
+    run_scenario: RunScenario, notice: MakeNotice, request_bytes: MakeRequest, change: str
+) -> None:
     """Spec §7.4: the caller does not see the scope of the next VM at its address."""
 
-    async def scenario(world):
+    async def scenario(world: World) -> None:
         [client] = await held(world, request_bytes)
         if change == "dropped":
             world.backend.drop_scope("pair")
@@ -190,10 +207,12 @@ def test_a_vm_that_is_removed_while_held_gets_404(run_scenario, notice, request_
     run_scenario(scenario)
 
 
-def test_requests_behind_a_held_poll_wait_for_it(run_scenario, notice, request_bytes):
+def test_requests_behind_a_held_poll_wait_for_it(
+    run_scenario: RunScenario, notice: MakeNotice, request_bytes: MakeRequest
+) -> None:
     """Responses come in the order of the requests."""
 
-    async def scenario(world):
+    async def scenario(world: World) -> None:
         [client] = await held(world, request_bytes)
         client.send(request_bytes("/metadata/versions"))
         client.send(request_bytes())
@@ -208,10 +227,12 @@ def test_requests_behind_a_held_poll_wait_for_it(run_scenario, notice, request_b
     run_scenario(scenario)
 
 
-def test_a_scope_enabled_by_a_long_poll_holds_it_too(run_scenario, notice, request_bytes):
+def test_a_scope_enabled_by_a_long_poll_holds_it_too(
+    run_scenario: RunScenario, notice: MakeNotice, request_bytes: MakeRequest
+) -> None:
     """Spec §8.1 and §4.4 together: no change between enabling and holding is missed."""
 
-    async def scenario(world):
+    async def scenario(world: World) -> None:
         client = await world.connect()
         client.send(request_bytes(If_None_Match=etag("pair", 1, 1), Prefer="wait=300"))
         await world.until(lambda: world.server.counters.held == 1)
@@ -221,8 +242,10 @@ def test_a_scope_enabled_by_a_long_poll_holds_it_too(run_scenario, notice, reque
     run_scenario(scenario, enabled=False)
 
 
-def test_a_change_right_after_enabling_is_not_missed(run_scenario, notice, request_bytes):
-    async def scenario(world):
+def test_a_change_right_after_enabling_is_not_missed(
+    run_scenario: RunScenario, notice: MakeNotice, request_bytes: MakeRequest
+) -> None:
+    async def scenario(world: World) -> None:
         world.backend.is_open.clear()
         client = await world.connect()
         client.send(request_bytes(If_None_Match=etag("pair", 1, 1), Prefer="wait=300"))

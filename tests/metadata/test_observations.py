@@ -2,23 +2,33 @@
 
 from __future__ import annotations
 
+import pytest
+
 from forewarn.core.history import EventDelivery
 from forewarn.metadata import GuestObservations, GuestView
 from forewarn.metadata.observations import BATCH_SIZE
-from forewarn.protocol.document import Document, Kind, NoticeStatus
+from forewarn.protocol.document import Document, EventNotice, Kind, NoticeStatus
 from forewarn.protocol.instance import InstanceFacts
 from forewarn.store.interface import LastPoll
+from tests.metadata.conftest import MakeNotice, MakeRequest, RunScenario, World
 
 OLD = "/metadata/scheduledevents?api-version=2017-08-01"
 
 
-def delivery(event_id="EVENT-1", vm="a", status="scheduled", version="2020-07-01", incarnation=2, at=1_700_000_000.0):
+def delivery(
+    event_id: str = "EVENT-1",
+    vm: str = "a",
+    status: str = "scheduled",
+    version: str = "2020-07-01",
+    incarnation: int = 2,
+    at: float = 1_700_000_000.0,
+) -> EventDelivery:
     return EventDelivery(
         event_id=event_id, scope_id="pair", vm=vm, status=status, version=version, incarnation=incarnation, at=at
     )
 
 
-def view(*notices, vm="a", incarnation=2):
+def view(*notices: EventNotice, vm: str = "a", incarnation: int = 2) -> GuestView:
     return GuestView(
         vm=vm,
         scope_id="pair",
@@ -29,8 +39,8 @@ def view(*notices, vm="a", incarnation=2):
     )
 
 
-def test_only_the_first_delivery_of_an_event_to_a_vm_is_recorded(run_scenario, notice):
-    async def scenario(world):
+def test_only_the_first_delivery_of_an_event_to_a_vm_is_recorded(run_scenario: RunScenario, notice: MakeNotice) -> None:
+    async def scenario(world: World) -> None:
         world.backend.show("pair", notice())
         client = await world.connect()
         for _ in range(3):
@@ -44,8 +54,8 @@ def test_only_the_first_delivery_of_an_event_to_a_vm_is_recorded(run_scenario, n
     run_scenario(scenario)
 
 
-def test_a_started_event_is_a_delivery_of_its_own(run_scenario, notice):
-    async def scenario(world):
+def test_a_started_event_is_a_delivery_of_its_own(run_scenario: RunScenario, notice: MakeNotice) -> None:
+    async def scenario(world: World) -> None:
         world.backend.show("pair", notice())
         await world.ask()
         world.backend.show("pair", notice(status=NoticeStatus.STARTED, not_before=None))
@@ -56,10 +66,12 @@ def test_a_started_event_is_a_delivery_of_its_own(run_scenario, notice):
     run_scenario(scenario)
 
 
-def test_an_event_that_the_version_does_not_list_is_not_delivered(run_scenario, notice):
+def test_an_event_that_the_version_does_not_list_is_not_delivered(
+    run_scenario: RunScenario, notice: MakeNotice
+) -> None:
     """Spec §3: a version lists only the kinds it knows."""
 
-    async def scenario(world):
+    async def scenario(world: World) -> None:
         world.backend.show("pair", notice(kind=Kind.PREEMPT))
         client = await world.connect()
         await client.ask(OLD)
@@ -70,10 +82,10 @@ def test_an_event_that_the_version_does_not_list_is_not_delivered(run_scenario, 
     run_scenario(scenario)
 
 
-def test_a_304_and_an_approval_count_as_polls_without_a_delivery(run_scenario, notice):
+def test_a_304_and_an_approval_count_as_polls_without_a_delivery(run_scenario: RunScenario, notice: MakeNotice) -> None:
     """Spec §8.2: any such request keeps the scope enabled."""
 
-    async def scenario(world):
+    async def scenario(world: World) -> None:
         client = await world.connect()
         tag = (await client.ask()).headers["etag"]
         world.backend.at += 1
@@ -87,8 +99,8 @@ def test_a_304_and_an_approval_count_as_polls_without_a_delivery(run_scenario, n
     run_scenario(scenario)
 
 
-def test_refused_requests_and_other_paths_are_not_polls(run_scenario):
-    async def scenario(world):
+def test_refused_requests_and_other_paths_are_not_polls(run_scenario: RunScenario) -> None:
+    async def scenario(world: World) -> None:
         await world.ask("/metadata/instance?api-version=2021-02-01")
         await world.ask("/metadata/scheduledevents?api-version=nonsense")
         await world.ask(vm="unknown")
@@ -97,8 +109,10 @@ def test_refused_requests_and_other_paths_are_not_polls(run_scenario):
     run_scenario(scenario)
 
 
-def test_a_held_poll_is_a_delivery_when_it_is_answered(run_scenario, notice, request_bytes):
-    async def scenario(world):
+def test_a_held_poll_is_a_delivery_when_it_is_answered(
+    run_scenario: RunScenario, notice: MakeNotice, request_bytes: MakeRequest
+) -> None:
+    async def scenario(world: World) -> None:
         client = await world.connect()
         tag = (await client.ask()).headers["etag"]
         client.send(request_bytes(If_None_Match=tag, Prefer="wait=300"))
@@ -112,7 +126,7 @@ def test_a_held_poll_is_a_delivery_when_it_is_answered(run_scenario, notice, req
     run_scenario(scenario)
 
 
-def test_a_returned_batch_is_taken_again_with_newer_observations(notice):
+def test_a_returned_batch_is_taken_again_with_newer_observations(notice: MakeNotice) -> None:
     observations = GuestObservations()
     observations.record_poll(view(), "2020-07-01", 1.0)
     observations.record_poll(view(vm="b"), "2020-07-01", 1.0)
@@ -126,14 +140,14 @@ def test_a_returned_batch_is_taken_again_with_newer_observations(notice):
     assert deliveries == [delivery(at=1.0), delivery("EVENT-2", incarnation=3, at=2.0)]
 
 
-def test_poll_counts_continue_after_a_restart():
+def test_poll_counts_continue_after_a_restart() -> None:
     observations = GuestObservations()
     observations.restore_counts([LastPoll(vm="a", scope_id="pair", at=1.0, version="2020-07-01", count=41)])
     observations.record_poll(view(), "2020-07-01", 2.0)
     assert [poll.count for poll in observations.take_batch()[0]] == [42]
 
 
-def test_waiting_observations_are_bounded(notice, caplog):
+def test_waiting_observations_are_bounded(notice: MakeNotice, caplog: pytest.LogCaptureFixture) -> None:
     observations = GuestObservations(max_deliveries=3, max_vms=2)
     for index in range(5):
         observations.record_delivery(view(notice(), vm=f"vm-{index}"), "2020-07-01", 1.0)
@@ -146,7 +160,7 @@ def test_waiting_observations_are_bounded(notice, caplog):
     assert [delivery.vm for delivery in observations.take_batch()[1]] == ["vm-0", "vm-1", "vm-2"]
 
 
-def test_batches_are_bounded_and_every_vm_gets_its_turn():
+def test_batches_are_bounded_and_every_vm_gets_its_turn() -> None:
     observations = GuestObservations()
     vms = [f"vm-{index}" for index in range(2 * BATCH_SIZE + 1)]
     for vm in vms:
@@ -160,7 +174,7 @@ def test_batches_are_bounded_and_every_vm_gets_its_turn():
     assert rest == ([], [])
 
 
-def test_a_polling_vm_is_reported_after_an_interval_and_a_new_vm_at_once(notice):
+def test_a_polling_vm_is_reported_after_an_interval_and_a_new_vm_at_once(notice: MakeNotice) -> None:
     clock = [0.0]
     observations = GuestObservations(real_time=lambda: clock[0])
     observations.record_poll(view(), "2020-07-01", 1.0)
@@ -178,12 +192,14 @@ def test_a_polling_vm_is_reported_after_an_interval_and_a_new_vm_at_once(notice)
     assert [(poll.vm, poll.count) for poll in observations.take_batch()[0]] == [("a", 3)], "a user is watching"
 
 
-def test_the_pace_of_a_vm_includes_cached_polls(run_scenario):
-    async def scenario(world):
+def test_the_pace_of_a_vm_includes_cached_polls(run_scenario: RunScenario) -> None:
+    async def scenario(world: World) -> None:
         client = await world.connect()
         for _ in range(3):
             await client.ask()
-        assert world.server.observations.pace("a").silent_s < 60
+        own = world.server.observations.pace("a")
+        assert own is not None
+        assert own.silent_s < 60
         assert [pace.silent_s < 60 for _, pace in world.server.observations.paces()] == [True]
         [poll], _ = world.server.observations.take_batch()
         assert poll.count == 3

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from typing import Any
+
 import pytest
 
 from forewarn.explain.polling import SILENCE_LIMIT_S, PollingPace
@@ -17,19 +20,20 @@ from forewarn.protocol.document import Document
 from forewarn.protocol.http_message import HttpRequest
 from forewarn.protocol.instance import InstanceFacts
 from forewarn.store.interface import LastPoll
+from tests.metadata.conftest import MakeRequest, RunScenario, World
 
 NEWEST = "2020-07-01"
 
 
 class Time:
-    def __init__(self):
+    def __init__(self) -> None:
         self.now = 1000.0
 
-    def __call__(self):
+    def __call__(self) -> float:
         return self.now
 
 
-def view(vm="a"):
+def view(vm: str = "a") -> GuestView:
     return GuestView(
         vm=vm,
         scope_id="pair",
@@ -41,89 +45,99 @@ def view(vm="a"):
 
 
 @pytest.fixture
-def time():
+def time() -> Time:
     return Time()
 
 
 @pytest.fixture
-def observations(time):
+def observations(time: Time) -> GuestObservations:
     return GuestObservations(real_time=time)
 
 
-def poll(observations, time, *, every_s, times, **how):
+def poll(observations: GuestObservations, time: Time, *, every_s: float, times: int, **how: Any) -> None:
     for _ in range(times):
         time.now += every_s
         observations.record_poll(view(), NEWEST, 1.0, **how)
 
 
-def test_a_vm_that_never_polled_has_no_pace(observations):
+def pace_of(observations: GuestObservations) -> PollingPace:
+    pace = observations.pace("a")
+    assert pace is not None
+    return pace
+
+
+def near(seconds: float) -> Any:
+    return pytest.approx(seconds)
+
+
+def test_a_vm_that_never_polled_has_no_pace(observations: GuestObservations) -> None:
     assert observations.pace("a") is None
     assert list(observations.paces()) == []
 
 
-def test_the_average_interval_is_that_of_recent_polls(observations, time):
+def test_the_average_interval_is_that_of_recent_polls(observations: GuestObservations, time: Time) -> None:
     poll(observations, time, every_s=10, times=30)
-    assert observations.pace("a") == PollingPace(0.0, pytest.approx(10))
+    assert observations.pace("a") == PollingPace(0.0, near(10))
     poll(observations, time, every_s=1, times=200)
-    assert observations.pace("a").gap_s == pytest.approx(1)
+    assert pace_of(observations).gap_s == pytest.approx(1)
 
 
-def test_a_single_poll_has_no_interval(observations, time):
+def test_a_single_poll_has_no_interval(observations: GuestObservations, time: Time) -> None:
     poll(observations, time, every_s=1, times=1)
     assert observations.pace("a") == PollingPace(0.0, None)
 
 
-def test_polls_recorded_together_count_separately(observations, time):
+def test_polls_recorded_together_count_separately(observations: GuestObservations, time: Time) -> None:
     poll(observations, time, every_s=1, times=20, count=5)
-    assert observations.pace("a").gap_s == pytest.approx(0.2)
+    assert pace_of(observations).gap_s == pytest.approx(0.2)
 
 
-def test_a_long_silence_does_not_change_the_interval(observations, time):
+def test_a_long_silence_does_not_change_the_interval(observations: GuestObservations, time: Time) -> None:
     poll(observations, time, every_s=1, times=100)
     time.now += 10_000
     poll(observations, time, every_s=1, times=3)
-    assert observations.pace("a").gap_s == pytest.approx(1)
+    assert pace_of(observations).gap_s == pytest.approx(1)
 
 
-def test_a_vm_is_silent_after_a_minute_of_real_time(observations, time):
+def test_a_vm_is_silent_after_a_minute_of_real_time(observations: GuestObservations, time: Time) -> None:
     poll(observations, time, every_s=1, times=3)
     time.now += SILENCE_LIMIT_S
-    assert not observations.pace("a").is_silent
+    assert not pace_of(observations).is_silent
     time.now += 1
-    assert observations.pace("a").is_silent
+    assert pace_of(observations).is_silent
     assert list(observations.paces()) == [("pair", observations.pace("a"))]
 
 
-def test_a_vm_with_a_held_poll_is_not_silent(observations, time):
+def test_a_vm_with_a_held_poll_is_not_silent(observations: GuestObservations, time: Time) -> None:
     poll(observations, time, every_s=1, times=1, wait_s=300)
     time.now += 300
-    assert observations.pace("a").silent_s == 0
+    assert pace_of(observations).silent_s == 0
     time.now += SILENCE_LIMIT_S + 1
-    assert observations.pace("a").is_silent
+    assert pace_of(observations).is_silent
 
 
-def test_after_a_restart_known_vms_are_silent_only_after_a_minute(observations, time):
+def test_after_a_restart_known_vms_are_silent_only_after_a_minute(observations: GuestObservations, time: Time) -> None:
     observations.restore_counts([LastPoll(vm="a", scope_id="pair", at=1.0, version=NEWEST, count=41)])
     assert observations.pace("a") == PollingPace(0.0, None)
     time.now += SILENCE_LIMIT_S + 1
-    assert observations.pace("a").is_silent
+    assert pace_of(observations).is_silent
     poll(observations, time, every_s=1, times=2)
-    assert observations.pace("a") == PollingPace(0.0, pytest.approx(1))
+    assert observations.pace("a") == PollingPace(0.0, near(1))
 
 
-def test_polls_that_workers_observed_count(observations, time):
+def test_polls_that_workers_observed_count(observations: GuestObservations, time: Time) -> None:
     worker = GuestObservations(real_time=time)
     for _ in range(5):
         time.now += 2
         worker.record_poll(view(), NEWEST, 1.0, user_agent="curl/8.1", wait_s=30)
         observations.merge_increments(*worker.take_increments())
-    assert observations.pace("a").gap_s == pytest.approx(2)
+    assert pace_of(observations).gap_s == pytest.approx(2)
     [poll], _ = observations.take_batch()
     assert (poll.agent, poll.wait_s, poll.count) == ("curl/8.1", 30, 5)
 
 
-def test_the_user_agent_is_recorded_for_cached_and_other_polls(run_scenario):
-    async def scenario(world):
+def test_the_user_agent_is_recorded_for_cached_and_other_polls(run_scenario: RunScenario) -> None:
+    async def scenario(world: World) -> None:
         client = await world.connect()
         for _ in range(3):
             await client.ask(User_Agent="curl/8.1")
@@ -136,8 +150,8 @@ def test_the_user_agent_is_recorded_for_cached_and_other_polls(run_scenario):
     run_scenario(scenario)
 
 
-def test_the_wait_is_recorded_only_for_held_polls(run_scenario, request_bytes):
-    async def scenario(world):
+def test_the_wait_is_recorded_only_for_held_polls(run_scenario: RunScenario, request_bytes: MakeRequest) -> None:
+    async def scenario(world: World) -> None:
         client = await world.connect()
         tag = (await client.ask()).headers["etag"]
         await client.ask(If_None_Match='"0-0"', Prefer="wait=120")
@@ -149,7 +163,7 @@ def test_the_wait_is_recorded_only_for_held_polls(run_scenario, request_bytes):
     run_scenario(scenario)
 
 
-def request_of(agent):
+def request_of(agent: str) -> HttpRequest:
     return HttpRequest(method="GET", target="/", headers=(("user-agent", agent), ("user-agent", "second")))
 
 
@@ -164,11 +178,11 @@ def request_of(agent):
     ],
     ids=["usual", "what cannot be printed", "long", "markup", "empty"],
 )
-def test_the_user_agent_is_printable_and_bounded(sent, kept):
+def test_the_user_agent_is_printable_and_bounded(sent: str, kept: str) -> None:
     assert user_agent_of(request_of(sent)) == kept
 
 
-def test_a_request_without_a_user_agent_has_an_empty_one():
+def test_a_request_without_a_user_agent_has_an_empty_one() -> None:
     assert user_agent_of(HttpRequest(method="GET", target="/")) == ""
 
 
@@ -190,12 +204,12 @@ EVENTS = "/metadata/scheduledevents"
         ("OPTIONS", "*", RequestCategory("other")),
     ],
 )
-def test_a_request_has_a_category(method, target, category):
+def test_a_request_has_a_category(method: str, target: str, category: RequestCategory) -> None:
     assert request_category(HttpRequest(method=method, target=target)) == category
 
 
-def test_requests_are_counted_by_version_and_unknown_callers_separately(run_scenario):
-    async def scenario(world):
+def test_requests_are_counted_by_version_and_unknown_callers_separately(run_scenario: RunScenario) -> None:
+    async def scenario(world: World) -> None:
         client = await world.connect()
         for _ in range(3):
             await client.ask()
@@ -210,12 +224,14 @@ def test_requests_are_counted_by_version_and_unknown_callers_separately(run_scen
     run_scenario(scenario)
 
 
-def polling_starts(observations):
-    starts = []
+def polling_starts(observations: GuestObservations) -> tuple[list[Sequence[str]], Callable[[], None]]:
+    starts: list[Sequence[str]] = []
     return starts, observations.subscribe_polling_starts(starts.append)
 
 
-def test_subscribers_learn_that_a_vm_started_polling_once_it_is_stored(observations, time):
+def test_subscribers_learn_that_a_vm_started_polling_once_it_is_stored(
+    observations: GuestObservations, time: Time
+) -> None:
     starts, stop = polling_starts(observations)
     poll(observations, time, every_s=1, times=3)
     assert starts == []
@@ -235,7 +251,7 @@ def test_subscribers_learn_that_a_vm_started_polling_once_it_is_stored(observati
     assert len(starts) == 2
 
 
-def test_a_poll_after_a_long_poll_is_not_a_polling_start(observations, time):
+def test_a_poll_after_a_long_poll_is_not_a_polling_start(observations: GuestObservations, time: Time) -> None:
     observations.record_poll(view(), NEWEST, 1.0, wait_s=120)
     starts, _ = polling_starts(observations)
     time.now += 120 + SILENCE_LIMIT_S
@@ -245,7 +261,9 @@ def test_a_poll_after_a_long_poll_is_not_a_polling_start(observations, time):
 
 
 @pytest.mark.parametrize(("after_s", "expected"), [(SILENCE_LIMIT_S - 1, []), (SILENCE_LIMIT_S + 1, [("a",)])])
-def test_a_vm_that_polls_soon_after_a_restart_did_not_start_polling(observations, time, after_s, expected):
+def test_a_vm_that_polls_soon_after_a_restart_did_not_start_polling(
+    observations: GuestObservations, time: Time, after_s: float, expected: list[tuple[str, ...]]
+) -> None:
     observations.restore_counts([LastPoll(vm="a", scope_id="pair", at=1.0, version=NEWEST, count=3)])
     starts, _ = polling_starts(observations)
     time.now += after_s
@@ -254,7 +272,7 @@ def test_a_vm_that_polls_soon_after_a_restart_did_not_start_polling(observations
     assert starts == expected
 
 
-def test_subscribers_learn_of_polling_starts_in_other_processes(observations, time):
+def test_subscribers_learn_of_polling_starts_in_other_processes(observations: GuestObservations, time: Time) -> None:
     starts, _ = polling_starts(observations)
     for _ in range(3):
         time.now += 1

@@ -5,14 +5,21 @@ from __future__ import annotations
 import asyncio
 from dataclasses import replace
 
-from forewarn.metadata import PublishedDocuments, PublishedScope
+from forewarn.metadata import GuestView, PublishedDocuments, PublishedScope
 from forewarn.protocol.codec import encode_document
 from forewarn.protocol.document import Document
 from forewarn.protocol.instance import InstanceFacts
 from forewarn.protocol.versions import VERSIONS
+from tests.metadata.conftest import MakeNotice
 
 
-def scope(scope_id="pair", vms=("a", "b"), document=None, enabled=True, epoch=1):
+def scope(
+    scope_id: str = "pair",
+    vms: tuple[str, ...] = ("a", "b"),
+    document: Document | None = None,
+    enabled: bool = True,
+    epoch: int = 1,
+) -> PublishedScope:
     return PublishedScope(
         scope_id=scope_id,
         enabled=enabled,
@@ -22,74 +29,81 @@ def scope(scope_id="pair", vms=("a", "b"), document=None, enabled=True, epoch=1)
     )
 
 
+def view_of(documents: PublishedDocuments, vm: str) -> GuestView:
+    view = documents.view(vm)
+    assert view is not None
+    return view
+
+
 class FakeWaiter:
-    def __init__(self, woken):
+    def __init__(self, woken: list[FakeWaiter]) -> None:
         self.woken = woken
 
-    def wake(self):
+    def wake(self) -> None:
         self.woken.append(self)
 
 
-def test_a_view_has_the_last_published_document():
+def test_a_view_has_the_last_published_document() -> None:
     documents = PublishedDocuments()
     documents.publish(scope())
-    assert documents.view("a").document.incarnation == 1
+    assert view_of(documents, "a").document.incarnation == 1
     documents.publish(scope(document=Document(incarnation=2)))
-    view = documents.view("a")
+    view = view_of(documents, "a")
     assert (view.document.incarnation, view.name, view.location) == (2, "a", "westeurope")
     assert documents.view("unknown") is None
 
 
-def test_a_vm_that_left_is_unknown_and_a_vm_that_moved_is_in_its_new_scope():
+def test_a_vm_that_left_is_unknown_and_a_vm_that_moved_is_in_its_new_scope() -> None:
     documents = PublishedDocuments()
     documents.publish(scope(vms=("a", "b", "c")))
     documents.publish(scope("new", vms=("c",)))
     documents.publish(scope(vms=("a",)))
     assert documents.view("b") is None
-    assert documents.view("c").scope_id == "new"
+    assert view_of(documents, "c").scope_id == "new"
     documents.remove("pair")
     assert documents.view("a") is None
-    assert documents.view("c").scope_id == "new"
+    assert view_of(documents, "c").scope_id == "new"
 
 
-def test_every_version_gets_its_own_bytes(notice):
+def test_every_version_gets_its_own_bytes(notice: MakeNotice) -> None:
     """Spec §3."""
     documents, document = PublishedDocuments(), Document(incarnation=2, notices=(notice(),))
     documents.publish(scope(document=document))
     for version in VERSIONS:
         for iso_dates in (False, True):
-            body = documents.document_bytes(documents.view("a"), version, iso_dates=iso_dates)
+            body = documents.document_bytes(view_of(documents, "a"), version, iso_dates=iso_dates)
             assert body == encode_document(document, version, iso_dates=iso_dates)
 
 
-def test_equal_bytes_are_kept_once():
+def test_equal_bytes_are_kept_once() -> None:
     documents = PublishedDocuments()
     documents.publish(scope())
     documents.publish(scope("other", vms=("other",)))
     bodies = {
-        id(documents.document_bytes(documents.view(vm), version, iso_dates=False))
+        id(documents.document_bytes(view_of(documents, vm), version, iso_dates=False))
         for vm in ("a", "b", "other")
         for version in VERSIONS
     }
     assert len(bodies) <= len(VERSIONS)
     assert (
-        len({id(documents.document_bytes(documents.view("a"), version, iso_dates=False)) for version in VERSIONS}) == 1
+        len({id(documents.document_bytes(view_of(documents, "a"), version, iso_dates=False)) for version in VERSIONS})
+        == 1
     )
 
 
-def test_a_view_from_before_a_change_still_gets_its_own_bytes(notice):
+def test_a_view_from_before_a_change_still_gets_its_own_bytes(notice: MakeNotice) -> None:
     documents = PublishedDocuments()
     documents.publish(scope())
-    before = documents.view("a")
+    before = view_of(documents, "a")
     documents.publish(scope(document=Document(incarnation=2, notices=(notice(),))))
     assert documents.document_bytes(before, "2020-07-01", iso_dates=False) == b'{"DocumentIncarnation":1,"Events":[]}'
     documents.remove("pair")
     assert documents.document_bytes(before, "2020-07-01", iso_dates=False) == b'{"DocumentIncarnation":1,"Events":[]}'
 
 
-def test_waiters_are_woken_once_in_batches_and_only_by_a_change():
-    async def scenario():
-        documents, woken = PublishedDocuments(), []
+def test_waiters_are_woken_once_in_batches_and_only_by_a_change() -> None:
+    async def scenario() -> None:
+        documents, woken = PublishedDocuments(), list[FakeWaiter]()
         documents.publish(scope())
         waiters = [FakeWaiter(woken) for _ in range(450)]
         for waiter in waiters:
@@ -112,11 +126,11 @@ def test_waiters_are_woken_once_in_batches_and_only_by_a_change():
     asyncio.run(scenario())
 
 
-def test_a_new_epoch_is_a_change_even_at_the_same_incarnation():
+def test_a_new_epoch_is_a_change_even_at_the_same_incarnation() -> None:
     """Spec §4.3: a scope that is enabled again has another document."""
 
-    async def scenario():
-        documents, woken = PublishedDocuments(), []
+    async def scenario() -> None:
+        documents, woken = PublishedDocuments(), list[FakeWaiter]()
         documents.publish(scope())
         documents.add_waiter("pair", FakeWaiter(woken))
         documents.publish(scope(epoch=2))
@@ -126,19 +140,19 @@ def test_a_new_epoch_is_a_change_even_at_the_same_incarnation():
     asyncio.run(scenario())
 
 
-def test_only_an_observed_enabling_delays_responses():
+def test_only_an_observed_enabling_delays_responses() -> None:
     """Spec §8.1: counted from enabling; a restart does not delay again."""
 
-    async def scenario():
+    async def scenario() -> None:
         documents = PublishedDocuments(first_answer_delay_s=60)
         documents.publish(scope(enabled=False))
         documents.publish(scope("old", vms=("old",)))
-        assert documents.view("a").delayed_until == 0.0
+        assert view_of(documents, "a").delayed_until == 0.0
         documents.publish(scope(enabled=True))
-        delayed = documents.view("a").delayed_until
+        delayed = view_of(documents, "a").delayed_until
         assert delayed > asyncio.get_running_loop().time()
         documents.publish(scope(document=Document(incarnation=2)))
-        assert documents.view("a").delayed_until == delayed
-        assert documents.view("old").delayed_until == 0.0
+        assert view_of(documents, "a").delayed_until == delayed
+        assert view_of(documents, "old").delayed_until == 0.0
 
     asyncio.run(scenario())

@@ -13,22 +13,23 @@ from forewarn.core.faults import Fault, FaultKind
 from forewarn.metadata import Limits
 from forewarn.metadata.request_counters import RequestTotals, sum_totals
 from forewarn.metrics.requests import OUTCOME_LABELS, VERSION_LABELS, RequestMetrics
+from tests.metadata.conftest import MakeRequest, RunScenario, World
 
 OLD = "/metadata/scheduledevents?api-version=2017-08-01"
 
 
-def samples(totals):
+def samples(totals: RequestTotals) -> dict[tuple[str, frozenset[tuple[str, str]]], float]:
     registry = CollectorRegistry()
     registry.register(RequestMetrics(lambda: totals))
     families = read(generate_latest(registry).decode())
     return {(s.name, frozenset(s.labels.items())): s.value for family in families for s in family.samples}
 
 
-def value(totals, name, **labels):
+def value(totals: RequestTotals, name: str, **labels: str) -> float:
     return samples(totals)[f"forewarn_{name}", frozenset(labels.items())]
 
 
-def test_every_metric_series_exists_from_the_start():
+def test_every_metric_series_exists_from_the_start() -> None:
     rows = [
         (of, version, status, 1)
         for of in ("poll", "approval", "instance", "token", "strange", "other", "unheard of")
@@ -45,8 +46,8 @@ def test_every_metric_series_exists_from_the_start():
     assert total == len(rows)
 
 
-def test_polls_are_counted_by_version_and_outcome(run_scenario):
-    async def scenario(world):
+def test_polls_are_counted_by_version_and_outcome(run_scenario: RunScenario) -> None:
+    async def scenario(world: World) -> None:
         client = await world.connect()
         for _ in range(3):
             tag = (await client.ask()).headers["etag"]
@@ -72,8 +73,8 @@ def test_polls_are_counted_by_version_and_outcome(run_scenario):
     run_scenario(scenario)
 
 
-def test_rate_limited_polls_are_counted_as_throttled(run_scenario):
-    async def scenario(world):
+def test_rate_limited_polls_are_counted_as_throttled(run_scenario: RunScenario) -> None:
+    async def scenario(world: World) -> None:
         client = await world.connect()
         statuses = [(await client.ask()).status for _ in range(4)]
         assert 429 in statuses
@@ -84,8 +85,8 @@ def test_rate_limited_polls_are_counted_as_throttled(run_scenario):
     run_scenario(scenario, limits=Limits(requests_per_s=1))
 
 
-def test_resets_and_store_failures_are_counted(run_scenario):
-    async def scenario(world):
+def test_resets_and_store_failures_are_counted(run_scenario: RunScenario) -> None:
+    async def scenario(world: World) -> None:
         world.server.set_faults([Fault(id="f", kind=FaultKind.RESET, who="ann", set_at=0.0, name="a", vm="a", count=1)])
         client = await world.connect()
         client.send(b"GET /metadata/scheduledevents?api-version=2020-07-01 HTTP/1.1\r\nMetadata: true\r\n\r\n")
@@ -99,8 +100,8 @@ def test_resets_and_store_failures_are_counted(run_scenario):
     run_scenario(scenario)
 
 
-def test_held_polls_are_a_gauge(run_scenario, request_bytes):
-    async def scenario(world):
+def test_held_polls_are_a_gauge(run_scenario: RunScenario, request_bytes: MakeRequest) -> None:
+    async def scenario(world: World) -> None:
         client = await world.connect()
         tag = (await client.ask()).headers["etag"]
         client.send(request_bytes(If_None_Match=tag, Prefer="wait=300"))
@@ -113,7 +114,7 @@ def test_held_polls_are_a_gauge(run_scenario, request_bytes):
     run_scenario(scenario)
 
 
-def test_the_counts_of_processes_are_summed_and_outlive_a_process():
+def test_the_counts_of_processes_are_summed_and_outlive_a_process() -> None:
     one = RequestTotals(answered=(("poll", "2020-07-01", 200, 3),), accepted=2, held=1, connections=2)
     other = RequestTotals(
         answered=(("poll", "2020-07-01", 200, 4), ("token", "", 200, 1)), accepted=1, refused=1, held=5
@@ -125,7 +126,7 @@ def test_the_counts_of_processes_are_summed_and_outlive_a_process():
 
 
 @pytest.mark.parametrize("label", ["version", "outcome", "of"])
-def test_the_values_of_metric_labels_are_bounded(label):
+def test_the_values_of_metric_labels_are_bounded(label: str) -> None:
     registry = CollectorRegistry()
     strange = tuple((f"of-{n}", f"version-{n}", 200 + n, 1) for n in range(400))
     registry.register(RequestMetrics(lambda: RequestTotals(answered=strange)))

@@ -9,6 +9,7 @@ import asyncio
 import re
 from dataclasses import replace
 from email.utils import parsedate_to_datetime
+from typing import Any
 
 import msgspec
 import pytest
@@ -23,19 +24,25 @@ from forewarn.metadata.interface import ResetConnection
 from forewarn.protocol.document import NoticeStatus
 from forewarn.protocol.exchange import EndpointRules, etag
 from forewarn.protocol.http_message import HttpResponse
+from tests.metadata.conftest import MakeNotice
 from tests.support.in_memory_transport import InMemoryTransport
 from tests.support.metadata_backend import FakeMetadataBackend
 
 PATH = b"/metadata/scheduledevents?api-version="
 TURNS = 12  # more turns of the event loop than any step takes
 
+Key = tuple[str, bool, int]  # of a connection: its VM, whether it comes over loopback, and its number
+Step = tuple[Any, ...]  # the name of a method of `ServerUnderTest`, and its arguments
 
-def get(version=b"2020-07-01", *lines, http=b"1.1", header=b"Metadata: true"):
+
+def get(
+    version: bytes = b"2020-07-01", *lines: bytes, http: bytes = b"1.1", header: bytes = b"Metadata: true"
+) -> bytes:
     head = b"".join(line + b"\r\n" for line in (b"Host: 169.254.169.254", header, *lines) if line)
     return b"GET " + PATH + version + b" HTTP/" + http + b"\r\n" + head + b"\r\n"
 
 
-def post(body=b'{"StartRequests":[{"EventId":"EVENT-1"}]}'):
+def post(body: bytes = b'{"StartRequests":[{"EventId":"EVENT-1"}]}') -> bytes:
     head = b"POST " + PATH + b"2020-07-01 HTTP/1.1\r\nMetadata: true\r\n"
     return head + b"Content-Length: %d\r\n\r\n" % len(body) + body
 
@@ -90,7 +97,7 @@ FAULTS = [
 class ServerUnderTest:
     """One server with its connections, and the steps of a scenario."""
 
-    def __init__(self, notice, *, use_response_cache, limits):
+    def __init__(self, notice: MakeNotice, *, use_response_cache: bool, limits: Limits) -> None:
         self.notice = notice
         self.documents, self.callers = PublishedDocuments(), CallerDirectory()
         self.backend = FakeMetadataBackend(self.documents)
@@ -105,10 +112,10 @@ class ServerUnderTest:
             limits=limits,
             use_response_cache=use_response_cache,
         )
-        self.transports = {}
-        self.states = []
+        self.transports: dict[Key, InMemoryTransport] = {}
+        self.states: list[tuple[Any, ...]] = []
 
-    def transport(self, key):
+    def transport(self, key: Key) -> InMemoryTransport:
         """The connection for this key, opened if it is closed."""
         transport = self.transports.get(key)
         if transport is None or transport.is_closed:
@@ -118,25 +125,25 @@ class ServerUnderTest:
             transport = self.transports[key] = InMemoryTransport(self.server.add_connection(caller))
         return transport
 
-    def send(self, key, requests, cuts):
+    def send(self, key: Key, requests: list[bytes], cuts: list[int]) -> None:
         raw = b"".join(requests)
         positions = sorted({min(cut, len(raw)) for cut in cuts})
         for start, end in zip([0, *positions], [*positions, len(raw)], strict=True):
             self.transport(key).send(raw[start:end])
 
-    def flood(self, key, poll, count):
+    def flood(self, key: Key, poll: bytes, count: int) -> None:
         self.transport(key).send(poll * count)
 
-    def send_eof(self, key):
+    def send_eof(self, key: Key) -> None:
         self.transport(key).send_eof()
 
-    def stop_reading(self, key):
+    def stop_reading(self, key: Key) -> None:
         self.transport(key).stop_reading()
 
-    def read_on(self, key):
+    def read_on(self, key: Key) -> None:
         self.transport(key).continue_reading()
 
-    def show(self, scope_id, count):
+    def show(self, scope_id: str, count: int) -> None:
         if self.is_there(scope_id):
             scheduled, started = (
                 self.notice("EVENT-1"),
@@ -144,33 +151,34 @@ class ServerUnderTest:
             )
             self.backend.show(scope_id, *(scheduled, started)[:count])
 
-    def republish(self, scope_id):
+    def republish(self, scope_id: str) -> None:
         if self.is_there(scope_id):
             self.backend.republish(scope_id)
 
-    def drop_or_add(self, scope_id, enabled):
+    def drop_or_add(self, scope_id: str, enabled: bool) -> None:
         if self.is_there(scope_id):
             self.backend.drop_scope(scope_id)
         else:
             self.backend.add_scope(scope_id, *("a", "b") if scope_id == "pair" else ("other",), enabled=enabled)
 
-    def set_override(self, scope_id, override):
+    def set_override(self, scope_id: str, override: HttpResponse | ResetConnection | None) -> None:
         if self.is_there(scope_id):
             vm = "a" if scope_id == "pair" else "other"
             view = self.documents.view(vm)
+            assert view is not None
             scope = next(scope for key, scope in self.backend._scopes.items() if key == view.scope_id)
             self.documents.publish(replace(scope, poll_override=override))
 
-    def is_there(self, scope_id):
+    def is_there(self, scope_id: str) -> bool:
         return self.documents.view("a" if scope_id == "pair" else "other") is not None
 
-    def assign_vm(self, at, vm):
+    def assign_vm(self, at: str, vm: str) -> None:
         if vm == "unknown":
             self.callers.release(f"at {at}")
         else:
             self.callers.assign(f"at {at}", vm)
 
-    def set_faults(self, faults):
+    def set_faults(self, faults: list[tuple[FaultKind, str, int | None]]) -> None:
         self.server.faults.set_faults(
             [
                 Fault(id=f"f{number}", kind=kind, who="ann", set_at=0.0, name=vm, vm=vm, scope_id="pair", count=count)
@@ -178,13 +186,13 @@ class ServerUnderTest:
             ]
         )
 
-    def pass_time(self, seconds):
+    def pass_time(self, seconds: float) -> None:
         self.backend.at += seconds
 
-    def lose_store(self, is_away):
+    def lose_store(self, is_away: bool) -> None:
         self.backend.is_unavailable = is_away
 
-    def record_state(self):
+    def record_state(self) -> None:
         counters = self.server.counters
         polls, deliveries = self.server.observations.take_batch()
         hits = {(hit.fault_id, hit.vm): hit for hit in self.server.faults.take_hits()}
@@ -199,7 +207,7 @@ class ServerUnderTest:
             )
         )
 
-    def visible_state(self):
+    def visible_state(self) -> tuple[dict[Key, tuple[bytes, bool, bool]], list[tuple[Any, ...]]]:
         """Everything that is visible from outside."""
         return {
             key: (transport.received, transport.is_closed, transport.was_reset)
@@ -207,7 +215,7 @@ class ServerUnderTest:
         }, self.states
 
 
-async def wait_until_stable(*servers):
+async def wait_until_stable(*servers: ServerUnderTest) -> None:
     """Wait until nothing changes any more."""
     visible_state = None
     while visible_state != (
@@ -217,11 +225,13 @@ async def wait_until_stable(*servers):
             await asyncio.sleep(0)
 
 
-async def run_steps(steps, regular_polls, notice, limits):
+async def run_steps(
+    steps: list[Step], regular_polls: list[tuple[Key, bytes]], notice: MakeNotice, limits: Limits
+) -> None:
     """Run the steps on two servers, with the regular polls after each step."""
     cached = ServerUnderTest(notice, use_response_cache=True, limits=limits)
     uncached = ServerUnderTest(notice, use_response_cache=False, limits=limits)
-    polls = [("send", key, [request], []) for key, request in regular_polls]
+    polls: list[Step] = [("send", key, [request], []) for key, request in regular_polls]
     for name, *details in [item for step in steps for item in (step, *polls)]:
         for subject in (cached, uncached):
             getattr(subject, name)(*details)
@@ -261,7 +271,9 @@ limits = st.sampled_from([Limits(), Limits(), Limits(write_bytes=1000), Limits(r
 
 @given(steps=st.lists(steps, min_size=3, max_size=25), regular_polls=regular_polls, limits=limits)
 @settings(max_examples=300, deadline=None)
-def test_servers_with_and_without_a_cache_behave_the_same(notice, steps, regular_polls, limits):
+def test_servers_with_and_without_a_cache_behave_the_same(
+    notice: MakeNotice, steps: list[Step], regular_polls: list[tuple[Key, bytes]], limits: Limits
+) -> None:
     """For all requests, packet boundaries and changes."""
     asyncio.run(run_steps(steps, regular_polls, notice, limits))
 
@@ -270,11 +282,11 @@ A, A_TOO, A_ON_A_NETWORK = ("a", True, 1), ("a", True, 2), ("a", False, 1)
 PREVIEW_POLL = get(b"2017-03-01", header=b"")
 
 
-def sends(*requests, key=A):
+def sends(*requests: bytes, key: Key = A) -> list[Step]:
     return [("send", key, [request], []) for request in requests]
 
 
-CASES = {
+CASES: dict[str, list[Step]] = {
     "two versions in turn": [
         *sends(get(), get(), get()),
         ("pass_time", 1.0),
@@ -340,20 +352,22 @@ CASES = {
 
 
 @pytest.mark.parametrize("steps", CASES.values(), ids=CASES.keys())
-def test_servers_with_and_without_a_cache_behave_the_same_in_selected_cases(notice, steps):
+def test_servers_with_and_without_a_cache_behave_the_same_in_selected_cases(
+    notice: MakeNotice, steps: list[Step]
+) -> None:
     asyncio.run(run_steps([*steps, ("record_state",)], [], notice, Limits(write_bytes=1000)))
 
 
-def test_the_date_of_cached_responses_is_right_at_any_speed_of_the_lab_clock(notice):
+def test_the_date_of_cached_responses_is_right_at_any_speed_of_the_lab_clock(notice: MakeNotice) -> None:
     """Spec §12: clients compute the remaining time as NotBefore − Date."""
     real = iter(range(1_700_000_000, 1_700_001_000))
 
-    async def scenario():
+    async def scenario() -> None:
         clock = LabClock(
             ClockSetting(lab_at=1_474_309_787.0, real_at=1_700_000_000.0, speed=60), real=lambda: next(real)
         )
         subject = ServerUnderTest(notice, use_response_cache=True, limits=Limits())
-        subject.backend.now = clock.now
+        subject.backend.now = clock.now  # type: ignore[method-assign]
         server = MetadataServer(documents=subject.documents, backend=subject.backend, callers=subject.callers)
         transport = InMemoryTransport(server.add_connection(Caller(attachment="at a", vm="a", is_loopback=True)))
         for _ in range(5):
@@ -368,15 +382,15 @@ def test_the_date_of_cached_responses_is_right_at_any_speed_of_the_lab_clock(not
 @pytest.mark.parametrize(
     "request_bytes", [get(), post(b'{"StartRequests":[{"EventId":"EVENT-2"}]}')], ids=["poll", "approval"]
 )
-def test_a_repeated_request_is_not_parsed_again(notice, request_bytes):
+def test_a_repeated_request_is_not_parsed_again(notice: MakeNotice, request_bytes: bytes) -> None:
     """Polls, and approvals of a listed event."""
     read = []
 
-    def rules(location):
+    def rules(location: str) -> EndpointRules:
         read.append(location)
         return EndpointRules()
 
-    async def scenario():
+    async def scenario() -> None:
         subject = ServerUnderTest(notice, use_response_cache=True, limits=Limits())
         subject.show("pair", 2)
         server = MetadataServer(
@@ -393,17 +407,17 @@ def test_a_repeated_request_is_not_parsed_again(notice, request_bytes):
     asyncio.run(scenario())
 
 
-def test_a_fault_of_one_vm_does_not_invalidate_the_cache_of_others(notice):
+def test_a_fault_of_one_vm_does_not_invalidate_the_cache_of_others(notice: MakeNotice) -> None:
     """Neither when it is set or cleared, nor when its hits are stored."""
     read = []
 
-    def rules(location):
+    def rules(location: str) -> EndpointRules:
         read.append(location)
         return EndpointRules()
 
     fault = Fault(id="f1", kind=FaultKind.GONE, who="ann", set_at=0.0, name="b", vm="b", scope_id="pair")
 
-    async def scenario():
+    async def scenario() -> None:
         subject = ServerUnderTest(notice, use_response_cache=True, limits=Limits())
         server = MetadataServer(
             documents=subject.documents, backend=subject.backend, callers=subject.callers, rules_for=rules

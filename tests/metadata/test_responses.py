@@ -6,15 +6,16 @@ import pytest
 
 from forewarn.metadata import Limits
 from forewarn.protocol.exchange import EndpointRules
+from tests.metadata.conftest import MakeNotice, MakeRequest, RunScenario, World
 
 POLL = "/metadata/scheduledevents?api-version=2020-07-01"
 START = b'{"StartRequests":[{"EventId":"event-1"}]}'
 
 
-def test_a_poll_gets_the_document_of_the_callers_scope(run_scenario, notice):
+def test_a_poll_gets_the_document_of_the_callers_scope(run_scenario: RunScenario, notice: MakeNotice) -> None:
     """Spec §2.1, §4.1, §7.2: all VMs of a scope see the whole document, and no others do."""
 
-    async def scenario(world):
+    async def scenario(world: World) -> None:
         world.backend.show("pair", notice())
         for vm in ("a", "b"):
             reply = await world.ask(vm=vm)
@@ -27,10 +28,10 @@ def test_a_poll_gets_the_document_of_the_callers_scope(run_scenario, notice):
     run_scenario(scenario)
 
 
-def test_the_date_header_carries_lab_time(run_scenario):
+def test_the_date_header_carries_lab_time(run_scenario: RunScenario) -> None:
     """Spec §12: guests compute the time left as NotBefore − Date."""
 
-    async def scenario(world):
+    async def scenario(world: World) -> None:
         client = await world.connect()
         world.backend.at = 1_474_309_787.9
         assert (await client.ask()).headers["date"] == "Mon, 19 Sep 2016 18:29:47 GMT"
@@ -40,10 +41,10 @@ def test_the_date_header_carries_lab_time(run_scenario):
     run_scenario(scenario)
 
 
-def test_a_known_etag_gets_304_with_no_body_and_junk_gets_200(run_scenario, notice):
+def test_a_known_etag_gets_304_with_no_body_and_junk_gets_200(run_scenario: RunScenario, notice: MakeNotice) -> None:
     """Spec §4.3."""
 
-    async def scenario(world):
+    async def scenario(world: World) -> None:
         client = await world.connect()
         tag = (await client.ask()).headers["etag"]
         same = await client.ask(If_None_Match=tag)
@@ -57,10 +58,10 @@ def test_a_known_etag_gets_304_with_no_body_and_junk_gets_200(run_scenario, noti
     run_scenario(scenario)
 
 
-def test_an_unknown_caller_gets_404_for_every_path_and_is_disconnected(run_scenario):
+def test_an_unknown_caller_gets_404_for_every_path_and_is_disconnected(run_scenario: RunScenario) -> None:
     """Spec §2.7, §10: it learns nothing, and its next connection may be identified as a VM."""
 
-    async def scenario(world):
+    async def scenario(world: World) -> None:
         for target in (POLL, "/", "/metadata/instance?api-version=2021-02-01", "/metadata/versions"):
             client = await world.connect("unknown")
             reply = await client.ask(target)
@@ -71,10 +72,10 @@ def test_an_unknown_caller_gets_404_for_every_path_and_is_disconnected(run_scena
     run_scenario(scenario)
 
 
-def test_a_vm_that_was_removed_is_unknown_on_its_open_connection_too(run_scenario):
+def test_a_vm_that_was_removed_is_unknown_on_its_open_connection_too(run_scenario: RunScenario) -> None:
     """Spec §10, first row."""
 
-    async def scenario(world):
+    async def scenario(world: World) -> None:
         client = await world.connect()
         assert (await client.ask()).status == 200
         world.backend.drop_scope("pair")
@@ -83,10 +84,10 @@ def test_a_vm_that_was_removed_is_unknown_on_its_open_connection_too(run_scenari
     run_scenario(scenario)
 
 
-def test_a_vm_reads_its_own_name_and_the_versions(run_scenario):
+def test_a_vm_reads_its_own_name_and_the_versions(run_scenario: RunScenario) -> None:
     """Spec §2.6."""
 
-    async def scenario(world):
+    async def scenario(world: World) -> None:
         client = await world.connect("b")
         name = await client.ask("/metadata/instance/compute/name?api-version=2021-02-01&format=text")
         assert (name.status, name.body) == (200, b"b")
@@ -95,13 +96,13 @@ def test_a_vm_reads_its_own_name_and_the_versions(run_scenario):
     run_scenario(scenario)
 
 
-def test_a_location_serves_only_its_configured_versions(run_scenario):
+def test_a_location_serves_only_its_configured_versions(run_scenario: RunScenario) -> None:
     """Spec §3: real regions introduce versions at different times."""
 
-    def rules(location):
+    def rules(location: str) -> EndpointRules:
         return EndpointRules(versions=("2017-11-01",)) if location == "northeurope" else EndpointRules()
 
-    async def scenario(world):
+    async def scenario(world: World) -> None:
         assert (await world.ask(vm="a")).status == 200
         lagging = await world.ask(vm="other")
         assert lagging.status == 400
@@ -110,10 +111,12 @@ def test_a_location_serves_only_its_configured_versions(run_scenario):
     run_scenario(scenario, rules=rules)
 
 
-def test_an_approval_is_answered_after_it_is_durable(run_scenario, notice, request_bytes):
+def test_an_approval_is_answered_after_it_is_durable(
+    run_scenario: RunScenario, notice: MakeNotice, request_bytes: MakeRequest
+) -> None:
     """Spec §5.2, §5.3: 200 without a body, after the store has it."""
 
-    async def scenario(world):
+    async def scenario(world: World) -> None:
         world.backend.show("pair", notice())
         world.backend.is_open.clear()
         client = await world.connect("b")
@@ -128,10 +131,10 @@ def test_an_approval_is_answered_after_it_is_durable(run_scenario, notice, reque
     run_scenario(scenario)
 
 
-def test_an_approval_of_another_scopes_event_is_refused_by_name(run_scenario, notice):
+def test_an_approval_of_another_scopes_event_is_refused_by_name(run_scenario: RunScenario, notice: MakeNotice) -> None:
     """Spec §5.2, §7.4, §10."""
 
-    async def scenario(world):
+    async def scenario(world: World) -> None:
         world.backend.show("pair", notice())
         reply = await world.ask(vm="other", method="POST", body=START)
         assert reply.status == 400
@@ -141,10 +144,12 @@ def test_an_approval_of_another_scopes_event_is_refused_by_name(run_scenario, no
     run_scenario(scenario)
 
 
-def test_an_approval_is_stored_even_if_the_client_disconnects(run_scenario, notice, request_bytes):
+def test_an_approval_is_stored_even_if_the_client_disconnects(
+    run_scenario: RunScenario, notice: MakeNotice, request_bytes: MakeRequest
+) -> None:
     """Spec §5.3: the request was complete."""
 
-    async def scenario(world):
+    async def scenario(world: World) -> None:
         world.backend.show("pair", notice())
         world.backend.is_open.clear()
         client = await world.connect()
@@ -158,10 +163,12 @@ def test_an_approval_is_stored_even_if_the_client_disconnects(run_scenario, noti
     run_scenario(scenario)
 
 
-def test_without_the_store_a_post_gets_503_and_polls_are_still_answered(run_scenario, notice):
+def test_without_the_store_a_post_gets_503_and_polls_are_still_answered(
+    run_scenario: RunScenario, notice: MakeNotice
+) -> None:
     """Spec §10, last but one row."""
 
-    async def scenario(world):
+    async def scenario(world: World) -> None:
         world.backend.show("pair", notice())
         world.backend.is_unavailable = True
         client = await world.connect()
@@ -175,10 +182,10 @@ def test_without_the_store_a_post_gets_503_and_polls_are_still_answered(run_scen
     run_scenario(scenario)
 
 
-def test_the_rate_limit_applies_to_each_vm_separately(run_scenario):
+def test_the_rate_limit_applies_to_each_vm_separately(run_scenario: RunScenario) -> None:
     """Spec §8.5, §10."""
 
-    async def scenario(world):
+    async def scenario(world: World) -> None:
         client = await world.connect("a")
         assert (await client.ask()).status == 200
         throttled = await client.ask()
@@ -190,10 +197,10 @@ def test_the_rate_limit_applies_to_each_vm_separately(run_scenario):
 
 
 @pytest.mark.parametrize("method", ["PUT", "DELETE", "OPTIONS", "BREW", "get"])
-def test_an_unsupported_method_gets_azures_xml_error(run_scenario, method):
+def test_an_unsupported_method_gets_azures_xml_error(run_scenario: RunScenario, method: str) -> None:
     """Spec §10, also for methods that no HTTP library knows."""
 
-    async def scenario(world):
+    async def scenario(world: World) -> None:
         reply = await world.ask(method=method)
         assert reply.status == 400
         assert reply.headers["content-type"] == "text/xml; charset=utf-8"
@@ -202,10 +209,10 @@ def test_an_unsupported_method_gets_azures_xml_error(run_scenario, method):
     run_scenario(scenario)
 
 
-def test_head_gets_only_the_headers_of_its_error(run_scenario):
+def test_head_gets_only_the_headers_of_its_error(run_scenario: RunScenario) -> None:
     """Spec §10; 323 is the length that Azure sends."""
 
-    async def scenario(world):
+    async def scenario(world: World) -> None:
         client = await world.connect()
         reply = await client.ask(method="HEAD")
         assert (reply.status, reply.headers["content-length"]) == (400, "323")
@@ -214,16 +221,18 @@ def test_head_gets_only_the_headers_of_its_error(run_scenario):
     run_scenario(scenario)
 
 
-def test_an_internal_error_is_a_plain_500_and_the_next_request_is_served(run_scenario, caplog):
+def test_an_internal_error_is_a_plain_500_and_the_next_request_is_served(
+    run_scenario: RunScenario, caplog: pytest.LogCaptureFixture
+) -> None:
     """The response has no traceback; the log has it."""
     errors = [ZeroDivisionError("a secret")]
 
-    def rules(location):
+    def rules(location: str) -> EndpointRules:
         if errors:
             raise errors.pop()
         return EndpointRules()
 
-    async def scenario(world):
+    async def scenario(world: World) -> None:
         client = await world.connect()
         reply = await client.ask()
         assert (reply.status, reply.body) == (500, b'{ "error": "Internal server error" }')

@@ -34,6 +34,8 @@ NOBODY = 65534
 RULES = Path(__file__).parents[2] / "docs" / "network"
 _COUNTER = itertools.count()
 
+EventsOf = Callable[[tuple[int, str]], list[str]]
+
 
 def _skip_reason() -> str:
     if sys.platform != "linux" or os.geteuid() != 0:
@@ -268,7 +270,7 @@ def rules() -> Path:
 
 
 @pytest.fixture(scope="session")
-def events_of() -> Callable[[tuple[int, str]], list[str]]:
+def events_of() -> EventsOf:
     """A function that returns the ids of the events in the response to a poll."""
 
     def event_ids(answer: tuple[int, str]) -> list[str]:

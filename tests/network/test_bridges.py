@@ -10,10 +10,10 @@ import struct
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import pytest
 
+from tests.network.conftest import EventsOf, Namespace, World
 from tests.support.service_process import eventually
 
 pytestmark = pytest.mark.namespaces
@@ -28,10 +28,10 @@ METADATA = "169.254.169.254"
 class Bridge:
     """Three ports: VMs 1 and 2, and one with a mark that belongs to no VM."""
 
-    host: Any
-    vms: dict[int, Any]
+    host: Namespace
+    vms: dict[int, Namespace]
 
-    def guard(self, rules):
+    def guard(self, rules: Path) -> None:
         self.host.nft("-f", str(rules / "bridge-guard.nft"))
         for n in self.vms:
             table = ("add", "element", "bridge", "forewarn_guard")
@@ -40,16 +40,16 @@ class Bridge:
             self.host.nft(*table, "guarded", f'{{ "tap{n}" }}')
 
 
-def mac(n):
+def mac(n: int) -> str:
     return f"02:00:00:00:00:0{n}"
 
 
-def address(n):
+def address(n: int) -> str:
     return f"10.0.0.1{n}"
 
 
 @pytest.fixture
-def bridge(world, rules):
+def bridge(world: World, rules: Path) -> Bridge:
     host = world.host()
     host.ip("link add br0 type bridge", "link set br0 up", "addr add 10.0.0.1/24 dev br0")
     host.sysctl(tcp_fwmark_accept=1)
@@ -62,7 +62,7 @@ def bridge(world, rules):
     return Bridge(host, vms)
 
 
-def forge(attacker, victim_n, own_n):
+def forge(attacker: Namespace, victim_n: int, own_n: int) -> None:
     """The attacker takes the address and MAC of the victim."""
     attacker.ip(
         "link set eth0 down",
@@ -74,7 +74,9 @@ def forge(attacker, victim_n, own_n):
     )
 
 
-def test_vms_are_identified_by_bridge_port_and_an_unassigned_mark_is_unknown(world, bridge, poll):
+def test_vms_are_identified_by_bridge_port_and_an_unassigned_mark_is_unknown(
+    world: World, bridge: Bridge, poll: str
+) -> None:
     service = world.service(bridge.host, FLEET, MARKS)
     assert bridge.vms[1].ask() == (200, "web-1")
     assert bridge.vms[2].ask() == (200, "web-2")
@@ -84,7 +86,9 @@ def test_vms_are_identified_by_bridge_port_and_an_unassigned_mark_is_unknown(wor
     assert service.open_names() == ["169.254.169.254:80 by mark on br0"]
 
 
-def test_a_vm_that_forges_address_and_mac_keeps_its_identity(world, bridge, events_of, poll):
+def test_a_vm_that_forges_address_and_mac_keeps_its_identity(
+    world: World, bridge: Bridge, events_of: EventsOf, poll: str
+) -> None:
     service = world.service(bridge.host, FLEET, MARKS)
     assert bridge.vms[1].ask() == (200, "web-1")
     service.restart_vm("web-1")
@@ -94,8 +98,8 @@ def test_a_vm_that_forges_address_and_mac_keeps_its_identity(world, bridge, even
 
 
 def test_a_guarded_vm_that_forges_addresses_gets_no_response_and_the_victim_is_not_affected(
-    world, bridge, rules, events_of, poll
-):
+    world: World, bridge: Bridge, rules: Path, events_of: EventsOf, poll: str
+) -> None:
     service = world.service(bridge.host, FLEET, MARKS)
     bridge.guard(rules)
     assert (bridge.vms[1].ask(), bridge.vms[2].ask()) == ((200, "web-1"), (200, "web-2"))
@@ -109,7 +113,7 @@ def test_a_guarded_vm_that_forges_addresses_gets_no_response_and_the_victim_is_n
     assert events_of(bridge.vms[1].ask(poll)) == [event_id]
 
 
-def test_a_guarded_vm_cannot_forge_an_address_with_its_own_mac(world, bridge, rules):
+def test_a_guarded_vm_cannot_forge_an_address_with_its_own_mac(world: World, bridge: Bridge, rules: Path) -> None:
     world.service(bridge.host, FLEET, MARKS)
     bridge.guard(rules)
     bridge.vms[2].ip(f"addr del {address(2)}/24 dev eth0", f"addr add {address(1)}/24 dev eth0")
@@ -118,7 +122,7 @@ def test_a_guarded_vm_cannot_forge_an_address_with_its_own_mac(world, bridge, ru
     assert bridge.vms[1].ask() == (200, "web-1")
 
 
-def claim_the_metadata_address(attacker, own_n, victim_n):
+def claim_the_metadata_address(attacker: Namespace, own_n: int, victim_n: int) -> None:
     """Send what an ARP spoofer sends: that the metadata address has its own MAC."""
     own_mac, victim_mac = (bytes.fromhex(mac(n).replace(":", "")) for n in (own_n, victim_n))
     metadata, victim = socket.inet_aton(METADATA), socket.inet_aton(address(victim_n))
@@ -128,12 +132,12 @@ def claim_the_metadata_address(attacker, own_n, victim_n):
         wire.send(victim_mac + own_mac + struct.pack("!H", 0x0806) + arp)
 
 
-def test_a_guarded_vm_cannot_claim_the_metadata_address(world, bridge, rules):
+def test_a_guarded_vm_cannot_claim_the_metadata_address(world: World, bridge: Bridge, rules: Path) -> None:
     world.service(bridge.host, FLEET, MARKS)
     victim, attacker = bridge.vms[1], bridge.vms[3]
     victim.inside(partial(Path("/proc/sys/net/ipv4/neigh/eth0/locktime").write_text, "0"))
 
-    def is_spoofed():
+    def is_spoofed() -> bool:
         claim_the_metadata_address(attacker, 3, 1)
         return mac(3) in victim.shown("neigh", "show", METADATA)
 
@@ -148,7 +152,9 @@ def test_a_guarded_vm_cannot_claim_the_metadata_address(world, bridge, rules):
         assert victim.ask() == (200, "web-1")
 
 
-def test_the_error_for_a_listener_by_mark_without_tcp_fwmark_accept_says_what_to_do(world, bridge):
+def test_the_error_for_a_listener_by_mark_without_tcp_fwmark_accept_says_what_to_do(
+    world: World, bridge: Bridge
+) -> None:
     bridge.host.sysctl(tcp_fwmark_accept=0)
     with pytest.raises(AssertionError, match=r"the kernel does not mark connections: run `sysctl -w net"):
         world.service(bridge.host, FLEET, MARKS)

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
+from tests.network.conftest import EventsOf, World
 from tests.support.service_process import eventually
 
 pytestmark = pytest.mark.namespaces
@@ -12,16 +15,18 @@ MANY = 20
 NOT_FOUND = (404, '{ "error": "Not found" }')
 
 
-def fleet(count):
+def fleet(count: int) -> str:
     return f'[[hosts]]\nname = "host-{{n}}"\ncount = 3\n\n[[vms]]\nname = "web-{{n}}"\ncount = {count}\n'
 
 
-def by_device(count):
+def by_device(count: int) -> str:
     one = '[[listeners]]\nby = "device"\ndevice = "tap{n}"\nvm = "web-{n}"\n'
     return "".join(one.replace("{n}", str(n)) for n in range(count))
 
 
-def test_vms_with_the_same_address_and_port_see_their_own_documents(world, events_of, poll):
+def test_vms_with_the_same_address_and_port_see_their_own_documents(
+    world: World, events_of: EventsOf, poll: str
+) -> None:
     host = world.host()
     vms = [world.vm(f"vm{n}", host, f"tap{n}") for n in range(MANY)]
     service = world.service(host, fleet(MANY), by_device(MANY))
@@ -35,7 +40,7 @@ def test_vms_with_the_same_address_and_port_see_their_own_documents(world, event
     ]
 
 
-def test_the_service_listens_again_on_a_device_that_is_created_again(world):
+def test_the_service_listens_again_on_a_device_that_is_created_again(world: World) -> None:
     host = world.host()
     vms = [world.vm(f"vm{n}", host, f"tap{n}") for n in range(2)]
     world.service(host, fleet(2), by_device(2))
@@ -48,7 +53,7 @@ def test_the_service_listens_again_on_a_device_that_is_created_again(world):
         assert vms[0].ask() == (200, "web-0")
 
 
-def test_the_service_waits_for_a_missing_device_and_logs_it_once(world):
+def test_the_service_waits_for_a_missing_device_and_logs_it_once(world: World) -> None:
     host = world.host()
     early = world.vm("vm0", host, "tap0")
     service = world.service(host, fleet(2), by_device(2))
@@ -63,7 +68,7 @@ def test_the_service_waits_for_a_missing_device_and_logs_it_once(world):
     assert sum("listening on 169.254.169.254:80 by device tap1 now" in line for line in lines) == 1
 
 
-def test_a_renamed_tap_no_longer_identifies_its_vm(world):
+def test_a_renamed_tap_no_longer_identifies_its_vm(world: World) -> None:
     """The settings assign a VM to the name of a device, so the name counts."""
     host = world.host()
     first, second = world.vm("vm0", host, "tap0"), world.vm("vm1", host, "tap1")
@@ -75,7 +80,7 @@ def test_a_renamed_tap_no_longer_identifies_its_vm(world):
     assert second.ask() == (200, "web-1")
 
 
-def test_an_unassigned_device_gets_no_response_and_a_removed_vm_gets_404(world, poll):
+def test_an_unassigned_device_gets_no_response_and_a_removed_vm_gets_404(world: World, poll: str) -> None:
     """Spec §10: an unknown caller learns nothing."""
     host = world.host()
     removed, unassigned = world.vm("vm0", host, "tap0"), world.vm("vm9", host, "tap9")
@@ -87,7 +92,7 @@ def test_an_unassigned_device_gets_no_response_and_a_removed_vm_gets_404(world, 
         assert removed.ask(target) == NOT_FOUND
 
 
-def test_with_taps_nft_vms_are_refused_at_once_while_no_service_runs(world, rules):
+def test_with_taps_nft_vms_are_refused_at_once_while_no_service_runs(world: World, rules: Path) -> None:
     """Clients without a timeout would hang if there were no response."""
     host = world.host()
     vms = [world.vm(f"vm{n}", host, f"tap{n}") for n in range(2)]

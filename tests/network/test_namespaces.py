@@ -6,6 +6,7 @@ import subprocess
 
 import pytest
 
+from tests.network.conftest import EventsOf, Namespace, World
 from tests.support.service_process import eventually
 
 pytestmark = pytest.mark.namespaces
@@ -15,11 +16,11 @@ NOT_FOUND = (404, '{ "error": "Not found" }')
 METADATA = "169.254.169.254"
 
 
-def fleet(count):
+def fleet(count: int) -> str:
     return f'[[hosts]]\nname = "host-{{n}}"\ncount = 3\n\n[[vms]]\nname = "web-{{n}}"\ncount = {count}\n'
 
 
-def by_namespace(namespaces):
+def by_namespace(namespaces: list[Namespace]) -> str:
     lines = (
         f'[[listeners]]\nby = "namespace"\nnamespace = "{inside.name}"\nvm = "web-{n}"\n'
         for n, inside in enumerate(namespaces)
@@ -27,7 +28,7 @@ def by_namespace(namespaces):
     return "".join(lines)
 
 
-def own_namespaces(world, count):
+def own_namespaces(world: World, count: int) -> list[Namespace]:
     """Namespaces that all have the same address, and the metadata address."""
     namespaces = [world.namespace(f"vm{n}") for n in range(count)]
     for inside in namespaces:
@@ -35,7 +36,9 @@ def own_namespaces(world, count):
     return namespaces
 
 
-def test_vms_with_the_same_address_and_port_are_identified_by_namespace(world, events_of, poll):
+def test_vms_with_the_same_address_and_port_are_identified_by_namespace(
+    world: World, events_of: EventsOf, poll: str
+) -> None:
     vms = own_namespaces(world, MANY)
     service = world.service(world.namespace("host"), fleet(MANY), by_namespace(vms))
 
@@ -48,14 +51,14 @@ def test_vms_with_the_same_address_and_port_are_identified_by_namespace(world, e
     ]
 
 
-def test_a_namespace_may_be_a_path(world):
+def test_a_namespace_may_be_a_path(world: World) -> None:
     (vm,) = own_namespaces(world, 1)
     listener = f'[[listeners]]\nby = "namespace"\nnamespace = "/run/netns/{vm.name}"\nvm = "web-0"\n'
     world.service(world.namespace("host"), fleet(1), listener)
     assert vm.ask() == (200, "web-0")
 
 
-def test_the_service_listens_again_in_a_namespace_that_is_created_again(world):
+def test_the_service_listens_again_in_a_namespace_that_is_created_again(world: World) -> None:
     (vm,) = own_namespaces(world, 1)
     service = world.service(world.namespace("host"), fleet(1), by_namespace([vm]))
     assert vm.ask() == (200, "web-0")
@@ -68,7 +71,7 @@ def test_the_service_listens_again_in_a_namespace_that_is_created_again(world):
     assert vm.ask() == (200, "web-0")
 
 
-def test_the_namespace_of_a_removed_vm_gets_404(world, poll):
+def test_the_namespace_of_a_removed_vm_gets_404(world: World, poll: str) -> None:
     """Spec §10."""
     (vm,) = own_namespaces(world, 1)
     service = world.service(world.namespace("host"), fleet(2), by_namespace([vm]))
@@ -76,7 +79,7 @@ def test_the_namespace_of_a_removed_vm_gets_404(world, poll):
     assert vm.ask(poll) == NOT_FOUND
 
 
-def test_trusted_networks_may_have_the_same_addresses(world, poll):
+def test_trusted_networks_may_have_the_same_addresses(world: World, poll: str) -> None:
     """By source address, inside one namespace per network; an unassigned address is unknown."""
     listeners = ""
     networks = [world.namespace(name) for name in ("blue", "green")]
@@ -91,7 +94,7 @@ def test_trusted_networks_may_have_the_same_addresses(world, poll):
     assert networks[0].connect(source="10.0.0.9").ask(poll) == NOT_FOUND
 
 
-def test_a_listener_without_a_network_name_uses_the_addresses_of_the_fleet(world):
+def test_a_listener_without_a_network_name_uses_the_addresses_of_the_fleet(world: World) -> None:
     host = world.host()
     host.ip("addr add 10.0.0.4/32 dev lo", "addr add 10.0.0.9/32 dev lo")
     text = fleet(1) + 'address = "10.0.0.4"\n'

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.network.conftest import Namespace, Program, Service, World
 from tests.support.service_process import eventually
 
 pytestmark = pytest.mark.namespaces
@@ -30,15 +31,18 @@ ALL = ["169.254.169.254:80 by device tap0", "169.254.169.254:80 by device tap1"]
 AS_NOBODY = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", "--bounding-set=-all"]
 
 
+Pair = tuple[Namespace, list[Namespace], Service, Program]
+
+
 @pytest.fixture
-def nobody(_can_make_namespaces):
+def nobody(_can_make_namespaces: None) -> None:
     tried = [*AS_NOBODY, sys.executable, "-m", "forewarn", "--version"]
     if subprocess.run(tried, capture_output=True, check=False, cwd="/").returncode:
         pytest.skip("the user nobody cannot run this Python")
 
 
 @pytest.fixture
-def pair(world, nobody):
+def pair(world: World, nobody: None) -> Pair:
     """A host with two VMs, its socket helper, and a service that runs as nobody."""
     host = world.host()
     vms = [world.vm(f"vm{n}", host, f"tap{n}") for n in range(2)]
@@ -48,7 +52,7 @@ def pair(world, nobody):
     return host, vms, service, helper
 
 
-def test_the_service_has_no_privilege_and_serves_every_vm(pair):
+def test_the_service_has_no_privilege_and_serves_every_vm(pair: Pair) -> None:
     _, vms, service, _ = pair
     status = dict(line.split(":\t", 1) for line in Path(f"/proc/{service.pid}/status").read_text().splitlines())
     assert status["Uid"].split() == ["65534"] * 4
@@ -56,7 +60,7 @@ def test_the_service_has_no_privilege_and_serves_every_vm(pair):
     assert [vm.ask() for vm in vms] == [(200, "web-0"), (200, "web-1")]
 
 
-def test_connections_wait_while_the_service_restarts(pair):
+def test_connections_wait_while_the_service_restarts(pair: Pair) -> None:
     _, vms, service, _ = pair
     service.kill()
     connection = vms[0].connect()
@@ -65,7 +69,7 @@ def test_connections_wait_while_the_service_restarts(pair):
     assert vms[1].ask() == (200, "web-1")
 
 
-def test_the_service_runs_without_its_helper_and_takes_sockets_from_a_new_one(pair):
+def test_the_service_runs_without_its_helper_and_takes_sockets_from_a_new_one(pair: Pair) -> None:
     _, vms, _, helper = pair
     helper.kill()
     assert [vm.ask() for vm in vms] == [(200, "web-0"), (200, "web-1")]
@@ -78,7 +82,7 @@ def test_the_service_runs_without_its_helper_and_takes_sockets_from_a_new_one(pa
     assert [vm.ask() for vm in vms] == [(200, "web-0"), (200, "web-1")]
 
 
-def test_the_socket_of_a_device_that_is_created_again_is_passed_again(world, pair):
+def test_the_socket_of_a_device_that_is_created_again_is_passed_again(world: World, pair: Pair) -> None:
     host, vms, service, _ = pair
     host.ip("link del tap0")
     eventually(lambda: service.open_names() == ALL[1:])
@@ -87,7 +91,7 @@ def test_the_socket_of_a_device_that_is_created_again_is_passed_again(world, pai
     assert [vm.ask() for vm in vms] == [(200, "web-0"), (200, "web-1")]
 
 
-def test_other_users_receive_no_socket(pair):
+def test_other_users_receive_no_socket(pair: Pair) -> None:
     """The directory's permissions keep other users out; the helper checks the user of a connection too."""
     _, _, _, helper = pair
     os.chmod(helper.data, 0o755)
@@ -106,7 +110,7 @@ def test_other_users_receive_no_socket(pair):
         os.close(fds[0])
 
 
-def test_a_second_helper_is_refused(world, pair):
+def test_a_second_helper_is_refused(world: World, pair: Pair) -> None:
     host, _, _, helper = pair
     line = ["nsenter", f"--net=/run/netns/{host.name}", sys.executable, "-m", "forewarn", "--data", str(helper.data)]
     config = str(world.directory / "forewarn.toml")

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, Self
 
 from forewarn.protocol.http_message import HttpRequest
 
@@ -61,7 +61,7 @@ class ScriptedServer:
         with self._lock:
             self.connections += 1
 
-    def __enter__(self) -> ScriptedServer:
+    def __enter__(self) -> Self:
         self._thread.start()
         return self
 

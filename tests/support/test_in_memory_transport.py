@@ -8,37 +8,38 @@ from tests.support.in_memory_transport import InMemoryTransport
 
 
 class Echo(asyncio.Protocol):
-    def __init__(self):
-        self.told = []
+    def __init__(self) -> None:
+        self.told: list[bytes | str] = []
 
-    def connection_made(self, transport):
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, InMemoryTransport)
         self.transport = transport
         transport.set_write_buffer_limits(high=4)
 
-    def data_received(self, data):
+    def data_received(self, data: bytes) -> None:
         self.told.append(data)
         self.transport.write(data)
 
-    def eof_received(self):
+    def eof_received(self) -> None:
         self.told.append("eof")
 
-    def pause_writing(self):
+    def pause_writing(self) -> None:
         self.told.append("pause")
 
-    def resume_writing(self):
+    def resume_writing(self) -> None:
         self.told.append("resume")
 
-    def connection_lost(self, exc):
+    def connection_lost(self, exc: Exception | None) -> None:
         self.told.append("lost")
 
 
-async def turns():
+async def turns() -> None:
     for _ in range(3):
         await asyncio.sleep(0)
 
 
-def test_packets_arrive_one_by_one_and_eof_closes_the_transport():
-    async def scenario():
+def test_packets_arrive_one_by_one_and_eof_closes_the_transport() -> None:
+    async def scenario() -> None:
         echo = Echo()
         wire = InMemoryTransport(echo)
         wire.send(b"one")
@@ -51,8 +52,8 @@ def test_packets_arrive_one_by_one_and_eof_closes_the_transport():
     asyncio.run(scenario())
 
 
-def test_unread_data_is_buffered_and_pauses_the_writer():
-    async def scenario():
+def test_unread_data_is_buffered_and_pauses_the_writer() -> None:
+    async def scenario() -> None:
         echo = Echo()
         wire = InMemoryTransport(echo)
         wire.stop_reading()
@@ -68,8 +69,8 @@ def test_unread_data_is_buffered_and_pauses_the_writer():
     asyncio.run(scenario())
 
 
-def test_packets_wait_while_reading_is_paused():
-    async def scenario():
+def test_packets_wait_while_reading_is_paused() -> None:
+    async def scenario() -> None:
         echo = Echo()
         wire = InMemoryTransport(echo)
         wire.pause_reading()
