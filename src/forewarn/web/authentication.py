@@ -26,7 +26,7 @@ _UNKNOWN_CLIENT_HASH = hash_secret(new_secret())  # compared for an unknown clie
 
 
 class AuthenticationRequired(Unauthenticated):
-    """The caller is not authenticated. `challenge` is the value of the WWW-Authenticate header."""
+    """The caller is not authenticated. `challenge` is the value for the WWW-Authenticate header."""
 
     def __init__(self, message: str, challenge: str) -> None:
         super().__init__(message)
@@ -42,9 +42,10 @@ class BearerAuthenticator:
         self._real_time = real_time
 
     async def authenticate(self, request: Request) -> Principal:
-        """The principal of the request's token.
+        """The principal of the request's bearer token, with its current name and grants.
 
-        Raises AuthenticationRequired, or Unavailable if the keys of an external issuer were never fetched.
+        Raises AuthenticationRequired if the token is missing or invalid or its owner was removed, and Unavailable if
+        the keys of an external issuer were never fetched.
         """
         try:
             claims = await self._sign_in.verify(_bearer_token(request), self._real_time())
@@ -59,9 +60,10 @@ class BearerAuthenticator:
 
 
 def principal_for_claims(claims: Claims, store: Store) -> Principal:
-    """The principal of verified claims, with its current name and grants.
+    """The principal of verified claims, with its current name and the grants of all its ids.
 
-    Raises Unauthenticated if the client or VM was removed since, or the client has another secret now.
+    Does not check when the claims expire. Raises Unauthenticated if the client or VM was removed since, or the client
+    has another secret now.
     """
     name = _display_name(claims, store)
     grants = tuple(grant for principal_id in claims.ids for grant in store.grants(to=principal_id))
@@ -106,7 +108,7 @@ def _bearer_token(request: Request) -> str:
 
 
 def verify_client_secret(client_id: str, secret: str, store: Store) -> RegisteredClient:
-    """The client with this id and secret.
+    """The client with this id, in any case, and this secret; logs a failure.
 
     Raises Unauthenticated with the same message, after the same time, for an unknown id and for a wrong secret.
     """

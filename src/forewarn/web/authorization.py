@@ -20,7 +20,8 @@ from forewarn.web.directory import FleetDirectory, IndexedVm
 class VisibleDirectory:
     """The fleet directory as one caller sees it: without the VMs that they may not read.
 
-    `unfiltered` is the whole directory; `sees_everything` is true for a caller with the right to read `/`.
+    `unfiltered` is the whole directory; `sees_everything` is true for a caller with the right to read `/`. Methods that
+    find or list VMs behave as those of FleetDirectory, unless they say otherwise.
     """
 
     def __init__(self, directory: FleetDirectory, principal: Principal) -> None:
@@ -34,26 +35,29 @@ class VisibleDirectory:
         return self._principal.grants
 
     def can_see(self, vm: Vm) -> bool:
-        """Whether the caller may read the VM."""
+        """Whether the caller may read the VM, present or removed."""
         return self.can_read(vm_resource_id(vm))
 
     def can_read(self, resource: str) -> bool:
-        """Whether the caller may read the resource, and so everything within it."""
+        """Whether the caller may read the resource id, and so everything within it; it need not exist."""
         return self.sees_everything or self._principal.may(Right.READ, resource)
 
     def find(self, name: str) -> Vm:
-        """The visible present VM with this name, `group/name` or key.
+        """The visible present VM with this name, `group/name` or key, in any case.
 
-        Raises NotFound, or Refused if ambiguous.
+        Raises NotFound, also for a removed or invisible VM, or Refused if several visible VMs match.
         """
         return self.unfiltered.find(name, self.can_see)
 
     def find_any(self, name: str) -> Vm:
-        """As `find`; if no present VM has the name, a removed one."""
+        """As `find`, but finds a removed VM if no present one matches."""
         return self.unfiltered.find_any(name, self.can_see)
 
     def vms_within(self, resource: str) -> Sequence[IndexedVm]:
-        """The visible present VMs of a subscription, resource group or set, in natural order."""
+        """The visible present VMs of a subscription, group or set, in natural order of their keys.
+
+        Empty for an unknown resource. Do not change the list: it may be a cache.
+        """
         vms = self.unfiltered.vms_within(resource)
         # An availability set contains VMs whose ids are not below its own: the right to read the set is not enough.
         if self.can_read(resource) and all(is_within_resource(resource, vm.resource) for vm in vms[:1]):
@@ -61,14 +65,14 @@ class VisibleDirectory:
         return [vm for vm in vms if self.can_read(vm.resource)]
 
     def sets_within(self, resource: str) -> list[str]:
-        """The ids of the readable sets of a subscription or group.
+        """Ids of the readable scale and availability sets of a subscription or group, in natural order.
 
         A readable VM does not make its set readable.
         """
         return [set_id for set_id in self.unfiltered.sets_within(resource) if self.can_read(set_id)]
 
     def groups(self) -> list[str]:
-        """The ids of the resource groups that contain anything the caller may read."""
+        """The ids of the resource groups that contain anything the caller may read, in natural order."""
         return [
             group
             for group in self.unfiltered.groups()
@@ -78,17 +82,17 @@ class VisibleDirectory:
     def most_common_group(self) -> tuple[str, str] | None:
         """Subscription and resource group with the most VMs in the whole fleet, visible or not.
 
-        None if it is empty.
+        None if the fleet has had no VM since the service started.
         """
         return self.unfiltered.most_common_group()
 
     def subscriptions(self) -> set[str]:
-        """The subscription ids of the whole fleet, visible or not."""
+        """The subscription ids of all present VMs, visible or not."""
         return self.unfiltered.subscriptions()
 
 
 class Visibility:
-    """What one caller may see, from stored values. Caches its answers, so make one for each request.
+    """What one caller may see, decided from stored values. Caches answers, so make one for each request.
 
     A caller who sees everything causes no reads of the store.
     """
@@ -102,11 +106,11 @@ class Visibility:
         self._requests: dict[str, bool] = {}
 
     def can_see_vm(self, vm: Vm) -> bool:
-        """Whether the caller may read the VM."""
+        """Whether the caller may read the VM, present or removed."""
         return self.sees_everything or self._principal.may(Right.READ, vm_resource_id(vm))
 
     def can_see_scope(self, scope_id: str) -> bool:
-        """Whether the caller may read any VM of the scope.
+        """Whether the caller may read any VM of the scope, present or removed.
 
         Each VM is shown all events of its scope (spec §7.2).
         """
@@ -117,11 +121,14 @@ class Visibility:
         return self._scopes[scope_id]
 
     def can_see_host(self, name: str) -> bool:
-        """Whether the caller may read any VM on the host."""
+        """Whether the caller may read any VM that is on the host now; `name` is spelled as declared."""
         return self.sees_everything or any(map(self.can_see_vm, self._store.vms(host=name)))
 
     def can_see_request(self, request: MaintenanceRequest) -> bool:
-        """Whether the caller made the request or may read all its VMs; only who sees everything sees rollouts."""
+        """Whether the caller may read all VMs of the request, or made it as one of our own clients.
+
+        Only a caller who sees everything sees rollouts. A request without any known VM is not readable.
+        """
         if self.sees_everything:
             return True
         if request.id not in self._requests:
@@ -130,9 +137,10 @@ class Visibility:
         return self._requests[request.id]
 
     def can_see_entry(self, entry: HistoryEntry) -> bool:
-        """Whether the caller sees the entry's scope, else its request, else its VM.
+        """Whether the caller sees the entry's scope; without one its request; without that its VM.
 
-        Entries about none of these (the service, its clock) are only for callers who see everything.
+        An entry with only a VM's name needs the right to read every VM of that name. Entries about none of these (the
+        service, its clock) are only for callers who see everything.
         """
         if self.sees_everything:
             return True

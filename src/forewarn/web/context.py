@@ -33,7 +33,11 @@ _RECENT_LIMIT = 10_000  # an id prefix is searched among this many recent events
 
 
 class RequestContext:
-    """One caller of one request: who they are, what they may do and see, and the service's dependencies."""
+    """One caller of one request: who they are, what they may do and see, and the service's dependencies.
+
+    `directory` and `visibility` show only what this caller may see; `store` and `control` are not filtered. Finders
+    raise NotFound for what the caller may not see.
+    """
 
     def __init__(
         self,
@@ -47,9 +51,10 @@ class RequestContext:
         self._set_principal(principal, directory)
 
     async def refresh(self) -> None:
-        """Authenticates the caller again; a handler that waited calls it before it answers.
+        """Authenticates the caller again and forgets what `visibility` cached.
 
-        Raises Unauthenticated if the caller's token or session is no longer valid.
+        A handler that waited calls it before it answers. Raises Unauthenticated if the caller's token or session is no
+        longer valid.
         """
         principal = self.principal if self._reauthenticate is None else await self._reauthenticate()
         self._set_principal(principal, self.directory.unfiltered)
@@ -61,7 +66,7 @@ class RequestContext:
 
     @property
     def control(self) -> ControlPlane:
-        """The use cases of the service."""
+        """The use cases of the service. They check no rights: the handler does."""
         return self.dependencies.control
 
     @property
@@ -75,7 +80,7 @@ class RequestContext:
         return self.principal.name
 
     def can_see(self, vm: Vm) -> bool:
-        """Whether the caller may read the VM."""
+        """Whether the caller may read the VM, present or removed."""
         return self.visibility.can_see_vm(vm)
 
     def can_see_everything(self) -> bool:
@@ -83,16 +88,16 @@ class RequestContext:
         return self.visibility.sees_everything
 
     def can_see_scope(self, scope_id: str) -> bool:
-        """Whether the caller may read any VM of the scope."""
+        """Whether the caller may read any VM of the scope, present or removed."""
         return self.visibility.can_see_scope(scope_id)
 
     def require(self, right: Right, resource: str) -> None:
-        """Raises Forbidden unless the caller has the right over the resource."""
+        """Raises Forbidden unless the caller has the right over the resource id, which need not exist."""
         if not self.principal.may(right, resource):
             raise self.missing_right_error(right, "everything" if resource == ROOT_RESOURCE else resource)
 
     def missing_right_error(self, right: Right, over: str) -> Forbidden:
-        """The error for a caller without the right; `over` says over what, in words."""
+        """Returns the error to raise for a missing right; `over` says over what, in words."""
         action = "run the platform" if right is Right.PLATFORM else right
         return Forbidden(
             f"{self.caller_name} does not have the right to {action} over {over}",
@@ -101,18 +106,19 @@ class RequestContext:
         )
 
     def now(self) -> float:
-        """Lab time in POSIX seconds."""
+        """The service's time in POSIX seconds: lab time, or real time if it is no lab."""
         return self.dependencies.control.clock.now()
 
     async def record_history(self, what: EntryKind, text: str) -> None:
-        """Commits a history entry about no VM, with the caller's name at its end."""
+        """Commits a history entry about no VM; its text is `text` and `by` with the caller's name."""
         entry = HistoryEntry(at=self.now(), what=what, who=self.caller_name, text=f"{text} by {self.caller_name}")
         await self.store.commit(Commit(entries=(entry,)))
 
     async def run_due_work(self) -> None:
-        """Reconciles what is due now, so that the response shows the effect of a request.
+        """Does all work that is due now, so that the response shows the effect of a request.
 
-        The request is durable already: if this fails, it logs a warning and the reconciler tries again later.
+        The request is durable already: on Unavailable or Conflict it only logs a warning, and the reconciler tries
+        again later.
         """
         try:
             await self.control.reconciler.run_until_idle()
@@ -120,8 +126,9 @@ class RequestContext:
             log.warning("due work failed, the reconciler will retry: %s", error)
 
     def find_event(self, name: str) -> Event:
-        """The event with this id in any case, or with a unique id prefix of MIN_ID_PREFIX characters or more.
+        """The visible event, live or over, with this id or unique id prefix, in any case.
 
+        A prefix has MIN_ID_PREFIX characters or more, and is searched among the live and the 10,000 newest events.
         Raises NotFound, or Refused if several events match.
         """
         wanted = name.strip().upper()
@@ -145,9 +152,10 @@ class RequestContext:
         return {event_id: event for event_id, event in matching.items() if self.can_see_scope(event.scope_id)}
 
     def find_scope(self, name: str) -> Scope:
-        """The scope with this id, set name or service name, or the scope of the VM with this name.
+        """The visible scope with this id or name, or the scope of the VM with this name, in any case.
 
-        Raises NotFound, or Refused if several scopes match.
+        A name is that of a set or cloud service, also with its group (`lab/web`); the VM may be a removed one. Raises
+        NotFound, or Refused if several scopes or VMs match.
         """
         wanted = name.strip().casefold()
         exact = self.store.scope(wanted) if self.can_see_scope(wanted) else None
@@ -167,14 +175,14 @@ class RequestContext:
         return self.store.scope(ids[0]) if ids else None
 
     def find_request(self, name: str) -> MaintenanceRequest:
-        """The request with this full id. Raises NotFound."""
+        """The visible request with this full id, in any case. Raises NotFound."""
         request = self.store.request(name.strip().lower())
         if request is None or not self.visibility.can_see_request(request):
             raise NotFound(f"request {name!r} does not exist", Remedy.LIST_REQUESTS)
         return request
 
     def list_rollouts(self) -> list[MaintenanceRequest]:
-        """Requests that are rollouts: all open ones and recent ones, oldest first.
+        """The requests that are rollouts: all open ones, and those among the 10,000 newest; oldest first.
 
         Empty for a caller who does not see everything.
         """
@@ -184,7 +192,10 @@ class RequestContext:
         return sorted((r for r in known.values() if r.rollout is not None), key=lambda r: r.at)
 
     def find_rollout(self, name: str) -> MaintenanceRequest:
-        """The rollout with this id or unique id prefix. Raises NotFound, or Refused if several match."""
+        """The request of the rollout with this id or unique id prefix, in any case.
+
+        Raises NotFound, also for a caller who does not see everything, or Refused if several match.
+        """
         wanted = name.strip().lower()
         exact = self.store.request(wanted) if self.can_see_everything() else None
         found = [exact] if exact else [request for request in self.list_rollouts() if request.id.startswith(wanted)]
@@ -195,14 +206,15 @@ class RequestContext:
         return self.control.requests.rollout(found[0].id)
 
     def find_host(self, name: str) -> Host:
-        """The host with this name. Raises NotFound, also if the caller may read no VM on it."""
+        """The host with this name, in any case. Raises NotFound, also if the caller may read no VM on it."""
         found = self.control.requests.host(name)
         if not self.visibility.can_see_host(found.name):
             raise NotFound(f"host {name!r} does not exist", Remedy.LIST_HOSTS)
         return found
 
 
-ContextFactory = Callable[[HttpRequest], Awaitable[RequestContext]]  # authenticates; raises Unauthenticated
+# Authenticates the caller of a request; raises Unauthenticated, or Unavailable if it cannot verify the token now.
+ContextFactory = Callable[[HttpRequest], Awaitable[RequestContext]]
 
 
 def _scope_has_name(scope_id: str, wanted: str) -> bool:

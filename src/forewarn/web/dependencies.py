@@ -25,7 +25,7 @@ class CallerLocks:
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()  # by principal id
 
     def for_caller(self, principal_id: str) -> asyncio.Lock:
-        """The caller's lock."""
+        """The lock of the principal with this id; a new one unless somebody holds or waits for it."""
         return self._locks.setdefault(principal_id, asyncio.Lock())
 
 
@@ -34,19 +34,19 @@ class VmSupervisorInfo(Protocol):
 
     @property
     def pid(self) -> int:
-        """Of the supervisor."""
+        """The process id of the supervisor."""
 
     @property
     def state(self) -> str:
-        """Of the VM's program, as a word."""
+        """The state of the VM's program, as a word."""
 
     @property
     def boot_id(self) -> str:
-        """Changes with every start of the VM."""
+        """The id of the VM's current boot; every start of the VM has another."""
 
     @property
     def program(self) -> tuple[str, ...] | None:
-        """The command line that runs in the VM; None if it has none."""
+        """The command line of the VM's program; None if the VM has none."""
 
 
 def _no_endpoint(vm: Vm) -> str:

@@ -30,7 +30,7 @@ _MAX_NAME_LENGTH = 200  # characters; no VM has a longer name
 
 
 class IndexedVm(NamedTuple):
-    """A VM in the index: its key and resource id, without a read of the store."""
+    """A present VM in the index: its key and resource id, without a read of the store."""
 
     key: str
     resource: str  # its Azure resource id
@@ -40,7 +40,8 @@ class IndexedVm(NamedTuple):
 class ResourceIndex:
     """The VMs and sets of each subscription and resource group, and the VMs of each set; in memory.
 
-    Resource ids are matched without case. A resource exists while it contains a present VM.
+    Resource ids are matched without case. A resource exists while it contains a present VM. VMs of cloud services are
+    in no set.
     """
 
     def __init__(self) -> None:
@@ -51,7 +52,7 @@ class ResourceIndex:
         self._groups: dict[str, str] = {}
 
     def update(self, vm: Vm) -> None:
-        """Adds or changes a VM; removes it if it has a `removed_at`."""
+        """Adds or changes a VM; removes it if it has a `removed_at`. May be repeated."""
         parents = _parents_of(vm)
         listed = IndexedVm(vm.key, vm_resource_id(vm), not (vm.scale_set or vm.cloud_service))
         is_known = (
@@ -76,7 +77,10 @@ class ResourceIndex:
                 self._sets_by_parent[parent.casefold()].setdefault(set_id.casefold(), set_id)
 
     def vms_within(self, resource: str) -> Sequence[IndexedVm]:
-        """The present VMs of a resource in natural order of their keys; empty for an unknown resource."""
+        """The present VMs of a resource in natural order of their keys; empty for an unknown resource.
+
+        Do not change the list: it is a cache.
+        """
         wanted = resource.casefold()
         if wanted not in self._vms_by_resource:
             return []
@@ -91,7 +95,10 @@ class ResourceIndex:
         return resource.casefold() in self._vms_by_resource
 
     def sets_within(self, resource: str) -> list[str]:
-        """The ids of the scale sets and availability sets of a subscription or group, in natural order."""
+        """The ids of the scale sets and availability sets of a subscription or group, in natural order.
+
+        Empty for an unknown resource.
+        """
         return sorted(self._sets_by_parent.get(resource.casefold(), {}).values(), key=natural_sort_key)
 
     def groups(self) -> list[str]:
@@ -117,9 +124,9 @@ class ResourceIndex:
 
 
 def natural_sort_key(text: str) -> NaturalSortKey:
-    """A sort key without case and with numbers by value, so `pool_2` is before `pool_10`.
+    """A sort key that ignores case and compares numbers by value, so `pool_2` is before `pool_10`.
 
-    Unique for each text.
+    Different texts have different keys.
     """
     parts = _DIGITS.split(text.casefold())
     return [int(part) if number % 2 else part for number, part in enumerate(parts)], text
@@ -140,14 +147,15 @@ def _sets_of(vm: Vm) -> tuple[str, ...]:
 
 
 def any_vm(vm: Vm) -> bool:
-    """The predicate for a caller who sees every VM."""
+    """Always true: the predicate for a caller who sees every VM."""
     return True
 
 
 class FleetDirectory:
     """Finds VMs by name and lists them by Azure resource, from memory; updates itself after each commit.
 
-    It reads the whole fleet when it is made. `close` ends the subscription to the store.
+    It reads the whole fleet when it is made. `close()` ends the subscription to the store. Names and resource ids are
+    matched without case; `has` and `power_of` need the exact key.
     """
 
     def __init__(self, store: Store) -> None:
@@ -165,7 +173,7 @@ class FleetDirectory:
     def find(self, name: str, is_visible: VmPredicate = any_vm) -> Vm:
         """The present visible VM with this name, `group/name` or key.
 
-        Raises NotFound (also for a removed VM), or Refused if several visible VMs match.
+        Raises NotFound (for a removed VM it says so), or Refused if several visible VMs match.
         """
         found = self._matching(name, self._keys, is_visible)
         if not found and self._matching(name, self._removed_keys, is_visible):
@@ -173,7 +181,7 @@ class FleetDirectory:
         return self._require_one(name, found, is_visible)
 
     def find_any(self, name: str, is_visible: VmPredicate = any_vm) -> Vm:
-        """As `find`; if no present VM matches, a removed one."""
+        """As `find`, but finds a removed VM if no present one matches."""
         return self._require_one(
             name,
             self._matching(name, self._keys, is_visible) or self._matching(name, self._removed_keys, is_visible),
@@ -181,7 +189,7 @@ class FleetDirectory:
         )
 
     def find_all_named(self, name: str) -> list[Vm]:
-        """All VMs with exactly this name, of any group, present or removed."""
+        """All VMs with this name, not `group/name`, of any group, present or removed; sorted by key."""
         wanted = name.casefold()
         keys = {*self._keys.get(wanted, ()), *self._removed_keys.get(wanted, ())}
         return [vm for vm in map(self.store.vm, sorted(keys)) if vm is not None]
@@ -195,15 +203,18 @@ class FleetDirectory:
         return key in self._group_by_key
 
     def power_of(self, key: str) -> PowerState:
-        """The power state of the VM with this key; RUNNING for an unknown key."""
+        """The power state of the present VM with this key; RUNNING for any other key."""
         return self._power_if_not_running.get(key, PowerState.RUNNING)
 
     def stopped_keys(self) -> list[str]:
-        """The keys of the present VMs that are not running."""
+        """The keys of the present VMs whose power state is not RUNNING."""
         return list(self._power_if_not_running)
 
     def most_common_group(self) -> tuple[str, str] | None:
-        """The subscription and resource group with the most VMs; None before the first VM."""
+        """The subscription and resource group with the most present VMs.
+
+        None before the first VM; once all VMs are removed, a group that had one.
+        """
         common = self._vm_count_by_group.most_common(1)
         return common[0][0] if common else None
 
@@ -212,7 +223,10 @@ class FleetDirectory:
         return {subscription for (subscription, _), count in self._vm_count_by_group.items() if count}
 
     def vms_within(self, resource: str) -> Sequence[IndexedVm]:
-        """The present VMs of a subscription, resource group, scale set or availability set, in natural order."""
+        """The present VMs of a subscription, group or set, in natural order of their keys.
+
+        Empty for an unknown resource. Do not change the list: it is a cache.
+        """
         return self._index.vms_within(resource)
 
     def has_vms_in(self, resource: str) -> bool:
@@ -220,7 +234,10 @@ class FleetDirectory:
         return self._index.has_vms_in(resource)
 
     def sets_within(self, resource: str) -> list[str]:
-        """The ids of the scale sets and availability sets of a subscription or group, in natural order."""
+        """The ids of the scale sets and availability sets of a subscription or group, in natural order.
+
+        Empty for an unknown resource.
+        """
         return self._index.sets_within(resource)
 
     def groups(self) -> list[str]:

@@ -25,13 +25,16 @@ _STATUS_BY_ERROR: tuple[tuple[type[Exception], int, str], ...] = (
 
 
 def status_and_message(error: Exception, surface: Surface) -> tuple[int, str]:
-    """The HTTP status and the message of an error, without its code."""
+    """The HTTP status and the message of `classify_error`, which also logs an unexpected error."""
     status, _, message = classify_error(error, surface)
     return status, message
 
 
 def classify_error(error: Exception, surface: Surface) -> tuple[int, str, str]:
-    """The HTTP status, the code and the message of an error; an unexpected one is logged and gives 500."""
+    """The HTTP status, the API's error code and the message, in the words of the surface.
+
+    An unexpected error is logged and gives 500 and `Internal`.
+    """
     for error_type, status, code in _STATUS_BY_ERROR:
         if isinstance(error, error_type):
             return status, code, _error_message(error, surface)
@@ -40,7 +43,7 @@ def classify_error(error: Exception, surface: Surface) -> tuple[int, str, str]:
 
 
 def internal_error_message(error: Exception) -> str:
-    """The message of an unexpected error: its class, and where to find more."""
+    """The message for an unexpected error: names its class, and refers to the log."""
     return f"forewarn failed with an internal error ({type(error).__name__}): see its log, and please report it"
 
 

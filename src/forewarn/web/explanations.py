@@ -47,7 +47,10 @@ _MAX_FAULT_LINES = 20  # the newest history entries about faults of a VM
 
 
 def explain_host(context: RequestContext, host: Host) -> Explanation:
-    """The host's VMs and events: live ones and the latest past ones."""
+    """Explains a host: its VMs, its live events, and at most ten of its latest past ones.
+
+    Filters nothing, so it is only for callers who see everything. Past events are searched among the 10,000 newest.
+    """
     recent = {event.id: event for event in (*_live_events(context), *context.store.events(limit=_RECENT_EVENTS))}
     return host_explanation(
         host,
@@ -57,13 +60,19 @@ def explain_host(context: RequestContext, host: Host) -> Explanation:
 
 
 def explain_scope(context: RequestContext, scope: Scope) -> Explanation:
-    """The scope's state and its events: live ones and the latest past ones."""
+    """Explains a scope: its state, its live events, and at most ten of its latest past ones.
+
+    The caller must be allowed to see the scope.
+    """
     events = _events_with_facts(context, context.store.events(scope_id=scope.id))
     return scope_explanation(_scope_facts(context, scope, scope_title(scope), [], [], []), events)
 
 
 def explain_request(context: RequestContext, request: MaintenanceRequest) -> Explanation:
-    """A request or rollout: its events, its history entries, and the progress of a rollout."""
+    """Explains a request or rollout: its events, its history entries, and the progress of a rollout.
+
+    Shows all live events and at most ten past ones. The caller must be allowed to see the request.
+    """
     events = request_events(context, request)
     entries = context.store.history(request_id=request.id)
     rollout = request.rollout
@@ -98,9 +107,10 @@ def _load_scope(context: RequestContext, scope_id: str) -> Scope:
 
 
 def explain_event(context: RequestContext, event: Event) -> Explanation:
-    """The event from its request to its end.
+    """Explains an event from its request to its end, with its deliveries to VMs.
 
-    Entries of its request, retries, deliveries, restarts of the service.
+    Shows the visible history entries of its request, its retries, and starts and stops of the service. The caller must
+    be allowed to see its scope.
     """
     scope = _load_scope(context, event.scope_id)
     of_request = filter(context.visibility.can_see_entry, context.store.history(request_id=event.request_id))
@@ -111,7 +121,10 @@ def explain_event(context: RequestContext, event: Event) -> Explanation:
 
 
 async def explain_vm(context: RequestContext, vm: Vm) -> Explanation:
-    """The VM's events, polls and faults. Call `flush_observations` first, so that recent polls count."""
+    """Explains a VM, present or removed: its 100 newest events, its polls and its faults.
+
+    Ends expired faults, durably. Call `flush_observations` first, so that recent polls count.
+    """
     return await _with_fault_lines(context, vm, _vm_explanation(context, vm))
 
 

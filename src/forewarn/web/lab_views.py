@@ -20,7 +20,10 @@ _RECENT_EVENTS = 1000  # a fault's events are searched among these
 
 
 async def read_faults(context: RequestContext) -> FaultsView:
-    """All active faults and storms, and every kind of fault with its parameters."""
+    """All active faults and storms, and every kind of fault with its parameters.
+
+    Calls `refresh_faults` first. Filters nothing: for callers who see everything.
+    """
     await refresh_faults(context)
     active = context.control.faults.active
     return FaultsView(
@@ -31,13 +34,16 @@ async def read_faults(context: RequestContext) -> FaultsView:
 
 
 async def refresh_faults(context: RequestContext) -> None:
-    """Stores the observed effects of faults and ends expired ones, so that a read shows the current state."""
+    """Stores the observed effects of faults and removes expired ones, so that a read is up to date."""
     await context.dependencies.flush_observations()
     await context.control.faults.expire()
 
 
 def fault_view(context: RequestContext, fault: Fault) -> FaultView:
-    """An active fault, its remaining time and count, and the recent events it affected."""
+    """A fault, active or just ended: its remaining time and count, and the events it affected.
+
+    The events are ids from the 1,000 newest of its scope or, without one, of all; none for a fault on requests.
+    """
     row = FAULT_DEFINITIONS[fault.kind]
     return FaultView(
         id=fault.id,
@@ -66,7 +72,7 @@ def _touched_events(context: RequestContext, fault: Fault) -> tuple[str, ...]:
 
 
 def fault_remaining_s(context: RequestContext, fault: Fault) -> float | None:
-    """Seconds until the fault ends, never negative; None if it has no end.
+    """Seconds until the fault ends, never negative; None if it lasts until it is cleared.
 
     Real time for faults on requests of VMs (transport), lab time for faults on events.
     """
@@ -77,7 +83,7 @@ def fault_remaining_s(context: RequestContext, fault: Fault) -> float | None:
 
 
 def storm_view(context: RequestContext, storm: FaultStorm) -> StormView:
-    """A fault storm and its schedule of faults, each with whether it was set already."""
+    """A fault storm, active or ended, and its scheduled faults, each with whether it was set already."""
     faults = [
         StormFaultView(
             after_s=planned.after_s,
@@ -106,12 +112,12 @@ def _fault_kind_view(kind: FaultKind, row: FaultDefinition) -> FaultKindView:
 
 
 def read_replays(context: RequestContext) -> tuple[ReplayView, ...]:
-    """All replays that the service remembers, running or ended."""
+    """All running replays, and ended ones among the 10,000 newest requests; oldest first, not filtered."""
     return tuple(replay_view(context, request) for request in context.control.replays.list_replays())
 
 
 def replay_view(context: RequestContext, request: MaintenanceRequest) -> ReplayView:
-    """The replay of a request; the request must have one."""
+    """The replay of a request, running or ended; the request must be a replay."""
     replay = request.replay
     assert replay is not None
     step = context.control.replays.current_step(request)

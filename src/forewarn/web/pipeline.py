@@ -46,8 +46,9 @@ async def run_request(
 ) -> Response:
     """Authenticates the caller of a request, then returns the response of `handle`.
 
-    Every error of both becomes a response of `render_error`; its caller is None if authentication failed.
-    Authentication comes before everything else: an unknown caller learns nothing, not even that a body is too long.
+    Every error of both becomes a response of `render_error`, whose caller is None if authentication failed; if the
+    client has gone, the response is an empty 400. Authentication comes before everything else: an unknown caller learns
+    nothing, not even that a body is too long.
     """
     caller: Caller | None = None
     try:
@@ -60,7 +61,10 @@ async def run_request(
 
 
 async def read_body(request: Request, max_bytes: int = MAX_BODY_BYTES) -> bytes:
-    """The body of a request. Raises BodyTooLarge, and ClientDisconnect, which `run_request` handles."""
+    """The whole body of a request.
+
+    Raises BodyTooLarge for more than `max_bytes`, and ClientDisconnect, which `run_request` handles.
+    """
     body = await read_limited_body(request, max_bytes)
     if body is None:
         raise BodyTooLarge(max_bytes)
@@ -70,7 +74,8 @@ async def read_body(request: Request, max_bytes: int = MAX_BODY_BYTES) -> bytes:
 def authorize_and_parse(route: GuardedRoute, context: RequestContext, call: HandlerCall) -> dict[str, msgspec.Struct]:
     """Authorizes a call over the resources it names, then returns the keyword arguments of its handler.
 
-    Raises Forbidden or NotFound, and Rejected for a body or query that the handler does not take.
+    Raises Forbidden, NotFound or Refused (an ambiguous name), and Rejected for a body or query that the handler does
+    not take.
     """
     for resource in route.resources(context, call):
         context.require(route.right, resource)

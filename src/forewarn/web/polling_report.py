@@ -35,7 +35,10 @@ _WORST_FIRST = tuple(EventAwareness)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExpectedEvent:
-    """The pending event that a VM is least prepared for; of several, the one with the earliest NotBefore."""
+    """The pending event that a VM is least prepared for, and how prepared it is.
+
+    Of several with the same awareness, the one with the earliest NotBefore.
+    """
 
     event: Event
     awareness: EventAwareness
@@ -43,7 +46,10 @@ class ExpectedEvent:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PollingReport:
-    """Counts of VMs and scopes by how they poll."""
+    """Counts of VMs and scopes by how they poll.
+
+    A VM polls if its last poll is at most 60 seconds of real time ago. `vms_by_polling` has every PollingState.
+    """
 
     vms_by_polling: Mapping[PollingState, int]
     enabled_scopes: int  # scopes with Scheduled Events enabled
@@ -55,9 +61,9 @@ class PollingReport:
 async def expected_events(
     store: Store, pace: PaceLookup, live: Iterable[Event] | None = None
 ) -> dict[str, ExpectedEvent]:
-    """The event each VM is least prepared for, by VM key; VMs without a pending event are left out.
+    """The pending event each VM is least prepared for, by VM key; VMs without one are left out.
 
-    `live` are the events that are not over; without it they are read from the store.
+    Pending events are listed and not started. They are taken from `live`, if given, else read from the store.
     """
     found: dict[str, ExpectedEvent] = {}
     known = store.events(statuses=[EventState.SCHEDULED]) if live is None else live
@@ -75,7 +81,7 @@ async def expected_events(
 async def polling_report(
     directory: FleetDirectory, pace: PaceLookup, paces: PacesByScope, live: Iterable[Event]
 ) -> PollingReport:
-    """Counts over the whole fleet; `live` are the events that are not over."""
+    """Counts over the whole fleet, not filtered for a caller; `live` are the events that are not over."""
     store = directory.store
     counts: Counter[PollingState] = Counter()
     async for key in iterate_cooperatively(directory.keys(), 2000):

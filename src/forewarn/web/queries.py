@@ -18,7 +18,11 @@ _MAX_SHARED_EVENTS = 100  # the newest events of a VM whose entries are read
 
 
 class HistoryEntriesQuery(StrictBody, frozen=True, kw_only=True):
-    """Which history entries to list: those that match every given filter."""
+    """Which history entries to list: those that match every given filter.
+
+    `after` is a sequence number; without it the newest entries are listed. `wait_s` is how long to wait for an entry if
+    there is none, in seconds of real time.
+    """
 
     after: HistorySeq | None = None  # None: the newest entries
     vm: str = ""
@@ -30,7 +34,10 @@ class HistoryEntriesQuery(StrictBody, frozen=True, kw_only=True):
 
 
 def events_on_host(context: RequestContext, host: str, events: Iterable[Event]) -> list[Event]:
-    """Of these events, those caused by work on the host and those that affect a VM that is on it now."""
+    """Of these events, those caused by work on the host and those that affect a VM that is on it now.
+
+    Keeps their order. `host` is spelled as declared.
+    """
     vms_on_host = {(vm.scope_id, vm.name.casefold()) for vm in context.store.vms(host=host)}
     return [e for e in events if e.host == host or any((e.scope_id, name.casefold()) in vms_on_host for name in e.vms)]
 
@@ -43,7 +50,10 @@ def event_lists_vm(event: Event, name: str) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HistoryFilter:
-    """A filter for `read_history`: the field values of the entries."""
+    """A filter for `read_history`: `fields` are values that the fields of an entry must have.
+
+    Make it with `history_filter`.
+    """
 
     fields: dict[str, Any]
     # Events of the filtered VM and others: their entries name no VM, and are included.
@@ -51,9 +61,9 @@ class HistoryFilter:
 
 
 def history_filter(context: RequestContext, query: HistoryEntriesQuery) -> HistoryFilter:
-    """The filter for a query; resolves its names.
+    """The filter for a query, with its names and id prefixes resolved; its VM may be a removed one.
 
-    Raises NotFound or Refused as the finders of the context do.
+    Ignores `after`, `limit` and `wait_s`. Raises NotFound or Refused as the finders of the context do.
     """
     fields: dict[str, Any] = {}
     if query.scope:
@@ -80,7 +90,8 @@ def read_history(
 ) -> list[HistoryEntry]:
     """At most `limit` visible entries, oldest first, with sequence numbers between `after` and `before`.
 
-    Both bounds are exclusive. With `newest` they are the newest of them, else the oldest.
+    Both bounds are exclusive. Takes the newest entries between them, or the oldest if `newest` is false. Invisible
+    entries count towards the limit, so fewer may be returned although there are more.
     """
     bounds: dict[str, Any] = {"after": after, "before": before, "limit": limit, "newest": newest}
     found = context.store.history(**bounds, **entry_filter.fields)

@@ -17,10 +17,10 @@ SURFACE_HEADER = "forewarn-surface"  # our command line sends "cli": it shows th
 class Surface(StrEnum):
     """The program that the user has in front of them."""
 
-    CLI = "cli"
-    API = "api"
-    PORTAL = "portal"
-    ARM = "arm"
+    CLI = "cli"  # our command line
+    API = "api"  # any other client of our API
+    PORTAL = "portal"  # a browser
+    ARM = "arm"  # Azure's clients
 
 
 class _Wording(NamedTuple):
@@ -157,7 +157,10 @@ _GRANT_TO_EXTERNAL = "ask an administrator for one (`forewarn access grant ROLE 
 
 
 def message_for(error: Exception, surface: Surface) -> str:
-    """The error's sentence followed by what to do instead, in the words of the surface."""
+    """The error's message followed by what to do instead, in the words of the surface.
+
+    Only the message if the error has no remedy or is no ForewarnError.
+    """
     text = str(error)
     remedy = remedy_text(error, surface) if isinstance(error, ForewarnError) else ""
     if not remedy:
@@ -166,7 +169,7 @@ def message_for(error: Exception, surface: Surface) -> str:
 
 
 def remedy_text(error: ForewarnError, surface: Surface) -> str:
-    """What to do instead, in the words of the surface; empty where the message says it itself."""
+    """What to do instead, in the words of the surface; empty if the error has no remedy."""
     if error.remedy_code is None:
         return ""
     if error.remedy_code is Remedy.ASK_FOR_ANY_ROLE and error.remedy_fields["external_id"]:
@@ -177,5 +180,5 @@ def remedy_text(error: ForewarnError, surface: Surface) -> str:
 
 
 def surface_of(header: str | None) -> Surface:
-    """The surface that a request of the API names in its header: our command line, or any other client."""
+    """The surface for the value of SURFACE_HEADER: CLI for our command line, else API, also for None."""
     return Surface.CLI if header == Surface.CLI else Surface.API

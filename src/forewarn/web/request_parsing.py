@@ -22,9 +22,9 @@ MAX_BODY_BYTES = 16 * 1024 * 1024  # enough for the largest fleet file
 MAX_FORM_BYTES = 64 * 1024  # for callers who are not authenticated yet
 
 NonEmptyText = Annotated[str, Meta(min_length=1)]
-DurationSeconds = Annotated[float, Meta(ge=0, le=10 * 366 * 86400)]
+DurationSeconds = Annotated[float, Meta(ge=0, le=10 * 366 * 86400)]  # up to ten years
 ResultLimit = Annotated[int, Meta(ge=1, le=1_000_000)]
-HistorySeq = Annotated[int, Meta(ge=0, le=2**62)]
+HistorySeq = Annotated[int, Meta(ge=0, le=2**62)]  # a sequence number of the history; 0 is before the first
 
 
 class StrictBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -36,7 +36,12 @@ class EmptyBody(StrictBody, frozen=True, kw_only=True):
 
 
 class NewFault(StrictBody, frozen=True, kw_only=True):
-    """A fault to set, for one VM, one scope or all; it ends after `count` uses or `for_s` seconds."""
+    """A fault to set, for exactly one of a VM, a scope or all.
+
+    It ends after `count` requests or events or after `for_s` seconds, whichever is first; without them, after the
+    longest duration of its kind or when it is cleared. Seconds are real time for faults on requests, lab time for
+    faults on events.
+    """
 
     kind: NonEmptyText
     vm: str = ""
@@ -48,7 +53,11 @@ class NewFault(StrictBody, frozen=True, kw_only=True):
 
 
 class ClearFaultsBody(StrictBody, frozen=True, kw_only=True):
-    """Which faults to clear: those that match every given field."""
+    """Which faults to clear: those that match every given field, of which at least one is given.
+
+    `ids` and `all` clear storms too; with a kind, VM or scope storms stay. `scope` means faults of the scope itself,
+    not of its VMs.
+    """
 
     ids: tuple[NonEmptyText, ...] = ()
     kind: str = ""
@@ -58,7 +67,7 @@ class ClearFaultsBody(StrictBody, frozen=True, kw_only=True):
 
 
 class NewStorm(StrictBody, frozen=True, kw_only=True):
-    """A fault storm to start: its seed, its VMs (none: all) and its duration in seconds."""
+    """A fault storm to start: its seed, its VMs (none: all) and its duration in seconds of lab time."""
 
     seed: Annotated[int, Meta(ge=0, le=2**53)]
     vms: Annotated[tuple[NonEmptyText, ...], Meta(max_length=10_000)] = ()
@@ -66,26 +75,26 @@ class NewStorm(StrictBody, frozen=True, kw_only=True):
 
 
 class AdvanceClockBody(StrictBody, frozen=True, kw_only=True):
-    """By how many seconds to advance lab time."""
+    """By how many seconds to advance lab time: more than 0, at most 366 days."""
 
     by_s: float
 
 
 class ClockSpeedBody(StrictBody, frozen=True, kw_only=True):
-    """How many seconds of lab time pass in one second of real time."""
+    """How many seconds of lab time pass in one second of real time; 0 stops the clock."""
 
     speed: float
 
 
 class BodyTooLarge(Rejected):
-    """The body of a request is longer than allowed."""
+    """The body of a request is longer than `max_bytes`; the response is a 413."""
 
     def __init__(self, max_bytes: int) -> None:
         super().__init__(f"the body is longer than {max_bytes} bytes: send less")
 
 
 async def read_limited_body(request: Request, max_bytes: int = MAX_BODY_BYTES) -> bytes | None:
-    """The body; None if it is longer than `max_bytes`. Raises ClientDisconnect."""
+    """The body; None, without reading on, if it is longer than `max_bytes`. Raises ClientDisconnect."""
     parts: list[bytes] = []
     length = 0
     async for part in request.stream():
@@ -97,7 +106,7 @@ async def read_limited_body(request: Request, max_bytes: int = MAX_BODY_BYTES) -
 
 
 def unique_query_params(request: Request) -> dict[str, str]:
-    """The query parameters. Raises Rejected if one occurs twice."""
+    """The query parameters by name. Raises Rejected if one occurs twice."""
     query: dict[str, str] = {}
     for name, text in request.query_params.multi_items():
         if name in query:
@@ -108,7 +117,7 @@ def unique_query_params(request: Request) -> dict[str, str]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HandlerCall:
-    """The request of an API or portal handler: path parameters, query and body, not yet decoded."""
+    """The request of a handler of the API or portal: path parameters, query and body, not yet decoded."""
 
     path_params: Mapping[str, str] = field(default_factory=dict)
     query: Mapping[str, str] = field(default_factory=dict)
@@ -116,7 +125,7 @@ class HandlerCall:
     for_export: bool = False  # the portal sets it to get all rows of a page for a file
 
     def parse_body(self, body_type: type[T]) -> T:
-        """The JSON body as this struct; an empty body counts as {}. Raises Rejected."""
+        """The JSON body as this struct; an empty body counts as {}. Raises Rejected if it does not fit."""
         try:
             return msgspec.json.decode(self.body or b"{}", type=body_type)
         except msgspec.ValidationError as error:
@@ -125,7 +134,10 @@ class HandlerCall:
             raise Rejected(f"the body is not JSON ({error}): send an object such as {{}}") from error
 
     def parse_query(self, query_type: type[T]) -> T:
-        """The query as this struct, with texts converted to its types. Raises Rejected."""
+        """The query as this struct, with texts converted to its types (`true`, `10`).
+
+        Raises Rejected if it does not fit.
+        """
         try:
             return msgspec.convert(dict(self.query), type=query_type, strict=False)
         except msgspec.ValidationError as error:
@@ -139,14 +151,20 @@ def _validation_message(error: msgspec.ValidationError) -> str:
 
 
 def split_validation_error(error: msgspec.ValidationError) -> tuple[str, str]:
-    """The invalid field ("" for the whole body) and what is wrong with it."""
+    """The path of the invalid field, such as `vms[...]`, and what is wrong with it.
+
+    The path is empty for the whole body.
+    """
     match = _ERROR_LOCATION.match(str(error))
     assert match is not None
     return match["where"] or "", match["what"].replace("`", "'")
 
 
 def reject_duplicates(names: tuple[str, ...], keys: list[str]) -> None:
-    """Raises Rejected if two of `names` resolved to the same of `keys`; both have the same order."""
+    """Raises Rejected, naming the second one, if two of `names` stand for the same key.
+
+    `keys` are the keys of `names`, in the same order.
+    """
     for number, key in enumerate(keys):
         if key in keys[:number]:
             raise Rejected(f"{names[number]!r} is named twice: name each once")

@@ -16,12 +16,15 @@ from forewarn.web.views import RequestStatusView, RolloutView
 
 
 def replaced_event_ids(events: list[Event]) -> tuple[str, ...]:
-    """The ids of the pending events that these events replaced."""
+    """The ids of the pending events that these events replaced, in their order."""
     return tuple(event_id for event in events for event_id in event.replaces)
 
 
 def request_status(context: RequestContext, request: MaintenanceRequest) -> RequestStatusView:
-    """The request with its state, its events and what they wait for."""
+    """The request with its state, its events and sentences about what they wait for.
+
+    The caller must be allowed to see the request.
+    """
     events = request_events(context, request)
     planned = context.store.planned(request_id=request.id)
     skipped = (
@@ -38,9 +41,9 @@ def request_status(context: RequestContext, request: MaintenanceRequest) -> Requ
 
 
 def request_events(context: RequestContext, request: MaintenanceRequest) -> list[Event]:
-    """The events that the request created.
+    """The events that the request created, oldest first.
 
-    For `perform-maintenance`, the existing events that it approved.
+    For `perform-maintenance`, the events that it approved, as far as they are still stored.
     """
     if request.ask is not RequestedOperation.PERFORM_MAINTENANCE:
         return context.store.events(request_id=request.id)
@@ -58,22 +61,25 @@ def _wait_sentences(view_builder: ViewBuilder, events: list[Event]) -> tuple[str
 
 
 def short_vm_list(event: Event) -> str:
-    """The names of the event's VMs: three of them, and how many more."""
+    """The names of the event's VMs in one text: the first three, and how many more."""
     return ", ".join(event.vms[:3]) + (f" and {len(event.vms) - 3} more" if len(event.vms) > 3 else "")
 
 
 def read_rollouts(context: RequestContext) -> tuple[RolloutView, ...]:
-    """All open rollouts and recent ones, oldest first; empty for a caller who does not see everything."""
+    """All open rollouts, and those among the 10,000 newest requests; oldest first.
+
+    Empty for a caller who does not see everything.
+    """
     return tuple(rollout_view(context, request.id) for request in context.list_rollouts())
 
 
 def rollout_view(context: RequestContext, request_id: str) -> RolloutView:
-    """The rollout with this request id. Raises NotFound."""
+    """The rollout with this full request id; does not check what the caller may see. Raises NotFound."""
     return RolloutView(**rollout_fields(context, request_id))
 
 
 def rollout_fields(context: RequestContext, request_id: str) -> dict[str, Any]:
-    """The fields of a RolloutView of the rollout with this request id. Raises NotFound."""
+    """The fields of `rollout_view`, for a struct that extends RolloutView. Raises NotFound."""
     request = context.control.requests.rollout(request_id)
     assert request.rollout is not None
     snapshot = None if request.rollout.tally else context.control.rollouts.snapshot_of(request, request.rollout)
@@ -83,7 +89,7 @@ def rollout_fields(context: RequestContext, request_id: str) -> dict[str, Any]:
 def rollout_fields_from_snapshot(
     context: RequestContext, request: MaintenanceRequest, rollout: Rollout, snapshot: RolloutSnapshot | None
 ) -> dict[str, Any]:
-    """The fields of a RolloutView; the snapshot is None for a closed rollout, which stores its tally."""
+    """As `rollout_fields`; `snapshot` is None for a closed rollout, whose tally is stored."""
     return {
         "id": request.id,
         "impact": rollout.impact,
@@ -104,7 +110,10 @@ def rollout_fields_from_snapshot(
 def next_update_domains(
     context: RequestContext, request: MaintenanceRequest, snapshot: RolloutSnapshot
 ) -> tuple[int, ...]:
-    """The update domains that come next in the rollout's scopes, sorted; empty once it has ended."""
+    """The lowest update domain that remains in each scope of the rollout, each once, sorted.
+
+    Empty once the rollout has ended or been aborted, and for a request that is no rollout.
+    """
     rollout = request.rollout
     if rollout is None or not request.is_open or rollout.progress not in (RolloutState.RUNNING, RolloutState.PAUSED):
         return ()

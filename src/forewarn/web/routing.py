@@ -34,7 +34,7 @@ def everything(context: RequestContext, call: HandlerCall) -> Iterable[str]:
 
 
 def signed_in(context: RequestContext, call: HandlerCall) -> Iterable[str]:
-    """Selects no resource: any authenticated caller may call it, with or without a role."""
+    """Selects no resource: any authenticated caller may call the route, with or without a role."""
     return ()
 
 
@@ -50,12 +50,18 @@ def listing(context: RequestContext, call: HandlerCall) -> Iterable[str]:
 
 
 def named_vm(context: RequestContext, call: HandlerCall) -> Iterable[str]:
-    """Selects the VM that the path names. Raises NotFound."""
+    """Selects the present VM that the path parameter `name` names.
+
+    Raises NotFound, or Refused if several VMs match.
+    """
     return (vm_resource_id(context.directory.find(call.path_params["name"])),)
 
 
 def named_event(context: RequestContext, call: HandlerCall) -> Iterable[str]:
-    """Selects every VM of the event that the path names; the root resource for a VM that left the scope."""
+    """Selects every VM of the event that the path parameter `id` names.
+
+    Selects the root resource for a VM that its scope no longer knows. Raises NotFound, or Refused for an ambiguous id.
+    """
     event = context.find_event(call.path_params["id"])
     vms_by_name = {vm.name.casefold(): vm for vm in context.store.vms(scope_id=event.scope_id, removed=True)}
     affected = [vms_by_name.get(name.casefold()) for name in event.vms]
@@ -72,7 +78,10 @@ class HandlerSignature:
     summary: str  # the first line of the handler's docstring
 
     def parse(self, call: HandlerCall) -> dict[str, msgspec.Struct]:
-        """The keyword arguments `body` and `query` that the handler declares. Raises Rejected."""
+        """The keyword arguments `body` and `query`, those that the handler declares.
+
+        Raises Rejected if one does not fit its struct, and for a body or query that the handler does not declare.
+        """
         body, query = call.parse_body(self.body or EmptyBody), call.parse_query(self.query or EmptyBody)
         arguments = {"body": body} if self.body else {}
         return {**arguments, "query": query} if self.query else arguments
@@ -80,7 +89,7 @@ class HandlerSignature:
 
 @cache
 def handler_signature(handler: Handler) -> HandlerSignature:
-    """Reads a handler's signature.
+    """Reads a handler's signature from its annotations and docstring; cached.
 
     Raises TypeError for parameters other than context, call, body and query.
     """

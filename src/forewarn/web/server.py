@@ -47,8 +47,9 @@ _SHUTDOWN_GRACE_S = 5
 class BoundedH11Connection(H11Protocol):
     """An HTTP/1.1 connection with time limits for requests and for unread responses.
 
-    It uses h11 since uvicorn's faster parser does not limit the size of a request's head. `closed` is set when the
-    connection is lost.
+    It aborts a connection whose request is not complete after REQUEST_TIMEOUT_S, or whose peer reads nothing for
+    WRITE_TIMEOUT_S. It uses h11 since uvicorn's faster parser does not limit the size of a request's head. `closed` is
+    set when the connection is lost.
     """
 
     def __init__(self, **arguments: Any) -> None:
@@ -118,16 +119,19 @@ def is_loopback_address(address: str) -> bool:
 
 
 def max_connections() -> int:
-    """How many connections one socket may have: a quarter of the process's limit of open files."""
+    """How many connections one socket may have: a quarter of the process's soft limit of open files.
+
+    At least 1; a million if there is no limit.
+    """
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return 1_000_000 if soft == resource.RLIM_INFINITY else max(1, soft // _OPEN_FILES_DIVISOR)
 
 
 class ConnectionAcceptor:
-    """Accepts connections of one socket, up to `max_connections` at a time, until it is closed.
+    """Accepts connections of one bound socket, up to `max_connections` at a time, until it is closed.
 
-    With an `ssl_context` it detects TLS by the first byte: other connections must come from this machine. The accept
-    loop starts when it is made, so make it inside an event loop.
+    With an `ssl_context` it detects TLS by the first byte; a connection without TLS must come from this machine. It
+    starts to listen and accept when it is made, so make it inside an event loop. It never closes the socket.
     """
 
     def __init__(
@@ -146,7 +150,7 @@ class ConnectionAcceptor:
         self._accept_task = asyncio.create_task(self._accept_loop())
 
     async def close(self) -> None:
-        """Stops accepting; open connections stay open."""
+        """Stops accepting; open connections and the socket stay open."""
         self._accept_task.cancel()
         await asyncio.gather(self._accept_task, return_exceptions=True)
 
@@ -274,7 +278,8 @@ class _UvicornServer(uvicorn.Server):
 async def serve_unix(app: Starlette, path: Path) -> AsyncIterator[None]:
     """Serves the app on a unix socket for the time of the block.
 
-    Then it finishes open requests and removes the socket. Raises Refused or Rejected as `bind_unix_socket` does.
+    At the end it sets `shutting_down` of the app's dependencies, waits up to five seconds for open requests and removes
+    the socket. Raises Refused or Rejected as `bind_unix_socket` does.
     """
     sock = bind_unix_socket(path)  # before the try: a file of another process must stay
     try:
@@ -289,7 +294,8 @@ async def serve_tls(app: Starlette, sock: socket.socket, certificate: Path, key:
     """Serves the app over TLS on a bound socket for the time of the block.
 
     Clients on this machine may use plain HTTP. Yields the TLS context: a certificate that is loaded into it applies to
-    new connections.
+    new connections. At the end it sets `shutting_down` of the app's dependencies, waits up to five seconds for open
+    requests and closes the socket. Raises OSError for a bad certificate or key.
     """
     config = _uvicorn_config(app, ssl_certfile=certificate, ssl_keyfile=key)
     config.load()
@@ -335,7 +341,7 @@ async def _wait_until_started(server: uvicorn.Server, task: asyncio.Task[None]) 
 
 
 def bind_unix_socket(path: Path) -> socket.socket:
-    """A socket at this path with mode 0600; replaces the socket of a process that is gone.
+    """A socket bound to this path with mode 0600, not listening yet; replaces one that nobody listens on.
 
     Raises Rejected for a path that is too long or cannot be bound, and Refused if another file or process has it.
     """

@@ -16,10 +16,10 @@ _CLIENT_ID_PREFIX = client_principal("")
 
 
 def sign_in_link_identity(caller: Principal, sign_in: TokenService, store: Store) -> SignInIdentity:
-    """The identity that a link of this caller signs in: a client gets its own.
+    """Whom a link of this caller signs in: a client itself, the owner of the service the administrator.
 
-    The owner of the service gets the administrator's, if there is one. Raises Refused for other callers, and
-    Unauthenticated for a client that was removed.
+    The owner gets an identity of their own if clients sign in at an external issuer, or if the client `admin` does not
+    exist or is no administrator. Raises Refused for other callers, and Unauthenticated for a client that was removed.
     """
     if caller.id == _OWNER_ID:
         return _administrator_identity(sign_in, store) or _owner_identity(caller)

@@ -36,7 +36,7 @@ _SCOPE_KINDS = {"set": "availability set", "placement": "scale set", "service": 
 
 
 class ViewBuilder:
-    """Builds views of domain values for one request.
+    """Builds views of domain values for one request; does not check what the caller may see.
 
     Caches scopes and gates, so make a new one for each request.
     """
@@ -54,7 +54,7 @@ class ViewBuilder:
         return tuple(self.event(event) for event in events)
 
     def event(self, event: Event) -> EventView:
-        """The event, with what it waits for and when a VM was first given it."""
+        """The event, with what it waits for and when it was first delivered to a VM."""
         row = event.rules
         wait = self.pending_wait(event)
         return EventView(
@@ -89,7 +89,10 @@ class ViewBuilder:
         )
 
     def pending_wait(self, event: Event) -> StartWait | None:
-        """What a scheduled event waits for before it starts; None if it may start, has started or is over."""
+        """What a scheduled event waits for before it starts; None if it may start, has started or is over.
+
+        Does not name other scopes that the caller may not see.
+        """
         if event.status is not EventState.SCHEDULED or (scope := self.load_scope(event.scope_id)) is None:
             return None
         wait = start_wait(scope, event, self._decision_context)
@@ -116,13 +119,13 @@ class ViewBuilder:
         return scope is None or waits_only_for_gate(scope, event, self._decision_context)
 
     def load_scope(self, scope_id: str) -> Scope | None:
-        """The scope from the store, cached for this request."""
+        """The scope from the store, cached in this builder; None if it does not exist."""
         if scope_id not in self._scopes:
             self._scopes[scope_id] = self._store.scope(scope_id)
         return self._scopes[scope_id]
 
     def vm(self, vm: Vm) -> VmView:
-        """The VM, with its last poll and the number of its live events."""
+        """The VM, present or removed, with its last poll and the number of its live events."""
         scope = self.load_scope(vm.scope_id)
         polled = self._polled(vm)
         base = self._context.dependencies.endpoint_of(vm)
@@ -160,12 +163,12 @@ class ViewBuilder:
         )
 
     def host(self, host: Host, vms: Iterable[Vm] | None = None) -> HostView:
-        """The host with the names of `vms`; without it, of all VMs on the host."""
+        """The host with the names of `vms`; if that is None, of all VMs on the host, visible or not."""
         names = tuple(vm.name for vm in (self._store.vms(host=host.name) if vms is None else vms))
         return HostView(name=host.name, location=host.location, zone=host.zone, health=host.health, vms=names)
 
     def scope(self, scope: Scope) -> ScopeSummaryView:
-        """The scope with its VMs' names and the number of its live events."""
+        """The scope with the names of its present VMs and the number of its live events."""
         return ScopeSummaryView(
             id=scope.id,
             title=scope_title(scope),
@@ -180,7 +183,10 @@ class ViewBuilder:
         )
 
     async def fleet(self, hosts: list[Host], vms: list[Vm], host_vms: list[Vm]) -> FleetView:
-        """Hosts, VMs and the VMs' scopes; lets other tasks run in between. Hosts name the VMs of `host_vms`."""
+        """Views of these hosts and VMs, and of the VMs' scopes; lets other tasks run in between.
+
+        Hosts name the VMs of `host_vms`. Call it on a new builder: it adds every scope that the builder has loaded.
+        """
         self._polls = {polled.vm: polled for polled in self._store.last_polls()}
         by_host: dict[str, list[Vm]] = defaultdict(list)
         for vm in host_vms:
@@ -209,7 +215,7 @@ def request_view(request: MaintenanceRequest) -> RequestView:
 
 
 def live_events_of_vm(scope: Scope, name: str) -> list[Event]:
-    """The live events of the scope that affect the VM of this name."""
+    """The live events of the scope that affect the VM with this name, in any case."""
     return [event for event in scope.live_events() if event_lists_vm(event, name)]
 
 
@@ -228,7 +234,7 @@ def scope_title(scope: Scope) -> str:
 
 
 def scope_title_from_id(scope_id: str) -> str:
-    """As `scope_title`, from the id alone, so names are in lower case."""
+    """As `scope_title`, from the id alone, so names are in lower case; needs no store."""
     kind, _, path = scope_id.partition(":")
     match kind, path.split("/")[2:]:
         case "placement", [scale_set, group]:

@@ -16,11 +16,11 @@ from forewarn.core.request import RolloutTally
 
 
 class BaseView(msgspec.Struct, frozen=True, kw_only=True):
-    """Base of the response structs."""
+    """Base of the response structs; its subclasses are encoded as JSON objects."""
 
 
 class HostView(BaseView, frozen=True, kw_only=True):
-    """A hypervisor host with its health and the names of its VMs."""
+    """A host with its health (healthy, degraded or failed) and the names of its VMs that the caller may see."""
 
     name: str
     location: str
@@ -30,7 +30,10 @@ class HostView(BaseView, frozen=True, kw_only=True):
 
 
 class ScopeSummaryView(BaseView, frozen=True, kw_only=True):
-    """A scope: whether Scheduled Events is enabled, its incarnation, its VMs and how many live events."""
+    """A scope: whether Scheduled Events is enabled, its incarnation, its present VMs.
+
+    `events` is the number of its live events; `last_request_at` is when a VM of it last polled.
+    """
 
     id: str
     title: str
@@ -45,7 +48,7 @@ class ScopeSummaryView(BaseView, frozen=True, kw_only=True):
 
 
 class WaitView(BaseView, frozen=True, kw_only=True):
-    """What a scheduled event waits for before it starts."""
+    """What a scheduled event waits for before it starts: a code, a sentence, and until when if that is known."""
 
     reason: str
     text: str
@@ -53,7 +56,7 @@ class WaitView(BaseView, frozen=True, kw_only=True):
 
 
 class ActView(BaseView, frozen=True, kw_only=True):
-    """The work of an event on one VM, and its outcome once it is known."""
+    """The work of an event on one VM; `ok` and `at` are None until its outcome is known."""
 
     vm: str
     verb: str
@@ -64,7 +67,10 @@ class ActView(BaseView, frozen=True, kw_only=True):
 
 
 class EventView(BaseView, frozen=True, kw_only=True):
-    """An event with its times, VMs, acts, outcome and what it waits for."""
+    """An event with its times, VMs, acts, outcome and what it waits for.
+
+    Times are None until they happen; `not_before` is the planned start.
+    """
 
     id: str
     scope: str
@@ -80,16 +86,16 @@ class EventView(BaseView, frozen=True, kw_only=True):
     approved_by: str
     started_at: float | None
     over_at: float | None
-    ending: str | None
-    reason: str
-    note: str
-    listed: bool
+    ending: str | None  # how it ended; None while it is live
+    reason: str  # why it failed or was withdrawn
+    note: str  # why it has no or less notice than usual
+    listed: bool  # false: performed at once, and no document shows it
     host: str
     update_domain: int
     request_id: str
     who: str
     description: str
-    duration_s: int
+    duration_s: int  # of the interruption, as documents show it; -1: not known
     waits_for: WaitView | None
     acts: tuple[ActView, ...]
     given_at: float | None  # when a VM was first given it
@@ -97,7 +103,10 @@ class EventView(BaseView, frozen=True, kw_only=True):
 
 
 class VmView(BaseView, frozen=True, kw_only=True):
-    """A VM with its settings, its place, its last poll and the number of its live events."""
+    """A VM with its settings, its place and its last poll; `pending` is the number of its live events.
+
+    Texts are empty where a VM has no such value.
+    """
 
     name: str
     key: str
@@ -106,7 +115,7 @@ class VmView(BaseView, frozen=True, kw_only=True):
     location: str
     zone: str
     scope: str
-    title_of_scope: str
+    title_of_scope: str  # such as `availability set web`
     computer_name: str
     size: str
     os_type: str
@@ -122,17 +131,17 @@ class VmView(BaseView, frozen=True, kw_only=True):
     auto_approve: AutoApprovalView
     tags: dict[str, str]
     address: str
-    url: str | None
+    url: str | None  # where the VM reads its events in a lab; None on a real network
     host: str
     power: str
     last_polled_at: float | None
-    polled_version: str | None
-    polls: int
-    pending: int
+    polled_version: str | None  # the api-version of its last poll
+    polls: int  # how often it has polled
+    pending: int  # its live events
 
 
 class AutoApprovalView(BaseView, frozen=True, kw_only=True):
-    """Which user-requested operations of a VM are approved automatically."""
+    """Which operations that a user requests for a VM are approved automatically."""
 
     restart: bool
     redeploy: bool
@@ -144,7 +153,7 @@ class AutoApprovalView(BaseView, frozen=True, kw_only=True):
 
 
 class VmSupervisorView(BaseView, frozen=True, kw_only=True):
-    """The supervisor process of a namespace VM."""
+    """The supervisor process of a namespace VM; `program` is the VM's command line, None if it has none."""
 
     vm: str
     pid: int
@@ -160,14 +169,14 @@ class VmSupervisorsView(BaseView, frozen=True, kw_only=True):
 
 
 class VmWithEvents(VmView, frozen=True, kw_only=True):
-    """A VM with its live events and its supervisor, if it has one."""
+    """A VM with its live events and, if it is a running namespace VM, its supervisor."""
 
     events: tuple[EventView, ...]
     keeper: VmSupervisorView | None
 
 
 class FleetView(BaseView, frozen=True, kw_only=True):
-    """Hosts, scopes and VMs that the caller may see."""
+    """Hosts, VMs and the VMs' scopes, as far as the caller may see them."""
 
     hosts: tuple[HostView, ...]
     scopes: tuple[ScopeSummaryView, ...]
@@ -175,7 +184,7 @@ class FleetView(BaseView, frozen=True, kw_only=True):
 
 
 class FieldChangeView(BaseView, frozen=True, kw_only=True):
-    """One changed field of a host or VM."""
+    """One changed field of a host or VM, with its old and new value."""
 
     field: str
     old: Any
@@ -190,7 +199,11 @@ class ObjectChangeView(BaseView, frozen=True, kw_only=True):
 
 
 class FleetDifferenceView(BaseView, frozen=True, kw_only=True):
-    """What a fleet file would change, by name; `problems` say what keeps it from being applied."""
+    """What a fleet file changes, by names of hosts and VMs; `lines` say it in words.
+
+    `problems` say what keeps it from being applied. `resurrected` VMs were deleted before and are added again;
+    `stay_deleted` VMs are in the file but stay deleted.
+    """
 
     source: str
     summary: str
@@ -209,19 +222,19 @@ class FleetDifferenceView(BaseView, frozen=True, kw_only=True):
 
 
 class FleetCheckView(BaseView, frozen=True, kw_only=True):
-    """The result of checking a fleet file."""
+    """What a fleet file would change; nothing was changed."""
 
     difference: FleetDifferenceView
 
 
 class FleetApplyView(FleetCheckView, frozen=True, kw_only=True):
-    """The result of applying a fleet file; `applied` is false in a dry run or without changes."""
+    """What a fleet file changes; `applied` is false in a dry run or if it changes nothing."""
 
     applied: bool
 
 
 class RequestView(BaseView, frozen=True, kw_only=True):
-    """A maintenance request: the operation, its targets, who made it and when."""
+    """A maintenance request: the operation (`ask`), the names of its targets, who made it and when."""
 
     id: str
     ask: str
@@ -231,27 +244,33 @@ class RequestView(BaseView, frozen=True, kw_only=True):
 
 
 class EventListView(BaseView, frozen=True, kw_only=True):
-    """A list of events."""
+    """A list of events, in the order that the route says."""
 
     events: tuple[EventView, ...]
 
 
 class ReceiptView(EventListView, frozen=True, kw_only=True):
-    """An accepted request with the events it created and those it replaced."""
+    """An accepted request with the events it has published so far and the ids of those it replaced."""
 
     request: RequestView
     replaced: tuple[str, ...]  # ids of the pending events that its events replaced
 
 
 class RequestStatusView(ReceiptView, frozen=True, kw_only=True):
-    """A request with its state, its events and what they wait for."""
+    """A request with its state, its events and sentences about what they wait for.
+
+    The state is waiting, started, finished, failed or withdrawn.
+    """
 
     state: str
     waits_for: tuple[str, ...]
 
 
 class RolloutView(BaseView, frozen=True, kw_only=True):
-    """A host update rollout: its targets, progress, tally and the update domains that come next."""
+    """A host update rollout: its targets, progress, tally and the update domains that come next.
+
+    It covers `hosts` or one `scope`; the other is empty. `max_failures` is 0 if failures never stop it.
+    """
 
     id: str
     impact: str
@@ -269,7 +288,7 @@ class RolloutView(BaseView, frozen=True, kw_only=True):
 
 
 class RolloutWithEvents(RolloutView, frozen=True, kw_only=True):
-    """A rollout with all its events."""
+    """A rollout with all its events, oldest first."""
 
     events: tuple[EventView, ...]
 
@@ -281,20 +300,20 @@ class RolloutsView(BaseView, frozen=True, kw_only=True):
 
 
 class EventsView(EventListView, frozen=True, kw_only=True):
-    """Events, and the sequence number of the history when they were read."""
+    """Events, oldest first, and the sequence number of the history from just before they were read."""
 
     seq: int
 
 
 class HistoryView(BaseView, frozen=True, kw_only=True):
-    """History entries, oldest first, and the sequence number to continue after."""
+    """History entries, oldest first, and the sequence number to give as `after` for the next ones."""
 
     entries: tuple[HistoryEntryView, ...]
     seq: int
 
 
 class HistoryEntryView(BaseView, frozen=True, kw_only=True):
-    """One entry of the history: what happened, when, who caused it and what it is about."""
+    """One history entry: what happened, when, who caused it; ids and names are empty if it has none."""
 
     seq: int
     at: float
@@ -314,24 +333,28 @@ class HistoryEntryView(BaseView, frozen=True, kw_only=True):
 
 
 class HistoryPruneView(BaseView, frozen=True, kw_only=True):
-    """How many history entries were deleted."""
+    """How many history entries were deleted; events deleted with them are not counted."""
 
     pruned: int
 
 
 class FaultView(BaseView, frozen=True, kw_only=True):
-    """An active fault: its kind, target, parameters, what is left of it and what it affected."""
+    """A fault, active or just ended: its kind, target, parameters, what is left and what it affected.
+
+    `strikes` is what the kind affects: requests, events or at once. `seen` says what VMs notice of it. `touched` is how
+    many requests or events it affected; `events` are ids of those events.
+    """
 
     id: str
     kind: str
     strikes: str
     target: str
     vm: str  # empty for a fault of a scope or of the whole fleet
-    scope: str
+    scope: str  # empty for a fault of the whole fleet
     who: str
     set_at: float
     parameters: dict[str, float]
-    count: int | None
+    count: int | None  # None: no limit
     left: int | None  # of its count
     left_s: float | None  # real time for faults on requests, lab time for faults on events
     touched: int
@@ -341,7 +364,7 @@ class FaultView(BaseView, frozen=True, kw_only=True):
 
 
 class StormFaultView(BaseView, frozen=True, kw_only=True):
-    """One scheduled fault of a storm, and whether it was set already."""
+    """One scheduled fault of a storm: `after_s` is lab time since the storm began; `is_set` if it was set."""
 
     after_s: float
     kind: str
@@ -353,7 +376,7 @@ class StormFaultView(BaseView, frozen=True, kw_only=True):
 
 
 class StormView(BaseView, frozen=True, kw_only=True):
-    """An active fault storm and its schedule."""
+    """A fault storm, active or just ended, and its schedule; `for_s` is its duration in lab time."""
 
     id: str
     seed: int
@@ -364,7 +387,7 @@ class StormView(BaseView, frozen=True, kw_only=True):
 
 
 class FaultParameterView(BaseView, frozen=True, kw_only=True):
-    """The default and bounds of a fault's parameter."""
+    """The default and the bounds of a parameter of a kind of fault."""
 
     default: float
     least: float
@@ -372,7 +395,10 @@ class FaultParameterView(BaseView, frozen=True, kw_only=True):
 
 
 class FaultKindView(BaseView, frozen=True, kw_only=True):
-    """A kind of fault: what it affects, what VMs see of it, its parameters and its longest duration."""
+    """A kind of fault: what it affects (`strikes`), what VMs notice (`seen`), its parameters.
+
+    `longest_s` is its longest and default duration; None: until it is cleared.
+    """
 
     kind: str
     strikes: str
@@ -390,14 +416,14 @@ class FaultsView(BaseView, frozen=True, kw_only=True):
 
 
 class ClearedFaultsView(BaseView, frozen=True, kw_only=True):
-    """The faults and storms that a call ended."""
+    """The faults and storms that a call ended; empty if none matched."""
 
     cleared: tuple[FaultView, ...]
     storms: tuple[StormView, ...]
 
 
 class ClockView(BaseView, frozen=True, kw_only=True):
-    """Lab time, its speed, and whether this service is a lab."""
+    """The service's time, how fast it runs (1: as real time), and whether it is a lab."""
 
     now: float
     speed: float
@@ -405,14 +431,14 @@ class ClockView(BaseView, frozen=True, kw_only=True):
 
 
 class BackupView(BaseView, frozen=True, kw_only=True):
-    """A written backup file and its size."""
+    """The path of a new backup file on the service's machine, and its size in bytes."""
 
     path: str
     bytes: int
 
 
 class HealthCheckView(BaseView, frozen=True, kw_only=True):
-    """The result of one health check, with what to do if it failed."""
+    """The result of one health check; `remedy` says what to do if it failed."""
 
     name: str
     ok: bool
@@ -421,13 +447,16 @@ class HealthCheckView(BaseView, frozen=True, kw_only=True):
 
 
 class HealthReportView(BaseView, frozen=True, kw_only=True):
-    """The results of all health checks."""
+    """The results of all health checks, passed or failed."""
 
     checks: tuple[HealthCheckView, ...]
 
 
 class ReplayView(msgspec.Struct, frozen=True, kw_only=True):
-    """A replay of a recording in one scope: its position, speed and end."""
+    """A replay of a recording in one scope: its position, speed and end.
+
+    `ended` is how it ended, None while it runs; `reason` says why, for people.
+    """
 
     id: str
     vm: str
