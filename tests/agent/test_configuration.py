@@ -46,9 +46,9 @@ def test_every_key_can_be_configured() -> None:
     assert (config.journal_path, config.board, config.grace_s) == (Path("/srv/agent/journal.db"), Path("/mnt/b"), 60.0)
     assert (step.budget_s, step.cut, step.begin, step.repeatable, step.unclear) == (5400.0, 2, "late", True, "skip")
     assert (step.undo, step.undo_budget_s, step.undo_tries, step.survives_reboot) == ("never", 120.0, 5, False)
-    assert (rule.kinds, rule.sources, rule.vms) == ({"Reboot"}, {"User"}, "web-*")
+    assert (rule.kinds, rule.sources, rule.vms) == (frozenset({"Reboot"}), frozenset({"User"}), "web-*")
     assert (rule.min_duration_s, rule.max_duration_s, rule.min_left_s, rule.max_left_s) == (1.0, 9.0, 60.0, 604_800.0)
-    assert (rule.begin, rule.margin_s, rule.no_time, rule.undo_on) == ("late", 3.0, "all", {"finished"})
+    assert (rule.begin, rule.margin_s, rule.no_time, rule.undo_on) == ("late", 3.0, "all", frozenset({"finished"}))
     assert rule.approve == ApprovalPolicy(when=ApproveWhen.ALL_DONE, absent_after_s=30.0)
     assert rule.approval_check == ApprovalCheckConfig(
         url="https://change/42", timeout_s=2.0, every_s=3.0, deadline_s=240.0, on_silence="approve"

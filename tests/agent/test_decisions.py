@@ -85,7 +85,7 @@ def action_for(*records: EventRecord, **facts: Any) -> AgentAction:
 
 
 DONE = (run("drain"), run("save"))
-GONE = {"gone_at": NOW, "outcome": "withdrawn"}
+GONE: dict[str, Any] = {"gone_at": NOW, "outcome": "withdrawn"}
 
 
 def test_steps_run_in_order_one_at_a_time() -> None:
@@ -202,7 +202,7 @@ def test_an_event_that_has_started_or_that_no_rule_approves_is_not_approved() ->
 
 
 ALL = replace(RULE, approve=ApprovalPolicy(when=ApproveWhen.ALL_DONE))
-PAIR = {"event": {"resources": ("vm", "mate")}}
+PAIR: dict[str, Any] = {"event": {"resources": ("vm", "mate")}}
 
 
 def test_the_approving_vm_approves_when_all_listed_vms_are_ready() -> None:

@@ -28,6 +28,10 @@ def make_agent(lab: Lab, folder: Path, text: str = FIFTEEN, vm: str = "web-0") -
     return AgentThread(folder, lab.vm(vm).endpoint, text)
 
 
+def wait_for_lines(lab: Lab, agent: AgentThread, count: int) -> None:
+    lab.wait_for(lambda: len(agent.lines) == count)
+
+
 def lines_after_polls(lab: Lab, agent: AgentThread, polls: int = 3) -> list[str]:
     """The lines that commands have written after this many further polls."""
     until = agent.observer.polls + polls
@@ -205,7 +209,7 @@ def test_an_approval_check_without_an_answer_is_repeated_until_its_deadline(lab:
     with make_agent(lab, tmp_path, f"[[rules]]\napprove = 'when-done'\n{check}\n") as agent:
         event = lab.reboot("web-0")
         for times in (1, 2):
-            lab.wait_for(lambda times=times: len(agent.lines) == times)
+            wait_for_lines(lab, agent, times)
             lines_after_polls(lab, agent)
             assert not event.approved
             lab.advance("61s")

@@ -53,7 +53,7 @@ def test_each_vm_publishes_heartbeat_and_readiness_and_sees_the_others(board: Pa
     assert one.publish_and_read([], ["E1"]) == BoardView(heartbeat_ages_s={"web-0": 0.0}, ready_vms={"E1": frozenset()})
     two.publish_and_read(["E1"], ["E1"])
     view = one.publish_and_read([], ["E1"])
-    assert (view.heartbeat_ages_s.keys(), view.ready_vms) == ({"web-0", "web/1"}, {"E1": frozenset({"web/1"})})
+    assert (set(view.heartbeat_ages_s), view.ready_vms) == ({"web-0", "web/1"}, {"E1": frozenset({"web/1"})})
     one.publish_and_read(["E1"], ["E1"])
     assert two.publish_and_read(["E1"], ["E1"]).ready_vms == {"E1": frozenset({"web-0", "web/1"})}
 
@@ -86,6 +86,10 @@ def lab() -> Iterator[Lab]:
         yield lab
 
 
+def wait_for_lines(lab: Lab, agent: AgentThread, *lines: str) -> None:
+    lab.wait_for(lambda: agent.lines == list(lines))
+
+
 def make_agents(lab: Lab, tmp_path: Path, text: str = TEXT) -> list[AgentThread]:
     agents = []
     for name in ("web-0", "web-1", "web-2"):
@@ -105,7 +109,7 @@ def test_the_first_listed_vm_approves_once_all_are_ready(lab: Lab, tmp_path: Pat
         assert len(event.vms) == 3
         for agent in agents[:2]:
             (agent.folder / "may-go").touch()
-            lab.wait_for(lambda agent=agent: agent.lines == ["drain"])
+            wait_for_lines(lab, agent, "drain")
         lab.wait_for(lambda: any("web-2 not ready" in reason for _, reason in agents[0].report.waits))
         assert not event.approved
         (agents[2].folder / "may-go").touch()
@@ -113,7 +117,7 @@ def test_the_first_listed_vm_approves_once_all_are_ready(lab: Lab, tmp_path: Pat
         assert event.approved_by == event.vms[0]
         lab.run_until(lambda: event.over)
         for agent in agents:
-            lab.wait_for(lambda agent=agent: agent.lines == ["drain", "undrain"])
+            wait_for_lines(lab, agent, "drain", "undrain")
         lab.wait_for(lambda: not any((tmp_path / "board" / "ready").iterdir()))
 
 
@@ -126,7 +130,7 @@ def test_the_next_vm_approves_when_the_approving_vm_dies(lab: Lab, tmp_path: Pat
             stack.enter_context(agent)
         event = lab.reboot_host("web-0")
         for agent in agents[:2]:
-            lab.wait_for(lambda agent=agent: agent.lines == ["drain"])
+            wait_for_lines(lab, agent, "drain")
         lab.wait_for(lambda: any("web-2 not ready" in reason for _, reason in agents[0].report.waits))
         agents[0].end()
         heartbeat = tmp_path / "board" / "alive" / "web-0"

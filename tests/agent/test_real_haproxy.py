@@ -119,7 +119,7 @@ def site(tmp_path: Path) -> Iterator[HaproxySite]:
     if not HAPROXY.exists():
         pytest.skip("HAProxy is not here: make test-real fetches it")
     site = HaproxySite(tmp_path)
-    command = [HAPROXY, "-db", "-f", site.configuration()]
+    command: list[str | Path] = [HAPROXY, "-db", "-f", site.configuration()]
     with (
         site.server("web-0", site.port + 1),
         site.server("web-1", site.port + 2),
@@ -217,7 +217,7 @@ def agent(site: HaproxySite, service: ServiceProcess) -> Iterator[ExternalServer
     endpoint = service.endpoint("web-0")
     file = site.folder / "agent.toml"
     file.write_text(AGENT.format(folder=site.folder, endpoint=f"http://{endpoint.address}:{endpoint.port}"))
-    command = [sys.executable, "-m", "forewarn.agent", "--config", file]
+    command: list[str | Path] = [sys.executable, "-m", "forewarn.agent", "--config", file]
     log = site.folder / "agent.log"
     with ExternalServer(command, log=log, is_up=(site.folder / "agent/journal.db").exists) as agent:
         yield agent

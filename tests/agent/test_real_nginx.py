@@ -126,6 +126,7 @@ def site(tmp_path: Path) -> Iterator[Site]:
 def test_a_failing_health_check_diverts_new_requests_and_existing_connections_finish(site: Site) -> None:
     async def scenario() -> None:
         connection = eventually(lambda: _connection_to(site, "web-0"))
+        assert connection is not None
         readiness = site.readiness(notice="200ms", ports=[site.ports["web_0"]])
         doing = asyncio.create_task(readiness.do())
         await asyncio.to_thread(eventually, lambda: site.answers("balancer") == {"web-1"})

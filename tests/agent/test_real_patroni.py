@@ -120,7 +120,7 @@ class Writer:
     def __init__(self, output: Path, *nodes: Node) -> None:
         hosts, ports = ",".join("127.0.0.1" for _ in nodes), ",".join(str(node.database) for node in nodes)
         account = "user=superuser password=x dbname=postgres target_session_attrs=read-write"
-        command = [PYTHON, "-c", WRITER, f"host={hosts} port={ports} {account}"]
+        command: list[str | Path] = [PYTHON, "-c", WRITER, f"host={hosts} port={ports} {account}"]
         self._output = output
         with output.open("wb") as file:
             self._child = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=file)
@@ -160,7 +160,8 @@ def nodes() -> Iterator[tuple[Node, Node]]:
             urls = {"client": f"http://127.0.0.1:{client}", "peer": f"http://127.0.0.1:{client + 1}"}
             options = [f"--listen-{kind}-urls={url}" for kind, url in urls.items()]
             options += [f"--advertise-client-urls={urls['client']}", f"--initial-advertise-peer-urls={urls['peer']}"]
-            command = [ETCD, f"--data-dir={folder}/etcd", f"--initial-cluster=default={urls['peer']}", *options]
+            options += [f"--data-dir={folder}/etcd", f"--initial-cluster=default={urls['peer']}"]
+            command: list[str | Path] = [ETCD, *options]
             daemons.enter_context(ExternalServer(command, log=folder / "etcd.log", is_up=lambda: port_answers(client)))
             first = Node("db-0", folder, client)
             daemons.enter_context(first.daemon)

@@ -37,6 +37,10 @@ def make_agent(lab: Lab, folder: Path, text: str) -> AgentThread:
     return AgentThread(folder, lab.vm("web-0").endpoint, text)
 
 
+def wait_for_polls(lab: Lab, agent: AgentThread, *, more_than: int) -> None:
+    lab.wait_for(lambda: agent.observer.polls > more_than)
+
+
 def end_during_the_step(lab: Lab, agent: AgentThread) -> None:
     with agent:
         lab.reboot("web-0", notice="1h")
@@ -53,7 +57,7 @@ def test_a_finished_step_never_runs_again(lab: Lab, tmp_path: Path) -> None:
     for _ in range(2):
         polls = agent.observer.polls
         with agent:
-            lab.wait_for(lambda polls=polls: agent.observer.polls > polls + 2)
+            wait_for_polls(lab, agent, more_than=polls + 2)
     assert agent.lines == ["drain"]
     with agent:
         lab.withdraw(event)

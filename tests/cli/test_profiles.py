@@ -175,7 +175,7 @@ def test_profiles_that_cannot_be_written_are_refused(tmp_path: Path) -> None:
         profile_file.save("lab", Profile(server="https://x", client_id="ci"))
 
 
-texts = st.text(st.characters(exclude_categories=("Cs",)), max_size=20)
+texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
 
 
 @given(name=texts, client_id=texts, secret=texts, ca=texts)

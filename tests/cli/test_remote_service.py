@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
 
 from forewarn.auth import ServiceCertificates
 from forewarn.auth.certificate_authority import CertificateAuthority, issue_server_certificate, new_ec_key
@@ -199,9 +200,9 @@ def test_an_untrusted_certificate_is_refused_with_the_remedy(command: Any, remot
 
 def test_a_certificate_for_other_names_is_refused(command: Any, certificates: Any, tmp_path: Path) -> None:
     ca = certificates.ca
-    authority = CertificateAuthority(
-        certificate=read_certificate(ca.certificate), key=parse_private_key(ca.key.read_bytes(), ca.key)
-    )  # type: ignore[arg-type]
+    ca_key = parse_private_key(ca.key.read_bytes(), ca.key)
+    assert isinstance(ca_key, EllipticCurvePrivateKey)
+    authority = CertificateAuthority(certificate=read_certificate(ca.certificate), key=ca_key)
     key = new_ec_key()
     write_key(tmp_path / "key", key)
     write_certificate(tmp_path / "pem", issue_server_certificate(authority, key, ["other.localhost"], read_real_time()))

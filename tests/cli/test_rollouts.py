@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from forewarn.cli.api_client import ApiClient
 from forewarn.cli.rollout import bar_cells, progress_bar, rollout_state
 
 
@@ -25,10 +26,13 @@ def test_failed_vms_have_their_own_part_of_the_bar() -> None:
 
 def pass_time(lab: Any, turns: int) -> None:
     """Advance the clock beyond the notice each time something is published."""
+
+    def advance(api: ApiClient) -> None:
+        pass_time(lab, turns - 1)
+        api.post("clock", "advance", body={"by_s": 1200})
+
     if turns:
-        lab.when(
-            "published", lambda api: (pass_time(lab, turns - 1), api.post("clock", "advance", body={"by_s": 1200}))
-        )
+        lab.when("published", advance)
 
 
 def test_a_rollout_over_a_scope_is_followed_update_domain_by_update_domain(lab: Any) -> None:

@@ -51,7 +51,8 @@ def observed(
 
 def changes_after(*documents: ObservedDocument) -> list[str]:
     """The changes of the last of these documents, in short form."""
-    known, changes = KnownDocument(), ()
+    known = KnownDocument()
+    changes: tuple[Change, ...] = ()
     for document in documents:
         known, changes = detect_changes(known, document)
     return [short_form(change) for change in changes]
@@ -241,7 +242,8 @@ def test_every_event_has_one_beginning_and_one_end_for_any_sequence_of_documents
     documents: list[tuple[int, str, str]],
 ) -> None:
     """No known event is announced again, and no unknown event ends."""
-    known, alive = KnownDocument(), set()
+    known = KnownDocument()
+    alive: set[str] = set()
     for incarnation, text, epoch in documents:
         known, changes = detect_changes(known, observed(incarnation, text, epoch=epoch))
         for change in changes:

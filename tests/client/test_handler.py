@@ -55,7 +55,10 @@ def document(incarnation: int, *words: str) -> ScriptedReply:
 
 
 def run(handler: Handler, server: ScriptedServer, cursor: Path | None = None) -> None:
-    handler.run(Client(server.url, sleep=lambda s: threading.Event().wait(min(s, 0.01))), cursor)
+    def sleep(s: float) -> None:
+        threading.Event().wait(min(s, 0.01))
+
+    handler.run(Client(server.url, sleep=sleep), cursor)
 
 
 def arun(handler: Handler, server: ScriptedServer, cursor: Path | None = None) -> None:

@@ -23,7 +23,7 @@ with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
     answer = sock.recv(1024)
 
 assert len(answer) >= 0xF6
-assert (answer[0xEC:0xF0], answer[4:8], answer[0x1C:0x22]) == (packet[0xEC:0xF0], xid, mac)
+assert (answer[0xEC:0xF0], answer[4:8], answer[0x1C:0x22]) == (bytes(packet[0xEC:0xF0]), xid, mac)
 at, endpoint = 0xF0, b""
 while answer[at] != 255:
     code, length = answer[at], answer[at + 1]

@@ -39,7 +39,7 @@ read -r _
 exit "$2"
 """
 
-Vm = "subprocess.Popen[bytes]"
+Vm = subprocess.Popen[bytes]
 
 
 @pytest.fixture

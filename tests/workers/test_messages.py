@@ -37,7 +37,7 @@ from forewarn.workers.messages import (
     scope_message,
 )
 
-_TEXT = st.text(st.characters(exclude_categories=("Cs",)), max_size=12)
+_TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=12)
 _TUPLES = {"tags": st.lists(st.tuples(_TEXT, _TEXT), max_size=2).map(tuple), "public_keys": st.just(("key",))}
 _FACTS = st.builds(InstanceFacts, **{field.name: _TUPLES.get(field.name, _TEXT) for field in fields(InstanceFacts)})
 _NOTICES = st.builds(

@@ -319,10 +319,10 @@ def test_a_worker_with_a_silent_owner_accepts_no_connection_and_rejects_approval
         connected.ask(APPROVE)
         assert (await connected.answer())[0] == 503
         assert await connected.poll() == 1, "the last known document"
-        assert not waiting._reader._buffer
+        assert not waiting._reader._buffer  # type: ignore[attr-defined]
         owner.publish(2)
         await owner.applied()
-        assert not waiting._reader._buffer, "more messages may follow"
+        assert not waiting._reader._buffer, "more messages may follow"  # type: ignore[attr-defined]
         owner.publish(3)
         owner.send(ResumeAccepting())
         assert incarnation_of(await waiting.answer()) == 3

@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from contextlib import aclosing, closing
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, overload
 
 from forewarn.client.async_client import AsyncClient
 from forewarn.client.blocking_client import Client
@@ -66,6 +66,12 @@ class Handler:
     def started(self, *kinds: str) -> Callable[[F], F]:
         """Decorator: calls the function when an event of these kinds has started."""
         return partial(self._add_rule, _is_started, kinds, False)
+
+    @overload
+    def gone(self, function: F, /) -> F: ...
+
+    @overload
+    def gone(self, *kinds: str) -> Callable[[F], F]: ...
 
     def gone(self, *kinds: Any) -> Any:
         """Decorator: calls the function when an event is gone; `change.outcome` says how it ended.

@@ -88,7 +88,11 @@ def test_texts_of_a_server_cannot_add_headers_or_lines(tmp_path: Path) -> None:
 @pytest.mark.parametrize("security", ["starttls", "tls"])
 def test_a_password_is_sent_over_tls(tmp_path: Path, tls: Any, security: str) -> None:
     (tmp_path / "password").write_text("hush\n")
-    account = {"user": "agent", "password_file": str(tmp_path / "password"), "ca_file": str(tls.ca_file)}
+    account: dict[str, Any] = {
+        "user": "agent",
+        "password_file": str(tmp_path / "password"),
+        "ca_file": str(tls.ca_file),
+    }
 
     async def scenario() -> ReceivedMail:
         async with SmtpServer(tls=tls.server, implicit=security == "tls", password="hush") as server:
@@ -103,7 +107,11 @@ def test_a_password_is_sent_over_tls(tmp_path: Path, tls: Any, security: str) ->
 
 def test_a_wrong_password_is_reported_and_not_shown(tmp_path: Path, tls: Any) -> None:
     (tmp_path / "password").write_text("wrong-one\n")
-    account = {"user": "agent", "password_file": str(tmp_path / "password"), "ca_file": str(tls.ca_file)}
+    account: dict[str, Any] = {
+        "user": "agent",
+        "password_file": str(tmp_path / "password"),
+        "ca_file": str(tls.ca_file),
+    }
 
     async def scenario() -> tuple[StepOutcome, str]:
         async with SmtpServer(tls=tls.server, password="hush") as server:

@@ -47,8 +47,8 @@ def start(tmp_path: Path) -> Iterator[Start]:
     for child in started:
         child.kill()
         child.wait(30)
-    if (tmp_path / "child.pid").exists() and find_process(child := int((tmp_path / "child.pid").read_text())):
-        os.kill(child, 9)
+    if (tmp_path / "child.pid").exists() and find_process(pid := int((tmp_path / "child.pid").read_text())):
+        os.kill(pid, 9)
 
 
 def make_reaction(tmp_path: Path, **options: Any) -> ReactionHarness:
