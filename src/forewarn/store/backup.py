@@ -32,7 +32,8 @@ def write_backup(source: Path, path: Path) -> None:
 def restore_backup(source: Path, target: Path, *, now: float) -> Path | None:
     """Restore the backup `source` as the store `target`; return where the old store was moved, or None.
 
-    No process may use either file meanwhile. Raises Rejected if `source` is not a store, Unavailable for file errors.
+    No process may use either file meanwhile. Blocks; durable on return. Raises Rejected if `source` is not an intact
+    store or a directory is missing, Unavailable for file errors.
 
     Every scope gets a new epoch, so that an ETag from the lost history never matches again (spec §4.3). It is larger
     than all epochs found here and than the time `now` in seconds, because the epochs of a store that was lost with its

@@ -56,19 +56,19 @@ class AppliedCommit(NamedTuple):
 class Store(Protocol):
     """Durable state. Reads return committed values; writes return when they are durable.
 
-    Use it from the thread of its event loop. Reads raise Unavailable if the store cannot be read. Writes raise
-    Unavailable if nothing was written, and Conflict if a scope, gate or request is no longer at the version it was
-    decided on.
+    Use it from the thread of its event loop. Keys, names and ids must match exactly; times are lab time. Reads raise
+    Unavailable if the store cannot be read. Writes raise Unavailable if nothing was written, and `commit` raises
+    Conflict if a scope, gate or request is no longer at the version it was decided on.
     """
 
     def scope(self, scope_id: str) -> Scope | None:
-        """Return a scope with its present VMs and live events, or None."""
+        """Return a scope with its present VMs and its live events, in order of publication, or None."""
 
     def scopes(self) -> Iterator[Scope]:
-        """Return a consistent snapshot of all scopes, in the order of their ids."""
+        """Return an iterator over a consistent snapshot of all scopes, sorted by id."""
 
     def scope_ids(self, *, enabled: bool | None = None) -> list[str]:
-        """Return sorted scope ids: of all scopes, or only of enabled or of disabled ones."""
+        """Return sorted scope ids: of all scopes (None), or only of enabled or of disabled ones."""
 
     def counts(self) -> StoreCounts:
         """Return how many present VMs, scopes, hosts and live events there are."""
@@ -83,13 +83,16 @@ class Store(Protocol):
         """Return a VM by its key, also a removed one, or None."""
 
     def vms(self, *, scope_id: str | None = None, host: str | None = None, removed: bool = False) -> list[Vm]:
-        """Return VMs in the order they were added; `removed` includes removed ones."""
+        """Return the VMs that match all conditions, in the order they were added; `removed`: removed ones too.
+
+        A VM that was removed and added again, or moved to another scope, counts as added then.
+        """
 
     def hosts(self) -> list[Host]:
         """Return all hosts, sorted by name."""
 
     def event(self, event_id: str) -> Event | None:
-        """Return an event by its id, live or over, or None."""
+        """Return an event by its id, live or over, or None; a pruned event is gone."""
 
     def events(
         self,
@@ -105,7 +108,7 @@ class Store(Protocol):
     def events_ended_between(self, since: float, until: float, *, limit: int, newest: bool = True) -> list[Event]:
         """Return events that ended in this time, both ends included, in the order they ended.
 
-        Of more than `limit` events, return the newest ones, or else the oldest.
+        Of more than `limit` events, return the newest ones, or without `newest` the oldest.
         """
 
     def gate(self, gate_id: str) -> Gate | None:
@@ -115,22 +118,25 @@ class Store(Protocol):
         """Return a request by its id, or None."""
 
     def requests(self, *, open_only: bool = False, limit: int | None = None) -> list[MaintenanceRequest]:
-        """Return requests, oldest first; with a limit, only the newest ones."""
+        """Return requests, oldest first; with a limit, only the newest ones.
+
+        `open_only`: only rollouts and replays that have not ended.
+        """
 
     def planned(self, *, request_id: str | None = None) -> list[PlannedEvent]:
         """Return planned events that are not yet applied, oldest first."""
 
     def events_behind_gates(self, gate_ids: Sequence[str]) -> GatedEvents:
-        """Return the scheduled events behind these gates, and which gates have planned events."""
+        """Return the scheduled events behind these gates, and which of the gates have planned events."""
 
     def due_scopes(self, now: float, limit: int = 1000) -> list[str]:
-        """Return the ids of scopes whose `wakes_at` is `now` or earlier, the earliest first."""
+        """Return the ids of up to `limit` scopes whose `wakes_at` is `now` or earlier, the earliest first."""
 
     def due_gates(self, now: float, limit: int = 1000) -> list[Gate]:
-        """Return gates whose `wakes_at` is `now` or earlier, the earliest first."""
+        """Return up to `limit` gates whose `wakes_at` is `now` or earlier, the earliest first."""
 
     def next_wake_at(self) -> float | None:
-        """Return the earliest `wakes_at` of all scopes and gates, or None."""
+        """Return the earliest `wakes_at` of all scopes and gates, perhaps past, or None."""
 
     def history(
         self,
@@ -146,8 +152,8 @@ class Store(Protocol):
     ) -> list[HistoryEntry]:
         """Return the history entries that match all conditions, oldest first.
 
-        `after` and `before` are sequence numbers, both excluded. Of more than `limit` entries, return the newest ones,
-        or else the oldest.
+        `after` and `before` are sequence numbers, both excluded; `vm` is a VM's name, not its key. Of more than `limit`
+        entries, return the newest ones, or without `newest` the oldest.
         """
 
     def entries_after(self, seq: int, limit: int) -> list[HistoryEntry]:
@@ -157,13 +163,13 @@ class Store(Protocol):
         """Return the sequence number of the last history entry ever written, 0 if there is none."""
 
     def deliveries(self, *, event_id: str | None = None, vm: str | None = None) -> list[EventDelivery]:
-        """Return the first delivery of each event, VM and status, in the order they were recorded."""
+        """Return the first delivery of each event, VM (by key) and status, in the order they were recorded."""
 
     def last_polls(self, *, scope_id: str | None = None) -> list[LastPoll]:
-        """Return the latest poll of each VM that has polled, sorted by VM key."""
+        """Return the latest poll of each VM that has polled, also of removed ones, sorted by VM key."""
 
     def client(self, client_id: str) -> RegisteredClient | None:
-        """Return an API client by its id, or None."""
+        """Return an API client by its id (in lower case), or None."""
 
     def clients(self) -> list[RegisteredClient]:
         """Return all API clients, sorted by id."""
@@ -178,9 +184,9 @@ class Store(Protocol):
         """Return the value that `save` wrote under this name, or None."""
 
     async def commit(self, commit: Commit) -> int:
-        """Write a commit, all of it or nothing; return the sequence number of the last history entry.
+        """Write a commit, all of it or nothing; return the sequence number of the store's last history entry.
 
-        Subscribers are called before it returns.
+        Subscribers are called before it returns. Raises Conflict or Unavailable; then nothing was written.
         """
 
     async def record_observations(self, polls: Sequence[LastPoll], deliveries: Sequence[EventDelivery]) -> None:
@@ -190,16 +196,22 @@ class Store(Protocol):
         """Write a value under a name, in place of an earlier one."""
 
     async def prune(self, before: float) -> int:
-        """Delete history from before this time, and events that ended before it; return the entries deleted.
+        """Delete history from before this time, and events that ended before it; return how many entries went.
 
-        Events of open requests stay. Callers keep at least 24 hours (spec §5.2).
+        Deliveries of these events go too. Events of open requests stay. Callers keep at least 24 hours (spec §5.2).
         """
 
     async def back_up(self, path: Path) -> None:
-        """Write a consistent copy to the new file `path` while the store is in use; Refused if it exists."""
+        """Write a consistent copy to the new file `path` while the store is in use.
+
+        Raises Refused if the file exists or the store cannot be backed up, Unavailable if it cannot be written.
+        """
 
     def subscribe(self, listener: Callable[[AppliedCommit], None]) -> Callable[[], None]:
-        """Call the listener after every commit, in order, on the event loop; return a function that stops it."""
+        """Call the listener after every `commit`, in order, on the event loop; return a function to stop it.
+
+        Other writes notify nobody. The listener must not block; its errors go to the loop's exception handler.
+        """
 
     async def close(self) -> None:
         """Finish the writes under way and close; later writes raise Unavailable. Closing twice is harmless."""

@@ -36,7 +36,7 @@ class _InjectedFailure:
 
 
 class MemoryStore(Store):
-    """A `Store` (see `interface`) in memory; tests can make writes fail, and copy it as a restart does."""
+    """A `Store` (see `interface`) in memory. Tests can make writes fail, and copy it as a restart does."""
 
     def __init__(self) -> None:
         self._tables = MemoryTables()
@@ -52,14 +52,15 @@ class MemoryStore(Store):
         return other
 
     def fail_next(self, error: BaseException, *, after: int = 0, applied: bool = False) -> None:
-        """Let `after` more writes succeed, then make one raise `error`.
+        """Let `after` more writes of any kind succeed, then make one raise `error`.
 
-        That write has no effect and notifies no subscriber. With `applied` it takes effect but still raises, as when a
-        process dies between the commit and the answer.
+        That write has no effect; with `applied` it takes effect but still raises, as when a process dies between the
+        commit and the answer. Either way no subscriber is notified. Further calls apply after this failure.
         """
         self._failures.append(_InjectedFailure(error=error, writes_before=after, applied=applied))
 
     def scope(self, scope_id: str) -> Scope | None:
+        """Return a scope with its present VMs and its live events, in order of publication, or None."""
         row = self._tables.scopes.get(scope_id)
         if row is None:
             return None
@@ -68,12 +69,15 @@ class MemoryStore(Store):
         return replace(row, vms=tuple(vms), events=tuple(sorted(events, key=lambda event: event.seq)))
 
     def scopes(self) -> Iterator[Scope]:
+        """Return an iterator over a consistent snapshot of all scopes, sorted by id."""
         return iter([scope for scope in map(self.scope, self.scope_ids()) if scope is not None])
 
     def scope_ids(self, *, enabled: bool | None = None) -> list[str]:
+        """Return sorted scope ids: of all scopes (None), or only of enabled or of disabled ones."""
         return sorted(id_ for id_, row in self._tables.scopes.items() if enabled in (None, row.is_enabled))
 
     def counts(self) -> StoreCounts:
+        """Return how many present VMs, scopes, hosts and live events there are."""
         return StoreCounts(
             vms=sum(map(len, self._tables.present_vms.values())),
             scopes=len(self._tables.scopes),
@@ -82,22 +86,28 @@ class MemoryStore(Store):
         )
 
     def enabled_scope_count(self) -> int:
+        """Return how many scopes are enabled."""
         return sum(row.is_enabled for row in self._tables.scopes.values())
 
     def failed_writes(self) -> int:
+        """Return how many writes have failed because of `fail_next`."""
         return self._failed
 
     def vm(self, key: str) -> Vm | None:
+        """Return a VM by its key, also a removed one, or None."""
         return self._tables.vms.get(key)
 
     def vms(self, *, scope_id: str | None = None, host: str | None = None, removed: bool = False) -> list[Vm]:
+        """Return the VMs that match all conditions, in the order they were added; `removed`: removed ones too."""
         rows = (vm for vm in self._tables.vms.values() if removed or vm.removed_at is None)
         return _matching(rows, scope_id=scope_id, host=host)
 
     def hosts(self) -> list[Host]:
+        """Return all hosts, sorted by name."""
         return [host for _, host in sorted(self._tables.hosts.items())]
 
     def event(self, event_id: str) -> Event | None:
+        """Return an event by its id, live or over, or None; a pruned event is gone."""
         return self._tables.events.get(event_id)
 
     def events(
@@ -109,38 +119,54 @@ class MemoryStore(Store):
         statuses: Sequence[EventState] = tuple(EventState),
         limit: int | None = None,
     ) -> list[Event]:
+        """Return the events that match all conditions, oldest first; with a limit, only the newest ones."""
         rows = (event for event in self._tables.events.values() if event.status in statuses)
         return _newest(_matching(rows, scope_id=scope_id, request_id=request_id, gate_id=gate_id), limit)
 
     def events_ended_between(self, since: float, until: float, *, limit: int, newest: bool = True) -> list[Event]:
+        """Return events that ended in this time, both ends included, in the order they ended.
+
+        Of more than `limit` events, return the newest ones, or without `newest` the oldest.
+        """
         rows = [event for event in self._tables.events.values() if _is_within(event.over_at, since, until)]
         rows.sort(key=lambda event: event.over_at or 0.0)
         return _newest(rows, limit) if newest else rows[:limit]
 
     def gate(self, gate_id: str) -> Gate | None:
+        """Return a gate by its id, or None."""
         return self._tables.gates.get(gate_id)
 
     def request(self, request_id: str) -> MaintenanceRequest | None:
+        """Return a request by its id, or None."""
         return self._tables.requests.get(request_id)
 
     def requests(self, *, open_only: bool = False, limit: int | None = None) -> list[MaintenanceRequest]:
+        """Return requests, oldest first; with a limit, only the newest ones.
+
+        `open_only`: only rollouts and replays that have not ended.
+        """
         rows = [request for request in self._tables.requests.values() if request.is_open or not open_only]
         return _newest(rows, limit)
 
     def planned(self, *, request_id: str | None = None) -> list[PlannedEvent]:
+        """Return planned events that are not yet applied, oldest first."""
         return _matching(self._tables.planned.values(), request_id=request_id)
 
     def events_behind_gates(self, gate_ids: Sequence[str]) -> GatedEvents:
+        """Return the scheduled events behind these gates, and which of the gates have planned events."""
         scheduled = [event for event in self.events(statuses=[EventState.SCHEDULED]) if event.gate_id in gate_ids]
         return GatedEvents(scheduled, {planned.gate_id for planned in self.planned() if planned.gate_id in gate_ids})
 
     def due_scopes(self, now: float, limit: int = 1000) -> list[str]:
+        """Return the ids of up to `limit` scopes whose `wakes_at` is `now` or earlier, the earliest first."""
         return [scope.id for scope in _due_rows(self._tables.scopes.values(), now)][:limit]
 
     def due_gates(self, now: float, limit: int = 1000) -> list[Gate]:
+        """Return up to `limit` gates whose `wakes_at` is `now` or earlier, the earliest first."""
         return _due_rows(self._tables.gates.values(), now)[:limit]
 
     def next_wake_at(self) -> float | None:
+        """Return the earliest `wakes_at` of all scopes and gates, perhaps past, or None."""
         scopes = (scope.wakes_at for scope in self._tables.scopes.values())
         gates = (gate.wakes_at for gate in self._tables.gates.values())
         return min((at for at in (*scopes, *gates) if at is not None), default=None)
@@ -157,40 +183,59 @@ class MemoryStore(Store):
         limit: int | None = None,
         newest: bool = True,
     ) -> list[HistoryEntry]:
+        """Return the history entries that match all conditions, oldest first.
+
+        `after` and `before` are sequence numbers, both excluded; `vm` is a VM's name, not its key. Of more than `limit`
+        entries, return the newest ones, or without `newest` the oldest.
+        """
         rows = (e for e in self._tables.history if e.seq > after and (before is None or e.seq < before))
         wanted = _matching(rows, scope_id=scope_id, event_id=event_id, request_id=request_id, vm=vm)
         return _newest(wanted, limit) if newest else wanted[:limit]
 
     def entries_after(self, seq: int, limit: int) -> list[HistoryEntry]:
+        """Return the first `limit` history entries after a sequence number, oldest first."""
         start = bisect_right(self._tables.history, seq, key=lambda entry: entry.seq)
         return self._tables.history[start : start + limit]
 
     def last_seq(self) -> int:
+        """Return the sequence number of the last history entry ever written, 0 if there is none."""
         return self._tables.last_seq
 
     def deliveries(self, *, event_id: str | None = None, vm: str | None = None) -> list[EventDelivery]:
+        """Return the first delivery of each event, VM (by key) and status, in the order they were recorded."""
         return _matching(self._tables.deliveries.values(), event_id=event_id, vm=vm)
 
     def last_polls(self, *, scope_id: str | None = None) -> list[LastPoll]:
+        """Return the latest poll of each VM that has polled, also of removed ones, sorted by VM key."""
         rows = (last_poll for _, last_poll in sorted(self._tables.last_polls.items()))
         return _matching(rows, scope_id=scope_id)
 
     def client(self, client_id: str) -> RegisteredClient | None:
+        """Return an API client by its id (in lower case), or None."""
         return self._tables.clients.get(client_id)
 
     def clients(self) -> list[RegisteredClient]:
+        """Return all API clients, sorted by id."""
         return [client for _, client in sorted(self._tables.clients.items())]
 
     def grants(self, *, to: str | None = None) -> list[Grant]:
+        """Return grants in the order they were added; `to`: of this principal only."""
         return _matching(self._tables.grants.values(), to=to)
 
     def webhooks(self) -> list[WebhookSubscription]:
+        """Return all webhooks in the order they were added."""
         return list(self._tables.webhooks.values())
 
     def load(self, name: str) -> bytes | None:
+        """Return the value that `save` wrote under this name, or None."""
         return self._tables.saved.get(name)
 
     async def commit(self, commit: Commit) -> int:
+        """Write a commit, all of it or nothing; return the sequence number of the store's last history entry.
+
+        Subscribers are called before it returns. Raises Conflict or Unavailable; then nothing was written.
+        """
+
         def apply() -> AppliedCommit:
             self._tables.require_current(commit)
             return self._tables.apply(commit)
@@ -200,21 +245,30 @@ class MemoryStore(Store):
         return applied_commit.seq
 
     async def record_observations(self, polls: Sequence[LastPoll], deliveries: Sequence[EventDelivery]) -> None:
+        """Write polls and deliveries. Older polls and repeated deliveries change nothing; no version changes."""
         self._write(lambda: self._tables.record_observations(polls, deliveries))
 
     async def save(self, name: str, value: bytes) -> None:
+        """Write a value under a name, in place of an earlier one."""
         self._write(lambda: self._tables.saved.__setitem__(name, value))
 
     async def prune(self, before: float) -> int:
+        """Delete history from before this time, and events that ended before it; return how many entries went.
+
+        Deliveries of these events go too. Events of open requests stay. Callers keep at least 24 hours (spec §5.2).
+        """
         return self._write(lambda: self._tables.prune(before))
 
     async def back_up(self, path: Path) -> None:
+        """Raise Refused: a store in memory cannot be backed up."""
         raise Refused(f"this store is in memory only and cannot be backed up to {str(path)!r}: use a store in a file")
 
     def subscribe(self, listener: Callable[[AppliedCommit], None]) -> Callable[[], None]:
+        """Call the listener after every `commit`, in order, on the event loop; return a function to stop it."""
         return self._subscribers.add(listener)
 
     async def close(self) -> None:
+        """Refuse further writes with Unavailable; reads still work. Closing twice is harmless."""
         self._is_open = False
 
     def _write(self, apply: Callable[[], Row]) -> Row:

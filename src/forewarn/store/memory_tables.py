@@ -46,7 +46,7 @@ class MemoryTables:
     saved: dict[str, bytes] = field(default_factory=dict)
 
     def copy(self) -> MemoryTables:
-        """Return tables with the same rows that change independently."""
+        """Return tables with the same rows; later changes of one do not affect the other."""
         return MemoryTables(
             scopes=dict(self.scopes),
             vms=dict(self.vms),
@@ -74,7 +74,10 @@ class MemoryTables:
         require_current_versions("request", commit.requests, lambda id_: _row_version(self.requests.get(id_)))
 
     def apply(self, commit: Commit) -> AppliedCommit:
-        """Write all of a commit, in the order of its fields, and return it with numbered entries. Cannot fail."""
+        """Write all of a commit, in the order of its fields, and return it with numbered entries.
+
+        Checks no version: call `require_current` before.
+        """
         for scope in commit.scopes:
             self._put_scope(scope)
         for vm in commit.vms:
@@ -116,7 +119,10 @@ class MemoryTables:
             self.deliveries.setdefault((delivery.event_id, delivery.vm, delivery.status), delivery)
 
     def prune(self, before: float) -> int:
-        """Delete old history entries and events that ended before this time; return the entries deleted."""
+        """Delete history from before this time, and events that ended before it; return how many entries went.
+
+        Deliveries of these events go too. Events of open requests stay.
+        """
         kept = [entry for entry in self.history if entry.at >= before]
         deleted = len(self.history) - len(kept)
         self.history = kept

@@ -1,7 +1,7 @@
 """SQL queries of the SQLite store, written with SQLAlchemy Core and compiled to SQL text once.
 
-Constants are queries without options; functions `*_by` return the query for a set of conditions. Parameters are named:
-`row_id` for a key, `limit`, `now`, and the names of the columns that must be equal.
+Constants are queries without options; functions `*_by` return the query for rows whose columns `by` equal the
+parameters of the same names. Other parameters are `row_id` for a key, `limit` and `now`.
 """
 
 from __future__ import annotations
@@ -98,7 +98,10 @@ _DIALECT = sqlite.dialect(paramstyle="named")
 
 
 def compile_sql(statement: ClauseElement) -> str:
-    """Return the SQL text of a statement for SQLite; it may have named parameters but no bound constants."""
+    """Return the SQL text of a statement for SQLite, with named parameters.
+
+    AssertionError if it has bound constants, which the text would lose: write these with `literal_column`.
+    """
     compiled = statement.compile(dialect=_DIALECT)
     constants = {name: value for name, value in compiled.params.items() if value is not None}
     assert not constants, f"write these with literal_column: {constants}"
@@ -158,14 +161,17 @@ def scope_ids_by(enabled: bool | None) -> str:
 
 @cache
 def vms_by(by: EqualColumns, removed: bool) -> str:
-    """Return SQL for VMs in the order they were added; removed ones too if `removed`."""
+    """Return SQL for the VMs that match `by`, in the order they were added; removed ones too if `removed`."""
     query = select(vms.c.body).where(*_equal_conditions(vms, by))
     return _select_ordered(query if removed else query.where(vms.c.removed_at.is_(None)), vms.c.position, False)
 
 
 @cache
 def events_by(by: EqualColumns, statuses: tuple[EventState, ...], newest: bool) -> str:
-    """Return SQL for events in these states, oldest first; with `newest`, newest first and limited."""
+    """Return SQL for the events that match `by` and are in these states, oldest first.
+
+    With `newest` they come newest first, and the SQL takes a parameter `limit`.
+    """
     query = select(events.c.body).where(*_equal_conditions(events, by))
     if set(statuses) != set(EventState):  # without a condition SQLite reads the table from its end
         query = query.where(_status_in(statuses))
@@ -174,7 +180,10 @@ def events_by(by: EqualColumns, statuses: tuple[EventState, ...], newest: bool) 
 
 @cache
 def requests_by(open_only: bool, newest: bool) -> str:
-    """Return SQL for requests and their versions, oldest first; with `newest`, newest first and limited."""
+    """Return SQL for requests and their versions, oldest first.
+
+    With `newest` they come newest first, and the SQL takes a parameter `limit`.
+    """
     query = select(requests.c.body, requests.c.version)
     query = query.where(requests.c.is_open == literal_column("1")) if open_only else query
     return _select_ordered(query, requests.c.position, newest)
@@ -182,13 +191,16 @@ def requests_by(open_only: bool, newest: bool) -> str:
 
 @cache
 def planned_by(by: EqualColumns) -> str:
-    """Return SQL for planned events, oldest first."""
+    """Return SQL for the planned events that match `by`, oldest first."""
     return _select_ordered(select(planned.c.body).where(*_equal_conditions(planned, by)), planned.c.position, False)
 
 
 @cache
 def history_by(by: EqualColumns, backwards: bool) -> str:
-    """Return SQL for history entries between two sequence numbers, limited, in order or `backwards`."""
+    """Return SQL for history entries that match `by`, in order or `backwards`.
+
+    It takes the parameters `after`, `before` (sequence numbers, both excluded) and `limit`.
+    """
     seq = history.c.seq
     query = select(history.c.body, seq).where(
         seq > bindparam("after"), seq < bindparam("before"), *_equal_conditions(history, by)
@@ -198,7 +210,7 @@ def history_by(by: EqualColumns, backwards: bool) -> str:
 
 @cache
 def deliveries_by(by: EqualColumns) -> str:
-    """Return SQL for deliveries in the order they were recorded."""
+    """Return SQL for the deliveries that match `by`, in the order they were recorded."""
     return _select_ordered(
         select(sightings.c.body).where(*_equal_conditions(sightings, by)), sightings.c.position, False
     )
@@ -206,13 +218,13 @@ def deliveries_by(by: EqualColumns) -> str:
 
 @cache
 def polls_by(by: EqualColumns) -> str:
-    """Return SQL for the latest polls, sorted by VM key."""
+    """Return SQL for the latest polls that match `by`, sorted by VM key."""
     return _select_ordered(select(polls.c.body).where(*_equal_conditions(polls, by)), polls.c.vm, False)
 
 
 @cache
 def grants_by(by: EqualColumns) -> str:
-    """Return SQL for grants in the order they were added."""
+    """Return SQL for the grants that match `by`, in the order they were added."""
     return _select_ordered(select(grants.c.body).where(*_equal_conditions(grants, by)), grants.c.position, False)
 
 

@@ -36,7 +36,7 @@ _read_webhook = Decoder(WebhookSubscription).decode
 
 
 def read_scope(row: tuple[Any, ...], vms: tuple[Vm, ...], events: tuple[Event, ...]) -> Scope:
-    """Return a scope from a row of table `scopes`, its present VMs and its live events."""
+    """Return a scope from a whole row of table `scopes`, its present VMs and its live events."""
     id_, version, epoch, incarnation, enabled_at, last_request_at, next_seq, wakes_at = row
     return Scope(
         id=id_,

@@ -23,7 +23,10 @@ _MAX_CACHED_VMS = 20_000  # VMs and scopes together: about 50 MB
 
 
 class ScopeCache:
-    """Least-recently-used cache of scopes with their VMs and events; `max_vms` limits its size."""
+    """Least-recently-used cache of scopes with their VMs and events.
+
+    `max_vms` limits the number of VMs and scopes together.
+    """
 
     def __init__(self, max_vms: int = _MAX_CACHED_VMS) -> None:
         self._scopes: OrderedDict[str, Scope] = OrderedDict()  # least recently used first
@@ -39,7 +42,7 @@ class ScopeCache:
         return scope
 
     def vm(self, key: str) -> Vm | None:
-        """Return a VM of a cached scope; None if it must be read from the database, or was removed."""
+        """Return a present VM of a cached scope; None if the database must be asked."""
         return self._vms.get(key)
 
     def put(self, scope: Scope) -> None:
@@ -52,7 +55,7 @@ class ScopeCache:
             self.evict((next(iter(self._scopes)),))
 
     def evict(self, scope_ids: Iterable[str]) -> None:
-        """Remove these scopes and their VMs from the cache."""
+        """Remove these scopes and their VMs from the cache; ids that are not cached are ignored."""
         for scope_id in scope_ids:
             if (evicted := self._scopes.pop(scope_id, None)) is not None:
                 self._cached_weight -= _scope_weight(evicted)
@@ -60,7 +63,7 @@ class ScopeCache:
                     self._vms.pop(vm.key, None)
 
     def on_commit(self, commit: Commit) -> None:
-        """Update cached scopes with a commit. Called for every commit, in order."""
+        """Update cached scopes with a commit. Called for every commit, in order; it caches no further scope."""
         if any(not self._is_in_known_scope(vm) for vm in commit.vms):
             self._clear()  # a new or moved VM may have been in any scope
         vms, events = _group_by_scope(commit.vms), _group_by_scope(commit.events)

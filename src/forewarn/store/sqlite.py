@@ -31,7 +31,7 @@ _MAX_INTEGER = 2**63 - 1  # the largest integer in SQLite
 
 
 class SqliteStore(Store):
-    """A `Store` (see `interface`) in a SQLite file that one process owns."""
+    """A `Store` (see `interface`) in a SQLite file that one process owns. Open it with `SqliteStore.open`."""
 
     def __init__(self, path: Path, *, reader: sqlite3.Connection, writer: WriterThread) -> None:
         self._path = path
@@ -42,9 +42,10 @@ class SqliteStore(Store):
 
     @classmethod
     def open(cls, path: Path) -> SqliteStore:
-        """Create or migrate the file and open it.
+        """Create or migrate the file and open it; starts a writer thread, which `close` ends. Blocks.
 
-        Raises Rejected, and leaves the file as it is, if it is not an intact store; Unavailable if it cannot be opened.
+        Raises Rejected, and leaves the file as it is, if it is not an intact store or its directory is missing;
+        Unavailable if it cannot be opened.
         """
         sqlite_file.prepare_store_file(path)
         with sqlite_file.file_errors_as_unavailable(path, "opened"):
@@ -52,12 +53,14 @@ class SqliteStore(Store):
             return cls(path, reader=sqlite_file.connect_reader(path), writer=writer)
 
     def scope(self, scope_id: str) -> Scope | None:
+        """Return a scope with its present VMs and its live events, in order of publication, or None."""
         known = self._scope_cache.scope(scope_id)
         if known is None and (known := self._read_scope(scope_id)) is not None:
             self._scope_cache.put(known)
         return known
 
     def scopes(self) -> Iterator[Scope]:
+        """Return an iterator over a consistent snapshot of all scopes, sorted by id."""
         with self._read_transaction() as db:
             rows = db.execute(queries.SCOPES).fetchall()
             vms = _group_by_scope(db.execute(queries.ALL_PRESENT_VMS))
@@ -72,34 +75,42 @@ class SqliteStore(Store):
         )
 
     def scope_ids(self, *, enabled: bool | None = None) -> list[str]:
+        """Return sorted scope ids: of all scopes (None), or only of enabled or of disabled ones."""
         return [scope_id for (scope_id,) in self._rows(queries.scope_ids_by(enabled))]
 
     def counts(self) -> StoreCounts:
+        """Return how many present VMs, scopes, hosts and live events there are."""
         row = self._row(queries.COUNTS)
         assert row is not None
         return StoreCounts(*row)
 
     def enabled_scope_count(self) -> int:
+        """Return how many scopes are enabled."""
         row = self._row(queries.ENABLED_SCOPE_COUNT)
         return int(row[0]) if row else 0
 
     def failed_writes(self) -> int:
+        """Return how many writes have failed since the store was opened; conflicts do not count."""
         return self._writer.failures
 
     def vm(self, key: str) -> Vm | None:
+        """Return a VM by its key, also a removed one, or None."""
         known = self._scope_cache.vm(key)
         if known is None and (row := self._row(queries.VM, row_id=key)):
             return row_codec.read_vm(row[0])
         return known
 
     def vms(self, *, scope_id: str | None = None, host: str | None = None, removed: bool = False) -> list[Vm]:
+        """Return the VMs that match all conditions, in the order they were added; `removed`: removed ones too."""
         wanted = _without_none(scope_id=scope_id, host=host)
         return [row_codec.read_vm(body) for (body,) in self._rows(queries.vms_by(tuple(wanted), removed), **wanted)]
 
     def hosts(self) -> list[Host]:
+        """Return all hosts, sorted by name."""
         return [row_codec.read_host(body) for (body,) in self._rows(queries.HOSTS)]
 
     def event(self, event_id: str) -> Event | None:
+        """Return an event by its id, live or over, or None; a pruned event is gone."""
         row = self._row(queries.EVENT, row_id=event_id)
         return row_codec.read_event(row[0]) if row else None
 
@@ -112,42 +123,58 @@ class SqliteStore(Store):
         statuses: Sequence[EventState] = tuple(EventState),
         limit: int | None = None,
     ) -> list[Event]:
+        """Return the events that match all conditions, oldest first; with a limit, only the newest ones."""
         wanted = _without_none(scope_id=scope_id, request_id=request_id, gate_id=gate_id)
         sql = queries.events_by(tuple(wanted), tuple(sorted(set(statuses))), limit is not None)
         return [row_codec.read_event(body) for (body,) in self._newest_rows(sql, limit, **wanted)]
 
     def events_ended_between(self, since: float, until: float, *, limit: int, newest: bool = True) -> list[Event]:
+        """Return events that ended in this time, both ends included, in the order they ended.
+
+        Of more than `limit` events, return the newest ones, or without `newest` the oldest.
+        """
         rows = self._rows(queries.EVENTS_ENDED_BETWEEN[newest], since=since, until=until, limit=limit)
         return [row_codec.read_event(body) for (body,) in (reversed(rows) if newest else rows)]
 
     def gate(self, gate_id: str) -> Gate | None:
+        """Return a gate by its id, or None."""
         row = self._row(queries.GATE, row_id=gate_id)
         return row_codec.read_gate(*row) if row else None
 
     def request(self, request_id: str) -> MaintenanceRequest | None:
+        """Return a request by its id, or None."""
         row = self._row(queries.REQUEST, row_id=request_id)
         return row_codec.read_request(*row) if row else None
 
     def requests(self, *, open_only: bool = False, limit: int | None = None) -> list[MaintenanceRequest]:
+        """Return requests, oldest first; with a limit, only the newest ones.
+
+        `open_only`: only rollouts and replays that have not ended.
+        """
         sql = queries.requests_by(open_only, limit is not None)
         return [row_codec.read_request(*row) for row in self._newest_rows(sql, limit)]
 
     def planned(self, *, request_id: str | None = None) -> list[PlannedEvent]:
+        """Return planned events that are not yet applied, oldest first."""
         wanted = _without_none(request_id=request_id)
         return [row_codec.read_planned(body) for (body,) in self._rows(queries.planned_by(tuple(wanted)), **wanted)]
 
     def events_behind_gates(self, gate_ids: Sequence[str]) -> GatedEvents:
+        """Return the scheduled events behind these gates, and which of the gates have planned events."""
         wanted = {"gate_ids": row_codec.json_list(gate_ids)}
         scheduled = [row_codec.read_event(body) for (body,) in self._rows(queries.SCHEDULED_BEHIND, **wanted)]
         return GatedEvents(scheduled, {gate_id for (gate_id,) in self._rows(queries.PLANNED_BEHIND, **wanted)})
 
     def due_scopes(self, now: float, limit: int = 1000) -> list[str]:
+        """Return the ids of up to `limit` scopes whose `wakes_at` is `now` or earlier, the earliest first."""
         return [scope_id for (scope_id,) in self._rows(queries.DUE_SCOPES, now=now, limit=limit)]
 
     def due_gates(self, now: float, limit: int = 1000) -> list[Gate]:
+        """Return up to `limit` gates whose `wakes_at` is `now` or earlier, the earliest first."""
         return [row_codec.read_gate(*row) for row in self._rows(queries.DUE_GATES, now=now, limit=limit)]
 
     def next_wake_at(self) -> float | None:
+        """Return the earliest `wakes_at` of all scopes and gates, perhaps past, or None."""
         row = self._row(queries.NEXT_WAKE)
         return row[0] if row else None
 
@@ -163,6 +190,11 @@ class SqliteStore(Store):
         limit: int | None = None,
         newest: bool = True,
     ) -> list[HistoryEntry]:
+        """Return the history entries that match all conditions, oldest first.
+
+        `after` and `before` are sequence numbers, both excluded; `vm` is a VM's name, not its key. Of more than `limit`
+        entries, return the newest ones, or without `newest` the oldest.
+        """
         wanted = _without_none(scope_id=scope_id, event_id=event_id, request_id=request_id, vm=vm)
         backwards = newest and limit is not None
         most = _MAX_INTEGER if limit is None else limit
@@ -171,40 +203,53 @@ class SqliteStore(Store):
         return [row_codec.read_entry(*row) for row in (reversed(rows) if backwards else rows)]
 
     def entries_after(self, seq: int, limit: int) -> list[HistoryEntry]:
+        """Return the first `limit` history entries after a sequence number, oldest first."""
         return [row_codec.read_entry(*row) for row in self._rows(queries.ENTRIES_AFTER, after=seq, limit=limit)]
 
     def last_seq(self) -> int:
+        """Return the sequence number of the last history entry ever written, 0 if there is none."""
         row = self._row(queries.LAST_SEQ)
         return int(row[0]) if row else 0
 
     def deliveries(self, *, event_id: str | None = None, vm: str | None = None) -> list[EventDelivery]:
+        """Return the first delivery of each event, VM (by key) and status, in the order they were recorded."""
         wanted = _without_none(event_id=event_id, vm=vm)
         rows = self._rows(queries.deliveries_by(tuple(wanted)), **wanted)
         return [row_codec.read_delivery(body) for (body,) in rows]
 
     def last_polls(self, *, scope_id: str | None = None) -> list[LastPoll]:
+        """Return the latest poll of each VM that has polled, also of removed ones, sorted by VM key."""
         wanted = _without_none(scope_id=scope_id)
         return [row_codec.read_last_poll(body) for (body,) in self._rows(queries.polls_by(tuple(wanted)), **wanted)]
 
     def client(self, client_id: str) -> RegisteredClient | None:
+        """Return an API client by its id (in lower case), or None."""
         row = self._row(queries.CLIENT, row_id=client_id)
         return row_codec.read_client(row[0]) if row else None
 
     def clients(self) -> list[RegisteredClient]:
+        """Return all API clients, sorted by id."""
         return [row_codec.read_client(body) for (body,) in self._rows(queries.CLIENTS)]
 
     def grants(self, *, to: str | None = None) -> list[Grant]:
+        """Return grants in the order they were added; `to`: of this principal only."""
         wanted = _without_none(to=to)
         return [row_codec.read_grant(body) for (body,) in self._rows(queries.grants_by(tuple(wanted)), **wanted)]
 
     def webhooks(self) -> list[WebhookSubscription]:
+        """Return all webhooks in the order they were added."""
         return [row_codec.read_webhook(*row) for row in self._rows(queries.WEBHOOKS)]
 
     def load(self, name: str) -> bytes | None:
+        """Return the value that `save` wrote under this name, or None."""
         row = self._row(queries.SAVED_VALUE, row_id=name)
         return row[0] if row else None
 
     async def commit(self, commit: Commit) -> int:
+        """Write a commit, all of it or nothing; return the sequence number of the store's last history entry.
+
+        Subscribers are called before it returns. Raises Conflict or Unavailable; then nothing was written.
+        """
         try:
             applied = await self._writer.write(lambda db: writes.apply_commit(db, commit), self._on_commit)
         except Conflict:
@@ -213,23 +258,32 @@ class SqliteStore(Store):
         return applied.seq
 
     async def record_observations(self, polls: Sequence[LastPoll], deliveries: Sequence[EventDelivery]) -> None:
+        """Write polls and deliveries. Older polls and repeated deliveries change nothing; no version changes."""
         await self._writer.write(
             lambda db: writes.write_observations(db, polls, deliveries), lambda _: self._scope_cache.record_polls(polls)
         )
 
     async def save(self, name: str, value: bytes) -> None:
+        """Write a value under a name, in place of an earlier one."""
         await self._writer.write(lambda db: writes.save_value(db, name, value))
 
     async def prune(self, before: float) -> int:
+        """Delete history from before this time, and events that ended before it; return how many entries went.
+
+        Deliveries of these events go too. Events of open requests stay. Callers keep at least 24 hours (spec §5.2).
+        """
         return await self._writer.write(lambda db: writes.prune_before(db, before))
 
     async def back_up(self, path: Path) -> None:
+        """Write a consistent copy to the new file `path` while the store is in use."""
         await asyncio.to_thread(backup.write_backup, self._path, path)
 
     def subscribe(self, listener: Callable[[AppliedCommit], None]) -> Callable[[], None]:
+        """Call the listener after every `commit`, in order, on the event loop; return a function to stop it."""
         return self._subscribers.add(listener)
 
     async def close(self) -> None:
+        """Finish the writes under way and close; later writes raise Unavailable. Closing twice is harmless."""
         await self._writer.finish()
         self._reader.close()
         await asyncio.to_thread(self._writer.close)

@@ -21,7 +21,10 @@ _BUSY_TIMEOUT_S = 5.0  # how long to wait for another program that has locked th
 
 
 def connect(path: Path, *, mode: str) -> sqlite3.Connection:
-    """Open a connection without implicit transactions, for any thread. `mode` is SQLite's: ro, rw, rwc."""
+    """Open a connection without implicit transactions, for any thread; raises sqlite3.Error.
+
+    `mode` is SQLite's: "ro", "rw", or "rwc", which creates the file. A locked file is waited for up to 5 seconds.
+    """
     uri = f"{path.absolute().as_uri()}?mode={mode}"
     return sqlite3.connect(uri, uri=True, timeout=_BUSY_TIMEOUT_S, isolation_level=None, check_same_thread=False)
 
@@ -51,7 +54,10 @@ def connect_read_only(path: Path) -> sqlite3.Connection:
 
 
 def prepare_store_file(path: Path) -> None:
-    """Create the store or migrate it to the newest revision; on Rejected the file is left as it was."""
+    """Create the store, or migrate it to the newest revision.
+
+    Raises Rejected as `read_revision` does, and leaves the file as it was; Unavailable for file errors.
+    """
     with file_errors_as_unavailable(path, "opened"):
         found = read_revision(path)
         if found != REVISION:
@@ -60,9 +66,10 @@ def prepare_store_file(path: Path) -> None:
 
 
 def read_revision(path: Path) -> str | None:
-    """Return the schema revision of an intact store, or None if there is none yet; change nothing.
+    """Return the schema revision of an intact store, None if it is missing or empty; change nothing.
 
-    Raises Rejected if the directory is missing, or the file is damaged, of another program, or of a newer forewarn.
+    Raises Rejected if the directory is missing, or the file is damaged, of another program, or of a newer forewarn;
+    OSError or sqlite3.OperationalError if it cannot be read.
     """
     if not path.parent.is_dir():
         raise Rejected(
@@ -82,7 +89,10 @@ def read_revision(path: Path) -> str | None:
 
 
 def migrate_store_file(path: Path) -> None:
-    """Create the tables, or migrate those of an older revision, in one transaction."""
+    """Create the tables, or migrate those of an older revision, in one transaction; raises sqlite3.Error.
+
+    Does not check the file: call `read_revision` before.
+    """
     from forewarn.store import migrations  # here, because Alembic is slow to load and seldom needed
 
     with closing(connect(path, mode="rwc")) as db:
@@ -93,7 +103,7 @@ def migrate_store_file(path: Path) -> None:
 
 
 def sync_to_disk(path: Path) -> None:
-    """Flush a file or a directory to disk (fsync)."""
+    """Flush a file or a directory to disk (fsync); raises OSError."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -174,7 +184,7 @@ class StoreFileCheck:
         self._known: dict[Path, FileIdentity] = {}
 
     def check(self) -> None:
-        """Raise sqlite3.OperationalError if the database or its log is not the file it was."""
+        """Raise sqlite3.OperationalError if the database or its log is not the file that the first call found."""
         for file in self._files:
             found = _file_identity(file)
             known = self._known.get(file)

@@ -26,7 +26,7 @@ class CommitSubscribers:
         return stop
 
     def notify(self, applied: AppliedCommit) -> None:
-        """Call every listener, in the order they were added."""
+        """Call every listener, in the order they were added. Needs a running event loop, for errors."""
         for listener in tuple(self._listeners):
             try:
                 listener(applied)

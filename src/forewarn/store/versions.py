@@ -15,20 +15,30 @@ class VersionedRow(Protocol):
     """A scope, gate or request: `version` is the one it was decided on, 0 for a new row."""
 
     @property
-    def id(self) -> str: ...
+    def id(self) -> str:
+        """The key of the row."""
+
     @property
-    def version(self) -> int: ...
+    def version(self) -> int:
+        """The version that the row was decided on; 0: it must not exist yet."""
 
 
 def version_conflict(thing: str, row_id: str, decided_on: int, stored: int) -> Conflict:
-    """Return the Conflict for a row that is stored at another version; 0 is a row that does not exist."""
+    """Return (not raise) the Conflict for a row that is stored at another version than it was decided on.
+
+    `thing` is its kind for the message ("scope"). Version 0 is a row that does not exist.
+    """
     then = f"version {decided_on}" if decided_on else "it not existing"
     now = f"is at version {stored}" if stored else "does not exist"
     return Conflict(f"{thing} {row_id!r} {now}, but this was decided on {then}: read it again and decide again")
 
 
 def require_current_versions(thing: str, rows: Iterable[VersionedRow], stored_version: Callable[[str], int]) -> None:
-    """Raise Conflict for the first row whose version is not the stored one; a row may occur several times."""
+    """Raise Conflict for the first row whose version is not the stored one.
+
+    `stored_version` returns the version of an id, 0 if there is none. If a row occurs several times, each occurrence
+    counts as a change, so the next must be one version later. `thing` is the kind for the message ("scope").
+    """
     seen: dict[str, int] = {}
     for row in rows:
         stored = seen.get(row.id, stored_version(row.id))

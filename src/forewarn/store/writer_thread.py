@@ -53,8 +53,9 @@ class WriterThread:
     ) -> Result:
         """Run `write` on the thread, in a transaction; return its result once it is durable.
 
-        `on_commit` is called with the result before that, on the event loop and in commit order. Raises what `write`
-        raises, and Unavailable for file errors and after `finish`.
+        `write` may run twice, after a rollback because of another write: it must change only the database. `on_commit`
+        is called with the result before this returns, on the event loop, in commit order, also if the caller was
+        cancelled. Raises what `write` raises, and Unavailable for file errors and after `finish`.
         """
         if not self._is_open:
             raise Unavailable(f"the store {self._name!r} is closed and accepts no writes: open it again")
@@ -64,7 +65,10 @@ class WriterThread:
         return result
 
     async def finish(self) -> None:
-        """Do the queued writes and end the thread; later writes raise Unavailable. The connection stays open."""
+        """Do the queued writes and end the thread; later writes raise Unavailable. May be called again.
+
+        The connection stays open until `close`.
+        """
         if self._is_open:
             self._is_open = False
             self._queue.put(None)

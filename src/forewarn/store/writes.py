@@ -52,7 +52,10 @@ def apply_commit(db: sqlite3.Connection, commit: Commit) -> AppliedCommit:
 
 
 def write_observations(db: sqlite3.Connection, polls: Sequence[LastPoll], deliveries: Sequence[EventDelivery]) -> None:
-    """Write polls, the last request time of their scopes, and deliveries."""
+    """Write polls, the last request time of their scopes, and deliveries.
+
+    Older polls and repeated deliveries change nothing.
+    """
     _execute_each(db, write_statements.PUT_POLL, polls, row_codec.last_poll_row)
     _execute_each(db, write_statements.UPDATE_LAST_REQUEST, polls, lambda p: {"row_id": p.scope_id, "polled_at": p.at})
     _execute_each(db, write_statements.ADD_DELIVERY, deliveries, row_codec.delivery_row)
@@ -64,7 +67,10 @@ def save_value(db: sqlite3.Connection, name: str, value: bytes) -> None:
 
 
 def prune_before(db: sqlite3.Connection, before: float) -> int:
-    """Delete old events with their deliveries, and old history entries; return the entries deleted."""
+    """Delete history from before this time, and events that ended before it; return how many entries went.
+
+    Deliveries of these events go too. Events of open requests stay.
+    """
     row = {"before": before}
     db.execute(write_statements.PRUNE_DELIVERIES, row)
     db.execute(write_statements.PRUNE_EVENTS, row)
