@@ -57,8 +57,8 @@ class Grant(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     role: Role
     to: str  # the id of a principal
     over: str  # a resource id, or ROOT_RESOURCE
-    by: str = ""
-    at: float = 0
+    by: str = ""  # who granted it
+    at: float = 0  # when, in lab time
 
 
 class RegisteredClient(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -66,9 +66,9 @@ class RegisteredClient(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=
 
     id: str
     secret_hash: bytes
-    name: str = ""
-    by: str = ""
-    at: float = 0
+    name: str = ""  # for people; "": its id
+    by: str = ""  # who added it
+    at: float = 0  # when, in lab time
 
     @property
     def principal_id(self) -> str:
@@ -97,11 +97,11 @@ class Principal(msgspec.Struct, frozen=True, kw_only=True):
     grants: tuple[Grant, ...] = ()
 
     def may(self, right: Right, over: str) -> bool:
-        """Return whether a grant over this resource, or over one above it, includes the right."""
+        """Return whether a grant over this resource id, or over one above it, includes the right."""
         return any(right in ROLE_RIGHTS[grant.role] and is_within_resource(grant.over, over) for grant in self.grants)
 
     def may_all(self, right: Right, resources: Iterable[str]) -> bool:
-        """Return whether the principal has the right over every one of these resources."""
+        """Return whether the principal has the right over every one of these resource ids; True for none."""
         return all(self.may(right, resource) for resource in resources)
 
     def may_anywhere(self, right: Right) -> bool:
@@ -110,6 +110,6 @@ class Principal(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def owner_principal(name: str) -> Principal:
-    """Return the principal of the service's owner, who is Administrator over everything."""
+    """Return the service's owner, Administrator over everything, called `name` in the history."""
     everything = Grant(id="owner", role=Role.ADMINISTRATOR, to="owner", over=ROOT_RESOURCE)
     return Principal(id="owner", name=name, grants=(everything,))

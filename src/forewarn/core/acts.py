@@ -15,12 +15,15 @@ _VERBS_WITHOUT_HOST = frozenset({Verb.DELETE, Verb.START, Verb.REAPPLY, Verb.DEA
 
 
 def can_act_on(vm: Vm, verb: Verb) -> bool:
-    """Return whether the VM's power state allows the verb: a deallocated VM allows only a few."""
+    """Return whether the VM's power state allows the verb.
+
+    A deallocated VM, which is on no host, can only be started, deleted, deallocated or reapplied.
+    """
     return vm.power is not PowerState.DEALLOCATED or verb in _VERBS_WITHOUT_HOST
 
 
 def affected_vms(scope: Scope, event: Event) -> tuple[Vm, ...]:
-    """Return the event's VMs that still exist and that its verb can be performed on (spec §4.2)."""
+    """Return the event's VMs that still exist and that its verb can be performed on, in its order."""
     listed = (scope.vm(name) for name in event.vms)
     return tuple(vm for vm in listed if vm is not None and can_act_on(vm, event.rules.verb))
 
@@ -54,7 +57,10 @@ def _act_for_vm(event: Event, vm: Vm, context: DecisionContext) -> Act:
 
 
 def vm_after_act(vm: Vm, act: Act, at: float) -> Vm:
-    """Return the VM after an act was performed on it: its host, power state or removal time changed."""
+    """Return the VM after an act on it succeeded: its host, power state or removal (at `at`) changed.
+
+    A freeze, reboot, reapply or reimage leaves it unchanged, and so does a start without a host.
+    """
     match act.verb:
         case Verb.MIGRATE | Verb.REDEPLOY:
             return replace(vm, host=act.to_host)

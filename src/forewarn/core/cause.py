@@ -25,7 +25,7 @@ class Verb(StrEnum):
 
 
 def verb_noun(verb: str) -> str:
-    """Return the noun for a verb in sentences such as `eviction of web`; most verbs are their own noun."""
+    """Return the noun for a verb, as in `eviction of web`: the verb itself, except for `evict`."""
     return "eviction" if verb == Verb.EVICT else verb
 
 
@@ -56,8 +56,8 @@ class CauseRules:
     kind: Kind | None  # None: performed at once, without an event that VMs see
     source: EventSource
     verb: Verb
-    description: str = ""
-    duration_s: int = -1
+    description: str = ""  # as documents show it
+    duration_s: int = -1  # of the interruption, as documents show it; -1: not known
     minimum_notice_s: int = 0  # spec §6.3; for a Terminate, the setting of the VM counts instead
     planned: bool = False  # one update domain of a scope at a time (spec §6.2)
     whole_host: bool = False  # waits for the other scopes on its host (spec §6.2)
@@ -66,7 +66,7 @@ class CauseRules:
 
     @property
     def moves_vm(self) -> bool:
-        """Whether the act moves the VM to another host."""
+        """Whether the act moves a VM from its host to another one: a migration or a redeploy."""
         return self.verb in (Verb.MIGRATE, Verb.REDEPLOY)
 
 

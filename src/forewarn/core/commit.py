@@ -44,7 +44,11 @@ class Commit(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def scope_commit(old: Scope | None, new: Scope) -> Commit:
-    """Return the commit that changes the stored scope from `old` (None: it did not exist) to `new`."""
+    """Return the commit that changes the stored scope from `old` (None: it did not exist) to `new`.
+
+    It has the VMs and events that differ and the new history entries. It wakes the gates of all events of `new` that
+    are scheduled or over.
+    """
     known_vms = {vm.key: vm for vm in old.vms} if old and old.vms is not new.vms else {}
     known_events = {event.id: event for event in old.events} if old else {}
     waiting = {e.gate_id for e in new.events if e.gate_id and e.status is EventState.SCHEDULED}
@@ -59,6 +63,6 @@ def scope_commit(old: Scope | None, new: Scope) -> Commit:
 
 
 def merge_commits(*commits: Commit) -> Commit:
-    """Return one commit with the contents of all of these, in this order."""
+    """Return one commit with the contents of all of these, in this order; duplicates stay."""
     fields = {name: tuple(x for c in commits for x in getattr(c, name)) for name in Commit.__struct_fields__}
     return Commit(**fields)

@@ -43,11 +43,15 @@ def _no_fault(kind: FaultKind, event: Event) -> Fault | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DecisionContext:
-    """Inputs of a decision from outside its scope: the time, the policy, gates, hosts and faults."""
+    """Inputs of a decision from outside its scope: the lab time, the policy, gates, hosts and faults.
+
+    By default no gate is released, no host is free, and no fault is active.
+    """
 
     now: float
     policy: Policy = Policy()
     resumed_at: float | None = None  # when the service started again after it was down
     is_gate_released: Callable[[str], bool] = _no_gate_released  # by gate id
     find_destination: Callable[[Vm], str | None] = _no_destination  # the host that a VM would move to
-    fault_for: Callable[[FaultKind, Event], Fault | None] = _no_fault  # the active fault of a kind for an event
+    # The active fault of a kind for an event. Asking may use up one of its counted events.
+    fault_for: Callable[[FaultKind, Event], Fault | None] = _no_fault

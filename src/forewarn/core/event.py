@@ -22,11 +22,11 @@ class EventState(StrEnum):
 
 
 class Ending(StrEnum):
-    """How an event ended."""
+    """How an event ended: finished (no act failed), failed (an act did), or withdrawn (it never started)."""
 
     FINISHED = "finished"
     FAILED = "failed"  # every act was tried, and at least one failed
-    WITHDRAWN = "withdrawn"
+    WITHDRAWN = "withdrawn"  # it never started
 
 
 class ActOutcome(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -34,7 +34,7 @@ class ActOutcome(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     ok: bool
     at: float
-    note: str = ""
+    note: str = ""  # for people, above all why it failed
 
 
 class Act(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -47,14 +47,17 @@ class Act(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     event_id: str
     from_host: str = ""
     to_host: str = ""
-    duration_s: int = -1
+    duration_s: int = -1  # how long it should take; -1: not known
     keeps_vm: bool = True  # False: an eviction with policy Delete
     abrupt: bool = False  # the host failed, so the VM cannot shut down
     outcome: ActOutcome | None = None
 
 
 class Event(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Maintenance of VMs of one scope and one update domain, from publication to its end. Stored as JSON."""
+    """Maintenance of VMs of one scope and one update domain, from publication to its end. Stored as JSON.
+
+    Times are lab time.
+    """
 
     id: str  # GUID, upper case
     scope_id: str
@@ -77,7 +80,7 @@ class Event(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     acts: tuple[Act, ...] = ()
     over_at: float | None = None
     ending: Ending | None = None
-    reason: str = ""
+    reason: str = ""  # for people: why it failed or was withdrawn
     replaces: tuple[str, ...] = ()  # ids of the pending events that it replaced
     faults: tuple[str, ...] = ()  # ids of the faults that changed it
 
@@ -93,26 +96,29 @@ class Event(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     @property
     def unfinished_acts(self) -> tuple[Act, ...]:
-        """The acts whose outcome is not known yet."""
+        """The acts whose outcome is not known yet; () before the start."""
         return tuple(act for act in self.acts if act.outcome is None)
 
     @property
     def failed_acts(self) -> tuple[Act, ...]:
-        """The acts that ended with a failure."""
+        """The acts that ended with a failure; () before the start."""
         return tuple(act for act in self.acts if act.outcome is not None and not act.outcome.ok)
 
     def is_ready(self, now: float) -> bool:
-        """Return whether it is approved, or its NotBefore has passed (spec §6.2)."""
+        """Return whether it is approved, or its NotBefore has passed (spec §6.2).
+
+        It may still wait for other events: `release.start_wait` says whether it starts.
+        """
         return self.approved_at is not None or now >= self.not_before
 
 
 def act_id(event_id: str, vm_name: str) -> str:
-    """Return the id of the act that an event performs on the VM of this name."""
+    """Return the id of an event's act on the VM of this name: `EVENT_ID:name`, the name in lower case."""
     return f"{event_id}:{vm_name.casefold()}"
 
 
 class Gate(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Starts the events of several scopes on one host together: released once all of them are ready."""
+    """Starts the events of several scopes on one host together: released once, when all of them are ready."""
 
     id: str
     request_id: str

@@ -28,7 +28,7 @@ _FREEZE_CAUSE = Cause.HOST_UPDATE
 
 
 def announce_with_faults(scope: Scope, event: Event, context: DecisionContext) -> Scope:
-    """Publish an event with its notice, unless a fault shortens the notice or starts the event at once."""
+    """Return the scope with a new event published; a fault may shorten its notice or start it at once."""
     if (
         _may_start_without_notice(scope, event, context)
         and (fault := context.fault_for(FaultKind.NO_NOTICE, event)) is not None
@@ -39,7 +39,7 @@ def announce_with_faults(scope: Scope, event: Event, context: DecisionContext) -
 
 
 def withdraw_after_approval(scope: Scope, event: Event, context: DecisionContext) -> Scope | None:
-    """Return the scope with an approved event withdrawn instead of started; None if no fault does that."""
+    """Return the scope with an approved, scheduled event withdrawn by a fault; None if no fault does that."""
     if event.approved_at is None:
         return None
     fault = context.fault_for(FaultKind.WITHDRAWN_AFTER_APPROVAL, event)
@@ -63,9 +63,9 @@ def reset_incarnation(scope: Scope, fault: Fault, now: float) -> Scope:
 
 
 def plan_freezes(fault: Fault, scope: Scope, ids: Sequence[str]) -> tuple[PlannedEvent, ...]:
-    """Plan one Freeze per event id, over the scope's VMs in turn, the fault's target first.
+    """Plan one Freeze per event id, over the scope's VMs in turn, the fault's VM first if it names one.
 
-    Deallocated VMs are left out. Refused if there are no others.
+    Deallocated VMs are left out. Refused if there are no others. The caller applies the planned events.
     """
     vms = _vms_from_target(fault, scope)
     if not vms:
@@ -74,9 +74,10 @@ def plan_freezes(fault: Fault, scope: Scope, ids: Sequence[str]) -> tuple[Planne
 
 
 def plan_neighbour_freeze(fault: Fault, scope: Scope, event_id: str) -> PlannedEvent:
-    """Plan a Freeze of a VM of the scope that is neither the fault's target nor deallocated.
+    """Plan a Freeze of one VM of the scope that is neither the fault's VM nor deallocated.
 
-    Refused if there is none.
+    A fault on a scope spares the scope's first VM. Refused if there is no other VM. The caller applies the planned
+    event.
     """
     others = [vm for vm in _vms_from_target(fault, scope) if vm.key != _own_vm_key(fault, scope)]
     if not others:
@@ -112,7 +113,10 @@ def _planned_freeze(fault: Fault, vm: Vm, event_id: str) -> PlannedEvent:
 
 
 def mark_events_with_fault(scope: Scope, fault: Fault, ids: Sequence[str]) -> Scope:
-    """Return the scope with the fault's id and a note on the events with these ids, which the fault made."""
+    """Return the scope with the fault's id and a note on the events with these ids, which the fault made.
+
+    Ids that the scope does not have, and events that are marked already, are skipped.
+    """
     for event_id in ids:
         event = scope.event(event_id)
         if event is not None and fault.id not in event.faults:

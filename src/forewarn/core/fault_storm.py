@@ -27,7 +27,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StormTarget:
-    """A VM that faults of a storm may be set on."""
+    """A VM that faults of a storm may be set on, and whether its scope has other VMs (`has_neighbour`)."""
 
     vm: str  # its key
     has_neighbour: bool
@@ -50,7 +50,11 @@ class _SeededRandom:
 
 
 def plan_storm(seed: int, targets: Sequence[StormTarget], for_s: float) -> tuple[StormFault, ...]:
-    """Return the faults of a storm of `for_s` seconds, in order; equal arguments give equal storms."""
+    """Return the faults of a storm that begin within `for_s` seconds, in order, each on one target.
+
+    Equal arguments give equal storms, in every release; the order of the targets does not matter. Without targets
+    there are no faults. Sets nothing.
+    """
     return tuple(_storm_faults(_SeededRandom(seed), sorted(targets, key=lambda each: each.vm), for_s))
 
 

@@ -55,12 +55,12 @@ class FaultParameter:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FaultDefinition:
-    """The definition of one fault kind: category, symptom, parameters and longest duration."""
+    """The definition of one fault kind: category, symptom, parameters, and longest (and default) duration."""
 
     category: FaultCategory
     symptom: str  # what a client observes
     parameters: Mapping[str, FaultParameter] = field(default_factory=dict)
-    max_duration_s: float | None = None  # also the default duration; None: no limit
+    max_duration_s: float | None = None  # also the default; None: until it is cleared
 
 
 _ON_REQUESTS, _ON_EVENTS, _AT_ONCE = FaultCategory.TRANSPORT, FaultCategory.EVENTS, FaultCategory.AT_ONCE
@@ -114,7 +114,7 @@ FAULT_DEFINITIONS: dict[FaultKind, FaultDefinition] = {
 
 
 class Fault(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One active fault: on a VM, on a scope, or on everything if it names neither."""
+    """One active fault: on a VM (it then names its scope too), on a scope, or on everything."""
 
     id: str
     kind: FaultKind
@@ -148,33 +148,42 @@ class Fault(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     @property
     def without_counts(self) -> Fault:
-        """The fault as it was when it was set."""
+        """The fault without what it has done so far, as it was when it was set."""
         return msgspec.structs.replace(self, touched=0, touched_by_vm={}, touched_at=None)
 
     def parameter(self, name: str) -> float:
-        """Return the value of a parameter, else its default. KeyError if the kind does not have it."""
+        """Return the value of a parameter, or its default if it was not given. KeyError if the kind lacks it."""
         return self.parameters.get(name, FAULT_DEFINITIONS[self.kind].parameters[name].default)
 
     def covers_request(self, *, scope_id: str, vm: str) -> bool:
-        """Return whether it applies to a request of the VM with the key `vm` in this scope."""
+        """Return whether its target includes a request of the VM with the key `vm` in this scope.
+
+        A fault on a VM ignores the scope. Neither the category nor `is_over` is checked.
+        """
         if self.vm:
             return self.vm == vm
         return not self.scope_id or self.scope_id == scope_id
 
     def covers_event(self, *, scope_id: str, names: tuple[str, ...]) -> bool:
-        """Return whether it applies to an event of this scope that lists VMs with these names."""
+        """Return whether its target includes an event of this scope that lists VMs with these names.
+
+        A fault on a VM needs its scope and its name, in any case. Neither the category nor `is_over` is checked.
+        """
         if self.scope_id and self.scope_id != scope_id:
             return False
         return not self.vm or self.vm_name.casefold() in map(str.casefold, names)
 
     def is_over(self, now: float) -> bool:
-        """Return whether its count is used up or its time is over; `now` is real time for faults on requests."""
+        """Return whether its count or its time is used up.
+
+        `now` is real time for faults on requests, lab time for faults on events.
+        """
         return self.remaining == 0 or (self.until is not None and now >= self.until)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FaultHits:
-    """How many requests of one VM a fault has spoiled since the last report."""
+    """How many requests of one VM (by its key) a fault has spoiled since the last report."""
 
     fault_id: str
     vm: str
@@ -183,7 +192,7 @@ class FaultHits:
 
 
 def parse_fault_kind(name: str) -> FaultKind:
-    """Return the kind with this name, ignoring case. Rejected, with a suggestion, if there is none."""
+    """Return the kind with this name, ignoring case and blanks around it. Rejected if there is none."""
     try:
         return FaultKind(name.strip().lower())
     except ValueError:
@@ -194,7 +203,7 @@ def parse_fault_kind(name: str) -> FaultKind:
 
 
 def check_parameters(kind: FaultKind, given: Mapping[str, float]) -> dict[str, float]:
-    """Return a copy of the parameters. Rejected if one is unknown to the kind or out of range."""
+    """Return a copy of the given parameters, without defaults. Rejected if one is unknown or out of range."""
     known = FAULT_DEFINITIONS[kind].parameters
     for name, value in given.items():
         if name not in known:
@@ -213,9 +222,10 @@ def check_parameters(kind: FaultKind, given: Mapping[str, float]) -> dict[str, f
 
 
 def fault_duration_s(kind: FaultKind, count: int | None, for_s: float | None) -> float | None:
-    """Return how long a fault lasts in seconds; None: until it is cleared. Rejected if not allowed.
+    """Return how long a fault lasts in seconds: `for_s`, else the longest of its kind; None: no limit.
 
-    `count` and `for_s` are what was requested; they are checked against the kind's rules.
+    Rejected if the count is below 1, if the duration is not above 0 or longer than the kind allows, or if either is
+    given for a kind that happens at once.
     """
     definition = FAULT_DEFINITIONS[kind]
     if definition.category is FaultCategory.AT_ONCE and (count is not None or for_s is not None):
@@ -238,8 +248,8 @@ class StormFault(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     after_s: float  # lab time
     kind: FaultKind
     vm: str  # a key
-    count: int | None = None
-    for_s: float | None = None
+    count: int | None = None  # of requests or events; None: no limit
+    for_s: float | None = None  # real time for requests, lab time for events; None: it happens at once
     parameters: dict[str, float] = {}
 
 

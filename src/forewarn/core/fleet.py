@@ -56,7 +56,10 @@ class AutoApproval(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
 
 
 class Vm(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One virtual machine: what its owner declared, and its current host, power state and addresses."""
+    """One virtual machine: what its owner declared, and its current host, power state and addresses.
+
+    A removed VM stays stored, with `removed_at` set.
+    """
 
     name: str
     vm_id: str
@@ -87,7 +90,7 @@ class Vm(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     lab_address: str = ""  # the loopback address that identifies it in a lab; assigned once
     host: str = ""  # "" while deallocated
     power: PowerState = PowerState.RUNNING
-    removed_at: float | None = None
+    removed_at: float | None = None  # lab time
 
     @property
     def key(self) -> str:
@@ -106,18 +109,21 @@ def vm_key(subscription_id: str, resource_group: str, name: str) -> str:
 
 
 def vm_key_in_scope(scope_id: str, name: str) -> str:
-    """Return the key of the VM with this name in a scope. All VMs of a scope are in one resource group."""
+    """Return the key that a VM with this name has in a scope: all its VMs are in one resource group."""
     return f"{resource_group_of_scope(scope_id)}/{name.casefold()}"
 
 
 def resource_group_of_scope(scope_id: str) -> str:
-    """Return `subscription/group` of a scope in lower case: the prefix of the keys of its VMs."""
+    """Return `subscription/group` of a scope id: with a slash, the prefix of the keys of its VMs."""
     subscription, group, _ = scope_id[scope_id.index(":") + 1 :].split("/", 2)
     return f"{subscription}/{group}"
 
 
 def scope_id_for(vm: Vm) -> str:
-    """Return the scope id of a VM: of its service, placement group or set, else its own (spec §7.1)."""
+    """Return the scope id of a VM: of its service, placement group or set, else its own (spec §7.1).
+
+    The part before the colon is `service`, `placement`, `set` or `vm`; the rest is in lower case.
+    """
     group = f"{vm.subscription_id}/{vm.resource_group}".casefold()
     if vm.cloud_service:
         return f"service:{group}/{vm.cloud_service.casefold()}"

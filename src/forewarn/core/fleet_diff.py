@@ -22,7 +22,7 @@ from forewarn.errors import Refused
 
 
 class FieldChange(msgspec.Struct, frozen=True, kw_only=True):
-    """A field of a VM or host that a fleet file would change, with both values."""
+    """A field of a VM or host that a fleet file would change, with both values as JSON has them."""
 
     field: str
     old: Any
@@ -67,22 +67,25 @@ class FleetDiff(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_empty(self) -> bool:
-        """Whether applying it would change nothing."""
+        """Whether the file asks for no change; problems do not count."""
         hosts = self.hosts_added or self.hosts_changed or self.hosts_removed
         return not (hosts or self.added or self.resurrected or self.changed or self.removed)
 
     @property
     def vms_to_set(self) -> tuple[Vm, ...]:
-        """The VMs that applying writes to the store: added, resurrected and changed ones."""
+        """The VMs that applying writes: added, resurrected (both still without vm_id) and changed ones."""
         return (*self.added, *self.resurrected, *(change.new for change in self.changed))
 
     @property
     def hosts_to_set(self) -> tuple[Host, ...]:
-        """The hosts that applying writes to the store: added and changed ones."""
+        """The hosts that applying writes: added and changed ones."""
         return (*self.hosts_added, *(change.new for change in self.hosts_changed))
 
     def to_lines(self, limit: int | None = 20) -> list[str]:
-        """Return lines for people: one per host and VM, at most `limit` per section, then the summary."""
+        """Return lines for people: one per host, VM and problem by what happens to it, then the summary.
+
+        At most `limit` of each kind are listed, and the rest is counted; None lists all. Unchanged ones are left out.
+        """
         sections = (
             [f"+ host {host.name}" for host in self.hosts_added],
             [f"~ host {change.old.name}: {_changes_text(change.fields)}" for change in self.hosts_changed],
@@ -99,7 +102,7 @@ class FleetDiff(msgspec.Struct, frozen=True, kw_only=True):
         return [line for section in sections for line in _limited(section, limit)] + [self.summary()]
 
     def summary(self) -> str:
-        """Return one line that counts what would be added, changed and removed."""
+        """Return one line that counts what would be added, changed and removed, or says `nothing to do`."""
         if self.is_empty:
             return "nothing to do" if not self.problems else "cannot be applied"
         vms = len(self.added) + len(self.resurrected), len(self.changed), len(self.removed)
@@ -130,9 +133,10 @@ def diff_fleet(
     resurrect: bool = False,
     remove_missing: bool = True,
 ) -> FleetDiff:
-    """Return what applying the declared fleet would do to the running one.
+    """Return what applying the declared fleet would do to the running one. Problems are in the result.
 
     `vms` includes removed VMs. `resurrect` adds deleted VMs again; `remove_missing` removes what the file lacks.
+    Changes nothing.
     """
     merge = merge_fleet(
         declared,
@@ -183,7 +187,7 @@ def _limited(lines: list[str], limit: int | None) -> list[str]:
 
 
 def merge_problems(merge: FleetMerge) -> tuple[FleetFileProblem, ...]:
-    """Return why the merged fleet cannot be applied, in the order of the file's lines; () if it can."""
+    """Return why the merged fleet cannot be applied, by line, those without a line first; () if it can."""
     events_by_vm = _events_by_vm(merge)
     found = (
         *_removed_vms_with_started_events(merge, events_by_vm),

@@ -41,13 +41,13 @@ class FleetMerge(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def hosts_after(self) -> tuple[Host, ...]:
-        """All hosts of the fleet after the merge."""
+        """All hosts that the fleet would have after the merge."""
         kept = () if self.remove_missing else self.missing_hosts
         return (*(new for _, new in self.hosts), *self.new_hosts, *kept)
 
     @property
     def vms_after(self) -> tuple[Vm, ...]:
-        """All VMs of the fleet after the merge, without deleted ones."""
+        """All VMs that the fleet would have after the merge, without deleted ones."""
         kept = () if self.remove_missing else self.missing_vms
         return (*(new for _, new in self.vms), *self.new_vms, *self.resurrected_vms, *kept)
 
@@ -63,7 +63,8 @@ def merge_fleet(
 ) -> FleetMerge:
     """Match a declared fleet with the running one, and choose hosts for new VMs that name none.
 
-    `vms` includes removed VMs. `resurrect` adds deleted VMs again; `remove_missing` removes what the file lacks.
+    `vms` includes removed VMs. `resurrect` adds deleted VMs again; `remove_missing` removes what the file lacks. A new
+    VM that no healthy host can take has no host in the result. `fleet_diff.merge_problems` says what forbids it all.
     """
     known_hosts = {host.name.casefold(): host for host in hosts}
     named_hosts = {host.name.casefold(): host for host in declared.hosts}

@@ -8,7 +8,7 @@ import msgspec
 
 
 class EntryKind(StrEnum):
-    """The kinds of history entries. The values are stored, and `forewarn history` shows them."""
+    """What a history entry is about. The values are stored, and `forewarn history` shows them."""
 
     REQUESTED = "requested"
     PUBLISHED = "published"
@@ -29,13 +29,13 @@ class EntryKind(StrEnum):
     STOPPED = "stopped"  # a rollout stopped itself or was aborted
     COMPLETED = "completed"  # a rollout has nothing left to do
     REPLAYED = "replayed"  # a step of a recording was shown
-    FLEET = "fleet"
-    HOST = "host"
-    CLOCK = "clock"
+    FLEET = "fleet"  # VMs or hosts were added, changed or removed, or settings of VMs changed
+    HOST = "host"  # its health changed
+    CLOCK = "clock"  # lab time jumped, or its speed changed
     FAULT = "fault"  # set, cleared, expired, or in effect
     ACCESS = "access"  # clients and grants were added or removed
     WEBHOOK = "webhook"  # added or removed
-    SERVICE = "service"
+    SERVICE = "service"  # it started or stopped
     UPKEEP = "upkeep"  # the history was pruned or the store was copied
     PROGRAM = "program"  # the program in a namespace VM started or ended
 
@@ -43,7 +43,7 @@ class EntryKind(StrEnum):
 class HistoryEntry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One entry of the append-only history: who did what when, as a sentence, and what it is about."""
 
-    at: float
+    at: float  # lab time
     what: EntryKind
     text: str  # a sentence for people
     who: str = ""
@@ -56,12 +56,12 @@ class HistoryEntry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
 
 
 class EventDelivery(msgspec.Struct, frozen=True, kw_only=True):
-    """The first time that a VM was given an event in this status."""
+    """The first poll in which a VM was given an event with this status."""
 
     event_id: str
     scope_id: str
-    vm: str
-    status: str
+    vm: str  # its key
+    status: str  # a value of EventState
     version: str  # the api-version of the poll
-    incarnation: int
-    at: float
+    incarnation: int  # of the document
+    at: float  # lab time

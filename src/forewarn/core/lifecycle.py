@@ -63,7 +63,7 @@ def is_allowed(state: LifecycleState, transition: Transition) -> bool:
 
 
 def announce(scope: Scope, event: Event) -> Scope:
-    """Publish a new event as Scheduled."""
+    """Return the scope with a new event published as Scheduled."""
     text = f"{_event_title(event)} scheduled{_note_suffix(event)}"
     return _apply_transition(
         scope,
@@ -75,7 +75,7 @@ def announce(scope: Scope, event: Event) -> Scope:
 
 
 def start_without_notice(scope: Scope, event: Event, acts: tuple[Act, ...], now: float) -> Scope:
-    """Publish a new event as Started, with its acts. An unlisted event is started unpublished."""
+    """Return the scope with a new event Started, with its acts; documents show it only if it is listed."""
     started = replace(event, started_at=now, acts=acts)
     if event.listed:
         entry = _history_entry(
@@ -97,7 +97,10 @@ def awaits_approval(event: Event) -> bool:
 
 
 def approve(scope: Scope, event: Event, *, by: str, now: float) -> Scope:
-    """Record an approval. Only the first approval of a scheduled event counts; others change nothing."""
+    """Return the scope with the event approved by `by`. It does not start here.
+
+    Only the first approval of a scheduled event counts; any other returns the same scope.
+    """
     _require_allowed(event, Transition.APPROVED)
     if not awaits_approval(event):
         return scope
@@ -108,14 +111,20 @@ def approve(scope: Scope, event: Event, *, by: str, now: float) -> Scope:
 
 
 def start(scope: Scope, event: Event, acts: tuple[Act, ...], now: float) -> Scope:
-    """Start a scheduled event with these acts. Refused if it is not scheduled."""
+    """Return the scope with a scheduled event started, with these acts. Refused if it is not scheduled.
+
+    Does not check what the event waits for: see `release.start_wait`.
+    """
     why = f"approved by {event.approved_by}" if event.approved_at is not None else "its notice ended"
     entry = _history_entry(event, EntryKind.STARTED, now, f"{_event_title(event)} started: {why}")
     return _apply_transition(scope, event.status, replace(event, started_at=now, acts=acts), Transition.RELEASED, entry)
 
 
 def record_outcome(scope: Scope, event: Event, act_id: str, outcome: ActOutcome) -> Scope:
-    """Record the outcome of one act; a second outcome of the same act changes nothing."""
+    """Return the scope with the outcome of one act recorded; the VM stays as it is.
+
+    A second outcome of an act, or one of an unknown act, changes nothing. Refused if the event has not started.
+    """
     _require_allowed(event, Transition.PERFORMED)
     act = next((a for a in event.unfinished_acts if a.id == act_id), None)
     if act is None:
@@ -129,7 +138,10 @@ def record_outcome(scope: Scope, event: Event, act_id: str, outcome: ActOutcome)
 
 
 def finish(scope: Scope, event: Event, now: float) -> Scope:
-    """End a started event: as failed if one of its acts failed, else as finished."""
+    """Return the scope with a started event over: failed if one of its acts failed, else finished.
+
+    Refused if it is not started. The caller makes sure that every outcome is known.
+    """
     failed = event.failed_acts
     ending = Ending.FAILED if failed else Ending.FINISHED
     reason = "; ".join(f"{a.name}: {a.outcome.note}" for a in failed if a.outcome) if failed else ""
@@ -141,7 +153,7 @@ def finish(scope: Scope, event: Event, now: float) -> Scope:
 
 
 def withdraw(scope: Scope, event: Event, *, by: str, reason: str, now: float) -> Scope:
-    """Withdraw a scheduled event. Refused if it has started or is over."""
+    """Return the scope with a scheduled event withdrawn. Refused if it has started or is over."""
     if event.status is STARTED:
         raise Refused(
             f"event {event.id} ({_event_title(event)}) has started and can no longer be withdrawn",

@@ -20,8 +20,9 @@ _DomainsByHost = dict[str, set[int]]  # the update domains of one scope on each 
 class HostAllocator:
     """Chooses hosts for many VMs, one after another, and counts the VMs on each healthy host.
 
-    The host with the fewest VMs wins. A host with another update domain of the VM's scope is the last choice. Counts
-    only grow; an outdated heap entry is put back with its new count when it reaches the top.
+    The host with the fewest VMs wins. A host with another update domain of the VM's scope is the last choice.
+    `placed_vms` count on their hosts from the beginning. Counts only grow; an outdated heap entry is put back with its
+    new count when it reaches the top.
     """
 
     def __init__(self, hosts: Iterable[Host], placed_vms: Iterable[Vm] = ()) -> None:
@@ -40,7 +41,7 @@ class HostAllocator:
             self.assign(vm, vm.host)
 
     def choose_host(self, vm: Vm) -> str | None:
-        """Return the best host for the VM; None if its location and zone have no healthy host."""
+        """Return the best host for the VM, without counting it; None if its location and zone have none."""
         heap = self._heaps.get((vm.location, vm.zone))
         if not heap:
             return None
@@ -52,7 +53,7 @@ class HostAllocator:
         return (own or free or self._least_loaded(heap))[1]
 
     def assign(self, vm: Vm, host: str) -> None:
-        """Count the VM on this host from now on. Hosts that are not healthy are ignored."""
+        """Count the VM on this host from now on. A host that is unknown or not healthy is ignored."""
         place = self._locations.get(host)
         if place is None:
             return
@@ -107,10 +108,10 @@ class HostOccupancy(Protocol):
     """Which VMs are on which host: what choosing a destination for one VM depends on."""
 
     def vm_count(self, host: str) -> int:
-        """Return how many VMs are on the host, or moving to it."""
+        """Return how many VMs are on the host or moving to it, without those moving away."""
 
     def has_other_update_domain(self, host: str, vm: Vm) -> bool:
-        """Return whether a VM of another update domain of this VM's scope is on the host."""
+        """Return whether the host has, or gets, a VM of this VM's scope in another update domain."""
 
 
 def choose_destination(vm: Vm, hosts: Iterable[Host], occupancy: HostOccupancy) -> str | None:
@@ -128,7 +129,7 @@ def choose_destination(vm: Vm, hosts: Iterable[Host], occupancy: HostOccupancy) 
 
 
 def is_destination(host: Host, vm: Vm) -> bool:
-    """Return whether the VM can move to the host: healthy, another one, same location and zone."""
+    """Return whether the VM can move to the host: healthy, not its own, of its location and zone."""
     return (
         host.health is HostHealth.HEALTHY
         and host.name != vm.host

@@ -52,9 +52,9 @@ NewId = Callable[[], str]  # returns a new event id
 def plan_events_for_vms(
     request: MaintenanceRequest, vms: Iterable[Vm], new_id: NewId, *, host: str = ""
 ) -> tuple[PlannedEvent, ...]:
-    """Plan one event per VM, for every request except a rollout.
+    """Return one planned event per VM, for an operation in OPERATION_CAUSES; KeyError for another.
 
-    `host` is the host that the request is about, if any.
+    `host` is the host that the request is about, if any. Raises Rejected or Refused as `notice_seconds` does.
     """
     cause = OPERATION_CAUSES[request.ask]
     return tuple(
@@ -76,7 +76,8 @@ def plan_events_for_vms(
 def notice_seconds(request: MaintenanceRequest, rules: CauseRules, vm: Vm) -> float:
     """Return the notice that this VM gets in seconds: the requested one, else the minimum (spec §6.3).
 
-    Rejected if the requested notice is too short, unless the request allows a short notice.
+    With `short_notice` it is what was requested, even 0. Otherwise Rejected if it is shorter than the minimum. With
+    either field, Rejected if the operation gives no notice, Refused if the VM has no terminate notification to give.
     """
     minimum = vm.terminate_notice_min * 60 if rules.kind is Kind.TERMINATE else rules.minimum_notice_s
     if not request.notice_s and not request.short_notice:
@@ -100,7 +101,8 @@ def notice_seconds(request: MaintenanceRequest, rules: CauseRules, vm: Vm) -> fl
 def apply_planned_event(scope: Scope, planned: PlannedEvent, context: DecisionContext) -> Scope:
     """Return the scope with the planned event published, started or performed at once.
 
-    Applying the same planned event again changes nothing. Refused if its VMs are gone or their state forbids it.
+    Withdraws the events that it replaces, and leaves out VMs that are gone. Applying it again changes nothing. Refused
+    if all its VMs are gone, if their state or another pending operation forbids it, or if too many are scheduled.
     """
     if scope.event(planned.event_id) is not None:
         return scope
@@ -220,7 +222,7 @@ def _require_applicable(vm: Vm, cause: Cause) -> None:
 
 
 def is_applicable(vm: Vm, cause: Cause) -> bool:
-    """Return whether the VM's priority and power state allow an event of this cause."""
+    """Return whether the VM's priority and power state allow this cause; its events are not considered."""
     try:
         _require_applicable(vm, cause)
     except Refused:
@@ -232,9 +234,9 @@ _ALLOWED_WHEN_DEALLOCATED = frozenset({Cause.USER_DELETE, Cause.SCALE_IN, Cause.
 
 
 def pending_platform_events(scope: Scope, name: str) -> tuple[Event, ...]:
-    """Return the scheduled platform events of a VM, which its user may start now (spec §6.4).
+    """Return the scheduled planned maintenance of a VM, which its user may start now (spec §6.4).
 
-    Refused if there are none.
+    The name may be in any case. Refused if there is none.
     """
     wanted = name.casefold()
     pending = tuple(

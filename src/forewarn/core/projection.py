@@ -11,7 +11,7 @@ from forewarn.protocol.instance import InstanceFacts
 
 
 def document_for(scope: Scope) -> wire.Document:
-    """Return the scope's document: its live, listed events in the order they were published."""
+    """Return the scope's document: its incarnation, and its live, listed events in order of publication."""
     listed = (event for event in scope.live_events() if event.listed)
     return wire.Document(
         incarnation=scope.incarnation,
@@ -21,7 +21,7 @@ def document_for(scope: Scope) -> wire.Document:
 
 
 def wire_notice(event: Event) -> wire.EventNotice:
-    """Return a live event as documents show it. The event must be of a cause that VMs see."""
+    """Return a live event as documents show it, without NotBefore once started. It must have a kind."""
     rules = event.rules
     assert rules.kind is not None
     started = event.status is EventState.STARTED

@@ -24,7 +24,7 @@ PLATFORM_ACTOR = "platform"  # who history entries name when the service itself 
 def reconcile_scope(scope: Scope, context: DecisionContext) -> Scope:
     """Return the scope after everything that is due now: withdrawals, ends, starts, disabling.
 
-    Returns the same object if nothing is due.
+    Returns the same object if nothing is due. Performs no acts: `record_act_outcome` takes their outcomes.
     """
     while True:
         reconciled = disable_scope_if_idle(scope, context.policy, context.now)
@@ -36,7 +36,10 @@ def reconcile_scope(scope: Scope, context: DecisionContext) -> Scope:
 
 
 def next_wake_at(scope: Scope, context: DecisionContext) -> float | None:
-    """Return when something in this scope is due next; None: nothing happens until a request or approval."""
+    """Return when something in this scope is due next, in lab time; it may be now or in the past.
+
+    None: nothing happens until a request, an approval, an outcome or a gate changes something.
+    """
     due_times = [at for at in _due_times(scope, context) if at is not None]
     return min(due_times, default=None)
 
@@ -44,7 +47,7 @@ def next_wake_at(scope: Scope, context: DecisionContext) -> float | None:
 def record_act_outcome(scope: Scope, act: Act, outcome: ActOutcome) -> Scope:
     """Return the scope with the outcome of an act, and with its VM changed if the act succeeded.
 
-    A second outcome of the same act changes nothing.
+    A second outcome of the same act, or one for an event that the scope does not have, changes nothing.
     """
     event = scope.event(act.event_id)
     if event is None or all(unfinished.id != act.id for unfinished in event.unfinished_acts):
@@ -57,7 +60,11 @@ def record_act_outcome(scope: Scope, act: Act, outcome: ActOutcome) -> Scope:
 
 
 def start_event(scope: Scope, event: Event, context: DecisionContext) -> Scope:
-    """Start an event for the VMs that still exist; withdraw it if none is left (spec §4.2)."""
+    """Return the scope with a scheduled event started for its affected VMs (spec §4.2).
+
+    It is withdrawn instead if no VM is left, or by a fault. Refused if it is not scheduled. Does not check what it
+    waits for: see `release.start_wait`.
+    """
     if (without_it := fault_effects.withdraw_after_approval(scope, event, context)) is not None:
         return without_it
     acts = acts_for_event(scope, event, context)
@@ -138,5 +145,5 @@ def _due_times(scope: Scope, context: DecisionContext) -> Iterator[float | None]
 
 
 def with_next_wake(scope: Scope, context: DecisionContext) -> Scope:
-    """Return the scope with `wakes_at` set to its next wake-up time, ready to be committed."""
+    """Return the scope with `wakes_at` set to `next_wake_at`, ready to be committed."""
     return replace(scope, wakes_at=next_wake_at(scope, context))

@@ -34,7 +34,10 @@ class StartWait:
 
 
 def start_wait(scope: Scope, event: Event, context: DecisionContext) -> StartWait | None:
-    """Return the first thing that a scheduled event waits for; None: it starts now."""
+    """Return the first thing that a scheduled event waits for; None: it starts now.
+
+    In this order: notice, grace, Terminates of its placement group, update domain, gate.
+    """
     return (
         _notice_wait(event, context)
         or _grace_wait(event, context)
@@ -45,7 +48,7 @@ def start_wait(scope: Scope, event: Event, context: DecisionContext) -> StartWai
 
 
 def waits_only_for_gate(scope: Scope, event: Event, context: DecisionContext) -> bool:
-    """Return whether only its gate keeps this event from starting.
+    """Return whether a scheduled event waits for nothing, or only for its gate.
 
     A gate is released once this is true of all its events.
     """
@@ -57,7 +60,10 @@ def waits_only_for_gate(scope: Scope, event: Event, context: DecisionContext) ->
 
 
 def describe_gate_wait(event: Event, unready: Sequence[Event]) -> StartWait:
-    """Describe the wait for a gate with the names of the VMs that are not ready. For operators only."""
+    """Return the wait for a gate, with the names of the VMs of `unready`; without any, no names.
+
+    For operators only: it names VMs of other scopes.
+    """
     names = list(dict.fromkeys(name for other in unready for name in other.vms))
     if not names:
         return _closed_gate_wait(event)

@@ -30,16 +30,16 @@ class ReplayEnding(StrEnum):
 
 
 class Replay(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """The state of a replay of a recording in one scope, stored with its request."""
+    """The state of a replay of a recording in the scope of one VM, stored with its request."""
 
     vm: str  # the VM's key
     name: str
     scope_id: str
-    begun_at: float  # the current loop
+    begun_at: float  # when the current loop began
     steps: int  # of one loop
     length_s: float  # of one loop, at the recorded speed
-    speed: float = 1.0
-    loops: int = 1
+    speed: float = 1.0  # 2: twice as fast as recorded
+    loops: int = 1  # in all
     loop: int = 0  # completed loops
     done: int = 0  # steps of the current loop that were shown
     ended: ReplayEnding | None = None
@@ -54,7 +54,7 @@ class Replay(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplayedAnswer:
-    """What VMs get instead of the scope's own document during a replay."""
+    """What VMs get during a replay: this document, or the answer `instead` of any document."""
 
     document: Document
     instead: SubstituteAnswer | None = None
@@ -71,7 +71,10 @@ def next_step(replay: Replay, script: ReplayScript) -> ReplayStep:
 
 
 def advance_replay(replay: Replay, script: ReplayScript, now: float) -> Replay:
-    """Return the replay after its next step was shown: one step further, in the next loop, or finished."""
+    """Return the replay after its next step was shown: one step further, in the next loop, or finished.
+
+    `now` becomes the time of its end.
+    """
     if replay.done + 1 < len(script.steps):
         return msgspec.structs.replace(replay, done=replay.done + 1)
     if replay.loop + 1 < replay.loops:
@@ -81,7 +84,7 @@ def advance_replay(replay: Replay, script: ReplayScript, now: float) -> Replay:
 
 
 def interruption_reason(replay: Replay, scope: Scope | None) -> str:
-    """Return why the replay must end (its VM was removed, the scope has a real event), else ""."""
+    """Return why the replay must end: its VM was removed, or the scope lists an event of its own. Else ""."""
     if scope is None or all(vm.key != replay.vm for vm in scope.present_vms):
         return f"VM {replay.name} was removed"
     own = next((event for event in scope.live_events() if event.listed), None)
@@ -89,7 +92,10 @@ def interruption_reason(replay: Replay, scope: Scope | None) -> str:
 
 
 def current_answer(replay: Replay, script: ReplayScript, replay_id: str, scope: Scope) -> ReplayedAnswer | None:
-    """Return what polls get now because of the replay; None: the scope's own document."""
+    """Return what polls of the scope get now because of the replay.
+
+    None: the scope's own document, before the first step, after the end, or because it must end.
+    """
     if replay.ended or not replay.done or interruption_reason(replay, scope):
         return None
     step = script.steps[replay.done - 1]
@@ -100,7 +106,7 @@ def current_answer(replay: Replay, script: ReplayScript, replay_id: str, scope: 
 
 
 def step_notices(step: ReplayStep, replay: Replay, replay_id: str) -> tuple[EventNotice, ...]:
-    """Return the notices of a step with the event ids and times of the current loop."""
+    """Return the notices of a step with the event ids and the lab times of the current loop."""
     return tuple(
         replace(
             notice,
@@ -117,12 +123,12 @@ def _shifted_time(not_before: float | None, replay: Replay) -> float | None:
 
 
 def replayed_event_id(replay_id: str, loop: int, event_id: str) -> str:
-    """Return the id that VMs see for a recorded event: constant within a loop, different in every loop."""
+    """Return the GUID that VMs see for a recorded event: the same within a loop, another in every loop."""
     return str(uuid.uuid5(uuid.UUID(replay_id), f"{loop}/{event_id}")).upper()
 
 
 def shown_event_ids(replay: Replay, script: ReplayScript, replay_id: str, *, only_now: bool = False) -> Iterator[str]:
-    """Yield the event ids that VMs were shown so far, or with `only_now` in the current loop."""
+    """Yield the event ids that VMs were shown so far, or with `only_now` in the current loop, unordered."""
     for loop in range(replay.loop if only_now else 0, replay.loop + 1):
         steps = script.steps if loop < replay.loop else script.steps[: replay.done]
         for event_id in {notice.id for step in steps for notice in step.notices}:

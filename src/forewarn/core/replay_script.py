@@ -26,7 +26,7 @@ HeaderText = Annotated[str, Meta(pattern=r"^[ -~]*\Z", max_length=1000)]
 
 
 class RecordedAnswer(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One answer of the metadata endpoint in a recording: when it came, and what it was."""
+    """One answer of the metadata endpoint in a recording: when it came, and what it was. Uploaded as JSON."""
 
     at_s: Seconds  # since the start, by the recorder's clock
     date: Seconds | None = None  # by the server's clock
@@ -79,8 +79,9 @@ class ReplayScript(msgspec.Struct, frozen=True, kw_only=True):
 def build_replay_script(recording: UploadedRecording, *, name: str, names: Mapping[str, str]) -> ReplayScript:
     """Build the script that replays a recording in the VM called `name`.
 
-    `names` maps recorded VM names to those of the lab. Rejected if an answer cannot be replayed, if the api-version is
-    unknown, or if no recorded event names one of `names`.
+    `names` maps recorded VM names, in any case, to those of the lab; the recorded VM itself becomes `name`, and others
+    keep theirs. Rejected if an answer cannot be replayed, if the api-version is unknown, or if a name in `names` occurs
+    in no recorded event.
     """
     if recording.api_version not in VERSIONS:
         raise Rejected(
@@ -186,7 +187,7 @@ class _ScriptBuilder:
 
 
 def count_changes(before: Sequence[wire.EventNotice], after: Sequence[wire.EventNotice]) -> int:
-    """Return how many events were added, removed or changed; at least 1 if the lists differ at all."""
+    """Return how many notices, by id, were added, removed or changed; 1 if only their order changed."""
     old, new = ({notice.id: notice for notice in notices} for notices in (before, after))
     count = len(old.keys() ^ new.keys()) + sum(old[key] != new[key] for key in old.keys() & new.keys())
     return count or int(tuple(before) != tuple(after))

@@ -19,7 +19,7 @@ class RequestedOperation(StrEnum):
 
     RESTART = "restart"
     REDEPLOY = "redeploy"
-    EVICT = "evict"
+    EVICT = "evict"  # a Spot VM
     DELETE = "delete"
     SCALE_IN = "scale-in"
     POWER_OFF = "power-off"
@@ -27,18 +27,18 @@ class RequestedOperation(StrEnum):
     DEALLOCATE = "deallocate"
     REAPPLY = "reapply"
     REIMAGE = "reimage"
-    PERFORM_MAINTENANCE = "perform-maintenance"
+    PERFORM_MAINTENANCE = "perform-maintenance"  # start the pending maintenance of a VM now
     ROLLOUT = "rollout"
-    DEGRADE = "degrade"
-    FAIL = "fail"
-    REPLAY = "replay"
+    DEGRADE = "degrade"  # a host is predicted to fail
+    FAIL = "fail"  # a host fails
+    REPLAY = "replay"  # show a VM's scope the answers of a recording
 
 
 class RolloutImpact(StrEnum):
     """What a rollout does to its VMs."""
 
-    UPDATE = "update"
-    MIGRATE = "migrate"
+    UPDATE = "update"  # of the host, which freezes them
+    MIGRATE = "migrate"  # live, to other hosts
     REBOOT = "reboot"
 
 
@@ -64,12 +64,12 @@ class RolloutTally(msgspec.Struct, frozen=True, kw_only=True):
     """The progress of a rollout in VMs, each counted once; computed from its events while it is open."""
 
     total: int
-    done: int
+    done: int  # their event is over, and their act did not fail
     failed: int
     withdrawn: int
     started: int
     scheduled: int
-    waiting: int
+    waiting: int  # no event has listed them yet
 
 
 class Rollout(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -96,7 +96,7 @@ class MaintenanceRequest(msgspec.Struct, frozen=True, kw_only=True, omit_default
     id: str
     ask: RequestedOperation
     who: str
-    at: float
+    at: float  # lab time
     targets: tuple[str, ...]  # names of VMs or hosts, or the name of a scope, as people see them
     notice_s: float = 0  # 0: the minimum
     short_notice: bool = False  # the notice may be shorter than the minimum, for testing
@@ -114,14 +114,14 @@ class MaintenanceRequest(msgspec.Struct, frozen=True, kw_only=True, omit_default
 
 
 class PlannedEvent(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """An event that a request will publish in one scope: durable, but not yet applied to the scope."""
+    """An event that a request will publish in one scope: decided, but not yet applied to the scope."""
 
     event_id: str
     request_id: str
     scope_id: str
     cause: Cause
     who: str
-    vms: tuple[str, ...]
+    vms: tuple[str, ...]  # names
     notice_s: float
     update_domain: int = 0
     host: str = ""

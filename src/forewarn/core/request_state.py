@@ -9,9 +9,11 @@ from forewarn.core.event import Ending, Event, EventState
 
 
 def request_state(events: list[Event], *, to_come: bool, skipped: bool) -> str:
-    """Return waiting, started, finished, failed or withdrawn, computed from the request's events.
+    """Return waiting, started, finished, failed or withdrawn, computed from all events of the request.
 
-    `to_come`: more events will follow. `skipped`: part of the request was no longer possible.
+    It is started from the first start on until all events are over; then failed if one failed, withdrawn if all were
+    withdrawn. `to_come`: more events will follow. `skipped`: part of the request was no longer possible, which is a
+    failure if no event exists.
     """
     if any(event.status is EventState.STARTED for event in events):
         return "started"

@@ -35,14 +35,14 @@ def group_resource_id(subscription_id: str, resource_group: str) -> str:
 
 
 def scale_set_resource_id(vm: Vm) -> str:
-    """Return the resource id of the scale set that this VM is an instance of."""
+    """Return the resource id of the scale set that this VM is an instance of; it must be one."""
     return (
         f"{group_resource_id(vm.subscription_id, vm.resource_group)}/{_PROVIDER}/virtualMachineScaleSets/{vm.scale_set}"
     )
 
 
 def availability_set_resource_id(vm: Vm) -> str:
-    """Return the resource id of the availability set that this VM is in."""
+    """Return the resource id of the availability set that this VM is in; it must be in one."""
     group = group_resource_id(vm.subscription_id, vm.resource_group)
     return f"{group}/{_PROVIDER}/availabilitySets/{vm.availability_set}"
 
@@ -63,7 +63,10 @@ def is_within_resource(over: str, resource: str) -> bool:
 
 
 def parse_resource_id(text: str) -> str:
-    """Return a typed resource id without a slash at its end. Rejected if no resource can have this id."""
+    """Return a typed resource id without blanks around it and slashes at its end; its case stays.
+
+    Rejected if it has not the form of an id that roles can be granted over; whether the resource exists is not checked.
+    """
     given = text.strip()
     if given == ROOT_RESOURCE:
         return ROOT_RESOURCE

@@ -35,9 +35,10 @@ def next_wave(
     planned: Sequence[PlannedEvent],
     new_id: Callable[[], str],
 ) -> RolloutWave:
-    """Return the events and gates that a running rollout publishes next; empty if it must wait.
+    """Return the events and gates that a rollout publishes next; empty if it must wait or has none left.
 
-    `vms` are all VMs of the rollout, `events` and `planned` all its events so far.
+    `vms` are all VMs of the rollout, `events` and `planned` all its events so far. Whether it is paused or has ended is
+    not checked.
     """
     rollout = _rollout_of(request)
     remaining = remaining_vms(rollout, vms, events, planned)
@@ -59,7 +60,7 @@ def next_wave(
 def remaining_vms(
     rollout: Rollout, vms: Iterable[Vm], events: Sequence[Event], planned: Sequence[PlannedEvent]
 ) -> list[Vm]:
-    """Return the VMs that no event of the rollout has listed yet and that it can still be performed on."""
+    """Return the VMs that no event of the rollout lists, published or planned, and that it can affect."""
     handled = {(e.scope_id, name) for e in events for name in e.vms}
     handled |= {(p.scope_id, name) for p in planned for name in p.vms}
     verb = CAUSE_RULES[rollout.cause].verb
@@ -125,9 +126,10 @@ def _planned_events(
 
 
 def next_rollout_state(rollout: Rollout, events: Sequence[Event], remaining: int) -> RolloutState:
-    """Return the next state of a rollout: it stops after `max_failures` failed VMs, or completes.
+    """Return the next state of a rollout: stopped after `max_failures` failed VMs, completed, or as it is.
 
-    `remaining` is the number of VMs that no event has listed yet.
+    `events` are all its events; `remaining` is the number of VMs that none has listed yet. It completes, also while it
+    is paused, when none remain and all events are over.
     """
     if rollout.progress not in (RolloutState.RUNNING, RolloutState.PAUSED):
         return rollout.progress
@@ -139,7 +141,10 @@ def next_rollout_state(rollout: Rollout, events: Sequence[Event], remaining: int
 
 
 def rollout_end_reason(rollout: Rollout, events: Sequence[Event], progress: RolloutState) -> str:
-    """Return why a rollout stopped or which VMs failed, in words for people; "" if nothing failed."""
+    """Return why a rollout whose state becomes `progress` stopped, or which VMs failed, for people.
+
+    "" if nothing failed, or if it neither stopped by itself nor completed.
+    """
     failed = [act for event in events for act in event.failed_acts]
     if not failed or progress not in (RolloutState.STOPPED, RolloutState.COMPLETED):
         return ""

@@ -16,7 +16,7 @@ from forewarn.core.history import EntryKind, HistoryEntry
 
 
 class Scope(msgspec.Struct, frozen=True, kw_only=True):
-    """One scope with its VMs and live events, as a decision reads and returns it."""
+    """One scope with its VMs and live events, as a decision reads and returns it. Times are lab time."""
 
     id: str
     version: int = 0  # of the stored row, for optimistic commits; not the incarnation
@@ -24,7 +24,7 @@ class Scope(msgspec.Struct, frozen=True, kw_only=True):
     incarnation: int = 0  # of its document, within the epoch
     enabled_at: float | None = None
     last_request_at: float | None = None
-    next_seq: int = 1
+    next_seq: int = 1  # of the next event
     wakes_at: float | None = None  # when to reconcile it next; set before a commit
     vms: tuple[Vm, ...] = ()  # in the order they were added; with those removed since the scope was loaded
     events: tuple[Event, ...] = ()  # live ones in order of publication; with those that ended since it was loaded
@@ -56,7 +56,7 @@ class Scope(msgspec.Struct, frozen=True, kw_only=True):
         return next((vm for vm in self.vms if vm.removed_at is None and vm.name.casefold() == wanted), None)
 
     def event(self, event_id: str) -> Event | None:
-        """Return the event with this id, or None."""
+        """Return the event with exactly this id, also one that ended since the scope was loaded, or None."""
         return next((event for event in self.events if event.id == event_id), None)
 
     def live_events(self, status: EventState | None = None) -> tuple[Event, ...]:
@@ -77,7 +77,7 @@ class Scope(msgspec.Struct, frozen=True, kw_only=True):
         return msgspec.structs.replace(self, vms=tuple(vm if v.key == vm.key else v for v in self.vms))
 
     def with_incarnation_increased(self, by: int = 1) -> Scope:
-        """Return the scope with a greater incarnation."""
+        """Return the scope with its incarnation greater by `by`."""
         return msgspec.structs.replace(self, incarnation=self.incarnation + by)
 
     def with_entries(self, *entries: HistoryEntry) -> Scope:
@@ -106,7 +106,7 @@ def enable_scope(scope: Scope, *, by: str, now: float) -> Scope:
 
 
 def scope_idle_at(scope: Scope, policy: Policy) -> float | None:
-    """Return when the scope will be disabled if no VM polls until then; None: never."""
+    """Return when the scope will be disabled if no VM polls until then; None: never, or it is disabled."""
     if policy.enablement is EnablementMode.ALWAYS or scope.enabled_at is None:
         return None
     return max(scope.enabled_at, scope.last_request_at or 0) + policy.idle_s

@@ -33,17 +33,17 @@ class VmSettingsChange(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=
 
     @property
     def is_empty(self) -> bool:
-        """Whether it changes nothing."""
+        """Whether it names no setting at all; a setting equal to the current one counts as named."""
         return self == VmSettingsChange()
 
     @property
     def changes_policy(self) -> bool:
-        """Whether it changes approval or publishing, which all VMs of a set have in common."""
+        """Whether it names approval or publishing, which all VMs of a set have in common."""
         return (self.approve_restart, self.approve_redeploy, self.publish_outside) != (None, None, None)
 
 
 def current_settings(vm: Vm) -> VmSettingsChange:
-    """Return the current settings of a VM, without its tags."""
+    """Return the current settings of a VM, without its tags, as the change that would restore them."""
     return VmSettingsChange(
         terminate_notice_min=vm.terminate_notice_min,
         os_image_notice_min=vm.os_image_notice_min,
@@ -54,7 +54,7 @@ def current_settings(vm: Vm) -> VmSettingsChange:
 
 
 def apply_settings(vm: Vm, change: VmSettingsChange) -> Vm:
-    """Return the VM with the change applied."""
+    """Return the VM with the change applied, unchecked. Tags are removed first, then added."""
     approve = AutoApproval(
         restart=_new_or_old(change.approve_restart, vm.auto_approve.restart),
         redeploy=_new_or_old(change.approve_redeploy, vm.auto_approve.redeploy),
@@ -71,7 +71,7 @@ def apply_settings(vm: Vm, change: VmSettingsChange) -> Vm:
 
 
 def apply_settings_in_scope(scope: Scope, keys: Collection[str], change: VmSettingsChange) -> Scope:
-    """Return the scope with the change applied to its VMs with these keys.
+    """Return the scope with the change applied to its present VMs with these keys; other keys are ignored.
 
     Refused if a VM cannot have the setting, or if only part of a set would get another policy.
     """
@@ -84,7 +84,10 @@ def apply_settings_in_scope(scope: Scope, keys: Collection[str], change: VmSetti
 
 
 def describe_settings(change: VmSettingsChange, called: str) -> str:
-    """Return what was set on `called`: `the terminate notice of workers to 10 min, the tags to team=shop`."""
+    """Return what was set on `called`: `the terminate notice of workers to 10 min, the tags to team=shop`.
+
+    Removed tags are left out; "" if nothing else changed.
+    """
     parts = [f"the {what} to {value}" for what, value in _described_parts(change)]
     return ", ".join(parts).replace(" to ", f" of {called} to ", 1)
 

@@ -49,7 +49,10 @@ class VmBatch:
 def expand_hosts(
     file: ParsedFleetFile, problems: ProblemCollector
 ) -> list[tuple[Host, ParsedTable[tables.HostsTable]]]:
-    """Return the hosts of all [[hosts]] tables in the order of the file, each with its table."""
+    """Return the hosts of all [[hosts]] tables in the order of the file, each with its table.
+
+    Tables with an invalid name are left out, and reported to `problems`.
+    """
     found: list[tuple[Host, ParsedTable[tables.HostsTable]]] = []
     for table in file.hosts:
         check_zone(table, f"host {table.content.name!r}", problems)
@@ -67,7 +70,10 @@ def _numbered_hosts(table: ParsedTable[tables.HostsTable], location: str) -> Ite
 
 
 def expand_vms(file: ParsedFleetFile, inherited: InheritedValues, problems: ProblemCollector) -> list[VmBatch]:
-    """Return the VMs of all tables in the order of the file, and collect the problems of single tables."""
+    """Return the VMs of all tables, one batch per table in file order. No host is chosen for them yet.
+
+    Reports the problems of single tables to `problems`; [[vms]] and roles with an invalid name are left out.
+    """
     parents = read_parents(file, inherited)
     check_groups(file, problems)
     check_parents(parents, problems)
@@ -230,7 +236,7 @@ class VmSeries:
 
 
 class DomainRotation:
-    """Gives VMs of one set its update domains in turn, over all tables that declare VMs of the set."""
+    """Counts the VMs of each set over all tables that declare them, to give them domains in turn."""
 
     def __init__(self) -> None:
         self._taken: Counter[str] = Counter()
@@ -243,7 +249,10 @@ class DomainRotation:
 
 
 def expand_series(series: VmSeries, rotation: DomainRotation, problems: ProblemCollector) -> Iterator[Vm]:
-    """Yield the VMs of a series, numbered, with zones and domains in turn; collect problems of addresses."""
+    """Yield the VMs of a series, numbered, with zones, domains and placement groups in turn.
+
+    Reports invalid addresses to `problems`.
+    """
     template, parent, zones = series.template, series.parent, series.zones
     update_domains = parent.update_domains if parent and not series.table.has("update_domain") else 0
     fault_domains = parent.fault_domains if parent and not series.table.has("fault_domain") else 0

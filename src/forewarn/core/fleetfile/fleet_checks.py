@@ -25,7 +25,7 @@ def check_hosts(hosts: list[tuple[Host, ParsedTable[tables.HostsTable]]], proble
 
 
 def check_fleet(batches: list[VmBatch], problems: ProblemCollector) -> None:
-    """Report VMs with the same name or address, large placement groups, and sets in several locations."""
+    """Report VMs with the same name or address, too large placement groups, and sets in several locations."""
     _check_names(batches, problems)
     _check_addresses(batches, problems)
     _check_placement_groups(batches, problems)
@@ -107,5 +107,5 @@ def check_named_hosts(batches: list[VmBatch], hosts: dict[str, Host], problems: 
 
 
 def location_text(thing: Host | Vm) -> str:
-    """Return the location and zone of a host or VM in words."""
+    """Return the location and zone in words: `location 'local', zone '1'`, or `…, no zone`."""
     return f"location {thing.location!r}, " + (f"zone {thing.zone!r}" if thing.zone else "no zone")

@@ -23,7 +23,7 @@ def name_error(name: str, *, limit: int = MAX_NAME_LENGTH) -> str | None:
 
 
 def pattern_error(pattern: str) -> str | None:
-    """Return why a pattern is not valid, to follow the pattern in a sentence; None if it is valid."""
+    """Return why a pattern is not valid, to follow it in a sentence; None if all braces are {n} or {n:03}."""
     rest = _NUMBER_PLACEHOLDER.sub("", pattern)
     return "has braces other than {n}" if "{" in rest or "}" in rest else None
 
@@ -34,7 +34,7 @@ def plain_name_error(name: str, *, limit: int) -> str | None:
 
 
 def is_pattern(text: str) -> bool:
-    """Return whether the text contains a placeholder for the number."""
+    """Return whether the text contains a placeholder for the number, valid or not."""
     return "{n" in text
 
 
@@ -52,7 +52,7 @@ def fill_pattern(pattern: str, n: int) -> str:
 
 
 def instance_host_name(prefix: str, n: int) -> str:
-    """Return the hostname of a scale set instance: the prefix and six digits of base 36 (spec §4.2)."""
+    """Return the hostname of a scale set instance: the prefix and at least six base-36 digits (spec §4.2)."""
     digits = ""
     while n:
         n, digit = divmod(n, 36)

@@ -49,7 +49,10 @@ class ParentResource:
 
 
 class InheritedValues:
-    """The values that tables inherit from subscriptions, resource groups and defaults."""
+    """The values that tables inherit from subscriptions, resource groups and defaults.
+
+    Reports subscriptions that are not declared and invalid resource groups to `problems`.
+    """
 
     def __init__(self, file: ParsedFleetFile, problems: ProblemCollector) -> None:
         self._problems = problems
@@ -60,9 +63,9 @@ class InheritedValues:
         self._locations = {self._group_key(t): t.content.location for t in file.resource_groups}
 
     def subscription_id(self, table: ParsedTable[Any]) -> str:
-        """Return the id of the subscription that a table names by name or id, else the default one.
+        """Return the id of the subscription that a table names by name or id, else of the default one.
 
-        Collects a problem if the subscription is not declared.
+        A GUID need not be declared. Any other unknown name is reported, and returned as it is.
         """
         named = table.content.subscription or self._defaults.content.subscription
         known = self._subscriptions.get(named.casefold()) or self._subscription_ids.get(named.casefold())
@@ -73,7 +76,7 @@ class InheritedValues:
         return known or named
 
     def template(self, table: ParsedTable[tables.CommonVmTable]) -> Vm:
-        """Return a nameless VM with the values of the table and the defaults, outside of any set or service."""
+        """Return a nameless VM with the values of the table, else of its group or the defaults; in no set."""
         content, defaults = table.content, self._defaults.content
         group = content.resource_group or defaults.resource_group
         self._check_group(table, group)
@@ -102,7 +105,7 @@ class InheritedValues:
 
 
 def apply_table(base: Vm, table: ParsedTable[Any]) -> Vm:
-    """Return `base` with the values that the table gives."""
+    """Return `base` with the values that the table gives; tags and environment are added to its own."""
     content = table.content
     values: dict[str, Any] = {key: getattr(content, key) for key in _COPIED_KEYS if table.has(key)}
     if table.has("tags"):
@@ -153,7 +156,8 @@ def find_parent(
 ) -> ParentResource | None:
     """Return the set or service that a [[vms]] table names; None unless it is exactly one, and declared.
 
-    Collects a problem for several and for an unknown one. `template` gives the VM's resource group.
+    Reports several and an unknown one. It is searched in the resource group of `template`, then, if the table names no
+    group or subscription and only one has that name, in all groups.
     """
     named = sorted(key for key in PARENT_KEYS if table.has(key))
     if len(named) > 1:

@@ -31,7 +31,7 @@ class ParsedTable(Generic[T_co]):
     invalid_keys: frozenset[str]  # keys with invalid values; checks that depend on them are left out
 
     def line(self, *keys: str) -> int:
-        """Return the line of the first of these keys that the table has, else the line of the table."""
+        """Return the line of the first of these keys that the table has, valid or not, else of the table."""
         written = (key for key in keys if key in self.given_keys or key in self.invalid_keys)
         return self.lines.line_of((*self.path, next(written, "")))
 
@@ -59,7 +59,10 @@ class ParsedFleetFile:
 
 
 def parse_fleet_file(text: str, problems: ProblemCollector) -> ParsedFleetFile | None:
-    """Parse the text, and collect its problems; None if it is not TOML. Invalid tables are left out."""
+    """Parse the text, and report its problems to `problems`; None if it is not TOML.
+
+    A table that lacks a valid required key is left out; any other invalid value is replaced by the default.
+    """
     try:
         data = tomli.loads(text)
         reader = _FleetFileParser(index_lines(text), problems)

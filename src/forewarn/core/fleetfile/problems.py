@@ -17,7 +17,7 @@ class FleetFileProblem(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=
     remedy: str
 
     def sentence(self, source: str) -> str:
-        """Return the problem in one line that begins with the file's name and the line number."""
+        """Return the problem in one line: `source:line: what: remedy`, without a line number if it has none."""
         place = f"{source}:{self.line}: " if self.line else f"{source}: "
         return f"{place}{self.what}: {self.remedy}"
 
@@ -39,7 +39,7 @@ class ProblemCollector:
         self._reported: set[tuple[int, str]] = set()
 
     def add(self, line: int, what: str, remedy: str, *, rule: str = "") -> None:
-        """Add a problem. With a `rule`, only the first problem of that rule in that line counts."""
+        """Add a problem, unless that line has one with the same `rule`, or without a rule the same `what`."""
         key = (line, rule or what)
         if key not in self._reported:
             self._reported.add(key)

@@ -42,7 +42,8 @@ class VmDeclaration(msgspec.Struct, frozen=True, kw_only=True):
 class DeclaredFleet(msgspec.Struct, frozen=True, kw_only=True):
     """The hosts and VMs that a fleet file declares, in its order.
 
-    VMs have no vm_id yet. They have a host, and an address only if the file gives one.
+    VMs have no vm_id yet. They have a host (named in the file, or chosen as if the fleet were empty), and an address
+    only if the file gives one.
     """
 
     source: str
@@ -54,9 +55,9 @@ class DeclaredFleet(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def read_fleet_file(text: str, *, source: str = "fleet.toml") -> DeclaredFleet:
-    """Read the text of a fleet file. InvalidFleetFile, with all problems, if it is not valid.
+    """Return the fleet that the text of a fleet file declares. Raises InvalidFleetFile with all problems.
 
-    `source` is the name of the file in messages.
+    `source` is the name of the file in messages; no file is opened.
     """
     problems = ProblemCollector()
     file = parse_fleet_file(text, problems)

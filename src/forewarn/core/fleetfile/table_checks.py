@@ -69,7 +69,7 @@ def _check_plain_name(table: ParsedTable[Any], name: str, problems: ProblemColle
 def check_names(
     table: ParsedTable[tables.VmsTable] | ParsedTable[tables.HostsTable], thing: str, problems: ProblemCollector
 ) -> bool:
-    """Return whether all names that the table makes are valid; report it if not."""
+    """Return whether the names that the table makes are valid; report it if not. `thing`: VM or host."""
     content = table.content
     error = pattern_error(content.name)
     if not error:
@@ -82,13 +82,16 @@ def check_names(
 
 
 def check_zone(table: ParsedTable[Any], thing: str, problems: ProblemCollector) -> None:
-    """Report a table that has both zone and zones."""
+    """Report a table that has both zone and zones; `thing` names it in the message."""
     if table.has("zone") and table.has("zones"):
         problems.add(table.line("zones"), f"{thing} has both zone and zones", "keep one of them")
 
 
 def check_priority(table: ParsedTable[Any], template: Vm, thing: str, problems: ProblemCollector) -> None:
-    """Report a Spot VM with terminate notifications, and an eviction policy of a VM that is not Spot."""
+    """Report terminate notifications of a Spot VM, and an eviction policy without Spot.
+
+    `template` has the inherited values; `thing` names the table in the message.
+    """
     spot = template.priority is Priority.SPOT
     if spot and template.terminate_notice_min and {"priority", "terminate_notification"} & table.given_keys:
         what = f"{thing} is Spot, and a Spot VM gets no terminate notification (spec §6.3)"
@@ -149,7 +152,7 @@ def _check_domain(
 
 
 def check_patterns(table: ParsedTable[tables.VmsTable], problems: ProblemCollector) -> bool:
-    """Return whether the patterns of a [[vms]] table (name, computer_name, address, host) are valid."""
+    """Return whether a [[vms]] table has valid names and valid {n} in its other patterns; report if not."""
     keys = ("computer_name", "address", "host")
     errors = {key: error for key in keys if (error := pattern_error(getattr(table.content, key)))}
     for key, error in errors.items():
