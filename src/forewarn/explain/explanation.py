@@ -34,7 +34,7 @@ _COPIED_ENTRY_KINDS = frozenset({EntryKind.SKIPPED, EntryKind.RETRIED})  # the e
 
 
 class ExplanationLine(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One line of a timeline: when, what happened, and a detail."""
+    """One line of a timeline: when, in lab time, what happened, and a detail (or "")."""
 
     at: float
     text: str
@@ -42,7 +42,7 @@ class ExplanationLine(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
 
 
 class Explanation(msgspec.Struct, frozen=True, kw_only=True):
-    """An explanation for people: a title, a timeline, and sentences about the present."""
+    """An explanation for people: a title, a timeline, and sentences about the present (`now`)."""
 
     title: str
     lines: tuple[ExplanationLine, ...]
@@ -51,7 +51,7 @@ class Explanation(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VmPoll:
-    """When a VM last polled, and with which api-version."""
+    """When a VM last polled, in lab time, and with which api-version."""
 
     vm: str  # its name
     at: float
@@ -60,21 +60,21 @@ class VmPoll:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScopeFacts:
-    """Everything on record that an explanation of the events of one scope uses."""
+    """Everything on record that an explanation of the events of one scope uses. Times are lab time."""
 
     now: float
     scope: Scope
     title: str  # the scope in words
-    polls: Sequence[VmPoll] = ()
+    polls: Sequence[VmPoll] = ()  # the last one of each VM that has polled
     deliveries: Sequence[EventDelivery] = ()
     entries: Sequence[HistoryEntry] = ()  # of the events, and of starts and stops of the service
-    waits: Mapping[str, StartWait] = field(default_factory=dict)  # by event id
+    waits: Mapping[str, StartWait] = field(default_factory=dict)  # by event id; none for an event that starts now
     names: Mapping[str, str] = field(default_factory=dict)  # VM key → its name
     rollouts: Mapping[str, str] = field(default_factory=dict)  # request id → the rollout in words
 
 
 def event_explanation(event: Event, facts: ScopeFacts) -> Explanation:
-    """Explain one event: its timeline, its current state, and whether VMs of its scope poll."""
+    """Explain one event of the scope: its timeline, its current state, and whether VMs of the scope poll."""
     lines = [
         *_request_lines(event, facts),
         *_delivery_lines(event, facts),
@@ -90,7 +90,10 @@ def event_explanation(event: Event, facts: ScopeFacts) -> Explanation:
 
 
 def vm_explanation(vm: Vm, events: Iterable[Event], facts: ScopeFacts) -> Explanation:
-    """Explain a VM: one line per event, the newest first, and its current state."""
+    """Explain a VM of the scope, also a removed one: one line per event, newest first, and its state now.
+
+    `events` are those that list the VM, live and over.
+    """
     newest = sorted(events, key=lambda event: (event.published_at, event.seq), reverse=True)
     lines = tuple(_event_summary_line(event, vm, facts) for event in newest)
     live = [event for event in newest if event.is_live]
@@ -252,7 +255,7 @@ def _vms_without_delivery(event: Event, facts: ScopeFacts) -> list[str]:
 
 
 def describe_polling(facts: ScopeFacts) -> Iterator[str]:
-    """Yield sentences that say whether scheduled events are enabled for the scope, and which VMs poll."""
+    """Yield two sentences: whether scheduled events are enabled for the scope, and which of its VMs poll."""
     if facts.scope.is_enabled:
         yield f"Scheduled events are enabled for {facts.title}."
     else:

@@ -35,12 +35,12 @@ _STATUS_BY_ENTRY_KIND = {
 
 
 class EventNotification(msgspec.Struct, frozen=True, kw_only=True):
-    """A change of the status of one event, about which webhooks are notified."""
+    """A change of the status of one event, about which webhooks are notified; `at` is lab time."""
 
     status: EventGridStatus
     at: float
     event: Event
-    resource: str
+    resource: str  # the resource id of its scope
     subscription_id: str
     location: str
 
@@ -51,25 +51,26 @@ class EventNotification(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def subject(self) -> str:
-        """The resource id of the event in Azure."""
+        """The resource id that Azure would give the event, below `resource`."""
         return f"{self.resource}/providers/microsoft.maintenance/scheduledevents/{self.event.id.lower()}"
 
 
 def event_vm_keys(event: Event) -> tuple[str, ...]:
-    """Return the keys of the VMs that the event lists. Its scope id has their subscription and group."""
+    """Return the keys of the VMs that the event lists, in its order, also of those that were removed."""
     subscription, group = event.scope_id.partition(":")[2].split("/")[:2]
     return tuple(vm_key(subscription, group, name) for name in event.vms)
 
 
 def may_notify(entry: HistoryEntry) -> bool:
-    """Return whether entries of this kind can lead to a notification."""
+    """Return whether entries of this kind can notify: published, started, finished and withdrawn."""
     return entry.what in _STATUS_BY_ENTRY_KIND
 
 
 def notification_for(entry: HistoryEntry, event: Event, vms: Sequence[Vm]) -> EventNotification | None:
-    """Return the notification of a history entry about its event; None if webhooks do not get it.
+    """Return the notification of a history entry about its event; None if no webhook gets one.
 
-    `vms` are the VMs that the event lists.
+    That is so for other kinds of entries, for unlisted events and without `vms`: the VMs, also removed ones, that the
+    event lists.
     """
     status = _STATUS_BY_ENTRY_KIND.get(entry.what)
     if status is None or not event.listed or not vms:
@@ -87,7 +88,10 @@ def notification_for(entry: HistoryEntry, event: Event, vms: Sequence[Vm]) -> Ev
 
 
 def is_subscribed(webhook: WebhookSubscription, notification: EventNotification, vms: Sequence[Vm]) -> bool:
-    """Return whether the webhook receives the notification: its status, its resource and the VMs' policy."""
+    """Return whether the webhook's filters let the notification pass: status, resource, and VMs' consent.
+
+    One VM of the event (`vms`) within the webhook's resource is enough, and so is one with `publish_outside`.
+    """
     if notification.status not in webhook.happenings:
         return False
     if webhook.opted_in_only and not any(vm.publish_outside for vm in vms):
@@ -104,13 +108,13 @@ class NotificationMessage(msgspec.Struct, frozen=True, kw_only=True):
     topic: str  # Event Grid: the subscription
     source: str  # CloudEvents: the resource
     subject: str
-    at: float
+    at: float  # shown as UTC
     data: dict[str, Any]
     data_version: str = "3.0"
 
 
 def notification_message(notification: EventNotification) -> NotificationMessage:
-    """Return the message for a notification."""
+    """Return the message about a notification, the same for both schemas and every receiver."""
     return NotificationMessage(
         id=notification.id,
         type=EVENT_TYPE,

@@ -18,7 +18,7 @@ def started_without_notice(event: Event) -> bool:
 
 
 def promised_notice(event: Event) -> str:
-    """Return the notice between publication and NotBefore in words, without the rounding of NotBefore."""
+    """Return the time from publication to NotBefore in words, in whole seconds rounded down."""
     return duration_text(math.floor(event.not_before - event.published_at))
 
 
@@ -30,7 +30,7 @@ def ending_text(event: Event) -> str:
 
 
 def notice_phrases(event: Event) -> Iterator[str]:
-    """Yield a phrase with the notice that was promised and the notice that VMs really had."""
+    """Yield one phrase: the notice that was promised, and after the start the notice that VMs really had."""
     if not event.listed or started_without_notice(event):
         yield f"no notice{': ' + event.note if event.note else ''}"
         return
@@ -47,14 +47,17 @@ def event_kind_text(event: Event) -> str:
 
 
 def join_names(names: Sequence[str]) -> str:
-    """Return names as `a, b and c`; of more than four, the first three and `and N more`."""
+    """Return names as `a, b and c`; of more than four, the first three and `and N more`; "" for none."""
     if len(names) > 4:
         return f"{', '.join(names[:3])} and {len(names) - 3} more"
     return " and ".join(filter(None, [", ".join(names[:-1]), *names[-1:]]))
 
 
 def duration_text(seconds: float) -> str:
-    """Return a duration in words, in its two largest units: `14 min 59 s`."""
+    """Return a duration in words, in its two largest units, without zeros: `14 min 59 s`, `2 h`.
+
+    Rounded to seconds; one that rounds to 0, or is negative, is `less than a second`.
+    """
     whole = max(0, round(seconds))
     if whole == 0:
         return "less than a second"

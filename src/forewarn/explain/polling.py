@@ -18,14 +18,14 @@ SILENCE_LIMIT_S = 60.0  # a VM without a poll for longer has stopped polling
 
 
 class PollingPace(NamedTuple):
-    """How often a VM polls, in real time."""
+    """How long ago, and how often, a VM polls, in seconds of real time. `gap_s` is None if not known."""
 
     silent_s: float  # since its last poll, or since the end of its long poll; after a restart, a lower bound
     gap_s: float | None = None  # between its recent polls
 
     @property
     def is_silent(self) -> bool:
-        """Whether it has stopped polling."""
+        """Whether it has stopped polling: its last poll is more than SILENCE_LIMIT_S ago."""
         return self.silent_s > SILENCE_LIMIT_S
 
 
@@ -33,7 +33,7 @@ class PollingState(StrEnum):
     """Whether a VM polls for events."""
 
     STOPPED = "stopped"  # it has polled, but not recently
-    NEVER = "never"
+    NEVER = "never"  # it has not polled yet
     ACTIVE = "now"
     OFF = "off"  # the VM is not running
 
@@ -48,7 +48,7 @@ class EventAwareness(StrEnum):
 
 
 def polling_state(pace: PollingPace | None, *, is_off: bool = False) -> PollingState:
-    """Return whether a VM polls; `pace` is None if it never did, `is_off` says that it does not run."""
+    """Return whether a VM polls; `pace` is None if it never did, `is_off` (it does not run) comes first."""
     if is_off:
         return PollingState.OFF
     if pace is None:
@@ -62,7 +62,7 @@ def can_still_prepare(event: Event) -> bool:
 
 
 def vms_given_before_start(deliveries: Iterable[EventDelivery]) -> set[str]:
-    """Return the keys of the VMs to which an event was delivered before it started."""
+    """Return the keys of the VMs that got an event before it started; `deliveries` are all of that event."""
     return {delivery.vm for delivery in deliveries if delivery.status == EventState.SCHEDULED}
 
 
@@ -75,7 +75,10 @@ class ScopePoller:
         self.pace, self.at, self.version = pace, at, version
 
     def will_poll_for(self, event: Event) -> bool:
-        """Return whether its next poll will deliver the event: its api-version must list the kind (spec §3)."""
+        """Return whether its next poll will be the first to deliver the event.
+
+        It must be polling, not have polled since the publication, and use an api-version that lists the kind (spec §3).
+        """
         kind = event.rules.kind
         shows = kind is not None and self.version in VERSIONS and version_lists_kind(self.version, kind)
         return shows and polling_state(self.pace) is PollingState.ACTIVE and self.at <= event.published_at

@@ -19,10 +19,10 @@ _MAX_LISTED_REASONS = 4  # more reasons, or replaced events, are not listed
 
 
 class PreviewedEvent(msgspec.Struct, frozen=True, kw_only=True):
-    """An event that the request would lead to."""
+    """An event that the request would lead to, with its times as the dry run had them, in lab time."""
 
     wave: int  # from 1; events of one wave are published together
-    scope: str
+    scope: str  # its id
     cause: str
     kind: str | None  # None: unlisted
     verb: str
@@ -54,10 +54,10 @@ class Preview(msgspec.Struct, frozen=True, kw_only=True):
 def preview_from_events(
     events: Sequence[Event], *, now: float, vms: int, is_over: bool, skipped: Sequence[str] = ()
 ) -> Preview:
-    """Return the preview of a request from the events of its dry run, in the order of their publication.
+    """Return the preview of a request from the events of its dry run, given in order of publication.
 
-    `vms` counts the VMs of the request. `is_over` says that the dry run reached the end. `skipped` are sentences about
-    VMs that would be skipped.
+    Events published at the same time are one wave. `vms` counts the VMs of the request. `is_over` says that the dry run
+    reached the end. `skipped` are sentences about VMs that would be skipped.
     """
     waves = {at: number for number, at in enumerate(sorted({event.published_at for event in events}), 1)}
     previewed = tuple(_from_event(event, waves[event.published_at]) for event in events)
@@ -65,7 +65,7 @@ def preview_from_events(
 
 
 def preview_from_first_wave(planned: Iterable[PlannedEvent], *, now: float, vms: int) -> Preview:
-    """Return the preview of a request that is too large for a dry run: only its first wave."""
+    """Return the preview of a request too large for a dry run: its first wave, without starts and ends."""
     return _preview(tuple(_from_planned(item, now) for item in planned), now=now, vms=vms, is_over=False)
 
 

@@ -55,7 +55,7 @@ class RolloutProgress:
 
 
 def host_explanation(host: Host, vms: Sequence[Vm], events: Sequence[EventWithFacts]) -> Explanation:
-    """Explain a host: its health, the VMs on it, and the events about it."""
+    """Explain a host: its health, the VMs on it (`vms`), and the events about it, oldest first."""
     names = [vm.name for vm in vms]
     where = f"{host.location}, zone {host.zone}" if host.zone else host.location
     return Explanation(
@@ -70,7 +70,7 @@ def host_explanation(host: Host, vms: Sequence[Vm], events: Sequence[EventWithFa
 
 
 def scope_explanation(facts: ScopeFacts, events: Sequence[EventWithFacts]) -> Explanation:
-    """Explain a scope: its VMs, whether they poll, and its events."""
+    """Explain a scope: whether its VMs poll, which are in it, and its events, oldest first."""
     names = [vm.name for vm in facts.scope.present_vms]
     members = f"{join_names(names)} {'is' if len(names) == 1 else 'are'} in it." if names else "No VM is in it."
     return Explanation(
@@ -87,7 +87,10 @@ def rollout_explanation(
     events: Sequence[EventWithFacts],
     entries: Iterable[HistoryEntry],
 ) -> Explanation:
-    """Explain a rollout: its progress, the update domains it works on, and its events."""
+    """Explain a rollout: its progress, the update domains it works on, and its events, oldest first.
+
+    `events` are all its events; `entries` are the history entries of the request.
+    """
     lines = (*_request_lines(entries), *_event_lines(events))
     return Explanation(
         title=f"R{rollout_title(request, rollout)[1:]}, requested by {request.who}",
@@ -103,7 +106,10 @@ def rollout_explanation(
 def request_explanation(
     request: MaintenanceRequest, events: Sequence[EventWithFacts], entries: Iterable[HistoryEntry]
 ) -> Explanation:
-    """Explain a request other than a rollout: its events, and which of them are pending."""
+    """Explain a request other than a rollout: its events, oldest first, and which of them are pending.
+
+    `events` are all its events; `entries` are the history entries of the request.
+    """
     lines = (*_request_lines(entries), *_event_lines(events))
     return Explanation(
         title=f"{verb_noun(request.ask).capitalize()} of {join_names(request.targets)}, requested by {request.who}",
@@ -113,7 +119,7 @@ def request_explanation(
 
 
 def rollout_title(request: MaintenanceRequest, rollout: Rollout) -> str:
-    """Return a rollout in words: `rollout ID, update over 6 hosts`."""
+    """Return a rollout in words: `rollout ID, update over 6 hosts`, or over named hosts or a scope."""
     if rollout.scope_id:
         over = f"scope {rollout.scope_id}"
     elif len(rollout.hosts) <= _MAX_NAMED_HOSTS:

@@ -21,7 +21,7 @@ class VmState(StrEnum):
     MOVING = "moving"  # to another host
     STOPPED = "stopped"
     DEALLOCATED = "deallocated"
-    GONE = "gone"
+    GONE = "gone"  # removed
 
 
 _STATE_BY_VERB = {
@@ -45,7 +45,10 @@ def vm_state(vm: Vm, events: Iterable[Event]) -> VmState:
 
 
 def vm_states_during(event: Event) -> Mapping[str, VmState]:
-    """Return the state that an event puts each VM into, by VM key, unless its act has an outcome."""
+    """Return the state that an event puts each of its VMs into, by VM key.
+
+    VMs whose act has an outcome are left out; an event that is over affects none.
+    """
     match event.status:
         case EventState.SCHEDULED:
             return {vm_key_in_scope(event.scope_id, name): VmState.EVENT_SCHEDULED for name in event.vms}
@@ -56,7 +59,10 @@ def vm_states_during(event: Event) -> Mapping[str, VmState]:
 
 
 def combine_vm_states(states: Iterable[VmState | None], power: PowerState) -> VmState:
-    """Combine states of several events: maintenance first, then the power state, then scheduled."""
+    """Return the state of a VM from its states during several events (None: not affected) and its power.
+
+    The first maintenance state counts, else a power state other than running, else a scheduled event.
+    """
     is_scheduled = False
     for state in states:
         if state in MAINTENANCE_STATES:
