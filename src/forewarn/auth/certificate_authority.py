@@ -41,7 +41,7 @@ class CertificateAuthority(msgspec.Struct, frozen=True, kw_only=True):
     key: ec.EllipticCurvePrivateKey
 
     def may_sign(self, name: str) -> bool:
-        """Return whether its name constraints allow a certificate for this host name or address."""
+        """Return whether it may issue a certificate for this name or address: a constrained CA, only loopback."""
         return is_loopback_name(name) or not _has_name_constraints(self.certificate)
 
     def has_signed(self, certificate: x509.Certificate) -> bool:
@@ -61,9 +61,10 @@ def new_ec_key() -> ec.EllipticCurvePrivateKey:
 def new_certificate_authority(
     key: ec.EllipticCurvePrivateKey, names: Iterable[str], now: float
 ) -> CertificateAuthority:
-    """Return a new self-signed CA with this key, valid for ten years.
+    """Return a new self-signed CA with this key, valid for ten years from an hour before `now`.
 
-    If all names are loopback names, it can sign only loopback names, so trusting it carries little risk.
+    If all `names` are loopback names, it can sign only loopback names, so trusting it carries little risk; otherwise it
+    can sign any name.
     """
     identifier = x509.SubjectKeyIdentifier.from_public_key(key.public_key())
     subject = _x509_name(f"forewarn local CA {identifier.digest.hex()[:8]}")  # unique, for bundles with several CAs
@@ -80,7 +81,10 @@ def new_certificate_authority(
 def issue_server_certificate(
     authority: CertificateAuthority, key: ec.EllipticCurvePrivateKey, names: Iterable[str], now: float
 ) -> x509.Certificate:
-    """Return a server certificate of the CA for this key and these names, valid for 397 days at most."""
+    """Return a new server certificate of the CA for this key and these names.
+
+    Valid for 397 days from an hour before `now`, but no longer than the CA. Does not check `may_sign`.
+    """
     issuer = authority.certificate
     begins = max(_to_datetime(now) - _CLOCK_SKEW, issuer.not_valid_before_utc)
     ends = min(
@@ -97,12 +101,12 @@ def issue_server_certificate(
 
 
 def certificate_names(names: Iterable[str]) -> tuple[str, ...]:
-    """Return the loopback names and these, normalized, each once. Rejected if one is not valid."""
+    """Return the loopback names, then these in lower case, each once. Rejected if one is not valid."""
     return tuple(dict.fromkeys((*LOOPBACK_NAMES, *map(_normalize_name, names))))
 
 
 def names_in_certificate(certificate: x509.Certificate) -> tuple[str, ...]:
-    """Return the host names, then the addresses, of the certificate's subject alternative names."""
+    """Return the subject alternative names: host names in lower case, then addresses; () if it has none."""
     try:
         names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
     except x509.ExtensionNotFound:
@@ -112,7 +116,7 @@ def names_in_certificate(certificate: x509.Certificate) -> tuple[str, ...]:
 
 
 def is_loopback_name(name: str) -> bool:
-    """Return whether this is a loopback address, `localhost`, or a name below it."""
+    """Return whether this is a loopback address, `localhost`, or a name below it, in lower case."""
     try:
         return ip_address(name).is_loopback
     except ValueError:

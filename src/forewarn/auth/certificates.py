@@ -30,7 +30,7 @@ _REPLACE_CA_ADVICE = "move 'ca.pem' and 'ca.key' away to get a new CA, which cli
 
 
 class ServiceCertificates(msgspec.Struct, frozen=True, kw_only=True):
-    """The CA and the server certificate in the directory `tls`."""
+    """The CA and the server certificate in the service's directory `tls`."""
 
     ca: CertificateFiles
     server: CertificateFiles
@@ -39,7 +39,9 @@ class ServiceCertificates(msgspec.Struct, frozen=True, kw_only=True):
     def load_or_create(cls, directory: Path, names: Iterable[str], now: float) -> ServiceCertificates:
         """Load both; create what is missing, and renew a server certificate that is no longer usable.
 
-        The certificate has `names` and the loopback names. Rejected, with nothing changed, if the CA cannot be used.
+        It is renewed if it is damaged, lacks one of `names` or the loopback names, or expires within 30 days. An
+        existing CA is never changed: Rejected if it is not usable, may not sign the names, or others can read a key.
+        Unavailable if a file cannot be written.
         """
         wanted = certificate_names(names)
         secure_files.make_directory(directory)
@@ -58,7 +60,10 @@ class ServiceCertificates(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def load_user_certificate(certificate: Path, key: Path, *, now: float) -> CertificateFiles:
-    """Load the user's certificate, which its chain may follow, and key. Rejected if not usable now."""
+    """Load the user's certificate, which its chain may follow, and its key, which must not be encrypted.
+
+    Rejected if a file cannot be read, they do not belong together, the certificate is not valid now, or TLS refuses it.
+    """
     leaf, private = pem.read_certificate(certificate), pem.parse_private_key(secure_files.read_public(key), key)
     if not pem.public_keys_match(leaf, private):
         raise Rejected(
@@ -179,7 +184,8 @@ _USUAL_BUNDLE_PATHS = (
 def write_ca_bundle(directory: Path, system: Iterable[Path] | None = None) -> Path:
     """Write `ca-bundle.pem`, the system's CAs and ours, beside our CA if it is missing or outdated.
 
-    Returns its path. `system` replaces the paths where the system's bundle is searched.
+    Returns its path. The first bundle that exists in `system` (None: the usual paths) is the system's; without one, the
+    bundle has only our CA, which must exist. Unavailable if it cannot be written.
     """
     path = directory / "ca-bundle.pem"
     known = _read_system_bundle(_system_bundle_paths() if system is None else system, directory)

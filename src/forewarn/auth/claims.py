@@ -38,19 +38,19 @@ class InvalidToken(Rejected):
 
 
 class Claims(msgspec.Struct, frozen=True, kw_only=True):
-    """Who a verified token belongs to. Grants may name any of `ids`."""
+    """Who a verified token belongs to, and until when (real time). Grants may name any of `ids`."""
 
     ids: tuple[str, ...]
     name: str
-    tenant: str
-    expires_at: float
+    tenant: str  # "": not known
+    expires_at: float  # 0: not from a token
     secret_fingerprint: str = ""  # of the secret with which a client signed in
     vm_key: str = ""  # only for a VM's managed identity
     vm_id: str = ""
 
     @property
     def primary_id(self) -> str:
-        """The first of its ids."""
+        """The first of `ids`: the id of its principal."""
         return self.ids[0]
 
 
@@ -64,9 +64,10 @@ class RegisteredClaims(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def check_claims(token: RegisteredClaims, *, issuer: str, audiences: frozenset[str], now: float) -> None:
-    """Raise InvalidToken if the token has another issuer or audience, or is not valid now.
+    """Raise InvalidToken if the token has another issuer or audience, or is not valid now (real time).
 
-    `audiences` are normalized.
+    One of its audiences must be in `audiences`, which are normalized. A slash at the end of the issuer does not count;
+    a token may begin 60 s in the future.
     """
     if token.iss.rstrip("/") != issuer.rstrip("/"):
         raise InvalidToken(
@@ -90,7 +91,10 @@ def check_claims(token: RegisteredClaims, *, issuer: str, audiences: frozenset[s
 
 
 def normalize_audience(audience: str) -> str:
-    """Return an audience as it is compared: scheme and host in lower case, without a slash at the end."""
+    """Return an audience as it is compared: scheme and host in lower case, without slashes at the end.
+
+    Text that is not a URL is returned unchanged.
+    """
     try:
         parts = urlsplit(audience)
     except ValueError:
@@ -101,7 +105,7 @@ def normalize_audience(audience: str) -> str:
 
 
 def normalize_audiences(audiences: Iterable[str]) -> frozenset[str]:
-    """Return the normalized audiences."""
+    """Return the set of these audiences, each as `normalize_audience` returns it."""
     return frozenset(map(normalize_audience, audiences))
 
 

@@ -26,7 +26,7 @@ def new_secret() -> str:
 
 
 def hash_secret(secret: str) -> bytes:
-    """Return a new salt and the SHA-256 hash of salt and secret.
+    """Return a new random salt followed by the SHA-256 hash of salt and secret: another value each time.
 
     One round is enough: 256 random bits cannot be guessed, so a slow hash would only slow down the service.
     """
@@ -41,17 +41,20 @@ def secret_matches(secret: str, secret_hash: bytes) -> bool:
 
 
 def secret_fingerprint(secret_hash: bytes) -> str:
-    """Return a short id of a hashed secret, which reveals nothing about the secret or its hash."""
+    """Return a short id of a result of `hash_secret`, which reveals nothing about the secret or its hash."""
     return hashlib.sha256(b"mark" + secret_hash).hexdigest()[:_FINGERPRINT_CHARACTERS]
 
 
 def write_secret(path: Path, secret: str) -> None:
-    """Write a secret and a newline to a file with mode 0600, atomically."""
+    """Write a secret and a newline to a file with mode 0600, atomically. Unavailable if that fails."""
     secure_files.write_private(path, f"{secret}\n".encode())
 
 
 def read_secret(path: Path) -> str:
-    """Return the secret in a file. Rejected if others can read the file, or if it contains no text."""
+    """Return the secret in a file, without white space around it.
+
+    NotFound if there is no file; Rejected if others can read it, or if it contains no text.
+    """
     try:
         secret = secure_files.read_private(path).decode().strip()
     except UnicodeDecodeError:

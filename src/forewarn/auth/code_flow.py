@@ -32,7 +32,7 @@ class PendingSignIn(msgspec.Struct, frozen=True):
 
     @classmethod
     def start(cls) -> PendingSignIn:
-        """Return a flow with a new random secret."""
+        """Return a sign-in with a new random secret."""
         return cls(secrets.token_urlsafe(32))
 
     @property
@@ -56,7 +56,7 @@ class PendingSignIn(msgspec.Struct, frozen=True):
         return _base64(hashlib.sha256(self.verifier.encode()).digest())
 
     def matches_state(self, state: str) -> bool:
-        """Return whether the issuer sent back the state of this flow, in constant time."""
+        """Return whether the issuer sent back the state of this sign-in, in constant time."""
         return hmac.compare_digest(state.encode("utf-8", "surrogatepass"), self.state.encode())
 
     def _derive(self, what: str) -> str:
@@ -70,7 +70,10 @@ class _TokenResponse(msgspec.Struct, frozen=True):
 
 
 class AuthorizationCodeFlow:
-    """Signs people in at `issuer` as its client `client_id`; without a secret, as a public client."""
+    """Signs people in at `issuer` as its client `client_id`; without a secret, as a public client.
+
+    Fetches the issuer's configuration when it is first needed, in a thread, and keeps it for an hour.
+    """
 
     def __init__(self, issuer: ExternalIssuer, client_id: str, secret: str = "") -> None:
         self.issuer = issuer
@@ -83,9 +86,10 @@ class AuthorizationCodeFlow:
         self._redemption_slots = asyncio.Semaphore(_MAX_CONCURRENT_REDEMPTIONS)
 
     async def authorization_url(self, flow: PendingSignIn, redirect_uri: str, now: float) -> str:
-        """Return the issuer's URL to which the browser is redirected. Raises Unavailable.
+        """Return the issuer's URL to which the browser is redirected, for this sign-in.
 
-        `redirect_uri` is where the issuer sends the browser back; `now` is real time.
+        `redirect_uri` is where the issuer sends the browser back; `now` is real time. Unavailable if the issuer's
+        configuration cannot be fetched and was never known.
         """
         endpoint = (await self._current_configuration(now)).authorization_endpoint
         parameters = {
@@ -101,9 +105,10 @@ class AuthorizationCodeFlow:
         return f"{endpoint}{'&' if '?' in endpoint else '?'}{urlencode(parameters)}"
 
     async def redeem_code(self, code: str, flow: PendingSignIn, redirect_uri: str, now: float) -> Claims:
-        """Exchange the code for an id token and return its claims.
+        """Exchange the code for an id token, and return the claims of the verified id token.
 
-        Raises Unauthenticated, InvalidToken or Unavailable.
+        The caller checks `matches_state` before; `redirect_uri` is the same as in `authorization_url`. Unauthenticated
+        if the issuer refuses the code, InvalidToken if the id token is not valid, Unavailable if the issuer fails.
         """
         configuration = await self._current_configuration(now)
         form = {

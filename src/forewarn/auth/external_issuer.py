@@ -48,9 +48,10 @@ class _JwksDocument(msgspec.Struct, frozen=True):
 
 
 def parse_jwks(document: bytes) -> dict[str, VerificationKey]:
-    """Return the signature keys of a JWKS document by key id; other keys are ignored (RFC 7517).
+    """Return the signature keys of a JWKS document by key id (RFC 7517).
 
-    Unavailable if the document is not valid or has no usable key.
+    Ignores keys without an id, short RSA keys, and other types, curves and algorithms. Unavailable if the document is
+    not valid or has no usable key.
     """
     try:
         listed = msgspec.json.decode(document, type=_JwksDocument).keys
@@ -132,7 +133,8 @@ class _ExternalPayload(RegisteredClaims, frozen=True, kw_only=True):
 class ExternalIssuer:
     """Verifies the tokens of one issuer for `audiences`, with cached keys while it is unreachable.
 
-    Rejected if there is no audience, or if a URL is not https.
+    Fetches keys when they are needed, in a thread: from `jwks_url`, else from the address in its configuration. The
+    constructor raises Rejected if there is no audience, or if a URL is neither https nor on loopback.
     """
 
     def __init__(self, issuer_url: str, audiences: Iterable[str], jwks_url: str = "") -> None:
@@ -152,14 +154,18 @@ class ExternalIssuer:
         self._fetch_task: asyncio.Task[None] | None = None
 
     async def verify(self, token: str, now: float) -> Claims:
-        """Return the claims of a valid access token. Raises InvalidToken, or Unavailable if no key is known."""
+        """Return the claims of a valid access token; `now` is real time.
+
+        The ids are `oidc:` and the token's oid or sub; for the token of an app, its app id before that. Raises
+        InvalidToken, or Unavailable if no key is known.
+        """
         payload = await self._verified_payload(token, self.audiences, now)
         return _claims_from_payload(payload, _principal_ids(payload))
 
     async def verify_id_token(self, id_token: str, *, client_id: str, nonce: str, now: float) -> Claims:
         """Return the claims of the id token of a sign-in, with the same ids as the person's access tokens.
 
-        Raises InvalidToken, or Unavailable if no key is known.
+        The token must be for `client_id` and contain `nonce`. Raises InvalidToken, or Unavailable if no key is known.
         """
         payload = await self._verified_payload(id_token, frozenset({normalize_audience(client_id)}), now)
         if payload.azp is not None and payload.azp != client_id:

@@ -36,7 +36,7 @@ def sign(content: bytes, key: rsa.RSAPrivateKey, *, algorithm: str, kid: str) ->
 
 
 def parse_header(token: str) -> JwsHeader:
-    """Return the header of a token, without verifying anything. InvalidToken if it is malformed."""
+    """Return the header of a token, not verified. InvalidToken if malformed, too long or with `crit`."""
     if len(token) > _MAX_TOKEN_CHARACTERS or not token.isascii() or token.count(".") != 2:
         raise InvalidToken(TokenErrorReason.MALFORMED, _MALFORMED_TEXT)
     segment = token.partition(".")[0]
@@ -62,9 +62,10 @@ def require_algorithm(allowed: Collection[str], header: JwsHeader) -> None:
 def verify_payload(
     token: str, key: rsa.RSAPublicKey | ec.EllipticCurvePublicKey, algorithm: str, payload_type: type[PayloadT]
 ) -> PayloadT:
-    """Return the payload of a token after verifying its signature. InvalidToken if it does not match.
+    """Return the payload of a token, decoded to `payload_type`, after verifying its signature.
 
-    `payload_type` is the struct that the payload is decoded to.
+    InvalidToken if the signature or the form is not valid. Claims such as the expiry are not checked: see
+    `claims.check_claims`.
     """
     try:
         content = _pyjws.decode(token, key, algorithms=[algorithm])

@@ -25,7 +25,11 @@ _HEADERS = {"Accept": "application/json", "User-Agent": "forewarn"}
 
 
 def fetch_document(url: str) -> bytes:
-    """Return the body of the answer to a GET request. Unavailable if it is not a success. Blocks."""
+    """Return the body of the answer to a GET request. Blocks.
+
+    Unavailable if there is no answer, or if it is not 2xx (redirects are not followed) or longer than 1 MiB. Raises
+    Rejected as `require_https` does.
+    """
     status, content = _exchange(Request(url, headers=_HEADERS))
     if status >= 300:
         raise Unavailable(f"{url!r} answered {status}")
@@ -33,9 +37,9 @@ def fetch_document(url: str) -> bytes:
 
 
 def post_form(url: str, fields: Mapping[str, str], authorization: str = "") -> tuple[int, bytes]:
-    """Send a form, and return the status and body of the answer, also of an error answer.
+    """Send a form by POST, and return the status and body of the answer, also of a redirect or an error.
 
-    Unavailable if there is no answer. Blocks.
+    Unavailable if there is no answer or it is longer than 1 MiB. Raises Rejected as `require_https` does. Blocks.
     """
     headers = {**_HEADERS, **({"Authorization": authorization} if authorization else {})}
     return _exchange(Request(url, urlencode(fields).encode(), headers, method="POST"))
@@ -66,7 +70,7 @@ def _error_body(error: HTTPError) -> bytes:
 
 
 def require_https(url: str) -> None:
-    """Raise Rejected unless the URL is https or loopback: keys over plain http could be forged."""
+    """Raise Rejected unless the URL is https, or http on loopback: keys over plain http could be forged."""
     try:
         parts = urlsplit(url)
         is_safe = parts.scheme == "https" or (parts.scheme == "http" and _is_loopback(parts.hostname))
@@ -119,7 +123,7 @@ class OidcConfiguration(msgspec.Struct, frozen=True):
 def fetch_oidc_configuration(issuer_url: str) -> OidcConfiguration:
     """Fetch an issuer's openid-configuration. Unavailable if it cannot be read or names another issuer.
 
-    Blocks: call it in a thread.
+    Raises Rejected as `require_https` does for the issuer's URL. Blocks: call it in a thread.
     """
     try:
         content = fetch_document(f"{issuer_url.rstrip('/')}/.well-known/openid-configuration")

@@ -1,4 +1,4 @@
-"""Reads and writes certificates and private keys as PEM files, and tells the facts that identify them."""
+"""Reads and writes certificates and private keys as PEM files, and extracts facts of certificates."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from forewarn.protocol.dates import iso_date
 
 
 class CertificateFacts(msgspec.Struct, frozen=True, kw_only=True):
-    """The facts that people compare and check about a certificate."""
+    """The facts that people compare and check about a certificate. Times are POSIX seconds."""
 
     fingerprint: str  # SHA-256, as openssl prints it
     names: tuple[str, ...]
@@ -43,7 +43,7 @@ class HasPublicKey(Protocol):
 
 
 def read_certificate(path: Path) -> x509.Certificate:
-    """Return the first certificate in a PEM file. Rejected if there is none."""
+    """Return the first certificate in a PEM file. Rejected if there is none, NotFound if there is no file."""
     try:
         return x509.load_pem_x509_certificates(secure_files.read_public(path))[0]
     except ValueError as error:
@@ -51,7 +51,7 @@ def read_certificate(path: Path) -> x509.Certificate:
 
 
 def parse_private_key(content: bytes, path: Path) -> PrivateKeyTypes:
-    """Return the private key in PEM content. Rejected if it is not one or encrypted, naming `path`."""
+    """Return the private key in PEM content. Rejected, naming `path`, if it is none or is encrypted."""
     try:
         return serialization.load_pem_private_key(content, password=None)
     except TypeError:
@@ -62,13 +62,13 @@ def parse_private_key(content: bytes, path: Path) -> PrivateKeyTypes:
 
 
 def write_key(path: Path, key: PrivateKeyTypes) -> None:
-    """Write a private key unencrypted to a file with mode 0600, atomically."""
+    """Write a private key unencrypted to a file with mode 0600, atomically. Unavailable if that fails."""
     pkcs8, unencrypted = serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
     secure_files.write_private(path, key.private_bytes(serialization.Encoding.PEM, pkcs8, unencrypted))
 
 
 def write_certificate(path: Path, certificate: x509.Certificate) -> None:
-    """Write a certificate to a file that everybody may read, atomically."""
+    """Write a certificate to a file that everybody may read, atomically. Unavailable if that fails."""
     secure_files.write_public(path, certificate.public_bytes(serialization.Encoding.PEM))
 
 
@@ -78,7 +78,7 @@ def public_keys_match(one: HasPublicKey, other: HasPublicKey) -> bool:
 
 
 def require_valid_now(path: Path, facts: CertificateFacts, now: float, advice: str) -> None:
-    """Raise Rejected if a certificate has expired or is not valid yet. `advice` ends the message."""
+    """Raise Rejected, with `advice`, if the certificate with these facts has expired or is not valid yet."""
     if now >= facts.not_after:
         raise Rejected(f"certificate {str(path)!r} expired at {iso_date(facts.not_after)}: {advice}")
     if now < facts.not_before:

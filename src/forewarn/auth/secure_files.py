@@ -25,7 +25,10 @@ def write_public(path: Path, content: bytes) -> None:
 
 
 def read_private(path: Path) -> bytes:
-    """Return the content of a file with a secret. Rejected if others than its owner can read it."""
+    """Return the content of a file with a secret. Rejected if its mode gives others than the owner access.
+
+    NotFound if it does not exist; Rejected also if it cannot be read or is not a regular file.
+    """
     with _open_regular_file(path) as descriptor:
         mode = os.fstat(descriptor).st_mode
         if mode & 0o077:
@@ -37,13 +40,16 @@ def read_private(path: Path) -> bytes:
 
 
 def read_public(path: Path) -> bytes:
-    """Return the content of a regular file. NotFound or Rejected if it cannot be read."""
+    """Return the content of a regular file. NotFound if it is missing, Rejected if it cannot be read."""
     with _open_regular_file(path) as descriptor:
         return _read_all(descriptor)
 
 
 def make_directory(path: Path) -> None:
-    """Create a directory with mode 0700, and its parents, if it is missing. Rejected if that fails."""
+    """Create a directory with mode 0700, and its parents, if it is missing. Rejected if that fails.
+
+    An existing directory keeps its mode.
+    """
     try:
         path.mkdir(parents=True, exist_ok=True, mode=0o700)
     except OSError as error:

@@ -29,7 +29,7 @@ _LINK_INVALID_TEXT = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SignInIdentity:
-    """The person or client whom a link signs in."""
+    """The person or client whom a link signs in; `is_owner` makes it a session of the service's owner."""
 
     claims: Claims
     is_owner: bool = False
@@ -44,7 +44,7 @@ class SignInLink:
 
 
 class SignInLinks:
-    """Makes and redeems sign-in links that begin with `prefix`. They are kept in memory only."""
+    """Makes and redeems sign-in links: `prefix` and a code. They are kept in memory only, at most 256."""
 
     def __init__(self, prefix: str, real_time: Callable[[], float]) -> None:
         self._prefix = prefix
@@ -52,7 +52,7 @@ class SignInLinks:
         self._open_links: dict[bytes, tuple[SignInIdentity, float]] = {}  # oldest first
 
     def create(self, identity: SignInIdentity) -> SignInLink:
-        """Return a new link that signs this identity in once."""
+        """Return a new link that signs this identity in once, within 15 minutes. Drops the oldest of too many."""
         code, ends_at = secrets.token_urlsafe(_LINK_CODE_BYTES), self._real_time() + LINK_LIFETIME_S
         while len(self._open_links) >= _MAX_OPEN_LINKS:
             del self._open_links[next(iter(self._open_links))]
@@ -60,7 +60,10 @@ class SignInLinks:
         return SignInLink(url=f"{self._prefix}{code}", ends_at=ends_at)
 
     def redeem(self, code: str) -> SignInIdentity:
-        """Return the identity of an unused link and invalidate the link. Unauthenticated if it is not valid."""
+        """Return the identity of the link that ends with this code, and invalidate the link.
+
+        Unauthenticated if there is no such link, or if it was used or has expired.
+        """
         identity, ends_at = self._open_links.pop(_hash_link_code(code), (None, 0.0))
         if identity is None or not self._real_time() < ends_at:
             raise Unauthenticated(_LINK_INVALID_TEXT)
@@ -107,7 +110,7 @@ class EndedSessions(msgspec.Struct, frozen=True, kw_only=True):
     until: dict[str, float] = {}  # primary id → sessions that expire by then count as ended
 
     def contains(self, session: PortalSession) -> bool:
-        """Return whether the session was ended."""
+        """Return whether the session was ended before its time; expiry is not checked."""
         who = session.claims.primary_id
         return session.id in self.ids.get(who, {}) or session.ends_at <= self.until.get(who, 0.0)
 
@@ -127,7 +130,7 @@ def _unexpired(ends: dict[str, float], now: float) -> dict[str, float]:
 
 
 class SessionIssuer:
-    """Issues and verifies the session cookies of the service with this tenant id."""
+    """Issues and verifies the session cookies of the service with this tenant id. Stores no sessions."""
 
     def __init__(self, *, key: SigningKey, tenant_id: str) -> None:
         self._key = key
@@ -135,7 +138,10 @@ class SessionIssuer:
         self._verified: OrderedDict[str, _SessionPayload] = OrderedDict()  # a cache
 
     def issue(self, claims: Claims, now: float, *, issuer: str = "", is_owner: bool = False) -> str:
-        """Return a new session as a signed text for a cookie, valid for 12 hours of real time."""
+        """Return a new session as a signed text for a cookie, valid for 12 hours of real time from `now`.
+
+        `issuer` is the external issuer that identified the person; "": this service did.
+        """
         payload = _SessionPayload(
             iss=self._tenant_id,
             aud=min(_SESSION_AUDIENCE),
@@ -151,7 +157,10 @@ class SessionIssuer:
         return jws.sign(msgspec.json.encode(payload), self._key.private, algorithm=SIGNING_ALGORITHM, kid=self._key.kid)
 
     def verify(self, text: str, now: float) -> PortalSession:
-        """Return the session in a cookie. Raises InvalidToken if it is forged or expired."""
+        """Return the session in a cookie. Raises InvalidToken if it is forged or expired at `now`.
+
+        The caller checks EndedSessions.
+        """
         payload = self._verified.get(text) or self._verify_signature(text)
         check_claims(payload, issuer=self._tenant_id, audiences=_SESSION_AUDIENCE, now=now)
         claims = Claims(

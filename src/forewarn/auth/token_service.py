@@ -21,7 +21,7 @@ _ID_NAMESPACE = uuid.UUID("5e3f0a51-7a0c-4c52-9d0b-61a2f0f7c3d4")  # for the obj
 
 
 class TokenService:
-    """Issues tokens to authenticated clients and VMs, and verifies tokens of callers."""
+    """Issues tokens to authenticated clients and VMs, and verifies the tokens of callers, in real time."""
 
     def __init__(self, *, issuer: TokenIssuer, tenant_id: str, external: ExternalIssuer | None = None) -> None:
         self.issuer = issuer
@@ -29,11 +29,11 @@ class TokenService:
         self.external = external
 
     def issue_for_client(self, client: RegisteredClient, audience: str, now: float) -> IssuedToken:
-        """Return a token for a client that has proven its secret; `now` is real time."""
+        """Return a token for a client that has proven its secret to the caller. The audience is not checked."""
         return self.issuer.issue_token(self._client_subject(client), audience, now)
 
     def issue_for_vm(self, identity: ManagedIdentity, audience: str, now: float) -> IssuedToken:
-        """Return a token for a VM's managed identity; `now` is real time."""
+        """Return a token for a VM's managed identity. The audience is not checked."""
         return self.issuer.issue_token(self._identity_subject(identity), audience, now)
 
     def subject_of_vm(self, vm: Vm) -> TokenSubject:
@@ -45,7 +45,8 @@ class TokenService:
     async def verify(self, token: str, now: float) -> Claims:
         """Return the claims of a token of ours or of the external issuer.
 
-        Raises InvalidToken, or Unavailable if the keys of the external issuer are not known.
+        With an external issuer, only VMs may use tokens of ours. Raises InvalidToken, or Unavailable if the keys of the
+        external issuer are not known. Whether the client or VM still exists is not checked.
         """
         try:
             claims = self.issuer.verify(token, now)
@@ -82,7 +83,7 @@ class TokenService:
 
 
 def claims_of_client(client: RegisteredClient) -> Claims:
-    """Return the claims of a client that has proven its secret, without a token."""
+    """Return the claims of a client that has proven its secret: without a token, so without an expiry."""
     return Claims(
         ids=(client.principal_id,),
         name=client.name or client.id,
@@ -104,7 +105,7 @@ class VmTokens:
         self._accepted_audiences = (*MANAGEMENT_AUDIENCES, url) if token_service else ()
 
     async def token(self, identity: ManagedIdentity, resource: str) -> ManagedIdentityToken | WrongResource:
-        """Return a token of the VM for this resource, or WrongResource with the accepted ones."""
+        """Return a token of the VM for this resource (an audience), or WrongResource with the accepted ones."""
         if self._token_service is None or not self._token_service.issuer.accepts(resource):
             return WrongResource(accepted=self._accepted_audiences)
         # Normalized, because every other spelling would need another signature.

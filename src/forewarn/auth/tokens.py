@@ -44,7 +44,10 @@ class SigningKey:
 
     @classmethod
     def load_or_create(cls, path: Path) -> SigningKey:
-        """Load the key from a file, or create it. Rejected if it is not an RSA key, or not private."""
+        """Load the key from a file, or create the file. Unavailable if it cannot be written.
+
+        Rejected if the file is not an RSA key of at least 2048 bits, or if others can read it.
+        """
         if not path.exists():
             secure_files.make_directory(path.parent)
             pem.write_key(path, rsa.generate_private_key(public_exponent=65537, key_size=_RSA_BITS))
@@ -111,7 +114,7 @@ class IssuedToken(msgspec.Struct, frozen=True, kw_only=True):
         return f"IssuedToken(expires_at={self.expires_at})"  # the token is a secret
 
     def is_fresh(self, now: float) -> bool:
-        """Return whether more than half of its lifetime is left."""
+        """Return whether more than half of its lifetime is left; False before it was issued."""
         return self.issued_at <= now < (self.issued_at + self.expires_at) / 2
 
 
@@ -135,7 +138,7 @@ class _TokenPayload(RegisteredClaims, frozen=True, kw_only=True, omit_defaults=T
 class TokenIssuer:
     """Issues our own access tokens, and verifies those for Azure's management audiences and `audiences`.
 
-    `url` is the issuer in the tokens.
+    `url` is the issuer in the tokens. Times are real time; `lifetime_s` is how long a token is valid.
     """
 
     def __init__(self, url: str, key: SigningKey, lifetime_s: int = 3600, audiences: Iterable[str] = ()) -> None:
@@ -146,11 +149,11 @@ class TokenIssuer:
         self._cached_tokens: OrderedDict[tuple[TokenSubject, str], IssuedToken] = OrderedDict()
 
     def issue_text(self, subject: TokenSubject, audience: str, now: float) -> str:
-        """Return only the text of `issue_token`."""
+        """Return only the token itself, as `issue_token` does."""
         return self.issue_token(subject, audience, now).token
 
     def issue_token(self, subject: TokenSubject, audience: str, now: float) -> IssuedToken:
-        """Return a token for any audience. A cached token is reused while half of its lifetime is left."""
+        """Return a token for any audience, a cached one while more than half of its lifetime is left."""
         key = (subject, audience)
         token = self._cached_tokens.get(key)
         if token is None or not token.is_fresh(now):
@@ -165,7 +168,10 @@ class TokenIssuer:
         return normalize_audience(audience) in self._audiences
 
     def verify(self, token: str, now: float) -> Claims:
-        """Return the claims of a valid token of ours. Raises InvalidToken."""
+        """Return the claims of a valid token of ours. Raises InvalidToken.
+
+        Its reason is UNKNOWN_KEY for the token of another issuer. Whether its client or VM still exists is not checked.
+        """
         header = jws.parse_header(token)
         if header.kid != self._key.kid:
             raise InvalidToken(
