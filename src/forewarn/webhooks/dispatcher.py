@@ -45,11 +45,14 @@ class WebhookDispatcher:
         return self._dependencies.real_time
 
     def delivery_report(self, webhook: WebhookSubscription) -> DeliveryReport:
-        """The delivery state of a webhook; for a new one without a sender, what is pending."""
+        """The delivery state of a stored webhook; before its sender has started, only what is pending."""
         return (self._senders.get(webhook.id) or WebhookSender(webhook, self._dependencies)).delivery_report()
 
     async def run(self) -> None:
-        """Delivers until it is canceled; starts and stops senders as webhooks are added and removed."""
+        """Delivers until it is cancelled; starts and stops senders as webhooks are added and removed.
+
+        Must run only once at a time. Failures are logged and retried.
+        """
         unsubscribe = self._dependencies.store.subscribe(self._on_commit)
         try:
             async with asyncio.TaskGroup() as group:

@@ -31,7 +31,10 @@ class WebhookHttpClient:
         self._body_timeout_s = body_timeout_s
 
     async def send(self, request: WebhookRequest) -> WebhookResponse:
-        """The receiver's response, with at most 4 KiB of its body. Raises ReceiverUnreachable."""
+        """Sends a request; returns the response of any status, with at most 4 KiB of its body.
+
+        Raises ReceiverUnreachable if no response begins within the timeout.
+        """
         try:
             async with asyncio.timeout(self._timeout_s):
                 return await self._exchange(request)

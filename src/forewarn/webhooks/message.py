@@ -33,13 +33,13 @@ class WebhookStore(Protocol):
         """At most `limit` history entries after this sequence number, oldest first."""
 
     def event(self, event_id: str) -> Event | None:
-        """The event with this id."""
+        """The event with this id, live or over; None if there is none (any more)."""
 
     def vm(self, key: str) -> Vm | None:
-        """The VM with this key, present or removed."""
+        """The VM with this key, present or removed, or None."""
 
     async def commit(self, commit: Commit) -> int:
-        """Applies the commit durably; returns the last sequence number of the history."""
+        """Applies the commit durably; returns the last sequence number of the history. Raises ForewarnError."""
 
     def subscribe(self, listener: Callable[[Any], None]) -> Callable[[], None]:
         """Calls the listener after each commit, until the returned function is called."""
@@ -55,7 +55,7 @@ class WebhookRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class WebhookResponse(msgspec.Struct, frozen=True, kw_only=True):
-    """A receiver's HTTP response; the body is cut."""
+    """A receiver's HTTP response, with the beginning of its body."""
 
     status: int
     headers: dict[str, str] = {}  # names in lower case
@@ -68,7 +68,7 @@ class WebhookResponse(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ReceiverUnreachable(Unavailable):
-    """The receiver gave no HTTP response; the message says why, without its address."""
+    """The receiver gave no HTTP response; the message says why, without naming its address."""
 
 
 SendRequest = Callable[[WebhookRequest], Awaitable[WebhookResponse]]  # raises ReceiverUnreachable
@@ -82,7 +82,10 @@ _CONTENT_TYPES = {
 def build_request(
     webhook: WebhookSubscription, message: NotificationMessage, now: float, *, aeg_type: str = "Notification"
 ) -> WebhookRequest:
-    """The signed request that delivers a message in the webhook's schema; `now` is real time."""
+    """The signed request that delivers a message in the webhook's schema; `now` is real time.
+
+    `aeg_type` is sent to Event Grid receivers only.
+    """
     body = render_message(message, webhook.schema)
     headers = {"Content-Type": _CONTENT_TYPES[webhook.schema], "X-Forewarn-Delivery": message.id}
     if webhook.schema is WebhookSchema.EVENT_GRID:
@@ -93,7 +96,7 @@ def build_request(
 
 
 def signature_headers(secret: str, body: bytes, now: float) -> dict[str, str]:
-    """The headers with which a receiver checks origin, integrity and age; `now` is real time."""
+    """The headers, with User-Agent, that prove origin, integrity and age; `now` is real time."""
     timestamp = str(int(now))
     digest = hmac.new(secret.encode(), f"{timestamp}.".encode() + body, hashlib.sha256).hexdigest()
     return {

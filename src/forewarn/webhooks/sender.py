@@ -34,9 +34,9 @@ _MAX_COUNTED_ENTRIES = 1000  # history entries scanned to count pending messages
 
 
 def retry_delay_s(failures: int, random: float) -> float:
-    """The delay after this many failures in a row.
+    """The delay in seconds after this many failures in a row (1 or more).
 
-    Doubles from 1 s to 5 min, less up to half by `random` (0 to 1).
+    Doubles from 1 s to 5 min; `random` (0 to 1) takes off up to half, but never below 1 s.
     """
     full = min(_MAX_RETRY_DELAY_S, _MIN_RETRY_DELAY_S * 2.0 ** min(failures - 1, 30))
     return max(_MIN_RETRY_DELAY_S, full * (1 - random / 2))
@@ -54,12 +54,12 @@ class SenderDependencies:
 
 
 class DeliveryReport(msgspec.Struct, frozen=True, kw_only=True):
-    """The delivery state of one webhook since the service started; times are real time."""
+    """The delivery state of one webhook since its sender was created; times are real time."""
 
     last_success_at: float | None = None
     failures: int = 0  # in a row
     error: str = ""  # of the last failure
-    next_try_at: float | None = None
+    next_try_at: float | None = None  # None: the last delivery succeeded, or there was none
     pending: int = 0  # messages
     has_more: bool = False  # more than `pending` may be pending
 
@@ -76,11 +76,11 @@ class WebhookSender:
         self._last_report = DeliveryReport()
 
     def wake(self) -> None:
-        """Says that the history has new entries."""
+        """Says that the history has new entries. It does not shorten the delay after a failure."""
         self._new_entries.set()
 
     async def run(self) -> None:
-        """Delivers until it is canceled."""
+        """Delivers until it is cancelled; failures are logged and retried, never raised."""
         while True:
             self._new_entries.clear()
             wait = await self._try_batch()
@@ -92,7 +92,11 @@ class WebhookSender:
                 await asyncio.sleep(0)  # lets other tasks run while it reads a long history
 
     async def send_batch(self) -> float | None:
-        """Delivers one batch of the history; returns the seconds to wait, or None to wait for new entries."""
+        """Delivers one batch of the history, up to the first failure, and saves the cursor.
+
+        Returns the seconds to wait before the next batch: 0 if more entries may follow, the delay after a failure, None
+        to wait for new entries. Raises ForewarnError if the history cannot be read.
+        """
         entries = self._dependencies.store.entries_after(self._position, _BATCH_ENTRIES)
         for entry in entries:
             notification = self._notification_to_send(entry)
@@ -106,7 +110,7 @@ class WebhookSender:
         return 0 if len(entries) == _BATCH_ENTRIES else None
 
     def delivery_report(self) -> DeliveryReport:
-        """The current delivery state, with the number of pending messages."""
+        """The current delivery state, with the messages pending among the next 1000 history entries."""
         entries = self._dependencies.store.entries_after(self._position, _MAX_COUNTED_ENTRIES)
         pending = sum(self._notification_to_send(entry) is not None for entry in entries)
         has_more = len(entries) == _MAX_COUNTED_ENTRIES
@@ -171,7 +175,7 @@ class WebhookSender:
 
 
 def describe_refusal(response: WebhookResponse) -> str:
-    """Why a response other than 2xx is a failure, and what to do."""
+    """Why a response other than 2xx is a failure, and what to do: a clause about the receiver, `it …`."""
     if response.status == 410:
         return "it answered 410 (gone for good): remove the webhook if that is true"
     if 300 <= response.status < 400:

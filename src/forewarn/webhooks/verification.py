@@ -25,7 +25,7 @@ _SOURCE = "/forewarn"
 
 
 class DeliveryTestResult(msgspec.Struct, frozen=True, kw_only=True):
-    """The result of a test message, in `text` for people."""
+    """The result of a test message; `text` is a clause for people, such as `it answered 200`."""
 
     ok: bool
     status: int | None  # None if there was no response
@@ -39,14 +39,14 @@ class ValidationResponse(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ReceiverVerification:
-    """Tests and validates receivers; it does not change the webhook."""
+    """Tests and validates receivers, with one request each and no retry; the webhook stays as it is."""
 
     def __init__(self, *, send: SendRequest, real_time: Callable[[], float]) -> None:
         self._send = send
         self._real_time = real_time
 
     async def send_test(self, webhook: WebhookSubscription) -> DeliveryTestResult:
-        """Sends one test message. A failure is a result, not an error."""
+        """Sends one signed test message in the webhook's schema. A failure is a result, not an error."""
         data = {"message": "A test: nothing happened to any VM."}
         request = build_request(webhook, self._new_message(TEST_EVENT_TYPE, "3.0", data), self._real_time())
         try:
@@ -57,7 +57,7 @@ class ReceiverVerification:
         return DeliveryTestResult(ok=response.is_success, status=response.status, text=text)
 
     async def validate(self, webhook: WebhookSubscription) -> None:
-        """Returns if the receiver agrees to receive messages; else raises Refused with what it should do."""
+        """Asks the receiver whether it agrees to receive messages; raises Refused, with what to do, if not."""
         try:
             if webhook.schema is WebhookSchema.CLOUD_EVENTS:
                 await self._validate_cloud_events(webhook)
