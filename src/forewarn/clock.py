@@ -61,7 +61,8 @@ class SystemClock:
 class LabClock:
     """A clock that can run at any speed, pause and jump ahead, but never moves back.
 
-    The caller stores its setting, so that the clock goes on after a restart.
+    Without a setting it shows real time. It stores nothing: its owner stores the setting, so that lab time goes on
+    after a restart.
     """
 
     def __init__(self, setting: ClockSetting | None = None, *, real: Callable[[], float] = read_real_time) -> None:
@@ -72,7 +73,7 @@ class LabClock:
         self._subscribers: list[Callable[[ClockSetting], None]] = []
 
     def subscribe(self, listener: Callable[[ClockSetting], None]) -> None:
-        """Call the listener with the setting, now and after every change."""
+        """Call the listener with the setting: now, and in every `apply_setting`."""
         self._subscribers.append(listener)
         listener(self._setting)
 
@@ -82,7 +83,7 @@ class LabClock:
         return self._setting
 
     def now(self) -> float:
-        """Return the lab time. It stands still while the wall clock is set back."""
+        """Return the lab time in POSIX seconds. If the wall clock is set back, it stands still meanwhile."""
         # Every poll calls this, so `ClockSetting.lab_time_at` is inlined here.
         setting = self._setting
         shown = setting.lab_at + (self._read_real_time() - setting.real_at) * setting.speed
@@ -91,23 +92,23 @@ class LabClock:
         return self._latest
 
     def setting_after_jump(self, at: float) -> ClockSetting:
-        """Return the setting after a jump to `at`, or to now if `at` has passed.
+        """Return the setting after a jump to `at`, or to now if `at` has passed. The speed stays.
 
-        It takes effect with `apply_setting`; store it before.
+        Changes nothing: store the setting, then call `apply_setting`.
         """
         return ClockSetting(lab_at=max(at, self.now()), real_at=self._read_real_time(), speed=self._setting.speed)
 
     def setting_at_speed(self, speed: float) -> ClockSetting:
-        """Return the setting with another speed from now on; 0 pauses. Refused if the speed is out of range.
+        """Return the setting with another speed from now on; 0 pauses. Refused unless it is 0 to 100,000.
 
-        It takes effect with `apply_setting`; store it before.
+        Changes nothing: store the setting, then call `apply_setting`.
         """
         if not 0 <= speed <= 100_000:
             raise Refused(f"speed {speed:g} is out of range: give a number from 0 (paused) to 100000")
         return ClockSetting(lab_at=self.now(), real_at=self._read_real_time(), speed=speed)
 
     def apply_setting(self, setting: ClockSetting) -> None:
-        """Use this setting from now on, wake sleepers, and call the subscribers."""
+        """Use this setting from now on, let sleepers wait by it, and call the subscribers. Stores nothing."""
         self._setting = setting
         self._latest = max(self._latest, setting.lab_at)
         self._setting_changed.set()

@@ -12,7 +12,11 @@ MAX_DURATION_S = 3_660 * 86_400  # about ten years
 
 
 def parse_duration(text: str) -> float:
-    """Return a duration such as `15m`, `1h30m` or `90` in seconds. ValueError, with a sentence for people."""
+    """Return the seconds of a duration such as `15m`, `1h 30m`, `1.5d` or `90` (seconds).
+
+    The units are w, d, h, m and s, in any case. Raises ValueError, whose message is a sentence for people, also if
+    the duration is longer than MAX_DURATION_S.
+    """
     bare = text.strip().replace(" ", "")
     if _NUMBER_PATTERN.fullmatch(bare):
         seconds = float(bare)
@@ -26,7 +30,10 @@ def parse_duration(text: str) -> float:
 
 
 def format_duration(seconds: float) -> str:
-    """Return a duration in its two largest units: `6d 23h`, `14m 59s`, `12s`."""
+    """Return a duration in its two largest units, without zeros: `6d 23h`, `14m 59s`, `2h`.
+
+    It is rounded to seconds; a negative one is `0s`.
+    """
     left = max(0, round(seconds))
     parts: list[tuple[int, str]] = []
     for unit in ("d", "h", "m", "s"):

@@ -50,7 +50,10 @@ class Remedy(StrEnum):
 
 
 class ForewarnError(Exception):
-    """An error for the user: `str(error)` is a sentence, `remedy_code` says what to do instead."""
+    """An error for the user. `str(error)` is a sentence; `remedy_code`, if any, says what to do instead.
+
+    `remedy_fields` are the values that the words of that remedy contain, such as the id of an event.
+    """
 
     def __init__(self, message: str = "", remedy: Remedy | None = None, **fields: str) -> None:
         super().__init__(message)
@@ -59,7 +62,7 @@ class ForewarnError(Exception):
 
 
 class Rejected(ForewarnError):
-    """The request is wrong or not allowed; the same request would fail again."""
+    """The request is wrong or not allowed; it fails again unless something else changes first."""
 
 
 class NotFound(Rejected):

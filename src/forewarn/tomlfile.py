@@ -37,7 +37,7 @@ class TomlLineIndex:
         self._found = found
 
     def line_of(self, path: TomlPath) -> int:
-        """Return the line of the value at `path`, else of the nearest table or key above it, else 1."""
+        """Return the line, counted from 1, of the value at `path`, else of the nearest one above it, else 1."""
         while path and path not in self._found:
             path = path[:-1]
         return self._found.get(path, 1)
@@ -48,7 +48,10 @@ class TomlLineIndex:
 
 
 def index_lines(text: str) -> TomlLineIndex:
-    """Return the line of every table, key and array element. `tomllib` must have accepted the text."""
+    """Return an index of the line of every table, key and array element.
+
+    `tomllib` must have accepted the text; other text may give wrong lines or ValueError.
+    """
     scanner = _Scanner(text.replace("\r\n", "\n"))
     scanner.scan()
     return TomlLineIndex(scanner.found)
