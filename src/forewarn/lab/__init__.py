@@ -15,7 +15,7 @@ __all__ = ["Lab"]
 
 
 def __getattr__(name: str) -> Any:
-    """Import `Lab` on first use, because it needs the [server] extra; raises ImportError without it."""
+    """Import `Lab` on first use; raises ImportError without the [server] extra."""
     if name != "Lab":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     try:

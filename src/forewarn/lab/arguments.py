@@ -19,7 +19,10 @@ _DURATION_PART = re.compile(r"(\d+(?:\.\d+)?)([wdhms])", re.ASCII | re.IGNORECAS
 
 
 def duration_seconds(duration: DurationLike) -> float:
-    """Seconds of a duration such as "15m", 900 or a timedelta; raises Rejected for other text."""
+    """The seconds of a duration; a number counts as seconds. Raises Rejected for text without units.
+
+    Text may have spaces and several units of any case: w, d, h, m and s.
+    """
     if isinstance(duration, timedelta):
         return duration.total_seconds()
     if not isinstance(duration, str):
@@ -35,7 +38,7 @@ def utc_datetime(at: float) -> datetime:
     return datetime.fromtimestamp(at, UTC)
 
 
-MAX_UPDATE_DOMAINS = 20  # of an availability set
+MAX_UPDATE_DOMAINS = 20  # of an availability set; with more VMs, several share a domain
 _TERMINATE_NOTICE_MIN = 5
 
 
@@ -51,9 +54,11 @@ def load_fleet(path: str | Path) -> DeclaredFleet:
 
 
 def fleet_file_text(vms: Sequence[str], *, spot: Sequence[str] = (), availability_set: str = "") -> str:
-    """The text of a fleet file with these VMs, each on its own host, and one spare host.
+    """The TOML text of a fleet file with the VMs of both lists, each on its own host, and one spare host.
 
-    Maintenance of a host therefore affects one VM. All VMs but Spot VMs are in the availability set, if one is given.
+    Maintenance of a host therefore affects one VM. `spot` are more VMs, which are Spot; only `vms` are in the
+    availability set, and only they have a terminate notification (5 minutes). Raises Rejected for no names at all, or
+    for a text instead of a list.
     """
     names = (*_name_list("vms", vms), *_name_list("spot", spot))
     if not names:

@@ -21,19 +21,19 @@ _MAX_EVENTS = 10  # the newest
 
 
 class LabReader(Protocol):
-    """What events, VMs and faults of a lab need of it: reading its service."""
+    """The part of a `Lab` that its events, VMs and faults use: reading its service."""
 
     def read(self, query: Callable[[LabService], T]) -> T:
-        """The result of `query`, called on the service after everything due is done."""
+        """The result of `query`, called on the service after everything due is done; also on a closed lab."""
 
 
 def history_lines(service: LabService, after: int = 0) -> tuple[str, ...]:
-    """The history entries after number `after`, oldest first, one line each."""
+    """The history entries with a sequence number above `after`, oldest first: time, kind and text of each."""
     return tuple(_entry_line(service, entry) for entry in service.store.history(after=after))
 
 
 def explanation_of(service: LabService, thing: Event | Vm) -> Explanation:
-    """What happened to an event or VM, why, and what it waits for."""
+    """What happened to an event, or to a VM and its events, why, and what it waits for."""
     if isinstance(thing, Event):
         return event_explanation(thing, _explanation_input(service, thing.scope_id, [thing]))
     listed = [event for event in service.store.events(scope_id=thing.scope_id) if thing.name in event.vms]
@@ -41,7 +41,10 @@ def explanation_of(service: LabService, thing: Event | Vm) -> Explanation:
 
 
 def format_explanation(service: LabService, explanation: Explanation) -> str:
-    """An explanation as text of several lines, with times relative to the lab's start."""
+    """An explanation as text: its title, a line for each thing that happened, and lines about now.
+
+    Times count from the start of the lab, as in `format_offset`.
+    """
     lines = (
         f"  {format_offset(service.started_at, line.at)}  {line.text}{_in_parentheses(line.detail)}"
         for line in explanation.lines
@@ -56,7 +59,7 @@ def format_in_one_line(service: LabService, explanation: Explanation) -> str:
 
 
 def full_report(service: LabService) -> str:
-    """The history of the lab, then the explanation of each of the newest events, for a failed test."""
+    """The whole history of the lab, then the explanations of the ten newest events, oldest first."""
     events = service.store.events(limit=_MAX_EVENTS)
     return "\n".join(
         (
@@ -126,7 +129,7 @@ def _events_keeping_gate_closed(service: LabService, gate_id: str) -> list[Event
 
 
 def format_offset(started_at: float, at: float) -> str:
-    """Time since the lab's start, such as `+0:15:00` or `+7d 0:10:00`; the same in every run."""
+    """The time from `started_at` to `at`, such as `+0:15:00` or `+7d 0:10:00`; never negative."""
     days, left = divmod(max(0, round(at - started_at)), 86_400)
     hours, left = divmod(left, 3_600)
     minutes, seconds = divmod(left, 60)

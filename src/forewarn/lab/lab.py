@@ -7,7 +7,7 @@
         assert event.approved_by == "web-0"
         assert event.finished
 
-Every call may come from any thread, and returns when everything that follows from it has happened.
+Every call may come from any thread, and returns when everything that is due because of it has happened.
 """
 
 from __future__ import annotations
@@ -46,9 +46,10 @@ _CONDITION_INTERVAL_S = 0.01  # real time
 class Lab:
     """A service with its own fleet and clock; use it in a `with` block, or call `open` and `close`.
 
-    Time stands still except in `advance` and `run_until`. VMs are given by name, events by the LabEvent that a request
-    returned. Notices shorter than the platform's minimum are allowed. Calls raise Rejected, NotFound or Refused for
-    what the service would refuse.
+    Time stands still except in `advance` and `run_until`. A VM is given as NAME or RESOURCE_GROUP/NAME, an event as the
+    LabEvent that a request returned. `notice` replaces the usual notice, and may be below the platform's minimum; None
+    and 0 mean the usual one. Calls raise NotFound, Rejected or Refused for what the service would refuse, and Refused
+    if the lab is not open; only reading also works after `close`.
     """
 
     def __init__(
@@ -64,9 +65,11 @@ class Lab:
     ) -> None:
         """Describe the lab; nothing runs before `open`.
 
-        The fleet has the named VMs (all but `spot` in the availability set, if given), or is that of the file
-        `fleet`; with neither, it is one VM `vm-0`. The clock starts `at` this time, or now. `enablement` is "always"
-        or "on-request". `simulate` makes acts on VMs slow or fail, as the setting of that name does.
+        The fleet has the VMs `vms`, in the availability set if one is given, and the Spot VMs `spot`, each on its own
+        host; or it is that of the fleet file at the path `fleet`; with neither, it is one VM `vm-0`. The clock starts
+        `at` this time, which needs a time zone, or at the current second. With the enablement "on-request" instead of
+        "always", what a user requests for a scope that has not polled for a day happens at once. `simulate` makes acts
+        on VMs slow or fail, as the setting of that name does. Raises Rejected for arguments that cannot be used.
         """
         if fleet is not None and (vms or spot or availability_set):
             raise Rejected("a lab takes a fleet file or names of VMs, not both: leave one out")
@@ -86,13 +89,16 @@ class Lab:
 
     @classmethod
     def from_text(cls, text: str, **options: Any) -> Self:
-        """A lab with the fleet of this fleet file's text; options as for `Lab()`."""
+        """A lab, not open yet, with the fleet of this text of a fleet file.
+
+        The options are `at`, `enablement` and `simulate` of `Lab()`. Raises InvalidFleetFile if the text has problems.
+        """
         lab = cls(**options)
         lab._proposal = read_fleet_file(text, source="the text")
         return lab
 
     def open(self) -> Self:
-        """Start the service on loopback; a lab can be opened once."""
+        """Start the service on loopback and return the lab. Raises Refused if it was opened before."""
         if self._loop_thread is not None:
             raise Refused("the lab was opened before and cannot be reopened: create another")
         policy = Policy(enablement=self._enablement)
@@ -103,7 +109,10 @@ class Lab:
         return self
 
     def close(self) -> None:
-        """Stop the service; events and history can still be read. Closing again is harmless."""
+        """Stop the service; events and history can still be read. Closing again is harmless.
+
+        Raises the error with which the service failed in the background, if it did.
+        """
         try:
             if self._loop_thread is not None:
                 self._loop_thread.close()
@@ -122,17 +131,21 @@ class Lab:
 
     @property
     def now(self) -> datetime:
-        """The lab's time, in UTC."""
+        """The lab's time, in UTC; stays the same until `advance` or `run_until`."""
         return utc_datetime(self.read(LabService.now))
 
     def advance(self, by: DurationLike) -> tuple[str, ...]:
-        """Move the clock ahead, doing everything that becomes due; returns the new history lines."""
+        """Move the clock ahead, doing everything that becomes due on the way; returns the new history lines.
+
+        Raises Rejected unless `by` is above 0 and at most 366 days.
+        """
         return self._advance(duration_seconds(by))
 
     def run_until(self, condition: Callable[[], T], *, within: DurationLike = "30d") -> T:
         """Move the clock ahead, from one due time to the next, until the condition holds; returns its value.
 
-        Raises AssertionError with the lab's report if it does not hold within this lab time.
+        Calls `condition` in this thread, first before the clock moves; any true value holds. Raises AssertionError
+        with `story` if it does not hold within this lab time.
         """
         end = self.read(LabService.now) + duration_seconds(within)
         for _ in range(_MAX_STEPS):
@@ -147,7 +160,8 @@ class Lab:
     def wait_for(self, condition: Callable[[], T], *, within: DurationLike = "10s") -> T:
         """Wait in real time, with the lab's clock stopped, until the condition holds; returns its value.
 
-        For a handler that runs beside the test. Raises AssertionError with the lab's report after `within`.
+        For a handler that runs beside the test. Calls `condition` every 10 ms in this thread; any true value holds.
+        Raises AssertionError with `story` after `within` of real time.
         """
         deadline = time.monotonic() + duration_seconds(within)
         while not (value := condition()):
@@ -157,66 +171,97 @@ class Lab:
         return value
 
     def reboot(self, vm: str, *, notice: DurationLike | None = None) -> LabEvent:
-        """Request a restart by the VM's user: a Reboot event with 15 minutes of notice."""
+        """Request a restart by the VM's user: a Reboot event with 15 minutes of notice or `notice`."""
         return self._request(RequestedOperation.RESTART, vm, notice)
 
     def redeploy(self, vm: str, *, notice: DurationLike | None = None) -> LabEvent:
-        """Request a redeploy by the VM's user: a Redeploy event with 10 minutes of notice."""
+        """Request a redeploy by the VM's user: a Redeploy event with 10 minutes of notice or `notice`.
+
+        Raises Refused if no other healthy host can take the VM.
+        """
         return self._request(RequestedOperation.REDEPLOY, vm, notice)
 
     def evict(self, vm: str, *, notice: DurationLike | None = None) -> LabEvent:
-        """Evict a Spot VM: a Preempt event with 30 seconds of notice."""
+        """Evict a Spot VM: a Preempt event with 30 seconds of notice or `notice`.
+
+        Raises Refused for a VM that is not Spot.
+        """
         return self._request(RequestedOperation.EVICT, vm, notice)
 
     def terminate(self, vm: str, *, notice: DurationLike | None = None) -> LabEvent:
-        """Request a deletion by the VM's user: a Terminate event with the VM's terminate notification."""
+        """Request a deletion by the VM's user: a Terminate event with the notice that the VM has configured.
+
+        A Spot VM, or one without terminate notification, is deleted at once. Raises Refused if `notice` is given for
+        a VM without terminate notification.
+        """
         return self._request(RequestedOperation.DELETE, vm, notice)
 
     delete = terminate
 
     def freeze(self, vm: str, *, notice: DurationLike | None = None) -> LabEvent:
-        """Update the VM's host: a Freeze of nine seconds with 15 minutes of notice."""
+        """Update the VM's host: a Freeze of nine seconds for every VM on it, with 15 minutes of notice.
+
+        Raises Refused if this VM's event follows only after that of another update domain on the host.
+        """
         return self._request_host_maintenance(RolloutImpact.UPDATE, vm, notice)
 
     def migrate(self, vm: str, *, notice: DurationLike | None = None) -> LabEvent:
-        """Live-migrate the VM: a Freeze of five seconds with 15 minutes of notice."""
+        """Live-migrate every VM of the VM's host: a Freeze of five seconds with 15 minutes of notice.
+
+        Raises Refused as `freeze` does, and if no other healthy host can take the VMs.
+        """
         return self._request_host_maintenance(RolloutImpact.MIGRATE, vm, notice)
 
     def reboot_host(self, vm: str, *, notice: DurationLike | None = None) -> LabEvent:
-        """Reboot the VM's host: a Reboot event by the platform with 15 minutes of notice."""
+        """Reboot the VM's host: a platform Reboot event for every VM on it, with 15 minutes of notice.
+
+        Raises Refused as `freeze` does.
+        """
         return self._request_host_maintenance(RolloutImpact.REBOOT, vm, notice)
 
     def roll_out(self, vm: str, *, impact: str = "update", notice: DurationLike | None = None) -> tuple[LabEvent, ...]:
-        """Start a rollout over this VM's scope, one update domain at a time; returns the first events."""
+        """Start a rollout over this VM's scope, one update domain at a time; returns the first events.
+
+        The impact is `update`, `migrate` or `reboot`. Later events are in `events` once the clock has moved.
+        """
         rollout = Rollout(impact=request.parse_impact(impact), scope_id=self._scope_id(vm))
         return self._lab_events(
             self._run_and_settle(lambda service: request.start_rollout(service, rollout, RequestedNotice(notice)))
         )
 
     def degrade(self, host: str, *, in_: DurationLike = "7d") -> tuple[LabEvent, ...]:
-        """Predict that a host fails: a Redeploy event for each of its VMs."""
+        """Predict that a host fails after `in_`, which is the notice: a Redeploy event for each of its VMs.
+
+        Raises Refused unless the host is healthy.
+        """
         return self._lab_events(
             self._run_and_settle(lambda service: request.degrade_host(service, host, RequestedNotice(in_)))
         )
 
     def fail_host(self, host: str) -> tuple[LabEvent, ...]:
-        """Make a host fail: its VMs are redeployed with no notice."""
+        """Make a host fail now: its VMs are redeployed to other hosts without notice. Returns their events."""
         return self._lab_events(self._run_and_settle(lambda service: request.fail_host(service, host)))
 
     def power_off(self, vm: str) -> LabEvent:
-        """Power a VM off at once, with no event that VMs see."""
+        """Power a VM off at once; returns an event that documents never show."""
         return self._request(RequestedOperation.POWER_OFF, vm, None)
 
     def start(self, vm: str) -> LabEvent:
-        """Start a stopped or evicted VM at once, with no event that VMs see."""
+        """Start a stopped or deallocated VM at once; returns an event that documents never show.
+
+        Raises Refused if the VM is running.
+        """
         return self._request(RequestedOperation.START, vm, None)
 
     def approve(self, event: LabEvent) -> None:
-        """Approve an event as the operator, not as a VM."""
+        """Approve an event as an operator, not as a VM; without effect if it is approved or has started.
+
+        Raises Refused if it is over.
+        """
         self._run_and_settle(lambda service: service.control.requests.approve(event.id, who=TEST_ACTOR))
 
     def withdraw(self, event: LabEvent) -> None:
-        """Withdraw an event that has not started."""
+        """Withdraw an event. Raises Refused if it has started or is over."""
         self._run_and_settle(lambda service: service.control.requests.withdraw(event.id, who=TEST_ACTOR))
 
     def fault(
@@ -228,29 +273,34 @@ class Lab:
         lasts: DurationLike | None = None,
         **parameters: DurationLike,
     ) -> LabFault:
-        """Inject a fault for one VM or for all; `docs/faults.md` lists the kinds and their parameters.
+        """Inject a fault for one VM, or for all; `docs/faults.md` lists the kinds and their parameters.
 
-        It affects the next `times` requests or events and ends after `lasts` of lab time; without both it stays.
+        It affects at most `times` requests or events in total, and ends after `lasts`: real time for faults of
+        requests, lab time for faults of events. Without both it stays until `clear_faults`, unless its kind has a
+        longest duration. A fault that happens at once takes neither. Raises Rejected for bad values.
         """
         spec = self.read(lambda service: request.fault_request(service, kind, vm, times, lasts, parameters))
         fault = self._run_and_settle(lambda service: service.control.faults.set(spec, who=TEST_ACTOR))
         return LabFault(self, fault.id, str(fault.kind))
 
     def fail_next_polls(self, times: int, *, vm: str | None = None) -> LabFault:
-        """Answer the next requests (polls and approvals) with status 500."""
+        """Answer the next `times` polls and approvals with status 500, of this VM or of all VMs in total."""
         return self.fault("internal-error", vm=vm, times=times)
 
     def clear_faults(self) -> None:
-        """End all faults."""
+        """End all active faults; what they did to events stays."""
         self._run_and_settle(lambda service: service.control.faults.clear(lambda fault: True, who=TEST_ACTOR))
 
     @property
     def vms(self) -> tuple[LabVm, ...]:
-        """All VMs, deleted ones too."""
+        """All VMs in the order of the fleet, deleted ones too."""
         return self.read(lambda service: tuple(self._lab_vm(service, vm) for vm in service.store.vms(removed=True)))
 
     def vm(self, name: str) -> LabVm:
-        """The VM of this name, or RESOURCE_GROUP/NAME; raises NotFound if there is none."""
+        """The VM with this NAME or RESOURCE_GROUP/NAME in any case, also a deleted one.
+
+        Raises NotFound if there is none, Refused if several fit.
+        """
         return self.read(lambda service: self._lab_vm(service, find_vm(service, name)))
 
     @property
@@ -260,16 +310,16 @@ class Lab:
 
     @property
     def history(self) -> tuple[str, ...]:
-        """All history entries, oldest first, one line each."""
+        """All history entries, oldest first, one line each: time since the start, kind and text."""
         return self.read(history_lines)
 
     @property
     def story(self) -> str:
-        """The lab's report: the history, then the explanation of each event."""
+        """The lab's report: the history, then the explanations of the ten newest events."""
         return self.read(full_report)
 
     def explain(self, thing: LabEvent | LabVm | str) -> str:
-        """What happened to an event or VM, why, and what it waits for; a text names a VM."""
+        """What happened to an event or VM, why, and what it waits for, in several lines; a text names a VM."""
         return str(self.vm(thing) if isinstance(thing, str) else thing)
 
     def __repr__(self) -> str:
@@ -277,7 +327,10 @@ class Lab:
         return f"<lab of {names}, {'open' if self._is_open else 'not open'}>"
 
     def read(self, query: Callable[[LabService], T]) -> T:
-        """The result of `query`, called on the service after everything due is done; also on a closed lab."""
+        """The result of `query`, called on the service after everything due is done; also on a closed lab.
+
+        It runs on the service's thread, where it must not wait; on a closed lab, in this thread.
+        """
         if not self._is_open and self._service is not None:
             return query(self._service)
 

@@ -13,11 +13,14 @@ from forewarn.errors import Refused, Unavailable
 
 S = TypeVar("S")
 T = TypeVar("T")
-TIMEOUT_S = 60.0  # real time; a lab answers within milliseconds
+TIMEOUT_S = 60.0  # real time, for opening, each piece of work, and closing; a lab answers within milliseconds
 
 
 class LoopThread(Generic[S]):
-    """Runs an async context manager on an event loop in its own thread, from `open` to `close`."""
+    """Runs an async context manager on an event loop in its own thread, from `open` to `close`.
+
+    Other threads call its methods, also several at once. It can be opened once.
+    """
 
     def __init__(self, open_service: Callable[[], AbstractAsyncContextManager[S]]) -> None:
         self._open_service = open_service
@@ -30,7 +33,10 @@ class LoopThread(Generic[S]):
         self._thread = threading.Thread(target=self._run, name="forewarn lab", daemon=True)
 
     def open(self) -> S:
-        """Start the thread and enter the context manager; returns what that yields, raises what it raises."""
+        """Start the thread and enter the context manager; returns what that yields, raises what it raises.
+
+        Raises TimeoutError after TIMEOUT_S, and RuntimeError if it was opened before.
+        """
         self._thread.start()
         try:
             return self._opened.result(TIMEOUT_S)
@@ -39,7 +45,11 @@ class LoopThread(Generic[S]):
             raise
 
     def run(self, work: Callable[[S], Coroutine[Any, Any, T]], timeout_s: float = TIMEOUT_S) -> T:
-        """Run work on the loop and return its result; raises Unavailable on timeout, Refused if closed."""
+        """Run work on the loop, wait for it, and return its result or raise its error.
+
+        Raises Unavailable, and cancels the work, after `timeout_s` of real time. Raises Refused if the service is not
+        open, or is closed meanwhile.
+        """
         future = self._submit(work)
         try:
             return future.result(timeout_s)
@@ -60,7 +70,10 @@ class LoopThread(Generic[S]):
             return asyncio.run_coroutine_threadsafe(work(self._opened.result()), self._loop)
 
     def close(self) -> None:
-        """Leave the context manager and end the thread; raises what the service failed with. May be repeated."""
+        """Leave the context manager and wait for the thread to end, up to TIMEOUT_S. May be repeated.
+
+        The first call raises the error with which the service failed after it was opened.
+        """
         self._stop_thread()
         failure, self._failure = self._failure, None
         if failure is not None:

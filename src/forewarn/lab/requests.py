@@ -1,4 +1,8 @@
-"""Maintenance and faults requested in a lab; each function returns the events that follow."""
+"""Maintenance and faults requested in a lab, from the arguments of a test.
+
+Functions that request something do everything due then, and return the events that were published. They raise what
+the control plane raises: NotFound for unknown names, Rejected or Refused for what cannot be done.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +19,10 @@ from forewarn.lab.service import TEST_ACTOR, LabService
 
 
 def find_vm(service: LabService, name: str) -> Vm:
-    """The VM of this name, or RESOURCE_GROUP/NAME; raises NotFound or Refused if none or several fit."""
+    """The VM with this NAME or RESOURCE_GROUP/NAME in any case, also a removed one.
+
+    Raises NotFound if none fits, Refused if several do.
+    """
     known = service.store.vms(removed=True)
     wanted = name.strip().casefold()
     found = [vm for vm in known if vm.key == wanted or vm.key.endswith(f"/{wanted}")]
@@ -28,23 +35,26 @@ def find_vm(service: LabService, name: str) -> Vm:
 
 @dataclass(frozen=True, slots=True)
 class RequestedNotice:
-    """The notice that a test asked for; None means that of the event's kind."""
+    """The notice that a test asked for."""
 
-    duration: DurationLike | None
+    duration: DurationLike | None  # None: the usual notice of the event's kind
 
     @property
     def seconds(self) -> float:
-        """The notice in seconds; 0 means that of the event's kind."""
+        """The notice in seconds; 0 means the usual one. Raises Rejected for text that is not a duration."""
         return 0.0 if self.duration is None else duration_seconds(self.duration)
 
     @property
     def is_short(self) -> bool:
-        """Whether to allow less than the platform's minimum: always, where a test gives a notice."""
+        """Whether the notice may be below the platform's minimum: true for every notice above 0."""
         return self.seconds > 0
 
 
 async def request_for_vm(service: LabService, what: RequestedOperation, name: str, notice: RequestedNotice) -> Event:
-    """Request an operation on one VM; returns its event."""
+    """Request an operation on one VM; returns its event, which may be over already.
+
+    Raises Refused if the state of the VM forbids it.
+    """
     vm = find_vm(service, name)
     receipt = await service.control.requests.request_for_vms(
         what, [vm], who=TEST_ACTOR, notice_s=notice.seconds, short_notice=notice.is_short
@@ -56,7 +66,11 @@ async def request_for_vm(service: LabService, what: RequestedOperation, name: st
 async def request_host_maintenance(
     service: LabService, impact: RolloutImpact, name: str, notice: RequestedNotice
 ) -> Event:
-    """Request maintenance of a VM's host, which affects every VM there; returns the event of this VM."""
+    """Start a rollout over a VM's host, which affects every VM there; returns the event of this VM.
+
+    Raises Refused if this VM's event is not published yet because another update domain comes first; the rollout
+    continues all the same.
+    """
     vm = find_vm(service, name)
     events = await start_rollout(service, Rollout(impact=impact, hosts=(vm.host,)), notice)
     event = next((event for event in events if vm.name in event.vms), None)
@@ -69,7 +83,7 @@ async def request_host_maintenance(
 
 
 async def start_rollout(service: LabService, rollout: Rollout, notice: RequestedNotice) -> list[Event]:
-    """Start a rollout; returns its first events. The next ones follow when these are over."""
+    """Start a rollout; returns the events published at once. The next ones follow when these are over."""
     request = await service.control.requests.start_rollout(
         rollout, who=TEST_ACTOR, notice_s=notice.seconds, short_notice=notice.is_short
     )
@@ -78,7 +92,10 @@ async def start_rollout(service: LabService, rollout: Rollout, notice: Requested
 
 
 async def degrade_host(service: LabService, host: str, notice: RequestedNotice) -> list[Event]:
-    """Predict that a host fails after this notice; returns the events of its VMs."""
+    """Predict that a host fails after this notice; returns a Redeploy for each VM on it.
+
+    Raises Refused unless the host is healthy.
+    """
     receipt = await service.control.requests.degrade_host(
         host, who=TEST_ACTOR, notice_s=notice.seconds, short_notice=notice.is_short
     )
@@ -87,14 +104,17 @@ async def degrade_host(service: LabService, host: str, notice: RequestedNotice) 
 
 
 async def fail_host(service: LabService, host: str) -> list[Event]:
-    """Make a host fail now; returns the events of its VMs."""
+    """Make a host fail now; returns the events of its VMs and of those moving to it.
+
+    Raises Refused if it has failed already.
+    """
     receipt = await service.control.requests.fail_host(host, who=TEST_ACTOR)
     await service.settle()
     return service.store.events(request_id=receipt.request.id)
 
 
 def parse_impact(name: str) -> RolloutImpact:
-    """The impact of this name; raises Rejected if there is none."""
+    """The impact of this name: `update`, `migrate` or `reboot`. Raises Rejected for another."""
     try:
         return RolloutImpact(name)
     except ValueError:
@@ -109,7 +129,11 @@ def fault_request(
     lasts: DurationLike | None,
     parameters: dict[str, DurationLike],
 ) -> FaultSpec:
-    """The specification of a fault from a test's arguments; raises NotFound or Rejected for unknown names."""
+    """The fault that a test asked for, not set yet; `vm` None means all VMs.
+
+    A parameter in seconds is named with or without `_s`. Raises NotFound, Refused or Rejected for an unknown kind, an
+    unknown or ambiguous VM, or a bad duration; whether limits and parameters suit the kind is checked when it is set.
+    """
     fault_kind = parse_fault_kind(kind)
     target = None if vm is None else find_vm(service, vm)
     return FaultSpec(

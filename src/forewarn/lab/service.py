@@ -1,7 +1,7 @@
 """The service inside a lab, in virtual time, on real sockets.
 
-Memory store, simulated hypervisor, and a clock that moves only when told. Nothing happens in the background: a VM's
-or a test's request is carried out before it is answered.
+Memory store, simulated hypervisor, and a clock that moves only when a test moves it. Nothing happens in the background:
+a VM's approval or a test's request is carried out before it is answered.
 """
 
 from __future__ import annotations
@@ -25,21 +25,24 @@ from forewarn.store.memory import MemoryStore
 from forewarn.workers.publisher import GuestBackend, MetadataPublisher, PublisherConfig
 
 _DRAIN_S = 1.0  # real time, for requests in progress when the lab closes
-TEST_ACTOR = "the test"
+TEST_ACTOR = "the test"  # who requests everything in the history of a lab
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LabService:
-    """The running parts of a lab: control plane, store and metadata publisher. Use it on its loop only."""
+    """The running parts of a lab: control plane, store and metadata publisher.
+
+    Use it on its event loop only; after it was closed, any thread may read the store.
+    """
 
     control: ControlPlane
     store: MemoryStore
     publisher: MetadataPublisher
-    started_at: float
+    started_at: float  # lab time at the start, in seconds since 1970
     requests_touched: Counter[str] = field(default_factory=Counter)  # fault id → requests that it affected
 
     async def settle(self) -> None:
-        """Store the observed polls and fault hits, then do everything that is due now."""
+        """Store the observed polls and fault hits, then do everything that is due; does not move the clock."""
         await write_observation_batches(self.publisher.observations, self.store)
         hits = self.publisher.faults.take_hits()
         for hit in hits:
@@ -49,11 +52,11 @@ class LabService:
             await self.control.reconciler.run_until_settled()
 
     def now(self) -> float:
-        """The lab's time, in seconds since the epoch."""
+        """The lab's time, in seconds since 1970."""
         return self.control.clock.now()
 
     def events_touched_by(self, fault_id: str) -> list[Event]:
-        """The events that a fault has affected."""
+        """The events that a fault has changed or added, live or over, oldest first."""
         return [event for event in self.store.events() if fault_id in event.faults]
 
 
@@ -61,7 +64,10 @@ class LabService:
 async def open_lab_service(
     proposal: DeclaredFleet, *, at: float, policy: Policy, behaviour: SimulatedBehaviour
 ) -> AsyncIterator[LabService]:
-    """Open a lab's service with this fleet, its clock stopped at `at`; closes it at the end of the block."""
+    """Open a lab's service with this fleet, its clock stopped at `at`; closes it at the end of the block.
+
+    Each VM has its own port on loopback. Lets requests in progress finish when it closes, for up to a second.
+    """
     async with AsyncExitStack() as stack:
         store = MemoryStore()
         stack.push_async_callback(store.close)

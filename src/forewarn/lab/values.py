@@ -22,7 +22,10 @@ from forewarn.protocol.versions import NEWEST_VERSION
 
 
 class LabEvent:
-    """An event of the lab: maintenance of some VMs. `repr` explains it in one line, `print` in full."""
+    """An event of the lab: maintenance of some VMs. `repr` explains it in one line, `str` in full.
+
+    Two are equal if they are the same event of the same lab. Times are lab time.
+    """
 
     def __init__(self, lab: LabReader, event_id: str) -> None:
         self._lab = lab
@@ -30,12 +33,15 @@ class LabEvent:
 
     @property
     def kind(self) -> str:
-        """`Freeze`, `Reboot`, `Redeploy`, `Preempt` or `Terminate`; the verb if VMs do not see the event."""
+        """`Freeze`, `Reboot`, `Redeploy`, `Preempt` or `Terminate`.
+
+        If the event is not `listed`, what is done to the VMs, such as `Power-off` or `Delete`.
+        """
         return event_kind_text(self._event)
 
     @property
     def vms(self) -> tuple[str, ...]:
-        """The names of the affected VMs."""
+        """The names of the VMs that it affects."""
         return self._event.vms
 
     @property
@@ -45,12 +51,12 @@ class LabEvent:
 
     @property
     def listed(self) -> bool:
-        """Whether VMs see the event in their documents; if not, it was carried out at once."""
+        """Whether documents show the event while it is live; if not, it started at once, without notice."""
         return self._event.listed
 
     @property
     def not_before(self) -> datetime:
-        """When it may start without an approval, in UTC."""
+        """When it may start without an approval, in UTC, as a whole second."""
         return utc_datetime(self._event.not_before)
 
     @property
@@ -67,7 +73,7 @@ class LabEvent:
 
     @property
     def seen_by(self) -> tuple[str, ...]:
-        """The names of the VMs that received it in a document, in the order in which they did."""
+        """The names of the VMs that received it in a document, each once, the first to receive it first."""
 
         def query(service: LabService) -> tuple[str, ...]:
             deliveries = sorted(service.store.deliveries(event_id=self.id), key=lambda delivery: delivery.at)
@@ -78,17 +84,20 @@ class LabEvent:
 
     @property
     def approved(self) -> bool:
-        """Whether it was approved, by a VM or an operator."""
+        """Whether it was approved, by a VM or other caller (see `approved_by`)."""
         return self._event.approved_at is not None
 
     @property
     def approved_by(self) -> str:
-        """The name of the VM or other caller that approved it; "" if none has."""
+        """The name of the VM that approved it; "" if it was not approved.
+
+        `the test` for `Lab.approve`, `policy` if a fleet file lets the VM's restarts or redeploys start at once.
+        """
         return self._event.approved_by
 
     @property
     def started(self) -> bool:
-        """Whether it has started; it may be over by now."""
+        """Whether it has ever started; it may be over by now."""
         return self._event.started_at is not None
 
     @property
@@ -115,12 +124,12 @@ class LabEvent:
 
     @property
     def failed(self) -> bool:
-        """Whether it ended because an act on a VM failed."""
+        """Whether it ended with at least one act on a VM that failed."""
         return self._event.ending is Ending.FAILED
 
     @property
     def withdrawn(self) -> bool:
-        """Whether it was withdrawn before it started."""
+        """Whether it ended without having started: it was withdrawn, or another event replaced it."""
         return self._event.ending is Ending.WITHDRAWN
 
     def __eq__(self, other: object) -> bool:
@@ -152,7 +161,7 @@ def _find_event(service: LabService, event_id: str) -> Event:
 
 
 class LabVm:
-    """A VM of the lab, and the endpoint that it polls."""
+    """A VM of the lab, or one that was deleted, and its endpoint. `str` explains what happened to it."""
 
     def __init__(self, lab: LabReader, key: str, name: str, endpoint: str) -> None:
         self._lab = lab
@@ -162,12 +171,12 @@ class LabVm:
 
     @property
     def url(self) -> str:
-        """The URL of its events, without the api-version."""
+        """The URL of its events, without the query `?api-version=…`."""
         return f"{self.endpoint}/metadata/scheduledevents"
 
     @property
     def environment(self) -> dict[str, str]:
-        """Environment variables that tell a handler's process the endpoint."""
+        """Environment variables that give a handler's process the endpoint: a new dict with two entries."""
         return {"FOREWARN_ENDPOINT": self.endpoint, "SCHEDULEDEVENTSIP": self.endpoint.removeprefix("http://")}
 
     @property
@@ -178,17 +187,17 @@ class LabVm:
 
     @property
     def host(self) -> str:
-        """The name of the host that it runs on."""
+        """The name of the host that it is on; "" if it is deallocated or deleted."""
         return self._vm.host
 
     @property
     def reboots(self) -> int:
-        """How often it was rebooted."""
+        """How often a Reboot was performed on it; redeploys and failed reboots do not count."""
         return self.performed.count(Verb.REBOOT)
 
     @property
     def performed(self) -> tuple[str, ...]:
-        """The verbs of the acts performed on it, in order: `("freeze", "reboot")`."""
+        """The verbs of the acts that were performed on it with success, in order: `("freeze", "reboot")`."""
 
         def query(service: LabService) -> tuple[str, ...]:
             acts = (act for event in service.store.events() for act in event.acts if act.vm == self._key)
@@ -199,11 +208,14 @@ class LabVm:
 
     @property
     def polls(self) -> int:
-        """How many valid requests for its events it has made."""
+        """How many valid polls and approvals it has sent."""
         return self._lab.read(lambda service: sum(p.count for p in service.store.last_polls() if p.vm == self._key))
 
     def document(self, version: str = NEWEST_VERSION) -> dict[str, Any]:
-        """The document that it would receive now; reading it does not count as a poll."""
+        """The document of its scope now, as it would receive it without faults; does not count as a poll.
+
+        Raises KeyError for an unknown api-version.
+        """
 
         def query(service: LabService) -> bytes:
             scope = service.store.scope(_find_vm(service, self._key).scope_id)
@@ -227,16 +239,16 @@ class LabVm:
 
 
 class LabFault:
-    """A fault that was injected into the lab."""
+    """A fault that was injected into the lab; it may be over by now."""
 
     def __init__(self, lab: LabReader, fault_id: str, kind: str) -> None:
         self._lab = lab
-        self.id = fault_id
-        self.kind = kind
+        self.id = fault_id  # such as f1
+        self.kind = kind  # such as internal-error
 
     @property
     def touched(self) -> int:
-        """How many requests or events it has affected."""
+        """How many requests it has affected, or events it has changed or added; 0 for `incarnation-reset`."""
         return self._lab.read(
             lambda service: service.requests_touched[self.id] + len(service.events_touched_by(self.id))
         )
