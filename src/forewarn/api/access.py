@@ -22,14 +22,18 @@ _OIDC_PREFIX = "oidc:"
 
 
 class NewClient(StrictBody, frozen=True, kw_only=True):
-    """A client to add; its secret is generated."""
+    """A client to add, without any role; its secret is generated. An empty `id` stands for a new GUID."""
 
     id: Annotated[str, Meta(max_length=100)] = ""  # empty: a GUID is generated
     name: Annotated[str, Meta(max_length=200)] = ""  # for people
 
 
 class NewGrant(StrictBody, frozen=True, kw_only=True):
-    """A role to grant."""
+    """A role to grant.
+
+    `to` is a client's id, the name of a VM, or `oidc:ID` for a user of an external issuer. `over` is a resource id (`/`
+    is everything), or the name of a VM, a scale set or a cloud service.
+    """
 
     role: Role
     to: NonEmptyText  # a client's id, the name of a VM, or oidc:ID for a user of an external issuer
@@ -37,7 +41,7 @@ class NewGrant(StrictBody, frozen=True, kw_only=True):
 
 
 class AccessClientView(BaseView, frozen=True, kw_only=True):
-    """A client without its secret; `by` and `at` say who added it and when."""
+    """A client without its secret; `by` and `at` say who added it and when (lab time)."""
 
     id: str
     name: str
@@ -47,13 +51,13 @@ class AccessClientView(BaseView, frozen=True, kw_only=True):
 
 
 class ClientWithSecretView(AccessClientView, frozen=True, kw_only=True):
-    """A client with its new secret, which is shown only once."""
+    """A client with its new secret in plain text, which no later response shows."""
 
     secret: str
 
 
 class GrantView(BaseView, frozen=True, kw_only=True):
-    """A granted role: its rights, its principal and the resource it applies to."""
+    """A granted role with its rights; `to` is a principal id, `over` a resource id; `by` granted it at `at`."""
 
     id: str
     role: Role
@@ -79,7 +83,7 @@ class AccessView(BaseView, frozen=True, kw_only=True):
 
 
 class CallerView(BaseView, frozen=True, kw_only=True):
-    """The caller and their roles."""
+    """The caller: principal id, name as in history entries, and granted roles."""
 
     id: str
     name: str  # as in history entries
@@ -87,7 +91,7 @@ class CallerView(BaseView, frozen=True, kw_only=True):
 
 
 class SignInLinkView(BaseView, frozen=True, kw_only=True):
-    """A link that signs in to the portal once."""
+    """A link that signs `signs_in` in to the portal once, until `ends_at` in real time."""
 
     url: str
     signs_in: str  # the name of the user that it signs in
@@ -109,26 +113,39 @@ async def show_caller(context: RequestContext, call: HandlerCall) -> CallerView:
 
 
 async def add_client(context: RequestContext, call: HandlerCall, body: NewClient) -> ClientWithSecretView:
-    """Add a client; its secret is in this response only."""
+    """Add a client; its secret is in this response only.
+
+    Raises Rejected for an id or name that is not allowed, Refused if a client has the id.
+    """
     return _with_secret_view(
         await context.control.access.add_client(client_id=body.id, name=body.name, who=context.caller_name)
     )
 
 
 async def renew_client_secret(context: RequestContext, call: HandlerCall) -> ClientWithSecretView:
-    """Replace a client's secret; the new one is in this response only, and the old one is invalid at once."""
+    """Replace a client's secret; the new one is in this response only, and the old one is invalid at once.
+
+    Tokens and sessions of the old one are invalid too. Raises NotFound.
+    """
     return _with_secret_view(await context.control.access.renew_secret(call.path_params["id"], who=context.caller_name))
 
 
 async def remove_client(context: RequestContext, call: HandlerCall) -> RemovedClientView:
-    """Remove a client and its grants."""
+    """Remove a client and its grants.
+
+    Its tokens are invalid at once. Raises NotFound.
+    """
     client, grants = await context.control.access.remove_client(call.path_params["id"], who=context.caller_name)
     removed = tuple(_grant_view(grant, client_title(client)) for grant in grants)
     return RemovedClientView(grants=removed, **_client_fields(client))
 
 
 async def grant_role(context: RequestContext, call: HandlerCall, body: NewGrant) -> GrantView:
-    """Grant a role to a client, a VM or a user of an external issuer; an existing grant stays as it is."""
+    """Grant a role to a client, a VM or a user of an external issuer; an existing grant stays as it is.
+
+    Raises NotFound for an unknown name, Refused for one that several things have, and Rejected for an invalid resource
+    id or the name of an availability set.
+    """
     to = _resolve_principal(context, body.to)
     name = _principal_names(context, [to])[to]
     granted = await context.control.access.grant(
@@ -138,14 +155,22 @@ async def grant_role(context: RequestContext, call: HandlerCall, body: NewGrant)
 
 
 async def revoke_role(context: RequestContext, call: HandlerCall) -> GrantView:
-    """Revoke a granted role."""
+    """Revoke a granted role.
+
+    The path names it by its id, or a unique start of four characters or more. Raises NotFound, or Refused if several
+    ids start so.
+    """
     found = context.control.access.find_grant(call.path_params["id"])
     name = _principal_names(context, [found.to])[found.to]
     return _grant_view(await context.control.access.revoke(found.id, who=context.caller_name, name=name), name)
 
 
 async def create_sign_in_link(context: RequestContext, call: HandlerCall) -> SignInLinkView:
-    """Create a link that signs the caller in to the portal once, within 15 minutes."""
+    """Create a link that signs the caller in to the portal once, within 15 minutes.
+
+    For the owner of the service it signs the administrator in, if there is one. Raises Refused without a portal, and
+    for users of an external issuer.
+    """
     links, sign_in = context.dependencies.sign_in_links, context.dependencies.sign_in
     if links is None or sign_in is None:
         raise Refused("this service has no portal: give it an address with the setting 'console'")

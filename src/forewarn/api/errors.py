@@ -15,7 +15,7 @@ from forewarn.web.remedies import Surface
 
 
 class FleetNotApplicable(Refused):
-    """A valid fleet file that cannot be applied to the running fleet now; `problems` say why."""
+    """A valid fleet file cannot be applied to the running fleet now; `problems` say why."""
 
     def __init__(self, problems: Sequence[FleetFileProblem], *, source: str) -> None:
         self.problems = tuple(problems)
@@ -23,7 +23,7 @@ class FleetNotApplicable(Refused):
 
 
 class ErrorView(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """The code and message of an error, and the problems of a fleet file."""
+    """The code and message of an error; `problems` only for a fleet file."""
 
     code: str
     message: str
@@ -37,7 +37,10 @@ class ErrorResponse(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def error_response(error: Exception, surface: Surface = Surface.API) -> Response:
-    """The JSON response for an error, worded for our command line or for any other client of the API."""
+    """The JSON response for an error, in the words of `surface`; logs an unexpected error.
+
+    A 503 has Retry-After, a 401 WWW-Authenticate.
+    """
     status, code, message = classify_error(error, surface)
     challenge = error.challenge if isinstance(error, AuthenticationRequired) else "Bearer"
     headers = {503: {"Retry-After": "1"}, 401: {"WWW-Authenticate": challenge}}.get(status, {})
@@ -52,7 +55,7 @@ def make_error_response(
     problems: tuple[FleetFileProblem, ...] = (),
     headers: dict[str, str] | None = None,
 ) -> Response:
-    """A JSON error response with this status, code and message."""
+    """A JSON error response with this status, code and message; adds no headers of its own."""
     body = msgspec.json.encode(ErrorResponse(error=ErrorView(code=code, message=message, problems=problems)))
     return Response(body, status_code=status, media_type="application/json", headers=headers)
 

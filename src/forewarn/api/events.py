@@ -17,13 +17,16 @@ _SCAN_LIMIT = 20_000  # events read for a caller who may not see all of them
 
 
 class WithdrawEventBody(StrictBody, frozen=True, kw_only=True):
-    """Why an event is withdrawn, for people."""
+    """Why an event is withdrawn, for people; may be empty."""
 
     reason: Annotated[str, Meta(max_length=1000)] = ""
 
 
 class EventListQuery(StrictBody, frozen=True, kw_only=True):
-    """Which events to list: those that match every given filter."""
+    """Which events to list: those that match every given filter, of more than `limit` the newest.
+
+    Without `all`, only live ones. `host` means events of work on the host, and events of the VMs that are on it now.
+    """
 
     all: bool = False  # past events too
     vm: str = ""
@@ -34,7 +37,11 @@ class EventListQuery(StrictBody, frozen=True, kw_only=True):
 
 
 async def list_events(context: RequestContext, call: HandlerCall, query: EventListQuery) -> EventsView:
-    """List the live events, or all of them."""
+    """List the live events, or all of them.
+
+    Only those that the caller may see, oldest first. For a caller who does not see everything, a list without a VM or
+    host searches the 20,000 newest. Raises NotFound or Refused for a name in the query.
+    """
     seq = context.store.last_seq()
     return EventsView(events=ViewBuilder(context).events(_matching_events(context, query)), seq=seq)
 
@@ -65,13 +72,20 @@ def _matching_events(context: RequestContext, query: EventListQuery) -> list[Eve
 
 
 async def show_event(context: RequestContext, call: HandlerCall) -> EventView:
-    """Show one event, by its id or the start of it."""
+    """Show one event, by its id or the start of it.
+
+    Live or over. Raises NotFound, or Refused if several ids start so.
+    """
     await context.dependencies.flush_observations()
     return ViewBuilder(context).event(context.find_event(call.path_params["id"]))
 
 
 async def approve_event(context: RequestContext, call: HandlerCall) -> EventView:
-    """Approve an event, so that it may start before its notice ends."""
+    """Approve an event, so that it may start before its notice ends.
+
+    Returns the event after due work was done, so it may have started. Harmless if it was approved or started before.
+    Raises NotFound, or Refused if it is over.
+    """
     event = context.find_event(call.path_params["id"])
     await context.dependencies.flush_observations()
     await context.control.requests.approve(event.id, who=context.caller_name)
@@ -80,7 +94,10 @@ async def approve_event(context: RequestContext, call: HandlerCall) -> EventView
 
 
 async def withdraw_event(context: RequestContext, call: HandlerCall, body: WithdrawEventBody) -> EventView:
-    """Withdraw an event before it starts."""
+    """Withdraw an event before it starts.
+
+    Raises NotFound, or Refused if it has started or is over.
+    """
     event = context.find_event(call.path_params["id"])
     await context.dependencies.flush_observations()
     await context.control.requests.withdraw(event.id, who=context.caller_name, reason=body.reason)

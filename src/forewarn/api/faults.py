@@ -15,12 +15,19 @@ from forewarn.web.views import ClearedFaultsView, FaultsView, FaultView, StormVi
 
 
 async def list_faults(context: RequestContext, call: HandlerCall) -> FaultsView:
-    """List the active faults and storms, and all kinds of faults."""
+    """List the active faults and storms, and all kinds of faults.
+
+    First stores what they have affected and removes expired ones.
+    """
     return await read_faults(context)
 
 
 async def set_fault(context: RequestContext, call: HandlerCall, body: NewFault) -> FaultView:
-    """Set a fault for a VM, a scope or everything."""
+    """Set a fault for a VM, a scope or everything.
+
+    A fault that happens at once has happened on return, and is not active. Raises NotFound for an unknown name,
+    Rejected for a bad target, kind, limit or parameter, Refused if too many faults are active or no scope allows it.
+    """
     spec = FaultSpec(
         kind=parse_fault_kind(body.kind),
         target=_resolve_target(context, body),
@@ -34,7 +41,11 @@ async def set_fault(context: RequestContext, call: HandlerCall, body: NewFault) 
 
 
 async def clear_faults(context: RequestContext, call: HandlerCall, body: ClearFaultsBody) -> ClearedFaultsView:
-    """Clear the faults that match every given field."""
+    """Clear the faults that match every given field.
+
+    With ids or `all` storms too. Raises Rejected if no field is given, NotFound for an unknown name or an id that is
+    not active.
+    """
     if not (body.ids or body.kind or body.vm or body.scope or body.all):
         raise Rejected("no faults are named: give their ids, a kind, a VM, a scope, or all")
     kind = parse_fault_kind(body.kind) if body.kind else None
@@ -57,14 +68,21 @@ async def clear_faults(context: RequestContext, call: HandlerCall, body: ClearFa
 
 
 async def clear_fault(context: RequestContext, call: HandlerCall) -> ClearedFaultsView:
-    """Clear one fault or storm."""
+    """Clear one fault or storm.
+
+    Faults that the storm has set stay. Raises NotFound unless the id is active.
+    """
     fault_id = call.path_params["id"]
     _require_active(context, fault_id)
     return await _clear_matching(context, lambda fault: fault.id == fault_id, (fault_id,))
 
 
 async def start_fault_storm(context: RequestContext, call: HandlerCall, body: NewStorm) -> StormView:
-    """Start a fault storm: faults at times that follow from a seed."""
+    """Start a fault storm: faults at times that follow from a seed.
+
+    Equal seeds, VMs and durations give equal faults. Raises NotFound for an unknown VM, Rejected for one named twice or
+    a duration over 24 hours or not above 0, Refused if the fleet has no VM.
+    """
     vms = [context.directory.find(name) for name in body.vms]
     reject_duplicates(body.vms, [vm.key for vm in vms])
     storm = await context.control.fault_storms.start(

@@ -33,21 +33,21 @@ from forewarn.web.views import (
 
 
 class FleetFileBody(StrictBody, frozen=True, kw_only=True):
-    """A fleet file in TOML."""
+    """A fleet file: its TOML text, and its name in messages."""
 
     text: str
     source: NonEmptyText = "fleet.toml"  # its name in messages
 
 
 class ApplyFleetBody(FleetFileBody, frozen=True, kw_only=True):
-    """A fleet file to apply."""
+    """A fleet file to apply; `resurrect` adds VMs again that were deleted, `dry_run` changes nothing."""
 
     resurrect: bool = False  # add deleted VMs again
     dry_run: bool = False
 
 
 class FleetListQuery(StrictBody, frozen=True, kw_only=True):
-    """Which part of the fleet to show."""
+    """Which part of the fleet to show: one scope, one host, at most `limit` VMs."""
 
     scope: str = ""
     host: str = ""
@@ -55,7 +55,11 @@ class FleetListQuery(StrictBody, frozen=True, kw_only=True):
 
 
 async def show_fleet(context: RequestContext, call: HandlerCall, query: FleetListQuery) -> FleetView:
-    """Show the hosts, scopes and VMs that the caller may read."""
+    """Show the hosts, scopes and VMs that the caller may read.
+
+    Hosts without such VMs are shown only to callers who see everything. Raises NotFound or Refused for the scope or
+    host.
+    """
     await context.dependencies.flush_observations()
     host = context.find_host(query.host) if query.host else None
     scope = context.find_scope(query.scope) if query.scope else None
@@ -70,7 +74,10 @@ async def show_fleet(context: RequestContext, call: HandlerCall, query: FleetLis
 
 
 async def show_vm(context: RequestContext, call: HandlerCall) -> VmWithEvents:
-    """Show one VM with its live events."""
+    """Show one VM with its live events.
+
+    Raises NotFound, also for a removed VM, or Refused if several VMs match.
+    """
     vm = context.directory.find(call.path_params["name"])
     await context.dependencies.flush_observations()
     view_builder = ViewBuilder(context)
@@ -83,14 +90,21 @@ async def show_vm(context: RequestContext, call: HandlerCall) -> VmWithEvents:
 
 
 async def check_fleet(context: RequestContext, call: HandlerCall, body: FleetFileBody) -> FleetCheckView:
-    """Show what applying a fleet file would change."""
+    """Show what applying a fleet file would change.
+
+    Changes nothing, and lists what would keep it from being applied as `problems`. Raises InvalidFleetFile.
+    """
     proposal = await asyncio.to_thread(read_fleet_file, body.text, source=body.source)
     async with context.control.reconciler.pass_lock:
         return FleetCheckView(difference=_difference_view(await _compare_with_store(context, proposal)))
 
 
 async def apply_fleet(context: RequestContext, call: HandlerCall, body: ApplyFleetBody) -> FleetApplyView:
-    """Apply a fleet file, as a whole or not at all."""
+    """Apply a fleet file, as a whole or not at all.
+
+    Removes the VMs and hosts that it does not declare. Raises InvalidFleetFile, FleetNotApplicable (not in a dry run),
+    Forbidden if it adds programs and the caller is no administrator, Refused if the state of a VM or host forbids it.
+    """
     proposal = await asyncio.to_thread(read_fleet_file, body.text, source=body.source)
     # A reconcile pass moves VMs between hosts: none may run between the comparison and the change.
     async with context.control.reconciler.pass_lock:
@@ -103,7 +117,11 @@ async def apply_fleet(context: RequestContext, call: HandlerCall, body: ApplyFle
 
 
 async def add_vm(context: RequestContext, call: HandlerCall, body: NewVm) -> VmView:
-    """Add a VM to the fleet."""
+    """Add a VM to the fleet.
+
+    A deleted VM of the same name is added again. Raises Rejected for invalid fields, Refused if the VM exists or finds
+    no place, Forbidden if it runs a program and the caller is no administrator.
+    """
     async with context.control.reconciler.pass_lock:
         proposal = _propose_vm(context, body)
         key = proposal.vms[0].key
@@ -135,7 +153,10 @@ def _problems_text(problems: Sequence[FleetFileProblem]) -> str:
 
 
 async def remove_vm(context: RequestContext, call: HandlerCall) -> VmView:
-    """Remove a VM from the fleet."""
+    """Remove a VM from the fleet.
+
+    No event announces it. Raises NotFound, or Refused if the VM has a started event or several VMs match.
+    """
     async with context.control.reconciler.pass_lock:
         vm = context.directory.find(call.path_params["name"])
         change = FleetChange(removed=(vm,), text=f"VM {vm.name} removed")
@@ -224,7 +245,10 @@ def _change_view(change: HostChange | VmChange) -> ObjectChangeView:
 
 
 async def list_vm_supervisors(context: RequestContext, call: HandlerCall) -> VmSupervisorsView:
-    """List the running namespace VMs with their supervisors and programs."""
+    """List the running namespace VMs with their supervisors and programs.
+
+    Only those that the caller may read, sorted by VM key.
+    """
     supervisors = sorted(context.dependencies.vm_supervisors().items())
     with_vms = ((context.store.vm(key), supervisor) for key, supervisor in supervisors)
     return VmSupervisorsView(

@@ -21,13 +21,18 @@ _SCAN_LIMIT = 20_000  # entries read for one page of a caller who may not see al
 
 
 class PruneHistoryBody(StrictBody, frozen=True, kw_only=True):
-    """The minimum age of the entries to delete, in seconds of lab time."""
+    """The minimum age of the entries to delete, in seconds of lab time; at least a day."""
 
     older_than_s: float
 
 
 async def list_history(context: RequestContext, call: HandlerCall, query: HistoryEntriesQuery) -> HistoryView:
-    """List history entries: the newest, or those after a sequence number; `wait_s` waits for a new one."""
+    """List history entries: the newest, or those after a sequence number; `wait_s` waits for a new one.
+
+    Only entries that the caller may see, oldest first. It waits only if there is no entry yet, and returns an empty
+    list when the time is over or the service stops. Raises NotFound or Refused for a name in the query, and
+    Unauthenticated if the caller's token becomes invalid while it waits.
+    """
     entry_filter = history_filter(context, query)
     page = _read_page(context, query, entry_filter)
     return await _wait_for_page(context, query, entry_filter, page) if query.wait_s and not page.entries else page
@@ -109,7 +114,10 @@ async def _wait_for_first(shutting_down: asyncio.Task[Any], new_entries: asyncio
 
 
 async def prune_history(context: RequestContext, call: HandlerCall, body: PruneHistoryBody) -> HistoryPruneView:
-    """Delete old history entries."""
+    """Delete old history entries.
+
+    Deletes events that ended before then too. Raises Rejected for an age below 24 hours.
+    """
     if not body.older_than_s >= _MIN_RETENTION_S:
         raise Rejected(
             f"entries older than {body.older_than_s:g} s cannot be pruned, since the last {_MIN_RETENTION_S} s are "

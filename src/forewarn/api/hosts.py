@@ -18,7 +18,7 @@ from forewarn.web.views import HostView, ReceiptView
 
 
 class NewHost(StrictBody, frozen=True, kw_only=True):
-    """A healthy host to add."""
+    """A host to add, without VMs and healthy."""
 
     name: NonEmptyText
     location: NonEmptyText
@@ -26,14 +26,17 @@ class NewHost(StrictBody, frozen=True, kw_only=True):
 
 
 class DegradeHostBody(StrictBody, frozen=True, kw_only=True):
-    """In how many seconds the host is predicted to fail."""
+    """In how many seconds the host is predicted to fail; less than the minimum needs `short_notice`."""
 
     in_s: DurationSeconds
     short_notice: bool = False
 
 
 async def add_host(context: RequestContext, call: HandlerCall, body: NewHost) -> HostView:
-    """Add a host to the fleet."""
+    """Add a host to the fleet.
+
+    Raises Rejected for an invalid name, Refused if a host has it in any case.
+    """
     if problem := plain_name_error(body.name, limit=64):
         raise Rejected(f"the host name {body.name!r} {problem}: give a plain name such as 'host-0'")
     host = Host(name=body.name, location=body.location, zone=body.zone)
@@ -47,7 +50,10 @@ async def add_host(context: RequestContext, call: HandlerCall, body: NewHost) ->
 
 
 async def remove_host(context: RequestContext, call: HandlerCall) -> HostView:
-    """Remove a host without VMs."""
+    """Remove a host without VMs.
+
+    Raises NotFound, or Refused if VMs are on it or moving to it. Returns the removed host.
+    """
     async with context.control.reconciler.pass_lock:
         host = context.control.requests.host(call.path_params["name"])
         vms = context.store.vms(host=host.name)
@@ -59,7 +65,11 @@ async def remove_host(context: RequestContext, call: HandlerCall) -> HostView:
 
 
 async def degrade_host(context: RequestContext, call: HandlerCall, body: DegradeHostBody) -> ReceiptView:
-    """Predict that a host will fail, so that its VMs are moved away."""
+    """Predict that a host will fail, so that its VMs are moved away.
+
+    Publishes an event for the VMs of each scope on it. Raises NotFound, Refused unless the host is healthy, and
+    Rejected for too short a notice.
+    """
     # The lock keeps two requests from changing the health of one host at the same time.
     async with context.control.reconciler.pass_lock:
         receipt = await context.control.requests.degrade_host(
@@ -69,21 +79,30 @@ async def degrade_host(context: RequestContext, call: HandlerCall, body: Degrade
 
 
 async def fail_host(context: RequestContext, call: HandlerCall) -> ReceiptView:
-    """Fail a host without notice."""
+    """Fail a host without notice.
+
+    Its VMs and those moving to it are redeployed at once. Raises NotFound, or Refused if it has failed already.
+    """
     async with context.control.reconciler.pass_lock:
         receipt = await context.control.requests.fail_host(call.path_params["name"], who=context.caller_name)
     return await receipt_view(context, receipt.request)
 
 
 async def repair_host(context: RequestContext, call: HandlerCall) -> HostView:
-    """Mark a host as healthy again."""
+    """Mark a host as healthy again.
+
+    Raises NotFound, or Refused if it is healthy or VMs are still scheduled to leave it.
+    """
     async with context.control.reconciler.pass_lock:
         repaired = await context.control.requests.repair_host(call.path_params["name"], who=context.caller_name)
     return ViewBuilder(context).host(repaired)
 
 
 async def preview_degrade_host(context: RequestContext, call: HandlerCall, body: DegradeHostBody) -> Preview:
-    """Preview the events of predicting that a host will fail."""
+    """Preview the events of predicting that a host will fail.
+
+    Changes nothing. Raises what `degrade_host` raises, and DryRunTooLarge.
+    """
     name, who = call.path_params["name"], context.caller_name
 
     async def operation(control: ControlPlane) -> MaintenanceRequest:
@@ -94,7 +113,10 @@ async def preview_degrade_host(context: RequestContext, call: HandlerCall, body:
 
 
 async def preview_fail_host(context: RequestContext, call: HandlerCall) -> Preview:
-    """Preview the events of failing a host."""
+    """Preview the events of failing a host.
+
+    Changes nothing. Raises what `fail_host` raises, and DryRunTooLarge.
+    """
     name, who = call.path_params["name"], context.caller_name
 
     async def operation(control: ControlPlane) -> MaintenanceRequest:

@@ -39,7 +39,7 @@ _RIGHT_TEXTS: dict[ResourceSelector, str] = {
 
 
 def openapi_document(routes: Sequence[ApiRoute]) -> JsonSchema:
-    """The OpenAPI 3.1 document of these routes."""
+    """The OpenAPI 3.1 document of these routes, as a JSON object. Schemas are those of their structs."""
     schemas = _SchemaRegistry(routes)
     paths: dict[str, JsonSchema] = defaultdict(dict)
     for route in routes:
@@ -90,7 +90,10 @@ def openapi_path(path: str) -> str:
 
 
 def required_right_text(route: ApiRoute) -> str:
-    """The right that a route needs and over what, in words."""
+    """The right that a route needs and over what, in words: `operate over the VM`.
+
+    Raises KeyError for a resource selector that has no words here.
+    """
     return _RIGHT_TEXTS[route.resources].format(right=route.right)
 
 

@@ -15,7 +15,10 @@ from forewarn.web.views import ReplayView
 
 
 class NewReplay(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A recording to replay to the scope of a VM; `map` renames the recorded VMs."""
+    """A recording to replay to the scope of a VM.
+
+    `speed` 2 takes half the time; `loops` is how often to replay; `map` gives the recorded VMs other names.
+    """
 
     vm: NonEmptyText
     recording: UploadedRecording
@@ -25,13 +28,17 @@ class NewReplay(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
 
 class ReplaysView(msgspec.Struct, frozen=True, kw_only=True):
-    """Replays, running or ended."""
+    """Running replays and recent ones, oldest first."""
 
     replays: tuple[ReplayView, ...]
 
 
 async def start_replay(context: RequestContext, call: HandlerCall, body: NewReplay) -> ReplayView:
-    """Replay a recording to the scope of a VM."""
+    """Replay a recording to the scope of a VM.
+
+    The first step is shown on return. Raises NotFound for an unknown VM, Rejected outside a lab and for a bad
+    recording, speed or number of loops, Refused if the scope has a live event or another replay.
+    """
     vm = context.directory.find(body.vm)
     request = await context.control.replays.start(
         vm, body.recording, who=context.caller_name, speed=body.speed, loops=body.loops, names=body.map
@@ -46,11 +53,17 @@ async def list_replays(context: RequestContext, call: HandlerCall) -> ReplaysVie
 
 
 async def show_replay(context: RequestContext, call: HandlerCall) -> ReplayView:
-    """Show one replay."""
+    """Show one replay.
+
+    By its id or a unique start of it. Raises NotFound, or Refused if several ids start so.
+    """
     return replay_view(context, context.control.replays.find(call.path_params["id"]))
 
 
 async def stop_replay(context: RequestContext, call: HandlerCall) -> ReplayView:
-    """Stop a replay."""
+    """Stop a replay.
+
+    Its scope shows its own document again. Raises NotFound, or Refused if it is over or several ids start so.
+    """
     request = await context.control.replays.stop(call.path_params["id"], who=context.caller_name)
     return replay_view(context, request)

@@ -21,7 +21,10 @@ from forewarn.web.views import EventListView, ReceiptView, RequestStatusView
 
 
 class NewMaintenanceRequest(StrictBody, frozen=True, kw_only=True):
-    """An operation on VMs; `notice_s` is 0 for the minimum notice, `short_notice` allows less than that."""
+    """An operation on VMs, each named once.
+
+    `notice_s` is 0 for the usual notice; a notice below the minimum needs `short_notice`.
+    """
 
     ask: Literal[
         "restart",
@@ -41,12 +44,19 @@ class NewMaintenanceRequest(StrictBody, frozen=True, kw_only=True):
 
 
 def vms_asked_for(context: RequestContext, call: HandlerCall) -> Iterable[str]:
-    """Selects the VMs that the body of a request names. Raises NotFound or Rejected."""
+    """Selects the VMs that the body, a NewMaintenanceRequest, names.
+
+    Raises NotFound, Refused for an ambiguous name, and Rejected for an invalid body.
+    """
     return [vm_resource_id(context.directory.find(name)) for name in call.parse_body(NewMaintenanceRequest).vms]
 
 
 async def create_request(context: RequestContext, call: HandlerCall, body: NewMaintenanceRequest) -> ReceiptView:
-    """Request an operation on VMs: it is accepted for all of them or for none."""
+    """Request an operation on VMs: it is accepted for all of them or for none.
+
+    Raises NotFound for an unknown VM, Rejected for one named twice or a notice that is too short, Refused if the state
+    of a VM forbids it.
+    """
     receipt = await context.control.requests.request_for_vms(
         RequestedOperation(body.ask),
         _named_vms(context, body),
@@ -64,7 +74,11 @@ def _named_vms(context: RequestContext, body: NewMaintenanceRequest) -> list[Vm]
 
 
 async def perform_maintenance(context: RequestContext, call: HandlerCall) -> EventListView:
-    """Start the pending platform maintenance of a VM now."""
+    """Start the pending platform maintenance of a VM now.
+
+    Approves its events, which start as soon as nothing else holds them back; returns them. Raises NotFound, or Refused
+    if the VM has none.
+    """
     vm = context.directory.find(call.path_params["name"])
     receipt = await context.control.requests.perform_maintenance([vm], who=context.caller_name)
     await context.run_due_work()
@@ -72,7 +86,7 @@ async def perform_maintenance(context: RequestContext, call: HandlerCall) -> Eve
 
 
 async def receipt_view(context: RequestContext, request: MaintenanceRequest) -> ReceiptView:
-    """The response to a new request: reconciles what is due, then shows the request and its events."""
+    """Does due work, then returns the request with the events it has published and those they replaced."""
     await context.run_due_work()
     events = context.store.events(request_id=request.id)
     return ReceiptView(
@@ -81,12 +95,18 @@ async def receipt_view(context: RequestContext, request: MaintenanceRequest) -> 
 
 
 async def show_request(context: RequestContext, call: HandlerCall) -> RequestStatusView:
-    """Show the state of a request, its events and what they wait for."""
+    """Show the state of a request, its events and what they wait for.
+
+    By its full id. Raises NotFound.
+    """
     return request_status(context, context.find_request(call.path_params["id"]))
 
 
 async def preview_request(context: RequestContext, call: HandlerCall, body: NewMaintenanceRequest) -> Preview:
-    """Preview a request: its events and their times."""
+    """Preview a request: its events and their times.
+
+    Changes nothing. Raises what `create_request` raises, and DryRunTooLarge.
+    """
     vms = _named_vms(context, body)
     who = context.caller_name
 

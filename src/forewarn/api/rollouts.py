@@ -17,7 +17,10 @@ from forewarn.web.views import RolloutsView, RolloutView, RolloutWithEvents
 
 
 class NewRollout(StrictBody, frozen=True, kw_only=True):
-    """A rollout over hosts or one scope; it stops after `max_failures` failed VMs (0: never)."""
+    """A rollout over `hosts` or one `scope`; it stops after `max_failures` failed VMs (0: never).
+
+    `notice_s` is 0 for the minimum notice; less than that needs `short_notice`.
+    """
 
     impact: RolloutImpact
     hosts: tuple[NonEmptyText, ...] = ()
@@ -28,7 +31,11 @@ class NewRollout(StrictBody, frozen=True, kw_only=True):
 
 
 async def start_rollout(context: RequestContext, call: HandlerCall, body: NewRollout) -> RolloutView:
-    """Start a rollout over hosts or a scope."""
+    """Start a rollout over hosts or a scope.
+
+    Raises NotFound for an unknown host or scope, Rejected unless exactly one kind of target is given, for a host named
+    twice or too short a notice, Refused if a VM has no host to move to.
+    """
     request = await context.control.requests.start_rollout(
         _build_rollout(context, body), who=context.caller_name, notice_s=body.notice_s, short_notice=body.short_notice
     )
@@ -44,29 +51,44 @@ def _build_rollout(context: RequestContext, body: NewRollout) -> Rollout:
 
 
 async def list_rollouts(context: RequestContext, call: HandlerCall) -> RolloutsView:
-    """List the open rollouts and recent ones."""
+    """List the open rollouts and recent ones.
+
+    Oldest first; empty for a caller who does not see everything.
+    """
     return RolloutsView(rollouts=read_rollouts(context))
 
 
 async def show_rollout(context: RequestContext, call: HandlerCall) -> RolloutWithEvents:
-    """Show one rollout with its events."""
+    """Show one rollout with its events.
+
+    By its id or a unique start of it. Raises NotFound, or Refused if several ids start so.
+    """
     request = context.find_rollout(call.path_params["id"])
     events = ViewBuilder(context).events(context.store.events(request_id=request.id))
     return RolloutWithEvents(events=events, **rollout_fields(context, request.id))
 
 
 async def pause_rollout(context: RequestContext, call: HandlerCall) -> RolloutView:
-    """Pause a rollout: it announces no events until it is resumed."""
+    """Pause a rollout: it announces no events until it is resumed.
+
+    Events that are published stay. Raises NotFound, or Refused unless it is running.
+    """
     return await _set_progress(context, call, RolloutState.PAUSED)
 
 
 async def resume_rollout(context: RequestContext, call: HandlerCall) -> RolloutView:
-    """Resume a paused rollout."""
+    """Resume a paused rollout.
+
+    Raises NotFound, or Refused unless it is paused.
+    """
     return await _set_progress(context, call, RolloutState.RUNNING)
 
 
 async def abort_rollout(context: RequestContext, call: HandlerCall) -> RolloutView:
-    """Abort a rollout and withdraw its events that have not started."""
+    """Abort a rollout and withdraw its events that have not started.
+
+    Raises NotFound, or Refused if it has ended.
+    """
     return await _set_progress(context, call, RolloutState.ABORTED)
 
 
@@ -78,7 +100,11 @@ async def _set_progress(context: RequestContext, call: HandlerCall, progress: Ro
 
 
 async def preview_rollout(context: RequestContext, call: HandlerCall, body: NewRollout) -> Preview:
-    """Preview a rollout: its events in order and their times if no VM approves."""
+    """Preview a rollout: its events in order and their times if no VM approves.
+
+    Changes nothing; shows only the first wave of a large rollout. Raises what `start_rollout` raises, and
+    DryRunTooLarge.
+    """
     rollout = _build_rollout(context, body)
     await context.dependencies.flush_observations()
     async with context.dependencies.preview_locks.for_caller(context.principal.id):

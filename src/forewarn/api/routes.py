@@ -116,7 +116,10 @@ ROUTES: tuple[ApiRoute, ...] = (
 
 
 def api_routes(make_context: ContextFactory) -> list[BaseRoute]:
-    """The starlette routes of everything under `/forewarn/v1`; `make_context` authenticates the caller."""
+    """The starlette routes of everything under `/forewarn/v1`; `make_context` authenticates the caller.
+
+    Raises TypeError if a handler of ROUTES has a wrong signature.
+    """
     by_path: dict[str, list[ApiRoute]] = defaultdict(list)
     for route in ROUTES:
         by_path[route.path].append(route)

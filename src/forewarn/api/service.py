@@ -16,13 +16,16 @@ _PUBLIC_INFO_KEYS = ("version", "now", "lab", "speed", "enablement")
 
 
 class BackupBody(StrictBody, frozen=True, kw_only=True):
-    """The absolute path of the backup file on the service's machine."""
+    """The absolute path of the new backup file on the service's machine."""
 
     path: NonEmptyText
 
 
 async def show_service(context: RequestContext, call: HandlerCall) -> dict[str, Any]:
-    """Show the service: its version, clock, addresses and settings."""
+    """Show the service: its version, clock, addresses and settings.
+
+    A caller who does not see everything gets only the version, the clock and how scopes are enabled.
+    """
     info = context.dependencies.service_info()
     return info if context.can_see_everything() else {name: info[name] for name in _PUBLIC_INFO_KEYS if name in info}
 
@@ -33,14 +36,21 @@ async def show_clock(context: RequestContext, call: HandlerCall) -> ClockView:
 
 
 async def advance_clock(context: RequestContext, call: HandlerCall, body: AdvanceClockBody) -> ClockView:
-    """Advance the clock of a lab."""
+    """Advance the clock of a lab.
+
+    Everything that is due by then is done on return. Raises Rejected outside a lab, and unless `by_s` is above 0 and at
+    most 366 days.
+    """
     await context.dependencies.flush_observations()
     await context.control.lab_clock.advance(body.by_s, who=context.caller_name)
     return _clock_view(context)
 
 
 async def set_clock_speed(context: RequestContext, call: HandlerCall, body: ClockSpeedBody) -> ClockView:
-    """Set the speed of a lab's clock; 0 stops it."""
+    """Set the speed of a lab's clock; 0 stops it.
+
+    Raises Rejected outside a lab, Refused unless the speed is from 0 to 100000.
+    """
     await context.control.lab_clock.set_speed(body.speed, who=context.caller_name)
     return _clock_view(context)
 
@@ -51,7 +61,10 @@ def _clock_view(context: RequestContext) -> ClockView:
 
 
 async def create_backup(context: RequestContext, call: HandlerCall, body: BackupBody) -> BackupView:
-    """Write a backup of the database to a new file on the service's machine."""
+    """Write a backup of the database to a new file on the service's machine.
+
+    Raises Rejected for a relative path or one that cannot be written, Refused if the file exists.
+    """
     path = Path(body.path)
     if not path.is_absolute() or "\0" in str(path):
         raise Rejected(
@@ -74,7 +87,10 @@ def _require_new_path(path: Path) -> None:
 
 
 async def run_health_checks(context: RequestContext, call: HandlerCall) -> HealthReportView:
-    """Run the health checks of the service."""
+    """Run the health checks of the service.
+
+    A failed check is a result, not an error.
+    """
     results = await context.dependencies.run_health_checks()
     return HealthReportView(
         checks=tuple(HealthCheckView(name=r.name, ok=r.ok, text=r.text, remedy=r.remedy) for r in results)

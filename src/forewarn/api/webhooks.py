@@ -18,7 +18,11 @@ from forewarn.web.views import BaseView
 
 
 class NewWebhook(StrictBody, frozen=True, kw_only=True):
-    """A webhook to add: its receiver, and the events it is sent."""
+    """A webhook to add: its receiver, and the events it is sent.
+
+    `over` is a resource id or the name of a VM, set or cloud service. `validate` adds it only if the receiver agrees.
+    `from_start` sends the whole history, not only what happens from now on.
+    """
 
     url: NonEmptyText
     schema: WebhookSchema = WebhookSchema.EVENT_GRID
@@ -31,7 +35,10 @@ class NewWebhook(StrictBody, frozen=True, kw_only=True):
 
 
 class WebhookView(BaseView, frozen=True, kw_only=True):
-    """A webhook and the state of its delivery since the service started; durations are in real time."""
+    """A webhook and the state of its delivery since the service started; durations are in real time.
+
+    `failures` counts failures in a row; `pending` messages wait, or more if `pending_at_least`.
+    """
 
     id: str
     url: str  # without its query, which may contain a password
@@ -50,7 +57,7 @@ class WebhookView(BaseView, frozen=True, kw_only=True):
 
 
 class WebhookWithSecretView(WebhookView, frozen=True, kw_only=True):
-    """A webhook with its secret, which is shown only once."""
+    """A new webhook with the secret that signs its messages, which no later response shows."""
 
     secret: str
 
@@ -62,7 +69,7 @@ class WebhooksView(BaseView, frozen=True, kw_only=True):
 
 
 class WebhookTestView(BaseView, frozen=True, kw_only=True):
-    """The receiver's response to a test message."""
+    """The receiver's response to a test message; `text` says it in words."""
 
     id: str
     ok: bool
@@ -71,28 +78,42 @@ class WebhookTestView(BaseView, frozen=True, kw_only=True):
 
 
 async def list_webhooks(context: RequestContext, call: HandlerCall) -> WebhooksView:
-    """List the webhooks and the state of their delivery."""
+    """List the webhooks and the state of their delivery.
+
+    Queries of URLs are hidden, since they may contain a password.
+    """
     return WebhooksView(
         webhooks=tuple(WebhookView(**_webhook_fields(context, webhook)) for webhook in context.store.webhooks())
     )
 
 
 async def add_webhook(context: RequestContext, call: HandlerCall, body: NewWebhook) -> WebhookWithSecretView:
-    """Add a webhook; its secret is in this response only."""
+    """Add a webhook; its secret is in this response only.
+
+    Raises NotFound or Refused for a name in `over`, Rejected for a bad URL, resource or secret, and Refused if the
+    receiver does not validate.
+    """
     spec = WebhookSpec(**{**msgspec.structs.asdict(body), "over": _resolve_resource(context, body.over)})
     webhook = await context.control.webhooks.add(spec, who=context.caller_name)
     return WebhookWithSecretView(secret=webhook.secret, **_webhook_fields(context, webhook))
 
 
 async def remove_webhook(context: RequestContext, call: HandlerCall) -> WebhookView:
-    """Remove a webhook."""
+    """Remove a webhook.
+
+    Nothing more is sent to it. The path names it by its id, or a unique start of four characters or more. Raises
+    NotFound, or Refused if several ids start so.
+    """
     view = WebhookView(**_webhook_fields(context, context.control.webhooks.find(call.path_params["id"])))
     await context.control.webhooks.remove(view.id, who=context.caller_name)
     return view
 
 
 async def test_webhook(context: RequestContext, call: HandlerCall) -> WebhookTestView:
-    """Send a test message to a webhook's receiver, and show its response."""
+    """Send a test message to a webhook's receiver, and show its response.
+
+    A failure is a result, not an error. Raises NotFound, or Refused if several ids start so.
+    """
     webhook = context.control.webhooks.find(call.path_params["id"])
     result = await context.control.webhook_delivery.verification.send_test(webhook)
     return WebhookTestView(id=webhook.id, ok=result.ok, status=result.status, text=result.text)

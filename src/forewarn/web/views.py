@@ -20,7 +20,7 @@ class BaseView(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class HostView(BaseView, frozen=True, kw_only=True):
-    """A host with its health (healthy, degraded or failed) and the names of its VMs that the caller may see."""
+    """A host with its health (healthy, degraded or failed) and the names of its visible VMs."""
 
     name: str
     location: str
@@ -48,11 +48,11 @@ class ScopeSummaryView(BaseView, frozen=True, kw_only=True):
 
 
 class WaitView(BaseView, frozen=True, kw_only=True):
-    """What a scheduled event waits for before it starts: a code, a sentence, and until when if that is known."""
+    """What a scheduled event waits for before it starts: a code, a sentence, and until when at the latest."""
 
     reason: str
     text: str
-    until: float | None
+    until: float | None  # None: another event or VM decides
 
 
 class ActView(BaseView, frozen=True, kw_only=True):
