@@ -57,7 +57,7 @@ class ClientWithSecretView(AccessClientView, frozen=True, kw_only=True):
 
 
 class GrantView(BaseView, frozen=True, kw_only=True):
-    """A granted role with its rights; `to` is a principal id, `over` a resource id; `by` granted it at `at`."""
+    """A granted role with its rights: `to` is a principal id, `over` a resource id, `by` who granted it."""
 
     id: str
     role: Role

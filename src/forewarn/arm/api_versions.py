@@ -32,7 +32,10 @@ _MEMBER_SINCE = {
 
 
 def require_known_version(version: str, path: str) -> None:
-    """Raises ArmError unless Azure published this api-version for the provider of the path."""
+    """Raises ArmError unless Azure published this api-version for the provider of the path.
+
+    The version's case is ignored; an empty one is an error too. Call it only in strict mode.
+    """
     provider = path.casefold().rpartition("/providers/")[2].partition("/")[0]
     known = _VERSIONS_BY_PROVIDER.get(provider, _RESOURCES_VERSIONS)
     examples = (
@@ -49,7 +52,10 @@ def require_known_version(version: str, path: str) -> None:
 
 
 def require_member_supported(version: str, path: MemberPath, sent: Any) -> None:
-    """Raises ArmError, as Azure does, for a non-empty member in an api-version that is older than it."""
+    """Raises ArmError, as Azure does, for a non-empty member in an api-version that is older than it.
+
+    `path` ends with `scheduledEventsProfile` or `scheduledEventsPolicy`; `sent` is its value or MISSING.
+    """
     since, owner = _MEMBER_SINCE[path[-1]]
     if sent is MISSING or is_empty_value(sent) or version >= since:
         return

@@ -19,35 +19,41 @@ _TENANT_SUFFIX = re.compile(r"/[^/]+/v2\.0/?$")  # clients add it to the login e
 
 
 def require_sign_in(dependencies: Dependencies) -> TokenService:
-    """The token service. Raises Refused if this service has none."""
+    """The token service. Raises Refused if this service has no address to sign in at."""
     if dependencies.sign_in is None:
         raise Refused("this service has no sign-in: give it an address with the setting 'console'")
     return dependencies.sign_in
 
 
 async def show_endpoints(dependencies: Dependencies, call: ArmCall) -> ArmResponse:
-    """The metadata of this cloud: its addresses and how to sign in."""
+    """The metadata of this cloud: its addresses and how to sign in. Needs no authentication.
+
+    Raises Refused if this service has no sign-in, as all handlers here do.
+    """
     return ArmResponse(body=_cloud_metadata(require_sign_in(dependencies), call.base_url))
 
 
 async def list_endpoints(dependencies: Dependencies, call: ArmCall) -> ArmResponse:
-    """The same as an array, which `ARM_CLOUD_METADATA_URL` requires."""
+    """The body of `show_endpoints` in an array, which `ARM_CLOUD_METADATA_URL` requires."""
     return ArmResponse(body=[_cloud_metadata(require_sign_in(dependencies), call.base_url)])
 
 
 async def show_adfs_configuration(dependencies: Dependencies, call: ArmCall) -> ArmResponse:
-    """The OpenID configuration with the token endpoint of ADFS."""
+    """The OpenID configuration of our own issuer, with the token endpoint of ADFS."""
     return ArmResponse(body=_openid_configuration(require_sign_in(dependencies), call.base_url, "adfs/oauth2/token"))
 
 
 async def show_tenant_configuration(dependencies: Dependencies, call: ArmCall) -> ArmResponse:
-    """The OpenID configuration with a token endpoint per tenant; every tenant name means our one tenant."""
+    """The OpenID configuration of our own issuer, with the token endpoint of the path's tenant.
+
+    Every tenant name means our one tenant.
+    """
     path = f"{call.path_params['tenant']}/oauth2/v2.0/token"
     return ArmResponse(body=_openid_configuration(require_sign_in(dependencies), call.base_url, path))
 
 
 async def show_signing_keys(dependencies: Dependencies, call: ArmCall) -> ArmResponse:
-    """The public keys of our tokens, as a JSON Web Key Set."""
+    """The public keys of the tokens that we issue, as a JSON Web Key Set."""
     return ArmResponse(body=require_sign_in(dependencies).issuer.jwks())
 
 

@@ -38,7 +38,10 @@ class ArmError(Rejected):
 
 
 def arm_error_response(error: Exception) -> ArmResponse:
-    """The ARM error response of an error; an unexpected error is logged and becomes a 500."""
+    """The ARM error response of an error; an unexpected error is logged and becomes a 500.
+
+    A 503 has Retry-After, a 401 WWW-Authenticate.
+    """
     if isinstance(error, ArmError):
         return make_arm_error(error.status, error.code, str(error), error.target)
     for error_type, status, code in _CODE_BY_ERROR:
@@ -51,6 +54,9 @@ def arm_error_response(error: Exception) -> ArmResponse:
 
 
 def make_arm_error(status: int, code: str, message: str, target: str = "") -> ArmResponse:
-    """An ARM error response; `target` is the invalid member of the body, if there is one."""
+    """An ARM error response; `target` is the invalid member of the body, or empty.
+
+    A 503 has Retry-After, a 401 WWW-Authenticate.
+    """
     error = {"code": code, "message": message} | ({"target": target} if target else {})
     return ArmResponse(status=status, body={"error": error}, headers=_HEADERS_BY_STATUS.get(status, {}))

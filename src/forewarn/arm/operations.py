@@ -47,7 +47,7 @@ _REQUESTS_WITHOUT_OPERATION = frozenset(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OperationStatus:
-    """A request with its events and its state."""
+    """A request with its state and its events, and how much of it is planned or was skipped."""
 
     request: MaintenanceRequest
     state: str  # from request_state
@@ -62,7 +62,7 @@ class OperationStatus:
 
 
 def status_document(context: RequestContext, status: OperationStatus) -> dict[str, Any]:
-    """The body of `GET` of the operation, in Azure's format."""
+    """The body of `GET` of the operation, in Azure's format; with `error` if it failed or was canceled."""
     request = status.request
     document: dict[str, Any] = {"name": request.id, "status": status.status, "startTime": iso_date(request.at)}
     if status.status != IN_PROGRESS:
@@ -79,7 +79,10 @@ def status_document(context: RequestContext, status: OperationStatus) -> dict[st
 
 
 def operation_error(context: RequestContext, status: OperationStatus) -> dict[str, Any] | None:
-    """The `error` of an operation that failed or was canceled, else None."""
+    """The `error` object of an operation that failed or was canceled, else None.
+
+    `details` has one item per failed VM or withdrawn event.
+    """
     if status.state == "failed":
         acts = [act for event in status.events for act in event.failed_acts]
         details = [{"code": "OperationFailed", "target": act.name, "message": _failure_text(act)} for act in acts]
@@ -121,7 +124,10 @@ def _approvers_text(scope: Scope) -> str:
 
 
 class OperationEventRenderer:
-    """Renders the events of an operation; names only VMs that the caller may read."""
+    """Renders the events of an operation as JSON; one for each call, since it caches polls.
+
+    Lists of VMs that know of an event or poll name only VMs that the caller may read.
+    """
 
     def __init__(self, context: RequestContext) -> None:
         self._context = context
@@ -129,7 +135,7 @@ class OperationEventRenderer:
         self._polls_by_scope: dict[str, dict[str, str]] = {}  # scope id → VM name → time of its last poll
 
     def events(self, events: Iterable[Event]) -> list[dict[str, Any]]:
-        """The events in the format of `properties.events`."""
+        """The events in the format of `properties.events`, in the same order."""
         return [self._event(event) for event in events]
 
     def _event(self, event: Event) -> dict[str, Any]:
@@ -175,7 +181,10 @@ class OperationEventRenderer:
 
 
 def operation_headers(call: ArmCall, vm: Vm, request: MaintenanceRequest) -> dict[str, str]:
-    """The headers of a 202 response, with both URLs of the operation: clients differ in which they poll."""
+    """The headers of a 202 response, with both URLs of the operation: clients differ in which they poll.
+
+    The URLs contain the subscription and location of `vm`, any VM of the request, and the call's api-version.
+    """
     names = {"subscription": vm.subscription_id, "location": vm.location, "operation": request.id}
     url = call.base_url + _OPERATION_PATH.format_map({name: quote(text, safe="") for name, text in names.items()})
     return {
@@ -193,7 +202,12 @@ def _with_query(url: str, call: ArmCall, **params: str) -> str:
 
 
 async def show_operation(context: RequestContext, call: ArmCall) -> ArmResponse:
-    """The status of an operation; with `monitor=true`, the URL in `Location`, 202 until it is over."""
+    """The status document of an operation, with status 200 also if the operation failed.
+
+    With `monitor=true`, as in the URL of `Location`: 202 until it is over, then an empty 200, or a 409 with its error.
+    Raises NotFound for an unknown or invisible operation, one of another subscription, and one whose events are no
+    longer kept.
+    """
     status = _load_status(context, call)
     is_running = status.status == IN_PROGRESS
     if call.query.get("monitor", "").casefold() != "true":

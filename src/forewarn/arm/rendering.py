@@ -61,7 +61,10 @@ def instance_json(vm: Vm, view: JsonObject | None = None) -> JsonObject:
 
 
 def scale_set_json(vms: Sequence[Vm]) -> JsonObject:
-    """A scale set from all its instances; where they differ, the settings of the first are shown."""
+    """A scale set from all its instances, at least one.
+
+    Where they differ, it shows the settings of the first and the tags that all have.
+    """
     first, resource = vms[0], scale_set_resource_id(vms[0])
     profile = {"storageProfile": {"osDisk": _os_disk(first)}} | _priority(first) | scheduled_events_profile(first)
     properties = {
@@ -86,7 +89,10 @@ def scale_set_json(vms: Sequence[Vm]) -> JsonObject:
 
 
 def availability_set_json(vms: Sequence[Vm], visible: Sequence[Vm]) -> JsonObject:
-    """An availability set from all its VMs; it lists the visible ones."""
+    """An availability set from all its VMs, at least one; it lists the visible ones.
+
+    Policy and location are those of the first VM; tags are those that all have.
+    """
     first = vms[0]
     policy = scheduled_events_policy(first)
     return {
@@ -128,7 +134,7 @@ def scheduled_events_policy(vm: Vm) -> JsonObject:
 
 
 def common_tags(vms: Sequence[Vm]) -> dict[str, str]:
-    """The tags that all these VMs have with the same value."""
+    """The tags that all these VMs, at least one, have with the same value."""
     return {name: text for name, text in vms[0].tags.items() if all(vm.tags.get(name) == text for vm in vms)}
 
 
@@ -175,7 +181,10 @@ def _with_instance_view(properties: JsonObject, view: JsonObject | None) -> Json
 
 
 def instance_view(vm: Vm, events: Sequence[Event]) -> JsonObject:
-    """The instance view of a VM or instance; `events` are the live events of its scope."""
+    """The instance view of a VM or instance; `events` are the live events of its scope.
+
+    It shows planned platform maintenance only of this VM.
+    """
     placement = {"placementGroupId": vm.placement_group} if vm.placement_group else {}
     maintenance = maintenance_status(
         [event for event in events if event.rules.planned and event_lists_vm(event, vm.name)]
@@ -190,7 +199,7 @@ def instance_view(vm: Vm, events: Sequence[Event]) -> JsonObject:
 
 
 def scale_set_instance_view(vms: Sequence[Vm]) -> JsonObject:
-    """The instance view of a scale set: how many of its instances have each status."""
+    """The instance view of a scale set: how many of these instances have each status."""
     powers = Counter(_power_status(vm)["code"] for vm in vms)
     summary = [{"code": _PROVISIONED_STATUS["code"], "count": len(vms)}]
     summary += [{"code": code, "count": count} for code, count in sorted(powers.items())]
@@ -202,9 +211,9 @@ def scale_set_instance_view(vms: Sequence[Vm]) -> JsonObject:
 
 
 def maintenance_status(events: Sequence[Event]) -> JsonObject:
-    """The value of `maintenanceRedeployStatus` for these events; empty if none is pending.
+    """The value of `maintenanceRedeployStatus` for these events; empty if none is scheduled.
 
-    Until the earliest NotBefore, the owner of the VM may start the maintenance.
+    Until the earliest NotBefore, the owner of the VM may start the maintenance, unless all events are approved.
     """
     pending = [event for event in events if event.status is EventState.SCHEDULED]
     if not pending:

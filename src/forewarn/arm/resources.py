@@ -42,7 +42,7 @@ from forewarn.errors import NotFound, Rejected
 from forewarn.web.context import RequestContext
 from forewarn.web.directory import NaturalSortKey, natural_sort_key
 
-PAGE_SIZE = 100
+PAGE_SIZE = 100  # items in a page of a list
 SET_PAGE_SIZE = 10  # smaller, since all VMs of a set are read to render it
 _SKIP_TOKEN = "$skiptoken"
 _VMS_SEGMENT = f"{COMPUTE_PROVIDER}/virtualMachines"
@@ -54,9 +54,9 @@ _INSTANCES_PATH = f"{SCALE_SET_PATH}/virtualMachines"
 def paged_response(
     call: ArmCall, names: Sequence[str], render: Callable[[str], JsonObject], page_size: int = PAGE_SIZE
 ) -> ArmResponse:
-    """The page of `names` that the call's skip token selects, with a nextLink.
+    """The page of `names` after the call's `$skiptoken`, with a nextLink if there are more.
 
-    `names` are in natural order.
+    `names` must be in natural order; `render` is called for those of the page. Raises Rejected for an invalid token.
     """
     start = bisect_right(names, _page_start_key(call), key=natural_sort_key)
     page = names[start : start + page_size]
@@ -80,9 +80,9 @@ def _next_link(call: ArmCall, last: str) -> str:
 
 
 def require_container(context: RequestContext, call: ArmCall) -> None:
-    """Raises ArmError 404 if the called subscription or group does not exist and the caller may read it.
+    """Raises ArmError 404 if the called subscription or group has no VM and the caller may read it.
 
-    Other callers get an empty list, so that they do not learn whether it exists.
+    For other callers it returns, and they get an empty list, so that they do not learn whether it exists.
     """
     if context.directory.unfiltered.has_vms_in(call.resource) or not context.principal.may(Right.READ, call.resource):
         return
@@ -95,39 +95,48 @@ def require_container(context: RequestContext, call: ArmCall) -> None:
 
 
 def stored_vm(context: RequestContext, key: str) -> Vm:
-    """The VM with a key of the directory, which is always stored."""
+    """The present VM with a key of the directory; AssertionError for a key that is not stored."""
     vm = context.store.vm(key)
     assert vm is not None
     return vm
 
 
 async def list_tenants(context: RequestContext, call: ArmCall) -> ArmResponse:
-    """Our one tenant."""
+    """Our one tenant; none if this service has no sign-in."""
     tenant = _tenant_id(context)
     document = {"id": f"/tenants/{tenant}", "tenantId": tenant, "displayName": "forewarn", "tenantCategory": "Home"}
     return ArmResponse(body={"value": [document] if tenant else []})
 
 
 async def list_subscriptions(context: RequestContext, call: ArmCall) -> ArmResponse:
-    """The subscriptions that contain anything the caller may read."""
+    """The subscriptions that contain anything the caller may read; in one page."""
     subscriptions = _visible_subscriptions(context)
     return ArmResponse(body={"value": [_subscription_json(context, name) for name in subscriptions]})
 
 
 async def show_subscription(context: RequestContext, call: ArmCall) -> ArmResponse:
-    """The subscription, if it contains anything the caller may read."""
+    """The subscription, if it contains anything the caller may read.
+
+    Raises ArmError 404.
+    """
     return ArmResponse(body=_subscription_json(context, _visible_subscription(context, call)))
 
 
 async def list_locations(context: RequestContext, call: ArmCall) -> ArmResponse:
-    """The locations of all hosts."""
+    """The locations of all hosts, the same for each subscription; in one page.
+
+    Raises ArmError 404 if the caller may read nothing in the subscription.
+    """
     resource = f"/subscriptions/{_visible_subscription(context, call)}"
     names = sorted({host.location for host in context.store.hosts()})
     return ArmResponse(body={"value": [_location_json(resource, name) for name in names]})
 
 
 async def list_groups(context: RequestContext, call: ArmCall) -> ArmResponse:
-    """The resource groups of a subscription that contain anything the caller may read."""
+    """The resource groups of a subscription that contain anything the caller may read, in pages.
+
+    Raises as `require_container` if there are none.
+    """
     prefix = f"{call.resource}/".casefold()
     groups = [group for group in context.directory.groups() if group.casefold().startswith(prefix)]
     if not groups:
@@ -136,7 +145,10 @@ async def list_groups(context: RequestContext, call: ArmCall) -> ArmResponse:
 
 
 async def show_group(context: RequestContext, call: ArmCall) -> ArmResponse:
-    """A resource group, in the spelling of the fleet file."""
+    """A resource group, in the spelling of the fleet file, with the location of its first VM.
+
+    Raises ArmError 404 if it has no VM. The caller must have the right to read it.
+    """
     require_container(context, call)
     by_key = {group.casefold(): group for group in context.directory.groups()}
     return ArmResponse(body=_group_json(context, by_key[call.resource.casefold()]))
@@ -217,9 +229,9 @@ _CONTAINER_ROUTES: tuple[ArmRoute, ...] = (
 
 
 class VmRenderer:
-    """Renders VMs for one call, with instance views if its query asks for them.
+    """Renders VMs for one call; with instance views for `$expand=instanceView` or `statusOnly=true`.
 
-    Caches the events of a scope.
+    Caches the events of a scope, so make one for each call.
     """
 
     def __init__(self, context: RequestContext, call: ArmCall) -> None:
@@ -229,15 +241,15 @@ class VmRenderer:
         self._with_view = "instanceview" in expanded or call.query.get("statusOnly", "").casefold() == "true"
 
     def vm(self, vm: Vm) -> JsonObject:
-        """A standalone VM."""
+        """A VM that is not an instance of a scale set, as JSON."""
         return vm_json(vm, self._view_if_requested(vm))
 
     def instance(self, vm: Vm) -> JsonObject:
-        """An instance of a scale set."""
+        """An instance of a scale set, as JSON."""
         return instance_json(vm, self._view_if_requested(vm))
 
     def instance_view(self, vm: Vm) -> JsonObject:
-        """The instance view of a VM or instance."""
+        """The instance view of a VM or instance, whatever the query says."""
         return instance_view(vm, self._live_events(vm.scope_id))
 
     def _view_if_requested(self, vm: Vm) -> JsonObject | None:
@@ -251,7 +263,10 @@ class VmRenderer:
 
 
 async def list_vms(context: RequestContext, call: ArmCall) -> ArmResponse:
-    """The readable VMs of a subscription or group, without instances of scale sets."""
+    """The readable VMs of a subscription or group, in pages.
+
+    Without instances of scale sets and cloud services. Raises as `require_container`.
+    """
     require_container(context, call)
     keys = [vm.key for vm in context.directory.vms_within(call.resource) if vm.is_standalone]
     renderer = VmRenderer(context, call)
@@ -259,12 +274,12 @@ async def list_vms(context: RequestContext, call: ArmCall) -> ArmResponse:
 
 
 async def show_vm(context: RequestContext, call: ArmCall) -> ArmResponse:
-    """A VM."""
+    """The VM that the path names. Raises what `find_vm` raises."""
     return ArmResponse(body=VmRenderer(context, call).vm(find_vm(context, call)))
 
 
 async def show_vm_view(context: RequestContext, call: ArmCall) -> ArmResponse:
-    """The instance view of a VM."""
+    """The instance view of the VM that the path names. Raises what `find_vm` raises."""
     return ArmResponse(body=VmRenderer(context, call).instance_view(find_vm(context, call)))
 
 
@@ -294,24 +309,30 @@ def _sets_of_kind(context: RequestContext, call: ArmCall, segment: str) -> list[
 
 
 async def list_scale_sets(context: RequestContext, call: ArmCall) -> ArmResponse:
-    """The readable scale sets of a subscription or group."""
+    """The readable scale sets of a subscription or group, in pages of SET_PAGE_SIZE.
+
+    Raises as `require_container`.
+    """
     require_container(context, call)
     sets = _sets_of_kind(context, call, _SCALE_SETS_SEGMENT)
     return paged_response(call, sets, lambda resource: scale_set_json(all_vms_in(context, resource)), SET_PAGE_SIZE)
 
 
 async def show_scale_set(context: RequestContext, call: ArmCall) -> ArmResponse:
-    """A scale set."""
+    """The scale set that the path names, from all its instances. Raises NotFound if it has none."""
     return ArmResponse(body=scale_set_json(_scale_set_vms(context, call)))
 
 
 async def show_scale_set_view(context: RequestContext, call: ArmCall) -> ArmResponse:
-    """The instance view of a scale set."""
+    """The instance view of the scale set that the path names. Raises NotFound if it has no instance."""
     return ArmResponse(body=scale_set_instance_view(_scale_set_vms(context, call)))
 
 
 async def list_instances(context: RequestContext, call: ArmCall) -> ArmResponse:
-    """The readable instances of a scale set."""
+    """The readable instances of a scale set, in pages.
+
+    Raises NotFound if it does not exist and the caller may read it; others get an empty list.
+    """
     instances = context.directory.vms_within(call.resource)
     if not instances and context.principal.may(Right.READ, call.resource):
         raise _scale_set_not_found(call)
@@ -320,17 +341,20 @@ async def list_instances(context: RequestContext, call: ArmCall) -> ArmResponse:
 
 
 async def show_instance(context: RequestContext, call: ArmCall) -> ArmResponse:
-    """An instance of a scale set."""
+    """The instance of a scale set that the path names. Raises ResourceAbsent."""
     return ArmResponse(body=VmRenderer(context, call).instance(find_instance(context, call)))
 
 
 async def show_instance_view(context: RequestContext, call: ArmCall) -> ArmResponse:
-    """The instance view of an instance."""
+    """The instance view of the instance that the path names. Raises ResourceAbsent."""
     return ArmResponse(body=VmRenderer(context, call).instance_view(find_instance(context, call)))
 
 
 def all_vms_in(context: RequestContext, resource: str) -> list[Vm]:
-    """All VMs of a set, also those that the caller may not read: a readable set is shown as a whole."""
+    """All VMs of a set in natural order, also those that the caller may not read; empty if unknown.
+
+    A readable set is shown as a whole.
+    """
     return [stored_vm(context, vm.key) for vm in context.directory.unfiltered.vms_within(resource)]
 
 
@@ -378,14 +402,20 @@ _SCALE_SET_ROUTES: tuple[ArmRoute, ...] = (
 
 
 async def list_availability_sets(context: RequestContext, call: ArmCall) -> ArmResponse:
-    """The readable availability sets of a subscription or group."""
+    """The readable availability sets of a subscription or group, in pages of SET_PAGE_SIZE.
+
+    Each lists those of its VMs that the caller may read. Raises as `require_container`.
+    """
     require_container(context, call)
     sets = _sets_of_kind(context, call, _AVAILABILITY_SETS_SEGMENT)
     return paged_response(call, sets, lambda resource: _visible_availability_set_json(context, resource), SET_PAGE_SIZE)
 
 
 async def show_availability_set(context: RequestContext, call: ArmCall) -> ArmResponse:
-    """An availability set, with those of its VMs that the caller may read."""
+    """The availability set that the path names, with those of its VMs that the caller may read.
+
+    Raises NotFound if it has no VM.
+    """
     if not context.directory.unfiltered.has_vms_in(call.resource):
         raise NotFound(
             f"availability set {call.path_params['set']!r} does not exist in resource group "

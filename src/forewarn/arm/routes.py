@@ -34,7 +34,11 @@ _FORM_TYPE = "application/x-www-form-urlencoded"
 
 
 def arm_routes(make_context: ContextFactory) -> list[Route]:
-    """One starlette route for every path: the facade matches paths itself, without case."""
+    """One starlette route for every path: the facade matches paths itself, without case.
+
+    Mount it last. Paths that it does not serve get a 404 or 405 in ARM's format. `make_context` authenticates callers,
+    except for routes without a right.
+    """
 
     async def endpoint(request: Request) -> Response:
         path = _normalize_path(request.scope["path"])  # not request.url.path, which quotes some characters again

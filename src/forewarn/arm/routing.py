@@ -44,7 +44,7 @@ class ArmCall:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ArmResponse:
-    """A response of the ARM facade."""
+    """A response of the ARM facade; `body` is encoded as JSON, None is an empty body."""
 
     status: int = 200
     body: Any = None  # encoded as JSON; None for an empty body
@@ -57,7 +57,10 @@ ArmAuthorizer = Callable[[RequestContext, ArmCall, Right], None]  # raises Forbi
 
 
 def require_on_resource(context: RequestContext, call: ArmCall, right: Right) -> None:
-    """Requires the right over the called resource, by its id: before it is known whether it exists."""
+    """Raises Forbidden unless the caller has the right over the called resource.
+
+    Checks only its id, so a caller without the right does not learn whether it exists.
+    """
     context.require(right, call.resource)
 
 
@@ -67,7 +70,10 @@ def allow_listing(context: RequestContext, call: ArmCall, right: Right) -> None:
 
 @dataclass(frozen=True)
 class ArmRoute:
-    """A route of the ARM facade; `path` is a template in Azure's spelling."""
+    """A route of the ARM facade; `path` is a template in Azure's spelling.
+
+    With `right` None no token is needed, and the handler is an AnonymousArmHandler.
+    """
 
     method: str
     path: str
@@ -78,17 +84,20 @@ class ArmRoute:
 
     @cached_property
     def pattern(self) -> re.Pattern[str]:
-        """The path as a regular expression that ignores case."""
+        """The path as a regular expression that ignores case; a parameter is one segment."""
         pieces = _PATH_PARAM.split(self.path)
         text = "".join(f"(?P<{p}>[^/]+)" if n % 2 else re.escape(p) for n, p in enumerate(pieces))
         return re.compile(text, re.IGNORECASE)
 
     def match_path(self, path: str) -> dict[str, str] | None:
-        """The path parameters of a matching path, else None."""
+        """The path parameters, in the client's spelling, if the whole path matches; else None."""
         match = self.pattern.fullmatch(path)
         return match.groupdict() if match else None
 
     def resource_id(self, path_params: Mapping[str, str]) -> str:
-        """The id of the called resource: the template up to its last parameter, filled in."""
+        """The id of the called resource: the template up to its last parameter, filled in.
+
+        So it ends before an action such as `/restart`. Without parameters it is the whole path.
+        """
         end = max((m.end() for m in _PATH_PARAM.finditer(self.path)), default=len(self.path))
         return _PATH_PARAM.sub(lambda m: path_params[m[1]], self.path[:end])

@@ -19,7 +19,7 @@ T = TypeVar("T", bound=msgspec.Struct)
 
 
 class ResourceAbsent(NotFound):
-    """The called VM, instance or set does not exist."""
+    """The called VM, instance or set does not exist, or the caller may not know of it."""
 
 
 class ArmEmptyBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -36,25 +36,25 @@ class ReimageBody(ArmEmptyBody, frozen=True, kw_only=True):
 
 
 class InstanceIdsBody(ArmEmptyBody, frozen=True, kw_only=True):
-    """Instance ids; left out, or `["*"]`: all instances."""
+    """Instance ids; if they are left out or `["*"]`, all instances are meant."""
 
     ids: tuple[str, ...] | None = msgspec.field(name="instanceIds", default=None)
 
 
 class ReimageInstancesBody(ReimageBody, frozen=True, kw_only=True):
-    """A reimage of some instances; ids left out: all instances."""
+    """A reimage of some instances; if ids are left out or `["*"]`, of all instances."""
 
     ids: tuple[str, ...] | None = msgspec.field(name="instanceIds", default=None)
 
 
 class RequiredInstanceIdsBody(ArmEmptyBody, frozen=True, kw_only=True):
-    """Instance ids of a call that must name them, such as delete."""
+    """Instance ids of a call that must name them, such as delete; `["*"]` means all instances."""
 
     ids: tuple[str, ...] = msgspec.field(name="instanceIds")
 
 
 def parse_arm_body(call: ArmCall, body_type: type[T]) -> T:
-    """The JSON body as this struct. Raises Rejected."""
+    """The JSON body as this struct; an empty body counts as {}. Raises Rejected if it does not fit."""
     try:
         return HandlerCall(body=call.body).parse_body(body_type)
     except RecursionError as error:
@@ -62,7 +62,10 @@ def parse_arm_body(call: ArmCall, body_type: type[T]) -> T:
 
 
 def find_vm(context: RequestContext, call: ArmCall) -> Vm:
-    """The VM that the path names. Raises ResourceAbsent, or NotFound with the right path for an instance."""
+    """The present VM that the path names; no instance of a scale set or cloud service.
+
+    Raises ResourceAbsent, or NotFound with the right path for a visible instance of a scale set. Does not check rights.
+    """
     name, group = call.path_params["vm"], call.path_params["group"]
     vm = context.store.vm(vm_key(call.path_params["subscription"], group, name))
     if vm is None or vm.removed_at is not None or vm.cloud_service or (vm.scale_set and not context.can_see(vm)):
@@ -75,19 +78,22 @@ def find_vm(context: RequestContext, call: ArmCall) -> Vm:
 
 
 def find_instance(context: RequestContext, call: ArmCall) -> Vm:
-    """The instance that the path names. Raises ResourceAbsent."""
+    """The present instance that the path names, by its id, in any case.
+
+    Raises ResourceAbsent. Does not check rights.
+    """
     return _find_instance_by_id(context, call, call.path_params["instance"])
 
 
 def selects_all_instances(ids: tuple[str, ...] | None) -> bool:
-    """Whether these instance ids of a body mean all instances."""
+    """Whether these instance ids of a body mean all instances: None or only `*`."""
     return ids is None or ids == (ALL_INSTANCES,)
 
 
 def find_instances(context: RequestContext, call: ArmCall, ids: tuple[str, ...]) -> list[Vm]:
-    """The instances with these ids, each once.
+    """The instances of the called scale set with these ids, each once, in the order of the ids.
 
-    Raises ResourceAbsent for an unknown id, Rejected for none or `*`.
+    Raises ResourceAbsent for an unknown id, Rejected for no ids or `*`. Does not check rights.
     """
     if not ids:
         raise Rejected(
@@ -99,7 +105,7 @@ def find_instances(context: RequestContext, call: ArmCall, ids: tuple[str, ...])
 
 
 def all_instances(context: RequestContext, call: ArmCall) -> list[Vm]:
-    """All instances of the called scale set that the caller may read.
+    """The instances of the called scale set that the caller may read, in natural order.
 
     Raises ResourceAbsent if there are none.
     """
@@ -115,7 +121,7 @@ def all_instances(context: RequestContext, call: ArmCall) -> list[Vm]:
 
 
 def scale_set_id(call: ArmCall) -> str:
-    """The resource id of the scale set that the path names."""
+    """The resource id of the scale set that the path names, in the client's spelling."""
     group = group_resource_id(call.path_params["subscription"], call.path_params["group"])
     return f"{group}/providers/Microsoft.Compute/virtualMachineScaleSets/{call.path_params['set']}"
 
@@ -137,7 +143,10 @@ def _is_instance(vm: Vm, scale_set: str, wanted: str) -> bool:
 
 
 def authorize_instances(context: RequestContext, call: ArmCall, right: Right) -> None:
-    """Requires the right over the scale set, or over each instance that the body names."""
+    """Raises Forbidden unless the caller has the right over the scale set or each instance in the body.
+
+    A body that names no instances, or `*`, needs the right over the scale set.
+    """
     if context.principal.may(right, call.resource):
         return
     ids = _instance_ids_in_body(call)

@@ -23,7 +23,7 @@ _NO_STORE_HEADERS = {"Cache-Control": "no-store", "Pragma": "no-cache"}
 
 
 class TokenError(Rejected):
-    """An error of the token endpoint: OAuth's code, and the number of Azure's error for the same cause."""
+    """An error of the token endpoint: OAuth's code `error`, and the AADSTS number of Azure's same error."""
 
     def __init__(self, status: int, error: str, number: int, message: str) -> None:
         super().__init__(f"AADSTS{number}: {message}")
@@ -37,7 +37,11 @@ class _ClientCredentials:
 
 
 async def issue_token(dependencies: Dependencies, call: ArmCall) -> ArmResponse:
-    """A token for a client's id and secret, from the form or from basic authentication."""
+    """A token for a client's id and secret, from the form or from basic authentication.
+
+    Errors are OAuth error responses; only Refused, for a service without sign-in, is raised. Needs no authentication;
+    if clients sign in at an external issuer, it always refuses.
+    """
     try:
         return _issue(dependencies, call)
     except TokenError as error:

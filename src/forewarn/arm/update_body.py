@@ -39,7 +39,7 @@ _MAX_TAG_NAME, _MAX_TAG_VALUE, _MAX_TAGS = 512, 256, 50  # Azure's limits
 
 
 def member_at(sent: JsonObject, path: MemberPath) -> Any:
-    """The value at this path of a body, or MISSING."""
+    """The value at this path of a body, which may be None for null; MISSING if there is no such member."""
     value: Any = sent
     for name in path:
         if not isinstance(value, dict) or name not in value:
@@ -49,7 +49,10 @@ def member_at(sent: JsonObject, path: MemberPath) -> Any:
 
 
 def merge_patch(old: Any, sent: Any) -> Any:
-    """`old` merged with `sent` (RFC 7396): a member that is left out stays, null removes one."""
+    """`old` merged with `sent` (RFC 7396), as a new value.
+
+    A member that is left out stays; null removes one.
+    """
     if not isinstance(sent, dict):
         return sent
     base = old if isinstance(old, dict) else {}
@@ -58,7 +61,7 @@ def merge_patch(old: Any, sent: Any) -> Any:
 
 
 def is_empty_value(value: Any) -> bool:
-    """Whether the value is null, an empty list, or an object of such values."""
+    """Whether the value is null, an empty list, or an object with only such values, or none."""
     if isinstance(value, dict):
         return all(map(is_empty_value, value.values()))
     return value is None or value == []
@@ -67,7 +70,11 @@ def is_empty_value(value: Any) -> bool:
 def require_unchanged(
     sent: JsonObject, shown: JsonObject, changeable: frozenset[MemberPath], above: MemberPath = ()
 ) -> None:
-    """Raises ArmError if `sent` differs from what a GET shows, except at the changeable paths."""
+    """Raises ArmError if `sent` differs from what a GET shows, except at the changeable paths.
+
+    Members that are left out or null, read-only ones, and empty ones that a GET does not show are accepted; texts are
+    compared without case. `above` is the path of `sent` within the body.
+    """
     for name, value in sent.items():
         path = (*above, name)
         if path in changeable or value is None or ".".join(path) in _READ_ONLY_MEMBERS:
@@ -84,25 +91,25 @@ def require_unchanged(
 
 
 def require_object(value: Any, path: MemberPath) -> JsonObject:
-    """The value, if it is a JSON object. Raises ArmError."""
+    """The value, if it is a JSON object. Raises ArmError, naming `path`, if not."""
     if isinstance(value, dict):
         return value
     raise invalid_member(path, f"is {json_text(value)}: send an object")
 
 
 def invalid_member(path: MemberPath, what: str) -> ArmError:
-    """The error for a member of the body; `what` continues the sentence after its path."""
+    """Returns an ArmError 400 for a member of the body; `what` continues the sentence after its path."""
     where = path_text(path)
     return ArmError(400, "InvalidParameter", f"{where} {what}", target=where)
 
 
 def path_text(path: MemberPath) -> str:
-    """The path with dots, cut to the length of a quotation."""
+    """The path with dots, cut as by `truncate_text`."""
     return truncate_text(".".join(path))
 
 
 def json_text(value: Any) -> str:
-    """The value as JSON, cut to the length of a quotation."""
+    """The value as JSON, cut as by `truncate_text`."""
     return truncate_text(msgspec.json.encode(value).decode())
 
 
@@ -138,7 +145,7 @@ def _remedy_text(path: MemberPath, sent: Any, shown: Any) -> str:
 
 
 def truncate_text(text: str) -> str:
-    """The text, cut to the length of a quotation."""
+    """The text; if it is longer than 80 characters, its first 80 and an ellipsis."""
     return text if len(text) <= _MAX_QUOTED_LENGTH else f"{text[:_MAX_QUOTED_LENGTH]}…"
 
 
@@ -181,9 +188,9 @@ T = TypeVar("T", bound=_SettingsPart)
 
 
 def read_profile(value: Any, path: MemberPath) -> VmSettingsChange:
-    """The notices that a `scheduledEventsProfile` sets; a notification that is left out is off.
+    """The notices that a `scheduledEventsProfile` sets, in minutes; 0 for one that is off or left out.
 
-    Raises ArmError.
+    Raises ArmError, naming `path`, for an unknown member or a notice that is not allowed.
     """
     profile = _convert(value, _ScheduledEventsProfile, path)
     terminate = (*path, "terminateNotificationProfile", "notBeforeTimeout")
@@ -199,7 +206,10 @@ def read_profile(value: Any, path: MemberPath) -> VmSettingsChange:
 
 
 def read_policy(value: Any, path: MemberPath) -> VmSettingsChange:
-    """The settings of a `scheduledEventsPolicy`; a setting that is left out is off. Raises ArmError."""
+    """The settings of a `scheduledEventsPolicy`; a setting that is left out is off.
+
+    Raises ArmError, naming `path`, for an unknown member or a wrong type.
+    """
     policy = _convert(value, _ScheduledEventsPolicy, path)
     targets = policy.scheduled_events_additional_publishing_targets
     return VmSettingsChange(
@@ -210,7 +220,10 @@ def read_policy(value: Any, path: MemberPath) -> VmSettingsChange:
 
 
 def read_tags(value: Any, path: MemberPath) -> dict[str, str]:
-    """The tags of a body, within Azure's limits. Raises ArmError."""
+    """The tags of a body; none for null.
+
+    Raises ArmError for more than Azure's limits allow, a value that is no text, or names that differ only in case.
+    """
     try:
         tags = msgspec.convert(_drop_empty(value), dict[str, str])
     except msgspec.ValidationError as error:

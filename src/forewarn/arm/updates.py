@@ -55,7 +55,7 @@ _POLICY_PATH: MemberPath = ("properties", "scheduledEventsPolicy")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UpdateTarget:
-    """The resource of an update: its VMs, and what a GET shows of it."""
+    """The resource of an update: all its VMs, and what a GET shows of it without instance view."""
 
     vms: Sequence[Vm]
     rendered: JsonObject
@@ -64,7 +64,10 @@ class UpdateTarget:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UpdatableKind:
-    """A kind of resource: how to find it, and the paths of its profile and policy, if it has them."""
+    """A kind of resource: how to find it, and the paths of its profile and policy, if it has them.
+
+    `find` raises ResourceAbsent.
+    """
 
     find: Callable[[RequestContext, ArmCall], UpdateTarget]
     profile: MemberPath | None = None
@@ -72,7 +75,7 @@ class UpdatableKind:
 
     @property
     def changeable_paths(self) -> frozenset[MemberPath]:
-        """The members that an update may change."""
+        """The members that an update may change: the tags, and its profile and policy."""
         return frozenset(path for path in (_TAGS_PATH, self.profile, self.policy) if path is not None)
 
 
@@ -196,7 +199,10 @@ def _tag_changes(sent: JsonObject, old: dict[str, str], is_whole: bool) -> dict[
 
 
 def authorize_set_and_vms(context: RequestContext, call: ArmCall, right: Right) -> None:
-    """Requires the right over the set and over each of its VMs, whose ids are not below the set's id."""
+    """Raises Forbidden unless the caller has the right over the set and over each of its VMs.
+
+    The ids of an availability set's VMs are not below its own.
+    """
     require_on_resource(context, call, right)
     if not context.principal.may_all(right, map(vm_resource_id, all_vms_in(context, call.resource))):
         raise Forbidden(f"{context.caller_name} does not have the right to {right} over every VM of {call.resource}")
