@@ -28,7 +28,7 @@ _MAX_PERFORM_CALLS = 1000  # calls after which an act counts as never done
 class HypervisorConformance(ABC):
     """The tests that every `Hypervisor` must pass. Subclass it and define `open` and `effects`."""
 
-    start_time = 1_700_000_000.0  # the `now` of the first `perform`, in seconds since 1970
+    start_time = 1_700_000_000.0  # the `now` of the first `perform`, in seconds since 1970; may be overridden
 
     @abstractmethod
     async def open(self) -> Hypervisor:
@@ -36,14 +36,17 @@ class HypervisorConformance(ABC):
 
     @abstractmethod
     def effects(self, act: Act) -> int:
-        """Count how often the act took effect, seen from outside; called while no hypervisor is open."""
+        """Return how often the act took effect, seen from outside; called while no hypervisor is open."""
 
     async def wait_until(self, at: float) -> float:
-        """Return the time once it is `at` or later; override it to really wait if acts take real time."""
+        """Return `at` at once; override it to wait and return the time then if acts take real time."""
         return at
 
     def act(self, verb: Verb, event_id: str = "6D9F3C1A-0000-4000-8000-000000000001") -> Act:
-        """Return an act for the hypervisor to perform; override it to name a VM of yours."""
+        """Return an act for the hypervisor to perform, with an id of its own for each event id.
+
+        Override it to name a VM of yours.
+        """
         to_host = "host-2" if verb in _MOVING_VERBS else ""
         return Act(
             id=act_id(event_id, "vm-1"),
@@ -65,7 +68,11 @@ class HypervisorConformance(ABC):
             await hypervisor.close()
 
     async def perform_until_done(self, hypervisor: Hypervisor, act: Act, now: float) -> tuple[ActDone, float]:
-        """Call `perform` as the executor does until the act is done; return its result and the time it was done."""
+        """Call `perform` as the executor does until the act is done; return its result and the time then.
+
+        After Unavailable it tries again a second later. AssertionError after 1000 calls, or if ActUnderWay names a time
+        that is not in the future.
+        """
         for _ in range(_MAX_PERFORM_CALLS):
             try:
                 answer = await hypervisor.perform(act, now)

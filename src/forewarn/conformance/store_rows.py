@@ -24,7 +24,7 @@ replace_fields = msgspec.structs.replace  # a copy of a frozen struct with some 
 
 
 def sample_vm(name: str, **facts: Any) -> Vm:
-    """Return a VM of availability set `web` on host `h1`; `facts` are the fields that differ."""
+    """Return a VM of availability set `web` on host `h1`; `facts` sets other fields."""
     where = {"subscription_id": "sub", "resource_group": "group", "location": "north", "availability_set": "web"}
     return Vm(**{"name": name, "vm_id": f"id of {name}", "host": "h1", **where, **facts})
 
@@ -33,42 +33,42 @@ SAMPLE_SCOPE_ID = sample_vm("any").scope_id  # the scope of the sample VMs
 
 
 def sample_event(event_id: str, **facts: Any) -> Event:
-    """Return a scheduled restart of `web-0` in the sample scope."""
+    """Return a scheduled restart of `web-0`, of request `r1`; `facts` sets other fields."""
     given: dict[str, Any] = {"scope_id": SAMPLE_SCOPE_ID, "request_id": "r1", "cause": Cause.USER_RESTART, "who": "ann"}
     return Event(**{"id": event_id, "vms": ("web-0",), "published_at": 10.0, "not_before": 910.0, **given, **facts})
 
 
 def finished_event(event: Event, at: float) -> Event:
-    """Return the event as it is after it finished at the time `at`."""
+    """Return a copy of the event, over since the time `at` and finished."""
     return replace_fields(event, status=EventState.OVER, over_at=at, ending=Ending.FINISHED)
 
 
 def sample_request(request_id: str, **facts: Any) -> MaintenanceRequest:
-    """Return a request to restart `web-0`."""
+    """Return a request to restart `web-0`; `facts` sets other fields."""
     return MaintenanceRequest(
         **{"id": request_id, "ask": RequestedOperation.RESTART, "who": "ann", "at": 1.5, "targets": ("web-0",), **facts}
     )
 
 
 def sample_rollout(request_id: str, *, closed: bool = False, **facts: Any) -> MaintenanceRequest:
-    """Return the request of a paused rollout over host `h1`; it is open unless `closed`."""
+    """Return the request of a paused rollout over host `h1`, open unless `closed`; `facts` sets the rest."""
     rollout = Rollout(impact=RolloutImpact.UPDATE, hosts=("h1",), progress=RolloutState.PAUSED, closed=closed)
     return sample_request(request_id, ask=RequestedOperation.ROLLOUT, rollout=rollout, **facts)
 
 
 def sample_planned_event(event_id: str, **facts: Any) -> PlannedEvent:
-    """Return a planned host update of `web-0` in the sample scope."""
+    """Return a planned host update of `web-0`, of request `r1`; `facts` sets other fields."""
     given: dict[str, Any] = {"request_id": "r1", "scope_id": SAMPLE_SCOPE_ID, "cause": Cause.HOST_UPDATE, "who": "ann"}
     return PlannedEvent(**{"event_id": event_id, "vms": ("web-0",), "notice_s": 900.0, **given, **facts})
 
 
 def sample_history_entry(text: str, **facts: Any) -> HistoryEntry:
-    """Return a history entry with this text."""
+    """Return a history entry of kind FLEET with this text; `facts` sets other fields."""
     return HistoryEntry(**{"at": 5.0, "what": EntryKind.FLEET, "text": text, **facts})
 
 
 def sample_delivery(event_id: str, vm: str = "web-0", **facts: Any) -> EventDelivery:
-    """Return the fact that this VM was given the event as Scheduled."""
+    """Return the delivery of the event to this VM, at 20.0 and as Scheduled; `facts` sets other fields."""
     given: dict[str, Any] = {
         "scope_id": SAMPLE_SCOPE_ID,
         "status": "Scheduled",
@@ -79,5 +79,5 @@ def sample_delivery(event_id: str, vm: str = "web-0", **facts: Any) -> EventDeli
 
 
 def sample_poll(vm: str, at: float, **facts: Any) -> LastPoll:
-    """Return the last poll of this VM, at the time `at`."""
+    """Return the last poll of this VM, at the time `at` in the sample scope; `facts` sets other fields."""
     return LastPoll(**{"vm": vm, "scope_id": SAMPLE_SCOPE_ID, "at": at, "version": "2020-07-01", "count": 1, **facts})

@@ -19,10 +19,10 @@ class StoreSuite(ABC):
 
     @abstractmethod
     def open(self) -> Store:
-        """Open the store under test; a second call within one test must find what was committed before."""
+        """Open the store under test, empty at first; a second call in one test must find what was committed."""
 
     def run_scenarios(self, *scenarios: StoreScenario) -> None:
-        """Run the scenarios in order, each on the store opened again and closed afterwards."""
+        """Run the scenarios in order, each in its own event loop, on the store opened again and then closed."""
         for scenario in scenarios:
             asyncio.run(self._run_one(scenario))
 

@@ -44,13 +44,13 @@ EVENT_TYPE_OF_VERB: dict[Verb, Kind] = {  # the event type that announces a verb
 class CommandSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How one verb is performed. In the settings: `[commands.reboot]`."""
 
-    run: tuple[str, ...]
-    timeout_s: float = 300
+    run: tuple[str, ...]  # program and arguments; exit code 0 means that the act succeeded
+    timeout_s: float = 300  # real time, for `run` and for `check`; after it they are killed
     check: tuple[str, ...] = ()  # asks whether the act is done: exit code 0 means yes, 1 means no
 
 
 def check_commands(commands: Mapping[str, CommandSpec]) -> None:
-    """Raises Rejected if a command has an unknown verb, no program, or no timeout."""
+    """Raises Rejected if a command has an unknown verb, no program, or a timeout that is not above 0."""
     for name, spec in commands.items():
         if name != ANY_VERB and name not in list(Verb):
             raise Rejected(
@@ -63,12 +63,19 @@ def check_commands(commands: Mapping[str, CommandSpec]) -> None:
 
 
 class CommandHypervisor:
-    """Performs each act with the operator's command for its verb."""
+    """Performs each act with the operator's command for its verb, and records each run in a journal.
+
+    A command that began and was not seen to end runs again, unless its check says that the act was done.
+    """
 
     def __init__(
         self, commands: Mapping[str, CommandSpec], directory: Path, *, perform_wait_s: float = PERFORM_WAIT_S
     ) -> None:
-        """`directory` holds the journal of command runs, and the output of commands until they end."""
+        """`directory` holds the journal of command runs, and the output of commands until they end.
+
+        It is created if missing. `perform_wait_s` is real time. Raises Rejected if a command is wrong or the journal
+        cannot be used.
+        """
         check_commands(commands)
         directory.mkdir(parents=True, exist_ok=True, mode=0o700)
         self._commands = commands
@@ -79,7 +86,12 @@ class CommandHypervisor:
         self._is_closed = False
 
     async def perform(self, act: Act, now: float) -> ActDone | ActUnderWay:
-        """Start the command of this act, or return its outcome; waits for it only a short time."""
+        """Start the command of this act and wait for it for `perform_wait_s`, or return its recorded outcome.
+
+        The act fails if its verb has no command, or if the command cannot be started, ends with another code than 0, or
+        takes too long. Raises Unavailable if a check does not know whether the act was done, ActNotTried if the journal
+        cannot be used.
+        """
         spec = self._commands.get(act.verb) or self._commands.get(ANY_VERB)
         if spec is None:
             note = f"no command is set for {act.verb}: add [commands.{act.verb}] with run = […] to the settings"
@@ -96,7 +108,10 @@ class CommandHypervisor:
         return task.result()
 
     async def close(self) -> None:
-        """Release everything. Running commands continue; the next service finds them in the journal."""
+        """Close the journal; may be called twice.
+
+        Running commands continue, and the next service finds them in the journal.
+        """
         if self._is_closed:
             return
         self._is_closed = True
@@ -149,7 +164,7 @@ class CommandHypervisor:
 
 
 def command_input(act: Act) -> dict[str, str]:
-    """The input of a command: each value in its environment, and all of them as JSON on its stdin."""
+    """The input of a command: each value as FOREWARN_NAME in its environment, and all as JSON on stdin."""
     return {
         "act": act.id,
         "vm": act.name,

@@ -40,7 +40,7 @@ class CommandResult:
     """How a command ended: `code` is negative for a signal, None if it was killed after its timeout."""
 
     code: int | None
-    output: str
+    output: str  # the last 4096 bytes of stdout and stderr
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,7 +53,11 @@ class CommandRun:
 
     @classmethod
     def start(cls, argv: tuple[str, ...], *, environment: Mapping[str, str], stdin: bytes, output: Path) -> CommandRun:
-        """Start the command; OSError if that fails. `stdin` must fit into a pipe's buffer (64 KiB)."""
+        """Start the command in a session of its own; OSError if that fails. Does not wait for it.
+
+        `environment` is all that it gets. `stdin` must fit into a pipe's buffer (64 KiB). Stdout and stderr go to the
+        file `output`, which is overwritten.
+        """
         output.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         read_end, write_end = os.pipe()
         try:
@@ -73,7 +77,10 @@ class CommandRun:
         return cls(pid=pid, started=process_start_time(pid), output=output)
 
     async def wait(self, *, within_s: float) -> CommandResult:
-        """Wait for its end; after `within_s` seconds kill it with its process group."""
+        """Wait for its end; after `within_s` seconds kill it with its process group. Deletes the output file.
+
+        Only the process that started it may wait, and only once. If the wait is cancelled, the command goes on.
+        """
         deadline = asyncio.get_running_loop().time() + within_s
         interval_s = 0.005
         while (code := self._exit_code()) is None:
@@ -102,13 +109,16 @@ class CommandRun:
 
 
 def kill_process_group(pid: int) -> None:
-    """Kill the command and those of its children that stayed in its process group."""
+    """Kill the command and those of its children that stayed in its process group; ignored if it is gone."""
     with suppress(ProcessLookupError, PermissionError):
         os.killpg(pid, signal.SIGKILL)
 
 
 async def end_orphaned_command(pid: int, started: str, *, within_s: float) -> None:
-    """Wait for a command that an earlier service started; kill it after `within_s` seconds."""
+    """Wait for a command that an earlier service started; kill it after `within_s` seconds.
+
+    Returns at once if it has ended, or if another process has its pid (`started` is its start time).
+    """
     if not await wait_for_process_exit(pid, started, within_s=within_s):
         kill_process_group(pid)
         await wait_for_process_exit(pid, started, within_s=10.0)
@@ -126,7 +136,10 @@ class CommandRunRecord(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CommandRunJournal:
-    """The journal of command runs, a SQLite file. Each call is one durable transaction."""
+    """The journal of command runs, a SQLite file. Writes are durable on return.
+
+    The constructor creates the file, or raises Rejected if it cannot be used; later calls raise ActNotTried.
+    """
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -147,16 +160,19 @@ class CommandRunJournal:
         return msgspec.convert(values, CommandRunRecord, strict=False) if values else None
 
     def begin(self, act_id: str, now: float) -> None:
-        """Record that the command is about to start: from now on it may have had its effect."""
+        """Record that the command is about to start: from now on it may have had its effect.
+
+        Replaces the act's earlier entry, and deletes finished entries that began over 30 days of lab time ago.
+        """
         self._execute("DELETE FROM attempt WHERE ok IS NOT NULL AND begun_at < ?", now - _RETENTION_S)
         self._execute("INSERT OR REPLACE INTO attempt VALUES (?, ?, 0, '', NULL, '')", act_id, now)
 
     def record_process(self, act_id: str, pid: int, started: str) -> None:
-        """Record the process of the command."""
+        """Record the process of the command; `begin` comes before."""
         self._execute("UPDATE attempt SET pid = ?, started = ? WHERE act_id = ?", pid, started, act_id)
 
     def end(self, act_id: str, *, ok: bool, note: str) -> None:
-        """Record the outcome of the command."""
+        """Record the outcome of the command; `begin` comes before."""
         self._execute("UPDATE attempt SET ok = ?, note = ? WHERE act_id = ?", ok, note, act_id)
 
     def close(self) -> None:

@@ -34,10 +34,11 @@ class Hypervisor(Protocol):
     """Performs acts on VMs. Implementations pass the suite in `forewarn.conformance`."""
 
     async def perform(self, act: Act, now: float) -> ActDone | ActUnderWay:
-        """Start this act, or return how it is going.
+        """Start this act, or return how it is going; does not wait for lab time.
 
-        An act takes effect at most once, however often this is called. `now` is lab time. Raises Unavailable if the
-        outcome is unknown: call it again later.
+        An act takes effect at most once, however often this is called, also at the same time and after reopening. `now`
+        is lab time. Raises Unavailable if the outcome is unknown: call it again later; ActNotTried if the attempt does
+        not count.
         """
 
     async def close(self) -> None:

@@ -51,8 +51,8 @@ class Effect(msgspec.Struct, frozen=True, kw_only=True):
     verb: Verb
     event_id: str
     begun_at: float
-    ends_at: float
-    ended: bool = False
+    ends_at: float  # planned when it began
+    ended: bool = False  # whether a perform at `ends_at` or later has seen its end
     from_host: str = ""
     to_host: str = ""
     performs: int = 0  # how often perform was called for it
@@ -61,12 +61,15 @@ class Effect(msgspec.Struct, frozen=True, kw_only=True):
 class VmHistory(msgspec.Struct, frozen=True, kw_only=True):
     """What has happened to a VM, from the effects that ended."""
 
-    boots: int = 0
+    boots: int = 0  # reboots, redeployments, starts and reimages
     host: str = ""  # where it is now; "": on no host, or unknown
 
 
 class EffectLedger:
-    """The ledger, a SQLite file or in memory. Open it with `EffectLedger.open`; its user must close it."""
+    """The ledger, a SQLite file or in memory. Open it with `EffectLedger.open`; its user must close it.
+
+    Calls without `await` block, and are safe from any thread. All raise ActNotTried if the ledger cannot be used now.
+    """
 
     def __init__(self, connection: sqlite3.Connection, name: str) -> None:
         self._connection = connection
@@ -94,7 +97,10 @@ class EffectLedger:
 
     @contextmanager
     def transaction(self) -> Iterator[None]:
-        """Everything written inside the block becomes durable together at its end, or not at all."""
+        """Everything written inside the block becomes durable together at its end, or not at all.
+
+        Other threads wait meanwhile. It cannot be nested.
+        """
         with self._lock:
             self._execute("BEGIN IMMEDIATE")
             try:
@@ -105,7 +111,11 @@ class EffectLedger:
                     self._execute("ROLLBACK")
 
     async def write_in_group(self, write: Callable[[], T]) -> T:
-        """The result of `write`, once its writes are durable. Calls at the same time share one transaction."""
+        """The result of `write`, or its error, once its writes are durable. Concurrent calls share a commit.
+
+        `write` may run in another thread, and again after a rollback because of another call: it must change only the
+        ledger, and not use `transaction`. Raises ActNotTried if the ledger cannot be written.
+        """
         if self._name == _IN_MEMORY:
             with self.transaction():
                 return write()
@@ -116,7 +126,7 @@ class EffectLedger:
         return await future
 
     async def wait_until_written(self) -> None:
-        """Wait until no group of writes is under way."""
+        """Wait until all calls of `write_in_group` are done."""
         if self._commit_task is not None:
             await self._commit_task
 
@@ -164,11 +174,11 @@ class EffectLedger:
         return False
 
     def mark_ended(self, act_id: str) -> None:
-        """Record that the effect of this act is over."""
+        """Record that the effect of this act is over; does nothing if it has none."""
         self._execute("UPDATE effect SET ended = 1 WHERE act_id = ?", act_id)
 
     def find(self, act_id: str) -> Effect | None:
-        """The effect of this act, or None."""
+        """The effect of this act, ended or under way, or None."""
         rows = self._execute(f"{_SELECT_EFFECTS} WHERE act_id = ?", act_id)
         return _effect_from_row(rows[0]) if rows else None
 
@@ -180,7 +190,7 @@ class EffectLedger:
         ]
 
     def vm_history(self, vm: str) -> VmHistory:
-        """How often this VM (by key) booted, and the host it is on."""
+        """How often this VM (by key) booted, and the host it is on, from the effects that ended."""
         ended = sorted((e for e in self.effects(vm) if e.ended), key=lambda e: e.ends_at)
         host = ""
         for effect in ended:
@@ -189,11 +199,11 @@ class EffectLedger:
 
     @property
     def repeated_effects(self) -> int:
-        """How often an act was about to take effect a second time: 0 unless a hypervisor has a bug."""
+        """How often `record_effect` refused a second effect of an act: 0 unless a hypervisor has a bug."""
         return int(self._execute("SELECT coalesce(sum(repeats), 0) FROM act")[0][0])
 
     def close(self) -> None:
-        """Close the database."""
+        """Close the database; may be called twice. An in-memory ledger is lost."""
         with self._lock:
             self._connection.close()
 

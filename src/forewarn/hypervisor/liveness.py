@@ -27,7 +27,7 @@ def is_process_alive(pid: int, started: str) -> bool:
 
 
 async def wait_for_process_exit(pid: int, started: str, *, within_s: float) -> bool:
-    """Wait until the process is gone, for at most `within_s` seconds; returns False if it is still alive."""
+    """Wait until the process is gone, for at most `within_s` real seconds; returns whether it is gone."""
     deadline = asyncio.get_running_loop().time() + within_s
     interval_s = 0.01
     while is_process_alive(pid, started):

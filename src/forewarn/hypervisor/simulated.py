@@ -32,11 +32,11 @@ class _BaseRule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 class DurationRule(_BaseRule, frozen=True, kw_only=True, tag="take"):
     """The act takes this long, regardless of the duration it asks for."""
 
-    seconds: Annotated[float, msgspec.Meta(ge=0, le=1e9)]
+    seconds: Annotated[float, msgspec.Meta(ge=0, le=1e9)]  # lab time
 
 
 class SlowRule(_BaseRule, frozen=True, kw_only=True, tag="slow"):
-    """The act takes `factor` times as long."""
+    """The act takes `factor` times as long as usual, or as a DurationRule says."""
 
     factor: Annotated[float, msgspec.Meta(ge=0, le=1e6)] = 10.0
 
@@ -48,13 +48,13 @@ class FailRule(_BaseRule, frozen=True, kw_only=True, tag="fail"):
 
 
 class UnreachableRule(_BaseRule, frozen=True, kw_only=True, tag="unavailable"):
-    """The hypervisor is unreachable for the first `times` attempts of each act."""
+    """The first `times` calls of `perform` for each act raise Unavailable and have no effect."""
 
     times: Annotated[int, msgspec.Meta(ge=1)] = 1
 
 
 class FalseSuccessRule(_BaseRule, frozen=True, kw_only=True, tag="lie"):
-    """The act is reported as done, but has no effect."""
+    """The act is reported as done at once, but has no effect."""
 
 
 BehaviourRule = DurationRule | SlowRule | FailRule | UnreachableRule | FalseSuccessRule
@@ -68,7 +68,7 @@ class SimulatedBehaviour(msgspec.Struct, frozen=True):
 
     @classmethod
     def from_rules(cls, rows: Sequence[Mapping[str, object]]) -> SimulatedBehaviour:
-        """The behaviour that the settings describe. Rejected names the wrong rule."""
+        """The behaviour that the settings describe, one table per rule. Rejected names the wrong rule."""
         if not isinstance(rows, list | tuple):
             raise Rejected(f"hypervisor rules {rows!r} are not a list: give a list of tables, one per rule")
         return cls(rules=tuple(parse_rule(row) for row in rows))
@@ -78,12 +78,12 @@ class SimulatedBehaviour(msgspec.Struct, frozen=True):
         return next((rule for rule in self.rules if isinstance(rule, kind) and rule.matches(act)), None)
 
     def duration_s(self, act: Act, usual_s: float) -> float:
-        """How long this act takes, given its usual duration, both in seconds of lab time."""
+        """How long this act takes by the rules, given its usual duration, both in seconds of lab time."""
         duration_rule, slow_rule = self.first_match(DurationRule, act), self.first_match(SlowRule, act)
         return (duration_rule.seconds if duration_rule else usual_s) * (slow_rule.factor if slow_rule else 1.0)
 
     def unreachable_attempts(self, act: Act) -> int:
-        """How many attempts of this act find the hypervisor unreachable."""
+        """How many calls of `perform` for this act raise Unavailable, 0 without a rule."""
         unreachable_rule = self.first_match(UnreachableRule, act)
         return unreachable_rule.times if unreachable_rule else 0
 
@@ -101,7 +101,7 @@ def parse_rule(row: Mapping[str, object]) -> BehaviourRule:
     return rule
 
 
-USUAL_DURATION_S: dict[Verb, float] = {  # of acts that do not say how long they take
+USUAL_DURATION_S: dict[Verb, float] = {  # of acts that do not say how long they take, in lab time
     Verb.FREEZE: 9.0,  # spec §6.4
     Verb.MIGRATE: 5.0,  # spec §6.4
     Verb.REBOOT: 30.0,
@@ -119,7 +119,7 @@ USUAL_DURATION_S: dict[Verb, float] = {  # of acts that do not say how long they
 class SimulatedHypervisor:
     """Performs acts in its ledger, on lab time. It owns the ledger.
 
-    A change of the rules affects only acts that have not begun.
+    A change of the rules affects only acts that have not begun, except for rules that make it unreachable.
     """
 
     def __init__(self, ledger: EffectLedger, behaviour: SimulatedBehaviour = SimulatedBehaviour()) -> None:  # noqa: B008 (frozen)
@@ -132,7 +132,7 @@ class SimulatedHypervisor:
         return self._ledger
 
     def set_behaviour(self, behaviour: SimulatedBehaviour) -> None:
-        """Use this behaviour for acts that begin from now on."""
+        """Use this behaviour for acts that begin from now on; unreachable rules apply to acts under way too."""
         self._behaviour = behaviour
 
     def has_begun(self, act_id: str) -> bool:
@@ -140,7 +140,10 @@ class SimulatedHypervisor:
         return self._ledger.find(act_id) is not None
 
     async def perform(self, act: Act, now: float) -> ActDone | ActUnderWay:
-        """Record the effect of the act, or return how it is going. Unavailable if a rule makes it unreachable."""
+        """Record the effect of the act, or return how it is going.
+
+        Raises Unavailable if a rule makes it unreachable, ActNotTried if the ledger cannot be written.
+        """
         answer = await self._ledger.write_in_group(lambda: self._perform_in_ledger(act, now))
         if answer is None:
             raise Unavailable(f"the hypervisor of VM {act.name!r} does not answer for act {act.id!r}")

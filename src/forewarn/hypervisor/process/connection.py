@@ -36,16 +36,16 @@ _SHUTDOWN_VERBS = frozenset({Verb.EVICT, Verb.DELETE, Verb.POWER_OFF, Verb.DEALL
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SupervisorNotification:
-    """A message of a supervisor that is not an answer to an order."""
+    """A message of a supervisor that is not an answer to an order: a hello, a listener or an exit."""
 
     hello: SupervisorHello | None = None
     listener: ListenerOffer | None = None
     exited: ProgramExitMessage | None = None
-    fds: tuple[int, ...] = ()
+    fds: tuple[int, ...] = ()  # of a listener; the receiver closes them
 
 
 class SupervisorConnection:
-    """The connection to one supervisor. It owns its socket."""
+    """The connection to one supervisor. It owns its socket, and closes itself on errors and at its end."""
 
     def __init__(self, sock: socket.socket) -> None:
         """Start reading from a connected unix socket, inside a running event loop."""
@@ -57,21 +57,21 @@ class SupervisorConnection:
         self._answers: dict[str, SupervisorMessage] = {}
         self._verbs: dict[str, Verb] = {}
         self._changed = asyncio.Event()
-        self.hello = SupervisorHello(vm="", pid=0, started="")
-        self.boot_id = ""
-        self.state = ""
+        self.hello = SupervisorHello(vm="", pid=0, started="")  # empty until `identify`
+        self.boot_id = ""  # changes with each boot of the VM
+        self.state = ""  # "running", "frozen", "down" or "ended"; "" until `identify`
         self.is_closed = False
         sock.setblocking(False)
         self._loop.add_reader(sock.fileno(), self._on_readable)
 
     @property
     def pid(self) -> int:
-        """The process id of the supervisor."""
+        """The process id of the supervisor; 0 until `identify`."""
         return self.hello.pid
 
     @property
     def program(self) -> tuple[str, ...] | None:
-        """The program inside the VM, with its arguments."""
+        """The program inside the VM, with its arguments; None if it has none or before `identify`."""
         return self.hello.program
 
     def identify(self, hello: SupervisorHello) -> None:
@@ -83,7 +83,7 @@ class SupervisorConnection:
         self._answers.update(known)
 
     async def receive(self) -> SupervisorNotification | None:
-        """The next message that is not an answer; None when the connection is closed."""
+        """The next message that is not an answer, in order; None, once, after the connection was closed."""
         return await self._received.get()
 
     def discard_received(self) -> None:
@@ -94,7 +94,10 @@ class SupervisorConnection:
                 os.close(fd)
 
     def send(self, message: dict[str, Any]) -> None:
-        """Send a message. If the socket's buffer is full, the supervisor has stopped reading: then close."""
+        """Send a message, without waiting; does nothing if the connection is closed.
+
+        If that fails or the socket's buffer is full, the supervisor has stopped reading: then it closes.
+        """
         if self.is_closed:
             return
         line = encode_message(message)
@@ -106,25 +109,29 @@ class SupervisorConnection:
             self.close()
 
     def send_order(self, act: Act, duration_s: float) -> None:
-        """Order an act. A repeated order gets the same answer and has no second effect."""
+        """Send the order to perform an act. A repeated order gets the same answer and has no second effect.
+
+        `duration_s` is how long the act should take, in real time. `wait_for_answer` returns the answer.
+        """
         if (previous := self._answers.get(act.id)) is not None and not previous.is_final:
             del self._answers[act.id]
         self._verbs[act.id] = act.verb
         self.send(order_message(act, duration_s))
 
     def send_thaw(self, act_id: str) -> None:
-        """End the freeze of this act now."""
+        """Send the order to end the freeze of this act now."""
         self.send({"thaw": act_id})
 
     def final_answer(self, act_id: str) -> SupervisorMessage | None:
-        """The final answer to this act, if it has arrived."""
+        """The final answer to this act, also one from the hello; None if it has not arrived."""
         message = self._answers.get(act_id)
         return message if message is not None and message.is_final else None
 
     async def wait_for_answer(self, act_id: str, *, within_s: float, final: bool) -> SupervisorMessage | None:
-        """The answer to an act, or with `final` its final answer; None after `within_s` seconds.
+        """Wait for the answer to an act, with `final` for its final answer, and return it.
 
-        Raises Unavailable if the connection closes.
+        After `within_s` seconds of real time return the latest answer, which may not be final, or None. Raises
+        Unavailable if the connection closes before.
         """
         with suppress(TimeoutError):
             async with asyncio.timeout(within_s):
@@ -137,7 +144,7 @@ class SupervisorConnection:
         return message
 
     def close(self) -> None:
-        """Close the connection; `receive` and `wait_for_answer` end."""
+        """Close the connection; `receive` and `wait_for_answer` end. May be called twice."""
         if self.is_closed:
             return
         self.is_closed = True

@@ -26,14 +26,14 @@ _MIN_RETRY_AFTER_S = 0.05  # lab time
 
 
 class FallbackHypervisor(Hypervisor, Protocol):
-    """A hypervisor for VMs without a supervisor."""
+    """A hypervisor for VMs without a supervisor, which knows the acts that it has begun."""
 
     def has_begun(self, act_id: str) -> bool:
         """Whether this act has taken effect there, or is under way."""
 
 
 class ProcessHypervisor:
-    """Performs acts through supervisors; owns the fallback hypervisor."""
+    """Performs acts through supervisors; owns the fallback hypervisor. `answer_timeout_s` is real time."""
 
     def __init__(
         self,
@@ -52,7 +52,8 @@ class ProcessHypervisor:
     async def perform(self, act: Act, now: float) -> ActDone | ActUnderWay:
         """Order the act from the VM's supervisor, or perform it with the fallback if the VM has none.
 
-        Raises Unavailable if the supervisor does not answer.
+        An act that began with the fallback stays there. Raises Unavailable if the supervisor does not connect or answer
+        in time.
         """
         connection = await self._supervisors.wait_for_connection(act.vm)
         if connection is None or (connection.final_answer(act.id) is None and self._fallback.has_begun(act.id)):

@@ -40,7 +40,7 @@ class SupervisorHello(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ListenerOffer(msgspec.Struct, frozen=True, kw_only=True):
-    """A listening socket from inside the VM, whose file descriptor is sent along."""
+    """A listening TCP socket from inside the VM, whose file descriptor is sent along."""
 
     address: str = ""
     port: int = 0
@@ -49,8 +49,8 @@ class ListenerOffer(msgspec.Struct, frozen=True, kw_only=True):
 class ProgramExitMessage(msgspec.Struct, frozen=True, kw_only=True):
     """The program ended by itself."""
 
-    code: int | None = None
-    signal: int | str | None = None
+    code: int | None = None  # its exit code
+    signal: int | str | None = None  # or the signal that ended it
     output: str = ""  # the end of its output
 
 
@@ -60,9 +60,9 @@ class SupervisorMessage(msgspec.Struct, frozen=True, kw_only=True):
     hello: SupervisorHello | None = None
     listener: ListenerOffer | None = None
     exited: ProgramExitMessage | None = None
-    act: str = ""
+    act: str = ""  # the id of the act that it answers
     until: float | None = None  # the act is under way, for this many more seconds
-    ok: bool | None = None  # the act is over
+    ok: bool | None = None  # the act is over, and succeeded or failed
     note: str = ""
     boot_id: str = ""  # after the act
     state: str = ""  # after the act
@@ -90,12 +90,12 @@ def decode_message(line: bytes) -> SupervisorMessage:
 
 
 def encode_message(message: dict[str, Any]) -> bytes:
-    """Encode a message to a supervisor as one line."""
+    """Encode a message to a supervisor as one line of JSON."""
     return _encode(message) + b"\n"
 
 
 def order_message(act: Act, duration_s: float) -> dict[str, Any]:
-    """Make the order to perform this act, taking `duration_s` seconds."""
+    """The message that orders this act, taking `duration_s` seconds; sends nothing."""
     host = act.to_host or act.from_host
     order: dict[str, Any] = {"act": act.id, "verb": act.verb, "duration_s": duration_s, "host": host}
     return {"order": order | {"abrupt": True} if act.abrupt else order}

@@ -35,7 +35,7 @@ class SupervisorRecord(msgspec.Struct, frozen=True, kw_only=True):
     vm: str  # the VM's key
     pid: int = 0
     started: str = ""  # the process's start time, see `process_start_time`
-    ended: bool = False  # its program ended by itself, so the service does not start it again
+    ended: bool = False  # its program ended by itself or by an act, so the service does not start it again
 
     @property
     def is_alive(self) -> bool:
@@ -44,14 +44,17 @@ class SupervisorRecord(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SupervisorRecords:
-    """The supervisor records below a directory, one file per VM."""
+    """The supervisor records below a directory, one file per VM, read once. Unreadable ones are ignored."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
         self._records = {record.vm: record for record in _read_records(directory)}
 
     def vm_directory(self, vm: str) -> Path:
-        """The directory of the VM with this key: its name, as far as it is plain, and a hash of the key."""
+        """The directory of the VM with this key: its name, as far as it is plain, and a hash of the key.
+
+        It may not exist yet.
+        """
         plain = re.sub(r"[^a-z0-9._-]", "_", vm.rpartition("/")[2])[:40]
         return self._directory / f"{plain}-{hashlib.sha256(vm.encode()).hexdigest()[:12]}"
 
@@ -61,11 +64,11 @@ class SupervisorRecords:
 
     @property
     def live_pids(self) -> list[int]:
-        """The process ids of the supervisors that are alive."""
+        """The process ids of the recorded supervisors that are alive now, sorted."""
         return sorted(record.pid for record in self._records.values() if record.is_alive)
 
     def save(self, record: SupervisorRecord) -> None:
-        """Write the record of a VM, unless it is unchanged."""
+        """Write the record of a VM to its file, in place of an earlier one; OSError if that fails."""
         if self._records.get(record.vm) == record:
             return
         self._records[record.vm] = record
@@ -76,7 +79,7 @@ class SupervisorRecords:
         os.replace(new_file, path)
 
     def delete(self, vm: str) -> None:
-        """Delete the record: the VM has no supervisor, and none is missing."""
+        """Delete the record of the VM with this key, if any: then no supervisor of it is missing."""
         if self._records.pop(vm, None) is not None:
             (self.vm_directory(vm) / _RECORD_FILE).unlink(missing_ok=True)
 
@@ -100,16 +103,16 @@ class SupervisorRegistry:
         self._registered = asyncio.Event()
 
     def vm_directory(self, vm: str) -> Path:
-        """The directory of the VM with this key."""
+        """The directory of the VM with this key; it may not exist yet."""
         return self._records.vm_directory(vm)
 
     @property
     def connections(self) -> dict[str, SupervisorConnection]:
-        """The open connections, by VM key."""
+        """A copy of the registered connections, by VM key."""
         return dict(self._connections)
 
     def connection_of(self, vm: str) -> SupervisorConnection | None:
-        """The connection to the supervisor of this VM, or None."""
+        """The registered connection to the supervisor of this VM, or None; does not wait."""
         return self._connections.get(vm)
 
     def is_supervised(self, vm: str) -> bool:
@@ -118,7 +121,7 @@ class SupervisorRegistry:
         return vm in self._connections or (record is not None and record.is_alive)
 
     def has_program_ended(self, vm: str) -> bool:
-        """Whether the program of this VM ended by itself."""
+        """Whether the program of this VM ended by itself or by an act, and was not forgotten since."""
         record = self._records.get(vm)
         return record is not None and record.ended
 
@@ -136,9 +139,9 @@ class SupervisorRegistry:
         return record is not None and (record.pid, record.started) == hello.process_identity
 
     def register(self, vm: str, connection: SupervisorConnection) -> bool:
-        """Make this the VM's connection, and return whether its supervisor is new.
+        """Make this the VM's connection, record its supervisor, and return whether that supervisor is new.
 
-        Raises Refused if the VM has another supervisor.
+        Closes an earlier connection. Raises Refused if another live process is the VM's supervisor.
         """
         self.require_no_other_supervisor(vm, connection.hello)
         if (previous := self._connections.get(vm)) is not None:
@@ -151,7 +154,10 @@ class SupervisorRegistry:
         return is_new
 
     def record(self, vm: str, pid: int, started: str) -> None:
-        """Record this process as the VM's supervisor; it may not be connected yet."""
+        """Record durably this process as the VM's supervisor, with a program that has not ended.
+
+        It may not be connected yet. `started` is its start time.
+        """
         self._records.save(SupervisorRecord(vm=vm, pid=pid, started=started))
 
     def unregister(self, vm: str, connection: SupervisorConnection) -> bool:
@@ -162,7 +168,10 @@ class SupervisorRegistry:
         return was_registered
 
     def mark_ended(self, vm: str) -> None:
-        """Record that the VM's program ended by itself: then its supervisor is not missing when it exits."""
+        """Record that the VM's program ended by itself or by an act.
+
+        Then its supervisor is not missing when it exits. Does nothing without a record.
+        """
         if (record := self._records.get(vm)) is not None:
             self._records.save(replace(record, ended=True))
 
@@ -175,7 +184,7 @@ class SupervisorRegistry:
             self._records.delete(vm)
 
     async def wait_for_connection(self, vm: str) -> SupervisorConnection | None:
-        """The connection to the VM's supervisor, after a short wait if it is away; None if the VM has none.
+        """The connection to the VM's supervisor, after a wait of up to `grace_s`; None if the VM has none.
 
         Raises Unavailable if the supervisor's process is alive but does not connect.
         """
@@ -192,7 +201,7 @@ class SupervisorRegistry:
         )
 
     def missing_supervisor_text(self, vm: str) -> str:
-        """A sentence about a supervisor that died with its program; "" if none is missing."""
+        """A clause about a supervisor that died with its program; "" if none is missing."""
         record = self._records.get(vm)
         if record is None or record.ended or self.is_supervised(vm):
             return ""

@@ -34,9 +34,10 @@ ListenInsideVm = Callable[[str, socket.socket], Awaitable[StopListening]]  # VM 
 
 
 class SupervisorServer:
-    """Accepts supervisors and serves the VMs that they hold.
+    """Accepts supervisors, and serves the listening sockets that they send from inside their VMs.
 
-    It gets the rest of the service as functions.
+    It gets the rest of the service as functions. It refuses a supervisor whose VM is unknown or has another live
+    supervisor, and a new one whose VM is not running.
     """
 
     def __init__(
@@ -55,9 +56,10 @@ class SupervisorServer:
 
     @asynccontextmanager
     async def serve(self, sock: socket.socket, path: Path) -> AsyncIterator[None]:
-        """Accept supervisors on a bound unix socket until the block is left; then remove its path.
+        """Accept supervisors on a bound unix socket until the block is left; then close and remove it.
 
-        Supervisors keep running without the service, and connect again when it is back.
+        Open connections are closed too. Supervisors keep running without the service, and connect again when it is
+        back.
         """
         sock.listen(_BACKLOG)
         sock.setblocking(False)

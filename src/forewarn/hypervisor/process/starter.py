@@ -60,17 +60,20 @@ class _StartAttempt:
 
 @dataclass(slots=True, kw_only=True)
 class ProgramStarter:
-    """Keeps a supervisor running for each VM of the fleet that has a program."""
+    """Keeps a supervisor running for each running VM that has a program, until the program ends."""
 
     store: ProgramStore
     supervisors: SupervisorRegistry
-    data: Path
+    data: Path  # the service's data directory
     write_history: WriteHistory
     _vms_with_program: dict[str, Vm] = field(default_factory=dict)  # by key
     _attempts: dict[str, _StartAttempt] = field(default_factory=dict)
 
     async def run(self) -> None:
-        """Start missing supervisors until cancelled. Those that run continue without the service."""
+        """Start missing supervisors, twice a second, until cancelled; errors are logged.
+
+        Supervisors that run continue without the service.
+        """
         for vm in self.store.vms():
             self._track_vm(vm)
         unsubscribe = self.store.subscribe(self._on_commit)
@@ -86,7 +89,10 @@ class ProgramStarter:
             self._detach()
 
     async def reconcile(self) -> None:
-        """One pass: report supervisors that ended, start missing ones, and stop those of removed VMs."""
+        """One pass: report supervisors that ended, start missing ones, and stop those of removed VMs.
+
+        It knows the VMs that `run` has read. It starts at most eight supervisors, and each again with backoff.
+        """
         for vm in tuple(self._vms_with_program.values()):
             await self._check_supervisor(vm)
         wanted = [vm for vm in self._vms_with_program.values() if self._should_start(vm)]
