@@ -16,7 +16,11 @@ ADMIN_CLIENT_ID = "admin"  # the client that a service has from its first start
 
 
 class Right(StrEnum):
-    """A permission that an operation requires over a resource."""
+    """A permission that an operation requires over a resource.
+
+    READ; OPERATE VMs and their settings; APPROVE events; PLATFORM for hosts, the fleet, rollouts and the service;
+    ADMINISTER clients, grants, webhooks and backups.
+    """
 
     READ = "read"
     OPERATE = "operate"  # request maintenance of VMs, and change their settings
@@ -51,7 +55,7 @@ def role_granting(right: Right) -> Role:
 
 
 class Grant(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A role that one principal has over a resource and everything below it."""
+    """A role that one principal (`to`, its id) has over a resource and everything below it."""
 
     id: str
     role: Role

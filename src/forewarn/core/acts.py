@@ -29,9 +29,9 @@ def affected_vms(scope: Scope, event: Event) -> tuple[Vm, ...]:
 
 
 def acts_for_event(scope: Scope, event: Event, context: DecisionContext) -> tuple[Act, ...]:
-    """Return one new act per affected VM of the event, with a destination host where the VM moves.
+    """Return one new act per affected VM of the event, with a destination where it needs another host.
 
-    An act that needs a host and finds none has a failed outcome from the beginning.
+    A VM needs one if it moves, or starts and has none. An act that finds none has a failed outcome from the beginning.
     """
     return tuple(_act_for_vm(event, vm, context) for vm in affected_vms(scope, event))
 

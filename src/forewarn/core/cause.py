@@ -9,7 +9,7 @@ from forewarn.protocol.document import EventSource, Kind
 
 
 class Verb(StrEnum):
-    """What an act does to one VM."""
+    """What an act does to one VM. The values are stored."""
 
     FREEZE = "freeze"
     MIGRATE = "migrate"

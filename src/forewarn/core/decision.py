@@ -12,7 +12,7 @@ from forewarn.core.fleet import Vm
 
 
 class EnablementMode(StrEnum):
-    """When scheduled events are enabled for a scope."""
+    """When scheduled events are enabled for a scope: from its first poll until a day without, or always."""
 
     ON_REQUEST = "on-request"  # from the first poll until a day without polls (spec §8.1, §8.2)
     ALWAYS = "always"  # spec §8.3: in a lab, where even the first restart must publish an event

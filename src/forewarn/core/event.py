@@ -14,7 +14,7 @@ from forewarn.core.cause import CAUSE_RULES, Cause, CauseRules, Verb
 
 
 class EventState(StrEnum):
-    """The state of an event. `lifecycle.TRANSITIONS` says how it changes. The values are stored."""
+    """The state of an event: scheduled, started, over. It never goes back. The values are stored."""
 
     SCHEDULED = "scheduled"
     STARTED = "started"
@@ -30,7 +30,7 @@ class Ending(StrEnum):
 
 
 class ActOutcome(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """How one act ended, as the hypervisor reported it."""
+    """How one act ended, as the hypervisor reported it; also a failure because no host was free."""
 
     ok: bool
     at: float

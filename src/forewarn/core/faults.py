@@ -37,7 +37,7 @@ class FaultKind(StrEnum):
 
 
 class FaultCategory(StrEnum):
-    """What a fault affects, which decides whether it expires in real time or in lab time."""
+    """What a fault affects: requests (expires in real time), events (in lab time), or it happens at once."""
 
     TRANSPORT = "requests"  # spoils HTTP answers; real time
     EVENTS = "events"  # changes events; lab time
@@ -243,7 +243,7 @@ def fault_duration_s(kind: FaultKind, count: int | None, for_s: float | None) ->
 
 
 class StormFault(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One fault of a storm, and how long after the storm's beginning it is set."""
+    """One fault of a storm on a VM (by its key), and how long after the storm's beginning it is set."""
 
     after_s: float  # lab time
     kind: FaultKind
@@ -271,7 +271,7 @@ class FaultStorm(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class ActiveFaults(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """All active faults and storms, as they are stored."""
+    """All active faults and storms, as they are stored; some may be over but not yet removed."""
 
     last_number: int = 0  # of the newest id; a number is never used twice
     faults: tuple[Fault, ...] = ()

@@ -10,7 +10,7 @@ MAX_PLACEMENT_GROUP = 100  # spec §7.1
 
 
 class HostHealth(StrEnum):
-    """The health of a host. VMs move only to healthy hosts."""
+    """The health of a host: healthy, degraded (predicted to fail), failed. VMs move only to healthy ones."""
 
     HEALTHY = "healthy"
     DEGRADED = "degraded"  # predicted to fail
@@ -18,7 +18,7 @@ class HostHealth(StrEnum):
 
 
 class PowerState(StrEnum):
-    """The power state of a VM. A stopped VM stays on its host; a deallocated one is on none."""
+    """The power state of a VM: running, stopped (stays on its host) or deallocated (is on none)."""
 
     RUNNING = "running"
     STOPPED = "stopped"
@@ -26,14 +26,14 @@ class PowerState(StrEnum):
 
 
 class Priority(StrEnum):
-    """The priority of a VM, in Azure's words. Only Spot VMs can be evicted."""
+    """The priority of a VM, Regular or Spot, in Azure's words. Only Spot VMs can be evicted."""
 
     REGULAR = "Regular"
     SPOT = "Spot"
 
 
 class EvictionPolicy(StrEnum):
-    """What an eviction does to a Spot VM, in Azure's words."""
+    """What an eviction does to a Spot VM: Deallocate or Delete, in Azure's words."""
 
     DEALLOCATE = "Deallocate"
     DELETE = "Delete"

@@ -102,7 +102,7 @@ class FleetDiff(msgspec.Struct, frozen=True, kw_only=True):
         return [line for section in sections for line in _limited(section, limit)] + [self.summary()]
 
     def summary(self) -> str:
-        """Return one line that counts what would be added, changed and removed, or says `nothing to do`."""
+        """Return one line that counts additions, changes and removals, and says if it cannot be applied."""
         if self.is_empty:
             return "nothing to do" if not self.problems else "cannot be applied"
         vms = len(self.added) + len(self.resurrected), len(self.changed), len(self.removed)

@@ -41,7 +41,10 @@ class EntryKind(StrEnum):
 
 
 class HistoryEntry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One entry of the append-only history: who did what when, as a sentence, and what it is about."""
+    """One entry of the append-only history: who did what when, as a sentence, and what it is about.
+
+    `vm` is a name, set only if the entry is about a single VM. The store sets `seq`, which grows with every entry.
+    """
 
     at: float  # lab time
     what: EntryKind
@@ -56,7 +59,7 @@ class HistoryEntry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
 
 
 class EventDelivery(msgspec.Struct, frozen=True, kw_only=True):
-    """The first poll in which a VM was given an event with this status."""
+    """The first poll in which a VM (by its key) was given an event with this status."""
 
     event_id: str
     scope_id: str

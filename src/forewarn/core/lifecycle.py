@@ -32,7 +32,7 @@ class Transition(StrEnum):
 
 
 class InitialState(StrEnum):
-    """The state of an event that is not published yet."""
+    """The state of an event that is not published yet: a row of TRANSITIONS, never stored."""
 
     NONEXISTENT = "nothing"
 
@@ -63,7 +63,7 @@ def is_allowed(state: LifecycleState, transition: Transition) -> bool:
 
 
 def announce(scope: Scope, event: Event) -> Scope:
-    """Return the scope with a new event published as Scheduled."""
+    """Return the scope with a new event Scheduled, its incarnation greater by 1, and a history entry."""
     text = f"{_event_title(event)} scheduled{_note_suffix(event)}"
     return _apply_transition(
         scope,
@@ -75,7 +75,10 @@ def announce(scope: Scope, event: Event) -> Scope:
 
 
 def start_without_notice(scope: Scope, event: Event, acts: tuple[Act, ...], now: float) -> Scope:
-    """Return the scope with a new event Started, with its acts; documents show it only if it is listed."""
+    """Return the scope with a new event Started, with its acts, and a history entry.
+
+    The incarnation grows by 1 if the event is listed; otherwise no document shows it.
+    """
     started = replace(event, started_at=now, acts=acts)
     if event.listed:
         entry = _history_entry(
@@ -99,7 +102,7 @@ def awaits_approval(event: Event) -> bool:
 def approve(scope: Scope, event: Event, *, by: str, now: float) -> Scope:
     """Return the scope with the event approved by `by`. It does not start here.
 
-    Only the first approval of a scheduled event counts; any other returns the same scope.
+    Only the first approval of a scheduled event counts; any other returns the same scope. The incarnation stays.
     """
     _require_allowed(event, Transition.APPROVED)
     if not awaits_approval(event):
@@ -113,7 +116,7 @@ def approve(scope: Scope, event: Event, *, by: str, now: float) -> Scope:
 def start(scope: Scope, event: Event, acts: tuple[Act, ...], now: float) -> Scope:
     """Return the scope with a scheduled event started, with these acts. Refused if it is not scheduled.
 
-    Does not check what the event waits for: see `release.start_wait`.
+    The incarnation grows by 1. Does not check what the event waits for: see `release.start_wait`.
     """
     why = f"approved by {event.approved_by}" if event.approved_at is not None else "its notice ended"
     entry = _history_entry(event, EntryKind.STARTED, now, f"{_event_title(event)} started: {why}")
@@ -121,7 +124,7 @@ def start(scope: Scope, event: Event, acts: tuple[Act, ...], now: float) -> Scop
 
 
 def record_outcome(scope: Scope, event: Event, act_id: str, outcome: ActOutcome) -> Scope:
-    """Return the scope with the outcome of one act recorded; the VM stays as it is.
+    """Return the scope with the outcome of one act recorded; the VM and the incarnation stay.
 
     A second outcome of an act, or one of an unknown act, changes nothing. Refused if the event has not started.
     """
@@ -140,7 +143,8 @@ def record_outcome(scope: Scope, event: Event, act_id: str, outcome: ActOutcome)
 def finish(scope: Scope, event: Event, now: float) -> Scope:
     """Return the scope with a started event over: failed if one of its acts failed, else finished.
 
-    Refused if it is not started. The caller makes sure that every outcome is known.
+    The incarnation grows by 1 if it is listed. Refused if it is not started. The caller makes sure that every outcome
+    is known.
     """
     failed = event.failed_acts
     ending = Ending.FAILED if failed else Ending.FINISHED
@@ -153,7 +157,10 @@ def finish(scope: Scope, event: Event, now: float) -> Scope:
 
 
 def withdraw(scope: Scope, event: Event, *, by: str, reason: str, now: float) -> Scope:
-    """Return the scope with a scheduled event withdrawn. Refused if it has started or is over."""
+    """Return the scope with a scheduled event withdrawn. Refused if it has started or is over.
+
+    The incarnation grows by 1. The history shows `by` and the reason.
+    """
     if event.status is STARTED:
         raise Refused(
             f"event {event.id} ({_event_title(event)}) has started and can no longer be withdrawn",

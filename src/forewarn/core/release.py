@@ -15,7 +15,7 @@ _MAX_NAMED_VMS = 4  # more VMs are counted instead of named
 
 
 class WaitReason(StrEnum):
-    """Why a scheduled event does not start yet."""
+    """Why a scheduled event does not start yet: what `StartWait` waits for."""
 
     NOTICE = "notice"  # neither approved nor at its NotBefore
     GRACE = "grace"  # the service was down when its notice ended
@@ -26,7 +26,7 @@ class WaitReason(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StartWait:
-    """What a scheduled event waits for before it starts."""
+    """What a scheduled event waits for: `text` completes "it waits for …", `until` is the latest end."""
 
     reason: WaitReason
     text: str  # completes the sentence "it waits for …"

@@ -22,7 +22,7 @@ KNOWN_EVENT_IDS_S = 24 * 3600.0  # after a replay, approvals of its event ids ar
 
 
 class ReplayEnding(StrEnum):
-    """How a replay ended."""
+    """How a replay ended: finished, stopped by a user, or interrupted by a real event or a removed VM."""
 
     FINISHED = "finished"
     STOPPED = "stopped"  # by a user
@@ -92,9 +92,9 @@ def interruption_reason(replay: Replay, scope: Scope | None) -> str:
 
 
 def current_answer(replay: Replay, script: ReplayScript, replay_id: str, scope: Scope) -> ReplayedAnswer | None:
-    """Return what polls of the scope get now because of the replay.
+    """Return what polls of the scope get now because of the replay; None: the scope's own document.
 
-    None: the scope's own document, before the first step, after the end, or because it must end.
+    That is so before the first step, after the end, and if there is an `interruption_reason`.
     """
     if replay.ended or not replay.done or interruption_reason(replay, scope):
         return None
@@ -123,7 +123,10 @@ def _shifted_time(not_before: float | None, replay: Replay) -> float | None:
 
 
 def replayed_event_id(replay_id: str, loop: int, event_id: str) -> str:
-    """Return the GUID that VMs see for a recorded event: the same within a loop, another in every loop."""
+    """Return the GUID that VMs see for a recorded event: the same within a loop, another in every loop.
+
+    `replay_id`, the id of the request, must be a GUID.
+    """
     return str(uuid.uuid5(uuid.UUID(replay_id), f"{loop}/{event_id}")).upper()
 
 

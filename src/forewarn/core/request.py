@@ -35,7 +35,7 @@ class RequestedOperation(StrEnum):
 
 
 class RolloutImpact(StrEnum):
-    """What a rollout does to its VMs."""
+    """What a rollout does to its VMs: freezes them (a host update), migrates them live, or reboots them."""
 
     UPDATE = "update"  # of the host, which freezes them
     MIGRATE = "migrate"  # live, to other hosts
@@ -51,7 +51,7 @@ IMPACT_CAUSES: dict[RolloutImpact, Cause] = {
 
 
 class RolloutState(StrEnum):
-    """The state of a rollout. The values are stored."""
+    """The state of a rollout: running, paused, stopped (by failures), aborted (by a user) or completed."""
 
     RUNNING = "running"
     PAUSED = "paused"
@@ -73,7 +73,7 @@ class RolloutTally(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Rollout(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Platform maintenance over many VMs, update domain by update domain."""
+    """Platform maintenance of the VMs on some hosts or of one scope, update domain by update domain."""
 
     impact: RolloutImpact
     hosts: tuple[str, ...] = ()  # either the VMs on these hosts

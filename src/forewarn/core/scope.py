@@ -87,7 +87,7 @@ class Scope(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def enable_scope(scope: Scope, *, by: str, now: float) -> Scope:
-    """Return the scope enabled, at incarnation 1 of a new epoch, with pending events (spec §4.2).
+    """Return the scope enabled, at incarnation 1 of a new epoch. Pending events stay listed (spec §4.2).
 
     An enabled scope is returned unchanged.
     """
@@ -113,7 +113,7 @@ def scope_idle_at(scope: Scope, policy: Policy) -> float | None:
 
 
 def disable_scope_if_idle(scope: Scope, policy: Policy, now: float) -> Scope:
-    """Return the scope disabled if no VM polled for `policy.idle_s`, else unchanged (spec §8.2)."""
+    """Return the scope disabled if it is enabled and idle for `policy.idle_s`, else unchanged (spec §8.2)."""
     at = scope_idle_at(scope, policy)
     if at is None or now < at:
         return scope

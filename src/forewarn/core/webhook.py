@@ -10,14 +10,14 @@ from forewarn.core.resource_ids import ROOT_RESOURCE
 
 
 class WebhookSchema(StrEnum):
-    """The message format of a webhook."""
+    """The message format of a webhook: Event Grid or CloudEvents."""
 
     EVENT_GRID = "eventgrid"
     CLOUD_EVENTS = "cloudevents"
 
 
 class EventGridStatus(StrEnum):
-    """The status of an event in webhook messages, in the words of Azure's Event Grid."""
+    """The status of an event in webhook messages, in Event Grid's words; Completed even if acts failed."""
 
     SCHEDULED = "Scheduled"
     STARTED = "Started"
@@ -26,7 +26,11 @@ class EventGridStatus(StrEnum):
 
 
 class WebhookSubscription(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A webhook: the receiver's address, which events it receives, and its position in the history."""
+    """A webhook: the receiver's address, which events it receives, and its position in the history.
+
+    It receives the statuses in `happenings` of events within the resource `over`; with `opted_in_only`, only those of
+    VMs whose owners publish them.
+    """
 
     id: str
     url: str

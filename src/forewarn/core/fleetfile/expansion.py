@@ -38,7 +38,7 @@ _LOCATION_KEYS = PARENT_KEYS | {"location", "zone", "zones", "host"}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VmBatch:
-    """The VMs that one table declares."""
+    """The VMs that one table declares, with the facts that later checks need."""
 
     table: ParsedTable[Any]
     vms: list[Vm]
