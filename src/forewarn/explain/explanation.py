@@ -74,7 +74,7 @@ class ScopeFacts:
 
 
 def event_explanation(event: Event, facts: ScopeFacts) -> Explanation:
-    """Explain one event of the scope: its timeline, its current state, and whether VMs of the scope poll."""
+    """Explain one event of the scope: its timeline, oldest first, its state now, and whether VMs poll."""
     lines = [
         *_request_lines(event, facts),
         *_delivery_lines(event, facts),
@@ -210,7 +210,7 @@ _LOST_DELIVERIES_TEXT = "deliveries in the two seconds before the crash may be m
 
 
 def describe_event_status(event: Event, facts: ScopeFacts) -> Iterator[str]:
-    """Yield sentences about the current state of an event: what it waits for, or how it ended."""
+    """Yield sentences about an event now: what it waits for, what is in progress, or how it ended."""
     if event.status is EventState.OVER:
         ago = duration_text(facts.now - (event.over_at or facts.now))
         yield f"It ended {ago} ago: {ending_text(event)}."

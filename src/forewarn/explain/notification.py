@@ -90,7 +90,8 @@ def notification_for(entry: HistoryEntry, event: Event, vms: Sequence[Vm]) -> Ev
 def is_subscribed(webhook: WebhookSubscription, notification: EventNotification, vms: Sequence[Vm]) -> bool:
     """Return whether the webhook's filters let the notification pass: status, resource, and VMs' consent.
 
-    One VM of the event (`vms`) within the webhook's resource is enough, and so is one with `publish_outside`.
+    One VM of the event (`vms`) within the webhook's resource is enough. With `opted_in_only`, one of them must have
+    `publish_outside`.
     """
     if notification.status not in webhook.happenings:
         return False

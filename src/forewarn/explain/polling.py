@@ -30,7 +30,7 @@ class PollingPace(NamedTuple):
 
 
 class PollingState(StrEnum):
-    """Whether a VM polls for events."""
+    """Whether a VM polls for events: now, no longer, never so far, or it is not running."""
 
     STOPPED = "stopped"  # it has polled, but not recently
     NEVER = "never"  # it has not polled yet
@@ -39,7 +39,10 @@ class PollingState(StrEnum):
 
 
 class EventAwareness(StrEnum):
-    """Whether a VM knows of a scheduled event that affects it, the worst first."""
+    """Whether a VM knows of a scheduled event that affects it, the worst first.
+
+    No VM of its scope knows; one will soon, because it polls; only a neighbour knows; the VM itself was given it.
+    """
 
     NO_VM = "nobody"  # no VM of the scope knows of it, and none is about to poll
     SOON = "soon"  # a VM of the scope polls, but has not since the event was published

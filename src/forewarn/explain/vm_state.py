@@ -11,7 +11,10 @@ from forewarn.core.fleet import PowerState, Vm, vm_key_in_scope
 
 
 class VmState(StrEnum):
-    """The state of a VM, with what maintenance does to it. The API shows the values."""
+    """The state of a VM: running, or what maintenance does to it, or its power state, or gone (removed).
+
+    The API shows the values.
+    """
 
     RUNNING = "running"
     EVENT_SCHEDULED = "noticed"  # an event that lists it is scheduled
