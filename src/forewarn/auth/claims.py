@@ -18,7 +18,7 @@ _CLOCK_SKEW_S = 60  # tolerated for the beginning of a token's validity, not for
 
 
 class TokenErrorReason(StrEnum):
-    """Why a token is not accepted."""
+    """Why a token is not accepted: the `reason` of InvalidToken."""
 
     EXPIRED = "expired"
     NOT_YET_VALID = "not yet valid"

@@ -85,7 +85,7 @@ class AuthorizationCodeFlow:
         self._fetch_lock = asyncio.Lock()
         self._redemption_slots = asyncio.Semaphore(_MAX_CONCURRENT_REDEMPTIONS)
 
-    async def authorization_url(self, flow: PendingSignIn, redirect_uri: str, now: float) -> str:
+    async def authorization_url(self, sign_in: PendingSignIn, redirect_uri: str, now: float) -> str:
         """Return the issuer's URL to which the browser is redirected, for this sign-in.
 
         `redirect_uri` is where the issuer sends the browser back; `now` is real time. Unavailable if the issuer's
@@ -97,14 +97,14 @@ class AuthorizationCodeFlow:
             "client_id": self._client_id,
             "redirect_uri": redirect_uri,
             "scope": _SCOPE,
-            "state": flow.state,
-            "nonce": flow.nonce,
-            "code_challenge": flow.challenge,
+            "state": sign_in.state,
+            "nonce": sign_in.nonce,
+            "code_challenge": sign_in.challenge,
             "code_challenge_method": "S256",
         }
         return f"{endpoint}{'&' if '?' in endpoint else '?'}{urlencode(parameters)}"
 
-    async def redeem_code(self, code: str, flow: PendingSignIn, redirect_uri: str, now: float) -> Claims:
+    async def redeem_code(self, code: str, sign_in: PendingSignIn, redirect_uri: str, now: float) -> Claims:
         """Exchange the code for an id token, and return the claims of the verified id token.
 
         The caller checks `matches_state` before; `redirect_uri` is the same as in `authorization_url`. Unauthenticated
@@ -116,7 +116,7 @@ class AuthorizationCodeFlow:
             "code": code,
             "redirect_uri": redirect_uri,
             "client_id": self._client_id,
-            "code_verifier": flow.verifier,
+            "code_verifier": sign_in.verifier,
         }
         authorization = ""
         if self._secret and configuration.takes_secret_in_form:
@@ -127,7 +127,7 @@ class AuthorizationCodeFlow:
             status, content = await asyncio.to_thread(post_form, configuration.token_endpoint, form, authorization)
         response = self._parse_response(status, content)
         return await self.issuer.verify_id_token(
-            response.id_token, client_id=self._client_id, nonce=flow.nonce, now=now
+            response.id_token, client_id=self._client_id, nonce=sign_in.nonce, now=now
         )
 
     def _parse_response(self, status: int, content: bytes) -> _TokenResponse:

@@ -48,7 +48,7 @@ def read_public(path: Path) -> bytes:
 def make_directory(path: Path) -> None:
     """Create a directory with mode 0700, and its parents, if it is missing. Rejected if that fails.
 
-    An existing directory keeps its mode.
+    An existing directory keeps its mode; new parents get the usual one.
     """
     try:
         path.mkdir(parents=True, exist_ok=True, mode=0o700)

@@ -98,7 +98,10 @@ def _derive_id(what: str, of: str) -> str:
 
 
 class VmTokens:
-    """Issues tokens to VMs at the metadata endpoint; without a `token_service`, it issues none."""
+    """Issues tokens to VMs at the metadata endpoint; without a `token_service`, it issues none.
+
+    `url` is the address of the service, named with Azure's as an accepted audience.
+    """
 
     def __init__(self, token_service: TokenService | None = None, url: str = "") -> None:
         self._token_service = token_service
