@@ -21,9 +21,10 @@ _DEFAULT_PORTS = {"http": 80, "https": 443}
 
 
 class WebhookHttpClient:
-    """Sends webhook requests over HTTP or HTTPS.
+    """Sends webhook requests over HTTP or HTTPS, without following redirects or using proxies.
 
-    Trusts the system's certificates, or those of SSL_CERT_FILE.
+    Trusts the system's certificates, or those of SSL_CERT_FILE. `timeout_s` limits the whole request, `body_timeout_s`
+    the reading of the body, which is then cut.
     """
 
     def __init__(self, *, timeout_s: float = 10.0, body_timeout_s: float = 1.0) -> None:

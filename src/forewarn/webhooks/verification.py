@@ -33,7 +33,7 @@ class DeliveryTestResult(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ValidationResponse(msgspec.Struct, frozen=True, kw_only=True):
-    """The body with which an Event Grid receiver echoes the validation code."""
+    """The JSON body with which an Event Grid receiver echoes the validation code, as `validationResponse`."""
 
     code: str = msgspec.field(name="validationResponse")
 
