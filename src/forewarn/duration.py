@@ -32,7 +32,7 @@ def parse_duration(text: str) -> float:
 def format_duration(seconds: float) -> str:
     """Return a duration in its two largest units, without zeros: `6d 23h`, `14m 59s`, `2h`.
 
-    It is rounded to seconds; a negative one is `0s`.
+    Days are the largest unit. It is rounded to seconds; a negative one is `0s`.
     """
     left = max(0, round(seconds))
     parts: list[tuple[int, str]] = []
