@@ -51,7 +51,7 @@ def sample_request(request_id: str, **facts: Any) -> MaintenanceRequest:
 
 
 def sample_rollout(request_id: str, *, closed: bool = False, **facts: Any) -> MaintenanceRequest:
-    """Return the request of a paused rollout over host `h1`, open unless `closed`; `facts` sets the rest."""
+    """Return the request of a paused rollout over `h1`, open unless `closed`; `facts` sets other fields."""
     rollout = Rollout(impact=RolloutImpact.UPDATE, hosts=("h1",), progress=RolloutState.PAUSED, closed=closed)
     return sample_request(request_id, ask=RequestedOperation.ROLLOUT, rollout=rollout, **facts)
 

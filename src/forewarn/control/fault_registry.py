@@ -42,7 +42,7 @@ class FaultRegistry:
         return replace(self._stored, faults=tuple(map(self._with_event_count, self._stored.faults)))
 
     def subscribe(self, listener: FaultListener) -> None:
-        """Call the listener with all active faults, now and after every change."""
+        """Call the listener with all active faults, now and after every `save`; not when events are counted."""
         self._listeners.append(listener)
         listener(self._stored.faults)
 

@@ -116,7 +116,10 @@ class FaultService:
                 await self._registry.save(replace(active, faults=counted))
 
     async def expire(self) -> bool:
-        """Remove faults whose count or duration is used up; return whether there were any. A reconciler step."""
+        """Remove faults whose count or duration is used up, durably; return whether there were any.
+
+        A step of the reconciler. It writes a history entry for each.
+        """
         if not self._expired():
             return False
         async with self._registry.write_lock:

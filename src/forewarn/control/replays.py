@@ -91,7 +91,7 @@ class ReplayService:
         """Start to replay a recording to the scope of a VM, durably; the reconciler shows its first step.
 
         `speed` 2 replays in half the time; `loops` is how often; `names` maps recorded VM names to names to show.
-        Raises Rejected outside a lab and for a bad recording, a speed outside 0.01 to 10000 or more than 1000 loops,
+        Raises Rejected outside a lab and for a bad recording, a speed outside 0.01 to 10000 or loops outside 1 to 1000,
         Refused if the scope has a live event or another replay.
         """
         self._require_lab()

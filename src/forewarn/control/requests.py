@@ -182,7 +182,8 @@ class RequestService:
     async def approve(self, event_id: str, *, who: str) -> Event:
         """Approve an event on behalf of its VMs, and return it; Refused if it is over.
 
-        The reconciler starts it. An event that is approved or started already stays as it is.
+        The reconciler starts it, at once unless something else holds it back. An event that is approved or started
+        already stays as it is.
         """
         event = self.event(event_id)
         if not event.is_live:

@@ -61,8 +61,8 @@ class RolloutService:
     async def reconcile(self, *, acts_are_due: bool = False) -> bool:
         """Advance the rollouts that changed; return whether anything was done. A step of the reconciler.
 
-        While `acts_are_due`, a rollout whose events ended waits for up to ten seconds, so that it is checked once for
-        many events that end together.
+        While `acts_are_due`, a rollout whose events ended waits for up to ten seconds of lab time, so that it is
+        checked once for many events that end together.
         """
         self._check_unblocked(acts_are_due)
         did = False

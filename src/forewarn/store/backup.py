@@ -18,7 +18,7 @@ _DATABASE_SUFFIXES = ("-wal", "-shm", "-journal", "")  # the database last, afte
 def write_backup(source: Path, path: Path) -> None:
     """Copy the store at `source`, which may be in use, to the new file `path`; durable on return.
 
-    Raises Refused if `path` exists, Unavailable if it cannot be written. Blocks; call it in a thread.
+    Raises Refused if `path` exists, Unavailable if a file cannot be read or written. Blocks; call it in a thread.
     """
     if path.exists():
         raise Refused(f"the backup {str(path)!r} exists already and is not overwritten: give another name")

@@ -53,22 +53,22 @@ def read_scope(row: tuple[Any, ...], vms: tuple[Vm, ...], events: tuple[Event, .
 
 
 def read_gate(body: bytes, version: int, wakes_at: float | None) -> Gate:
-    """Return a gate from the columns of its row."""
+    """Return a gate from its JSON; the columns `version` and `wakes_at` replace the fields there."""
     return replace(_read_gate(body), version=version, wakes_at=wakes_at)
 
 
 def read_request(body: bytes, version: int) -> MaintenanceRequest:
-    """Return a request from the columns of its row."""
+    """Return a request from its JSON; the column `version` replaces the field there."""
     return replace(_read_request(body), version=version)
 
 
 def read_entry(body: bytes, seq: int) -> HistoryEntry:
-    """Return a history entry from the columns of its row."""
+    """Return a history entry from its JSON, with the sequence number of its row."""
     return replace(_read_entry(body), seq=seq)
 
 
 def read_webhook(body: bytes, cursor: int) -> WebhookSubscription:
-    """Return a webhook from the columns of its row."""
+    """Return a webhook from its JSON; the column `cursor` replaces the field there."""
     return replace(_read_webhook(body), cursor=cursor)
 
 
@@ -78,7 +78,7 @@ def json_list(names: Sequence[str]) -> str:
 
 
 def scope_row(scope: Scope) -> SqlRow:
-    """Return the row of a scope without its id and version."""
+    """Return the row of a scope as column → value, without id and version."""
     return {
         "epoch": scope.epoch,
         "incarnation": scope.incarnation,
@@ -90,17 +90,17 @@ def scope_row(scope: Scope) -> SqlRow:
 
 
 def gate_row(gate: Gate) -> SqlRow:
-    """Return the row of a gate without its id and version."""
+    """Return the row of a gate as column → value, without id and version."""
     return {"wakes_at": gate.wakes_at, "body": _encode(gate)}
 
 
 def request_row(request: MaintenanceRequest) -> SqlRow:
-    """Return the row of a request without its id and version."""
+    """Return the row of a request as column → value, without id and version."""
     return {"is_open": request.is_open, "at": request.at, "body": _encode(request)}
 
 
 def vm_row(vm: Vm) -> SqlRow:
-    """Return the row of a VM."""
+    """Return the row of a VM as column → value."""
     return {
         "key": vm.key,
         "scope_id": vm.scope_id,
@@ -111,12 +111,12 @@ def vm_row(vm: Vm) -> SqlRow:
 
 
 def host_row(host: Host) -> SqlRow:
-    """Return the row of a host."""
+    """Return the row of a host as column → value."""
     return {"name": host.name, "body": _encode(host)}
 
 
 def event_row(event: Event) -> SqlRow:
-    """Return the row of an event."""
+    """Return the row of an event as column → value."""
     return {
         "id": event.id,
         "scope_id": event.scope_id,
@@ -130,7 +130,7 @@ def event_row(event: Event) -> SqlRow:
 
 
 def planned_row(planned: PlannedEvent) -> SqlRow:
-    """Return the row of a planned event."""
+    """Return the row of a planned event as column → value."""
     return {
         "event_id": planned.event_id,
         "request_id": planned.request_id,
@@ -141,7 +141,7 @@ def planned_row(planned: PlannedEvent) -> SqlRow:
 
 
 def entry_row(entry: HistoryEntry) -> SqlRow:
-    """Return the row of a history entry; the database numbers it."""
+    """Return the row of a history entry as column → value, without `seq`, which the database gives."""
     return {
         "at": entry.at,
         "what": entry.what.value,
@@ -154,7 +154,7 @@ def entry_row(entry: HistoryEntry) -> SqlRow:
 
 
 def delivery_row(delivery: EventDelivery) -> SqlRow:
-    """Return the row of a delivery, in table `sightings`."""
+    """Return the row of a delivery in table `sightings` as column → value."""
     return {
         "event_id": delivery.event_id,
         "vm": delivery.vm,
@@ -164,22 +164,22 @@ def delivery_row(delivery: EventDelivery) -> SqlRow:
 
 
 def last_poll_row(poll: LastPoll) -> SqlRow:
-    """Return the row of the latest poll of a VM."""
+    """Return the row of the latest poll of a VM as column → value."""
     return {"vm": poll.vm, "scope_id": poll.scope_id, "at": poll.at, "body": _encode(poll)}
 
 
 def client_row(client: RegisteredClient) -> SqlRow:
-    """Return the row of an API client."""
+    """Return the row of an API client as column → value."""
     return {"id": client.id, "body": _encode(client)}
 
 
 def grant_row(grant: Grant) -> SqlRow:
-    """Return the row of a grant."""
+    """Return the row of a grant as column → value."""
     return {"id": grant.id, "to": grant.to, "body": _encode(grant)}
 
 
 def webhook_row(webhook: WebhookSubscription) -> SqlRow:
-    """Return the row of a webhook."""
+    """Return the row of a webhook as column → value."""
     return {"id": webhook.id, "cursor": webhook.cursor, "body": _encode(webhook)}
 
 

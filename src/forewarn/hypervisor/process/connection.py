@@ -45,7 +45,7 @@ class SupervisorNotification:
 
 
 class SupervisorConnection:
-    """The connection to one supervisor. It owns its socket, and closes itself on errors and at its end."""
+    """The connection to one supervisor. It owns its socket; an error or the supervisor's end closes it."""
 
     def __init__(self, sock: socket.socket) -> None:
         """Start reading from a connected unix socket, inside a running event loop."""

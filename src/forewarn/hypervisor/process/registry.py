@@ -154,7 +154,7 @@ class SupervisorRegistry:
         return is_new
 
     def record(self, vm: str, pid: int, started: str) -> None:
-        """Record durably this process as the VM's supervisor, with a program that has not ended.
+        """Save this process as the VM's supervisor, with a program that has not ended.
 
         It may not be connected yet. `started` is its start time.
         """
