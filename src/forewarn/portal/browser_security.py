@@ -29,7 +29,10 @@ _WRONG_TOKEN_MESSAGE = (
 def require_csrf_token(
     session: CurrentSession, headers: Mapping[str, str], fields: Mapping[str, str | Sequence[str]]
 ) -> None:
-    """Raises Forbidden unless the request holds the session's token and comes from our own origin."""
+    """Raises Forbidden unless the request holds the session's token and comes from our own origin.
+
+    The token is in the form field CSRF_FIELD, or else in the header CSRF_HEADER.
+    """
     require_same_origin(headers)
     submitted = fields.get(CSRF_FIELD) or headers.get(CSRF_HEADER) or ""
     token = submitted if isinstance(submitted, str) else submitted[0]
@@ -38,7 +41,10 @@ def require_csrf_token(
 
 
 def require_same_origin(headers: Mapping[str, str]) -> None:
-    """Raises Forbidden if the browser says that another origin than this address sent the request."""
+    """Raises Forbidden if the headers Sec-Fetch-Site or Origin say that another origin sent the request.
+
+    A header that is missing is not checked.
+    """
     if headers.get("sec-fetch-site", "none") not in _TRUSTED_FETCH_SITES:
         raise Forbidden(_CROSS_ORIGIN_MESSAGE)
     origin = headers.get("origin")
@@ -61,7 +67,8 @@ _SIGN_IN_OR_OUT = f"{PORTAL_PREFIX}/sign-"  # never a redirect target
 def safe_redirect_path(to: str) -> str:
     """Returns `to` if it is the path and query of a portal page, and the fleet page otherwise.
 
-    Browsers read a backslash as a slash and drop line breaks, so neither may be in it.
+    Sign-in and sign-out are no such pages. Browsers read a backslash as a slash and drop line breaks, so only printable
+    ASCII without backslashes is accepted.
     """
     is_portal_path = to == PORTAL_PREFIX or to.startswith((PORTAL_HOME, f"{PORTAL_PREFIX}?"))
     is_plain = to.isascii() and to.isprintable() and "\\" not in to
@@ -83,7 +90,10 @@ _SECURITY_HEADERS = {
 
 
 class SecurityHeadersMiddleware:
-    """Adds the security and caching headers to every response of the portal; other paths pass unchanged."""
+    """Adds security and caching headers to every response of `/portal` and `/`; others pass unchanged.
+
+    A header that the response already has stays as it is.
+    """
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app

@@ -33,9 +33,9 @@ class ClientFilter(StrEnum):
     """Which VMs the page lists. The values are those of the query parameter `only`."""
 
     ALL = ""
-    UNPREPARED = "unprepared"
-    SILENT = "silent"
-    NEVER = "never"
+    UNPREPARED = "unprepared"  # no VM of its scope knows of its pending event, or is about to
+    SILENT = "silent"  # it runs, but stopped polling
+    NEVER = "never"  # it runs, but never polled
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,11 +44,11 @@ class RosterEntry:
 
     key: str
     polling_state: PollingState
-    pending_event: ExpectedEvent | None
+    pending_event: ExpectedEvent | None  # None: no listed event of it is scheduled
 
     @property
     def is_unprepared(self) -> bool:
-        """Whether no VM of its scope has received its pending event, or is about to."""
+        """Whether it has a pending event that no VM of its scope has received or is about to receive."""
         return self.pending_event is not None and self.pending_event.awareness is EventAwareness.NO_VM
 
     def matches(self, client_filter: ClientFilter) -> bool:
@@ -67,13 +67,17 @@ class RosterEntry:
 class PollingRoster:
     """All VMs that the user may see, and those of them that match a search."""
 
-    counts: Mapping[PollingState, int]  # of all VMs
+    counts: Mapping[PollingState, int]  # of all VMs, for every state
     unprepared: list[RosterEntry]  # of all VMs; the one with the earliest event first
-    entries: list[RosterEntry]  # VMs that match, in the order of the page
+    # VMs that match: unprepared ones first, then stopped, never polled, polling with an event, polling, not running.
+    entries: list[RosterEntry]
 
 
 async def read_polling_roster(context: PortalContext, *, text: str, client_filter: ClientFilter) -> PollingRoster:
-    """Reads how all visible VMs poll; `text`, in lower case, is searched in group and name."""
+    """Reads how all visible VMs poll, and which of them match the filter and the text.
+
+    `text` must be in lower case; it is searched in `group/name`, and "" matches all. Lets other tasks run meanwhile.
+    """
     expected = await expected_events(context.store, context.dependencies.pace_of)
     counts: Counter[PollingState] = Counter()
     unprepared: list[RosterEntry] = []
@@ -122,16 +126,16 @@ _SCOPE_CACHE_SIZE = 64
 class ClientsPageQuery(StrictBody, frozen=True, kw_only=True):
     """The query of the clients page."""
 
-    q: Annotated[str, Meta(max_length=200)] = ""
+    q: Annotated[str, Meta(max_length=200)] = ""  # searched in group and name, in any case
     only: str = ""  # a ClientFilter
     page: Annotated[int, Meta(ge=1, le=1_000_000)] = 1
 
 
 class PendingEventView(BaseView, frozen=True, kw_only=True):
-    """The pending event of a VM, and whether it was delivered."""
+    """The pending event of a VM, and whether it was delivered. Times are lab time."""
 
     id: str
-    kind: str
+    kind: str  # such as Reboot
     published_at: float
     not_before: float
     told: str  # an EventAwareness: nobody, soon, neighbour or given
@@ -145,23 +149,23 @@ class PollingClientView(BaseView, frozen=True, kw_only=True):
     resource_group: str
     scope: str
     asks: str  # a PollingState: now, stopped, never or off
-    agent: str  # the User-Agent of the last poll
-    version: str
+    agent: str  # the User-Agent of the last poll; "" if it never polled
+    version: str  # the api-version of the last poll; "" if it never polled
     last_polled_at: float | None  # lab time
-    silent_s: float | None  # real time
+    silent_s: float | None  # real time since the last poll
     gap_s: float | None  # real time between two polls, on average
     wait_s: int  # of its long polls; 0: none
-    polls: int
-    given_after_s: float | None  # from publication to delivery, on average over the last events
+    polls: int  # so far
+    given_after_s: float | None  # from publication to delivery, on average over its last five events; None: no delivery
     last_given_after_s: float | None
-    approvals: int
+    approvals: int  # of the last 200 events of its scope
     last_approved_at: float | None
     pending: PendingEventView | None
     why: str  # it is unprepared; "": it is not
 
     @property
     def is_unprepared(self) -> bool:
-        """Whether no handler knows of its pending event."""
+        """Whether it has a pending event that no handler knows of or is about to."""
         return self.pending is not None and self.pending.told == EventAwareness.NO_VM
 
 
@@ -171,19 +175,19 @@ _CSV_COLUMNS = tuple(name for name in PollingClientView.__struct_fields__ if nam
 class ClientsPage(BaseView, frozen=True, kw_only=True):
     """The clients page: counts, unprepared VMs, and one page of the VMs that match."""
 
-    now: float
-    total: int
-    asks: dict[str, int]  # VMs by PollingState
-    unprepared: int
-    unprepared_names: tuple[str, ...]  # the first few
+    now: float  # lab time
+    total: int  # all VMs that the user may see
+    asks: dict[str, int]  # of these, by PollingState
+    unprepared: int  # of these
+    unprepared_names: tuple[str, ...]  # the five with the earliest events
     hit_from: float | None  # NotBefore of the first event of an unprepared VM, in lab time
     q: str
     only: str
-    found: int
+    found: int  # VMs that match
     page: int
     pages: int
     is_cut: bool  # this export does not hold all VMs that match
-    clients: tuple[PollingClientView, ...]
+    clients: tuple[PollingClientView, ...]  # on this page, or in this export
 
     @property
     def headline(self) -> str:
@@ -210,7 +214,10 @@ def _csv_row(client: PollingClientView) -> tuple[object, ...]:
 
 
 async def show_clients_page(context: PortalContext, call: HandlerCall, query: ClientsPageQuery) -> ClientsPage:
-    """Shows which VMs poll, unprepared ones first; an export holds all pages."""
+    """Shows which VMs poll, unprepared ones first; an export holds all pages, up to MAX_EXPORT_ROWS VMs.
+
+    Raises Rejected for an unknown filter, or a page after the last one.
+    """
     if query.only not in set(ClientFilter):
         raise Rejected(f"filter {query.only!r} does not exist: use {', '.join(filter(None, ClientFilter))}")
     await context.dependencies.flush_observations()
@@ -247,7 +254,11 @@ async def show_clients_page(context: PortalContext, call: HandlerCall, query: Cl
 
 
 class ScopeRecords:
-    """Reads polls and approvals of a scope once for all its VMs. Lives for one request."""
+    """Reads polls and approvals of a scope once for all its VMs. Lives for one request.
+
+    Both take a scope id: `polls` gives the last poll of each VM by key, `approvals` the times of approvals by the
+    approver's name.
+    """
 
     def __init__(self, store: Store) -> None:
         self._store = store

@@ -37,7 +37,7 @@ class IdempotencyKeys:
         self._keys: defaultdict[str, OrderedDict[str, ResultFuture | None]] = defaultdict(OrderedDict)
 
     def issue(self, principal_id: str) -> str:
-        """A new key for this user."""
+        """A new key for this user, whose oldest key is dropped if they have more than 300."""
         key = secrets.token_urlsafe(16)
         keys = self._keys[principal_id]
         keys[key] = None
@@ -46,13 +46,14 @@ class IdempotencyKeys:
         return key
 
     def is_known(self, principal_id: str, key: str) -> bool:
-        """Whether the key was issued to this user and not dropped since."""
+        """Whether the key was issued to this user and not dropped since; a used key stays known."""
         return key in self._keys.get(principal_id, ())
 
     async def run_once(self, principal_id: str, key: str, action: Callable[[], Awaitable[str]]) -> str:
-        """The result of `action`, which runs only for the first call with this key; later calls wait for it.
+        """The result of `action`, which runs for the first call with this key; later calls get its result.
 
-        If the action raises, the first call and all that wait raise the same error, and the key is dropped.
+        If the action raises, the first call and all that wait raise the same error, and the key is dropped. An unknown
+        key counts as a new one: check `is_known` first.
         """
         keys = self._keys[principal_id]
         if (result := keys.get(key)) is not None:
@@ -79,7 +80,7 @@ _MAX_NAMED = 5  # scopes, hosts or VMs in a warning
 class SubmittedValue(msgspec.Struct, frozen=True, kw_only=True):
     """An entered value, which the confirmation submits again as a hidden field."""
 
-    name: str
+    name: str  # of the field; it may occur several times
     value: str
 
 
@@ -90,11 +91,11 @@ class ConfirmationPage(msgspec.Struct, frozen=True, kw_only=True):
     title: str
     button: str
     is_destructive: bool
-    sentences: tuple[str, ...]
+    sentences: tuple[str, ...]  # what would happen
     warnings: tuple[str, ...]
-    events: tuple[PreviewedEvent, ...]
+    events: tuple[PreviewedEvent, ...]  # that would be published, at most 200; empty for forms without a preview route
     events_left_out: int
-    now: float
+    now: float  # lab time
     values: tuple[SubmittedValue, ...]
     idempotency_key: str
     note: str = ""  # why the user has to confirm again
@@ -103,9 +104,10 @@ class ConfirmationPage(msgspec.Struct, frozen=True, kw_only=True):
 async def confirmation_page(
     context: PortalContext, form: Form, call: HandlerCall, values: FormValues, key: str, note: str = ""
 ) -> ConfirmationPage:
-    """The confirmation of a form. Raises the errors of submitting it, as far as they are known beforehand.
+    """The confirmation of a form, with its preview; changes nothing.
 
-    `call` is the API call that the form makes, `key` a new idempotency key.
+    Raises the errors of submitting the form, as far as they are known beforehand. `call` is the API call that the form
+    makes, `key` a new idempotency key. For a request too large for a preview the page says so.
     """
     sentences, events = await _preview(context, form, call)
     return ConfirmationPage(

@@ -44,7 +44,7 @@ class CurrentSession(msgspec.Struct, frozen=True, kw_only=True):
     principal: Principal
     csrf_token: str  # every form repeats it, so that no other site can submit one
     ends_at: float  # in real time
-    history_seq: int = 0  # the page shows everything up to this entry of the history, and perhaps later ones
+    history_seq: int = 0  # the page shows everything up to this entry of the history, and perhaps later ones; 0: unset
 
 
 # Resolves the session cookie of a request. Raises Unauthenticated if it is missing, expired or ended.

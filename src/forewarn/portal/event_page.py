@@ -46,21 +46,21 @@ class VersionRendering(BaseView, frozen=True, kw_only=True):
     """What VMs receive with one api-version."""
 
     version: str
-    text: str  # as it is sent; "" if nothing would show the event
-    hidden: str  # why the event is not listed; "" if it is
+    text: str  # the document as it is sent; of an event that is over, the event alone, or "" if `hidden`
+    hidden: str  # why this version does not list the event; "" if it does
 
     @property
     def pretty_json(self) -> str:
-        """`text` with line breaks and indentation."""
+        """`text` with line breaks and indentation; "" if it is empty."""
         return json.dumps(json.loads(self.text), indent=2) if self.text else ""
 
 
 class WireView(BaseView, frozen=True, kw_only=True):
     """What VMs receive of an event in every api-version."""
 
-    is_shown: bool  # by a current document
-    told: str  # a sentence that introduces `versions`
-    versions: tuple[VersionRendering, ...]  # newest first
+    is_shown: bool  # by the document that VMs receive now, or with their first poll
+    told: str  # sentences that introduce `versions`
+    versions: tuple[VersionRendering, ...]  # newest first; empty for an event that no document ever showed
 
 
 _SHOWN_NOW = "Every VM of the scope receives this document now, in each api-version, byte for byte."
@@ -76,7 +76,10 @@ _NEVER_SHOWN = "The event was never in a document: it was performed at once, wit
 
 
 def wire_view(event: Event, scope: Scope | None, rules_for: Callable[[str], EndpointRules]) -> WireView:
-    """What VMs receive of an event; `rules_for` gives the rules of the metadata endpoint in a location."""
+    """What VMs receive of an event; `scope` is that of the event, None if it does not exist any more.
+
+    `rules_for` gives the rules of the metadata endpoint in a location.
+    """
     kind = event.rules.kind
     if kind is None or not event.listed:
         return WireView(is_shown=False, told=_NEVER_SHOWN, versions=())
@@ -138,17 +141,17 @@ class EventVmView(BaseView, frozen=True, kw_only=True):
     key: str
     is_hit: bool  # the event affects it; else it only received the event, as a member of the scope
     is_known: bool  # the user may see its page
-    given_at: float | None  # first delivery as Scheduled
-    version: str  # api-version of the first delivery
+    given_at: float | None  # first delivery as Scheduled, in lab time
+    version: str  # api-version of the first delivery; "": there was none
     given_started_at: float | None  # first delivery as Started
     verb: str  # of its act; "" before the event starts
     ok: bool | None  # the act's outcome; None while it is performed
     performed_at: float | None
-    note: str
+    note: str  # of the outcome, such as why the act failed
 
     @property
     def outcome(self) -> str:
-        """The state of the act in words; "" if there is none."""
+        """The state of the act: in progress, performed or failed; "" if there is no act."""
         if not self.verb:
             return ""
         return {None: "in progress", True: "performed", False: "failed"}[self.ok]
@@ -161,35 +164,35 @@ class EventPage(BaseView, frozen=True, kw_only=True):
     event: EventView
     lane: EventRow
     faults: tuple[str, ...]  # ids of faults that affected it; empty for users who may not see everything
-    gate: str  # the gate that starts it together with others; "": none
+    gate: str  # describes the gate that starts it together with others; "": none
     request_path: str  # URL of its request; "" if the user may not see that
-    vms: tuple[EventVmView, ...]
-    more_vms: int
+    vms: tuple[EventVmView, ...]  # affected ones first, then others that received it; at most 500
+    more_vms: int  # how many are left out
     story: Explanation
     wire: WireView
-    may_approve: bool
-    may_withdraw: bool
+    may_approve: bool  # it awaits approval, and the user has the right
+    may_withdraw: bool  # it has not started, and the user has the right
 
     def chart(self) -> TimelineChart:
         """The event over time, as the page shows it."""
         return build_chart([self.lane], window_for_rows([self.lane], self.now), self.now, banded=False)
 
     def svg(self) -> str:
-        """The SVG export: the event over time."""
+        """The SVG export: the event over time, with the title of its scope."""
         return render_standalone_svg(build_chart([self.lane], window_for_rows([self.lane], self.now), self.now))
 
     def table(self) -> ExportTable:
-        """The CSV export, with one row per VM."""
+        """The CSV export, with one row per VM of `vms`; times in ISO 8601."""
         return ExportTable(columns=_CSV_COLUMNS, rows=[_csv_row(vm) for vm in self.vms])
 
     @property
     def legend(self) -> tuple[tuple[str, str], ...]:
-        """Name and text of each symbol of the chart."""
+        """Name and text of each symbol of the chart, in order."""
         return LEGEND
 
 
 async def show_event_page(context: RequestContext, call: HandlerCall) -> EventPage:
-    """Shows an event, by its id or a prefix of it."""
+    """Shows an event, by its id or a unique prefix of it. Raises NotFound, or Refused if several match."""
     await context.dependencies.flush_observations()
     event = context.find_event(call.path_params["id"])
     views = ViewBuilder(context)

@@ -18,13 +18,13 @@ MAX_EXPORT_ROWS = 100_000  # VMs or history entries in one file
 class ExportTable:
     """The table that a CSV file holds."""
 
-    columns: Sequence[str]
-    rows: Sequence[Sequence[Any]]
-    note: str = ""  # a last line, such as that rows are missing
+    columns: Sequence[str]  # the first line
+    rows: Sequence[Sequence[Any]]  # cells in the order of the columns; None is an empty cell
+    note: str = ""  # a last line, such as that rows are missing; "": none
 
 
 def truncation_note(is_cut: bool, exported: int, found: int | None = None) -> str:
-    """The last line of a file that does not hold all `found` rows; "" for a complete file."""
+    """The last line of a file that holds only `exported` rows of `found`; "" unless `is_cut`."""
     return f"cut after {exported}{f' of {found}' if found else ''} rows: use a narrower search" if is_cut else ""
 
 
@@ -42,12 +42,15 @@ class SvgExportable(Protocol):
     """A page that can be exported as an SVG image."""
 
     def svg(self) -> str:
-        """The whole file."""
+        """The text of the file."""
         ...
 
 
 def encode_csv(view: CsvExportable) -> bytes:
-    """A page as a CSV file in UTF-8. Call it in a thread: the whole fleet takes a while."""
+    """A page as a CSV file in UTF-8. Call it in a thread: the whole fleet takes a while.
+
+    Puts an apostrophe before text that a spreadsheet would run as a formula.
+    """
     table = view.table()
     text = io.StringIO()
     writer = csv.writer(text)
@@ -59,5 +62,5 @@ def encode_csv(view: CsvExportable) -> bytes:
 
 
 def _escape_formula(cell: Any) -> Any:
-    """Quotes a text that a spreadsheet would run as a formula."""
+    """Puts an apostrophe before a text that a spreadsheet would run as a formula."""
     return f"'{cell}" if isinstance(cell, str) and cell[:1] in ("=", "+", "-", "@", "\t", "\r") else cell

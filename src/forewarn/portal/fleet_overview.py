@@ -27,7 +27,7 @@ _STANDALONE_PREFIX = "vms"
 
 
 class VmBlock:
-    """The VMs of one scope, or all standalone VMs of a resource group; keys in order of addition."""
+    """The VMs of one scope, or all standalone VMs of a resource group. `size` is how many they are."""
 
     __slots__ = ("_group", "_keys", "id", "size")
 
@@ -44,7 +44,7 @@ class VmBlock:
 
     @property
     def keys(self) -> Sequence[str]:
-        """The keys of the VMs in this block."""
+        """The keys of the VMs in this block, in order of addition; do not change the list."""
         if len(self._keys) != self.size:
             self._compact()
         return self._keys
@@ -61,7 +61,7 @@ class VmBlock:
 
 
 class GroupOverview:
-    """A resource group: its blocks, and the states of its VMs."""
+    """A resource group: its blocks by id, and the states of its VMs. Its id is `SUBSCRIPTION/GROUP`."""
 
     __slots__ = ("_block_by_vm", "blocks", "id", "non_running", "resource")
 
@@ -86,13 +86,16 @@ class GroupOverview:
         return self.non_running.get(key, VmState.RUNNING) if key in self._block_by_vm else VmState.GONE
 
     def count_states(self, visible: VisibleKeys) -> Counter[VmState]:
-        """How many of the visible VMs are in each state."""
+        """How many of the visible VMs are in each state; states of no VM may be missing."""
         counts = Counter(state for key, state in self.non_running.items() if visible is None or key in visible)
         counts[VmState.RUNNING] = (self.size if visible is None else len(visible)) - counts.total()
         return counts
 
     def add_vm(self, key: str, block_id: str) -> bool:
-        """Puts a VM into a block, as running; returns whether it was not there before."""
+        """Puts a VM into a block, as running, also from another block; False if it is there already.
+
+        Creates the block if there is none with this id.
+        """
         block = self._block_by_vm.get(key)
         if block is not None and block.id == block_id:
             return False
@@ -115,7 +118,7 @@ class GroupOverview:
         return True
 
     def set_state(self, key: str, state: VmState) -> None:
-        """Sets the state of a VM of this group."""
+        """Sets the state of a VM that is in this group."""
         if state is VmState.RUNNING:
             self.non_running.pop(key, None)
         else:
@@ -123,7 +126,7 @@ class GroupOverview:
 
 
 def block_id_for(scope_id: str) -> str:
-    """The id of the block of a scope's VMs: the scope's own, or `vms:GROUP` for a standalone VM."""
+    """The id of the block of a scope's VMs: the scope's id; `vms:SUBSCRIPTION/GROUP` for a standalone VM."""
     return f"{_STANDALONE_PREFIX}:{resource_group_of_scope(scope_id)}" if scope_id.startswith("vm:") else scope_id
 
 
@@ -138,6 +141,7 @@ class FleetOverview:
     """The state of every VM, by resource group. Await `ensure_built` before any other method.
 
     Follows the commits of the store once it is built. A VM's state changes here with the commit that changes it.
+    Methods that take a directory answer for the user whose directory it is.
     """
 
     def __init__(self, store: Store, placement: PlacementIndex, directory: FleetDirectory) -> None:
@@ -156,13 +160,20 @@ class FleetOverview:
         self.seq = 0  # of the history; the overview includes everything up to it
 
     async def ensure_built(self) -> None:
-        """Builds the index on the first call; later calls wait for that build, or return at once."""
+        """Builds the index on the first call; later calls wait for that build, or return at once.
+
+        Raises the error of a failed build; the next call builds again.
+        """
         if self._build_task is None or (self._build_task.done() and _has_failed(self._build_task)):
             self._build_task = asyncio.create_task(self._build())
         await asyncio.shield(self._build_task)
 
     def changes_in(self, commit: Commit) -> Sequence[VmStateChange]:
-        """The VMs whose state a commit changed. Call it only in a subscriber, for the commit being published."""
+        """The VMs whose state a commit changed, with added ones, and removed ones as GONE.
+
+        Applies the commit if the overview has not yet. Call it only in a subscriber of the store, for the commit being
+        published; several subscribers may call it.
+        """
         if self._last_commit is not commit:
             self._last_commit, self._last_changes = commit, self._apply_commit(commit)
         return self._last_changes
@@ -173,32 +184,35 @@ class FleetOverview:
         return group.state_of(key) if group is not None else VmState.GONE
 
     def count_states(self, directory: VisibleDirectory) -> dict[VmState, int]:
-        """How many of the VMs that the user may see are in each state, without GONE."""
+        """How many of the VMs that the user may see are in each state, 0 included; without GONE."""
         counts: Counter[VmState] = Counter()
         for group, visible in self.visible_groups(directory):
             counts.update(group.count_states(visible))
         return {state: counts[state] for state in VmState if state is not VmState.GONE}
 
     def cached(self, derive: Callable[[FleetOverview], Derived]) -> Derived:
-        """The result of `derive`, a module-level function; cached until a VM is added or removed."""
+        """The result of `derive(self)`, cached until a VM is added, removed or moved to another block.
+
+        `derive` is the key, so it must be a module-level function; its result must suit every user.
+        """
         if derive not in self._derived:
             self._derived[derive] = derive(self)
         derived: Derived = self._derived[derive]
         return derived
 
     def all_groups(self) -> list[GroupOverview]:
-        """All resource groups, in the order of the fleet."""
+        """All resource groups, in the order in which the fleet got them."""
         return list(self._groups.values())
 
     def visible_groups(self, directory: VisibleDirectory) -> Iterator[tuple[GroupOverview, VisibleKeys]]:
-        """The resource groups in which the user may see a VM, each with the keys of these VMs."""
+        """The resource groups in which the user may see a VM, each with the keys of these VMs (None: all)."""
         for group in self._groups.values():
             visible = self._visible_keys_in(group, directory)
             if visible is None or visible:
                 yield group, visible
 
     def visible_keys(self, directory: VisibleDirectory) -> Iterator[str]:
-        """The keys of all VMs that the user may see."""
+        """The keys of all VMs that the user may see, by group and block."""
         for group, visible in self.visible_groups(directory):
             for block in group.blocks.values():
                 yield from (key for key in block.keys if visible is None or key in visible)

@@ -31,7 +31,7 @@ MAX_BLOCKS_PER_PAGE = 40  # scopes, or runs of standalone VMs
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VmFilter:
-    """A search: VMs whose name, scope, group or host contains `text`, and which are in `state`."""
+    """A search: VMs whose name, scope or group contains `text`, or that are on such a host, in `state`."""
 
     text: str = ""  # in lower case; "" matches all
     on_hosts: frozenset[str] = frozenset()  # keys of the VMs on hosts whose name contains `text`
@@ -40,11 +40,11 @@ class VmFilter:
 
 @dataclass(frozen=True, slots=True)
 class SelectedBlock:
-    """The VMs of one block that match a filter."""
+    """The VMs of one block that match a filter, or those of them that are on one page."""
 
     group: GroupOverview
     block: VmBlock
-    keys: Sequence[str]
+    keys: Sequence[str]  # in the order of the block
 
 
 def select_blocks(overview: FleetOverview, directory: VisibleDirectory, vm_filter: VmFilter) -> list[SelectedBlock]:
@@ -94,7 +94,7 @@ class FleetPagination:
     """The selected blocks, divided into pages."""
 
     blocks: Sequence[SelectedBlock]
-    starts: Sequence[PageStart]  # one for each page
+    starts: Sequence[PageStart]  # one for each page; empty if there are no VMs
     vm_count: int  # on all pages
 
     @property
@@ -103,7 +103,7 @@ class FleetPagination:
         return max(1, len(self.starts))
 
     def blocks_on_page(self, number: int) -> list[SelectedBlock]:
-        """The blocks on a page, each with its VMs there; the first page is 1."""
+        """The blocks on a page from 1 to `page_count`, each with its VMs there; [] if there are no VMs."""
         if not self.starts:
             return []
         first, start = self.starts[number - 1]
@@ -128,7 +128,10 @@ class FleetPagination:
 
 
 def paginate_fleet(overview: FleetOverview, directory: VisibleDirectory, vm_filter: VmFilter) -> FleetPagination:
-    """Divides the VMs that match into pages; the pages of the whole fleet are cached."""
+    """Divides the visible VMs that match into pages of up to MAX_VMS_PER_PAGE and MAX_BLOCKS_PER_PAGE.
+
+    A scope that fits on a page is on one page. The pages of the whole fleet are cached.
+    """
     if directory.sees_everything and vm_filter == VmFilter():
         return overview.cached(_paginate_all)
     return _split_into_pages(select_blocks(overview, directory, vm_filter))
@@ -166,8 +169,8 @@ _CSV_COLUMNS = ("name", "state", "resource group", "scope", "update domain", "fa
 class FleetPageQuery(StrictBody, frozen=True, kw_only=True):
     """The query of the fleet page."""
 
-    q: Annotated[str, Meta(max_length=200)] = ""
-    state: str = ""
+    q: Annotated[str, Meta(max_length=200)] = ""  # searched in name, scope, group and host, in any case
+    state: str = ""  # a VmState; "": all
     page: Annotated[int, Meta(ge=1, le=1_000_000)] = 1
 
 
@@ -182,8 +185,8 @@ class ResourceGroupView(BaseView, frozen=True, kw_only=True):
 class FleetPage(BaseView, frozen=True, kw_only=True):
     """The fleet page: counts by state, and one page of the VMs that match."""
 
-    counts: dict[str, int]  # of all VMs that the user may see, by state
-    total: int
+    counts: dict[str, int]  # of all VMs that the user may see, by VmState, without gone
+    total: int  # all VMs that the user may see
     found: int  # VMs that match
     q: str
     state: str
@@ -194,7 +197,7 @@ class FleetPage(BaseView, frozen=True, kw_only=True):
 
     @property
     def shown(self) -> int:
-        """How many VMs are on this page."""
+        """How many VMs are on this page, or in this export."""
         return sum(len(block.vms) for group in self.groups for block in group.blocks)
 
     def table(self) -> ExportTable:
@@ -208,7 +211,10 @@ class FleetPage(BaseView, frozen=True, kw_only=True):
 
 
 async def show_fleet_page(context: PortalContext, call: HandlerCall, query: FleetPageQuery) -> FleetPage:
-    """Shows the fleet, or the VMs that match a search and a state; an export holds all pages."""
+    """Shows the VMs that match a search and a state; an export holds all pages, up to MAX_EXPORT_ROWS VMs.
+
+    Raises Rejected for an unknown state, or a page after the last one.
+    """
     counts = context.overview.count_states(context.directory)
     pagination = paginate_fleet(context.overview, context.directory, _vm_filter(context, query))
     if query.page > pagination.page_count:

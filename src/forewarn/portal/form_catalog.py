@@ -419,7 +419,7 @@ LAB_FORMS = (
     ),
 )  # fmt: skip
 
-# All forms by name, which is part of their URL `/portal/forms/NAME`.
+# All forms by name, which is part of their URL `/portal/forms/NAME`. Read-only.
 FORMS: Mapping[str, Form] = MappingProxyType(
     {form.name: form for form in (*VM_FORMS, *EVENT_FORMS, *HOST_FORMS, *LAB_FORMS)}
 )
@@ -432,6 +432,9 @@ class DoneMessageQuery(StrictBody, frozen=True, kw_only=True):
 
 
 def done_message(query: DoneMessageQuery) -> str:
-    """The done message of the form that led here, or ""; a link cannot show any other text."""
+    """The done message of the form that led here; "" for no form or an unknown one.
+
+    A link therefore cannot make the page show any other text.
+    """
     form = FORMS.get(query.done)
     return form.done_message if form is not None else ""

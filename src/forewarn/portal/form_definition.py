@@ -30,18 +30,18 @@ FREE_TEXT_SUFFIX = "_more"  # of the text input beside check boxes, which takes 
 class FieldKind(StrEnum):
     """What a field holds: it decides how the field is shown and parsed. The values are used in templates."""
 
-    VMS = "vms"
+    VMS = "vms"  # names or keys
     VM = "vm"
     HOSTS = "hosts"
     HOST = "host"
-    IDS = "things"
-    SCOPE = "scope"
-    ID = "thing"  # of an event, a rollout, a fault or a replay
-    DURATION = "duration"
-    INSTANT = "instant"  # UTC
+    IDS = "things"  # of faults and storms
+    SCOPE = "scope"  # its name or id
+    ID = "thing"  # of an event, a rollout or a replay
+    DURATION = "duration"  # such as 15m; parsed to seconds
+    INSTANT = "instant"  # ISO 8601, UTC without an offset; parsed to POSIX seconds
     NUMBER = "number"
-    CHECK = "check"
-    CHOICE = "choice"
+    CHECK = "check"  # parsed to True, or None if it is not checked
+    CHOICE = "choice"  # one of the field's `choices`
     TEXT = "text"
 
 
@@ -60,11 +60,17 @@ class FormField(msgspec.Struct, frozen=True, kw_only=True):
     fault_kind: str = ""  # the only kind of fault that has this parameter; "" for other fields
 
     def parse(self, values: FormValues) -> Any:
-        """The value for the API; None if the field is empty. Raises Rejected for text that cannot be parsed."""
+        """The value for the API; None if the field is empty. Raises Rejected for text that cannot be parsed.
+
+        A list for VMS, HOSTS and IDS; for other kinds the last text counts. Does not check `choices` or `is_required`.
+        """
         return _PARSERS[self.kind](self, self.entered_texts(values))
 
     def entered_texts(self, values: FormValues) -> list[str]:
-        """The chosen and typed texts of this field, stripped, without empty ones."""
+        """The chosen texts of this field, then the typed ones, stripped, without empty ones.
+
+        Typed text, in the input with FREE_TEXT_SUFFIX, is split at commas and line breaks.
+        """
         free_texts = [
             part for line in values.get(f"{self.name}{FREE_TEXT_SUFFIX}", ()) for part in _NAME_SEPARATORS.split(line)
         ]
@@ -143,9 +149,9 @@ def _no_extra_body(context: RequestContext, values: FormValues) -> dict[str, Any
 class Form:
     """One form, which is one call of the API: its texts, its fields, its route and its preview."""
 
-    name: str
+    name: str  # in its URL
     title: str
-    button: str
+    button: str  # its label
     description: str
     route: str  # of the API, such as `POST /requests`
     done_message: str  # shown on the page that follows
@@ -154,11 +160,11 @@ class Form:
     fixed_body: Mapping[str, Any] = field(default_factory=dict)  # body members that no field sets
     extra_body: ExtraBody = _no_extra_body
     preview: PreviewSentences | str = ""  # a function that describes the effect, or the path of an API preview route
-    is_destructive: bool = False
+    is_destructive: bool = False  # its button warns
     confirms_directly: bool = False  # a link that fills in a field skips to the confirmation
 
     def api_route(self, routes: ApiRouteTable) -> ApiRoute:
-        """The route of the API that this form calls."""
+        """The route of the API that this form calls; KeyError if `routes` does not have it."""
         method, _, path = self.route.partition(" ")
         return routes[method, path]
 
@@ -183,7 +189,7 @@ def event_url(response: Any) -> str:
 
 
 def first_event_url(response: Any) -> str:
-    """The URL of the page of the first of several events, which the API returned."""
+    """The URL of the page of the first of `response.events`, of which there must be one."""
     return f"{PORTAL_PREFIX}/events/{response.events[0].id}"
 
 
@@ -193,7 +199,7 @@ def host_url(response: Any) -> str:
 
 
 def lab_url(response: Any) -> str:
-    """The URL of the lab page, whatever the API returned."""
+    """The URL of the lab page; `response` does not matter."""
     return f"{PORTAL_PREFIX}/lab"
 
 
@@ -222,7 +228,7 @@ SCOPE_FIELD = FormField(
 
 
 def require_notice_length(context: RequestContext, values: FormValues) -> dict[str, Any]:
-    """An `ExtraBody` that adds nothing; raises Rejected for a shorter notice without a length."""
+    """An `ExtraBody` that adds nothing; raises Rejected for a short notice without a length."""
     if SHORT_NOTICE_FIELD.parse(values) and NOTICE_FIELD.parse(values) is None:
         raise Rejected("a short notice needs a length", Remedy.GIVE_NOTICE)
     return {}

@@ -37,12 +37,15 @@ _FORMS_BY_HEALTH = {
 class FormLink(BaseView, frozen=True, kw_only=True):
     """A button that opens a form."""
 
-    form: str  # its name
-    title: str
+    form: str  # its name, a key of FORMS
+    title: str  # of the button
 
 
 def form_links_for_vm(context: RequestContext, vm: Vm, scope: Scope | None) -> tuple[FormLink, ...]:
-    """The forms that the user may submit for a VM in its current state; none for a removed VM."""
+    """The forms that the user may submit for a VM in its current state; none for a removed VM.
+
+    `scope` is that of the VM; without it, pending maintenance is not offered.
+    """
     if vm.removed_at is not None:
         return ()
     operations = [*_suitable_requests(vm, scope)] if context.principal.may(Right.OPERATE, vm_resource_id(vm)) else []
@@ -50,12 +53,12 @@ def form_links_for_vm(context: RequestContext, vm: Vm, scope: Scope | None) -> t
 
 
 def form_links_for_host(context: RequestContext, host: Host) -> tuple[FormLink, ...]:
-    """The forms that the user may submit for a host with its current health."""
+    """The forms that the user may submit for a host with its health; none without the platform right."""
     return tuple(map(_form_link, _platform_forms(context, *_FORMS_BY_HEALTH[host.health])))
 
 
 def form_links_for_scope(context: RequestContext) -> tuple[FormLink, ...]:
-    """The forms that the user may submit for any scope."""
+    """The forms that the user may submit for any scope; none without the platform right."""
     return tuple(map(_form_link, _platform_forms(context, "rollout")))
 
 

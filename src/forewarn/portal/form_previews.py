@@ -1,6 +1,7 @@
 """Sentences that say what a form would do, for forms for which the API has no preview route.
 
-A preview raises the same errors as submitting the form would, as far as they are known beforehand.
+A preview changes nothing. It raises the same errors as submitting the form would, as far as they are known beforehand:
+NotFound for unknown names and ids, Refused if several match, Rejected for values that are not valid.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ _MAX_EVENTS_READ = 20_000
 
 
 def preview_perform_maintenance(context: RequestContext, call: HandlerCall) -> list[str]:
-    """Says when the pending maintenance of the VM `name` would start."""
+    """Says when the pending maintenance of the VM `name` would start. Raises Refused if there is none."""
     vm = context.directory.find(call.path_params["name"])
     scope = context.control.transactions.load(vm.scope_id)
     return [
@@ -46,7 +47,7 @@ def preview_perform_maintenance(context: RequestContext, call: HandlerCall) -> l
 
 
 def preview_approve(context: RequestContext, call: HandlerCall) -> list[str]:
-    """Says when the event `id` would start if approved now. Raises Refused if it has ended."""
+    """Says when the event `id` would start if approved now, or that it is approved. Refused if it is over."""
     event = context.find_event(call.path_params["id"])
     if not event.is_live:
         raise Refused(f"event {event.id} is over ({event.ending}): there is nothing to approve")
@@ -88,7 +89,7 @@ def preview_withdraw(context: RequestContext, call: HandlerCall) -> list[str]:
 
 
 def rollout_change_preview(effect: str) -> PreviewSentences:
-    """A preview that shows the progress of the rollout `id`, followed by `effect`."""
+    """A preview that shows the progress of the rollout `id`, followed by `effect`, which is a sentence."""
 
     def preview(context: RequestContext, call: HandlerCall) -> list[str]:
         request = context.find_rollout(call.path_params["id"])
@@ -103,13 +104,13 @@ def rollout_change_preview(effect: str) -> PreviewSentences:
 
 
 def preview_repair_host(context: RequestContext, call: HandlerCall) -> list[str]:
-    """Says that the host `name` becomes healthy."""
+    """Says that the host `name` becomes healthy; does not check that it can be repaired now."""
     host = context.control.requests.host(call.path_params["name"])
     return [f"Host {host.name} is {host.health} and becomes healthy: VMs may move to it again."]
 
 
 def preview_fault(context: RequestContext, call: HandlerCall) -> list[str]:
-    """Says which VMs the fault would affect, what their clients see, and how long it would last."""
+    """Says which VMs the fault would affect, what their clients would see, and how long it would last."""
     body = call.parse_body(NewFault)
     kind = parse_fault_kind(body.kind)
     definition, duration_s = FAULT_DEFINITIONS[kind], fault_duration_s(kind, body.count, body.for_s)
@@ -130,7 +131,7 @@ def preview_fault(context: RequestContext, call: HandlerCall) -> list[str]:
 
 
 def preview_clear_faults(context: RequestContext, call: HandlerCall) -> list[str]:
-    """Says which faults and storms would be cleared."""
+    """Says which faults and storms would be cleared; does not check that they exist."""
     body = call.parse_body(ClearFaultsBody)
     active = context.control.faults.active
     if body.all and not (body.ids or body.kind or body.vm or body.scope):
@@ -152,7 +153,7 @@ def preview_storm(context: RequestContext, call: HandlerCall) -> list[str]:
 
 
 def preview_stop_replay(context: RequestContext, call: HandlerCall) -> list[str]:
-    """Says how far the replay `id` is."""
+    """Says after how many of its steps the replay `id` would end."""
     replay = context.control.replays.find(call.path_params["id"]).replay
     assert replay is not None
     return [
@@ -162,7 +163,7 @@ def preview_stop_replay(context: RequestContext, call: HandlerCall) -> list[str]
 
 
 def preview_advance_clock(context: RequestContext, call: HandlerCall) -> list[str]:
-    """Says which notices would end on the way. Raises Rejected if the service runs on real time."""
+    """Says which visible notices would end on the way. Raises Rejected if the clock shows real time."""
     context.control.lab_clock.require_lab_clock("advanced")
     by_s = call.parse_body(AdvanceClockBody).by_s
     until = context.now() + by_s
@@ -177,7 +178,7 @@ def preview_advance_clock(context: RequestContext, call: HandlerCall) -> list[st
 
 
 def preview_clock_speed(context: RequestContext, call: HandlerCall) -> list[str]:
-    """Says how fast lab time would run. Raises Rejected if the service runs on real time."""
+    """Says how fast lab time would run. Raises Rejected if the clock shows real time."""
     context.control.lab_clock.require_lab_clock("set to another speed")
     speed = call.parse_body(ClockSpeedBody).speed
     if speed == 0:

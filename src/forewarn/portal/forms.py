@@ -42,9 +42,9 @@ _MAX_VMS_CHECKED = 5_000  # in a larger fleet a form offers VMs without checking
 class FieldChoice(msgspec.Struct, frozen=True, kw_only=True):
     """One option that a field offers."""
 
-    value: str
-    text: str
-    note: str = ""
+    value: str  # that the form submits, such as a VM's key
+    text: str  # its label
+    note: str = ""  # after the label, such as the host of a VM
     is_chosen: bool = False
 
 
@@ -56,7 +56,7 @@ class FormFieldView(msgspec.Struct, frozen=True, kw_only=True):
     label: str
     hint: str
     is_required: bool
-    fault_kind: str
+    fault_kind: str  # the only kind of fault that has this parameter; "" for other fields
     value: str  # the entered text, without what is among the choices
     choices: tuple[FieldChoice, ...] = ()
     is_truncated: bool = False  # there are more choices than are offered
@@ -74,7 +74,10 @@ class FormPage(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def form_page(context: PortalContext, form: Form, values: FormValues, error: str = "") -> FormPage:
-    """The page of a form, filled in with `values`; choices are those that the user may see."""
+    """The page of a form, filled in with `values`; a field that these leave out has its default.
+
+    A field offers up to MAX_CHOICES hosts or scopes that the user may see, or VMs for which they may submit the form.
+    """
     fields = tuple(_field_view(context, form, field, values) for field in form.fields)
     return FormPage(
         name=form.name,
@@ -209,7 +212,10 @@ _PAGES_WITH_DONE_MESSAGE = ("/requests/", "/rollouts/", "/lab")
 
 
 def form_routes(authenticate: PageAuthenticator) -> list[BaseRoute]:
-    """The route of all forms, `/portal/forms/NAME`; idempotency keys live as long as it does."""
+    """The route of all forms, `/portal/forms/NAME`: GET shows a form, POST previews or submits it.
+
+    Its idempotency keys are in memory.
+    """
     idempotency_keys = IdempotencyKeys()
 
     async def endpoint(request: Request) -> Response:

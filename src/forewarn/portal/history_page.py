@@ -45,7 +45,10 @@ _ENTRIES_WITH_ACTOR = frozenset(
 
 
 class HistoryPageQuery(StrictBody, frozen=True, kw_only=True):
-    """The query of the history page. `after` and `before` are sequence numbers."""
+    """The query of the history page: entries that match all of `vm`, `event`, `request` and `scope`.
+
+    `after` and `before` are sequence numbers, both excluded.
+    """
 
     vm: str = ""
     event: str = ""
@@ -59,7 +62,7 @@ class HistoryPageQuery(StrictBody, frozen=True, kw_only=True):
 class HistoryPage(BaseView, frozen=True, kw_only=True):
     """One page of the history. Field names are JSON keys."""
 
-    now: float
+    now: float  # lab time
     entries: tuple[HistoryEntryView, ...]  # newest first
     older: int | None  # the previous page has entries before this number; None: there are none
     newer: int | None  # the next page has entries after this number; None: there are none
@@ -78,12 +81,15 @@ class HistoryPage(BaseView, frozen=True, kw_only=True):
         return entry.who if entry.what in _ENTRIES_WITH_ACTOR and entry.who not in entry.text else ""
 
     def vm_url(self, entry: HistoryEntryView) -> str:
-        """The page of the entry's VM, by key if that is known: several groups may have a VM of that name."""
+        """The URL of the page of the entry's VM, by key if the entry has a scope, else by name."""
         return f"/portal/vms/{vm_key_in_scope(entry.scope_id, entry.vm) if entry.scope_id else entry.vm}"
 
 
 async def show_history_page(context: RequestContext, call: HandlerCall, query: HistoryPageQuery) -> HistoryPage:
-    """Shows the history, newest first; an export holds all pages."""
+    """Shows the visible history, newest first; an export holds the newest MAX_EXPORT_ROWS entries.
+
+    Raises NotFound or Refused for names and ids that match nothing or several things.
+    """
     api_query = ApiHistoryQuery(vm=query.vm, event=query.event, request=query.request, scope=query.scope)
     entry_filter = history_filter(context, api_query)
     if call.for_export:

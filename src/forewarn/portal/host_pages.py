@@ -29,8 +29,8 @@ _MAX_PAST_EVENTS = 20
 class HostsPageQuery(StrictBody, frozen=True, kw_only=True):
     """The query of the list of hosts."""
 
-    q: Annotated[str, Meta(max_length=200)] = ""
-    health: str = ""
+    q: Annotated[str, Meta(max_length=200)] = ""  # searched in the names, in any case
+    health: str = ""  # a HostHealth; "": all
     page: Annotated[int, Meta(ge=1, le=1_000_000)] = 1
 
 
@@ -40,23 +40,23 @@ class HostCard(BaseView, frozen=True, kw_only=True):
     name: str
     location: str
     zone: str
-    health: str
+    health: str  # a HostHealth
     size: int  # all VMs on it that the user may see
-    vms: tuple[VmCell, ...]
+    vms: tuple[VmCell, ...]  # the first 24 of them; in an export all
 
 
 class HostsPage(BaseView, frozen=True, kw_only=True):
     """The list of hosts: counts by health, and one page of the hosts that match."""
 
     counts: dict[str, int]  # of all hosts that the user may see, by health
-    total: int
+    total: int  # of these
     found: int  # hosts that match
     q: str
     health: str
     page: int
     pages: int
     is_cut: bool  # this export does not hold all hosts that match
-    hosts: tuple[HostCard, ...]
+    hosts: tuple[HostCard, ...]  # in natural order of their names
 
     def table(self) -> ExportTable:
         """The CSV export, with one row per host."""
@@ -70,8 +70,8 @@ class HostVmView(BaseView, frozen=True, kw_only=True):
 
     key: str
     name: str
-    state: str
-    scope: str
+    state: str  # a VmState
+    scope: str  # its id
     title_of_scope: str
     update_domain: int
     fault_domain: int
@@ -86,9 +86,9 @@ class HostPage(BaseView, frozen=True, kw_only=True):
     zone: str
     health: str
     forms: tuple[FormLink, ...]
-    vms: tuple[HostVmView, ...]
-    events: tuple[EventView, ...]
-    over: tuple[EventView, ...]  # past events, newest first
+    vms: tuple[HostVmView, ...]  # that the user may see: those on it, then those that move to it
+    events: tuple[EventView, ...]  # live events about the host or a VM on it
+    over: tuple[EventView, ...]  # past ones, newest first, at most 20
 
     def table(self) -> ExportTable:
         """The CSV export, with one row per VM."""
@@ -97,7 +97,11 @@ class HostPage(BaseView, frozen=True, kw_only=True):
 
 
 async def show_hosts_page(context: PortalContext, call: HandlerCall, query: HostsPageQuery) -> HostsPage:
-    """Shows the hosts that the user may see and that match; an export holds all pages."""
+    """Shows the hosts that match; users who may not see everything see hosts with a VM of theirs.
+
+    An export holds all pages, up to about MAX_EXPORT_ROWS VMs. Raises Rejected for an unknown health, or a page after
+    the last one.
+    """
     if query.health and query.health not in set(HostHealth):
         raise Rejected(f"{query.health!r} is not a health of a host: use one of {', '.join(HostHealth)}")
     visible_hosts = sorted(_visible_hosts(context), key=lambda host: natural_sort_key(host.name))
@@ -161,7 +165,7 @@ def _visible_vms_on(context: PortalContext, host: Host) -> list[Vm]:
 
 
 async def show_host_page(context: PortalContext, call: HandlerCall) -> HostPage:
-    """Shows one host, with its VMs and its events."""
+    """Shows one host by its name. Raises NotFound, also if the user may see no VM on it."""
     host = context.find_host(call.path_params["name"])
     vms = _visible_vms_on(context, host)
     arriving = [

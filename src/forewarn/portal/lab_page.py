@@ -22,33 +22,33 @@ _CSV_COLUMNS = ("fault", "kind", "strikes", "for", "set_by", "set_at", "left", "
 class DueItem(BaseView, frozen=True, kw_only=True):
     """Something that happens next when lab time advances."""
 
-    at: float
+    at: float  # lab time
     text: str
-    event: str = ""  # id of the event that it is about
+    event: str = ""  # id of the event that it is about; "": none
 
 
 class LabPage(BaseView, frozen=True, kw_only=True):
     """The lab page. Field names are JSON keys."""
 
-    now: float
-    speed: float
-    is_lab: bool
-    due: tuple[DueItem, ...]  # in order of time
+    now: float  # lab time
+    speed: float  # lab seconds per real second; 0: paused
+    is_lab: bool  # whether the clock can be changed; if not, it shows real time
+    due: tuple[DueItem, ...]  # the next few, in order of time
     sees_all: bool  # if not, faults, storms, replays and entries are left out
     faults: tuple[FaultView, ...]
     storms: tuple[StormView, ...]
     replays: tuple[ReplayView, ...]  # that have not ended
-    lately: tuple[HistoryEntryView, ...]  # changes of the clock and of faults, newest first
-    done: str  # the done message of the form that led here
+    lately: tuple[HistoryEntryView, ...]  # changes of the clock and of faults, newest first, at most 15
+    done: str  # the done message of the form that led here; "": none
 
     @property
     def speed_choices(self) -> tuple[tuple[float, str], ...]:
-        """The speeds that the page offers, each with its label."""
+        """The speeds that the page offers, each with its label; 0 pauses the clock."""
         return _SPEED_CHOICES
 
     @property
     def advance_choices(self) -> tuple[str, ...]:
-        """The durations by which the page offers to advance the clock."""
+        """The durations by which the page offers to advance the clock, such as `15m`."""
         return _ADVANCE_CHOICES
 
     def table(self) -> ExportTable:
@@ -57,7 +57,7 @@ class LabPage(BaseView, frozen=True, kw_only=True):
 
 
 async def show_lab_page(context: RequestContext, call: HandlerCall, query: DoneMessageQuery) -> LabPage:
-    """Shows the clock, what is due next, and active faults, storms and replays."""
+    """Shows the clock and what is due next; to users who see everything also faults, storms and replays."""
     now, speed, is_lab = context.control.lab_clock.status()
     sees_all = context.can_see_everything()
     active = await read_faults(context) if sees_all else None

@@ -26,8 +26,8 @@ class LiveChange(msgspec.Struct, frozen=True, kw_only=True):
     """The message `change` of the live stream, for one user. Field names are JSON keys."""
 
     seq: int  # of the history; the change covers everything up to it
-    now: float
-    scopes: tuple[str, ...]
+    now: float  # lab time
+    scopes: tuple[str, ...]  # ids of what changed, sorted, as in the next three fields
     events: tuple[str, ...]
     requests: tuple[str, ...]
     hosts: tuple[str, ...]
@@ -36,7 +36,7 @@ class LiveChange(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_empty(self) -> bool:
-        """Whether there is nothing to send."""
+        """Whether there is nothing to send; `seq` and `now` do not count."""
         return not (self.scopes or self.events or self.requests or self.hosts or self.vms or self.what)
 
 
@@ -44,8 +44,8 @@ class LiveChange(msgspec.Struct, frozen=True, kw_only=True):
 class ChangeBatch:
     """The changes of several commits, built once for all subscribers."""
 
-    seq: int
-    now: float
+    seq: int  # of the history; the batch covers everything up to it
+    now: float  # lab time
     scopes: frozenset[str]
     events: Mapping[str, str]  # id → its scope
     requests: frozenset[str]
@@ -66,7 +66,7 @@ class ChangeBatch:
         return msgspec.json.encode(self.full_change)
 
     def visible_change(self, visible: Visibility, store: Store) -> LiveChange:
-        """The change for a user, without what they may not see."""
+        """The change for a user, without what they may not see; it may be empty."""
         if visible.sees_everything:
             return self.full_change
         events = [event_id for event_id, scope_id in self.events.items() if visible.can_see_scope(scope_id)]
@@ -104,7 +104,10 @@ class ChangeBatch:
 
 
 class ChangeCollector:
-    """Collects commits, history entries and deliveries until they become one batch."""
+    """Collects commits, history entries and deliveries until `to_batch` makes them one batch.
+
+    `vm_states` has the new state of each VM by key.
+    """
 
     def __init__(self) -> None:
         self._scopes: set[str] = set()
@@ -116,7 +119,7 @@ class ChangeCollector:
         self._entries: list[HistoryEntry] = []
 
     def add_commit(self, commit: Commit) -> None:
-        """Adds everything that a commit changed, but for the states of VMs."""
+        """Adds everything that a commit changed, except the states of VMs (see `add_vm_states`)."""
         self._scopes.update(scope.id for scope in commit.scopes)
         self._scopes.update(vm.scope_id for vm in commit.vms)
         self._requests.update(request.id for request in commit.requests)
@@ -138,7 +141,7 @@ class ChangeCollector:
             self._hosts_by_id[event.id].update((act.from_host, act.to_host))
 
     def add_entries(self, entries: Iterable[HistoryEntry]) -> None:
-        """Adds history entries, and what they are about."""
+        """Adds history entries, and the scopes, requests, events and hosts that they are about."""
         for entry in entries:
             self._entries.append(entry)
             self._scopes.add(entry.scope_id)
@@ -161,11 +164,14 @@ class ChangeCollector:
 
     @property
     def scope_ids(self) -> frozenset[str]:
-        """The scopes that changed so far."""
+        """The ids of the scopes that changed so far."""
         return frozenset(self._scopes - {""})
 
     def to_batch(self, seq: int, now: float, host_of: Callable[[str], str]) -> ChangeBatch:
-        """The batch of everything collected; `host_of` gives the host of a VM by its key."""
+        """The batch of everything collected. Add nothing afterwards: the batch shares the collected data.
+
+        `seq` is the last history entry that it covers, `now` lab time; `host_of` gives the host of a VM by its key.
+        """
         for key in self.vm_states:
             self._hosts_by_id[key].add(host_of(key))
         return ChangeBatch(

@@ -30,11 +30,11 @@ MAX_PENDING_BATCHES = 100  # of a slow subscriber; with more, it has to reload e
 
 @dataclass(kw_only=True)
 class PendingUpdates:
-    """Updates that wait for one subscriber, sent in the order of the fields. True if there are any."""
+    """Updates that wait for one subscriber, sent in the order of the fields; `bool` says if there are any."""
 
     needs_reset: bool = False  # there were too many: the page has to reload everything
     batches: list[ChangeBatch] = field(default_factory=list)
-    polling_scopes: ChangedScopes = frozenset()
+    polling_scopes: ChangedScopes = frozenset()  # None: any scope
     clock_changed: bool = False
     counts_changed: bool = False
     health_changed: bool = False
@@ -46,7 +46,10 @@ class PendingUpdates:
 
 
 class LiveSubscriber:
-    """One open page with its pending updates, which are bounded for a page that reads slowly."""
+    """One open page with its pending updates, which are bounded for a page that reads slowly.
+
+    Every method that adds an update ends a `wait`. Use it on the event loop only.
+    """
 
     def __init__(self, principal_id: str) -> None:
         self.principal_id = principal_id
@@ -55,7 +58,7 @@ class LiveSubscriber:
         self.is_closed = False
 
     def add_batch(self, batch: ChangeBatch) -> None:
-        """Queues changes; a full queue becomes a reset."""
+        """Queues changes; a full queue becomes a reset, and a pending reset covers later changes."""
         if len(self._pending.batches) == MAX_PENDING_BATCHES:
             self.require_reset()
         elif not self._pending.needs_reset:
@@ -69,7 +72,7 @@ class LiveSubscriber:
         self._wakeup.set()
 
     def add_polling_scopes(self, scopes: ChangedScopes) -> None:
-        """Adds scopes in which a VM started or stopped polling."""
+        """Adds scopes in which a VM started or stopped polling; too many become None, which is any scope."""
         known = self._pending.polling_scopes
         merged = None if known is None or scopes is None else known | scopes
         self._pending.polling_scopes = merged if merged is not None and len(merged) <= MAX_CHANGED_SCOPES else None
@@ -91,12 +94,15 @@ class LiveSubscriber:
         self._wakeup.set()
 
     def close(self) -> None:
-        """Ends the stream of this page; `wait` returns at once."""
+        """Marks the page as closed, so that its stream ends; a waiting `wait` returns at once."""
         self.is_closed = True
         self._wakeup.set()
 
     async def wait(self, timeout_s: float) -> PendingUpdates:
-        """Takes the pending updates, waiting for some up to `timeout_s`; empty on timeout or after `close`."""
+        """Takes the pending updates, waiting up to `timeout_s` for the first.
+
+        They are empty on timeout, and may be empty after `close`.
+        """
         try:
             async with asyncio.timeout(timeout_s):
                 await self._wakeup.wait()
@@ -117,7 +123,10 @@ MAX_SUBSCRIBERS_PER_PRINCIPAL = 100  # so that one user does not use up all of t
 
 
 class LiveUpdateHub:
-    """Sends changes of the store, deliveries, polling and the clock to all open pages."""
+    """Sends changes of the store and its health, of polling and of the clock to all open pages.
+
+    Works only while a page is subscribed. Commits within BATCH_WINDOW_S become one batch. Needs a built overview.
+    """
 
     def __init__(self, dependencies: Dependencies, overview: FleetOverview) -> None:
         self._dependencies = dependencies
@@ -137,11 +146,14 @@ class LiveUpdateHub:
 
     @property
     def health(self) -> StoreHealth:
-        """The health of the store, as of the last check."""
+        """The health of the store, as of the last check or commit while a page was open."""
         return self._store_monitor.health
 
     def counts_json(self, directory: VisibleDirectory) -> bytes:
-        """The counts of the VMs that a user may see, by state, as JSON; counted once for equal grants."""
+        """The counts of the VMs that a user may see, by state, as JSON; counted once for equal grants.
+
+        Cached until counts are next sent to pages, at most every COUNTS_INTERVAL_S.
+        """
         grants = None if directory.sees_everything else directory.grants
         if grants not in self._counts_cache:
             self._counts_cache[grants] = msgspec.json.encode(self._overview.count_states(directory))
@@ -160,7 +172,10 @@ class LiveUpdateHub:
 
     @contextmanager
     def subscribe(self, principal_id: str) -> Iterator[LiveSubscriber]:
-        """Adds an open page of a user, until the `with` block ends."""
+        """Adds an open page of a user, until the `with` block ends. Call `require_capacity` first.
+
+        The subscriber is closed when the service stops, or at once if it is stopping.
+        """
         subscriber = LiveSubscriber(principal_id)
         self._subscribers.add(subscriber)
         if len(self._subscribers) == 1:
@@ -175,7 +190,11 @@ class LiveUpdateHub:
                 self._stop()
 
     def changes_since(self, after: int) -> ChangeBatch | None:
-        """The changes after a history entry; None if the page has to reload everything."""
+        """The changes after a history entry, with the current states of all VMs in the changed scopes.
+
+        None if the page has to reload everything: it missed more than MAX_MISSED_ENTRIES entries or MAX_VMS_PER_CHANGE
+        VMs, entries were pruned, or `after` is in the future.
+        """
         last = self._store.last_seq()
         if not 0 <= last - after <= MAX_MISSED_ENTRIES:
             return None
@@ -191,7 +210,10 @@ class LiveUpdateHub:
         return self._to_batch(collector, last)
 
     def polling_changes_within(self, age_s: float) -> ChangedScopes:
-        """The scopes in which a VM started or stopped polling within the last `age_s` seconds."""
+        """The scopes in which a VM started or stopped polling within the last `age_s` real seconds.
+
+        None, which is any scope, if the hub does not know all of them.
+        """
         return self._polling_monitor.changes_within(age_s)
 
     def _vm_states_in(self, scope_id: str) -> list[tuple[str, VmState]]:

@@ -1,7 +1,7 @@
 """Watches which VMs start or stop polling for events while a page is open.
 
-The metadata server reports a VM that starts. A VM counts as silent after `SILENT_S` without a poll, so each polling
-VM is checked about once in that time, in batches. Uses real time, not lab time.
+The metadata server reports a VM that starts. A VM counts as silent after `SILENCE_LIMIT_S` without a poll, so each
+polling VM is checked about once in that time, in batches. Uses real time, not lab time.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from forewarn.explain.polling import SILENCE_LIMIT_S
 from forewarn.web.dependencies import Dependencies
 
 CHECK_INTERVAL_S = 1.0  # of real time, between two checks of VMs that may have stopped polling
-IDLE_GRACE_S = 60.0  # with no page open, until the monitor stops: a user may be between two pages
+IDLE_GRACE_S = 60.0  # with no page open, until the monitor forgets everything: a user may be between two pages
 PAGE_LAG_S = 5.0  # by which a page may be older than it says
 MAX_CHANGED_SCOPES = 2_000  # in one update, and remembered
 _BATCH_SIZE = 2_000  # VMs checked before other tasks run
@@ -23,7 +23,11 @@ ChangedScopes = frozenset[str] | None  # ids of scopes in which a VM started or 
 
 
 class PollingMonitor:
-    """Finds VMs that start or stop polling, from `start` until `IDLE_GRACE_S` after `stop`."""
+    """Notes the scopes in which VMs start or stop polling, from `start` on; `take_changes` returns them.
+
+    Calls `on_change`, on the event loop, after each change. After `stop` it notices only starts, and IDLE_GRACE_S later
+    it forgets everything.
+    """
 
     def __init__(self, dependencies: Dependencies, on_change: Callable[[], None]) -> None:
         self._dependencies = dependencies
@@ -39,7 +43,10 @@ class PollingMonitor:
         self._new_changes: dict[str, None] = {}  # ids of scopes that `take_changes` has not returned yet
 
     def start(self) -> None:
-        """Starts to check, or continues within the grace period. Call it when the first page opens."""
+        """Starts to check, or continues within the grace period. Call it when the first page opens.
+
+        Drops the changes that `take_changes` has not returned; `changes_within` still has them.
+        """
         if self._reset_timer is not None:
             self._reset_timer.cancel()
         self._new_changes.clear()  # a new page asks for what it missed with `changes_within`
@@ -51,19 +58,22 @@ class PollingMonitor:
         self._task = asyncio.create_task(self._run())
 
     def stop(self) -> None:
-        """Stops to check, and forgets everything after the grace period. Call it when the last page closes."""
+        """Stops checking, and forgets everything after the grace period. Call it when the last page closes."""
         if self._task is not None:
             self._task.cancel()
         self._task = None
         self._reset_timer = asyncio.get_running_loop().call_later(IDLE_GRACE_S, self._reset)
 
     def take_changes(self) -> ChangedScopes:
-        """The scopes that changed since the last call."""
+        """The scopes that changed since the last call or `start`; None if more than MAX_CHANGED_SCOPES did."""
         changes, self._new_changes = self._new_changes, {}
         return frozenset(changes) if len(changes) <= MAX_CHANGED_SCOPES else None
 
     def changes_within(self, age_s: float) -> ChangedScopes:
-        """The scopes that changed within the last `age_s` seconds; None if not all of them are remembered."""
+        """The scopes that changed within the last `age_s` + PAGE_LAG_S real seconds.
+
+        None if the monitor does not remember all of them. Takes nothing away from `take_changes`.
+        """
         since = _loop_time() - age_s - PAGE_LAG_S
         if since <= self._complete_since:
             return None

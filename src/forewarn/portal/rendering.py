@@ -52,14 +52,14 @@ def template_environment() -> Environment:
 
 
 def render_template(template: str, **values: Any) -> str:
-    """The text of a template, which sees `values` as its variables."""
+    """The text of a template file, which sees `values` as its variables; an undefined variable raises."""
     return template_environment().get_template(template).render(**values)
 
 
 def time_element(at: float | None, near: float | None = None) -> Markup:
-    """A `<time>` element with the time of day in UTC; "—" for None.
+    """A `<time>` element with the time of day in UTC, for POSIX seconds; "—" for None.
 
-    It shows the date too if that differs from the date of `near`.
+    It shows the date too if `near` is given and on another day.
     """
     if at is None:
         return Markup("—")
@@ -72,23 +72,23 @@ def time_element(at: float | None, near: float | None = None) -> Markup:
 
 
 def format_utc(at: float) -> str:
-    """Date and time to the second, such as `2026-01-05 12:00:00 UTC`."""
+    """Date and time of POSIX seconds, such as `2026-01-05 12:00:00 UTC`."""
     return f"{datetime.fromtimestamp(at, UTC):%Y-%m-%d %H:%M:%S} UTC"
 
 
 def query_string_with(query: Mapping[str, str], **changes: object) -> str:
-    """The query string of a link: `query` with `changes`, without values that are None or empty."""
+    """The query string of a link, without `?`: `query` with `changes`, without values that are None or ""."""
     merged = {**query, **changes}
     return urlencode({name: value for name, value in merged.items() if value not in (None, "")})
 
 
 def format_percent(share: float) -> Markup:
-    """A position or length of an SVG element, such as `41.67%`."""
+    """A number of percent as a position or length of an SVG element, such as `41.67%`."""
     return Markup(f"{share:.2f}%")
 
 
 def truncate_text(text: str, max_length: int = 40) -> str:
-    """The text, or its beginning and an ellipsis: SVG text does not wrap."""
+    """The text, or its beginning and an ellipsis, together `max_length` long: SVG text does not wrap."""
     return text if len(text) <= max_length else f"{text[: max_length - 1]}…"
 
 
@@ -98,7 +98,7 @@ def quote_path(text: str) -> str:
 
 
 def vm_state_label(state: str) -> str:
-    """What pages call a state of a VM. It differs from the state's value in JSON for `noticed` only."""
+    """What pages call a VmState: `event scheduled` for `noticed`; else the state itself."""
     return _STATE_LABELS.get(state, state)
 
 
@@ -119,7 +119,10 @@ def page_response(
     status: int = 200,
     **values: Any,
 ) -> Response:
-    """A page for a signed-in user, with header, lab clock and CSRF token; the template sees `values`."""
+    """A page for a signed-in user, with header, lab clock and CSRF token; the template sees `values`.
+
+    It also sees `may(right, over)`, which says whether the user has a right over a resource, by default the root.
+    """
     now, speed, is_lab = context.control.lab_clock.status()
 
     def may(right: str, over: str = ROOT_RESOURCE) -> bool:
@@ -151,7 +154,10 @@ async def run_page_request(
     authenticate: PageAuthenticator,
     answer: Callable[[PortalContext, CurrentSession], Awaitable[Response]],
 ) -> Response:
-    """Answers a request of a signed-in user; redirects others to sign in; shows errors as a page."""
+    """Answers a request of a signed-in user with `answer`; redirects others to sign in. Does not raise.
+
+    An error becomes a page with its status; an unexpected one is logged.
+    """
 
     async def handle(caller: tuple[PortalContext, CurrentSession]) -> Response:
         return await answer(*caller)
@@ -165,14 +171,17 @@ async def run_page_request(
 def error_page_response(
     error: Exception, context: RequestContext, session: CurrentSession, request: Request
 ) -> Response:
-    """A page that says what went wrong and what to do instead, with the status of the error."""
+    """A page for a signed-in user that says what went wrong and what to do, with the status of the error.
+
+    An error that is not a ForewarnError is logged, with status 500.
+    """
     status, sentence = status_and_message(error, Surface.PORTAL)
     title = _ERROR_TITLES.get(status, "Not done")
     return page_response("error.html", context, session, request, status=status, title=title, sentence=sentence)
 
 
 def sign_in_redirect(error: Exception, request: Request) -> Response:
-    """Redirects to the sign-in page and back; for errors other than Unauthenticated, an error page."""
+    """Redirects to the sign-in page, which leads back; for an error that is not Unauthenticated, a page."""
     if isinstance(error, Unauthenticated):
         target = request.url.path + (f"?{request.url.query}" if request.url.query else "")
         return RedirectResponse(f"{SIGN_IN_PATH}?{urlencode({'to': target})}", status_code=303)

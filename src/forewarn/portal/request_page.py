@@ -46,9 +46,9 @@ _CSV_COLUMNS = (
 class RequestTimeline(BaseView, frozen=True, kw_only=True):
     """The events of a request or rollout over time. Field names are JSON keys."""
 
-    now: float
-    lanes: tuple[EventRow, ...]  # live events first, then the newest
-    more: int  # events that are left out
+    now: float  # lab time
+    lanes: tuple[EventRow, ...]  # live events first, then past ones, each newest first
+    more: int  # visible events that are left out
     approvable: tuple[str, ...]  # ids of the events that the user may approve
 
     def chart(self) -> TimelineChart:
@@ -60,12 +60,12 @@ class RequestTimeline(BaseView, frozen=True, kw_only=True):
         return render_standalone_svg(self.chart(), more=self.more)
 
     def table(self) -> ExportTable:
-        """The CSV export, with one row per event."""
+        """The CSV export, with one row per event of `lanes`; times in ISO 8601."""
         return ExportTable(columns=_CSV_COLUMNS, rows=[_csv_row(row) for row in self.lanes])
 
 
 def request_timeline(context: RequestContext, events: Sequence[Event]) -> RequestTimeline:
-    """The events that the user may see, over time; at most `_MAX_EVENTS`."""
+    """Those of the events that the user may see, over time; at most 100, live ones first."""
     visible = [event for event in events if context.can_see_scope(event.scope_id)]
     ordered = sorted(visible, key=lambda event: (event.is_live, event.published_at, event.seq), reverse=True)
     views = ViewBuilder(context)
@@ -100,12 +100,12 @@ class RequestPage(BaseView, frozen=True, kw_only=True):
     course: RequestTimeline
     is_rollout: bool
     planned: int  # events that are not published yet
-    over: int  # events that have ended
-    done: str  # the done message of the form that led here
+    over: int  # events that have ended, also those that the user may not see
+    done: str  # the done message of the form that led here; "": none
 
     @property
     def is_ended(self) -> bool:
-        """Whether the request has reached a final state."""
+        """Whether the request is finished, failed or withdrawn."""
         return self.standing.state in _FINAL_STATES
 
     def svg(self) -> str:
@@ -118,7 +118,7 @@ class RequestPage(BaseView, frozen=True, kw_only=True):
 
 
 async def show_request_page(context: RequestContext, call: HandlerCall, query: DoneMessageQuery) -> RequestPage:
-    """Shows a request, by its id."""
+    """Shows a request, also a rollout, by its full id. Raises NotFound."""
     await context.dependencies.flush_observations()
     request = context.find_request(call.path_params["id"])
     events = request_events(context, request)

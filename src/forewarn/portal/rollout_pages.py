@@ -38,11 +38,11 @@ class RolloutRow(BaseView, frozen=True, kw_only=True):
     """A rollout with its progress bar."""
 
     rollout: RolloutView
-    parts: tuple[ProgressPart, ...]  # without empty ones
+    parts: tuple[ProgressPart, ...]  # in the order of PROGRESS_PARTS, without empty ones
 
     @property
     def target_text(self) -> str:
-        """Its scope, or its first hosts."""
+        """The title of its scope, or the names of its first three hosts and how many more there are."""
         hosts = self.rollout.hosts
         if not hosts:
             return scope_title_from_id(self.rollout.scope)
@@ -59,7 +59,7 @@ class RolloutRow(BaseView, frozen=True, kw_only=True):
 class RolloutsPage(BaseView, frozen=True, kw_only=True):
     """The list of rollouts. Field names are JSON keys."""
 
-    rollouts: tuple[RolloutRow, ...]  # open ones first, then the newest
+    rollouts: tuple[RolloutRow, ...]  # open ones first, then closed ones, each newest first; at most 200
     sees_all: bool  # if not, the list is empty
 
     def table(self) -> ExportTable:
@@ -72,8 +72,8 @@ class UpdateDomainProgress(BaseView, frozen=True, kw_only=True):
 
     number: int
     vms: int  # that the rollout affects
-    done: int
-    state: str  # done, now, next, waiting
+    done: int  # VMs whose event is over, however it ended
+    state: str  # now: it has live events; next: comes next; waiting: comes later, or never if the rollout ended; done
 
 
 class ScopeProgress(BaseView, frozen=True, kw_only=True):
@@ -88,10 +88,10 @@ class RolloutPage(BaseView, frozen=True, kw_only=True):
     """The page of one rollout. Field names are JSON keys."""
 
     row: RolloutRow
-    scopes: tuple[ScopeProgress, ...]
+    scopes: tuple[ScopeProgress, ...]  # those with live events first, else by id; at most 60
     more_scopes: int  # scopes that are left out
     course: RequestTimeline
-    done: str  # the done message of the form that led here
+    done: str  # the done message of the form that led here; "": none
 
     def svg(self) -> str:
         """The SVG export: the events over time."""
@@ -103,7 +103,7 @@ class RolloutPage(BaseView, frozen=True, kw_only=True):
 
 
 async def show_rollouts_page(context: RequestContext, call: HandlerCall) -> RolloutsPage:
-    """Shows open rollouts and recent ones; none for users who may not see everything."""
+    """Shows all open rollouts and recent ones; none to users who may not see everything."""
     if not context.can_see_everything():
         return RolloutsPage(rollouts=(), sees_all=False)
     newest = sorted(read_rollouts(context), key=lambda rollout: (not rollout.closed, rollout.at), reverse=True)
@@ -111,7 +111,10 @@ async def show_rollouts_page(context: RequestContext, call: HandlerCall) -> Roll
 
 
 async def show_rollout_page(context: RequestContext, call: HandlerCall, query: DoneMessageQuery) -> RolloutPage:
-    """Shows one rollout, by its id or a prefix of it."""
+    """Shows one rollout, by its id or a unique prefix of it.
+
+    Raises NotFound, also for users who may not see everything, and Refused if several match.
+    """
     await context.dependencies.flush_observations()
     request = context.find_rollout(call.path_params["id"])
     assert request.rollout is not None

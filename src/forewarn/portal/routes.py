@@ -66,7 +66,7 @@ class PageRoute:
 
     @property
     def signature(self) -> HandlerSignature:
-        """How the query of a request becomes the arguments of the handler."""
+        """How the query of a request becomes the arguments of the handler; read from its annotations."""
         return handler_signature(self.handler)
 
 
@@ -100,7 +100,8 @@ def portal_routes(
 ) -> list[BaseRoute]:
     """The routes under /portal that need a signed-in user, and the redirect from / to them.
 
-    Builds the fleet overview that all of them share. Sign-in routes are in `sign_in`.
+    They share one fleet overview, which the first request builds. Static files need no sign-in. The last route answers
+    every other path under /portal with 404, so sign-in routes (`sign_in`) must come before these.
     """
     export_slots = asyncio.Semaphore(_MAX_CONCURRENT_EXPORTS)
     overview = FleetOverview(dependencies.control.store, dependencies.control.placement, directory)

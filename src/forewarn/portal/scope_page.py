@@ -28,14 +28,14 @@ class ScopeMemberView(BaseView, frozen=True, kw_only=True):
 
     key: str
     name: str
-    state: str
+    state: str  # a VmState
     update_domain: int
     fault_domain: int
-    host: str
-    last_polled_at: float | None
-    polled_version: str | None
-    polls: int
-    is_silent: bool  # it did not poll in the last minute
+    host: str  # "": on none
+    last_polled_at: float | None  # lab time; None: never
+    polled_version: str | None  # the api-version of its last poll
+    polls: int  # so far
+    is_silent: bool  # it did not poll in the last minute of real time
 
 
 class RemovedVmView(BaseView, frozen=True, kw_only=True):
@@ -51,16 +51,16 @@ class ScopePage(BaseView, frozen=True, kw_only=True):
 
     id: str
     title: str
-    enabled: bool
+    enabled: bool  # whether scheduled events are enabled for it
     enabled_at: float | None
-    epoch: int
-    incarnation: int
+    epoch: int  # how often it was enabled or reset
+    incarnation: int  # of its document, within the epoch
     forms: tuple[FormLink, ...]
     block: VmBlockView
-    vms: tuple[ScopeMemberView, ...]
-    gone: tuple[RemovedVmView, ...]  # removed VMs, the last first
+    vms: tuple[ScopeMemberView, ...]  # that the user may see
+    gone: tuple[RemovedVmView, ...]  # removed VMs, the last first, at most 20
     events: tuple[EventView, ...]  # live events
-    over: tuple[EventView, ...]  # past events, newest first
+    over: tuple[EventView, ...]  # past events, newest first, at most 20
     api_version: str  # of `document`
     document: str  # that its VMs receive now, indented
 
@@ -71,7 +71,10 @@ class ScopePage(BaseView, frozen=True, kw_only=True):
 
 
 async def show_scope_page(context: PortalContext, call: HandlerCall) -> ScopePage:
-    """Shows one scope, by its id, its name or a VM of it."""
+    """Shows one scope, by its id, the name of its set or service, or a VM of it.
+
+    Raises NotFound, or Refused if several match.
+    """
     await context.dependencies.flush_observations()
     scope = context.find_scope(call.path_params["id"])
     polls = {last_poll.vm: last_poll for last_poll in context.store.last_polls(scope_id=scope.id)}

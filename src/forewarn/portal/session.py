@@ -38,15 +38,15 @@ class ServiceCookie:
         self._max_age_s = max_age_s
 
     def read(self, request: Request) -> str:
-        """The text of the cookie; "" if the browser sent none."""
+        """The text of the cookie; "" if the browser sent none. Nothing is verified."""
         return request.cookies.get(self._name_for(request), "")
 
     def write(self, request: Request, response: Response, text: str) -> None:
-        """Sets the cookie with `response`; `request` says whether the connection is TLS."""
+        """Sets the cookie with `response`, for `max_age_s`; `request` says whether the connection is TLS."""
         self._set_cookie(request, response, text, self._max_age_s)
 
     def clear(self, request: Request, response: Response) -> None:
-        """Makes the browser delete the cookie."""
+        """Makes the browser delete the cookie when it receives `response`."""
         self._set_cookie(request, response, "", 0)
 
     def _set_cookie(self, request: Request, response: Response, text: str, max_age_s: int) -> None:
@@ -90,7 +90,10 @@ class SessionManager:
         self._ended_sessions_lock = asyncio.Lock()
 
     async def authenticate(self, request: Request) -> CurrentSession:
-        """The session of a request. Raises Unauthenticated if there is none, or it expired or ended."""
+        """The session of a request, with the user's current rights; `history_seq` is not set.
+
+        Raises Unauthenticated if there is no session, if it is forged, expired or ended, or if the user was removed.
+        """
         text = self._cookie.read(request)
         session = self._read_session(text)
         return CurrentSession(
@@ -100,17 +103,20 @@ class SessionManager:
     def start_session(
         self, request: Request, response: Response, claims: Claims, *, issuer: str = "", is_owner: bool = False
     ) -> None:
-        """Signs a user in: sets the session cookie with `response`.
+        """Signs a user in for 12 hours: sets the session cookie with `response`.
 
-        `issuer` is the OpenID Connect issuer that signed the user in, "" for this service. `is_owner` is for the owner
-        of the service. Raises Unauthenticated if the user may no longer sign in.
+        `claims` are verified already. `issuer` is the OpenID Connect issuer that signed the user in, "" for this
+        service. `is_owner` is for the owner of the service. Raises Unauthenticated if the user may no longer sign in.
         """
         text = self._sessions.issue(claims, self.dependencies.real_time(), issuer=issuer, is_owner=is_owner)
         self._principal_of(self._read_session(text))
         self._cookie.write(request, response, text)
 
     async def end_session(self, request: Request, response: Response) -> None:
-        """Signs out: stores that the session ended, so that a copy of its cookie is worthless."""
+        """Signs out: clears the cookie, and stores that the session ended, so that a copy of it is worthless.
+
+        Raises Unauthenticated if the request has no valid session, Unavailable if it cannot be stored.
+        """
         session = self._read_session(self._cookie.read(request))
         async with self._ended_sessions_lock:
             ended = self._ended_sessions.with_session(session, self.dependencies.real_time())

@@ -37,7 +37,7 @@ SignInEndpoint = Callable[[Request], Awaitable[Response]]
 
 
 def with_error_page(handle: SignInEndpoint) -> SignInEndpoint:
-    """Wraps an endpoint so that an error becomes a page instead of a traceback."""
+    """Wraps an endpoint so that an error becomes the page of `sign_in_error_page`."""
 
     async def endpoint(request: Request) -> Response:
         try:
@@ -51,13 +51,13 @@ def with_error_page(handle: SignInEndpoint) -> SignInEndpoint:
 
 
 def sign_in_error_page(error: Exception) -> Response:
-    """A page that says why the user is not signed in, with the status of the error."""
+    """A page that says why the user is not signed in, with the status of the error; logs unexpected ones."""
     status, sentence = status_and_message(error, Surface.PORTAL)
     return public_page_response("public.html", status=status, title="Not signed in", sentence=sentence)
 
 
 def continue_page(to: str, title: str) -> Response:
-    """A page that continues to `to` at once.
+    """A page that continues to the path `to` at once, without a check of it.
 
     After a redirect from another site a browser sends no SameSite=Strict cookie; from this page it does.
     """
@@ -76,7 +76,10 @@ _FLOW_EXPIRED_MESSAGE = "this sign-in was started in another browser, or more th
 
 
 def oidc_routes(sessions: SessionManager, code_flow: AuthorizationCodeFlow) -> list[BaseRoute]:
-    """The routes of a sign-in at an OpenID Connect issuer: start, callback and finish."""
+    """The routes of a sign-in at an OpenID Connect issuer: start, callback and finish.
+
+    A cookie ties them to one browser for ten minutes. OIDC_CALLBACK_PATH is the redirect URI to register there.
+    """
     cookie = ServiceCookie("forewarn-flow", sessions.sign_in.tenant_id, max_age_s=_FLOW_LIFETIME_S)
     issuer = code_flow.issuer.url
 
@@ -160,7 +163,8 @@ def sign_in_routes(
 ) -> list[BaseRoute]:
     """The routes that need no session: sign-in by secret or one-time link, sign-out, and OpenID Connect.
 
-    With `code_flow`, users sign in at its issuer.
+    With `code_flow`, users sign in at its issuer. A service with an external issuer refuses secrets, and one-time links
+    of anyone but its owner.
     """
     form = partial(_sign_in_form, sessions, code_flow is not None)
 
@@ -228,7 +232,10 @@ def _sign_in_form(sessions: SessionManager, has_code_flow: bool, *, status: int 
 
 
 async def read_form_fields(request: Request) -> dict[str, str]:
-    """The fields of a submitted form; the last value of each. Raises Rejected for other content."""
+    """The fields of a submitted form; the last value of each.
+
+    Raises Rejected if the body is no form or longer than MAX_FORM_BYTES, and ClientDisconnect.
+    """
     body = await read_limited_body(request, MAX_FORM_BYTES)
     if body is None:
         raise Rejected(f"the form is larger than {MAX_FORM_BYTES} bytes: shorten it")

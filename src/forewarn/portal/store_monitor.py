@@ -36,7 +36,10 @@ NOT_WRITABLE = StoreHealth(
 
 
 class StoreHealthMonitor:
-    """Checks that the store accepts writes, and calls `on_change` when that changes."""
+    """Checks that the store accepts writes, and calls `on_change` when that changes, on the event loop.
+
+    `health` is HEALTHY until a check fails.
+    """
 
     def __init__(self, store: Store, on_change: Callable[[StoreHealth], None]) -> None:
         self._store = store
@@ -46,12 +49,15 @@ class StoreHealthMonitor:
         self.health = HEALTHY
 
     def on_commit(self) -> None:
-        """The store committed something, which replaces the next check."""
+        """Call it after each commit: the store is healthy, and the next check is left out."""
         self._has_committed = True
         self._set_health(HEALTHY)
 
     async def run(self) -> None:
-        """Checks the store at intervals, until it is cancelled."""
+        """Checks the store at intervals by writing to it, until it is cancelled; no check follows a commit.
+
+        An Unavailable store, or one that takes longer than WRITE_TIMEOUT_S, is NOT_WRITABLE.
+        """
         while True:
             self._has_committed = False
             await asyncio.sleep(CHECK_INTERVAL_S if self.health.ok else FAILING_CHECK_INTERVAL_S)

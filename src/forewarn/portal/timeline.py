@@ -44,13 +44,13 @@ EventKindFilter = Literal["", "Freeze", "Reboot", "Redeploy", "Preempt", "Termin
 class TimelineQuery(StrictBody, frozen=True, kw_only=True):
     """The query of the timeline page."""
 
-    span: str = ""  # such as 1h
+    span: str = ""  # such as 1h, which is the default
     at: str = ""  # the centre of the window; "": the current time, which the page then follows
     scope: str = ""
     vm: str = ""
     rollout: str = ""
-    kind: EventKindFilter = ""
-    state: Literal["", "live", "all"] = ""
+    kind: EventKindFilter = ""  # unlisted: events that no document shows
+    state: Literal["", "live", "all"] = ""  # "" is the same as all
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,7 +62,11 @@ class FoundEvents:
 
 
 def find_events(context: RequestContext, query: TimelineQuery, window: TimeWindow) -> FoundEvents:
-    """The visible events that match the filters of a query, in the window or not."""
+    """The visible events that match the filters of a query, in no order, in the window or not.
+
+    Without a scope, VM or rollout only live events, those that ended in the window, and the first that ended after it
+    are read. Raises NotFound or Refused for names that match nothing or several things.
+    """
     vm = context.directory.find_any(query.vm) if query.vm else None
     scope_id = context.find_scope(query.scope).id if query.scope else None
     request_id = context.find_rollout(query.rollout).id if query.rollout else None
@@ -110,7 +114,10 @@ def _matches(event: Event, kind: str, vm: str) -> bool:
 
 
 def newest_visible_event(context: RequestContext) -> Event | None:
-    """The newest event that the user may see, with any filter; None if there is none."""
+    """The newest event that the user may see, whatever the filters; None if there is none.
+
+    For users who may not see everything only the newest 20,000 events are searched.
+    """
     recent = context.store.events(limit=1 if context.can_see_everything() else _MAX_EVENTS_READ_FILTERED)
     return next((event for event in reversed(recent) if context.can_see_scope(event.scope_id)), None)
 
@@ -122,17 +129,17 @@ _MARGIN_FACTOR = 1.15  # of a window that shows all live events
 class TimelineLink(BaseView, frozen=True, kw_only=True):
     """The query parameters of a link to another window."""
 
-    span: str
-    at: str
+    span: str  # such as 1h
+    at: str  # its centre, in ISO 8601
 
 
 class TimelinePage(BaseView, frozen=True, kw_only=True):
     """The timeline page. Field names are JSON keys."""
 
-    now: float
+    now: float  # lab time
     window: TimeWindow
     follows: bool  # the window moves with the current time
-    lanes: tuple[EventRow, ...]  # newest first
+    lanes: tuple[EventRow, ...]  # newest first; at most MAX_EVENTS_SHOWN, of more the live ones and then the newest
     more: int  # events in the window that are left out
     is_cut: bool  # the search was bounded: older events may be missing
     whole: TimelineLink | None  # shows all live events; None: there are none
@@ -143,26 +150,26 @@ class TimelinePage(BaseView, frozen=True, kw_only=True):
         return build_chart(self.lanes, self.window, self.now)
 
     def svg(self) -> str:
-        """The SVG export: the chart."""
+        """The SVG export: the chart, with a note of how many events are left out."""
         return render_standalone_svg(self.chart(), more=self.more)
 
     def table(self) -> ExportTable:
-        """The CSV export, with one row per event."""
+        """The CSV export, with one row per event of `lanes`; times in ISO 8601."""
         return ExportTable(columns=_CSV_COLUMNS, rows=[_csv_row(row) for row in self.lanes])
 
     @property
     def legend(self) -> tuple[tuple[str, str], ...]:
-        """Name and text of each symbol of the chart."""
+        """Name and text of each symbol of the chart, in order."""
         return LEGEND
 
     @property
     def spans(self) -> tuple[str, ...]:
-        """The spans that the page offers, such as `1h`."""
+        """The spans that the page offers, such as `1h`, the shortest first."""
         return tuple(OFFERED_SPANS)
 
     @property
     def span(self) -> str:
-        """The span of the window, as links write it."""
+        """The span of the window as `format_span` writes it."""
         return format_span(self.window.span_s)
 
     @property
@@ -177,7 +184,10 @@ class TimelinePage(BaseView, frozen=True, kw_only=True):
 
 
 async def show_timeline_page(context: RequestContext, call: HandlerCall, query: TimelineQuery) -> TimelinePage:
-    """Shows the events of a time window that match a filter."""
+    """Shows the visible events of a time window that match the filters.
+
+    Raises Rejected for a span or time that is not valid, NotFound or Refused for names as `find_events` does.
+    """
     now = context.now()
     window = window_around(parse_instant(query.at) if query.at else now, parse_span(query.span or DEFAULT_SPAN))
     found = find_events(context, query, window)

@@ -25,7 +25,7 @@ from forewarn.portal.rendering import format_utc, render_template
 from forewarn.web.view_builder import ViewBuilder, scope_title
 from forewarn.web.views import BaseView
 
-# The spans that the page offers as links; the query may give any other within bounds.
+# The spans that the page offers as links, in seconds; the query may give any other from a minute to 31 days.
 OFFERED_SPANS = {
     "5m": 300.0,
     "15m": 900.0,
@@ -47,7 +47,7 @@ _MIN_WINDOW_S = 60.0
 
 
 class TimeWindow(BaseView, frozen=True, kw_only=True):
-    """The time that a chart shows, from its left edge to its right one."""
+    """The time that a chart shows, from its left edge to its right one, in seconds since 1970."""
 
     since: float
     until: float
@@ -67,21 +67,21 @@ class TimeWindow(BaseView, frozen=True, kw_only=True):
         return 100 * (at - self.since) / self.span_s
 
     def overlaps(self, since: float, until: float) -> bool:
-        """Whether any part of this time is in the window."""
+        """Whether any part of this time is in the window; touching an edge counts."""
         return since <= self.until and until >= self.since
 
 
 class AxisTick(BaseView, frozen=True, kw_only=True):
     """A tick of the time axis, with its text."""
 
-    at: float
-    x: float
-    text: str
+    at: float  # seconds since 1970
+    x: float  # percent of the width
+    text: str  # the time of day in UTC
     day: str = ""  # the date, at the first tick and at the first of each day
 
     @property
     def anchor(self) -> str:
-        """The SVG text-anchor of its text, which must not be cut off at the edges."""
+        """The SVG text-anchor of its text (start, middle or end), so that no edge cuts it off."""
         return "start" if self.x < _EDGE_PERCENT else "end" if self.x > 100 - _EDGE_PERCENT else "middle"
 
 
@@ -91,7 +91,7 @@ def window_around(centre: float, span_s: float) -> TimeWindow:
 
 
 def window_for_rows(rows: Sequence[EventRow], now: float) -> TimeWindow:
-    """A window that shows all events from publication to end; around `now` if there are none."""
+    """A window that shows all events from publication to end, with margins; for no rows, a minute."""
     since = min((row.published_at for row in rows), default=now)
     until = max((max(row.ends_at(now), row.not_before) for row in rows), default=now)
     margin = max((until - since) * _WINDOW_MARGIN, _MIN_WINDOW_S / 2)
@@ -99,7 +99,7 @@ def window_for_rows(rows: Sequence[EventRow], now: float) -> TimeWindow:
 
 
 def parse_span(text: str) -> float:
-    """The seconds of a span such as `1h`. Raises Rejected if it is not a duration, or out of bounds."""
+    """The seconds of a span such as `1h`. Raises Rejected if it is no duration between 1m and 31d."""
     try:
         seconds = parse_duration(text)
     except ValueError as error:
@@ -110,7 +110,10 @@ def parse_span(text: str) -> float:
 
 
 def parse_instant(text: str) -> float:
-    """Parses ISO 8601 (UTC if it has no offset) or POSIX seconds. Raises Rejected for other text."""
+    """The POSIX seconds of a time in ISO 8601 (UTC if it has no offset), or written as POSIX seconds.
+
+    Raises Rejected for other text, and for times before 1970 or after the year 9000 begins.
+    """
     try:
         at = float(text)
     except ValueError:
@@ -129,12 +132,12 @@ def _parse_iso(text: str) -> float:
 
 
 def format_iso(at: float) -> str:
-    """Date and time in ISO 8601, such as `2026-01-05T12:00:00Z`."""
+    """Date and time of POSIX seconds in ISO 8601, such as `2026-01-05T12:00:00Z`; fractions are cut off."""
     return f"{_utc_datetime(at):%Y-%m-%dT%H:%M:%SZ}"
 
 
 def axis_ticks(window: TimeWindow) -> tuple[AxisTick, ...]:
-    """The ticks of a window: up to nine, at whole steps of UTC."""
+    """The ticks of a window in order, at whole steps of UTC: up to nine, more only beyond 40 days."""
     step = next((s for s in _TICK_STEPS_S if window.span_s / s <= _MAX_TICKS), _TICK_STEPS_S[-1])
     first, last = math.ceil(window.since / step), math.floor(window.until / step)
     ticks: list[AxisTick] = []
@@ -172,15 +175,15 @@ STATE_SYMBOLS = {
 
 
 class EventRow(BaseView, frozen=True, kw_only=True):
-    """One event of a timeline, in the table and in the chart. Field names are JSON keys."""
+    """One event of a timeline, for table and chart. Field names are JSON keys; times are lab time."""
 
     id: str
-    scope: str
+    scope: str  # its id
     title_of_scope: str
-    kind: str
-    listed: bool
+    kind: str  # such as Reboot; what is done to the VMs if no document shows the event
+    listed: bool  # documents show it while it is live
     cause: str
-    vms: tuple[str, ...]
+    vms: tuple[str, ...]  # names
     state: str  # a key of STATE_SYMBOLS
     published_at: float
     not_before: float
@@ -191,11 +194,11 @@ class EventRow(BaseView, frozen=True, kw_only=True):
     promised_s: float | None  # seconds of notice; None: without notice
     given_s: float | None  # seconds from publication to start; None before the start
     notice: str  # both in words
-    waits_for: str
+    waits_for: str  # what it waits for before it starts, in words; "" after that
 
     @property
     def label(self) -> str:
-        """Kind and VMs, such as `Reboot of web-0`."""
+        """Kind and VMs, such as `Reboot of web-0`; of more than four VMs the first three."""
         return f"{self.kind} of {join_names(self.vms)}"
 
     def ends_at(self, now: float) -> float:
@@ -206,7 +209,7 @@ class EventRow(BaseView, frozen=True, kw_only=True):
 
 
 def event_row(event: Event, *, title_of_scope: str, waits_for: str = "") -> EventRow:
-    """The row of an event; `waits_for` says what it waits for before it starts."""
+    """The row of an event; `waits_for` says in words what it waits for before it starts."""
     return EventRow(
         id=event.id,
         scope=event.scope_id,
@@ -230,7 +233,7 @@ def event_row(event: Event, *, title_of_scope: str, waits_for: str = "") -> Even
 
 
 def event_state(event: Event) -> str:
-    """The state of an event in one word, a key of STATE_SYMBOLS."""
+    """The state of an event in one word, a key of STATE_SYMBOLS; `approved` only until it starts."""
     if event.ending is not None:
         return str(event.ending)
     if event.started_at is not None:
@@ -277,9 +280,9 @@ class BarSegment(BaseView, frozen=True, kw_only=True):
     """A part of a bar. One that `grows` ends at the current time."""
 
     what: str  # promised, notice, waiting or performing
-    since: float
+    since: float  # seconds since 1970, as `until`
     until: float
-    x: float
+    x: float  # percent of the chart's width, as `width`; clamped a little outside of the window
     width: float
     grows: bool = False
 
@@ -288,8 +291,8 @@ class ChartMark(BaseView, frozen=True, kw_only=True):
     """A mark on a bar, such as the approval of its event."""
 
     what: str  # published, not-before, approved, started or a final state
-    at: float
-    x: float
+    at: float  # seconds since 1970
+    x: float  # percent of the width
     text: str
 
 
@@ -297,12 +300,12 @@ class EventBar(BaseView, frozen=True, kw_only=True):
     """The bar of one event, with positions."""
 
     row: EventRow
-    y: float
-    parts: tuple[BarSegment, ...]
-    marks: tuple[ChartMark, ...]
-    label_x: float
+    y: float  # of its top, in pixels
+    parts: tuple[BarSegment, ...]  # in drawing order: later ones cover earlier ones
+    marks: tuple[ChartMark, ...]  # in drawing order
+    label_x: float  # percent of the width
     label_ends_at_x: bool  # the label ends at `label_x` instead of beginning there
-    until: float
+    until: float  # when the bar ends, in seconds since 1970
 
     @property
     def title(self) -> str:
@@ -314,21 +317,21 @@ class EventBar(BaseView, frozen=True, kw_only=True):
 class ScopeBand(BaseView, frozen=True, kw_only=True):
     """The bars of one scope."""
 
-    scope: str
+    scope: str  # its id
     title: str
-    y: float
-    bars: tuple[EventBar, ...]
+    y: float  # of its top, in pixels
+    bars: tuple[EventBar, ...]  # in order of publication
 
 
 class TimelineChart(BaseView, frozen=True, kw_only=True):
     """A whole chart: ticks, bands of bars, and the line of the current time."""
 
     window: TimeWindow
-    now: float
-    now_x: float
+    now: float  # seconds since 1970
+    now_x: float  # percent of the width; outside of 0 to 100 if `now` is not in the window
     ticks: tuple[AxisTick, ...]
     bands: tuple[ScopeBand, ...]
-    height: float  # of the bands, without the axis
+    height: float  # of the bands in pixels, without the axis
 
     @property
     def band_height(self) -> int:
@@ -342,7 +345,10 @@ class TimelineChart(BaseView, frozen=True, kw_only=True):
 
 
 def build_chart(rows: Iterable[EventRow], window: TimeWindow, now: float, *, banded: bool = True) -> TimelineChart:
-    """The chart of a window, by scope in a stable order; `banded` leaves room for scope titles."""
+    """The chart of a window: a band for each scope in natural order of titles, a bar for each row.
+
+    `banded` leaves room for the titles. Rows outside of the window get bars too, which are out of sight.
+    """
     bands: list[ScopeBand] = []
     y = 0.0
     ordered = sorted(rows, key=_sort_key)
@@ -427,14 +433,14 @@ def _clamped_percent(window: TimeWindow, at: float) -> float:
 
 
 def event_row_for(views: ViewBuilder, event: Event) -> EventRow:
-    """The row of an event, with the title of its scope and what it waits for."""
+    """The row of an event, with the title of its scope and what it waits for, which `views` reads."""
     scope = views.load_scope(event.scope_id) or Scope(id=event.scope_id)
     wait = views.pending_wait(event)
     return event_row(event, title_of_scope=scope_title(scope), waits_for=wait.text if wait else "")
 
 
 def render_standalone_svg(chart: TimelineChart, *, more: int = 0) -> str:
-    """The chart as an SVG file, with its style, its title and its legend; `more` counts events left out."""
+    """The text of an SVG file: the chart with style, title and legend; `more` counts events left out."""
     return render_template("timeline.svg", chart=chart, style=_chart_stylesheet(), legend=LEGEND, more=more)
 
 

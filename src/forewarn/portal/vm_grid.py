@@ -20,10 +20,10 @@ class VmCell(BaseView, frozen=True, kw_only=True):
 
     key: str
     name: str
-    state: str
+    state: str  # a VmState
     update_domain: int
     fault_domain: int
-    host: str
+    host: str  # "": on none
 
 
 class UpdateDomainRow(BaseView, frozen=True, kw_only=True):
@@ -31,7 +31,7 @@ class UpdateDomainRow(BaseView, frozen=True, kw_only=True):
 
     update_domain: int
     at_work: bool  # an event is being performed on one of its VMs
-    places: tuple[tuple[VmCell, ...], ...]  # one entry per fault domain of the grid
+    places: tuple[tuple[VmCell, ...], ...]  # its VMs in each fault domain of the grid, in order; some may be empty
 
 
 class VmBlockView(BaseView, frozen=True, kw_only=True):
@@ -46,16 +46,16 @@ class VmBlockView(BaseView, frozen=True, kw_only=True):
     silent_s: float | None  # real time since the last poll of any of its VMs; None: none ever polled
     asking: int  # VMs that polled in the last minute
     events: int  # live events
-    next_not_before: float | None  # of the scheduled ones
-    at_work: tuple[int, ...]  # update domains on which an event is being performed
+    next_not_before: float | None  # the earliest of the scheduled ones; None: there are none
+    at_work: tuple[int, ...]  # update domains on which an event is being performed; empty for standalone VMs
 
     @property
     def fault_domains(self) -> tuple[int, ...]:
-        """The fault domains of the VMs on this page: the columns of the grid."""
+        """The fault domains of the VMs on this page, in order: the columns of the grid."""
         return tuple(sorted({cell.fault_domain for cell in self.vms}))
 
     def rows(self) -> tuple[UpdateDomainRow, ...]:
-        """The rows of the grid, one per update domain of the VMs on this page."""
+        """The rows of the grid, one per update domain of the VMs on this page, in order."""
         places: dict[tuple[int, int], list[VmCell]] = defaultdict(list)
         for cell in self.vms:
             places[cell.update_domain, cell.fault_domain].append(cell)
@@ -90,7 +90,10 @@ def vm_block_view(
     *,
     title: str,
 ) -> VmBlockView:
-    """The view of a block. `vms` are on this page; `visible_keys` are all its VMs that the user may see."""
+    """The view of a block: one scope, or the scopes of standalone VMs.
+
+    `vms` are on this page; `visible_keys` are all VMs of the scopes that the user may see. Events of all VMs count.
+    """
     single_scope = scopes[0] if len(scopes) == 1 and not scopes[0].id.startswith("vm:") else None
     paces = [pace for pace in map(pace_of, visible_keys) if pace is not None]
     live = [event for scope in scopes for event in scope.live_events()]

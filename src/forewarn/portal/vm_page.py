@@ -26,24 +26,27 @@ class VmPage(BaseView, frozen=True, kw_only=True):
     """The page of one VM. Field names are JSON keys."""
 
     vm: VmView
-    state: str
-    resource: str
-    removed_at: float | None
+    state: str  # a VmState
+    resource: str  # its Azure resource id
+    removed_at: float | None  # None: it exists
     poll: str  # a curl command that polls as the VM does; "" if the VM has no address of its own
     forms: tuple[FormLink, ...]
-    events: tuple[EventView, ...]  # live events
-    over: tuple[EventView, ...]  # past events, newest first
+    events: tuple[EventView, ...]  # live events that affect it
+    over: tuple[EventView, ...]  # past ones, newest first, at most 20
     faults: tuple[FaultView, ...]  # active for it; empty for users who may not see everything
-    keeper: VmSupervisorView | None
+    keeper: VmSupervisorView | None  # the connected supervisor of a namespace VM; None: there is none
     story: Explanation
 
     def table(self) -> ExportTable:
-        """The CSV export, with one row per event."""
+        """The CSV export, with one row per event, live ones first."""
         return events_export_table((*self.events, *self.over))
 
 
 async def show_vm_page(context: RequestContext, call: HandlerCall) -> VmPage:
-    """Shows one VM, also a removed one."""
+    """Shows one VM, also a removed one, by its name, `group/name` or key.
+
+    Raises NotFound, or Refused if several match.
+    """
     vm = context.directory.find_any(call.path_params["name"])
     await context.dependencies.flush_observations()
     explanation = await explain_vm(context, vm)
@@ -86,7 +89,7 @@ async def _active_faults(context: RequestContext, vm: Vm) -> tuple[FaultView, ..
 
 
 def events_export_table(events: tuple[EventView, ...]) -> ExportTable:
-    """Events as rows of a CSV file."""
+    """Events as rows of a CSV file, in the given order; times in POSIX seconds."""
     columns = (
         "id",
         "kind",
