@@ -39,9 +39,9 @@ class ServiceCertificates(msgspec.Struct, frozen=True, kw_only=True):
     def load_or_create(cls, directory: Path, names: Iterable[str], now: float) -> ServiceCertificates:
         """Load both; create what is missing, and renew a server certificate that is no longer usable.
 
-        It is renewed if it is damaged, lacks one of `names` or the loopback names, or expires within 30 days. An
-        existing CA is never changed: Rejected if it is not usable, may not sign the names, or others can read a key.
-        Unavailable if a file cannot be written.
+        It is renewed, with a new key, if it is damaged or not of this CA, lacks one of `names` or the loopback names,
+        or expires within 30 days. An existing CA is never changed: Rejected if it is not usable or may not sign the
+        names. Rejected also if others can read a key; Unavailable if a file cannot be written.
         """
         wanted = certificate_names(names)
         secure_files.make_directory(directory)

@@ -47,7 +47,9 @@ def read_certificate(path: Path) -> x509.Certificate:
     try:
         return x509.load_pem_x509_certificates(secure_files.read_public(path))[0]
     except ValueError as error:
-        raise Rejected(f"file {str(path)!r} is not a certificate in PEM: give one that begins with BEGIN") from error
+        raise Rejected(
+            f"file {str(path)!r} is not a certificate in PEM: give one with a line BEGIN CERTIFICATE"
+        ) from error
 
 
 def parse_private_key(content: bytes, path: Path) -> PrivateKeyTypes:

@@ -25,7 +25,7 @@ class PollingPace(NamedTuple):
 
     @property
     def is_silent(self) -> bool:
-        """Whether it has stopped polling: its last poll is more than SILENCE_LIMIT_S ago."""
+        """Whether it has stopped polling: its last poll or long poll ended over SILENCE_LIMIT_S ago."""
         return self.silent_s > SILENCE_LIMIT_S
 
 

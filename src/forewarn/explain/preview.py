@@ -19,7 +19,7 @@ _MAX_LISTED_REASONS = 4  # more reasons, or replaced events, are not listed
 
 
 class PreviewedEvent(msgspec.Struct, frozen=True, kw_only=True):
-    """An event that the request would lead to, with its times as the dry run had them, in lab time."""
+    """An event that the request would lead to. Times are lab time, None where the preview does not reach."""
 
     wave: int  # from 1; events of one wave are published together
     scope: str  # its id

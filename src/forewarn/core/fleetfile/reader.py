@@ -24,7 +24,7 @@ class DeclaredSubscription(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class DeclaredResourceGroup(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A [[resource_groups]] table, with the values it inherits."""
+    """A [[resource_groups]] table, with the subscription and location that it inherits."""
 
     name: str
     subscription_id: str

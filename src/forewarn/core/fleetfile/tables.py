@@ -69,7 +69,7 @@ AbsolutePath = Annotated[
 
 
 class DefaultsTable(msgspec.Struct, frozen=True, kw_only=True):
-    """[defaults]: values for VMs that neither they nor their set or resource group give."""
+    """[defaults]: values that VMs, sets, groups and (the location only) hosts have if they give none."""
 
     subscription: Text = "00000000-0000-0000-0000-000000000001"
     resource_group: Text = "fleet"
@@ -87,7 +87,7 @@ class SubscriptionTable(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ResourceGroupTable(msgspec.Struct, frozen=True, kw_only=True):
-    """[[resource_groups]]: the location and tags of a resource group."""
+    """[[resource_groups]]: the location and tags of a resource group; its VMs inherit the location only."""
 
     name: Name
     subscription: Text = ""
@@ -96,7 +96,7 @@ class ResourceGroupTable(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class HostsTable(msgspec.Struct, frozen=True, kw_only=True):
-    """[[hosts]]: one host, or `count` numbered ones."""
+    """[[hosts]]: one host, or `count` numbered ones, in `zones` in turn."""
 
     name: Name
     count: Count = 1
@@ -127,7 +127,7 @@ class AvailabilitySetTable(CommonVmTable, frozen=True, kw_only=True):
 
 
 class ScaleSetTable(CommonVmTable, frozen=True, kw_only=True):
-    """[[scale_sets]]: a scale set with `count` instances."""
+    """[[scale_sets]]: a scale set, with `count` instances if that is given; [[vms]] may declare more VMs."""
 
     count: Count = 1
     zone: Zone = ""
@@ -161,7 +161,7 @@ RoleTables = Annotated[tuple[RoleTable, ...], _field_meta("a list of tables", '[
 
 
 class CloudServiceTable(CommonVmTable, frozen=True, kw_only=True):
-    """[[cloud_services]]: a cloud service and its roles."""
+    """[[cloud_services]]: a cloud service and its roles; [[vms]] may declare more VMs."""
 
     update_domains: DomainCount = 5
     fault_domains: DomainCount = 2
