@@ -120,7 +120,7 @@ async def add_vm(context: RequestContext, call: HandlerCall, body: NewVm) -> VmV
     """Add a VM to the fleet.
 
     A deleted VM of the same name is added again. Raises Rejected for invalid fields, Refused if the VM exists or finds
-    no place, Forbidden if it runs a program and the caller is no administrator.
+    no place, Forbidden if it runs a new program and the caller is no administrator.
     """
     async with context.control.reconciler.pass_lock:
         proposal = _propose_vm(context, body)

@@ -67,8 +67,8 @@ async def remove_host(context: RequestContext, call: HandlerCall) -> HostView:
 async def degrade_host(context: RequestContext, call: HandlerCall, body: DegradeHostBody) -> ReceiptView:
     """Predict that a host will fail, so that its VMs are moved away.
 
-    Publishes an event for the VMs of each scope on it. Raises NotFound, Refused unless the host is healthy, and
-    Rejected for too short a notice.
+    Schedules the redeployment of its VMs, except deallocated ones. Raises NotFound, Refused if the host is not healthy
+    or a VM has no other host, Rejected for too short a notice.
     """
     # The lock keeps two requests from changing the health of one host at the same time.
     async with context.control.reconciler.pass_lock:
@@ -81,7 +81,8 @@ async def degrade_host(context: RequestContext, call: HandlerCall, body: Degrade
 async def fail_host(context: RequestContext, call: HandlerCall) -> ReceiptView:
     """Fail a host without notice.
 
-    Its VMs and those moving to it are redeployed at once. Raises NotFound, or Refused if it has failed already.
+    Its VMs and those moving to it are redeployed at once, except deallocated ones. Raises NotFound, or Refused if it
+    has failed already or a VM has no other host.
     """
     async with context.control.reconciler.pass_lock:
         receipt = await context.control.requests.fail_host(call.path_params["name"], who=context.caller_name)

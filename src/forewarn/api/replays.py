@@ -48,7 +48,10 @@ async def start_replay(context: RequestContext, call: HandlerCall, body: NewRepl
 
 
 async def list_replays(context: RequestContext, call: HandlerCall) -> ReplaysView:
-    """List the running replays and recent ones."""
+    """List the running replays and recent ones.
+
+    Oldest first; ended ones among the 10,000 newest requests.
+    """
     return ReplaysView(replays=read_replays(context))
 
 

@@ -53,7 +53,7 @@ def _build_rollout(context: RequestContext, body: NewRollout) -> Rollout:
 async def list_rollouts(context: RequestContext, call: HandlerCall) -> RolloutsView:
     """List the open rollouts and recent ones.
 
-    Oldest first; empty for a caller who does not see everything.
+    Oldest first; ended ones among the 10,000 newest requests.
     """
     return RolloutsView(rollouts=read_rollouts(context))
 

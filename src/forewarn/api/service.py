@@ -31,7 +31,10 @@ async def show_service(context: RequestContext, call: HandlerCall) -> dict[str, 
 
 
 async def show_clock(context: RequestContext, call: HandlerCall) -> ClockView:
-    """Show lab time and its speed."""
+    """Show lab time and its speed.
+
+    For a service that is no lab, real time and speed 1.
+    """
     return _clock_view(context)
 
 

@@ -34,7 +34,7 @@ _PROVISIONED_STATUS = {
 
 
 def vm_json(vm: Vm, view: JsonObject | None = None) -> JsonObject:
-    """A VM that is not an instance of a scale set; with its instance view if `view` is given."""
+    """The Azure resource of a VM that is no instance of a scale set; `view` adds its instance view."""
     properties = _machine_properties(vm) | _priority(vm) | scheduled_events_profile(vm)
     if vm.availability_set:
         properties["availabilitySet"] = {"id": availability_set_resource_id(vm)}
@@ -47,7 +47,7 @@ def vm_json(vm: Vm, view: JsonObject | None = None) -> JsonObject:
 
 
 def instance_json(vm: Vm, view: JsonObject | None = None) -> JsonObject:
-    """An instance of a scale set; with its instance view if `view` is given."""
+    """The Azure resource of an instance of a scale set; `view` adds its instance view."""
     properties = _machine_properties(vm) | {
         "latestModelApplied": True,
         "modelDefinitionApplied": "VirtualMachineScaleSet",

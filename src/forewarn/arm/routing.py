@@ -24,7 +24,10 @@ AVAILABILITY_SET_PATH = f"{COMPUTE_PATH}/availabilitySets/{{set}}"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ArmCall:
-    """A request to the ARM facade, as its handlers receive it."""
+    """A request to the ARM facade, as its handlers receive it; its secrets are not in its repr.
+
+    `resource` is the id of the called resource; `path_params` are in the client's spelling.
+    """
 
     method: str
     path: str
@@ -65,7 +68,7 @@ def require_on_resource(context: RequestContext, call: ArmCall, right: Right) ->
 
 
 def allow_listing(context: RequestContext, call: ArmCall, right: Right) -> None:
-    """Requires nothing: the handler shows what the caller may read, which may be nothing."""
+    """Never raises: the handler shows what the caller may read, which may be nothing."""
 
 
 @dataclass(frozen=True)

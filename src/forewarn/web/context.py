@@ -84,7 +84,7 @@ class RequestContext:
         return self.visibility.can_see_vm(vm)
 
     def can_see_everything(self) -> bool:
-        """Whether the caller may read the whole fleet."""
+        """Whether the caller has the right to read `/`, and so the whole fleet."""
         return self.visibility.sees_everything
 
     def can_see_scope(self, scope_id: str) -> bool:
@@ -110,7 +110,7 @@ class RequestContext:
         return self.dependencies.control.clock.now()
 
     async def record_history(self, what: EntryKind, text: str) -> None:
-        """Commits a history entry about no VM; its text is `text` and `by` with the caller's name."""
+        """Commits a history entry about no VM; `by` and the caller's name are added to its text."""
         entry = HistoryEntry(at=self.now(), what=what, who=self.caller_name, text=f"{text} by {self.caller_name}")
         await self.store.commit(Commit(entries=(entry,)))
 
@@ -154,8 +154,8 @@ class RequestContext:
     def find_scope(self, name: str) -> Scope:
         """The visible scope with this id or name, or the scope of the VM with this name, in any case.
 
-        A name is that of a set or cloud service, also with its group (`lab/web`); the VM may be a removed one. Raises
-        NotFound, or Refused if several scopes or VMs match.
+        A name is that of a set, cloud service or placement group (`pool/pg-0`), also after its group (`lab/web`); the
+        VM may be a removed one. Raises NotFound, or Refused if several scopes or VMs match.
         """
         wanted = name.strip().casefold()
         exact = self.store.scope(wanted) if self.can_see_scope(wanted) else None

@@ -152,10 +152,11 @@ def any_vm(vm: Vm) -> bool:
 
 
 class FleetDirectory:
-    """Finds VMs by name and lists them by Azure resource, from memory; updates itself after each commit.
+    """Finds VMs by name and lists them by Azure resource, with an index in memory.
 
-    It reads the whole fleet when it is made. `close()` ends the subscription to the store. Names and resource ids are
-    matched without case; `has` and `power_of` need the exact key.
+    It reads the whole fleet when it is made, and updates itself after each commit until `close()` is called. `find` and
+    its variants read the VMs they return from the store. Names and resource ids are matched without case; `has` and
+    `power_of` need the exact key.
     """
 
     def __init__(self, store: Store) -> None:

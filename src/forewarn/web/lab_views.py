@@ -34,7 +34,10 @@ async def read_faults(context: RequestContext) -> FaultsView:
 
 
 async def refresh_faults(context: RequestContext) -> None:
-    """Stores the observed effects of faults and removes expired ones, so that a read is up to date."""
+    """Stores what was observed until now, such as requests that faults affected; removes expired faults.
+
+    Call it before reading faults, so that they are up to date.
+    """
     await context.dependencies.flush_observations()
     await context.control.faults.expire()
 

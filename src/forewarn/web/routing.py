@@ -26,7 +26,7 @@ ResourceSelector = Callable[[RequestContext, HandlerCall], Iterable[str]]  # the
 
 
 def everything(context: RequestContext, call: HandlerCall) -> Iterable[str]:
-    """Selects the root resource.
+    """Selects the root resource, so the caller needs the right over everything.
 
     For hosts, rollouts, faults and the clock, which belong to no owner of VMs.
     """
@@ -41,7 +41,7 @@ def signed_in(context: RequestContext, call: HandlerCall) -> Iterable[str]:
 def listing(context: RequestContext, call: HandlerCall) -> Iterable[str]:
     """Selects no resource: the handler shows what the caller may read.
 
-    Raises Forbidden for a caller without any role.
+    Raises Forbidden for a caller with no role that may read anything.
     """
     if not context.principal.may_anywhere(Right.READ):
         _, _, external_id = context.principal.id.partition("oidc:")
@@ -107,7 +107,10 @@ def handler_signature(handler: Handler) -> HandlerSignature:
 
 @dataclass(frozen=True, slots=True)
 class ApiRoute:
-    """A route of the API: the caller needs `right` over each of `resources`."""
+    """A route of the API: the caller needs `right` over each of `resources`.
+
+    `path` is below API_PREFIX, in starlette's syntax; `status` is that of a successful response.
+    """
 
     method: str
     path: str  # below API_PREFIX, in starlette's syntax
@@ -118,7 +121,7 @@ class ApiRoute:
 
     @property
     def signature(self) -> HandlerSignature:
-        """The signature of the handler."""
+        """The signature of the handler. Raises TypeError if it is wrong."""
         return handler_signature(self.handler)
 
 

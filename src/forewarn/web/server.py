@@ -59,7 +59,7 @@ class BoundedH11Connection(H11Protocol):
         self._write_timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Starts the timer of the first request."""
+        """Starts the timer of the first request, which aborts the connection after REQUEST_TIMEOUT_S."""
         super().connection_made(transport)
         self._start_request_timer()
 
@@ -71,7 +71,7 @@ class BoundedH11Connection(H11Protocol):
         self.closed.set()
 
     def on_response_complete(self) -> None:
-        """Starts the timer of the next request."""
+        """Starts the timer of the next request, unless the connection is closing."""
         super().on_response_complete()
         self._start_request_timer()
 

@@ -210,7 +210,7 @@ class ViewBuilder:
 
 
 def request_view(request: MaintenanceRequest) -> RequestView:
-    """The request itself, without its events."""
+    """The request itself, without its events or state."""
     return RequestView(id=request.id, ask=request.ask, who=request.who, at=request.at, targets=request.targets)
 
 
@@ -229,7 +229,7 @@ def scope_title_of_vm(vm: Vm) -> str:
 
 
 def scope_title(scope: Scope) -> str:
-    """What people call the scope, such as `availability set web`."""
+    """What people call the scope, such as `availability set web`; from its first VM, else from its id."""
     return scope_title_of_vm(scope.vms[0]) if scope.vms else scope_title_from_id(scope.id)
 
 

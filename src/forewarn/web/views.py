@@ -30,9 +30,9 @@ class HostView(BaseView, frozen=True, kw_only=True):
 
 
 class ScopeSummaryView(BaseView, frozen=True, kw_only=True):
-    """A scope: whether Scheduled Events is enabled, its incarnation, its present VMs.
+    """A scope: whether Scheduled Events is enabled, its epoch and incarnation, its present VMs.
 
-    `events` is the number of its live events; `last_request_at` is when a VM of it last polled.
+    `events` is the number of its live events; `last_request_at` is when it was last polled or enabled.
     """
 
     id: str
@@ -244,7 +244,7 @@ class RequestView(BaseView, frozen=True, kw_only=True):
 
 
 class EventListView(BaseView, frozen=True, kw_only=True):
-    """A list of events, in the order that the route says."""
+    """A list of events."""
 
     events: tuple[EventView, ...]
 
@@ -408,7 +408,7 @@ class FaultKindView(BaseView, frozen=True, kw_only=True):
 
 
 class FaultsView(BaseView, frozen=True, kw_only=True):
-    """Active faults and storms, and all kinds of faults."""
+    """Active faults and storms, and all kinds of faults that can be set."""
 
     faults: tuple[FaultView, ...]
     storms: tuple[StormView, ...]
