@@ -41,7 +41,7 @@ class CertificateAuthority(msgspec.Struct, frozen=True, kw_only=True):
     key: ec.EllipticCurvePrivateKey
 
     def may_sign(self, name: str) -> bool:
-        """Return whether it may issue a certificate for this name or address: a constrained CA, only loopback."""
+        """Return whether it may issue a certificate for this name or address: if constrained, only loopback."""
         return is_loopback_name(name) or not _has_name_constraints(self.certificate)
 
     def has_signed(self, certificate: x509.Certificate) -> bool:

@@ -26,7 +26,7 @@ HeaderText = Annotated[str, Meta(pattern=r"^[ -~]*\Z", max_length=1000)]
 
 
 class RecordedAnswer(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One answer of the metadata endpoint in a recording: when it came, and what it was. Uploaded as JSON."""
+    """One recorded answer of the metadata endpoint: when it came, and what it was; no status: no answer."""
 
     at_s: Seconds  # since the start, by the recorder's clock
     date: Seconds | None = None  # by the server's clock
@@ -48,7 +48,7 @@ class UploadedRecording(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
 
 
 class SubstituteAnswer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """The HTTP answer that polls get instead of a document, as recorded."""
+    """The HTTP answer that polls get instead of a document, as recorded; without a status, a reset."""
 
     status: int | None = None  # None: the connection is reset
     content_type: str = ""
@@ -57,7 +57,10 @@ class SubstituteAnswer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=
 
 
 class ReplayStep(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What polls get from `at_s` on until the next step: a list of notices, or a substitute answer."""
+    """What polls get from `at_s` on until the next step: a list of notices, or the answer `instead`.
+
+    `grows` is how much the incarnation grows with it.
+    """
 
     at_s: float  # since the start of the loop
     notices: tuple[wire.EventNotice, ...] = ()  # with `instead`, those of the step before

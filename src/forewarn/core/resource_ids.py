@@ -20,7 +20,7 @@ _RESOURCE_ID_PATTERN = re.compile(
 
 
 def vm_resource_id(vm: Vm) -> str:
-    """Return the resource id of a VM, a scale set instance or a cloud service's role instance."""
+    """Return the Azure resource id of a VM: as a scale set or role instance if it is one."""
     group = group_resource_id(vm.subscription_id, vm.resource_group)
     if vm.cloud_service:
         return f"{group}/{_PROVIDER}/cloudServices/{vm.cloud_service}/roleInstances/{vm.name}"

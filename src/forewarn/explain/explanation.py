@@ -210,7 +210,10 @@ _LOST_DELIVERIES_TEXT = "deliveries in the two seconds before the crash may be m
 
 
 def describe_event_status(event: Event, facts: ScopeFacts) -> Iterator[str]:
-    """Yield sentences about an event now: what it waits for, what is in progress, or how it ended."""
+    """Yield sentences about an event now: what it waits for, what is in progress, or how it ended.
+
+    For a scheduled event, also which of its VMs do not know of it yet.
+    """
     if event.status is EventState.OVER:
         ago = duration_text(facts.now - (event.over_at or facts.now))
         yield f"It ended {ago} ago: {ending_text(event)}."

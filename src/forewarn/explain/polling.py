@@ -18,7 +18,7 @@ SILENCE_LIMIT_S = 60.0  # a VM without a poll for longer has stopped polling
 
 
 class PollingPace(NamedTuple):
-    """How long ago, and how often, a VM polls, in seconds of real time. `gap_s` is None if not known."""
+    """How long a VM is silent and the gap between its polls (None: not known), in seconds of real time."""
 
     silent_s: float  # since its last poll, or since the end of its long poll; after a restart, a lower bound
     gap_s: float | None = None  # between its recent polls

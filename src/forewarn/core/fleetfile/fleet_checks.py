@@ -91,7 +91,8 @@ def _check_locations(batches: list[VmBatch], problems: ProblemCollector) -> None
 def check_named_hosts(batches: list[VmBatch], hosts: dict[str, Host], problems: ProblemCollector) -> None:
     """Report VMs whose named host is not declared, or is in another location or zone.
 
-    The keys of `hosts` are names in lower case.
+    The keys of `hosts` are names in lower case. Where another problem leaves the location of the VMs unclear, it is not
+    compared.
     """
     for vm, batch in _vms_with_batches(batches):
         if not vm.host:
