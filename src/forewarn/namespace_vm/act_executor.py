@@ -26,9 +26,9 @@ SendMessage = Callable[[JsonMessage], Awaitable[None]]  # to the service; drops 
 
 
 def finish_interrupted_acts(journal: VmActJournal, vm: VmDescription) -> None:
-    """Finish the acts that a killed supervisor left unfinished.
+    """Record the acts that a killed supervisor left unfinished as done; empty the disk if they wipe it.
 
-    The VM died with that supervisor and is about to start again.
+    The VM died with that supervisor and is about to start again. OSError if the journal or the disk cannot be written.
     """
     for act, verb in journal.unfinished.items():
         if verb in WIPING_VERBS:
@@ -37,15 +37,18 @@ def finish_interrupted_acts(journal: VmActJournal, vm: VmDescription) -> None:
 
 
 class VmActExecutor:
-    """Executes orders on one VM and sends progress and outcomes."""
+    """Executes orders on one VM, one at a time in their order, and sends progress and outcomes.
+
+    Acts wait until its owner sets `vm_started`. An evicted or deleted VM sets `vm_removed`, after its outcome was sent.
+    """
 
     def __init__(
         self, *, machine: Machine, journal: VmActJournal, send: SendMessage, default_duration_s: float
     ) -> None:
-        """`default_duration_s`: the expected duration of acts that have none of their own."""
+        """`default_duration_s`: the expected duration of acts that do not freeze the VM."""
         self.vm_started = asyncio.Event()  # acts wait for it
         self.vm_removed = asyncio.Event()  # the VM was evicted or deleted
-        self.removal_reason = ""
+        self.removal_reason = ""  # "evicted" or "deleted" once `vm_removed` is set
         self._machine = machine
         self._journal = journal
         self._send = send
@@ -69,7 +72,11 @@ class VmActExecutor:
         }
 
     async def execute(self, order: VmActOrder) -> None:
-        """Answer from the journal, or start the act; its outcome is sent when it is over."""
+        """Start the act and send its progress; returns before it is over, and its outcome is sent then.
+
+        For an act that is over, sends the recorded outcome; for one in progress or waiting, only its progress. An act
+        that does not freeze ends all freezes.
+        """
         if await self._answer_if_known(order.act):
             return
         expected_s = order.duration_s if order.verb in FREEZING_VERBS else self._default_duration_s
@@ -84,7 +91,10 @@ class VmActExecutor:
         task.add_done_callback(self._tasks.discard)
 
     async def thaw(self, act: str) -> None:
-        """End the freeze of this act now."""
+        """End the freeze of this act now, or as soon as it begins; its outcome is sent then.
+
+        For an act that is over, sends its outcome again; for an unknown act, a failure.
+        """
         if act in self._freeze_ends:
             self._freeze_ends[act].set()
         elif not await self._answer_if_known(act):

@@ -28,7 +28,10 @@ class VmActJournal:
     """The journal of one VM, open for writing. Only one process may have it open."""
 
     def __init__(self, path: Path) -> None:
-        """Read the journal, and rewrite it without old outcomes."""
+        """Read the journal, or create it, and rewrite it with only the latest 256 outcomes.
+
+        Lines that are incomplete or not JSON are dropped. OSError if it cannot be read or written.
+        """
         self._begun: dict[str, str] = {}
         self._outcomes: dict[str, VmActOutcome] = {}
         for entry in _read_entries(path):
@@ -37,12 +40,12 @@ class VmActJournal:
 
     @property
     def outcomes(self) -> dict[str, VmActOutcome]:
-        """The outcomes of finished acts by act id, oldest first."""
+        """A copy of the outcomes of finished acts by act id, oldest first."""
         return dict(self._outcomes)
 
     @property
     def unfinished(self) -> dict[str, str]:
-        """The verbs, by act id, of acts that began and have no outcome."""
+        """A copy of the verbs, by act id, of acts that began and have no outcome."""
         return dict(self._begun)
 
     def begin(self, act: str, verb: str) -> None:
@@ -52,13 +55,13 @@ class VmActJournal:
         self._apply_entry(entry)
 
     def finish(self, act: str, outcome: VmActOutcome) -> None:
-        """Record the outcome of an act. On OSError it is known only while this journal is open."""
+        """Record the outcome of an act, durably. After an OSError it is known only while this journal is open."""
         entry = {"act": act, **asdict(outcome)}
         self._apply_entry(entry)
         self._write(entry)
 
     def close(self) -> None:
-        """Close the file."""
+        """Close the file; call it only once."""
         os.close(self._file)
 
     def _write(self, entry: dict[str, Any]) -> None:

@@ -23,7 +23,11 @@ class ServiceConnection:
 
     @classmethod
     def open(cls, data: Path) -> ServiceConnection:
-        """Connect to the service of this data directory. Unavailable if none runs there."""
+        """Connect to the service of this data directory.
+
+        Raises Unavailable if none runs there or it belongs to another user, Rejected if the path is too long for a
+        socket.
+        """
         path = data / SERVICE_SOCKET
         sock = socket.socket(socket.AF_UNIX)
         try:
@@ -35,7 +39,7 @@ class ServiceConnection:
         return cls(sock)
 
     async def send(self, message: JsonMessage, descriptors: tuple[int, ...] = ()) -> None:
-        """Send a message, with file descriptors if given. OSError if the service is gone."""
+        """Send a message, with copies of these file descriptors. OSError if the service is gone."""
         data = encode_message(message)
         if descriptors:
             sent = socket.send_fds(self._sock, [data], descriptors)
@@ -43,7 +47,7 @@ class ServiceConnection:
         await asyncio.get_running_loop().sock_sendall(self._sock, data)
 
     async def receive(self) -> JsonMessage | None:
-        """The next message; None when the service is gone."""
+        """Wait for the next message; None when the service is gone."""
         while b"\n" not in self._buffer:
             try:
                 received = await asyncio.get_running_loop().sock_recv(self._sock, _READ_BYTES)
@@ -57,7 +61,10 @@ class ServiceConnection:
         return message
 
     async def send_hello(self, hello: JsonMessage) -> VmDescription:
-        """Send the hello, and return the service's description of the VM. Refused with the service's message."""
+        """Send the hello, and return the service's description of the VM.
+
+        Raises Refused with the service's message, Unavailable if it does not reply within 60 s, OSError if it is gone.
+        """
         await self.send(hello)
         try:
             reply = await asyncio.wait_for(self.receive(), _HELLO_TIMEOUT_S)

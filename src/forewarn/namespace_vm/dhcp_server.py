@@ -33,15 +33,18 @@ _DAY_S = 86_400
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DhcpLease:
-    """The address, router and metadata endpoint that every client of this network gets."""
+    """The address, router and metadata endpoint that every client of this network gets, for a day."""
 
-    address: IPv4Interface
-    router: IPv4Address
+    address: IPv4Interface  # also gives the subnet mask
+    router: IPv4Address  # the DHCP server too
     endpoint: IPv4Address = PLATFORM_ENDPOINT
 
 
 def dhcp_reply(packet: bytes, lease: DhcpLease) -> bytes | None:
-    """The reply to a client's packet; None if it is malformed or not for a server."""
+    """The reply to a client's packet: an offer to DISCOVER, an acknowledgement to REQUEST and INFORM.
+
+    None if the packet is malformed or of another type.
+    """
     if len(packet) <= _OPTIONS_AT or packet[0] != 1 or packet[_COOKIE_AT:_OPTIONS_AT] != _MAGIC_COOKIE:
         return None
     message_type = dict(parse_options(packet)).get(_OPTION_MESSAGE_TYPE, b"")
@@ -53,7 +56,10 @@ def dhcp_reply(packet: bytes, lease: DhcpLease) -> bytes | None:
 
 
 def parse_options(packet: bytes) -> Iterator[tuple[int, bytes]]:
-    """Yields each option's code and data; stops where the packet is truncated."""
+    """Yields code and data of each option of a whole DHCP packet, without padding.
+
+    Stops at the end option, or where the packet is truncated.
+    """
     position = _OPTIONS_AT
     while position + 1 < len(packet) and packet[position] != _OPTION_END:
         if packet[position] == _OPTION_PAD:

@@ -39,7 +39,11 @@ _NOT_RUNNING_STATES = frozenset("TtZX")  # stopped, traced, zombie, dead; see pr
 
 
 def run_init(control: socket.socket, spec: VmSpec) -> NoReturn:
-    """Run as the VM's first process until the supervisor is gone; never returns."""
+    """Set up the VM and run as its first process until the supervisor closes `control`; never returns.
+
+    Call it in the new namespaces, as pid 1. It sends `{"ready": ADDRESS, "notes": MISSING_FEATURES}`, or
+    `{"error": [ERRNO, MESSAGE]}`, and exits. Restores a joined network before it exits.
+    """
     vm_init = None
     try:
         if spec.network_mode is not NetworkMode.JOINED:  # a joined network must be restored first
@@ -58,7 +62,7 @@ def run_init(control: socket.socket, spec: VmSpec) -> NoReturn:
 
 
 class VmInit:
-    """The init process of a VM: executes the supervisor's commands, and reports exits."""
+    """The init process of a VM: executes the supervisor's commands, and reports exits and stops."""
 
     def __init__(self, control: socket.socket, spec: VmSpec, net: network.VmNetwork) -> None:
         self.network = net
@@ -76,7 +80,10 @@ class VmInit:
         }
 
     def run(self, wakeup: socket.socket) -> None:
-        """Handle commands, child exits and DHCP requests until the supervisor closes the control socket."""
+        """Handle commands, child exits and DHCP requests until the supervisor closes the control socket.
+
+        `wakeup` becomes readable with each SIGCHLD. OSError if the supervisor is gone.
+        """
         with selectors.DefaultSelector() as selector:
             selector.register(self._control, selectors.EVENT_READ, self._handle_command)
             selector.register(wakeup, selectors.EVENT_READ, lambda: self._on_child_signal(wakeup))
@@ -87,7 +94,7 @@ class VmInit:
                     key.data()
 
     def send(self, message: dict[str, Any], descriptors: tuple[int, ...] = ()) -> None:
-        """Send a message to the supervisor, with file descriptors if given."""
+        """Send a message to the supervisor, with copies of these file descriptors. OSError if it is gone."""
         socket.send_fds(self._control, [json.dumps(message).encode()], descriptors)
 
     def _handle_command(self) -> None:
@@ -215,7 +222,10 @@ def _encode_error(error: OSError) -> bytes:
 
 
 def start_program(spec: VmSpec, changes: Mapping[str, str]) -> int:
-    """Start the program and return its pid. OSError if it cannot be executed."""
+    """Start the program in a process group of its own, and return its pid.
+
+    `changes` are added to the environment of the spec, and override it. OSError if it cannot be executed.
+    """
     read_end, write_end = os.pipe()
     pid = os.fork()
     if pid == 0:
@@ -260,7 +270,7 @@ def _reset_signals() -> None:
 
 
 def signal_all(number: int) -> None:
-    """Send a signal to every process of the VM except init."""
+    """Send a signal to every process of the VM except init; there may be none."""
     try:
         os.kill(-1, number)
     except ProcessLookupError:
@@ -268,7 +278,10 @@ def signal_all(number: int) -> None:
 
 
 def stop_all() -> frozenset[int]:
-    """Stop every process of the VM; returns the pids that were stopped before."""
+    """Stop every process of the VM except init; returns the pids that were stopped before.
+
+    Waits until they have stopped, for about 0.2 s at most.
+    """
     before = frozenset(pid for pid in list_pids() if thread_states(pid) == {"T"})
     signal_all(signal.SIGSTOP)
     _wait_until_stopped()
@@ -276,7 +289,7 @@ def stop_all() -> frozenset[int]:
 
 
 def continue_all(excluded: frozenset[int]) -> None:
-    """Continue every process except `excluded`.
+    """Continue every process except init and `excluded`; all if /proc does not list them.
 
     Children come before their parents, so that no shell sees stopped jobs.
     """
@@ -295,7 +308,7 @@ def continue_all(excluded: frozenset[int]) -> None:
 
 
 def list_pids() -> Iterator[int]:
-    """The pids of all processes except init; none if /proc belongs to another pid namespace."""
+    """Yields the pids of all processes except init; none if /proc belongs to another pid namespace."""
     if is_own_proc_mounted():
         yield from (int(name) for name in os.listdir("/proc") if name.isdecimal() and name != "1")
 

@@ -12,7 +12,7 @@ from uuid import uuid4
 from forewarn.namespace_vm.messages import VmDescription, VmProgramExit
 from forewarn.namespace_vm.namespaces import InitEvent, VmNamespaces
 
-RUNNING, FROZEN, DOWN = "running", "frozen", "down"
+RUNNING, FROZEN, DOWN = "running", "frozen", "down"  # as messages to the service name them
 _INIT_KILLED = VmProgramExit(signal=signal.SIGKILL)
 
 
@@ -22,14 +22,18 @@ def boot_id_file(vm: VmDescription) -> Path:
 
 
 class Machine:
-    """The state of one VM, and the operations on it. `state` is RUNNING, FROZEN or DOWN."""
+    """The state of one VM, and the operations on it. `state` is RUNNING, FROZEN or DOWN.
+
+    Its owner passes events of init to `handle_init_event`. Async methods raise OSError if init is gone. Call one
+    operation at a time, except for `kill`.
+    """
 
     def __init__(self, namespaces: VmNamespaces, vm: VmDescription, *, grace_s: float, boot_id: str) -> None:
         self.state = RUNNING  # although it starts only when the service listens
         self.boot_id = boot_id  # of the first boot, then of the latest
         self.host = vm.host
-        self.last_exit = VmProgramExit()
-        self.exited_by_itself = asyncio.Event()
+        self.last_exit = VmProgramExit()  # of the program's latest run that ended
+        self.exited_by_itself = asyncio.Event()  # the program ended without `stop`, or init was killed
         self._namespaces = namespaces
         self._vm = vm
         self._grace_s = grace_s
@@ -38,7 +42,10 @@ class Machine:
         self._no_processes_left = asyncio.Event()
 
     async def start(self) -> None:
-        """Boot: start the program with a new boot id. OSError if it cannot be executed."""
+        """Boot: start the program, with a new boot id except the first time.
+
+        OSError if it cannot be executed: then the VM is down.
+        """
         if self._has_booted:
             self.boot_id = str(uuid4())
         self._has_booted = True
@@ -49,7 +56,10 @@ class Machine:
         self.state = RUNNING
 
     async def stop(self, number: int = signal.SIGTERM) -> None:
-        """Send a signal to all processes, and SIGKILL after the grace period; returns when none is left."""
+        """Send a signal to all processes, also frozen ones, and SIGKILL after the grace period.
+
+        Returns when none is left; at once if there was none.
+        """
         self._is_stopping = True
         self._no_processes_left.clear()
         await self._namespaces.call("signal", number)
@@ -60,32 +70,35 @@ class Machine:
         self.state = DOWN
 
     async def kill(self) -> None:
-        """Kill all processes, and wait until none is left."""
+        """Kill all processes and wait until none is left, for use while `stop` waits: leaves `state` as it is."""
         await self._namespaces.call("signal", signal.SIGKILL)
         await self._no_processes_left.wait()
 
     async def freeze(self) -> None:
-        """Stop all processes, if the VM is running."""
+        """Pause all processes with SIGSTOP; does nothing unless the VM is running."""
         if self.state == RUNNING:
             self.state = FROZEN  # set first: after a partial freeze, `thaw` must continue everything
             await self._namespaces.call("freeze")
 
     async def thaw(self) -> None:
-        """Continue the processes that `freeze` stopped."""
+        """Continue the processes that `freeze` stopped; does nothing unless the VM is frozen."""
         if self.state == FROZEN:
             await self._namespaces.call("thaw")
             self.state = RUNNING
 
     async def resume(self) -> None:
-        """Continue the program after the user suspended it from its terminal."""
+        """Continue the program after the user suspended it from its terminal; not while the VM is frozen."""
         await self._namespaces.call("continue")
 
     async def has_background_processes(self) -> bool:
-        """Whether the program exited with code 0 and left other processes behind, as a daemon does."""
+        """Whether the program exited with code 0 and left other processes behind, as a daemon does.
+
+        Continues those that are stopped.
+        """
         return self.last_exit.code == 0 and bool((await self._namespaces.call("signal", signal.SIGCONT)).value)
 
     def wipe_ephemeral_disk(self) -> None:
-        """Empty the VM's ephemeral directory."""
+        """Remove everything in the VM's ephemeral directory. OSError if that fails."""
         empty_directory(self._vm.ephemeral)
 
     def _boot_environment(self) -> dict[str, str]:
@@ -97,7 +110,7 @@ class Machine:
         }
 
     def handle_init_event(self, event: InitEvent) -> None:
-        """Update the state from an event of the init process."""
+        """Update the state from an event of the init process; ignores `stopped`."""
         match event["event"]:
             case "empty":
                 self._no_processes_left.set()
@@ -116,7 +129,10 @@ class Machine:
 
 
 def empty_directory(directory: Path) -> None:
-    """Create the directory if needed, and remove everything in it."""
+    """Create the directory if needed, and remove everything in it, symbolic links without their targets.
+
+    OSError if something cannot be removed.
+    """
     directory.mkdir(parents=True, exist_ok=True, mode=0o700)
     for entry in directory.iterdir():
         if entry.is_dir() and not entry.is_symlink():

@@ -19,14 +19,14 @@ class VmDescription:
     """The VM, as the service describes it in its welcome."""
 
     name: str
-    computer_name: str
-    ephemeral: Path
-    directory: Path
-    host: str = ""
+    computer_name: str  # its hostname
+    ephemeral: Path  # the directory that is its ephemeral disk
+    directory: Path  # of the supervisor: journal, boot id and output
+    host: str = ""  # "": none or unknown
 
     @classmethod
     def from_welcome(cls, message: JsonMessage) -> VmDescription:
-        """The description in the service's welcome message."""
+        """The description in the value of the service's `welcome` message."""
         vm = message["vm"]
         return cls(
             name=vm["name"],
@@ -41,15 +41,15 @@ class VmDescription:
 class VmActOrder:
     """An order of the service to perform an act."""
 
-    act: str
+    act: str  # its id
     verb: str
-    duration_s: float = 0.0
-    host: str = ""
+    duration_s: float = 0.0  # of a freeze or migration; ignored for other verbs
+    host: str = ""  # the host of the VM after it; "": unchanged
     abrupt: bool = False  # the VM's host has failed: kill without SIGTERM
 
     @classmethod
     def from_message(cls, message: JsonMessage) -> VmActOrder:
-        """The order in a message of the service."""
+        """The order in the value of the service's `order` message."""
         return cls(
             act=message["act"],
             verb=message["verb"],
@@ -61,14 +61,14 @@ class VmActOrder:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VmProgramExit:
-    """How the program ended: with an exit code or by a signal."""
+    """How the program ended: with an exit code or by a signal. Neither: it has not ended yet."""
 
     code: int | None = None
-    signal: int | None = None
+    signal: int | None = None  # its number
 
     @property
     def status(self) -> int:
-        """The exit status as a shell reports it: 128 plus the signal's number."""
+        """The exit status as a shell reports it: the code, or 128 plus the signal's number; 0 if neither."""
         return 128 + self.signal if self.signal is not None else self.code or 0
 
 
@@ -82,7 +82,11 @@ def hello_message(
     state: str,
     known: Mapping[str, VmActOutcome],
 ) -> JsonMessage:
-    """Make the supervisor's first message: the VM, its process, and the outcomes it knows."""
+    """Make the supervisor's first message: the VM, the supervisor's process, and the outcomes it knows.
+
+    `vm` is the VM's name or key, `started` the start time of process `pid` in clock ticks since boot, `state` running,
+    frozen or down; `known` has the outcomes by act id.
+    """
     fields = {"vm": vm, "pid": pid, "started": started, "boot_id": boot_id, "program": program, "state": state}
     return {"hello": {**fields, "known": {act: asdict(outcome) for act, outcome in known.items()}}}
 
@@ -93,7 +97,7 @@ def listener_message(address: str, port: int) -> JsonMessage:
 
 
 def progress_message(act: str, until_s: float) -> JsonMessage:
-    """Make the message that an act is under way for about `until_s` more seconds."""
+    """Make the message that an act is under way for about `until_s` more seconds, at least 0."""
     return {"act": act, "until": round(max(0.0, until_s), 3)}
 
 
@@ -103,10 +107,10 @@ def outcome_message(act: str, outcome: VmActOutcome, *, boot_id: str, state: str
 
 
 def exit_message(program_exit: VmProgramExit, output: str) -> JsonMessage:
-    """Make the message that the program ended by itself, with the end of its output."""
+    """Make the message that the program ended by itself, with the end of its output ("" if not recorded)."""
     return {"exited": {**asdict(program_exit), "output": output}}
 
 
 def encode_message(message: JsonMessage) -> bytes:
-    """Encode a message as one line of JSON."""
+    """Encode a message as one line of JSON, with its line break."""
     return json.dumps(message, separators=(",", ":")).encode() + b"\n"

@@ -31,7 +31,7 @@ _PRIVATE_NAMESPACES = syscalls.CLONE_NEWNS | syscalls.CLONE_NEWUTS | syscalls.CL
 class InitReply:
     """The reply of init to a command, with file descriptors that the caller must close."""
 
-    value: Any
+    value: Any  # of start: the pid; of signal: whether processes are left; of listen: [address, port]; else None
     descriptors: list[int] = field(default_factory=list)
 
 
@@ -39,7 +39,10 @@ class VmNamespaces:
     """The namespaces of one VM and its init process. Create it outside of an event loop, because it forks."""
 
     def __init__(self, spec: VmSpec) -> None:
-        """Create the namespaces and start init. Refused if this machine does not allow it."""
+        """Create the namespaces and start init, but not yet the program.
+
+        This process also adopts orphaned descendants from now on. Raises Refused if this machine does not allow it.
+        """
         self._control, init_socket = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._control.settimeout(_SETUP_TIMEOUT_S)
         self._pending_replies: deque[asyncio.Future[InitReply]] = deque()
@@ -60,19 +63,25 @@ class VmNamespaces:
         return self._pid
 
     def watch_events(self, on_event: Callable[[InitEvent], None]) -> None:
-        """Call `on_event` for each event of init, on the running event loop."""
+        """Receive from init on the running event loop: replies for `call`, and events for `on_event`.
+
+        Call it once, before `call`. The last event is `gone`, when init has ended.
+        """
         self._control.setblocking(False)
         asyncio.get_running_loop().add_reader(self._control, self._receive, on_event)
 
     async def call(self, command: str, argument: Any = None) -> InitReply:
-        """Send a command to init and wait for its reply. OSError if the command failed or init is gone."""
+        """Send a command to init and wait for its reply. OSError if the command failed or init is gone.
+
+        Commands are start (with environment changes), freeze, thaw, signal (with a number), continue and listen.
+        """
         future: asyncio.Future[InitReply] = asyncio.get_running_loop().create_future()
         self._control.send(json.dumps([command, argument]).encode())
         self._pending_replies.append(future)
         return await future
 
     def close(self) -> None:
-        """End every process in the VM."""
+        """End every process in the VM and wait for init, which restores a joined network; may be called twice."""
         self._control.close()
         if self._pid:
             if self._kill_on_close:

@@ -20,27 +20,30 @@ _UNICAST, _UNREACHABLE = 1, 7
 
 
 def bring_up(device: str) -> None:
-    """Set a device up."""
+    """Set a device up. OSError if it does not exist or the kernel refuses."""
     _send_request(_RTM_NEWLINK, _link_header(socket.if_nametoindex(device), flags=_IFF_UP))
 
 
 def bring_down(device: str) -> None:
-    """Set a device down."""
+    """Set a device down. OSError if it does not exist or the kernel refuses."""
     _send_request(_RTM_NEWLINK, _link_header(socket.if_nametoindex(device), flags=0))
 
 
 def add_address(device: str, interface: IPv4Interface) -> None:
-    """Add an address to a device; OSError if it has it."""
+    """Add an address with its prefix length to a device. OSError if the device has it or does not exist."""
     _send_request(_RTM_NEWADDR, _address_message(device, interface), _CREATE)
 
 
 def remove_address(device: str, interface: IPv4Interface) -> None:
-    """Remove an address from a device."""
+    """Remove an address from a device. OSError if the device does not have it or does not exist."""
     _send_request(_RTM_DELADDR, _address_message(device, interface))
 
 
 def add_veth_pair(device: str, peer: str, peer_namespace: int) -> None:
-    """Create a veth pair: `device` here, `peer` in the network namespace of an open file descriptor."""
+    """Create a veth pair: `device` here, `peer` in the network namespace of an open file descriptor.
+
+    Both are down at first. OSError if a device of that name exists or the kernel refuses.
+    """
     peer_link = (
         _link_header(0)
         + _text_attribute(_IFLA_IFNAME, peer)
@@ -52,7 +55,10 @@ def add_veth_pair(device: str, peer: str, peer_namespace: int) -> None:
 
 
 def add_route(device: str, destination: IPv4Interface, gateway: IPv4Address | None = None) -> None:
-    """Add a route through a device, directly or through a gateway."""
+    """Add a route to the network of `destination` through a device, directly or through a gateway.
+
+    OSError if the route exists or the kernel refuses.
+    """
     length, scope = destination.network.prefixlen, _SCOPE_UNIVERSE if gateway else _SCOPE_LINK
     parts = [
         _route_header(length, scope, _UNICAST),
@@ -66,7 +72,10 @@ def add_route(device: str, destination: IPv4Interface, gateway: IPv4Address | No
 
 
 def add_unreachable_route(destination: IPv4Interface) -> None:
-    """Make a destination unreachable, so that connections there fail at once."""
+    """Make the network of `destination` unreachable, so that connections there fail at once.
+
+    OSError if the route exists or the kernel refuses.
+    """
     header = _route_header(destination.network.prefixlen, _SCOPE_UNIVERSE, _UNREACHABLE)
     _send_request(
         _RTM_NEWROUTE, header + _attribute(_RTA_DESTINATION, destination.network.network_address.packed), _CREATE

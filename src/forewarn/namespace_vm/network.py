@@ -25,7 +25,7 @@ _SIOCGIFFLAGS, _SIOCGIFADDR, _IFF_UP = 0x8913, 0x8915, 1
 
 
 class VmNetwork(Protocol):
-    """The network of a VM, set up from inside it."""
+    """The network of a VM. The constructors of implementations set it up from inside, or raise OSError."""
 
     @property
     def address(self) -> IPv4Address:
@@ -36,14 +36,14 @@ class VmNetwork(Protocol):
         """The socket on which DHCP requests of the VM arrive; None if the network needs no DHCP."""
 
     def listen(self) -> socket.socket:
-        """Open a listening socket on the metadata endpoint. OSError if another program listens there."""
+        """Open a new listening socket on port 80 of the endpoint. OSError if another socket listens there."""
 
     def restore(self) -> None:
-        """Undo all changes to a network namespace that is not the VM's own."""
+        """Undo all changes to a network namespace that is not the VM's own; may be called twice."""
 
 
 def set_up_network(mode: NetworkMode) -> VmNetwork:
-    """Set up the current network namespace in this mode."""
+    """Set up the current network namespace in this mode. OSError if the kernel refuses."""
     kinds: dict[NetworkMode, Callable[[], VmNetwork]] = {
         NetworkMode.OWN: OwnNetwork,
         NetworkMode.JOINED: JoinedNetwork,
@@ -71,7 +71,10 @@ class OwnNetwork:
 
 
 class JoinedNetwork:
-    """A namespace of the user: gets the endpoint's address if it lacks it, and loses it again."""
+    """A namespace of the user: gets loopback and the endpoint's address if they are missing.
+
+    `restore` takes away again what was added.
+    """
 
     address = METADATA_ADDRESS
     dhcp_socket: socket.socket | None = None
@@ -102,7 +105,10 @@ class JoinedNetwork:
 
 
 class NoVnetNetwork:
-    """A veth pair to a second namespace, the platform's, which answers DHCP and has the endpoint."""
+    """A veth pair to a second namespace, the platform's, which has the endpoint and the DHCP socket.
+
+    The owner answers that socket with `answer_dhcp_packet`. 169.254.169.254 is unreachable.
+    """
 
     address = PLATFORM_ENDPOINT
 
@@ -146,7 +152,7 @@ class NoVnetNetwork:
 
 
 def answer_dhcp_packet(dhcp_socket: socket.socket) -> None:
-    """Read one packet from the socket, and broadcast the reply."""
+    """Read one packet from the socket, and broadcast the reply, if any. OSError if no packet is there."""
     packet, _ = dhcp_socket.recvfrom(2048)
     reply = dhcp_reply(packet, _LEASE)
     if reply is not None:

@@ -29,7 +29,11 @@ _SLIRP_COMMAND = "slirp4netns --configure --mtu=65520 {pid} tap0"
 
 
 def connect_outbound(pid: int, print_message: Callable[[str], None]) -> Callable[[], None]:
-    """Connect the network namespace of this process to the outside; returns a function that undoes it."""
+    """Connect the network namespace of process `pid` to the outside; returns a function that undoes it.
+
+    Blocks until the VM has a default route, for up to 5 s per tool. If no tool is installed or works, prints a warning
+    and returns a function that does nothing.
+    """
     for tool in (_PASTA_COMMAND, _SLIRP_COMMAND):
         command = tool.format(pid=pid, uid=os.geteuid(), gid=os.getegid()).split()
         child = _start_tool(command) if shutil.which(command[0]) else None

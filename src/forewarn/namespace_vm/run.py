@@ -36,21 +36,23 @@ _NAMED_NETNS_DIRECTORY = Path("/run/netns")
 class VmRunOptions:
     """The options of `forewarn vm run`."""
 
-    vm: str
-    program: tuple[str, ...]
-    data: Path
+    vm: str  # name or key
+    program: tuple[str, ...]  # with its arguments
+    data: Path  # the service's data directory
     network_mode: NetworkMode = NetworkMode.OWN
     joined_netns: str | None = None  # a path, or a name below /run/netns
     is_isolated: bool = False  # no outbound network
     is_detached: bool = False  # no terminal: the program's output goes to a file beside its journal
     grace_s: float = DEFAULT_GRACE_S
-    environment: Mapping[str, str] = field(default_factory=lambda: dict(os.environ))
+    environment: Mapping[str, str] = field(default_factory=lambda: dict(os.environ))  # of the program
 
 
 def run_vm(options: VmRunOptions, print_message: PrintMessage) -> int:
-    """Create the VM, run its program, and supervise it; returns the program's exit code.
+    """Create the VM, run its program, and supervise it until the end; returns the program's exit code.
 
-    Raises Refused or Unavailable if the service or this machine does not allow it.
+    That is 128 plus the number for a signal, 0 if the VM was evicted or deleted, 127 or 126 if the program cannot be
+    started. Blocks; call it in the main thread, without an event loop. Raises Unavailable if no service answers,
+    Refused if the service or this machine does not allow it, Rejected if `data` is too long a path.
     """
     config = SupervisorConfig(
         name=options.vm, program=options.program, data=options.data, grace_s=options.grace_s, first_boot_id=str(uuid4())

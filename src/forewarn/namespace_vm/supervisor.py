@@ -43,7 +43,7 @@ def is_in_terminal_foreground() -> bool:
 
 
 class Terminal:
-    """The terminal on stdin, with the modes it had at first."""
+    """The terminal on stdin, with the modes it had at first. Makes this process ignore SIGTTOU."""
 
     def __init__(self) -> None:
         signal.signal(signal.SIGTTOU, signal.SIG_IGN)  # `restore` is called from the background
@@ -59,7 +59,7 @@ class Terminal:
             os.tcsetpgrp(_STDIN, program)
 
     def restore(self) -> None:
-        """Take the terminal back from the program, and reset its modes."""
+        """Take the terminal back from the program, and reset its modes; does nothing if it has gone."""
         try:
             os.tcsetpgrp(_STDIN, os.getpgrp())
             termios.tcsetattr(_STDIN, termios.TCSADRAIN, self._modes)
@@ -71,11 +71,11 @@ class Terminal:
 class SupervisorConfig:
     """What a supervisor runs, and for which service."""
 
-    name: str
-    program: tuple[str, ...]
-    data: Path
+    name: str  # the VM's name or key
+    program: tuple[str, ...]  # with its arguments
+    data: Path  # the service's data directory
     grace_s: float  # between SIGTERM and SIGKILL
-    first_boot_id: str
+    first_boot_id: str  # later boots have new ones
     output: Path | None = None  # the file with the program's output; None: it goes to a terminal or a pipe
 
 
@@ -109,7 +109,12 @@ class VmSupervisor:
         )
 
     async def run(self, connection: ServiceConnection) -> int:
-        """Run the VM until its program ends, the VM is removed or a signal arrives; returns the exit code."""
+        """Run the VM until its program ends, the VM is removed or a signal arrives; returns the exit code.
+
+        Starts the program once the service listens in the VM, and reconnects whenever the service is gone. SIGINT,
+        SIGTERM and SIGHUP go to all processes of the VM; a second one kills them. Raises Refused if the endpoint
+        cannot be opened or a restarted service refuses the VM. Call it once, in the main thread.
+        """
         self._watch_signals()
         self._namespaces.watch_events(self._on_init_event)
         connection_task = asyncio.create_task(self._keep_connected(connection))
@@ -199,7 +204,7 @@ class VmSupervisor:
             return connection
 
     def hello(self) -> JsonMessage:
-        """The hello message with the current state of the VM."""
+        """The hello message with the current state of the VM and all outcomes of its journal."""
         machine = self._machine
         return build_hello(self._config, boot_id=machine.boot_id, state=machine.state, known=self._journal.outcomes)
 
@@ -295,7 +300,7 @@ class VmSupervisor:
 def build_hello(
     config: SupervisorConfig, *, boot_id: str, state: str, known: Mapping[str, VmActOutcome]
 ) -> JsonMessage:
-    """The hello message of this supervisor process."""
+    """The hello message of this process as supervisor; `known` has outcomes of acts by act id."""
     return messages.hello_message(
         vm=config.name,
         pid=os.getpid(),

@@ -20,48 +20,54 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def unshare(flags: int) -> None:
-    """Move this process to new namespaces (CLONE_NEW… flags). OSError if the kernel refuses."""
+    """Move this process to new namespaces (CLONE_NEW… flags). OSError if the kernel refuses.
+
+    With CLONE_NEWPID, only its later children are in the new one.
+    """
     _raise_on_error(_libc.unshare(ctypes.c_int(flags)), "unshare")
 
 
 def enter_namespace(namespace: int) -> None:
-    """Enter the namespace of this open file descriptor."""
+    """Enter the namespace of this open file descriptor. OSError if the kernel refuses."""
     _raise_on_error(_libc.setns(ctypes.c_int(namespace), ctypes.c_int(0)), "setns")
 
 
 def owning_user_namespace(namespace: int) -> int:
-    """A file descriptor of the user namespace that owns this namespace."""
+    """A new file descriptor of the user namespace that owns this namespace (a descriptor too).
+
+    The caller closes it. OSError if the owner is not visible from here.
+    """
     return fcntl.ioctl(namespace, _NS_GET_USERNS)
 
 
 def set_hostname(name: str) -> None:
-    """Set the hostname of the current UTS namespace."""
+    """Set the hostname of the current UTS namespace. OSError if it is too long or the kernel refuses."""
     encoded = name.encode()
     _raise_on_error(_libc.sethostname(encoded, ctypes.c_size_t(len(encoded))), "sethostname")
 
 
 def die_with_parent(number: int) -> None:
-    """Have the kernel send this signal when the parent process ends."""
+    """Have the kernel send this process this signal when its parent ends. Children do not inherit it."""
     _raise_on_error(_libc.prctl(_PR_SET_PDEATHSIG, ctypes.c_ulong(number), 0, 0, 0), "prctl")
 
 
 def become_subreaper() -> None:
-    """Adopt orphaned descendants, so that this process can wait for them."""
+    """Have the kernel make this process the parent of orphaned descendants, so that it can wait for them."""
     _raise_on_error(_libc.prctl(_PR_SET_CHILD_SUBREAPER, ctypes.c_ulong(1), 0, 0, 0), "prctl")
 
 
 def make_mounts_private() -> None:
-    """Keep later mounts of this mount namespace out of others."""
+    """Keep later mounts of this mount namespace out of others, and theirs out of it. OSError if refused."""
     _mount("none", "/", None, _MS_REC | _MS_PRIVATE)
 
 
 def mount_virtual_filesystem(filesystem: str, target: str) -> None:
-    """Mount a virtual file system of the kernel: proc or sysfs."""
+    """Mount a virtual file system of the kernel, proc or sysfs, at `target`. OSError if refused."""
     _mount(filesystem, target, filesystem, _MS_NOSUID | _MS_NODEV | _MS_NOEXEC)
 
 
 def bind_mount(source: str, target: str) -> None:
-    """Make `source` appear at `target` too."""
+    """Make `source`, with mounts below it, appear at `target` too. OSError if refused."""
     _mount(source, target, None, _MS_BIND | _MS_REC)
 
 

@@ -24,8 +24,8 @@ class VmSpec:
     """How to create a VM."""
 
     hostname: str
-    argv: tuple[str, ...]
-    environment: Mapping[str, str]
+    argv: tuple[str, ...]  # the program, found on PATH, and its arguments
+    environment: Mapping[str, str]  # all of it, except for the FOREWARN_… variables of each boot
     boot_id_file: Path  # what the program reads as /proc/sys/kernel/random/boot_id
     network_mode: NetworkMode = NetworkMode.OWN
     joined_netns: Path | None = None  # the network namespace to join
