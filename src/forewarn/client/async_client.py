@@ -33,7 +33,7 @@ from forewarn.protocol.http_message import HttpResponse
 
 
 class AsyncConnection:
-    """A connection to the endpoint that is kept open for the next request of the same flow."""
+    """A connection to an endpoint, opened by `send` and kept for the next request to the same endpoint."""
 
     def __init__(self) -> None:
         self._streams: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
@@ -54,7 +54,8 @@ class AsyncConnection:
     async def send(self, effect: SendRequest) -> HttpResponse:
         """Sends a request and returns its response; reuses the open connection if the endpoint is the same.
 
-        Raises Unreachable, IncompleteResponse, or StaleConnection if the server had closed the kept connection.
+        Returns a response of any status. Raises Unreachable, IncompleteResponse (also after a timeout), or
+        StaleConnection if the server had closed the kept connection.
         """
         is_reused = self._streams is not None and self._endpoint == effect.endpoint
         response_reader = ResponseReader()
@@ -102,7 +103,11 @@ T = TypeVar("T")
 
 
 class AsyncClient(ClientProperties):
-    """`Client` for asyncio: the same methods, awaited. Tasks of one event loop may share it."""
+    """`Client` for asyncio: the same methods, awaited. Tasks of one event loop may share it.
+
+    There is no property `endpoint`: await `discover()`. `documents`, `watch`, `follow` and `hear` return async
+    generators; close one that you leave early with `aclose()`.
+    """
 
     def __init__(
         self,
@@ -118,30 +123,43 @@ class AsyncClient(ClientProperties):
         self._sleep = sleep
 
     async def discover(self) -> Endpoint:
-        """Returns the endpoint: as configured, or discovered once (spec §2.5). Raises Unreachable."""
+        """Returns the endpoint: as configured, or discovered once (spec §2.5).
+
+        Raises Unreachable if none is found; the next call then searches again.
+        """
         return await self.ask(self._session.discover())
 
     async def events(self) -> Received:
-        """Returns the current document. Retries transient failures a few times, then raises Unavailable."""
+        """Returns the current document. Retries transient failures a few times, then raises Unavailable.
+
+        Raises Unreachable at once if nothing accepts the connection, NotFound or Rejected if a retry cannot help.
+        """
         return await self.ask(self._session.events())
 
     async def mine(self) -> tuple[Event, ...]:
-        """Returns the events that list this VM."""
+        """Returns the events that list this VM, in the document's order. Raises as `events` and `name`."""
         return await self.ask(self._session.mine())
 
     async def name(self) -> str:
-        """Returns this VM's name, as the `resources` of events spell it; asks the endpoint once."""
+        """Returns this VM's name, as the `resources` of events spell it; asks the endpoint once.
+
+        Retries and raises as `events`.
+        """
         return await self.ask(self._session.name())
 
     async def approve(self, *events: Event | str) -> None:
         """Approves events, given as events or ids, so that they may start early; repeating it is harmless.
 
-        Spec §5.2. Raises Rejected if no id is given or the endpoint refuses.
+        Spec §5.2. Retries as `events`. Raises Rejected if no id is given, an id is empty or the endpoint refuses,
+        NotFound if it answers 404, else Unavailable.
         """
         await self.ask(self._session.approve(events))
 
     def time_left(self, event: Event) -> float | None:
-        """Returns the seconds until the event may start, by the service's time; None if unknown."""
+        """Returns the seconds until NotBefore by the service's time, negative after it.
+
+        None if the event has no NotBefore, or before the first answer with a Date. Sends nothing.
+        """
         return self._session.time_left(event)
 
     def documents(self) -> AsyncGenerator[Received, None]:
@@ -153,11 +171,14 @@ class AsyncClient(ClientProperties):
         return self.follow(cursor, WatchOptions(explicit=explicit))
 
     def follow(self, cursor: Path | str | None, options: WatchOptions) -> AsyncGenerator[Any, None]:
-        """As `watch`, with all `WatchOptions`; yields None after each poll if they set `max_poll_s`."""
+        """As `watch`, with all `WatchOptions`.
+
+        If they set `max_poll_s`, it also yields None after each poll, failed ones too.
+        """
         return self.hear(changes_flow(self._session, None if cursor is None else Path(cursor), options))
 
     async def ask(self, flow: Flow[T]) -> T:
-        """Runs a flow that yields no items, and returns its result."""
+        """Runs a flow that yields no items, and returns its result; raises what the flow raises."""
         runner = FlowRunner(flow)
         with AsyncConnection() as connection:
             while (effect := runner.next_effect()) is not None:
@@ -165,7 +186,10 @@ class AsyncClient(ClientProperties):
         return runner.result
 
     async def hear(self, flow: Flow[None]) -> AsyncGenerator[Any, None]:
-        """Runs a flow and yields its items as they come."""
+        """Runs a flow and yields its items as they come; raises what the flow raises.
+
+        Closing the generator ends the flow and closes its connection.
+        """
         runner = FlowRunner(flow)
         try:
             with AsyncConnection() as connection:

@@ -33,7 +33,7 @@ from forewarn.protocol.http_message import HttpRequest, HttpResponse
 
 
 class BlockingConnection:
-    """A connection to the endpoint that is kept open for the next request of the same flow."""
+    """A connection to an endpoint, opened by `send` and kept for the next request to the same endpoint."""
 
     def __init__(self) -> None:
         self._socket: socket.socket | None = None
@@ -54,7 +54,8 @@ class BlockingConnection:
     def send(self, effect: SendRequest) -> HttpResponse:
         """Sends a request and returns its response; reuses the open connection if the endpoint is the same.
 
-        Raises Unreachable, IncompleteResponse, or StaleConnection if the server had closed the kept connection.
+        Returns a response of any status. Raises Unreachable, IncompleteResponse (also after a timeout), or
+        StaleConnection if the server had closed the kept connection.
         """
         is_reused = self._socket is not None and self._endpoint == effect.endpoint
         response_reader = ResponseReader()
@@ -99,7 +100,8 @@ def _read_response(sock: socket.socket, response_reader: ResponseReader, effect:
 def send_request(endpoint: Endpoint, request: HttpRequest, timeout_s: float) -> HttpResponse:
     """Sends one request on a new connection and returns the response, whatever its status.
 
-    Raises Unreachable, or IncompleteResponse if the response broke off or paused for longer than `timeout_s`.
+    Raises Unreachable, or IncompleteResponse if the response broke off, paused for longer than `timeout_s`, or was
+    not complete BODY_TIMEOUT_S after that.
     """
     with BlockingConnection() as connection:
         return connection.send(SendRequest(endpoint=endpoint, request=request, timeout_s=timeout_s))
@@ -111,8 +113,9 @@ T = TypeVar("T")
 class Client(ClientProperties):
     """Reads and approves scheduled events for the VM that it runs in; blocking.
 
-    Without `endpoint` it uses the environment, or discovers the endpoint with the first request. Threads may share
-    it.
+    Without `endpoint` it uses FOREWARN_ENDPOINT or SCHEDULEDEVENTSIP, else it discovers the endpoint with the first
+    request; an address that is not valid raises Rejected. `version` fixes the api-version, None negotiates it.
+    Threads may share a client.
     """
 
     def __init__(
@@ -130,57 +133,76 @@ class Client(ClientProperties):
 
     @property
     def endpoint(self) -> Endpoint:
-        """The endpoint; accessing it may run the discovery. Raises Unreachable."""
+        """As `discover()`: reading it may run the discovery, which may take minutes. Raises Unreachable."""
         return self.discover()
 
     def discover(self) -> Endpoint:
-        """Returns the endpoint: as configured, or discovered once (spec §2.5). Raises Unreachable."""
+        """Returns the endpoint: as configured, or discovered once (spec §2.5).
+
+        Raises Unreachable if none is found; the next call then searches again.
+        """
         return self.ask(self._session.discover())
 
     def events(self) -> Received:
-        """Returns the current document. Retries transient failures a few times, then raises Unavailable."""
+        """Returns the current document. Retries transient failures a few times, then raises Unavailable.
+
+        Raises Unreachable at once if nothing accepts the connection, NotFound or Rejected if a retry cannot help.
+        """
         return self.ask(self._session.events())
 
     def mine(self) -> tuple[Event, ...]:
-        """Returns the events that list this VM."""
+        """Returns the events that list this VM, in the document's order. Raises as `events` and `name`."""
         return self.ask(self._session.mine())
 
     def name(self) -> str:
-        """Returns this VM's name, as the `resources` of events spell it; asks the endpoint once."""
+        """Returns this VM's name, as the `resources` of events spell it; asks the endpoint once.
+
+        Retries and raises as `events`.
+        """
         return self.ask(self._session.name())
 
     def approve(self, *events: Event | str) -> None:
         """Approves events, given as events or ids, so that they may start early; repeating it is harmless.
 
-        Spec §5.2. Raises Rejected if no id is given or the endpoint refuses.
+        Spec §5.2. Retries as `events`. Raises Rejected if no id is given, an id is empty or the endpoint refuses,
+        NotFound if it answers 404, else Unavailable.
         """
         self.ask(self._session.approve(events))
 
     def time_left(self, event: Event) -> float | None:
-        """Returns the seconds until the event may start, by the service's time; None if unknown."""
+        """Returns the seconds until NotBefore by the service's time, negative after it.
+
+        None if the event has no NotBefore, or before the first answer with a Date. Sends nothing.
+        """
         return self._session.time_left(event)
 
     def documents(self) -> Generator[Received, None, None]:
         """Yields the current document, then each one that differs from the last, for ever.
 
-        It waits out outages of any length. NotFound and Rejected, which a retry cannot fix, are raised.
+        It waits out outages of any length, also a failed discovery. It raises NotFound and Rejected, which a retry
+        cannot fix.
         """
         return self.hear(documents_flow(self._session))
 
     def watch(self, cursor: Path | str | None = None, *, explicit: bool = False) -> Generator[Change, None, None]:
-        """Yields each change of each event, for ever, at least once.
+        """Yields each change of each event, also of other VMs' events, for ever, at least once.
 
         A change is handled when the next one is requested or when its `done()` is called; with `explicit` only by
-        `done()`. The next watch with the same cursor file repeats the changes that were not handled.
+        `done()`. The next watch with the same cursor file first repeats the changes that were not handled; without a
+        file it begins with all listed events. Outages and errors are as in `documents`; it also raises Rejected if the
+        cursor file cannot be read or written at the start. A damaged one is replaced, with a warning in the log.
         """
         return self.follow(cursor, WatchOptions(explicit=explicit))
 
     def follow(self, cursor: Path | str | None, options: WatchOptions) -> Generator[Any, None, None]:
-        """As `watch`, with all `WatchOptions`; yields None after each poll if they set `max_poll_s`."""
+        """As `watch`, with all `WatchOptions`.
+
+        If they set `max_poll_s`, it also yields None after each poll, failed ones too.
+        """
         return self.hear(changes_flow(self._session, None if cursor is None else Path(cursor), options))
 
     def ask(self, flow: Flow[T]) -> T:
-        """Runs a flow that yields no items, and returns its result."""
+        """Runs a flow that yields no items, and returns its result; raises what the flow raises."""
         runner = FlowRunner(flow)
         with BlockingConnection() as connection:
             while (effect := runner.next_effect()) is not None:
@@ -188,7 +210,10 @@ class Client(ClientProperties):
         return runner.result
 
     def hear(self, flow: Flow[None]) -> Generator[Any, None, None]:
-        """Runs a flow and yields its items as they come."""
+        """Runs a flow and yields its items as they come; raises what the flow raises.
+
+        Closing the generator ends the flow and closes its connection.
+        """
         runner = FlowRunner(flow)
         try:
             with BlockingConnection() as connection:

@@ -39,10 +39,10 @@ class KnownDocument:
     """What a watcher knows: the last accepted document, and the events that are gone."""
 
     epoch: str = ""  # from the ETag; "" if the server gives none
-    incarnation: int = -1
+    incarnation: int = -1  # -1: no document yet, or one without an incarnation
     events: tuple[KnownEvent, ...] = ()
     is_exact: bool = True  # False: `events` contains some that `incarnation` does not count
-    gone_keys: tuple[str, ...] = ()  # of the latest events that are gone
+    gone_keys: tuple[str, ...] = ()  # of the latest events that are gone, at most 100, oldest first
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,9 +62,9 @@ class ObservedDocument:
 class DocumentFreshness(Enum):
     """How a received document relates to the known one."""
 
-    CURRENT = auto()
+    CURRENT = auto()  # the same document or a newer one
     RESET = auto()  # another epoch: incarnations cannot be compared
-    STALE = auto()
+    STALE = auto()  # older, and certainly not reset: to be ignored
     DOUBTFUL = auto()  # stale or reset, not known yet: new events count, missing ones do not
 
 
@@ -107,7 +107,11 @@ _REBOOTING_KINDS = frozenset({Kind.REBOOT, Kind.REDEPLOY})
 
 
 def detect_changes(known: KnownDocument, observed: ObservedDocument) -> tuple[KnownDocument, tuple[Change, ...]]:
-    """Returns what is known after this document, and the changes that it shows."""
+    """Returns what is known after this document, and the changes that it shows.
+
+    Changes come in the order that the module describes, without `when_done`. A stale document changes nothing; a
+    doubtful one only adds new events.
+    """
     freshness = document_freshness(known, observed)
     if freshness is DocumentFreshness.STALE:
         return known, ()
@@ -210,7 +214,7 @@ def _may_have_rebooted(known_event: KnownEvent, observed: ObservedDocument) -> b
 
 
 def is_vm_name_needed(known: KnownDocument, observed: ObservedDocument) -> bool:
-    """Whether `detect_changes` needs this VM's name to decide how an event ended."""
+    """Whether `detect_changes` may need `observed.vm_name` to decide how an event ended."""
     listed = set(map(event_key, observed.events))
     return any(
         _may_have_rebooted(known_event, observed)
@@ -220,7 +224,10 @@ def is_vm_name_needed(known: KnownDocument, observed: ObservedDocument) -> bool:
 
 
 def outcome_by_incarnation(known: KnownDocument, observed: ObservedDocument, listed: dict[str, Event]) -> Outcome:
-    """How the scheduled events that are no longer listed ended, if the incarnation's growth shows it."""
+    """How the scheduled events that are no longer listed ended, if the incarnation's growth shows it.
+
+    `listed` has the document's events by `event_key`. UNKNOWN if it does not show it, or no such event is missing.
+    """
     before = {event_key(known_event.event): known_event.event for known_event in known.events}
     unclear = sum(key not in listed and not _has_started(event) for key, event in before.items())
     removed = sum(key not in listed and _has_started(event) for key, event in before.items())
@@ -238,7 +245,7 @@ def outcome_by_incarnation(known: KnownDocument, observed: ObservedDocument, lis
 
 
 def time_left_s(event: Event, date: float | None) -> float | None:
-    """Seconds until the event's NotBefore at `date`, the service's time (spec §12); None if unknown."""
+    """Seconds from `date`, the service's time, to NotBefore (spec §12), negative after it; None: unknown."""
     return None if event.not_before is None or date is None else event.not_before - date
 
 

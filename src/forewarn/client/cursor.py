@@ -45,7 +45,7 @@ def read_boot_id() -> str:
 
 
 def encode_cursor(cursor: WatchCursor) -> bytes:
-    """Encodes a cursor as one line of JSON."""
+    """Encodes a cursor as one line of JSON; the `when_done` of its changes is not kept."""
     known = cursor.known
     content = {
         _FORMAT_KEY: CURSOR_FORMAT,
@@ -61,7 +61,7 @@ def encode_cursor(cursor: WatchCursor) -> bytes:
 
 
 def decode_cursor(raw: bytes) -> WatchCursor:
-    """Decodes a cursor. Raises BadCursor with a reason."""
+    """Decodes a cursor. Raises BadCursor if it is damaged or of another format."""
     try:
         content = json.loads(raw)
         if not isinstance(content, dict) or _FORMAT_KEY not in content:
@@ -135,7 +135,10 @@ def load_cursor(path: Path) -> WatchCursor:
 
 
 def save_cursor(path: Path, cursor: WatchCursor) -> None:
-    """Writes the cursor durably and atomically. Raises Rejected if the file cannot be written."""
+    """Writes the cursor durably and atomically, with a temporary file beside it.
+
+    Raises Rejected if the file cannot be written; its folder must exist.
+    """
     new_file = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         with new_file.open("wb") as file:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from forewarn.errors import Unavailable
 
-ANSWER_TIMEOUT_S = 4.0  # some servers probe the address for three seconds before they offer it
+ANSWER_TIMEOUT_S = 4.0  # of one try; some servers probe the address for three seconds before they offer it
 TRY_DELAYS_S = (0.0, 2.0)  # before each try
 _SERVER_PORT, _CLIENT_PORT = 67, 68
 _MAGIC_COOKIE = bytes((99, 130, 83, 99))
@@ -33,7 +33,7 @@ class EthernetInterface:
 
 
 def encode_discover(xid: bytes, mac: bytes) -> bytes:
-    """Encodes a DHCPDISCOVER of 244 bytes that asks for a broadcast answer.
+    """Encodes a DHCPDISCOVER of 244 bytes that asks for a broadcast answer; `xid` has 4 bytes, `mac` 6.
 
     Without an address the client could not receive a unicast answer.
     """
@@ -47,7 +47,10 @@ def encode_discover(xid: bytes, mac: bytes) -> bytes:
 
 
 def endpoint_from_offer(packet: bytes, *, xid: bytes, mac: bytes) -> str | None:
-    """The endpoint's address from option 245 of an offer; None if absent, or not an answer to us."""
+    """The endpoint's IPv4 address from option 245 of an offer, as text.
+
+    None if it is absent or 0.0.0.0, or the packet is damaged or not an answer to this `xid` and `mac`.
+    """
     is_ours = (
         len(packet) >= _MIN_PACKET_BYTES
         and packet[0] == _BOOTREPLY
@@ -75,7 +78,7 @@ def _parse_options(packet: bytes) -> Iterator[tuple[int, bytes]]:
 
 
 def ethernet_interfaces() -> tuple[EthernetInterface, ...]:
-    """Lists the Ethernet interfaces of this network namespace.
+    """Lists the Ethernet interfaces of this network namespace, in the kernel's order, also inactive ones.
 
     It asks the kernel, because /sys may show another namespace's interfaces.
     """
@@ -99,9 +102,10 @@ def _parse_interface(name: str, hardware: bytes) -> EthernetInterface | None:
 
 
 def ask_for_endpoint(interface: EthernetInterface, *, answer_s: float = ANSWER_TIMEOUT_S) -> str | None:
-    """Asks DHCP once on this interface; returns the endpoint's address, None if none came in time.
+    """Asks DHCP once on this interface; returns the endpoint's IPv4 address, None if none came in time.
 
-    Blocks for up to `answer_s` seconds. Raises Unavailable if the request cannot be sent.
+    Blocks for up to `answer_s` seconds. It needs root or capabilities, and UDP port 68; raises Unavailable without
+    them, or if the request cannot be sent.
     """
     xid = os.urandom(4)
     try:

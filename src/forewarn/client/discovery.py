@@ -25,11 +25,12 @@ _MAX_INTERFACES = 4  # so that discovery ends soon on hosts with hundreds of int
 class Discovery:
     """Settings of the discovery; `waits_s` are the delays before each round of DHCP, () disables DHCP.
 
-    `interfaces` and `ask` are the functions that list interfaces and ask on one of them.
+    `interfaces` lists the interfaces, of which the first four are asked; `ask` asks on one of them and returns the
+    endpoint's IPv4 address, or None. Times are in seconds.
     """
 
-    well_known: Endpoint = _WELL_KNOWN_ENDPOINT
-    connect_s: float = PROBE_CONNECT_TIMEOUT_S
+    well_known: Endpoint = _WELL_KNOWN_ENDPOINT  # tried first
+    connect_s: float = PROBE_CONNECT_TIMEOUT_S  # to connect to an endpoint that is tried
     answer_s: float = 150.0  # the first answer may take two minutes (spec §8.1)
     waits_s: Sequence[float] = dhcp.TRY_DELAYS_S
     interfaces: Callable[[], Sequence[dhcp.EthernetInterface]] = dhcp.ethernet_interfaces
@@ -37,7 +38,10 @@ class Discovery:
 
 
 def is_scheduled_events_response(response: HttpResponse) -> bool:
-    """Whether a scheduled events endpoint sent this, be it an error. Other clouds use the same address."""
+    """Whether a scheduled events endpoint seems to have sent this; other clouds use the same address.
+
+    True for a document, an empty 200, its JSON errors (400, 404), and any transient status.
+    """
     if is_transient_status(response.status):
         return True
     try:
@@ -54,7 +58,10 @@ def _is_error_response(response: HttpResponse, content: dict[str, object]) -> bo
 
 
 def discover_endpoint(discovery: Discovery) -> Flow[Endpoint]:
-    """Flow: finds the endpoint. Raises Unreachable with what was tried."""
+    """Flow: returns the first endpoint that answers: the well-known one, else DHCP's at port 80 or 8080.
+
+    It may take minutes. Raises Unreachable with what was tried.
+    """
     if (yield from _probe_endpoint(discovery, discovery.well_known)):
         return discovery.well_known
     problem = "no DHCP server names one" if discovery.waits_s else "DHCP was not asked"

@@ -61,26 +61,32 @@ class SendRequest:
     request: HttpRequest
     timeout_s: float  # until the response begins, and between two reads of it
     body_timeout_s: float = BODY_TIMEOUT_S  # added to timeout_s for the whole response
-    connect_timeout_s: float = CONNECT_TIMEOUT_S
+    connect_timeout_s: float = CONNECT_TIMEOUT_S  # at most timeout_s
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sleep:
-    """Effect: wait for this many seconds."""
+    """Effect: wait for this many seconds; its result is None."""
 
     seconds: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallFunction:
-    """Effect: call a function that may block, and return its result or raise its error into the flow."""
+    """Effect: call a function that may block, and return its result or raise its error into the flow.
+
+    The asyncio client calls it in another thread.
+    """
 
     function: Callable[[], Any]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class YieldItem:
-    """Effect: give this item to the caller who iterates; the flow continues when the next is requested."""
+    """Effect: give `item` to the caller who iterates; the flow goes on when they request the next one.
+
+    Its result is None.
+    """
 
     item: Any
 
@@ -116,30 +122,30 @@ class FlowRunner(Generic[T]):
             return None
 
     def set_result(self, value: Any) -> None:
-        """Sets the value that the flow receives for its last effect."""
+        """Sets the value that `next_effect` passes to the flow for its last effect; None if it is not called."""
         self._value = value
 
     def set_error(self, error: Exception) -> None:
-        """Sets the error that is raised inside the flow for its last effect."""
+        """Sets the error that `next_effect` raises inside the flow, where it yielded its last effect."""
         self._error = error
 
     def close(self) -> None:
-        """Closes the flow early."""
+        """Ends the flow early: its `finally` blocks run. No effect on a flow that has ended."""
         self._flow.close()
 
     @property
     def result(self) -> T:
-        """The value that the flow returned; valid once `next_effect` has returned None."""
+        """The value that the flow returned; IndexError before `next_effect` has returned None."""
         return self._results[0]
 
 
 def request_flow(
     endpoint: Endpoint, request: HttpRequest, timeout_s: float, *, connect_s: float = CONNECT_TIMEOUT_S
 ) -> Generator[Effect, Any, HttpResponse]:
-    """Sends one request, and repeats it once if a kept connection turns out to be closed.
+    """Flow: sends one request, and repeats it once if a kept connection turns out to be closed.
 
-    The repetition is harmless: polls change nothing, and an approval may be repeated (spec §5.2). Raises Unreachable
-    or IncompleteResponse.
+    Returns a response of any status. The repetition is harmless: polls change nothing, and an approval may be repeated
+    (spec §5.2). Raises Unreachable or IncompleteResponse.
     """
     effect = SendRequest(endpoint=endpoint, request=request, timeout_s=timeout_s, connect_timeout_s=connect_s)
     try:

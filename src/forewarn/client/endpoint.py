@@ -25,15 +25,18 @@ class Endpoint:
 
 
 def configured_endpoint(explicit: str | None, environ: Mapping[str, str]) -> Endpoint | None:
-    """Returns the explicit endpoint, else FOREWARN_ENDPOINT, else SCHEDULEDEVENTSIP; None if none is set."""
+    """Returns the explicit endpoint, else FOREWARN_ENDPOINT, else SCHEDULEDEVENTSIP; None if none is set.
+
+    An empty one counts as not set. Raises Rejected if the first that is set is not valid.
+    """
     text = explicit or environ.get("FOREWARN_ENDPOINT") or environ.get("SCHEDULEDEVENTSIP")
     return parse_endpoint(text) if text else None
 
 
 def parse_endpoint(text: str) -> Endpoint:
-    """Parses an address or URL, with or without scheme and port. Raises Rejected.
+    """Parses a host, address or http:// URL, with or without a port (default 80); resolves no names.
 
-    A path below /metadata is ignored, so that URLs can be pasted.
+    A path below /metadata is ignored, so that URLs can be pasted. Raises Rejected for another path, https or a user.
     """
     text_or_url = text.strip()
     try:

@@ -25,9 +25,9 @@ def event_key(event: Event) -> str:
 class Outcome(StrEnum):
     """How an event ended, as far as the documents show (spec §4.2, §6.1)."""
 
-    FINISHED = "finished"
-    WITHDRAWN = "withdrawn"
-    UNKNOWN = "unknown"
+    FINISHED = "finished"  # it started; whether its acts succeeded is not shown
+    WITHDRAWN = "withdrawn"  # it never started
+    UNKNOWN = "unknown"  # either
 
 
 def _no_callback() -> None:
@@ -40,15 +40,19 @@ class _EventChange:
     when_done: Callable[[], None] = field(default=_no_callback, repr=False, compare=False)
 
     def done(self) -> None:
-        """Marks the change as handled, so that it is not delivered again."""
+        """Marks the change as handled, so that it is not delivered again; durable with a cursor file.
+
+        Any thread may call it, also repeatedly. If the file cannot be written, that is only logged.
+        """
         self.when_done()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scheduled(_EventChange):
-    """An event was announced."""
+    """An event is listed for the first time, and has not started."""
 
-    left_s: float | None = None  # seconds until NotBefore when the change was delivered; None: unknown
+    # Seconds until NotBefore when the change was delivered, negative after it; None: unknown.
+    left_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,7 +64,7 @@ class Started(_EventChange):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gone(_EventChange):
-    """An event is no longer listed; `outcome` says how it ended."""
+    """An event is no longer listed; `event` is as last seen, `outcome` says how it ended."""
 
     outcome: Outcome = Outcome.UNKNOWN
 

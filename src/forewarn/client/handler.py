@@ -38,8 +38,10 @@ DEFAULT_RETRY_S = (1.0, 2.0, 5.0, 10.0, 30.0)  # delays before retries; the last
 class Handler:
     """Calls decorated functions for events that list this VM; with `neighbours` for all events.
 
-    `retry_s` are the delays in seconds before a function that raised is called again; the last one repeats until the
-    function returns or the event is gone.
+    Decorate functions before `run` or `arun`. Functions of one event are called one at a time, those of different
+    events in parallel. `retry_s` are the delays in seconds before a function that raised is called again; the last one
+    repeats until the function returns or the event is gone (functions of `gone`: until they return). Raises Rejected
+    if `retry_s` is empty.
     """
 
     def __init__(
@@ -58,13 +60,17 @@ class Handler:
     def on(self, *kinds: str, approve: bool = False) -> Callable[[F], F]:
         """Decorator: calls the function with the first change of an event.
 
-        That is a Scheduled, or a Started for an event without notice. With `approve` the event is approved after the
-        function returns, if it is still scheduled. No kinds means all kinds.
+        That is a Scheduled, or a Started for an event without notice. With `approve`, an event whose change was a
+        Scheduled is approved after the function returns, unless it is gone; a failed approval is retried, a refused
+        one is not. No kinds means all kinds; their case is ignored.
         """
         return partial(self._add_rule, _is_first_change, kinds, approve)
 
     def started(self, *kinds: str) -> Callable[[F], F]:
-        """Decorator: calls the function when an event of these kinds has started."""
+        """Decorator: calls the function with the Started of an event of these kinds; no kinds means all.
+
+        If there was no notice, functions of `on` are called with it too.
+        """
         return partial(self._add_rule, _is_started, kinds, False)
 
     @overload
@@ -76,16 +82,17 @@ class Handler:
     def gone(self, *kinds: Any) -> Any:
         """Decorator: calls the function when an event is gone; `change.outcome` says how it ended.
 
-        Without parentheses it applies to all kinds.
+        Without parentheses or kinds it applies to all kinds. Functions of the event that have not run yet are dropped.
         """
         if len(kinds) == 1 and callable(kinds[0]):
             return self._add_rule(_is_gone, (), False, kinds[0])
         return partial(self._add_rule, _is_gone, kinds, False)
 
     def run(self, client: Client, cursor: Path | str | None = None) -> None:
-        """Watches and calls functions, each in its own thread, until `stop`.
+        """Watches and calls functions, each call in its own thread, until `stop`; may be run again then.
 
-        Raises Rejected if one of the functions is async.
+        Raises Rejected if one of the functions is async, and as `Client.watch`; an exception that is no Exception
+        (such as SystemExit) of a function too.
         """
         for rule in self._rules:
             if inspect.iscoroutinefunction(rule.function):
@@ -106,7 +113,10 @@ class Handler:
         self._stopped.clear()
 
     async def arun(self, client: AsyncClient, cursor: Path | str | None = None) -> None:
-        """Watches and calls functions until `stop` or cancellation; async ones as tasks, others in threads."""
+        """Watches and calls functions until `stop` or cancellation; async ones as tasks, others in threads.
+
+        Cancellation cancels the tasks, and lets the threads finish. Raises as `AsyncClient.watch`.
+        """
         scheduler = self._make_scheduler()
         try:
             async with asyncio.TaskGroup() as group:
@@ -143,9 +153,10 @@ class Handler:
                     return
 
     def stop(self) -> None:
-        """Makes `run` or `arun` return after the running functions; any thread may call it.
+        """Makes `run` or `arun` return after its current poll (up to LONG_POLL_S) and the running functions.
 
-        Changes that are not handled by then are delivered again next time.
+        Any thread may call it. Changes that are not handled by then are delivered again next time, if there is a
+        cursor file.
         """
         self._stopped.set()
 

@@ -21,12 +21,12 @@ BUSY_POLL_S = 1.0  # how long a poll may take while functions run: their results
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HandlerRule:
-    """A handler function and the changes that it wants; empty `kinds` means all kinds."""
+    """A handler function and the changes that it wants; `kinds` are casefolded, empty means all kinds."""
 
     accepts: Callable[[Change], bool]
-    function: Callable[[Any], Any]
+    function: Callable[[Any], Any]  # called with the change; it may be async
     kinds: frozenset[str] = frozenset()
-    approve: bool = False
+    approve: bool = False  # approve the event after the function has returned
 
     def matches(self, change: Change) -> bool:
         """Whether the function wants this change."""
@@ -39,8 +39,8 @@ class HandlerTask:
 
     change: Change
     rule: HandlerRule
-    failures: int = 0
-    due_at: float = -math.inf
+    failures: int = 0  # in a row, of the function or of its approval
+    due_at: float = -math.inf  # of the scheduler's clock
     is_running: bool = False
     has_returned: bool = False  # only the approval is left
     is_final_try: bool = False  # the event is gone: no more tries
@@ -78,14 +78,14 @@ class HandlerScheduler:
     """Queues changes per event, and decides which jobs are due.
 
     Call `add_change` for each change, run the jobs of `due_jobs`, and report each with `job_succeeded` or
-    `job_failed`.
+    `job_failed`, all in one thread. It calls `done()` of a change when all its functions are over, or none wants it.
     """
 
     rules: Sequence[HandlerRule]
     retry_s: Sequence[float]
     clock: Callable[[], float]
-    vm_name: str | None = None
-    neighbours: bool = False
+    vm_name: str | None = None  # None: not known yet
+    neighbours: bool = False  # True: also events that do not list this VM, so its name is not needed
     is_stopping: bool = False  # no new calls; approvals after returned functions are still sent
     _inbox: list[Change] = field(default_factory=list)
     _queues: dict[str, list[HandlerTask]] = field(default_factory=dict)  # by event
@@ -94,19 +94,22 @@ class HandlerScheduler:
     _learn_name_failures: int = 0
 
     def add_change(self, change: Change) -> None:
-        """Queues a change; it waits until this VM's name is known."""
+        """Queues a change; it waits until this VM's name is known, if that is needed.
+
+        A Gone ends the retries of its event, and drops its functions that have not begun.
+        """
         self._inbox.append(change)
         self._assign_inbox()
 
     def idle_time_s(self) -> float:
-        """Seconds until the next job is due; infinity if none is planned."""
+        """Seconds until the next job is due; BUSY_POLL_S while one is running, infinity if none is planned."""
         if self._is_learning_name or any(task.is_running for task in self._all_tasks()):
             return BUSY_POLL_S
         due_at = min((task.due_at for task in self._all_tasks()), default=math.inf)
         return max(0.0, min(due_at, self._learn_name_at if self._inbox else math.inf) - self.clock())
 
     def due_jobs(self) -> Iterator[HandlerJob]:
-        """Yields the jobs that are due now and marks them as running."""
+        """Yields the jobs that are due now, at most one for each event, and marks each as running."""
         now = self.clock()
         if self._inbox and not self._is_learning_name and not self.is_stopping and self._learn_name_at <= now:
             self._is_learning_name = True
@@ -119,7 +122,10 @@ class HandlerScheduler:
                 yield ApproveEvent(task=due) if due.has_returned else CallHandlerFunction(task=due)
 
     def job_succeeded(self, job: HandlerJob, result: Any) -> None:
-        """Takes the result of a job; a returned function may lead to an approval."""
+        """Takes the result of a job: the VM's name for LearnVmName, else it is ignored.
+
+        The approval of a function that has returned becomes due, if its rule wants that.
+        """
         if isinstance(job, LearnVmName):
             self._is_learning_name, self.vm_name = False, result
             self._assign_inbox()
@@ -137,9 +143,9 @@ class HandlerScheduler:
             self._finish_task(task)
 
     def job_failed(self, job: HandlerJob, error: Exception) -> None:
-        """Takes the error of a job and plans a retry.
+        """Takes the error of a job, logs it and plans a retry; none if the event is gone or refuses approval.
 
-        Raises Rejected if the endpoint refuses to give this VM's name.
+        Raises the error if it is a Rejected of LearnVmName: the endpoint refuses to give this VM's name.
         """
         if isinstance(job, LearnVmName):
             self._is_learning_name = False

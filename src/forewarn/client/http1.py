@@ -11,15 +11,18 @@ from forewarn.client.effects import IncompleteResponse
 from forewarn.client.endpoint import Endpoint
 from forewarn.protocol.http_message import HttpRequest, HttpResponse
 
-MAX_HEAD_BYTES = 64 * 1024
-MAX_BODY_BYTES = 8 * 1024 * 1024
+MAX_HEAD_BYTES = 64 * 1024  # of a response
+MAX_BODY_BYTES = 8 * 1024 * 1024  # of a response
 _MAX_CHUNK_HEADER_BYTES = 1024
 _BODYLESS_STATUSES = frozenset({204, 304})
 _STATUS_CODE = re.compile(r"[1-9][0-9]{2}")
 
 
 def encode_request(request: HttpRequest, endpoint: Endpoint) -> bytes:
-    """Encodes a request for the endpoint, with Host, Accept and User-Agent."""
+    """Encodes a request for the endpoint; adds Host, Accept and User-Agent, and Content-Length if needed.
+
+    Characters outside Latin-1 become "?"; the values are not escaped.
+    """
     host = str(endpoint).removeprefix("http://")
     fields = (("host", host), ("accept", "application/json"), ("user-agent", "forewarn"), *request.headers)
     length = (("content-length", str(len(request.body))),) if request.body or request.method == "POST" else ()
@@ -28,17 +31,20 @@ def encode_request(request: HttpRequest, endpoint: Endpoint) -> bytes:
 
 
 class ResponseReader:
-    """Parses one response incrementally. Feed it received bytes, and b"" when the peer has closed."""
+    """Parses one response incrementally. Feed it received bytes, and b"" when the peer has closed.
+
+    Use a new one for each response.
+    """
 
     def __init__(self) -> None:
-        self.has_received = False
-        self.can_keep_alive = False  # another request may follow on this connection
+        self.has_received = False  # whether any byte came
+        self.can_keep_alive = False  # another request may follow on this connection; valid after the response
         self._data = bytearray()
         self._head: HttpResponse | None = None
         self._chunks = _ChunkedBodyReader()
 
     def feed(self, data: bytes) -> HttpResponse | None:
-        """Adds data; returns the response once it is complete, else None.
+        """Adds data; returns the response once it is complete, else None. Header names are in lower case.
 
         Raises IncompleteResponse if the data is not HTTP, is too long, or ends too early.
         """

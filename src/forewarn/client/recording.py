@@ -34,18 +34,18 @@ class RecordingHeader:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecordedResponse:
-    """One answer to a poll that differs from the answer before it."""
+    """One answer to a poll, or its failure, that differs from the one before."""
 
     at_s: float  # seconds since the recording began
     status: int | None  # None if no response came
-    date: float | None = None  # the server's Date
+    date: float | None = None  # the server's Date, as POSIX seconds
     content_type: str = ""
-    retry_after: str = ""
+    retry_after: str = ""  # as the header has it
     body: bytes = b""
     broke: str = ""  # the error, if no response came
 
     def has_same_content(self, other: RecordedResponse) -> bool:
-        """Whether status, headers and body are equal; times and errors' texts do not count."""
+        """Whether status, content type, Retry-After and body are equal; times and `broke` do not count."""
         own, their = (_answer_content(answer) for answer in (self, other))
         return own == their
 
@@ -58,9 +58,9 @@ def _answer_content(answer: RecordedResponse) -> tuple[int | None, str, str, byt
 class RecordingEnd:
     """The last line of a recording that was not cut off."""
 
-    at_s: float
-    date: float | None = None  # the server's last Date
-    polls: int = 0
+    at_s: float  # seconds since the recording began
+    date: float | None = None  # of the server's last response, as POSIX seconds
+    polls: int = 0  # also those that failed or brought nothing new
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,7 +77,7 @@ class BadRecording(Rejected):
 
 
 def encode_line(part: RecordingHeader | RecordedResponse | RecordingEnd) -> bytes:
-    """Encodes one line of the file, with its newline."""
+    """Encodes one line of the file, with its newline. Raises ValueError if a number is not finite."""
     if isinstance(part, RecordingHeader):
         line = {
             _FORMAT_KEY: RECORDING_FORMAT,
@@ -93,7 +93,7 @@ def encode_line(part: RecordingHeader | RecordedResponse | RecordingEnd) -> byte
 
 
 def encode_recording(recording: EndpointRecording) -> bytes:
-    """Encodes a whole recording."""
+    """Encodes a whole recording; raises as `encode_line`."""
     ends = (recording.end,) if recording.end else ()
     return b"".join(encode_line(part) for part in (recording.header, *recording.answers, *ends))
 
@@ -112,7 +112,10 @@ def _answer_to_json(answer: RecordedResponse) -> dict[str, Any]:
 
 
 def decode_recording(raw: bytes, source: str) -> EndpointRecording:
-    """Decodes a file; `source` names it in messages. Raises BadRecording with line and remedy."""
+    """Decodes a file; `source` names it in messages. Raises BadRecording with line and remedy.
+
+    It ignores a last line that was cut off. A recording without any answer is bad too.
+    """
     lines = list(_parse_lines(raw, source))
     if not lines:
         raise BadRecording(f"{source}:1: the file is empty; make a recording with `forewarn record`")

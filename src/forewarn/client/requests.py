@@ -43,8 +43,8 @@ class PollAnswer:
     """The parsed answer to a poll; `received` is None if the document is the one with our ETag (304)."""
 
     received: Received | None
-    etag: str
-    was_held: bool  # the server supports long polls (spec §4.4)
+    etag: str  # "" if the answer has none
+    was_held: bool  # the server applied our `Prefer: wait`, so it supports long polls (spec §4.4)
     server_time: float | None  # its Date as POSIX seconds; in a lab this is lab time (spec §12)
 
 
@@ -54,7 +54,7 @@ class PollState:
 
     etag: str = ""
     document: Received | None = None
-    failures: int = 0
+    failures: int = 0  # polls that failed in a row
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,14 +67,17 @@ class PollStep:
 
 
 def poll_request(*, version: str = NEWEST_VERSION, tag: str = "", hold_s: int = 0) -> HttpRequest:
-    """Builds the GET of the document; with a tag the server may hold it until the document changes."""
+    """Builds the GET of the document; with a tag the server may answer 304 if the document is unchanged.
+
+    With a tag and `hold_s` it may hold its answer for so many seconds, until the document changes.
+    """
     condition = (("if-none-match", tag),) if tag else ()
     preference = (("prefer", f"wait={hold_s}"),) if tag and hold_s else ()
     return _metadata_request("GET", "/metadata/scheduledevents", {"api-version": version}, (*condition, *preference))
 
 
 def approval_request(ids: Iterable[str], *, version: str = NEWEST_VERSION) -> HttpRequest:
-    """Builds the POST that approves the events with these ids."""
+    """Builds the POST that approves the events with these ids; it does not check them."""
     body = json.dumps({"StartRequests": [{"EventId": event_id} for event_id in ids]}).encode("ascii")
     request = _metadata_request("POST", "/metadata/scheduledevents", {"api-version": version})
     return replace(request, headers=(*request.headers, ("content-type", "application/json")), body=body)
@@ -92,7 +95,10 @@ def _metadata_request(
 
 
 def parse_poll_answer(response: HttpResponse) -> PollAnswer:
-    """Parses the answer to a poll. Raises Unavailable if a retry may help, else Rejected or NotFound."""
+    """Parses the answer to a poll, 200 or 304.
+
+    Raises Unavailable if a retry may help (a transient status, an unreadable document), else Rejected or NotFound.
+    """
     fields = dict(response.headers)
     received = None if response.status == 304 else _decode_document(response)
     return PollAnswer(
@@ -112,7 +118,10 @@ def _decode_document(response: HttpResponse) -> Received:
 
 
 def raise_for_status(response: HttpResponse) -> None:
-    """Raises the error that a status other than 200 means: TemporarilyUnavailable, NotFound, Rejected."""
+    """Raises the error that a status other than 200 means.
+
+    TemporarilyUnavailable if it is transient, NotFound for 404, else Rejected (also for a redirect).
+    """
     if response.status == 200:
         return
     if is_transient_status(response.status):
@@ -130,7 +139,10 @@ def is_transient_status(status: int) -> bool:
 
 
 def retry_after_s(response: HttpResponse) -> float | None:
-    """Seconds that Retry-After asks for, at most MAX_RETRY_AFTER_S; None if absent or unreadable."""
+    """Seconds that Retry-After asks for, 0 to MAX_RETRY_AFTER_S; None if absent or unreadable.
+
+    A date in it counts from the response's Date.
+    """
     fields = dict(response.headers)
     text = fields.get("retry-after", "").strip()
     if text.isascii() and text.isdigit():
@@ -142,7 +154,10 @@ def retry_after_s(response: HttpResponse) -> float | None:
 
 
 def error_reason(response: HttpResponse) -> str:
-    """The reason in an error response: its JSON `error`, else its text."""
+    """The reason in an error response: its JSON `error`, else its text; "no reason given" if it is empty.
+
+    It reads the first 2000 bytes of the body.
+    """
     text = response.body[:2000].decode("utf-8", "replace").strip()
     try:
         message = json.loads(text)["error"]
@@ -152,7 +167,10 @@ def error_reason(response: HttpResponse) -> str:
 
 
 def step_after_answer(state: PollState, answer: PollAnswer) -> PollStep:
-    """The step after an answer; a document is new if it differs from the last one in content."""
+    """The step after an answer; a document is new if it differs from the last one in content.
+
+    A 304 keeps document and ETag. The pause is short if the server held the answer, or may hold the next one.
+    """
     pause_s = LONG_POLL_PAUSE_S if answer.was_held or (answer.etag and state.document is None) else POLL_INTERVAL_S
     if answer.received is None:
         return PollStep(state=replace(state, failures=0), new_document=None, pause_s=pause_s)
@@ -163,15 +181,18 @@ def step_after_answer(state: PollState, answer: PollAnswer) -> PollStep:
 
 
 def step_after_failure(state: PollState, error: Unavailable | None = None) -> PollStep:
-    """The step after a failed poll; it drops the ETag, because another server may answer next."""
+    """The step after a failed poll, with one more failure and the pause of `backoff_s`.
+
+    It keeps the document, and drops the ETag, because another server may answer next.
+    """
     failed = replace(state, etag="", failures=state.failures + 1)
     return PollStep(state=failed, new_document=None, pause_s=backoff_s(failed.failures, error))
 
 
 def backoff_s(failures: int, error: Unavailable | None = None) -> float:
-    """Seconds to wait after this many failures: doubling from 0.5, or the service's Retry-After.
+    """Seconds to wait after this many failures: doubling from 0.5, at least the service's Retry-After.
 
-    It is bounded, because a Preempt gives only 30 seconds (spec §6.3).
+    At most MAX_BACKOFF_S, with Retry-After MAX_RETRY_AFTER_S, because a Preempt gives only 30 seconds (spec §6.3).
     """
     doubling = min(MAX_BACKOFF_S, 0.5 * 2.0 ** min(failures - 1, 8))
     asked = error.retry_after_s if isinstance(error, TemporarilyUnavailable) else None
@@ -179,6 +200,9 @@ def backoff_s(failures: int, error: Unavailable | None = None) -> float:
 
 
 def should_give_up(failures: int, paused_s: float, error: Unavailable) -> bool:
-    """Whether a single request has been retried enough, given its failures and total pauses."""
+    """Whether to give up a single request: after MAX_TRIES failures.
+
+    If its last error was a 410, only after pauses of GONE_TIMEOUT_S in total.
+    """
     is_gone = isinstance(error, TemporarilyUnavailable) and error.status == 410
     return paused_s >= GONE_TIMEOUT_S if is_gone else failures >= MAX_TRIES

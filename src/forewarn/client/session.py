@@ -60,7 +60,7 @@ def fallback_version(tried: str, response: HttpResponse, ours: Sequence[str]) ->
 
 
 def offered_versions(response: HttpResponse) -> tuple[str, ...]:
-    """The versions that a 400 answer offers; () if it is another answer or lists none."""
+    """The versions that a 400 answer offers, in its order; () if it is another answer or lists none."""
     if response.status != 400:
         return ()
     try:
@@ -73,7 +73,7 @@ def offered_versions(response: HttpResponse) -> tuple[str, ...]:
 
 
 def require_all_kinds(version: str) -> None:
-    """Raises Rejected if this version does not list every kind of event."""
+    """Raises Rejected if this version does not list every kind of event; the message names them."""
     if version < OLDEST_COMPLETE_VERSION:
         kinds = " and ".join(kind for kind in Kind if not version_lists_kind(version, kind))
         raise Rejected(
@@ -101,7 +101,7 @@ LOG = logging.getLogger("forewarn.client")
 class ClientSession:
     """State and flows that the blocking and the asyncio client share.
 
-    A client runs the flows; it does the I/O and sleeping.
+    A client runs the flows; it does the I/O and sleeping. Raises Rejected if the configured endpoint is not valid.
     """
 
     def __init__(
@@ -128,46 +128,56 @@ class ClientSession:
         self._name_version = NAME_VERSIONS[-1]
 
     def time_left(self, event: Event) -> float | None:
-        """Seconds until the event's NotBefore, by the service's time; None if unknown."""
+        """Seconds until NotBefore by the service's time, negative after it; None if either is unknown."""
         return time_left_s(event, self.now())
 
     def now(self) -> float | None:
-        """The service's current time: its latest Date plus the time since; None before the first Date."""
+        """The service's time in POSIX seconds: its latest Date plus the time since; None before the first."""
         if self.date is None or self.answered_at is None:
             return None
         return self.date + self.clock() - self.answered_at
 
     def discover(self) -> Flow[Endpoint]:
-        """Flow: the endpoint, discovered once if it is not configured."""
+        """Flow: the endpoint, discovered once if it is not configured. Raises Unreachable."""
         if self.endpoint is None:
             self.endpoint = yield from discover_endpoint(self._discovery)
         return self.endpoint
 
     def events(self) -> Flow[Received]:
-        """Flow: the current document, with retries."""
+        """Flow: the current document. Retries transient failures, but raises Unreachable at once.
+
+        Raises Unavailable after the last try, NotFound or Rejected if a retry cannot help.
+        """
         return (yield from self._with_retries(self._events_once))
 
     def mine(self) -> Flow[tuple[Event, ...]]:
-        """Flow: the events that list this VM."""
+        """Flow: the events that list this VM, in the document's order. Raises as `events`."""
         name = yield from self.name()
         received = yield from self.events()
         return tuple(event for event in received.events if lists(event, name))
 
     def name(self) -> Flow[str]:
-        """Flow: this VM's name, asked for once."""
+        """Flow: this VM's name; asks until it is known once. Retries and raises as `events`."""
         if self._name is None:
             self._name = yield from self._with_retries(self._name_once)
         return self._name
 
     def approve(self, events: Sequence[Event | str]) -> Flow[None]:
-        """Flow: approves these events or event ids, with retries. Raises Rejected if an id is missing."""
+        """Flow: approves these events or event ids, in one request. Retries and raises as `events`.
+
+        Raises Rejected also if there is no id, or an empty one.
+        """
         ids = [event if isinstance(event, str) else event.id for event in events]
         if not all(ids) or not ids:
             raise Rejected("no event is named: give the id of at least one event to approve")
         yield from self._with_retries(partial(self._approve_once, ids))
 
     def poll(self, state: PollState, *, hold_s: int) -> Flow[PollAnswer]:
-        """Flow: one poll, without retries; remembers the service's time."""
+        """Flow: one poll, without retries except with an older version; remembers the service's time.
+
+        Sends the ETag of `state`; only then may the service hold the answer, for up to `hold_s` seconds. May run the
+        discovery first. Raises Unavailable if a retry may help, else Rejected or NotFound.
+        """
         timeout_s, asked_at = hold_s + ANSWER_TIMEOUT_S if self._has_answered else FIRST_ANSWER_TIMEOUT_S, self.clock()
         response = yield from self._send_negotiated(
             lambda version: poll_request(version=version, tag=state.etag, hold_s=hold_s), timeout_s=timeout_s
@@ -241,7 +251,7 @@ class ClientSession:
 
 
 def warning_effect(text: str) -> CallFunction:
-    """The effect that logs a warning."""
+    """The effect that logs a warning to the logger `forewarn.client`; a flow must yield it."""
     return CallFunction(function=partial(LOG.warning, "%s", text))
 
 
@@ -252,30 +262,33 @@ class ClientProperties:
 
     @property
     def version(self) -> str:
-        """The api-version in use: the newest that the service accepts, as far as negotiated yet."""
+        """The api-version of the next request: as given, else the newest that the service has not rejected."""
         return self._session.version
 
     @property
     def date(self) -> float | None:
-        """The service's time with its latest document: time left is `not_before - date` (spec §12)."""
+        """The service's time at its latest answer to a poll, in POSIX seconds; None before the first Date.
+
+        With that document the time left is `not_before - date` (spec §12).
+        """
         return self._session.date
 
     @property
     def now(self) -> float | None:
-        """The service's current time: its latest Date plus the time since; None before the first Date."""
+        """The service's time in POSIX seconds: its latest Date plus the time since; None before the first."""
         return self._session.now()
 
     @property
     def answered_at(self) -> float | None:
-        """When the latest poll was answered, by this machine's monotonic clock; None before the first."""
+        """When the latest poll was answered, in seconds of the client's `clock`; None before the first."""
         return self._session.answered_at
 
     @property
     def held_s(self) -> float:
-        """How long the service held its latest answer (long poll); 0.0 if it did not."""
+        """Seconds for which the service held its latest answer to a poll; 0.0 if it did not."""
         return self._session.held_s
 
     @property
     def trouble(self) -> str:
-        """Why a watcher's latest poll failed; "" if it succeeded."""
+        """Why the latest poll of `documents` or `watch` failed; "" after any poll that succeeded."""
         return self._session.last_error

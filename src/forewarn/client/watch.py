@@ -30,7 +30,10 @@ _FAILURES_BEFORE_WARNING = 3  # in a row
 
 
 class CursorStore:
-    """Keeps the cursor, in its file if it has one. Threads may mark changes as handled in any order."""
+    """Keeps the cursor, in its file if it has one. Threads may mark changes as handled in any order.
+
+    A write that fails after `save_initial` is only logged: changes may then be delivered again.
+    """
 
     def __init__(self, path: Path | None, cursor: WatchCursor) -> None:
         self.cursor = cursor
@@ -38,23 +41,23 @@ class CursorStore:
         self._lock = Lock()
 
     def save_initial(self) -> None:
-        """Writes the cursor once at the start, so that an unusable path is rejected now (Rejected)."""
+        """Writes the cursor once at the start, so that an unusable path raises Rejected now."""
         if self._path is not None:
             save_cursor(self._path, self.cursor)
 
     def add_changes(self, known: KnownDocument, changes: tuple[Change, ...], boot_id: str) -> None:
-        """Records what is known now and the new changes as unhandled."""
+        """Replaces what is known, and appends the changes as unhandled."""
         with self._lock:
             self._replace(WatchCursor(known=known, unhandled=(*self.cursor.unhandled, *changes), boot_id=boot_id))
 
     def mark_handled(self, change: Change) -> None:
-        """Marks one change as handled; repeating it has no effect."""
+        """Marks one change of `cursor.unhandled` as handled; no effect if this very object is not in it."""
         with self._lock:
             left = tuple(other for other in self.cursor.unhandled if other is not change)
             self._replace(replace(self.cursor, unhandled=left))
 
     def mark_handled_up_to(self, change: Change) -> None:
-        """Marks this change and all before it as handled, with one write."""
+        """Marks this change and all before it as handled, with one write; found as in `mark_handled`."""
         with self._lock:
             left = self.cursor.unhandled
             place = next((place for place, other in enumerate(left) if other is change), -1)
@@ -75,21 +78,24 @@ class WatchOptions:
     """How a watch delivers changes.
 
     `explicit`: a change is handled only by its `done()`. `in_order`: `done()` also handles all changes before it, so
-    that a thousand changes need one write. `max_poll_s` returns how long the next poll may take; the watch then
-    yields None after each poll, so that the caller gets control.
+    that a thousand changes need one write. `max_poll_s` returns for how many seconds the next poll may be held, and
+    how long the pause after it may be; the watch then yields None after each poll, so that the caller gets control.
     """
 
     explicit: bool = False
     in_order: bool = False
-    max_poll_s: Callable[[], float] | None = None  # called before each poll
+    max_poll_s: Callable[[], float] | None = None  # called before and after each poll
 
     def long_poll_s(self) -> float:
-        """How long the next poll may be held, in seconds."""
+        """How long the next poll may be held, in seconds: at most LONG_POLL_S. Calls `max_poll_s`."""
         return LONG_POLL_S if self.max_poll_s is None else min(LONG_POLL_S, max(0.0, self.max_poll_s()))
 
 
 def documents_flow(session: ClientSession) -> Flow[None]:
-    """Flow: yields the document, then each one that differs from the last, for ever."""
+    """Flow: yields the document, then each one that differs from the last, for ever.
+
+    Retries Unavailable without end, and logs the third failure in a row. Raises NotFound and Rejected.
+    """
     state = PollState()
     while True:
         step = yield from _poll_once(session, state, LONG_POLL_S)
@@ -100,7 +106,11 @@ def documents_flow(session: ClientSession) -> Flow[None]:
 
 
 def changes_flow(session: ClientSession, path: Path | None, options: WatchOptions) -> Flow[None]:
-    """Flow: yields each change at least once, for ever; `path` is the cursor file, None keeps no file."""
+    """Flow: yields each change at least once, for ever; `path` is the cursor file, None keeps no file.
+
+    It first yields the unhandled changes of the file, once a poll has succeeded. Errors are as in `documents_flow`;
+    raises Rejected also if the file cannot be read, or written at the start.
+    """
     boot_id = yield CallFunction(function=session.boot_id)
     store = CursorStore(path, (yield from _load_or_create_cursor(path)))
     yield CallFunction(function=store.save_initial)
