@@ -93,7 +93,7 @@ def test_most_rejections_come_before_the_confirmation(portal: PortalUser) -> Non
         ("clock-advance", {}, "the clock advances by a duration or to a time: give one of them"),
         ("clock-advance", {"until": "noon"}, "'noon' is not a time: write it like 2026-01-05T12:30"),
         ("storm", {"seed": "nan"}, "'nan' is not a number"),
-        ("storm", {"seed": "1.5"}, "the body cannot be taken: seed"),
+        ("storm", {"seed": "1.5"}, "the body is not valid: seed"),
     ],
 )
 def test_invalid_input_is_explained_above_the_form(

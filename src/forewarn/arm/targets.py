@@ -58,7 +58,7 @@ def parse_arm_body(call: ArmCall, body_type: type[T]) -> T:
     try:
         return HandlerCall(body=call.body).parse_body(body_type)
     except RecursionError as error:
-        raise Rejected("the body is nested too deeply: send less") from error
+        raise Rejected("the body is nested too deeply: send fewer levels") from error
 
 
 def find_vm(context: RequestContext, call: ArmCall) -> Vm:

@@ -267,7 +267,7 @@ def _convert(value: Any, part_type: type[T], path: MemberPath) -> T:
 
 def _invalid_value(error: msgspec.ValidationError, path: MemberPath) -> Exception:
     where, what = split_validation_error(error)
-    return invalid_member((*path, where) if where else path, f"cannot be taken: {truncate_text(what)}")
+    return invalid_member((*path, where) if where else path, f"is not valid: {truncate_text(what)}")
 
 
 def _drop_empty(value: Any) -> Any:

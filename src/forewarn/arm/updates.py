@@ -132,7 +132,7 @@ def _update_handler(kind: UpdatableKind) -> ArmHandler:
         try:
             change = _read_change(kind, target, call, context.dependencies.strict_api_versions)
         except RecursionError as error:
-            raise Rejected("the body is nested too deeply: send less") from error
+            raise Rejected("the body is nested too deeply: send fewer levels") from error
         await context.control.fleet.update_settings(
             target.vms, change, label=target.display_name, who=context.caller_name
         )
@@ -162,7 +162,7 @@ def _read_object(call: ArmCall) -> JsonObject:
     try:
         return msgspec.json.decode(call.body or b"{}", type=dict[str, Any])
     except msgspec.ValidationError as error:
-        raise Rejected(f"the body cannot be taken: {split_validation_error(error)[1]}") from error
+        raise Rejected(f"the body is not valid: {split_validation_error(error)[1]}") from error
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise Rejected(f"the body is not JSON ({error}): send an object such as {{}}") from error
 

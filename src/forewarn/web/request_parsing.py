@@ -129,7 +129,7 @@ class HandlerCall:
         try:
             return msgspec.json.decode(self.body or b"{}", type=body_type)
         except msgspec.ValidationError as error:
-            raise Rejected(f"the body cannot be taken: {_validation_message(error)}") from error
+            raise Rejected(f"the body is not valid: {_validation_message(error)}") from error
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise Rejected(f"the body is not JSON ({error}): send an object such as {{}}") from error
 
@@ -141,7 +141,7 @@ class HandlerCall:
         try:
             return msgspec.convert(dict(self.query), type=query_type, strict=False)
         except msgspec.ValidationError as error:
-            raise Rejected(f"the query cannot be taken: {_validation_message(error)}") from error
+            raise Rejected(f"the query is not valid: {_validation_message(error)}") from error
 
 
 def _validation_message(error: msgspec.ValidationError) -> str:
