@@ -37,7 +37,7 @@ class AcceptLoop:
         self._attaching: set[asyncio.Task[None]] = set()
 
     def start(self) -> None:
-        """Start to listen and to accept on the event loop."""
+        """Start to listen and to accept on the event loop. Raises OSError, such as if the device is gone."""
         self._sock.setblocking(False)
         self._sock.listen(LISTEN_BACKLOG)
         option = getattr(socket, "TCP_DEFER_ACCEPT", None)

@@ -20,7 +20,10 @@ T = TypeVar("T")
 
 
 class CoarseTimers(Generic[T]):
-    """Calls one callback for each scheduled item, at most `resolution_s` after its time. Hashable items."""
+    """Calls one callback for each scheduled item, after its time but within about `resolution_s`.
+
+    Items must be hashable. An error of the callback is logged, and the other items are not affected.
+    """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, *, resolution_s: float, callback: Callable[[T], None]) -> None:
         self._loop, self._resolution_s, self._callback = loop, resolution_s, callback
@@ -29,7 +32,10 @@ class CoarseTimers(Generic[T]):
         self._timer: asyncio.TimerHandle | None = None
 
     def schedule(self, at: float, item: T) -> int:
-        """Call back for the item at this loop time; returns the slot, which `cancel` needs."""
+        """Call back once for the item at this loop time; returns the slot, which `cancel` needs.
+
+        Scheduling an item twice in the same slot calls back once; in different slots, once for each.
+        """
         slot = int(at / self._resolution_s) + 1
         items = self._slots.get(slot)
         if items is None:

@@ -20,7 +20,7 @@ _MAX_LOCK_ATTEMPTS = 2000  # a few milliseconds; a process holds the lock for mi
 
 
 class FaultQuota(Protocol):
-    """Counts the requests that each fault with a limit has affected."""
+    """Counts the requests that each fault has affected, up to its limit `Fault.count` (None: no limit)."""
 
     def set_active(self, faults: Iterable[Fault]) -> None:
         """Replace the active faults; `Fault.touched` says how many requests each has affected before."""
@@ -33,13 +33,16 @@ class FaultQuota(Protocol):
 
 
 class LocalFaultQuota:
-    """A fault quota in the memory of one process."""
+    """A fault quota in the memory of one process; the counts end with it."""
 
     def __init__(self) -> None:
         self._used: dict[str, int] = {}
 
     def set_active(self, faults: Iterable[Fault]) -> None:
-        """Replace the active faults; a fault that stays active keeps its count."""
+        """Replace the active faults and forget the counts of all others.
+
+        Each counts on from its count here or from `Fault.touched`, whichever is higher.
+        """
         self._used = {fault.id: max(self._used.get(fault.id, 0), fault.touched) for fault in faults}
 
     def has_remaining(self, fault: Fault) -> bool:
@@ -68,20 +71,24 @@ class SharedFaultQuota:
 
     @classmethod
     def create(cls) -> SharedFaultQuota:
-        """Create the file, in memory where the system can."""
+        """Create the file: in memory where the system can, else a temporary one without a name."""
         if hasattr(os, "memfd_create"):
             return cls(os.memfd_create("forewarn-allowance"))
         with tempfile.TemporaryFile() as file:
             return cls(os.dup(file.fileno()))
 
     def close(self) -> None:
-        """Close the file. `assign_offsets` still works afterwards and writes nothing."""
+        """Close the file; may be called twice. `assign_offsets` still works afterwards and writes nothing."""
         file, self.file = self.file, -1
         if file >= 0:
             os.close(file)
 
     def assign_offsets(self, faults: Iterable[Fault]) -> Mapping[str, int]:
-        """Return the offset of each fault with a limit, for the other processes; offsets are never reused."""
+        """Return the offset of the counter of each fault with a limit, for the other processes.
+
+        A fault that was in the last call keeps its counter; any other gets a new one, which starts at
+        `Fault.touched`. Offsets are never reused.
+        """
         limited = [fault for fault in faults if fault.count is not None]
         self.offsets = {fault.id: self.offsets.get(fault.id) or self._allocate_offset(fault) for fault in limited}
         return self.offsets
@@ -90,7 +97,7 @@ class SharedFaultQuota:
         """Do nothing: the owner of the file calls `assign_offsets` instead."""
 
     def has_remaining(self, fault: Fault) -> bool:
-        """Whether the fault may affect one more request, in any process."""
+        """Whether the fault may affect one more request, in any process. KeyError without an offset."""
         return fault.count is None or self._read_count(self.offsets[fault.id]) < fault.count
 
     def consume(self, fault: Fault) -> bool:

@@ -45,7 +45,7 @@ class SourceAddress:
         return f"{self.network}/{address}" if self.network else address
 
     def attachment(self, sock: socket.socket, peer: PeerAddress) -> str:
-        """Return the attachment for the peer's address."""
+        """Return the attachment for the peer's address; "" if the peer is unknown."""
         return self.attachment_of(peer[0]) if peer else ""
 
 
@@ -110,7 +110,7 @@ class Mark:
 
 
 def bound_device(sock: socket.socket) -> str:
-    """Return the current name of the device a socket is bound to; "" if it is gone, or there is none."""
+    """Return the current name of the device a socket is bound to; "" if there is none or it is gone."""
     try:
         name: bytes = sock.getsockopt(_SOL_SOCKET, _SO_BINDTODEVICE, _IFNAMSIZ)
     except OSError:
@@ -119,7 +119,10 @@ def bound_device(sock: socket.socket) -> str:
 
 
 def is_loopback_peer(strategy: IdentityStrategy, peer: PeerAddress) -> bool:
-    """Whether the VM is identified by a loopback source address, which every local program can use."""
+    """Whether the VM is identified by a loopback source address, which every local program can use.
+
+    Always False for a strategy other than SourceAddress.
+    """
     if not isinstance(strategy, SourceAddress) or not peer:
         return False
     return str(peer[0]).startswith("127.") or peer[0] == "::1"
@@ -134,17 +137,20 @@ class CallerDirectory:
         self._assignment_subscribers: list[Callable[[str, str | None], None]] = []
 
     def subscribe_assignments(self, callback: Callable[[str, str | None], None]) -> None:
-        """Call back with (attachment, VM key), now for all and at every change; None: assigned to no VM."""
+        """Call back with (attachment, VM key), now for each assignment and then at every change.
+
+        The VM is None when an attachment is released, which also happens before it gets another VM.
+        """
         self._assignment_subscribers.append(callback)
         for attachment, vm in self._vm_by_attachment.items():
             callback(attachment, vm)
 
     def subscribe_releases(self, callback: Callable[[list[str]], None]) -> None:
-        """Call back with the VM that loses an attachment, before the attachment can be used again."""
+        """Call back with [key of the VM that loses an attachment], before another VM can get it."""
         self._release_subscribers.append(callback)
 
     def assign(self, attachment: str, vm: str) -> None:
-        """Assign an attachment to a VM; the VM that had it before loses it."""
+        """Assign an attachment to a VM (its key); another VM that had it loses it first."""
         if self._vm_by_attachment.get(attachment) != vm:
             self.release(attachment)
             self._vm_by_attachment[attachment] = vm

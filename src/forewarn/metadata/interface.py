@@ -14,7 +14,10 @@ from forewarn.protocol.managed_identity import ManagedIdentity, ManagedIdentityT
 
 
 class MetadataBackend(Protocol):
-    """The calls that need more than published data. Changes are durable on return, else Unavailable."""
+    """The calls that need more than published data. Changes are durable on return.
+
+    They raise Unavailable or Conflict if a retry may help, and NotFound if the VM was removed.
+    """
 
     async def enable(self, vm: str) -> None:
         """Enable the VM's scope at its first request (spec §8.1); the scope is published on return."""
@@ -26,10 +29,13 @@ class MetadataBackend(Protocol):
         """
 
     async def token(self, identity: ManagedIdentity, resource: str) -> ManagedIdentityToken | WrongResource:
-        """Issue a token for a VM's identity (spec §2.8). Does not use the store."""
+        """Issue a token for a VM's identity; WrongResource if no token is valid for this resource (spec §2.8).
+
+        Does not use the store.
+        """
 
     def now(self) -> float:
-        """Return lab time, which VMs and the history show (spec §12)."""
+        """Return lab time in POSIX seconds, which VMs and the history show (spec §12)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,8 +48,8 @@ class PublishedScope:
     """Everything that the VMs of one scope may see, as of one commit."""
 
     scope_id: str
-    enabled: bool
-    epoch: int
+    enabled: bool  # False: the first request calls `MetadataBackend.enable`
+    epoch: int  # another one each time the scope is enabled; part of the ETag
     document: Document
     vms: Mapping[str, InstanceFacts]  # by VM key
     poll_override: HttpResponse | ResetConnection | None = None  # the response to polls instead of the document
@@ -51,7 +57,7 @@ class PublishedScope:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GuestView:
-    """Everything that one VM may see."""
+    """Everything that one VM may see; the fields without a comment are those of its `PublishedScope`."""
 
     vm: str  # key
     scope_id: str
@@ -64,7 +70,7 @@ class GuestView:
 
     @property
     def name(self) -> str:
-        """The name of the VM."""
+        """The name of the VM, without its resource group."""
         return self.facts.name
 
     @property

@@ -50,7 +50,7 @@ class _TokenBucket:
 
 
 class VmRateLimiter:
-    """A token bucket per VM: `requests_per_s` on average and as a burst. None: no limit."""
+    """A token bucket per VM: `requests_per_s` on average and, at least 1, as a burst. None: no limit."""
 
     def __init__(self, requests_per_s: float | None) -> None:
         self._requests_per_s = requests_per_s
@@ -62,7 +62,7 @@ class VmRateLimiter:
         return self._requests_per_s is not None
 
     def allows(self, vm: str, now: float) -> bool:
-        """Count a request of the VM at `now` (loop time); False if it exceeds the limit."""
+        """Count a request of the VM at `now` (loop time); False, without counting, if it exceeds the limit."""
         if self._requests_per_s is None:
             return True
         capacity = max(1.0, self._requests_per_s)

@@ -35,7 +35,11 @@ _MAX_MARK = 0xFFFFFFFF
 
 
 def parse_listeners(tables: Sequence[Mapping[str, Any]]) -> tuple[ListenerSpec, ...]:
-    """Parse the `[[listeners]]` tables. Rejected names the listener by its number, from 1."""
+    """Parse the `[[listeners]]` tables.
+
+    Raises Rejected if one is invalid, two listen on the same address, or the same callers are two VMs. The message
+    names the listener by its number, from 1.
+    """
     specs = []
     for number, table in enumerate(tables, 1):
         try:
@@ -47,7 +51,10 @@ def parse_listeners(tables: Sequence[Mapping[str, Any]]) -> tuple[ListenerSpec, 
 
 
 def parse_listen_address(text: str) -> ListenerSpec:
-    """Parse the ADDRESS:PORT of --listen. Its callers are identified by the addresses of the fleet's VMs."""
+    """Parse the ADDRESS:PORT of --listen, an IPv6 address in brackets. Raises Rejected.
+
+    Its callers are identified by the addresses of the fleet's VMs. The address must exist when the service starts.
+    """
     address, _, port = text.rpartition(":")
     address = address.removeprefix("[").removesuffix("]")
     if not is_ip_address(address) or not port.isdecimal() or not 0 < int(port) < 65536:

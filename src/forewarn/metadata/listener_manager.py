@@ -42,13 +42,13 @@ class ListenerManager:
 
     @property
     def waiting(self) -> dict[ListenerSpec, str]:
-        """The listeners that are not open, each with the reason."""
+        """The listeners that could not be opened at the last attempt, each with the reason."""
         return dict(self._waiting)
 
     def open_all(self) -> list[ListenerChange]:
-        """Open all listeners and return those that are open.
+        """Open all listeners and return those that are open; the others are `waiting`.
 
-        Rejected if one can never be opened, or is unavailable and must not wait; then none is open.
+        Raises Rejected if one can never be opened, or is unavailable and must not wait; then all are closed.
         """
         for spec in self._specs:
             try:
@@ -67,12 +67,18 @@ class ListenerManager:
             opened.listener.close()
 
     def refresh(self) -> list[ListenerChange]:
-        """Check every listener, open or reopen what is possible now, and return the changes."""
+        """Check every listener, open or reopen what is possible now, and return the changes.
+
+        The caller closes the `previous` of each change. A listener that cannot be opened is `waiting`; no error.
+        """
         changes = (self._refresh_one(spec) for spec in self._specs)
         return [change for change in changes if change is not None]
 
     async def run(self, on_change: Callable[[ListenerChange], None]) -> None:
-        """Refresh for ever, after each change that netlink reports and at least every second."""
+        """Refresh until cancelled, after each change that netlink reports and at least every second.
+
+        Calls `on_change` with each change that `refresh` returns.
+        """
         monitor = LinkMonitor()
         try:
             while True:
@@ -114,7 +120,10 @@ _NETLINK_READ_BYTES = 65536
 
 
 class LinkMonitor:
-    """Waits for changes of devices and addresses in the network namespace of this process, by netlink."""
+    """Waits for changes of devices and addresses in the network namespace of this process, by netlink.
+
+    Where netlink cannot be used it notices nothing. Create it inside a running event loop.
+    """
 
     def __init__(self) -> None:
         self._changed = asyncio.Event()
@@ -124,14 +133,14 @@ class LinkMonitor:
             self._loop.add_reader(self._sock.fileno(), self._on_readable)
 
     async def wait_for_change(self, timeout_s: float) -> None:
-        """Return at the next change, or after `timeout_s`."""
+        """Return at the next change, at once if one came since the last call, or after `timeout_s`."""
         with suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
                 await self._changed.wait()
         self._changed.clear()
 
     def close(self) -> None:
-        """Close the netlink socket."""
+        """Close the netlink socket; may be called twice."""
         if self._sock is not None:
             self._loop.remove_reader(self._sock.fileno())
             self._sock.close()

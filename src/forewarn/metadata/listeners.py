@@ -41,7 +41,7 @@ class VmListener:
 
     sockets: tuple[socket.socket, ...]
     strategy: IdentityStrategy
-    is_loopback: bool
+    is_loopback: bool  # only programs on this machine can connect
 
     def close(self) -> None:
         """Close the sockets; only if no server was started on them."""
@@ -52,19 +52,19 @@ class VmListener:
 class LabListenMode(StrEnum):
     """How a lab listens on loopback, best mode first. A mode that the machine does not support is skipped."""
 
-    DEVICE = "one socket for all addresses of the loopback device"
+    DEVICE = "one socket for all addresses of the loopback device"  # needs SO_BINDTODEVICE
     ADDRESSES = "one socket per loopback address"
-    PORTS = "one port per VM"
+    PORTS = "one port per VM"  # on 127.0.0.1, from the configured port upwards
 
 
 class ListenModeUnsupported(Exception):
-    """This machine does not support the mode, or the device or address does not exist."""
+    """This machine does not support the mode, or it does not have the device or address."""
 
 
 def open_network_listener(
     address: str, port: int, *, device: str = "", network: str = "", setting: str = "metadata port"
 ) -> VmListener:
-    """Open a listener that identifies VMs by source address, on a network without forged addresses.
+    """Open a listener that identifies VMs by source address; use it where addresses cannot be forged.
 
     `network` distinguishes networks with equal addresses; `setting` names the port's setting in errors. Raises
     Rejected if the socket cannot be opened.
@@ -81,22 +81,31 @@ class LabListeners:
     """The listeners of a lab. Each VM has a loopback address; `endpoint` says where it must connect."""
 
     mode: LabListenMode
-    port: int
-    setting: str
-    listener: VmListener
+    port: int  # of every address; in mode PORTS the first one
+    setting: str  # the name of the port's setting, for errors
+    listener: VmListener  # without those that `add_address` returned
     _any_port: bool
     _ports: dict[str, int]  # by address; empty for LabListenMode.DEVICE
 
     def endpoint(self, address: str) -> tuple[str, int]:
-        """Return the address and port that the VM with this address must connect to."""
+        """Return the address and port to which the VM with this address must connect.
+
+        In mode PORTS: 127.0.0.1, and KeyError if the address is not served.
+        """
         return (_LOOPBACK_ADDRESS, self._ports[address]) if self.mode is LabListenMode.PORTS else (address, self.port)
 
     def attachment(self, address: str) -> str:
-        """Return the attachment of the VM with this address, for `CallerDirectory.assign`."""
+        """Return the attachment of the VM with this address, for `CallerDirectory.assign`.
+
+        KeyError in mode PORTS if the address is not served.
+        """
         return str(self._ports[address]) if self.mode is LabListenMode.PORTS else address
 
     def add_address(self, address: str) -> VmListener | None:
-        """Open a listener for one more address, to start a server on; None if the address is served already."""
+        """Open a listener for one more address, to start a server on; None if the address is served already.
+
+        Raises Rejected if no port is free, ListenModeUnsupported if this machine does not have the address.
+        """
         if self.mode is LabListenMode.DEVICE or address in self._ports:
             return None
         sock = self._open_socket_for(address)
@@ -167,10 +176,11 @@ def _open_socket_per_vm(mode: LabListenMode, addresses: Sequence[str], port: int
 def open_listening_socket(
     address: str, port: int, *, device: str = "", setting: str, shared: bool = False
 ) -> socket.socket:
-    """Open a non-blocking listening TCP socket.
+    """Open a non-blocking listening TCP socket; port 0 is any free port.
 
-    `shared` sets SO_REUSEPORT, so that another process can take over. Raises ListenModeUnsupported if the device or
-    address does not exist here, Rejected for any other reason.
+    `shared` sets SO_REUSEPORT, so that another process can take over; `setting` names the port's setting in errors.
+    Raises ListenModeUnsupported if it cannot be bound to the device or the address does not exist here, Rejected if
+    it cannot be bound to the port, OSError if the system cannot create a socket.
     """
     family = socket.AF_INET6 if ip_address(address).version == 6 else socket.AF_INET
     sock = socket.socket(family, socket.SOCK_STREAM)
@@ -230,10 +240,10 @@ METADATA_ADDRESS, METADATA_PORT = "169.254.169.254", 80  # spec §2.1
 class IdentifyBy(StrEnum):
     """How a listener identifies VMs; the values of `by` in the settings."""
 
-    DEVICE = "device"
-    NAMESPACE = "namespace"
-    MARK = "mark"
-    SOURCE = "source"
+    DEVICE = "device"  # each VM has a network device on the host
+    NAMESPACE = "namespace"  # each VM has a network namespace, and the listener is inside it
+    MARK = "mark"  # each VM's packets have a firewall mark
+    SOURCE = "source"  # each VM has a source address
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -293,7 +303,11 @@ class OpenListener:
 
 
 def open_listener(spec: ListenerSpec, *, shared: bool = False) -> OpenListener:
-    """Open the listener. Unavailable if device, address or namespace does not exist yet, else Rejected."""
+    """Open the listener.
+
+    Raises Unavailable if the device, address or namespace does not exist yet or the system has no socket left, and
+    Rejected if it cannot be opened for another reason.
+    """
     netns_id = namespace_id(spec.namespace) if spec.namespace else None
     try:
         sock = run_in_namespace(spec.namespace, partial(_open_socket, spec, shared=shared))

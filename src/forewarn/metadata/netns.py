@@ -33,8 +33,8 @@ def namespace_id(namespace: str) -> NamespaceId:
 def run_in_namespace(namespace: str, function: Callable[[], T]) -> T:
     """Run the function inside the network namespace and return its result; "": the current namespace.
 
-    Raises OSError if the namespace cannot be entered. A new thread enters it and ends afterwards, so other threads
-    stay where they are.
+    Raises OSError if the namespace cannot be entered, and any error of the function. A new thread enters it, runs the
+    function and ends, while this thread waits; other threads stay in their namespace.
     """
     if not namespace:
         return function()
