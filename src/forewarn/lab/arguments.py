@@ -19,9 +19,9 @@ _DURATION_PART = re.compile(r"(\d+(?:\.\d+)?)([wdhms])", re.ASCII | re.IGNORECAS
 
 
 def duration_seconds(duration: DurationLike) -> float:
-    """The seconds of a duration; a number counts as seconds. Raises Rejected for text without units.
+    """The seconds of a duration; a number is seconds, text has units (w, d, h, m, s) in any case.
 
-    Text may have spaces and several units of any case: w, d, h, m and s.
+    Raises Rejected for other text, also for a number as text.
     """
     if isinstance(duration, timedelta):
         return duration.total_seconds()

@@ -53,7 +53,10 @@ def format_explanation(service: LabService, explanation: Explanation) -> str:
 
 
 def format_in_one_line(service: LabService, explanation: Explanation) -> str:
-    """An explanation in one line for a `repr`: title first, state last, as test runners cut the middle."""
+    """An explanation in one line for a `repr`: title, what happened, and one sentence about now.
+
+    Test runners cut the middle of a long line.
+    """
     lines = (f"{format_offset(service.started_at, line.at)} {line.text}" for line in explanation.lines)
     return f"{explanation.title} · {' · '.join((*lines, *explanation.now[:1]))}"
 

@@ -19,7 +19,7 @@ from forewarn.lab.service import TEST_ACTOR, LabService
 
 
 def find_vm(service: LabService, name: str) -> Vm:
-    """The VM with this NAME or RESOURCE_GROUP/NAME in any case, also a removed one.
+    """The VM with this NAME, RESOURCE_GROUP/NAME or key in any case, also a removed one.
 
     Raises NotFound if none fits, Refused if several do.
     """
@@ -35,9 +35,9 @@ def find_vm(service: LabService, name: str) -> Vm:
 
 @dataclass(frozen=True, slots=True)
 class RequestedNotice:
-    """The notice that a test asked for."""
+    """The notice that a test asked for; None means the usual notice of the event's kind."""
 
-    duration: DurationLike | None  # None: the usual notice of the event's kind
+    duration: DurationLike | None
 
     @property
     def seconds(self) -> float:

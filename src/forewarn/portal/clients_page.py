@@ -30,7 +30,10 @@ _BATCH_SIZE = 2000  # VMs read before other tasks run
 
 
 class ClientFilter(StrEnum):
-    """Which VMs the page lists. The values are those of the query parameter `only`."""
+    """Which VMs the page lists: all, unprepared ones, or running ones that stopped or never began to poll.
+
+    The values are those of the query parameter `only`.
+    """
 
     ALL = ""
     UNPREPARED = "unprepared"  # no VM of its scope knows of its pending event, or is about to
@@ -40,7 +43,7 @@ class ClientFilter(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class RosterEntry:
-    """One VM: how it polls, and the pending event that it is worst prepared for."""
+    """One VM: how it polls, and the pending event that it is least prepared for, if any."""
 
     key: str
     polling_state: PollingState
@@ -132,7 +135,7 @@ class ClientsPageQuery(StrictBody, frozen=True, kw_only=True):
 
 
 class PendingEventView(BaseView, frozen=True, kw_only=True):
-    """The pending event of a VM, and whether it was delivered. Times are lab time."""
+    """The pending event that a VM is least prepared for; `told` says which VMs know of it. In lab time."""
 
     id: str
     kind: str  # such as Reboot
@@ -201,7 +204,7 @@ class ClientsPage(BaseView, frozen=True, kw_only=True):
         return f"{vms} unprepared: {names}" + (f" and {more} more" if more else "")
 
     def table(self) -> ExportTable:
-        """The CSV export, with one row per VM."""
+        """The CSV export, with one row per VM of `clients`."""
         columns = (*_CSV_COLUMNS, "event", "event_kind", "not_before", "told")
         note = truncation_note(self.is_cut, len(self.clients), self.found)
         return ExportTable(columns=columns, rows=[_csv_row(client) for client in self.clients], note=note)
@@ -216,7 +219,7 @@ def _csv_row(client: PollingClientView) -> tuple[object, ...]:
 async def show_clients_page(context: PortalContext, call: HandlerCall, query: ClientsPageQuery) -> ClientsPage:
     """Shows which VMs poll, unprepared ones first; an export holds all pages, up to MAX_EXPORT_ROWS VMs.
 
-    Raises Rejected for an unknown filter, or a page after the last one.
+    First stores the polls observed so far. Raises Rejected for an unknown filter, or a page after the last one.
     """
     if query.only not in set(ClientFilter):
         raise Rejected(f"filter {query.only!r} does not exist: use {', '.join(filter(None, ClientFilter))}")

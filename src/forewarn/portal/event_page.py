@@ -43,7 +43,7 @@ from forewarn.web.views import BaseView, EventView
 
 
 class VersionRendering(BaseView, frozen=True, kw_only=True):
-    """What VMs receive with one api-version."""
+    """What VMs receive of an event with one api-version, and why nothing if that does not list it."""
 
     version: str
     text: str  # the document as it is sent; of an event that is over, the event alone, or "" if `hidden`
@@ -192,7 +192,10 @@ class EventPage(BaseView, frozen=True, kw_only=True):
 
 
 async def show_event_page(context: RequestContext, call: HandlerCall) -> EventPage:
-    """Shows an event, by its id or a unique prefix of it. Raises NotFound, or Refused if several match."""
+    """Shows an event, by its id or a unique prefix of four characters or more, in any case.
+
+    First stores the deliveries observed so far. Raises NotFound, or Refused if several events match.
+    """
     await context.dependencies.flush_observations()
     event = context.find_event(call.path_params["id"])
     views = ViewBuilder(context)

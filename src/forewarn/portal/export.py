@@ -33,7 +33,7 @@ class CsvExportable(Protocol):
     """A page that can be exported as CSV."""
 
     def table(self) -> ExportTable:
-        """The rows of the file."""
+        """The columns and rows of the file. May be called in another thread."""
         ...
 
 

@@ -28,7 +28,10 @@ FREE_TEXT_SUFFIX = "_more"  # of the text input beside check boxes, which takes 
 
 
 class FieldKind(StrEnum):
-    """What a field holds: it decides how the field is shown and parsed. The values are used in templates."""
+    """What a field holds, such as VMs, an id or a duration; decides how it is shown and parsed.
+
+    The values are used in templates.
+    """
 
     VMS = "vms"  # names or keys
     VM = "vm"

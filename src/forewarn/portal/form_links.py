@@ -44,6 +44,7 @@ class FormLink(BaseView, frozen=True, kw_only=True):
 def form_links_for_vm(context: RequestContext, vm: Vm, scope: Scope | None) -> tuple[FormLink, ...]:
     """The forms that the user may submit for a VM in its current state; none for a removed VM.
 
+    These are operations, for users with the right to operate the VM, and a fault, for those with the platform right.
     `scope` is that of the VM; without it, pending maintenance is not offered.
     """
     if vm.removed_at is not None:
@@ -58,7 +59,7 @@ def form_links_for_host(context: RequestContext, host: Host) -> tuple[FormLink, 
 
 
 def form_links_for_scope(context: RequestContext) -> tuple[FormLink, ...]:
-    """The forms that the user may submit for any scope; none without the platform right."""
+    """The form of a rollout, which suits any scope; none without the platform right."""
     return tuple(map(_form_link, _platform_forms(context, "rollout")))
 
 

@@ -47,7 +47,10 @@ def preview_perform_maintenance(context: RequestContext, call: HandlerCall) -> l
 
 
 def preview_approve(context: RequestContext, call: HandlerCall) -> list[str]:
-    """Says when the event `id` would start if approved now, or that it is approved. Refused if it is over."""
+    """Says when the event `id` would start if approved now. Raises Refused if it is over.
+
+    Says that nothing would change if it is approved or has started.
+    """
     event = context.find_event(call.path_params["id"])
     if not event.is_live:
         raise Refused(f"event {event.id} is over ({event.ending}): there is nothing to approve")
@@ -110,7 +113,10 @@ def preview_repair_host(context: RequestContext, call: HandlerCall) -> list[str]
 
 
 def preview_fault(context: RequestContext, call: HandlerCall) -> list[str]:
-    """Says which VMs the fault would affect, what their clients would see, and how long it would last."""
+    """Says which VMs the fault would affect, what their clients would see, and how long it would last.
+
+    Raises Rejected for an unknown kind, or limits and parameters that do not suit it; NotFound for its VM or scope.
+    """
     body = call.parse_body(NewFault)
     kind = parse_fault_kind(body.kind)
     definition, duration_s = FAULT_DEFINITIONS[kind], fault_duration_s(kind, body.count, body.for_s)
@@ -142,7 +148,7 @@ def preview_clear_faults(context: RequestContext, call: HandlerCall) -> list[str
 
 
 def preview_storm(context: RequestContext, call: HandlerCall) -> list[str]:
-    """Says which VMs the storm would affect, and for how long."""
+    """Says which VMs the storm would affect, and for how long. Raises NotFound for an unknown VM."""
     body = call.parse_body(NewStorm)
     vms = [context.directory.find(name).name for name in body.vms]
     target = (

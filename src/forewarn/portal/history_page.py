@@ -70,14 +70,14 @@ class HistoryPage(BaseView, frozen=True, kw_only=True):
     topic: str  # the live topic that updates this page; "": a page of the past, which does not change
 
     def table(self) -> ExportTable:
-        """The CSV export, with one row per entry."""
+        """The CSV export, with one row per entry, newest first; times in ISO 8601."""
         note = truncation_note(self.is_cut, len(self.entries))
         return ExportTable(
             columns=HistoryEntryView.__struct_fields__, rows=[_csv_row(entry) for entry in self.entries], note=note
         )
 
     def actor_of(self, entry: HistoryEntryView) -> str:
-        """Who caused an entry, if its text does not say so; else ""."""
+        """Who caused an entry; "" if its text says so, or for kinds of entries whose actor pages do not show."""
         return entry.who if entry.what in _ENTRIES_WITH_ACTOR and entry.who not in entry.text else ""
 
     def vm_url(self, entry: HistoryEntryView) -> str:

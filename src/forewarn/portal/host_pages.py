@@ -59,7 +59,7 @@ class HostsPage(BaseView, frozen=True, kw_only=True):
     hosts: tuple[HostCard, ...]  # in natural order of their names
 
     def table(self) -> ExportTable:
-        """The CSV export, with one row per host."""
+        """The CSV export, with one row per host of `hosts`."""
         rows = [(host.name, host.location, host.zone, host.health, host.size) for host in self.hosts]
         note = truncation_note(self.is_cut, len(rows), self.found)
         return ExportTable(columns=("name", "location", "zone", "health", "VMs"), rows=rows, note=note)

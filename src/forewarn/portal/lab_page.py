@@ -52,7 +52,7 @@ class LabPage(BaseView, frozen=True, kw_only=True):
         return _ADVANCE_CHOICES
 
     def table(self) -> ExportTable:
-        """The CSV export, with one row per fault."""
+        """The CSV export, with one row per active fault; without storms and replays."""
         return ExportTable(columns=_CSV_COLUMNS, rows=[_csv_row(fault) for fault in self.faults])
 
 

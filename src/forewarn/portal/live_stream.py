@@ -122,7 +122,10 @@ _STREAM_HEADERS = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
 
 
 def live_routes(authenticate: PageAuthenticator) -> list[BaseRoute]:
-    """The route `/portal/live`. All streams share one hub; an error before a stream is plain text."""
+    """The route `/portal/live`. All streams share one hub, made for the first.
+
+    An error before a stream, such as too many open streams, is answered as plain text with its status.
+    """
     hubs: list[LiveUpdateHub] = []  # created with the first stream
 
     async def endpoint(request: Request) -> Response:

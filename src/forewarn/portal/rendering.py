@@ -82,9 +82,9 @@ def query_string_with(query: Mapping[str, str], **changes: object) -> str:
     return urlencode({name: value for name, value in merged.items() if value not in (None, "")})
 
 
-def format_percent(share: float) -> Markup:
-    """A number of percent as a position or length of an SVG element, such as `41.67%`."""
-    return Markup(f"{share:.2f}%")
+def format_percent(percent: float) -> Markup:
+    """A position or length of an SVG element, such as `41.67%` for 41.6666."""
+    return Markup(f"{percent:.2f}%")
 
 
 def truncate_text(text: str, max_length: int = 40) -> str:
@@ -93,7 +93,7 @@ def truncate_text(text: str, max_length: int = 40) -> str:
 
 
 def quote_path(text: str) -> str:
-    """A name for use in a URL path. Keeps slashes, because a VM may be named group/name."""
+    """A name, percent-encoded for a URL path, with slashes and colons kept: a VM may be named group/name."""
     return quote(text, safe="/:")
 
 

@@ -118,7 +118,10 @@ class RequestPage(BaseView, frozen=True, kw_only=True):
 
 
 async def show_request_page(context: RequestContext, call: HandlerCall, query: DoneMessageQuery) -> RequestPage:
-    """Shows a request, also a rollout, by its full id. Raises NotFound."""
+    """Shows a request, also a rollout, by its full id. Raises NotFound, also if the user may not see it.
+
+    First stores the polls and deliveries observed so far.
+    """
     await context.dependencies.flush_observations()
     request = context.find_request(call.path_params["id"])
     events = request_events(context, request)

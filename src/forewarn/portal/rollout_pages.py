@@ -27,7 +27,7 @@ _CSV_COLUMNS = ("rollout", "impact", "over", "progress", "asked_by", "asked_at",
 
 
 class ProgressPart(BaseView, frozen=True, kw_only=True):
-    """A part of a rollout's progress bar."""
+    """A part of a rollout's progress bar: how many VMs are done, started and so on."""
 
     name: str  # one of PROGRESS_PARTS
     count: int  # VMs
@@ -50,7 +50,7 @@ class RolloutRow(BaseView, frozen=True, kw_only=True):
 
     @property
     def progress_text(self) -> str:
-        """Its progress in words, such as `12 of 40 done, 4 started, 20 waiting`."""
+        """Its progress in VMs, such as `12 of 40 done, 4 started, 24 waiting`; parts without VMs are left out."""
         tally = self.rollout.tally
         rest = [f"{part.count} {_part_text(part.name, self.rollout)}" for part in self.parts if part.name != "done"]
         return ", ".join([f"{tally.done} of {tally.total} done", *rest])
@@ -113,7 +113,8 @@ async def show_rollouts_page(context: RequestContext, call: HandlerCall) -> Roll
 async def show_rollout_page(context: RequestContext, call: HandlerCall, query: DoneMessageQuery) -> RolloutPage:
     """Shows one rollout, by its id or a unique prefix of it.
 
-    Raises NotFound, also for users who may not see everything, and Refused if several match.
+    First stores the polls and deliveries observed so far. Raises NotFound, also for users who may not see everything,
+    and Refused if several match.
     """
     await context.dependencies.flush_observations()
     request = context.find_rollout(call.path_params["id"])

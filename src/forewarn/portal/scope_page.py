@@ -73,7 +73,7 @@ class ScopePage(BaseView, frozen=True, kw_only=True):
 async def show_scope_page(context: PortalContext, call: HandlerCall) -> ScopePage:
     """Shows one scope, by its id, the name of its set or service, or a VM of it.
 
-    Raises NotFound, or Refused if several match.
+    First stores the polls observed so far. Raises NotFound, or Refused if several match.
     """
     await context.dependencies.flush_observations()
     scope = context.find_scope(call.path_params["id"])

@@ -30,7 +30,8 @@ _TENANT_ID_LENGTH = 8
 class ServiceCookie:
     """A cookie of this service: HttpOnly and SameSite=Strict; over TLS also Secure and bound to this host.
 
-    Its name ends with the tenant id, so that two services on one machine do not overwrite each other's cookies.
+    Its name ends with the first eight characters of the tenant id, so that two services on one machine do not overwrite
+    each other's cookies.
     """
 
     def __init__(self, name: str, tenant_id: str, *, max_age_s: int) -> None:

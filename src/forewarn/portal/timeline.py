@@ -146,7 +146,7 @@ class TimelinePage(BaseView, frozen=True, kw_only=True):
     newest: TimelineLink | None  # shows the newest event, if none is in the window; None: there is none at all
 
     def chart(self) -> TimelineChart:
-        """The events over time."""
+        """The chart of `lanes` in the window, with a band for each scope."""
         return build_chart(self.lanes, self.window, self.now)
 
     def svg(self) -> str:

@@ -277,7 +277,7 @@ LEGEND = (
 
 
 class BarSegment(BaseView, frozen=True, kw_only=True):
-    """A part of a bar. One that `grows` ends at the current time."""
+    """A part of a bar, such as its notice, with its position. One that `grows` ends at the current time."""
 
     what: str  # promised, notice, waiting or performing
     since: float  # seconds since 1970, as `until`
@@ -288,7 +288,7 @@ class BarSegment(BaseView, frozen=True, kw_only=True):
 
 
 class ChartMark(BaseView, frozen=True, kw_only=True):
-    """A mark on a bar, such as the approval of its event."""
+    """A mark on a bar, such as the approval of its event, with its position."""
 
     what: str  # published, not-before, approved, started or a final state
     at: float  # seconds since 1970

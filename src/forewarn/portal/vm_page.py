@@ -45,7 +45,7 @@ class VmPage(BaseView, frozen=True, kw_only=True):
 async def show_vm_page(context: RequestContext, call: HandlerCall) -> VmPage:
     """Shows one VM, also a removed one, by its name, `group/name` or key.
 
-    Raises NotFound, or Refused if several match.
+    First stores the polls observed so far. Raises NotFound, or Refused if several VMs match.
     """
     vm = context.directory.find_any(call.path_params["name"])
     await context.dependencies.flush_observations()
