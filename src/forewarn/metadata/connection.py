@@ -191,7 +191,7 @@ class MetadataConnection(asyncio.Protocol):
             self._close(linger=False)
 
     def wake(self) -> None:
-        """Answer a held poll, because the document of its scope has changed."""
+        """Answer a held poll, because the document of its scope has changed; nothing if none is held."""
         if self._held is not None and self._held.scope_id:
             self._resume_held(expired=False)
 
@@ -200,7 +200,10 @@ class MetadataConnection(asyncio.Protocol):
         self._resume_held(expired=True)
 
     def drain(self) -> None:
-        """Finish the current response at once and close; process no further request."""
+        """Answer a held request or finish a slow body at once, then close.
+
+        A request that waits for the backend, or has only begun to arrive, is answered first.
+        """
         if self._held is not None:
             self._resume_held(expired=True)
         elif self._slow_body is not None:

@@ -37,7 +37,7 @@ _STATUS_VALUES = {
     wire.NoticeStatus.STARTED: EventState.STARTED.value,
 }
 
-ObservationBatch = tuple[list[LastPoll], list[EventDelivery]]
+ObservationBatch = tuple[list[LastPoll], list[EventDelivery]]  # the last poll of each VM, and deliveries
 
 
 @dataclass(slots=True)
@@ -84,7 +84,7 @@ class GuestObservations:
         self.lost_deliveries = 0  # dropped because too many waited to be written
 
     def restore_counts(self, polls: Iterable[LastPoll]) -> None:
-        """Continue the poll counts from the stored ones, after a restart."""
+        """Continue the poll counts from the stored ones; call it after a restart, before the first poll."""
         for poll in polls:
             activity = self._activity_of(poll.vm)
             activity.count, activity.scope_id = poll.count, poll.scope_id
@@ -97,17 +97,20 @@ class GuestObservations:
         self._flush_hits, self._flush_hits_of = flush, flush_vm
 
     def subscribe_deliveries(self, callback: Callable[[Sequence[EventDelivery]], None]) -> Callable[[], None]:
-        """Call back with deliveries once they are stored; returns an unsubscribe function."""
+        """Call back with deliveries once they are stored (`notify_written`); returns an unsubscribe function."""
         self._delivery_subscribers.append(callback)
         return lambda: self._delivery_subscribers.remove(callback)
 
     def subscribe_polling_starts(self, callback: Callable[[Sequence[str]], None]) -> Callable[[], None]:
-        """Call back with VMs that poll for the first time or after a silence; returns an unsubscribe function."""
+        """Call back with the keys of VMs that poll for the first time or after a silence.
+
+        The call comes with the next `notify_written`. Returns an unsubscribe function.
+        """
         self._start_subscribers.append(callback)
         return lambda: self._start_subscribers.remove(callback)
 
     def notify_written(self, deliveries: Sequence[EventDelivery]) -> None:
-        """Notify subscribers that a batch with these deliveries is stored."""
+        """Notify subscribers that a batch with these deliveries is stored, and of VMs that started to poll."""
         for on_deliveries in tuple(self._delivery_subscribers) if deliveries else ():
             on_deliveries(deliveries)
         started, self._started_polling = tuple(self._started_polling), {}
@@ -117,7 +120,10 @@ class GuestObservations:
     def record_poll(
         self, view: GuestView, version: str, at: float, *, count: int = 1, user_agent: str = "", wait_s: int = 0
     ) -> None:
-        """Record `count` polls or approvals of the VM, the last at `at` (lab time)."""
+        """Record `count` polls or approvals of the VM, the last at `at` (lab time).
+
+        `wait_s`: how long the response to the last one may be held; the VM is not silent meanwhile.
+        """
         vm, scope_id = view.vm, view.scope_id
         activity = self._activity.get(vm) or self._activity_of(vm)
         self._count_polls(vm, activity, scope_id, count, wait_s)
@@ -128,7 +134,10 @@ class GuestObservations:
         )
 
     def record_delivery(self, view: GuestView, version: str, at: float) -> None:
-        """Record that the VM was sent the view's document in this version; only new events count."""
+        """Record that the VM was sent the view's document in this version, at `at` (lab time).
+
+        Adds one delivery for each listed event that the version shows and this VM has not yet received in this status.
+        """
         activity = self._activity_of(view.vm)
         delivered = (view.scope_id, view.epoch, view.document.incarnation, version)
         if activity.last_delivered == delivered:
@@ -149,7 +158,7 @@ class GuestObservations:
         return polls, deliveries
 
     def merge_increments(self, polls: Sequence[LastPoll], deliveries: Sequence[EventDelivery]) -> None:
-        """Add what another process has observed (see `take_increments`)."""
+        """Add the batch of another process (see `take_increments`); its counts are added to those here."""
         for poll in polls:
             activity = self._activity_of(poll.vm)
             self._count_polls(poll.vm, activity, poll.scope_id, poll.count, poll.wait_s)
@@ -158,10 +167,10 @@ class GuestObservations:
         self._queue_deliveries(deliveries)
 
     def take_batch(self, min_interval_s: float = 0.0) -> ObservationBatch:
-        """Take the new observations: at most BATCH_SIZE VMs, new ones first, then the longest waiting.
+        """Take the last polls of at most BATCH_SIZE VMs, new ones first, and all deliveries.
 
-        Leaves out VMs that were in a batch less than `min_interval_s` ago. If the batch cannot be stored, give it
-        back with `return_batch`.
+        Leaves out VMs that were in a batch less than `min_interval_s` ago (real time). If the batch cannot be stored,
+        give it back with `return_batch`.
         """
         now = self._flush_time = self._real_time()
         self._flush_hits()
@@ -176,7 +185,10 @@ class GuestObservations:
         return polls, deliveries
 
     def return_batch(self, polls: Sequence[LastPoll], deliveries: Sequence[EventDelivery]) -> None:
-        """Give back a batch that could not be stored; it will be in the next one, before newer observations."""
+        """Give back a batch that could not be stored, to be taken again first.
+
+        A poll is dropped if a newer one of the same VM waits.
+        """
         older = {poll.vm: poll for poll in polls if poll.vm not in self._polls}
         self._new_vm_polls = older | self._new_vm_polls
         newer, self._deliveries = self._deliveries, []
@@ -184,13 +196,19 @@ class GuestObservations:
         self._queue_deliveries(newer)
 
     def pace(self, vm: str) -> PollingPace | None:
-        """Return how often this VM polls, and how long ago it did; None if it never has."""
+        """Return how often this VM (its key) polls, and how long ago it did; None if it never has.
+
+        A VM that has not polled since this process started counts as silent since then.
+        """
         self._flush_hits_of(vm)
         activity = self._activity.get(vm)
         return None if activity is None or not activity.count else self._pace(activity, self._real_time())
 
     def paces(self) -> Iterator[tuple[str, PollingPace]]:
-        """Yield (scope id, pace) of every VM that has polled. VMs that start meanwhile may be missing."""
+        """Yield (scope id, pace) of every VM that has polled, also of removed ones.
+
+        VMs that start to poll meanwhile may be missing.
+        """
         now = self._real_time()
         for vm, activity in tuple(self._activity.items()):
             self._flush_hits_of(vm)

@@ -30,7 +30,7 @@ class ChangeWaiter(Protocol):
     """A connection with a held poll."""
 
     def wake(self) -> None:
-        """Called once when the scope has changed; does nothing if the connection waits no more."""
+        """Called once after the scope has changed; does nothing if the connection no longer waits."""
 
 
 @dataclass(slots=True)
@@ -47,6 +47,7 @@ class PublishedDocuments:
     """The published scopes. Not thread-safe; `publish` and `remove` need a running event loop."""
 
     def __init__(self, *, first_answer_delay_s: float = 0.0) -> None:
+        """`first_answer_delay_s`: how long responses are delayed after a scope was enabled (spec §8.1)."""
         self._first_answer_delay_s = first_answer_delay_s
         self._entries: dict[str, _PublishedEntry] = {}
         self._scope_id_by_vm: dict[str, str] = {}
@@ -56,11 +57,14 @@ class PublishedDocuments:
         self._render = lru_cache(maxsize=_CACHED_BODIES)(encode_document)
 
     def subscribe(self, callback: Callable[[Iterable[str]], None]) -> None:
-        """Call back with the VMs whose view has changed or ended, within `publish` and `remove`."""
+        """Call back, within `publish` and `remove`, with all VMs that the scope has or had.
+
+        A VM may be reported twice, or although its view is equal.
+        """
         self._subscribers.append(callback)
 
     def publish(self, scope: PublishedScope) -> None:
-        """Replace what the scope's VMs see, and wake its long polls if their response has changed."""
+        """Replace what the scope's VMs see; if responses to polls change, wake its long polls soon after."""
         before = self._entries.get(scope.scope_id)
         entry = _PublishedEntry(scope, delayed_until=self._delayed_until(before, scope))
         self._entries[scope.scope_id] = entry
@@ -78,7 +82,10 @@ class PublishedDocuments:
             self._wake(before.waiters)
 
     def remove(self, scope_id: str) -> None:
-        """Remove a scope: its VMs are unknown from now on, and its long polls are woken."""
+        """Remove a scope: its VMs are unknown from now on, and its long polls are woken soon after.
+
+        Does nothing if the scope is not published.
+        """
         removed = self._entries.pop(scope_id, None)
         if removed is not None:
             self._unindex_vms(removed.scope, staying=())
@@ -86,7 +93,10 @@ class PublishedDocuments:
             self._wake(removed.waiters)
 
     def view(self, vm: str) -> GuestView | None:
-        """Return what this VM sees now; None if no scope has it. The same object until `publish`."""
+        """Return what this VM sees now; None if no scope has it.
+
+        The same object until its scope is published again.
+        """
         scope_id = self._scope_id_by_vm.get(vm)
         if scope_id is None:
             return None
@@ -97,18 +107,24 @@ class PublishedDocuments:
         return view
 
     def shared_response(self, view: GuestView, poll: PollRequest, *, iso_dates: bool) -> HttpResponse | None:
-        """Return the response of an equal poll of any VM of the scope (see `share_response`), or None."""
+        """Return the response of an equal poll of any VM of the scope (see `share_response`).
+
+        None if there is none, or the view is outdated.
+        """
         entry = self._entry_for(view)
         return None if entry is None else entry.responses.get((poll, iso_dates))
 
     def share_response(self, view: GuestView, poll: PollRequest, response: HttpResponse, *, iso_dates: bool) -> None:
-        """Keep a 200 response with the document for equal polls of the scope, until it changes."""
+        """Keep the response with the document (200) for equal polls of the scope, until that changes.
+
+        Does nothing if the view is outdated or the scope has enough of them.
+        """
         entry = self._entry_for(view)
         if entry is not None and len(entry.responses) < _MAX_SHARED_RESPONSES:
             entry.responses[poll, iso_dates] = response
 
     def document_bytes(self, view: GuestView, version: str, *, iso_dates: bool) -> bytes:
-        """Return the view's document encoded in this api-version; cached, equal bytes are kept once."""
+        """Return the view's document encoded in this api-version; cached, also that of an outdated view."""
         entry = self._entry_for(view)
         if entry is None:
             return self._render(view.document, version, iso_dates=iso_dates)
@@ -120,7 +136,7 @@ class PublishedDocuments:
         return body
 
     def add_waiter(self, scope_id: str, waiter: ChangeWaiter) -> None:
-        """Wake the waiter once, at the scope's next change. KeyError if the scope is not published."""
+        """Wake the waiter once, after the next change of the scope. KeyError if it is not published."""
         self._entries[scope_id].waiters[waiter] = None
 
     def remove_waiter(self, scope_id: str, waiter: ChangeWaiter) -> None:
@@ -218,7 +234,10 @@ class StaleDocuments:
             history.popleft()
 
     def view_at(self, view: GuestView, at: float) -> GuestView:
-        """Return what this VM saw at `at` (loop time); the view itself if it has not changed since."""
+        """Return the view with the epoch and document of `at` (loop time).
+
+        The view itself if they have not changed since, if this is off, or if the scope was not enabled then.
+        """
         history = self._replaced.get(view.scope_id, ()) if self._replaced is not None else ()
         earlier = next((scope for until, scope in history if until >= at), None)
         if earlier is None or not earlier.enabled:

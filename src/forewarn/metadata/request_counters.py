@@ -20,14 +20,14 @@ MAX_USER_AGENT_LENGTH = 120  # characters
 _CACHED_CATEGORIES = 1024
 
 POLL, APPROVAL, INSTANCE, TOKEN, OTHER, UNKNOWN_CALLER = "poll", "approval", "instance", "token", "other", "strange"
-UNKNOWN_VERSION, NO_VERSION = "other", "none"
+UNKNOWN_VERSION, NO_VERSION = "other", "none"  # the api-version is not in VERSIONS, or missing
 
 
 class RequestCategory(NamedTuple):
     """The kind of a request and its api-version, as labels of metrics."""
 
     kind: str  # POLL, APPROVAL, INSTANCE, TOKEN, OTHER or UNKNOWN_CALLER
-    version: str = ""  # api-version of a poll or an approval; UNKNOWN_VERSION or NO_VERSION if it has no known one
+    version: str = ""  # only of requests for scheduled events: the api-version, UNKNOWN_VERSION or NO_VERSION
 
 
 UNKNOWN_CALLER_REQUEST = RequestCategory(UNKNOWN_CALLER)
@@ -35,7 +35,10 @@ OTHER_REQUEST = RequestCategory(OTHER)
 
 
 def request_category(request: HttpRequest) -> RequestCategory:
-    """Return the category of a VM's request, by method, path and api-version."""
+    """Return the category of a VM's request, by method, path (in any case) and api-version.
+
+    Never UNKNOWN_CALLER, which only the connection can tell.
+    """
     return _category_of_target(request.method, request.target)
 
 
@@ -105,12 +108,12 @@ RESET_STATUS = 0  # counted instead of an HTTP status: the connection was reset
 
 @dataclass(slots=True)
 class RequestCounters:
-    """The request counts of one server, as plain numbers."""
+    """The request counts of one server since its start; cache hits are added when they are flushed."""
 
     accepted: int = 0  # connections
     refused: int = 0  # connections beyond a limit
     held: int = 0  # requests that are held now
-    requests: int = 0
+    requests: int = 0  # all, also those not answered yet
     answered: Counter[tuple[RequestCategory, int]] = field(default_factory=Counter)  # by category and status
 
     def count_cached(self, category: RequestCategory, status: int, count: int) -> None:

@@ -33,7 +33,7 @@ class ParsedRequest(msgspec.Struct, frozen=True, kw_only=True):
     """A complete request."""
 
     request: HttpRequest
-    keep_alive: bool
+    keep_alive: bool  # the client wants the connection to stay open
     is_http10: bool = False  # HTTP/1.0: the response needs Connection: keep-alive to keep it open
 
 
@@ -95,7 +95,10 @@ class _ParserCallbacks:
 
 
 class RequestParser:
-    """Parses the bytes of one connection: `feed` them, then call `next_request` until it returns None."""
+    """Parses the bytes of one connection: `feed` them, then call `next_request` until it returns None.
+
+    After a RefusedRequest the parser must not be used again.
+    """
 
     __slots__ = ("_body", "_buffer", "_expects_continue", "_head", "_limits", "_scanned")
 
@@ -118,16 +121,19 @@ class RequestParser:
         return bool(self._buffer) or self._head is not None
 
     def take_continue(self) -> bool:
-        """Return True once per request whose client waits for 100 Continue before it sends the body."""
+        """Return True once if the client waits for 100 Continue and has sent no part of the body yet.
+
+        Call it after `next_request` has returned None.
+        """
         expects_continue, self._expects_continue = self._expects_continue, False
         return expects_continue
 
     def feed(self, data: bytes) -> None:
-        """Append bytes received from the client."""
+        """Append bytes received from the client; any number, the limits apply in `next_request`."""
         self._buffer += data
 
     def next_request(self) -> ParsedRequest | RefusedRequest | None:
-        """Return the next request, or None if it is incomplete."""
+        """Return the next complete request, or None; RefusedRequest if it is not HTTP or exceeds a limit."""
         try:
             if self._head is None or self._body is None:
                 return self._parse_head()

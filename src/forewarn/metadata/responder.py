@@ -107,11 +107,15 @@ class Responder:
         self._enable_tasks: dict[str, asyncio.Task[None]] = {}
 
     def is_known(self, caller: Caller) -> bool:
-        """Whether the caller is a VM of a published scope, and still has its attachment."""
+        """Whether the caller is a VM of a published scope and its attachment is still that VM's."""
         return self._current_view(caller) is not None
 
     def respond(self, caller: Caller, request: HttpRequest) -> AnyResponse:
-        """Decide the response to a request; records polls, and consumes faults and the rate limit."""
+        """Decide the response to a request; records polls, and consumes faults and the rate limit.
+
+        An unknown caller gets 404. Only a coroutine (PendingResponse), once run, calls the backend; its errors become
+        404 or 503.
+        """
         view = self._current_view(caller)
         if view is None:
             response = read_request(request, is_known_caller=False, rules=EndpointRules())
@@ -337,14 +341,17 @@ _MAX_KNOWN_APPROVALS = 10_000  # beyond, the oldest is dropped and goes to the b
 
 
 class KnownApprovals:
-    """Remembers approvals that are stored, so that repeated ones need no backend call."""
+    """Remembers approvals that are stored, so that repeated ones need no backend call.
+
+    Keeps the latest `max_size` events.
+    """
 
     def __init__(self, *, max_size: int = _MAX_KNOWN_APPROVALS) -> None:
         self._max_size = max_size
         self._approved: dict[tuple[str, str], None] = {}  # scope id and event id
 
     def add(self, scope_id: str, event_ids: tuple[str, ...]) -> None:
-        """Remember events that the backend has accepted an approval for."""
+        """Remember that the backend has stored an approval of these events (ids in upper case)."""
         for event_id in event_ids:
             if len(self._approved) >= self._max_size:
                 del self._approved[next(iter(self._approved))]

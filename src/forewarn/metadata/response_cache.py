@@ -81,7 +81,10 @@ class ResponseCache:
         observations.set_flush_hooks(self.flush_hits, self.flush_hits_of)
 
     def responses_for(self, vm: str | None, is_loopback: bool, from_loopback: bool) -> CachedResponses | None:
-        """Return the VM's entries for callers of this kind (see `Caller`), by request bytes, or None."""
+        """Return the VM's entries for callers of this kind (see `Caller`), by request bytes; None if none.
+
+        The dictionary may be kept: it is emptied when the entries become invalid.
+        """
         vm_cache = self._vm_caches.get(vm) if vm is not None else None
         return None if vm_cache is None else vm_cache.responses.get((is_loopback, from_loopback))
 
@@ -112,7 +115,10 @@ class ResponseCache:
         category: RequestCategory,
         user_agent: str,
     ) -> CachedResponses:
-        """Cache the response to these request bytes; returns all entries of this kind of caller."""
+        """Cache the response to these request bytes; returns all entries of the VM for this kind of caller.
+
+        Keeps an entry that is there already; if there are too many, drops the oldest. Empty if the cache is disabled.
+        """
         if not self._is_enabled:
             return {}
         vm_cache = self._vm_cache_for(view)
@@ -134,18 +140,18 @@ class ResponseCache:
         return entries
 
     def invalidate(self, vms: Iterable[str]) -> None:
-        """Drop the entries of these VMs, after a change that concerns them."""
+        """Drop the entries of these VMs, after a change that concerns them; their hits are recorded first."""
         for vm in vms:
             vm_cache = self._vm_caches.pop(vm, None)
             if vm_cache is not None:
                 self._clear(vm_cache)
 
     def invalidate_all(self) -> None:
-        """Drop all entries."""
+        """Drop all entries; their hits are recorded first."""
         self.invalidate(tuple(self._vm_caches))
 
     def disable(self) -> None:
-        """Drop all entries and add no more."""
+        """Drop all entries, and add no more from now on."""
         self._is_enabled = False
         self.invalidate_all()
 

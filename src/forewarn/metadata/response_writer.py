@@ -12,7 +12,7 @@ from forewarn.protocol.http_message import JSON_CONTENT_TYPE, HttpResponse
 
 CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 
-# The log has the traceback; the client learns nothing about it.
+# The log has the traceback; the client does not see it.
 INTERNAL_ERROR_RESPONSE = HttpResponse(
     status=500, headers=(JSON_CONTENT_TYPE,), body=b'{ "error": "Internal server error" }'
 )
@@ -50,7 +50,7 @@ class PreparedResponse:
 
 
 class ResponseWriter:
-    """Renders responses to bytes, with a Date in lab time (spec §12)."""
+    """Renders responses to bytes, with a Date in lab time, which `now` returns (spec §12)."""
 
     def __init__(self, now: Callable[[], float]) -> None:
         self._now = now
@@ -59,7 +59,10 @@ class ResponseWriter:
         self._last: tuple[HttpResponse, bool, bool, PreparedResponse] | None = None
 
     def bytes_for(self, response: HttpResponse, *, keep_alive: bool, is_http10: bool) -> bytes:
-        """Return the bytes of a response. The last one is kept, because many long polls get the same object."""
+        """Return the bytes of a response with the current Date.
+
+        The last response is kept, because many long polls get the same object.
+        """
         last = self._last
         if last is None or last[0] is not response or last[1] is not keep_alive or last[2] is not is_http10:
             last = self._last = (response, keep_alive, is_http10, _prepare(response, keep_alive, is_http10))
@@ -95,7 +98,7 @@ _MAX_SLOW_CHUNKS = 20
 
 
 class SlowBodyWriter:
-    """Writes the head of a response at once and its body over `duration_s`, then calls `on_done`."""
+    """Writes the head of a response when created and its body over `duration_s`, then calls `on_done`."""
 
     def __init__(
         self,
@@ -115,7 +118,7 @@ class SlowBodyWriter:
         self._timer = self._loop.call_later(self._interval_s, self._write_chunk)
 
     def finish(self) -> None:
-        """Write the rest of the body at once."""
+        """Write the rest of the body at once, and call `on_done`."""
         self.stop()
         rest, self._remaining = self._remaining, b""
         self._write(rest)

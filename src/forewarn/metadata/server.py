@@ -80,12 +80,12 @@ class MetadataServer:
 
     @property
     def counters(self) -> RequestCounters:
-        """The request counters, with the hits of the response cache."""
+        """The request counters, after recording cache hits of at most BATCH_SIZE VMs; others follow later."""
         self._response_cache.flush_hits()
         return self._counters
 
     def request_totals(self) -> RequestTotals:
-        """Return the counts since the start, as a value that can be sent and added up."""
+        """Return `counters` and the open connections now, as a value that can be sent and added up."""
         counters = self.counters
         return RequestTotals(
             answered=tuple((*category, status, count) for (category, status), count in counters.answered.items()),
@@ -111,23 +111,32 @@ class MetadataServer:
         self.faults.set_faults(faults)
 
     async def start(self, listeners: Sequence[VmListener]) -> None:
-        """Accept connections on these listeners too; may be called again while the server runs."""
+        """Accept connections on these listeners too; may be called again while the server runs.
+
+        Raises OSError if a socket cannot listen, such as one whose device is gone.
+        """
         for listener in listeners:
             self._start_listener(listener)
 
     async def stop(self, listener: VmListener) -> None:
-        """Close a listener; its open connections stay."""
+        """Close a listener and its sockets; open connections stay. Does nothing if it was not started."""
         for accept_loop in self._accept_loops.pop(listener, ()):
             await accept_loop.stop()
 
     def add_connection(self, caller: Caller) -> MetadataConnection:
-        """Add a connection without a listener; returns the asyncio protocol for the caller's transport."""
+        """Add a connection without a listener; returns the asyncio protocol for the caller's transport.
+
+        The limits on connections do not apply to it.
+        """
         connection = MetadataConnection(self._state, caller)
         self._state.add_connection(connection, caller)
         return connection
 
     async def drain(self, timeout_s: float) -> None:
-        """Close all listeners, finish current responses and close; abort what is open after `timeout_s`."""
+        """Close all listeners, answer the requests in progress, and close all connections.
+
+        Aborts connections and cancels backend calls that remain after `timeout_s`. The server cannot start again.
+        """
         for listener in tuple(self._accept_loops):
             await self.stop(listener)
         await self._state.drain(timeout_s)

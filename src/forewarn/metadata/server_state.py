@@ -26,7 +26,7 @@ class OpenConnection(Protocol):
     """The part of a connection that the server state uses."""
 
     def drain(self) -> None:
-        """Finish the current response, process no further request, and close."""
+        """Answer the request in progress, also one that has only begun to arrive, then close."""
 
     def abort(self) -> None:
         """Close at once."""
@@ -35,7 +35,7 @@ class OpenConnection(Protocol):
         """Answer the held request, because its time is over."""
 
     def check_idle(self) -> None:
-        """Close if there was no request for too long."""
+        """Close if there was no request for too long, else schedule the next check."""
 
     @property
     def buffered_bytes(self) -> int:
@@ -87,9 +87,9 @@ class ServerState:
         return sum(connection.buffered_bytes for connection in self._connections)
 
     def admit_connection(self, vm: str | None) -> bool:
-        """Whether one more connection of the VM is within the limits, and count it; None: an unknown caller.
+        """Whether one more connection of the VM may be added; counts it as accepted or refused.
 
-        All unknown callers together have the limit of one VM.
+        None is an unknown caller; all of them together have the limit of one VM. False while draining.
         """
         is_full = self._per_vm.get(vm, 0) >= self._max_per_vm or len(self._connections) >= self.limits.connections
         if is_full or self.is_draining:
@@ -99,7 +99,7 @@ class ServerState:
         return True
 
     def add_connection(self, connection: OpenConnection, caller: Caller) -> None:
-        """Add an open connection; it must be removed when it is lost."""
+        """Add an open connection, without checking limits; remove it when it is lost."""
         self._connections[connection] = caller.vm
         self._per_vm[caller.vm] += 1
 
@@ -115,14 +115,20 @@ class ServerState:
             self._is_empty.set()
 
     def run_pending(self, pending: PendingResponse, on_done: Callable[[asyncio.Task[FinishResponse]], None]) -> None:
-        """Run a backend call to its end, even if the client disconnects, then call `on_done` with the task."""
+        """Run a backend call to its end, even if the client disconnects, then call `on_done` with the task.
+
+        Only `drain` cancels it, after its timeout.
+        """
         task = self.loop.create_task(pending)
         self._pending_tasks.add(task)
         task.add_done_callback(self._pending_tasks.discard)
         task.add_done_callback(on_done)
 
     async def drain(self, timeout_s: float) -> None:
-        """Finish current responses and close; abort connections open after `timeout_s` (0: all at once)."""
+        """Answer the requests in progress and close all connections; no more are admitted.
+
+        Aborts connections and cancels backend calls that remain after `timeout_s` (0: all at once).
+        """
         self.is_draining = True
         self.response_cache.disable()
         with suppress(TimeoutError):

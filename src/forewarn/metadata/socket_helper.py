@@ -34,7 +34,7 @@ class SocketDistributor:
         self._client_queues: set[asyncio.Queue[str]] = set()
 
     def update(self, change: ListenerChange) -> None:
-        """Take over an opened socket, close a replaced one, and notify the clients."""
+        """Take over an opened socket, close a replaced one, and send the change to every client."""
         name = change.spec.name
         if change.previous is not None:
             change.previous.close()
@@ -73,9 +73,11 @@ Announce = Callable[[list[ListenerSpec], dict[ListenerSpec, str]], None]
 
 
 def run_socket_helper(listeners: Sequence[ListenerSpec], directory: Path, announce: Announce) -> None:
-    """Pass the sockets of `listeners` to the service of the data directory, until a signal stops it.
+    """Pass the sockets of `listeners` to the service of the data directory, until SIGINT or SIGTERM.
 
-    `announce` is called once, with the listeners that are open and, for the others, what each waits for.
+    `announce` is called once, with the listeners that are open and, for the others, what each waits for. Raises
+    Rejected if a listener or the data directory cannot be used, Refused if another helper runs there. Increases the
+    limit of open files of this process.
     """
     _raise_open_file_limit()
     asyncio.run(_run_until_signal(listeners, directory, announce))
@@ -104,7 +106,7 @@ async def _run_until_signal(listeners: Sequence[ListenerSpec], directory: Path, 
 
 
 async def accept_clients(server: socket.socket, distributor: SocketDistributor, owner: int) -> None:
-    """Accept clients for ever. Only processes of root and of the user id `owner` receive sockets."""
+    """Accept clients until cancelled; disconnect those that run neither as root nor as user id `owner`."""
     async with asyncio.TaskGroup() as group:
         while True:
             try:

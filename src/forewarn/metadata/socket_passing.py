@@ -14,7 +14,7 @@ from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-SOCKETS_FILE = "forewarn.sockets"
+SOCKETS_FILE = "forewarn.sockets"  # a Unix socket in the data directory
 _MAX_NAME_BYTES = 4096
 _RECONNECT_S = 0.2
 
@@ -30,7 +30,10 @@ class SocketPacket:
 
 
 async def send_packet(link: socket.socket, packet: SocketPacket) -> None:
-    """Send a packet over the Unix socket `link`; raises OSError if the other side is gone."""
+    """Send a packet over the non-blocking Unix socket `link`; OSError if the other side is gone.
+
+    If the packet's socket has closed meanwhile, it is sent as closed.
+    """
     while True:
         fd = packet.sock.fileno() if packet.sock else -1  # the socket may have closed while this waited
         try:
@@ -41,7 +44,7 @@ async def send_packet(link: socket.socket, packet: SocketPacket) -> None:
 
 
 async def receive_packet(link: socket.socket) -> SocketPacket | None:
-    """Receive the next packet; None if the other side is gone."""
+    """Receive the next packet, whose socket the caller owns; None if the other side is gone."""
     while True:
         try:
             name, fds, _, _ = socket.recv_fds(link, _MAX_NAME_BYTES, 1)
@@ -56,7 +59,10 @@ async def receive_packet(link: socket.socket) -> SocketPacket | None:
 
 
 async def receive_packets_forever(path: Path) -> AsyncGenerator[SocketPacket, None]:
-    """Yield the packets of the helper at `path` for ever; reconnects while the helper is not running."""
+    """Yield the packets of the helper at `path` without end; waits while the helper is not running.
+
+    After each connect it yields every open listener again; sockets received before stay open.
+    """
     is_logged = False
     while True:
         link = _connect(path)

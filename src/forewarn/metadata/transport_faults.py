@@ -54,11 +54,11 @@ class FaultTable:
         self._hit_subscribers: list[Callable[[], None]] = []
 
     def subscribe_changes(self, callback: Callable[[Sequence[str] | None], None]) -> None:
-        """Call back with the VMs whose faults may have changed; None: all VMs."""
+        """Call back within `set_faults` with the VMs whose faults changed; None: maybe all VMs."""
         self._change_subscribers.append(callback)
 
     def subscribe_hits(self, callback: Callable[[], None]) -> None:
-        """Call back after each hit, when `take_hits` has something to return."""
+        """Call back after each hit that `consume` counts; not after `add_hits`."""
         self._hit_subscribers.append(callback)
 
     def set_faults(self, faults: Sequence[Fault]) -> None:
@@ -75,7 +75,7 @@ class FaultTable:
             self._drop_cached_faults(changed)
 
     def faults_for(self, view: GuestView) -> VmFaults | None:
-        """Return the faults that cover this VM, or None."""
+        """Return the faults that cover this VM or its scope, or None; some may be over or at their limit."""
         if self._active is None:
             return None
         scope_id, vm_faults = self._faults_by_vm.get(view.vm, ("", None))
@@ -101,7 +101,10 @@ class FaultTable:
         return fault.until is None or self._real_time() < fault.until
 
     def consume(self, fault: Fault, vm: str) -> bool:
-        """Count one request of the VM that the fault affects; False if the fault has reached its limit."""
+        """Count one request of the VM that the fault affects, and add a hit.
+
+        False, without a hit, if the fault has reached its limit.
+        """
         if not self._quota.consume(fault):
             return False
         self._add_hit(FaultHits(fault_id=fault.id, vm=vm, count=1, at=self._now()))
@@ -110,7 +113,10 @@ class FaultTable:
         return True
 
     def delayed_until(self, fault: Fault, vm: str) -> float:
-        """Return the loop time until which the VM gets no response, counted from its first request."""
+        """Return the loop time until which the VM gets no response.
+
+        The delay begins with the first call for this fault and VM.
+        """
         first = self._first_request_at.setdefault((fault.id, vm), asyncio.get_running_loop().time())
         return first + fault.parameter("delay_s")
 
@@ -155,7 +161,10 @@ class VmFaults:
         return replace(rules, unknown_version=UnknownVersionPolicy.NOT_FOUND)
 
     def keeps_refusal(self, refusal: HttpResponse) -> bool:
-        """Whether a refusal under `adjusted_rules` is valid; False if its fault has reached its limit."""
+        """Whether to send a refusal that `adjusted_rules` led to; consumes the fault if that caused it.
+
+        False if the fault has just reached its limit or ended: then the normal rules apply.
+        """
         if refusal != version_not_found():
             return True
         fault = self._first_active(FaultKind.UNKNOWN_VERSION_404)
@@ -171,7 +180,10 @@ class VmFaults:
     def serve(
         self, request: PollRequest | ApprovalRequest, view: GuestView, serve: ServeNormally, render: RenderView
     ) -> AnyResponse:
-        """Return the response changed by the oldest fault that applies, else the normal response."""
+        """Return the response changed by the oldest fault that applies, else the normal response.
+
+        Consumes the fault that changes it. `serve` and `render` make the responses.
+        """
         for fault in self.faults:
             apply_fault = _RESPONSE_FAULTS.get(fault.kind)
             if apply_fault is not None and self.table.is_active(fault):
