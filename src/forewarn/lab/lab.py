@@ -46,10 +46,10 @@ _CONDITION_INTERVAL_S = 0.01  # real time
 class Lab:
     """A service with its own fleet and clock; use it in a `with` block, or call `open` and `close`.
 
-    Time stands still except in `advance` and `run_until`. A VM is given as NAME or RESOURCE_GROUP/NAME, an event as the
-    LabEvent that a request returned. `notice` replaces the usual notice, and may be below the platform's minimum; None
-    and 0 mean the usual one. Calls raise NotFound, Rejected or Refused for what the service would refuse, and Refused
-    if the lab is not open; only reading also works after `close`.
+    Time stands still except in `advance` and `run_until`, and acts on VMs take lab time. A VM is given as NAME or
+    RESOURCE_GROUP/NAME, an event as the LabEvent that a request returned. `notice` replaces the usual notice, and may be
+    below the platform's minimum; None and 0 mean the usual one. Calls raise NotFound, Rejected or Refused for what the
+    service would refuse, and Refused if the lab is not open; only reading also works after `close`.
     """
 
     def __init__(
@@ -191,7 +191,7 @@ class Lab:
     def terminate(self, vm: str, *, notice: DurationLike | None = None) -> LabEvent:
         """Request a deletion by the VM's user: a Terminate event with the notice that the VM has configured.
 
-        A Spot VM, or one without terminate notification, is deleted at once. Raises Refused if `notice` is given for
+        A Spot VM, or one without terminate notification, is deleted without notice. Raises Refused if `notice` is given for
         a VM without terminate notification.
         """
         return self._request(RequestedOperation.DELETE, vm, notice)
@@ -243,13 +243,16 @@ class Lab:
         return self._lab_events(self._run_and_settle(lambda service: request.fail_host(service, host)))
 
     def power_off(self, vm: str) -> LabEvent:
-        """Power a VM off at once; returns an event that documents never show."""
+        """Power a VM off without notice; returns an event that documents never show.
+
+        The act takes lab time: the VM is `stopped` once the clock has moved.
+        """
         return self._request(RequestedOperation.POWER_OFF, vm, None)
 
     def start(self, vm: str) -> LabEvent:
-        """Start a stopped or deallocated VM at once; returns an event that documents never show.
+        """Start a stopped or deallocated VM without notice; returns an event that documents never show.
 
-        Raises Refused if the VM is running.
+        The act takes lab time, as that of `power_off`. Raises Refused if the VM is running.
         """
         return self._request(RequestedOperation.START, vm, None)
 

@@ -51,7 +51,7 @@ class RequestedNotice:
 
 
 async def request_for_vm(service: LabService, what: RequestedOperation, name: str, notice: RequestedNotice) -> Event:
-    """Request an operation on one VM; returns its event, which may be over already.
+    """Request an operation on one VM; returns its event, which may have started already.
 
     Raises Refused if the state of the VM forbids it.
     """

@@ -214,7 +214,8 @@ class LabVm:
     def document(self, version: str = NEWEST_VERSION) -> dict[str, Any]:
         """The document of its scope now, as it would receive it without faults; does not count as a poll.
 
-        Raises KeyError for an unknown api-version.
+        With the enablement "on-request", its incarnation is 0 before the first poll, which would receive 1. Raises
+        KeyError for an unknown api-version.
         """
 
         def query(service: LabService) -> bytes:

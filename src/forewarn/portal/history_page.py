@@ -86,7 +86,7 @@ class HistoryPage(BaseView, frozen=True, kw_only=True):
 
 
 async def show_history_page(context: RequestContext, call: HandlerCall, query: HistoryPageQuery) -> HistoryPage:
-    """Shows the visible history, newest first; an export holds the newest MAX_EXPORT_ROWS entries.
+    """Shows the visible history, newest first; an export holds the newest entries, up to MAX_EXPORT_ROWS.
 
     Raises NotFound or Refused for names and ids that match nothing or several things.
     """

@@ -78,7 +78,8 @@ _FLOW_EXPIRED_MESSAGE = "this sign-in was started in another browser, or more th
 def oidc_routes(sessions: SessionManager, code_flow: AuthorizationCodeFlow) -> list[BaseRoute]:
     """The routes of a sign-in at an OpenID Connect issuer: start, callback and finish.
 
-    A cookie ties them to one browser for ten minutes. OIDC_CALLBACK_PATH is the redirect URI to register there.
+    A cookie ties them to one browser for ten minutes. The redirect URI to register there ends with
+    OIDC_CALLBACK_PATH.
     """
     cookie = ServiceCookie("forewarn-flow", sessions.sign_in.tenant_id, max_age_s=_FLOW_LIFETIME_S)
     issuer = code_flow.issuer.url
