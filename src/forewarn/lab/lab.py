@@ -47,9 +47,9 @@ class Lab:
     """A service with its own fleet and clock; use it in a `with` block, or call `open` and `close`.
 
     Time stands still except in `advance` and `run_until`, and acts on VMs take lab time. A VM is given as NAME or
-    RESOURCE_GROUP/NAME, an event as the LabEvent that a request returned. `notice` replaces the usual notice, and may be
-    below the platform's minimum; None and 0 mean the usual one. Calls raise NotFound, Rejected or Refused for what the
-    service would refuse, and Refused if the lab is not open; only reading also works after `close`.
+    RESOURCE_GROUP/NAME, an event as the LabEvent that a request returned. `notice` replaces the usual notice, and may
+    be below the platform's minimum; None and 0 mean the usual one. Calls raise NotFound, Rejected or Refused for what
+    the service would refuse, and Refused if the lab is not open; only reading also works after `close`.
     """
 
     def __init__(
@@ -191,8 +191,8 @@ class Lab:
     def terminate(self, vm: str, *, notice: DurationLike | None = None) -> LabEvent:
         """Request a deletion by the VM's user: a Terminate event with the notice that the VM has configured.
 
-        A Spot VM, or one without terminate notification, is deleted without notice. Raises Refused if `notice` is given for
-        a VM without terminate notification.
+        A Spot VM, or one without terminate notification, is deleted without notice. Raises Refused if `notice` is
+        given for a VM without terminate notification.
         """
         return self._request(RequestedOperation.DELETE, vm, notice)
 
