@@ -17,14 +17,15 @@ from forewarn.protocol.versions import NEWEST_VERSION, VersionFeatures, event_fi
 
 
 class InvalidDocument(ValueError):
-    """The response is not a document: empty, not JSON, or JSON of another shape. Poll again."""
+    """The body is not a document: empty, not JSON, or not a JSON object; the message says what to do."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReceivedEvent:
     """One event of a document that a client received. The server may be older or newer than this code.
 
-    Status, kind and source are in the specification's spelling if they are known words, else unchanged.
+    Status, kind and source are in the specification's spelling if they are known words, else unchanged. A text that is
+    missing or of the wrong type is "".
     """
 
     id: str = ""
@@ -36,7 +37,7 @@ class ReceivedEvent:
     not_before_text: str = ""  # NotBefore as the server sent it
     description: str = ""
     source: str = ""
-    duration_s: int | None = None  # None: this api-version has no such field
+    duration_s: int | None = None  # -1: unknown; None: missing (older api-versions) or not a number
     extra: Mapping[str, object] = field(default_factory=dict, hash=False)  # fields that this code does not know
     raw: Mapping[str, object] = field(default_factory=dict, repr=False, compare=False)  # the decoded JSON object
 
@@ -45,14 +46,15 @@ class ReceivedEvent:
 class Received:
     """A scheduled events document as a client received it."""
 
-    incarnation: int  # -1: the document has none
+    incarnation: int  # -1: the document has none, or it is not a number
     events: tuple[ReceivedEvent, ...] = ()
 
 
 def encode_document(document: Document, version: str, *, iso_dates: bool = False) -> bytes:
     """Encode the document as JSON in this api-version: only its event kinds and its fields.
 
-    `iso_dates` has an effect only in the 2017 versions, which Azure documented with ISO dates.
+    `iso_dates` has an effect only up to 2017-08-01, which Azure documented with ISO dates. KeyError if the version is
+    not in VERSIONS.
     """
     features = version_features(version)
     format_date = iso_date if iso_dates and features.iso_dates else http_date
@@ -88,7 +90,8 @@ def _event_fields(
 def decode_document(raw: bytes) -> Received:
     """Decode the body of a poll response; fields may be missing, unknown or of the wrong type.
 
-    Raises InvalidDocument if the body is empty (real servers send that), not JSON, or not a JSON object.
+    Entries of Events that are not objects are left out. Raises InvalidDocument if the body is empty (real servers send
+    that), not JSON, or not a JSON object.
     """
     if not raw.strip():
         raise InvalidDocument("the response has an empty body, not a document: poll again")

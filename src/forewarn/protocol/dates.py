@@ -31,14 +31,15 @@ def http_date(at: float) -> str:
 
 
 def iso_date(at: float) -> str:
-    """Format POSIX seconds as `2017-04-05T06:07:08Z`, the form that Azure documented in 2017."""
+    """Format POSIX seconds as `2017-04-05T06:07:08Z`, as Azure documented in 2017; fractions are cut off."""
     return datetime.fromtimestamp(math.floor(at), UTC).replace(tzinfo=None).isoformat() + "Z"
 
 
 def parse_date(text: str) -> float | None:
-    """Parse an RFC 1123 or ISO 8601 date to POSIX seconds; None if it is neither. UTC if it has no zone.
+    """Parse an RFC 1123 date in GMT or UTC, or an ISO 8601 one, to POSIX seconds; None if it is neither.
 
-    The weekday is not checked, because Azure's own documentation shows a wrong one.
+    An ISO date needs a time of day, and is in UTC if it has no zone. The weekday is not
+    checked, because Azure's own documentation shows a wrong one.
     """
     text = text.strip()
     try:

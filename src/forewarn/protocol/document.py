@@ -9,18 +9,18 @@ from enum import StrEnum
 class Kind(StrEnum):
     """The event types: what will happen to the VMs (spec §4.2)."""
 
-    FREEZE = "Freeze"
+    FREEZE = "Freeze"  # paused for a while; memory and open files stay
     REBOOT = "Reboot"
-    REDEPLOY = "Redeploy"
-    PREEMPT = "Preempt"
-    TERMINATE = "Terminate"
+    REDEPLOY = "Redeploy"  # moved to another host; local disks are lost
+    PREEMPT = "Preempt"  # a Spot VM is evicted
+    TERMINATE = "Terminate"  # deleted
 
 
 class NoticeStatus(StrEnum):
     """Whether a listed event has started. A finished or withdrawn event is not listed at all."""
 
-    SCHEDULED = "Scheduled"
-    STARTED = "Started"
+    SCHEDULED = "Scheduled"  # it waits for approval or NotBefore
+    STARTED = "Started"  # it is happening, or about to
 
 
 class EventSource(StrEnum):
@@ -41,7 +41,7 @@ class EventNotice:
     not_before: float | None  # POSIX seconds; None once started
     description: str = ""
     source: EventSource = EventSource.PLATFORM
-    duration_s: int = -1  # 0: no interruption, -1: unknown
+    duration_s: int = -1  # expected length of the interruption; 0: none, -1: unknown
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

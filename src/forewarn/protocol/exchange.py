@@ -46,7 +46,7 @@ _CACHED_HEADS = 512
 class EndpointRules:
     """How the endpoint behaves: settings of the operator, adjusted for the listener."""
 
-    versions: tuple[str, ...] = VERSIONS
+    versions: tuple[str, ...] = VERSIONS  # api-versions of scheduled events that are served
     header_always: bool = False  # `Metadata: true` is required at 2017-03-01 too
     unknown_version: UnknownVersionPolicy = UnknownVersionPolicy.REFUSE
     iso_dates: bool = False  # NotBefore as an ISO date in the 2017 versions
@@ -65,7 +65,7 @@ class PollRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ApprovalRequest:
-    """POST that approves events (spec §5)."""
+    """POST that approves events (spec §5); whether they exist is not checked yet."""
 
     version: str
     event_ids: tuple[str, ...]  # upper case, no duplicates, in the order of the body
@@ -83,8 +83,8 @@ class InstanceRequest:
     """GET of an element below /metadata/instance (spec §2.6)."""
 
     version: str
-    path: tuple[str, ...] = ()  # below /metadata/instance
-    as_text: bool = False
+    path: tuple[str, ...] = ()  # below /metadata/instance, in the case of the request
+    as_text: bool = False  # format=text
 
 
 Headers = tuple[tuple[str, str], ...]
@@ -103,7 +103,8 @@ def read_request(
 ) -> MetadataRequest | HttpResponse:
     """Check a request and return what it requests, or the response if that needs no state.
 
-    `is_known_caller`: the caller is one of our VMs; every other caller gets 404.
+    An invalid request gets its error response. `is_known_caller`: the caller is one of our VMs; every other caller
+    gets 404.
     """
     try:
         return _read_checked(request, is_known_caller=is_known_caller, rules=rules)
@@ -255,7 +256,8 @@ def poll_response(
 ) -> HttpResponse:
     """Build the response to a poll: 200 with the document, or 304 if the client has it.
 
-    `tag` is the document's ETag. `body` is the encoded document if the caller has it already.
+    `tag` is the document's ETag. `body` is the encoded document if the caller has it already; then `document` and
+    `rules` are not used.
     """
     etag_header = ("ETag", tag)
     if client_has_document(poll, tag):
@@ -292,7 +294,7 @@ def matches_etag(condition: str, tag: str) -> bool:
 def preferred_wait(preferences: Sequence[str], max_s: int) -> int | None:
     """Return the seconds that Prefer headers (RFC 7240) ask to wait, at most `max_s`; None for no wait.
 
-    The first `wait` counts, as the RFC says; if it is invalid, there is no wait.
+    The first `wait` counts, as the RFC says; if it is 0 or invalid, there is no wait.
     """
     for preference in _split_unquoted(",".join(preferences), ","):
         name, _, value = next(_split_unquoted(preference, ";")).partition("=")

@@ -20,7 +20,7 @@ class HttpRequest:
 
     method: str
     target: str
-    headers: tuple[tuple[str, str], ...] = ()  # names in lower case
+    headers: tuple[tuple[str, str], ...] = ()  # names in lower case, in the order sent
     body: bytes = b""
 
     def header_values(self, name: str) -> tuple[str, ...]:

@@ -46,14 +46,14 @@ class InstanceFacts:
     os_type: str = "Linux"
     admin_username: str = ""
     public_keys: tuple[str, ...] = ()
-    publisher: str = ""
+    publisher: str = ""  # of the image, as the next three
     offer: str = ""
     sku: str = ""
     version: str = ""
 
     address: str = ""  # IPv4; "": the interface has no address
     public_address: str = ""
-    prefix: str = "24"
+    prefix: str = "24"  # length of the subnet's prefix, in bits
     mac: str = ""  # in any notation; the VM sees 12 upper-case hex digits
 
     environment: str = "AzurePublicCloud"
@@ -68,7 +68,7 @@ def metadata_tree(facts: InstanceFacts) -> dict[str, MetadataElement]:
 def instance_response(request: InstanceRequest, facts: InstanceFacts) -> HttpResponse:
     """Build the response with the requested element: JSON, or as text a leaf or the names of the children.
 
-    404 if the path leads to no element, 400 if a leaf is requested as JSON.
+    The path is compared without case. 404 if it leads to no element, 400 if a leaf is requested as JSON.
     """
     element = _find_element(metadata_tree(facts), request.path)
     if element is None:

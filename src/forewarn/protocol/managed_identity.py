@@ -50,7 +50,7 @@ class ManagedIdentity:
         return self._guid("object")
 
     def matches(self, request: TokenRequest) -> bool:
-        """Whether every id that the request names is this identity's, compared without case."""
+        """Whether every id that the request names is this identity's, without case; True if it names none."""
         pairs = (
             (request.client_id, self.client_id),
             (request.object_id, self.object_id),
@@ -81,6 +81,7 @@ class WrongResource:
 def read_token_request(target: RequestTarget, *, has_header: bool, tokens_allowed: bool) -> TokenRequest | HttpResponse:
     """Read a token request from its query; returns the error response if it is invalid or not allowed.
 
+    400 if a part is missing or invalid, 403 if `tokens_allowed` is False. Does not check that the identity exists.
     `has_header`: the request has `Metadata: true`. `tokens_allowed`: this listener identifies VMs reliably.
     """
     if not has_header:
@@ -112,7 +113,7 @@ def token_response(
 ) -> HttpResponse:
     """Build the response to a token request: 200 with the token, 400 for a WrongResource.
 
-    `now` is real time (spec §12).
+    `now` is real time, from which `expires_in` counts (spec §12).
     """
     if isinstance(token, WrongResource):
         return _wrong_resource_error(request.resource, token.accepted)

@@ -37,7 +37,7 @@ def _json_error(status: int, text: str) -> HttpResponse:
 
 
 def bad_request(reason: str) -> HttpResponse:
-    """400 with this reason, in Azure's form."""
+    """400 with this reason as a JSON error, in Azure's form."""
     return _json_error(400, f"Bad request. {reason}")
 
 
@@ -52,7 +52,7 @@ def not_found() -> HttpResponse:
 
 
 def unsupported_method(method: str) -> HttpResponse:
-    """400 in XML: the path does not support this HTTP method."""
+    """400 in XML: the path does not support this HTTP method. To HEAD without the body."""
     body = _INVALID_VERB_BODY.format(method=html.escape(method, quote=False)).encode("utf-8", "replace")
     return HttpResponse(status=400, headers=(XML_CONTENT_TYPE,), body=body, head_only=method == "HEAD")
 
@@ -112,7 +112,7 @@ def service_unavailable(retry_after_s: int = 5) -> HttpResponse:
 
 
 def body_too_large() -> HttpResponse:
-    """413: the body has more than MAX_BODY_BYTES."""
+    """413: the body of the request has more than MAX_BODY_BYTES."""
     return _json_error(413, f"Content too large. A body may have at most {MAX_BODY_BYTES} bytes")
 
 

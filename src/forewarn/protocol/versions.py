@@ -13,11 +13,10 @@ from forewarn.protocol.document import Kind
 class UnknownVersionPolicy(StrEnum):
     """How the service responds to an api-version that it does not serve (spec §10)."""
 
-    # Values are settings. REFUSE: 400. LENIENT: the newest older version. NOT_FOUND: 404.
-
-    REFUSE = "refuse"
-    LENIENT = "lenient"
-    NOT_FOUND = "not-found"
+    # The values are those of the setting `unknown_version`.
+    REFUSE = "refuse"  # 400
+    LENIENT = "lenient"  # as the newest served version before it
+    NOT_FOUND = "not-found"  # 404
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,7 +51,7 @@ _FEATURES_BY_VERSION = {
     "2020-07-01": VersionFeatures(kinds=_ALL_KINDS, fields=_FIELDS_WITH_DURATION),
 }
 
-VERSIONS: tuple[str, ...] = tuple(_FEATURES_BY_VERSION)
+VERSIONS: tuple[str, ...] = tuple(_FEATURES_BY_VERSION)  # of scheduled events, oldest first
 NEWEST_VERSION = VERSIONS[-1]
 
 # /metadata/instance has versions of its own.
@@ -76,22 +75,22 @@ def version_features(version: str) -> VersionFeatures:
 
 
 def version_lists_kind(version: str, kind: Kind) -> bool:
-    """Whether documents of this api-version list events of this kind."""
+    """Whether documents of this api-version list events of this kind. KeyError if it is not in VERSIONS."""
     return kind in _FEATURES_BY_VERSION[version].kinds
 
 
 def event_fields(version: str) -> tuple[str, ...]:
-    """Return the JSON keys of an event in this api-version, in the order of the document."""
+    """Return the JSON keys of an event in this api-version, in order. KeyError if it is not in VERSIONS."""
     return _FEATURES_BY_VERSION[version].fields
 
 
 def requires_metadata_header(version: str | None) -> bool:
-    """Whether `Metadata: true` is required; also for an unknown version, and if the request has none."""
+    """Whether `Metadata: true` is required for scheduled events: True for unknown versions and for None."""
     return version is None or version not in _FEATURES_BY_VERSION or _FEATURES_BY_VERSION[version].requires_header
 
 
 def newest_three_versions(served: Sequence[str]) -> tuple[str, ...]:
-    """Return the newest three versions, newest first, for the body of a 400 (spec §10)."""
+    """Return the newest three of these versions, newest first, for the body of a 400 (spec §10)."""
     return tuple(sorted(served, reverse=True)[:3])
 
 
