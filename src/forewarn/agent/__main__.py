@@ -23,7 +23,11 @@ _LOG_FORMAT = "%(levelname)s %(message)s"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs the agent and returns its exit status: 2 for bad input, 3 if unavailable, 130 if interrupted."""
+    """Runs the agent; returns its exit status: 0, 2 for bad input, 3 if unavailable, 130 if interrupted.
+
+    Blocks until a signal, with --once until all that is due has run. Sets up logging to stderr. Raises SystemExit if
+    the arguments are wrong; None means those of the process.
+    """
     options = _argument_parser().parse_args(arguments)
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(SingleLineFormatter(_LOG_FORMAT))

@@ -18,9 +18,9 @@ class AgentSnapshot:
     """Everything a decision depends on, at one instant."""
 
     open_records: OpenRecords
-    rules: Mapping[str, RuleConfig]
-    steps: Mapping[str, StepConfig]
-    vm: str
+    rules: Mapping[str, RuleConfig]  # the configured ones, by name
+    steps: Mapping[str, StepConfig]  # the configured ones, by name
+    vm: str  # this VM's name
     now: float  # the server's time
     boot_id: str
     running_tasks: frozenset[TaskKey] = frozenset()  # of this process
@@ -101,7 +101,10 @@ AgentAction = (
 
 
 def record_after_action(record: EventRecord, action: AgentAction, *, now: float, boot_id: str) -> EventRecord:
-    """The record as it is journalled before the action is carried out."""
+    """The record as it is journalled before the action is carried out, at server time `now`.
+
+    Returns the record itself for an action that is not journalled: resume, stop, wait.
+    """
     match action:
         case StartStep():
             return record.with_step_run(

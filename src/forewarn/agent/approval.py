@@ -23,7 +23,7 @@ class BoardView:
     """What the board shows: heartbeat ages in seconds, and ready VMs by event. Names are normalized."""
 
     heartbeat_ages_s: Mapping[str, float] = field(default_factory=dict)
-    ready_vms: Mapping[str, frozenset[str]] = field(default_factory=dict)  # by event id
+    ready_vms: Mapping[str, frozenset[str]] = field(default_factory=dict)  # by `event_key`
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,8 +59,9 @@ def decide_for_all_vms(
 ) -> ApprovalDecision:
     """Decides whether this VM may approve for all listed VMs.
 
-    `waited_s` is the time since this VM was ready. `absent_after_s` is how long to wait for absent VMs; None: for
-    ever.
+    `event_id` is the event's `event_key`, `resources` its VMs. `waited_s` is the time since this VM was ready.
+    `absent_after_s` is how long to wait for absent VMs; None: for ever. `recheck_at` is not set: ask again when the
+    board has changed.
     """
     approver = approving_vm(resources, board, heartbeat_timeout_s)
     if approver != normalize_vm_name(vm):
@@ -87,7 +88,10 @@ def _is_alive(name: str, board: BoardView, heartbeat_timeout_s: float) -> bool:
 def decide_by_approval_check(
     check: ApprovalCheckConfig, record: ApprovalCheckRecord | None, now: float
 ) -> ApprovalDecision:
-    """Decides by the answers of the approval check so far; a `no` is final."""
+    """Decides by the answers of the approval check so far; a `no` is final.
+
+    A `recheck_at` that has come means: run the check now. Without an answer by the deadline, `on_silence` decides.
+    """
     if record is None:
         return ApprovalDecision(is_approved=False, reason="the approval check has not run yet", recheck_at=now)
     if record.answer:

@@ -32,11 +32,11 @@ class AgentConfig:
     endpoint: str | None = None  # None: discover it (spec §2.5)
     vm: str = ""  # "": ask the endpoint
     state: Path = Path(DEFAULT_STATE_DIRECTORY)
-    listen: str = DEFAULT_LISTEN_ADDRESS
-    board: Path | None = None
+    listen: str = DEFAULT_LISTEN_ADDRESS  # "": the agent serves no pages
+    board: Path | None = None  # the folder that all VMs share; None: no board
     grace_s: float = 5.0  # for running steps when the agent stops
-    steps: Mapping[str, StepConfig] = field(default_factory=dict)
-    rules: tuple[RuleConfig, ...] = ()
+    steps: Mapping[str, StepConfig] = field(default_factory=dict)  # by name, in the order of the file
+    rules: tuple[RuleConfig, ...] = ()  # the first that matches an event applies
 
     @property
     def journal_path(self) -> Path:
@@ -67,7 +67,10 @@ def load_config(path: Path) -> AgentConfig:
 
 
 def parse_config(text: str, source: str = "agent.toml") -> AgentConfig:
-    """Parses the text; `source` names the file in messages. Raises BadConfig with all problems."""
+    """Parses the text of a file; `source` names it in messages. Raises BadConfig with all problems.
+
+    It accesses no other file and no network.
+    """
     problems: list[ConfigProblem] = []
     try:
         root = ConfigTable(tomllib.loads(text), (), "the file", index_lines(text), problems)
@@ -136,7 +139,10 @@ _UNDO_OUTCOMES = ("finished", "withdrawn", "unknown")
 
 
 def read_rules(root: ConfigTable, steps: Mapping[str, StepConfig]) -> tuple[RuleConfig, ...]:
-    """Reads the file's own rules in their order, then those of its profile; adds problems to the table."""
+    """Reads the file's own rules in their order, then those of its profile; adds problems to the table.
+
+    It is a problem if there are neither. Names of steps that are not in `steps` are left out.
+    """
     rules = tuple(_read_rule(table, number, steps) for number, table in enumerate(root.read_tables("rules"), start=1))
     _check_unique_names(root, rules)
     all_rules = (*rules, *_read_profile(root, steps))
@@ -252,7 +258,10 @@ _COMMON_STEP_KEYS = (
 
 
 def read_steps(root: ConfigTable) -> dict[str, StepConfig]:
-    """Reads all [steps.NAME] tables by name; adds problems to the table."""
+    """Reads all [steps.NAME] tables, by name in the file's order; adds problems to the table.
+
+    A step with a problem is in the result too; {} if there are no steps.
+    """
     tables = root.read_table("steps")
     if tables is None:
         return {}

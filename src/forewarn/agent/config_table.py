@@ -38,7 +38,10 @@ class BadConfig(Rejected):
 
 
 class ConfigTable:
-    """Reads one table of the file. It records a problem, uses the default and continues."""
+    """Reads one table of the file. For a wrong value it records a problem and returns the default.
+
+    All tables of a file share one list `problems`; `title` names the table in messages.
+    """
 
     def __init__(
         self, raw: Mapping[str, Any], path: TomlPath, title: str, lines: TomlLineIndex, problems: list[ConfigProblem]
@@ -57,11 +60,11 @@ class ConfigTable:
         self._problems.append(ConfigProblem(line=self._lines.line_of(path), what=what, remedy=remedy))
 
     def read_text(self, key: str, default: str = "") -> str:
-        """A non-empty string, or the default."""
+        """A non-empty string, or the default; "" in the file is a problem."""
         return self._read_option(key, default, lambda: options.read_text(self.raw, key, default))
 
     def read_required_text(self, key: str, example: str) -> str:
-        """A non-empty string; a missing key is a problem, and `example` shows what to write."""
+        """A non-empty string; a missing key is a problem (then ""), and `example` shows what to write."""
         if not self.has(key):
             self._known_keys.append(key)
             self.add_problem("", f"{self.title} has no {key}", f"write {key} = {example} below it")
@@ -69,11 +72,14 @@ class ConfigTable:
         return self.read_text(key)
 
     def read_texts(self, key: str) -> tuple[str, ...]:
-        """A list of strings, or a single one; () if absent."""
+        """A list of non-empty strings, or a single one; () if absent or wrong."""
         return self._read_option(key, (), lambda: options.read_texts(self.raw, key))
 
     def read_words(self, key: str, known: Iterable[str], default: Iterable[str] = ()) -> frozenset[str]:
-        """A list of words of which each must be in `known`, ignoring case; returned as in `known`."""
+        """A list of words of which each must be in `known`, ignoring case; returned as spelled there.
+
+        The default if the key is absent. Each unknown word is a problem, and is left out.
+        """
         by_folded_name = {word.casefold(): word for word in known}
         if not self.has(key):
             self._known_keys.append(key)
@@ -87,7 +93,7 @@ class ConfigTable:
         return frozenset(by_folded_name[word.casefold()] for word in given if word.casefold() in by_folded_name)
 
     def read_choice(self, key: str, choices: tuple[str, ...], default: str) -> Any:
-        """One of the choices, or the default."""
+        """One of the choices, in exactly this spelling, or the default."""
         order = (default, *(choice for choice in choices if choice != default))
         return self._read_option(key, default, lambda: options.read_choice(self.raw, key, order))
 
@@ -96,15 +102,15 @@ class ConfigTable:
         return self._read_option(key, default, lambda: options.read_flag(self.raw, key, default=default))
 
     def read_command_line(self, key: str) -> tuple[str, ...]:
-        """A command: a list of words, or a string for the shell; () if absent."""
+        """A command: a list of words, or a string for `/bin/sh -c`; () if absent or wrong."""
         return self._read_option(key, (), lambda: options.read_command_line(self.raw, key))
 
     def read_url(self, key: str) -> str:
-        """An http or https URL; "" if absent."""
+        """An http or https URL without a password; "" if absent or wrong."""
         return self._read_option(key, "", lambda: options.read_url(self.raw, key))
 
     def read_number(self, key: str, default: int | None, least: int, most: int) -> int | None:
-        """A whole number from `least` to `most`, or the default."""
+        """A whole number from `least` to `most`, or the default; of a list, the first."""
 
         def read() -> int | None:
             numbers = options.read_whole_numbers(self.raw, key, least, most)
@@ -113,7 +119,10 @@ class ConfigTable:
         return self._read_option(key, default, read)
 
     def read_seconds(self, key: str, default: T, *, least: float = 0.0) -> float | T:
-        """A duration such as "20s" or "15m", at least `least`, in seconds; or the default."""
+        """A duration such as "20s" or "15m", or a whole number of seconds; or the default. Returns seconds.
+
+        One below `least` is a problem.
+        """
         self._known_keys.append(key)
         if not self.has(key):
             return default
@@ -129,7 +138,7 @@ class ConfigTable:
         return seconds
 
     def read_table(self, key: str) -> ConfigTable | None:
-        """The sub-table with this key; None if absent."""
+        """The sub-table with this key; None if absent, or not a table (a problem)."""
         self._known_keys.append(key)
         raw = self.raw.get(key)
         if raw is not None and not isinstance(raw, dict):
@@ -139,7 +148,7 @@ class ConfigTable:
         return ConfigTable(raw, (*self._path, key), key, self._lines, self._problems)
 
     def read_tables(self, key: str) -> list[ConfigTable]:
-        """The [[tables]] with this key; an empty list if absent."""
+        """The [[tables]] with this key, in order; [] if absent, or not a list of tables (a problem)."""
         self._known_keys.append(key)
         raw = self.raw.get(key, [])
         if not isinstance(raw, list) or not all(isinstance(each, dict) for each in raw):
@@ -149,7 +158,7 @@ class ConfigTable:
         return [ConfigTable(each, (*path, n), f"[[{key}]]", self._lines, self._problems) for n, each in enumerate(raw)]
 
     def reject_unknown_keys(self, *more: str) -> None:
-        """Records a problem for each key that was not read; `more` are known as well."""
+        """Records a problem for each key that no method has read before; `more` are known as well."""
         known = [*self._known_keys, *more]
         for key in self.raw:
             if key not in known:

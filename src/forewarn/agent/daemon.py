@@ -46,12 +46,12 @@ class ServerClock:
         self._server_time, self._local_time = server_time, local_time
 
     def now(self) -> float:
-        """The server's time in POSIX seconds."""
+        """The server's time in POSIX seconds; before its first answer this machine's."""
         server_time = self._server_time()
         return self._local_time() if server_time is None else server_time
 
     async def sleep_until(self, at: float | None) -> None:
-        """Sleeps until this server time; None sleeps for ever."""
+        """Sleeps until this server time, also if that time jumps; None sleeps for ever."""
         while at is None or self.now() < at:
             await asyncio.sleep(MAX_SLEEP_S if at is None else min(MAX_SLEEP_S, at - self.now()))
 
@@ -61,7 +61,10 @@ VM_NAME_TIMEOUT_S = 5.0  # if the name is already in the journal: a Preempt give
 
 
 class AgentDaemon:
-    """One agent. Create it on a running event loop, await `run`, and end it with `stop`."""
+    """One agent. Create it on a running event loop, await `run` or `run_once` once; `stop` ends `run`.
+
+    Creating it opens and locks the journal, which `run` and `run_once` close; raises Rejected if it cannot be used.
+    """
 
     def __init__(
         self,
@@ -100,7 +103,11 @@ class AgentDaemon:
         )
 
     async def run(self) -> None:
-        """Runs until `stop`. Running steps get the grace period; unfinished ones stay journalled as begun."""
+        """Runs until `stop`. Running steps get the grace period; unfinished ones stay journalled as begun.
+
+        It waits out outages of the endpoint, and later of the disk. Raises Rejected if the cursor file cannot be used
+        at the start, Unavailable if the journal cannot be written then.
+        """
         try:
             async with asyncio.TaskGroup() as group:
                 tasks = group.create_task(self._run_tasks())
@@ -113,7 +120,10 @@ class AgentDaemon:
             await self._close()
 
     async def run_once(self) -> None:
-        """Polls once, runs what is due, and returns. Raises Unavailable if the endpoint does not answer."""
+        """Polls once, runs what is due, and returns when no task runs; later steps are left to the next run.
+
+        Raises Unavailable if the endpoint does not answer, NotFound or Rejected if it refuses.
+        """
         try:
             await self._prepare(retry=False)
             await self._watcher.watch(once=True)
@@ -132,7 +142,10 @@ class AgentDaemon:
         self._stopping.set()
 
     def record_change(self, change: Change) -> None:
-        """Journals a change; durable when it returns."""
+        """Journals a change, durably, and wakes the loop; a repeated change has no effect.
+
+        Raises Unavailable if the journal cannot be written.
+        """
         context, now = self._context, self._context.clock.now()
         record = record_after_change(
             self._journal.open_records,
@@ -150,7 +163,10 @@ class AgentDaemon:
             self._woken.set()
 
     def reconcile(self) -> float | None:
-        """Takes every due action; returns when the next one is due, None if only a change can cause one."""
+        """Takes every due action; returns the server time of the next one, None if only a change causes one.
+
+        It starts tasks and does not wait for them. Raises Unavailable if the journal cannot be written.
+        """
         actions = self._take_next_actions()
         # Each of these may allow further actions.
         while any(isinstance(action, RecordStepEnd | CloseEvent) for action in actions):
@@ -172,7 +188,7 @@ class AgentDaemon:
         )
 
     def report(self) -> AgentReport:
-        """The state for people: endpoint, problems, events and waits."""
+        """The state for people: endpoint, problems, events and waits. Call it on the event loop."""
         snapshot, answered_at = self.snapshot(), self._client.answered_at
         board = self._board_synchronizer.problem if self._board_synchronizer is not None else ""
         problems = tuple(text for text in (self._watcher.problem, self._problem, board) if text)

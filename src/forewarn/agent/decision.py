@@ -34,9 +34,10 @@ BOARD_RECHECK_S = 2.0  # while other VMs are not ready
 
 
 def next_actions(snapshot: AgentSnapshot) -> tuple[AgentAction, ...]:
-    """The actions to take now: for each open event at most one that changes something.
+    """The actions to take now: for each open event at most one that changes something, in their order.
 
-    Each is decided as if those before it were already journalled.
+    Each is decided as if those before it were already journalled. Events whose tasks are running, or that need
+    nothing, have none. After a RecordStepEnd or CloseEvent, further actions may be due at once: ask again.
     """
     actions: list[AgentAction] = []
     for record in snapshot.open_records:
@@ -54,7 +55,7 @@ def next_actions(snapshot: AgentSnapshot) -> tuple[AgentAction, ...]:
 
 
 def remaining_schedule(record: EventRecord, snapshot: AgentSnapshot) -> tuple[ScheduledStep, ...]:
-    """The schedule of the steps of an event that have not begun yet."""
+    """The schedule of the event's configured steps that have not begun yet, as of the snapshot's time."""
     steps = [snapshot.steps[name] for name in record.plan if record.step_run(name) is None and name in snapshot.steps]
     rule = snapshot.rules.get(record.rule, RuleConfig(name=""))
     if has_started(record.event):
@@ -65,7 +66,7 @@ def remaining_schedule(record: EventRecord, snapshot: AgentSnapshot) -> tuple[Sc
 def is_ready(record: EventRecord, snapshot: AgentSnapshot) -> bool:
     """Whether all steps of the event are done, as an approval requires.
 
-    A step that failed, was cut, or was undone by a reboot before the event started prevents it.
+    A step that failed, was cut or was undone by a reboot prevents it; one that was skipped, or no steps, do not.
     """
     runs = [record.step_run(name) for name in record.plan]
     if not all(run is not None and run.state in (StepState.DONE, StepState.SKIPPED) for run in runs):
@@ -75,7 +76,10 @@ def is_ready(record: EventRecord, snapshot: AgentSnapshot) -> bool:
 
 
 def resolve_interrupted_step(step: StepConfig, phase: StepPhase, is_done: bool | None) -> StepState | None:
-    """The end of an interrupted step, given whether `do` was done (None: unknown); None: run it again."""
+    """The end of an interrupted step or undo; None: run it again.
+
+    `is_done` says whether the step is in effect; if that is unknown (None), the step's `unclear` decides.
+    """
     if is_done is None:
         return {"repeat": None, "skip": StepState.DONE, "report": StepState.FAILED}[step.unclear]
     return StepState.DONE if is_done == (phase is StepPhase.DO) else None
@@ -220,14 +224,14 @@ def _action_after_approval_check(record: EventRecord, rule: RuleConfig, snapshot
 
 
 def is_step_done_for(other: EventRecord, step: StepConfig, snapshot: AgentSnapshot) -> bool:
-    """Whether the step is done for the other event and not undone since."""
+    """Whether the step is done for the other event and no undo of it, or reboot, has begun since."""
     run = other.step_run(step.name)
     is_done = run is not None and run.state is StepState.DONE and other.step_run(step.name, StepPhase.UNDO) is None
     return is_done and not is_undone_by_reboot(other, step, snapshot)
 
 
 def is_undone_by_reboot(record: EventRecord, step: StepConfig, snapshot: AgentSnapshot) -> bool:
-    """Whether a reboot has undone the step that was tried for this event."""
+    """Whether a reboot has undone the step since it was run for this event; False if it was not run."""
     run = record.step_run(step.name)
     return not step.survives_reboot and run is not None and run.boot_id != snapshot.boot_id
 
@@ -239,7 +243,7 @@ def is_step_in_progress(other: EventRecord, step: StepConfig) -> bool:
 
 
 def first_tried_event(others: list[EventRecord], step: StepConfig, snapshot: AgentSnapshot) -> str:
-    """The key of the event for which the step was first tried and not undone; "" if none.
+    """The key of the event for which the step was first tried and not yet undone; "" if none.
 
     Its folder has the undo notes about the original state; a later run must use them.
     """

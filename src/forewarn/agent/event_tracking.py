@@ -26,9 +26,10 @@ def record_after_change(
     boot_id: str,
     count_records: Callable[[str], int],
 ) -> EventRecord | None:
-    """The new or changed record after a change; None if nothing differs.
+    """The new or changed record after a change, not yet journalled; None if nothing differs.
 
-    `count_records` returns how many records an event id has already.
+    A new event gets the first rule that matches at `now`, the server's time; a known one keeps its rule. After its
+    start only Gone changes a record. `count_records` returns how many records an `event_key` has already.
     """
     event_id = event_key(change.event)
     known = next(

@@ -36,7 +36,10 @@ class AgentExplanation:
 
 
 def explain_event(record: EventRecord, rules: Mapping[str, RuleConfig], waits_for: str = "") -> AgentExplanation:
-    """Explains an event; `rules` are the configured ones by name, `waits_for` replaces the current state."""
+    """Explains an event; `rules` are the configured ones by name.
+
+    `waits_for`, if not empty, becomes `now` instead of the state that the record shows.
+    """
     preparing = _with_sort_times(
         [*_first_seen_lines(record), *_step_lines(record, rules, StepPhase.DO), *_approval_lines(record)], -inf
     )
@@ -62,7 +65,7 @@ def _with_sort_times(lines: Iterable[AgentExplanationLine], since: float) -> lis
 
 
 def promised_notice_s(record: EventRecord) -> float | None:
-    """Seconds of notice when the event was first seen; None if unknown."""
+    """Seconds from first seen to the NotBefore announced then, at least 0; None if none was given."""
     return None if record.not_before is None else max(0.0, record.not_before - record.seen_at)
 
 
@@ -172,7 +175,7 @@ def _missing_approval_text(record: EventRecord, rule: RuleConfig | None) -> str:
 
 
 def step_plan_table(rule: RuleConfig, notices_s: tuple[float, ...]) -> list[tuple[StepConfig, list[str]]]:
-    """For each step of a rule, when it would begin for each of these notices (seconds), as text."""
+    """For each step of a rule, in order, when it would begin for each of these notices (seconds), as text."""
     plans = [schedule_steps(rule.steps, notice, 0.0, begin=rule.begin, margin_s=rule.margin_s) for notice in notices_s]
     return [
         (step, [_plan_cell(plan[position], notice) for plan, notice in zip(plans, notices_s, strict=True)])

@@ -35,7 +35,7 @@ def build_pages(
 
 
 def health_page(tracker: EndpointHealthTracker) -> AgentPage:
-    """The page /health: 200 while the endpoint answers, else 503."""
+    """The page /health: 200, or 503 once the endpoint has been silent for too long."""
     health = tracker.health()
     return json_page({"healthy": health.ok, "text": health.text}, 200 if health.ok else 503)
 

@@ -42,7 +42,10 @@ def json_page(view: Any, status: int = 200) -> AgentPage:
 
 
 def parse_listen_address(text: str) -> tuple[str, int]:
-    """Splits `127.0.0.1:9258` or `[::1]:9258` into host and port. Raises Rejected."""
+    """Splits `127.0.0.1:9258` or `[::1]:9258` into host (without brackets) and port. Raises Rejected.
+
+    Port 0 is allowed; the host may be a name.
+    """
     host, colon, port = text.rpartition(":")
     bare = host.removeprefix("[").removesuffix("]")
     is_valid = bool(colon and bare) and (":" not in bare or host != bare)
@@ -55,7 +58,8 @@ def parse_listen_address(text: str) -> tuple[str, int]:
 async def serve_pages(pages: AgentPages, listen: str) -> AsyncIterator[int]:
     """Context manager: serves the pages, and yields the port (0 in `listen` picks a free one).
 
-    Raises Unavailable if the address cannot be used.
+    It makes each page on the event loop, at each request; one that raises becomes a 500. Raises Rejected if `listen`
+    is not an address, Unavailable if it cannot be used.
     """
     host, port = parse_listen_address(listen)
     http_server = _HttpServer(pages)

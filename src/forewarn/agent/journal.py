@@ -55,7 +55,10 @@ MIGRATIONS = (
 
 
 class JournalLock:
-    """An exclusive lock beside the journal; the kernel releases it when the process ends."""
+    """An exclusive lock beside the journal; the kernel releases it when the process ends.
+
+    Creates the folder if needed. Raises Rejected if another process has the lock, or the folder is not usable.
+    """
 
     def __init__(self, path: Path) -> None:
         lock_path = path.with_name(f"{path.name}.lock")
@@ -73,12 +76,12 @@ class JournalLock:
             ) from error
 
     def release(self) -> None:
-        """Releases the lock."""
+        """Releases the lock; call it once."""
         os.close(self._fd)
 
 
 def is_journal_locked(path: Path) -> bool:
-    """Whether a running agent uses this journal."""
+    """Whether a running agent uses this journal; False if its lock file is absent or not readable."""
     try:
         fd = os.open(path.with_name(f"{path.name}.lock"), os.O_RDONLY | os.O_CLOEXEC)
     except OSError:
@@ -93,7 +96,10 @@ def is_journal_locked(path: Path) -> bool:
 
 
 def open_journal(path: Path) -> sqlite3.Connection:
-    """Opens the journal for writing; creates or migrates it if needed. Raises Rejected."""
+    """Opens the journal for writing; creates or migrates it if needed. Take the lock first.
+
+    Raises Rejected if it cannot be opened, is damaged, or is from a newer forewarn.
+    """
     try:
         os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))  # only the owner may read the notes
     except OSError as error:
@@ -115,7 +121,10 @@ def open_journal(path: Path) -> sqlite3.Connection:
 
 
 def open_journal_readonly(path: Path) -> sqlite3.Connection:
-    """Opens a journal for reading, also while an agent uses it. Raises Rejected."""
+    """Opens a journal for reading, also while an agent uses it.
+
+    Raises Rejected if it does not exist, is damaged, or is from an older or newer forewarn.
+    """
     if not path.exists():
         raise Rejected(f"the journal {str(path)!r} does not exist: start the agent once")
     db = _connect(path, "ro")
@@ -191,7 +200,7 @@ def step_run_row(key: str, number: int, run: StepRun) -> SqlRow:
 
 
 def upsert(db: sqlite3.Connection, table: str, row: SqlRow) -> None:
-    """Inserts a row or updates the one with the same key."""
+    """Inserts a row or updates the one with the same key; the caller has the transaction."""
     names, marks = ", ".join(row), ", ".join(f":{name}" for name in row)
     changes = ", ".join(f"{name} = excluded.{name}" for name in row)
     key = _CONFLICT_COLUMNS.get(table, "event_key")
@@ -259,7 +268,8 @@ MAX_CLOSED_EVENTS = 1000  # older closed events are deleted
 class AgentJournal:
     """The journal of one agent; `open_records` always equals what is on disk.
 
-    Opening it takes the lock (Rejected if another agent has it); with `readonly` it takes none.
+    Opening it takes the lock (Rejected if another agent has it), and creates or migrates the file. With `readonly` it
+    does neither, and `open_records` is as of the opening. Raises Rejected if the file cannot be used.
     """
 
     def __init__(self, path: Path, *, readonly: bool = False) -> None:
@@ -279,7 +289,10 @@ class AgentJournal:
             self._lock.release()
 
     def save(self, *records: EventRecord) -> None:
-        """Writes these records in one transaction; durable when it returns. Raises Unavailable."""
+        """Adds or replaces these records in one transaction; durable when it returns.
+
+        Then updates `open_records`. Raises Unavailable, and changes nothing, if the file cannot be written.
+        """
         with self._transaction():
             for record in records:
                 self._write_record(record)
@@ -287,16 +300,16 @@ class AgentJournal:
             self.open_records = self.open_records.with_record(record)
 
     def count_records(self, event_id: str) -> int:
-        """How many records exist for this event id, open and closed."""
+        """How many records exist for this `event_key`, open and closed; pruned ones do not count."""
         (count,) = self._db.execute("SELECT count(*) FROM events WHERE id = ?", (event_id,)).fetchone()
         return int(count)
 
     def records(self, limit: int = MAX_CLOSED_EVENTS) -> tuple[EventRecord, ...]:
-        """The newest records, open and closed, newest first."""
+        """The `limit` newest records, open and closed, newest first."""
         return tuple(self._read_records("WHERE 1 ORDER BY number DESC LIMIT ?", limit))
 
     def find_by_prefix(self, prefix: str) -> tuple[EventRecord, ...]:
-        """The records whose key begins with this text, oldest first; case does not matter."""
+        """The records, open and closed, whose key begins with this text in any case; oldest first."""
         pattern = prefix.upper().replace("\\", "\\\\").replace("%", "\\%").replace("_", "\\_") + "%"
         return tuple(self._read_records("WHERE key LIKE ? ESCAPE '\\' ORDER BY number", pattern))
 
@@ -306,12 +319,12 @@ class AgentJournal:
         return None if row is None else json.loads(row[0])
 
     def save_value(self, name: str, value: Any) -> None:
-        """Stores a JSON value under a name; durable when it returns."""
+        """Stores or replaces a JSON value under a name; durable when it returns. Raises Unavailable."""
         with self._transaction():
             self._db.execute("INSERT OR REPLACE INTO memory VALUES (?, ?)", (name, json.dumps(value)))
 
     def prune(self, keep: int = MAX_CLOSED_EVENTS) -> None:
-        """Deletes all closed records except the newest `keep`."""
+        """Deletes all closed records except the newest `keep`. Raises Unavailable."""
         with self._transaction():
             self._db.execute(
                 "DELETE FROM events WHERE closed = 1 AND key NOT IN"

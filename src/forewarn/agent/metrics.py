@@ -56,7 +56,7 @@ class EndpointHealthTracker:
         self._last_error = reason
 
     def health(self) -> EndpointHealth:
-        """The health now; not ok if the endpoint has been silent for too long.
+        """The health now; not ok if the endpoint has been silent for too long; `text` may be "" if ok.
 
         The limit is FIRST_ANSWER_LIMIT_S before the first answer, and SILENCE_LIMIT_S after it.
         """
@@ -95,7 +95,10 @@ M = TypeVar("M", Counter, Gauge, Histogram)
 
 
 class AgentMetrics:
-    """An `AgentObserver` that counts events, polls and steps, and tracks the endpoint's health."""
+    """An `AgentObserver` that counts events, polls and steps, and tracks the endpoint's health.
+
+    `steps` are the names of all configured steps. Counts are in memory only.
+    """
 
     def __init__(
         self,
@@ -148,14 +151,14 @@ class AgentMetrics:
         return _with_all_labels(histogram, labels)
 
     def poll_answered(self, lag_s: float) -> None:
-        """Counts an answered poll."""
+        """Counts an answered poll, with its lag and time, and records it in `endpoint_health`."""
         self.endpoint_health.record_answer()
         self._polls.labels("answered").inc()
         self._lag.observe(max(0.0, lag_s))
         self._polled_at.set(self._read_real_time())
 
     def poll_failed(self, reason: str) -> None:
-        """Counts a failed poll."""
+        """Counts a failed poll, and records the reason in `endpoint_health`."""
         self.endpoint_health.record_failure(reason)
         self._polls.labels("failed").inc()
 
@@ -186,7 +189,7 @@ class AgentMetrics:
         self._approvals.labels(_kind_label(event)).inc()
 
     def event_gone(self, event: Event, outcome: str) -> None:
-        """Counts an event that is no longer listed."""
+        """Counts an event that is no longer listed, by kind and outcome; another outcome is `unknown`."""
         self._gone.labels(_kind_label(event), outcome if outcome in _OUTCOMES else EventOutcome.UNKNOWN).inc()
 
     def render(self, status: MaintenanceStatus) -> bytes:

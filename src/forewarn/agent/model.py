@@ -33,8 +33,8 @@ class StepConfig:
     repeatable: bool = False  # may run again after an interruption
     unclear: Literal["repeat", "skip", "report"] = "report"  # for an interrupted step of unknown outcome
     undo: Literal["when-gone", "never"] = "when-gone"
-    undo_budget_s: float = 60.0
-    undo_tries: int = 3
+    undo_budget_s: float = 60.0  # of each try
+    undo_tries: int = 3  # at most, the first included
     survives_reboot: bool = True  # False: a reboot undoes it
     shared_by_events: bool = True  # one run for all events that need it; False (notifications): one run for each
     options: Any = None  # the reaction's own options, already validated
@@ -60,12 +60,12 @@ class ApprovalPolicy:
 class ApprovalCheckConfig:
     """The command or webhook that must answer yes before an approval (configuration key `gate`)."""
 
-    command: tuple[str, ...] = ()
+    command: tuple[str, ...] = ()  # either this or `url`
     url: str = ""
     timeout_s: float = 10.0  # of one try
     every_s: float = 10.0  # between two tries without an answer
     deadline_s: float = 300.0  # from the first try on
-    on_silence: Literal["wait", "approve"] = "wait"
+    on_silence: Literal["wait", "approve"] = "wait"  # after the deadline; wait: no approval, until NotBefore
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,12 +82,12 @@ class RuleConfig:
     vms: str = OWN_VM  # or a pattern (`web-*`) that at least one listed VM must match
     min_duration_s: float | None = None
     max_duration_s: float | None = None
-    min_left_s: float | None = None
+    min_left_s: float | None = None  # until NotBefore when first seen; an unknown time counts as 0
     max_left_s: float | None = None
     begin: Literal["at-once", "late"] = "at-once"
     margin_s: float = 5.0  # between the end of the last step and NotBefore
     no_time: Literal["essential", "all", "nothing"] = "essential"  # which steps still run once the event has started
-    undo_on: frozenset[str] = frozenset({"finished", "withdrawn", "unknown"})
+    undo_on: frozenset[str] = frozenset({"finished", "withdrawn", "unknown"})  # outcomes after which steps are undone
     approve: ApprovalPolicy = field(default_factory=ApprovalPolicy)
     approval_check: ApprovalCheckConfig | None = None
 
@@ -108,7 +108,7 @@ class StepContext:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepOutcome:
-    """The result of a reaction: success, a text for people, and notes for the undo."""
+    """The result of a reaction: success, a text for people, and notes that the journal keeps."""
 
     ok: bool
     text: str = ""
@@ -116,16 +116,19 @@ class StepOutcome:
 
 
 class Reaction(Protocol):
-    """Does something for an event and undoes it.
+    """Does something for an event and undoes it. A new object is made for each call.
 
-    The agent cancels it when its budget ends; `undo` must work after that too.
+    The agent cancels it when its budget ends; `undo` must work after that too. An exception counts as a failure.
     """
 
     async def do(self, context: StepContext) -> StepOutcome:
-        """Prepares for the event, and returns the outcome."""
+        """Prepares for the event, and returns the outcome; may run again after an interruption."""
 
     async def undo(self, context: StepContext) -> StepOutcome:
-        """Restores the state before `do`, also if `do` failed or was cancelled."""
+        """Restores the state before `do`, also if `do` failed or was cancelled; retried if it fails."""
 
     async def check(self, context: StepContext) -> bool | None:
-        """Whether `do` was done; None if that cannot be determined."""
+        """Whether `do` is in effect now; None if that cannot be determined.
+
+        The agent asks this after an interruption of `do` or of `undo`.
+        """

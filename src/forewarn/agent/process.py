@@ -22,7 +22,11 @@ _STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
 async def run_until_signal(config: AgentConfig) -> None:
-    """Runs the agent and serves its pages until SIGTERM or SIGINT."""
+    """Runs the agent and serves its pages until SIGTERM or SIGINT; sets the handlers of these signals.
+
+    An address that is taken is logged and retried. Raises Rejected if prometheus_client is missing, or the journal or
+    the cursor cannot be used.
+    """
     if not config.listen:
         await _run_daemon(AgentDaemon(config), config)
         return
@@ -39,7 +43,10 @@ async def run_until_signal(config: AgentConfig) -> None:
 
 
 async def run_once(config: AgentConfig) -> None:
-    """Polls once, runs what is due, and returns; a signal interrupts it, and the next run resumes."""
+    """Polls once, runs what is due, and returns; serves no pages.
+
+    SIGTERM and SIGINT cancel it (CancelledError), and the next run resumes. Raises as `AgentDaemon.run_once`.
+    """
     task = asyncio.current_task()
     assert task is not None
     for number in _STOP_SIGNALS:

@@ -38,8 +38,8 @@ class ReadinessBoard:
     def publish_and_read(self, ready: Iterable[str], listed: Iterable[str]) -> BoardView:
         """Publishes the heartbeat and the ready events of this VM; returns what all VMs show.
 
-        `ready` are the event ids this VM is ready for, `listed` those it reads about; it withdraws the others of
-        `listed`. Raises OSError.
+        `ready` are the `event_key`s this VM is ready for, `listed` those it reads about; it withdraws readiness for
+        the others of `listed`. The view includes this VM. Raises OSError.
         """
         event_ids, ready_ids = frozenset(listed), frozenset(ready)
         own_heartbeat_at = _touch(self._folder / "alive" / self._name)
@@ -58,7 +58,7 @@ class ReadinessBoard:
         )
 
     def remove_event(self, event_id: str) -> None:
-        """Removes this VM's file for an event that is gone, and the event's folder if it is empty."""
+        """Removes this VM's file for an event that is gone, and the event's folder if empty; ignores errors."""
         with suppress(OSError):
             (self._event_folder(event_id) / self._name).unlink(missing_ok=True)
             self._event_folder(event_id).rmdir()
@@ -97,7 +97,7 @@ LOG = logging.getLogger("forewarn.agent")
 class BoardSynchronizer:
     """Publishes this VM's readiness and reads the others', every few seconds and when woken.
 
-    `view` is the latest state of the board, `problem` why it cannot be used ("": it can).
+    `view` is the board when an event last waited for all VMs, `problem` why it cannot be used ("": it can).
     """
 
     def __init__(
@@ -110,11 +110,11 @@ class BoardSynchronizer:
         self.problem = ""
 
     def wake(self) -> None:
-        """Requests a synchronization now, because an event may have become ready."""
+        """Makes `run` synchronize now, because an event may have become ready. Call it on the event loop."""
         self._woken.set()
 
     async def run(self) -> None:
-        """Synchronizes for ever."""
+        """Synchronizes every HEARTBEAT_INTERVAL_S and when woken, until cancelled."""
         while True:
             self._woken.clear()
             await self.synchronize()
@@ -124,7 +124,10 @@ class BoardSynchronizer:
                     await self._woken.wait()
 
     async def synchronize(self) -> None:
-        """Publishes and reads once; calls `on_change` if the view changed. Errors become `problem`."""
+        """Publishes and reads once, in a thread. An OSError becomes `problem`.
+
+        Updates `view`, and calls `on_change` if it changed, only while an event waits for all VMs.
+        """
         snapshot = self._snapshot()
         shared = [record for record in snapshot.open_records if _needs_all_vms(record, snapshot)]
         shown = {event_key(record.event) for record in shared}

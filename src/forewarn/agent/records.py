@@ -12,8 +12,8 @@ from forewarn.agent.model import Event, StepPhase
 class StepState(StrEnum):
     """The state of one run of a step, or of its undo."""
 
-    BEGUN = "begun"
-    DONE = "done"
+    BEGUN = "begun"  # running, or interrupted
+    DONE = "done"  # it succeeded, or was already done for another event
     FAILED = "failed"  # perhaps done in part, so it is undone
     CUT = "cut"  # not run: there was no time
     SKIPPED = "skipped"  # not run for another reason
@@ -31,10 +31,10 @@ class StepRun:
     phase: StepPhase = StepPhase.DO
     state: StepState = StepState.BEGUN
     begun_at: float
-    ended_at: float | None = None
-    boot_id: str = ""
-    text: str = ""
-    notes: Mapping[str, str] = field(default_factory=dict)
+    ended_at: float | None = None  # None: not ended
+    boot_id: str = ""  # of the boot in which it began
+    text: str = ""  # the result, for people
+    notes: Mapping[str, str] = field(default_factory=dict)  # what the reaction returned
     holder: str = ""  # key of the event for which it was first tried; "": this event
     tries: int = 1
 
@@ -47,9 +47,9 @@ class StepRun:
 class ApprovalState(StrEnum):
     """The state of an approval. One that was asked and not answered is sent again; that is harmless."""
 
-    ASKED = "asked"
-    SENT = "sent"
-    REFUSED = "refused"
+    ASKED = "asked"  # about to be sent, or sent without an answer
+    SENT = "sent"  # the endpoint accepted it
+    REFUSED = "refused"  # the endpoint rejected it; not sent again
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,8 +65,8 @@ class ApprovalRecord:
 class ApprovalCheckRecord:
     """The answers of the approval check so far."""
 
-    first_at: float
-    asked_at: float
+    first_at: float  # of the first try
+    asked_at: float  # of the latest try, or of its answer
     answer: str = ""  # "yes", "no", or "" if none came
     text: str = ""
 
@@ -83,8 +83,8 @@ class EventRecord:
     rule: str = ""  # "": no rule matches
     plan: tuple[str, ...] = ()  # names of steps, in order
     started_at: float | None = None  # when first seen started
-    gone_at: float | None = None
-    outcome: str = ""
+    gone_at: float | None = None  # None: still listed
+    outcome: str = ""  # a value of `Outcome` once gone
     closed: bool = False  # gone, and nothing is left to undo
     step_runs: tuple[StepRun, ...] = ()
     approval: ApprovalRecord | None = None
@@ -95,7 +95,7 @@ class EventRecord:
         return next((run for run in self.step_runs if run.step == step and run.phase == phase), None)
 
     def with_step_run(self, run: StepRun) -> EventRecord:
-        """A copy of the record in which this run replaces the one of the same step and phase."""
+        """A copy in which this run replaces the one of the same step and phase; it becomes the last run."""
         others = tuple(each for each in self.step_runs if (each.step, each.phase) != (run.step, run.phase))
         return replace(self, step_runs=(*others, run))
 

@@ -20,16 +20,19 @@ LOG = logging.getLogger("forewarn.agent")
 
 
 class AgentObserver(Protocol):
-    """Receives what the agent sees and does."""
+    """Receives what the agent sees and does; events and steps are already journalled by then."""
 
     def poll_answered(self, lag_s: float) -> None:
-        """The endpoint answered, `lag_s` seconds after its last answer; time of a held poll is excluded."""
+        """The endpoint answered, `lag_s` seconds after its last answer; time of a held poll is excluded.
+
+        0.0 for the first answer.
+        """
 
     def poll_failed(self, reason: str) -> None:
-        """The endpoint gave no usable answer."""
+        """A poll, or the question for this VM's name, got no usable answer."""
 
     def event_first_seen(self, event: Event, notice_s: float | None) -> None:
-        """An event is new, with `notice_s` seconds of notice left; None: it has started."""
+        """An event is new, with `notice_s` seconds of notice left; None: it has started, or gives no time."""
 
     def notice_missed(self, event: Event) -> None:
         """An event of this VM was first seen started, or with its NotBefore passed."""
@@ -38,7 +41,7 @@ class AgentObserver(Protocol):
         """An event that was seen scheduled has started, `notice_s` seconds after it was first seen."""
 
     def step_ended(self, step: StepConfig, phase: StepPhase, outcome: StepOutcome, took_s: float) -> None:
-        """A step or its undo ended after `took_s` seconds."""
+        """A step or its undo that was run has ended, after `took_s` seconds; also if it failed."""
 
     def step_cut(self, step: StepConfig, event: Event) -> None:
         """A step was cut for lack of time."""
@@ -47,7 +50,7 @@ class AgentObserver(Protocol):
         """The endpoint accepted the agent's approval."""
 
     def event_gone(self, event: Event, outcome: str) -> None:
-        """An event is no longer listed."""
+        """An event is no longer listed; `outcome` is a value of `Outcome`."""
 
 
 class NullObserver:
@@ -114,13 +117,16 @@ class SingleLineFormatter(logging.Formatter):
     """Escapes control characters, so that a server cannot forge log lines."""
 
     def formatMessage(self, record: logging.LogRecord) -> str:
-        """Formats a record on one line."""
+        """Formats the message on one line; a traceback still follows on its own lines."""
         line = super().formatMessage(record)
         return "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in line)
 
 
 def report_event_change(observer: AgentObserver, record: EventRecord, *, is_new: bool, vm: str, now: float) -> None:
-    """Logs and reports that an event is new, has started or is gone."""
+    """Logs and reports that an event is new, has started or is gone; `record` is the one after that.
+
+    For a new event of this VM without notice it reports the missed notice too. Other changes are not reported.
+    """
     event, left = record.event, notice_left_s(record.event, now)
     if record.gone_at is not None:
         LOG.info("%s %s is gone: %s", event.kind, record.key, record.outcome)
@@ -138,7 +144,7 @@ def report_event_change(observer: AgentObserver, record: EventRecord, *, is_new:
 def report_step_end(
     observer: AgentObserver, record: EventRecord, action: RecordStepEnd, steps: Mapping[str, StepConfig]
 ) -> None:
-    """Logs and reports the end of a step that was not run."""
+    """Logs the end of a step that was not run; reports it only if the step was cut."""
     run = action.step_run
     LOG.warning("%s %s %s for %s: %s", run.phase, run.step, run.state, record.key, run.text)
     if run.state is StepState.CUT and run.step in steps:

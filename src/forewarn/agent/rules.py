@@ -22,7 +22,10 @@ def find_rule(rules: Iterable[RuleConfig], event: Event, vm: str, now: float) ->
 
 
 def rule_matches(rule: RuleConfig, event: Event, vm: str, now: float) -> bool:
-    """Whether the event meets all conditions of the rule."""
+    """Whether the event meets all conditions of the rule at `now`, the server's time; `vm` is this VM.
+
+    Case does not matter. An unknown duration counts as endless, an unknown NotBefore as 0 s left.
+    """
     return (
         _matches_any(event.kind, rule.kinds)
         and _matches_any(event.source, rule.sources)
@@ -33,12 +36,12 @@ def rule_matches(rule: RuleConfig, event: Event, vm: str, now: float) -> bool:
 
 
 def has_started(event: Event) -> bool:
-    """Whether the event has started."""
+    """Whether the event's status is Started; an unknown status is not."""
     return event.status == NoticeStatus.STARTED
 
 
 def notice_left_s(event: Event, now: float) -> float | None:
-    """Seconds until the event may start: 0 once started, None if the server gave no readable time."""
+    """Seconds until NotBefore: 0 after it or once started, None if the server gave no readable time."""
     if has_started(event):
         return 0.0
     return None if event.not_before is None else max(0.0, event.not_before - now)

@@ -70,7 +70,10 @@ CANCEL_TIMEOUT_S = 2.0  # for a cancelled reaction to end
 
 
 class ActionRunner:
-    """Runs actions as asyncio tasks. It calls `on_change` when a task has ended."""
+    """Runs actions as asyncio tasks. It calls `on_change` when a task has ended and its end is journalled.
+
+    A task whose end could not be journalled counts as running for FAILED_TASK_DELAY_S more. Use it on the event loop.
+    """
 
     def __init__(
         self,
@@ -87,11 +90,14 @@ class ActionRunner:
 
     @property
     def running_tasks(self) -> frozenset[TaskKey]:
-        """The keys of the tasks that run in this process."""
+        """The keys of the tasks that run now, also of approvals and approval checks."""
         return frozenset(self._tasks)
 
     def start(self, action: AgentAction) -> None:
-        """Starts the task for an action that needs one; the action is already journalled."""
+        """Starts the task for an action, which is already journalled; a StopStep cancels its task.
+
+        Does nothing for other actions. The step of the action must not be running.
+        """
         match action:
             case StartStep(key=key, step=step, phase=phase):
                 self._spawn((key, step.name), self._run_step(key, step, phase))
@@ -280,7 +286,10 @@ ANSWER_BY_EXIT_STATUS = {0: "yes", 1: "no"}  # of an approval check; any other s
 
 
 async def run_approval_check(check: ApprovalCheckConfig, context: StepContext) -> tuple[str, str]:
-    """Runs the approval check; returns its answer ("yes", "no", "" if none) and a text for people."""
+    """Runs the approval check once; returns its answer ("yes", "no", "" if none) and a text for people.
+
+    Failures and timeouts are no answer; it does not raise them.
+    """
     return await (_check_by_command(check, context) if check.command else _check_by_webhook(check, context))
 
 
@@ -309,7 +318,10 @@ _MAX_FOLDER_NAME = 120
 
 
 def make_step_folder(root: Path, key: str, step: str) -> Path:
-    """Creates the folder of a step of an event if needed, and returns it."""
+    """Creates the folder of a step of an event if needed, for the owner only, and returns it.
+
+    `key` is the event's key. Raises OSError.
+    """
     root.mkdir(mode=0o700, parents=True, exist_ok=True)
     folder = root / _event_folder_name(key) / step
     folder.parent.mkdir(mode=0o700, exist_ok=True)
@@ -318,7 +330,7 @@ def make_step_folder(root: Path, key: str, step: str) -> Path:
 
 
 def remove_stale_step_folders(root: Path, keys: Iterable[str]) -> None:
-    """Removes the folders of events that are not among these keys."""
+    """Removes the folders of events that are not among these keys; ignores errors."""
     kept = {_event_folder_name(key) for key in keys}
     for folder in root.iterdir() if root.is_dir() else ():
         if folder.name not in kept:

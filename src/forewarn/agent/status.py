@@ -26,14 +26,17 @@ class ReadinessHold:
     """A readiness step in effect, which makes /ready answer 503."""
 
     step: str
-    event: str
+    event: str  # key of its record
     kind: str
-    since: float
+    since: float  # server time at which the step began
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MaintenanceStatus:
-    """The listed events, whether this VM is in maintenance, and what holds its readiness."""
+    """The listed events, whether this VM is in maintenance, and what holds its readiness.
+
+    Maintenance lasts from the first step for an event, or its start, until all is undone.
+    """
 
     listed: tuple[Event, ...] = ()
     in_maintenance: bool = False
@@ -90,7 +93,7 @@ class AgentReport:
 
 
 def events_with_schedule(snapshot: AgentSnapshot) -> tuple[tuple[EventRecord, tuple[ScheduledStep, ...]], ...]:
-    """Each open record with the schedule of its remaining steps."""
+    """Each open record, oldest first, with the schedule of its steps that have not begun."""
     return tuple((record, remaining_schedule(record, snapshot)) for record in snapshot.open_records)
 
 
@@ -111,7 +114,7 @@ JsonObject = dict[str, Any]
 
 
 def state_view(snapshot: AgentSnapshot) -> JsonObject:
-    """The JSON of /state: status and open events."""
+    """The JSON of /state: status and open events, oldest first. Times are the server's, in POSIX seconds."""
     status = maintenance_status(snapshot.open_records, snapshot.steps, snapshot.vm)
     waits = {action.key: action for action in next_actions(snapshot) if isinstance(action, WaitUntil)}
     return {
@@ -133,7 +136,10 @@ def event_view(
     steps: Mapping[str, StepConfig],
     wait: WaitUntil | None = None,
 ) -> JsonObject:
-    """The JSON of one event: facts, steps, approval, and what it waits for."""
+    """The JSON of one event: facts, steps without their notes, approval, and what it waits for.
+
+    `schedule` has the remaining steps, `steps` the configured ones by name.
+    """
     event, coming = record.event, {scheduled.step.name: scheduled for scheduled in schedule}
     return {
         "key": record.key,

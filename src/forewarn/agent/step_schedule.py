@@ -37,7 +37,8 @@ def schedule_steps(
 ) -> tuple[ScheduledStep, ...]:
     """Schedules the steps in their order for a notice that ends at `not_before`; None: end unknown.
 
-    The last step ends `margin_s` before it. `begin` applies to steps without a setting of their own.
+    The last step ends `margin_s` before it. `begin` applies to steps without a setting of their own. Steps that are
+    cut are in the result. With an unknown end all steps are due now, and none is cut.
     """
     if not_before is None:
         return tuple(ScheduledStep(step=step, due_at=now, latest_at=now) for step in steps)

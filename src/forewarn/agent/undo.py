@@ -26,7 +26,10 @@ MAX_UNDO_RETRY_S = 300.0
 
 
 def undo_actions(record: EventRecord, snapshot: AgentSnapshot) -> Iterator[AgentAction]:
-    """The next action for an event that is gone: stop, undo, wait or close."""
+    """Yields the next action for an event that is gone: undo or end one step, wait, or close.
+
+    While tasks of the event run, only a StopStep for each step that still prepares.
+    """
     running = [name for key, name in snapshot.running_tasks if key == record.key]
     if running:
         yield from (StopStep(key=record.key, step=name) for name in running if _is_preparing(record, name))

@@ -26,8 +26,9 @@ RETRY_S = 5.0  # after the endpoint refused
 class EventWatcher:
     """Polls the endpoint and passes on each change.
 
-    A change counts as handled once `on_change` has returned. `on_poll` is called after each answer. `problem` is why
-    the latest poll failed, "" if it succeeded.
+    A change counts as handled once `on_change` has returned; it comes again if that raised, and perhaps after a
+    crash. `on_poll` is called after each answer and its changes. `problem` is why the latest poll failed, "" if it
+    succeeded.
     """
 
     def __init__(
@@ -46,7 +47,7 @@ class EventWatcher:
         self.problem = ""
 
     async def run(self) -> None:
-        """Watches for ever, and retries after refusals."""
+        """Watches for ever; after a refusal, or a ForewarnError of `on_change`, again after RETRY_S."""
         while True:
             try:
                 await self.watch()
@@ -55,7 +56,11 @@ class EventWatcher:
             await asyncio.sleep(RETRY_S)
 
     async def watch(self, *, once: bool = False) -> None:
-        """Watches until the endpoint refuses; with `once` until its first answer (Unavailable if none)."""
+        """Watches through outages, until the endpoint refuses: raises NotFound or Rejected.
+
+        With `once` it returns after the first answer, and raises Unavailable after MAX_FIRST_POLL_FAILURES. Raises
+        Rejected also if the cursor file cannot be used, and what `on_change` raises.
+        """
         failures, mark_handled = 0, _do_nothing
         within_s = 0.0 if once else self._hold_s
         options = WatchOptions(explicit=True, in_order=True, max_poll_s=lambda: within_s)
@@ -102,7 +107,10 @@ def _do_nothing() -> None:
 
 
 def repair_cursor(path: Path, journal: AgentJournal, boot_id: str) -> None:
-    """Makes the cursor contain exactly the journal's open events, so that missing changes come again."""
+    """Makes the cursor file know exactly the journal's listed events, so that missing changes come again.
+
+    Writes only if they differ. A damaged file is replaced; raises Rejected if it cannot be read or written.
+    """
     try:
         cursor = load_cursor(path)
     except BadCursor as error:

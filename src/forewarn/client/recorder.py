@@ -47,8 +47,8 @@ class EndpointRecorder:
     def answers(self) -> Iterator[RecordedResponse]:
         """Polls and yields each answer that differs from the last, until `for_s` is over. Blocks.
 
-        Call it once. A later failure is an answer with status None. Raises Unreachable if the endpoint accepts no connection at the
-        first poll.
+        Call it once. A later failure is an answer with status None. Raises Unreachable if the endpoint accepts no
+        connection at the first poll.
         """
         last: RecordedResponse | None = None
         while self._left_s() > 0:
