@@ -19,7 +19,10 @@ MISSING_EXTRAS_MESSAGE = (
 
 
 def main() -> int:
-    """Run the `forewarn` command with the arguments of the process; returns its exit code."""
+    """Run the `forewarn` command with the arguments of the process; raises SystemExit with its exit code.
+
+    Returns only if it cannot begin: 2 if click or rich is not installed, 130 after Ctrl-C.
+    """
     try:
         return _run_command()
     except KeyboardInterrupt:  # while the modules were still loading

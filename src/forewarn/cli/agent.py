@@ -148,7 +148,7 @@ def explain(call: Invocation, event: str, file: Path) -> None:
 
 
 def read_agent_config(file: Path) -> AgentConfig:
-    """Read the agent's file; raises InvalidFile with one problem per faulty line."""
+    """Read the agent's file; raises InvalidFile with all its problems, Rejected if it cannot be read."""
     try:
         return load_config(file)
     except BadConfig as error:
@@ -167,8 +167,9 @@ _MIN_ID_PREFIX = 4
 def agent_state(config: AgentConfig | None, at: str | None) -> JsonObject:
     """The agent's state: from the agent that listens at `at` or as configured, else from its journal.
 
-    Adds `running` and `unheard`, which is true if the state comes from the journal. Raises Unavailable if no agent
-    answers and there is no configuration, hence no journal.
+    Adds `running` (an agent answers or has its journal open) and `unheard` (the state comes from the journal). Raises
+    Unavailable if no agent answers and there is no configuration, hence no journal; Rejected if something else answers
+    or the journal cannot be read.
     """
     address = at or (config.listen if config else "")
     state = _state_from_agent(address) if address else None
@@ -223,9 +224,10 @@ def _state_from_journal(config: AgentConfig) -> JsonObject:
 
 
 def event_explanations(config: AgentConfig, id_prefix: str) -> list[JsonObject]:
-    """What the agent did for the event with this id or prefix; one entry for each time the event appeared.
+    """What the agent did, by its journal, for the event with this id or prefix, in any case.
 
-    Raises NotFound or Rejected if no event, or more than one, begins with the prefix.
+    One entry for each time the event appeared, oldest first. Raises NotFound if no event begins with the prefix;
+    Rejected if several do, if it has fewer than 4 characters, or if the journal cannot be read.
     """
     rules = {rule.name: rule for rule in config.rules}
     return [asdict(explain_event(record, rules)) for record in _find_records(config.journal_path, id_prefix)]
@@ -274,7 +276,7 @@ def _rule_document(rule: RuleConfig) -> JsonObject:
 
 
 def print_plan(call: Invocation, file: str, config: AgentConfig) -> None:
-    """Print the answer of `agent check` as a table for each rule."""
+    """Print the answer of `agent check` as text: a table of the steps of each rule."""
     call.output.print_line(
         f"{file} is valid: {count_noun(len(config.rules), 'rule')}, {count_noun(len(config.steps), 'step')}."
     )
@@ -310,12 +312,12 @@ def _rule_bounds(rule: RuleConfig) -> Iterator[str]:
 
 
 def dry_run_document(dry_run: DryRun) -> JsonObject:
-    """The JSON form of what the agent would do for one event."""
+    """The JSON form of what the agent would do for one event, with the event's id and kind only."""
     return {**asdict(dry_run), "event": dry_run.event.id, "kind": dry_run.event.kind}
 
 
 def print_dry_runs(call: Invocation, vm: str, dry_runs: Sequence[DryRun]) -> None:
-    """Print what the agent would do for each pending event."""
+    """Print as text what the agent would do for each pending event of the VM named `vm`."""
     if not dry_runs:
         call.output.print_line(f"No event is pending for {vm}: nothing would be done.")
     for dry_run in dry_runs:
@@ -325,7 +327,7 @@ def print_dry_runs(call: Invocation, vm: str, dry_runs: Sequence[DryRun]) -> Non
 
 
 def print_agent_state(call: Invocation, state: JsonObject) -> None:
-    """Print the state that `agent_state` returned: facts, then a table of the open events."""
+    """Print the state that `agent_state` returned as text: facts, then a table of the open events."""
     call.output.print_facts(_state_facts(state))
     if not state["events"]:
         call.output.print_line("No event is under way.")
@@ -391,7 +393,7 @@ def _step_phase_name(step: str, phase: str) -> str:
 
 
 def print_explanation(call: Invocation, explanation: JsonObject) -> None:
-    """Print one of the explanations that `event_explanations` returned."""
+    """Print one of the explanations that `event_explanations` returned as text, one line per step."""
     call.output.print_line(bold(explanation["title"]))
     lines: list[dict[str, Any]] = list(explanation["lines"])
     times = clock_times((line["at"] for line in lines), lines[-1]["at"] if lines else 0.0)

@@ -29,24 +29,28 @@ QueryParameters = Mapping[str, object]  # parameters whose value is None are not
 
 
 class ServiceNotRunning(Unavailable):
-    """No service answers on the socket of the data directory."""
+    """No service answers on the socket of the data directory, or the socket belongs to another user."""
 
 
 class ServiceFailure(ForewarnError):
-    """The service failed with an internal error; the caller cannot fix it. Exit code 1."""
+    """The service failed: an internal error, or no JSON. The caller cannot fix it. Exit code 1."""
 
 
 class InvalidFile(Rejected):
-    """A fleet file or agent file that is invalid, with one problem per faulty line."""
+    """A fleet file or agent file that is invalid, with its problems. Set `file_name` to its name."""
 
     def __init__(self, message: str, problems: list[JsonObject], code: str = "Rejected") -> None:
+        """Each problem has the keys `what`, `remedy` and `line` (from 1; None or missing: no line)."""
         super().__init__(message)
         self.code = code
         self.problems = problems
         self.file_name = "the file"
 
     def problem_lines(self) -> list[str]:
-        """One line per problem, `FILE:LINE: what: remedy`, so that editors can jump to it."""
+        """One line per problem, `FILE:LINE: what: remedy`, so that editors can jump to it.
+
+        A problem without a line has `FILE: what: remedy`.
+        """
         return [
             f"{self._problem_location(problem)}: {problem['what']}: {problem['remedy']}" for problem in self.problems
         ]
@@ -67,7 +71,7 @@ _ERROR_CLASSES: dict[str, type[ForewarnError]] = {
 
 
 def error_code(error: ForewarnError) -> str:
-    """The API's code for an error, such as `NotFound`, also for errors raised on the client's side."""
+    """The API's code for an error, such as `NotFound`, also for errors of the CLI itself; else `Internal`."""
     if isinstance(error, InvalidFile):
         return error.code
     return next((code for code, kind in reversed(_ERROR_CLASSES.items()) if isinstance(error, kind)), "Internal")
@@ -81,14 +85,19 @@ class Transport(Protocol):
         """`in DIRECTORY` or `at URL`, to complete the sentence "the service …"."""
 
     def send(self, method: str, target: str, payload: bytes | None, timeout_s: float) -> tuple[int, bytes]:
-        """Send one request; returns status and body. Raises OSError or HTTPException if the connection fails."""
+        """Send one request to a path with query; returns status and body, of error answers too.
+
+        `payload` is JSON. Raises OSError or HTTPException if the connection fails, or a ForewarnError if there is no
+        service or no access to it.
+        """
 
 
 class ApiClient:
     """Client of one service's operator API.
 
     Each method returns the decoded JSON object. An error answer raises the class of `forewarn.errors` that has its
-    code, an unreachable or silent service raises Unavailable.
+    code, InvalidFile if it lists problems, or else ServiceFailure. An unreachable or silent service raises Unavailable.
+    A blank path segment raises Rejected.
     """
 
     def __init__(self, transport: Transport) -> None:
@@ -112,7 +121,7 @@ class ApiClient:
         return self._call("DELETE", _request_target(path, {}))
 
     def now(self) -> float:
-        """The service's time in seconds since the epoch; a lab's differs from this machine's."""
+        """Ask the service for its time, in seconds since 1970; a lab's differs from this machine's."""
         return float(self.get("clock")["now"])
 
     def _call(
@@ -133,7 +142,10 @@ class ApiClient:
 def send_request(
     connection: http.client.HTTPConnection, method: str, target: str, payload: bytes | None, headers: dict[str, str]
 ) -> tuple[int, bytes]:
-    """Send one request over a new connection, close it, and return status and body."""
+    """Open the connection, send one request as the CLI, close it, and return status and body.
+
+    `headers` come on top of the usual ones. Raises OSError or HTTPException if the connection fails.
+    """
     try:
         connection.connect()
         content_type = {} if payload is None else {"Content-Type": "application/json"}

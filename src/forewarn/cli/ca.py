@@ -65,7 +65,7 @@ def export(call: Invocation, file: str) -> None:
 
 
 def ca_file(data: Path) -> Path:
-    """The CA certificate in a data directory."""
+    """The path of the CA certificate in a data directory; it may not exist."""
     return data / "tls" / "ca.pem"
 
 

@@ -44,7 +44,7 @@ def advance(call: Invocation, by: float) -> None:
 
 
 def speed_factor(text: str) -> float:
-    """Click type of a speed: a finite number, 0 or more."""
+    """Click type of a speed: a finite number, 0 or more; raises BadParameter for anything else."""
     try:
         number = float(text)
     except ValueError:

@@ -15,7 +15,7 @@ from forewarn.cli.api_client import ApiClient, JsonObject
 from forewarn.cli.invocation import Invocation, offline_command
 from forewarn.errors import ForewarnError
 
-CompletionFunction = Callable[[click.Context, click.Parameter, str], list[CompletionItem]]
+CompletionFunction = Callable[[click.Context, click.Parameter, str], list[CompletionItem]]  # as click calls it
 _TIMEOUT_S = 2.0
 
 

@@ -21,9 +21,10 @@ from forewarn.errors import NotFound, Rejected, Unauthenticated
 
 
 def read_private_file(path: Path) -> str:
-    """Read a text file that holds a secret.
+    """Read a UTF-8 file that holds a secret.
 
-    Raises NotFound if it does not exist, and Rejected if group or others may access it or it is not a text file.
+    Raises NotFound if it does not exist; Rejected if group or others have any access to it, or if it cannot be read
+    or is not a regular text file.
     """
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)  # opening a pipe must not block
@@ -53,7 +54,7 @@ def read_secret_file(path: Path) -> str:
 
 
 def parse_secret(text: str, source: str) -> str:
-    """The secret without surrounding blanks; raises Rejected, naming `source`, if not one line."""
+    """The text without surrounding blanks; raises Rejected, naming `source`, unless it is one line."""
     secret = text.strip()
     if not secret:
         raise Rejected(f"{source} is empty: put the secret in it")
@@ -63,7 +64,10 @@ def parse_secret(text: str, source: str) -> str:
 
 
 def write_private_file(path: Path, text: str) -> None:
-    """Write a file with mode 0600, atomically and durably. A symbolic link is followed, not replaced."""
+    """Write or replace a file with mode 0600, atomically. A symbolic link is followed, not replaced.
+
+    Creates missing directories. Raises Rejected if it cannot be written.
+    """
     target = path.resolve()
     try:
         target.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -98,23 +102,26 @@ class Profile:
     scope: str = ""  # "": the scope of the server's audience
 
     def read_secret(self) -> str:
-        """The secret itself, read from its file if the profile names one."""
+        """The secret itself, or else what its file contains; raises as `read_secret_file` does."""
         return self.secret or read_secret_file(Path(self.secret_file))
 
 
 class ProfileFile:
-    """The user's profiles.toml: reads and writes sign-in profiles by name."""
+    """The user's profiles.toml: sign-in profiles by name, in exact case. Every call reads the file again.
+
+    All calls raise Rejected if others may read the file, or if it cannot be read, parsed or written.
+    """
 
     def __init__(self, path: Path) -> None:
         self.path = path
 
     @classmethod
     def from_environment(cls, environ: Mapping[str, str]) -> ProfileFile:
-        """The file in the user's configuration directory."""
+        """The file in the user's configuration directory; it may not exist."""
         return cls(config_directory(environ) / "profiles.toml")
 
     def read_all(self) -> dict[str, Profile]:
-        """All profiles by name; none if the file does not exist. Raises Rejected if it cannot be parsed."""
+        """All profiles by name, in the file's order; none if the file does not exist."""
         if not self.path.exists():
             return {}
         try:
@@ -135,11 +142,11 @@ class ProfileFile:
         return known[name]
 
     def save(self, name: str, profile: Profile) -> None:
-        """Add a profile, or replace the one of this name."""
+        """Write a profile to the file, in place of an earlier one of this name."""
         self._write({**self.read_all(), name: profile})
 
     def remove(self, name: str) -> Profile:
-        """Remove a profile and return it; raises NotFound if there is none."""
+        """Remove a profile from the file and return it; raises NotFound if there is none."""
         removed = self.find(name)
         self._write({known: profile for known, profile in self.read_all().items() if known != name})
         return removed
@@ -156,16 +163,18 @@ def require_printable(text: str, what: str) -> str:
 
 
 def require_profile_name(name: str) -> str:
-    """Return the name if a profile may have it, else raise Rejected."""
+    """Return the name if it has only letters, digits, dots, dashes and underscores, else raise Rejected."""
     if not _PROFILE_NAME.fullmatch(name):
         raise Rejected(f"{name!r} is not a valid profile name: use letters, digits, dots, dashes and underscores")
     return name
 
 
 def resolve_profile(selection: RemoteSelection, profiles: ProfileFile, environ: Mapping[str, str]) -> Profile:
-    """The profile of a remote selection: the named one, else that of its server.
+    """The profile of a remote selection: the named one, else the one for its server.
 
-    Raises NotFound, Unauthenticated or Rejected if no profile, or more than one, fits.
+    For a server, FOREWARN_CLIENT_ID and FOREWARN_SECRET_FILE come before saved profiles. FOREWARN_CA is the CA if the
+    profile has none. Raises NotFound if the named profile does not exist, Unauthenticated if none is for the server,
+    Rejected if several are, or if the named one is for another server.
     """
     if selection.profile:
         profile = profiles.find(selection.profile)

@@ -35,7 +35,7 @@ class ShellSyntax:
 
 
 def shell_comment(text: str) -> str:
-    """A comment line; a line break in the text becomes `?`, because it would begin a command."""
+    """A comment line; unprintable characters become `?`, because a line break would begin a command."""
     return f"# {''.join(char if char.isprintable() else '?' for char in text)}"
 
 

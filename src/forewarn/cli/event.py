@@ -96,13 +96,13 @@ def _print_changes(call: Invocation, before: list[JsonObject], after: list[JsonO
 
 
 def changed_events(before: list[JsonObject], after: list[JsonObject]) -> list[JsonObject]:
-    """The events that are new in `after`, or whose status, approval or ending changed."""
+    """The events of `after`, in its order, that are new or whose status, approval or ending changed."""
     known = {event["id"]: _comparable_state(event) for event in before}
     return [event for event in after if known.get(event["id"]) != _comparable_state(event)]
 
 
 def removed_event_ids(before: list[JsonObject], after: list[JsonObject]) -> list[str]:
-    """The ids of events that are in `before` but not in `after`."""
+    """The ids of events that are in `before` but not in `after`, in the order of `before`."""
     remaining = {event["id"] for event in after}
     return [event["id"] for event in before if event["id"] not in remaining]
 

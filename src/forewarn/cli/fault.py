@@ -142,7 +142,7 @@ _NO_FAULTS = "No fault is active. `forewarn fault list --kinds` shows the kinds 
 
 
 def print_faults(call: Invocation, view: JsonObject) -> None:
-    """Print the active faults and storms as tables."""
+    """Print the active faults and storms of the API's view as tables, or a sentence if there are none."""
     faults, storms = view["faults"], view["storms"]
     if not faults and not storms:
         call.output.print_line(_NO_FAULTS)
@@ -190,7 +190,7 @@ def _touched_count(fault: JsonObject) -> str:
 
 
 def print_fault(call: Invocation, fault: JsonObject) -> None:
-    """Print a fault that was just set."""
+    """Print a fault that was just set, as sentences or with --json as JSON."""
     if call.output.as_json:
         call.output.print_json(fault)
         return
@@ -206,7 +206,7 @@ def print_fault(call: Invocation, fault: JsonObject) -> None:
 
 
 def print_cleared(call: Invocation, view: JsonObject) -> None:
-    """Print the faults and storms that were just cleared."""
+    """Print the faults and storms that were just cleared, as sentences or with --json as JSON."""
     if call.output.as_json:
         call.output.print_json(view)
         return
@@ -223,7 +223,7 @@ def print_cleared(call: Invocation, view: JsonObject) -> None:
 
 
 def print_storm(call: Invocation, storm: JsonObject) -> None:
-    """Print a storm that was just started, with a row for each of its faults."""
+    """Print a storm that was just started: a row for each of its faults, or with --json its JSON."""
     if call.output.as_json:
         call.output.print_json(storm)
     else:

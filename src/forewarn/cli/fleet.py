@@ -205,7 +205,7 @@ def _send_proposal(call: Invocation, proposal: dict[str, object], verb: str) -> 
 
 
 def invalid_fleet_file(message: str, problems: list[JsonObject], source: str) -> InvalidFile:
-    """The error for a fleet file with these problems; `source` is the file's name in the message."""
+    """Make the error for a fleet file with these problems (see InvalidFile); `source` is the file's name."""
     error = InvalidFile(message, problems)
     error.file_name = source
     return error
@@ -226,7 +226,7 @@ _EMPTY_FLEET = (
 
 
 def print_fleet(call: Invocation, view: JsonObject) -> None:
-    """Print tables of hosts and VMs."""
+    """Print tables of hosts and VMs, or a sentence if there are none; a terminal also gets the counts."""
     hosts, vms = view["hosts"], view["vms"]
     if not hosts and not vms:
         call.output.print_line(_EMPTY_FLEET)
@@ -281,7 +281,7 @@ def _endpoint_text(vm: JsonObject) -> str:
 
 
 def print_vm(call: Invocation, vm: JsonObject) -> None:
-    """Print one VM: its facts, then its events."""
+    """Print one VM as text: its facts, then a table of its events."""
     now = call.api.now()
     call.output.print_line(bold(vm["name"]))
     call.output.print_facts((name, value) for name, value in _vm_facts(vm, now) if str(value))
@@ -317,7 +317,7 @@ def _polling_text(vm: JsonObject, now: float) -> str:
 
 
 def print_host(call: Invocation, host: JsonObject, what: str) -> None:
-    """Print one host and what was done to it, such as "added"."""
+    """Print a sentence about one host and what was done to it, such as "added"; with --json the host."""
     if call.output.as_json:
         call.output.print_json(host)
     else:

@@ -18,7 +18,8 @@ from forewarn.cli.api_client import JsonObject
 from forewarn.cli.formatting import history_lines
 from forewarn.cli.invocation import Invocation
 
-TERMINAL_INTERVAL_S = 1  # how long one history request is held; short on a terminal, which shows a countdown
+# How long the service holds one history request; short on a terminal, which shows a countdown:
+TERMINAL_INTERVAL_S = 1
 PIPE_INTERVAL_S = 10
 WATCH_INTERVAL_S = 30
 _ENTRIES_PER_PAGE = 500
@@ -35,7 +36,7 @@ class Snapshot:
 
 
 class LiveArea:
-    """The updating area below the printed lines of a terminal; does nothing in a pipe."""
+    """The updating area below the printed lines of a terminal; in a pipe (`live` is None) shows nothing."""
 
     def __init__(self, live: Live | None) -> None:
         self._live = live
@@ -48,7 +49,10 @@ class LiveArea:
 
 @contextmanager
 def live_area(call: Invocation, *, keep_visible: bool = False) -> Iterator[LiveArea]:
-    """Open the live area of a terminal; it is erased at the end unless `keep_visible`."""
+    """Open the live area of a terminal; it is erased at the end unless `keep_visible`.
+
+    In a pipe and with --json the area shows nothing.
+    """
     if not call.output.is_terminal:
         yield LiveArea(None)
         return
@@ -59,7 +63,11 @@ def live_area(call: Invocation, *, keep_visible: bool = False) -> Iterator[LiveA
 def follow(
     call: Invocation, take_snapshot: Callable[[], Snapshot], *, entries_of: HistoryFilter, quiet: bool = False
 ) -> JsonObject:
-    """Take snapshots until one is over, and return its view; prints new history entries unless `quiet`."""
+    """Take snapshots until one is over, and return its view.
+
+    Prints the history entries that match `entries_of`, earlier ones first, unless `quiet` or --json. Takes a snapshot
+    after each new entry, and at least every 10 s (1 s on a terminal).
+    """
     interval_s = TERMINAL_INTERVAL_S if call.output.is_terminal else PIPE_INTERVAL_S
     with live_area(call) as area:
         seq = _print_new_entries(call, 0, wait_s=0, quiet=quiet, entries_of=entries_of)
@@ -82,13 +90,13 @@ def _print_new_entries(call: Invocation, seq: int, *, wait_s: int, quiet: bool, 
 
 
 def print_entries(call: Invocation, entries: list[JsonObject], now: float) -> None:
-    """Print history entries, one per line."""
+    """Print history entries as text: time, kind and sentence of each. `now` decides which need a date."""
     for label, sentence in history_lines(entries, now):
         call.output.print_labelled(label, sentence)
 
 
 def entries_since(call: Invocation, after: int) -> list[JsonObject]:
-    """All history entries after number `after`, fetched page by page."""
+    """All history entries after number `after`, oldest first, fetched page by page."""
     entries: list[JsonObject] = []
     while page := wait_for_entries(call, after, wait_s=0)["entries"]:
         entries += page
@@ -99,7 +107,10 @@ def entries_since(call: Invocation, after: int) -> list[JsonObject]:
 def wait_for_entries(
     call: Invocation, after: int, *, wait_s: int, entries_of: HistoryFilter = MappingProxyType({})
 ) -> JsonObject:
-    """A page of history entries after number `after`; waits up to `wait_s` for the first one."""
+    """A page of the oldest history entries after number `after`; waits up to `wait_s` for the first one.
+
+    The page has `entries`, at most 500 and maybe none, and `seq`, the number to continue after.
+    """
     timeout_s = wait_s + 30.0
     query = {"after": after, "wait_s": wait_s, "limit": _ENTRIES_PER_PAGE, **entries_of}
     return call.api.get("history", query=query, timeout_s=timeout_s)

@@ -13,12 +13,18 @@ from forewarn.duration import format_duration
 
 
 def local_time(at: float) -> datetime:
-    """A time in seconds since the epoch, in this machine's time zone."""
+    """A time in seconds since 1970, in this machine's time zone.
+
+    Raises ValueError, OverflowError or OSError if it is out of range.
+    """
     return datetime.fromtimestamp(at).astimezone()
 
 
 def clock_time(at: float, now: float, *, dated: bool = False) -> str:
-    """The time of day, with the date if it is not today or if `dated`; "never" if out of range."""
+    """The local time of day, with the date if that is not the date of `now` or if `dated`.
+
+    "never" if the time is out of range.
+    """
     try:
         shown, today = local_time(at), local_time(now).date()
     except (ValueError, OverflowError, OSError):
@@ -27,7 +33,7 @@ def clock_time(at: float, now: float, *, dated: bool = False) -> str:
 
 
 def clock_times(ats: Iterable[float], now: float) -> list[str]:
-    """Times for one column: all with their date if any of them needs it."""
+    """The times of one column as local times: all with their date if any of them needs it."""
     listed = list(ats)
     plain = [clock_time(at, now) for at in listed]
     alike = len({len(text) for text in plain if text != "never"}) <= 1
@@ -35,7 +41,7 @@ def clock_times(ats: Iterable[float], now: float) -> list[str]:
 
 
 def relative_time(at: float, now: float, *, units: int = 2) -> str:
-    """`in 5 m 3 s`, `2 h ago` or `now`, with at most this many units."""
+    """`in 5 m 3 s`, `2 h ago`, or `now` if less than 1 s away; `units` limits the words of the duration."""
     if abs(at - now) < 1:
         return "now"
     far = " ".join(format_duration(abs(at - now)).split()[:units])
@@ -78,7 +84,10 @@ def action_noun(verb: str) -> str:
 
 
 def describe_resource(resource: str) -> str:
-    """A resource id in words, such as `VM web-0 of resource group lab`, where its form is known."""
+    """A resource id in words, such as `VM web-0 of resource group lab`; unknown forms stay as they are.
+
+    "/" is `everything`. The subscription is named unless it is the default one.
+    """
     if resource == "/":
         return "everything"
     parts = resource.strip("/").split("/")
@@ -106,7 +115,7 @@ def status_text(event: JsonObject) -> Text:
 
 
 def relevant_time(event: JsonObject, now: float) -> str:
-    """When the event ended, else started, else may start; as text."""
+    """When the event ended, else started, else may start: `12:00:05 (in 5 m)`, or `-` if none is known."""
     at = event["over_at"] or event["started_at"] or event["not_before"]
     return describe_time(at, now)
 
@@ -136,7 +145,7 @@ def event_headers(events: Sequence[JsonObject]) -> tuple[str, ...]:
 
 
 def event_row(event: JsonObject, now: float, shown_id: str) -> list[Cell]:
-    """The cells of one event, in the order of EVENT_HEADERS."""
+    """The cells of one event, in the order of EVENT_HEADERS; `shown_id` is its id, maybe shortened."""
     approved = dim(" approved") if event["approved_at"] and event["status"] == "scheduled" else Text()
     return [
         bold(shown_id),
@@ -155,7 +164,7 @@ def _short_waiting_reason(event: JsonObject, now: float) -> str:
 
 
 def history_lines(entries: Sequence[JsonObject], now: float) -> list[tuple[Text, Text]]:
-    """A label (time and kind) and a sentence for each history entry."""
+    """A label (time and kind) and a sentence for each history entry, in the same order."""
     times = clock_times((entry["at"] for entry in entries), now)
     return [_history_line(entry, time) for entry, time in zip(entries, times, strict=True)]
 
@@ -168,7 +177,7 @@ def _history_line(entry: JsonObject, time: str) -> tuple[Text, Text]:
 
 
 def failure_summary(events: Iterable[JsonObject]) -> str:
-    """A sentence for each event that failed or was withdrawn; empty if none did."""
+    """A clause for each event that failed or was withdrawn, joined with semicolons; "" if none did."""
     bad = [event for event in events if event["ending"] in ("failed", "withdrawn")]
     return "; ".join(_failure_of_event(event) for event in bad)
 

@@ -97,9 +97,10 @@ def approve(call: Invocation, ids: tuple[str, ...], mine: bool, endpoint: str | 
 
 
 def complete_event_id(given: str, listed: tuple[ReceivedEvent, ...]) -> str:
-    """The id of the listed event that begins with `given`; a full id is returned even if it is not listed.
+    """The id of the listed event that begins with `given`, in any case.
 
-    Raises NotFound or Rejected if no event, or more than one, begins with it.
+    A full id (36 characters) is returned in capitals even if it is not listed. Raises NotFound if no event begins with
+    it, Rejected if several do or it has fewer than 4 characters.
     """
     if len(given) == 36:
         return given.upper()
@@ -114,7 +115,7 @@ def complete_event_id(given: str, listed: tuple[ReceivedEvent, ...]) -> str:
 
 
 def vm_name_or_none(client: Client) -> str | None:
-    """The VM's name, or None if the endpoint does not serve it."""
+    """Ask the endpoint for the VM's name; None if it does not serve it or does not answer."""
     try:
         return client.name()
     except ForewarnError:

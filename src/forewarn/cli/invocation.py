@@ -29,7 +29,10 @@ CommandFunction = Callable[..., Any]
 
 
 class Invocation:
-    """One run of the command: its common options, its output, and the client of the selected service."""
+    """One run of the command: its common options, its output, and the client of the selected service.
+
+    The options' callbacks fill in `as_json` and `given_…`; properties must be read after that.
+    """
 
     def __init__(self) -> None:
         self.as_json = False
@@ -40,12 +43,12 @@ class Invocation:
 
     @property
     def data(self) -> Path:
-        """The data directory of the local service."""
+        """The absolute path of the local service's data directory; see `data_directory`."""
         return data_directory(self.given_data, os.environ)
 
     @cached_property
     def output(self) -> Output:
-        """Where this run prints; create it only after the options were parsed."""
+        """Where this run prints; made at the first use, which must come after the options were parsed."""
         return Output(as_json=self.as_json, program=self._command_prefix)
 
     @property
@@ -57,7 +60,11 @@ class Invocation:
 
     @property
     def remote_selection(self) -> RemoteSelection:
-        """The remote service that options or environment select; falsy for the local service."""
+        """The remote service that options or environment select; falsy for the local service.
+
+        Raises Rejected if --data is given together with --server or --profile. After `require_local` the environment
+        is ignored.
+        """
         flags = RemoteSelection(server=self.given_server, profile=self.given_profile)
         if self._is_local:
             return flags
@@ -65,24 +72,30 @@ class Invocation:
 
     @property
     def profiles(self) -> ProfileFile:
-        """The user's sign-in profiles."""
+        """The user's file of sign-in profiles; it may not exist."""
         return ProfileFile.from_environment(os.environ)
 
     @cached_property
     def remote_profile(self) -> Profile | None:
-        """The profile of the selected remote service; None if the local service is selected."""
+        """The profile of the selected remote service; None if the local service is selected.
+
+        Raises as `remote_selection` and `resolve_profile` do.
+        """
         return resolve_profile(self.remote_selection, self.profiles, os.environ) if self.remote_selection else None
 
     @cached_property
     def api(self) -> ApiClient:
-        """The client of the selected service; it connects with each call."""
+        """The client of the selected service; it connects with each call. Raises as `remote_profile` does."""
         if self.remote_profile is not None:
             return ApiClient(RemoteTransport(self.remote_profile))
         is_signed_in = self.profiles.path.exists() and not self._is_local
         return ApiClient(LocalTransport(self.data, ", or choose a remote one with --profile" if is_signed_in else ""))
 
     def require_local(self, command: str) -> None:
-        """Select the local service; raises Rejected if the options select a remote one."""
+        """Select the local service, whatever the environment says.
+
+        Raises Rejected if the options select a remote one; `command` is the command's full name, for the message.
+        """
         self._is_local = True
         if self.given_server or self.given_profile:
             flag = "--server" if self.given_server else "--profile"
@@ -121,7 +134,7 @@ data_option = click.option(
 
 
 def remote_options(function: CommandFunction, *, hidden: bool = False) -> CommandFunction:
-    """Add the options --server and --profile, which select a remote service."""
+    """Add the options --server and --profile, which select a remote service; `hidden`: not in the help."""
     options = (
         click.option(
             "--server",
@@ -158,34 +171,43 @@ def _with_invocation(function: CommandFunction, *, is_local: bool) -> CommandFun
 
 
 def offline_command(function: CommandFunction) -> CommandFunction:
-    """Decorate a command that calls no service: it gets the Invocation first, and the option --json."""
+    """Decorate a command that calls no remote service: it gets the Invocation first.
+
+    Adds --json; --server and --profile are refused.
+    """
     return remote_options(_with_invocation(function, is_local=True), hidden=True)
 
 
 def local_command(function: CommandFunction) -> CommandFunction:
-    """Decorate a command for the local service: adds --data, refuses --server and --profile."""
+    """Decorate a command for the local service: like `offline_command`, and adds --data."""
     return data_option(offline_command(function))
 
 
 def profile_command(function: CommandFunction) -> CommandFunction:
-    """Decorate a command about sign-in profiles: adds --server and --profile, but not --data."""
+    """Decorate a command about sign-in profiles: it gets the Invocation first, and has no --data.
+
+    Adds --server, --profile and --json.
+    """
     return remote_options(_with_invocation(function, is_local=False))
 
 
 def service_command(function: CommandFunction) -> CommandFunction:
-    """Decorate a command that calls the selected service: adds --data, --server and --profile."""
+    """Decorate a command that calls the selected service: it gets the Invocation first.
+
+    Adds --data, --server, --profile and --json.
+    """
     return data_option(remote_options(_with_invocation(function, is_local=False)))
 
 
 def non_empty_name(text: str) -> str:
-    """Click type of a name: rejects a blank one, such as an unset variable in a script."""
+    """Click type of a name: raises BadParameter for a blank one, such as an unset variable in a script."""
     if not text.strip():
         raise click.BadParameter("the name is empty: give one (in a script, look for a variable that is not set)")
     return text
 
 
 def duration(text: str) -> float:
-    """Click type of a length of time such as 20m or 1h30m; the value is in seconds."""
+    """Click type of a length of time such as 20m or 1h30m, in seconds; raises BadParameter."""
     try:
         return parse_duration(text)
     except ValueError as error:
@@ -193,7 +215,10 @@ def duration(text: str) -> float:
 
 
 def resource_group_id(call: Invocation, group: str) -> str:
-    """The resource id of the group with this name, found through its VMs; raises NotFound or Rejected."""
+    """The resource id of the group with this name in any case, found through its VMs by the service.
+
+    Raises NotFound if no VM is in it, Rejected if several subscriptions have it.
+    """
     everywhere = call.api.get("fleet")["vms"]
     vms = [vm for vm in everywhere if vm["resource_group"].casefold() == group.casefold()]
     found = sorted({f"/subscriptions/{vm['subscription_id']}/resourceGroups/{vm['resource_group']}" for vm in vms})

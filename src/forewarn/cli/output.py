@@ -33,7 +33,7 @@ STATE_STYLES = {
 
 
 def without_control_characters(text: object) -> str:
-    """The text with each control character replaced by U+FFFD, so that it cannot steer the terminal."""
+    """The text with U+FFFD for each unprintable character but line breaks, so that none steers a terminal."""
     return "".join(char if char.isprintable() or char == "\n" else "\ufffd" for char in str(text))
 
 
@@ -61,7 +61,11 @@ def join_text(*parts: object) -> Text:
 
 
 class Output:
-    """Prints answers to stdout and errors to stderr, as text or, with `as_json`, as JSON."""
+    """Prints answers to stdout, and errors to stderr, with `as_json` as JSON.
+
+    For answers the caller chooses between `print_json` and the other methods, which print text. `program` replaces
+    `forewarn` in hints.
+    """
 
     def __init__(self, *, as_json: bool = False, program: str = "forewarn") -> None:
         self.as_json = as_json
@@ -75,7 +79,7 @@ class Output:
         return self.stdout.is_terminal and not self.as_json
 
     def short_id(self, long_id: object) -> str:
-        """The first characters of an id on a terminal; the whole id in a pipe, where a program may read it."""
+        """The first 8 characters of an id on a terminal; the whole id in a pipe, where a program may read it."""
         return str(long_id)[:_SHORT_ID_LENGTH] if self.is_terminal else str(long_id)
 
     def print_json(self, view: Any) -> None:
@@ -83,11 +87,14 @@ class Output:
         click.echo(json.dumps(view, ensure_ascii=False, separators=(",", ":")))
 
     def print_line(self, *parts: object) -> None:
-        """Print pieces as one line of text."""
+        """Print pieces, each in its own style, as one line of text; a terminal wraps it between words."""
         self.stdout.print(join_text(*parts), soft_wrap=not self.is_terminal)
 
     def print_error(self, message: object, *, code: str = "Failed", problems: Sequence[Any] = ()) -> None:
-        """Print an error to stderr: a sentence, or a document `{"error": …}` with --json."""
+        """Print an error to stderr: a sentence, or a document `{"error": …}` with --json.
+
+        Only the document has `code` and `problems`.
+        """
         if self.as_json:
             error = {"code": code, "message": str(message), **({"problems": list(problems)} if problems else {})}
             click.echo(json.dumps({"error": error}, ensure_ascii=False, separators=(",", ":")), err=True)
@@ -95,7 +102,7 @@ class Output:
             self.print_note(message)
 
     def print_note(self, message: object) -> None:
-        """Print a remark for people to stderr."""
+        """Print a remark for people to stderr, also with --json."""
         self.stderr.print(Text(without_control_characters(message), style="red"), soft_wrap=True)
 
     def print_table(self, headers: Sequence[str], rows: Iterable[Sequence[Cell]]) -> None:
@@ -131,7 +138,10 @@ class Output:
         self.stdout.print(grid)
 
     def print_hints(self, pairs: Iterable[tuple[str, str]]) -> None:
-        """Print commands to try next, each with what it does."""
+        """Print an empty line, then commands to try next, each with what it does.
+
+        A command's `forewarn` becomes the way this program was called, with the options that select the service.
+        """
         listed = [(self._with_command_prefix(command), use) for command, use in pairs]
         width = max((len(command) for command, _ in listed), default=0)
         self.print_line()

@@ -127,7 +127,7 @@ def _write_durably(file: BinaryIO, part: RecordingHeader | RecordedResponse | Re
 
 
 def answer_text(answer: RecordedResponse) -> str:
-    """One line that describes an answer: its events, its status, or why there was none."""
+    """One line about an answer: its events, else its status, what is wrong with it, or why none came."""
     if answer.status is None:
         return f"no answer: {answer.broke}"
     if answer.status != 200:

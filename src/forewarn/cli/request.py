@@ -56,9 +56,11 @@ def send_maintenance_request(
     short_notice: bool = False,
     dry_run: bool = False,
 ) -> int:
-    """Send a maintenance request (or its preview), print the result, and with `wait` follow it to its end.
+    """Send a maintenance request, print the result, and with `wait` follow it to its end.
 
-    Returns the exit code. Raises Rejected if the notice options contradict each other.
+    `what` is the request's `ask`, such as "restart". With `dry_run` only prints a preview. Returns the exit code: 1 if
+    it was followed and did not finish, else 0. Raises Rejected if the notice options contradict each other, and as
+    ApiClient does.
     """
     if notice_s == 0 and not short_notice:
         raise Rejected(_ZERO_NOTICE)

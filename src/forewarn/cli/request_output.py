@@ -31,7 +31,7 @@ dry_run_option = click.option("--dry-run", is_flag=True, help="Show what would h
 
 
 def show_preview(call: Invocation, view: JsonObject) -> None:
-    """Print the answer to a --dry-run: what would happen, and a table of the events."""
+    """Print the answer to a --dry-run: what would happen, and a table of the events; JSON with --json."""
     if call.output.as_json:
         call.output.print_json(view)
         return
@@ -67,7 +67,7 @@ _FINAL_STATES = ("finished", "failed", "withdrawn")
 
 
 def show_receipt(call: Invocation, answer: JsonObject) -> None:
-    """Print the answer to a maintenance request: what was accepted, and its events."""
+    """Print the answer to a maintenance request: what was accepted, and its events; JSON with --json."""
     if call.output.as_json:
         call.output.print_json(answer)
         return
@@ -94,7 +94,7 @@ def _headline(events: list[JsonObject], listed: list[JsonObject]) -> str:
 
 
 def show_events(call: Invocation, events: list[JsonObject]) -> None:
-    """Print up to three events in full, more as a table, then commands to try next."""
+    """Print as text up to three events in full, more as a table, then commands to try next."""
     now = call.api.now()
     if len(events) > _MAX_EVENTS_IN_FULL:
         call.output.print_line()
@@ -159,7 +159,10 @@ def _print_hints(call: Invocation, events: list[JsonObject]) -> None:
 
 
 def wait_for_request(call: Invocation, answer: JsonObject) -> int:
-    """Follow a request until it is over, and print the outcome; returns the exit code."""
+    """Follow a request until it is over, and print the outcome; returns 0 if it finished, else 1.
+
+    After Ctrl-C the request continues: prints how to see its progress, and raises KeyboardInterrupt.
+    """
     request_id = answer["request"]["id"]
 
     def take_snapshot() -> Snapshot:
@@ -184,7 +187,10 @@ def _follow_until_over(
 
 
 def wait_for_events(call: Invocation, ids: list[str]) -> int:
-    """Follow events until all are over, and print the outcome; returns the exit code."""
+    """Follow events until all are over, and print the outcome; returns 0 if all finished, else 1.
+
+    Needs at least one id. Ctrl-C is handled as by `wait_for_request`.
+    """
 
     def take_snapshot() -> Snapshot:
         events = [call.api.get("events", event_id) for event_id in ids]

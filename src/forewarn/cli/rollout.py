@@ -208,7 +208,7 @@ _NO_ROLLOUTS = "There are no rollouts. Start one: forewarn rollout start --all-h
 
 
 def bar_cells(counts: list[int], width: int) -> list[int]:
-    """The number of bar cells for each count: proportional, and together exactly the width."""
+    """The number of bar cells for each count: proportional, together exactly the width (0 if all are 0)."""
     total = sum(counts)
     if total == 0:
         return [0] * len(counts)
@@ -217,7 +217,7 @@ def bar_cells(counts: list[int], width: int) -> list[int]:
 
 
 def progress_bar(tally: JsonObject, width: int = _BAR_WIDTH) -> Text:
-    """A bar with one colour for each state of the rollout's VMs."""
+    """A bar of `width` cells with one colour for each state of the rollout's VMs; empty without VMs."""
     text = Text()
     for cells, (_, style) in zip(
         bar_cells([int(tally[name]) for name, _ in _BAR_PARTS], width), _BAR_PARTS, strict=True
@@ -227,7 +227,7 @@ def progress_bar(tally: JsonObject, width: int = _BAR_WIDTH) -> Text:
 
 
 def rollout_panel(call: Invocation, view: JsonObject) -> RenderableType:
-    """What a terminal shows while a rollout runs: title, progress bar, and the events under way."""
+    """What a terminal shows while a rollout runs: title, progress bar, and the first events not over."""
     now = call.api.now()
     lines: list[Text] = [_rollout_title(call, view), join_text(progress_bar(view["tally"]), "  ", progress_line(view))]
     lines += [join_text("  ", line) for line in live_event_lines(view, now)]
@@ -235,7 +235,7 @@ def rollout_panel(call: Invocation, view: JsonObject) -> RenderableType:
 
 
 def live_event_lines(view: JsonObject, now: float) -> Iterator[Text]:
-    """A line for each of the first four events that are not over, and how many more there are."""
+    """Yields a line for each of the first four events that are not over, then how many more there are."""
     live = [event for event in view.get("events", ()) if event["status"] != "over"]
     for event in live[:4]:
         head = join_text(
@@ -271,7 +271,7 @@ def _targets_text(view: JsonObject) -> str:
 
 
 def print_rollout(call: Invocation, view: JsonObject) -> None:
-    """Print one rollout: its progress and its events."""
+    """Print one rollout: its progress, its events, and commands to try next; JSON with --json."""
     if call.output.as_json:
         call.output.print_json(view)
         return
@@ -297,7 +297,7 @@ def _rollout_hints(shown: str, *, paused: bool) -> list[tuple[str, str]]:
 
 
 def print_rollouts(call: Invocation, page: JsonObject) -> None:
-    """Print a table of rollouts."""
+    """Print a table of rollouts, or a sentence if there are none; JSON with --json."""
     if call.output.as_json:
         call.output.print_json(page)
     elif page["rollouts"]:

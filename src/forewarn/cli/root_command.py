@@ -78,7 +78,7 @@ class RootCommand(click.Group):
         return list(_COMMAND_MODULES)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """Import the module of a command and return the command; None if there is none of this name."""
+        """Import the module of a command and return the command; None if the name is unknown."""
         module_name = _COMMAND_MODULES.get(cmd_name)
         if module_name is None:
             return None
@@ -95,7 +95,11 @@ class RootCommand(click.Group):
                 formatter.write_dl([(name, c.get_short_help_str(70)) for name, c in commands if c is not None])
 
     def main(self, *args: Any, **kwargs: Any) -> NoReturn:
-        """Run the command line and exit; errors are printed as a sentence, or as JSON with --json."""
+        """Run the command line and exit; errors go to stderr as a sentence, or as JSON with --json.
+
+        Exit codes: what the command returns, or 0; 1 for a ServiceFailure or a full disk, 3 for Unavailable, 2 for
+        other ForewarnErrors and wrong usage, 130 after Ctrl-C. Other exceptions are raised.
+        """
         kwargs["standalone_mode"] = False
         call = kwargs["obj"] = Invocation()
         # Usage errors are raised before the option callbacks run, and they too must respect --json.

@@ -96,9 +96,10 @@ def _print_running_supervisors(output: Output, pids: list[int]) -> None:
 
 
 def print_service(output: Output, info: JsonObject, endpoints: list[tuple[str, str]], link: str = "") -> None:
-    """Print the banner of a service that has started.
+    """Print the banner of a service that has started, or `info` as JSON with --json.
 
-    `endpoints` are the first VMs of a lab with the URL that serves each; `link` signs in to the portal once.
+    `info` is the API's view of the service. `endpoints` are the first VMs of a lab with the URL that serves each;
+    `link` signs in to the portal once.
     """
     if output.as_json:
         output.print_json(info)

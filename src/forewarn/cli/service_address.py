@@ -17,7 +17,10 @@ SOCKET_NAME = "forewarn.sock"
 
 
 def data_directory(explicit: str | None, environ: Mapping[str, str]) -> Path:
-    """The data directory: the --data option, else FOREWARN_DATA, else the user's state directory."""
+    """The data directory: `explicit` (--data), else FOREWARN_DATA, else `forewarn` in the state directory.
+
+    The state directory is XDG_STATE_HOME or ~/.local/state. Creates nothing.
+    """
     given = explicit or environ.get("FOREWARN_DATA")
     if given:
         return Path(given).expanduser().absolute()
@@ -26,7 +29,10 @@ def data_directory(explicit: str | None, environ: Mapping[str, str]) -> Path:
 
 
 def config_directory(environ: Mapping[str, str]) -> Path:
-    """The user's configuration directory, where sign-in profiles are kept."""
+    """The directory of the user's sign-in profiles: `forewarn` below XDG_CONFIG_HOME or ~/.config.
+
+    It may not exist.
+    """
     config = environ.get("XDG_CONFIG_HOME")
     return (Path(config) if config else Path.home() / ".config") / "forewarn"
 
@@ -45,8 +51,8 @@ class RemoteSelection:
 def select_remote_service(flags: RemoteSelection, data: str | None, environ: Mapping[str, str]) -> RemoteSelection:
     """The remote service of the options, else of the environment; a falsy one selects the local service.
 
-    If any option selects a service, the environment is ignored, so the two are never mixed. Raises Rejected if both
-    --data and a remote service are given.
+    If any option, --data included, selects a service, the environment is ignored, so the two are never mixed. Raises
+    Rejected if --data is given together with --server or --profile.
     """
     if flags and data:
         given = "--server" if flags.server else "--profile"
@@ -72,7 +78,7 @@ class ServerAddress:
 
 
 def parse_server_url(text: str) -> ServerAddress:
-    """Parse `https://HOST[:PORT]`; raises Rejected for any other scheme, or a path, query or user name."""
+    """Parse `https://HOST[:PORT]`, port 443 by default; raises Rejected for anything else."""
     try:
         parts = urlsplit(text.strip())
         server = ServerAddress(host=parts.hostname or "", port=443 if parts.port is None else parts.port)

@@ -39,7 +39,11 @@ class LocalTransport:
         return f"in {self._data}"
 
     def send(self, method: str, target: str, payload: bytes | None, timeout_s: float) -> tuple[int, bytes]:
-        """Send one request; raises ServiceNotRunning if nothing serves the socket."""
+        """Send one request; returns status and body.
+
+        Raises ServiceNotRunning if nothing serves the socket or it belongs to another user, Rejected if its path is too
+        long, OSError or HTTPException if the connection fails later.
+        """
         return send_request(
             _UnixSocketConnection(self._data, self._extra_remedy, timeout_s), method, target, payload, {}
         )
@@ -82,11 +86,14 @@ class BearerToken:
     """An access token for the remote API, with the times that say how long it is valid."""
 
     text: str = field(repr=False)
-    issued_at: float
+    issued_at: float  # seconds since 1970, by this machine's clock
     lifetime_s: float
 
     def is_valid_at(self, now: float) -> bool:
-        """Whether to use it still: not in its last minute, or in its last half if it is short-lived."""
+        """Whether to use it still: not in its last minute, or in its last half if it is short-lived.
+
+        Also false before it was issued: then the clock was set back.
+        """
         return self.issued_at <= now < self.issued_at + max(self.lifetime_s - _RENEW_EARLY_S, self.lifetime_s / 2)
 
 
@@ -195,7 +202,10 @@ _NAME_MISMATCH_CODES = (62, 64)  # X509_V_ERR_HOSTNAME_MISMATCH and …_IP_ADDRE
 
 
 class RemoteTransport:
-    """Reaches a service over HTTPS, signing in with a profile's client when a token is needed."""
+    """Reaches a service over HTTPS, signing in with a profile's client when a token is needed.
+
+    Keeps the token in memory only. The constructor raises Rejected if the profile's server is not an https URL.
+    """
 
     def __init__(self, profile: Profile) -> None:
         self._profile = profile
@@ -208,7 +218,11 @@ class RemoteTransport:
         return f"at {self._server}"
 
     def send(self, method: str, target: str, payload: bytes | None, timeout_s: float) -> tuple[int, bytes]:
-        """Send one request with a valid token; signs in first, and again if the server refuses the token."""
+        """Send one request with a valid token; returns status and body.
+
+        Signs in first without one, and again, once, if the server refuses a token that was kept. Raises as
+        `fetch_token` does, and OSError or HTTPException if the connection fails.
+        """
         known = self._valid_token()
         token = known or self._fetch_token(timeout_s)
         status, raw = self._send_with_token(method, target, payload, token, timeout_s)
