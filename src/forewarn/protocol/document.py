@@ -9,9 +9,9 @@ from enum import StrEnum
 class Kind(StrEnum):
     """The event types: what will happen to the VMs (spec §4.2)."""
 
-    FREEZE = "Freeze"  # paused for a while; memory and open files stay
+    FREEZE = "Freeze"  # paused for seconds; memory and open files stay
     REBOOT = "Reboot"
-    REDEPLOY = "Redeploy"  # moved to another host; local disks are lost
+    REDEPLOY = "Redeploy"  # moved to another host; ephemeral disks are lost
     PREEMPT = "Preempt"  # a Spot VM is evicted
     TERMINATE = "Terminate"  # deleted
 

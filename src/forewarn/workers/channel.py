@@ -16,7 +16,7 @@ from typing import Any, TypeAlias
 from forewarn.workers.messages import FrameDecoder, encode_frame
 
 MessageKey: TypeAlias = "str | tuple[str, str | int]"  # of two unsent messages with one key, the newer is sent
-PEER_GONE = "the other process closed the channel"
+PEER_GONE = "the other process closed the channel"  # a reason that `on_lost` gets
 _MAX_BATCH_BYTES = 256 * 1024
 _MAX_BATCH_FDS = 64
 
@@ -34,8 +34,9 @@ class WorkerChannel:
     ) -> None:
         """Start reading from `sock`, inside a running event loop.
 
-        `for_worker`: this is the worker's end. `on_message` is called for each message; `on_lost` once, with the
-        reason, when the channel fails, but not after `close`.
+        `for_worker`: this is the worker's end. `on_message` is called for each message; an error that it raises makes
+        the channel fail. `on_lost` is called once, with the reason, when the channel has failed and is closed, but not
+        after `close`.
         """
         self._sock, self._message_callback, self._lost_callback = sock, on_message, on_lost
         self._loop = asyncio.get_running_loop()
@@ -52,27 +53,34 @@ class WorkerChannel:
 
     @property
     def is_flushed(self) -> bool:
-        """Whether everything that was sent is in the kernel's buffer."""
+        """Whether the kernel has taken everything that was to be sent; the other process may not have read it."""
         return not self._queue and not self._unsent
 
     def send_latest(self, key: MessageKey, payload: bytes, sock: socket.socket | None = None) -> None:
-        """Send this payload, with a socket if given, in place of an unsent one with the same key."""
+        """Send this payload, with a socket if given, in place of an unsent one with the same key.
+
+        Returns at once; does nothing after `close`. The caller keeps the socket: if it closes that before the payload
+        is sent, the payload is not sent either.
+        """
         if self._is_closed:
             return
         self._queue[key] = (payload, sock)
         self._start_writing()
 
     def send(self, payload: bytes) -> None:
-        """Send this payload after those that wait; it replaces none and is never replaced."""
+        """Send this payload after those that wait; it replaces none and is never replaced. Returns at once."""
         self.sent_count += 1
         self.send_latest(("message", self.sent_count), payload)
 
     def take_received_fd(self) -> int:
-        """The file descriptor that came with the message being handled; the caller owns it."""
+        """The file descriptor that came with the message being handled, each once; the caller owns it."""
         return self._received_fds.popleft()
 
     def close(self) -> None:
-        """Close the socket and the file descriptors that were not sent or taken."""
+        """Close the socket and the file descriptors that were not taken; unsent messages are lost.
+
+        May be called twice.
+        """
         if self._is_closed:
             return
         self._is_closed = True

@@ -32,20 +32,20 @@ class WorkerHandle:
         on_message: Callable[[WorkerHandle, Any], None],
         on_lost: Callable[[WorkerHandle], None],
     ) -> None:
-        """Start the process; OSError if that fails.
+        """Start the process, inside a running event loop; OSError if that fails.
 
-        `slot`: its position in the pool. `fault_quota_fd`: the shared counters of faults. `on_lost` is called once,
-        when the channel is gone.
+        `slot`: its position in the pool. `fault_quota_fd`: the shared counters of faults. `on_message` gets every
+        message of the worker; `on_lost` is called once, when the channel is gone.
         """
         self.slot = slot
-        self.is_ready = self.is_draining = False
+        self.is_ready = self.is_draining = False  # the pool sets them
         self.has_ever_answered = False
         self.missed_heartbeats = 0  # in a row since its last answer
         self.socket_ids: set[int] = set()  # the sockets that it accepts on
         self.lag_s = 0.0  # how long it took to answer the last echo or report request
         self.request_counts = RequestTotals()  # from its last report
         self.stopped_accepting = asyncio.Event()  # its slot needs another worker
-        self.disconnected = asyncio.Event()
+        self.disconnected = asyncio.Event()  # its channel is gone; the process may still run
         self.start_settled = asyncio.Event()  # it is ready, or has failed
         self._message_callback, self._lost_callback = on_message, on_lost
         self._loop = asyncio.get_running_loop()
@@ -66,18 +66,21 @@ class WorkerHandle:
         return self.is_ready and not self.is_draining and not self.disconnected.is_set()
 
     def send_latest(self, key: MessageKey, payload: bytes, sock: socket.socket | None = None) -> None:
-        """Send a payload that replaces an unsent one with the same key; `sock` is sent along."""
+        """Send a payload that replaces an unsent one with the same key; `sock` is sent along.
+
+        See `WorkerChannel.send_latest`. After every 250 payloads it requests an echo.
+        """
         self._channel.send_latest(key, payload, sock)
         self._latest_sent += 1
         if self._latest_sent % _PAYLOADS_PER_ECHO == 0:
             self.request_echo()
 
     def send(self, message: messages.ToWorker) -> None:
-        """Send a message that must not be replaced by a newer one."""
+        """Send a message that a newer one must not replace; nothing if the worker is gone."""
         self._channel.send(messages.encode_message(message))
 
     def send_heartbeat(self) -> asyncio.Future[None]:
-        """As `request_echo`, but counted in `missed_heartbeats` until the worker answers anything."""
+        """As `request_echo`, but counted in `missed_heartbeats` until the worker answers any request."""
         self.missed_heartbeats += 1
         return self.request_echo()
 
@@ -90,7 +93,7 @@ class WorkerHandle:
         return self._request(messages.ReportRequest)
 
     def silent_s(self) -> float:
-        """How long the oldest unanswered request has waited, in seconds; 0 if there is none."""
+        """How long the oldest unanswered echo or report request has waited, in seconds; 0 if there is none."""
         requested_at = next((at for _, at in self._pending.values()), None)
         return 0.0 if requested_at is None else self._loop.time() - requested_at
 

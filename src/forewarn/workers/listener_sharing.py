@@ -21,7 +21,10 @@ _SO_NETNS_COOKIE, _COOKIE_BYTES = 71, 8  # Linux 5.14; the socket module does no
 
 
 def open_reuseport_sockets(sock: socket.socket, count: int) -> list[socket.socket]:
-    """Opens `count` more sockets on the address of `sock`; empty if impossible: then workers share `sock`."""
+    """Open `count` more listening sockets on the address and device of `sock`, with SO_REUSEPORT.
+
+    Empty if that is impossible, as in another network namespace: then workers share `sock`.
+    """
     siblings: list[socket.socket] = []
     with suppress(OSError):
         if not count or _is_in_other_namespace(sock):
@@ -75,7 +78,10 @@ class SharedSocket:
 
 
 class SharedListeners:
-    """The open listeners, and which worker accepts on which of their sockets."""
+    """The open listeners of a pool, and which worker accepts on which of their sockets.
+
+    Workers learn of `add` and `remove` with the next `assign`.
+    """
 
     def __init__(self, slots: int) -> None:
         """`slots`: the number of workers."""
@@ -90,7 +96,7 @@ class SharedListeners:
         return tuple(self._ids_by_listener)
 
     def add(self, listener: VmListener) -> None:
-        """Open one socket per worker for this listener, where that is possible; `assign` hands them out."""
+        """Add a listener, with one socket per worker where possible; else all workers share its sockets."""
         for sock in listener.sockets:
             siblings = open_reuseport_sockets(sock, self._slots - 1)
             if len(siblings) < self._slots - 1:
@@ -100,12 +106,12 @@ class SharedListeners:
                 self._add_socket(listener, shared_sock, slot)
 
     def remove(self, listener: VmListener) -> None:
-        """Close the sockets of this listener; `assign` then tells the workers."""
+        """Remove a listener and close its sockets in this process; nothing if it was not added."""
         for number in self._ids_by_listener.pop(listener, ()):
             self._sockets.pop(number).sock.close()
 
     def assign(self, serving: Sequence[WorkerHandle]) -> None:
-        """Send each serving worker its sockets. Sockets of a missing worker go to another one meanwhile."""
+        """Send each serving worker the sockets to open and close. Those of a missing one go to another."""
         present_slots = {worker.slot for worker in serving}
         for worker in serving:
             mine = {

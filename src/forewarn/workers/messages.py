@@ -46,9 +46,9 @@ class BeginServing(_Message, frozen=True):
     """To a worker: how to serve. The first message, sent once."""
 
     rules: EndpointRules
-    rules_by_location: dict[str, EndpointRules]
+    rules_by_location: dict[str, EndpointRules]  # where a location differs
     first_answer_delay_s: float
-    requests_per_s: float | None
+    requests_per_s: float | None  # per VM, in each worker; None: no limit
 
 
 class ClockUpdate(_Message, frozen=True):
@@ -65,7 +65,7 @@ class FaultsUpdate(_Message, frozen=True):
 
 
 class VmPlacement(_Message, frozen=True):
-    """To a worker: the VM whose calls come from this place; None: no VM's."""
+    """To a worker: which VM calls from this place (an attachment); None: no VM."""
 
     place: str
     vm: str | None
@@ -95,11 +95,11 @@ class ScopeUpdate(_Message, frozen=True):
 
 
 class StateComplete(_Message, frozen=True):
-    """To a worker: the state is complete, start serving."""
+    """To a worker: the state is complete; reply `WorkerReady`, and listeners follow."""
 
 
 class OpenListenerRequest(_Message, frozen=True):
-    """To a worker: accept on the socket that is sent along."""
+    """To a worker: accept on the socket that is sent along, which this id names in `CloseListener`."""
 
     id: int
     strategy: str  # the class name of an identity strategy
@@ -117,7 +117,7 @@ class ServeMetrics(_Message, frozen=True):
 
 
 class CloseListener(_Message, frozen=True):
-    """To a worker: stop accepting on this socket."""
+    """To a worker: stop accepting on this socket; open connections stay."""
 
     id: int
 
@@ -169,7 +169,7 @@ class TokenDenied(_Message, frozen=True):
 
 
 class RequestFailed(_Message, frozen=True):
-    """To a worker: the request failed with an error of class `kind`."""
+    """To a worker: the request failed with NotFound, Rejected or Unavailable, as `kind` names."""
 
     id: int
     text: str
@@ -269,7 +269,10 @@ def encode_message(message: ChannelMessage) -> bytes:
 
 
 def scope_message(scope: PublishedScope) -> ScopeUpdate:
-    """Make the message that publishes this scope, without facts that have default values."""
+    """Make the message that publishes this scope; encode it first, its facts are plain dictionaries.
+
+    Facts that have their default value are left out.
+    """
     facts: Any = {vm: _non_default_facts(result) for vm, result in scope.vms.items()}
     return ScopeUpdate(
         scope.scope_id,
@@ -300,7 +303,10 @@ def reply_message(number: int, result: str | ManagedIdentityToken | WrongResourc
 
 
 def failure_message(number: int, error: ForewarnError) -> RequestFailed:
-    """Make the reply that lets request `number` fail with this error."""
+    """Make the reply that lets request `number` fail with this error.
+
+    An error other than NotFound and Rejected becomes Unavailable.
+    """
     kind = next((kind for kind in (NotFound, Rejected) if isinstance(error, kind)), Unavailable)
     return RequestFailed(number, str(error), kind.__name__)
 
@@ -311,7 +317,10 @@ def encode_frame(number: int, payload: bytes) -> bytes:
 
 
 class FrameDecoder:
-    """Decodes bytes to messages, and checks that their numbers follow each other."""
+    """Decodes bytes to messages, and checks that frame numbers follow each other, from 1.
+
+    `for_worker`: the messages are those to a worker, else those to the owner.
+    """
 
     def __init__(self, *, for_worker: bool) -> None:
         self._decode_bytes = _DECODERS[for_worker].decode
@@ -319,7 +328,10 @@ class FrameDecoder:
         self._number = 0  # of the last frame
 
     def feed(self, data: bytes) -> Iterator[Any]:
-        """Yields the messages that are complete. ChannelBroken if a frame is out of order or unreadable."""
+        """Yield the messages that are complete now; the rest of the bytes waits for the next call.
+
+        Raises ChannelBroken if a frame is out of order, too large or unreadable.
+        """
         self._buffer += data
         position = 0
         try:

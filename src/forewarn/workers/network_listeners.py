@@ -33,7 +33,7 @@ class ListenerHost(Protocol):
     """Accepts connections of VMs on listeners: a `MetadataServer` or a `WorkerPool`."""
 
     async def start(self, listeners: Sequence[VmListener]) -> None:
-        """Start accepting on these listeners, in addition to those already open."""
+        """Start accepting on these listeners, in addition to those already open. May raise OSError."""
 
     async def stop(self, listener: VmListener) -> None:
         """Stop accepting on this listener and close its sockets; open connections stay."""
@@ -52,7 +52,10 @@ class NetworkListeners:
         self._tasks: list[asyncio.Task[None]] = []
 
     def assign_vms(self, callers: CallerDirectory, store: Store) -> None:
-        """Record in `callers` which VM calls from where; Rejected if a listener names a VM that never existed."""
+        """Record in `callers` which VM each attachment of the listeners belongs to, also a removed VM.
+
+        Raises Rejected if a listener names a VM that never existed, or a name that several VMs have.
+        """
         if not any(spec.assignments for spec in self._specs_by_name.values()):
             return  # do not build the directory of the whole fleet for nothing
         directory = FleetDirectory(store)
@@ -64,12 +67,18 @@ class NetworkListeners:
             directory.close()
 
     def bind(self) -> None:
-        """Bind the sockets that this process opens; Rejected if a port is in use."""
+        """Bind the sockets that this process opens; nothing with a helper. Waits for none to be available.
+
+        Raises Rejected if one cannot be bound, such as if its port is in use; then none is bound.
+        """
         for change in self._manager.open_all() if self._manager else ():
             self._changes.put_nowait(change)
 
     async def start(self, host: ListenerHost) -> None:
-        """Serve the sockets that are bound, and follow changes of devices, namespaces and passed sockets."""
+        """Serve the sockets that are bound, then follow changes of devices, namespaces and passed sockets.
+
+        Returns once the bound sockets are served; a socket that cannot be served is logged.
+        """
         while not self._changes.empty():
             await self._apply_change(host, self._changes.get_nowait())
         watching = self._manager.run(self._changes.put_nowait) if self._manager else self._receive_sockets()
@@ -82,7 +91,7 @@ class NetworkListeners:
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     def describe(self) -> list[dict[str, Any]]:
-        """Address, port, identity strategy, name and state of each listener, as in `GET /service`."""
+        """Address, port, identity strategy, name and whether it is open, of each listener (`GET /service`)."""
         return [
             {
                 "address": spec.address,

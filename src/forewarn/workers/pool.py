@@ -1,6 +1,6 @@
 """The owner's side of the workers: starts, feeds, monitors, reloads and replaces them.
 
-`WorkerPool` has the interface of a `MetadataServer` and of `PublishedDocuments`. It keeps the state as encoded
+`WorkerPool` replaces a `MetadataServer` and, for `publish`, `PublishedDocuments`. It keeps the state as encoded
 messages under one key each: a new worker gets all of them, then every change.
 """
 
@@ -84,14 +84,20 @@ class WorkerPool:
         callers.subscribe_assignments(self._broadcast_placement)
 
     async def start_workers(self) -> None:
-        """Start the worker processes. They do not serve before `complete_start`."""
+        """Start the worker processes, and replace each that ends or hangs, until `drain`.
+
+        They do not serve before `complete_start`.
+        """
         self._spawn(self._heartbeat_forever())
         for slot in range(self.size):
             self._spawn(self._keep_slot_filled(slot))
         await asyncio.sleep(0)  # the tasks above start the processes
 
     async def complete_start(self) -> None:
-        """Declare the state complete, and wait until all workers have it. Unavailable if one failed to start."""
+        """Declare the state complete, and wait until all workers have it.
+
+        Raises Unavailable if one failed to start; then all are ended.
+        """
         self._is_state_complete = True
         for worker in self._live_workers:
             worker.send_latest("complete", messages.encode_message(messages.StateComplete()))
@@ -102,20 +108,23 @@ class WorkerPool:
             raise
 
     def publish(self, scope: PublishedScope) -> None:
-        """Show this scope to its VMs in every worker from now on."""
+        """Send this scope to every worker, for its VMs to see; nothing if it is unchanged.
+
+        Returns at once; `wait_until_published` waits for the workers.
+        """
         payload = messages.encode_message(messages.scope_message(scope))
         key = ("scope", scope.scope_id)
         if self._state.get(key) != payload:
             self._broadcast(key, payload)
 
     def set_faults(self, faults: Sequence[Fault]) -> None:
-        """Make these faults active in every worker; only transport faults concern them."""
+        """Replace the active faults in every worker; those that are not transport faults are ignored."""
         transport_faults = tuple(fault for fault in faults if fault.category is FaultCategory.TRANSPORT)
         offsets = self._fault_quota.assign_offsets(transport_faults)
         self._broadcast("faults", messages.encode_message(messages.FaultsUpdate(transport_faults, dict(offsets))))
 
     async def start(self, listeners: Sequence[VmListener]) -> None:
-        """Accept on these listeners too. May be called while the workers run."""
+        """Accept on these listeners too, once the workers have received them. May be called again later."""
         for listener in listeners:
             self._shared_listeners.add(listener)
         self._assign_listeners()
@@ -126,18 +135,24 @@ class WorkerPool:
         self._assign_listeners()
 
     async def wait_until_published(self) -> None:
-        """Wait until every serving worker shows what was published so far, for at most a second."""
+        """Wait until every serving worker shows what was published so far, for at most a second.
+
+        Does not say whether that second was enough.
+        """
         await self._wait_for_all(worker.request_echo() for worker in self._serving_workers)
 
     async def collect_reports(self) -> None:
-        """Fetch what workers observed so far into `observations` and `faults`, within at most a second."""
+        """Fetch what workers observed so far into `observations` and `faults`, for at most a second.
+
+        Reports that come later are merged too.
+        """
         await self._wait_for_all(worker.request_report() for worker in self._serving_workers)
 
     async def reload(self, timeout_s: float) -> None:
         """Replace every worker process, one after the other, without refusing a connection.
 
         A worker accepts until its successor does. Then it answers the requests in progress, within `timeout_s`, and
-        ends.
+        ends. If its successor fails to start, it stays. Concurrent calls run one after the other.
         """
         async with self._reload_lock:
             for slot in range(self.size):
@@ -145,7 +160,10 @@ class WorkerPool:
                     await self._replace_worker(slot, timeout_s)
 
     async def drain(self, timeout_s: float) -> None:
-        """Stop accepting, let workers answer the requests in progress within `timeout_s`, and end them."""
+        """Stop accepting, let workers answer the requests in progress within `timeout_s`, and end them.
+
+        Kills those that still run a second later. The pool cannot start again.
+        """
         self._is_stopping = True
         for listener in self._shared_listeners.listeners:
             await self.stop(listener)
@@ -157,7 +175,7 @@ class WorkerPool:
         await self._terminate()
 
     def describe(self) -> list[dict[str, Any]]:
-        """Process id, readiness and lag of each worker, as in `GET /service`."""
+        """Process id, readiness and lag of each worker, as in `GET /service`; None where one is missing."""
         return [
             {
                 "pid": worker.pid if worker else None,

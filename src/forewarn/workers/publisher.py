@@ -110,7 +110,10 @@ class MetadataPublisher:
 
     @classmethod
     def open(cls, config: PublisherConfig, control: ControlPlane) -> MetadataPublisher:
-        """Bind every socket, so that a port in use stops the start before anything is served (Rejected)."""
+        """Bind every socket, so that a port in use stops the start before anything is served.
+
+        Raises Rejected if a socket cannot be bound, or a listener names a VM that never existed.
+        """
         network_listeners = NetworkListeners(config.listeners, helper_socket=config.helper_socket)
         callers = CallerDirectory()
         network_listeners.assign_vms(callers, control.store)
@@ -119,7 +122,10 @@ class MetadataPublisher:
         return cls(config, control, lab, network_listeners, callers)
 
     async def start(self, backend: GuestBackend, metrics_sockets: tuple[socket.socket, ...] = ()) -> None:
-        """Publish all scopes, follow every commit, and serve. `metrics_sockets`: one per worker, or none."""
+        """Publish all scopes, follow every commit, and serve. `metrics_sockets`: one per worker, or none.
+
+        Raises Unavailable if a worker fails to start. Most other methods work only after `start`.
+        """
         self._metrics_sockets = metrics_sockets
         server = self._server = self._new_worker_pool(backend) if self._config.workers else self._new_server(backend)
         if isinstance(server, WorkerPool):
@@ -135,18 +141,21 @@ class MetadataPublisher:
         await self._network_listeners.start(server)
 
     async def listen_inside_vm(self, vm_key: str, sock: socket.socket) -> VmListener:
-        """Serve a VM on a listening socket from inside it, which no other VM can reach."""
+        """Serve a VM on a listening socket from inside it, which no other VM can reach.
+
+        The server then owns the socket. `stop_listening` ends it.
+        """
         self._callers.assign(dedicated_attachment(vm_key), vm_key)
         listener = VmListener(sockets=(sock,), strategy=Fixed(vm_key), is_loopback=False)
         await self._running_server.start([listener])
         return listener
 
     async def stop_listening(self, listener: VmListener) -> None:
-        """Stop accepting on a listener of `listen_inside_vm`; open connections stay."""
+        """Stop accepting on a listener of `listen_inside_vm` and close it; open connections stay."""
         await self._running_server.stop(listener)
 
     async def drain(self, timeout_s: float) -> None:
-        """Stop accepting, answer the requests in progress within `timeout_s`, and close."""
+        """Stop accepting, answer the requests in progress within `timeout_s`, and end server and workers."""
         await self._network_listeners.stop()
         await self._running_server.drain(timeout_s)
 
@@ -161,13 +170,16 @@ class MetadataPublisher:
             await self._server.collect_reports()
 
     async def wait_until_published(self) -> None:
-        """Wait until every serving worker shows what is committed now, for at most a second."""
+        """Wait until every serving worker shows what is committed now, for at most a second.
+
+        Returns at once without workers.
+        """
         if isinstance(self._server, WorkerPool):
             await self._server.wait_until_published()
 
     @property
     def observations(self) -> GuestObservations:
-        """The polls and deliveries of VMs, from all processes."""
+        """The polls and deliveries of VMs, from all processes; those of workers as of their last reports."""
         return self._running_server.observations
 
     @property
@@ -191,22 +203,28 @@ class MetadataPublisher:
         return self._server.describe() if isinstance(self._server, WorkerPool) else []
 
     def request_totals(self) -> RequestTotals:
-        """The counts of requests of VMs, summed over all processes."""
+        """The counts of requests of VMs since the start, over all processes, as of the workers' last reports."""
         return self._running_server.request_totals()
 
     def worker_lags(self) -> list[tuple[float, float]]:
-        """The lag and the silence of each worker, in seconds; see `WorkerPool.worker_lags`."""
+        """The lag and the silence of each worker, in seconds; empty without workers.
+
+        See `WorkerPool.worker_lags`.
+        """
         return self._server.worker_lags() if isinstance(self._server, WorkerPool) else []
 
     def lab_endpoint(self, vm: Vm) -> str:
-        """The base URL under which a program on this machine can poll as this VM; "" on real networks."""
+        """The base URL under which a program on this machine can poll as this VM.
+
+        "" outside a lab, or if the VM is not served.
+        """
         if self._lab is None or not self._places.get(vm.key):
             return ""
         address, port = self._lab.endpoint(vm.lab_address)
         return f"http://{address}:{port}"
 
     def rules_for(self, location: str) -> EndpointRules:
-        """The endpoint rules for VMs of this Azure location."""
+        """The endpoint rules for VMs of this location; the general ones if it has none of its own."""
         return self._config.rules_by_location.get(location, self._config.rules)
 
     @property
@@ -301,7 +319,10 @@ def _published_version(scope: Scope) -> PublishedVersion:
 
 
 def published_scope(scope: Scope, replayed: ReplayedAnswer | None = None) -> PublishedScope:
-    """The scope as its VMs see it: its own document, or the answer of a running replay."""
+    """The scope as its VMs see it: its own document, or the answer of a running replay.
+
+    Removed VMs are left out.
+    """
     return PublishedScope(
         scope_id=scope.id,
         enabled=scope.is_enabled,

@@ -50,7 +50,11 @@ def event_loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
 
 
 class OwnerBackend:
-    """The `MetadataBackend` of a worker: sends each request to the owner and waits for its reply."""
+    """The `MetadataBackend` of a worker: sends each request to the owner and waits for its reply.
+
+    Requests raise Unavailable at once while the owner is silent, and NotFound, Rejected or Unavailable as the owner
+    replies. A request that was sent waits for its reply without a time limit.
+    """
 
     def __init__(self, send: Callable[[bytes], None]) -> None:
         self._send = send
@@ -64,23 +68,26 @@ class OwnerBackend:
         return self.clock.now()
 
     async def enable(self, vm: str) -> None:
-        """Have the owner enable the scope of this VM (its key). Unavailable while the owner is silent."""
+        """Have the owner enable the scope of this VM (its key)."""
         await self._request(lambda number: messages.EnableRequest(number, vm))
 
     async def approve(self, vm: str, event_ids: tuple[str, ...]) -> str | None:
-        """Have the owner approve these events for this VM; the id of an unknown event, or None."""
+        """Have the owner approve these events for this VM, all or none.
+
+        Returns None, or the id of an event that never existed: then none is approved.
+        """
         unknown = await self._request(lambda number: messages.ApproveRequest(number, vm, event_ids))
         assert unknown is None or isinstance(unknown, str)
         return unknown
 
     async def token(self, identity: ManagedIdentity, resource: str) -> ManagedIdentityToken | WrongResource:
-        """Have the owner issue a token of this identity for this resource."""
+        """Have the owner issue a token of this identity; WrongResource if none is valid for this resource."""
         result = await self._request(lambda number: messages.WorkerTokenRequest(number, identity, resource))
         assert isinstance(result, (ManagedIdentityToken, WrongResource))
         return result
 
     def on_reply(self, reply: messages.OwnerReply) -> None:
-        """Complete the request that this reply answers."""
+        """Complete the request that this reply answers; nothing if none waits for it."""
         future = self._pending.pop(reply.id, None)
         if future is None or future.done():
             return
@@ -123,7 +130,10 @@ class PausableSocket(socket.socket):
 
 
 class Worker:
-    """The worker process: serves from the first message of the owner until `run` returns."""
+    """The worker process: receives the state, then serves until `run` returns.
+
+    Create it inside a running event loop. `silence_timeout_s`: the owner counts as silent after this time.
+    """
 
     def __init__(
         self, sock: socket.socket, fault_quota: SharedFaultQuota, *, silence_timeout_s: float = _SILENCE_TIMEOUT_S
@@ -163,7 +173,10 @@ class Worker:
         }
 
     async def run(self) -> str:
-        """Serve until the channel ends, the owner drains this worker or a signal stops it; returns why."""
+        """Serve until the channel ends, the owner drains this worker or a signal stops it.
+
+        Returns DRAINED if it stopped in order, else the reason. Closes everything before it returns.
+        """
         background = [self._loop.create_task(self._watch_owner()), self._loop.create_task(self._report_forever())]
         try:
             return await self._finished
@@ -180,7 +193,10 @@ class Worker:
                 sock.close()
 
     def stop(self, timeout_s: float = _DRAIN_TIMEOUT_S) -> None:
-        """Stop accepting, answer the requests in progress, send the last report, and end."""
+        """Stop accepting, answer the requests in progress within `timeout_s`, send the last report, and end.
+
+        Returns at once; `run` returns when it is done. A second call does nothing.
+        """
         if self._server is None:
             self._finish("stopped before it began to serve")
         elif not self._is_stopping:
