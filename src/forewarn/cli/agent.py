@@ -251,6 +251,7 @@ def _find_records(path: Path, id_prefix: str) -> tuple[EventRecord, ...]:
     return found
 
 
+# `agent check` shows when steps start with these notices:
 SAMPLE_NOTICES_S = {"15 minutes": 900.0, "30 seconds": 30.0, "7 days": 604_800.0}
 _PLAN_HEADERS = ("step", "use", "budget", *SAMPLE_NOTICES_S)
 _EVENT_HEADERS = ("event", "kind", "status", "VMs", "not before", "rule", "now")

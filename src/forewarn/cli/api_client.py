@@ -22,8 +22,8 @@ from forewarn.errors import (
     Unavailable,
 )
 
-API_ROOT = "/forewarn/v1"
-TIMEOUT_S = 60.0
+API_ROOT = "/forewarn/v1"  # every path of the operator API begins with it
+TIMEOUT_S = 60.0  # of one call, unless the caller gives another
 JsonObject = dict[str, Any]  # a JSON object that the service answered
 QueryParameters = Mapping[str, object]  # parameters whose value is None are not sent
 

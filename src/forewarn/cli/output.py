@@ -23,7 +23,7 @@ _SHORT_ID_LENGTH = 8
 _UNBREAKABLE_PIECE = re.compile(r"\([^)]*\)|[-\d]{10} [:\d]{8}|\S+")
 _COLUMN_GAP = 2  # blanks between the columns of a table
 
-STATE_STYLES = {
+STATE_STYLES = {  # state in lower case → style of rich
     **dict.fromkeys(("scheduled", "paused", "waiting", "degraded", "published", "requested"), "yellow"),
     **dict.fromkeys(("started", "running", "approved", "released"), "cyan"),
     **dict.fromkeys(("finished", "completed", "healthy", "performed"), "green"),

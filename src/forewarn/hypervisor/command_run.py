@@ -28,7 +28,7 @@ _DEFAULT_SIGNALS = (
     signal.SIGINT,
     signal.SIGTERM,
 )  # commands get the default action of these
-_RETENTION_S = 30 * 24 * 3600.0  # lab time; by then the history has had the outcome for long
+_RETENTION_S = 30 * 24 * 3600.0  # lab time; by then the outcome has long been in the history
 _CREATE_TABLE = (
     "CREATE TABLE IF NOT EXISTS attempt (act_id TEXT PRIMARY KEY, begun_at REAL NOT NULL, pid INTEGER NOT NULL,"
     " started TEXT NOT NULL, ok INTEGER, note TEXT NOT NULL) WITHOUT ROWID"
