@@ -21,7 +21,7 @@ from forewarn.cli.invocation import Invocation
 # How long the service holds one history request; short on a terminal, which shows a countdown:
 TERMINAL_INTERVAL_S = 1
 PIPE_INTERVAL_S = 10
-WATCH_INTERVAL_S = 30  # while `history --follow` prints entries
+WATCH_INTERVAL_S = 30  # for `history --watch`
 _ENTRIES_PER_PAGE = 500
 HistoryFilter = Mapping[str, str]  # query parameters of the history: vm, event, request, scope
 
