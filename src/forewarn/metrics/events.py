@@ -19,7 +19,7 @@ from forewarn.protocol.document import Kind
 from forewarn.store.interface import AppliedCommit, Store
 
 EVENT_TYPES = tuple(kind.value for kind in Kind)  # values of the label `kind`
-LIVE_STATUSES = (EventState.SCHEDULED, EventState.STARTED)  # of events that are not over
+LIVE_STATUSES = (EventState.SCHEDULED, EventState.STARTED)  # of events that are not over; label `state`
 START_REASONS = ("approved", "due", "without_notice", "early")  # values of the label `why`
 # A second more than the usual notices, because NotBefore is rounded up to a whole second.
 _NOTICE_BUCKETS_S = (6, 16, 31, 61, 301, 601, 901, 1_801, 3_601, 86_401, 604_801)
@@ -39,7 +39,10 @@ _OLDEST_STARTED_HELP = "Time since the start of the event that has been started 
 
 
 class EventMetrics:
-    """The metrics of events and acts, counted from each commit of the store."""
+    """The metrics of events and acts, counted from each commit of the store until `close` is called.
+
+    Counters start at 0 with the process.
+    """
 
     def __init__(self, registry: CollectorRegistry, store: Store) -> None:
         """Register the metrics in `registry`, load the live events from the store, and follow its commits."""
@@ -64,10 +67,10 @@ class EventMetrics:
         )
         self._oldest_started = Gauge("forewarn_event_started_oldest_seconds", _OLDEST_STARTED_HELP, registry=registry)
         self._events: dict[str, Event] = {event.id: event for event in store.events(statuses=LIVE_STATUSES)}
-        self.close = store.subscribe(self.on_commit)
+        self.close = store.subscribe(self.on_commit)  # a function that stops following the store
 
     def on_commit(self, committed: AppliedCommit) -> None:
-        """Count the changes of events, the outcomes of acts, and retries in one commit."""
+        """Count the changes of events, the outcomes of acts, and retries in one commit, which comes once."""
         for event in committed.commit.events:
             self._track_event(event)
         for entry in committed.commit.entries:
@@ -76,11 +79,11 @@ class EventMetrics:
 
     @property
     def live_events(self) -> list[Event]:
-        """The events that are not over."""
+        """The events that are not over as of the last commit, also those that no document lists."""
         return list(self._events.values())
 
     def refresh(self, now: float) -> None:
-        """Set the gauges to the state at `now`, in lab time."""
+        """Set the gauges to the state at `now`, in lab time; only events that documents list count."""
         counts = Counts((event.rules.kind, event.status) for event in self._events.values() if event.listed)
         for kind, status in product(Kind, LIVE_STATUSES):
             self._live_gauge.labels(kind.value, status.value).set(counts[kind, status])

@@ -26,7 +26,10 @@ _REASON_PHRASES = {200: "OK", 404: "Not Found", 405: "Method Not Allowed"}
 
 
 def bind_metrics_sockets(host: str, port: int, *, workers: int) -> tuple[socket.socket, ...]:
-    """Bind `port` for the owner and the ports after it, one per worker. Rejected if one is in use."""
+    """Bind `port` for the owner and the ports after it, one per worker; returns them in that order.
+
+    Raises Rejected if one cannot be bound, such as if it is in use; then none is bound.
+    """
     sockets: list[socket.socket] = []
     try:
         for number in range(1 + workers):
@@ -66,11 +69,11 @@ class MetricsServer:
         self._connection_tasks: set[asyncio.Task[None]] = set()
 
     async def start(self, sock: socket.socket) -> None:
-        """Serve on this listening socket, which the server then owns."""
+        """Serve `/metrics` on this listening socket, which the server then owns. Call it once."""
         self._server = await asyncio.start_server(self._on_connection, sock=sock, limit=_MAX_REQUEST_BYTES)
 
     async def close(self) -> None:
-        """Stop listening and end all connections."""
+        """Stop listening, close the socket and end all connections."""
         if self._server is not None:
             self._server.close()
         for task in self._connection_tasks:
@@ -93,7 +96,7 @@ class MetricsServer:
                 writer.close()
                 await writer.wait_closed()  # all was sent
         except (OSError, TimeoutError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
-            pass  # the caller's fault
+            pass  # the caller sent no valid request, or went away
         except Exception:
             log.exception("metrics could not be served")
         finally:

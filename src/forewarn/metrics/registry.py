@@ -18,7 +18,7 @@ from forewarn.metrics.requests import RequestMetrics
 
 
 def new_registry() -> CollectorRegistry:
-    """A registry with the metrics of every process: CPU, memory, open files, version."""
+    """A new registry with the metrics that every process has: CPU, memory, open files, version."""
     registry = CollectorRegistry()
     ProcessCollector(registry=registry)
     info = {"version": __version__, "python": platform.python_version()}
@@ -35,6 +35,7 @@ class WorkerMetrics:
     """The metrics of a worker: the requests it answered, and how long its owner has been silent."""
 
     def __init__(self, *, request_totals: Callable[[], RequestTotals], silent_s: Callable[[], float]) -> None:
+        """`silent_s`: the seconds since the last message of the owner. Both are called at each scrape."""
         self._registry = new_registry()
         self._registry.register(RequestMetrics(request_totals))
         silence = Gauge(

@@ -27,7 +27,7 @@ from forewarn.metadata.request_counters import (
 )
 from forewarn.protocol.versions import VERSIONS
 
-OUTCOME_LABELS = ("200", "304", "4xx", "5xx", "throttled", "reset")  # values of the label `outcome`
+OUTCOME_LABELS = ("200", "304", "4xx", "5xx", "throttled", "reset")  # values of `outcome`; throttled: 429
 VERSION_LABELS = (*VERSIONS, UNKNOWN_VERSION, NO_VERSION)  # values of the label `version`
 REQUEST_LABELS = {  # kind of request → value of the label `of`
     APPROVAL: "approval",
@@ -58,7 +58,7 @@ class RequestMetrics(Collector):
         return iter(())
 
     def collect(self) -> Iterator[Metric]:
-        """The metric families of one scrape."""
+        """The metric families of one scrape, with the totals of this moment."""
         totals = self._request_totals()
         polls: Counter[tuple[str, ...]] = Counter()
         others: Counter[tuple[str, ...]] = Counter()

@@ -71,11 +71,17 @@ class ServiceMetrics:
         self._event_metrics.close()
 
     async def render_all(self) -> bytes:
-        """All metrics as Prometheus text, with the requests that all processes answered."""
+        """All metrics as Prometheus text, with the requests that all processes answered.
+
+        Counts over the whole fleet are at most FLEET_COUNT_MAX_AGE_S old.
+        """
         return await self._render() + render_text(self._request_metrics)
 
     async def render_own(self) -> bytes:
-        """The metrics of this process as Prometheus text: with workers, without the requests of VMs."""
+        """The metrics of this process as Prometheus text: all; with workers, without requests of VMs.
+
+        Each worker serves the metrics of its own requests.
+        """
         return await (self._render() if self._worker_lags() else self.render_all())
 
     async def _render(self) -> bytes:

@@ -33,7 +33,7 @@ class DataDirectory:
 
     @classmethod
     def acquire(cls, path: Path) -> DataDirectory:
-        """Create the directory if needed, and lock it.
+        """Create the directory if needed, for its owner only, and lock it.
 
         Raises Refused if another service uses it, Rejected if it cannot be created or opened.
         """
@@ -69,7 +69,7 @@ class DataDirectory:
 
     @property
     def socket(self) -> Path:
-        """The unix socket for operators; the command line uses it."""
+        """The unix socket on which the service serves its owner; the command line uses it."""
         return self.path / SOCKET_FILE
 
     @property
@@ -94,11 +94,11 @@ class DataDirectory:
 
     @property
     def admin_secret(self) -> Path:
-        """The file with the secret of the administrator client."""
+        """The file with the secret of the administrator client; it may not exist."""
         return self.path / ADMIN_SECRET_FILE
 
     def close(self) -> None:
-        """Release the lock."""
+        """Release the lock; may be called twice."""
         if self._lock is not None:
             os.close(self._lock)
             self._lock = None

@@ -25,7 +25,7 @@ _MIN_FREE_BYTES = 100 * 1024 * 1024
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DoctorCheck:
-    """The result of one check; `remedy` says what to do if it is not `ok`."""
+    """The result of one check; `remedy` says what to do, and has a meaning only if `ok` is False."""
 
     name: str
     ok: bool
@@ -34,7 +34,10 @@ class DoctorCheck:
 
 
 def run_checks(settings: Settings, database: Path) -> list[DoctorCheck]:
-    """Run all checks of this machine and this data directory, without a running service."""
+    """Run all checks of this machine and this data directory; blocks, and changes nothing.
+
+    Works with and without a running service. A check that does not apply is left out.
+    """
     checks: list[Callable[[], Iterator[DoctorCheck]]] = [
         _check_python,
         _check_packages,
@@ -46,7 +49,7 @@ def run_checks(settings: Settings, database: Path) -> list[DoctorCheck]:
 
 
 def worker_checks(workers: Sequence[Mapping[str, Any]]) -> Iterator[DoctorCheck]:
-    """A check of the workers of a running service, given `GET /service`'s `workers`; none without workers."""
+    """Yield one check of a running service's workers, given those of `GET /service`; none without workers."""
     if workers:
         ready = sum(bool(worker["ready"]) for worker in workers)
         text = f"{ready} of {len(workers)} workers answer VMs"

@@ -61,9 +61,10 @@ async def _warn_about_ignored_fleet_file(control: ControlPlane, settings: Settin
 
 
 async def apply_initial_fleet(control: ControlPlane, settings: Settings) -> None:
-    """Apply the fleet file, or the sample fleet of a lab, to an empty store.
+    """Apply the fleet file, or the sample fleet of a lab, to an empty store; durable on return.
 
-    Raises Rejected if the file cannot be used. If the store has a fleet, only warns about unknown VMs in the file.
+    Raises Rejected if the file cannot be used. If the store has a fleet, it only logs a warning if the file has VMs
+    that the store never had, and ignores errors in the file.
     """
     counts = control.store.counts()
     if counts.scopes or counts.hosts:
@@ -97,7 +98,10 @@ def _read_fleet_file(path: Path) -> str:
 
 
 async def load_or_create_tenant_id(store: Store) -> str:
-    """The tenant id of this service. Created once, because tokens contain it and clients keep it."""
+    """The tenant id of this service, a GUID; created and stored at the first call.
+
+    It never changes, because tokens contain it and clients keep it.
+    """
     if (stored := store.load(_TENANT_KEY)) is not None:
         return stored.decode()
     tenant_id = str(uuid.uuid4())
@@ -108,7 +112,8 @@ async def load_or_create_tenant_id(store: Store) -> str:
 async def ensure_admin_client(store: Store, path: Path, now: float) -> None:
     """Create the administrator client with its secret file, once: a removed one is not created again.
 
-    The file is written before the commit. A crash in between leaves a file whose secret the next start uses.
+    The file `path` is written before the commit. A crash in between leaves a file whose secret the next start uses.
+    `now` is lab time. Raises Rejected if others can read the file.
     """
     if store.load(_ADMIN_CREATED_KEY) is not None:
         return

@@ -1,6 +1,7 @@
 """Periodic jobs beside the reconciler: write observations and fault effects, save the clock, prune.
 
-A job that fails because the store is unavailable keeps its data and tries again.
+Those named `…_forever` run until cancelled; `every_s` is in real time. A job that fails because the store is
+unavailable keeps its data and tries again.
 """
 
 from __future__ import annotations
@@ -22,7 +23,10 @@ _DAY_S = 24 * 3600.0
 
 
 async def write_observations_forever(observations: GuestObservations, store: Store, *, every_s: float = 1.0) -> None:
-    """Write observations to the store every `every_s` seconds, in batches."""
+    """Write observations to the store every `every_s` seconds, in batches; logs failures and retries.
+
+    Each VM is written at most every REPORT_INTERVAL_S.
+    """
     while True:
         await asyncio.sleep(every_s)
         while await write_observation_batch(observations, store, min_interval_s=REPORT_INTERVAL_S):
@@ -30,7 +34,10 @@ async def write_observations_forever(observations: GuestObservations, store: Sto
 
 
 async def write_observation_batches(observations: GuestObservations, store: Store) -> None:
-    """Write at most BATCHES_PER_SECOND batches of observations: all of them, for most fleets."""
+    """Write at most BATCHES_PER_SECOND batches of observations: all of them, for most fleets.
+
+    Stops at a failure, which is logged; what was not written is kept.
+    """
     for _ in range(BATCHES_PER_SECOND):
         if not await write_observation_batch(observations, store):
             return
@@ -45,9 +52,10 @@ async def write_all_observations(observations: GuestObservations, store: Store) 
 async def write_observation_batch(
     observations: GuestObservations, store: Store, *, min_interval_s: float = 0.0
 ) -> bool:
-    """Write one batch of observations; returns whether there may be more that can be written.
+    """Write one batch of observations and notify their subscribers; returns whether there may be more.
 
-    `min_interval_s`: leave out VMs that were written less than this ago.
+    If the store fails, logs that, keeps the batch for the next call and returns False. `min_interval_s`: leave out VMs
+    that were written less than this ago.
     """
     polls, deliveries = observations.take_batch(min_interval_s)
     if not polls and not deliveries:
@@ -63,14 +71,17 @@ async def write_observation_batch(
 
 
 async def record_fault_effects_forever(table: FaultTable, faults: FaultService, *, every_s: float = 1.0) -> None:
-    """Write fault hits to the store, and end expired faults, every `every_s` seconds."""
+    """Call `record_fault_effects` every `every_s` seconds."""
     while True:
         await asyncio.sleep(every_s)
         await record_fault_effects(table, faults)
 
 
 async def record_fault_effects(table: FaultTable, faults: FaultService) -> None:
-    """Write fault hits to the store, and end the faults that have expired in real time."""
+    """Write fault hits to the store, and end the faults whose count or time (real time) is used up.
+
+    Failures are logged; hits that were not written are kept for the next call.
+    """
     hits = table.take_hits()
     try:
         await faults.record_hits(hits)
@@ -92,7 +103,7 @@ async def save_clock_forever(lab_clock: LabClockService, *, every_s: float = 60.
 
 
 async def save_clock(lab_clock: LabClockService) -> None:
-    """Save the position of the lab's clock; a failure is logged."""
+    """Save the position of the lab's clock durably; a failure is logged. Does nothing on real time."""
     try:
         await lab_clock.save_position()
     except ForewarnError as error:
@@ -100,7 +111,10 @@ async def save_clock(lab_clock: LabClockService) -> None:
 
 
 async def prune_history_forever(store: Store, clock: Clock, *, days: float, every_s: float = 3600.0) -> None:
-    """Delete history older than `days` every `every_s` seconds; 0 days keeps everything."""
+    """Delete history and ended events older than `days` (lab time), now and every `every_s` seconds.
+
+    A failure is logged. Returns at once if `days` is 0, which keeps everything.
+    """
     while days:
         try:
             await store.prune(clock.now() - days * _DAY_S)

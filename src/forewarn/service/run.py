@@ -1,6 +1,6 @@
 """Runs a service as a process: signals, file limit, garbage collection, event loop.
 
-SIGINT and SIGTERM stop it. SIGHUP replaces the workers, unless the process has a terminal.
+SIGINT and SIGTERM stop it. SIGHUP replaces the workers; without workers or at a terminal it stops the service too.
 """
 
 from __future__ import annotations
@@ -22,9 +22,10 @@ _GC_THRESHOLD = 20_000  # new objects before a collection: what some hundred req
 
 
 def run_service(settings: Settings, announce: Callable[[Service], None]) -> int | None:
-    """Run a service until SIGINT or SIGTERM. Calls `announce` once everything answers.
+    """Run a service until a signal stops it. Calls `announce` once everything answers.
 
-    Returns the number of pending events at the end; None if a signal stopped it during the start.
+    Returns the number of pending events at the end; None if a signal stopped it during the start. Raises what
+    `running_service` raises. Changes the umask and the limit of open files of this process.
     """
     os.umask(0o077)  # only the owner may read the files of a service
     _raise_open_file_limit()

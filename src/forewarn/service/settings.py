@@ -33,12 +33,12 @@ _MAX_WORKERS = 64
 class SocketOwner(StrEnum):
     """The process that opens the sockets that VMs call."""
 
-    OWN = "own"
+    OWN = "own"  # the service itself
     HELPER = "helper"  # `forewarn sockets`, so that the service needs no privilege
 
 
 class HypervisorKind(StrEnum):
-    """The hypervisor that performs acts on VMs."""
+    """The hypervisor that performs acts on VMs; SIMULATED has no real VMs."""
 
     SIMULATED = "simulated"
     PROCESS = "process"  # namespace VMs by their supervisors; simulated for all other VMs
@@ -60,10 +60,10 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     workers: int = 0  # processes that answer VMs; 0: the owner process answers them itself
     port: int = 8254  # of the loopback addresses of a lab
     one_port_per_vm: bool = False  # in a lab: a port per VM, for machines with only one loopback address
-    enablement: EnablementMode = EnablementMode.ON_REQUEST
-    grace_s: float = 60
+    enablement: EnablementMode = EnablementMode.ON_REQUEST  # the default in a lab is `always`
+    grace_s: float = 60  # after a restart, events whose notice ended meanwhile wait this long
     settle_s: float = 0  # an event stays listed this long after its last outcome (spec §6.5)
-    max_user_operations: int = 100
+    max_user_operations: int = 100  # scheduled per scope (spec §8.4)
     first_answer_delay_s: float = 0  # up to 120 (spec §8.1)
     requests_per_s: int = 0  # limit per VM; 0: no limit (spec §8.5; Azure allows 5)
     history_days: float = 90  # older entries are deleted; 0 keeps everything
@@ -74,7 +74,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     metrics: str = ""  # plain HTTP port for metrics, `ADDRESS:PORT`, where VMs cannot call; "": only at the console
     console: str = "127.0.0.1:8443"  # HTTPS port for operators, `ADDRESS:PORT`; "": only the unix socket
     console_certificate: str = ""  # PEM file with the chain; "": a certificate of the local CA
-    console_key: str = ""
+    console_key: str = ""  # PEM file with the key of `console_certificate`
     console_names: tuple[str, ...] = ()  # more host names for the local CA's certificate
     token_minutes: float = 60  # lifetime of access tokens
     identity_on_loopback: bool = False  # issue VM tokens on loopback, where any program can pose as a VM (spec §2.8)
@@ -110,7 +110,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
 
 def default_data_directory(environ: Mapping[str, str] = os.environ) -> str:
-    """The data directory of a user's own service: $XDG_STATE_HOME/forewarn."""
+    """The data directory of a user's own service: $XDG_STATE_HOME/forewarn, else ~/.local/state/forewarn."""
     state = environ.get("XDG_STATE_HOME") or str(Path(environ.get("HOME", "~")).expanduser() / ".local" / "state")
     return str(Path(state) / "forewarn")
 
@@ -118,9 +118,10 @@ def default_data_directory(environ: Mapping[str, str] = os.environ) -> str:
 def load_settings(
     flags: Mapping[str, Any], *, lab: bool, config: Path | None = None, environ: Mapping[str, str] = os.environ
 ) -> Settings:
-    """Merges flags, environment, settings file and defaults. A flag that is None was not given.
+    """Merge flags, environment, the settings file `config` and defaults. None as a flag: not given.
 
-    Raises Rejected with the setting and what to write instead.
+    `lab` selects the defaults of a lab. The data directory becomes an absolute path. Raises Rejected with the setting
+    and what to write instead.
     """
     defaults = {"data": default_data_directory(environ), "lab": lab}
     if lab:

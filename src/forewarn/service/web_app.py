@@ -39,7 +39,10 @@ _PLAIN_HTTP_PATHS = ("/", "/metrics", PORTAL_PREFIX)
 
 
 class ReadYourWritesMiddleware:
-    """Delays the response to a change until all workers have published it."""
+    """Delays the response to a change until `wait_until_published` returns: then VMs can see it.
+
+    Every HTTP request except GET and HEAD counts as a change.
+    """
 
     def __init__(self, app: ASGIApp, *, wait_until_published: Callable[[], Awaitable[None]]) -> None:
         self._app = app
@@ -99,7 +102,7 @@ def metrics_routes(
     authenticate_session: SessionAuthenticator | None,
     make_context_for: Callable[..., RequestContext],
 ) -> list[BaseRoute]:
-    """The route of /metrics, for callers that may read everything.
+    """The route of /metrics, for callers with the right to read the whole service.
 
     A request with an Authorization header gets its context from `make_context`. Otherwise `authenticate_session`
     identifies a portal session (None: there is no portal), and `make_context_for` makes a context for its principal.

@@ -52,7 +52,7 @@ class OperatorServer:
     """The HTTPS port for operators, ready to serve: socket, certificate, tokens, sessions, links."""
 
     sock: socket.socket
-    url: str
+    url: str  # with https, and the port that is bound
     certificate_files: CertificateFiles
     ensure_certificate: Callable[[], CertificateFiles]  # returns the current files; renews a certificate that ends soon
     ca_path: Path | None  # None: the certificate is not from the local CA
@@ -65,7 +65,10 @@ class OperatorServer:
 
     @asynccontextmanager
     async def serve(self, dependencies: Dependencies, directory: FleetDirectory) -> AsyncIterator[None]:
-        """Serve API, ARM facade and portal to authenticated callers until the block is left."""
+        """Serve API, ARM facade and portal to authenticated callers until the block is left.
+
+        Checks every few hours whether the certificate needs renewal.
+        """
         sessions = SessionManager(dependencies=dependencies, sign_in=self.sign_in, sessions=self.sessions)
         app = build_web_app(
             dependencies,
@@ -90,7 +93,7 @@ class OperatorServer:
             await self.renew_certificate(context)
 
     async def renew_certificate(self, context: ssl.SSLContext) -> None:
-        """Load the current certificate into `context`; keep the old one if that fails."""
+        """Renew the certificate if it ends soon, and load it; if that fails, log it and keep the old one."""
         try:
             files = await asyncio.to_thread(self.ensure_certificate)
             context.load_cert_chain(files.certificate, files.key)
@@ -115,6 +118,7 @@ async def open_operator_server(
 ) -> OperatorServer | None:
     """Bind the HTTPS port and prepare to serve it; None if the settings want no port.
 
+    Creates keys, the certificate and, unless clients sign in at an external issuer, once the administrator client.
     `now` is lab time, for the history. Raises Rejected if the address or the certificate cannot be used.
     """
     if not settings.console:

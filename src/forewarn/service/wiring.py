@@ -77,7 +77,10 @@ _SCOPES_PER_BATCH = 256  # concurrent transactions, which the store commits toge
 
 
 def open_hypervisor(settings: Settings, directory: DataDirectory, supervisors: SupervisorRegistry) -> Hypervisor:
-    """The hypervisor that the settings choose, on the files of the data directory."""
+    """The hypervisor that the settings choose, on the files of the data directory; the caller closes it.
+
+    Raises Rejected if a rule of the setting `simulate` is wrong.
+    """
     if settings.hypervisor is HypervisorKind.COMMAND:
         return CommandHypervisor(settings.commands, directory.commands)
     simulated = SimulatedHypervisor(
@@ -87,7 +90,7 @@ def open_hypervisor(settings: Settings, directory: DataDirectory, supervisors: S
 
 
 def publisher_config(settings: Settings) -> PublisherConfig:
-    """The part of the settings that the metadata publisher needs."""
+    """The part of the settings that the metadata publisher needs. Rejected if a listener is invalid."""
     rules = EndpointRules(
         versions=VERSIONS,
         header_always=settings.require_header,
@@ -117,9 +120,9 @@ class Service:
     control: ControlPlane
     publisher: MetadataPublisher
     supervisors: SupervisorRegistry
-    operator_server: OperatorServer | None
+    operator_server: OperatorServer | None  # None: only the unix socket
     metrics: ServiceMetrics
-    started_at: float
+    started_at: float  # lab time
 
     def info(self) -> dict[str, Any]:
         """The answer to `GET /service`: version, process, clock, listeners, workers, console and counts."""
@@ -141,16 +144,16 @@ class Service:
         }
 
     def pending_events(self) -> int:
-        """The number of events that are not over."""
+        """The number of events that are not over, scheduled or started."""
         return self.control.store.counts().events
 
     def lab_endpoints(self, limit: int) -> list[tuple[str, str]]:
-        """The first VMs of a lab as pairs of name and base URL, at most `limit` of them."""
+        """The first VMs of a lab as pairs of name and base URL, at most `limit`; empty outside a lab."""
         endpoints = ((vm.name, self.publisher.lab_endpoint(vm)) for vm in self.control.store.vms())
         return list(islice(((name, url) for name, url in endpoints if url), limit))
 
     def sign_in_link(self) -> str:
-        """A one-time link that signs the local user in to the portal; "" if the service has no portal."""
+        """A new one-time link that signs the local user in to the portal; "" if the service has no portal."""
         if self.operator_server is None:
             return ""
         identity = sign_in_link_identity(
@@ -161,9 +164,11 @@ class Service:
 
 @asynccontextmanager
 async def running_service(settings: Settings) -> AsyncIterator[Service]:
-    """Starts the service, yields it once it answers, and stops it when the block is left.
+    """Start the service, yield it once it answers, and stop it when the block is left.
 
-    Raises Rejected if the settings, the data directory or a port cannot be used.
+    Raises Rejected if the settings, the data directory or a port cannot be used, Refused if another service uses the
+    directory, Unavailable if a worker fails to start. Stopping answers the requests in progress within
+    DRAIN_TIMEOUT_S.
     """
     async with AsyncExitStack() as stack:
         directory = DataDirectory.acquire(settings.directory)
