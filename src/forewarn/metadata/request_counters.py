@@ -16,9 +16,10 @@ import msgspec
 from forewarn.protocol.http_message import HttpRequest, parse_target
 from forewarn.protocol.versions import VERSIONS
 
-MAX_USER_AGENT_LENGTH = 120  # characters
+MAX_USER_AGENT_LENGTH = 120  # characters; the rest is cut off
 _CACHED_CATEGORIES = 1024
 
+# Kinds of requests. UNKNOWN_CALLER: any request of a caller that is not a VM of a published scope.
 POLL, APPROVAL, INSTANCE, TOKEN, OTHER, UNKNOWN_CALLER = "poll", "approval", "instance", "token", "other", "strange"
 UNKNOWN_VERSION, NO_VERSION = "other", "none"  # the api-version is not in VERSIONS, or missing
 

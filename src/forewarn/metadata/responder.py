@@ -76,8 +76,8 @@ class SlowResponse:
 
 
 AnyResponse: TypeAlias = "HttpResponse | ResetConnection | HeldResponse | SlowResponse | PendingResponse"
-FinishResponse: TypeAlias = Callable[[], "AnyResponse"]
-PendingResponse: TypeAlias = Coroutine[Any, Any, FinishResponse]
+FinishResponse: TypeAlias = Callable[[], "AnyResponse"]  # call it once, just before the response is sent
+PendingResponse: TypeAlias = Coroutine[Any, Any, FinishResponse]  # waits for the backend
 
 
 class Responder:

@@ -24,11 +24,11 @@ MAX_CACHED_REQUEST_BYTES = 1024  # longer requests are never cached
 _MAX_ENTRIES_PER_VM = 16  # a VM that never repeats a request slows down only itself
 _MAX_CACHED_VMS = 200_000
 
-CachedResponses = dict[bytes, "CachedResponse"]
+CachedResponses = dict[bytes, "CachedResponse"]  # by the exact bytes of the request
 
 
 class CachedResponse:
-    """A cache entry: the prepared response to one exact request, and its hits."""
+    """A cache entry: the prepared response to one exact request of one VM, and its unrecorded hits."""
 
     __slots__ = ("category", "hits", "keep_alive", "prepared", "status", "user_agent", "version", "vm_cache")
 
@@ -156,7 +156,7 @@ class ResponseCache:
         self.invalidate_all()
 
     def flush_hits(self) -> None:
-        """Record hits in counters and observations: at most BATCH_SIZE VMs, the longest waiting."""
+        """Record hits in counters and observations, of at most BATCH_SIZE VMs: those that wait the longest."""
         for vm_cache in tuple(islice(self._caches_with_hits, BATCH_SIZE)):
             self._flush(vm_cache)
 

@@ -22,7 +22,7 @@ _CACHED_RESPONSES = 1024
 
 
 class DateHeader:
-    """The Date header line for one second of lab time."""
+    """The Date header line for one second of lab time: `valid_from` <= time < `valid_until`."""
 
     __slots__ = ("line", "valid_from", "valid_until")
 
@@ -33,7 +33,7 @@ class DateHeader:
 
 
 class PreparedResponse:
-    """A rendered response without its Date header; keeps the bytes with the last one."""
+    """A rendered response without its Date header; `raw` is the response with the Date header `date`."""
 
     __slots__ = ("_after", "_before", "date", "raw")
 

@@ -101,7 +101,7 @@ class OperatorServer:
             log.warning("the console keeps its certificate, because it could not be renewed: %s", error)
 
     def describe(self) -> dict[str, Any]:
-        """URLs, tenant, client id and files of the console, as in `GET /service`."""
+        """URLs, tenant, client id and files of the console, without secrets, as in `GET /service`."""
         return {
             "url": self.url,
             "portal": self.portal_url,

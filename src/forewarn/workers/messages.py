@@ -129,7 +129,7 @@ class EchoRequest(_Message, frozen=True):
 
 
 class ReportRequest(_Message, frozen=True):
-    """To a worker: send what you have observed until now, then this id."""
+    """To a worker: send what you have observed until now; the last report has this id."""
 
     id: int
 
@@ -191,7 +191,7 @@ class EchoReply(_Message, frozen=True):
 
 
 class ObservationReport(_Message, frozen=True):
-    """To the owner: polls, deliveries and fault hits since the last report."""
+    """To the owner: polls, deliveries and fault hits since the last report; poll counts are increments."""
 
     polls: list[LastPoll] = []
     deliveries: list[EventDelivery] = []
@@ -201,14 +201,14 @@ class ObservationReport(_Message, frozen=True):
 
 
 class EnableRequest(_Message, frozen=True):
-    """To the owner: enable the scope of this VM (its key)."""
+    """To the owner: enable the scope of this VM (its key), then reply with this id."""
 
     id: int
     vm: str
 
 
 class ApproveRequest(_Message, frozen=True):
-    """To the owner: this VM approves these events."""
+    """To the owner: this VM (its key) approves these events; reply with this id."""
 
     id: int
     vm: str

@@ -160,12 +160,15 @@ class MetadataPublisher:
         await self._running_server.drain(timeout_s)
 
     async def reload_workers(self, timeout_s: float) -> None:
-        """Replace every worker process, one after the other. Does nothing without workers."""
+        """Replace every worker process, one after the other; see `WorkerPool.reload`. Nothing without workers."""
         if isinstance(self._server, WorkerPool):
             await self._server.reload(timeout_s)
 
     async def collect_worker_reports(self) -> None:
-        """Fetch what workers observed into `observations` and `faults`. Does nothing without workers."""
+        """Fetch what workers observed into `observations` and `faults`, for at most a second.
+
+        Does nothing without workers.
+        """
         if isinstance(self._server, WorkerPool):
             await self._server.collect_reports()
 
@@ -188,7 +191,10 @@ class MetadataPublisher:
         return self._running_server.faults
 
     def describe_listeners(self) -> list[dict[str, Any]]:
-        """Address, port and identity strategy of each listener, as in `GET /service`."""
+        """Address, port and identity strategy of each listener, as in `GET /service`.
+
+        Those of real networks also have a name and whether they are open; those inside VMs are left out.
+        """
         described = []
         for listener in self._listeners:
             for sock in listener.sockets:

@@ -64,7 +64,7 @@ class OwnerBackend:
         self.clock: SystemClock | LabClock = SystemClock()
 
     def now(self) -> float:
-        """The current time on the lab's clock, or the machine's if there is no lab."""
+        """The current time on the lab's clock, or the machine's if there is no lab, in POSIX seconds."""
         return self.clock.now()
 
     async def enable(self, vm: str) -> None:
@@ -123,7 +123,7 @@ class PausableSocket(socket.socket):
     may_accept: Callable[[], bool]
 
     def accept(self) -> tuple[socket.socket, Any]:
-        """Accept a connection; BlockingIOError while accepting is paused."""
+        """Accept a connection; BlockingIOError while accepting is paused or none waits."""
         if not self.may_accept():
             raise BlockingIOError
         return super().accept()
