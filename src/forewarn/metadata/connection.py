@@ -191,7 +191,7 @@ class MetadataConnection(asyncio.Protocol):
             self._close(linger=False)
 
     def wake(self) -> None:
-        """Answer a held poll, because the document of its scope has changed; nothing if none is held."""
+        """Answer the held poll, if any, because the document of its scope has changed."""
         if self._held is not None and self._held.scope_id:
             self._resume_held(expired=False)
 

@@ -76,7 +76,7 @@ class WorkerHandle:
             self.request_echo()
 
     def send(self, message: messages.ToWorker) -> None:
-        """Send a message that a newer one must not replace; nothing if the worker is gone."""
+        """Send a message that a newer one must not replace; does nothing if the worker is gone."""
         self._channel.send(messages.encode_message(message))
 
     def send_heartbeat(self) -> asyncio.Future[None]:

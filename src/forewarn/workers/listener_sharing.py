@@ -106,7 +106,7 @@ class SharedListeners:
                 self._add_socket(listener, shared_sock, slot)
 
     def remove(self, listener: VmListener) -> None:
-        """Remove a listener and close its sockets in this process; nothing if it was not added."""
+        """Remove a listener and close its sockets in this process; does nothing if it was not added."""
         for number in self._ids_by_listener.pop(listener, ()):
             self._sockets.pop(number).sock.close()
 

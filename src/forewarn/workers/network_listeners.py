@@ -67,9 +67,10 @@ class NetworkListeners:
             directory.close()
 
     def bind(self) -> None:
-        """Bind the sockets that this process opens; nothing with a helper. Waits for none to be available.
+        """Bind the sockets that this process opens; does nothing with a helper.
 
-        Raises Rejected if one cannot be bound, such as if its port is in use; then none is bound.
+        A listener with `wait_until_available` whose device, address or namespace does not exist yet is opened later.
+        Raises Rejected if one cannot be bound for another reason, such as a port in use; then none is bound.
         """
         for change in self._manager.open_all() if self._manager else ():
             self._changes.put_nowait(change)

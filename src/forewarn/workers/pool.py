@@ -108,7 +108,7 @@ class WorkerPool:
             raise
 
     def publish(self, scope: PublishedScope) -> None:
-        """Send this scope to every worker, for its VMs to see; nothing if it is unchanged.
+        """Send this scope to every worker, for its VMs to see; does nothing if it is unchanged.
 
         Returns at once; `wait_until_published` waits for the workers.
         """

@@ -160,7 +160,10 @@ class MetadataPublisher:
         await self._running_server.drain(timeout_s)
 
     async def reload_workers(self, timeout_s: float) -> None:
-        """Replace every worker process, one after the other; see `WorkerPool.reload`. Nothing without workers."""
+        """Replace every worker process, one after the other; see `WorkerPool.reload`.
+
+        Does nothing without workers.
+        """
         if isinstance(self._server, WorkerPool):
             await self._server.reload(timeout_s)
 

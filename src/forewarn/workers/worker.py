@@ -87,7 +87,7 @@ class OwnerBackend:
         return result
 
     def on_reply(self, reply: messages.OwnerReply) -> None:
-        """Complete the request that this reply answers; nothing if none waits for it."""
+        """Complete the request that this reply answers; does nothing if none waits for it."""
         future = self._pending.pop(reply.id, None)
         if future is None or future.done():
             return
