@@ -5,10 +5,14 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+import hypothesis
 import pytest
 
 os.environ["FOREWARN_CONSOLE"] = ""  # services that tests start in parallel would all use the default port
 OPTION = "--allowed-skips"
+# How long an example takes says more about the machine than about the product.
+hypothesis.settings.register_profile("default", deadline=None)
+hypothesis.settings.load_profile("default")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

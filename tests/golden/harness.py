@@ -81,6 +81,8 @@ HUMAN_KEYS |= {"title", "sentences", "title_of_scope", "waitsfor", "waits_for", 
 SENTENCE_LISTS = {"now", "sentences", "lines", "problems"}  # shown as one sentence, however many there are
 SECRET_KEYS = {"secret", "access_token", "id_token", "x5c", "x5t", "n", "kid", "client_secret"}
 MEASURED_KEYS = {"pid", "python", "platform", "bytes", "left_s"}
+LIFETIME_KEYS = frozenset({"expires_in", "ext_expires_in"})
+_FULL_LIFETIME_S = 3599
 
 
 class Masks:
@@ -122,6 +124,8 @@ class Masks:
             return "<text>"
         if isinstance(value, str) and value and key.casefold() in SECRET_KEYS:
             return "<secret>"
+        if key in LIFETIME_KEYS and str(value).isdigit() and _FULL_LIFETIME_S - int(value) in range(60):
+            return type(value)(_FULL_LIFETIME_S)  # a slow machine takes seconds to answer
         if value is not None and not isinstance(value, bool) and key in MEASURED_KEYS:
             return f"<measured {type(value).__name__}>"
         if isinstance(value, bool) or value is None:

@@ -69,7 +69,7 @@ class PollStep:
 def poll_request(*, version: str = NEWEST_VERSION, tag: str = "", hold_s: int = 0) -> HttpRequest:
     """Builds the GET of the document; with a tag the server may answer 304 if the document is unchanged.
 
-    With a tag and `hold_s` it may hold its answer for so many seconds, until the document changes.
+    With a tag and `hold_s` the server may hold its answer until the document changes, for at most `hold_s` seconds.
     """
     condition = (("if-none-match", tag),) if tag else ()
     preference = (("prefer", f"wait={hold_s}"),) if tag and hold_s else ()
