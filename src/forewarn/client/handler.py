@@ -153,9 +153,9 @@ class Handler:
                     return
 
     def stop(self) -> None:
-        """Makes `run` or `arun` return after its current poll (up to LONG_POLL_S) and the running functions.
+        """Makes `run` or `arun` return after its current or next poll and the running functions.
 
-        Any thread may call it. Changes that are not handled by then are delivered again next time, if there is a
+        A poll takes up to about LONG_POLL_S seconds, longer in an outage. Any thread may call it. Changes that are not handled by then are delivered again next time, if there is a
         cursor file.
         """
         self._stopped.set()

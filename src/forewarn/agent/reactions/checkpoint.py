@@ -28,8 +28,8 @@ class CheckpointOptions:
     """The validated options of the reaction `checkpoint`."""
 
     save: CommandLine
-    restore: CommandLine = ()
-    check: CommandLine = ()
+    restore: CommandLine = ()  # (): the checkpoint is kept
+    check: CommandLine = ()  # whether a save finished
     directory: Path | None = None  # None: the step's own folder
 
 
@@ -40,7 +40,10 @@ class CheckpointReaction:
         self._options = options
 
     async def do(self, context: StepContext) -> StepOutcome:
-        """Runs the save command, with the checkpoint's path in FOREWARN_CHECKPOINT."""
+        """Runs the save command, with the checkpoint's path in FOREWARN_CHECKPOINT.
+
+        Creates the path's folder, not the checkpoint. Success if the command exits with 0.
+        """
         path = self._checkpoint_path(context)
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -56,7 +59,7 @@ class CheckpointReaction:
         return StepOutcome(ok=True, text=f"saved in {path}", notes={"checkpoint": str(path)})
 
     async def undo(self, context: StepContext) -> StepOutcome:
-        """Runs the restore command, if a save finished and one is configured."""
+        """Runs the restore command, if a save finished and one is configured; else success at once."""
         path = load_undo_notes(context).get("checkpoint")
         if path is None:
             return StepOutcome(ok=True, text="not restored: no complete checkpoint was saved")
@@ -66,7 +69,10 @@ class CheckpointReaction:
         return StepOutcome(ok=True, text=f"restored from {path}") if outcome.ok else outcome
 
     async def check(self, context: StepContext) -> bool | None:
-        """Whether the save finished, by the note or the check command."""
+        """Whether the save finished, by the note or the check command; None if neither can tell.
+
+        It notes a save that the check command confirms.
+        """
         if "checkpoint" in load_undo_notes(context):
             return True
         path = str(self._checkpoint_path(context))

@@ -33,9 +33,11 @@ _NO_VARIABLES: Mapping[str, str] = {}
 async def run_command(
     command: CommandLine, context: StepContext, *, log: str = "", variables: Mapping[str, str] = _NO_VARIABLES
 ) -> StepOutcome:
-    """Runs a command for a step; success is exit status 0.
+    """Runs a command for a step; success is exit status 0. Failures are outcomes, too.
 
-    Its output goes to LOG.log in the step's folder, up to MAX_LOG_BYTES; `variables` are added to its environment.
+    Its output replaces {log}.log in the step's folder, up to MAX_LOG_BYTES; without `log` it is named after the phase.
+    The event is on its stdin and in its environment, to which `variables` are added. It is ended, with its children,
+    when the step's time is over or the call is cancelled.
     """
     log = log or context.phase
     try:
@@ -53,9 +55,10 @@ async def run_command(
 async def exit_status_of(
     command: CommandLine, context: StepContext, *, log: str, variables: Mapping[str, str] = _NO_VARIABLES
 ) -> int:
-    """Runs a command and returns its exit status, negative if a signal ended it.
+    """Runs a command as `run_command` does; returns its exit status, negative if a signal ended it.
 
-    Raises TimeoutError if its time was over, OSError if it cannot be started.
+    It first ends what an earlier run in the step's folder left. Raises TimeoutError if the step's time was over,
+    OSError if it cannot be started.
     """
     grace_s = min(TERMINATE_GRACE_S, max(context.left_s(), 0.0) * 0.1)
     await end_orphan_processes(context.folder, grace_s)
@@ -162,19 +165,25 @@ _KILL_TIMEOUT_S = 2.0
 
 
 def mark_command_run(folder: Path) -> dict[str, str]:
-    """Writes a new run id to the folder, and returns it as environment variable for the command."""
+    """Writes a new random run id to the folder, over an earlier one.
+
+    Returns it as RUN_VARIABLE for the command's environment.
+    """
     run_id = secrets.token_hex(16)
     (folder / _RUN_MARK_FILE).write_text(run_id, encoding="ascii")
     return {RUN_VARIABLE: run_id}
 
 
 def remove_run_mark(folder: Path) -> None:
-    """Removes the run id after the command has ended; what it left running may stay."""
+    """Removes the run id, if any, after the command has ended; what it left running may stay."""
     (folder / _RUN_MARK_FILE).unlink(missing_ok=True)
 
 
 async def end_orphan_processes(folder: Path, grace_s: float) -> None:
-    """Ends processes of an earlier run in this folder whose end no agent saw: SIGTERM, then SIGKILL."""
+    """Ends processes of an earlier run in this folder whose end no agent saw: SIGTERM, then SIGKILL.
+
+    SIGKILL follows after `grace_s`. Does nothing if the folder has no run id; removes it.
+    """
     try:
         run_id = (folder / _RUN_MARK_FILE).read_bytes()
     except FileNotFoundError:

@@ -17,8 +17,8 @@ class CommandOptions:
     """The validated options of the reaction `command`: the commands to run, undo and check."""
 
     run: CommandLine
-    undo: CommandLine = ()
-    check: CommandLine = ()
+    undo: CommandLine = ()  # (): nothing to undo
+    check: CommandLine = ()  # (): it cannot tell
 
 
 class CommandReaction:
@@ -32,13 +32,13 @@ class CommandReaction:
         return await child_process.run_command(self._options.run, context)
 
     async def undo(self, context: StepContext) -> StepOutcome:
-        """Runs the command `undo`, if there is one."""
+        """Runs the command `undo`; success without running anything if there is none."""
         if not self._options.undo:
             return StepOutcome(ok=True, text="nothing to undo")
         return await child_process.run_command(self._options.undo, context)
 
     async def check(self, context: StepContext) -> bool | None:
-        """Runs the command `check`; None if there is none."""
+        """Whether the command `check` exits with 0; None if there is none, or it cannot be run in time."""
         return await run_check_command(self._options.check, context)
 
 

@@ -22,7 +22,7 @@ from forewarn.agent.reactions.options import (
 from forewarn.agent.reactions.step_context import load_undo_notes, save_undo_notes, wait_until
 from forewarn.errors import Unavailable
 
-HaproxyAdminState = Literal["ready", "drain", "maint"]
+HaproxyAdminState = Literal["ready", "drain", "maint"]  # as in `set server NAME state …`
 _COMMAND_TIMEOUT_S = 5.0
 _MAINT_BIT, _DRAIN_BIT = 0x01, 0x08  # of srv_admin_state, without the bits inherited from a tracked server
 _SERVER_ROW_TYPE = "2"  # value of the column `type` of `show stat`
@@ -34,21 +34,24 @@ class HaproxyError(Unavailable):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HaproxyServer:
-    """A server of HAProxy: admin state, and current plus queued sessions."""
+    """A server of HAProxy, and the state that an administrator has set for it."""
 
     name: str  # backend/server
     admin_state: HaproxyAdminState
-    sessions: int
+    sessions: int  # current and queued ones
 
 
 class HaproxyRuntimeApi:
-    """HAProxy's runtime API; `address` is the path of a unix socket, or host:port."""
+    """HAProxy's runtime API; `address` is the path of a unix socket, or host:port.
+
+    Each command uses a new connection, and has 5 seconds.
+    """
 
     def __init__(self, address: str) -> None:
         self._address = address
 
     async def servers(self) -> tuple[HaproxyServer, ...]:
-        """All servers. Raises HaproxyError."""
+        """All servers of all backends, in HAProxy's order. Raises HaproxyError."""
         sessions = dict(_parse_sessions(await self._run_command("show stat")))
         states = _parse_admin_states(await self._run_command("show servers state"))
         return tuple(
@@ -125,8 +128,8 @@ _SERVERS_EXAMPLE = '["web/web-0"]'
 class DrainHaproxyOptions:
     """The validated options of the reaction `drain-haproxy`."""
 
-    socket: str
-    servers: tuple[str, ...]  # patterns of backend/server
+    socket: str  # path of a unix socket, or host:port
+    servers: tuple[str, ...]  # patterns of backend/server, in which {vm} is this VM's name
     wait: bool = True  # until their sessions have ended
 
 
@@ -138,7 +141,10 @@ class DrainHaproxyReaction:
         self._runtime = HaproxyRuntimeApi(options.socket)
 
     async def do(self, context: StepContext) -> StepOutcome:
-        """Drains the matching servers, and waits for their sessions to end if `wait`."""
+        """Drains the matching servers that are ready, and waits for the sessions of all to end if `wait`.
+
+        Fails if no server matches, or sessions remain at the end of the step's time.
+        """
         try:
             servers = await self._matching_servers(context)
             if not servers:
@@ -179,7 +185,10 @@ class DrainHaproxyReaction:
         return StepOutcome(ok=True, text=_undo_text(ours, {name: now.get(name, "gone") for name in found}))
 
     async def check(self, context: StepContext) -> bool | None:
-        """Whether no matching server is ready, and their sessions have ended if `wait`."""
+        """Whether no matching server is ready, and their sessions have ended if `wait`.
+
+        False if none matches, None if HAProxy gives no answer.
+        """
         try:
             servers = await self._matching_servers(context)
             is_idle = not self._options.wait or await self._is_idle(context)

@@ -32,7 +32,7 @@ def _when_text(event: Event) -> str:
 
 
 def event_details(context: StepContext) -> str:
-    """Everything known about the event for people, one line per fact."""
+    """Everything known about the event for people, one line per fact; unknown facts are left out."""
     event = context.event
     rows = {
         "Event": event.id,
@@ -54,7 +54,10 @@ def _impact_text(event: Event) -> str:
 
 
 def event_facts(context: StepContext) -> dict[str, object]:
-    """The event as JSON object: as in its document, with `Vm`, `Step` and `Phase` of the agent."""
+    """The event as JSON object: as in its document, with `Vm`, `Step` and `Phase` of the agent.
+
+    The fields that the agent reads are always present, "" or null if the document lacks them.
+    """
     event = context.event
     return dict(event.raw) | {
         "EventId": event.id,
@@ -72,7 +75,11 @@ def event_facts(context: StepContext) -> dict[str, object]:
 
 
 def event_variables(context: StepContext) -> dict[str, str]:
-    """The event as environment variables, for commands that do not read JSON."""
+    """The event as variables FOREWARN_*, for commands that do not read JSON; "" if unknown.
+
+    FOREWARN_LEFT_S is the rest of the step's time in seconds, FOREWARN_FOLDER the step's folder. Values are not yet
+    safe for an environment: a server may send anything.
+    """
     event = context.event
     return {
         "FOREWARN_EVENT_ID": event.id,
@@ -95,19 +102,22 @@ PLACEHOLDERS = ("vm", "event_id", "kind", "phase", "step")  # written with a dol
 
 
 def placeholder_values(context: StepContext) -> dict[str, str]:
-    """The values of the placeholders for this step."""
+    """The values of the placeholders for this step, by name without the dollar sign."""
     event = context.event
     values = (context.vm, event.id, event.kind, str(context.phase), context.step.name)
     return dict(zip(PLACEHOLDERS, values, strict=True))
 
 
 def fill_url(url: str, context: StepContext) -> str:
-    """Fills the placeholders of a URL, percent-encoded."""
+    """Fills the placeholders of a URL, percent-encoded; check it with `check_placeholders` before."""
     return Template(url).substitute({name: quote(text, safe="") for name, text in placeholder_values(context).items()})
 
 
 def fill_body(body: object, context: StepContext) -> bytes:
-    """Fills the placeholders of a body: a string as text, any other value as JSON (safely escaped)."""
+    """Fills the placeholders of a body: a string as text (not escaped), any other value as JSON.
+
+    Check it with `check_placeholders` before.
+    """
     if isinstance(body, str):
         return Template(body).substitute(placeholder_values(context)).encode()
     return json.dumps(_fill(body, placeholder_values(context))).encode()
@@ -122,7 +132,7 @@ def _fill(value: object, values_by_name: Mapping[str, str]) -> object:
 
 
 def check_placeholders(key: str, value: Any) -> None:
-    """Raises BadOption if the value contains an unknown placeholder."""
+    """Raises BadOption if a string in the value, at any depth, contains an unknown placeholder."""
     try:
         _fill(value, dict.fromkeys(PLACEHOLDERS, ""))
     except (KeyError, ValueError):

@@ -31,17 +31,17 @@ _UNKNOWN_LAG = 1 << 62
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PatroniMember:
-    """A member of a Patroni cluster; `lag` is in bytes."""
+    """A member of a Patroni cluster; role and state are in Patroni's words."""
 
     name: str
     role: str
     state: str
-    lag: int = 0
+    lag: int = 0  # bytes behind the leader; very large if unknown
     may_lead: bool = True  # False: its tags exclude it
 
     @property
     def is_leader(self) -> bool:
-        """Whether its role is a leader's."""
+        """Whether its role is a leader's, that of a standby cluster included."""
         return self.role in _LEADER_ROLES
 
     @property
@@ -79,7 +79,7 @@ class PatroniCluster:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PatroniApi:
-    """The REST API of one Patroni node."""
+    """The REST API of one Patroni node; the password is read at each switchover."""
 
     url: str
     user: str = ""
@@ -87,7 +87,7 @@ class PatroniApi:
     ca_file: Path | None = None
 
     async def cluster(self) -> PatroniCluster:
-        """Reads the cluster. Raises HttpCallFailed, also if the answer is not Patroni's."""
+        """Reads the cluster, with two requests. Raises HttpCallFailed, also if the answer is not Patroni's."""
         node = await self._get("/patroni")
         cluster = await self._get("/cluster")
         own, members = node.get("patroni"), cluster.get("members")
@@ -100,7 +100,10 @@ class PatroniApi:
         )
 
     async def switch_over(self, leader: str, candidate: str, timeout_s: float) -> HttpReply:
-        """Asks for a switchover from `leader` to `candidate` ("": Patroni chooses); returns the reply."""
+        """Asks once for a switchover from `leader` to `candidate` ("": Patroni chooses).
+
+        Returns the reply, of any status. Raises HttpCallFailed, also after `timeout_s`, or SecretUnavailable.
+        """
         body = {"leader": leader} | ({"candidate": candidate} if candidate else {})
         secret = self._authorization()
         call = HttpCall(
@@ -143,8 +146,8 @@ class FailoverPatroniOptions:
     """The validated options of the reaction `failover-patroni`."""
 
     api: PatroniApi
-    candidate: str = ""  # "": Patroni chooses
-    return_leadership: bool = False
+    candidate: str = ""  # "": a replica the event spares, or Patroni chooses
+    return_leadership: bool = False  # take it back when the event is gone
 
 
 class FailoverPatroniReaction:
@@ -155,7 +158,10 @@ class FailoverPatroniReaction:
         self._api = options.api
 
     async def do(self, context: StepContext) -> StepOutcome:
-        """Switches over to a replica, if this node leads, and waits until it follows."""
+        """Switches over to a replica, and waits until this node follows it; success if it does not lead.
+
+        Waits for a replica that can take over; fails if none can, or Patroni refuses.
+        """
         try:
             cluster = await self._api.cluster()
             if not _is_own_node_leader(cluster) and "led" not in load_undo_notes(context):
@@ -214,7 +220,10 @@ class FailoverPatroniReaction:
         return bool(leader and leader.is_running and leader.name != cluster.own_name and own and own.is_running)
 
     async def undo(self, context: StepContext) -> StepOutcome:
-        """Takes leadership back, if configured and the successor of `do` still leads."""
+        """Takes leadership back, if configured and the successor of `do` still leads; else success.
+
+        Waits until this node runs in the cluster again, which takes a while after a reboot.
+        """
         found = load_undo_notes(context)
         if not self._options.return_leadership or "led" not in found:
             return StepOutcome(ok=True, text="nothing to undo: the current leader stays")
@@ -253,7 +262,7 @@ class FailoverPatroniReaction:
         return _is_own_node_leader(await self._api.cluster())
 
     async def check(self, context: StepContext) -> bool | None:
-        """Whether another member leads and this node follows."""
+        """Whether another member leads and this node follows; None if Patroni gives no answer."""
         try:
             return not _is_own_node_leader(await self._api.cluster()) and await self._has_new_leader()
         except HttpCallFailed:

@@ -43,11 +43,11 @@ class HttpCall:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HttpReply:
-    """The reply to a call."""
+    """The reply to a call, of any status."""
 
     status: int
-    text: str
-    secrets: tuple[str, ...] = field(default=(), repr=False)
+    text: str  # the whole body
+    secrets: tuple[str, ...] = field(default=(), repr=False)  # those of the call
 
     @property
     def ok(self) -> bool:
@@ -65,7 +65,7 @@ class HttpReply:
 
     @property
     def summary(self) -> str:
-        """Status and first words for a message, with secrets removed."""
+        """Status and the first 120 characters of the text on one line, with secrets removed."""
         text = self.text
         for word in sorted({word for secret in self.secrets for word in secret.split()}, key=len, reverse=True):
             text = text.replace(word, "…") if len(word) >= _MIN_REDACTED_LENGTH else text
@@ -74,7 +74,10 @@ class HttpReply:
 
 
 async def send_call(call: HttpCall, *, timeout_s: float = CALL_TIMEOUT_S) -> HttpReply:
-    """Sends a call and returns its reply. Raises HttpCallFailed, also after `timeout_s`."""
+    """Sends a call once and returns its reply, of any status; follows no redirects.
+
+    Raises HttpCallFailed without a complete reply, also after `timeout_s`.
+    """
     host = urlsplit(call.url).netloc
     try:
         async with asyncio.timeout(max(timeout_s, 0.0)):
@@ -87,9 +90,10 @@ async def send_call(call: HttpCall, *, timeout_s: float = CALL_TIMEOUT_S) -> Htt
 
 
 async def send_with_retries(call: HttpCall, context: StepContext, *, wait_s: float = 0.5) -> HttpReply:
-    """Sends a call; retries with doubling delays while there is no reply or a busy status.
+    """Sends a call; retries while there is no reply, or a status such as 429 or 503.
 
-    It ends with the step's time: returns the last reply or raises HttpCallFailed.
+    The delays double from `wait_s` to 15 s. The receiver may get the call more than once. It ends with the step's
+    time: returns the last reply, of any status, or raises HttpCallFailed.
     """
     reserved_s = reserve_s(context)
     while True:

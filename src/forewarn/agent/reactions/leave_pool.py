@@ -39,17 +39,17 @@ _METHODS = ("GET", "POST", "PUT", "PATCH", "DELETE")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConfiguredCall:
-    """An HTTP call with placeholders, as configured; `expect` are the statuses that mean success."""
+    """An HTTP call with placeholders in URL and body, as configured."""
 
     url: str
     method: str = "POST"
     headers: Mapping[str, str] = field(default_factory=dict)
-    header_files: Mapping[str, Path] = field(default_factory=dict)
-    body: object = None
-    expect: tuple[int, ...] = _SUCCESS_STATUSES
+    header_files: Mapping[str, Path] = field(default_factory=dict)  # headers whose values are secrets in files
+    body: object = None  # a string is sent as it is, another value as JSON; None: no body
+    expect: tuple[int, ...] = _SUCCESS_STATUSES  # the statuses that mean success
 
     def to_http_call(self, context: StepContext, ca_file: Path | None) -> HttpCall:
-        """Fills the placeholders and reads the secrets. Raises SecretUnavailable."""
+        """The call to send: fills the placeholders and reads the secrets. Raises SecretUnavailable."""
         body = b"" if self.body is None else fill_body(self.body, context)
         kind = {} if self.body is None or isinstance(self.body, str) else {"Content-Type": "application/json"}
         secrets = {name: read_secret(file) for name, file in self.header_files.items()}
@@ -69,18 +69,18 @@ class ConfiguredWait:
     """A GET that is repeated every `every_s` seconds until its reply meets the condition."""
 
     call: ConfiguredCall
-    contains: str = ""
-    lacks: str = ""
+    contains: str = ""  # text that the body must contain; "": any
+    lacks: str = ""  # text that it must not contain; "": none
     every_s: float = 1.0
 
     def is_met(self, reply: HttpReply) -> bool:
-        """Whether the reply has an expected status and the text contains or lacks what it should."""
+        """Whether the reply has an expected status, and its text contains and lacks what it should."""
         is_text_fit = self.contains in reply.text and not (self.lacks and self.lacks in reply.text)
         return reply.status in self.call.expect and is_text_fit
 
 
 def read_subtable(raw: RawOptions, key: str, read: Callable[[RawOptions], T]) -> T:
-    """Reads a table of the step with `read`; its problems are reported under the table's key."""
+    """Returns what `read` makes of the sub-table `key` (empty if absent). Raises BadOption under that key."""
     raw_call = read_table(raw, key)
     try:
         return read(raw_call)
@@ -89,7 +89,10 @@ def read_subtable(raw: RawOptions, key: str, read: Callable[[RawOptions], T]) ->
 
 
 def read_call(raw_call: RawOptions, known: tuple[str, ...] = _CALL_KEYS, method: str = "POST") -> ConfiguredCall:
-    """Reads a call. Raises BadOption."""
+    """Validates the table of an HTTP call; it may have only the keys `known`. Raises BadOption.
+
+    `method` is the default for the method. Files of secrets are not read yet.
+    """
     check_known_keys(raw_call, known)
     url = read_required_text(raw_call, "url", '"https://…"')
     check_url("url", url)
@@ -121,7 +124,7 @@ def _is_latin1(value: str) -> bool:
 
 
 def read_wait(raw_call: RawOptions) -> ConfiguredWait:
-    """Reads a wait. Raises BadOption."""
+    """Validates the table `wait` or `wait_back`; an interval below 0.1 s becomes 0.1 s. Raises BadOption."""
     return ConfiguredWait(
         call=read_call(raw_call, _WAIT_KEYS, method="GET"),
         contains=read_text(raw_call, "contains"),
@@ -135,9 +138,9 @@ class LeavePoolOptions:
     """The validated options of the reaction `leave-pool`."""
 
     leave: ConfiguredCall
-    back: ConfiguredCall | None = None
+    back: ConfiguredCall | None = None  # None: nothing to undo
     wait: ConfiguredWait | None = None  # after `leave`
-    wait_back: ConfiguredWait | None = None
+    wait_back: ConfiguredWait | None = None  # after `back`
     ca_file: Path | None = None
 
 
@@ -148,7 +151,7 @@ class LeavePoolReaction:
         self._options = options
 
     async def do(self, context: StepContext) -> StepOutcome:
-        """Sends the `leave` call, and waits for the condition of `wait`."""
+        """Sends the `leave` call with retries, and waits for the condition of `wait`, if there is one."""
         save_undo_notes(context, {"left": "tried"})
         return await self._call_and_wait(self._options.leave, self._options.wait, context, "left the pool")
 
@@ -159,7 +162,7 @@ class LeavePoolReaction:
         return await self._call_and_wait(self._options.back, self._options.wait_back, context, "back in the pool")
 
     async def check(self, context: StepContext) -> bool | None:
-        """Whether the condition of `wait` is met; None if there is none."""
+        """Whether the condition of `wait` is met now; None if there is none, or a secret is missing."""
         if self._options.wait is None:
             return None
         try:

@@ -25,7 +25,7 @@ class LogOptions:
     """The validated options of the reaction `log`."""
 
     file: Path | None = None  # None: the systemd journal
-    journal: Path = SYSTEMD_JOURNAL_SOCKET
+    journal: Path = SYSTEMD_JOURNAL_SOCKET  # the journal's socket
 
 
 class LogReaction:
@@ -35,7 +35,7 @@ class LogReaction:
         self._options = options
 
     async def do(self, context: StepContext) -> StepOutcome:
-        """Writes the event."""
+        """Writes the event: to the file, durably, or to the systemd journal. Fails if neither is possible."""
         target_path = self._options.file or self._options.journal
         try:
             if self._options.file:
@@ -61,7 +61,10 @@ def _json_row(context: StepContext) -> dict[str, object]:
 
 
 def append_json_line(file: Path, row: Mapping[str, object]) -> None:
-    """Appends a JSON line with a single write, so that concurrent lines stay whole; synced to disk."""
+    """Appends a JSON line with a single write, so that concurrent lines stay whole; synced to disk.
+
+    Creates the file if needed. Raises OSError.
+    """
     fd = os.open(file, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o640)
     try:
         os.write(fd, json.dumps(row).encode() + b"\n")
@@ -88,7 +91,7 @@ def _journal_fields(context: StepContext) -> dict[str, str]:
 
 
 def send_to_systemd_journal(journal: Path, fields: Mapping[str, str]) -> None:
-    """Sends one entry to the journal's socket. Raises OSError."""
+    """Sends one entry to the journal's socket, without waiting. Raises OSError, also if it is full."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sock:
         sock.setblocking(False)  # a full journal must not block the agent
         sock.sendto(b"".join(_encode_journal_field(name, text) for name, text in fields.items()), str(journal))

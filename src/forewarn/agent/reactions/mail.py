@@ -52,17 +52,18 @@ class SmtpServerConfig:
     port: int
     security: SmtpSecurity = "starttls"
     user: str = ""
-    password_file: Path | None = None
-    ca_file: Path | None = None
+    password_file: Path | None = None  # None: no authentication
+    ca_file: Path | None = None  # None: the system's CAs
 
     def __str__(self) -> str:
         return f"{self.host}:{self.port}"
 
 
 async def send_mail(server: SmtpServerConfig, mail: EmailMessage, sender: str, receivers: tuple[str, ...]) -> None:
-    """Sends a mail; returns when the server has accepted it.
+    """Sends a mail once; returns when the server has accepted it for all receivers. Has no timeout.
 
-    Raises SmtpTemporaryError, SmtpRejected or SecretUnavailable.
+    Raises SmtpTemporaryError (a retry may help), SmtpRejected (also if it refuses one receiver) or
+    SecretUnavailable.
     """
     try:
         session = await _SmtpSession.open(server)
@@ -204,7 +205,7 @@ class MailReaction:
             wait_s = min(wait_s * 2, _MAX_RETRY_S)
 
     async def undo(self, context: StepContext) -> StepOutcome:
-        """Sends the mail that the event is gone."""
+        """Sends the mail that the event is gone, as `do`."""
         return await self.do(context)
 
     async def check(self, context: StepContext) -> bool | None:
@@ -213,7 +214,10 @@ class MailReaction:
 
 
 def compose_mail(context: StepContext, options: MailOptions) -> EmailMessage:
-    """Builds the mail; both mails about an event belong to one thread."""
+    """Builds the mail of this phase; both mails of a step about an event belong to one thread.
+
+    A repeated mail has the same Message-ID.
+    """
     event = _UNSAFE_ID_CHARACTERS.sub("", context.key or context.event.id) or "event"
     thread = f"<{event}.{_UNSAFE_ID_CHARACTERS.sub('', context.step.name)}@forewarn>"
     mail = EmailMessage()

@@ -34,12 +34,12 @@ class ReactionKind:
     `read` validates the raw options (raises BadOption) and returns what `make` needs to build the reaction.
     """
 
-    name: str
-    summary: str
+    name: str  # the value of `use`
+    summary: str  # for people, begins with a verb
     options: tuple[str, ...]  # the keys that it accepts, also used for suggestions
     read: Callable[[Mapping[str, Any]], Any]  # raises BadOption
     make: Callable[[Any], Reaction]
-    has_undo: bool = True
+    has_undo: bool = True  # False: its steps are never undone, unless configured
     shared_by_events: bool = True  # one run for all events that need it; False (notifications): one for each
 
 
@@ -51,7 +51,7 @@ _MILLISECONDS = re.compile(r"(\d+(?:\.\d+)?)ms", re.ASCII)
 
 
 def read_text(raw: RawOptions, key: str, default: str = "") -> str:
-    """A non-empty string; the default if the key is absent."""
+    """A non-empty string; the default if the key is absent. Raises BadOption, also for ""."""
     value = raw.get(key, default)
     if not isinstance(value, str) or (key in raw and not value):
         raise BadOption(key, f"{key} = {value!r} is not a string", f'write {key} = "…", or remove it')
@@ -59,14 +59,14 @@ def read_text(raw: RawOptions, key: str, default: str = "") -> str:
 
 
 def read_required_text(raw: RawOptions, key: str, example: str) -> str:
-    """A non-empty string that must be present; `example` shows what to write."""
+    """A non-empty string that must be present (BadOption); `example` shows what to write."""
     if key not in raw:
         raise BadOption("", f"{key} is missing", f"write {key} = {example}")
     return read_text(raw, key)
 
 
 def read_choice(raw: RawOptions, key: str, choices: tuple[str, ...]) -> str:
-    """One of the choices; the first one is the default."""
+    """One of the choices, in exactly this spelling; the first one is the default. Raises BadOption."""
     value = raw.get(key, choices[0])
     if value not in choices:
         known = ", ".join(f'"{choice}"' for choice in choices)
@@ -75,7 +75,7 @@ def read_choice(raw: RawOptions, key: str, choices: tuple[str, ...]) -> str:
 
 
 def read_flag(raw: RawOptions, key: str, *, default: bool) -> bool:
-    """A boolean; the default if the key is absent."""
+    """A boolean; the default if the key is absent. Raises BadOption."""
     value = raw.get(key, default)
     if not isinstance(value, bool):
         raise BadOption(key, f"{key} = {value!r} is neither true nor false", f"write {key} = true")
@@ -83,7 +83,10 @@ def read_flag(raw: RawOptions, key: str, *, default: bool) -> bool:
 
 
 def read_seconds(raw: RawOptions, key: str, default: float) -> float:
-    """A number of seconds, or a string such as "20s", "1h30m" or "500ms"; returns seconds."""
+    """A number of seconds, or a string such as "20s", "1h30m" or "500ms"; returns seconds.
+
+    The default if the key is absent. Raises BadOption, also for a negative number.
+    """
     value = raw.get(key, default)
     if isinstance(value, str):
         value = _parse_seconds(value)
@@ -102,7 +105,10 @@ def _parse_seconds(text: str) -> float | None:
 
 
 def read_texts(raw: RawOptions, key: str, example: str = "") -> tuple[str, ...]:
-    """A list of strings, or a single one; with an example it must be present."""
+    """A list of non-empty strings, or a single one; () if absent. Raises BadOption.
+
+    With an example it must be present and not empty.
+    """
     if example and key not in raw:
         raise BadOption("", f"{key} is missing", f"write {key} = {example}")
     value = raw.get(key, [])
@@ -119,7 +125,7 @@ def read_texts(raw: RawOptions, key: str, example: str = "") -> tuple[str, ...]:
 
 
 def read_command_line(raw: RawOptions, key: str) -> CommandLine:
-    """A command: a list of words, or a string for the shell; () if absent."""
+    """A command: a list of words, or a string for `/bin/sh -c`; () if absent. Raises BadOption."""
     value = raw.get(key, [])
     if isinstance(value, str) and value.strip():
         return ("/bin/sh", "-c", value)
@@ -130,7 +136,10 @@ def read_command_line(raw: RawOptions, key: str) -> CommandLine:
 
 
 def read_path(raw: RawOptions, key: str) -> Path | None:
-    """An absolute path, because the agent's working directory must not matter; None if absent."""
+    """An absolute path, which need not exist; None if absent. Raises BadOption for a relative one.
+
+    The agent's working directory must not matter.
+    """
     given = read_text(raw, key)
     if given and not given.startswith("/"):
         raise BadOption(key, f"{key} = {given!r} is not an absolute path", f'write {key} = "/…"')
@@ -138,7 +147,7 @@ def read_path(raw: RawOptions, key: str) -> Path | None:
 
 
 def read_url(raw: RawOptions, key: str, default: str = "") -> str:
-    """An http or https URL; the default if the key is absent."""
+    """An http or https URL without a password; the default if the key is absent. Raises BadOption."""
     given = read_text(raw, key, default)
     if given:
         check_url(key, given)
@@ -146,7 +155,7 @@ def read_url(raw: RawOptions, key: str, default: str = "") -> str:
 
 
 def check_url(key: str, given: str) -> None:
-    """Raises BadOption if this is not an http or https URL, or contains a password."""
+    """Raises BadOption if this is not an http or https URL, or contains a user or password."""
     try:
         parts = urlsplit(given)
         is_valid = parts.scheme in ("http", "https") and bool(parts.hostname) and (parts.port or 1) > 0
@@ -159,7 +168,7 @@ def check_url(key: str, given: str) -> None:
 
 
 def read_whole_numbers(raw: RawOptions, key: str, least: int, most: int) -> tuple[int, ...]:
-    """A list of whole numbers from `least` to `most`, or a single one; () if absent."""
+    """A list of whole numbers from `least` to `most`, or a single one; () if absent. Raises BadOption."""
     value = raw.get(key, [])
     items = value if isinstance(value, list) else [value]
     if any(isinstance(each, bool) or not isinstance(each, int) or not least <= each <= most for each in items):
@@ -168,7 +177,7 @@ def read_whole_numbers(raw: RawOptions, key: str, least: int, most: int) -> tupl
 
 
 def read_table(raw: RawOptions, key: str) -> RawOptions:
-    """A table; empty if absent."""
+    """A table, with its values not validated; empty if absent. Raises BadOption."""
     value = raw.get(key, {})
     if not isinstance(value, dict):
         raise BadOption(key, f"{key} = {value!r} is not a table", f"write {key} = {{ … }}")
@@ -176,7 +185,7 @@ def read_table(raw: RawOptions, key: str) -> RawOptions:
 
 
 def read_text_table(raw: RawOptions, key: str) -> dict[str, str]:
-    """A table of strings; empty if absent."""
+    """A table of strings, which may be empty; {} if absent. Raises BadOption."""
     value = read_table(raw, key)
     for name, each in value.items():
         if not isinstance(each, str):
@@ -196,7 +205,7 @@ class SecretUnavailable(Unavailable):
 
 
 def read_secret(path: Path) -> str:
-    """The first line of the file, stripped. Raises SecretUnavailable."""
+    """The first line of the file, stripped. Raises SecretUnavailable if it is empty or not readable."""
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:

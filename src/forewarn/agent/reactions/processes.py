@@ -22,7 +22,7 @@ class ProcessInfo:
     """A process: its pid with its start time, because a pid may be reused."""
 
     pid: int
-    group: int
+    group: int  # process group id
     start_ticks: int  # ticks since the boot
 
     @property
@@ -41,14 +41,17 @@ def find_process(pid: int) -> ProcessInfo | None:
 
 
 def other_processes() -> Iterator[ProcessInfo]:
-    """Yields all processes except this one."""
+    """Yields all running processes except this one, of all users, in no order."""
     for entry in _PROC.iterdir():
         if entry.name.isdecimal() and int(entry.name) != os.getpid() and (found := find_process(int(entry.name))):
             yield found
 
 
 def process_from_pid_file(pid_file: Path) -> ProcessInfo | None:
-    """The process named in the file; None if it has ended or is younger than the file."""
+    """The process whose pid the file has; None if it has ended, or began after the file was written.
+
+    None also if the file is not readable, or names this process or pid 1.
+    """
     try:
         pid = int(pid_file.read_text(encoding="ascii").split()[0])
         written_at = pid_file.stat().st_mtime
@@ -59,7 +62,10 @@ def process_from_pid_file(pid_file: Path) -> ProcessInfo | None:
 
 
 def find_processes(exe: str, command: tuple[str, ...], uid: int) -> list[ProcessInfo]:
-    """The user's processes with exactly this program file and these words; "" and () match any."""
+    """The processes of user `uid` with exactly this program file and command line; "" and () match any.
+
+    This process is not among them.
+    """
     return [each for each in other_processes() if _process_matches(each.pid, exe, command, uid)]
 
 
@@ -75,14 +81,17 @@ def _process_matches(pid: int, exe: str, command: tuple[str, ...], uid: int) -> 
 
 
 def remaining_processes(targets: Iterable[ProcessInfo]) -> list[ProcessInfo]:
-    """The targets that have not ended, and the other members of groups they lead."""
+    """The targets that have not ended, and the running members of groups that a target led."""
     target_list = list(targets)
     groups = {each.group for each in target_list if each.is_group_leader}
     return [each for each in other_processes() if each in target_list or each.group in groups]
 
 
 def send_signal(target: ProcessInfo, number: signal.Signals) -> None:
-    """Signals the whole group if the target leads one (not the agent's own), else only the target."""
+    """Signals the whole group if the target leads one (not the agent's own), else only the target.
+
+    No effect on a process that has ended. Raises PermissionError.
+    """
     with suppress(ProcessLookupError):
         if target.is_group_leader and target.group != os.getpgrp():
             os.killpg(target.group, number)
@@ -91,7 +100,10 @@ def send_signal(target: ProcessInfo, number: signal.Signals) -> None:
 
 
 async def signal_and_wait(targets: Iterable[ProcessInfo], number: signal.Signals, timeout_s: float) -> bool:
-    """Signals the targets and waits up to `timeout_s`; returns whether they and their groups have ended."""
+    """Signals the targets and waits up to `timeout_s`; returns whether they and their groups have ended.
+
+    True at once without targets. Raises PermissionError.
+    """
     target_list = list(targets)
     for target in target_list:
         send_signal(target, number)

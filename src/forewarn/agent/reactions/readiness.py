@@ -20,7 +20,7 @@ _ESTABLISHED_STATE = "01"
 
 
 def count_connections(ports: Collection[int], tables: Collection[Path] = TCP_TABLES) -> int:
-    """The number of established TCP connections whose local port is one of these."""
+    """The number of established TCP connections, IPv4 and IPv6, whose local port is one of these."""
     return sum(_local_port(line) in ports for table in tables for line in _established_rows(table))
 
 
@@ -42,8 +42,8 @@ class ReadinessOptions:
     """The validated options of the reaction `readiness`."""
 
     file: Path | None = None  # exists while the VM is not ready
-    notice_s: float = 0.0  # time that health checks need to notice
-    ports: tuple[int, ...] = ()  # wait until they have no connections
+    notice_s: float = 0.0  # seconds that health checks need to notice
+    ports: tuple[int, ...] = ()  # local ones: wait until they have no connections
 
 
 class ReadinessReaction:
@@ -53,7 +53,10 @@ class ReadinessReaction:
         self._options = options
 
     async def do(self, context: StepContext) -> StepOutcome:
-        """Creates the file, waits for health checks to notice and for connections to end."""
+        """Creates the file, waits for health checks to notice and for connections to end.
+
+        Fails, and leaves the VM not ready, if connections remain at the end of the step's time.
+        """
         try:
             self._create_file(context)
         except OSError as error:
@@ -76,7 +79,7 @@ class ReadinessReaction:
             file.touch(mode=0o644)
 
     async def undo(self, context: StepContext) -> StepOutcome:
-        """Removes the file if `do` created it."""
+        """Removes the file if `do` created it; does not wait."""
         file = self._options.file
         try:
             if file is not None and load_undo_notes(context).get("file") == "ours":
@@ -88,7 +91,7 @@ class ReadinessReaction:
         return StepOutcome(ok=True, text="ready")
 
     async def check(self, context: StepContext) -> bool | None:
-        """Whether the file exists and no connections are left."""
+        """Whether the file, if configured, exists and no connections are left; never None."""
         is_marked = self._options.file is None or self._options.file.exists()
         return is_marked and await self._is_idle()
 

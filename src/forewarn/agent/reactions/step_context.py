@@ -20,12 +20,18 @@ _MAX_RESERVE_S = 0.5
 
 
 def reserve_s(context: StepContext) -> float:
-    """Seconds that a reaction leaves of its budget, so that it can still say what it waited for."""
+    """Seconds that a reaction leaves of its budget, so that it can still say what it waited for.
+
+    A tenth of the time that is left now, at most half a second.
+    """
     return min(_MAX_RESERVE_S, max(context.left_s(), 0.0) * 0.1)
 
 
 async def wait_until(context: StepContext, poll: Callable[[], Awaitable[T]], every_s: float = 0.25) -> T:
-    """Calls `poll` until its result is true or the time is over; returns the last result."""
+    """Calls `poll` every `every_s` until its result is true or the step's time is over; at least once.
+
+    Returns the last result, true or not, `reserve_s` before the end of the time. Raises what `poll` raises.
+    """
     reserved_s = reserve_s(context)
     while not (result := await poll()) and (left_s := context.left_s() - reserved_s) > 0:
         await asyncio.sleep(min(every_s, left_s))
@@ -37,7 +43,10 @@ UndoNotes = dict[str, str]  # the original state, by names that the reaction cho
 
 
 def save_undo_notes(context: StepContext, notes: Mapping[str, str]) -> None:
-    """Adds notes to those in the step's folder; durable when it returns."""
+    """Adds notes to those in the step's folder, over those of the same name; durable when it returns.
+
+    Raises OSError.
+    """
     data = json.dumps(load_undo_notes(context) | dict(notes)).encode()
     new_file = context.folder / f"{_NOTES_FILE}.new"
     with new_file.open("wb") as file:
@@ -67,5 +76,5 @@ def _fsync_folder(folder: Path) -> None:
 
 
 def delete_undo_notes(context: StepContext) -> None:
-    """Deletes the notes in the step's folder."""
+    """Deletes all notes in the step's folder, if there are any."""
     (context.folder / _NOTES_FILE).unlink(missing_ok=True)

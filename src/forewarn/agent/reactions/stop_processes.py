@@ -43,8 +43,8 @@ class StopProcessesOptions:
     exe: str = ""  # the exact program file; "": any
     command: tuple[str, ...] = ()  # the exact words; (): any
     uid: int
-    grace_s: float = 10.0
-    start: CommandLine = ()
+    grace_s: float = 10.0  # between SIGTERM and SIGKILL, less if the step's time is short
+    start: CommandLine = ()  # starts them again; (): nothing does
 
 
 class StopProcessesReaction:
@@ -54,7 +54,10 @@ class StopProcessesReaction:
         self._options = options
 
     async def do(self, context: StepContext) -> StepOutcome:
-        """Ends the processes and their groups: SIGTERM, the grace period, then SIGKILL."""
+        """Ends the processes and the groups they lead: SIGTERM, the grace period, then SIGKILL.
+
+        Success also if no such process is running.
+        """
         targets = self._find_targets()
         if not targets:
             return StepOutcome(ok=True, text="no such process is running")
@@ -83,7 +86,7 @@ class StopProcessesReaction:
         )
 
     async def undo(self, context: StepContext) -> StepOutcome:
-        """Runs the `start` command, if processes were stopped and none is running."""
+        """Runs the `start` command, if `do` stopped processes and none is running; else success at once."""
         if "stopped" not in load_undo_notes(context) or not self._options.start:
             return StepOutcome(ok=True, text="nothing to undo")
         if running := self._find_targets():
@@ -91,7 +94,7 @@ class StopProcessesReaction:
         return await child_process.run_command(self._options.start, context)
 
     async def check(self, context: StepContext) -> bool | None:
-        """Whether no such process is running."""
+        """Whether no such process is running; never None."""
         return not self._find_targets()
 
     def _find_targets(self) -> list[ProcessInfo]:

@@ -23,7 +23,7 @@ _AGENT_UNIT = "forewarn-agent"
 class StopUnitsOptions:
     """The validated options of the reaction `stop-units`."""
 
-    units: tuple[str, ...]
+    units: tuple[str, ...]  # in the order in which they are stopped
     user: bool = False  # use the user's systemd instance
 
 
@@ -34,7 +34,7 @@ class StopUnitsReaction:
         self._options = options
 
     async def do(self, context: StepContext) -> StepOutcome:
-        """Stops the units in order, and waits until each has stopped."""
+        """Stops the units in order, and waits until each has stopped; ends at the first that fails."""
         try:
             await self._save_unit_states(context)
             for unit in self._options.units:
@@ -64,7 +64,7 @@ class StopUnitsReaction:
         return "" if await wait_until(context, has_ended) else f"{unit} is still {state} at the end of the step's time"
 
     async def undo(self, context: StepContext) -> StepOutcome:
-        """Starts the units that were running, in reverse order."""
+        """Starts the units that were running before `do`, in reverse order; ends at the first that fails."""
         states = load_undo_notes(context)
         ran = [unit for unit in reversed(self._options.units) if states.get(unit) in _RUNNING_STATES]
         for unit in ran:
@@ -73,7 +73,7 @@ class StopUnitsReaction:
         return StepOutcome(ok=True, text=f"started {', '.join(ran)}" if ran else "nothing to undo: no unit ran before")
 
     async def check(self, context: StepContext) -> bool | None:
-        """Whether all units have stopped; None if systemctl cannot tell."""
+        """Whether all units are stopped, failed or absent; None if systemctl cannot tell."""
         try:
             return all([await self._has_ended(unit, context) for unit in self._options.units])
         except _UnitStateUnknown:

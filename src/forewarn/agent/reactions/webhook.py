@@ -32,8 +32,8 @@ class WebhookOptions:
     """The validated options of the reaction `webhook`."""
 
     url: str
-    secret_file: Path | None = None
-    ca_file: Path | None = None
+    secret_file: Path | None = None  # None: not signed
+    ca_file: Path | None = None  # None: the system's CAs
 
 
 class WebhookReaction:
@@ -43,7 +43,7 @@ class WebhookReaction:
         self._options = options
 
     async def do(self, context: StepContext) -> StepOutcome:
-        """Posts that the event was announced."""
+        """Posts that the event was announced; retries in the step's time. Success is a 2xx."""
         try:
             reply = await send_with_retries(self._http_call(context), context)
         except (HttpCallFailed, SecretUnavailable) as error:
@@ -51,7 +51,7 @@ class WebhookReaction:
         return StepOutcome(ok=reply.ok, text=f"the receiver answered {reply.status}")
 
     async def undo(self, context: StepContext) -> StepOutcome:
-        """Posts that the event is gone."""
+        """Posts that the event is gone, as `do`."""
         return await self.do(context)
 
     async def check(self, context: StepContext) -> bool | None:
