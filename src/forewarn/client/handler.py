@@ -155,8 +155,8 @@ class Handler:
     def stop(self) -> None:
         """Makes `run` or `arun` return after its current or next poll and the running functions.
 
-        A poll takes up to about LONG_POLL_S seconds, longer in an outage. Any thread may call it. Changes that are not handled by then are delivered again next time, if there is a
-        cursor file.
+        A poll takes up to about LONG_POLL_S seconds, longer in an outage. Any thread may call it. Changes that are
+        not handled by then are delivered again next time, if there is a cursor file.
         """
         self._stopped.set()
 

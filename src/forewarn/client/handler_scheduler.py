@@ -1,7 +1,7 @@
 """Decides which handler functions and approvals to run next. No I/O: jobs out, results in.
 
-Functions of one event run one at a time, in the order of its changes; those of different events run in parallel,
-because the 30 seconds of a Preempt do not wait for a long drain.
+Functions of one event run one at a time, in the order of its changes, but none waits for another's retry. Those of
+different events run in parallel, because the 30 seconds of a Preempt do not wait for a long drain.
 """
 
 from __future__ import annotations
