@@ -138,7 +138,7 @@ class AgentDaemon:
             await self._close()
 
     def stop(self) -> None:
-        """Makes `run` return; call it on the event loop."""
+        """Makes `run` return; running steps get the grace period. Call it on the event loop."""
         self._stopping.set()
 
     def record_change(self, change: Change) -> None:

@@ -37,7 +37,7 @@ AgentPages = Mapping[str, Callable[[], AgentPage]]  # functions that make a page
 
 
 def json_page(view: Any, status: int = 200) -> AgentPage:
-    """A page with this value as JSON."""
+    """A page with this value as one line of JSON."""
     return AgentPage(body=json.dumps(view).encode() + b"\n", status=status)
 
 

@@ -213,7 +213,7 @@ def record_from_rows(
     approvals: Sequence[sqlite3.Row],
     checks: Sequence[sqlite3.Row],
 ) -> EventRecord:
-    """Builds a record from its rows in the four tables."""
+    """Builds a record from its rows in the four tables; `steps` in order, at most one approval and check."""
     return EventRecord(
         key=row["key"],
         event=_event_from_json(row["facts"]),
@@ -283,7 +283,7 @@ class AgentJournal:
             raise unusable_journal_error(path, error) from error
 
     def close(self) -> None:
-        """Closes the database and releases the lock."""
+        """Closes the database and releases the lock; call it once."""
         self._db.close()
         if self._lock is not None:
             self._lock.release()

@@ -39,7 +39,7 @@ class EndpointHealth:
 
 
 class EndpointHealthTracker:
-    """Tracks answers and failures of the endpoint, in real time."""
+    """Tracks answers and failures of the endpoint, by `clock` (seconds); it begins when it is created."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -52,7 +52,7 @@ class EndpointHealthTracker:
         self._answered_at, self._last_error = self._clock(), ""
 
     def record_failure(self, reason: str) -> None:
-        """Records why a poll failed."""
+        """Records why a poll failed; the next answer clears it."""
         self._last_error = reason
 
     def health(self) -> EndpointHealth:
@@ -176,16 +176,16 @@ class AgentMetrics:
         self._missed.labels(_kind_label(event)).inc()
 
     def step_ended(self, step: StepConfig, phase: StepPhase, outcome: StepOutcome, took_s: float) -> None:
-        """Adds the duration of a step or an undo to its histogram."""
+        """Adds the duration of a step or an undo to its histogram, by step, phase and success."""
         result = "done" if outcome.ok else "failed"
         self._durations.labels(step.name, phase.value, result).observe(max(0.0, took_s))
 
     def step_cut(self, step: StepConfig, event: Event) -> None:
-        """Counts a step that was cut."""
+        """Counts a step that was cut, by step."""
         self._cuts.labels(step.name).inc()
 
     def event_approved(self, event: Event) -> None:
-        """Counts an approval."""
+        """Counts an approval, by the event's kind."""
         self._approvals.labels(_kind_label(event)).inc()
 
     def event_gone(self, event: Event, outcome: str) -> None:

@@ -57,7 +57,7 @@ class ApprovalRecord:
     """The approval of an event, as journalled."""
 
     state: ApprovalState
-    at: float
+    at: float  # server time of this state
     text: str = ""
 
 
@@ -91,7 +91,7 @@ class EventRecord:
     approval_check: ApprovalCheckRecord | None = None
 
     def step_run(self, step: str, phase: StepPhase = StepPhase.DO) -> StepRun | None:
-        """The run of this step in this phase; None if it has not begun."""
+        """The run of this step in this phase, also one that was cut or skipped; None if there is none yet."""
         return next((run for run in self.step_runs if run.step == step and run.phase == phase), None)
 
     def with_step_run(self, run: StepRun) -> EventRecord:

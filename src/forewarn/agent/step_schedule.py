@@ -23,7 +23,7 @@ class ScheduledStep:
     step: StepConfig
     due_at: float  # when it begins, if the steps before it are done
     latest_at: float  # if it begins later, it may not end by NotBefore
-    cut: bool = False
+    cut: bool = False  # it is not run, unless time is gained
     late: bool = False  # it may not end by NotBefore, and must not be cut
 
 

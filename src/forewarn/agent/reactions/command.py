@@ -28,7 +28,7 @@ class CommandReaction:
         self._options = options
 
     async def do(self, context: StepContext) -> StepOutcome:
-        """Runs the command `run`."""
+        """Runs the command `run`; success if it exits with 0 in the step's time."""
         return await child_process.run_command(self._options.run, context)
 
     async def undo(self, context: StepContext) -> StepOutcome:

@@ -173,7 +173,7 @@ class DrainHaproxyReaction:
         )
 
     async def undo(self, context: StepContext) -> StepOutcome:
-        """Sets the noted servers to ready again, if they are still draining."""
+        """Sets the servers that `do` drained to ready again; those that someone else changed stay so."""
         found = load_undo_notes(context)
         try:
             now = {server.name: server.admin_state for server in await self._runtime.servers()}

@@ -278,7 +278,7 @@ def _leader_name(cluster: PatroniCluster) -> str:
 
 
 def read_options(raw: RawOptions) -> FailoverPatroniOptions:
-    """Validates the options of `failover-patroni`. Raises BadOption."""
+    """Validates the options of `failover-patroni`; the default URL is this machine's. Raises BadOption."""
     api = PatroniApi(
         url=read_url(raw, "url", "http://127.0.0.1:8008"),
         user=read_text(raw, "user"),

@@ -26,7 +26,7 @@ _RETRIED_STATUSES = frozenset({408, 425, 429, 500, 502, 503, 504})
 
 
 class HttpCallFailed(Unavailable):
-    """No reply came; the message names the host only, not the whole URL."""
+    """No usable reply came; the message is for people, and contains no secrets."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -29,7 +29,7 @@ class LogOptions:
 
 
 class LogReaction:
-    """Writes a line when the event is announced, and one when it is gone."""
+    """Writes a line when the event is announced, and one when it is gone; for each event."""
 
     def __init__(self, options: LogOptions) -> None:
         self._options = options

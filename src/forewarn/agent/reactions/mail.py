@@ -37,7 +37,7 @@ _MAX_LINE_BYTES = 4096
 
 
 class SmtpTemporaryError(Unavailable):
-    """The server cannot be reached, or asks to try later (4xx)."""
+    """The server cannot be reached or is not trusted, breaks off, or asks to try later (4xx)."""
 
 
 class SmtpRejected(Rejected):
@@ -243,7 +243,10 @@ def _opening_sentences(context: StepContext) -> str:
 
 
 def read_options(raw: RawOptions) -> MailOptions:
-    """Validates the options of `mail`. Raises BadOption."""
+    """Validates the options of `mail`; the port follows from `security`. Raises BadOption.
+
+    A user needs a password file and encryption.
+    """
     security = read_choice(raw, "security", ("starttls", "tls", "none"))
     host, port = _host_and_port(read_required_text(raw, "server", '"mail.example.org"'), _DEFAULT_PORTS[security])
     server = SmtpServerConfig(

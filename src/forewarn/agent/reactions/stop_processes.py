@@ -111,7 +111,10 @@ def _process_list_text(targets: Iterable[ProcessInfo]) -> str:
 
 
 def read_options(raw: RawOptions) -> StopProcessesOptions:
-    """Validates the options of `stop-processes`. Raises BadOption."""
+    """Validates the options of `stop-processes`; without `user` it is the agent's. Raises BadOption.
+
+    Either a pid file, or program or command (or both) must be given.
+    """
     pid_file, exe, command = read_path(raw, "pid_file"), read_path(raw, "exe"), read_texts(raw, "command")
     if not (pid_file or exe or command):
         raise BadOption("", "the processes are not specified", 'write pid_file = "/run/app.pid", or exe, or command')

@@ -103,7 +103,7 @@ class _UnitStateUnknown(Exception):
 
 
 def read_options(raw: RawOptions) -> StopUnitsOptions:
-    """Validates the options of `stop-units`. Raises BadOption."""
+    """Validates the options of `stop-units`. Raises BadOption, also for the agent's own unit."""
     units = read_texts(raw, "units", _UNITS_EXAMPLE)
     for unit in units:
         if not _UNIT_NAME.fullmatch(unit):
