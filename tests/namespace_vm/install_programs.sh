@@ -1,14 +1,14 @@
 #!/bin/sh
-# Fetch the programs that the tests put inside VMs into DIRECTORY: what PyPI has into a virtual environment, what Debian
-# has as root with apt-get. Packages with a daemon or a boot script are only unpacked there, so that this machine never
-# runs them. Quick when all is there; what cannot be had is left out, and the tests that need it say so.
+# Fetches the programs that the tests run inside VMs: those of PyPI into a virtual environment in DIRECTORY, those of
+# Debian with apt-get, as root. Packages with a daemon or a boot script are only unpacked in DIRECTORY, so that this
+# machine never runs them. Does nothing if all programs are there. Tests skip programs that could not be fetched.
 #
 #   tests/namespace_vm/install_programs.sh .venv-real python3
 set -eu
 directory=$1
 python=$2
 unpacked="cloud-init waagent resource-agents"
-installed="iproute2 nftables curl wget passt slirp4netns ruby facter ohai
+installed="iproute2 nftables dnsmasq-base curl wget passt slirp4netns ruby facter ohai
     python3-configobj python3-distro python3-distutils python3-requests python3-setuptools python3-yaml"
 pypi="opentelemetry-sdk opentelemetry-resource-detector-azure elastic-apm newrelic cloud-detect"
 
