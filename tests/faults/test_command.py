@@ -106,7 +106,7 @@ BAD = [
     ("fault set throttled retry=2s --all", "fault throttled has no parameter 'retry': it has 'retry-after'"),
     ("fault set gone --all --for 2m", "fault gone lasts 70 s at most, not 120 s: give 70 s"),
     ("fault clear", "no fault is selected: give ids, or --kind, --vm, --scope or --all"),
-    ("fault clear f999", "fault 'f999' is not on: `forewarn fault list` lists those that are"),
+    ("fault clear f999", "fault 'f999' is not active: `forewarn fault list` lists those that are"),
     ("fault storm --seed 1 --for 0", "a storm cannot last 0 s: give more than 0 s, up to 86400 s"),
     (
         "fault set neighbour-only --vm web-0",

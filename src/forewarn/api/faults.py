@@ -119,4 +119,4 @@ def _resolve_target(context: RequestContext, body: NewFault) -> FaultTarget:
 def _require_active(context: RequestContext, name: str) -> None:
     active = context.control.faults.active
     if name not in {*(fault.id for fault in active.faults), *(storm.id for storm in active.storms)}:
-        raise NotFound(f"fault {name!r} is not on", Remedy.LIST_FAULTS)
+        raise NotFound(f"fault {name!r} is not active", Remedy.LIST_FAULTS)

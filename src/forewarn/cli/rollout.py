@@ -257,7 +257,7 @@ def _rollout_title(call: Invocation, view: JsonObject) -> Text:
 
 
 def rollout_state(view: JsonObject) -> Text:
-    """The rollout's progress as text, such as `stopped` or `completed with 3 failed VMs`."""
+    """The rollout's progress as text, such as `stopped`; only a completed one counts its failed VMs."""
     failed = view["tally"]["failed"]
     if view["progress"] != "completed" or not failed:
         return state_text(view["progress"])

@@ -20,7 +20,12 @@ class EnablementMode(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Policy:
-    """Settings of the service that decisions about every scope depend on."""
+    """Settings of the service that decisions about every scope depend on.
+
+    A scope without polls for `idle_s` is disabled. It has at most `max_user_operations` scheduled ones. An event stays
+    listed for `settle_s` after its last outcome. After a restart of the service, events whose notice ended while it was
+    down wait `grace_s`.
+    """
 
     enablement: EnablementMode = EnablementMode.ON_REQUEST
     idle_s: float = 24 * 3600  # a scope without polls for this long is disabled (spec §8.2)

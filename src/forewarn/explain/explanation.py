@@ -192,6 +192,7 @@ def _history_lines(event: Event, facts: ScopeFacts) -> Iterator[ExplanationLine]
 def _service_restart_lines(event: Event, facts: ScopeFacts) -> Iterator[ExplanationLine]:
     """Restarts of the service meanwhile. A crash loses the deliveries of the last second or two."""
     end = event.over_at if event.over_at is not None else facts.now
+    # The texts of `service.wiring`: "service started, …" and "service stopped".
     service_entries = [entry for entry in facts.entries if entry.what is EntryKind.SERVICE]
     for before, entry in zip([None, *service_entries], service_entries, strict=False):
         if "started" not in entry.text or not event.published_at < entry.at <= end:

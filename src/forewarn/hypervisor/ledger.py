@@ -44,7 +44,10 @@ _HOST_LEAVING_VERBS = frozenset({Verb.EVICT, Verb.DELETE, Verb.DEALLOCATE})
 
 
 class Effect(msgspec.Struct, frozen=True, kw_only=True):
-    """The effect of one act on one VM, finished or under way. Times are lab time."""
+    """The effect of one act on one VM, finished or under way. Times are lab time.
+
+    `ends_at` is planned when it begins. `ended` is False until a perform at `ends_at` or later sees the end.
+    """
 
     act_id: str
     vm: str  # the VM's key

@@ -101,7 +101,10 @@ class SharedFaultQuota:
         return fault.count is None or self._read_count(self.offsets[fault.id]) < fault.count
 
     def consume(self, fault: Fault) -> bool:
-        """Count one more affected request; False at the limit, or if another process keeps the lock."""
+        """Count one more affected request; False at the limit, or if another process keeps the lock.
+
+        Always True for a fault without a limit. Raises KeyError for a limited fault without an offset.
+        """
         if fault.count is None:
             return True
         with self._locked() as has_lock:

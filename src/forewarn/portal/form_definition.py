@@ -182,12 +182,12 @@ def request_url(response: Any) -> str:
 
 
 def rollout_url(response: Any) -> str:
-    """The URL of the page of a rollout, which the API returned."""
+    """The path of the page of a rollout; `response` is the rollout as the API's handler returned it."""
     return f"{PORTAL_PREFIX}/rollouts/{response.id}"
 
 
 def event_url(response: Any) -> str:
-    """The URL of the page of an event, which the API returned."""
+    """The path of the page of an event; `response` is the event as the API's handler returned it."""
     return f"{PORTAL_PREFIX}/events/{response.id}"
 
 
@@ -197,7 +197,7 @@ def first_event_url(response: Any) -> str:
 
 
 def host_url(response: Any) -> str:
-    """The URL of the page of a host, which the API returned."""
+    """The path of the page of a host; `response` is the host as the API's handler returned it."""
     return f"{PORTAL_PREFIX}/hosts/{quote(response.name, safe='')}"
 
 

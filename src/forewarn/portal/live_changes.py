@@ -23,7 +23,11 @@ T = TypeVar("T")
 
 
 class LiveChange(msgspec.Struct, frozen=True, kw_only=True):
-    """The message `change` of the live stream, for one user. Field names are JSON keys."""
+    """The message `change` of the live stream, for one user. Field names are JSON keys.
+
+    It covers the history up to the entry `seq`. `what` has the kinds of the history entries, `vms` the key and current
+    state of each VM whose state changed; the other tuples have the ids of what changed.
+    """
 
     seq: int  # of the history; the change covers everything up to it
     now: float  # lab time

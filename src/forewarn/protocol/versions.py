@@ -21,7 +21,11 @@ class UnknownVersionPolicy(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VersionFeatures:
-    """How an api-version renders a document, and what it requires of a request."""
+    """How an api-version renders a document, and what it requires of a request.
+
+    `underscore`: VM names have one leading underscore. `iso_dates`: dates are ISO if the operator enables that, else
+    HTTP dates as in other versions.
+    """
 
     kinds: frozenset[Kind]  # events of other kinds are not listed
     fields: tuple[str, ...]  # JSON keys of an event, in order

@@ -113,7 +113,7 @@ async def ensure_admin_client(store: Store, path: Path, now: float) -> None:
     """Create the administrator client with its secret file, once: a removed one is not created again.
 
     The file `path` is written before the commit. A crash in between leaves a file whose secret the next start uses.
-    `now` is lab time. Raises Rejected if others can read the file.
+    `now` is lab time. Raises Rejected if others can read the file, or if it contains no text.
     """
     if store.load(_ADMIN_CREATED_KEY) is not None:
         return

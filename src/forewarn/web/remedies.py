@@ -109,8 +109,8 @@ _WORDINGS: dict[Remedy, _Wording] = {
         "the History page says when and why",
     ),
     Remedy.ALLOW_SHORT_NOTICE: _Wording(
-        "give {minimum} s or more, or say --short-notice to rehearse with less",
-        "give {minimum} s or more, or set short_notice to rehearse with less",
+        "give {minimum} s or more, or say --short-notice to test with less",
+        "give {minimum} s or more, or set short_notice to test with less",
         "give {minimum} s or more, or allow a shorter notice for testing",
     ),
     Remedy.GIVE_NOTICE: _Wording("give it with --notice", "give it as notice_s", "fill in the notice"),
