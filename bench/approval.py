@@ -17,8 +17,8 @@ from bench.clients import Client, ClientPool, approval_request, run_clients
 from bench.figure import Figure
 from bench.process import CLIENT_CORE, on_core
 from bench.run_context import RunContext
+from bench.sample_statistics import median, ratio, spread
 from bench.service import BenchService, running_service, single_vms
-from bench.statistics import median, ratio, spread
 from tests.support.service_process import eventually
 
 _CLIENTS = 64

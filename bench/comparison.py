@@ -11,8 +11,8 @@ from bench.figure import Figure
 from bench.nginx import nginx
 from bench.process import connections_made, cpu_s
 from bench.run_context import RunContext
+from bench.sample_statistics import ratio, spread
 from bench.service import TARGET, running_service
-from bench.statistics import ratio, spread
 from bench.wrk import Load
 from tests.support.service_process import HttpAnswer
 

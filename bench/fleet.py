@@ -14,8 +14,8 @@ from bench.figure import Figure
 from bench.nginx import nginx
 from bench.process import cpu_s
 from bench.run_context import RunContext
+from bench.sample_statistics import median, ratio
 from bench.service import TARGET, running_service, single_vms
-from bench.statistics import median, ratio
 from tests.support.service_process import VmEndpoint
 
 _VMS = 8_000

@@ -14,7 +14,7 @@ from pathlib import Path
 from bench.comparison import ours_and_nginx
 from bench.figure import Figure
 from bench.run_context import RunContext
-from bench.statistics import median, ratio
+from bench.sample_statistics import median, ratio
 from bench.wrk import Load, wrk
 
 _SCRIPT = Path(__file__).parent / "paced.lua"

@@ -15,8 +15,8 @@ from bench.clients import ClientPool, poll_request, run_clients
 from bench.figure import Figure
 from bench.process import CLIENT_CORE, SERVER_CORE, cpu_s, wait_until_idle
 from bench.run_context import RunContext
+from bench.sample_statistics import median, percentile
 from bench.service import BenchService, one_scope, running_service
-from bench.statistics import median, percentile
 from tests.support.service_process import eventually
 
 _CLIENTS = 10_000

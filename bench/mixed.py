@@ -19,8 +19,8 @@ from bench.comparison import MeasuredServer, response_size
 from bench.figure import Figure
 from bench.process import CLIENT_CORE, on_core
 from bench.run_context import RunContext
+from bench.sample_statistics import median, ratio
 from bench.service import BenchService, one_scope, running_service
-from bench.statistics import median, ratio
 from bench.wrk import wrk
 from tests.support.service_process import HttpAnswer, eventually
 

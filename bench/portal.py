@@ -17,8 +17,8 @@ from typing import Any
 from bench.figure import Figure, absent
 from bench.process import CLIENT_CORE, on_core
 from bench.run_context import RunContext
+from bench.sample_statistics import median, percentile
 from bench.service import BenchService, single_vms
-from bench.statistics import median, percentile
 from tests.support.service_process import free_port
 
 FIGURES = ("portal-growth", "portal-heap", "portal-frame")

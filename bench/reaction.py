@@ -19,8 +19,8 @@ from pathlib import Path
 from bench.figure import Figure
 from bench.process import CLIENT_CORE, cpu_s, on_core
 from bench.run_context import RunContext
+from bench.sample_statistics import median, percentile
 from bench.service import BenchService, running_service
-from bench.statistics import median, percentile
 from tests.support.external_server import ExternalServer
 from tests.support.service_process import eventually
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from bench.figure import Figure
 from bench.result import Result, read_result
-from bench.statistics import median
+from bench.sample_statistics import median
 
 REFERENCE = Path(__file__).parent / "results" / "reference.json"
 _PAGE = Path(__file__).parent / "scale.md"

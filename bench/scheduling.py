@@ -6,9 +6,9 @@ import time
 
 from bench.figure import Figure
 from bench.run_context import RunContext
+from bench.sample_statistics import median
 from bench.service import SMALL, BenchService, running_service
 from bench.start import large_fleet
-from bench.statistics import median
 
 _TIMES = 100
 

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from bench.figure import Figure
 from bench.process import cpu_s, peak_memory_bytes
 from bench.run_context import RunContext
+from bench.sample_statistics import median
 from bench.service import BenchService, single_vms
-from bench.statistics import median
 
 _VMS = 100_000
 _STARTS = 3

@@ -9,8 +9,8 @@ from bench.comparison import MeasuredServer, response_size, run_in_turn
 from bench.figure import Figure
 from bench.process import cpu_s
 from bench.run_context import RunContext
+from bench.sample_statistics import ratio
 from bench.service import TARGET, BenchService
-from bench.statistics import ratio
 from bench.wrk import wrk
 
 _MIN_SHARE = 0.1

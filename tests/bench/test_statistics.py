@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bench.half_rate import pause_ms
-from bench.statistics import median, percentile, ratio, spread
+from bench.sample_statistics import median, percentile, ratio, spread
 
 samples = st.lists(st.floats(min_value=0.001, max_value=1e6), min_size=1, max_size=200)
 
