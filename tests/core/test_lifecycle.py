@@ -189,6 +189,17 @@ def test_a_withdrawn_event_keeps_who_when_and_why() -> None:
     assert (over.new_entries[0].what, over.new_entries[0].who) == (EntryKind.WITHDRAWN, "bob")
 
 
+def test_an_event_that_is_not_needed_is_withdrawn_with_that_ending() -> None:
+    """Spec §6.4."""
+    reason = "web-0 is no longer on host-1"
+    over = lifecycle.withdraw(
+        scope_with(event()), event(), by="platform", reason=reason, now=NOW + 3, ending=Ending.NOT_NEEDED
+    )
+    kept = over.events[0]
+    assert (kept.status, kept.ending, kept.is_withdrawn) == (EventState.OVER, Ending.NOT_NEEDED, True)
+    assert over.new_entries[0].text == f"Reboot of web-0 withdrawn: {reason}"
+
+
 def test_withdrawing_a_started_event_is_refused_with_a_way_to_follow_it() -> None:
     """Spec §6.2: withdrawal is possible until the event has started."""
     with pytest.raises(Refused) as refusal:

@@ -18,7 +18,7 @@ _TRANSITION_TEXT: dict[Transition, str] = {
     Transition.RELEASED: "it is approved or its notice has ended, and it waits for nothing else: it starts",
     Transition.PERFORMED: "the outcome of its work on one VM is known; the document does not change",
     Transition.FINISHED: "all outcomes are known and the settling time has passed",
-    Transition.WITHDRAWN: "it is withdrawn before it starts",
+    Transition.WITHDRAWN: "it is withdrawn before it starts, or not needed because its VMs have left the host",
 }
 
 _PAGE = """\

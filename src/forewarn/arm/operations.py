@@ -34,7 +34,12 @@ _AZURE_STATUS = {
     "failed": "Failed",
     "withdrawn": "Canceled",
 }
-_STATUS_BY_ENDING = {Ending.FINISHED: "Completed", Ending.FAILED: "Failed", Ending.WITHDRAWN: "Canceled"}
+_STATUS_BY_ENDING = {
+    Ending.FINISHED: "Completed",
+    Ending.FAILED: "Failed",
+    Ending.WITHDRAWN: "Canceled",
+    Ending.NOT_NEEDED: "Canceled",
+}
 _MAX_LISTED = 20  # VMs or sentences that a response lists
 _OPERATION_PATH = (
     "/subscriptions/{subscription}/providers/Microsoft.Compute/locations/{location}/operations/{operation}"

@@ -28,7 +28,7 @@ STATE_STYLES = {  # state in lower case → style of rich
     **dict.fromkeys(("started", "running", "approved", "released"), "cyan"),
     **dict.fromkeys(("finished", "completed", "healthy", "performed"), "green"),
     **dict.fromkeys(("failed", "stopped", "aborted", "gone"), "red"),
-    **dict.fromkeys(("over", "withdrawn", "skipped"), "bright_black"),
+    **dict.fromkeys(("over", "withdrawn", "not needed", "skipped"), "bright_black"),
 }
 
 

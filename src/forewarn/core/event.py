@@ -22,11 +22,15 @@ class EventState(StrEnum):
 
 
 class Ending(StrEnum):
-    """How an event ended: finished (no act failed), failed (an act did), or withdrawn (it never started)."""
+    """How an event ended: finished (no act failed), failed (an act did), withdrawn or not needed (it never started).
+
+    The values are stored.
+    """
 
     FINISHED = "finished"
     FAILED = "failed"  # every act was tried, and at least one failed
     WITHDRAWN = "withdrawn"  # it never started
+    NOT_NEEDED = "not needed"  # it never started, because all its VMs left the host that it is about (spec §6.4)
 
 
 class ActOutcome(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -93,6 +97,11 @@ class Event(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     def is_live(self) -> bool:
         """Whether it is scheduled or started."""
         return self.status is not EventState.OVER
+
+    @property
+    def is_withdrawn(self) -> bool:
+        """Whether it ended without having started, for any reason."""
+        return self.ending in (Ending.WITHDRAWN, Ending.NOT_NEEDED)
 
     @property
     def unfinished_acts(self) -> tuple[Act, ...]:

@@ -156,10 +156,13 @@ def finish(scope: Scope, event: Event, now: float) -> Scope:
     )
 
 
-def withdraw(scope: Scope, event: Event, *, by: str, reason: str, now: float) -> Scope:
+def withdraw(
+    scope: Scope, event: Event, *, by: str, reason: str, now: float, ending: Ending = Ending.WITHDRAWN
+) -> Scope:
     """Return the scope with a scheduled event withdrawn. Refused if it has started or is over.
 
-    The incarnation grows by 1. The history shows `by` and the reason.
+    The incarnation grows by 1. The history shows `by` and the reason. With `ending` NOT_NEEDED, the withdrawal does not
+    count against the event's request (spec §9).
     """
     if event.status is STARTED:
         raise Refused(
@@ -171,7 +174,7 @@ def withdraw(scope: Scope, event: Event, *, by: str, reason: str, now: float) ->
         raise Refused(
             f"event {event.id} ({_event_title(event)}) is over ({event.ending}): there is nothing to withdraw"
         )
-    over = replace(event, over_at=now, ending=Ending.WITHDRAWN, reason=reason)
+    over = replace(event, over_at=now, ending=ending, reason=reason)
     text = f"{_event_title(event)} withdrawn: {reason}"
     return _apply_transition(
         scope, event.status, over, Transition.WITHDRAWN, _history_entry(event, EntryKind.WITHDRAWN, now, text, who=by)

@@ -129,8 +129,8 @@ class LabEvent:
 
     @property
     def withdrawn(self) -> bool:
-        """Whether it ended without having started: it was withdrawn, or another event replaced it."""
-        return self._event.ending is Ending.WITHDRAWN
+        """Whether it ended without having started: it was withdrawn, was not needed, or another event replaced it."""
+        return self._event.is_withdrawn
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, LabEvent) and (other._lab, other.id) == (self._lab, self.id)

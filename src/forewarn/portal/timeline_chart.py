@@ -233,7 +233,12 @@ def event_row(event: Event, *, title_of_scope: str, waits_for: str = "") -> Even
 
 
 def event_state(event: Event) -> str:
-    """The state of an event in one word, a key of STATE_SYMBOLS; `approved` only until it starts."""
+    """The state of an event in one word, a key of STATE_SYMBOLS; `approved` only until it starts.
+
+    An event that was not needed is `withdrawn`.
+    """
+    if event.is_withdrawn:
+        return str(Ending.WITHDRAWN)
     if event.ending is not None:
         return str(event.ending)
     if event.started_at is not None:
@@ -250,8 +255,8 @@ def _promised_notice_s(event: Event) -> float | None:
 
 def _notice_text(event: Event) -> str:
     phrases = ", ".join(notice_phrases(event))
-    if event.ending is Ending.WITHDRAWN and event.over_at is not None:
-        return f"{phrases}, withdrawn after {duration_text(event.over_at - event.published_at)}"
+    if event.is_withdrawn and event.over_at is not None:
+        return f"{phrases}, {event.ending} after {duration_text(event.over_at - event.published_at)}"
     return phrases
 
 
