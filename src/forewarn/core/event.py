@@ -22,7 +22,7 @@ class EventState(StrEnum):
 
 
 class Ending(StrEnum):
-    """How an event ended: finished (no act failed), failed (an act did), withdrawn or not needed (it never started).
+    """How an event ended: finished, failed (an act did), or without a start: withdrawn or not needed.
 
     The values are stored.
     """

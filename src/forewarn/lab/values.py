@@ -129,7 +129,7 @@ class LabEvent:
 
     @property
     def withdrawn(self) -> bool:
-        """Whether it ended without having started: it was withdrawn, was not needed, or another event replaced it."""
+        """Whether it ended without having started: withdrawn, not needed, or replaced by another event."""
         return self._event.is_withdrawn
 
     def __eq__(self, other: object) -> bool:
