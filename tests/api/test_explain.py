@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+from forewarn.control.act_limits import ActLimits
 from forewarn.core.commit import Commit
 from forewarn.core.history import EntryKind, EventDelivery, HistoryEntry
 from forewarn.hypervisor.simulated import SimulatedBehaviour, UnreachableRule
 from forewarn.store.interface import LastPoll
+from tests.support.hanging_hypervisor import HangingHostHypervisor
 
 
 def seen(api: Any, vm_name: str, event: dict[str, Any]) -> None:
@@ -200,3 +202,14 @@ def test_performed_maintenance_is_explained_by_the_events_it_approved(api: Any) 
     (request,) = [r for r in api.world.store.requests() if r.approves]
     explanation = api.get(f"/explain/{request.id}")
     assert "the reboot of db is in progress" in str(explanation)
+
+
+def test_a_vm_whose_hypervisor_hangs_is_explained_by_the_missing_answer(api_of: Any) -> None:
+    api = api_of(hypervisor=HangingHostHypervisor("h1"), limits=ActLimits(unanswered_after_s=0.001))
+    (event,) = api.restart_of("db")
+    api.post(f"/events/{event['id']}/approve")
+    api.world.advance(60)
+    sentence = "The hypervisor has not answered the reboot of db for less than a second of real time."
+    assert sentence in api.get(f"/explain/{event['id']}")["now"]
+    for thing in ("db", "h1", event["request_id"]):
+        assert any(sentence in text for text in api.get(f"/explain/{thing}")["now"])

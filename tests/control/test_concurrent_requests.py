@@ -10,6 +10,7 @@ import pytest
 from msgspec.structs import replace
 
 from forewarn.clock import ClockSetting
+from forewarn.control.act_limits import ActLimits
 from forewarn.control.executor import ActExecutor
 from forewarn.control.lab_clock import load_clock_setting
 from forewarn.core.decision import Policy
@@ -106,7 +107,8 @@ def test_a_full_executor_has_no_due_time_until_an_act_ends() -> None:
 
     async def scenario(world: World, event: Event) -> None:
         hypervisor = SlowHypervisor()
-        executor = ActExecutor(hypervisor=hypervisor, clock=world.clock, wake=lambda: None, max_concurrent=1)
+        limits = ActLimits(overall=1)
+        executor = ActExecutor(hypervisor=hypervisor, clock=world.clock, wake=lambda: None, limits=limits)
         executor.add_acts(event)
         assert executor.next_due_at() == world.now
         assert executor.start_due_acts()

@@ -242,6 +242,18 @@ def test_a_started_event_says_which_acts_are_in_progress() -> None:
     assert texts[-1] == "it started: its notice of 15 min ended"
 
 
+def test_a_started_event_says_which_acts_the_hypervisor_does_not_answer() -> None:
+    event = an_event(status=EventState.STARTED, started_at=NOON + 15 * MINUTE, vms=("web-0", "web-1"))
+    working = replace(event, acts=(an_act(event, ok=None), an_act(event, WEB1, ok=None)))
+    facts_then = facts_at(
+        NOON + 20 * MINUTE, unanswered_s={"E1:web-0": 180.4, "E2:web-1": 900.0}, blocking_hosts={"E1:web-1": "h1"}
+    )
+    assert event_explanation(working, facts_then).now[1:3] == (
+        "The hypervisor has not answered the reboot of web-0 for 3 min of real time.",
+        "The reboot of web-1 waits until earlier calls to host h1 are answered.",
+    )
+
+
 def test_an_event_that_started_late_says_how_late() -> None:
     event = an_event(status=EventState.STARTED, started_at=NOON + 16 * MINUTE)
     texts = [line.text for line in event_explanation(event, facts_at(NOON + 17 * MINUTE)).lines]

@@ -8,12 +8,16 @@ from pathlib import Path
 
 import pytest
 
+from forewarn.control.act_limits import ActLimits
+from forewarn.control.executor import ActRetryPolicy
 from forewarn.core.cause import Verb
 from forewarn.core.event import Act
 from forewarn.core.fleetfile.reader import read_fleet_file
-from forewarn.hypervisor.command import CommandHypervisor, command_input
+from forewarn.hypervisor.command import CommandHypervisor, CommandSpec, command_input
 from forewarn.hypervisor.command_run import CommandRunJournal
 from forewarn.hypervisor.interface import ActDone, ActUnderWay
+from forewarn.hypervisor.process.hypervisor import ANSWER_TIMEOUT_S
+from forewarn.hypervisor.process.registry import RECONNECT_GRACE_S
 from forewarn.service.settings import HypervisorKind, Settings, load_settings
 
 PAGE = (Path(__file__).parents[2] / "docs" / "hypervisors.md").read_text(encoding="utf-8")
@@ -102,3 +106,22 @@ def test_the_page_names_every_verb_and_every_variable() -> None:
     assert all(f"`{verb}`" in PAGE for verb in Verb)
     variables = set(re.findall(r"^\| `FOREWARN_(\w+)` \|", PAGE, re.MULTILINE))
     assert variables == {name.upper() for name in command_input(ACT)}
+
+
+def test_the_page_states_the_timeouts_retries_and_limits_of_the_service() -> None:
+    retry, limits = ActRetryPolicy(), ActLimits()
+    section = PAGE.partition("\n## Timeouts")[2].partition("\n## ")[0]
+    rows = re.findall(r"^\| (.+?) \| (.+?) \| (?:real|lab)? ?\|$", section, re.MULTILINE)
+    delays = ", ".join(f"{retry.delay_s(failures):g} s" for failures in range(1, retry.max_attempts))
+    assert [value for _, value in rows] == [
+        f"after {retry.timeout_s:g} s",
+        f"{retry.max_attempts}",
+        f"{delays}; at most {retry.max_delay_s:g} s",
+        f"after {RECONNECT_GRACE_S:g} s",
+        f"after {ANSWER_TIMEOUT_S:g} s",
+        f"after {CommandSpec(run=()).timeout_s:g} s",
+        f"{limits.overall}",
+        f"{limits.per_host}",
+        f"{limits.per_move}",
+        f"after {limits.unanswered_after_s:g} s",
+    ]

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families as read
 
+from forewarn.control.act_limits import ActLimits
 from forewarn.core.event import Event
 from forewarn.core.fleet import Priority
 from forewarn.core.request import RequestedOperation
@@ -22,6 +23,7 @@ from forewarn.store.interface import LastPoll
 from forewarn.store.memory import MemoryStore
 from forewarn.web.directory import FleetDirectory
 from forewarn.web.polling_report import polling_report
+from tests.support.hanging_hypervisor import HangingHostHypervisor
 from tests.support.world import World, a_host, a_vm
 
 DOCS = Path(__file__).parents[2] / "docs" / "metrics.md"
@@ -303,3 +305,13 @@ def test_every_metric_is_documented_with_its_labels(metered: MeteredWorld) -> No
         name: {label for s in family.samples for label in s.labels} - {"le"} for name, family in families.items()
     }
     assert documented == {**exported, "forewarn_worker_heard_seconds": set()}
+
+
+def test_acts_that_the_hypervisor_does_not_answer_are_counted(make_metered: Callable[..., MeteredWorld]) -> None:
+    limits = ActLimits(per_host=1, unanswered_after_s=0.001)
+    metered = make_metered(hypervisor=HangingHostHypervisor("h1"), limits=limits)
+    assert metered.value("acts_unanswered") == metered.value("act_unanswered_oldest_seconds") == 0
+    metered.world.ask(RequestedOperation.POWER_OFF, "web-0", "db")
+    assert metered.value("acts_at_work") == metered.value("acts_unanswered") == 1
+    assert metered.value("act_unanswered_oldest_seconds") > 0
+    assert metered.value("acts_waiting_for_host") == 1

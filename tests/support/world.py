@@ -17,6 +17,7 @@ from datetime import UTC, datetime
 from typing import Any, TypeVar
 
 from forewarn.clock import ClockSetting, LabClock
+from forewarn.control.act_limits import ActLimits
 from forewarn.control.control_plane import ControlInputs, ControlPlane
 from forewarn.control.executor import ActRetryPolicy
 from forewarn.control.fleet import FleetChange
@@ -37,6 +38,7 @@ from forewarn.store.memory import MemoryStore
 NOON = datetime(2026, 1, 5, 12, tzinfo=UTC).timestamp()
 LAB_POLICY = Policy(enablement=EnablementMode.ALWAYS)
 DEFAULT_RETRY = ActRetryPolicy()
+DEFAULT_LIMITS = ActLimits()
 T = TypeVar("T")
 
 
@@ -76,13 +78,16 @@ class World:
         store: Store | None = None,
         now: float = NOON,
         retry: ActRetryPolicy = DEFAULT_RETRY,
+        limits: ActLimits = DEFAULT_LIMITS,
+        hypervisor: SimulatedHypervisor | None = None,
     ) -> None:
         self.runner = asyncio.Runner()
         self.policy = policy
         self.retry = retry
+        self.limits = limits
         self.ids = sequential_ids()
-        self.ledger = EffectLedger.open(None)
-        self.hypervisor = SimulatedHypervisor(self.ledger)
+        self.hypervisor = hypervisor or SimulatedHypervisor(EffectLedger.open(None))
+        self.ledger = self.hypervisor.ledger
         self.store: Store = store or MemoryStore()
         self.clock = LabClock(ClockSetting(lab_at=now, real_at=0.0, speed=0.0), real=lambda: 0.0)
         self.control = self.do(self._build())
@@ -98,6 +103,7 @@ class World:
             inputs=ControlInputs(new_id=lambda: next(self.ids), polls=self.store.last_polls, real_time=lambda: 0.0),
             policy=self.policy,
             retry=self.retry,
+            limits=self.limits,
         )
 
     def do(self, work: Coroutine[Any, Any, T]) -> T:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from forewarn.clock import Clock, read_real_time
 from forewarn.control.access import AccessService
+from forewarn.control.act_limits import ActLimits
 from forewarn.control.executor import ActExecutor, ActRetryPolicy
 from forewarn.control.fault_registry import FaultRegistry
 from forewarn.control.fault_storms import FaultStormService
@@ -55,6 +56,7 @@ class ControlPlane:
         inputs: ControlInputs,
         policy: Policy = Policy(),  # noqa: B008 (frozen)
         retry: ActRetryPolicy = ActRetryPolicy(),  # noqa: B008 (frozen)
+        limits: ActLimits = ActLimits(),  # noqa: B008 (frozen)
     ) -> None:
         self.store = store
         self.clock = clock
@@ -64,7 +66,7 @@ class ControlPlane:
             store=store, clock=clock, policy=policy, placement=self.placement, faults=self._fault_registry
         )
         wake_event = asyncio.Event()
-        self.executor = ActExecutor(hypervisor=hypervisor, clock=clock, wake=wake_event.set, retry=retry)
+        self.executor = ActExecutor(hypervisor=hypervisor, clock=clock, wake=wake_event.set, retry=retry, limits=limits)
         self.rollouts = RolloutService(transactions=self.transactions, new_id=inputs.new_id)
         self.faults = FaultService(
             transactions=self.transactions,

@@ -12,8 +12,10 @@ import logging
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 from forewarn.clock import Clock
+from forewarn.control.act_limits import ActLimits, HostLimiter, QueuedAct
 from forewarn.core.event import Act, ActOutcome, Event, EventState
 from forewarn.errors import Unavailable
 from forewarn.hypervisor.interface import ActDone, ActNotTried, ActUnderWay, Hypervisor
@@ -28,7 +30,7 @@ class ActRetryPolicy:
     max_attempts: int = 5  # then the act has failed; attempts that the hypervisor did not try do not count
     first_delay_s: float = 1.0
     max_delay_s: float = 60.0
-    timeout_s: float = 900.0  # of one attempt, in real time, so that a hanging hypervisor does not block other acts
+    timeout_s: float = 900.0  # of one attempt, in real time; then it has failed
 
     def delay_s(self, failures: int) -> float:
         """Return the delay after this many failures (1 or more): it doubles each time, up to the maximum."""
@@ -45,11 +47,23 @@ class FailedAttempt:
     retry_in_s: float  # lab time
 
 
+@dataclass(slots=True, kw_only=True)
+class _RunningAttempt:
+    """An attempt at an act that the hypervisor has not answered yet."""
+
+    task: asyncio.Task[ActDone | ActUnderWay]
+    timer: asyncio.TimerHandle  # marks it as unanswered
+    began_at: float  # on the event loop's clock
+    is_unanswered: bool = False  # for longer than usual
+
+
 class ActExecutor:
     """Performs acts on the hypervisor and keeps their outcomes until the reconciler takes them.
 
-    `wake` is called after every attempt. At most `max_concurrent` acts run at a time, and one per VM, in the order in
-    which they became due. An act that has used up its attempts gets a failed outcome.
+    `wake` is called after every attempt. Acts start in the order in which they became due, one per VM at a time, as far
+    as the limits allow: an act that waits for its host does not delay acts on other hosts. An attempt without an answer
+    for ten seconds of real time no longer counts overall, only on its hosts. An act that has used up its attempts gets
+    a failed outcome.
     """
 
     def __init__(
@@ -58,20 +72,23 @@ class ActExecutor:
         hypervisor: Hypervisor,
         clock: Clock,
         wake: Callable[[], None],
-        max_concurrent: int = 64,
+        limits: ActLimits = ActLimits(),  # noqa: B008 (frozen)
         retry: ActRetryPolicy = ActRetryPolicy(),  # noqa: B008 (frozen)
     ) -> None:
         self._hypervisor = hypervisor
         self._clock = clock
         self._wake = wake
-        self._max_concurrent = max_concurrent
+        self._limits = limits
         self._retry = retry
-        self._due: list[tuple[float, int, str]] = []  # a heap: when, order, act id
+        self._due: list[QueuedAct] = []  # a heap
         self._order = 0
         self._acts: dict[str, Act] = {}
         self._failures: dict[str, int] = {}
         self._vm_queues: dict[str, deque[str]] = {}  # VM → its running act, then those that wait
-        self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._host_limiter = HostLimiter(limits)
+        self._attempts: dict[str, _RunningAttempt] = {}  # by act id
+        self._unanswered_count = 0  # of the attempts, those that count as unanswered
+        self._attempts_changed = asyncio.Event()  # set and replaced when an attempt ends or counts as unanswered
         self._outcomes: list[tuple[Act, ActOutcome]] = []
         self._unrecorded: set[str] = set()  # acts whose outcome is known here but not yet in the store
         self._failed_attempts: list[FailedAttempt] = []
@@ -79,43 +96,137 @@ class ActExecutor:
     @property
     def running_acts(self) -> int:
         """How many attempts run now; an act that the hypervisor reports as under way does not count."""
-        return len(self._tasks)
+        return len(self._attempts)
+
+    @property
+    def answering_acts(self) -> int:
+        """How many attempts run now, without those that count as unanswered."""
+        return len(self._attempts) - self._unanswered_count
+
+    def unanswered_s(self) -> dict[str, float]:
+        """Return the ids of acts whose attempt counts as unanswered, each with its age in real seconds."""
+        return {
+            act_id: attempt.task.get_loop().time() - attempt.began_at
+            for act_id, attempt in self._attempts.items()
+            if attempt.is_unanswered
+        }
+
+    def blocking_hosts(self) -> dict[str, str]:
+        """Return the ids of due acts that wait for calls on a host to end, each with that host."""
+        return self._host_limiter.blocking_hosts
 
     @property
     def has_due_acts(self) -> bool:
-        """Whether an act is due for its first or next attempt and waits for `start_due_acts`."""
+        """Whether an act waits for `start_due_acts`; those that wait for their host do not count."""
         return bool(self._due) and self._due[0][0] <= self._clock.now()
 
     def add_acts(self, event: Event) -> None:
         """Queue the unfinished acts of a started event; acts already known here are not queued again.
 
-        Called with every committed event, so it also learns which outcomes the store has now.
+        Called with every committed event, so it also learns which outcomes the store has now. An act that got its
+        outcome elsewhere, because its host failed, is given up.
         """
         for act in event.acts:
             if act.outcome is not None:
                 self._unrecorded.discard(act.id)
+                self._give_up(act)
             elif event.status is EventState.STARTED and act.id not in self._acts and act.id not in self._unrecorded:
                 self._acts[act.id] = act
                 self._queue(act.id, self._clock.now())
 
     def next_due_at(self) -> float | None:
-        """Return when the next attempt is due in lab time; None if there is none, or the limit is reached."""
-        return self._due[0][0] if self._due and len(self._tasks) < self._max_concurrent else None
+        """Return when the next attempt is due in lab time; None if there is none, or the limit is reached.
+
+        Acts that wait for their host have no due time: the end of an attempt there wakes the reconciler.
+        """
+        return self._due[0][0] if self._due and self._may_start_more else None
 
     def start_due_acts(self) -> bool:
-        """Start a task for every due act whose VM is free, up to the limit; return whether any was started."""
+        """Start a task for every due act whose VM and hosts are free, up to the limit; return whether any was."""
         started = False
         now = self._clock.now()
-        while self._due and self._due[0][0] <= now and len(self._tasks) < self._max_concurrent:
-            act = self._acts[heapq.heappop(self._due)[2]]
-            if (queue := self._vm_queues.get(act.vm)) is not None and queue[0] != act.id:
-                if act.id not in queue:
-                    queue.append(act.id)
-                continue
-            self._vm_queues.setdefault(act.vm, deque([act.id]))
-            self._tasks[act.id] = asyncio.create_task(self._perform(act))
-            started = True
+        while self._due and self._due[0][0] <= now and self._may_start_more:
+            queued = heapq.heappop(self._due)
+            act = self._acts.get(queued[2])
+            if act is None:
+                continue  # it was given up
+            if self._take_turn(act) and self._host_limiter.acquire_or_wait(act, queued):
+                self._start_attempt(act)
+                started = True
+            else:
+                self._queue_waiting_acts(act)
         return started
+
+    @property
+    def _may_start_more(self) -> bool:
+        return self.answering_acts < self._limits.overall
+
+    def _take_turn(self, act: Act) -> bool:
+        """Return whether the act is the next one of its VM; otherwise it waits for the earlier ones."""
+        queue = self._vm_queues.setdefault(act.vm, deque([act.id]))
+        if act.id not in queue:
+            queue.append(act.id)
+        return queue[0] == act.id
+
+    def _start_attempt(self, act: Act) -> None:
+        loop = asyncio.get_running_loop()
+        task = loop.create_task(self._perform(act))
+        timer = loop.call_later(self._limits.unanswered_after_s, self._mark_unanswered, act.id)
+        self._attempts[act.id] = _RunningAttempt(task=task, timer=timer, began_at=loop.time())
+        task.add_done_callback(partial(self._end_attempt, act))
+
+    def _mark_unanswered(self, act_id: str) -> None:
+        """Stop counting the attempt overall: its hypervisor hangs, or is very slow."""
+        self._attempts[act_id].is_unanswered = True
+        self._unanswered_count += 1
+        self._notify_waiters()
+        self._wake()
+
+    def _end_attempt(self, act: Act, task: asyncio.Task[ActDone | ActUnderWay]) -> None:
+        attempt = self._attempts.pop(act.id)
+        attempt.timer.cancel()
+        self._unanswered_count -= attempt.is_unanswered
+        self._host_limiter.release(act)
+        self._queue_waiting_acts(act)
+        if not task.cancelled() and act.id in self._acts:
+            answer = self._answer_of_attempt(act, task)
+            if isinstance(answer, ActUnderWay):
+                self._queue(act.id, answer.at)
+            else:
+                self._conclude(act, answer)
+        self._notify_waiters()
+        self._wake()
+
+    def _give_up(self, act: Act) -> None:
+        """Forget an act without an outcome, and cancel its attempt; does nothing for an unknown act."""
+        if self._acts.pop(act.id, None) is None:
+            return
+        self._failures.pop(act.id, None)
+        self._host_limiter.remove(act.id)
+        if (attempt := self._attempts.get(act.id)) is not None:
+            attempt.task.cancel()
+        self._leave_vm_queue(act)
+
+    def _leave_vm_queue(self, act: Act) -> None:
+        """Remove the act from the queue of its VM, if it is there; it is the turn of the next act then."""
+        queue = self._vm_queues.get(act.vm, deque())
+        if act.id not in queue:
+            return
+        had_turn = queue[0] == act.id
+        queue.remove(act.id)
+        if not queue:
+            del self._vm_queues[act.vm]
+        elif had_turn:
+            self._queue(queue[0], self._clock.now())
+
+    def _queue_waiting_acts(self, act: Act) -> None:
+        """Queue acts that wait for a host of this act, as far as slots there are free."""
+        for queued in self._host_limiter.next_waiting(act):
+            heapq.heappush(self._due, queued)
+
+    def _notify_waiters(self) -> None:
+        self._attempts_changed.set()
+        self._attempts_changed = asyncio.Event()
 
     def take_outcomes(self) -> list[tuple[Act, ActOutcome]]:
         """Return the outcomes since the last call; the caller commits them or gives them back."""
@@ -136,40 +247,40 @@ class ActExecutor:
         self._failed_attempts = failed_attempts + self._failed_attempts
 
     async def wait_for_any(self) -> None:
-        """Wait until at least one running attempt has ended; return at once if none is running."""
-        if self._tasks:
-            await asyncio.wait(list(self._tasks.values()), return_when=asyncio.FIRST_COMPLETED)
+        """Wait until a running attempt has ended or counts as unanswered; return at once if no other runs."""
+        if self.answering_acts:
+            await self._attempts_changed.wait()
 
     async def close(self) -> None:
         """Cancel all running attempts and wait for them to end; cancelled attempts leave no outcome."""
-        for task in list(self._tasks.values()):
-            task.cancel()
-        await asyncio.gather(*self._tasks.values(), return_exceptions=True)
+        attempts = list(self._attempts.values())
+        for attempt in attempts:
+            attempt.timer.cancel()
+            attempt.task.cancel()
+        await asyncio.gather(*(attempt.task for attempt in attempts), return_exceptions=True)
 
     def _queue(self, act_id: str, at: float) -> None:
         self._order += 1
         heapq.heappush(self._due, (at, self._order, act_id))
 
-    async def _perform(self, act: Act) -> None:
-        try:
-            async with asyncio.timeout(self._retry.timeout_s):
-                answer = await self._hypervisor.perform(act, self._clock.now())
-        except ActNotTried as error:
-            answer = self._retry_later(act, str(error), self._retry.first_delay_s)
-        except Unavailable as error:
-            answer = self._after_failure(act, str(error))
-        except TimeoutError:
-            answer = self._after_failure(act, f"no answer within {self._retry.timeout_s:g} s")
-        except Exception as error:
-            log.exception("performing %s of %s failed", act.verb, act.name)
-            answer = self._after_failure(act, f"{type(error).__name__}: {error}")
-        finally:
-            self._tasks.pop(act.id, None)
-        if isinstance(answer, ActUnderWay):
-            self._queue(act.id, answer.at)
-        else:
-            self._conclude(act, answer)
-        self._wake()
+    async def _perform(self, act: Act) -> ActDone | ActUnderWay:
+        async with asyncio.timeout(self._retry.timeout_s):
+            return await self._hypervisor.perform(act, self._clock.now())
+
+    def _answer_of_attempt(self, act: Act, task: asyncio.Task[ActDone | ActUnderWay]) -> ActDone | ActUnderWay:
+        """Return the answer of the hypervisor; after an error, when to try again, or that the act has failed."""
+        match task.exception():
+            case None:
+                return task.result()
+            case ActNotTried() as error:
+                return self._retry_later(act, str(error), self._retry.first_delay_s)
+            case Unavailable() as error:
+                return self._after_failure(act, str(error))
+            case TimeoutError():
+                return self._after_failure(act, f"no answer within {self._retry.timeout_s:g} s")
+            case error:
+                log.error("performing %s of %s failed", act.verb, act.name, exc_info=error)
+                return self._after_failure(act, f"{type(error).__name__}: {error}")
 
     def _after_failure(self, act: Act, reason: str) -> ActDone | ActUnderWay:
         failures = self._failures[act.id] = self._failures.get(act.id, 0) + 1
@@ -187,9 +298,4 @@ class ActExecutor:
         self._unrecorded.add(act.id)
         self._acts.pop(act.id, None)
         self._failures.pop(act.id, None)
-        queue = self._vm_queues[act.vm]
-        queue.popleft()
-        if queue:
-            self._queue(queue[0], self._clock.now())
-        else:
-            del self._vm_queues[act.vm]
+        self._leave_vm_queue(act)

@@ -47,8 +47,9 @@ class LabClockService:
     async def advance(self, by_s: float, *, who: str = "") -> float:
         """Advance the clock by `by_s` seconds, stopping at every due time on the way; return the new time.
 
-        Everything due by then is done on return, acts included. VMs that poll now count as polling throughout. Raises
-        Rejected unless `by_s` is above 0 and at most 366 days.
+        Everything due by then is done on return, acts included, except for those that the hypervisor has not answered
+        for ten seconds. VMs that poll now count as polling throughout. Raises Rejected unless `by_s` is above 0 and at
+        most 366 days.
         """
         clock = self.require_lab_clock("advanced")
         if not 0 < by_s <= 366 * 24 * 3600:

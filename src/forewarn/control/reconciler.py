@@ -114,12 +114,13 @@ class Reconciler:
     async def run_until_settled(self) -> None:
         """Run passes until everything due now is done, running acts included.
 
-        Does not take `pass_lock`: the caller holds it if `run` may be running. Raises the first error of a pass.
+        Does not wait for acts that the hypervisor has not answered for ten seconds. Does not take `pass_lock`: the
+        caller holds it if `run` may be running. Raises the first error of a pass.
         """
         while True:
             if await self.reconcile():
                 continue
-            if not self._executor.running_acts:
+            if not self._executor.answering_acts:
                 return
             await self._executor.wait_for_any()
 

@@ -71,6 +71,8 @@ class ScopeFacts:
     waits: Mapping[str, StartWait] = field(default_factory=dict)  # by event id; none for an event that starts now
     names: Mapping[str, str] = field(default_factory=dict)  # VM key → its name
     rollouts: Mapping[str, str] = field(default_factory=dict)  # request id → the rollout in words
+    unanswered_s: Mapping[str, float] = field(default_factory=dict)  # act id → how long the hypervisor is silent, real
+    blocking_hosts: Mapping[str, str] = field(default_factory=dict)  # act id → the host whose other calls it waits for
 
 
 def event_explanation(event: Event, facts: ScopeFacts) -> Explanation:
@@ -220,6 +222,7 @@ def describe_event_status(event: Event, facts: ScopeFacts) -> Iterator[str]:
         yield f"It ended {ago} ago: {ending_text(event)}."
     elif event.status is EventState.STARTED:
         yield from _running_acts_sentences(event, facts.now)
+        yield from _unanswered_sentences(event, facts)
         yield from _last_retry_sentences(event, facts)
     else:
         yield _wait_sentence(event, facts)
@@ -234,6 +237,22 @@ def _running_acts_sentences(event: Event, now: float) -> Iterator[str]:
         yield f"It started {since} ago; the {verb_noun(event.rules.verb)} of {names} is in progress."
     else:
         yield f"It started {since} ago, and every act was performed; it stays listed for the settling time."
+
+
+def _unanswered_sentences(event: Event, facts: ScopeFacts) -> Iterator[str]:
+    """The acts that the hypervisor does not answer, and those that wait for such acts on their host."""
+    noun = verb_noun(event.rules.verb)
+    silent_s = {act.name: facts.unanswered_s[act.id] for act in event.unfinished_acts if act.id in facts.unanswered_s}
+    if silent_s:
+        longest = duration_text(max(silent_s.values()))
+        yield f"The hypervisor has not answered the {noun} of {join_names(list(silent_s))} for {longest} of real time."
+    waiting: dict[str, list[str]] = {}
+    for act in event.unfinished_acts:
+        if act.id in facts.blocking_hosts:
+            waiting.setdefault(facts.blocking_hosts[act.id], []).append(act.name)
+    for host, names in waiting.items():
+        calls = f"calls to host {host}" if host else "calls"
+        yield f"The {noun} of {join_names(names)} waits until earlier {calls} are answered."
 
 
 def _last_retry_sentences(event: Event, facts: ScopeFacts) -> Iterator[str]:

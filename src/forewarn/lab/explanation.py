@@ -95,6 +95,8 @@ def _explanation_input(service: LabService, scope_id: str, events: Sequence[Even
         entries=_entries(service, events),
         waits=dict(_waits(service, scope, events)),
         names=names,
+        unanswered_s=service.control.executor.unanswered_s(),
+        blocking_hosts=service.control.executor.blocking_hosts(),
     )
 
 

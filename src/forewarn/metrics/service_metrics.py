@@ -16,6 +16,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
 from forewarn.control.control_plane import ControlPlane
+from forewarn.control.executor import ActExecutor
 from forewarn.core.event import Event
 from forewarn.explain.polling import PollingState
 from forewarn.metadata.request_counters import RequestTotals
@@ -32,6 +33,11 @@ _VMS_HELP = (
 _VMS_UNPREPARED_HELP = (
     "VMs with a scheduled event that was delivered to no VM of their scope, while none of them polls."
 )
+_ACTS_UNANSWERED_HELP = "Acts that the hypervisor has not answered for ten seconds of real time or longer."
+_ACT_UNANSWERED_OLDEST_HELP = (
+    "How long the oldest of these acts has waited for its answer, in real time; 0 without any."
+)
+_ACTS_WAITING_HELP = "Due acts that wait because their host has too many calls without an answer."
 _SCOPES_ASKING_HELP = "Enabled scopes of which at least one VM polls now; events of the others reach no handler."
 _SCOPES_UNWATCHED_HELP = "Scopes with a scheduled event of which no VM polls now."
 _RECONCILER_LAG_HELP = "How late the oldest pending work of the reconciler is, in lab time; 0 if none is late."
@@ -129,7 +135,7 @@ class _ServiceCollector(Collector):
         yield GaugeMetricFamily("forewarn_reconciler_lag_seconds", _RECONCILER_LAG_HELP, value=lag_s)
         failed = "Writes that failed because of the store and were undone."
         yield CounterMetricFamily("forewarn_store_write_failures", failed, value=control.store.failed_writes())
-        yield GaugeMetricFamily("forewarn_acts_at_work", "Acts being performed.", value=control.executor.running_acts)
+        yield from _act_metrics(control.executor)
         faults = len(control.faults.active.faults)
         yield GaugeMetricFamily("forewarn_faults", "Faults that are active.", value=faults)
         now_text = "Lab time, in seconds since 1970."
@@ -154,3 +160,14 @@ class _ServiceCollector(Collector):
         )
         yield GaugeMetricFamily("forewarn_webhook_messages_waiting", waiting_help, value=waiting)
         yield GaugeMetricFamily("forewarn_webhooks_failing", "Webhooks whose last delivery failed.", value=failing)
+
+
+def _act_metrics(executor: ActExecutor) -> Iterator[Metric]:
+    unanswered_s = executor.unanswered_s().values()
+    waiting = len(executor.blocking_hosts())
+    yield GaugeMetricFamily("forewarn_acts_at_work", "Acts being performed.", value=executor.running_acts)
+    yield GaugeMetricFamily("forewarn_acts_unanswered", _ACTS_UNANSWERED_HELP, value=len(unanswered_s))
+    yield GaugeMetricFamily(
+        "forewarn_act_unanswered_oldest_seconds", _ACT_UNANSWERED_OLDEST_HELP, value=max(unanswered_s, default=0.0)
+    )
+    yield GaugeMetricFamily("forewarn_acts_waiting_for_host", _ACTS_WAITING_HELP, value=waiting)

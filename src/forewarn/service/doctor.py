@@ -1,4 +1,4 @@
-"""Checks for `forewarn doctor`: Python, packages, data directory, disk, database, loopback, workers.
+"""Checks for `forewarn doctor`: Python, packages, data directory, database, network, workers, acts.
 
 Each check says what it found and, if that is bad, what to do.
 """
@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from forewarn.errors import ForewarnError
+from forewarn.explain.phrases import duration_text
 from forewarn.service.settings import Settings
 from forewarn.store.sqlite_file import read_revision as examine_file
 
@@ -58,6 +59,19 @@ def worker_checks(workers: Sequence[Mapping[str, Any]]) -> Iterator[DoctorCheck]
             ok=ready == len(workers),
             text=text,
             remedy="read the service's log: it says why a worker is missing",
+        )
+
+
+def hypervisor_checks(unanswered_s: Mapping[str, float]) -> Iterator[DoctorCheck]:
+    """Yield one failed check if the hypervisor leaves acts unanswered; `unanswered_s`: act id → how long."""
+    if unanswered_s:
+        acts = "act" if len(unanswered_s) == 1 else "acts"
+        longest = duration_text(max(unanswered_s.values()))
+        yield DoctorCheck(
+            name="hypervisor",
+            ok=False,
+            text=f"the hypervisor has not answered {len(unanswered_s)} {acts}, the oldest for {longest}",
+            remedy="find the VMs with `forewarn events`, and check the hypervisor of their hosts",
         )
 
 

@@ -46,7 +46,7 @@ from forewarn.metrics.service_metrics import ServiceMetrics
 from forewarn.protocol.exchange import EndpointRules
 from forewarn.protocol.versions import VERSIONS
 from forewarn.service.data_directory import DataDirectory
-from forewarn.service.doctor import run_checks, worker_checks
+from forewarn.service.doctor import hypervisor_checks, run_checks, worker_checks
 from forewarn.service.first_start import apply_initial_fleet
 from forewarn.service.maintenance_jobs import (
     prune_history_forever,
@@ -319,7 +319,8 @@ async def _serve_supervisors(stack: AsyncExitStack, service: Service, directory:
 def _web_dependencies(service: Service, directory: DataDirectory) -> Dependencies:
     async def doctor() -> list[Any]:
         found = await asyncio.to_thread(run_checks, service.settings, directory.database)
-        return [*found, *worker_checks(service.publisher.describe_workers())]
+        unanswered_s = service.control.executor.unanswered_s()
+        return [*found, *worker_checks(service.publisher.describe_workers()), *hypervisor_checks(unanswered_s)]
 
     async def observe() -> None:
         await service.publisher.collect_worker_reports()
@@ -339,7 +340,7 @@ def _web_dependencies(service: Service, directory: DataDirectory) -> Dependencie
         subscribe_polling=service.publisher.observations.subscribe_polling_starts,
         pace_of=service.publisher.observations.pace,
         render_metrics=service.metrics.render_all,
-        wait_until_published=service.publisher.wait_until_published if service.settings.workers else None,
+        wait_until_published=service.publisher.wait_until_published,
         sign_in=service.operator_server.sign_in if service.operator_server else None,
         sign_in_links=service.operator_server.links if service.operator_server else None,
         strict_api_versions=service.settings.strict_api_versions,

@@ -166,6 +166,8 @@ def _scope_facts(
         waits=_pending_waits(context, events),
         names=names,
         rollouts=_rollout_titles(context, events),
+        unanswered_s=context.control.executor.unanswered_s(),
+        blocking_hosts=context.control.executor.blocking_hosts(),
     )
 
 

@@ -1,0 +1,24 @@
+"""A simulated hypervisor that never answers acts on one host."""
+
+from __future__ import annotations
+
+import asyncio
+
+from forewarn.core.event import Act
+from forewarn.hypervisor.interface import ActDone, ActUnderWay
+from forewarn.hypervisor.ledger import EffectLedger
+from forewarn.hypervisor.simulated import SimulatedHypervisor
+
+
+class HangingHostHypervisor(SimulatedHypervisor):
+    """Simulates all acts except for those on VMs of host `host`, which wait forever."""
+
+    def __init__(self, host: str) -> None:
+        super().__init__(EffectLedger.open(None))
+        self._host = host
+
+    async def perform(self, act: Act, now: float) -> ActDone | ActUnderWay:
+        """Simulate the act, or never return."""
+        if act.from_host == self._host:
+            await asyncio.Event().wait()
+        return await super().perform(act, now)
