@@ -146,6 +146,73 @@ def test_a_vm_that_joins_a_set_gets_the_settings_of_its_siblings(api: Any) -> No
     assert (pool["placement_group"], pool["terminate_notice_min"]) == ("pg-0", 5)
 
 
+SETS = """
+[defaults]
+location = "westeurope"
+[[hosts]]
+name = "h{n}"
+first = 1
+count = 3
+[[availability_sets]]
+name = "few"
+update_domains = 3
+[[availability_sets]]
+name = "many"
+update_domains = 20
+fault_domains = 3
+[[vms]]
+name = "few-{n}"
+count = 2
+availability_set = "few"
+[[vms]]
+name = "many-{n}"
+count = 6
+availability_set = "many"
+[[scale_sets]]
+name = "pool"
+count = 2
+update_domains = 2
+"""
+
+
+@pytest.mark.parametrize(
+    ("joined", "update_domains", "fault_domains"),
+    [
+        ({"availability_set": "few"}, [2, 0, 1], [0, 1, 0]),
+        ({"availability_set": "MANY"}, [6, 7, 8], [0, 1, 2]),
+        ({"scale_set": "pool"}, [0, 1, 0], [2, 3, 4]),
+    ],
+    ids=["fewer than the default", "more than the default", "scale set"],
+)
+def test_a_vm_that_joins_a_set_gets_a_domain_that_the_fleet_file_declares(
+    api: Any, joined: dict[str, str], update_domains: list[int], fault_domains: list[int]
+) -> None:
+    """Spec §6.2: the next domain in turn."""
+    api.post("/fleet/apply", {"text": SETS, "source": "f.toml"})
+    added = [api.post("/fleet/vms", {"name": f"new-{n}", **joined}) for n in range(3)]
+    assert [vm["update_domain"] for vm in added] == update_domains
+    assert [vm["fault_domain"] for vm in added] == fault_domains
+    refused = api.refused("POST", "/fleet/vms", {"name": "other", **joined, "update_domain": 20})
+    assert refused[0] == 400
+    assert "'other' cannot be in update domain 20: its set has" in refused[2]
+
+
+def test_the_declared_domains_of_a_set_outlive_its_vms(api: Any) -> None:
+    api.post("/fleet/apply", {"text": SETS, "source": "f.toml"})
+    for name in ("few-0", "few-1"):
+        api.delete(f"/fleet/vms/{name}")
+    added = [api.post("/fleet/vms", {"name": f"new-{n}", "availability_set": "few"}) for n in range(4)]
+    assert [vm["update_domain"] for vm in added] == [0, 1, 2, 0]
+
+
+def test_a_changed_number_of_domains_is_a_change_of_the_fleet(api: Any) -> None:
+    api.post("/fleet/apply", {"text": SETS, "source": "f.toml"})
+    more = SETS.replace("update_domains = 3", "update_domains = 4")
+    assert api.post("/fleet/apply", {"text": more, "source": "f.toml"})["applied"] is True
+    added = [api.post("/fleet/vms", {"name": f"new-{n}", "availability_set": "few"}) for n in range(3)]
+    assert [vm["update_domain"] for vm in added] == [2, 3, 0]
+
+
 def test_a_vm_with_a_deleted_name_may_be_added_again(api: Any) -> None:
     old = api.world.vm("db").vm_id
     api.delete("/fleet/vms/db")

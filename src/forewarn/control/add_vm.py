@@ -1,26 +1,29 @@
 """Writes a fleet file for one VM to add, so that the VM passes the same checks as a whole fleet file.
 
-The set that the VM joins gives a missing location, domain or placement group. A missing subscription or resource
-group is the one that most VMs are in. The fleet file's defaults give the rest.
+The set that the VM joins gives a missing location, domain or placement group; its VMs know how many domains were
+declared for it. A missing subscription or resource group is the one that most VMs are in. The fleet file's defaults
+give the rest.
 """
 
 from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Annotated, Literal
 
 import msgspec
 from msgspec import Meta
 
 from forewarn.core.fleet import MAX_PLACEMENT_GROUP, AutoApproval, EvictionPolicy, Host, Priority, Vm
-from forewarn.core.fleetfile.tables import DefaultsTable
+from forewarn.core.fleetfile.tables import AvailabilitySetTable, CloudServiceTable, DefaultsTable, ScaleSetTable
 from forewarn.errors import Rejected
 from forewarn.store.interface import Store
 
 _SET_KEYS = ("availability_set", "scale_set", "cloud_service")
-_DEFAULT_DOMAIN_COUNT = 5
+_DOMAIN_KEYS = ("update_domain", "fault_domain")
+_SET_TABLES = {"availability_set": AvailabilitySetTable, "scale_set": ScaleSetTable, "cloud_service": CloudServiceTable}
 _COPIED_FIELDS = ("name", "zone", "host", "computer_name", "size", "os_type", *_SET_KEYS, "address")
 
 
@@ -56,21 +59,23 @@ def fleet_file_for(
     """Return the text of a fleet file with this VM, its set, the known subscriptions and all hosts.
 
     `usual_group`: the subscription id and resource group to use if the VM names none; None: the defaults of a fleet
-    file. `subscriptions` are ids. Writes nothing. Raises Rejected if the name contains braces, or if the hosts are in
-    several locations and neither the VM nor its set names one.
+    file. `subscriptions` are ids. Writes nothing. Raises Rejected if the name contains braces, if the set does not have
+    the VM's update domain or fault domain, or if hosts are in several locations and neither the VM nor its set names
+    one.
     """
     if "{" in new_vm.name or "}" in new_vm.name:
         raise Rejected(f"the name {new_vm.name!r} contains braces: give the name of one VM, such as 'web-3'")
     hosts = store.hosts()
     group = _subscription_and_group(new_vm, usual_group)
-    siblings = _vms_of_same_set(new_vm, store, group)
-    location = new_vm.location or _location(new_vm, siblings, hosts)
+    joined = _joined_set(new_vm, store, group)
+    _require_existing_domains(new_vm, joined)
+    location = new_vm.location or _location(new_vm, joined, hosts)
     defaults: dict[str, object] = {"subscription": group[0], "resource_group": group[1], "location": location}
     tables = [("[defaults]", defaults)]
     tables += [("[[subscriptions]]", {"name": known, "id": known}) for known in sorted(subscriptions)]
     tables += [("[[hosts]]", _host_table(host)) for host in hosts]
-    tables += [(f"[[{key}s]]", _set_table(new_vm, key, siblings)) for key in _SET_KEYS if getattr(new_vm, key)]
-    tables += [("[[vms]]", _vm_table(new_vm, siblings))]
+    tables += [(f"[[{key}s]]", _set_table(new_vm, key, joined)) for key in _SET_KEYS if getattr(new_vm, key)]
+    tables += [("[[vms]]", _vm_table(new_vm, joined))]
     return "\n".join(line for title, keys in tables for line in (title, *_toml_lines(keys)))
 
 
@@ -79,20 +84,67 @@ def _subscription_and_group(new_vm: NewVm, usual_group: tuple[str, str] | None) 
     return new_vm.subscription_id or usual[0], new_vm.resource_group or usual[1]
 
 
-def _vms_of_same_set(new_vm: NewVm, store: Store, group: tuple[str, str]) -> list[Vm]:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _JoinedSet:
+    """The set or service that a new VM joins: its present VMs, and how many domains of each kind it has."""
+
+    vms: tuple[Vm, ...]
+    domain_counts: dict[str, int]  # by key of the VM: "update_domain", "fault_domain"
+
+
+def _joined_set(new_vm: NewVm, store: Store, group: tuple[str, str]) -> _JoinedSet | None:
+    """Return the set that the VM names, perhaps without VMs; None if it names none."""
     named = [(key, getattr(new_vm, key).casefold()) for key in _SET_KEYS if getattr(new_vm, key)]
+    if not named:
+        return None
     group_key = (group[0].casefold(), group[1].casefold())
-    return [
+    known = [
         vm
-        for vm in (store.vms() if named else [])
+        for vm in store.vms(removed=True)
         if (vm.subscription_id.casefold(), vm.resource_group.casefold()) == group_key
         and all(getattr(vm, key).casefold() == name for key, name in named)
     ]
+    present = tuple(vm for vm in known if vm.removed_at is None)
+    table = _SET_TABLES[named[0][0]](name="set")
+    return _JoinedSet(
+        vms=present,
+        domain_counts={
+            key: _declared_domains(present, key)
+            or _declared_domains(known, key)
+            or _likely_domains(present, key, default=getattr(table, f"{key}s"), given=getattr(new_vm, key))
+            for key in _DOMAIN_KEYS
+        },
+    )
 
 
-def _location(new_vm: NewVm, siblings: list[Vm], hosts: list[Host]) -> str:
-    if siblings:
-        return siblings[0].location
+def _declared_domains(vms: Sequence[Vm], key: str) -> int:
+    """Return how many domains were declared for the set of these VMs; 0 if they do not know."""
+    return max((getattr(vm, f"{key}_count") for vm in vms), default=0)
+
+
+def _likely_domains(vms: Sequence[Vm], key: str, *, default: int, given: int | None) -> int:
+    """Return how many domains a set likely has if no number is known: the default, or as many as in use.
+
+    Once a domain has two VMs, the set has no domain that is not in use.
+    """
+    in_use = 1 + max((getattr(vm, key) for vm in vms), default=-1)
+    likely = in_use if len(vms) > in_use else max(in_use, default)
+    return likely if given is None else max(likely, given + 1)
+
+
+def _require_existing_domains(new_vm: NewVm, joined: _JoinedSet | None) -> None:
+    for key, count in joined.domain_counts.items() if joined else ():
+        given, label = getattr(new_vm, key), key.replace("_", " ")
+        if given is not None and given >= count:
+            raise Rejected(
+                f"VM {new_vm.name!r} cannot be in {label} {given}: its set has {count} {label}s, counted from 0; "
+                f"give a lower number, or declare more {label}s in the fleet file"
+            )
+
+
+def _location(new_vm: NewVm, joined: _JoinedSet | None, hosts: list[Host]) -> str:
+    if joined and joined.vms:
+        return joined.vms[0].location
     wanted = new_vm.host.casefold()
     locations = sorted({host.location for host in hosts if not wanted or host.name.casefold() == wanted})
     if len(locations) > 1:
@@ -110,34 +162,38 @@ def _host_table(host: Host) -> dict[str, object]:
     return {"name": host.name, "location": host.location, "zone": host.zone}
 
 
-def _set_table(new_vm: NewVm, key: str, siblings: list[Vm]) -> dict[str, object]:
-    """Describe the set by the settings of its first VM; the domain counts are at their maximum."""
-    table: dict[str, object] = {"name": getattr(new_vm, key), "update_domains": 1000, "fault_domains": 1000}
-    if siblings and key != "cloud_service":
-        table["auto_approve"] = _auto_approved_operations(siblings[0].auto_approve)
-    if siblings and key == "scale_set":
-        table["priority"] = siblings[0].priority.value
-        table["terminate_notification"] = siblings[0].terminate_notice_min
-        table["program"] = list(siblings[0].program)
-        table["environment"], table["directory"] = siblings[0].environment, siblings[0].directory
-        table["eviction_policy"] = siblings[0].eviction_policy.value if siblings[0].priority == "Spot" else ""
+def _set_table(new_vm: NewVm, key: str, joined: _JoinedSet | None) -> dict[str, object]:
+    """Describe the set by its domains and the settings of its first VM."""
+    assert joined is not None  # the VM names this set
+    table: dict[str, object] = {"name": getattr(new_vm, key)}
+    table |= {f"{domain}s": count for domain, count in joined.domain_counts.items()}
+    first = joined.vms[0] if joined.vms else None
+    if first and key != "cloud_service":
+        table["auto_approve"] = _auto_approved_operations(first.auto_approve)
+    if first and key == "scale_set":
+        table["priority"] = first.priority.value
+        table["terminate_notification"] = first.terminate_notice_min
+        table["program"] = list(first.program)
+        table["environment"], table["directory"] = first.environment, first.directory
+        table["eviction_policy"] = first.eviction_policy.value if first.priority == "Spot" else ""
     return table
 
 
-def _vm_table(new_vm: NewVm, siblings: list[Vm]) -> dict[str, object]:
+def _vm_table(new_vm: NewVm, joined: _JoinedSet | None) -> dict[str, object]:
+    siblings = joined.vms if joined else ()
+    placement_group = new_vm.placement_group or (_free_placement_group(siblings) if new_vm.scale_set else "")
     table: dict[str, object] = {key: getattr(new_vm, key) for key in _COPIED_FIELDS}
-    table["placement_group"] = new_vm.placement_group or (_free_placement_group(siblings) if new_vm.scale_set else "")
+    table["placement_group"] = placement_group
     table["priority"] = new_vm.priority.value if new_vm.priority else ""
     table["eviction_policy"] = new_vm.eviction_policy.value if new_vm.eviction_policy else ""
     table["terminate_notification"] = new_vm.terminate_notice_min
     table["auto_approve"] = _auto_approved_operations(new_vm.auto_approve)
     table["tags"] = new_vm.tags
-    in_set = any(getattr(new_vm, key) for key in _SET_KEYS)
-    for key in ("update_domain", "fault_domain"):
-        given = getattr(new_vm, key)
-        table[key] = (
-            given if given is not None or not in_set else _least_used_domain([getattr(vm, key) for vm in siblings])
-        )
+    table |= {key: getattr(new_vm, key) for key in _DOMAIN_KEYS}
+    neighbours = [vm for vm in siblings if vm.placement_group.casefold() == placement_group.casefold()]
+    for key, count in joined.domain_counts.items() if joined else ():
+        if table[key] is None:
+            table[key] = _least_used_domain([getattr(vm, key) for vm in neighbours], count)
     return table
 
 
@@ -145,15 +201,13 @@ def _auto_approved_operations(approval: AutoApproval) -> list[str]:
     return [operation for operation in ("restart", "redeploy") if getattr(approval, operation)]
 
 
-def _least_used_domain(taken: list[int]) -> int:
-    """Return the domain with the fewest VMs; an unused one only while no domain has two VMs."""
-    counts = Counter(taken)
-    in_use = max(counts, default=-1) + 1
-    domains = in_use if len(taken) > in_use else max(in_use, _DEFAULT_DOMAIN_COUNT)
-    return min(range(domains), key=lambda domain: (counts[domain], domain))
+def _least_used_domain(taken: list[int], count: int) -> int:
+    """Return the domain below `count` that has the fewest VMs, the first of several."""
+    vms_per_domain = Counter(taken)
+    return min(range(count), key=lambda domain: (vms_per_domain[domain], domain))
 
 
-def _free_placement_group(siblings: list[Vm]) -> str:
+def _free_placement_group(siblings: Sequence[Vm]) -> str:
     """Return the first placement group that is not full (spec §7.1), else a new one."""
     counts = Counter(vm.placement_group for vm in siblings)
     free = sorted(group for group, count in counts.items() if count < MAX_PLACEMENT_GROUP)

@@ -76,6 +76,8 @@ class Vm(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     cloud_service: str = ""
     update_domain: int = 0
     fault_domain: int = 0
+    update_domain_count: int = 0  # as declared for its set or service; 0: not known, or the VM is in none
+    fault_domain_count: int = 0  # likewise
     priority: Priority = Priority.REGULAR
     eviction_policy: EvictionPolicy = EvictionPolicy.DEALLOCATE
     terminate_notice_min: int = 0  # 0: no terminate notification

@@ -18,8 +18,9 @@ from forewarn.core.placement import HostAllocator
 _DECLARED_FIELDS = frozenset(
     {
         "computer_name", "location", "zone", "size", "os_type", "availability_set", "scale_set", "placement_group",
-        "cloud_service", "update_domain", "fault_domain", "priority", "eviction_policy", "terminate_notice_min",
-        "auto_approve", "tags", "program", "environment", "directory", "address",
+        "cloud_service", "update_domain", "fault_domain", "update_domain_count", "fault_domain_count", "priority",
+        "eviction_policy", "terminate_notice_min", "auto_approve", "tags", "program", "environment", "directory",
+        "address",
     }
 )  # fmt: skip
 

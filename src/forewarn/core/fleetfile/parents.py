@@ -135,7 +135,12 @@ def read_parents(file: ParsedFleetFile, inherited: InheritedValues) -> list[Pare
 
 def _read_parent(label: str, table: ParsedTable[Any], inherited: InheritedValues) -> ParentResource:
     content, key = table.content, label.replace(" ", "_")
-    more = {key: content.name, "placement_group": getattr(content, "placement_group", "")}
+    more = {
+        key: content.name,
+        "placement_group": getattr(content, "placement_group", ""),
+        "update_domain_count": content.update_domains,
+        "fault_domain_count": content.fault_domains,
+    }
     return ParentResource(
         label=label,
         key=key,
