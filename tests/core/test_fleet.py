@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -89,6 +90,14 @@ def test_a_vm_moves_only_to_another_healthy_host_of_its_location_and_zone(unsuit
     assert str(refusal.value) == (
         "VM 'web-0' cannot move: location 'westeurope', zone '1' has no healthy host besides 'h1'; "
         "add or repair a host first"
+    )
+
+
+def test_a_vm_without_a_host_is_refused_without_naming_one() -> None:
+    with pytest.raises(Refused) as refusal:
+        require_destination(msgspec.structs.replace(VM, host=""), [])
+    assert str(refusal.value) == (
+        "VM 'web-0' cannot move: location 'westeurope', zone '1' has no healthy host; add or repair a host first"
     )
 
 

@@ -125,6 +125,17 @@ def test_the_event_of_a_neighbour_does_not_list_the_vm(world: World) -> None:
         set_fault(world, FaultKind.NEIGHBOUR_ONLY, "alone")
 
 
+def test_freezes_made_by_faults_leave_out_vms_that_do_not_run(world: World) -> None:
+    world.ask(RequestedOperation.POWER_OFF, "web-0")
+    world.advance(60)
+    set_fault(world, FaultKind.SEVERAL_AT_ONCE, "web-0")
+    assert [e["Resources"] for e in document(world, "web-1")["Events"]] == [["web-1"]] * 3
+    world.advance(3600)
+    for vm, scope in (("web-1", ""), ("", "web-1")):  # web-1 runs, but its only neighbour does not
+        with pytest.raises(Refused, match="has no neighbour that runs"):
+            set_fault(world, FaultKind.NEIGHBOUR_ONLY, vm, scope=scope)
+
+
 def test_an_incarnation_reset_keeps_pending_events_in_a_new_epoch(world: World) -> None:
     """Spec §4.2: the incarnation starts again at 1, with the pending events listed."""
     (event,) = world.ask(RequestedOperation.RESTART, "web-0")

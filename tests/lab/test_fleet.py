@@ -49,6 +49,12 @@ def test_a_lab_reads_a_fleet_file_or_its_text_as_the_service_does(tmp_path: Path
             assert lab.terminate("workers_1").kind == "Terminate"
 
 
+def test_a_lab_from_the_text_of_a_fleet_file_takes_no_names_of_vms() -> None:
+    options: Any = {"vms": ["web-0"]}
+    with pytest.raises(TypeError, match="unexpected keyword argument 'vms'"):
+        Lab.from_text(FLEET, **options)
+
+
 def test_every_vm_has_its_own_endpoint_on_loopback() -> None:
     with Lab(["a", "b"]) as lab:
         a, b = lab.vm("a"), lab.vm("b")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
+from forewarn.control.fleet import FleetChange
 from forewarn.core.fleet import Vm
 from forewarn.core.resource_ids import (
     availability_set_resource_id,
@@ -12,8 +13,8 @@ from forewarn.core.resource_ids import (
     scale_set_resource_id,
     vm_resource_id,
 )
-from forewarn.web.directory import ResourceIndex, natural_sort_key
-from tests.support.world import a_vm
+from forewarn.web.directory import FleetDirectory, ResourceIndex, natural_sort_key
+from tests.support.world import World, a_vm
 
 SETS = st.sampled_from([{}, {"scale_set": "s"}, {"scale_set": "T"}, {"availability_set": "s"}, {"cloud_service": "c"}])
 CHANGES = st.lists(
@@ -53,6 +54,17 @@ def test_the_directory_answers_what_a_scan_of_the_fleet_would_answer(changes: li
             sets = {above for one in inside for above in resources_above(one)[2:]} if resource.count("/") < 6 else set()
             assert set(register.sets_within(resource)) == sets
         assert set(register.groups()) == {resources_above(one)[1] for one in present}
+
+
+def test_a_group_is_the_most_common_one_only_while_it_has_vms() -> None:
+    world = World(vms=[a_vm("a", resource_group="old", host="")])
+    directory = FleetDirectory(world.store)
+    assert directory.most_common_group() == ("sub", "old")
+    world.do(world.control.fleet.apply_change(FleetChange(removed=(world.vm("a"),)), who="ann"))
+    assert directory.most_common_group() is None
+    assert directory.subscriptions() == set()
+    directory.close()
+    world.close()
 
 
 def test_lists_sort_numbers_by_value() -> None:

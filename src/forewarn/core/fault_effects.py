@@ -65,7 +65,7 @@ def reset_incarnation(scope: Scope, fault: Fault, now: float) -> Scope:
 def plan_freezes(fault: Fault, scope: Scope, ids: Sequence[str]) -> tuple[PlannedEvent, ...]:
     """Plan one Freeze per event id, over the scope's VMs in turn, the fault's VM first if it names one.
 
-    Deallocated VMs are left out. Refused if there are no others. The caller applies the planned events.
+    VMs that do not run are left out. Refused if none runs. The caller applies the planned events.
     """
     vms = _vms_from_target(fault, scope)
     if not vms:
@@ -74,12 +74,14 @@ def plan_freezes(fault: Fault, scope: Scope, ids: Sequence[str]) -> tuple[Planne
 
 
 def plan_neighbour_freeze(fault: Fault, scope: Scope, event_id: str) -> PlannedEvent:
-    """Plan a Freeze of one VM of the scope that is neither the fault's VM nor deallocated.
+    """Plan a Freeze of one running VM of the scope that is not the fault's VM.
 
-    A fault on a scope spares the scope's first VM. Refused if there is no other VM. The caller applies the planned
+    A fault on a scope spares the first VM that runs. Refused if no other one runs. The caller applies the planned
     event.
     """
-    others = [vm for vm in _vms_from_target(fault, scope) if vm.key != _own_vm_key(fault, scope)]
+    running = _vms_from_target(fault, scope)
+    spared = fault.vm or (running[0].key if running else "")
+    others = [vm for vm in running if vm.key != spared]
     if not others:
         raise Refused(
             f"{fault.name} has no neighbour that runs, so name a VM that shares its scope with others",
@@ -88,14 +90,11 @@ def plan_neighbour_freeze(fault: Fault, scope: Scope, event_id: str) -> PlannedE
     return _planned_freeze(fault, others[0], event_id)
 
 
-def _own_vm_key(fault: Fault, scope: Scope) -> str:
-    return fault.vm or next((vm.key for vm in scope.present_vms), "")
-
-
 def _vms_from_target(fault: Fault, scope: Scope) -> list[Vm]:
+    """Return the VMs of the scope that run, the fault's VM first if it does."""
     vms = list(scope.present_vms)
     first = next((number for number, vm in enumerate(vms) if vm.key == fault.vm), 0)
-    return [vm for vm in vms[first:] + vms[:first] if vm.power is not PowerState.DEALLOCATED]
+    return [vm for vm in vms[first:] + vms[:first] if vm.power is PowerState.RUNNING]
 
 
 def _planned_freeze(fault: Fault, vm: Vm, event_id: str) -> PlannedEvent:

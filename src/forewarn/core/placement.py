@@ -142,6 +142,5 @@ def require_destination(vm: Vm, hosts: Iterable[Host]) -> None:
     """Raise Refused if the VM has no healthy host to move to (spec §6.4)."""
     if not any(is_destination(host, vm) for host in hosts):
         where = f"location {vm.location!r}" + (f", zone {vm.zone!r}" if vm.zone else "")
-        raise Refused(
-            f"VM {vm.name!r} cannot move: {where} has no healthy host besides {vm.host!r}; add or repair a host first"
-        )
+        besides = f" besides {vm.host!r}" if vm.host else ""
+        raise Refused(f"VM {vm.name!r} cannot move: {where} has no healthy host{besides}; add or repair a host first")

@@ -88,12 +88,19 @@ class Lab:
         self._is_open = False
 
     @classmethod
-    def from_text(cls, text: str, **options: Any) -> Self:
-        """A lab, not open yet, with the fleet of this text of a fleet file.
+    def from_text(
+        cls,
+        text: str,
+        *,
+        at: datetime | None = None,
+        enablement: str = "always",
+        simulate: Sequence[Mapping[str, object]] = (),
+    ) -> Self:
+        """A lab, not open yet, with the fleet of this text of a fleet file; the options are those of `Lab()`.
 
-        The options are `at`, `enablement` and `simulate` of `Lab()`. Raises InvalidFleetFile if the text has problems.
+        Raises InvalidFleetFile if the text has problems, Rejected for options that cannot be used.
         """
-        lab = cls(**options)
+        lab = cls(at=at, enablement=enablement, simulate=simulate)
         lab._proposal = read_fleet_file(text, source="the text")
         return lab
 

@@ -212,16 +212,13 @@ class FleetDirectory:
         return list(self._power_if_not_running)
 
     def most_common_group(self) -> tuple[str, str] | None:
-        """The subscription and resource group with the most present VMs.
-
-        None before the first VM; once all VMs are removed, a group that had one.
-        """
+        """The subscription and resource group with the most present VMs; None if there is no VM."""
         common = self._vm_count_by_group.most_common(1)
         return common[0][0] if common else None
 
     def subscriptions(self) -> set[str]:
         """The subscription ids of the present VMs."""
-        return {subscription for (subscription, _), count in self._vm_count_by_group.items() if count}
+        return {subscription for subscription, _ in self._vm_count_by_group}
 
     def vms_within(self, resource: str) -> Sequence[IndexedVm]:
         """The present VMs of a subscription, group or set, in natural order of their keys.
@@ -287,6 +284,8 @@ class FleetDirectory:
     def _update_group(self, key: str, group: tuple[str, str] | None) -> None:
         if (old := self._group_by_key.pop(key, None)) is not None:
             self._vm_count_by_group[old] -= 1
+            if not self._vm_count_by_group[old]:
+                del self._vm_count_by_group[old]
         if group is not None:
             self._group_by_key[key] = group
             self._vm_count_by_group[group] += 1
