@@ -18,9 +18,10 @@ from forewarn.conformance.hypervisor import HypervisorConformance
 from forewarn.core.cause import Verb
 from forewarn.core.event import Act
 from forewarn.errors import Rejected, Unavailable
+from forewarn.hypervisor import command_run
 from forewarn.hypervisor.command import CommandHypervisor, CommandSpec
 from forewarn.hypervisor.command_run import CommandRunJournal
-from forewarn.hypervisor.interface import ActDone, ActUnderWay
+from forewarn.hypervisor.interface import ActDone, ActNotTried, ActUnderWay
 from tests.support.service_process import eventually
 
 NOW = 1_700_000_000.0
@@ -187,6 +188,102 @@ def test_a_check_with_an_unknown_exit_code_makes_the_act_unavailable(tmp_path: P
     with pytest.raises(Unavailable, match=re.escape(sentence)):
         run(perform_until_done(tmp_path, {"reboot": spec}, an_act()))
     assert not (tmp_path / "effect").exists()
+
+
+def fail_first_calls(monkeypatch: pytest.MonkeyPatch, method: str, times: int) -> None:
+    """Let the journal fail, as on a full disk, in its first calls of a method."""
+    real, failures = getattr(CommandRunJournal, method), iter(range(times))
+
+    def failing(journal: CommandRunJournal, *args: Any, **options: Any) -> None:
+        for _ in failures:
+            raise ActNotTried("the disk is full")
+        real(journal, *args, **options)
+
+    monkeypatch.setattr(CommandRunJournal, method, failing)
+
+
+def test_an_outcome_that_cannot_be_recorded_is_kept_and_the_command_runs_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    effects = tmp_path / "effects"
+    fail_first_calls(monkeypatch, "end", 2)
+
+    async def scenario() -> ActDone | ActUnderWay:
+        command = CommandHypervisor({"reboot": shell(f"echo x >> {effects}")}, tmp_path)
+        with pytest.raises(ActNotTried):
+            await command.perform(an_act(), NOW)
+        answer = await command.perform(an_act(), NOW)
+        await command.close()
+        return answer
+
+    assert asyncio.run(scenario()) == ActDone(ok=True, note="'sh' ended with code 0")
+    assert run(perform_until_done(tmp_path, {}, an_act())) == ActDone(ok=True, note="'sh' ended with code 0")
+    assert effects.read_text() == "x\n"
+
+
+def test_a_command_whose_process_cannot_be_recorded_runs_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    effects = tmp_path / "effects"
+    fail_first_calls(monkeypatch, "record_process", 1)
+    done = run(perform_until_done(tmp_path, {"reboot": shell(f"echo x >> {effects}")}, an_act()))
+    assert done.ok
+    assert effects.read_text() == "x\n"
+
+
+def test_after_a_crash_a_command_whose_process_is_not_known_is_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A service that dies right after it started the command has not recorded the process."""
+    begun, effects, go = tmp_path / "begun", tmp_path / "effects", tmp_path / "go"
+    script = f'echo x >> {begun}; while [ ! -e {go} ]; do sleep 0.01; done; echo "$FOREWARN_ACT" >> {effects}'
+    spec = shell(script, check=(*CHECK, str(effects)))
+    fail_first_calls(monkeypatch, "record_process", 1)
+
+    async def scenario() -> ActDone:
+        first = CommandHypervisor({"reboot": spec}, tmp_path, perform_wait_s=0.01)
+        assert isinstance(await first.perform(an_act(), NOW), ActUnderWay)
+        await first.close()
+        second = CommandHypervisor({"reboot": spec}, tmp_path, perform_wait_s=0.2)
+        assert isinstance(await second.perform(an_act(), NOW), ActUnderWay)
+        go.touch()
+        while isinstance(answer := await second.perform(an_act(), NOW), ActUnderWay):
+            pass
+        await second.close()
+        return answer
+
+    assert asyncio.run(scenario()) == ActDone(ok=True, note="reboot was done already, according to 'sh'")
+    assert begun.read_text() == "x\n"
+    assert effects.read_text() == "E1:vm-1\n"
+    assert list(tmp_path.glob("*.run")) == []
+
+
+def test_a_command_of_an_earlier_service_that_does_not_end_makes_the_act_unavailable(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A process that waits for a broken disk cannot be killed."""
+    effects, go = tmp_path / "effects", tmp_path / "go"
+    spec = shell(f"echo x >> {effects}; while [ ! -e {go} ]; do sleep 0.01; done", timeout_s=0.05)
+    monkeypatch.setattr(command_run, "kill_process_group", lambda pid: None)
+    monkeypatch.setattr(command_run, "_KILL_WAIT_S", 0.01)
+
+    async def scenario() -> None:
+        first = CommandHypervisor({"reboot": spec}, tmp_path, perform_wait_s=0.01)
+        await first.perform(an_act(), NOW)
+        eventually(lambda: effects.exists() and effects.read_text())
+        await first.close()
+        second = CommandHypervisor({"reboot": spec}, tmp_path)
+        with pytest.raises(Unavailable, match="that an earlier service started does not end"):
+            await second.perform(an_act(), NOW)
+        await second.close()
+
+    asyncio.run(scenario())
+    go.touch()
+    assert effects.read_text() == "x\n"
+
+
+def test_the_outcome_of_a_command_counts_although_its_output_is_lost(tmp_path: Path) -> None:
+    spec = shell(f"rm {tmp_path}/*.run; exit 0")
+    done = run(perform_until_done(tmp_path, {"reboot": spec}, an_act()))
+    assert done == ActDone(ok=True, note="'sh' ended with code 0: its output cannot be read: No such file or directory")
 
 
 @pytest.mark.parametrize(

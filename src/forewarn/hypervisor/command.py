@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import logging
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -24,9 +25,10 @@ from forewarn.hypervisor.command_run import (
     CommandRunRecord,
     end_orphaned_command,
 )
-from forewarn.hypervisor.interface import ActDone, ActUnderWay
+from forewarn.hypervisor.interface import ActDone, ActNotTried, ActUnderWay
 from forewarn.protocol.document import Kind
 
+log = logging.getLogger(__name__)
 PERFORM_WAIT_S = 1.0  # real time: how long one `perform` waits for its command
 _RETRY_AFTER_S = 1.0  # lab time
 ANY_VERB = "*"  # the command for verbs that have none of their own
@@ -83,27 +85,30 @@ class CommandHypervisor:
         self._perform_wait_s = perform_wait_s
         self._journal = CommandRunJournal(directory / "attempts.db")
         self._tasks: dict[str, asyncio.Task[ActDone]] = {}
+        self._unrecorded: set[str] = set()  # acts that are done, but whose outcome the journal could not take yet
         self._is_closed = False
 
     async def perform(self, act: Act, now: float) -> ActDone | ActUnderWay:
         """Start the command of this act and wait for it for `perform_wait_s`, or return its recorded outcome.
 
         The act fails if its verb has no command, or if the command cannot be started, ends with another code than 0, or
-        takes too long. Raises Unavailable if a check does not know whether the act was done, ActNotTried if the journal
-        cannot be used.
+        takes too long. Raises Unavailable if a check does not know whether the act was done, or if a command of an
+        earlier service does not end; ActNotTried if the journal cannot be used.
         """
-        spec = self._commands.get(act.verb) or self._commands.get(ANY_VERB)
-        if spec is None:
-            note = f"no command is set for {act.verb}: add [commands.{act.verb}] with run = […] to the settings"
-            return ActDone(ok=False, note=note)
         task = self._tasks.get(act.id)
         if task is None:
             if (done := _recorded_outcome(self._journal.find(act.id))) is not None:
                 return done
+            spec = self._commands.get(act.verb) or self._commands.get(ANY_VERB)
+            if spec is None:
+                note = f"no command is set for {act.verb}: add [commands.{act.verb}] with run = […] to the settings"
+                return ActDone(ok=False, note=note)
             task = self._tasks[act.id] = asyncio.create_task(self._run_act(act, spec, now))
         await asyncio.wait({task}, timeout=self._perform_wait_s)
         if not task.done():
             return ActUnderWay(at=now + _RETRY_AFTER_S)
+        if act.id in self._unrecorded:
+            self._record_outcome(act, task.result())  # until it succeeds, the task keeps the outcome
         self._tasks.pop(act.id, None)
         return task.result()
 
@@ -121,22 +126,36 @@ class CommandHypervisor:
         self._journal.close()
 
     async def _run_act(self, act: Act, spec: CommandSpec, now: float) -> ActDone:
+        """Perform the act, and try to record its outcome; see `_unrecorded`."""
+        done = await self._outcome_of_act(act, spec, now)
+        self._unrecorded.add(act.id)
+        try:
+            self._record_outcome(act, done)
+        except ActNotTried as error:
+            log.warning("the outcome of %s of VM %s cannot be recorded yet: %s", act.verb, act.name, error)
+        return done
+
+    async def _outcome_of_act(self, act: Act, spec: CommandSpec, now: float) -> ActDone:
         before = self._journal.find(act.id)
         if before is not None:
-            await end_orphaned_command(before.pid, before.started, within_s=spec.timeout_s)
-            if spec.check and await self._is_already_done(act, spec):
-                return self._record_outcome(
-                    act, ok=True, note=f"{act.verb} was done already, according to {spec.check[0]!r}"
+            if not await end_orphaned_command(before, self._output_file(act, "run"), within_s=spec.timeout_s):
+                raise Unavailable(
+                    f"the command for {act.verb} of VM {act.name!r} that an earlier service started does not end"
                 )
+            if spec.check and await self._is_already_done(act, spec):
+                return ActDone(ok=True, note=f"{act.verb} was done already, according to {spec.check[0]!r}")
         self._journal.begin(act.id, now)
         try:
             command_run = self._start_command(act, spec.run, "run")
         except OSError as error:
-            return self._record_outcome(act, ok=False, note=_start_failure_text(spec.run, error))
-        self._journal.record_process(act.id, command_run.pid, command_run.started)
+            return ActDone(ok=False, note=_start_failure_text(spec.run, error))
+        try:
+            self._journal.record_process(act.id, command_run.pid, command_run.started)
+        except ActNotTried as error:  # the command runs: only its outcome matters now
+            log.warning("the process of %s of VM %s cannot be recorded: %s", act.verb, act.name, error)
         result = await command_run.wait(within_s=spec.timeout_s)
         is_repeated = before is not None and not spec.check
-        return self._record_outcome(act, ok=result.code == 0, note=_outcome_text(spec, result, is_repeated=is_repeated))
+        return ActDone(ok=result.code == 0, note=_outcome_text(spec, result, is_repeated=is_repeated))
 
     async def _is_already_done(self, act: Act, spec: CommandSpec) -> bool:
         try:
@@ -154,13 +173,16 @@ class CommandHypervisor:
     def _start_command(self, act: Act, argv: tuple[str, ...], what: str) -> CommandRun:
         facts = command_input(act)
         environment = os.environ | {f"FOREWARN_{name.upper()}": text for name, text in facts.items()}
-        name = f"{hashlib.sha256(act.id.encode()).hexdigest()[:16]}.{what}"
         stdin = msgspec.json.encode(facts) + b"\n"
-        return CommandRun.start(argv, environment=environment, stdin=stdin, output=self._directory / name)
+        return CommandRun.start(argv, environment=environment, stdin=stdin, output=self._output_file(act, what))
 
-    def _record_outcome(self, act: Act, *, ok: bool, note: str) -> ActDone:
-        self._journal.end(act.id, ok=ok, note=note)
-        return ActDone(ok=ok, note=note)
+    def _output_file(self, act: Act, what: str) -> Path:
+        return self._directory / f"{hashlib.sha256(act.id.encode()).hexdigest()[:16]}.{what}"
+
+    def _record_outcome(self, act: Act, done: ActDone) -> None:
+        self._journal.end(act.id, ok=done.ok, note=done.note)
+        self._output_file(act, "run").unlink(missing_ok=True)  # one that an earlier service left
+        self._unrecorded.discard(act.id)
 
 
 def command_input(act: Act) -> dict[str, str]:

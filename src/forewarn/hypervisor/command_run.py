@@ -1,17 +1,19 @@
 """One run of an operator's command, with a time limit, and the durable journal of all runs.
 
 A command runs in its own session and writes to a file, so that it outlives the service. The journal says that a run
-began, which process it is, and how it ended.
+began, which process it is, and how it ended. A lock on the output file says that a command still runs, for the moment
+in which the journal does not know its process yet.
 """
 
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import os
 import signal
 import sqlite3
 from collections.abc import Mapping
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,6 +24,8 @@ from forewarn.hypervisor.interface import ActNotTried
 from forewarn.hypervisor.liveness import process_start_time, wait_for_process_exit
 
 _OUTPUT_TAIL_BYTES = 4096
+_KILL_WAIT_S = 10.0  # until a killed process must be gone
+_LOCK_INTERVAL_S = 0.05
 _DEFAULT_SIGNALS = (
     signal.SIGPIPE,
     signal.SIGXFSZ,
@@ -56,24 +60,23 @@ class CommandRun:
         """Start the command in a session of its own; OSError if that fails. Does not wait for it.
 
         `environment` is all that it gets. `stdin` must fit into a pipe's buffer (64 KiB). Stdout and stderr go to the
-        file `output`, which is overwritten.
+        file `output`, which is replaced; the command holds a lock on it.
         """
-        output.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        read_end, write_end = os.pipe()
-        try:
+        with ExitStack() as stack:
+            read_end, write_end = os.pipe()
+            stack.callback(os.close, read_end)
+            stack.callback(os.close, write_end)
             os.write(write_end, stdin)
-            flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
+            output_file = _open_locked(output)
+            stack.callback(os.close, output_file)
             actions = [
                 (os.POSIX_SPAWN_DUP2, read_end, 0),
-                (os.POSIX_SPAWN_OPEN, 1, str(output), flags, 0o600),
-                (os.POSIX_SPAWN_DUP2, 1, 2),
+                (os.POSIX_SPAWN_DUP2, output_file, 1),
+                (os.POSIX_SPAWN_DUP2, output_file, 2),
             ]
             pid = os.posix_spawnp(
                 argv[0], argv, environment, file_actions=actions, setsid=True, setsigdef=_DEFAULT_SIGNALS, setsigmask=()
             )
-        finally:
-            os.close(read_end)
-            os.close(write_end)
         return cls(pid=pid, started=process_start_time(pid), output=output)
 
     async def wait(self, *, within_s: float) -> CommandResult:
@@ -101,10 +104,14 @@ class CommandRun:
             await asyncio.sleep(0.01)
 
     def _read_output_tail(self) -> str:
-        with self.output.open("rb") as file:
-            file.seek(max(0, file.seek(0, os.SEEK_END) - _OUTPUT_TAIL_BYTES))
-            text = file.read().decode(errors="replace").strip()
-        self.output.unlink(missing_ok=True)
+        """Read the end of the output, and delete the file. The result counts, also if the output is lost."""
+        try:
+            with self.output.open("rb") as file:
+                file.seek(max(0, file.seek(0, os.SEEK_END) - _OUTPUT_TAIL_BYTES))
+                text = file.read().decode(errors="replace").strip()
+            self.output.unlink(missing_ok=True)
+        except OSError as error:
+            return f"its output cannot be read: {error.strerror}"
         return text
 
 
@@ -114,14 +121,47 @@ def kill_process_group(pid: int) -> None:
         os.killpg(pid, signal.SIGKILL)
 
 
-async def end_orphaned_command(pid: int, started: str, *, within_s: float) -> None:
+def _open_locked(output: Path) -> int:
+    """Return a new output file with a lock, which every process holds that gets the file descriptor."""
+    output.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    output.unlink(missing_ok=True)  # a process that an earlier command left behind may still hold the old one
+    file = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    return file
+
+
+def _is_locked(output: Path) -> bool:
+    try:
+        with output.open("rb") as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except FileNotFoundError:
+        return False
+    except BlockingIOError:
+        return True
+    return False
+
+
+async def end_orphaned_command(record: CommandRunRecord, output: Path, *, within_s: float) -> bool:
     """Wait for a command that an earlier service started; kill it after `within_s` seconds.
 
-    Returns at once if it has ended, or if another process has its pid (`started` is its start time).
+    Returns whether it is gone. If the service died before it recorded the process, the command cannot be killed, and
+    the lock on its output says whether it runs.
     """
-    if not await wait_for_process_exit(pid, started, within_s=within_s):
-        kill_process_group(pid)
-        await wait_for_process_exit(pid, started, within_s=10.0)
+    if not record.pid:
+        return await _wait_until_unlocked(output, within_s=within_s)
+    if await wait_for_process_exit(record.pid, record.started, within_s=within_s):
+        return True
+    kill_process_group(record.pid)
+    return await wait_for_process_exit(record.pid, record.started, within_s=_KILL_WAIT_S)
+
+
+async def _wait_until_unlocked(output: Path, *, within_s: float) -> bool:
+    deadline = asyncio.get_running_loop().time() + within_s
+    while _is_locked(output):
+        if asyncio.get_running_loop().time() >= deadline:
+            return False
+        await asyncio.sleep(_LOCK_INTERVAL_S)
+    return True
 
 
 class CommandRunRecord(msgspec.Struct, frozen=True, kw_only=True):
