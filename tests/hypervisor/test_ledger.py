@@ -61,6 +61,23 @@ def test_effects_are_there_after_the_ledger_is_reopened(tmp_path: Path) -> None:
     second.close()
 
 
+def test_old_effects_that_ended_are_deleted_so_that_the_file_stays_small(
+    ledger: EffectLedger, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An act may be performed again until the store has its outcome, so young and unfinished ones stay."""
+    monkeypatch.setattr("forewarn.hypervisor.ledger._MAX_EFFECTS", 3)
+    monkeypatch.setattr("forewarn.hypervisor.ledger._PRUNE_INTERVAL", 10)
+    day = 24 * 3600.0
+    ledger.record_effect(effect("unfinished"))
+    for number in range(8):
+        ledger.count_perform(f"{number}")
+        record_ended(ledger, effect(f"{number}", at=100.0 if number < 4 else 2 * day))
+    ledger.record_effect(effect("tenth", at=2.5 * day))
+    assert [e.act_id for e in ledger.effects()] == ["unfinished", "4", "5", "6", "7", "tenth"]
+    assert ledger.count_perform("0") == 1
+    assert ledger.count_perform("4") == 2
+
+
 def test_a_vm_without_effects_has_an_empty_history(ledger: EffectLedger) -> None:
     assert ledger.vm_history("s/g/unknown") == VmHistory(boots=0, host="")
 

@@ -36,6 +36,10 @@ _SCHEMA = (
 _EFFECT_COLUMNS = "act_id, vm, verb, event_id, begun_at, ends_at, ended, from_host, to_host"
 _SELECT_EFFECTS = f"SELECT {_EFFECT_COLUMNS}, coalesce(performs, 0) FROM effect LEFT JOIN act USING (act_id)"
 
+_MAX_EFFECTS = 100_000  # more are kept only while they are young
+_MIN_AGE_S = 24 * 3600.0  # lab time
+_PRUNE_INTERVAL = 1000  # effects
+
 T = TypeVar("T")
 _WriteFunction = Callable[[], Any]
 _WriteOutcome = tuple[Any, Exception | None]
@@ -164,17 +168,28 @@ class EffectLedger:
         return int(rows[0][0])
 
     def record_effect(self, effect: Effect) -> bool:
-        """Record an effect; False if its act already has one: then only its count of repeats grows."""
+        """Record an effect; False if its act already has one: then only its count of repeats grows.
+
+        From time to time it deletes old effects that ended: all but the newest 100,000 and those of the last day.
+        """
         values = [getattr(effect, name) for name in _EFFECT_COLUMNS.split(", ")]
         placeholders = ", ".join("?" * len(values))
         insert = f"INSERT INTO effect ({_EFFECT_COLUMNS}) VALUES ({placeholders}) ON CONFLICT DO NOTHING RETURNING seq"
-        if self._execute(insert, *values):
+        if rows := self._execute(insert, *values):
+            if rows[0][0] % _PRUNE_INTERVAL == 0:
+                self._prune(before=effect.begun_at - _MIN_AGE_S, up_to_seq=rows[0][0] - _MAX_EFFECTS)
             return True
         self._execute(
             "INSERT INTO act (act_id, repeats) VALUES (?, 1) ON CONFLICT DO UPDATE SET repeats = repeats + 1",
             effect.act_id,
         )
         return False
+
+    def _prune(self, *, before: float, up_to_seq: int) -> None:
+        """Delete effects that ended before this lab time, and whose outcome the store has had for long."""
+        old = "FROM effect WHERE seq <= ? AND ended = 1 AND ends_at < ?"
+        self._execute(f"DELETE FROM act WHERE act_id IN (SELECT act_id {old})", up_to_seq, before)
+        self._execute(f"DELETE {old}", up_to_seq, before)
 
     def mark_ended(self, act_id: str) -> None:
         """Record that the effect of this act is over; does nothing if it has none."""
