@@ -1,18 +1,36 @@
-"""For all tests: with --allowed-skips, a skipped test that is not on the list fails the run."""
+"""For all tests: settings, signals, and --allowed-skips: a skipped test that is not on the list fails the run."""
 
 from __future__ import annotations
 
 import os
+import signal
+import threading
 from pathlib import Path
 
 import hypothesis
 import pytest
+
+from tests.support.unclosed_databases import warn_of_unclosed_databases
 
 os.environ["FOREWARN_CONSOLE"] = ""  # services that tests start in parallel would all use the default port
 OPTION = "--allowed-skips"
 # How long an example takes says more about the machine than about the product.
 hypothesis.settings.register_profile("default", deadline=None)
 hypothesis.settings.load_profile("default")
+warn_of_unclosed_databases()
+
+
+def _take_interrupts() -> None:
+    """Let programs that tests start receive SIGINT.
+
+    A shell without job control starts background jobs with SIGINT ignored, as nohup may, and children inherit that:
+    a test that interrupts a program would wait for it for ever.
+    """
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN and threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+_take_interrupts()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -100,7 +100,9 @@ def test_a_step_keeps_its_place_when_it_is_rewritten(journal: AgentJournal, path
     begun = StepRun(step="drain", begun_at=NOW, boot_id="boot-1")
     journal.save(record().with_step_run(begun))
     journal.save(record().with_step_run(replace(begun, state=StepState.DONE, notes={"was": "ready"})))
-    (found,) = AgentJournal(path, readonly=True).records()
+    reader = AgentJournal(path, readonly=True)
+    (found,) = reader.records()
+    reader.close()
     assert [(run.state, run.notes) for run in found.step_runs] == [(StepState.DONE, {"was": "ready"})]
 
 

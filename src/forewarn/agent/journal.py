@@ -11,7 +11,7 @@ import json
 import os
 import sqlite3
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -274,13 +274,17 @@ class AgentJournal:
 
     def __init__(self, path: Path, *, readonly: bool = False) -> None:
         self._path = path
-        self._lock = None if readonly else JournalLock(path)
-        self._db = open_journal_readonly(path) if readonly else open_journal(path)
-        try:
-            self.open_records = OpenRecords(records=tuple(self._read_records("WHERE closed = 0")))
-        except sqlite3.DatabaseError as error:
-            self.close()
-            raise unusable_journal_error(path, error) from error
+        with ExitStack() as undo:
+            self._lock = None if readonly else JournalLock(path)
+            if self._lock is not None:
+                undo.callback(self._lock.release)
+            self._db = open_journal_readonly(path) if readonly else open_journal(path)
+            undo.callback(self._db.close)
+            try:
+                self.open_records = OpenRecords(records=tuple(self._read_records("WHERE closed = 0")))
+            except sqlite3.DatabaseError as error:
+                raise unusable_journal_error(path, error) from error
+            undo.pop_all()
 
     def close(self) -> None:
         """Closes the database and releases the lock; call it once."""

@@ -184,10 +184,13 @@ class CommandRunJournal:
     def __init__(self, path: Path) -> None:
         self._path = path
         try:
-            self._connection = sqlite3.connect(path, timeout=1.0, isolation_level=None, check_same_thread=False)
-            self._connection.execute("PRAGMA journal_mode = WAL")
-            self._connection.execute("PRAGMA synchronous = FULL")
-            self._connection.execute(_CREATE_TABLE)
+            with ExitStack() as undo:
+                self._connection = sqlite3.connect(path, timeout=1.0, isolation_level=None, check_same_thread=False)
+                undo.callback(self._connection.close)
+                self._connection.execute("PRAGMA journal_mode = WAL")
+                self._connection.execute("PRAGMA synchronous = FULL")
+                self._connection.execute(_CREATE_TABLE)
+                undo.pop_all()
         except sqlite3.DatabaseError as error:
             raise Rejected(
                 f"the journal of commands {str(path)!r} cannot be used ({error}): move it away, or name another --data"

@@ -6,7 +6,7 @@ import asyncio
 import sqlite3
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -49,8 +49,13 @@ class SqliteStore(Store):
         """
         sqlite_file.prepare_store_file(path)
         with sqlite_file.file_errors_as_unavailable(path, "opened"):
-            writer = WriterThread(sqlite_file.connect_writer(path), str(path), check=StoreFileCheck(path).check)
-            return cls(path, reader=sqlite_file.connect_reader(path), writer=writer)
+            check = StoreFileCheck(path).check
+            with ExitStack() as undo:
+                reader = sqlite_file.connect_reader(path)
+                undo.callback(reader.close)
+                writer = WriterThread(sqlite_file.connect_writer(path), str(path), check=check)
+                undo.pop_all()
+            return cls(path, reader=reader, writer=writer)
 
     def scope(self, scope_id: str) -> Scope | None:
         """Return a scope with its present VMs and its live events, in order of publication, or None."""

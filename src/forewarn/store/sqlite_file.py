@@ -31,19 +31,29 @@ def connect(path: Path, *, mode: str) -> sqlite3.Connection:
 
 def connect_writer(path: Path) -> sqlite3.Connection:
     """Open the connection of the writer thread: WAL, and every commit synced to disk."""
-    db = connect(path, mode="rw")
-    db.execute("PRAGMA journal_mode = WAL")
-    db.execute("PRAGMA synchronous = FULL")
-    db.execute("PRAGMA fullfsync = ON")  # on macOS, fsync alone does not reach the disk
-    db.execute("PRAGMA temp_store = MEMORY")  # keeps the pages of savepoints in memory: a third faster
-    db.execute("PRAGMA wal_autocheckpoint = 4000")  # pages
-    return db
+    return _connect_with_pragmas(
+        path,
+        "journal_mode = WAL",
+        "synchronous = FULL",
+        "fullfsync = ON",  # on macOS, fsync alone does not reach the disk
+        "temp_store = MEMORY",  # keeps the pages of savepoints in memory: a third faster
+        "wal_autocheckpoint = 4000",  # pages
+    )
 
 
 def connect_reader(path: Path) -> sqlite3.Connection:
     """Open a connection for reads beside the writer; it cannot write."""
-    db = connect(path, mode="rw")  # a reader of a WAL database writes to the shared memory file
-    db.execute("PRAGMA query_only = ON")
+    return _connect_with_pragmas(path, "query_only = ON")
+
+
+def _connect_with_pragmas(path: Path, *pragmas: str) -> sqlite3.Connection:
+    db = connect(path, mode="rw")  # also a reader of a WAL database writes to the shared memory file
+    try:
+        for pragma in pragmas:
+            db.execute(f"PRAGMA {pragma}")
+    except sqlite3.Error:
+        db.close()
+        raise
     return db
 
 
