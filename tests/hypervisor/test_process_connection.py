@@ -70,6 +70,23 @@ def test_file_descriptors_of_a_message_that_needs_none_are_closed(run_scenario: 
     run_scenario(scenario())
 
 
+@pytest.mark.parametrize("discards", [False, True])
+def test_every_call_of_receive_reports_the_end_of_a_closed_connection(
+    run_scenario: RunScenario, discards: bool
+) -> None:
+    async def scenario() -> None:
+        ours, theirs = socket.socketpair(socket.AF_UNIX)
+        connection = SupervisorConnection(ours)
+        theirs.close()
+        async with asyncio.timeout(10):
+            assert await connection.receive() is None
+            if discards:
+                connection.discard_received()
+            assert [await connection.receive() for _ in range(2)] == [None, None]
+
+    run_scenario(scenario())
+
+
 def test_unannounced_file_descriptors_close_the_connection(run_scenario: RunScenario) -> None:
     async def scenario() -> None:
         ours, theirs = socket.socketpair(socket.AF_UNIX)

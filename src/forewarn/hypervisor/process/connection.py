@@ -83,8 +83,11 @@ class SupervisorConnection:
         self._answers.update(known)
 
     async def receive(self) -> SupervisorNotification | None:
-        """The next message that is not an answer, in order; None, once, after the connection was closed."""
-        return await self._received.get()
+        """The next message that is not an answer, in order; None after those of a connection that was closed."""
+        notification = await self._received.get()
+        if notification is None:
+            self._received.put_nowait(None)  # for the next call
+        return notification
 
     def discard_received(self) -> None:
         """Discard the messages that were not received, and close their file descriptors."""
@@ -92,6 +95,8 @@ class SupervisorConnection:
             notification = self._received.get_nowait()
             for fd in notification.fds if notification else ():
                 os.close(fd)
+        if self.is_closed:
+            self._received.put_nowait(None)  # `receive` still reports the end
 
     def send(self, message: dict[str, Any]) -> None:
         """Send a message, without waiting; does nothing if the connection is closed.
