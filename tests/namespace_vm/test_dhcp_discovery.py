@@ -25,6 +25,17 @@ def test_a_client_discovers_the_endpoint_and_finds_the_service_there(
     assert service.wait_for_message("web-0", "listener")["listener"] == {"address": "168.63.129.16", "port": 80}
 
 
+def test_a_client_finds_the_service_on_port_8080_too(service: FakeSupervisorServer, run: Run) -> None:
+    """Azure's samples in C# and PowerShell use that port (evidence §9)."""
+    read = "import urllib.request; print(urllib.request.urlopen('http://168.63.129.16:8080/x', timeout=10).read())"
+
+    result = run("web-0", "--no-vnet", "--", sys.executable, "-c", read)
+
+    assert '"vm": "web-0"' in result.stdout, result.stderr
+    second = service.wait_for_message("web-0", "listener", times=2)["listener"]
+    assert second == {"address": "168.63.129.16", "port": 8080}
+
+
 def test_outside_a_virtual_network_169_254_169_254_is_unreachable(service: FakeSupervisorServer, run: Run) -> None:
     connect = "import socket; socket.create_connection(('169.254.169.254', 80), timeout=60)"
 

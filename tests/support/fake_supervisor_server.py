@@ -151,13 +151,13 @@ class FakeSupervisorServer:
 
 
 class _SupervisorConnection:
-    """The connection of one supervisor, and the HTTP server on the socket that it passed."""
+    """The connection of one supervisor, and the HTTP servers on the sockets that it passed."""
 
     def __init__(self, sock: socket.socket, service: FakeSupervisorServer) -> None:
         self.vm = ""
         self._sock = sock
         self._service = service
-        self._server: _VmHttpServer | None = None
+        self._servers: list[_VmHttpServer] = []
         self._is_closed = False
         self._lock = threading.Lock()
 
@@ -192,14 +192,15 @@ class _SupervisorConnection:
             if self._is_closed:
                 sock.close()
                 return
-            self._server = _VmHttpServer(sock, self.vm)
-        threading.Thread(target=self._server.serve_forever, args=(0.01,), daemon=True).start()
+            server = _VmHttpServer(sock, self.vm)
+            self._servers.append(server)
+        threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
 
     def close(self) -> None:
         with self._lock:
             self._is_closed = True
-            server, self._server = self._server, None
-        if server is not None:
+            servers, self._servers = self._servers, []
+        for server in servers:
             server.shutdown()
             server.server_close()
         try:

@@ -112,8 +112,13 @@ class VmInit:
             self._control.send(_encode_error(error))
 
     def _listen(self) -> None:
-        with self.network.listen() as sock:
-            self.send({"done": [str(self.network.address), network.METADATA_PORT]}, (sock.fileno(),))
+        sockets = self.network.listen()
+        try:
+            addresses = [sock.getsockname() for sock in sockets]
+            self.send({"done": addresses}, tuple(sock.fileno() for sock in sockets))
+        finally:
+            for sock in sockets:
+                sock.close()
 
     def _start(self, changes: dict[str, str]) -> int:
         self._program = start_program(self._spec, changes)

@@ -31,7 +31,8 @@ _PRIVATE_NAMESPACES = syscalls.CLONE_NEWNS | syscalls.CLONE_NEWUTS | syscalls.CL
 class InitReply:
     """The reply of init to a command, with file descriptors that the caller must close."""
 
-    value: Any  # of start: the pid; of signal: whether processes are left; of listen: [address, port]; else None
+    # Of start: the pid; of signal: whether processes are left; of listen: [address, port] per descriptor; else None.
+    value: Any
     descriptors: list[int] = field(default_factory=list)
 
 

@@ -1,4 +1,4 @@
-"""Sets up the VM's network from inside, and opens the listening socket that the service gets."""
+"""Sets up the VM's network from inside, and opens the listening sockets that the service gets."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import fcntl
 import os
 import socket
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from ipaddress import IPv4Address, IPv4Interface
 from typing import Protocol
 
@@ -17,6 +17,7 @@ from forewarn.namespace_vm.vm_spec import NetworkMode
 
 METADATA_ADDRESS = IPv4Address("169.254.169.254")  # the endpoint in a virtual network (spec §2.1)
 METADATA_PORT = 80
+PLATFORM_PORTS = (80, 8080)  # at 168.63.129.16; known clients use one or the other (spec §2.5)
 _LEASE = DhcpLease(address=IPv4Interface("10.0.0.4/24"), router=IPv4Address("10.0.0.1"))
 _DEFAULT_ROUTE, _BROADCAST = IPv4Interface("0.0.0.0/0"), IPv4Interface("255.255.255.255/32")
 _BACKLOG = 1024
@@ -35,8 +36,8 @@ class VmNetwork(Protocol):
     def dhcp_socket(self) -> socket.socket | None:
         """The socket on which DHCP requests of the VM arrive; None if the network needs no DHCP."""
 
-    def listen(self) -> socket.socket:
-        """Open a new listening socket on port 80 of the endpoint. OSError if another socket listens there."""
+    def listen(self) -> list[socket.socket]:
+        """Open a new listening socket on each port of the endpoint. OSError if another socket listens there."""
 
     def restore(self) -> None:
         """Undo all changes to a network namespace that is not the VM's own; may be called twice."""
@@ -62,9 +63,9 @@ class OwnNetwork:
         netlink.bring_up("lo")
         netlink.add_address("lo", IPv4Interface(METADATA_ADDRESS))
 
-    def listen(self) -> socket.socket:
+    def listen(self) -> list[socket.socket]:
         """Open a listening socket on the metadata endpoint."""
-        return _open_listener(self.address)
+        return _open_listeners(self.address, (METADATA_PORT,))
 
     def restore(self) -> None:
         """Nothing to do: the namespace ends with its last process."""
@@ -94,9 +95,9 @@ class JoinedNetwork:
         netlink.bring_up("lo")
         self._restore_actions.append(lambda: netlink.bring_down("lo"))
 
-    def listen(self) -> socket.socket:
+    def listen(self) -> list[socket.socket]:
         """Open a listening socket on the metadata endpoint."""
-        return _open_listener(self.address)
+        return _open_listeners(self.address, (METADATA_PORT,))
 
     def restore(self) -> None:
         """Remove the addresses that were added, and set loopback down if it was."""
@@ -139,11 +140,11 @@ class NoVnetNetwork:
         # A probe of the usual address must fail at once, so that discovery continues with DHCP.
         netlink.add_unreachable_route(IPv4Interface(METADATA_ADDRESS))
 
-    def listen(self) -> socket.socket:
-        """Open a listening socket on the metadata endpoint, in the platform's namespace."""
+    def listen(self) -> list[socket.socket]:
+        """Open listening sockets on both ports of the metadata endpoint, in the platform's namespace."""
         syscalls.enter_namespace(self._platform_netns)
         try:
-            return _open_listener(self.address)
+            return _open_listeners(self.address, PLATFORM_PORTS)
         finally:
             syscalls.enter_namespace(self._vm_netns)
 
@@ -159,16 +160,20 @@ def answer_dhcp_packet(dhcp_socket: socket.socket) -> None:
         dhcp_socket.sendto(reply, (str(_BROADCAST.ip), CLIENT_PORT))
 
 
-def _open_listener(address: IPv4Address) -> socket.socket:
-    sock = socket.socket()
+def _open_listeners(address: IPv4Address, ports: Sequence[int]) -> list[socket.socket]:
+    sockets: list[socket.socket] = []
     try:
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        sock.bind((str(address), METADATA_PORT))
-        sock.listen(_BACKLOG)
+        for port in ports:
+            sock = socket.socket()
+            sockets.append(sock)
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            sock.bind((str(address), port))
+            sock.listen(_BACKLOG)
     except OSError:
-        sock.close()
+        for sock in sockets:
+            sock.close()
         raise
-    return sock
+    return sockets
 
 
 def _open_dhcp_socket(device: str) -> socket.socket:

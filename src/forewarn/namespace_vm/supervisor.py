@@ -10,6 +10,7 @@ import errno
 import os
 import signal
 import termios
+from collections import deque
 from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -209,32 +210,33 @@ class VmSupervisor:
         return build_hello(self._config, boot_id=machine.boot_id, state=machine.state, known=self._journal.outcomes)
 
     async def _serve_connection(self, connection: ServiceConnection) -> None:
-        descriptor = await self._hand_over_listener(connection)
+        descriptors = await self._hand_over_listeners(connection)
         try:
             while (message := await connection.receive()) is not None:
-                if "listening" in message:
-                    descriptor = _close_descriptor(descriptor)
-                    self._service_listens.set()
+                if "listening" in message and descriptors:
+                    os.close(descriptors.popleft())  # the service confirms them in the order sent
+                    if not descriptors:
+                        self._service_listens.set()
                 elif "order" in message:
                     await self._executor.execute(VmActOrder.from_message(message["order"]))
                 elif "thaw" in message:
                     await self._executor.thaw(str(message["thaw"]))
         finally:
-            _close_descriptor(descriptor)
+            _close_descriptors(descriptors)
 
-    async def _hand_over_listener(self, connection: ServiceConnection) -> int:
-        """Send a new listening socket; the last one closed with its service, so that no client waited in vain."""
-        reply = await self._open_listener()
-        address, port = reply.value
-        (descriptor,) = reply.descriptors
+    async def _hand_over_listeners(self, connection: ServiceConnection) -> deque[int]:
+        """Send new listening sockets; the last ones closed with their service, so no client waited in vain."""
+        reply = await self._open_listeners()
+        descriptors = deque(reply.descriptors)
         try:
-            await connection.send(messages.listener_message(address, port), (descriptor,))
+            for (address, port), descriptor in zip(reply.value, reply.descriptors, strict=True):
+                await connection.send(messages.listener_message(address, port), (descriptor,))
         except OSError:
-            os.close(descriptor)
+            _close_descriptors(descriptors)
             raise
-        return descriptor
+        return descriptors
 
-    async def _open_listener(self) -> InitReply:
+    async def _open_listeners(self) -> InitReply:
         tries = 0
         while True:
             try:
@@ -321,7 +323,6 @@ async def _wait_for_event(event: asyncio.Event) -> None:
     await event.wait()
 
 
-def _close_descriptor(descriptor: int) -> int:
-    if descriptor >= 0:
-        os.close(descriptor)
-    return -1
+def _close_descriptors(descriptors: deque[int]) -> None:
+    while descriptors:
+        os.close(descriptors.popleft())
