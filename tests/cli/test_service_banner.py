@@ -33,3 +33,18 @@ def test_the_banner_suggests_commands_that_fit_the_fleet(
     print_service(output, {**info, "data": "/data", "identity_on_loopback": False}, endpoints)
     assert next_ in shown.getvalue()
     assert never not in shown.getvalue()
+
+
+def test_the_banner_writes_an_ipv6_address_in_brackets() -> None:
+    output = Output()
+    shown = io.StringIO()
+    output.stdout = Console(file=shown, width=200, markup=False, highlight=False)
+    listeners = [
+        {"address": "::1", "port": 8254, "identity": "SourceAddress"},
+        {"address": "10.0.0.1", "port": 80, "identity": "SourceAddress"},
+    ]
+    counts = {"vms": 0, "scopes": 0, "hosts": 0, "events": 0}
+    info = {"version": "1", "lab": False, "counts": counts, "listeners": listeners, "workers": [], "console": None}
+    print_service(output, {**info, "data": "/data", "identity_on_loopback": False}, [])
+    assert "http://[::1]:8254" in shown.getvalue()
+    assert "http://10.0.0.1:80" in shown.getvalue()

@@ -19,6 +19,7 @@ from forewarn.cli.credentials import read_secret_file
 from forewarn.cli.invocation import Invocation, local_command, require_server_extra
 from forewarn.errors import Refused
 
+_EVENTS_PATH = "/metadata/scheduledevents"
 _POWERSHELL_SINGLE_QUOTES = re.compile("['\u2018\u2019\u201a\u201b]")  # all of these end a string in PowerShell
 
 
@@ -142,7 +143,8 @@ def _identity_variables(call: Invocation, info: JsonObject, vm: str | None) -> E
             raise Refused(_NO_IDENTITY_ON_LOOPBACK)
         return {}
     listed = [call.api.get("vms", vm)] if vm is not None else call.api.get("fleet")["vms"]
-    urls = [listed_vm["url"] for listed_vm in listed if listed_vm["url"]]
+    # Clients append the path of tokens to this address themselves.
+    urls = [str(listed_vm["url"]).removesuffix(_EVENTS_PATH) for listed_vm in listed if listed_vm["url"]]
     if vm is not None and not urls:
         raise Refused(f"VM {vm!r} has no address on this machine: request its token from inside the VM")
     return {"AZURE_POD_IDENTITY_AUTHORITY_HOST": urls[0]} if urls else {}

@@ -155,7 +155,8 @@ def _first_steps(endpoints: list[tuple[str, str]], vms: int) -> list[tuple[str, 
 def _listener_text(at: JsonObject) -> str:
     if "/" in at["address"]:
         return f"their own addresses in {at['address']}, port {at['port']}"
-    return f"http://{at['address']}:{at['port']}"
+    host = f"[{at['address']}]" if ":" in at["address"] else at["address"]
+    return f"http://{host}:{at['port']}"
 
 
 @click.command()
