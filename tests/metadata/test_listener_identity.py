@@ -8,7 +8,14 @@ from typing import Any
 import pytest
 
 from forewarn.errors import Rejected
-from forewarn.metadata import IdentifyBy, ListenerManager, ListenerSpec, Mark, dedicated_attachment, listener_for_socket
+from forewarn.metadata import (
+    IdentifyBy,
+    ListenerManager,
+    ListenerSpec,
+    MarkIdentity,
+    dedicated_attachment,
+    listener_for_socket,
+)
 from tests.metadata.conftest import RunScenario, World
 from tests.support.service_process import free_port
 
@@ -48,7 +55,7 @@ def test_a_connection_without_a_mark_is_an_unknown_caller(run_scenario: RunScena
         spec = spec_for(IdentifyBy.MARK, device="lo")
         sock = socket.create_server(("127.0.0.1", spec.port))
         await world.server.start([listener_for_socket(spec, sock)])
-        world.callers.assign(Mark("lo").attachment_of(1), "a")
+        world.callers.assign(MarkIdentity("lo").attachment_of(1), "a")
         assert await name_at(world, spec.port) == b'{ "error": "Not found" }'
 
     run_scenario(scenario)

@@ -67,3 +67,38 @@ def test_the_error_for_a_missing_device_names_it() -> None:
 def test_the_error_for_a_lab_without_a_working_mode_lists_the_modes() -> None:
     with pytest.raises(Rejected, match=r"cannot serve 192\.0\.2\.1 in an allowed mode: one socket per loopback"):
         open_lab_listeners(["192.0.2.1"], 0, modes=[LabListenMode.ADDRESSES])
+
+
+def test_the_error_for_another_vm_whose_address_does_not_exist_names_it() -> None:
+    """As on a machine whose only loopback address is 127.0.0.1."""
+    lab = open_lab_listeners(["127.0.0.2"], 0, modes=[LabListenMode.ADDRESSES])
+    with closing(lab.listener), pytest.raises(Rejected) as caught:
+        lab.add_address("192.0.2.1")
+    assert str(caught.value) == (
+        f"cannot listen on 192.0.2.1:{lab.port}: this machine does not have the address 192.0.2.1"
+    )
+
+
+def test_a_port_that_another_program_takes_between_bind_and_listen_is_in_use(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with socket.socket() as rival:
+        rival.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        rival.bind(("127.0.0.1", 0))
+        port = rival.getsockname()[1]
+
+        class LateSocket(socket.socket):
+            def bind(self, address: tuple[str, int]) -> None:  # type: ignore[override]
+                super().bind(address)
+                rival.listen()
+
+        monkeypatch.setattr(socket, "socket", LateSocket)
+        with pytest.raises(Rejected, match=f"127.0.0.1:{port} is in use by another program"):
+            open_network_listener("127.0.0.1", port)
+
+
+def test_the_error_for_an_ipv6_port_in_use_writes_the_address_in_brackets() -> None:
+    with socket.create_server(("::1", 0), family=socket.AF_INET6) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(Rejected, match=rf"\[::1\]:{port} is in use"):
+            open_network_listener("::1", port)

@@ -9,14 +9,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from forewarn.metadata import (
-    BoundDevice,
-    CalledAddress,
-    Fixed,
-    Mark,
-    PerPort,
+    CalledAddressIdentity,
+    DedicatedIdentity,
+    DeviceIdentity,
+    MarkIdentity,
+    PortIdentity,
     PublishedScope,
     ResetConnection,
-    SourceAddress,
+    SourceAddressIdentity,
 )
 from forewarn.metadata.identity import IdentityStrategy
 from forewarn.protocol.document import Document, EventNotice, EventSource, Kind, NoticeStatus
@@ -112,7 +112,14 @@ def test_a_frame_out_of_order_or_unreadable_breaks_the_channel(raw: bytes) -> No
 
 @pytest.mark.parametrize(
     "strategy",
-    [CalledAddress(), PerPort(), SourceAddress("blue"), Fixed("web-0"), BoundDevice("inner"), Mark("br0", "inner")],
+    [
+        CalledAddressIdentity(),
+        PortIdentity(),
+        SourceAddressIdentity("blue"),
+        DedicatedIdentity("web-0"),
+        DeviceIdentity("inner"),
+        MarkIdentity("br0", "inner"),
+    ],
     ids=lambda strategy: type(strategy).__name__,
 )
 def test_every_identity_strategy_can_be_sent(strategy: IdentityStrategy) -> None:

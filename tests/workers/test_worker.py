@@ -16,7 +16,7 @@ import pytest
 
 from forewarn.core.faults import Fault, FaultKind
 from forewarn.errors import NotFound
-from forewarn.metadata import CalledAddress, PublishedScope
+from forewarn.metadata import CalledAddressIdentity, PublishedScope
 from forewarn.metadata.fault_quota import SharedFaultQuota
 from forewarn.protocol.document import Document
 from forewarn.protocol.exchange import EndpointRules
@@ -90,7 +90,7 @@ class Owner:
         self.channel.send_latest(("scope", scope_id), encode_message(scope_message(shown)))
 
     def open(self) -> None:
-        message = open_message(1, CalledAddress(), is_loopback=True)
+        message = open_message(1, CalledAddressIdentity(), is_loopback=True)
         self.channel.send_latest(("listener", 1), encode_message(message), self.listening)
 
     async def applied(self) -> None:

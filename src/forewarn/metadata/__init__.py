@@ -7,14 +7,14 @@ timeouts are in real time (spec §12). Start reading at `server`, then `connecti
 """
 
 from forewarn.metadata.identity import (
-    BoundDevice,
-    CalledAddress,
+    CalledAddressIdentity,
     CallerDirectory,
-    Fixed,
+    DedicatedIdentity,
+    DeviceIdentity,
     IdentityStrategy,
-    Mark,
-    PerPort,
-    SourceAddress,
+    MarkIdentity,
+    PortIdentity,
+    SourceAddressIdentity,
     dedicated_attachment,
 )
 from forewarn.metadata.interface import GuestView, MetadataBackend, PublishedScope, ResetConnection
@@ -36,10 +36,10 @@ from forewarn.metadata.request_counters import RequestCounters
 from forewarn.metadata.server import MetadataServer
 
 __all__ = [
-    "BoundDevice",
-    "CalledAddress",
+    "CalledAddressIdentity",
     "CallerDirectory",
-    "Fixed",
+    "DedicatedIdentity",
+    "DeviceIdentity",
     "GuestObservations",
     "GuestView",
     "IdentifyBy",
@@ -50,15 +50,15 @@ __all__ = [
     "ListenerChange",
     "ListenerManager",
     "ListenerSpec",
-    "Mark",
+    "MarkIdentity",
     "MetadataBackend",
     "MetadataServer",
-    "PerPort",
+    "PortIdentity",
     "PublishedDocuments",
     "PublishedScope",
     "RequestCounters",
     "ResetConnection",
-    "SourceAddress",
+    "SourceAddressIdentity",
     "VmListener",
     "dedicated_attachment",
     "listener_for_socket",

@@ -10,7 +10,8 @@ from __future__ import annotations
 import socket
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeAlias
+from enum import StrEnum
+from typing import Any, ClassVar, Protocol, TypeAlias
 
 _SOL_SOCKET, _SO_BINDTODEVICE, _SO_MARK = 1, 25, 36  # Linux; the socket module has them on Linux only
 _IFNAMSIZ = 16
@@ -18,16 +19,31 @@ _IFNAMSIZ = 16
 PeerAddress: TypeAlias = Any  # the address that socket.accept returns
 
 
+class IdentityKind(StrEnum):
+    """The kinds of identity strategies. The values are JSON values of `GET /service` and must not change."""
+
+    CALLED_ADDRESS = "CalledAddress"
+    SOURCE_ADDRESS = "SourceAddress"
+    PORT = "PerPort"
+    DEDICATED = "Fixed"
+    DEVICE = "BoundDevice"
+    MARK = "Mark"
+
+
 class IdentityStrategy(Protocol):
-    """Identifies the VMs of one listener. Class names of implementations are values of the status API."""
+    """Identifies the VMs of one listener."""
+
+    kind: ClassVar[IdentityKind]
 
     def attachment(self, sock: socket.socket, peer: PeerAddress) -> str:
         """Return where this accepted connection came in; "" if it cannot be determined."""
 
 
 @dataclass(frozen=True, slots=True)
-class CalledAddress:
+class CalledAddressIdentity:
     """For labs: each VM has a loopback address of its own and connects to it."""
+
+    kind: ClassVar[IdentityKind] = IdentityKind.CALLED_ADDRESS
 
     def attachment(self, sock: socket.socket, peer: PeerAddress) -> str:
         """Return the local address of the connection."""
@@ -35,9 +51,10 @@ class CalledAddress:
 
 
 @dataclass(frozen=True, slots=True)
-class SourceAddress:
+class SourceAddressIdentity:
     """For networks that prevent forged addresses. `network` distinguishes networks with equal addresses."""
 
+    kind: ClassVar[IdentityKind] = IdentityKind.SOURCE_ADDRESS
     network: str = ""
 
     def attachment_of(self, address: str) -> str:
@@ -50,8 +67,10 @@ class SourceAddress:
 
 
 @dataclass(frozen=True, slots=True)
-class PerPort:
+class PortIdentity:
     """For labs with only one loopback address: each VM has a port of its own."""
+
+    kind: ClassVar[IdentityKind] = IdentityKind.PORT
 
     def attachment(self, sock: socket.socket, peer: PeerAddress) -> str:
         """Return the local port of the connection."""
@@ -59,9 +78,10 @@ class PerPort:
 
 
 @dataclass(frozen=True, slots=True)
-class Fixed:
+class DedicatedIdentity:
     """For a listener that only one VM can reach, such as one inside its network namespace."""
 
+    kind: ClassVar[IdentityKind] = IdentityKind.DEDICATED
     vm: str  # the VM's key, or the name of its network namespace
 
     def attachment(self, sock: socket.socket, peer: PeerAddress) -> str:
@@ -70,14 +90,15 @@ class Fixed:
 
 
 def dedicated_attachment(vm: str) -> str:
-    """Return the attachment of a listener that only this VM can reach (see `Fixed.vm`)."""
+    """Return the attachment of a listener that only this VM can reach (see `DedicatedIdentity.vm`)."""
     return f"within:{vm}"
 
 
 @dataclass(frozen=True, slots=True)
-class BoundDevice:
+class DeviceIdentity:
     """For hosts with one network device per VM, such as a tap: identifies by the device of the connection."""
 
+    kind: ClassVar[IdentityKind] = IdentityKind.DEVICE
     namespace: str = ""
 
     def attachment_of(self, device: str) -> str:
@@ -91,9 +112,10 @@ class BoundDevice:
 
 
 @dataclass(frozen=True, slots=True)
-class Mark:
+class MarkIdentity:
     """For a bridge whose ports set a firewall mark; tcp_fwmark_accept copies it to the accepted socket."""
 
+    kind: ClassVar[IdentityKind] = IdentityKind.MARK
     device: str
     namespace: str = ""
 
@@ -121,9 +143,9 @@ def bound_device(sock: socket.socket) -> str:
 def is_loopback_peer(strategy: IdentityStrategy, peer: PeerAddress) -> bool:
     """Whether the VM is identified by a loopback source address, which every local program can use.
 
-    Always False for a strategy other than SourceAddress.
+    Always False for a strategy other than `SourceAddressIdentity`.
     """
-    if not isinstance(strategy, SourceAddress) or not peer:
+    if not isinstance(strategy, SourceAddressIdentity) or not peer:
         return False
     return str(peer[0]).startswith("127.") or peer[0] == "::1"
 

@@ -13,7 +13,14 @@ from string import ascii_letters, digits
 from typing import Any
 
 from forewarn.errors import Rejected
-from forewarn.metadata import BoundDevice, IdentifyBy, ListenerSpec, Mark, SourceAddress, dedicated_attachment
+from forewarn.metadata import (
+    DeviceIdentity,
+    IdentifyBy,
+    ListenerSpec,
+    MarkIdentity,
+    SourceAddressIdentity,
+    dedicated_attachment,
+)
 from forewarn.metadata.listeners import METADATA_ADDRESS, METADATA_PORT
 
 _REQUIRED_KEYS = {
@@ -113,15 +120,15 @@ def _read_assignments(spec: ListenerSpec, table: Mapping[str, Any]) -> Iterable[
     """Yield (attachment, VM name) for each VM that the table names."""
     match spec.identify_by:
         case IdentifyBy.DEVICE:
-            yield BoundDevice(spec.namespace).attachment_of(spec.device), _get_text(table, "vm")
+            yield DeviceIdentity(spec.namespace).attachment_of(spec.device), _get_text(table, "vm")
         case IdentifyBy.NAMESPACE:
             yield dedicated_attachment(spec.namespace), _get_text(table, "vm")
         case IdentifyBy.MARK:
             for key, vm in _vm_table(table, "marks"):
-                yield Mark(spec.device, spec.namespace).attachment_of(_parse_mark(key)), vm
+                yield MarkIdentity(spec.device, spec.namespace).attachment_of(_parse_mark(key)), vm
         case IdentifyBy.SOURCE:
             for key, vm in _vm_table(table, "vms"):
-                yield SourceAddress(spec.network).attachment_of(_parse_caller_address(key)), vm
+                yield SourceAddressIdentity(spec.network).attachment_of(_parse_caller_address(key)), vm
 
 
 def _vm_table(table: Mapping[str, Any], key: str) -> list[tuple[str, str]]:

@@ -17,13 +17,13 @@ from pathlib import Path
 
 from forewarn.errors import Rejected, Unavailable
 from forewarn.metadata.identity import (
-    BoundDevice,
-    CalledAddress,
-    Fixed,
+    CalledAddressIdentity,
+    DedicatedIdentity,
+    DeviceIdentity,
     IdentityStrategy,
-    Mark,
-    PerPort,
-    SourceAddress,
+    MarkIdentity,
+    PortIdentity,
+    SourceAddressIdentity,
     bound_device,
 )
 from forewarn.metadata.netns import NamespaceId, namespace_id, namespace_path, run_in_namespace
@@ -67,13 +67,14 @@ def open_network_listener(
     """Open a listener that identifies VMs by source address; use it where addresses cannot be forged.
 
     `network` distinguishes networks with equal addresses; `setting` names the port's setting in errors. Raises
-    Rejected if the socket cannot be opened.
+    Rejected if the socket cannot be opened, Unavailable if the system has no socket left.
     """
     try:
         sock = open_listening_socket(address, port, device=device, setting=setting)
     except ListenModeUnsupported as error:
-        raise Rejected(f"cannot listen on {address}:{port}: {error}") from error
-    return VmListener(sockets=(sock,), strategy=SourceAddress(network), is_loopback=ip_address(address).is_loopback)
+        raise Rejected(f"cannot listen on {_bracket_ipv6(address)}:{port}: {error}") from error
+    is_loopback = ip_address(address).is_loopback
+    return VmListener(sockets=(sock,), strategy=SourceAddressIdentity(network), is_loopback=is_loopback)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -104,11 +105,15 @@ class LabListeners:
     def add_address(self, address: str) -> VmListener | None:
         """Open a listener for one more address, to start a server on; None if the address is served already.
 
-        Raises Rejected if no port is free, ListenModeUnsupported if this machine does not have the address.
+        Raises Rejected if no port is free or this machine does not have the address, Unavailable if the system has no
+        socket left.
         """
         if self.mode is LabListenMode.DEVICE or address in self._ports:
             return None
-        sock = self._open_socket_for(address)
+        try:
+            sock = self._open_socket_for(address)
+        except ListenModeUnsupported as error:
+            raise Rejected(f"cannot listen on {address}:{self.port}: {error}") from error
         self._ports[address] = _bound_port(sock)
         self.port = self.port or _bound_port(sock)
         return VmListener(sockets=(sock,), strategy=self.listener.strategy, is_loopback=True)
@@ -134,7 +139,8 @@ def open_lab_listeners(
 ) -> LabListeners:
     """Listen for VMs on these loopback addresses, in the first mode that works on this machine.
 
-    Port 0 is any free port. Raises Rejected if no mode works, or if the port is in use.
+    Port 0 is any free port. Raises Rejected if no mode works or the port is in use, Unavailable if the system has no
+    socket left.
     """
     for mode in modes:
         try:
@@ -151,7 +157,7 @@ def _open_lab_in_mode(mode: LabListenMode, addresses: Sequence[str], port: int, 
     else:
         sockets = _open_socket_per_vm(mode, addresses, port, setting)
         ports = dict(zip(addresses, map(_bound_port, sockets), strict=True))
-    strategy = PerPort() if mode is LabListenMode.PORTS else CalledAddress()
+    strategy = PortIdentity() if mode is LabListenMode.PORTS else CalledAddressIdentity()
     listener = VmListener(sockets=tuple(sockets), strategy=strategy, is_loopback=True)
     first = _bound_port(sockets[0]) if sockets else port
     return LabListeners(mode=mode, port=first, setting=setting, listener=listener, _any_port=port == 0, _ports=ports)
@@ -180,18 +186,20 @@ def open_listening_socket(
 
     `shared` sets SO_REUSEPORT, so that another process can take over; `setting` names the port's setting in errors.
     Raises ListenModeUnsupported if it cannot be bound to the device or the address does not exist here, Rejected if
-    it cannot be bound to the port, OSError if the system cannot create a socket.
+    it cannot listen on the port, Unavailable if the system cannot create a socket.
     """
     family = socket.AF_INET6 if ip_address(address).version == 6 else socket.AF_INET
-    sock = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        sock = socket.socket(family, socket.SOCK_STREAM)
+    except OSError as error:
+        raise Unavailable(f"the system cannot create a socket now ({error.strerror})") from error
     try:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         if shared:
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         if device:
             _bind_to_device(sock, device)
-        _bind(sock, address, port, setting)
-        sock.listen(LISTEN_BACKLOG)
+        _bind_and_listen(sock, address, port, setting)
         sock.setblocking(False)
     except BaseException:
         sock.close()
@@ -209,9 +217,10 @@ def _bind_to_device(sock: socket.socket, device: str) -> None:
         raise ListenModeUnsupported(f"device {device!r}: {error.strerror}") from error
 
 
-def _bind(sock: socket.socket, address: str, port: int, setting: str) -> None:
+def _bind_and_listen(sock: socket.socket, address: str, port: int, setting: str) -> None:
     try:
         sock.bind((address, port))
+        sock.listen(LISTEN_BACKLOG)  # fails if another program began to listen on the port after the bind
     except OverflowError as error:
         raise Rejected(f"port {port}, which a VM would need, does not exist: set a lower {setting!r}") from error
     except OSError as error:
@@ -221,6 +230,7 @@ def _bind(sock: socket.socket, address: str, port: int, setting: str) -> None:
 
 
 def _bind_error_message(error: OSError, address: str, port: int, setting: str) -> str:
+    address = _bracket_ipv6(address)
     if error.errno == errno.EADDRINUSE:
         return f"{address}:{port} is in use by another program: stop it, or set another {setting!r} than {port}"
     if isinstance(error, PermissionError):
@@ -276,13 +286,13 @@ class ListenerSpec:
         """The identity strategy for connections to this listener."""
         match self.identify_by:
             case IdentifyBy.DEVICE:
-                return BoundDevice(self.namespace)
+                return DeviceIdentity(self.namespace)
             case IdentifyBy.MARK:
-                return Mark(self.device, self.namespace)
+                return MarkIdentity(self.device, self.namespace)
             case IdentifyBy.NAMESPACE:
-                return Fixed(self.namespace)
+                return DedicatedIdentity(self.namespace)
             case IdentifyBy.SOURCE:
-                return SourceAddress(self.network)
+                return SourceAddressIdentity(self.network)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -19,7 +19,16 @@ from forewarn.clock import ClockSetting
 from forewarn.core.faults import Fault, FaultHits
 from forewarn.core.history import EventDelivery
 from forewarn.errors import ForewarnError, NotFound, Rejected, Unavailable
-from forewarn.metadata.identity import BoundDevice, CalledAddress, Fixed, IdentityStrategy, Mark, PerPort, SourceAddress
+from forewarn.metadata.identity import (
+    CalledAddressIdentity,
+    DedicatedIdentity,
+    DeviceIdentity,
+    IdentityKind,
+    IdentityStrategy,
+    MarkIdentity,
+    PortIdentity,
+    SourceAddressIdentity,
+)
 from forewarn.metadata.interface import PublishedScope, ResetConnection
 from forewarn.metadata.request_counters import RequestTotals
 from forewarn.protocol.document import Document
@@ -102,7 +111,7 @@ class OpenListenerRequest(_Message, frozen=True):
     """To a worker: accept on the socket that is sent along, which this id names in `CloseListener`."""
 
     id: int
-    strategy: str  # the class name of an identity strategy
+    strategy: IdentityKind
     arguments: tuple[str, ...]  # the arguments of the strategy
     is_loopback: bool
 
@@ -256,8 +265,16 @@ _DECODERS: dict[bool, Any] = {
     True: msgspec.msgpack.Decoder(cast(Any, ToWorker)),
     False: msgspec.msgpack.Decoder(cast(Any, ToOwner)),
 }
-_STRATEGIES: dict[str, Any] = {
-    kind.__name__: kind for kind in (BoundDevice, CalledAddress, Fixed, Mark, PerPort, SourceAddress)
+_STRATEGIES: dict[IdentityKind, Any] = {
+    strategy.kind: strategy
+    for strategy in (
+        CalledAddressIdentity,
+        DedicatedIdentity,
+        DeviceIdentity,
+        MarkIdentity,
+        PortIdentity,
+        SourceAddressIdentity,
+    )
 }
 _ERRORS: dict[str, type[ForewarnError]] = {kind.__name__: kind for kind in (NotFound, Rejected, Unavailable)}
 _FACT_DEFAULTS = {field.name: field.default for field in fields(InstanceFacts)}
@@ -288,9 +305,7 @@ def scope_message(scope: PublishedScope) -> ScopeUpdate:
 def open_message(number: int, strategy: IdentityStrategy, *, is_loopback: bool) -> OpenListenerRequest:
     """Make the message that opens a listener; the socket itself is sent along."""
     names = getattr(strategy, "__slots__", ())
-    return OpenListenerRequest(
-        number, type(strategy).__name__, tuple(getattr(strategy, name) for name in names), is_loopback
-    )
+    return OpenListenerRequest(number, strategy.kind, tuple(getattr(strategy, name) for name in names), is_loopback)
 
 
 def reply_message(number: int, result: str | ManagedIdentityToken | WrongResource | None) -> OwnerReply:

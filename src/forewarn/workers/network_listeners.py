@@ -92,12 +92,12 @@ class NetworkListeners:
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     def describe(self) -> list[dict[str, Any]]:
-        """Address, port, identity strategy, name and whether it is open, of each listener (`GET /service`)."""
+        """Address, port, kind of identity, name and whether it is open, of each listener (`GET /service`)."""
         return [
             {
                 "address": spec.address,
                 "port": spec.port,
-                "identity": type(spec.strategy).__name__,
+                "identity": spec.strategy.kind,
                 "name": spec.name,
                 "open": spec in self._open_listeners,
             }

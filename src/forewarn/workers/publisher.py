@@ -21,10 +21,10 @@ from forewarn.core.projection import document_for, instance_facts
 from forewarn.core.replay import ReplayedAnswer
 from forewarn.core.replay_script import SubstituteAnswer
 from forewarn.core.scope import Scope
-from forewarn.errors import Rejected
+from forewarn.errors import Rejected, Unavailable
 from forewarn.metadata import (
     CallerDirectory,
-    Fixed,
+    DedicatedIdentity,
     GuestObservations,
     LabListeners,
     LabListenMode,
@@ -112,7 +112,8 @@ class MetadataPublisher:
     def open(cls, config: PublisherConfig, control: ControlPlane) -> MetadataPublisher:
         """Bind every socket, so that a port in use stops the start before anything is served.
 
-        Raises Rejected if a socket cannot be bound, or a listener names a VM that never existed.
+        Raises Rejected if a socket cannot be bound, or a listener names a VM that never existed; Unavailable if the
+        system has no socket left.
         """
         network_listeners = NetworkListeners(config.listeners, helper_socket=config.helper_socket)
         callers = CallerDirectory()
@@ -146,7 +147,7 @@ class MetadataPublisher:
         The server then owns the socket. `stop_listening` ends it.
         """
         self._callers.assign(dedicated_attachment(vm_key), vm_key)
-        listener = VmListener(sockets=(sock,), strategy=Fixed(vm_key), is_loopback=False)
+        listener = VmListener(sockets=(sock,), strategy=DedicatedIdentity(vm_key), is_loopback=False)
         await self._running_server.start([listener])
         return listener
 
@@ -194,7 +195,7 @@ class MetadataPublisher:
         return self._running_server.faults
 
     def describe_listeners(self) -> list[dict[str, Any]]:
-        """Address, port and identity strategy of each listener, as in `GET /service`.
+        """Address, port and kind of identity of each listener, as in `GET /service`.
 
         Those of real networks also have a name and whether they are open; those inside VMs are left out.
         """
@@ -204,7 +205,7 @@ class MetadataPublisher:
                 address, port = sock.getsockname()[:2]
                 if self._lab and self._lab.mode is LabListenMode.DEVICE and listener is self._lab.listener:
                     address = "127.0.0.0/8"
-                described.append({"address": address, "port": port, "identity": type(listener.strategy).__name__})
+                described.append({"address": address, "port": port, "identity": listener.strategy.kind})
         return described + self._network_listeners.describe()
 
     def describe_workers(self) -> list[dict[str, Any]]:
@@ -311,15 +312,21 @@ class MetadataPublisher:
             return ""
         try:
             listener = self._lab.add_address(vm.lab_address)
-        except Rejected as error:
+        except (Rejected, Unavailable) as error:
             log.warning("VM %s is not served: %s", vm.name, error)
             return ""
         if listener is not None:
             self._listeners.append(listener)
-            task = asyncio.create_task(self._running_server.start([listener]))
+            task = asyncio.create_task(self._start_lab_listener(vm, listener))
             self._listener_tasks.add(task)
             task.add_done_callback(self._listener_tasks.discard)
         return self._lab.attachment(vm.lab_address)
+
+    async def _start_lab_listener(self, vm: Vm, listener: VmListener) -> None:
+        try:
+            await self._running_server.start([listener])
+        except OSError as error:
+            log.warning("VM %s is not served: its listener cannot be used (%s)", vm.name, error.strerror)
 
 
 def _published_version(scope: Scope) -> PublishedVersion:
