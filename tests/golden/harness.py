@@ -63,6 +63,7 @@ def check_golden_json(name: str, value: Any) -> None:
 
 _GUID = re.compile(r"(?i)\b[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}\b")
 _MAC = re.compile(r"\b000D3A[0-9A-F]{6}\b")  # it follows from the id of a VM
+_ETAG = re.compile(r'("\d+-\d+-[0-9a-f]{8})[0-9a-f]{8}(?=")')  # its last digits are random, made with the store
 _USER = re.compile(r"\blocal user [\w.-]+")
 _ISO = re.compile(r"\b20\d\d-\d\d-\d\dT\d\d:\d\d:\d\d(?:\.\d+)?(?:Z|\+00:00)")
 HUMAN_KEYS = {
@@ -99,7 +100,8 @@ class Masks:
     def text(self, text: str) -> str:
         for known in sorted(self._replaced, key=len, reverse=True):
             text = text.replace(known, self._replaced[known])
-        return _USER.sub("local user <user>", _MAC.sub("<mac>", _GUID.sub(self._id, text)))
+        text = _ETAG.sub(r"\1<store>", _GUID.sub(self._id, text))
+        return _USER.sub("local user <user>", _MAC.sub("<mac>", text))
 
     def _id(self, found: re.Match[str]) -> str:
         guid = found[0]

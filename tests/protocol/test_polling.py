@@ -111,6 +111,13 @@ def test_the_same_numbers_in_another_scope_are_another_document() -> None:
     assert not client_has_document(poll_with(("if-none-match", CURRENT)), etag("other", 3, 7))
 
 
+def test_the_etag_of_another_store_is_not_the_current_one() -> None:
+    """Spec §4.3: a new store counts epochs and incarnations from 1 again."""
+    tags = {etag(SCOPE, 1, 1, store) for store in ("", "00000001", "00000002")}
+    assert len(tags) == 3
+    assert all(tag.startswith('"1-1-') and tag.endswith('"') for tag in tags)
+
+
 def test_a_poll_without_if_none_match_always_gets_the_document() -> None:
     assert not client_has_document(poll_with(), CURRENT)
 

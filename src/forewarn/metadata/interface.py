@@ -67,6 +67,7 @@ class GuestView:
     facts: InstanceFacts
     poll_override: HttpResponse | ResetConnection | None = None
     delayed_until: float = 0.0  # loop time until which responses are delayed (spec §8.1)
+    store_tag: str = ""  # distinguishes the ETags of this store from those of any other
 
     @property
     def name(self) -> str:
@@ -76,7 +77,7 @@ class GuestView:
     @property
     def etag(self) -> str:
         """The quoted ETag of the document."""
-        return etag(self.scope_id, self.epoch, self.document.incarnation)
+        return etag(self.scope_id, self.epoch, self.document.incarnation, self.store_tag)
 
     @property
     def location(self) -> str:

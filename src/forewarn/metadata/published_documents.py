@@ -46,9 +46,12 @@ class _PublishedEntry:
 class PublishedDocuments:
     """The published scopes. Not thread-safe; `publish` and `remove` need a running event loop."""
 
-    def __init__(self, *, first_answer_delay_s: float = 0.0) -> None:
-        """`first_answer_delay_s`: how long responses are delayed after a scope was enabled (spec §8.1)."""
-        self._first_answer_delay_s = first_answer_delay_s
+    def __init__(self, *, first_answer_delay_s: float = 0.0, store_tag: str = "") -> None:
+        """`first_answer_delay_s`: how long responses are delayed after a scope was enabled (spec §8.1).
+
+        `store_tag`: the part of every ETag that distinguishes this store from any other (spec §4.3).
+        """
+        self._first_answer_delay_s, self._store_tag = first_answer_delay_s, store_tag
         self._entries: dict[str, _PublishedEntry] = {}
         self._scope_id_by_vm: dict[str, str] = {}
         self._wake_queue: deque[ChangeWaiter] = deque()
@@ -103,7 +106,7 @@ class PublishedDocuments:
         entry = self._entries[scope_id]
         view = entry.views.get(vm)
         if view is None:
-            view = entry.views[vm] = _make_view(vm, entry)
+            view = entry.views[vm] = _make_view(vm, entry, self._store_tag)
         return view
 
     def shared_response(self, view: GuestView, poll: PollRequest, *, iso_dates: bool) -> HttpResponse | None:
@@ -186,7 +189,7 @@ class PublishedDocuments:
             asyncio.get_running_loop().call_soon(self._wake_some)
 
 
-def _make_view(vm: str, entry: _PublishedEntry) -> GuestView:
+def _make_view(vm: str, entry: _PublishedEntry, store_tag: str) -> GuestView:
     scope = entry.scope
     return GuestView(
         vm=vm,
@@ -197,6 +200,7 @@ def _make_view(vm: str, entry: _PublishedEntry) -> GuestView:
         facts=scope.vms[vm],
         poll_override=scope.poll_override,
         delayed_until=entry.delayed_until,
+        store_tag=store_tag,
     )
 
 

@@ -273,13 +273,14 @@ def with_preference_applied(response: HttpResponse, wait_s: int) -> HttpResponse
 
 
 @lru_cache(maxsize=1024)
-def etag(scope_id: str, epoch: int, incarnation: int) -> str:
+def etag(scope_id: str, epoch: int, incarnation: int, store_tag: str = "") -> str:
     """Return the quoted ETag of a scope's document.
 
     The epoch distinguishes a scope from the same scope enabled again. The checksum of the scope id distinguishes
-    scopes: a VM that moves to another scope with equal numbers must not get 304.
+    scopes: a VM that moves to another scope with equal numbers must not get 304. `store_tag`, random hexadecimal
+    digits of the store, distinguishes stores: a new store counts from 1 again.
     """
-    return f'"{epoch}-{incarnation}-{crc32(scope_id.encode()):08x}"'
+    return f'"{epoch}-{incarnation}-{crc32(scope_id.encode()):08x}{store_tag}"'
 
 
 def matches_etag(condition: str, tag: str) -> bool:

@@ -58,6 +58,7 @@ class BeginServing(_Message, frozen=True):
     rules_by_location: dict[str, EndpointRules]  # where a location differs
     first_answer_delay_s: float
     requests_per_s: float | None  # per VM, in each worker; None: no limit
+    store_tag: str = ""  # part of every ETag (spec §4.3)
 
 
 class ClockUpdate(_Message, frozen=True):

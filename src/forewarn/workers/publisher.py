@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import secrets
 import socket
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -42,12 +43,14 @@ from forewarn.metadata.request_counters import RequestTotals
 from forewarn.metadata.transport_faults import FaultTable
 from forewarn.protocol.exchange import EndpointRules
 from forewarn.protocol.http_message import HttpResponse
-from forewarn.store.interface import AppliedCommit
+from forewarn.store.interface import AppliedCommit, Store
 from forewarn.workers import messages
 from forewarn.workers.network_listeners import NetworkListeners
 from forewarn.workers.pool import WorkerPool
 
 log = logging.getLogger(__name__)
+_STORE_TAG_SAVED_AS = "store_tag"
+_STORE_TAG_BYTES = 4
 PublishedVersion: TypeAlias = tuple[int, int, bool]  # epoch, incarnation, whether the scope is enabled
 
 
@@ -107,6 +110,7 @@ class MetadataPublisher:
         self._server: MetadataServer | WorkerPool | None = None
         self._listener_tasks: set[asyncio.Task[None]] = set()
         self._metrics_sockets: tuple[socket.socket, ...] = ()
+        self._store_tag = ""
 
     @classmethod
     def open(cls, config: PublisherConfig, control: ControlPlane) -> MetadataPublisher:
@@ -125,9 +129,11 @@ class MetadataPublisher:
     async def start(self, backend: GuestBackend, metrics_sockets: tuple[socket.socket, ...] = ()) -> None:
         """Publish all scopes, follow every commit, and serve. `metrics_sockets`: one per worker, or none.
 
-        Raises Unavailable if a worker fails to start. Most other methods work only after `start`.
+        Raises Unavailable if a worker fails to start or the store cannot be written. Most other methods work only
+        after `start`.
         """
         self._metrics_sockets = metrics_sockets
+        self._store_tag = await load_store_tag(self._store)
         server = self._server = self._new_worker_pool(backend) if self._config.workers else self._new_server(backend)
         if isinstance(server, WorkerPool):
             await server.start_workers()
@@ -243,7 +249,9 @@ class MetadataPublisher:
         return self._server
 
     def _new_server(self, backend: GuestBackend) -> MetadataServer:
-        documents = self._documents = PublishedDocuments(first_answer_delay_s=self._config.first_answer_delay_s)
+        documents = self._documents = PublishedDocuments(
+            first_answer_delay_s=self._config.first_answer_delay_s, store_tag=self._store_tag
+        )
         rules, by_location = self._config.rules, self._config.rules_by_location
         return MetadataServer(
             documents=documents,
@@ -256,7 +264,11 @@ class MetadataPublisher:
     def _new_worker_pool(self, backend: GuestBackend) -> WorkerPool:
         config = self._config
         begin = messages.BeginServing(
-            config.rules, dict(config.rules_by_location), config.first_answer_delay_s, config.requests_per_s
+            config.rules,
+            dict(config.rules_by_location),
+            config.first_answer_delay_s,
+            config.requests_per_s,
+            self._store_tag,
         )
         pool = self._documents = WorkerPool(
             config.workers,
@@ -327,6 +339,18 @@ class MetadataPublisher:
             await self._running_server.start([listener])
         except OSError as error:
             log.warning("VM %s is not served: its listener cannot be used (%s)", vm.name, error.strerror)
+
+
+async def load_store_tag(store: Store) -> str:
+    """The random part of the store's ETags (spec §4.3), in hexadecimal digits.
+
+    A store without one gets it now, durably. Raises Unavailable if it cannot be saved.
+    """
+    saved = store.load(_STORE_TAG_SAVED_AS)
+    if saved is None:
+        saved = secrets.token_hex(_STORE_TAG_BYTES).encode()
+        await store.save(_STORE_TAG_SAVED_AS, saved)
+    return saved.decode()
 
 
 def _published_version(scope: Scope) -> PublishedVersion:

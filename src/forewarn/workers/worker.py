@@ -231,7 +231,9 @@ class Worker:
         def rules_for(location: str) -> EndpointRules:
             return message.rules_by_location.get(location, message.rules)
 
-        self._documents = PublishedDocuments(first_answer_delay_s=message.first_answer_delay_s)
+        self._documents = PublishedDocuments(
+            first_answer_delay_s=message.first_answer_delay_s, store_tag=message.store_tag
+        )
         self._server = MetadataServer(
             documents=self._documents,
             backend=self._backend,

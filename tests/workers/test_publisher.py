@@ -1,0 +1,101 @@
+"""The publisher keeps what VMs see, and what is known of their polls, equal to the store."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Coroutine, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import pytest
+
+from forewarn.store.interface import Store
+from forewarn.store.memory import MemoryStore
+from forewarn.store.sqlite import SqliteStore
+from forewarn.workers.publisher import GuestBackend, MetadataPublisher, PublisherConfig, load_store_tag
+from tests.support.world import World, a_host, a_vm
+
+POLL = "GET /metadata/scheduledevents?api-version=2020-07-01 HTTP/1.1\r\nHost: x\r\nMetadata: true\r\n"
+VM = a_vm("web-0", lab_address="127.0.0.1")
+WORKERS = pytest.mark.parametrize("workers", [0, 1], ids=["one process", "a worker"])
+
+
+@contextmanager
+def new_world() -> Iterator[World]:
+    world = World(vms=[VM], hosts=[a_host("h1")])
+    try:
+        yield world
+    finally:
+        world.close()
+
+
+def run_scenario(world: World, scenario: Coroutine[Any, Any, None]) -> None:
+    async def run() -> None:
+        async with asyncio.timeout(60):
+            await scenario
+
+    world.do(run())
+
+
+@asynccontextmanager
+async def serving(world: World, *, workers: int = 0) -> AsyncIterator[MetadataPublisher]:
+    config = PublisherConfig(is_lab=True, port=0, one_port_per_vm=True, workers=workers)
+    publisher = MetadataPublisher.open(config, world.control)
+    await publisher.start(GuestBackend(world.control))
+    try:
+        yield publisher
+    finally:
+        await publisher.drain(1.0)
+
+
+async def poll(publisher: MetadataPublisher, *headers: str) -> tuple[int, str]:
+    """Poll as the VM; returns the status and the ETag."""
+    where = urlsplit(publisher.lab_endpoint(VM))
+    reader, writer = await asyncio.open_connection(where.hostname, where.port)
+    writer.write((POLL + "".join(f"{header}\r\n" for header in (*headers, "Connection: close")) + "\r\n").encode())
+    head = (await reader.read()).partition(b"\r\n\r\n")[0].decode()
+    writer.close()
+    tag = next((line.partition(": ")[2] for line in head.split("\r\n") if line.startswith("ETag")), "")
+    return int(head.split()[1]), tag
+
+
+@WORKERS
+def test_an_etag_of_one_store_is_not_that_of_another(workers: int) -> None:
+    """Spec §4.3: a client that knows the document of a lost store must not get 304."""
+    tags: list[str] = []
+    for _ in range(2):
+        with new_world() as world:
+
+            async def scenario(world: World = world) -> None:
+                async with serving(world, workers=workers) as publisher:
+                    status, tag = await poll(publisher, *(f"If-None-Match: {known}" for known in tags))
+                    assert status == 200
+                    assert await poll(publisher, f"If-None-Match: {tag}") == (304, tag)
+                    tags.append(tag)
+
+            run_scenario(world, scenario())
+    assert tags[0] != tags[1]
+
+
+def test_the_etags_of_a_store_survive_a_restart(tmp_path: Path) -> None:
+    """Spec §4.3."""
+
+    async def read_tag() -> str:
+        store = SqliteStore.open(tmp_path / "store.db")
+        try:
+            return await load_store_tag(store)
+        finally:
+            await store.close()
+
+    first, again = asyncio.run(read_tag()), asyncio.run(read_tag())
+    assert first == again
+    assert int(first, 16) >= 0
+
+
+def test_two_stores_have_different_tags() -> None:
+    async def read_tag(store: Store) -> str:
+        return await load_store_tag(store)
+
+    assert len({asyncio.run(read_tag(MemoryStore())) for _ in range(20)}) == 20
