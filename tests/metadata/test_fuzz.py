@@ -20,29 +20,33 @@ from forewarn.metadata.request_parser import ParsedRequest, RefusedRequest, Requ
 from tests.support.metadata_backend import FakeMetadataBackend
 
 LIMITS = Limits(request_s=0.3, idle_s=1.0, linger_s=0.2)
-POLL = b"GET /metadata/scheduledevents?api-version=2020-07-01 HTTP/1.1\r\nMetadata: true\r\n\r\n"
+POLL = b"GET /metadata/scheduledevents?api-version=2020-07-01 HTTP/1.1\r\nHost: x\r\nMetadata: true\r\n\r\n"
 CHUNKED = (
-    b"POST /metadata/scheduledevents?api-version=2020-07-01 HTTP/1.1\r\nMetadata: true\r\n"
+    b"POST /metadata/scheduledevents?api-version=2020-07-01 HTTP/1.1\r\nHost: x\r\nMetadata: true\r\n"
     b'Transfer-Encoding: chunked\r\n\r\na;x=y\r\n{"StartReq\r\n9\r\nuests":[]\r\n1\r\n}\r\n0\r\nTrailer: t\r\n\r\n'
 )
 POST = (
-    b"POST /metadata/scheduledevents?api-version=2020-07-01 HTTP/1.1\r\nMetadata: true\r\n"
+    b"POST /metadata/scheduledevents?api-version=2020-07-01 HTTP/1.1\r\nHost: x\r\nMetadata: true\r\n"
     b'Content-Length: 20\r\n\r\n{"StartRequests":[]}'
 )
 OTHERS = [
-    b"GET /metadata/versions HTTP/1.1\r\nMetadata: true\r\n\r\n",
+    b"GET /metadata/versions HTTP/1.1\r\nHost: x\r\nMetadata: true\r\n\r\n",
     b"GET /metadata/instance?api-version=2021-02-01 HTTP/1.0\r\nMetadata: true\r\nConnection: keep-alive\r\n\r\n",
-    b"GET /metadata/identity/oauth2/token?api-version=2018-02-01&resource=r HTTP/1.1\r\nMetadata: true\r\n\r\n",
-    b"HEAD / HTTP/1.1\r\n\r\n",
-    b"BREW /pot HTTP/1.1\r\n\r\n",
-    b"\r\n\r\nPUT / HTTP/1.1\r\n\r\n",
-    b"POST / HTTP/1.1\r\nExpect: 100-continue\r\nContent-Length: 3\r\n\r\nabc",
-    b"GET / HTTP/1.1\r\nConnection: close\r\n\r\n",
-    b"GET / HTTP/1.1\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\r\n",
-    b"POST / HTTP/1.1\r\nContent-Length: 99999999999999999999999\r\n\r\n",
-    b"POST / HTTP/1.1\r\nContent-Length: 70000\r\n\r\n" + b"x" * 70_000,
-    b"GET /" + b"a" * 17_000 + b" HTTP/1.1\r\n\r\n",
-    b"GET / HTTP/1.1\r\nX: " + b"\xff\x00" + b"\r\n\r\n",
+    b"GET /metadata/identity/oauth2/token?api-version=2018-02-01&resource=r HTTP/1.1\r\n"
+    b"Host: x\r\nMetadata: true\r\n\r\n",
+    b"HEAD / HTTP/1.1\r\nHost: x\r\n\r\n",
+    b"BREW /pot HTTP/1.1\r\nHost: x\r\n\r\n",
+    b"\r\n\r\nPUT / HTTP/1.1\r\nHost: x\r\n\r\n",
+    b"POST / HTTP/1.1\r\nHost: x\r\nExpect: 100-continue\r\nContent-Length: 3\r\n\r\nabc",
+    b"GET / HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n",
+    b"GET / HTTP/1.1\r\nHost: x\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\r\n",
+    b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 99999999999999999999999\r\n\r\n",
+    b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 70000\r\n\r\n" + b"x" * 70_000,
+    b"GET /" + b"a" * 17_000 + b" HTTP/1.1\r\nHost: x\r\n\r\n",
+    b"GET / HTTP/1.1\r\nHost: x\r\nX: " + b"\xff\x00" + b"\r\n\r\n",
+    b"GET / HTTP/1.1\r\n\r\n",
+    b"GET / HTTP/1.1\r\nHost: x\r\nHost: y\r\n\r\n",
+    b"POST / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: gzip, chunked\r\n\r\n0\r\n\r\n",
     b"\x16\x03\x01 not HTTP at all \r\n\r\n",
 ]
 requests = st.sampled_from([POLL, POST, CHUNKED, *OTHERS])

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from forewarn.clock import read_real_time
 from forewarn.metadata import (
     CallerDirectory,
-    Fixed,
+    DedicatedIdentity,
     IdentifyBy,
     Limits,
     ListenerSpec,
@@ -46,7 +46,7 @@ async def serve_inside(world: World, vm: str = "a") -> tuple[str, int]:
     """Start a listener that only this VM can reach, as in a network namespace of its own."""
     sockets = open_network_listener("127.0.0.1", 0).sockets
     world.callers.assign(dedicated_attachment(vm), vm)
-    await world.server.start([VmListener(sockets=sockets, strategy=Fixed(vm), is_loopback=False)])
+    await world.server.start([VmListener(sockets=sockets, strategy=DedicatedIdentity(vm), is_loopback=False)])
     host, port = sockets[0].getsockname()[:2]
     return host, port
 
@@ -284,7 +284,7 @@ async def serving(*, is_allowed: bool) -> AsyncIterator[tuple[FakeMetadataBacken
     for mode, vm in (("inside", "a"), ("removed", "gone")):
         callers.assign(dedicated_attachment(vm), vm)
         sockets = open_network_listener("127.0.0.1", 0).sockets
-        listeners.append(VmListener(sockets=sockets, strategy=Fixed(vm), is_loopback=False))
+        listeners.append(VmListener(sockets=sockets, strategy=DedicatedIdentity(vm), is_loopback=False))
         ends[mode] = sockets[0].getsockname()[:2]
     backend.drop_scope("past")
     await server.start(listeners)
@@ -297,7 +297,7 @@ async def serving(*, is_allowed: bool) -> AsyncIterator[tuple[FakeMetadataBacken
 async def exchange(end: tuple[str, int], query: str, header: str) -> tuple[int, bytes]:
     reader, writer = await asyncio.open_connection(*end)
     target = f"/metadata/identity/oauth2/token?{query}"
-    writer.write(f"GET {target} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n{header}\r\n".encode())
+    writer.write(f"GET {target} HTTP/1.1\r\nHost: 169.254.169.254\r\nConnection: close\r\n{header}\r\n".encode())
     head, _, body = (await reader.read()).partition(b"\r\n\r\n")
     writer.close()
     await writer.wait_closed()

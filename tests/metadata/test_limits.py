@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from forewarn.metadata import Limits
+from tests.metadata.conftest import POLL as EVENTS
 from tests.metadata.conftest import MakeRequest, RunScenario, World
 
 SHORT = Limits(request_s=0.2, linger_s=0.2)
@@ -103,7 +104,8 @@ def test_a_trailer_is_not_a_header(run_scenario: RunScenario) -> None:
     async def scenario(world: World) -> None:
         client = await world.connect()
         client.send(
-            b"POST /metadata/scheduledevents?api-version=2020-07-01 HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n"
+            b"POST /metadata/scheduledevents?api-version=2020-07-01 HTTP/1.1\r\n"
+            b"Host: x\r\nTransfer-Encoding: chunked\r\n\r\n"
             b'14\r\n{"StartRequests":[]}\r\n0\r\nMetadata: true\r\n\r\n'
         )
         reply = await client.reply()
@@ -118,7 +120,7 @@ def test_a_trailer_is_not_a_header(run_scenario: RunScenario) -> None:
     [
         b"G",
         b"GET /metadata/scheduledevents HTTP/1.1\r\nMetadata:",
-        b"POST /metadata/scheduledevents?api-version=2020-07-01 HTTP/1.1\r\nContent-Length: 5\r\n\r\n{",
+        b"POST /metadata/scheduledevents?api-version=2020-07-01 HTTP/1.1\r\nHost: x\r\nContent-Length: 5\r\n\r\n{",
     ],
     ids=["first byte", "headers", "body"],
 )
@@ -222,12 +224,12 @@ def test_one_vm_gets_at_most_a_quarter_of_all_connections(run_scenario: RunScena
         b"hello\r\n",
         b"GET / HTTP/1.1\n\n",
         b"GET /\r\n\r\n",
-        b"GET / HTTP/1.1\r\nno colon\r\n\r\n",
+        b"GET / HTTP/1.1\r\nHost: x\r\nno colon\r\n\r\n",
         b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
-        b"POST / HTTP/1.1\r\nContent-Length: 3\r\nContent-Length: 4\r\n\r\n",
-        b"POST / HTTP/1.1\r\nContent-Length: 3\r\nTransfer-Encoding: chunked\r\n\r\n",
-        b"POST / HTTP/1.1\r\nContent-Length: -3\r\n\r\n",
-        b"POST / HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\nnot a size\r\n",
+        b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 3\r\nContent-Length: 4\r\n\r\n",
+        b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 3\r\nTransfer-Encoding: chunked\r\n\r\n",
+        b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: -3\r\n\r\n",
+        b"POST / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\nnot a size\r\n",
     ],
     ids=[
         "TLS",
@@ -249,5 +251,62 @@ def test_bytes_that_are_not_http_get_400_at_once(run_scenario: RunScenario, junk
         assert (await client.reply()).status == 400
         assert await client.is_closed()
         assert (await world.ask()).status == 200
+
+    run_scenario(scenario)
+
+
+HOST_ERROR = b'{ "error": "Bad request. Exactly one Host header is required" }'
+CODING_ERROR = b'{ "error": "Bad request. The only supported Transfer-Encoding is chunked" }'
+EMPTY_CHUNKS = b"0\r\n\r\n"
+AMBIGUOUS_REQUESTS = {
+    "HTTP/1.1 without a host": ("1.1", (), b"", HOST_ERROR),
+    "two hosts": ("1.1", ("Host: a", "Host: a"), b"", HOST_ERROR),
+    "two hosts in HTTP/1.0": ("1.0", ("Host: a", "Host: b"), b"", HOST_ERROR),
+    "two codings": ("1.1", ("Host: a", "Transfer-Encoding: gzip, chunked"), EMPTY_CHUNKS, CODING_ERROR),
+    "chunked in HTTP/1.0": ("1.0", ("Host: a", "Transfer-Encoding: chunked"), EMPTY_CHUNKS, CODING_ERROR),
+}
+
+
+@pytest.mark.parametrize(("version", "lines", "body", "error"), AMBIGUOUS_REQUESTS.values(), ids=AMBIGUOUS_REQUESTS)
+@pytest.mark.parametrize("method", ["GET", "POST"])
+def test_a_request_that_a_proxy_may_read_differently_gets_400(
+    run_scenario: RunScenario, method: str, version: str, lines: tuple[str, ...], body: bytes, error: bytes
+) -> None:
+    """Spec §2.3: the number of hosts, and transfer codings."""
+
+    async def scenario(world: World) -> None:
+        client = await world.connect()
+        head = "\r\n".join((f"{method} {EVENTS} HTTP/{version}", "Metadata: true", *lines, "", ""))
+        client.send(head.encode() + body)
+        reply = await client.reply()
+        assert (reply.status, reply.body) == (400, error)
+        assert await client.is_closed()
+
+    run_scenario(scenario)
+
+
+@pytest.mark.parametrize(
+    "coding", ["gzip", "identity", "chunked, gzip", "chunkedx", "chunked\r\nTransfer-Encoding: chunked"]
+)
+def test_a_body_whose_end_is_unknown_gets_400(run_scenario: RunScenario, coding: str) -> None:
+    """Spec §2.3, §10."""
+
+    async def scenario(world: World) -> None:
+        client = await world.connect()
+        client.send(f"POST {EVENTS} HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: {coding}\r\n\r\n".encode())
+        assert (await client.reply()).status == 400
+        assert await client.is_closed()
+
+    run_scenario(scenario)
+
+
+@pytest.mark.parametrize("host", ["Host: 169.254.169.254", "Host: [::1]:80", "Host: anything", "Host:"])
+def test_a_poll_may_name_any_host(run_scenario: RunScenario, host: str) -> None:
+    async def scenario(world: World) -> None:
+        client = await world.connect()
+        client.send(f"GET {EVENTS} HTTP/1.1\r\n{host}\r\nMetadata: true\r\n\r\n".encode())
+        assert (await client.reply()).status == 200
+        client.send(f"GET {EVENTS} HTTP/1.0\r\nMetadata: true\r\n\r\n".encode())
+        assert (await client.reply()).status == 200, "HTTP/1.0 needs no host"
 
     run_scenario(scenario)

@@ -89,7 +89,8 @@ def test_resets_and_store_failures_are_counted(run_scenario: RunScenario) -> Non
     async def scenario(world: World) -> None:
         world.server.set_faults([Fault(id="f", kind=FaultKind.RESET, who="ann", set_at=0.0, name="a", vm="a", count=1)])
         client = await world.connect()
-        client.send(b"GET /metadata/scheduledevents?api-version=2020-07-01 HTTP/1.1\r\nMetadata: true\r\n\r\n")
+        path = b"/metadata/scheduledevents?api-version=2020-07-01"
+        client.send(b"GET " + path + b" HTTP/1.1\r\nHost: x\r\nMetadata: true\r\n\r\n")
         assert await client.is_closed()
         world.backend.is_unavailable = True
         assert (await world.ask(method="POST", body=b'{"StartRequests":[{"EventId":"E"}]}')).status == 503

@@ -43,7 +43,7 @@ def get(
 
 
 def post(body: bytes = b'{"StartRequests":[{"EventId":"EVENT-1"}]}') -> bytes:
-    head = b"POST " + PATH + b"2020-07-01 HTTP/1.1\r\nMetadata: true\r\n"
+    head = b"POST " + PATH + b"2020-07-01 HTTP/1.1\r\nHost: 169.254.169.254\r\nMetadata: true\r\n"
     return head + b"Content-Length: %d\r\n\r\n" % len(body) + body
 
 
@@ -75,8 +75,11 @@ ODD = [
     post(b'{"StartRequests":[{"EventId":"EVENT-2"},{"EventId":"EVENT-1"}]}'),
     post(b'{"StartRequests":[{"EventId":"NEVER-WAS"}]}'),
     post(b"{"),
-    b"GET /metadata/instance?api-version=2021-02-01 HTTP/1.1\r\nMetadata: true\r\n\r\n",
-    b"HEAD " + PATH + b"2020-07-01 HTTP/1.1\r\n\r\n",
+    b"GET /metadata/instance?api-version=2021-02-01 HTTP/1.1\r\nHost: x\r\nMetadata: true\r\n\r\n",
+    b"HEAD " + PATH + b"2020-07-01 HTTP/1.1\r\nHost: x\r\n\r\n",
+    get(b"2020-07-01", b"Host: other"),
+    get(b"2020-07-01", b"Sec-Fetch-Site: cross-site"),
+    get(b"2020-07-01", b"Transfer-Encoding: gzip, chunked") + b"0\r\n\r\n",
     b"BREW /pot HTTP/1.1\r\n\r\n",
     b"GET / HTTP/1.1\nno request\n\n",
 ]

@@ -142,6 +142,22 @@ def test_a_request_with_an_origin_header_is_refused(value: str) -> None:
     assert_refused(read(EVENTS, ("origin", value)), 400, b'{ "error": "Bad request. Origin header not allowed" }')
 
 
+@pytest.mark.parametrize("target", [EVENTS, "/metadata/scheduledevents?api-version=2017-03-01", "/metadata/versions"])
+@pytest.mark.parametrize("value", ["cross-site", "same-site", " Cross-Site "])
+def test_a_request_of_a_web_page_of_another_origin_is_refused(target: str, value: str) -> None:
+    """Spec §2.2: a page can send a GET without Origin, to the preview without a header of its own."""
+    body = b'{ "error": "Bad request. Cross-site request not allowed" }'
+    assert_refused(read(target, ("sec-fetch-site", value)), 400, body)
+
+
+@pytest.mark.parametrize(
+    "header", [("sec-fetch-site", "none"), ("sec-fetch-site", "same-origin"), ("sec-fetch-mode", "cors")]
+)
+def test_a_request_of_a_person_or_of_nodes_fetch_is_served(header: tuple[str, str]) -> None:
+    """Spec §2.2."""
+    assert read(EVENTS, header) == PollRequest(version="2020-07-01")
+
+
 @pytest.mark.parametrize("value", ["10.0.0.1", ""])
 def test_a_forwarded_request_is_refused_even_if_the_header_is_empty(value: str) -> None:
     """Spec §2.3."""

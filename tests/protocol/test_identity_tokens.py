@@ -97,6 +97,32 @@ def test_a_token_request_needs_a_resource(resource: str) -> None:
     assert reason == "Required resource not specified: name what the token is for"
 
 
+HOSTS = ["169.254.169.254", "169.254.169.254:80", "127.0.0.7:8254", "[::1]:8254", "[::1]", "localhost", "LocalHost:1"]
+NAMES = ["evil.example", "evil.example:80", "169.254.169.254.evil.example", "localhost.evil.example", "[evil]", "a:b:c"]
+
+
+@pytest.mark.parametrize("host", HOSTS)
+def test_a_token_request_names_the_endpoint_by_address(host: str) -> None:
+    """Spec §2.8; an old client sends no host at all."""
+    assert read(headers=(*HEADER, ("host", host))) == TokenRequest(resource=ARM)
+    assert read(path=f"http://169.254.169.254{PATH}", headers=HEADER) == TokenRequest(resource=ARM)
+
+
+@pytest.mark.parametrize("host", NAMES)
+def test_a_token_request_for_another_host_name_is_refused(host: str) -> None:
+    """Spec §2.8: the name of a web page's host, which its owner has given the address of the endpoint."""
+    status, error, reason = oauth_error(read(headers=(*HEADER, ("host", host))))
+    assert (status, error) == (403, "access_denied")
+    assert reason.endswith("ask for it by address, such as 169.254.169.254")
+
+
+def test_the_host_of_an_absolute_url_counts_instead_of_the_header() -> None:
+    """Spec §2.8, RFC 9112 §3.2.2."""
+    local, foreign = ("host", "169.254.169.254"), ("host", "evil.example")
+    assert oauth_error(read(path=f"http://evil.example{PATH}", headers=(*HEADER, local)))[0] == 403
+    assert read(path=f"http://169.254.169.254{PATH}", headers=(*HEADER, foreign)) == TokenRequest(resource=ARM)
+
+
 def test_loopback_gets_no_token_unless_a_setting_allows_it() -> None:
     status, error, reason = oauth_error(read(rules=EndpointRules()))
     assert (status, error) == (403, "access_denied")
@@ -108,6 +134,7 @@ def test_loopback_gets_no_token_unless_a_setting_allows_it() -> None:
     ("query", "headers", "reason"),
     [
         (QUERY, (*HEADER, ("origin", "http://evil.example")), "Origin header not allowed"),
+        (QUERY, (*HEADER, ("sec-fetch-site", "cross-site")), "Cross-site request not allowed"),
         (QUERY, (*HEADER, ("x-forwarded-for", "10.0.0.1")), "X-Forwarded-For header not allowed"),
         (f"{QUERY}&Resource=other", HEADER, "Duplicate query parameter: resource"),
     ],
@@ -129,14 +156,17 @@ def test_the_token_path_accepts_get_only(method: str) -> None:
 
 
 def test_a_token_request_with_several_defects_gets_the_error_of_the_first_check() -> None:
-    """Spec §2.7, §2.8: header, api-version, resource, listener."""
-    defects = ("header", "api-version", "resource", "loopback")
+    """Spec §2.7, §2.8: header, api-version, resource, host, listener."""
+    defects = ("header", "api-version", "resource", "host name", "loopback")
     for chosen in product([False, True], repeat=len(defects)):
         wrong = {name for name, is_wrong in zip(defects, chosen, strict=True) if is_wrong}
         valid = {"api-version": "2018-02-01", "resource": "r"}
         response = read(
             "&".join(f"{name}={value}" for name, value in valid.items() if name not in wrong),
-            headers=() if "header" in wrong else HEADER,
+            headers=(
+                *(() if "header" in wrong else HEADER),
+                ("host", "evil.example" if "host name" in wrong else "127.0.0.1"),
+            ),
             rules=EndpointRules(gives_tokens="loopback" not in wrong),
         )
         first = next((name for name in defects if name in wrong), None)

@@ -13,6 +13,7 @@ DEFECTS = {
     "verb": (400, b"InvalidHttpVerb"),
     "path": (404, b'{ "error": "Not found" }'),
     "Origin": (400, b"Origin header not allowed"),
+    "Sec-Fetch-Site": (400, b"Cross-site request not allowed"),
     "X-Forwarded-For": (400, b"X-Forwarded-For header not allowed"),
     "repeated parameter": (400, b"Duplicate query parameter: a"),
     "Metadata": (400, b"Required metadata header not specified"),
@@ -25,6 +26,7 @@ SUBSETS = [
 ]
 HEADERS = [
     ("Origin", ("origin", "http://evil.example")),
+    ("Sec-Fetch-Site", ("sec-fetch-site", "cross-site")),
     ("X-Forwarded-For", ("x-forwarded-for", "10.0.0.1")),
 ]
 
@@ -43,7 +45,7 @@ def request_with(defects: frozenset[str], *, version: str) -> HttpRequest:
 
 @pytest.mark.parametrize("version", ["2017-08-01", "2020-07-01"])
 def test_every_subset_of_defects_gets_the_error_of_the_first_check(version: str) -> None:
-    assert len(SUBSETS) == 512
+    assert len(SUBSETS) == 1024
     for defects in SUBSETS:
         request = request_with(defects, version=version)
         response = read_request(request, is_known_caller="unknown caller" not in defects, rules=EndpointRules())

@@ -16,7 +16,13 @@ import msgspec
 
 from forewarn.metadata.limits import Limits
 from forewarn.protocol.http_message import HttpRequest, HttpResponse
-from forewarn.protocol.responses import body_too_large, header_too_large, malformed_request
+from forewarn.protocol.responses import (
+    body_too_large,
+    header_too_large,
+    host_header_invalid,
+    malformed_request,
+    transfer_coding_not_supported,
+)
 
 _END_OF_HEAD = b"\r\n\r\n"
 _EMPTY_LINES = re.compile(rb"[\r\n]*")  # ignored before a request (RFC 9112 §2.2)
@@ -262,6 +268,9 @@ def _read_head(raw: bytes) -> _ParsedHead | ParsedRequest | RefusedRequest:
         headers=tuple(callbacks.headers),
     )
     is_http10 = parser.get_http_version() == "1.0"
+    refusal = _check_framing(request, is_http10=is_http10)
+    if refusal is not None:
+        return RefusedRequest(response=refusal)
     parsed = ParsedRequest(request=request, keep_alive=callbacks.keep_alive, is_http10=is_http10)
     if callbacks.is_complete:
         return parsed
@@ -272,6 +281,20 @@ def _read_head(raw: bytes) -> _ParsedHead | ParsedRequest | RefusedRequest:
         is_chunked=callbacks.header("transfer-encoding") is not None,
         expects_continue=expects_continue and not is_http10,
     )
+
+
+def _check_framing(request: HttpRequest, *, is_http10: bool) -> HttpResponse | None:
+    """Return the error for a wrong number of Host headers or a transfer coding other than chunked.
+
+    RFC 9112 demands it: a proxy in front of this server could read such a request differently.
+    """
+    host_count = len(request.header_values("host"))
+    if host_count > 1 or (host_count == 0 and not is_http10):
+        return host_header_invalid()
+    codings = request.header_values("transfer-encoding")
+    if codings and (is_http10 or [coding.strip().lower() for coding in codings] != ["chunked"]):
+        return transfer_coding_not_supported()
+    return None
 
 
 _read_head_cached = lru_cache(maxsize=_CACHED_HEADS)(_read_head)

@@ -16,12 +16,20 @@ from zlib import crc32
 from forewarn.protocol.approval import InvalidApproval, parse_approval
 from forewarn.protocol.codec import encode_document
 from forewarn.protocol.document import Document
-from forewarn.protocol.http_message import JSON_CONTENT_TYPE, HttpRequest, HttpResponse, RequestTarget, parse_target
+from forewarn.protocol.http_message import (
+    JSON_CONTENT_TYPE,
+    HttpRequest,
+    HttpResponse,
+    RequestTarget,
+    is_foreign_name,
+    parse_target,
+)
 from forewarn.protocol.managed_identity import TokenRequest, read_token_request
 from forewarn.protocol.responses import (
     MAX_BODY_BYTES,
     bad_request,
     body_too_large,
+    cross_site_not_allowed,
     duplicate_parameter,
     forwarded_for_not_allowed,
     metadata_header_missing,
@@ -40,6 +48,7 @@ from forewarn.protocol.versions import (
 )
 
 _CACHED_HEADS = 512
+_REFUSED_FETCH_SITES = frozenset({"cross-site", "same-site"})  # a page of another origin sent the request
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -195,13 +204,21 @@ def _read_instance(request: HttpRequest, target: RequestTarget, rules: EndpointR
 def _read_token(request: HttpRequest, target: RequestTarget, rules: EndpointRules) -> TokenRequest | HttpResponse:
     # read_token_request checks the header, because its error has OAuth's shape.
     _check_caller(request, target, needs_header=False)
-    return read_token_request(target, has_header=_has_metadata_header(request), tokens_allowed=rules.gives_tokens)
+    authorities = (target.authority,) if target.authority else request.header_values("host")
+    return read_token_request(
+        target,
+        has_header=_has_metadata_header(request),
+        has_foreign_host=any(map(is_foreign_name, authorities)),
+        tokens_allowed=rules.gives_tokens,
+    )
 
 
 def _check_caller(request: HttpRequest, target: RequestTarget, *, needs_header: bool) -> None:
     """Refuse requests that a browser, a proxy or a redirect sent instead of a program in the VM."""
     if request.header_values("origin"):
         raise _EarlyResponse(origin_not_allowed())
+    if any(value.strip().lower() in _REFUSED_FETCH_SITES for value in request.header_values("sec-fetch-site")):
+        raise _EarlyResponse(cross_site_not_allowed())
     if request.header_values("x-forwarded-for"):
         raise _EarlyResponse(forwarded_for_not_allowed())
     if (name := target.duplicate_parameter()) is not None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from ipaddress import ip_address
 from urllib.parse import unquote, unquote_plus
 
 JSON_CONTENT_TYPE = ("Content-Type", "application/json; charset=utf-8")
@@ -38,7 +39,8 @@ class HttpResponse:
     head_only: bool = False  # send the Content-Length of the body, but not the body (HEAD)
 
 
-_ABSOLUTE_FORM = re.compile(r"https?://[^/?]*", re.IGNORECASE)
+_ABSOLUTE_FORM = re.compile(r"https?://([^/?]*)", re.IGNORECASE)
+_HOST_AND_PORT = re.compile(r"(\[[^\]]*\]|[^:]*)(?::[0-9]*)?")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,6 +49,7 @@ class RequestTarget:
 
     path: tuple[str, ...]  # segments in the case of the request
     parameters: tuple[tuple[str, str], ...]  # names in lower case, in the order of the query
+    authority: str = ""  # host and port of an absolute URL; "": the Host header has them
 
     def lower_path(self) -> tuple[str, ...]:
         """Return the path segments in lower case, for comparison without case."""
@@ -69,7 +72,7 @@ class RequestTarget:
 def parse_target(text: str) -> RequestTarget | None:
     """Split a request target into path and query; None if it has no path, such as `*` or `host:80`.
 
-    A client behind a proxy may send an absolute URL; its host is ignored. Segments are split before they are
+    A client behind a proxy may send an absolute URL. Segments are split before they are
     decoded, so %2F never separates segments. One slash at the end is ignored; dot segments are kept.
     """
     absolute = _ABSOLUTE_FORM.match(text)
@@ -77,7 +80,28 @@ def parse_target(text: str) -> RequestTarget | None:
     if not path.startswith("/"):
         return None
     segments = path.removeprefix("/").removesuffix("/").split("/")
-    return RequestTarget(path=tuple(map(unquote, segments)), parameters=_parse_query(query))
+    return RequestTarget(
+        path=tuple(map(unquote, segments)),
+        parameters=_parse_query(query),
+        authority=absolute[1] if absolute else "",
+    )
+
+
+def is_foreign_name(authority: str) -> bool:
+    """Whether an authority (host and port) is a name other than `localhost`, not an address; False for "".
+
+    The owner of such a name decides which address it has, also the address of a metadata endpoint: a page of that
+    host could then send requests here as if they were its own (DNS rebinding).
+    """
+    match = _HOST_AND_PORT.fullmatch(authority)
+    host = match[1] if match else authority
+    if host.lower() in ("", "localhost"):
+        return False
+    try:
+        ip_address(host.removeprefix("[").removesuffix("]"))
+    except ValueError:
+        return True
+    return False
 
 
 def _parse_query(query: str) -> tuple[tuple[str, str], ...]:

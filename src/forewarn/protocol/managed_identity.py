@@ -78,11 +78,14 @@ class WrongResource:
     accepted: tuple[str, ...]
 
 
-def read_token_request(target: RequestTarget, *, has_header: bool, tokens_allowed: bool) -> TokenRequest | HttpResponse:
+def read_token_request(
+    target: RequestTarget, *, has_header: bool, has_foreign_host: bool, tokens_allowed: bool
+) -> TokenRequest | HttpResponse:
     """Read a token request from its query; returns the error response if it is invalid or not allowed.
 
-    400 if a part is missing or invalid, 403 if `tokens_allowed` is False. Does not check that the identity exists.
-    `has_header`: the request has `Metadata: true`. `tokens_allowed`: this listener identifies VMs reliably.
+    400 if a part is missing or invalid; 403 if `has_foreign_host` is True or `tokens_allowed` False. Does not check
+    that the identity exists. `has_header`: the request has `Metadata: true`. `has_foreign_host`: it was sent to a name
+    of another host. `tokens_allowed`: this listener identifies VMs reliably.
     """
     if not has_header:
         return _oauth_error(400, "invalid_request", "Required metadata header not specified")
@@ -93,6 +96,13 @@ def read_token_request(target: RequestTarget, *, has_header: bool, tokens_allowe
     resource = target.parameter("resource")
     if not resource:
         return _oauth_error(400, "invalid_request", "Required resource not specified: name what the token is for")
+    if has_foreign_host:
+        return _oauth_error(
+            403,
+            "access_denied",
+            "No token is given to a request for a host name, which may be the name of a web page's host: "
+            "ask for it by address, such as 169.254.169.254",
+        )
     if not tokens_allowed:
         return _oauth_error(
             403,

@@ -62,6 +62,21 @@ def origin_not_allowed() -> HttpResponse:
     return bad_request("Origin header not allowed")
 
 
+def cross_site_not_allowed() -> HttpResponse:
+    """400: the request has `Sec-Fetch-Site` with another site, so a page of another origin sent it."""
+    return bad_request("Cross-site request not allowed")
+
+
+def host_header_invalid() -> HttpResponse:
+    """400: an HTTP/1.1 request has no Host header, or a request has several."""
+    return bad_request("Exactly one Host header is required")
+
+
+def transfer_coding_not_supported() -> HttpResponse:
+    """400: the body has a transfer coding other than `chunked`, or any in HTTP/1.0."""
+    return bad_request("The only supported Transfer-Encoding is chunked")
+
+
 def forwarded_for_not_allowed() -> HttpResponse:
     """400: the request has an X-Forwarded-For header, so a proxy sent it."""
     return bad_request("X-Forwarded-For header not allowed")
