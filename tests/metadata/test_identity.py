@@ -8,6 +8,8 @@ from dataclasses import replace
 import pytest
 
 from forewarn.metadata import LabListenMode, open_lab_listeners, open_network_listener
+from forewarn.metadata.identity import Caller, IdentityKind
+from forewarn.metadata.responder import UnknownCallerLog
 from tests.metadata.conftest import RunScenario, World
 
 NAME = "/metadata/instance/compute/name?api-version=2021-02-01&format=text"
@@ -102,3 +104,47 @@ def test_headers_do_not_change_the_identity_of_a_vm(run_scenario: RunScenario) -
 async def name_at(world: World, host: str, port: int, local: str = "") -> str:
     client = await world.dial(host, port, local=local)
     return (await client.ask(NAME)).body.decode()
+
+
+def test_an_unknown_caller_is_logged_once_a_minute(run_scenario: RunScenario, caplog: pytest.LogCaptureFixture) -> None:
+    async def scenario(world: World) -> None:
+        for _ in range(3):
+            assert (await world.ask(vm="unknown")).status == 404
+        assert (await world.ask(vm="a")).status == 200
+        assert logged(caplog) == ["a request from 127.0.7.9 got 404: no VM of the fleet is there"]
+        client = await world.connect("other")
+        world.backend.drop_scope("single")
+        assert (await client.ask()).status == 404
+        assert logged(caplog)[1:] == ["a request from 127.0.7.3 got 404: VM other is no longer there"]
+
+    run_scenario(scenario)
+
+
+def logged(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [record.getMessage() for record in caplog.records if record.name == "forewarn.metadata.responder"]
+
+
+def test_the_log_of_unknown_callers_is_bounded(caplog: pytest.LogCaptureFixture) -> None:
+    unknown_callers = UnknownCallerLog(max_callers=3)
+
+    def record(place: str, at: float) -> None:
+        unknown_callers.record(Caller(attachment=place, vm=None, is_loopback=False), at)
+
+    for second in range(59):
+        for place in ("a", "b", "", *(f"flood-{second}-{number}" for number in range(20))):
+            record(place, 1000.0 + second)
+    assert [message.partition(" got")[0] for message in logged(caplog)] == [
+        "a request from a",
+        "a request from b",
+        "a request from an unknown place",
+        "more than 3 unknown callers in a minute: the others are not logged",
+    ]
+    caplog.clear()
+    record("b", 1060.0)
+    record("flood", 1060.0)
+    assert len(logged(caplog)) == 2
+
+
+def test_the_names_of_identity_kinds_never_change() -> None:
+    """They are values of `GET /service`."""
+    assert set(IdentityKind) == {"CalledAddress", "SourceAddress", "PerPort", "Fixed", "BoundDevice", "Mark"}

@@ -8,6 +8,7 @@ response, because the documents may have changed meanwhile.
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
@@ -53,6 +54,8 @@ from forewarn.protocol.responses import (
 
 if TYPE_CHECKING:
     from forewarn.metadata.transport_faults import FaultTable, VmFaults
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,6 +107,7 @@ class Responder:
         self._faults = faults
         self._response_cache = response_cache
         self._known_approvals = KnownApprovals()
+        self._unknown_callers = UnknownCallerLog()
         self._enable_tasks: dict[str, asyncio.Task[None]] = {}
 
     def is_known(self, caller: Caller) -> bool:
@@ -113,11 +117,12 @@ class Responder:
     def respond(self, caller: Caller, request: HttpRequest) -> AnyResponse:
         """Decide the response to a request; records polls, and consumes faults and the rate limit.
 
-        An unknown caller gets 404. Only a coroutine (PendingResponse), once run, calls the backend; its errors become
-        404 or 503.
+        An unknown caller gets 404, and is logged. Only a coroutine (PendingResponse), once run, calls the backend; its
+        errors become 404 or 503.
         """
         view = self._current_view(caller)
         if view is None:
+            self._unknown_callers.record(caller, _loop_time())
             response = read_request(request, is_known_caller=False, rules=EndpointRules())
             assert isinstance(response, HttpResponse)
             return response
@@ -365,3 +370,37 @@ class KnownApprovals:
         if (view.scope_id, event_id) in self._approved:
             return True
         return any(notice.id == event_id and notice.status is NoticeStatus.STARTED for notice in view.document.notices)
+
+
+_UNKNOWN_CALLER_INTERVAL_S = 60.0
+_MAX_LOGGED_CALLERS = 1000
+
+
+class UnknownCallerLog:
+    """Logs requests of unknown callers, each caller at most once a minute.
+
+    Remembers the callers of the last minute, at most `max_callers`; further ones share one message a minute.
+    """
+
+    def __init__(self, *, max_callers: int = _MAX_LOGGED_CALLERS) -> None:
+        self._max_callers = max_callers
+        self._logged_at: dict[str, float] = {}  # attachment → loop time, oldest first
+        self._overflow_logged_at: float | None = None
+
+    def record(self, caller: Caller, now: float) -> None:
+        """Log a request of this caller at `now` (loop time), unless it was logged less than a minute ago."""
+        since = now - _UNKNOWN_CALLER_INTERVAL_S
+        if self._logged_at.get(caller.attachment, since) > since:
+            return
+        while self._logged_at and self._logged_at[oldest := next(iter(self._logged_at))] <= since:
+            del self._logged_at[oldest]
+        if len(self._logged_at) < self._max_callers:
+            self._logged_at[caller.attachment] = now
+            _log.warning("a request from %s got 404: %s", caller.attachment or "an unknown place", _reason_for(caller))
+        elif self._overflow_logged_at is None or self._overflow_logged_at <= since:
+            self._overflow_logged_at = now
+            _log.warning("more than %d unknown callers in a minute: the others are not logged", self._max_callers)
+
+
+def _reason_for(caller: Caller) -> str:
+    return "no VM of the fleet is there" if caller.vm is None else f"VM {caller.vm} is no longer there"
