@@ -93,7 +93,9 @@ def test_a_304_and_an_approval_count_as_polls_without_a_delivery(run_scenario: R
         world.backend.at += 1
         await client.ask(OLD, method="POST", body=b'{"StartRequests":[]}')
         [poll], deliveries = world.server.observations.take_batch()
-        assert poll == LastPoll(vm="a", scope_id="pair", at=1_700_000_002.0, version="2017-08-01", count=3)
+        assert poll == LastPoll(
+            vm="a", scope_id="pair", at=1_700_000_002.0, version="2017-08-01", count=3, vm_id="pair-a"
+        )
         assert deliveries == []
 
     run_scenario(scenario)

@@ -33,14 +33,14 @@ class Time:
         return self.now
 
 
-def view(vm: str = "a") -> GuestView:
+def view(vm: str = "a", vm_id: str = "") -> GuestView:
     return GuestView(
         vm=vm,
         scope_id="pair",
         enabled=True,
         epoch=1,
         document=Document(incarnation=1),
-        facts=InstanceFacts(name=vm),
+        facts=InstanceFacts(name=vm, vm_id=vm_id),
     )
 
 
@@ -279,3 +279,26 @@ def test_subscribers_learn_of_polling_starts_in_other_processes(observations: Gu
         observations.merge_increments([LastPoll(vm="b", scope_id="pair", at=1.0, version=NEWEST, count=2)], [])
         observations.notify_written([])
     assert starts == [("b",)]
+
+
+def test_a_vm_with_another_id_starts_to_count_again(observations: GuestObservations) -> None:
+    """As in a worker, which learns of the new VM by its first poll."""
+    for vm_id in ("old", "old", "new"):
+        observations.record_poll(view(vm_id=vm_id), NEWEST, 1.0)
+    polls, _ = observations.take_batch()
+    assert [(poll.vm_id, poll.count) for poll in polls] == [("new", 1)]
+
+
+def test_late_reports_about_a_replaced_vm_are_ignored(observations: GuestObservations) -> None:
+    def report(vm_id: str) -> LastPoll:
+        return LastPoll(vm="a", scope_id="pair", at=1.0, version=NEWEST, count=5, vm_id=vm_id)
+
+    observations.merge_increments([report("old")], [])
+    batch = observations.take_batch()
+    observations.replace_vm("a", "new")
+    observations.return_batch(*batch)
+    observations.merge_increments([report("old")], [])
+    assert observations.pace("a") is None
+    assert observations.take_batch() == ([], [])
+    observations.merge_increments([report("new")], [])
+    assert [poll.count for poll in observations.take_batch()[0]] == [5]

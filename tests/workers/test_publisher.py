@@ -11,6 +11,8 @@ from urllib.parse import urlsplit
 
 import pytest
 
+from forewarn.control.fleet import FleetChange
+from forewarn.service.maintenance_jobs import write_all_observations
 from forewarn.store.interface import Store
 from forewarn.store.memory import MemoryStore
 from forewarn.store.sqlite import SqliteStore
@@ -29,6 +31,12 @@ def new_world() -> Iterator[World]:
         yield world
     finally:
         world.close()
+
+
+@pytest.fixture
+def world() -> Iterator[World]:
+    with new_world() as world:
+        yield world
 
 
 def run_scenario(world: World, scenario: Coroutine[Any, Any, None]) -> None:
@@ -59,6 +67,11 @@ async def poll(publisher: MetadataPublisher, *headers: str) -> tuple[int, str]:
     writer.close()
     tag = next((line.partition(": ")[2] for line in head.split("\r\n") if line.startswith("ETag")), "")
     return int(head.split()[1]), tag
+
+
+async def write_observations(publisher: MetadataPublisher, world: World) -> None:
+    await publisher.collect_worker_reports()
+    await write_all_observations(publisher.observations, world.store)
 
 
 @WORKERS
@@ -99,3 +112,60 @@ def test_two_stores_have_different_tags() -> None:
         return await load_store_tag(store)
 
     assert len({asyncio.run(read_tag(MemoryStore())) for _ in range(20)}) == 20
+
+
+@WORKERS
+@pytest.mark.parametrize("written", [False, True], ids=["polls not stored yet", "polls stored"])
+def test_a_vm_that_is_removed_and_added_again_has_not_polled(world: World, workers: int, written: bool) -> None:
+    async def scenario() -> None:
+        fleet = world.control.fleet
+        async with serving(world, workers=workers) as publisher:
+            for _ in range(3):
+                await poll(publisher)
+            if written:
+                await write_observations(publisher, world)
+                assert [last.count for last in world.store.last_polls()] == [3]
+            await fleet.apply_change(FleetChange(removed=(world.vm("web-0"),), text="removed"), who="test")
+            await fleet.apply_change(FleetChange(vms=(VM,), text="added again"), who="test")
+            await write_observations(publisher, world)
+            assert world.store.last_polls() == []
+            assert publisher.observations.pace(VM.key) is None
+
+            await publisher.wait_until_published()
+            await poll(publisher)
+            await write_observations(publisher, world)
+            (last,) = world.store.last_polls()
+            assert (last.count, last.vm_id) == (1, world.vm("web-0").vm_id)
+            assert publisher.observations.pace(VM.key) is not None
+
+    run_scenario(world, scenario())
+
+
+def test_a_vm_that_was_removed_before_a_restart_has_not_polled_when_it_is_added_again(world: World) -> None:
+    async def scenario() -> None:
+        fleet = world.control.fleet
+        async with serving(world) as publisher:
+            await poll(publisher)
+            await write_observations(publisher, world)
+        await fleet.apply_change(FleetChange(removed=(world.vm("web-0"),), text="removed"), who="test")
+        assert len(world.store.last_polls()) == 1
+        async with serving(world) as publisher:
+            await fleet.apply_change(FleetChange(vms=(VM,), text="added again"), who="test")
+            assert publisher.observations.pace(VM.key) is None
+            assert world.store.last_polls() == []
+
+    run_scenario(world, scenario())
+
+
+def test_a_changed_vm_keeps_its_polls(world: World) -> None:
+    async def scenario() -> None:
+        async with serving(world) as publisher:
+            await poll(publisher)
+            await write_observations(publisher, world)
+            changed = a_vm("web-0", lab_address="127.0.0.1", vm_id=world.vm("web-0").vm_id, tags={"team": "shop"})
+            await world.control.fleet.apply_change(FleetChange(vms=(changed,), text="tagged"), who="test")
+            await poll(publisher)
+            await write_observations(publisher, world)
+            assert [last.count for last in world.store.last_polls()] == [2]
+
+    run_scenario(world, scenario())

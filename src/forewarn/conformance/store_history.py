@@ -15,6 +15,7 @@ from forewarn.conformance.store_rows import (
     sample_history_entry,
     sample_poll,
     sample_rollout,
+    sample_vm,
 )
 from forewarn.conformance.store_suite import StoreSuite
 from forewarn.core.commit import Commit
@@ -104,6 +105,23 @@ class StoreHistoryTests(StoreSuite):
             latest_a, latest_b = sample_poll("a", 11.0, scope_id="other"), again
             assert store.last_polls() == [latest_a, latest_b]
             assert store.last_polls(scope_id=SAMPLE_SCOPE_ID) == [latest_b]
+
+        self.run_scenarios(scenario)
+
+    def test_a_vm_that_is_removed_and_added_again_has_not_polled(self) -> None:
+        """A removed VM keeps its last poll; the VM that is added under its key is another one."""
+
+        async def scenario(store: Store) -> None:
+            web, other = sample_vm("web-0"), sample_vm("web-1")
+            await store.commit(Commit(vms=(web, other)))
+            polls = [sample_poll(web.key, 10.0), sample_poll(other.key, 10.0)]
+            await store.record_observations(polls, [])
+            await store.commit(Commit(vms=(replace_fields(web, removed_at=11.0), replace_fields(other, host="h2"))))
+            assert store.last_polls() == polls
+            await store.commit(Commit(vms=(replace_fields(web, vm_id="another id"), other)))
+            assert store.last_polls() == polls[1:]
+            await store.record_observations([sample_poll(web.key, 9.0)], [])
+            assert store.last_polls() == [sample_poll(web.key, 9.0), polls[1]]
 
         self.run_scenarios(scenario)
 

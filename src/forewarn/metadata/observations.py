@@ -44,6 +44,7 @@ ObservationBatch = tuple[list[LastPoll], list[EventDelivery]]  # the last poll o
 class _VmActivity:
     """How often one VM polled, and which of the listed events were delivered to it."""
 
+    vm_id: str = ""  # "": not known yet
     scope_id: str = ""
     count: int = 0  # polls; of a worker only those since its last report
     polled_at: float | None = None  # real time; None: not since this process started
@@ -87,7 +88,15 @@ class GuestObservations:
         """Continue the poll counts from the stored ones; call it after a restart, before the first poll."""
         for poll in polls:
             activity = self._activity_of(poll.vm)
-            activity.count, activity.scope_id = poll.count, poll.scope_id
+            activity.count, activity.scope_id, activity.vm_id = poll.count, poll.scope_id, poll.vm_id
+
+    def replace_vm(self, vm: str, vm_id: str) -> None:
+        """Forget the polls of a removed VM, because another one, with this id, was added under its key.
+
+        Late reports about the removed VM are ignored from now on.
+        """
+        self._flush_hits_of(vm)
+        self._start_activity(vm, vm_id)
 
     def set_flush_hooks(self, flush: Callable[[], None], flush_vm: Callable[[str], None]) -> None:
         """Set the functions that record hits of the response cache which are not recorded yet.
@@ -124,13 +133,24 @@ class GuestObservations:
 
         `wait_s`: how long the response to the last one may be held; the VM is not silent meanwhile.
         """
-        vm, scope_id = view.vm, view.scope_id
+        vm, vm_id, scope_id = view.vm, view.facts.vm_id, view.scope_id
         activity = self._activity.get(vm) or self._activity_of(vm)
+        if activity.vm_id != vm_id:
+            activity = self._start_activity(vm, vm_id) if activity.vm_id else activity
+            activity.vm_id = vm_id
         self._count_polls(vm, activity, scope_id, count, wait_s)
-        total = activity.count
         self._queue_poll(
             activity,
-            LastPoll(vm=vm, scope_id=scope_id, at=at, version=version, count=total, agent=user_agent, wait_s=wait_s),
+            LastPoll(
+                vm=vm,
+                scope_id=scope_id,
+                at=at,
+                version=version,
+                count=activity.count,
+                agent=user_agent,
+                wait_s=wait_s,
+                vm_id=vm_id,
+            ),
         )
 
     def record_delivery(self, view: GuestView, version: str, at: float) -> None:
@@ -158,9 +178,15 @@ class GuestObservations:
         return polls, deliveries
 
     def merge_increments(self, polls: Sequence[LastPoll], deliveries: Sequence[EventDelivery]) -> None:
-        """Add the batch of another process (see `take_increments`); its counts are added to those here."""
+        """Add the batch of another process (see `take_increments`); its counts are added to those here.
+
+        Polls of a VM that was replaced (see `replace_vm`) are ignored.
+        """
         for poll in polls:
+            if self._is_of_replaced_vm(poll):
+                continue
             activity = self._activity_of(poll.vm)
+            activity.vm_id = poll.vm_id
             self._count_polls(poll.vm, activity, poll.scope_id, poll.count, poll.wait_s)
             activity.latest_poll_at = max(activity.latest_poll_at, poll.at)
             self._queue_poll(activity, replace(poll, at=activity.latest_poll_at, count=activity.count))
@@ -187,9 +213,9 @@ class GuestObservations:
     def return_batch(self, polls: Sequence[LastPoll], deliveries: Sequence[EventDelivery]) -> None:
         """Give back a batch that could not be stored, to be taken again first.
 
-        A poll is dropped if a newer one of the same VM waits.
+        A poll is dropped if a newer one of the same VM waits, or if another VM has its key now.
         """
-        older = {poll.vm: poll for poll in polls if poll.vm not in self._polls}
+        older = {poll.vm: poll for poll in polls if poll.vm not in self._polls and not self._is_of_replaced_vm(poll)}
         self._new_vm_polls = older | self._new_vm_polls
         newer, self._deliveries = self._deliveries, []
         self._queue_deliveries(deliveries)
@@ -242,6 +268,19 @@ class GuestObservations:
             # After a long silence the previous window would distort the interval.
             was_silent = window is None or now - window[0] > 3 * _PACE_WINDOW_S
             activity.previous_window, activity.window = None if was_silent else window, (now, activity.count)
+
+    def _is_of_replaced_vm(self, poll: LastPoll) -> bool:
+        activity = self._activity.get(poll.vm)
+        return activity is not None and activity.vm_id not in ("", poll.vm_id)
+
+    def _start_activity(self, vm: str, vm_id: str) -> _VmActivity:
+        """Replace the activity of an earlier VM with this key."""
+        for polls in (self._polls, self._new_vm_polls):
+            polls.pop(vm, None)
+        self._activity.pop(vm, None)
+        activity = self._activity_of(vm)
+        activity.vm_id = vm_id
+        return activity
 
     def _activity_of(self, vm: str) -> _VmActivity:
         activity = self._activity.get(vm)

@@ -28,6 +28,7 @@ class LastPoll(msgspec.Struct, frozen=True, kw_only=True):
     count: int = 0  # polls of this VM so far
     agent: str = ""  # the client program, from its User-Agent
     wait_s: int = 0  # how long the client lets the server hold this poll; until then it counts as polling
+    vm_id: str = ""  # of the VM, which another VM with its key does not have; "": stored by an earlier release
 
 
 class StoreCounts(NamedTuple):
@@ -166,7 +167,10 @@ class Store(Protocol):
         """Return the first delivery of each event, VM (by key) and status, in the order they were recorded."""
 
     def last_polls(self, *, scope_id: str | None = None) -> list[LastPoll]:
-        """Return the latest poll of each VM that has polled, also of removed ones, sorted by VM key."""
+        """Return the latest poll of each VM that has polled, also of removed ones, sorted by VM key.
+
+        The commit that adds a removed VM again deletes its poll: it is another VM.
+        """
 
     def client(self, client_id: str) -> RegisteredClient | None:
         """Return an API client by its id (in lower case), or None."""

@@ -142,6 +142,8 @@ class MemoryTables:
 
     def _put_vm(self, vm: Vm) -> None:
         old = self.vms.get(vm.key)
+        if old is not None and _is_restored(old, vm):
+            self.last_polls.pop(vm.key, None)
         if old is not None and (_is_restored(old, vm) or old.scope_id != vm.scope_id):
             del self.vms[vm.key]  # so that it is added at the end
         if old is not None and (vm.removed_at is not None or old.scope_id != vm.scope_id):

@@ -106,6 +106,12 @@ def _upsert_poll() -> str:
     )
 
 
+def _delete_poll_of_removed_vm() -> str:
+    """Return a delete of a VM's poll, if the VM is removed: it is about to be added again, as another VM."""
+    is_removed = select(vms.c.key).where(vms.c.key == bindparam("row_id"), vms.c.removed_at.is_not(None))
+    return compile_sql(delete(polls).where(polls.c.vm.in_(is_removed)))
+
+
 def _update_last_request() -> str:
     at = _later(scopes.c.last_request_at, bindparam("polled_at"))
     return compile_sql(update(scopes).where(scopes.c.id == bindparam("row_id")).values(last_request_at=at))
@@ -141,6 +147,7 @@ PUT_PLANNED = _upsert(planned, "event_id")
 REMOVE_PLANNED = _delete_by_key(planned, "event_id")
 ADD_ENTRY = compile_sql(insert(history).values({c.name: bindparam(c.name) for c in history.columns if c.name != "seq"}))
 PUT_POLL = _upsert_poll()
+REMOVE_POLL_OF_REMOVED_VM = _delete_poll_of_removed_vm()
 UPDATE_LAST_REQUEST = _update_last_request()
 ADD_DELIVERY = _insert_if_absent(sightings)
 PUT_CLIENT = _upsert(clients, "id")

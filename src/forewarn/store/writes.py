@@ -25,6 +25,8 @@ def apply_commit(db: sqlite3.Connection, commit: Commit) -> AppliedCommit:
         _write_versioned(
             db, "scopes", scope, row_codec.scope_row(scope), write_statements.ADD_SCOPE, write_statements.UPDATE_SCOPE
         )
+    present_keys = [vm.key for vm in commit.vms if vm.removed_at is None]
+    _execute_each(db, write_statements.REMOVE_POLL_OF_REMOVED_VM, present_keys, _id_row)
     _execute_each(db, write_statements.PUT_VM, commit.vms, row_codec.vm_row)
     for event in commit.events:
         _write_event(db, event)

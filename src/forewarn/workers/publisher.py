@@ -105,6 +105,7 @@ class MetadataPublisher:
         self._documents: PublishedDocuments | WorkerPool
         self._callers = callers
         self._places: dict[str, str] = {}  # VM key → where its calls come in
+        self._removed_vms: set[str] = set()  # keys of those that may have polled
         # Only of scopes that were published again since the start:
         self._published_versions: dict[str, PublishedVersion] = {}
         self._server: MetadataServer | WorkerPool | None = None
@@ -137,9 +138,12 @@ class MetadataPublisher:
         server = self._server = self._new_worker_pool(backend) if self._config.workers else self._new_server(backend)
         if isinstance(server, WorkerPool):
             await server.start_workers()
-        server.observations.restore_counts(self._store.last_polls())
+        polls = self._store.last_polls()
+        server.observations.restore_counts(polls)
+        self._removed_vms = {poll.vm for poll in polls}
         for scope in self._store.scopes():
             self._publish(scope)
+            self._removed_vms.difference_update(vm.key for vm in scope.vms)
         self._store.subscribe(self._on_commit)
         self._faults.subscribe(server.set_faults)
         if isinstance(server, WorkerPool):
@@ -286,6 +290,8 @@ class MetadataPublisher:
         An approval or the outcome of one VM changes an event, but not the document.
         """
         commit = committed.commit
+        for vm in commit.vms:
+            self._track_removal(vm)
         for row in {scope.id: scope for scope in commit.scopes}.values():
             if commit.requests or commit.vms or self._published_versions.get(row.id) != _published_version(row):
                 scope = self._store.scope(row.id)
@@ -297,6 +303,14 @@ class MetadataPublisher:
         self._documents.publish(published_scope(scope, self._replays.current_answer(scope)))
         for vm in scope.vms:
             self._assign_place(vm)
+
+    def _track_removal(self, vm: Vm) -> None:
+        """Forget the polls of a removed VM when another one is added under its key."""
+        if vm.removed_at is not None:
+            self._removed_vms.add(vm.key)
+        elif vm.key in self._removed_vms:
+            self._removed_vms.discard(vm.key)
+            self.observations.replace_vm(vm.key, vm.vm_id)
 
     def _assign_place(self, vm: Vm) -> None:
         """Record where this VM calls from.
