@@ -89,7 +89,7 @@ def test_an_approved_restart_is_explained_from_beginning_to_end() -> None:
             delivery_to(WEB1, NOON + 2),
             delivery_to(WEB0, NOON + 61, status=EventState.STARTED),
         ],
-        polls=[VmPoll(vm="web-0", at=NOON + 3599, version="2020-07-01")],
+        polls=[VmPoll(vm="web-0", silent_s=1.0, version="2020-07-01")],
     )
     assert printed(event_explanation(event, facts_then)) == (
         """\
@@ -198,7 +198,7 @@ def test_a_pending_event_says_what_it_waits_for_and_that_no_client_polls() -> No
     facts_then = facts_at(
         NOON + 5 * MINUTE,
         waits={"E1": wait},
-        polls=[VmPoll(vm="web-1", at=NOON - 2 * 3600, version="2019-08-01")],
+        polls=[VmPoll(vm="web-1", silent_s=2 * 3600 + 5 * MINUTE, version="2019-08-01")],
     )
     assert event_explanation(an_event(), facts_then).now == (
         "It is scheduled and waits for an approval, or the end of its notice, at most 10 min.",
@@ -335,7 +335,7 @@ def test_deliveries_to_many_vms_are_listed_for_the_first_and_counted_for_the_res
         NOON + 60,
         deliveries=[delivery_to(vm, NOON + number) for number, vm in enumerate(vms)],
         names={vm.key: vm.name for vm in vms},
-        polls=[VmPoll(vm=vm.name, at=NOON + 59, version="2020-07-01") for vm in vms],
+        polls=[VmPoll(vm=vm.name, silent_s=1.0, version="2020-07-01") for vm in vms],
         scope=Scope(id=WEB0.scope_id, vms=tuple(vms), enabled_at=NOON),
     )
     explanation = event_explanation(an_event(vms=tuple(vm.name for vm in vms)), facts_then)
@@ -361,7 +361,7 @@ def test_the_explanation_of_a_vm_says_its_power_state(facts: Any, sentence: str)
 
 
 def test_the_explanation_of_a_removed_vm_leaves_out_polling() -> None:
-    facts_then = facts_at(NOON, polls=[VmPoll(vm="web-0", at=NOON - 4, version="2020-07-01")])
+    facts_then = facts_at(NOON, polls=[VmPoll(vm="web-0", silent_s=4.0, version="2020-07-01")])
     explanation = vm_explanation(a_vm("web-0", removed_at=NOON - 3, host=""), [], facts_then)
     assert explanation.now == ("web-0 was removed 3 s ago.", "No maintenance of it is recorded.")
 

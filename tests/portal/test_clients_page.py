@@ -17,6 +17,7 @@ from forewarn.explain.polling import SILENCE_LIMIT_S, PollingPace
 from forewarn.store.interface import LastPoll
 from forewarn.store.memory import MemoryStore
 from tests.portal.conftest import Page, PortalUser
+from tests.portal.form_helpers import confirm
 from tests.support.operator_api import Api
 from tests.support.world import World, a_vm
 
@@ -301,3 +302,25 @@ def test_the_clients_page_includes_polls_that_are_not_stored_yet(fleet: Fleet) -
 
 def test_the_clients_page_is_live(fleet: Fleet) -> None:
     assert 'id="clients" data-live="all asking"' in fleet.get().html
+
+
+@pytest.mark.parametrize("jump_s", [0.0, 7200.0], ids=["real time", "the clock jumped"])
+def test_every_page_shows_how_long_ago_a_vm_polled_in_real_time(fleet: Fleet, jump_s: float) -> None:
+    """Spec §12: the lab's clock may jump, and no client polls during the jump."""
+    fleet.polls("db", SILENT)
+    clock = fleet.world.clock
+    clock.apply_setting(clock.setting_after_jump(fleet.world.now + jump_s))
+    assert "silent for 1 min 30 s" in fleet.get().text
+    assert "the last poll was 1 min 30 s ago" in fleet.user.get("/portal/?q=db").text
+    assert "No client there has polled for 1 min 30 s" in fleet.user.get("/portal/vms/db").text
+    assert "the last poll was 1 min 30 s ago" in confirm(fleet.user, "restart", {"vm": "db"}).text
+    assert fleet.user.get("/portal/vms/db?as=json").json["vm"]["silent_s"] == 90.0
+
+
+def test_every_page_shows_that_a_vm_polls_although_the_clock_jumped(fleet: Fleet) -> None:
+    fleet.polls("db", POLLING)
+    clock = fleet.world.clock
+    clock.apply_setting(clock.setting_after_jump(fleet.world.now + 7200))
+    assert fleet.client("db")["asks"] == "now"
+    assert "db polls (the last poll was 1 s ago" in fleet.user.get("/portal/vms/db").text
+    assert "No handler is polling" not in confirm(fleet.user, "restart", {"vm": "db"}).text

@@ -10,7 +10,7 @@ from rich.text import Text
 
 from forewarn.cli.api_client import InvalidFile, JsonObject, ServiceNotRunning
 from forewarn.cli.completion import host_names, scope_ids, vm_names
-from forewarn.cli.formatting import EVENT_HEADERS, count_noun, describe_time, event_row, join_names, relative_time
+from forewarn.cli.formatting import EVENT_HEADERS, clock_time, count_noun, event_row, join_names, relative_time
 from forewarn.cli.invocation import Invocation, require_server_extra, service_command
 from forewarn.cli.invocation import non_empty_name as name_of_vm
 from forewarn.cli.output import Cell, bold, dim, state_text, without_control_characters
@@ -231,7 +231,6 @@ def print_fleet(call: Invocation, view: JsonObject) -> None:
     if not hosts and not vms:
         call.output.print_line(_EMPTY_FLEET)
         return
-    now = call.api.now()
     if hosts:
         call.output.print_table(("host", "location", "zone", "health", "VMs"), map(_host_row, hosts))
     if hosts and vms:
@@ -239,7 +238,7 @@ def print_fleet(call: Invocation, view: JsonObject) -> None:
     if vms:
         lab = any(vm["url"] for vm in vms)
         headers = ("VM", "scope", "UD", "host", "power", "events", "polled", *(["endpoint"] if lab else []))
-        call.output.print_table(headers, [_vm_row(vm, now, lab) for vm in vms])
+        call.output.print_table(headers, [_vm_row(vm, lab) for vm in vms])
     summary = (count_noun(len(vms), "VM"), count_noun(len(view["scopes"]), "scope"), count_noun(len(hosts), "host"))
     if call.output.is_terminal:
         call.output.print_line()
@@ -256,7 +255,7 @@ def _host_row(host: JsonObject) -> list[Cell]:
     ]
 
 
-def _vm_row(vm: JsonObject, now: float, lab: bool) -> list[Cell]:
+def _vm_row(vm: JsonObject, lab: bool) -> list[Cell]:
     row: list[Cell] = [
         bold(vm["name"]),
         _scope_text(vm),
@@ -264,7 +263,7 @@ def _vm_row(vm: JsonObject, now: float, lab: bool) -> list[Cell]:
         vm["host"] or "-",
         state_text(vm["power"]),
         str(vm["pending"] or "-"),
-        "never" if vm["last_polled_at"] is None else relative_time(vm["last_polled_at"], now, units=1),
+        _silence_text(vm),
     ]
     return [*row, _endpoint_text(vm)] if lab else row
 
@@ -307,11 +306,16 @@ def _vm_facts(vm: JsonObject, now: float) -> Iterator[tuple[str, Cell]]:
     yield "tags", join_names([f"{name}={value}" for name, value in vm["tags"].items()]) if vm["tags"] else ""
 
 
+def _silence_text(vm: JsonObject) -> str:
+    """How long ago the VM last polled, in real time, which `forewarn clock advance` does not move."""
+    return "never" if vm["silent_s"] is None else relative_time(-vm["silent_s"], 0.0, units=1)
+
+
 def _polling_text(vm: JsonObject, now: float) -> str:
     if vm["last_polled_at"] is None:
         return "never"
     return (
-        f"{describe_time(vm['last_polled_at'], now)}, api-version {vm['polled_version']}, "
+        f"{clock_time(vm['last_polled_at'], now)} ({_silence_text(vm)}), api-version {vm['polled_version']}, "
         f"{count_noun(vm['polls'], 'time')}"
     )
 

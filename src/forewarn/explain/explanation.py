@@ -26,10 +26,10 @@ from forewarn.explain.phrases import (
     promised_notice,
     started_without_notice,
 )
+from forewarn.explain.polling import SILENCE_LIMIT_S
 from forewarn.explain.vm_state import VmState, vm_state
 
 _MAX_LISTED_VMS = 8  # deliveries to more VMs are counted instead of listed
-_SILENT_SCOPE_S = 60.0  # without a poll for this long, no client is running: clients poll once a second (spec §8.5)
 _COPIED_ENTRY_KINDS = frozenset({EntryKind.SKIPPED, EntryKind.RETRIED})  # the event's own fields tell the others
 
 
@@ -51,16 +51,16 @@ class Explanation(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VmPoll:
-    """When a VM last polled, in lab time, and with which api-version."""
+    """How long ago a VM last polled, in seconds of real time (spec §12), and with which api-version."""
 
     vm: str  # its name
-    at: float
+    silent_s: float
     version: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScopeFacts:
-    """Everything on record that an explanation of the events of one scope uses. Times are lab time."""
+    """Everything on record that an explanation of the events of one scope uses. `now` is lab time."""
 
     now: float
     scope: Scope
@@ -286,19 +286,19 @@ def describe_polling(facts: ScopeFacts) -> Iterator[str]:
             f"Scheduled events are disabled for {facts.title}: none of its VMs has polled within 24 h. "
             "User operations are performed at once."
         )
-    latest = max(facts.polls, key=lambda poll: poll.at, default=None)
+    latest = min(facts.polls, key=lambda poll: poll.silent_s, default=None)
     if latest is None:
         yield "No client there has polled yet."
         return
-    ago = duration_text(facts.now - latest.at)
-    if facts.now - latest.at > _SILENT_SCOPE_S:
+    ago = duration_text(latest.silent_s)
+    if latest.silent_s > SILENCE_LIMIT_S:
         yield f"No client there has polled for {ago}; the last was {latest.vm} (api-version {latest.version})."
     else:
         yield f"{_active_pollers_text(facts)} (the last poll was {ago} ago, api-version {latest.version})."
 
 
 def _active_pollers_text(facts: ScopeFacts) -> str:
-    names = sorted(poll.vm for poll in facts.polls if facts.now - poll.at <= _SILENT_SCOPE_S)
+    names = sorted(poll.vm for poll in facts.polls if poll.silent_s <= SILENCE_LIMIT_S)
     verb = "polls" if len(names) == 1 else "poll"
     silent = len(facts.scope.present_vms) - len(names)
     others = {0: "", 1: ", one other VM does not"}.get(max(silent, 0), f", {silent} other VMs do not")

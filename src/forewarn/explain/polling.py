@@ -14,7 +14,7 @@ from forewarn.core.event import Event, EventState
 from forewarn.core.history import EventDelivery
 from forewarn.protocol.versions import VERSIONS, version_lists_kind
 
-SILENCE_LIMIT_S = 60.0  # a VM without a poll for longer has stopped polling
+SILENCE_LIMIT_S = 60.0  # a VM without a poll for longer has stopped polling: clients poll once a second (spec §8.5)
 
 
 class PollingPace(NamedTuple):

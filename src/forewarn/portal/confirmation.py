@@ -20,6 +20,7 @@ from forewarn.explain.preview import Preview, PreviewedEvent
 from forewarn.portal.context import PortalContext
 from forewarn.portal.form_definition import Form, FormValues
 from forewarn.store.interface import LastPoll
+from forewarn.web.polling_report import silent_seconds
 from forewarn.web.remedies import Surface, message_for
 from forewarn.web.request_parsing import HandlerCall
 from forewarn.web.view_builder import scope_title
@@ -176,12 +177,9 @@ def _describe_silence(context: PortalContext, polls: Sequence[LastPoll]) -> str 
     """Since when no client polls, in words; None if one does."""
     if not polls:
         return "no client has polled yet"
-    silent_s = context.now() - max(poll.at for poll in polls)
-    paces = [pace for poll in polls if (pace := context.dependencies.pace_of(poll.vm)) is not None]
-    _, speed, _ = context.control.lab_clock.status()
-    # After a restart no pace is known yet: then the stored time of the last poll decides.
-    is_silent = all(pace.is_silent for pace in paces) if paces else silent_s > SILENCE_LIMIT_S * max(1.0, speed)
-    return f"the last poll was {duration_text(silent_s)} ago" if is_silent else None
+    pace_of = context.dependencies.pace_of
+    silent_s = min(silent_seconds(poll, pace_of(poll.vm), context.now()) for poll in polls)
+    return f"the last poll was {duration_text(silent_s)} ago" if silent_s > SILENCE_LIMIT_S else None
 
 
 def _unaffected_vm_warnings(context: PortalContext, events: Sequence[PreviewedEvent]) -> Iterator[str]:

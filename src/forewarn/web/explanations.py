@@ -36,6 +36,7 @@ from forewarn.explain.status import (
 )
 from forewarn.web.context import RequestContext
 from forewarn.web.lab_views import fault_remaining_s, refresh_faults
+from forewarn.web.polling_report import silent_seconds
 from forewarn.web.queries import event_lists_vm, events_on_host
 from forewarn.web.request_views import next_update_domains, request_events
 from forewarn.web.view_builder import ViewBuilder, scope_title, scope_title_of_vm
@@ -155,12 +156,16 @@ def _scope_facts(
     deliveries: list[EventDelivery],
 ) -> ScopeFacts:
     names = {vm.key: vm.name for vm in context.store.vms(scope_id=scope.id, removed=True)}
+    now, pace_of = context.now(), context.dependencies.pace_of
     polls = context.store.last_polls(scope_id=scope.id)
     return ScopeFacts(
-        now=context.now(),
+        now=now,
         scope=scope,
         title=title,
-        polls=[VmPoll(vm=names.get(p.vm, p.vm), at=p.at, version=p.version) for p in polls],
+        polls=[
+            VmPoll(vm=names.get(p.vm, p.vm), silent_s=silent_seconds(p, pace_of(p.vm), now), version=p.version)
+            for p in polls
+        ],
         deliveries=deliveries,
         entries=entries,
         waits=_pending_waits(context, events),

@@ -24,7 +24,7 @@ from forewarn.explain.polling import (
     polling_state,
     vms_given_before_start,
 )
-from forewarn.store.interface import Store
+from forewarn.store.interface import LastPoll, Store
 from forewarn.web.directory import FleetDirectory
 
 PaceLookup = Callable[[str], PollingPace | None]  # by VM key; None for a VM that never polled
@@ -102,6 +102,14 @@ async def polling_report(
         ),
         unwatched_scopes=len(pending_scope_ids - polling_scope_ids),
     )
+
+
+def silent_seconds(poll: LastPoll, pace: PollingPace | None, now: float) -> float:
+    """How long ago the VM last polled, in real time, as every page shows it.
+
+    Lab time may jump, so the lab time of the poll, up to `now`, counts only if the VM's pace is not known.
+    """
+    return pace.silent_s if pace is not None else max(0.0, now - poll.at)
 
 
 async def iterate_cooperatively(items: Iterable[T], batch_size: int) -> AsyncIterator[T]:

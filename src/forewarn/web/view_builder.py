@@ -16,7 +16,7 @@ from forewarn.core.scope import Scope
 from forewarn.store.interface import LastPoll
 from forewarn.web.context import RequestContext
 from forewarn.web.dependencies import VmSupervisorInfo
-from forewarn.web.polling_report import iterate_cooperatively
+from forewarn.web.polling_report import iterate_cooperatively, silent_seconds
 from forewarn.web.queries import event_lists_vm
 from forewarn.web.views import (
     ActView,
@@ -157,6 +157,7 @@ class ViewBuilder:
             host=vm.host,
             power=vm.power,
             last_polled_at=polled.at if polled else None,
+            silent_s=self._silent_s(polled) if polled else None,
             polled_version=polled.version if polled else None,
             polls=polled.count if polled else 0,
             pending=len(live_events_of_vm(scope, vm.name)) if scope else 0,
@@ -202,6 +203,10 @@ class ViewBuilder:
             scopes=tuple(scopes),
             vms=tuple(vm_views),
         )
+
+    def _silent_s(self, polled: LastPoll) -> float:
+        pace = self._context.dependencies.pace_of(polled.vm)
+        return round(silent_seconds(polled, pace, self._context.now()), 1)
 
     def _polled(self, vm: Vm) -> LastPoll | None:
         if self._polls is not None:

@@ -134,7 +134,8 @@ class VmView(BaseView, frozen=True, kw_only=True):
     url: str | None  # where the VM reads its events in a lab; None on a real network
     host: str
     power: str
-    last_polled_at: float | None
+    last_polled_at: float | None  # lab time
+    silent_s: float | None  # real time since its last poll, or since the end of a long poll; None: it never polled
     polled_version: str | None  # the api-version of its last poll
     polls: int  # how often it has polled
     pending: int  # its live events
