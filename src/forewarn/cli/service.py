@@ -13,6 +13,7 @@ from forewarn.cli.api_client import JsonObject, ServiceNotRunning
 from forewarn.cli.formatting import count_noun
 from forewarn.cli.invocation import CommandFunction, Invocation, local_command, require_server_extra, service_command
 from forewarn.cli.output import Output, bold, dim, discard_unwritable_output, join_text, without_control_characters
+from forewarn.log_rate_limit import limit_repeated_messages
 
 if TYPE_CHECKING:
     from forewarn.metadata import ListenerSpec
@@ -73,6 +74,7 @@ def _run_service(call: Invocation, command: str, options: dict[str, Any], *, lab
     flags = {**options, "data": call.given_data, "listen": listen or None}
     settings = load_settings(flags, lab=lab, config=config)
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
+    limit_repeated_messages()
 
     def announce(service: Service) -> None:
         # The link is a secret, and output that is not a terminal may be a log.
@@ -176,6 +178,7 @@ def sockets(call: Invocation, config: Path | None) -> None:
 
     settings = load_settings({"data": call.given_data}, lab=False, config=config)
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
+    limit_repeated_messages()
 
     def announce(opened: list[ListenerSpec], waits: dict[ListenerSpec, str]) -> None:
         if call.output.as_json:

@@ -20,6 +20,7 @@ from typing import Any, TypeAlias
 
 from forewarn.clock import LabClock, SystemClock
 from forewarn.errors import Unavailable
+from forewarn.log_rate_limit import limit_repeated_messages
 from forewarn.metadata import CallerDirectory, Limits, MetadataServer, PublishedDocuments, VmListener
 from forewarn.metadata.fault_quota import SharedFaultQuota
 from forewarn.metadata.observations import BATCH_SIZE, BATCHES_PER_SECOND, REPORT_INTERVAL_S
@@ -429,6 +430,7 @@ def main() -> None:
     # Ctrl-C reaches every process of the terminal; the owner handles it and stops its workers.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     logging.basicConfig(level=logging.WARNING, format=f"%(levelname)s worker {os.getpid()}: %(message)s")
+    limit_repeated_messages()
     gc.disable()  # until the state is complete
     channel_fd, quota_fd = map(int, sys.argv[1:])
     for fd in (channel_fd, quota_fd):
