@@ -9,6 +9,7 @@ import pytest
 from forewarn.auth.external_issuer import ExternalIssuer
 from forewarn.auth.token_service import TokenService
 from forewarn.auth.tokens import TokenIssuer
+from tests.support.oidc_issuer import LOOPBACK_CLIENT
 
 BASE = "https://localhost:8443"
 OTHER = {"host": "console.example.org"}
@@ -90,7 +91,7 @@ def test_the_published_signing_keys_are_public_keys(open_arm: Any, issuer: Token
     ],
 )
 def test_clients_are_sent_to_an_external_issuer(arm_of: Any, issuer: TokenIssuer, url: str, login: str) -> None:
-    external = ExternalIssuer(url, ["api://forewarn", "api://other"])
+    external = ExternalIssuer(url, ["api://forewarn", "api://other"], client=LOOPBACK_CLIENT)
     arm = arm_of(sign_in=TokenService(issuer=issuer, tenant_id="t-1", external=external))
     shown = arm.get("/metadata/endpoints")["authentication"]
     assert (shown["loginEndpoint"], shown["audiences"]) == (login, ["api://forewarn", "api://other"])

@@ -21,7 +21,7 @@ from forewarn.core.commit import Commit
 from forewarn.core.request import RequestedOperation
 from forewarn.core.resource_ids import ROOT_RESOURCE
 from forewarn.web.authentication import BearerAuthenticator
-from tests.support.oidc_issuer import OidcIssuer
+from tests.support.oidc_issuer import LOOPBACK_CLIENT, OidcIssuer
 from tests.support.world import a_vm
 
 BASE = "https://localhost:8443"
@@ -323,7 +323,7 @@ def test_the_token_of_a_removed_vm_is_rejected_even_if_a_new_vm_has_its_name(ser
 def test_an_external_issuer_replaces_our_own_tokens(
     arm_of: Callable[..., Any], issuer: TokenIssuer, elsewhere: OidcIssuer
 ) -> None:
-    service = SignInService(arm_of, issuer, ExternalIssuer(elsewhere.url, ["api://forewarn"]))
+    service = SignInService(arm_of, issuer, ExternalIssuer(elsewhere.url, ["api://forewarn"], client=LOOPBACK_CLIENT))
     refused = service.ask()
     assert refusal(refused) == (400, "unauthorized_client", 700016)
     assert elsewhere.url in refused.json["error_description"]
@@ -347,7 +347,7 @@ def test_an_unreachable_issuer_authenticates_no_caller(
     arm_of: Callable[..., Any], issuer: TokenIssuer, elsewhere: OidcIssuer
 ) -> None:
     elsewhere.is_down = True
-    service = SignInService(arm_of, issuer, ExternalIssuer(elsewhere.url, ["api://forewarn"]))
+    service = SignInService(arm_of, issuer, ExternalIssuer(elsewhere.url, ["api://forewarn"], client=LOOPBACK_CLIENT))
     answer = service.get(elsewhere.token({"aud": "api://forewarn", "exp": NOW + 60, "sub": "ann-1"}))
     assert answer.error[:2] == (503, "ServiceUnavailable")
     assert answer.headers["retry-after"] == "1"

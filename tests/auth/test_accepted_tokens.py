@@ -12,7 +12,7 @@ from forewarn.auth.claims import Claims, InvalidToken, TokenErrorReason
 from forewarn.auth.external_issuer import ExternalIssuer
 from forewarn.auth.token_service import TokenService
 from forewarn.auth.tokens import SigningKey, TokenIssuer, TokenSubject
-from tests.support.oidc_issuer import OidcIssuer
+from tests.support.oidc_issuer import LOOPBACK_CLIENT, OidcIssuer
 
 NOW = 1_790_000_000.0
 ARM = "https://management.azure.com"
@@ -31,7 +31,7 @@ def external_issuer() -> Iterator[OidcIssuer]:
 
 
 def verified(external_issuer: OidcIssuer, token: str) -> Claims:
-    external = ExternalIssuer(external_issuer.url, ["api://forewarn"])
+    external = ExternalIssuer(external_issuer.url, ["api://forewarn"], client=LOOPBACK_CLIENT)
     return asyncio.run(TokenService(issuer=OURS, tenant_id="72f9", external=external).verify(token, NOW))
 
 

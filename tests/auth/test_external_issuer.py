@@ -18,7 +18,8 @@ from forewarn.auth.certificates import ServiceCertificates
 from forewarn.auth.claims import Claims, InvalidToken, TokenErrorReason
 from forewarn.auth.external_issuer import ExternalIssuer
 from forewarn.errors import Rejected, Unavailable
-from tests.support.oidc_issuer import DISCOVERY_PATH, KEYS_PATH, OidcIssuer
+from forewarn.http_client import HttpClient, LocalTargets
+from tests.support.oidc_issuer import DISCOVERY_PATH, KEYS_PATH, LOOPBACK_CLIENT, OidcIssuer
 
 NOW = 1_790_000_000.0
 AUDIENCE = "api://forewarn"
@@ -48,7 +49,7 @@ def unavailable_message(external: ExternalIssuer, token: str, now: float = NOW) 
 
 
 def test_the_keys_are_discovered_and_kept_for_an_hour(issuer: OidcIssuer) -> None:
-    external = ExternalIssuer(issuer.url, [AUDIENCE])
+    external = ExternalIssuer(issuer.url, [AUDIENCE], client=LOOPBACK_CLIENT)
     for later in (0, 1, 3599):
         assert verified(external, issuer.token(ANN), NOW + later).primary_id == "oidc:ann"
     assert issuer.requested_paths == [DISCOVERY_PATH, KEYS_PATH]
@@ -57,16 +58,16 @@ def test_the_keys_are_discovered_and_kept_for_an_hour(issuer: OidcIssuer) -> Non
 
 
 def test_the_url_of_an_issuer_may_end_with_a_slash(issuer: OidcIssuer) -> None:
-    assert verified(ExternalIssuer(f"{issuer.url}/", [AUDIENCE]), issuer.token(ANN))
+    assert verified(ExternalIssuer(f"{issuer.url}/", [AUDIENCE], client=LOOPBACK_CLIENT), issuer.token(ANN))
 
 
 def test_a_configured_jwks_url_needs_no_discovery(issuer: OidcIssuer) -> None:
-    verified(ExternalIssuer(issuer.url, [AUDIENCE], issuer.url + KEYS_PATH), issuer.token(ANN))
+    verified(ExternalIssuer(issuer.url, [AUDIENCE], issuer.url + KEYS_PATH, client=LOOPBACK_CLIENT), issuer.token(ANN))
     assert issuer.requested_paths == [KEYS_PATH]
 
 
 def test_concurrent_verifications_share_one_fetch(issuer: OidcIssuer) -> None:
-    external = ExternalIssuer(issuer.url, [AUDIENCE])
+    external = ExternalIssuer(issuer.url, [AUDIENCE], client=LOOPBACK_CLIENT)
 
     async def verify_concurrently() -> list[Claims]:
         return await asyncio.gather(*(external.verify(issuer.token(ANN), NOW) for _ in range(20)))
@@ -76,7 +77,7 @@ def test_concurrent_verifications_share_one_fetch(issuer: OidcIssuer) -> None:
 
 
 def test_a_slow_fetch_is_not_repeated_meanwhile(issuer: OidcIssuer) -> None:
-    external = ExternalIssuer(issuer.url, [AUDIENCE])
+    external = ExternalIssuer(issuer.url, [AUDIENCE], client=LOOPBACK_CLIENT)
 
     async def verify_concurrently() -> list[Claims]:
         return await asyncio.gather(*(external.verify(issuer.token(ANN), NOW + later) for later in (0, 40, 80)))
@@ -86,7 +87,7 @@ def test_a_slow_fetch_is_not_repeated_meanwhile(issuer: OidcIssuer) -> None:
 
 
 def test_a_cancelled_verification_does_not_cancel_the_fetch_for_others(issuer: OidcIssuer) -> None:
-    external = ExternalIssuer(issuer.url, [AUDIENCE])
+    external = ExternalIssuer(issuer.url, [AUDIENCE], client=LOOPBACK_CLIENT)
 
     async def verify_concurrently() -> Claims:
         first = asyncio.create_task(external.verify(issuer.token(ANN), NOW))
@@ -99,7 +100,7 @@ def test_a_cancelled_verification_does_not_cancel_the_fetch_for_others(issuer: O
 
 
 def test_fetching_keys_does_not_block_the_event_loop(issuer: OidcIssuer) -> None:
-    external = ExternalIssuer(issuer.url, [AUDIENCE])
+    external = ExternalIssuer(issuer.url, [AUDIENCE], client=LOOPBACK_CLIENT)
 
     async def verify_concurrently() -> int:
         waiting = asyncio.create_task(external.verify(issuer.token(ANN), NOW))
@@ -114,7 +115,7 @@ def test_fetching_keys_does_not_block_the_event_loop(issuer: OidcIssuer) -> None
 
 
 def test_a_rotated_key_is_found_at_once(issuer: OidcIssuer) -> None:
-    external = ExternalIssuer(issuer.url, [AUDIENCE])
+    external = ExternalIssuer(issuer.url, [AUDIENCE], client=LOOPBACK_CLIENT)
     verified(external, issuer.token(ANN))
     issuer.rotate("second")
     assert verified(external, issuer.token(ANN, "second"), NOW + 40).primary_id == "oidc:ann"
@@ -122,7 +123,7 @@ def test_a_rotated_key_is_found_at_once(issuer: OidcIssuer) -> None:
 
 
 def test_tokens_with_random_key_ids_cause_few_fetches(issuer: OidcIssuer) -> None:
-    external = ExternalIssuer(issuer.url, [AUDIENCE])
+    external = ExternalIssuer(issuer.url, [AUDIENCE], client=LOOPBACK_CLIENT)
     verified(external, issuer.token(ANN))
     key = rsa.generate_private_key(public_exponent=65537, key_size=2048)
     for number in range(200):
@@ -135,7 +136,7 @@ def test_tokens_with_random_key_ids_cause_few_fetches(issuer: OidcIssuer) -> Non
 
 
 def test_tokens_with_known_keys_are_accepted_during_an_outage_of_the_issuer(issuer: OidcIssuer) -> None:
-    external = ExternalIssuer(issuer.url, [AUDIENCE])
+    external = ExternalIssuer(issuer.url, [AUDIENCE], client=LOOPBACK_CLIENT)
     verified(external, issuer.token(ANN))
     issuer.is_down = True
     for later in (10, 3600, 3610, 90_000):
@@ -147,14 +148,14 @@ def test_tokens_with_known_keys_are_accepted_during_an_outage_of_the_issuer(issu
 
 
 def test_known_keys_are_kept_if_the_issuer_publishes_none(issuer: OidcIssuer) -> None:
-    external = ExternalIssuer(issuer.url, [AUDIENCE])
+    external = ExternalIssuer(issuer.url, [AUDIENCE], client=LOOPBACK_CLIENT)
     verified(external, issuer.token(ANN))
     issuer.published = []
     assert verified(external, issuer.token(ANN), NOW + 3600).primary_id == "oidc:ann"
 
 
 def test_an_issuer_is_unavailable_until_its_first_answer(issuer: OidcIssuer) -> None:
-    external = ExternalIssuer(issuer.url, [AUDIENCE])
+    external = ExternalIssuer(issuer.url, [AUDIENCE], client=LOOPBACK_CLIENT)
     issuer.is_down = True
     for later in (0, 1, 4):
         sentence = unavailable_message(external, issuer.token(ANN), NOW + later)
@@ -170,7 +171,7 @@ def test_an_issuer_is_unavailable_until_its_first_answer(issuer: OidcIssuer) -> 
 def test_an_issuer_with_a_closed_port_is_unavailable(issuer: OidcIssuer) -> None:
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))
-        external = ExternalIssuer(f"http://127.0.0.1:{unused.getsockname()[1]}", [AUDIENCE])
+        external = ExternalIssuer(f"http://127.0.0.1:{unused.getsockname()[1]}", [AUDIENCE], client=LOOPBACK_CLIENT)
         assert "refused" in unavailable_message(external, issuer.token(ANN))
 
 
@@ -193,14 +194,16 @@ def test_an_issuer_with_invalid_answers_is_unavailable(
     issuer: OidcIssuer, path: str, answer: tuple[int, bytes], sentence: str
 ) -> None:
     issuer.answers[path] = answer
-    assert sentence in unavailable_message(ExternalIssuer(issuer.url, [AUDIENCE]), issuer.token(ANN))
+    assert sentence in unavailable_message(
+        ExternalIssuer(issuer.url, [AUDIENCE], client=LOOPBACK_CLIENT), issuer.token(ANN)
+    )
 
 
 def test_keys_are_not_fetched_over_plain_http_from_other_machines(issuer: OidcIssuer) -> None:
     found = {"issuer": issuer.url, "jwks_uri": "http://keys.example/"}
     issuer.answers[DISCOVERY_PATH] = (200, json.dumps(found).encode())
     assert "neither https nor on loopback" in unavailable_message(
-        ExternalIssuer(issuer.url, [AUDIENCE]), issuer.token(ANN)
+        ExternalIssuer(issuer.url, [AUDIENCE], client=LOOPBACK_CLIENT), issuer.token(ANN)
     )
 
 
@@ -211,10 +214,23 @@ def test_an_https_issuer_needs_a_certificate_that_the_system_trusts(
     tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     tls.load_cert_chain(made.server.certificate, made.server.key)
     with OidcIssuer(tls) as issuer:
-        external = ExternalIssuer(issuer.url, [AUDIENCE])
-        assert "CERTIFICATE_VERIFY_FAILED" in unavailable_message(external, issuer.token(ANN))
+        external = ExternalIssuer(issuer.url, [AUDIENCE], client=HttpClient(local_targets=LocalTargets.LOOPBACK))
+        assert "its certificate is not trusted" in unavailable_message(external, issuer.token(ANN))
         monkeypatch.setenv("SSL_CERT_FILE", str(made.ca.certificate))
-        assert verified(external, issuer.token(ANN), NOW + 5).primary_id == "oidc:ann"
+        external = ExternalIssuer(issuer.url, [AUDIENCE], client=HttpClient(local_targets=LocalTargets.LOOPBACK))
+        assert verified(external, issuer.token(ANN)).primary_id == "oidc:ann"
+
+
+def test_the_keys_of_an_issuer_are_not_fetched_from_this_machine_without_the_setting(issuer: OidcIssuer) -> None:
+    async def resolve(host: str, port: int) -> list[str]:
+        return ["127.0.0.1"]
+
+    port = issuer.url.rpartition(":")[2]
+    external = ExternalIssuer(f"https://login.example:{port}", [AUDIENCE], client=HttpClient(resolve=resolve))
+    assert "'login.example' is this machine, which the setting 'local_targets' does not allow" in unavailable_message(
+        external, issuer.token(ANN)
+    )
+    assert issuer.requested_paths == []
 
 
 UNSAFE = (
@@ -226,17 +242,17 @@ UNSAFE = (
 @pytest.mark.parametrize("url", UNSAFE)
 def test_an_issuer_must_be_https_unless_it_is_on_loopback(url: str) -> None:
     with pytest.raises(Rejected, match="is neither https nor on loopback: give one that begins with https://"):
-        ExternalIssuer(url, [AUDIENCE])
+        ExternalIssuer(url, [AUDIENCE], client=LOOPBACK_CLIENT)
     if url:
         with pytest.raises(Rejected, match="is neither https nor on loopback"):
-            ExternalIssuer("https://login.example", [AUDIENCE], url)
+            ExternalIssuer("https://login.example", [AUDIENCE], url, client=LOOPBACK_CLIENT)
 
 
 def test_an_issuer_without_an_audience_is_rejected() -> None:
     with pytest.raises(
         Rejected, match="has no audience, so its tokens for any service would be accepted: name at least one"
     ):
-        ExternalIssuer("https://login.example", [])
+        ExternalIssuer("https://login.example", [], client=LOOPBACK_CLIENT)
 
 
 @pytest.mark.parametrize(
@@ -257,4 +273,7 @@ def test_an_issuer_without_an_audience_is_rejected() -> None:
 def test_a_token_needs_the_right_issuer_audience_and_time(
     issuer: OidcIssuer, change: dict[str, Any], reason: TokenErrorReason
 ) -> None:
-    assert refusal(ExternalIssuer(issuer.url, [AUDIENCE]), issuer.token(ANN | change)).reason is reason
+    assert (
+        refusal(ExternalIssuer(issuer.url, [AUDIENCE], client=LOOPBACK_CLIENT), issuer.token(ANN | change)).reason
+        is reason
+    )

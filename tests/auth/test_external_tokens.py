@@ -13,7 +13,7 @@ from cryptography.hazmat.primitives.asymmetric import ec, rsa
 
 from forewarn.auth.claims import Claims, InvalidToken, TokenErrorReason
 from forewarn.auth.external_issuer import ExternalIssuer
-from tests.support.oidc_issuer import OidcIssuer
+from tests.support.oidc_issuer import LOOPBACK_CLIENT, OidcIssuer
 
 NOW = 1_790_000_000.0
 AUDIENCE = "api://forewarn"
@@ -29,7 +29,7 @@ def issuer() -> Iterator[OidcIssuer]:
 
 
 def verified(issuer: OidcIssuer, token: str) -> Claims:
-    return asyncio.run(ExternalIssuer(issuer.url, [AUDIENCE]).verify(token, NOW))
+    return asyncio.run(ExternalIssuer(issuer.url, [AUDIENCE], client=LOOPBACK_CLIENT).verify(token, NOW))
 
 
 def reason(issuer: OidcIssuer, token: str) -> TokenErrorReason:

@@ -26,6 +26,7 @@ from forewarn.service.web_app import PlainHttpMiddleware, build_web_app
 from forewarn.web.authentication import BearerAuthenticator
 from forewarn.web.dependencies import Dependencies
 from tests.portal.conftest import Page
+from tests.support.oidc_issuer import LOOPBACK_CLIENT
 from tests.support.operator_api import Api
 
 TENANT = "c0ffee00-0000-4000-8000-000000000001"
@@ -47,7 +48,7 @@ class PortalService:
         self.world = api.world
         self.clock_offset_s = 0.0
         self.tenant_id = tenant_id
-        external = ExternalIssuer(issuer_url, ["api://forewarn"]) if issuer_url else None
+        external = ExternalIssuer(issuer_url, ["api://forewarn"], client=LOOPBACK_CLIENT) if issuer_url else None
         self.code_flow = AuthorizationCodeFlow(external, client_id) if external and client_id else None
         own = TokenIssuer("https://localhost:8443/adfs", signing_key())
         self.sign_in = TokenService(issuer=own, tenant_id=tenant_id, external=external)

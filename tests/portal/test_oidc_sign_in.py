@@ -20,7 +20,14 @@ from forewarn.clock import read_real_time
 from forewarn.errors import Unauthenticated, Unavailable
 from tests.portal.conftest import Page
 from tests.portal.http_browser import ORIGIN, Browser, PortalService
-from tests.support.oidc_issuer import AUTHORIZE_PATH, DISCOVERY_PATH, TOKEN_PATH, AuthorizationCodes, OidcIssuer
+from tests.support.oidc_issuer import (
+    AUTHORIZE_PATH,
+    DISCOVERY_PATH,
+    LOOPBACK_CLIENT,
+    TOKEN_PATH,
+    AuthorizationCodes,
+    OidcIssuer,
+)
 from tests.support.operator_api import Api
 
 BEGIN = "/portal/sign-in/issuer?to=/portal/timeline"
@@ -256,7 +263,9 @@ def test_sessions_of_clients_end_when_an_issuer_is_used(service: PortalService) 
 @pytest.mark.parametrize("secret", ["s3cret/+&é", ""])
 def test_a_confidential_client_sends_its_secret_to_redeem_a_code(issuer: OidcIssuer, secret: str) -> None:
     issuer.authorization.secret = "s3cret/+&é"
-    code_flow = AuthorizationCodeFlow(ExternalIssuer(issuer.url, ["x"]), "forewarn-portal", secret)
+    code_flow = AuthorizationCodeFlow(
+        ExternalIssuer(issuer.url, ["x"], client=LOOPBACK_CLIENT), "forewarn-portal", secret
+    )
     flow, now = PendingSignIn.start(), read_real_time()
 
     async def scenario() -> str:
@@ -272,7 +281,7 @@ def test_a_confidential_client_sends_its_secret_to_redeem_a_code(issuer: OidcIss
 
 
 def test_the_metadata_of_an_issuer_is_cached_while_it_is_down(issuer: OidcIssuer) -> None:
-    code_flow = AuthorizationCodeFlow(ExternalIssuer(issuer.url, ["x"]), "forewarn-portal")
+    code_flow = AuthorizationCodeFlow(ExternalIssuer(issuer.url, ["x"], client=LOOPBACK_CLIENT), "forewarn-portal")
 
     async def scenario() -> None:
         await code_flow.authorization_url(PendingSignIn.start(), "http://localhost/back", 0.0)
@@ -285,7 +294,7 @@ def test_the_metadata_of_an_issuer_is_cached_while_it_is_down(issuer: OidcIssuer
 
 
 def test_the_number_of_concurrent_redemptions_is_bounded(issuer: OidcIssuer) -> None:
-    code_flow = AuthorizationCodeFlow(ExternalIssuer(issuer.url, ["x"]), "forewarn-portal")
+    code_flow = AuthorizationCodeFlow(ExternalIssuer(issuer.url, ["x"], client=LOOPBACK_CLIENT), "forewarn-portal")
     may_answer = threading.Event()
 
     class Slow(AuthorizationCodes):

@@ -22,6 +22,9 @@ import jwt
 from cryptography.hazmat.primitives.asymmetric import ec, rsa
 
 from forewarn.clock import read_real_time
+from forewarn.http_client import HttpClient, LocalTargets
+
+LOOPBACK_CLIENT = HttpClient(local_targets=LocalTargets.LOOPBACK)  # reaches the issuers below
 
 
 class AuthorizationCodes:

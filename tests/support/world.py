@@ -28,6 +28,7 @@ from forewarn.core.history import HistoryEntry
 from forewarn.core.projection import document_for
 from forewarn.core.request import RequestedOperation
 from forewarn.core.scope import Scope
+from forewarn.http_client import HttpClient, LocalTargets
 from forewarn.hypervisor.ledger import EffectLedger
 from forewarn.hypervisor.simulated import SimulatedHypervisor
 from forewarn.protocol.codec import encode_document
@@ -100,7 +101,12 @@ class World:
             store=self.store,
             clock=self.clock,
             hypervisor=self.hypervisor,
-            inputs=ControlInputs(new_id=lambda: next(self.ids), polls=self.store.last_polls, real_time=lambda: 0.0),
+            inputs=ControlInputs(
+                new_id=lambda: next(self.ids),
+                polls=self.store.last_polls,
+                real_time=lambda: 0.0,
+                http_client=HttpClient(local_targets=LocalTargets.LOOPBACK),
+            ),
             policy=self.policy,
             retry=self.retry,
             limits=self.limits,

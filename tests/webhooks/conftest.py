@@ -12,9 +12,9 @@ import pytest
 from forewarn.core.commit import Commit
 from forewarn.core.request import RequestedOperation
 from forewarn.core.webhook import WebhookSubscription
+from forewarn.http_client import HttpClient, HttpLimits, LocalTargets
 from forewarn.store import MemoryStore
 from forewarn.webhooks import WebhookDispatcher
-from forewarn.webhooks.http_client import WebhookHttpClient
 from tests.support.webhook_receiver import WebhookReceiver
 from tests.support.world import World, a_host, a_vm
 
@@ -56,7 +56,8 @@ class DeliveryWorld:
     def new_outbox(self) -> WebhookDispatcher:
         return WebhookDispatcher(
             self.world.store,
-            send=WebhookHttpClient(timeout_s=2.0, body_timeout_s=0.2).send,
+            client=HttpClient(local_targets=LocalTargets.LOOPBACK),
+            limits=HttpLimits(timeout_s=2.0, body_timeout_s=0.2),
             real_time=lambda: self.real_now,
             sleep=self.retry_sleep,
             random=lambda: 0.0,

@@ -21,7 +21,7 @@ from forewarn.errors import Rejected, Unauthenticated, Unavailable
 
 _CONFIGURATION_TTL_S = 3600
 _RETRY_INTERVAL_S = 5  # many sign-ins must not cause many requests to the issuer
-_MAX_CONCURRENT_REDEMPTIONS = 3  # anybody can present a code, and requests of VMs need the same threads
+_MAX_CONCURRENT_REDEMPTIONS = 3  # anybody can present a code, and each one costs a request to the issuer
 _SCOPE = "openid profile email"
 
 
@@ -72,7 +72,7 @@ class _TokenResponse(msgspec.Struct, frozen=True):
 class AuthorizationCodeFlow:
     """Signs people in at `issuer` as its client `client_id`; without a secret, as a public client.
 
-    Fetches the issuer's configuration when it is first needed, in a thread, and keeps it for an hour.
+    Fetches the issuer's configuration when it is first needed, with the issuer's HTTP client, and keeps it for an hour.
     """
 
     def __init__(self, issuer: ExternalIssuer, client_id: str, secret: str = "") -> None:
@@ -124,7 +124,7 @@ class AuthorizationCodeFlow:
         elif self._secret:
             authorization = _basic_authorization(self._client_id, self._secret)
         async with self._redemption_slots:
-            status, content = await asyncio.to_thread(post_form, configuration.token_endpoint, form, authorization)
+            status, content = await post_form(self.issuer.client, configuration.token_endpoint, form, authorization)
         response = self._parse_response(status, content)
         return await self.issuer.verify_id_token(
             response.id_token, client_id=self._client_id, nonce=sign_in.nonce, now=now
@@ -159,7 +159,7 @@ class AuthorizationCodeFlow:
 
     async def _fetch_configuration(self, now: float) -> None:
         try:
-            configuration = await asyncio.to_thread(fetch_oidc_configuration, self.issuer.url)
+            configuration = await fetch_oidc_configuration(self.issuer.client, self.issuer.url)
             for endpoint in (configuration.authorization_endpoint, configuration.token_endpoint):
                 require_https(endpoint)
             self._configuration, self._fetched_at = configuration, now

@@ -28,6 +28,7 @@ from forewarn.auth.claims import (
 )
 from forewarn.auth.oidc_discovery import fetch_document, fetch_oidc_configuration, require_https
 from forewarn.errors import Rejected, Unavailable
+from forewarn.http_client import HttpClient
 
 _RSA_ALGORITHMS = frozenset({"RS256", "RS384", "RS512", "PS256"})
 _CURVE_ALGORITHMS = {"P-256": frozenset({"ES256"}), "P-384": frozenset({"ES384"})}
@@ -133,12 +134,13 @@ class _ExternalPayload(RegisteredClaims, frozen=True, kw_only=True):
 class ExternalIssuer:
     """Verifies the tokens of one issuer for `audiences`, with cached keys while it is unreachable.
 
-    Fetches keys when they are needed, in a thread: from `jwks_url`, else from the address in its configuration. The
+    Fetches keys when they are needed, with `client`: from `jwks_url`, else from the address in its configuration. The
     constructor raises Rejected if there is no audience, or if a URL is neither https nor on loopback.
     """
 
-    def __init__(self, issuer_url: str, audiences: Iterable[str], jwks_url: str = "") -> None:
+    def __init__(self, issuer_url: str, audiences: Iterable[str], jwks_url: str = "", *, client: HttpClient) -> None:
         self.url = issuer_url
+        self.client = client
         self._jwks_url = jwks_url
         self.audiences = normalize_audiences(audiences)
         if not self.audiences:
@@ -213,15 +215,16 @@ class ExternalIssuer:
 
     async def _fetch_keys(self, now: float) -> None:
         try:
-            self._keys = await asyncio.to_thread(self._download_keys)
+            self._keys = await self._download_keys()
             self._fetched_at = now
         except (Unavailable, Rejected) as error:
             self._last_error = str(error)
         finally:
             self._fetch_task = None
 
-    def _download_keys(self) -> dict[str, VerificationKey]:
-        return parse_jwks(fetch_document(self._jwks_url or fetch_oidc_configuration(self.url).jwks_uri))
+    async def _download_keys(self) -> dict[str, VerificationKey]:
+        jwks_url = self._jwks_url or (await fetch_oidc_configuration(self.client, self.url)).jwks_uri
+        return parse_jwks(await fetch_document(self.client, jwks_url))
 
 
 def _claims_from_payload(payload: _ExternalPayload, ids: list[str]) -> Claims:

@@ -24,6 +24,7 @@ from forewarn.control.rollouts import RolloutService
 from forewarn.control.scope_transactions import ScopeTransactions
 from forewarn.control.webhooks import WebhookService
 from forewarn.core.decision import Policy
+from forewarn.http_client import HttpClient
 from forewarn.hypervisor.interface import Hypervisor
 from forewarn.store.interface import AppliedCommit, LastPoll, Store
 from forewarn.webhooks import WebhookDispatcher
@@ -31,12 +32,13 @@ from forewarn.webhooks import WebhookDispatcher
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ControlInputs:
-    """Inputs of the control plane from outside: new ids, the polls of VMs, and the real time."""
+    """Inputs of the control plane from outside: new ids, the polls of VMs, the real time, an HTTP client."""
 
     new_id: Callable[[], str]  # GUIDs, upper case
     polls: Callable[[], list[LastPoll]] = field(default=list)  # the latest poll of each VM
     lab_addresses: bool = False  # give each VM without an address one on the loopback network
     real_time: Callable[[], float] = read_real_time  # in seconds since 1970, for transport faults and webhooks
+    http_client: HttpClient = field(default_factory=HttpClient)  # for webhooks
 
 
 class ControlPlane:
@@ -93,7 +95,7 @@ class ControlPlane:
             transactions=self.transactions, new_id=inputs.new_id, lab_addresses=inputs.lab_addresses
         )
         self.access = AccessService(transactions=self.transactions, new_id=inputs.new_id)
-        self.webhook_delivery = WebhookDispatcher(store, real_time=inputs.real_time)
+        self.webhook_delivery = WebhookDispatcher(store, client=inputs.http_client, real_time=inputs.real_time)
         self.webhooks = WebhookService(
             transactions=self.transactions, new_id=inputs.new_id, webhook_delivery=self.webhook_delivery
         )

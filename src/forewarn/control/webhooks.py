@@ -52,8 +52,8 @@ class WebhookService:
     async def add(self, spec: WebhookSpec, *, who: str) -> WebhookSubscription:
         """Add a webhook durably and return it with its secret.
 
-        Raises Rejected for a bad URL or resource or a secret under 16 characters; with `validate`, Refused if the
-        receiver does not answer as it must.
+        Raises Rejected for a bad URL, an address that the service may not call, a bad resource or a secret under 16
+        characters; with `validate`, Refused if the receiver does not answer as it must.
         """
         webhook = WebhookSubscription(
             id=self._new_id().lower(),
@@ -67,6 +67,7 @@ class WebhookService:
             at=self._clock.now(),
             cursor=0 if spec.from_start else self._store.last_seq(),
         )
+        self._webhook_delivery.require_allowed(webhook.url)
         if spec.validate:
             await self._webhook_delivery.verification.validate(webhook)
         over = "all VMs" if webhook.over == ROOT_RESOURCE else webhook.over

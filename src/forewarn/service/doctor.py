@@ -20,7 +20,17 @@ from forewarn.explain.phrases import duration_text
 from forewarn.service.settings import Settings
 from forewarn.store.sqlite_file import read_revision as examine_file
 
-_REQUIRED_PACKAGES = ("msgspec", "httptools", "starlette", "uvicorn", "sqlalchemy", "alembic", "click", "rich")
+_REQUIRED_PACKAGES = (
+    "msgspec",
+    "httptools",
+    "httpx2",
+    "starlette",
+    "uvicorn",
+    "sqlalchemy",
+    "alembic",
+    "click",
+    "rich",
+)
 _MIN_FREE_BYTES = 100 * 1024 * 1024
 
 

@@ -18,6 +18,7 @@ import msgspec
 
 from forewarn.core.decision import EnablementMode, Policy
 from forewarn.errors import Rejected
+from forewarn.http_client import HttpClient, LocalTargets
 from forewarn.hypervisor.command import CommandSpec, check_commands
 from forewarn.metadata import ListenerSpec
 from forewarn.metadata.listener_config import is_ip_address, parse_listen_address, parse_listeners
@@ -83,6 +84,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     oidc_jwks: str = ""  # URL of its keys; "": the one in its openid-configuration
     oidc_client_id: str = ""  # the portal's client id at that issuer; "": no sign-in to the portal there
     oidc_client_secret_file: str = ""  # the portal's secret at that issuer; "": a public client without one
+    local_targets: LocalTargets = LocalTargets.NONE  # near targets of webhooks and issuers; in a lab `loopback`
     strict_api_versions: bool = False  # reject calls of Azure's API with an unknown api-version
     hypervisor: HypervisorKind = HypervisorKind.SIMULATED  # the default in a lab is `process`
     simulate: tuple[dict[str, Any], ...] = ()  # how the simulated hypervisor misbehaves
@@ -97,6 +99,11 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     def metadata_listeners(self) -> tuple[ListenerSpec, ...]:
         """The listeners on real networks, from `listen` and `listeners`. Rejected if one is wrong."""
         return (*(parse_listen_address(text) for text in self.listen), *parse_listeners(self.listeners))
+
+    @property
+    def http_client(self) -> HttpClient:
+        """The HTTP client for webhooks and the external issuer."""
+        return HttpClient(local_targets=self.local_targets)
 
     @property
     def policy(self) -> Policy:
@@ -125,7 +132,11 @@ def load_settings(
     """
     defaults = {"data": default_data_directory(environ), "lab": lab}
     if lab:
-        defaults |= {"enablement": EnablementMode.ALWAYS.value, "hypervisor": HypervisorKind.PROCESS.value}  # spec §8.3
+        defaults |= {
+            "enablement": EnablementMode.ALWAYS.value,  # spec §8.3
+            "hypervisor": HypervisorKind.PROCESS.value,
+            "local_targets": LocalTargets.LOOPBACK.value,
+        }
     from_file = _read_file(config) if config is not None else {}
     flags_given = {name: value for name, value in flags.items() if value is not None}
     merged = {**defaults, **from_file, **_read_environment(environ), **flags_given}
@@ -237,12 +248,22 @@ def _check_console(settings: Settings) -> None:
         raise Rejected(f"setting 'token_minutes' is {settings.token_minutes:g}: give 1 to 1440")
     if settings.oidc_issuer and not settings.oidc_audience:
         raise Rejected("setting 'oidc_issuer' needs 'oidc_audience': name the audiences that its tokens must have")
+    for name in ("oidc_issuer", "oidc_jwks"):
+        _check_target(settings, name)
     if settings.oidc_client_id and not settings.oidc_issuer:
         raise Rejected("setting 'oidc_client_id' needs 'oidc_issuer': name the issuer of this client id")
     if settings.oidc_client_secret_file and not settings.oidc_client_id:
         raise Rejected(
             "setting 'oidc_client_secret_file' needs 'oidc_client_id': name the client id that this secret belongs to"
         )
+
+
+def _check_target(settings: Settings, name: str) -> None:
+    """Reject a URL that the HTTP client would refuse to call; names are checked when they are called."""
+    try:
+        settings.http_client.require_allowed(getattr(settings, name))
+    except Rejected as error:
+        raise Rejected(f"setting {name!r} cannot be used: {error}") from error
 
 
 def _check_settings(settings: Settings) -> None:

@@ -217,7 +217,7 @@ def _url_host(name: str) -> str:
 def _external_issuer(settings: Settings) -> ExternalIssuer | None:
     if not settings.oidc_issuer:
         return None
-    return ExternalIssuer(settings.oidc_issuer, settings.oidc_audience, settings.oidc_jwks)
+    return ExternalIssuer(settings.oidc_issuer, settings.oidc_audience, settings.oidc_jwks, client=settings.http_client)
 
 
 def _code_flow(settings: Settings, external: ExternalIssuer | None) -> AuthorizationCodeFlow | None:

@@ -219,7 +219,12 @@ async def _open_control(
         store=store,
         clock=_open_clock(settings, store),
         hypervisor=hypervisor,
-        inputs=ControlInputs(new_id=new_guid, polls=store.last_polls, lab_addresses=settings.lab),
+        inputs=ControlInputs(
+            new_id=new_guid,
+            polls=store.last_polls,
+            lab_addresses=settings.lab,
+            http_client=settings.http_client,
+        ),
         policy=settings.policy,
     )
     stack.push_async_callback(control.close)

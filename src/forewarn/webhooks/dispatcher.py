@@ -11,8 +11,8 @@ from typing import Any
 from forewarn.clock import read_real_time
 from forewarn.core.webhook import WebhookSubscription
 from forewarn.errors import ForewarnError
-from forewarn.webhooks.http_client import WebhookHttpClient
-from forewarn.webhooks.message import SendRequest, WebhookStore
+from forewarn.http_client import HttpClient, HttpLimits
+from forewarn.webhooks.message import WebhookStore, send_with
 from forewarn.webhooks.sender import DeliveryReport, SenderDependencies, WebhookSender
 from forewarn.webhooks.verification import ReceiverVerification
 
@@ -27,17 +27,23 @@ class WebhookDispatcher:
         self,
         store: WebhookStore,
         *,
-        send: SendRequest | None = None,
+        client: HttpClient,
+        limits: HttpLimits = HttpLimits(),  # noqa: B008 (frozen)
         real_time: Callable[[], float] = read_real_time,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
         random: Callable[[], float] = random.random,
     ) -> None:
-        send = send or WebhookHttpClient().send
+        send = send_with(client, limits)
+        self._client = client
         self._dependencies = SenderDependencies(store=store, send=send, real_time=real_time, sleep=sleep, random=random)
         self._senders: dict[str, WebhookSender] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._changed = asyncio.Event()
         self.verification = ReceiverVerification(send=send, real_time=real_time)
+
+    def require_allowed(self, url: str) -> None:
+        """Raises Rejected if the URL names an address that the service may not call."""
+        self._client.require_allowed(url)
 
     @property
     def real_time(self) -> Callable[[], float]:

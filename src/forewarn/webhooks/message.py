@@ -21,6 +21,7 @@ from forewarn.core.history import HistoryEntry
 from forewarn.core.webhook import WebhookSchema, WebhookSubscription
 from forewarn.errors import Unavailable
 from forewarn.explain.notification import NotificationMessage, render_message
+from forewarn.http_client import HttpClient, HttpLimits, HttpRequestFailed
 
 
 class WebhookStore(Protocol):
@@ -72,6 +73,25 @@ class ReceiverUnreachable(Unavailable):
 
 
 SendRequest = Callable[[WebhookRequest], Awaitable[WebhookResponse]]  # raises ReceiverUnreachable
+
+
+def send_with(client: HttpClient, limits: HttpLimits) -> SendRequest:
+    """Return the function that sends webhook requests with this HTTP client, within these limits.
+
+    It returns the response of any status, with the beginning of its body, and raises ReceiverUnreachable.
+    """
+
+    async def send(request: WebhookRequest) -> WebhookResponse:
+        try:
+            response = await client.send(
+                request.method, request.url, headers=request.headers, body=request.body, limits=limits
+            )
+        except HttpRequestFailed as error:
+            raise ReceiverUnreachable(str(error)) from error
+        return WebhookResponse(status=response.status, headers=dict(response.headers), body=response.body)
+
+    return send
+
 
 _CONTENT_TYPES = {
     WebhookSchema.EVENT_GRID: "application/json; charset=utf-8",
