@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 import ssl
 from collections.abc import Callable
 from pathlib import Path
@@ -155,16 +156,35 @@ def test_an_unusable_ca_is_never_replaced(tmp_path: Path, spoil: Spoiling, sente
     assert contents(tmp_path) == before
 
 
-def test_an_expired_ca_is_rejected_with_the_files_to_move_away(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("now", "problem"),
+    [
+        (NOW + 3660 * DAY, r"ca.pem' expired at 2036-.*: move 'ca.pem' and 'ca.key' away"),
+        (NOW - DAY, r"ca.pem' is not valid before .*, and it is .*: set the clock, or move"),
+    ],
+    ids=["expired", "not yet"],
+)
+def test_a_ca_that_is_not_valid_now_keeps_its_server_certificate_and_says_why(
+    tmp_path: Path, now: float, problem: str
+) -> None:
     ServiceCertificates.load_or_create(tmp_path, [], NOW)
-    with pytest.raises(Rejected, match=r"ca.pem' expired at 2036-.*: move 'ca.pem' and 'ca.key' away"):
-        ServiceCertificates.load_or_create(tmp_path, [], NOW + 3660 * DAY)
+    before = contents(tmp_path)
+    found = ServiceCertificates.load_or_create(tmp_path, [], now)
+    assert re.search(problem, found.server.problem)
+    assert found.ca.problem == found.server.problem
+    assert contents(tmp_path) == before
+    assert ServiceCertificates.load_or_create(tmp_path, [], NOW).server.problem == ""
 
 
-def test_a_ca_that_is_not_valid_yet_is_rejected_with_a_hint_about_the_clock(tmp_path: Path) -> None:
+@pytest.mark.parametrize("now", [NOW + 3660 * DAY, NOW - 3660 * DAY], ids=["expired", "not yet"])
+def test_a_ca_that_is_not_valid_now_still_issues_a_missing_server_certificate(tmp_path: Path, now: float) -> None:
     ServiceCertificates.load_or_create(tmp_path, [], NOW)
-    with pytest.raises(Rejected, match=r"ca.pem' is not valid before .*: set the clock, or move"):
-        ServiceCertificates.load_or_create(tmp_path, [], NOW - DAY)
+    (tmp_path / "server.pem").unlink()
+    found = ServiceCertificates.load_or_create(tmp_path, [], now)
+    assert found.ca.facts.not_before <= found.server.facts.not_before < found.server.facts.not_after
+    assert found.server.facts.not_after <= found.ca.facts.not_after
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(found.server.certificate, found.server.key)
 
 
 def test_a_server_certificate_never_outlives_its_ca(tmp_path: Path) -> None:

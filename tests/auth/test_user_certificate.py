@@ -49,14 +49,16 @@ def test_the_key_of_another_certificate_is_rejected(mine: Path) -> None:
     assert "ca.key' does not belong to the first certificate" in refusal(mine / "server.pem", mine / "ca.key")
 
 
-def test_an_expired_user_certificate_is_rejected_with_its_end(mine: Path) -> None:
-    sentence = refusal(mine / "server.pem", mine / "server.key", NOW + 400 * 86400)
-    assert "server.pem' expired at 2027-10-" in sentence
-    assert sentence.endswith(": give one that is valid now")
+def test_an_expired_user_certificate_is_used_with_a_warning_that_names_its_end(mine: Path) -> None:
+    found = load_user_certificate(mine / "server.pem", mine / "server.key", now=NOW + 400 * 86400)
+    assert "server.pem' expired at 2027-10-" in found.problem
+    assert found.problem.endswith(": give one that is valid now")
 
 
-def test_a_user_certificate_that_is_not_valid_yet_is_rejected(mine: Path) -> None:
-    assert "is not valid before 2026-" in refusal(mine / "server.pem", mine / "server.key", NOW - 86400)
+def test_a_user_certificate_that_is_not_valid_yet_is_used_with_a_warning(mine: Path) -> None:
+    found = load_user_certificate(mine / "server.pem", mine / "server.key", now=NOW - 86400)
+    assert "is not valid before 2026-" in found.problem
+    assert load_user_certificate(mine / "server.pem", mine / "server.key", now=NOW).problem == ""
 
 
 def test_a_key_with_a_passphrase_is_rejected_without_a_prompt(mine: Path) -> None:

@@ -6,6 +6,7 @@ import asyncio
 import socket
 import ssl
 import stat
+import time
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from pathlib import Path
@@ -13,6 +14,7 @@ from typing import Any, NoReturn
 
 import pytest
 
+from forewarn.auth.certificates import ServiceCertificates
 from forewarn.auth.client_secrets import secret_matches
 from forewarn.core.access import ADMIN_CLIENT_ID, Role
 from forewarn.core.commit import Commit
@@ -154,6 +156,31 @@ def test_a_failed_certificate_renewal_is_logged_and_tried_again(
 
     assert open_server(tmp_path, MemoryStore(), renewed) == 1
     assert f"the console keeps its certificate, because it could not be renewed: {error}" in caplog.text
+
+
+def test_a_service_starts_while_the_clock_is_before_its_certificate(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A machine whose clock is not set yet must serve its VMs all the same."""
+    ServiceCertificates.load_or_create(tmp_path / "tls", (), time.time() + 30 * 86400)
+
+    async def serve(server: OperatorServer) -> str:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        renewing = asyncio.create_task(server._renew_forever(context))
+        await asyncio.sleep(0)
+        renewing.cancel()
+        return await server.renew_certificate(context)
+
+    problem = open_server(tmp_path, MemoryStore(), serve)
+    assert "ca.pem' is not valid before" in problem
+    assert f"VMs are served, but clients do not trust the console now: {problem}" in caplog.text
+
+
+def test_a_user_certificate_that_is_not_valid_does_not_keep_the_service_from_starting(tmp_path: Path) -> None:
+    made = ServiceCertificates.load_or_create(tmp_path / "mine", (), time.time() + 30 * 86400).server
+    files = {"console_certificate": str(made.certificate), "console_key": str(made.key)}
+    problem = open_server(tmp_path / "data", MemoryStore(), lambda server: server.certificate_files.problem, **files)
+    assert "server.pem' is not valid before" in problem
 
 
 EXTERNAL_ISSUER: dict[str, Any] = {

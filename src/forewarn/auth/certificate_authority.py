@@ -83,10 +83,11 @@ def issue_server_certificate(
 ) -> x509.Certificate:
     """Return a new server certificate of the CA for this key and these names.
 
-    Valid for 397 days from an hour before `now`, but no longer than the CA. Does not check `may_sign`.
+    Valid for 397 days from an hour before `now`, but only while the CA is. Does not check `may_sign`.
     """
     issuer = authority.certificate
     begins = max(_to_datetime(now) - _CLOCK_SKEW, issuer.not_valid_before_utc)
+    begins = min(begins, issuer.not_valid_after_utc - _CLOCK_SKEW)
     ends = min(
         begins + _SERVER_LIFETIME - timedelta(seconds=1), issuer.not_valid_after_utc
     )  # `not_valid_after` is inclusive

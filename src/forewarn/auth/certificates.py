@@ -41,28 +41,29 @@ class ServiceCertificates(msgspec.Struct, frozen=True, kw_only=True):
 
         It is renewed, with a new key, if it is damaged or not of this CA, lacks one of `names` or the loopback names,
         or expires within 30 days. An existing CA is never changed: Rejected if it is not usable or may not sign the
-        names. Rejected also if others can read a key; Unavailable if a file cannot be written.
+        names. While the CA is not valid, because the clock is wrong or its ten years are over, the server certificate
+        stays, and both have a `problem`. Rejected also if others can read a key; Unavailable if a file cannot be
+        written.
         """
         wanted = certificate_names(names)
         secure_files.make_directory(directory)
 
         authority = _load_or_create_authority(directory, wanted, now)
-        server = _usable_server_certificate(directory, authority, wanted, now) or _renew_server_certificate(
-            directory, authority, wanted, now
+        path, facts = ca_certificate_path(directory), pem.certificate_facts(authority.certificate)
+        problem = pem.validity_problem(path, facts, now, _REPLACE_CA_ADVICE)
+        server = _usable_server_certificate(directory, authority, wanted, None if problem else now)
+        server = server or _renew_server_certificate(directory, authority, wanted, now)
+        return cls(
+            ca=CertificateFiles(certificate=path, key=_ca_key_path(directory), facts=facts, problem=problem),
+            server=msgspec.structs.replace(server, problem=problem),
         )
-
-        ca = CertificateFiles(
-            certificate=ca_certificate_path(directory),
-            key=_ca_key_path(directory),
-            facts=pem.certificate_facts(authority.certificate),
-        )
-        return cls(ca=ca, server=server)
 
 
 def load_user_certificate(certificate: Path, key: Path, *, now: float) -> CertificateFiles:
     """Load the user's certificate, which its chain may follow, and its key, which must not be encrypted.
 
-    Rejected if a file cannot be read, they do not belong together, the certificate is not valid now, or TLS refuses it.
+    Rejected if a file cannot be read, they do not belong together, or TLS refuses the certificate. One that is not
+    valid now has a `problem`.
     """
     leaf, private = pem.read_certificate(certificate), pem.parse_private_key(secure_files.read_public(key), key)
     if not pem.public_keys_match(leaf, private):
@@ -71,12 +72,12 @@ def load_user_certificate(certificate: Path, key: Path, *, now: float) -> Certif
             "give the key it was made with, or put the server's certificate before its chain"
         )
     facts = pem.certificate_facts(leaf)
-    pem.require_valid_now(certificate, facts, now, "give one that is valid now")
     try:
         ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(certificate, key, password=lambda: "")
     except OSError as error:  # ssl.SSLError is an OSError, for example for a weak key
         raise Rejected(f"certificate {str(certificate)!r} cannot be served ({error}): give another") from error
-    return CertificateFiles(certificate=certificate, key=key, facts=facts)
+    problem = pem.validity_problem(certificate, facts, now, "give one that is valid now")
+    return CertificateFiles(certificate=certificate, key=key, facts=facts, problem=problem)
 
 
 def ca_certificate_path(directory: Path) -> Path:
@@ -93,7 +94,6 @@ def _load_or_create_authority(directory: Path, wanted: tuple[str, ...], now: flo
     if not path.exists():
         return _create_authority(directory, wanted, now)
     authority = _read_authority(path, _ca_key_path(directory))
-    pem.require_valid_now(path, pem.certificate_facts(authority.certificate), now, _REPLACE_CA_ADVICE)
     if foreign := [name for name in wanted if not authority.may_sign(name)]:
         raise Rejected(
             f"CA {str(path)!r} can sign loopback names only, not {foreign[0]!r}: "
@@ -135,9 +135,12 @@ def _read_ca_key(path: Path) -> ec.EllipticCurvePrivateKey:
 
 
 def _usable_server_certificate(
-    directory: Path, authority: CertificateAuthority, wanted: tuple[str, ...], now: float
+    directory: Path, authority: CertificateAuthority, wanted: tuple[str, ...], now: float | None
 ) -> CertificateFiles | None:
-    """Return the server certificate and key if they are valid and not to be renewed soon."""
+    """Return the server certificate and key if they are valid and not to be renewed soon.
+
+    With None as `now`, their time does not count.
+    """
     path, key_path = _server_paths(directory)
     if not (path.exists() and key_path.exists()):
         return None
@@ -153,8 +156,9 @@ def _usable_server_certificate(
     return CertificateFiles(certificate=path, key=key_path, facts=facts)
 
 
-def _is_usable(facts: CertificateFacts, wanted: tuple[str, ...], now: float) -> bool:
-    return facts.not_before <= now < facts.not_after - _RENEW_BEFORE_S and set(wanted) <= set(facts.names)
+def _is_usable(facts: CertificateFacts, wanted: tuple[str, ...], now: float | None) -> bool:
+    is_current = now is None or facts.not_before <= now < facts.not_after - _RENEW_BEFORE_S
+    return is_current and set(wanted) <= set(facts.names)
 
 
 def _renew_server_certificate(

@@ -28,11 +28,15 @@ class CertificateFacts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CertificateFiles(msgspec.Struct, frozen=True, kw_only=True):
-    """The files of a certificate and its private key, and the facts of the certificate."""
+    """The files of a certificate and its private key, and the facts of the certificate.
+
+    `problem` says why clients do not trust it now, and what to do, if its time or that of its CA is not now.
+    """
 
     certificate: Path
     key: Path
     facts: CertificateFacts
+    problem: str = ""
 
 
 class HasPublicKey(Protocol):
@@ -79,14 +83,17 @@ def public_keys_match(one: HasPublicKey, other: HasPublicKey) -> bool:
     return _public_bytes(one) == _public_bytes(other)
 
 
-def require_valid_now(path: Path, facts: CertificateFacts, now: float, advice: str) -> None:
-    """Raise Rejected, with `advice`, if the certificate with these facts has expired or is not valid yet."""
+def validity_problem(path: Path, facts: CertificateFacts, now: float, advice: str) -> str:
+    """Return why the certificate with these facts is not valid now, with `advice`; "" if it is valid.
+
+    This is no error: the clock may be wrong, and VMs must be served all the same.
+    """
     if now >= facts.not_after:
-        raise Rejected(f"certificate {str(path)!r} expired at {iso_date(facts.not_after)}: {advice}")
+        return f"certificate {str(path)!r} expired at {iso_date(facts.not_after)}: {advice}"
     if now < facts.not_before:
-        raise Rejected(
-            f"certificate {str(path)!r} is not valid before {iso_date(facts.not_before)}: set the clock, or {advice}"
-        )
+        dates = f"before {iso_date(facts.not_before)}, and it is {iso_date(now)}"
+        return f"certificate {str(path)!r} is not valid {dates}: set the clock, or {advice}"
+    return ""
 
 
 def certificate_facts(certificate: x509.Certificate) -> CertificateFacts:

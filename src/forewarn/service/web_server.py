@@ -45,6 +45,7 @@ from forewarn.web.server import serve_tls
 log = logging.getLogger(__name__)
 _BACKLOG = 1024
 _RENEWAL_CHECK_S = 6 * 3600.0
+_INVALID_CHECK_S = 60.0  # while the certificate is not valid: the clock may be set any moment
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,17 +89,25 @@ class OperatorServer:
 
     async def _renew_forever(self, context: ssl.SSLContext) -> None:
         """Check the certificate every few hours, because it may expire while the service runs."""
+        problem = self.certificate_files.problem
         while True:
-            await asyncio.sleep(_RENEWAL_CHECK_S)
-            await self.renew_certificate(context)
+            if problem:
+                log.warning("VMs are served, but clients do not trust the console now: %s", problem)
+            await asyncio.sleep(_INVALID_CHECK_S if problem else _RENEWAL_CHECK_S)
+            problem = await self.renew_certificate(context)
 
-    async def renew_certificate(self, context: ssl.SSLContext) -> None:
-        """Renew the certificate if it ends soon, and load it; if that fails, log it and keep the old one."""
+    async def renew_certificate(self, context: ssl.SSLContext) -> str:
+        """Renew the certificate if it ends soon, and load it; if that fails, log it and keep the old one.
+
+        Returns why clients do not trust the certificate that is served now; "" if they do.
+        """
         try:
             files = await asyncio.to_thread(self.ensure_certificate)
             context.load_cert_chain(files.certificate, files.key)
         except (ForewarnError, OSError) as error:
             log.warning("the console keeps its certificate, because it could not be renewed: %s", error)
+            return ""
+        return files.problem
 
     def describe(self) -> dict[str, Any]:
         """URLs, tenant, client id and files of the console, without secrets, as in `GET /service`."""
