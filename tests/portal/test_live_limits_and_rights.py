@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import AsyncExitStack
+from dataclasses import replace
 from typing import Any
 from urllib.parse import urlencode
 
@@ -12,6 +14,7 @@ from forewarn.core.access import Principal
 from forewarn.errors import Unauthenticated
 from forewarn.portal import live_stream, live_updates
 from forewarn.portal.context import CurrentSession
+from forewarn.web.connection_slots import ConnectionShares
 from tests.portal.conftest import PortalUser
 from tests.portal.live_stream_client import (
     GROUP,
@@ -205,6 +208,25 @@ def test_the_number_of_open_streams_is_limited(
             await page.next("counts")
             answer = await portal.send_request("GET", "/portal/live", b"", {})
             assert (answer.status, answer.html) == (503, sentence)
+
+    run_scenario(portal, scenario)
+
+
+@pytest.mark.parametrize(("total", "limit"), [(64, 8), (8, 1)])
+def test_the_streams_of_one_user_leave_connections_for_its_pages(portal: PortalUser, total: int, limit: int) -> None:
+    shares = ConnectionShares(total)
+    assert shares.streams_per_principal == limit
+
+    async def scenario() -> None:
+        portal.api.dependencies = replace(portal.api.dependencies, connection_shares=shares)
+        limited = PortalUser(portal.api, portal.principal)
+        async with AsyncExitStack() as stack:
+            for _ in range(limit):
+                page = await stack.enter_async_context(open_stream(limited))
+                await page.next("counts")
+            answer = await limited.send_request("GET", "/portal/live", b"", {})
+            assert (answer.status, answer.headers["retry-after"]) == (503, "1")
+            assert f"{limit} of your live pages are open, which is the limit" in answer.html
 
     run_scenario(portal, scenario)
 

@@ -9,29 +9,38 @@ import socket
 import ssl
 import time
 from collections.abc import Awaitable, Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from starlette.requests import Request
 
 from forewarn.auth.certificates import ServiceCertificates
+from forewarn.core.access import Grant, Principal, Role
 from forewarn.core.commit import Commit
 from forewarn.core.history import EntryKind, HistoryEntry
+from forewarn.errors import Unauthenticated
+from forewarn.service.web_app import build_web_app
+from forewarn.web.connection_slots import EVICT_AFTER_S, ConnectionShares, claim_connection
 from forewarn.web.server import (
+    ANONYMOUS_REQUEST_TIMEOUT_S,
     HANDSHAKE_TIMEOUT_S,
+    HEAD_TIMEOUT_S,
     REQUEST_TIMEOUT_S,
     WRITE_TIMEOUT_S,
-    max_connections,
     serve_tls,
     serve_unix,
 )
 
 HEAD = b"GET /forewarn/v1/clock HTTP/1.1\r\nHost: forewarn\r\n"
 INCOMPLETE_REQUESTS = [
-    pytest.param(b"", id="nothing"),
-    pytest.param(HEAD, id="half a head"),
+    pytest.param(b"", HEAD_TIMEOUT_S, id="nothing"),
+    pytest.param(HEAD, HEAD_TIMEOUT_S, id="half a head"),
     pytest.param(
-        HEAD.replace(b"GET", b"POST").replace(b"clock", b"requests") + b"Content-Length: 9\r\n\r\n{}", id="half a body"
+        HEAD.replace(b"GET", b"POST").replace(b"clock", b"requests") + b"Content-Length: 9\r\n\r\n{}",
+        ANONYMOUS_REQUEST_TIMEOUT_S,
+        id="half a body",
     ),
 ]
 
@@ -70,6 +79,18 @@ async def answered(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -
     await reader.readexactly(length)
 
 
+async def answer_to(connect: Any, caller: str = "", target: bytes = b"/forewarn/v1/clock") -> bytes:
+    """The head and body of the response to one request of this caller, on its own connection."""
+    reader, writer = await connect()
+    try:
+        head = HEAD.replace(b"/forewarn/v1/clock", target)
+        writer.write(head + f"X-Caller: {caller}\r\nConnection: close\r\n\r\n".encode())
+        answer: bytes = await reader.read()
+        return answer
+    finally:
+        writer.close()
+
+
 async def another_client_is_answered(connect: Any) -> None:
     reader, writer = await connect()
     await answered(reader, writer)
@@ -78,15 +99,19 @@ async def another_client_is_answered(connect: Any) -> None:
 
 
 @pytest.mark.parametrize("is_first", [True, False], ids=["first request", "next request"])
-@pytest.mark.parametrize("incomplete", INCOMPLETE_REQUESTS)
-def test_a_connection_is_closed_when_its_request_takes_too_long(serve: Any, incomplete: bytes, is_first: bool) -> None:
+@pytest.mark.parametrize(("incomplete", "timeout_s"), INCOMPLETE_REQUESTS)
+def test_a_connection_is_closed_when_its_request_takes_too_long(
+    serve: Any, incomplete: bytes, timeout_s: float, is_first: bool
+) -> None:
     async def scenario(loop: SkippableTimeLoop, connect: Any) -> None:
         reader, writer = await connect()
         if not is_first:
             await answered(reader, writer)
         writer.write(incomplete)
         await another_client_is_answered(connect)  # then the server has read the bytes above
-        loop.ahead_s += REQUEST_TIMEOUT_S
+        loop.ahead_s += HEAD_TIMEOUT_S
+        await another_client_is_answered(connect)  # the head of a request has its own timer
+        loop.ahead_s += timeout_s - HEAD_TIMEOUT_S
         try:
             assert not (await reader.read()).startswith(b"HTTP/1.1 200")
         except ConnectionResetError:
@@ -153,21 +178,143 @@ def few_files() -> Iterator[None]:
     resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
-def test_connections_use_only_a_part_of_the_open_files(serve: Any, few_files: None) -> None:
+def test_connections_use_only_a_part_of_the_open_files(few_files: None, serve: Any) -> None:
     async def scenario(loop: SkippableTimeLoop, connect: Any) -> int:
-        connections = [await connect() for _ in range(max_connections())]
+        shares = ConnectionShares.from_open_files()
+        connections = [await connect() for _ in range(shares.general + shares.reserved)]
         await answered(*connections[-1])
-        one_too_many = await connect()
-        waiting = asyncio.create_task(answered(*one_too_many))
-        await answered(*connections[-1])
-        assert not waiting.done()
+        answer = await answer_to(connect)
+        assert answer.startswith(b"HTTP/1.1 503 Service Unavailable\r\n")
+        assert b"\r\nretry-after: 1\r\n" in answer
+        assert b"all connections are in use: try again in a moment" in answer
         connections[0][1].close()
-        await waiting
-        for _, each in (*connections, one_too_many):
+        for _ in range(100):  # the server may need a moment to see that it is closed
+            if (answer := await answer_to(connect)).startswith(b"HTTP/1.1 200 OK"):
+                break
+        assert answer.startswith(b"HTTP/1.1 200 OK")
+        for _, each in connections:
             each.close()
         return len(connections)
 
     assert 0 < serve(scenario) <= resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 4
+
+
+def test_half_sent_requests_do_not_lock_the_owner_out_of_the_unix_socket(few_files: None, serve: Any) -> None:
+    async def scenario(loop: SkippableTimeLoop, connect: Any) -> None:
+        silent = [await connect() for _ in range(ConnectionShares.from_open_files().total)]
+        for _, writer in silent:
+            writer.write(HEAD)
+        loop.ahead_s += EVICT_AFTER_S
+        for _ in range(3):
+            await another_client_is_answered(connect)
+        for _, writer in silent:
+            writer.close()
+
+    serve(scenario)
+
+
+@pytest.fixture
+def serve_over_tls(api: Any, tmp_path: Path) -> Callable[[Callable[[SkippableTimeLoop, Any], Awaitable[Any]]], Any]:
+    """Serves over TLS; the header `X-Caller` names the principal of a request, without a token."""
+    pair = ServiceCertificates.load_or_create(tmp_path, (), time.time()).server
+    trusting = ssl.create_default_context(cafile=tmp_path / "ca.pem")
+
+    async def authenticate(request: Request) -> Principal:
+        name = request.headers.get("x-caller", "")
+        if not name:
+            raise Unauthenticated("nobody knows you: sign in")
+        role = Role.ADMINISTRATOR if name == "admin" else Role.READER
+        found = Principal(id=name, name=name, grants=(Grant(id=name, role=role, to=name, over="/"),))
+        claim_connection(request, found)
+        return found
+
+    async def within(scenario: Callable[[SkippableTimeLoop, Any], Awaitable[Any]]) -> Any:
+        loop: Any = asyncio.get_running_loop()
+        sock = socket.create_server(("127.0.0.1", 0))
+        app = build_web_app(replace(api.dependencies, connection_shares=ConnectionShares(64)), authenticate)
+        async with serve_tls(app, sock, pair.certificate, pair.key):
+            address = sock.getsockname()
+            return await scenario(
+                loop, lambda: asyncio.open_connection(*address, ssl=trusting, server_hostname="localhost")
+            )
+
+    def run(scenario: Callable[[SkippableTimeLoop, Any], Awaitable[Any]]) -> Any:
+        with asyncio.Runner(loop_factory=SkippableTimeLoop) as runner:
+            return runner.run(within(scenario))
+
+    return run
+
+
+def test_callers_are_told_when_their_address_has_too_many_connections(serve_over_tls: Any) -> None:
+    async def scenario(loop: SkippableTimeLoop, connect: Any) -> bytes:
+        silent = [await connect() for _ in range(ConnectionShares(64).per_local_address)]
+        answer = await answer_to(connect, "ann")
+        for _, writer in silent:
+            writer.close()
+        return answer
+
+    answer = serve_over_tls(scenario)
+    assert answer.startswith(b"HTTP/1.1 429 Too Many Requests\r\n")
+    assert b"\r\nretry-after: 1\r\n" in answer
+    assert b"this machine has 32 connections open that are not signed in" in answer
+
+
+def test_64_half_sent_requests_do_not_lock_callers_out(serve_over_tls: Any) -> None:
+    """At a limit of 256 open files, 64 of them are for connections."""
+
+    async def scenario(loop: SkippableTimeLoop, connect: Any) -> list[bytes]:
+        silent = []
+        for _ in range(64):
+            try:
+                silent.append(await connect())
+                silent[-1][1].write(HEAD)
+            except OSError:  # beyond its share an address gets no answer
+                pass
+        loop.ahead_s += EVICT_AFTER_S
+        answers = [await answer_to(connect, name) for name in ("ann", "joe", "admin")]
+        for _, writer in silent:
+            writer.close()
+        return answers
+
+    assert all(answer.startswith(b"HTTP/1.1 200 OK") for answer in serve_over_tls(scenario))
+
+
+def test_the_long_polls_of_one_reader_do_not_lock_others_out(serve_over_tls: Any, api: Any) -> None:
+    target = f"/forewarn/v1/history?after={api.world.store.last_seq()}&wait_s=60".encode()
+
+    async def scenario(loop: SkippableTimeLoop, connect: Any) -> tuple[bytes, bytes]:
+        polls = []
+        for _ in range(ConnectionShares(64).per_principal):
+            polls.append(asyncio.create_task(answer_to(connect, "reader", target)))
+            await answer_to(connect, "other")  # then the poll before it is held
+        refused, other = await answer_to(connect, "reader", target), await answer_to(connect, "other")
+        assert not any(poll.done() for poll in polls)
+        for poll in polls:
+            poll.cancel()
+        await asyncio.gather(*polls, return_exceptions=True)
+        return refused, other
+
+    refused, other = serve_over_tls(scenario)
+    assert refused.startswith(b"HTTP/1.1 429 Too Many Requests\r\n")
+    assert b"reader has 16 connections open, which is the limit of one caller" in refused
+    assert b"\r\nretry-after: 1\r\n" in refused
+    assert other.startswith(b"HTTP/1.1 200 OK")
+
+
+def test_tls_uses_no_cipher_suite_with_cbc(api: Any, tmp_path: Path) -> None:
+    pair = ServiceCertificates.load_or_create(tmp_path, (), time.time()).server
+    old = ssl.create_default_context(cafile=tmp_path / "ca.pem")
+    old.maximum_version = ssl.TLSVersion.TLSv1_2
+    old.set_ciphers("ECDHE-ECDSA-AES128-SHA256:ECDHE-ECDSA-AES256-SHA384:ECDHE-ECDSA-AES128-SHA")
+
+    async def scenario() -> list[bool]:
+        sock = socket.create_server(("127.0.0.1", 0))
+        async with serve_tls(api.app, sock, pair.certificate, pair.key) as context:
+            with pytest.raises(OSError):  # a TLS alert, or the reset that follows it
+                await asyncio.open_connection(*sock.getsockname(), ssl=old, server_hostname="localhost")
+            return [bool(suite["aead"]) for suite in context.get_ciphers()]
+
+    assert set(asyncio.run(scenario())) == {True}
 
 
 def test_a_connection_is_closed_when_its_handshake_takes_too_long(api: Any, tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ import ssl
 import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -20,7 +21,8 @@ from forewarn.auth.certificates import ServiceCertificates
 from forewarn.auth.pem import CertificateFiles
 from forewarn.service.web_app import PlainHttpMiddleware
 from forewarn.web import server
-from forewarn.web.server import HANDSHAKE_TIMEOUT_S, REQUEST_TIMEOUT_S, is_loopback_address, serve_tls
+from forewarn.web.connection_slots import ConnectionShares, ConnectionSlots
+from forewarn.web.server import HANDSHAKE_TIMEOUT_S, HEAD_TIMEOUT_S, is_loopback_address, serve_tls
 from tests.web.test_connection_limits import SkippableTimeLoop
 
 LOCAL = "localhost:8443"
@@ -44,7 +46,9 @@ def make_app() -> Starlette:
 
     app = Starlette(routes=[Route("/{path:path}", describe, methods=["GET", "POST"])])
     app.add_middleware(PlainHttpMiddleware)
-    app.state.dependencies = type("Dependencies", (), {"shutting_down": asyncio.Event()})()
+    app.state.dependencies = SimpleNamespace(
+        shutting_down=asyncio.Event(), connection_shares=ConnectionShares.from_open_files()
+    )
     return app
 
 
@@ -234,7 +238,10 @@ async def response_from_elsewhere(text: bytes) -> bytes:
     ours, theirs = socket.socketpair()
     theirs.sendall(text)
     unused = server.ConnectionAcceptor.__new__(server.ConnectionAcceptor)
-    await unused._detect_tls(_FromElsewhere(ours), ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER))  # type: ignore[arg-type]
+    slot = ConnectionSlots(ConnectionShares(16)).open("192.0.2.7", 1, 0.0, lambda: None)
+    assert slot is not None
+    peer: Any = _FromElsewhere(ours)
+    await unused._detect_tls(peer, ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), slot, server._ServedConnection())
     with theirs:
         theirs.settimeout(5)
         return theirs.recv(65536)
@@ -273,12 +280,12 @@ def test_a_stalled_handshake_is_closed_after_the_handshake_timeout(serve: Any) -
     assert serve(scenario) == b""
 
 
-def test_a_stalled_plain_request_is_closed_after_the_request_timeout(serve: Any) -> None:
+def test_a_stalled_plain_request_is_closed_after_the_timeout_of_its_head(serve: Any) -> None:
     async def scenario(loop: SkippableTimeLoop, address: Any) -> bytes:
         slow, writer = await asyncio.open_connection(*address)
         writer.write(b"GET /por")
         await response_to(address, head())
-        loop.ahead_s += REQUEST_TIMEOUT_S
+        loop.ahead_s += HEAD_TIMEOUT_S
         received = await slow.read()
         writer.close()
         return received

@@ -30,6 +30,7 @@ is an error. An error changes nothing, and its message says what to do:
 | 409 | `Refused` | its state does not allow this now |
 | 409 | `Conflict` | another change came first: send the request again |
 | 413 | `Rejected` | send a shorter body |
+| 429 | `TooManyRequests` | too many connections: try again after `Retry-After` seconds ([limits](remote.md#limits)) |
 | 503 | `Unavailable` | try again later |
 
 Responses never list, count or name what the caller may not read. A caller who may read one VM of a scope sees all

@@ -73,6 +73,7 @@ the invalid member of the body, if there is one.
 | 409 | `PropertyChangeNotAllowed` | an update would change a member that only the fleet file changes |
 | 409 | `Conflict` | another change came first: read again, then send the request again |
 | 413 | `RequestEntityTooLarge` | the body is too long |
+| 429 | `TooManyRequests` | the caller has too many connections open: try again after `Retry-After` seconds |
 | 500 | `InternalServerError` | forewarn failed with an internal error: see its log |
 | 503 | `ServiceUnavailable` | try again after `Retry-After` seconds |
 

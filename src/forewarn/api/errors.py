@@ -10,7 +10,7 @@ from starlette.responses import Response
 from forewarn.core.fleetfile.problems import FleetFileProblem, InvalidFleetFile
 from forewarn.errors import Refused
 from forewarn.web.authentication import AuthenticationRequired
-from forewarn.web.errors import classify_error
+from forewarn.web.errors import RETRY_AFTER_BY_STATUS, classify_error
 from forewarn.web.remedies import Surface
 
 
@@ -39,11 +39,11 @@ class ErrorResponse(msgspec.Struct, frozen=True, kw_only=True):
 def error_response(error: Exception, surface: Surface = Surface.API) -> Response:
     """The JSON response for an error, in the words of `surface`; logs an unexpected error.
 
-    A 503 has Retry-After, a 401 WWW-Authenticate.
+    A 429 or 503 has Retry-After, a 401 WWW-Authenticate.
     """
     status, code, message = classify_error(error, surface)
     challenge = error.challenge if isinstance(error, AuthenticationRequired) else "Bearer"
-    headers = {503: {"Retry-After": "1"}, 401: {"WWW-Authenticate": challenge}}.get(status, {})
+    headers = {**RETRY_AFTER_BY_STATUS, 401: {"WWW-Authenticate": challenge}}.get(status, {})
     return make_error_response(status, code, message, problems=_fleet_problems(error), headers=headers)
 
 

@@ -9,7 +9,8 @@ from dataclasses import replace
 from forewarn.arm.routing import ArmResponse
 from forewarn.errors import Conflict, Forbidden, NotFound, Refused, Rejected, Unauthenticated, Unavailable
 from forewarn.web.authentication import AuthenticationRequired
-from forewarn.web.errors import internal_error_message
+from forewarn.web.connection_slots import ShareExceeded
+from forewarn.web.errors import RETRY_AFTER_BY_STATUS, internal_error_message
 from forewarn.web.remedies import Surface, message_for
 from forewarn.web.request_parsing import BodyTooLarge
 
@@ -24,9 +25,10 @@ _CODE_BY_ERROR: tuple[tuple[type[Exception], int, str], ...] = (
     (BodyTooLarge, 413, "RequestEntityTooLarge"),
     (Rejected, 400, "InvalidParameter"),
     (Conflict, 409, "Conflict"),
+    (ShareExceeded, 429, "TooManyRequests"),
     (Unavailable, 503, "ServiceUnavailable"),
 )
-_HEADERS_BY_STATUS: dict[int, Mapping[str, str]] = {503: {"Retry-After": "1"}, 401: {"WWW-Authenticate": "Bearer"}}
+_HEADERS_BY_STATUS: dict[int, Mapping[str, str]] = {**RETRY_AFTER_BY_STATUS, 401: {"WWW-Authenticate": "Bearer"}}
 
 
 class ArmError(Rejected):
@@ -40,7 +42,7 @@ class ArmError(Rejected):
 def arm_error_response(error: Exception) -> ArmResponse:
     """The ARM error response of an error; an unexpected error is logged and becomes a 500.
 
-    A 503 has Retry-After, a 401 WWW-Authenticate.
+    A 429 or 503 has Retry-After, a 401 WWW-Authenticate.
     """
     if isinstance(error, ArmError):
         return make_arm_error(error.status, error.code, str(error), error.target)
@@ -56,7 +58,7 @@ def arm_error_response(error: Exception) -> ArmResponse:
 def make_arm_error(status: int, code: str, message: str, target: str = "") -> ArmResponse:
     """An ARM error response; `target` is the invalid member of the body, or empty.
 
-    A 503 has Retry-After, a 401 WWW-Authenticate.
+    A 429 or 503 has Retry-After, a 401 WWW-Authenticate.
     """
     error = {"code": code, "message": message} | ({"target": target} if target else {})
     return ArmResponse(status=status, body={"error": error}, headers=_HEADERS_BY_STATUS.get(status, {}))

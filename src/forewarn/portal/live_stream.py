@@ -23,7 +23,7 @@ from forewarn.portal.live_changes import ChangeBatch
 from forewarn.portal.live_updates import LiveSubscriber, LiveUpdateHub, PendingUpdates
 from forewarn.portal.polling_monitor import ChangedScopes
 from forewarn.web.context import RequestContext
-from forewarn.web.errors import status_and_message
+from forewarn.web.errors import RETRY_AFTER_BY_STATUS, status_and_message
 from forewarn.web.remedies import Surface
 
 KEEP_ALIVE_MESSAGE = b"event: alive\ndata: {}\n\n"  # no comment: scripts must see it to notice a dead connection
@@ -138,7 +138,7 @@ def live_routes(authenticate: PageAuthenticator) -> list[BaseRoute]:
             return LiveStreamResponse(context, hubs[0], _last_event_id(request), _page_age_s(request))
         except Exception as error:
             status, sentence = status_and_message(error, Surface.PORTAL)
-            return PlainTextResponse(sentence, status_code=status)
+            return PlainTextResponse(sentence, status_code=status, headers=RETRY_AFTER_BY_STATUS.get(status))
 
     return [Route(f"{PORTAL_PREFIX}/live", endpoint, methods=["GET"])]
 

@@ -118,6 +118,7 @@ COUNTS_INTERVAL_S = 0.5  # between two counts of the fleet
 POLLING_INTERVAL_S = 2.0  # between two updates about polling
 MAX_VMS_PER_CHANGE = 2000  # with more, pages have to reload everything
 MAX_MISSED_ENTRIES = 500  # of the history; a page that missed more has to reload everything
+# Each stream takes a connection, so `ConnectionShares` may allow fewer.
 MAX_SUBSCRIBERS = 1000
 MAX_SUBSCRIBERS_PER_PRINCIPAL = 100  # so that one user does not use up all of them
 
@@ -161,14 +162,13 @@ class LiveUpdateHub:
 
     def require_capacity(self, principal_id: str) -> None:
         """Raises Unavailable if too many pages are open, of all users or of this one."""
-        if len(self._subscribers) >= MAX_SUBSCRIBERS:
-            raise Unavailable(f"{MAX_SUBSCRIBERS} live pages are open, which is the limit: close some, then reload")
-        own = sum(subscriber.principal_id == principal_id for subscriber in self._subscribers)
-        if own >= MAX_SUBSCRIBERS_PER_PRINCIPAL:
-            raise Unavailable(
-                f"{MAX_SUBSCRIBERS_PER_PRINCIPAL} of your live pages are open, which is the limit: close some, "
-                "then reload"
-            )
+        shares = self._dependencies.connection_shares
+        limit = min(MAX_SUBSCRIBERS, shares.streams)
+        if len(self._subscribers) >= limit:
+            raise Unavailable(f"{limit} live pages are open, which is the limit: close some, then reload")
+        own_limit = min(MAX_SUBSCRIBERS_PER_PRINCIPAL, shares.streams_per_principal)
+        if sum(subscriber.principal_id == principal_id for subscriber in self._subscribers) >= own_limit:
+            raise Unavailable(f"{own_limit} of your live pages are open, which is the limit: close some, then reload")
 
     @contextmanager
     def subscribe(self, principal_id: str) -> Iterator[LiveSubscriber]:

@@ -18,6 +18,8 @@ from ipaddress import ip_address
 from pathlib import Path
 from typing import Any
 
+from starlette.requests import Request
+
 from forewarn.auth.certificates import ServiceCertificates, ca_certificate_path, load_user_certificate
 from forewarn.auth.client_secrets import read_secret
 from forewarn.auth.code_flow import AuthorizationCodeFlow
@@ -27,9 +29,10 @@ from forewarn.auth.sessions import SessionIssuer, SignInLinks
 from forewarn.auth.token_service import TokenService
 from forewarn.auth.tokens import SigningKey, TokenIssuer
 from forewarn.clock import read_real_time
-from forewarn.core.access import ADMIN_CLIENT_ID
+from forewarn.core.access import ADMIN_CLIENT_ID, Principal
 from forewarn.errors import ForewarnError, Rejected
 from forewarn.portal.browser_security import PORTAL_HOME
+from forewarn.portal.context import CurrentSession
 from forewarn.portal.session import SessionManager
 from forewarn.portal.sign_in import ONE_TIME_LINK_PATH, sign_in_routes
 from forewarn.service.data_directory import DataDirectory
@@ -38,6 +41,7 @@ from forewarn.service.settings import Settings, parse_console_address
 from forewarn.service.web_app import PlainHttpMiddleware, build_web_app
 from forewarn.store.interface import Store
 from forewarn.web.authentication import BearerAuthenticator
+from forewarn.web.connection_slots import claim_connection
 from forewarn.web.dependencies import Dependencies
 from forewarn.web.directory import FleetDirectory
 from forewarn.web.server import serve_tls
@@ -68,14 +72,27 @@ class OperatorServer:
     async def serve(self, dependencies: Dependencies, directory: FleetDirectory) -> AsyncIterator[None]:
         """Serve API, ARM facade and portal to authenticated callers until the block is left.
 
-        Checks every few hours whether the certificate needs renewal.
+        Checks every few hours whether the certificate needs renewal. A certificate that is not valid now is served
+        with a warning, and checked every minute.
         """
         sessions = SessionManager(dependencies=dependencies, sign_in=self.sign_in, sessions=self.sessions)
+        bearer = BearerAuthenticator(sign_in=self.sign_in, store=dependencies.control.store)
+
+        async def authenticate(request: Request) -> Principal:
+            principal = await bearer.authenticate(request)
+            claim_connection(request, principal)
+            return principal
+
+        async def authenticate_session(request: Request) -> CurrentSession:
+            session = await sessions.authenticate(request)
+            claim_connection(request, session.principal)
+            return session
+
         app = build_web_app(
             dependencies,
-            BearerAuthenticator(sign_in=self.sign_in, store=dependencies.control.store).authenticate,
+            authenticate,
             directory,
-            authenticate_session=sessions.authenticate,
+            authenticate_session=authenticate_session,
             sign_in_routes=sign_in_routes(sessions, self.links, self.code_flow),
         )
         app.add_middleware(PlainHttpMiddleware)

@@ -16,6 +16,7 @@ from forewarn.core.fleet import Vm
 from forewarn.core.history import EventDelivery
 from forewarn.explain.polling import PollingPace
 from forewarn.protocol.exchange import EndpointRules
+from forewarn.web.connection_slots import ConnectionShares
 
 
 class CallerLocks:
@@ -111,6 +112,8 @@ class Dependencies:
     sign_in: TokenService | None = None
     # A caller's previews run one at a time.
     preview_locks: CallerLocks = field(default_factory=CallerLocks)
+    # How the connections of each socket are divided among callers.
+    connection_shares: ConnectionShares = field(default_factory=ConnectionShares.from_open_files)
     # For tokens and sessions, which lab time does not affect.
     real_time: Callable[[], float] = read_real_time
     # Whether the ARM facade rejects missing and unknown api-versions.

@@ -6,6 +6,7 @@ import logging
 
 from forewarn.core.fleetfile.problems import InvalidFleetFile
 from forewarn.errors import Conflict, Forbidden, NotFound, Refused, Rejected, Unauthenticated, Unavailable
+from forewarn.web.connection_slots import ShareExceeded
 from forewarn.web.remedies import Surface, message_for
 from forewarn.web.request_parsing import BodyTooLarge
 
@@ -20,8 +21,10 @@ _STATUS_BY_ERROR: tuple[tuple[type[Exception], int, str], ...] = (
     (BodyTooLarge, 413, "Rejected"),
     (Rejected, 400, "Rejected"),
     (Conflict, 409, "Conflict"),
+    (ShareExceeded, 429, "TooManyRequests"),
     (Unavailable, 503, "Unavailable"),
 )
+RETRY_AFTER_BY_STATUS = {status: {"Retry-After": "1"} for status in (429, 503)}  # headers; seconds
 
 
 def status_and_message(error: Exception, surface: Surface) -> tuple[int, str]:

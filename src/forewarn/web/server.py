@@ -1,7 +1,7 @@
 """The operator HTTP server: uvicorn on a unix socket and a TLS port, with bounded connections.
 
 The TLS port also answers plain HTTP to clients on this machine. Unauthenticated peers reach this code, so it limits
-their connections, time and memory.
+their connections (`connection_slots`), time and memory. The unix socket serves its owner and root only.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-import resource
 import socket
 import ssl
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -21,15 +20,30 @@ from typing import Any
 import h11
 import uvicorn
 from starlette.applications import Starlette
+from starlette.responses import JSONResponse
+from starlette.types import ASGIApp
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from forewarn.errors import Refused, Rejected
+from forewarn.errors import Forbidden, ForewarnError
+from forewarn.http_client import AEAD_CIPHERS
+from forewarn.unix_socket import PeerCredentials, bind_unix_socket, peer_refusal
+from forewarn.web.connection_slots import (
+    LOCAL_GROUP,
+    ConnectionShares,
+    ConnectionSlot,
+    ConnectionSlots,
+    address_group,
+    slot_state,
+)
+from forewarn.web.errors import RETRY_AFTER_BY_STATUS, classify_error
+from forewarn.web.remedies import Surface
 
 log = logging.getLogger(__name__)
-REQUEST_TIMEOUT_S = 60.0  # real time, from the moment a request may start to its last byte
+HEAD_TIMEOUT_S = 5.0  # real time, from the moment a request may start to the end of its head
+ANONYMOUS_REQUEST_TIMEOUT_S = 15.0  # real time to its last byte, of a caller who is not signed in
+REQUEST_TIMEOUT_S = 60.0  # the same, of a caller who is signed in
 WRITE_TIMEOUT_S = 60.0  # real time that a peer may leave a response unread
-HANDSHAKE_TIMEOUT_S = 10.0  # real time, for the first byte and the TLS handshake
-_OPEN_FILES_DIVISOR = 4  # a socket has at most this fraction of the process's open files as connections
+HANDSHAKE_TIMEOUT_S = 5.0  # real time, for the first byte and the TLS handshake
 _LISTEN_BACKLOG = 1024
 _ACCEPT_RETRY_S = 0.5
 _MIN_TIMEOUT_S = 0.001
@@ -40,28 +54,31 @@ _HTTPS_ONLY_RESPONSE = (
     b"HTTP/1.1 400 Bad Request\r\nContent-Type: text/plain\r\nConnection: close\r\nContent-Length: %d\r\n\r\n%s"
     % (len(_HTTPS_ONLY_MESSAGE), _HTTPS_ONLY_MESSAGE)
 )
-_MAX_SOCKET_PATH_BYTES = 107  # the limit of Linux for the path in a unix socket's address
 _SHUTDOWN_GRACE_S = 5
 
 
 class BoundedH11Connection(H11Protocol):
     """An HTTP/1.1 connection with time limits for requests and for unread responses.
 
-    It aborts a connection whose request is not complete after REQUEST_TIMEOUT_S, or whose peer reads nothing for
-    WRITE_TIMEOUT_S. It uses h11 since uvicorn's faster parser does not limit the size of a request's head. `closed` is
-    set when the connection is lost.
+    It aborts a connection whose request comes too slowly, or whose peer reads nothing for WRITE_TIMEOUT_S. If its slot
+    is refused, every request is answered with the reason, and the connection is closed. It uses h11 since uvicorn's
+    faster parser does not limit the size of a request's head. `closed` is set when the connection is lost.
     """
 
-    def __init__(self, **arguments: Any) -> None:
-        super().__init__(**arguments)
+    def __init__(self, slot: ConnectionSlot, **arguments: Any) -> None:
+        super().__init__(app_state=slot_state(slot), **arguments)
         self.closed = asyncio.Event()
+        self._slot = slot
+        if slot.refusal is not None:
+            self.app = _refusing_app(slot.refusal)
+        self._waits_since = 0.0
         self._request_timer: asyncio.TimerHandle | None = None
         self._write_timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Starts the timer of the first request, which aborts the connection after REQUEST_TIMEOUT_S."""
+        """Starts the timer of the first request."""
         super().connection_made(transport)
-        self._start_request_timer()
+        self._wait_for_request()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Cancels the timers and sets `closed`."""
@@ -70,10 +87,19 @@ class BoundedH11Connection(H11Protocol):
         super().connection_lost(exc)
         self.closed.set()
 
+    def data_received(self, data: bytes) -> None:
+        """Parses the data; a connection whose request is complete waits for us from then on."""
+        super().data_received(data)
+        if not self._is_receiving():
+            self._slot.request_received()
+
     def on_response_complete(self) -> None:
-        """Starts the timer of the next request, unless the connection is closing."""
+        """Starts the timer of the next request, or closes a connection that was refused meanwhile."""
         super().on_response_complete()
-        self._start_request_timer()
+        if self._slot.refusal is not None:
+            self.transport.close()
+        elif self._is_receiving():  # else the next request is here already
+            self._wait_for_request()
 
     def pause_writing(self) -> None:
         """Aborts the connection unless the peer reads within WRITE_TIMEOUT_S."""
@@ -85,25 +111,51 @@ class BoundedH11Connection(H11Protocol):
         super().resume_writing()
         self._cancel_write_timer()
 
+    def abort(self) -> None:
+        """Closes the connection at once, without a response."""
+        if self.transport is not None:
+            self.transport.abort()
+
+    def _is_receiving(self) -> bool:
+        """Whether the peer has not sent the whole request yet."""
+        return self.conn.their_state in (h11.IDLE, h11.SEND_BODY)
+
     def _cancel_write_timer(self) -> None:
         if self._write_timer is not None:
             self._write_timer.cancel()
             self._write_timer = None
 
-    def _start_request_timer(self) -> None:
+    def _wait_for_request(self) -> None:
+        self._waits_since = self.loop.time()
+        self._slot.response_sent(self._waits_since)
         self._cancel_request_timer()
         if not self.transport.is_closing():
-            self._request_timer = self.loop.call_later(REQUEST_TIMEOUT_S, self._abort_if_incomplete)
+            self._request_timer = self.loop.call_later(HEAD_TIMEOUT_S, self._abort_if_late)
 
     def _cancel_request_timer(self) -> None:
         if self._request_timer is not None:
             self._request_timer.cancel()
             self._request_timer = None
 
-    def _abort_if_incomplete(self) -> None:
-        # A peer that has sent its whole request waits for us, so it is not late.
-        if self.conn.their_state in (h11.IDLE, h11.SEND_BODY):
+    def _abort_if_late(self) -> None:
+        """Aborts the connection if its request is late, else checks again when the whole request would be."""
+        if not self._is_receiving():
+            return  # a peer that has sent its whole request waits for us
+        timeout_s = HEAD_TIMEOUT_S
+        if self.conn.their_state is h11.SEND_BODY:
+            timeout_s = REQUEST_TIMEOUT_S if self._slot.is_signed_in else ANONYMOUS_REQUEST_TIMEOUT_S
+        remaining_s = self._waits_since + timeout_s - self.loop.time()
+        if remaining_s <= 0:
             self.transport.abort()
+        else:
+            self._request_timer = self.loop.call_later(remaining_s, self._abort_if_late)
+
+
+def _refusing_app(refusal: ForewarnError) -> ASGIApp:
+    """Returns an app that answers every request with this error, in the format of the API and of ARM."""
+    status, code, message = classify_error(refusal, Surface.API)
+    headers = {**RETRY_AFTER_BY_STATUS.get(status, {}), "Connection": "close"}
+    return JSONResponse({"error": {"code": code, "message": message}}, status, headers)
 
 
 def is_loopback_address(address: str) -> bool:
@@ -118,34 +170,27 @@ def is_loopback_address(address: str) -> bool:
     return (getattr(parsed, "ipv4_mapped", None) or parsed).is_loopback
 
 
-def max_connections() -> int:
-    """How many connections one socket may have: a quarter of the process's soft limit of open files.
-
-    At least 1; a million if there is no limit.
-    """
-    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    return 1_000_000 if soft == resource.RLIM_INFINITY else max(1, soft // _OPEN_FILES_DIVISOR)
-
-
 class ConnectionAcceptor:
-    """Accepts connections of one bound socket, up to `max_connections` at a time, until it is closed.
+    """Accepts connections of one bound socket, within the shares of `slots`, until it is closed.
 
-    With an `ssl_context` it detects TLS by the first byte; a connection without TLS must come from this machine. It
-    starts to listen and accept when it is made, so make it inside an event loop. It never closes the socket.
+    With an `ssl_context` it detects TLS by the first byte; a connection without TLS must come from this machine. On a
+    unix socket it serves only the user of this process, and root. It starts to listen and accept when it is made, so
+    make it inside an event loop. It never closes the socket.
     """
 
     def __init__(
         self,
         sock: socket.socket,
-        make_protocol: Callable[[], BoundedH11Connection],
+        make_protocol: Callable[[ConnectionSlot], BoundedH11Connection],
         ssl_context: ssl.SSLContext | None,
+        shares: ConnectionShares,
     ) -> None:
         sock.setblocking(False)
         sock.listen(_LISTEN_BACKLOG)
         self._sock = sock
         self._make_protocol = make_protocol
         self._ssl_context = ssl_context
-        self._free_slots = asyncio.Semaphore(max_connections())
+        self._slots = ConnectionSlots(shares)
         self._connection_tasks: set[asyncio.Task[None]] = set()
         self._accept_task = asyncio.create_task(self._accept_loop())
 
@@ -157,53 +202,100 @@ class ConnectionAcceptor:
     async def _accept_loop(self) -> None:
         loop = asyncio.get_running_loop()
         while True:
-            await self._free_slots.acquire()
             try:
                 connection, _ = await loop.sock_accept(self._sock)
             except OSError as error:
-                self._free_slots.release()
                 log.warning("the console cannot accept connections, retrying: %s", error)
                 await asyncio.sleep(_ACCEPT_RETRY_S)
                 continue
-            connection_task = asyncio.create_task(self._serve_connection(connection))
-            self._connection_tasks.add(connection_task)
-            connection_task.add_done_callback(self._connection_done)
+            try:
+                self._start_connection(connection)
+            except OSError:  # the peer is gone
+                connection.close()
 
-    async def _serve_connection(self, connection: socket.socket) -> None:
+    def _start_connection(self, connection: socket.socket) -> None:
+        """Starts to serve a connection within its share, or closes it."""
+        served = _ServedConnection()
+        slot = self._open_slot(connection, served)
+        if slot is None:
+            connection.close()
+            return
+        served.task = asyncio.create_task(self._serve_connection(connection, slot, served))
+        self._connection_tasks.add(served.task)
+        served.task.add_done_callback(self._connection_tasks.discard)
+        served.task.add_done_callback(lambda _: slot.release())
+
+    def _open_slot(self, connection: socket.socket, served: _ServedConnection) -> ConnectionSlot | None:
+        now, shares = asyncio.get_running_loop().time(), self._slots.shares
+        if self._sock.family == socket.AF_UNIX:
+            if refusal := peer_refusal(PeerCredentials.of(connection), os.geteuid()):
+                log.warning("a connection to %s was refused: %s", self._sock.getsockname(), refusal)
+                error = Forbidden(f"this service belongs to another user: {refusal}")
+                return self._slots.refuse(LOCAL_GROUP, error, now, served.abort)
+            return self._slots.open(LOCAL_GROUP, shares.total, now, served.abort)
+        group = address_group(str(connection.getpeername()[0]))
+        share = shares.per_local_address if group == LOCAL_GROUP else shares.per_address
+        slot = self._slots.open(group, share, now, served.abort)
+        if slot is None or slot.refusal is not None:
+            log.warning("the console refuses connections of %s: they are too many", group)
+        return slot
+
+    async def _serve_connection(
+        self, connection: socket.socket, slot: ConnectionSlot, served: _ServedConnection
+    ) -> None:
         try:
             if self._ssl_context is None:
-                await self._run_protocol(connection)
+                await self._run_protocol(connection, slot, served)
             else:
-                await self._detect_tls(connection, self._ssl_context)
+                await self._detect_tls(connection, self._ssl_context, slot, served)
         except OSError:  # includes ssl.SSLError and TimeoutError
             connection.close()
 
-    async def _detect_tls(self, connection: socket.socket, ssl_context: ssl.SSLContext) -> None:
+    async def _detect_tls(
+        self,
+        connection: socket.socket,
+        ssl_context: ssl.SSLContext,
+        slot: ConnectionSlot,
+        served: _ServedConnection,
+    ) -> None:
         ends_at = asyncio.get_running_loop().time() + HANDSHAKE_TIMEOUT_S
         first = await _peek_first_byte(connection)
         if first == _TLS_HANDSHAKE_BYTE:
             handshake_timeout_s = max(_MIN_TIMEOUT_S, ends_at - asyncio.get_running_loop().time())
-            await self._run_protocol(connection, ssl_context, handshake_timeout_s)
+            await self._run_protocol(connection, slot, served, ssl_context, handshake_timeout_s)
         elif first and _is_loopback_peer(connection):
-            await self._run_protocol(connection)
+            await self._run_protocol(connection, slot, served)
         else:
             _reject_plain_http(connection)
 
     async def _run_protocol(
         self,
         connection: socket.socket,
+        slot: ConnectionSlot,
+        served: _ServedConnection,
         ssl_context: ssl.SSLContext | None = None,
         handshake_timeout_s: float | None = None,
     ) -> None:
-        protocol = self._make_protocol()
+        served.protocol = protocol = self._make_protocol(slot)
         await asyncio.get_running_loop().connect_accepted_socket(
             lambda: protocol, connection, ssl=ssl_context, ssl_handshake_timeout=handshake_timeout_s
         )
         await protocol.closed.wait()
 
-    def _connection_done(self, connection_task: asyncio.Task[None]) -> None:
-        self._connection_tasks.discard(connection_task)
-        self._free_slots.release()
+
+class _ServedConnection:
+    """The task and the protocol of one connection, so that it can be closed at any stage."""
+
+    def __init__(self) -> None:
+        self.task: asyncio.Task[None] | None = None
+        self.protocol: BoundedH11Connection | None = None
+
+    def abort(self) -> None:
+        """Closes the connection at once: its transport, or during the handshake its task."""
+        if self.protocol is not None and self.protocol.transport is not None:
+            self.protocol.abort()
+        elif self.task is not None:
+            self.task.cancel()
 
 
 async def _peek_first_byte(connection: socket.socket) -> bytes:
@@ -262,7 +354,10 @@ class _UvicornServer(uvicorn.Server):
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         self.servers: list[asyncio.Server] = []
-        self._acceptors = [ConnectionAcceptor(sock, self._make_connection, self.config.ssl) for sock in sockets or []]
+        shares = self.config.app.state.dependencies.connection_shares  # type: ignore[union-attr]
+        self._acceptors = [
+            ConnectionAcceptor(sock, self._make_connection, self.config.ssl, shares) for sock in sockets or []
+        ]
         self.started = True
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
@@ -270,8 +365,8 @@ class _UvicornServer(uvicorn.Server):
             await acceptor.close()
         await super().shutdown(sockets)
 
-    def _make_connection(self) -> BoundedH11Connection:
-        return BoundedH11Connection(config=self.config, server_state=self.server_state, app_state={})
+    def _make_connection(self, slot: ConnectionSlot) -> BoundedH11Connection:
+        return BoundedH11Connection(slot, config=self.config, server_state=self.server_state)
 
 
 @asynccontextmanager
@@ -297,9 +392,10 @@ async def serve_tls(app: Starlette, sock: socket.socket, certificate: Path, key:
     new connections. At the end it sets `shutting_down` of the app's dependencies, waits up to five seconds for open
     requests and closes the socket. Raises OSError for a bad certificate or key.
     """
-    config = _uvicorn_config(app, ssl_certfile=certificate, ssl_keyfile=key)
+    config = _uvicorn_config(app, ssl_certfile=certificate, ssl_keyfile=key, ssl_ciphers=AEAD_CIPHERS)
     config.load()
     assert config.ssl is not None
+    config.ssl.minimum_version = ssl.TLSVersion.TLSv1_2
     async with _run_server(config, sock):
         yield config.ssl
 
@@ -338,46 +434,3 @@ async def _wait_until_started(server: uvicorn.Server, task: asyncio.Task[None]) 
             task.result()
             return
         await asyncio.sleep(0)
-
-
-def bind_unix_socket(path: Path) -> socket.socket:
-    """A socket bound to this path with mode 0600, not listening yet; replaces one that nobody listens on.
-
-    Raises Rejected for a path that is too long or cannot be bound, and Refused if another file or process has it.
-    """
-    if len(os.fsencode(path)) > _MAX_SOCKET_PATH_BYTES:
-        raise Rejected(
-            f"the socket's path {str(path)!r} is longer than the {_MAX_SOCKET_PATH_BYTES} bytes a system allows: "
-            "name a data directory with a shorter path"
-        )
-    _remove_stale_socket(path)
-    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    umask = os.umask(0o177)  # not chmod afterwards: others could open it in between
-    try:
-        sock.bind(os.fspath(path))
-    except OSError as error:
-        sock.close()
-        raise Rejected(
-            f"the socket {str(path)!r} cannot be created: {error.strerror}; check its directory, or name another"
-        ) from error
-    finally:
-        os.umask(umask)
-    return sock
-
-
-def _remove_stale_socket(path: Path) -> None:
-    """Removes a socket that no process listens on."""
-    if not path.exists():
-        return
-    if not path.is_socket():
-        raise Refused(f"{str(path)!r} exists and is not a socket: move it away")
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
-        probe.settimeout(1.0)
-        try:
-            probe.connect(os.fspath(path))
-        except ConnectionRefusedError:
-            path.unlink(missing_ok=True)
-            return
-        except OSError:
-            pass
-    raise Refused(f"another forewarn answers on {str(path)!r}: stop it first, or name another data directory")

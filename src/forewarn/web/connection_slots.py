@@ -1,0 +1,289 @@
+"""Divides the console's connections among its callers, so that none of them can use up all.
+
+Before sign-in a connection counts for the address that it comes from, after sign-in for its principal. Some slots are
+reserved for administrators and for callers on this machine. A connection that only waits for its peer makes way for a
+new one of the same address. All numbers derive from the process's limit of open files.
+"""
+
+from __future__ import annotations
+
+import resource
+from collections import Counter
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from enum import Enum, auto
+from ipaddress import IPv6Address, ip_address, ip_network
+
+from starlette.requests import Request
+
+from forewarn.core.access import Principal, Right
+from forewarn.core.resource_ids import ROOT_RESOURCE
+from forewarn.errors import ForewarnError, Unavailable
+
+EVICT_AFTER_S = 1.0  # a connection that waits for its peer may be closed for another one after this time
+LOCAL_GROUP = "this machine"
+_OPEN_FILES_DIVISOR = 4  # a socket has at most this fraction of the process's open files as connections
+_UNLIMITED_FILES = 1_000_000
+_SLOT_STATE = "connection_slot"  # its name in the state of a request
+
+
+class ShareExceeded(Unavailable):
+    """One caller has as many connections open as its share allows; others are not affected."""
+
+
+@dataclass(frozen=True, slots=True)
+class ConnectionShares:
+    """How many connections one socket may have in total, and how many of them each kind of caller."""
+
+    total: int
+
+    @classmethod
+    def from_open_files(cls) -> ConnectionShares:
+        """The shares of a quarter of the process's soft limit of open files, at least one connection."""
+        soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        total = _UNLIMITED_FILES if soft == resource.RLIM_INFINITY else soft // _OPEN_FILES_DIVISOR
+        return cls(max(1, total))
+
+    @property
+    def refused(self) -> int:
+        """Connections that only get the answer that there are too many."""
+        return self.total // 16
+
+    @property
+    def reserved(self) -> int:
+        """Connections for administrators and callers on this machine, when all others are in use."""
+        return self.total // 8
+
+    @property
+    def general(self) -> int:
+        """Connections for all callers."""
+        return self.total - self.refused - self.reserved
+
+    @property
+    def per_address(self) -> int:
+        """Connections of one address of another machine that is not signed in."""
+        return max(1, self.total // 8)
+
+    @property
+    def per_local_address(self) -> int:
+        """Connections of this machine that are not signed in: a proxy here may serve many people."""
+        return max(1, self.total // 2)
+
+    @property
+    def per_principal(self) -> int:
+        """Connections of one principal."""
+        return max(1, self.total // 4)
+
+    @property
+    def streams(self) -> int:
+        """Connections that may be live streams of the portal."""
+        return max(1, self.general // 2)
+
+    @property
+    def streams_per_principal(self) -> int:
+        """Connections of one principal that may be live streams; the others load its pages."""
+        return max(1, self.per_principal // 2)
+
+
+class _Pool(Enum):
+    GENERAL = auto()
+    RESERVED = auto()
+    REFUSED = auto()
+
+
+class ConnectionSlot:
+    """The slot of one open connection; released once, when the connection is closed."""
+
+    def __init__(self, slots: ConnectionSlots, group: str, pool: _Pool, now: float, evict: Callable[[], None]) -> None:
+        self._slots = slots
+        self.group = group
+        self.pool = pool
+        self.principal_id = ""  # "": not signed in
+        self.refusal: ForewarnError | None = None  # then every request is answered with it
+        self.waits_since: float | None = now  # for a whole request; None while one is answered
+        self.evict = evict
+
+    @property
+    def is_signed_in(self) -> bool:
+        """Whether a request on this connection was authenticated."""
+        return bool(self.principal_id)
+
+    def request_received(self) -> None:
+        """Record that the peer has sent a whole request, so that the connection is not closed for another one."""
+        self.waits_since = None
+
+    def response_sent(self, now: float) -> None:
+        """Record that the connection waits for the next request from now on."""
+        self.waits_since = now
+
+    def claim(self, principal: Principal) -> None:
+        """Count the connection for the principal of its current request, from now on.
+
+        Raises ShareExceeded if that principal has its share already, and Unavailable if only reserved slots are left.
+        The connection is then closed after the response.
+        """
+        try:
+            self._slots.claim(self, principal)
+        except Unavailable as error:
+            self.refusal = error
+            raise
+
+    def release(self) -> None:
+        """Free the slot; may be called twice."""
+        self._slots.release(self)
+
+
+class ConnectionSlots:
+    """The slots of one listening socket. Use it on the event loop only; times are those of the loop."""
+
+    def __init__(self, shares: ConnectionShares) -> None:
+        self.shares = shares
+        self._slots: set[ConnectionSlot] = set()
+        self._pool_sizes: Counter[_Pool] = Counter()
+        self._anonymous: dict[str, dict[ConnectionSlot, None]] = {}  # by group, oldest first
+        self._by_principal: Counter[str] = Counter()
+
+    def open(self, group: str, share: int, now: float, evict: Callable[[], None]) -> ConnectionSlot | None:
+        """Return a slot for a new connection of this address group, which may hold `share` before sign-in.
+
+        Its `refusal` is set if it must only be told that there are too many; None if not even that is possible. May
+        call `evict` of another slot, which must close that connection.
+        """
+        pool, refusal = self._choose_pool(group, share, now)
+        if refusal is not None:
+            return self.refuse(group, refusal, now, evict)
+        slot = self._add(ConnectionSlot(self, group, pool, now, evict))
+        self._anonymous.setdefault(group, {})[slot] = None
+        return slot
+
+    def refuse(
+        self, group: str, refusal: ForewarnError, now: float, evict: Callable[[], None]
+    ) -> ConnectionSlot | None:
+        """Return a slot for a new connection that only gets this answer; None if there are too many of them."""
+        if self._is_full(_Pool.REFUSED):
+            return None
+        slot = self._add(ConnectionSlot(self, group, _Pool.REFUSED, now, evict))
+        slot.refusal = refusal
+        return slot
+
+    def claim(self, slot: ConnectionSlot, principal: Principal) -> None:
+        """Count an open slot for a principal; see `ConnectionSlot.claim`."""
+        if slot not in self._slots or slot.principal_id == principal.id:
+            return
+        if self._by_principal[principal.id] >= self.shares.per_principal:
+            raise ShareExceeded(
+                f"{principal.name} has {self.shares.per_principal} connections open, which is the limit of one caller: "
+                "close some, or try again in a moment"
+            )
+        is_administrator = principal.may(Right.ADMINISTER, ROOT_RESOURCE)
+        if slot.pool is _Pool.RESERVED and not is_administrator and slot.group != LOCAL_GROUP:
+            if self._is_full(_Pool.GENERAL):
+                raise _all_in_use()
+            self._pool_sizes[_Pool.RESERVED] -= 1
+            self._pool_sizes[_Pool.GENERAL] += 1
+            slot.pool = _Pool.GENERAL
+        self._uncount_caller(slot)
+        slot.principal_id = principal.id
+        self._by_principal[principal.id] += 1
+
+    def release(self, slot: ConnectionSlot) -> None:
+        """Free a slot; see `ConnectionSlot.release`."""
+        if slot in self._slots:
+            self._slots.remove(slot)
+            self._pool_sizes[slot.pool] -= 1
+            self._uncount_caller(slot)
+
+    def _add(self, slot: ConnectionSlot) -> ConnectionSlot:
+        self._slots.add(slot)
+        self._pool_sizes[slot.pool] += 1
+        return slot
+
+    def _choose_pool(self, group: str, share: int, now: float) -> tuple[_Pool, Unavailable | None]:
+        """Return the pool for a new connection, and why it is refused; may evict another connection."""
+        own = self._anonymous.get(group, {})
+        if len(own) >= share and not self._evict_one(own, now):
+            return _Pool.REFUSED, _address_share_exceeded(group, share)
+        if not self._is_full(_Pool.GENERAL) or self._evict_one(self._anonymous_in_general(), now):
+            return _Pool.GENERAL, None
+        if not self._is_full(_Pool.RESERVED) and self._may_use_reserved(group):
+            return _Pool.RESERVED, None
+        return _Pool.REFUSED, _all_in_use()
+
+    def _is_full(self, pool: _Pool) -> bool:
+        limits = {
+            _Pool.GENERAL: self.shares.general,
+            _Pool.RESERVED: self.shares.reserved,
+            _Pool.REFUSED: self.shares.refused,
+        }
+        return self._pool_sizes[pool] >= limits[pool]
+
+    def _may_use_reserved(self, group: str) -> bool:
+        """Whether a new connection may wait in a reserved slot until it proves to be an administrator's."""
+        held = sum(slot.pool is _Pool.RESERVED for slot in self._anonymous.get(group, ()))
+        return group == LOCAL_GROUP or held < max(1, self.shares.reserved // 4)
+
+    def _anonymous_in_general(self) -> Iterable[ConnectionSlot]:
+        return (slot for group in self._anonymous.values() for slot in group if slot.pool is _Pool.GENERAL)
+
+    def _evict_one(self, candidates: Iterable[ConnectionSlot], now: float) -> bool:
+        """Close the connection that waits longest for its peer, if it has waited long enough."""
+        waiting = [(slot.waits_since, slot) for slot in candidates if slot.waits_since is not None]
+        if not waiting:
+            return False
+        since, oldest = min(waiting, key=lambda found: found[0])
+        if now - since < EVICT_AFTER_S:
+            return False
+        oldest.release()
+        oldest.evict()
+        return True
+
+    def _uncount_caller(self, slot: ConnectionSlot) -> None:
+        if slot.is_signed_in:
+            self._by_principal[slot.principal_id] -= 1
+            if not self._by_principal[slot.principal_id]:
+                del self._by_principal[slot.principal_id]
+        elif slot in (group := self._anonymous.get(slot.group, {})):
+            del group[slot]
+            if not group:
+                del self._anonymous[slot.group]
+
+
+def _address_share_exceeded(group: str, share: int) -> ShareExceeded:
+    return ShareExceeded(
+        f"{group} has {share} connections open that are not signed in, which is the limit of one address: "
+        "close some, or try again in a moment"
+    )
+
+
+def _all_in_use() -> Unavailable:
+    return Unavailable("all connections are in use: try again in a moment")
+
+
+def address_group(address: str) -> str:
+    """Return the group whose connections count together before sign-in.
+
+    All loopback addresses are one group. An IPv6 network of 64 bits is one, since one machine may use all of it.
+    """
+    try:
+        parsed = ip_address(address.partition("%")[0])
+    except ValueError:
+        return address
+    parsed = getattr(parsed, "ipv4_mapped", None) or parsed
+    if parsed.is_loopback:
+        return LOCAL_GROUP
+    return str(ip_network((parsed, 64), strict=False)) if isinstance(parsed, IPv6Address) else str(parsed)
+
+
+def slot_state(slot: ConnectionSlot) -> dict[str, ConnectionSlot]:
+    """Return the state that makes a connection's slot available to `claim_connection`."""
+    return {_SLOT_STATE: slot}
+
+
+def claim_connection(request: Request, principal: Principal) -> None:
+    """Count the connection of this request for its authenticated principal.
+
+    Raises ShareExceeded or Unavailable as `ConnectionSlot.claim` does. Does nothing without a connection, as in tests.
+    """
+    slot: ConnectionSlot | None = request.scope.get("state", {}).get(_SLOT_STATE)
+    if slot is not None:
+        slot.claim(principal)
