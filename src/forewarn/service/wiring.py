@@ -63,11 +63,12 @@ from forewarn.service.web_app import build_web_app
 from forewarn.service.web_server import OperatorServer, open_operator_server
 from forewarn.store.interface import Store
 from forewarn.store.sqlite import SqliteStore
+from forewarn.unix_socket import bind_unix_socket
 from forewarn.web.dependencies import Dependencies
 from forewarn.web.directory import FleetDirectory
 from forewarn.web.polling_report import PollingReport, polling_report
 from forewarn.web.remedies import Surface, message_for
-from forewarn.web.server import bind_unix_socket, serve_unix
+from forewarn.web.server import serve_unix
 from forewarn.web.sign_in_links import sign_in_link_identity
 from forewarn.workers.publisher import GuestBackend, MetadataPublisher, PublisherConfig
 

@@ -1,4 +1,4 @@
-"""Accepts supervisors on `DATA/forewarn.vms`, a unix socket that only its owner can open.
+"""Accepts supervisors on `DATA/forewarn.vms`, a unix socket for the service's user and root.
 
 A supervisor says which VM it holds and is accepted or refused. The metadata server serves the listening socket that
 it sends from inside the VM, for as long as the connection lasts.
@@ -21,6 +21,7 @@ from forewarn.errors import ForewarnError, Refused, Rejected
 from forewarn.hypervisor.process.connection import SupervisorConnection, SupervisorNotification
 from forewarn.hypervisor.process.messages import ProgramExitMessage
 from forewarn.hypervisor.process.registry import SupervisorRegistry
+from forewarn.unix_socket import PeerCredentials, peer_refusal
 
 log = logging.getLogger(__name__)
 _HELLO_TIMEOUT_S = 60.0  # hundreds of supervisors may start at once
@@ -83,6 +84,10 @@ class SupervisorServer:
             except OSError as error:
                 log.warning("a supervisor cannot be accepted now: %s", error)
                 await asyncio.sleep(1.0)
+                continue
+            if refusal := _peer_refusal(accepted):
+                log.warning("a supervisor was refused: %s", refusal)
+                accepted.close()
                 continue
             connection = SupervisorConnection(accepted)
             self._connection_tasks[connection] = asyncio.create_task(self._handle_connection(connection))
@@ -152,6 +157,13 @@ class SupervisorServer:
         except BaseException:
             sock.close()
             raise
+
+
+def _peer_refusal(accepted: socket.socket) -> str:
+    try:
+        return peer_refusal(PeerCredentials.of(accepted), os.geteuid())
+    except OSError as error:
+        return f"its user is not known ({error.strerror})"
 
 
 def _welcome_vm(vm: Vm, directory: Path) -> dict[str, str]:
