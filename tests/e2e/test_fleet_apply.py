@@ -146,3 +146,11 @@ def test_a_fleet_option_for_a_store_with_a_fleet_is_reported_as_not_applied(tmp_
         assert names_of(second) == ["a"]
         assert "was not applied, because" in second.log.read_text()
         assert "`forewarn fleet apply" in second.log.read_text()
+
+
+def test_every_vm_of_a_large_file_is_served_when_the_change_is_answered(service: ServiceProcess) -> None:
+    """Many scopes are published in turns, and the answer waits for the last of them."""
+    names = ["a", "b", *(f"vm-{number}" for number in range(250))]
+    assert apply(service, *names).returncode == 0
+    assert service.guest("vm-249", "GET", NAME).body.decode() == "vm-249"
+    assert service.poll("vm-0") == {"DocumentIncarnation": 1, "Events": []}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -13,6 +14,7 @@ from forewarn.core.resource_ids import (
     scale_set_resource_id,
     vm_resource_id,
 )
+from forewarn.web import directory as directory_module
 from forewarn.web.directory import FleetDirectory, ResourceIndex, natural_sort_key
 from tests.support.world import World, a_vm
 
@@ -63,6 +65,21 @@ def test_a_group_is_the_most_common_one_only_while_it_has_vms() -> None:
     world.do(world.control.fleet.apply_change(FleetChange(removed=(world.vm("a"),)), who="ann"))
     assert directory.most_common_group() is None
     assert directory.subscriptions() == set()
+    directory.close()
+    world.close()
+
+
+def test_a_large_commit_is_indexed_in_turns_and_completely_when_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Indexing tens of thousands of VMs at once would keep the event loop from answering VMs."""
+    monkeypatch.setattr(directory_module, "_MAX_VMS_AT_ONCE", 2)
+    monkeypatch.setattr(directory_module, "_TURN_S", 0.0)  # no turn is long enough for a VM
+    world = World()
+    directory = FleetDirectory(world.store)
+    vms = tuple(a_vm(f"web-{number}", host="") for number in range(3))
+    world.do(world.control.fleet.apply_change(FleetChange(vms=vms), who="ann"))
+    assert len(directory._unindexed) == 3
+    assert [directory.has(vm.key) for vm in vms] == [True] * 3
+    assert len(directory._unindexed) == 0
     directory.close()
     world.close()
 

@@ -5,8 +5,9 @@ It lets a request find a VM or list a page of a group without reading the whole 
 
 from __future__ import annotations
 
+import asyncio
 import re
-from collections import Counter, defaultdict
+from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Sequence
 from difflib import get_close_matches
 from sys import intern
@@ -27,6 +28,8 @@ NaturalSortKey = tuple[list[str | int], str]  # from natural_sort_key
 VmPredicate = Callable[[Vm], bool]  # whether a caller may see the VM
 _MAX_NAMES_TO_SUGGEST = 5_000  # in a larger fleet a search for similar names takes too long
 _MAX_NAME_LENGTH = 200  # characters; no VM has a longer name
+_MAX_VMS_AT_ONCE = 100  # VMs of a commit that are indexed before other work; takes a millisecond
+_TURN_S = 0.005  # real time
 
 
 class IndexedVm(NamedTuple):
@@ -151,24 +154,56 @@ def any_vm(vm: Vm) -> bool:
     return True
 
 
+class FleetIndex:
+    """The VMs of the fleet by name, group, power state and Azure resource; in memory."""
+
+    def __init__(self) -> None:
+        self.keys: dict[str, set[str]] = defaultdict(set)  # name → keys of present VMs
+        self.removed_keys: dict[str, set[str]] = defaultdict(set)  # name → keys of removed VMs
+        self.vm_count_by_group: Counter[tuple[str, str]] = Counter()  # subscription and resource group → VMs there
+        self.group_by_key: dict[str, tuple[str, str]] = {}
+        self.power_if_not_running: dict[str, PowerState] = {}  # VM key → state, unless it runs
+        self.resources = ResourceIndex()
+
+    def update(self, vm: Vm) -> None:
+        """Adds or changes a VM, also a removed one. May be repeated."""
+        name, key = vm.name.casefold(), vm.key
+        present, other = (self.keys, self.removed_keys) if vm.removed_at is None else (self.removed_keys, self.keys)
+        other[name].discard(key)
+        if not other[name]:
+            del other[name]
+        present[name].add(key)
+        self.resources.update(vm)
+        if vm.power is PowerState.RUNNING or vm.removed_at is not None:
+            self.power_if_not_running.pop(key, None)
+        else:
+            self.power_if_not_running[key] = vm.power
+        self._update_group(key, (vm.subscription_id, vm.resource_group) if vm.removed_at is None else None)
+
+    def _update_group(self, key: str, group: tuple[str, str] | None) -> None:
+        if (old := self.group_by_key.pop(key, None)) is not None:
+            self.vm_count_by_group[old] -= 1
+            if not self.vm_count_by_group[old]:
+                del self.vm_count_by_group[old]
+        if group is not None:
+            self.group_by_key[key] = group
+            self.vm_count_by_group[group] += 1
+
+
 class FleetDirectory:
     """Finds VMs by name and lists them by Azure resource, with an index in memory.
 
-    It reads the whole fleet when it is made, and updates itself after each commit until `close()` is called. `find` and
-    its variants read the VMs they return from the store. Names and resource ids are matched without case; `has` and
-    `power_of` need the exact key.
+    It reads the whole fleet when it is made, and follows each commit until `close()` is called: a large one in turns,
+    so that the event loop does other work in between, or at once when it is asked. `find` and its variants read the VMs
+    they return from the store. Names and resource ids are matched without case; `has` and `power_of` need the exact
+    key.
     """
 
     def __init__(self, store: Store) -> None:
         self.store = store
-        self._keys: dict[str, set[str]] = defaultdict(set)  # name → keys of present VMs
-        self._removed_keys: dict[str, set[str]] = defaultdict(set)  # name → keys of removed VMs
-        self._vm_count_by_group: Counter[tuple[str, str]] = Counter()  # subscription and resource group → VMs there
-        self._group_by_key: dict[str, tuple[str, str]] = {}
-        self._power_if_not_running: dict[str, PowerState] = {}  # VM key → state, unless it runs
-        self._index = ResourceIndex()
-        for vm in store.vms(removed=True):
-            self._update(vm)
+        self._indexed = FleetIndex()
+        self._unindexed = deque(store.vms(removed=True))  # VMs that are committed, but not indexed yet
+        self._index_all()
         self.close = store.subscribe(self._on_commit)
 
     def find(self, name: str, is_visible: VmPredicate = any_vm) -> Vm:
@@ -176,8 +211,8 @@ class FleetDirectory:
 
         Raises NotFound (for a removed VM it says so), or Refused if several visible VMs match.
         """
-        found = self._matching(name, self._keys, is_visible)
-        if not found and self._matching(name, self._removed_keys, is_visible):
+        found = self._matching(name, self._index.keys, is_visible)
+        if not found and self._matching(name, self._index.removed_keys, is_visible):
             raise NotFound(f"VM {name!r} was removed", Remedy.EXPLAIN_REMOVED_VM, vm=name)
         return self._require_one(name, found, is_visible)
 
@@ -185,62 +220,63 @@ class FleetDirectory:
         """As `find`, but finds a removed VM if no present one matches."""
         return self._require_one(
             name,
-            self._matching(name, self._keys, is_visible) or self._matching(name, self._removed_keys, is_visible),
+            self._matching(name, self._index.keys, is_visible)
+            or self._matching(name, self._index.removed_keys, is_visible),
             is_visible,
         )
 
     def find_all_named(self, name: str) -> list[Vm]:
         """All VMs with this name, not `group/name`, of any group, present or removed; sorted by key."""
         wanted = name.casefold()
-        keys = {*self._keys.get(wanted, ()), *self._removed_keys.get(wanted, ())}
+        keys = {*self._index.keys.get(wanted, ()), *self._index.removed_keys.get(wanted, ())}
         return [vm for vm in map(self.store.vm, sorted(keys)) if vm is not None]
 
     def keys(self) -> list[str]:
         """The keys of all present VMs."""
-        return list(self._group_by_key)
+        return list(self._index.group_by_key)
 
     def has(self, key: str) -> bool:
         """Whether a present VM has this key."""
-        return key in self._group_by_key
+        return key in self._index.group_by_key
 
     def power_of(self, key: str) -> PowerState:
         """The power state of the present VM with this key; RUNNING for any other key."""
-        return self._power_if_not_running.get(key, PowerState.RUNNING)
+        return self._index.power_if_not_running.get(key, PowerState.RUNNING)
 
     def stopped_keys(self) -> list[str]:
         """The keys of the present VMs whose power state is not RUNNING."""
-        return list(self._power_if_not_running)
+        return list(self._index.power_if_not_running)
 
     def most_common_group(self) -> tuple[str, str] | None:
         """The subscription and resource group with the most present VMs; None if there is no VM."""
-        common = self._vm_count_by_group.most_common(1)
+        common = self._index.vm_count_by_group.most_common(1)
         return common[0][0] if common else None
 
     def subscriptions(self) -> set[str]:
         """The subscription ids of the present VMs."""
-        return {subscription for subscription, _ in self._vm_count_by_group}
+        return {subscription for subscription, _ in self._index.vm_count_by_group}
 
     def vms_within(self, resource: str) -> Sequence[IndexedVm]:
         """The present VMs of a subscription, group or set, in natural order of their keys.
 
         Empty for an unknown resource. Do not change the list: it is a cache.
         """
-        return self._index.vms_within(resource)
+        return self._index.resources.vms_within(resource)
 
     def has_vms_in(self, resource: str) -> bool:
         """Whether the subscription, group or set has a present VM, that is, whether it exists."""
-        return self._index.has_vms_in(resource)
+        return self._index.resources.has_vms_in(resource)
 
     def sets_within(self, resource: str) -> list[str]:
         """The ids of the scale sets and availability sets of a subscription or group, in natural order.
 
         Empty for an unknown resource.
         """
-        return self._index.sets_within(resource)
+        return self._index.resources.sets_within(resource)
 
     def groups(self) -> list[str]:
         """The ids of all resource groups, in natural order."""
-        return self._index.groups()
+        return self._index.resources.groups()
 
     def _require_one(self, name: str, found: list[Vm], is_visible: VmPredicate) -> Vm:
         if not found:
@@ -252,7 +288,9 @@ class FleetDirectory:
 
     def _suggestion(self, name: str, is_visible: VmPredicate) -> str:
         """A question with the most similar visible name; empty in a large fleet."""
-        known = self._keys if len(self._keys) <= _MAX_NAMES_TO_SUGGEST and len(name) <= _MAX_NAME_LENGTH else {}
+        known = (
+            self._index.keys if len(self._index.keys) <= _MAX_NAMES_TO_SUGGEST and len(name) <= _MAX_NAME_LENGTH else {}
+        )
         close = get_close_matches(name.strip().casefold(), known, n=1, cutoff=0.75)
         vm = self.store.vm(min(known[close[0]])) if close else None
         return f": did you mean {vm.name!r}?" if vm is not None and is_visible(vm) else ""
@@ -263,32 +301,31 @@ class FleetDirectory:
         matching = sorted(key for key in same_name if key == wanted or key.endswith(f"/{wanted}"))
         return [vm for vm in map(self.store.vm, matching) if vm is not None and is_visible(vm)]
 
+    @property
+    def _index(self) -> FleetIndex:
+        """The index of everything that is committed."""
+        self._index_all()
+        return self._indexed
+
     def _on_commit(self, committed: AppliedCommit) -> None:
-        for vm in committed.commit.vms:
-            self._update(vm)
+        is_idle = not self._unindexed
+        self._unindexed.extend(committed.commit.vms)
+        if len(self._unindexed) <= _MAX_VMS_AT_ONCE:
+            self._index_all()
+        elif is_idle:
+            asyncio.get_running_loop().call_soon(self._index_for_a_turn)
 
-    def _update(self, vm: Vm) -> None:
-        name, key = vm.name.casefold(), vm.key
-        present, other = (self._keys, self._removed_keys) if vm.removed_at is None else (self._removed_keys, self._keys)
-        other[name].discard(key)
-        if not other[name]:
-            del other[name]
-        present[name].add(key)
-        self._index.update(vm)
-        if vm.power is PowerState.RUNNING or vm.removed_at is not None:
-            self._power_if_not_running.pop(key, None)
-        else:
-            self._power_if_not_running[key] = vm.power
-        self._update_group(key, (vm.subscription_id, vm.resource_group) if vm.removed_at is None else None)
+    def _index_for_a_turn(self) -> None:
+        loop = asyncio.get_running_loop()
+        ends_at = loop.time() + _TURN_S
+        while self._unindexed and loop.time() < ends_at:
+            self._indexed.update(self._unindexed.popleft())
+        if self._unindexed:
+            loop.call_soon(self._index_for_a_turn)
 
-    def _update_group(self, key: str, group: tuple[str, str] | None) -> None:
-        if (old := self._group_by_key.pop(key, None)) is not None:
-            self._vm_count_by_group[old] -= 1
-            if not self._vm_count_by_group[old]:
-                del self._vm_count_by_group[old]
-        if group is not None:
-            self._group_by_key[key] = group
-            self._vm_count_by_group[group] += 1
+    def _index_all(self) -> None:
+        while self._unindexed:
+            self._indexed.update(self._unindexed.popleft())
 
 
 def _distinct_names(vms: list[Vm]) -> list[str]:

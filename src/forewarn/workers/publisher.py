@@ -47,6 +47,7 @@ from forewarn.store.interface import AppliedCommit, Store
 from forewarn.workers import messages
 from forewarn.workers.network_listeners import NetworkListeners
 from forewarn.workers.pool import WorkerPool
+from forewarn.workers.publish_queue import PublishQueue
 
 log = logging.getLogger(__name__)
 _STORE_TAG_SAVED_AS = "store_tag"
@@ -108,6 +109,7 @@ class MetadataPublisher:
         self._removed_vms: set[str] = set()  # keys of those that may have polled
         # Only of scopes that were published again since the start:
         self._published_versions: dict[str, PublishedVersion] = {}
+        self._publish_queue = PublishQueue(self._publish_committed)
         self._server: MetadataServer | WorkerPool | None = None
         self._listener_tasks: set[asyncio.Task[None]] = set()
         self._metrics_sockets: tuple[socket.socket, ...] = ()
@@ -167,6 +169,7 @@ class MetadataPublisher:
 
     async def drain(self, timeout_s: float) -> None:
         """Stop accepting, answer the requests in progress within `timeout_s`, and end server and workers."""
+        await self._publish_queue.close()
         await self._network_listeners.stop()
         await self._running_server.drain(timeout_s)
 
@@ -187,10 +190,8 @@ class MetadataPublisher:
             await self._server.collect_reports()
 
     async def wait_until_published(self) -> None:
-        """Wait until every serving worker shows what is committed now, for at most a second.
-
-        Returns at once without workers.
-        """
+        """Wait until VMs are shown what is committed now; for workers at most a second after it was published."""
+        await self._publish_queue.wait_until_empty()
         if isinstance(self._server, WorkerPool):
             await self._server.wait_until_published()
 
@@ -292,12 +293,18 @@ class MetadataPublisher:
         commit = committed.commit
         for vm in commit.vms:
             self._track_removal(vm)
-        for row in {scope.id: scope for scope in commit.scopes}.values():
-            if commit.requests or commit.vms or self._published_versions.get(row.id) != _published_version(row):
-                scope = self._store.scope(row.id)
-                if scope is not None:
-                    self._publish(scope)
-                    self._published_versions[row.id] = _published_version(scope)
+        rows = {scope.id: scope for scope in commit.scopes}
+        if not (commit.requests or commit.vms):
+            rows = {
+                id_: row for id_, row in rows.items() if self._published_versions.get(id_) != _published_version(row)
+            }
+        self._publish_queue.add(rows)
+
+    def _publish_committed(self, scope_id: str) -> None:
+        scope = self._store.scope(scope_id)
+        if scope is not None:
+            self._publish(scope)
+            self._published_versions[scope_id] = _published_version(scope)
 
     def _publish(self, scope: Scope) -> None:
         self._documents.publish(published_scope(scope, self._replays.current_answer(scope)))
