@@ -10,7 +10,7 @@ from pathlib import Path
 
 from forewarn.agent.journal import AgentJournal
 from forewarn.agent.reporting import AgentObserver
-from forewarn.client import AsyncClient, Change
+from forewarn.client import AsyncClient, Change, Gone
 from forewarn.client.change_detection import KnownEvent
 from forewarn.client.cursor import BadCursor, WatchCursor, load_cursor, save_cursor
 from forewarn.client.events import event_key
@@ -109,18 +109,23 @@ def _do_nothing() -> None:
 def repair_cursor(path: Path, journal: AgentJournal, boot_id: str) -> None:
     """Makes the cursor file know exactly the journal's listed events, so that missing changes come again.
 
-    Writes only if they differ. A damaged file is replaced; raises Rejected if it cannot be read or written.
+    Its unhandled changes count as journalled, because they come before those of the next document. Writes only if they
+    differ. A damaged file is replaced; raises Rejected if it cannot be read or written.
     """
     try:
         cursor = load_cursor(path)
     except BadCursor as error:
         LOG.warning("the cursor %s is not used, because %s", path, error)
         cursor = WatchCursor()
-    listed = {event_key(record.event): record for record in journal.open_records if record.gone_at is None}
+    records = (record for record in journal.open_records if record.gone_at is None)
+    listed = {event_key(record.event): KnownEvent(event=record.event, boot_id=record.boot_id) for record in records}
+    for change in cursor.unhandled:
+        if isinstance(change, Gone):
+            listed.pop(event_key(change.event), None)
+        else:
+            listed.setdefault(event_key(change.event), KnownEvent(event=change.event, boot_id=cursor.boot_id))
     known = {event_key(seen.event): seen for seen in cursor.known.events}
     if known.keys() == listed.keys():
         return
-    seen = tuple(
-        known.get(key) or KnownEvent(event=record.event, boot_id=record.boot_id) for key, record in listed.items()
-    )
+    seen = tuple(known.get(key, found) for key, found in listed.items())
     save_cursor(path, replace(cursor, known=replace(cursor.known, events=seen, is_exact=False), boot_id=boot_id))
