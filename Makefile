@@ -10,8 +10,9 @@ PARTS   = .venv-parts
 PORTAL  = .venv-portal
 FLAGS   = -m pytest -q $(PYTEST_FLAGS)
 PYTEST  = $(BIN)/python $(FLAGS)
+SCHEDULES ?= 10000
 
-.PHONY: run test test-namespaces test-real test-azure test-az test-portal bench lint docs clean help
+.PHONY: run test simulate test-namespaces test-real test-azure test-az test-portal bench lint docs clean help
 
 help: ## show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
@@ -28,6 +29,9 @@ run: $(STAMP) ## start the service with a sample fleet
 test: $(STAMP) lint ## lint, then run every test that needs only pip's packages
 	$(PYTEST) -n 2 --dist worksteal -m 'not namespaces and not real and not azure and not az and not portal'
 	$(BIN)/python -m pytest -q examples/queue-worker
+
+simulate: $(STAMP) ## run SCHEDULES=n random schedules with crashes in virtual time; SEED=n or SCHEDULE=file replays one
+	@$(BIN)/python -m tests.simulation --schedules $(SCHEDULES) $(if $(FIRST),--first $(FIRST)) $(if $(SEED),--seed $(SEED)) $(if $(SCHEDULE),--schedule $(SCHEDULE))
 
 test-namespaces: $(STAMP) ## run the tests of networks and VMs made of namespaces (as root; installs what they need)
 	@tests/namespace_vm/install_programs.sh $(REAL) $(PYTHON)
@@ -65,4 +69,4 @@ docs: $(STAMP) ## write the generated pages of docs/ again
 	$(BIN)/python -m bench.scale > docs/scale.md
 
 clean: ## remove everything that the other targets created
-	rm -rf $(VENV) $(REAL) $(AZURE) $(AZ) $(PARTS) $(PORTAL) tests/browser/artefacts build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis bench/results/2*
+	rm -rf $(VENV) $(REAL) $(AZURE) $(AZ) $(PARTS) $(PORTAL) tests/browser/artefacts build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis .simulation bench/results/2*

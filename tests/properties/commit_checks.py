@@ -16,7 +16,7 @@ from forewarn.core.history import EntryKind, HistoryEntry
 from forewarn.core.projection import document_for
 from forewarn.core.reconcile import PLATFORM_ACTOR
 from forewarn.core.scope import Scope
-from forewarn.protocol.document import Kind
+from forewarn.protocol.document import Document, Kind
 from forewarn.store.interface import AppliedCommit, Store
 
 _DOCUMENT_CHANGES = {EntryKind.PUBLISHED, EntryKind.STARTED, EntryKind.FINISHED, EntryKind.WITHDRAWN}
@@ -39,7 +39,7 @@ class CommitChecker:
         self.hosts: set[str] = set()
         self.resumed_at: float | None = None
         self.violations: list[str] = []
-        self._shown: dict[tuple[str, int, int], object] = {}
+        self.shown: dict[tuple[str, int, int], Document] = {}  # by scope, epoch and incarnation
         self._store: Store
 
     def follow(self, store: Store, resumed_at: float | None) -> None:
@@ -58,25 +58,28 @@ class CommitChecker:
                 if event.scope_id == scope.id:
                     self._check_event(scope, self.events.get(event.id), event)
                     self.events[event.id] = event
-            self._check_document(self.scopes.get(scope.id), scope, entries)
+            has_fault = any(entry.what is EntryKind.FAULT for entry in commit.entries)
+            self._check_document(self.scopes.get(scope.id), scope, entries, has_fault=has_fault)
             self._check_scope(scope)
             self.scopes[scope.id] = scope
 
     def _report(self, sentence: str, *things: object) -> None:
         self.violations.append(f"{sentence}: {things!r}")
 
-    def _check_document(self, old: Scope | None, new: Scope, entries: list[HistoryEntry]) -> None:
+    def _check_document(
+        self, old: Scope | None, new: Scope, entries: list[HistoryEntry], *, has_fault: bool = False
+    ) -> None:
         """Spec §4.2, DocumentIncarnation."""
         steps = sum(1 for entry in entries if entry.what in _DOCUMENT_CHANGES and self.events[entry.event_id].listed)
         if old is not None and old.epoch == new.epoch:
             if new.incarnation - old.incarnation != steps:
                 self._report("§4.2 the incarnation counts changes", old.incarnation, new.incarnation, entries)
-        elif old is not None and (new.epoch != old.epoch + 1 or old.is_enabled or not new.is_enabled):
+        elif old is not None and not has_fault and (new.epoch != old.epoch + 1 or old.is_enabled or not new.is_enabled):
             self._report("§8.1 only enabling begins an epoch", old.epoch, new.epoch)
         if not new.is_enabled:
             return
         document = document_for(new)
-        if self._shown.setdefault((new.id, new.epoch, new.incarnation), document) != document:
+        if self.shown.setdefault((new.id, new.epoch, new.incarnation), document) != document:
             self._report("§4.2 same incarnation, same content", new.id, new.epoch, document)
 
     def _check_scope(self, scope: Scope) -> None:
@@ -132,7 +135,7 @@ class CommitChecker:
         """Spec §6.2: when an event starts."""
         assert event.started_at is not None
         if old is None and event.status is not EventState.OVER and event.cause is not Cause.HOST_FAILED:
-            if event.listed and event.approved_by != "policy":
+            if event.listed and event.approved_by != "policy" and not event.faults:
                 self._report("§6.1 only failures and policy start with no notice", event)
             return
         if old is None:
@@ -141,7 +144,7 @@ class CommitChecker:
         if not approved and event.started_at < event.not_before:
             self._report("§6.2 no event starts before it is ready", event)
         gate = self._store.gate(event.gate_id) if event.gate_id else None
-        if event.gate_id and (gate is None or gate.released_at != event.started_at):
+        if event.gate_id and (gate is None or gate.released_at is None or gate.released_at > event.started_at):
             self._report("§6.2 events start together, through a released gate", event, gate)
         if not approved and gate is None:
             self._check_grace(event)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Coroutine
+from pathlib import Path
 from typing import Any
 
 from forewarn.agent.actions import AgentAction, AgentSnapshot, CloseEvent, RecordStepEnd, WaitUntil, record_after_action
@@ -75,6 +76,7 @@ class AgentDaemon:
         clock: Clock | None = None,
         boot_id: str | None = None,
         hold_s: float = LONG_POLL_S,
+        open_journal: Callable[[Path], AgentJournal] = AgentJournal,
     ) -> None:
         self._config, self._client = config, client or AsyncClient(config.endpoint)
         self._observer = with_errors_logged(observer or NullObserver())
@@ -91,7 +93,7 @@ class AgentDaemon:
         self._waits: tuple[WaitUntil, ...] = ()
         self._problem, self._endpoint = "", config.endpoint or ""
         self._board_synchronizer: BoardSynchronizer | None = None
-        self._journal = AgentJournal(config.journal_path)
+        self._journal = open_journal(config.journal_path)
         self._runner = ActionRunner(self._context, self._journal, self._client, self._observer, self._on_runner_change)
         self._watcher = EventWatcher(
             self._client,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from forewarn.clock import read_real_time
 from forewarn.core.faults import Fault
 from forewarn.metadata.accept_loop import AcceptLoop
 from forewarn.metadata.connection import MetadataConnection
@@ -36,14 +37,16 @@ class MetadataServer:
         limits: Limits | None = None,
         use_response_cache: bool = True,
         fault_quota: FaultQuota | None = None,
+        real_time: Callable[[], float] = read_real_time,
     ) -> None:
         """`rules_for(location)` returns the endpoint rules for VMs of that location.
 
         `use_response_cache=False` changes only the speed. `fault_quota` is shared if several processes serve VMs.
+        Faults expire by `real_time`.
         """
         limits = limits or Limits()
         self.observations = GuestObservations()
-        self.faults = FaultTable(documents.stale_documents, now=backend.now, quota=fault_quota)
+        self.faults = FaultTable(documents.stale_documents, now=backend.now, real_time=real_time, quota=fault_quota)
         self._callers = callers
         self._accept_loops: dict[VmListener, list[AcceptLoop]] = {}
         self._counters, writer = RequestCounters(), ResponseWriter(backend.now)

@@ -80,6 +80,8 @@ class NetworkListeners:
 
         Returns once the bound sockets are served; a socket that cannot be served is logged.
         """
+        if not self._specs_by_name:
+            return  # there is nothing to follow
         while not self._changes.empty():
             await self._apply_change(host, self._changes.get_nowait())
         watching = self._manager.run(self._changes.put_nowait) if self._manager else self._receive_sockets()

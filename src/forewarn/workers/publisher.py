@@ -264,6 +264,7 @@ class MetadataPublisher:
             callers=self._callers,
             rules_for=lambda location: by_location.get(location, rules),
             limits=Limits(requests_per_s=self._config.requests_per_s),
+            real_time=self._faults.real_time,
         )
 
     def _new_worker_pool(self, backend: GuestBackend) -> WorkerPool:
