@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from forewarn.lab.lab import Lab
+from forewarn.protocol.http_message import HttpRequest
 from tests.agent.conftest import DRAIN, SAVE, AgentThread
 from tests.support.scripted_server import ScriptedReply, ScriptedServer, json_reply
 from tests.support.service_process import eventually
@@ -101,6 +102,72 @@ def test_an_endpoint_without_a_usable_answer_is_reported_and_does_not_end_the_ag
         eventually(lambda: agent.observer.failures > 0)
         assert [problem for problem in agent.report.problems if problem_text in problem]
         assert agent.report.silent_s is None
+
+
+class ChangingServer(ScriptedServer):
+    """Answers every poll with `current`, which the test changes."""
+
+    def __init__(self, current: ScriptedReply) -> None:
+        super().__init__(current)
+        self.current = current
+
+    def next_reply(self, request: HttpRequest) -> ScriptedReply:
+        super().next_reply(request)
+        return self.current
+
+
+DRAIN_TEXT = f"vm = 'web-0'\n{DRAIN}[[rules]]\nsteps = ['drain']\n"
+
+
+def listing(*ids: str, incarnation: int = 3, more: tuple[object, ...] = ()) -> ScriptedReply:
+    event = {"EventStatus": "Scheduled", "EventType": "Reboot", "Resources": ["web-0"], "NotBefore": ""}
+    elements = [*(event | {"EventId": each} for each in ids), *more]
+    return json_reply({"DocumentIncarnation": incarnation, "Events": elements})
+
+
+MALFORMED = {
+    "no members": ScriptedReply(body=b"{}"),
+    "an error": json_reply({"error": "Not found"}),
+    "Events null": json_reply({"DocumentIncarnation": 4, "Events": None}),
+    "Events a text": json_reply({"DocumentIncarnation": 4, "Events": "none"}),
+    "no event": json_reply({"DocumentIncarnation": 4, "Events": [{}]}),
+    "no incarnation": json_reply({"Events": []}),
+    "a textual incarnation": json_reply({"DocumentIncarnation": "four", "Events": []}),
+}
+
+
+@pytest.mark.parametrize("malformed", MALFORMED.values(), ids=MALFORMED)
+def test_a_malformed_answer_is_a_failed_poll_and_not_a_document_without_events(
+    tmp_path: Path, malformed: ScriptedReply
+) -> None:
+    """The agent would undo what it prepared, and repeat every step after the next whole document."""
+    with ChangingServer(listing("A")) as server, AgentThread(tmp_path, server.url, DRAIN_TEXT) as agent:
+        eventually(lambda: agent.lines == ["drain"])
+        server.current = malformed
+        eventually(lambda: agent.observer.failures > 3)
+        assert [problem for problem in agent.report.problems if "the response is not a document" in problem]
+        server.current = listing("A")
+        polls = agent.observer.polls
+        eventually(lambda: agent.observer.polls > polls + 3)
+        assert agent.report.problems == ()
+        assert agent.lines == ["drain"]
+        server.current = listing(incarnation=4)
+        eventually(lambda: agent.lines == ["drain", "undrain"])
+        assert len(agent.records) == 1
+
+
+@pytest.mark.parametrize("element", [{}, None, {"EventType": "Reboot", "Resources": ["web-0"]}, {"EventId": "a"}])
+def test_an_unusable_element_does_not_end_an_event_that_it_may_be(tmp_path: Path, element: object) -> None:
+    with ChangingServer(listing("A", "B")) as server, AgentThread(tmp_path, server.url, DRAIN_TEXT) as agent:
+        eventually(lambda: len(agent.records) == 2 and agent.lines == ["drain"])
+        server.current = listing("B", incarnation=4, more=(element,))
+        polls = agent.observer.polls
+        eventually(lambda: agent.observer.polls > polls + 3)
+        assert [problem for problem in agent.report.problems if "1 of the 2 elements of the document" in problem]
+        assert all(record.gone_at is None for record in agent.records)
+        server.current = listing("B", incarnation=4)
+        eventually(lambda: [record.gone_at is not None for record in agent.records] == [False, True])
+        assert agent.report.problems == ()
 
 
 def test_names_come_from_the_service_and_may_have_the_underscore_of_2017(tmp_path: Path) -> None:

@@ -33,15 +33,22 @@ def events(text: str) -> tuple[Event, ...]:
         }
         for word in text.split()
     ]
-    return decode_document(json.dumps({"Events": listed}).encode()).events
+    return decode_document(json.dumps({"DocumentIncarnation": 1, "Events": listed}).encode()).events
 
 
 def observed(
-    incarnation: int, text: str, *, epoch: str = "1", boot: str = "", older_for_s: float = 0.0
+    incarnation: int,
+    text: str,
+    *,
+    epoch: str = "1",
+    boot: str = "",
+    older_for_s: float = 0.0,
+    unusable: tuple[str, ...] = (),
 ) -> ObservedDocument:
     return ObservedDocument(
         incarnation=incarnation,
         events=events(text),
+        unusable=unusable,
         epoch=epoch,
         boot_id=boot,
         older_for_s=older_for_s,
@@ -214,38 +221,76 @@ def test_the_epoch_is_read_only_from_etags_of_this_service(tag: str, epoch: str)
 
 
 def test_events_of_unknown_kinds_and_statuses_count_as_scheduled() -> None:
-    strange = decode_document(
-        b'{"Events":[{"EventId":"A","EventStatus":"Pending","EventType":"Teleport","Beam":1}]}'
-    ).events
-    _, (change,) = detect_changes(KnownDocument(), ObservedDocument(incarnation=1, events=strange))
+    strange = Event(id="A", status="Pending", kind="Teleport", raw={"Beam": 1})
+    _, (change,) = detect_changes(KnownDocument(), ObservedDocument(incarnation=1, events=(strange,)))
     assert isinstance(change, Scheduled)
     assert (change.event.kind, change.event.raw["Beam"], change.event.resources) == ("Teleport", 1, ())
 
 
-def test_events_without_an_id_and_events_listed_twice_are_tracked() -> None:
-    twice = decode_document(
-        b'{"Events":[{"EventId":"a"},{"EventId":"A"},{"EventType":"Freeze","Resources":["x"]}]}'
-    ).events
+def test_an_event_that_is_listed_twice_is_tracked_once() -> None:
+    twice = (Event(id="a"), Event(id="A"), Event(id="B"))
     known, changes = detect_changes(KnownDocument(), ObservedDocument(incarnation=3, events=twice))
     assert len(changes) == 2
     assert detect_changes(known, ObservedDocument(incarnation=3, events=twice))[1] == ()
 
 
+NAMELESS = ("",)
+
+
+@pytest.mark.parametrize("after", [3, 4, 9], ids=["same incarnation", "next", "later"])
+@pytest.mark.parametrize("unusable", [NAMELESS, ("", ""), ("C", "")], ids=["one", "two", "one of two"])
+def test_an_unusable_element_without_an_id_may_be_any_missing_event_so_none_is_over(
+    after: int, unusable: tuple[str, ...]
+) -> None:
+    assert changes_after(observed(3, "A B"), observed(after, "", unusable=unusable)) == []
+    assert changes_after(observed(3, "A B"), observed(after, "B", unusable=unusable)) == []
+
+
+def test_an_unusable_element_with_an_id_keeps_that_event_and_no_other() -> None:
+    assert changes_after(observed(3, "A B"), observed(4, "", unusable=("a",))) == ["B unknown"]
+    assert changes_after(observed(3, "A B"), observed(4, "A", unusable=("C",))) == ["B unknown"]
+
+
+def test_usable_events_count_beside_unusable_elements() -> None:
+    assert changes_after(observed(3, "A B"), observed(5, "A* C", unusable=NAMELESS)) == ["A started", "C scheduled"]
+
+
+def test_events_that_were_kept_end_with_the_next_whole_document() -> None:
+    broken = observed(3, "A", unusable=NAMELESS)
+    assert changes_after(observed(3, "A B"), broken, observed(3, "A B")) == []
+    assert changes_after(observed(3, "A B"), broken, observed(4, "A")) == ["B withdrawn"]
+    later = observed(5, "A*", unusable=NAMELESS)
+    assert changes_after(observed(3, "A B"), later, observed(6, "A*")) == ["B unknown"], "what was counted is not known"
+
+
+def test_an_event_whose_element_was_unusable_is_announced_when_it_is_whole() -> None:
+    assert changes_after(observed(1, ""), observed(3, "B", unusable=("A",)), observed(3, "A B")) == ["A scheduled"]
+
+
+def test_a_reset_document_with_an_unusable_element_ends_nothing() -> None:
+    assert changes_after(observed(9, "A B"), observed(1, "A", epoch="2", unusable=NAMELESS)) == []
+    assert changes_after(observed(40, "A B", epoch=""), observed(1, "", epoch="", unusable=NAMELESS)) == []
+
+
 LISTS = st.lists(st.sampled_from("ABCDE"), unique=True).flatmap(
     lambda ids: st.tuples(*(st.sampled_from((word, f"{word}*")) for word in ids)).map(" ".join)
 )
+UNUSABLE = st.lists(st.sampled_from(["", "A", "B", "Z"]), max_size=2).map(tuple)
 
 
 @settings(max_examples=200, deadline=None)
-@given(st.lists(st.tuples(st.integers(-1, 30), LISTS, st.sampled_from(["", "1", "2"])), max_size=8))
+@given(st.lists(st.tuples(st.integers(-1, 30), LISTS, st.sampled_from(["", "1", "2"]), UNUSABLE), max_size=8))
 def test_every_event_has_one_beginning_and_one_end_for_any_sequence_of_documents(
-    documents: list[tuple[int, str, str]],
+    documents: list[tuple[int, str, str, tuple[str, ...]]],
 ) -> None:
-    """No known event is announced again, and no unknown event ends."""
+    """No known event is announced again, no unknown event ends, and none ends that may be listed."""
     known = KnownDocument()
     alive: set[str] = set()
-    for incarnation, text, epoch in documents:
-        known, changes = detect_changes(known, observed(incarnation, text, epoch=epoch))
+    for incarnation, text, epoch, unusable in documents:
+        known, changes = detect_changes(known, observed(incarnation, text, epoch=epoch, unusable=unusable))
+        ended = {change.event.id for change in changes if isinstance(change, Gone)}
+        assert not ended & set(unusable)
+        assert not (ended and "" in unusable)
         for change in changes:
             match change:
                 case Gone(event=event):

@@ -16,11 +16,9 @@ from forewarn.client.cursor import (
     save_cursor,
 )
 from forewarn.errors import Rejected
-from forewarn.protocol.codec import decode_document
+from forewarn.protocol.codec import decode_event
 
-EVENT = decode_document(
-    b'{"Events":[{"EventId":"A","EventStatus":"Started","EventType":"Odd","Resources":["\\u00e4"],"X":1}]}'
-).events[0]
+EVENT = decode_event({"EventId": "A", "EventStatus": "Started", "EventType": "Odd", "Resources": ["ä"], "X": 1})
 CURSOR = WatchCursor(
     known=KnownDocument(
         epoch="3", incarnation=7, events=(KnownEvent(event=EVENT, boot_id="one"),), is_exact=False, gone_keys=("B",)

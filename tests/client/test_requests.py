@@ -1,6 +1,7 @@
 """Requests of the client and what it makes of the answers, without a socket."""
 
 import json
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -15,6 +16,7 @@ from forewarn.client.requests import (
     backoff_s,
     name_request,
     parse_poll_answer,
+    partial_document_warning,
     poll_request,
     raise_for_status,
     step_after_answer,
@@ -71,7 +73,11 @@ def test_a_transient_status_raises_unavailable(status: int) -> None:
         raise_for_status(HttpResponse(status=status))
 
 
-@pytest.mark.parametrize("body", [b"", b"  ", b"<html>", b"[]"], ids=["empty", "blank", "no JSON", "no document"])
+@pytest.mark.parametrize(
+    "body",
+    [b"", b"  ", b"<html>", b"[]", b"{}", b'{"error":"x"}', b'{"DocumentIncarnation":1,"Events":[{}]}'],
+    ids=["empty", "blank", "no JSON", "a list", "no members", "an error", "no event"],
+)
 def test_a_body_that_is_not_a_document_raises_unavailable(body: bytes) -> None:
     """Spec §11: 200 with an empty body."""
     with pytest.raises(Unavailable):
@@ -99,6 +105,32 @@ def test_a_watch_yields_only_documents_that_differ() -> None:
     assert step_after_answer(step.state, answer_with(SECOND)).new_document == SECOND
     again = step_after_answer(step_after_answer(step.state, answer_with(SECOND)).state, answer_with(FIRST))
     assert again.new_document == FIRST
+
+
+def test_a_document_that_is_usable_in_part_must_come_again_in_full() -> None:
+    """A 304 would hide for ever what the unusable element was."""
+    state = step_after_answer(PollState(), answer_with(replace(SECOND, unusable=("",)), tag='"1-2"')).state
+    assert (state.etag, state.condition) == ('"1-2"', "")
+    assert step_after_answer(state, answer_with(SECOND, tag='"1-2"')).state.condition == '"1-2"'
+
+
+@pytest.mark.parametrize(
+    ("unusable", "text"),
+    [
+        ((), ""),
+        (
+            ("",),
+            "1 of the 2 elements of the document cannot be used: no event counts as over until a whole document comes",
+        ),
+        (
+            ("B", "C"),
+            "2 of the 3 elements of the document cannot be used: events with their ids do not count as over until a "
+            "whole document comes",
+        ),
+    ],
+)
+def test_the_warning_about_half_a_document_says_what_follows(unusable: tuple[str, ...], text: str) -> None:
+    assert partial_document_warning(replace(SECOND, unusable=unusable)) == text
 
 
 def test_a_watch_polls_once_a_second_without_long_polls() -> None:

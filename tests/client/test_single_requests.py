@@ -78,7 +78,7 @@ def test_time_left_is_measured_by_the_services_time(driver: Driver) -> None:
     now = [50.0]
     event = {**OURS, "NotBefore": "Mon, 19 Sep 2016 18:29:47 GMT"}
     with ScriptedServer(
-        json_reply({"Events": [event, {"EventId": "B"}]}, headers=(DATE,)), json_reply(EMPTY)
+        json_reply({"DocumentIncarnation": 3, "Events": [event, THEIRS]}, headers=(DATE,)), json_reply(EMPTY)
     ) as server:
         one = driver(server.url, clock=lambda: now[0])
         assert one.client.time_left(Event(not_before=1.0)) is None, "no answer came yet"
@@ -96,8 +96,13 @@ def test_time_left_is_measured_by_the_services_time(driver: Driver) -> None:
     [
         *(ScriptedReply(status=status) for status in (408, 410, 429, 500, 503)),
         *(ScriptedReply(), ScriptedReply(resets=True), ScriptedReply(body=b"{"), ScriptedReply(status=304)),
+        *(ScriptedReply(body=b"{}"), json_reply({"error": "Not found"}), json_reply({**EMPTY, "Events": None})),
+        *(json_reply({**EMPTY, "Events": [{}]}), json_reply({**EMPTY, "DocumentIncarnation": "1"})),
     ],
-    ids=["408", "410", "429", "500", "503", "empty body", "reset", "half a body", "304"],
+    ids=[
+        *("408", "410", "429", "500", "503", "empty body", "reset", "half a body", "304"),
+        *("no members", "an error", "no events", "no event", "a textual incarnation"),
+    ],
 )
 def test_a_transient_fault_is_retried(driver: Driver, bad: ScriptedReply) -> None:
     """Spec §11."""
@@ -157,7 +162,7 @@ def test_the_first_answer_may_take_two_minutes_and_later_ones_may_not() -> None:
         effect = run.next_effect()
         assert isinstance(effect, SendRequest)
         assert effect.timeout_s == expected
-        run.set_result(HttpResponse(status=200, body=b'{"Events":[]}'))
+        run.set_result(HttpResponse(status=200, body=b'{"DocumentIncarnation":1,"Events":[]}'))
         assert run.next_effect() is None
     assert FIRST_ANSWER_TIMEOUT_S > 120
 
@@ -227,11 +232,14 @@ def test_a_service_that_accepts_and_never_answers_is_given_up_in_time() -> None:
 def test_unknown_values_in_a_document_are_passed_on(driver: Driver) -> None:
     """Unknown kinds, fields and statuses are kept; unreadable dates are unknown."""
     odd = {"EventId": "A", "EventStatus": "Pondered", "EventType": "Teleport", "NotBefore": "soon", "Beam": [1]}
+    odd |= {"Resources": []}
     with ScriptedServer(
-        json_reply({"DocumentIncarnation": "7", "Events": [odd, 5, None]}, headers=(("Date", "now"),))
+        json_reply({"DocumentIncarnation": 7, "Events": [odd, 5, None]}, headers=(("Date", "now"),))
     ) as server:
         one = driver(server.url)
-        (event,) = one.call("events").events
+        document = one.call("events")
+    (event,) = document.events
+    assert document.unusable == ("", "")
     assert (event.kind, event.status, event.not_before, event.not_before_text) == ("Teleport", "Pondered", None, "soon")
     assert event.resources == ()
     assert event.raw == odd

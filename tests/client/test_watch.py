@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
@@ -154,9 +155,33 @@ def test_outages_and_faults_between_documents_yield_no_changes(driver: Driver) -
         ScriptedReply(status=429),
         ScriptedReply(status=500),
         ScriptedReply(body=b"<p>"),
+        ScriptedReply(body=b"{}"),
+        json_reply({"error": "Not found"}),
+        json_reply({"DocumentIncarnation": 9, "Events": None}),
+        json_reply({"DocumentIncarnation": 9, "Events": "none"}),
+        json_reply({"DocumentIncarnation": 9, "Events": [{}]}),
+        json_reply({"DocumentIncarnation": "nine", "Events": []}),
+        json_reply({"Events": []}),
     )
     with ScriptedServer(document(2, "A"), *faults, document(2, "A"), *faults, document(3, "A*")) as server:
         assert short_forms(driver(server.url).take(2, "watch")) == ["A Scheduled", "A Started"]
+
+
+def half_document(incarnation: int, short_forms: str) -> ScriptedReply:
+    """A document with an element that is not an event."""
+    whole = json.loads(document(incarnation, short_forms).body)
+    return json_reply({**whole, "Events": [*whole["Events"], {}]}, headers=(DATE, ("ETag", f'"1-{incarnation}"')))
+
+
+def test_an_unusable_element_ends_no_event_and_hides_no_other(driver: Driver, caplog: pytest.LogCaptureFixture) -> None:
+    half = half_document(4, "B C")
+    with ScriptedServer(document(3, "A B"), half, half, document(5, "B C")) as server:
+        changes = driver(server.url).take(4, "watch")
+    assert short_forms(changes) == ["A Scheduled", "B Scheduled", "C Scheduled", "A Gone"]
+    assert [request.header_values("if-none-match") for request in server.requests] == [(), ('"1-3"',), (), ()]
+    assert [record.getMessage() for record in caplog.records] == [
+        "1 of the 3 elements of the document cannot be used: no event counts as over until a whole document comes"
+    ]
 
 
 def test_a_stale_document_yields_no_changes(driver: Driver) -> None:

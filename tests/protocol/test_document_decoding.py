@@ -7,15 +7,23 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from forewarn.protocol.codec import InvalidDocument, Received, ReceivedEvent, decode_document, encode_document
+from forewarn.protocol.codec import (
+    InvalidDocument,
+    Received,
+    ReceivedEvent,
+    decode_document,
+    decode_event,
+    encode_document,
+)
 from forewarn.protocol.dates import parse_date
 from forewarn.protocol.document import Document, EventNotice, EventSource, Kind, NoticeStatus
 from forewarn.protocol.versions import VERSIONS, event_fields, version_lists_kind
 
+WHOLE = {"EventId": "A", "EventStatus": "Scheduled", "EventType": "Freeze", "Resources": ["web-0"]}
+
 
 def decoded(**event: object) -> ReceivedEvent:
-    [received] = decode_document(json.dumps({"DocumentIncarnation": 1, "Events": [event]}).encode()).events
-    return received
+    return decode_event(json.loads(json.dumps(event)))
 
 
 @pytest.mark.parametrize("incarnation", [0, 1, 190, 279, 2**40])
@@ -84,7 +92,6 @@ def test_a_lone_surrogate_is_replaced_because_it_cannot_be_stored(field: str) ->
 
 def test_a_number_beyond_64_bits_is_ignored() -> None:
     assert decoded(DurationInSeconds=10**400).duration_s is None
-    assert decode_document(b'{"DocumentIncarnation": 1%s, "Events": []}' % (b"0" * 400)).incarnation == -1
 
 
 @pytest.mark.parametrize(
@@ -104,17 +111,64 @@ def test_resources_that_are_not_text_are_ignored(value: object, resources: tuple
 
 
 @pytest.mark.parametrize(
-    ("raw", "incarnation"),
+    ("raw", "problem"),
     [
-        (b"{}", -1),
-        (b'{"DocumentIncarnation":"5"}', 5),
-        (b'{"DocumentIncarnation":true,"Events":null}', -1),
-        (b'{"DocumentIncarnation":1e999,"Events":{}}', -1),
-        (b'\xef\xbb\xbf{"DocumentIncarnation":3,"Events":["x",null,7]}', 3),
+        (b"{}", "DocumentIncarnation is missing"),
+        (b'{"error":"Not found"}', "DocumentIncarnation is missing (it says 'Not found')"),
+        (b'{"Events":[]}', "DocumentIncarnation is missing"),
+        (b'{"DocumentIncarnation":"5","Events":[]}', "DocumentIncarnation is not an integer"),
+        (b'{"DocumentIncarnation":"five","Events":[]}', "DocumentIncarnation is not an integer"),
+        (b'{"DocumentIncarnation":true,"Events":[]}', "DocumentIncarnation is not an integer"),
+        (b'{"DocumentIncarnation":null,"Events":[]}', "DocumentIncarnation is not an integer"),
+        (b'{"DocumentIncarnation":1.5,"Events":[]}', "DocumentIncarnation is not an integer"),
+        (b'{"DocumentIncarnation":-1,"Events":[]}', "DocumentIncarnation is not an integer"),
+        (b'{"DocumentIncarnation":1e999,"Events":[]}', "DocumentIncarnation is not an integer"),
+        (b'{"DocumentIncarnation":1%s,"Events":[]}' % (b"0" * 400), "DocumentIncarnation is not an integer"),
+        (b'{"DocumentIncarnation":3}', "Events is missing"),
+        (b'{"DocumentIncarnation":3,"Events":null}', "Events is not a list"),
+        (b'{"DocumentIncarnation":3,"Events":"none"}', "Events is not a list"),
+        (b'{"DocumentIncarnation":3,"Events":{}}', "Events is not a list"),
     ],
 )
-def test_members_of_the_wrong_type_are_ignored(raw: bytes, incarnation: int) -> None:
-    assert decode_document(raw) == Received(incarnation=incarnation)
+def test_a_response_without_its_members_is_not_a_document_without_events(raw: bytes, problem: str) -> None:
+    """It says nothing about the events, so a client must not take them for ended."""
+    with pytest.raises(InvalidDocument) as error:
+        decode_document(raw)
+    assert str(error.value) == f"the response is not a document, because {problem}: poll again"
+
+
+@pytest.mark.parametrize(
+    "elements",
+    [[{}], [None], ["x", 7], [{"EventId": "A"}], [{**WHOLE, "EventId": ""}], [{**WHOLE, "Resources": None}]],
+    ids=["empty", "null", "text and number", "only an id", "empty id", "no VMs"],
+)
+def test_a_response_in_which_no_element_is_an_event_is_not_a_document(elements: list[object]) -> None:
+    raw = json.dumps({"DocumentIncarnation": 3, "Events": elements}).encode()
+    with pytest.raises(InvalidDocument, match=f"none of the {len(elements)} elements of Events is an event"):
+        decode_document(raw)
+
+
+@pytest.mark.parametrize(
+    ("element", "event_id"),
+    [
+        (None, ""),
+        ("x", ""),
+        ({}, ""),
+        ({**WHOLE, "EventId": 7}, ""),
+        ({"EventId": "B"}, "B"),
+        ({**WHOLE, "EventId": "B", "EventStatus": ""}, "B"),
+        ({**WHOLE, "EventId": "B", "EventType": None}, "B"),
+        ({"EventId": "B", "EventStatus": "Scheduled", "EventType": "Freeze"}, "B"),
+    ],
+)
+def test_an_unusable_element_is_left_out_and_reported_with_its_id(element: object, event_id: str) -> None:
+    received = decode_document(json.dumps({"DocumentIncarnation": 3, "Events": [WHOLE, element]}).encode())
+    assert [event.id for event in received.events] == ["A"]
+    assert received.unusable == (event_id,)
+
+
+def test_a_byte_order_mark_and_an_integer_with_a_fraction_of_zero_are_accepted() -> None:
+    assert decode_document(b'\xef\xbb\xbf{"DocumentIncarnation":3.0,"Events":[]}') == Received(incarnation=3)
 
 
 @pytest.mark.parametrize(

@@ -27,8 +27,8 @@ class EventWatcher:
     """Polls the endpoint and passes on each change.
 
     A change counts as handled once `on_change` has returned; it comes again if that raised, and perhaps after a
-    crash. `on_poll` is called after each answer and its changes. `problem` is why the latest poll failed, "" if it
-    succeeded.
+    crash. `on_poll` is called after each answer and its changes. `problem` is why the latest poll failed, or why its
+    document is usable in part only; else "".
     """
 
     def __init__(
@@ -87,9 +87,9 @@ class EventWatcher:
         if self._answered_at is None or self._answered_at == before:
             self._report_problem(self._client.trouble or "the endpoint gave no usable answer")
             return False
-        if before is None or self.problem:
+        if before is None or (self.problem and not self._client.trouble):
             LOG.info("the endpoint answers%s", "" if before is None else " again")
-        self.problem = ""
+        self.problem = self._client.trouble  # the client has logged it
         gap_s = 0.0 if before is None else self._answered_at - before
         self._observer.poll_answered(max(0.0, gap_s - self._client.held_s))
         self._on_poll()

@@ -8,12 +8,18 @@ new events in the document's order. The document does not say why an event is no
 by one for each event added, started or removed (spec §4.2), so the part of its growth that no other change explains
 shows how an event that was last seen scheduled has ended: one is its removal alone, two are its start and its
 removal.
+
+A document may be usable in part only (`Received.unusable`). Its usable events count as in any other. An element that
+cannot be used may be any event that is missing, so a missing event is over only if every unusable element has a
+readable EventId, and that of another event. Nothing else of such an element is trusted, and the number of elements
+proves nothing either: which of two missing events one of them is cannot be told. The events that are kept end with
+the next whole document that does not list them.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, replace
 from enum import Enum, auto
 
@@ -39,7 +45,7 @@ class KnownDocument:
     """What a watcher knows: the last accepted document, and the events that are gone."""
 
     epoch: str = ""  # from the ETag; "" if the server gives none
-    incarnation: int = -1  # -1: no document yet, or one without an incarnation
+    incarnation: int = -1  # -1: no document yet
     events: tuple[KnownEvent, ...] = ()
     is_exact: bool = True  # False: `events` contains some that `incarnation` does not count
     gone_keys: tuple[str, ...] = ()  # of the latest events that are gone, at most 100, oldest first
@@ -51,6 +57,7 @@ class ObservedDocument:
 
     incarnation: int
     events: tuple[Event, ...]
+    unusable: tuple[str, ...] = ()  # as in `Received`
     epoch: str = ""
     date: float | None = None  # the service's time
     boot_id: str = ""
@@ -121,23 +128,41 @@ def detect_changes(known: KnownDocument, observed: ObservedDocument) -> tuple[Kn
         return _add_unknown_events(known, observed, listed)
 
     before = {event_key(known_event.event): known_event for known_event in known.events}
+    over = _events_over(known, observed)
     changes = (
-        *_changes_of_known_events(known, observed, listed, counts=freshness is DocumentFreshness.CURRENT),
+        *_changes_of_known_events(known, observed, listed, over, counts=freshness is DocumentFreshness.CURRENT),
         *_changes_of_new_events(before, listed, observed),
     )
-    gone = tuple(key for key in before if key not in listed)
+    is_same = (known.epoch, known.incarnation) == (observed.epoch, observed.incarnation) and not changes
     return (
         KnownDocument(
             epoch=observed.epoch,
             incarnation=observed.incarnation,
-            events=tuple(
-                _updated_known_event(before.get(key), event, observed)
-                for key, event in _known_events_first(before, listed)
+            events=(
+                *(
+                    _updated_known_event(each, listed.get(key), observed)
+                    for key, each in before.items()
+                    if key not in over
+                ),
+                *(
+                    KnownEvent(event=each, boot_id=observed.boot_id)
+                    for key, each in listed.items()
+                    if key not in before
+                ),
             ),
-            gone_keys=(*(key for key in known.gone_keys if key not in listed), *gone)[-_MAX_GONE_KEYS:],
+            is_exact=not observed.unusable or (known.is_exact and is_same),
+            gone_keys=(*(key for key in known.gone_keys if key not in listed), *over)[-_MAX_GONE_KEYS:],
         ),
         changes,
     )
+
+
+def _events_over(known: KnownDocument, observed: ObservedDocument) -> dict[str, KnownEvent]:
+    """The known events that are certainly no longer listed, by key in their order."""
+    if "" in observed.unusable:
+        return {}
+    present = {*map(event_key, observed.events), *(event_id.upper() for event_id in observed.unusable)}
+    return {key: one for one in known.events if (key := event_key(one.event)) not in present}
 
 
 def _add_unknown_events(
@@ -151,17 +176,10 @@ def _add_unknown_events(
     return after, tuple(_changes_of_new_events({}, new_events, observed))
 
 
-def _known_events_first(before: dict[str, KnownEvent], listed: dict[str, Event]) -> Iterator[tuple[str, Event]]:
-    for key in (*(key for key in before if key in listed), *(key for key in listed if key not in before)):
-        yield key, listed[key]
-
-
-def _updated_known_event(before: KnownEvent | None, event: Event, observed: ObservedDocument) -> KnownEvent:
-    if before is None:
-        return KnownEvent(event=event, boot_id=observed.boot_id)
+def _updated_known_event(before: KnownEvent, event: Event | None, observed: ObservedDocument) -> KnownEvent:
+    """The known event after a document that shows it as `event`; None: it is kept without being shown."""
     # A started event does not become scheduled again, even if a server says so.
-    is_back = _has_started(before.event) and not _has_started(event)
-    if is_back:
+    if event is None or (_has_started(before.event) and not _has_started(event)):
         return before
     # A reboot before the start of the event was not caused by it.
     return replace(before, event=event, boot_id=before.boot_id if _has_started(event) else observed.boot_id)
@@ -180,14 +198,20 @@ def _changes_of_new_events(
 
 
 def _changes_of_known_events(
-    known: KnownDocument, observed: ObservedDocument, listed: dict[str, Event], *, counts: bool
+    known: KnownDocument,
+    observed: ObservedDocument,
+    listed: dict[str, Event],
+    over: Collection[str],
+    *,
+    counts: bool,
 ) -> Iterator[Change]:
     ended = outcome_by_incarnation(known, observed, listed) if counts else Outcome.UNKNOWN
     for known_event in known.events:
-        event = listed.get(event_key(known_event.event))
-        if event is None:
+        key = event_key(known_event.event)
+        event = listed.get(key)
+        if key in over:
             yield Gone(event=known_event.event, outcome=_event_outcome(known_event, observed, ended))
-        elif _has_started(event) and not _has_started(known_event.event):
+        elif event is not None and _has_started(event) and not _has_started(known_event.event):
             yield Started(event=event)
 
 
@@ -215,12 +239,7 @@ def _may_have_rebooted(known_event: KnownEvent, observed: ObservedDocument) -> b
 
 def is_vm_name_needed(known: KnownDocument, observed: ObservedDocument) -> bool:
     """Whether `detect_changes` may need `observed.vm_name` to decide how an event ended."""
-    listed = set(map(event_key, observed.events))
-    return any(
-        _may_have_rebooted(known_event, observed)
-        for known_event in known.events
-        if event_key(known_event.event) not in listed
-    )
+    return any(_may_have_rebooted(known_event, observed) for known_event in _events_over(known, observed).values())
 
 
 def outcome_by_incarnation(known: KnownDocument, observed: ObservedDocument, listed: dict[str, Event]) -> Outcome:
@@ -235,7 +254,7 @@ def outcome_by_incarnation(known: KnownDocument, observed: ObservedDocument, lis
     added = [event for key, event in listed.items() if key not in before]
     left = observed.incarnation - known.incarnation - removed - turned - len(added)
 
-    if known.incarnation < 0 or not known.is_exact or not unclear:
+    if known.incarnation < 0 or not known.is_exact or not unclear or observed.unusable:
         return Outcome.UNKNOWN
     if left == unclear:  # each removal is one step, so there was no start
         return Outcome.WITHDRAWN

@@ -16,7 +16,7 @@ from typing import Any
 from forewarn.client.change_detection import KnownDocument, KnownEvent
 from forewarn.client.events import Change, Event, Gone, Outcome, Scheduled, Started
 from forewarn.errors import Rejected
-from forewarn.protocol.codec import decode_document
+from forewarn.protocol.codec import decode_event
 
 CURSOR_FORMAT = 1  # version of the file format
 _FORMAT_KEY = "forewarn-cursor"
@@ -120,8 +120,9 @@ def _event_to_json(event: Event) -> Mapping[str, object]:
 
 
 def _event_from_json(raw: object) -> Event:
-    (event,) = decode_document(json.dumps({"Events": [raw]}).encode("ascii")).events
-    return event
+    if not isinstance(raw, dict):
+        raise BadCursor("it contains an event that is not an object")
+    return decode_event(raw)
 
 
 def load_cursor(path: Path) -> WatchCursor:

@@ -56,6 +56,11 @@ class PollState:
     document: Received | None = None
     failures: int = 0  # polls that failed in a row
 
+    @property
+    def condition(self) -> str:
+        """The ETag to send with the next poll; "" if the document was usable in part only."""
+        return "" if self.document is not None and self.document.unusable else self.etag
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PollStep:
@@ -177,6 +182,17 @@ def step_after_answer(state: PollState, answer: PollAnswer) -> PollStep:
     new_document = answer.received if answer.received != state.document else None
     return PollStep(
         state=PollState(etag=answer.etag, document=answer.received), new_document=new_document, pause_s=pause_s
+    )
+
+
+def partial_document_warning(document: Received | None) -> str:
+    """What is wrong with a document that is usable in part only, and what follows; "" if it is whole."""
+    if document is None or not document.unusable:
+        return ""
+    count, total = len(document.unusable), len(document.unusable) + len(document.events)
+    kept = "no event counts" if "" in document.unusable else "events with their ids do not count"
+    return (
+        f"{count} of the {total} elements of the document cannot be used: {kept} as over until a whole document comes"
     )
 
 

@@ -180,7 +180,7 @@ class ClientSession:
         """
         timeout_s, asked_at = hold_s + ANSWER_TIMEOUT_S if self._has_answered else FIRST_ANSWER_TIMEOUT_S, self.clock()
         response = yield from self._send_negotiated(
-            lambda version: poll_request(version=version, tag=state.etag, hold_s=hold_s), timeout_s=timeout_s
+            lambda version: poll_request(version=version, tag=state.condition, hold_s=hold_s), timeout_s=timeout_s
         )
         answer = parse_poll_answer(response)
         # The service's clock goes on if an answer has no Date.
@@ -290,5 +290,5 @@ class ClientProperties:
 
     @property
     def trouble(self) -> str:
-        """Why the latest poll of `documents` or `watch` failed; "" after any poll that succeeded."""
+        """Why the latest poll of `documents` or `watch` failed, or brought a partial document; else ""."""
         return self._session.last_error

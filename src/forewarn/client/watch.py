@@ -21,7 +21,14 @@ from forewarn.client.change_detection import (
 from forewarn.client.cursor import BadCursor, WatchCursor, load_cursor, save_cursor
 from forewarn.client.effects import CallFunction, Flow, Sleep, YieldItem
 from forewarn.client.events import Change, Scheduled
-from forewarn.client.requests import LONG_POLL_S, PollState, PollStep, step_after_answer, step_after_failure
+from forewarn.client.requests import (
+    LONG_POLL_S,
+    PollState,
+    PollStep,
+    partial_document_warning,
+    step_after_answer,
+    step_after_failure,
+)
 from forewarn.client.session import LOG, OLDEST_COMPLETE_VERSION, ClientSession, warning_effect
 from forewarn.errors import ForewarnError, Rejected, Unavailable
 from forewarn.protocol.codec import Received
@@ -136,14 +143,22 @@ def changes_flow(session: ClientSession, path: Path | None, options: WatchOption
 
 
 def _poll_once(session: ClientSession, state: PollState, hold_s: float) -> Flow[PollStep]:
-    """Polls once and returns the next step. It logs outages (Unavailable) and does not raise them."""
+    """Polls once and returns the next step. It logs outages (Unavailable) and does not raise them.
+
+    It also logs a document that is usable in part only, when it first comes.
+    """
     try:
-        step = step_after_answer(state, (yield from session.poll(state, hold_s=int(hold_s))))
+        answer = yield from session.poll(state, hold_s=int(hold_s))
     except Unavailable as error:
         step = step_after_failure(state, error)
         session.last_error = str(error)
         if step.state.failures == _FAILURES_BEFORE_WARNING:
             yield warning_effect(f"{error}; retrying")
+        return step
+    step = step_after_answer(state, answer)
+    session.last_error = partial_document_warning(step.state.document)
+    if session.last_error and step.new_document is not None:
+        yield warning_effect(session.last_error)
     return step
 
 
@@ -159,8 +174,13 @@ def _load_or_create_cursor(path: Path | None) -> Flow[WatchCursor]:
 
 
 def _observed_document(state: PollState) -> ObservedDocument:
-    known = state.document or Received(incarnation=-1)
-    return ObservedDocument(incarnation=known.incarnation, events=known.events, epoch=epoch_from_etag(state.etag))
+    received = state.document or Received(incarnation=-1)
+    return ObservedDocument(
+        incarnation=received.incarnation,
+        events=received.events,
+        unusable=received.unusable,
+        epoch=epoch_from_etag(state.etag),
+    )
 
 
 def _record_changes(session: ClientSession, store: CursorStore, observed: ObservedDocument) -> Flow[tuple[Change, ...]]:

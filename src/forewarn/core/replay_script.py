@@ -197,12 +197,14 @@ def count_changes(before: Sequence[wire.EventNotice], after: Sequence[wire.Event
 
 
 def _decoded_document(answer: RecordedAnswer) -> Received | None:
+    """Return the document; None if the answer is another one, or a document that is only usable in part."""
     if answer.status != HTTPStatus.OK:
         return None
     try:
-        return decode_document(answer.body)
+        received = decode_document(answer.body)
     except InvalidDocument:
         return None
+    return None if received.unusable else received
 
 
 def _substitute_answer(answer: RecordedAnswer, number: int) -> SubstituteAnswer:

@@ -17,7 +17,7 @@ from forewarn.protocol.versions import NEWEST_VERSION, VersionFeatures, event_fi
 
 
 class InvalidDocument(ValueError):
-    """The body is not a document: empty, not JSON, or not a JSON object; the message says what to do."""
+    """The body is not a usable document; the message says what is wrong with it and what to do."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,10 +44,15 @@ class ReceivedEvent:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Received:
-    """A scheduled events document as a client received it."""
+    """A scheduled events document as a client received it.
 
-    incarnation: int  # -1: the document has none, or it is not a number
-    events: tuple[ReceivedEvent, ...] = ()
+    `unusable` has one text for each element of Events that is not a usable event: its EventId if that is readable,
+    else "". An event that is missing while `unusable` contains its id, or a "", is not known to be over.
+    """
+
+    incarnation: int
+    events: tuple[ReceivedEvent, ...] = ()  # the usable ones, in the document's order
+    unusable: tuple[str, ...] = ()
 
 
 def encode_document(document: Document, version: str, *, iso_dates: bool = False) -> bytes:
@@ -88,11 +93,28 @@ def _event_fields(
 
 
 def decode_document(raw: bytes) -> Received:
-    """Decode the body of a poll response; fields may be missing, unknown or of the wrong type.
+    """Decode the body of a poll response. Events may lack fields, and have unknown ones.
 
-    Entries of Events that are not objects are left out. Raises InvalidDocument if the body is empty (real servers send
-    that), not JSON, or not a JSON object.
+    Raises InvalidDocument if the body is empty (real servers send that), not a JSON object, has no integer
+    DocumentIncarnation or no list Events, or if none of its elements is a usable event: such a body says nothing about
+    the events, and must not be taken for a document without events.
     """
+    content = _decode_object(raw)
+    incarnation, elements = _incarnation(content.get("DocumentIncarnation")), content.get("Events")
+    if incarnation is None:
+        raise _member_error(content, "DocumentIncarnation", "an integer")
+    if not isinstance(elements, list):
+        raise _member_error(content, "Events", "a list")
+    events = tuple(decode_event(element) for element in elements if _is_usable_event(element))
+    unusable = tuple(_element_id(element) for element in elements if not _is_usable_event(element))
+    if unusable and not events:
+        raise InvalidDocument(
+            f"the response is not a document: none of the {len(unusable)} elements of Events is an event; poll again"
+        )
+    return Received(incarnation=incarnation, events=events, unusable=unusable)
+
+
+def _decode_object(raw: bytes) -> dict[str, object]:
     if not raw.strip():
         raise InvalidDocument("the response has an empty body, not a document: poll again")
     try:
@@ -101,20 +123,45 @@ def decode_document(raw: bytes) -> Received:
         raise InvalidDocument(f"the response of {len(raw)} bytes is not JSON ({error}): poll again") from error
     if not isinstance(content, dict):
         raise InvalidDocument(f"the response is a JSON {type(content).__name__}, not a document: check the address")
+    return content
 
-    incarnation, events = _integer(content.get("DocumentIncarnation")), content.get("Events")
-    event_list = events if isinstance(events, list) else []
-    return Received(
-        incarnation=-1 if incarnation is None else incarnation,
-        events=tuple(_received_event(event) for event in event_list if isinstance(event, dict)),
+
+def _member_error(content: dict[str, object], name: str, expected: str) -> InvalidDocument:
+    """The error for a missing or wrong member of the document, with the server's own error."""
+    state = f"is not {expected}" if name in content else "is missing"
+    said = content.get("error")
+    reason = f" (it says {said[:200]!r})" if isinstance(said, str) else ""
+    return InvalidDocument(f"the response is not a document, because {name} {state}{reason}: poll again")
+
+
+def _incarnation(value: object) -> int | None:
+    """The incarnation; None if it is not an integer of at least 0 (a text is not, even of digits)."""
+    number = None if isinstance(value, str) else _integer(value)
+    return number if number is not None and number >= 0 and number == value else None
+
+
+def _is_usable_event(element: object) -> bool:
+    """Whether the element has an event's id, kind, status and VMs (spec §4.2).
+
+    Without one of these an event must not be announced: it would count as known when the whole event comes.
+    """
+    return (
+        isinstance(element, dict)
+        and all(_text(element.get(name)) for name in ("EventId", "EventStatus", "EventType"))
+        and isinstance(element.get("Resources"), list | str)
     )
+
+
+def _element_id(element: object) -> str:
+    return _text(element.get("EventId")) if isinstance(element, dict) else ""
 
 
 _KNOWN_FIELDS = frozenset(event_fields(NEWEST_VERSION))
 _MAX_INTEGER = 2**63 - 1  # a signed 64-bit integer, which every consumer can store
 
 
-def _received_event(event: dict[str, object]) -> ReceivedEvent:
+def decode_event(event: dict[str, object]) -> ReceivedEvent:
+    """Decode one element of Events; fields may be missing, unknown or of the wrong type."""
     not_before_text = _text(event.get("NotBefore"))
     return ReceivedEvent(
         id=_text(event.get("EventId")),
