@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from forewarn.lab.lab import Lab
+from forewarn.protocol.dates import http_date
 from forewarn.protocol.http_message import HttpRequest
 from tests.agent.conftest import DRAIN, SAVE, AgentThread
 from tests.support.scripted_server import ScriptedReply, ScriptedServer, json_reply
@@ -168,6 +171,37 @@ def test_an_unusable_element_does_not_end_an_event_that_it_may_be(tmp_path: Path
         server.current = listing("B", incarnation=4)
         eventually(lambda: [record.gone_at is not None for record in agent.records] == [False, True])
         assert agent.report.problems == ()
+
+
+class DatedServer(ChangingServer):
+    """Answers with the right Date, except that the next `wrong` answers are a day ahead."""
+
+    def __init__(self, current: ScriptedReply, *, wrong: int = 0) -> None:
+        super().__init__(current)
+        self.wrong = wrong
+
+    def next_reply(self, request: HttpRequest) -> ScriptedReply:
+        reply, ahead_s = super().next_reply(request), 86_400 if self.wrong else 0
+        self.wrong = max(0, self.wrong - 1)
+        return replace(reply, headers=(("Date", http_date(time.time() + ahead_s)),))
+
+
+@pytest.mark.parametrize("when", ["first answer", "later answer"])
+def test_one_wrong_date_cuts_no_step(tmp_path: Path, when: str) -> None:
+    due = {"EventId": "A", "EventStatus": "Scheduled", "EventType": "Reboot", "Resources": ["web-0"]}
+    due |= {"NotBefore": http_date(time.time() + 900)}
+    announced = json_reply({"DocumentIncarnation": 2, "Events": [due]})
+    text = DRAIN_TEXT.replace("[[rules]]", "cut = 1\n[[rules]]")
+    is_first = when == "first answer"
+    start = announced if is_first else json_reply({"DocumentIncarnation": 1, "Events": []})
+    with DatedServer(start, wrong=int(is_first)) as server, AgentThread(tmp_path, server.url, text) as agent:
+        eventually(lambda: agent.observer.polls > 2)
+        if not is_first:
+            server.current, server.wrong = announced, 1
+        eventually(lambda: agent.records and agent.records[0].step_runs)
+        eventually(lambda: agent.records[0].step_runs[0].state != "begun")
+        assert agent.lines == ["drain"], agent.records[0].step_runs
+        assert abs(agent.records[0].seen_at - time.time()) < 3_600
 
 
 def test_names_come_from_the_service_and_may_have_the_underscore_of_2017(tmp_path: Path) -> None:

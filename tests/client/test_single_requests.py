@@ -17,9 +17,11 @@ from forewarn.client.blocking_client import send_request
 from forewarn.client.effects import FlowRunner, IncompleteResponse, SendRequest
 from forewarn.client.endpoint import parse_endpoint
 from forewarn.client.requests import GONE_TIMEOUT_S, MAX_RETRY_AFTER_S, PollState, poll_request
+from forewarn.client.service_time import AGREEING_ANSWERS
 from forewarn.client.session import ANSWER_TIMEOUT_S, FIRST_ANSWER_TIMEOUT_S, ClientSession
 from forewarn.client.watch import WatchOptions
 from forewarn.errors import Rejected, Unavailable
+from forewarn.protocol.dates import http_date
 from forewarn.protocol.http_message import HttpResponse
 from tests.support.scripted_server import ScriptedReply, ScriptedServer, json_reply
 
@@ -366,6 +368,52 @@ def test_an_answer_without_a_date_does_not_stop_the_services_clock(headers: tupl
         client.events()
         real[0] += 1
         assert (client.now, client.answered_at) == (1474309787.0 + 31, 130.0)
+
+
+def dated(seconds: float, **members: Any) -> ScriptedReply:
+    """A document whose Date is this many seconds after 2016-09-19 18:29:47."""
+    return json_reply({**EMPTY, **members}, headers=(("Date", http_date(SERVICE_TIME + seconds)),))
+
+
+SERVICE_TIME = 1474309787.0
+
+
+def test_one_wrong_date_does_not_change_the_services_time(driver: Driver) -> None:
+    """The time left decides which steps of the agent are cut, and that cannot be taken back."""
+    with ScriptedServer(dated(0), dated(86_400), dated(0)) as server:
+        one = driver(server.url, clock=lambda: 100.0)
+        one.call("events")
+        one.call("events")
+        assert (one.client.now, one.client.date) == (SERVICE_TIME, SERVICE_TIME)
+    assert len(server.requests) == 3, "it asked once more"
+
+
+def test_a_time_in_which_several_answers_agree_is_the_services_time(driver: Driver) -> None:
+    """A lab's clock jumps, and this machine's stops while it is frozen."""
+    with ScriptedServer(dated(0), dated(900)) as server:
+        one = driver(server.url, clock=lambda: 100.0)
+        one.call("events")
+        one.call("events")
+        assert one.client.now == SERVICE_TIME + 900
+    assert len(server.requests) == 1 + AGREEING_ANSWERS
+
+
+def test_servers_with_different_clocks_change_nothing_and_are_not_flooded(driver: Driver) -> None:
+    wrong = [dated(600.0 * number) for number in range(1, 20)]
+    with ScriptedServer(dated(0), *wrong) as server:
+        one = driver(server.url, clock=lambda: 100.0)
+        for _ in range(5):
+            one.call("events")
+        assert one.client.now == SERVICE_TIME
+    assert len(server.requests) <= 5 + 2 * AGREEING_ANSWERS
+
+
+def test_a_failed_request_about_the_time_does_not_fail_the_poll(driver: Driver) -> None:
+    with ScriptedServer(dated(0), dated(900), ScriptedReply(resets=True)) as server:
+        one = driver(server.url, clock=lambda: 100.0)
+        one.call("events")
+        assert one.call("events").incarnation == 1
+        assert one.client.now == SERVICE_TIME
 
 
 @pytest.mark.parametrize("page", [b"<html>log in", b'{"name": "web-0"}', b"web-0\nweb-1", b"x" * 257])

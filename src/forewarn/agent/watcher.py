@@ -63,7 +63,7 @@ class EventWatcher:
         """
         failures, mark_handled = 0, _do_nothing
         within_s = 0.0 if once else self._hold_s
-        options = WatchOptions(explicit=True, in_order=True, max_poll_s=lambda: within_s)
+        options = WatchOptions(explicit=True, in_order=True, confirm_time=True, max_poll_s=lambda: within_s)
         changes = self._client.follow(self._cursor, options)
         try:
             async for change in changes:

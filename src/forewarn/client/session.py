@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import os
 import re
 import time
@@ -32,8 +33,10 @@ from forewarn.client.requests import (
     raise_for_status,
     should_give_up,
 )
-from forewarn.errors import Rejected, Unavailable
+from forewarn.client.service_time import AGREEING_ANSWERS, ServiceTimeEstimate
+from forewarn.errors import ForewarnError, Rejected, Unavailable
 from forewarn.protocol.codec import Received
+from forewarn.protocol.dates import parse_date
 from forewarn.protocol.document import Kind
 from forewarn.protocol.http_message import HttpRequest, HttpResponse
 from forewarn.protocol.versions import NEWEST_VERSION, VERSIONS, event_fields, is_version_date, version_lists_kind
@@ -94,6 +97,8 @@ def missing_fields_warning(version: str) -> str:
 T = TypeVar("T")
 FIRST_ANSWER_TIMEOUT_S = 150.0  # the first answer may take two minutes (spec §8.1)
 ANSWER_TIMEOUT_S = 10.0  # of later answers; the time of a long poll is added
+_MAX_TIME_REQUESTS = 2 * AGREEING_ANSWERS  # to confirm one Date
+_TIME_REQUESTS_INTERVAL_S = 10.0  # after answers that did not agree: servers with different clocks may answer in turn
 _VM_NAME = re.compile(r"[^\n<>{}\"]{1,256}")  # rejects HTML and JSON of other services
 LOG = logging.getLogger("forewarn.client")
 
@@ -116,7 +121,8 @@ class ClientSession:
     ) -> None:
         self.endpoint = configured_endpoint(endpoint, environ)
         self.version = version or NEWEST_VERSION
-        self.date: float | None = None  # the service's time at its latest answer
+        self.service_time = ServiceTimeEstimate()
+        self._confirm_time_at = -math.inf  # of our clock; not before it
         self.boot_id, self.clock = boot_id, clock
         self._negotiates = version is None
         self._discovery = discovery or Discovery()
@@ -131,11 +137,14 @@ class ClientSession:
         """Seconds until NotBefore by the service's time, negative after it; None if either is unknown."""
         return time_left_s(event, self.now())
 
+    @property
+    def date(self) -> float | None:
+        """The service's time at its latest answer to a poll, in POSIX seconds; None if it is not known."""
+        return None if self.answered_at is None else self.service_time.time_at(self.answered_at)
+
     def now(self) -> float | None:
-        """The service's time in POSIX seconds: its latest Date plus the time since; None before the first."""
-        if self.date is None or self.answered_at is None:
-            return None
-        return self.date + self.clock() - self.answered_at
+        """The service's time in POSIX seconds, also between its answers; None if it is not known."""
+        return self.service_time.time_at(self.clock())
 
     def discover(self) -> Flow[Endpoint]:
         """Flow: the endpoint, discovered once if it is not configured. Raises Unreachable."""
@@ -172,22 +181,47 @@ class ClientSession:
             raise Rejected("no event is named: give the id of at least one event to approve")
         yield from self._with_retries(partial(self._approve_once, ids))
 
-    def poll(self, state: PollState, *, hold_s: int) -> Flow[PollAnswer]:
+    def poll(self, state: PollState, *, hold_s: int, confirm_time: bool = False) -> Flow[PollAnswer]:
         """Flow: one poll, without retries except with an older version; remembers the service's time.
 
         Sends the ETag of `state`; only then may the service hold the answer, for up to `hold_s` seconds. May run the
-        discovery first. Raises Unavailable if a retry may help, else Rejected or NotFound.
+        discovery first. If the answer's Date does not fit the time so far, further requests decide about it; with
+        `confirm_time` also about the first one. Raises Unavailable if a retry may help, else Rejected or NotFound.
         """
         timeout_s, asked_at = hold_s + ANSWER_TIMEOUT_S if self._has_answered else FIRST_ANSWER_TIMEOUT_S, self.clock()
         response = yield from self._send_negotiated(
             lambda version: poll_request(version=version, tag=state.condition, hold_s=hold_s), timeout_s=timeout_s
         )
-        answer = parse_poll_answer(response)
-        # The service's clock goes on if an answer has no Date.
-        date = self.now() if answer.server_time is None else answer.server_time
-        self._has_answered, self.date, self.answered_at, self.last_error = True, date, self.clock(), ""
-        self.held_s = self.answered_at - asked_at if answer.was_held else 0.0
+        answer, answered_at = parse_poll_answer(response), self.clock()
+        self._has_answered, self.last_error = True, ""
+        self.service_time.add_answer(answer.server_time, answered_at, trust_first=not confirm_time)
+        self.held_s = answered_at - asked_at if answer.was_held else 0.0
+        if self.service_time.is_doubtful and answered_at >= self._confirm_time_at:
+            self._confirm_time_at = answered_at + _TIME_REQUESTS_INTERVAL_S
+            yield from self._confirm_time(answer.etag)
+        self.answered_at = answered_at
         return answer
+
+    def _confirm_time(self, etag: str) -> Flow[None]:
+        """Asks for more answers until they agree about the time; gives up after a few, or if one fails.
+
+        The time so far then goes on, and the next polls decide. Documents in these answers are ignored: the next poll
+        gets them.
+        """
+        for _ in range(_MAX_TIME_REQUESTS):
+            try:
+                response = yield from self._send_negotiated(
+                    lambda version: poll_request(version=version, tag=etag), timeout_s=ANSWER_TIMEOUT_S
+                )
+            except ForewarnError:
+                return
+            if response.status not in (200, 304):
+                return
+            date = parse_date(dict(response.headers).get("date", ""))
+            self.service_time.add_answer(date, self.clock(), trust_first=False)
+            if not self.service_time.is_doubtful:
+                self._confirm_time_at = -math.inf
+                return
 
     def _events_once(self) -> Flow[Received]:
         answer = yield from self.poll(PollState(), hold_s=0)
@@ -269,13 +303,14 @@ class ClientProperties:
     def date(self) -> float | None:
         """The service's time at its latest answer to a poll, in POSIX seconds; None before the first Date.
 
-        With that document the time left is `not_before - date` (spec §12).
+        With that document the time left is `not_before - date` (spec §12). A Date that does not fit the earlier ones
+        counts only if further answers confirm it.
         """
         return self._session.date
 
     @property
     def now(self) -> float | None:
-        """The service's time in POSIX seconds: its latest Date plus the time since; None before the first."""
+        """The service's time in POSIX seconds, by its Dates and the time since; None before the first."""
         return self._session.now()
 
     @property

@@ -87,10 +87,12 @@ class WatchOptions:
     `explicit`: a change is handled only by its `done()`. `in_order`: `done()` also handles all changes before it, so
     that a thousand changes need one write. `max_poll_s` returns for how many seconds the next poll may be held, and
     how long the pause after it may be; the watch then yields None after each poll, so that the caller gets control.
+    `confirm_time`: the service's time is unknown until several answers agree about it, also at the start.
     """
 
     explicit: bool = False
     in_order: bool = False
+    confirm_time: bool = False
     max_poll_s: Callable[[], float] | None = None  # called before and after each poll
 
     def long_poll_s(self) -> float:
@@ -124,7 +126,7 @@ def changes_flow(session: ClientSession, path: Path | None, options: WatchOption
     unhandled, state, older_since = store.cursor.unhandled, PollState(), math.inf
     while True:
         hold_s = options.long_poll_s()
-        step = yield from _poll_once(session, state, hold_s)
+        step = yield from _poll_once(session, state, hold_s, confirm_time=options.confirm_time)
         state = step.state
         if state.document is not None and not state.failures:
             older_since = (
@@ -142,13 +144,15 @@ def changes_flow(session: ClientSession, path: Path | None, options: WatchOption
         yield Sleep(seconds=step.pause_s if options.max_poll_s is None else min(step.pause_s, options.long_poll_s()))
 
 
-def _poll_once(session: ClientSession, state: PollState, hold_s: float) -> Flow[PollStep]:
+def _poll_once(
+    session: ClientSession, state: PollState, hold_s: float, *, confirm_time: bool = False
+) -> Flow[PollStep]:
     """Polls once and returns the next step. It logs outages (Unavailable) and does not raise them.
 
     It also logs a document that is usable in part only, when it first comes.
     """
     try:
-        answer = yield from session.poll(state, hold_s=int(hold_s))
+        answer = yield from session.poll(state, hold_s=int(hold_s), confirm_time=confirm_time)
     except Unavailable as error:
         step = step_after_failure(state, error)
         session.last_error = str(error)
