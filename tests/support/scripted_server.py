@@ -8,6 +8,7 @@ import socket
 import socketserver
 import ssl
 import struct
+import sys
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -125,6 +126,11 @@ class _TcpServer(socketserver.ThreadingTCPServer):
                 super().finish_request(secured, client_address)
         except OSError:
             pass
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Ignore a client that closes before it has its answer."""
+        if not isinstance(sys.exception(), ConnectionError):
+            super().handle_error(request, client_address)
 
     def shutdown_request(self, request: Any) -> None:
         self.close_request(request)  # no shutdown first, so that a reset is a reset

@@ -19,6 +19,7 @@ from forewarn.client.effects import (
     IncompleteResponse,
     SendRequest,
     Sleep,
+    WatchInterrupted,
     YieldItem,
     incomplete_response_error,
     unreachable_error,
@@ -102,6 +103,23 @@ async def _read_response(
 T = TypeVar("T")
 
 
+async def _unless_interrupted(work: Awaitable[T], interrupt: asyncio.Event | None) -> T:
+    """Awaits the work and returns its result; if `interrupt` is set first, raises WatchInterrupted."""
+    if interrupt is None:
+        return await work
+    task, waiter = asyncio.ensure_future(work), asyncio.ensure_future(interrupt.wait())
+    both: set[asyncio.Future[Any]] = {task, waiter}
+    try:
+        await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for each in both:
+            each.cancel()  # no effect on the one that is done
+        await asyncio.wait(both)
+    if task.cancelled():
+        raise WatchInterrupted
+    return task.result()
+
+
 class AsyncClient(ClientProperties):
     """`Client` for asyncio: the same methods, awaited. Tasks of one event loop may share it.
 
@@ -170,25 +188,29 @@ class AsyncClient(ClientProperties):
         """Yields each change of each event, for ever, at least once; as `Client.watch`."""
         return self.follow(cursor, WatchOptions(explicit=explicit))
 
-    def follow(self, cursor: Path | str | None, options: WatchOptions) -> AsyncGenerator[Any, None]:
+    def follow(
+        self, cursor: Path | str | None, options: WatchOptions, *, interrupt: asyncio.Event | None = None
+    ) -> AsyncGenerator[Any, None]:
         """As `watch`, with all `WatchOptions`.
 
-        If they set `max_poll_s`, it also yields None after each poll, failed ones too.
+        If they set `max_poll_s`, it also yields None after each poll, failed ones too. When `interrupt` is set, it
+        raises WatchInterrupted, also in the middle of a poll or of a pause.
         """
-        return self.hear(changes_flow(self._session, None if cursor is None else Path(cursor), options))
+        flow = changes_flow(self._session, None if cursor is None else Path(cursor), options)
+        return self.hear(flow, interrupt=interrupt)
 
     async def ask(self, flow: Flow[T]) -> T:
         """Runs a flow that yields no items, and returns its result; raises what the flow raises."""
         runner = FlowRunner(flow)
         with AsyncConnection() as connection:
             while (effect := runner.next_effect()) is not None:
-                await self._perform_effect(runner, effect, connection)
+                await self._perform_effect(runner, effect, connection, None)
         return runner.result
 
-    async def hear(self, flow: Flow[None]) -> AsyncGenerator[Any, None]:
+    async def hear(self, flow: Flow[None], *, interrupt: asyncio.Event | None = None) -> AsyncGenerator[Any, None]:
         """Runs a flow and yields its items as they come; raises what the flow raises.
 
-        Closing the generator ends the flow and closes its connection.
+        Closing the generator ends the flow and closes its connection; so does `interrupt`, with WatchInterrupted.
         """
         runner = FlowRunner(flow)
         try:
@@ -197,18 +219,20 @@ class AsyncClient(ClientProperties):
                     if isinstance(effect, YieldItem):
                         yield effect.item
                     else:
-                        await self._perform_effect(runner, effect, connection)
+                        await self._perform_effect(runner, effect, connection, interrupt)
         finally:
             runner.close()
 
-    async def _perform_effect(self, runner: FlowRunner[T], effect: Effect, connection: AsyncConnection) -> None:
+    async def _perform_effect(
+        self, runner: FlowRunner[T], effect: Effect, connection: AsyncConnection, interrupt: asyncio.Event | None
+    ) -> None:
         try:
             match effect:
                 case SendRequest():
-                    runner.set_result(await connection.send(effect))
+                    runner.set_result(await _unless_interrupted(connection.send(effect), interrupt))
                 case Sleep():
-                    await self._sleep(effect.seconds)
-                case CallFunction():
+                    await _unless_interrupted(self._sleep(effect.seconds), interrupt)
+                case CallFunction():  # it may write the cursor file: let it end
                     runner.set_result(await asyncio.to_thread(effect.function))
         except Exception as error:  # the flow decides how to handle it
             runner.set_error(error)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import selectors
 import socket
 import time
 from collections.abc import Callable, Generator
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any, TypeVar
@@ -19,6 +21,7 @@ from forewarn.client.effects import (
     IncompleteResponse,
     SendRequest,
     Sleep,
+    WatchInterrupted,
     YieldItem,
     incomplete_response_error,
     unreachable_error,
@@ -32,10 +35,51 @@ from forewarn.protocol.codec import Received
 from forewarn.protocol.http_message import HttpRequest, HttpResponse
 
 
-class BlockingConnection:
-    """A connection to an endpoint, opened by `send` and kept for the next request to the same endpoint."""
+class WatchInterrupt:
+    """Ends the waits of a blocking watch from outside. Once set it stays set; use it as a context manager."""
 
     def __init__(self) -> None:
+        self._receiver, self._sender = socket.socketpair()
+        self._sender.setblocking(False)
+
+    def __enter__(self) -> WatchInterrupt:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        self._sender.close()
+        self._receiver.close()
+
+    def set(self) -> None:
+        """Makes the current wait and all later ones raise; no effect after the end of the watch.
+
+        It takes no lock, so that a signal handler may call it at any moment; other threads may, too.
+        """
+        with suppress(OSError):  # closed, or full of earlier calls
+            self._sender.send(b"!")
+
+    def wait(self, timeout_s: float, *, sock: socket.socket | None = None) -> bool:
+        """Waits until the socket has data, at most `timeout_s` seconds; returns whether it has.
+
+        Raises WatchInterrupted as soon as `set` was called.
+        """
+        with selectors.DefaultSelector() as selector:
+            selector.register(self._receiver, selectors.EVENT_READ)
+            if sock is not None:
+                selector.register(sock, selectors.EVENT_READ)
+            ready = [key.fileobj for key, _ in selector.select(max(0.0, timeout_s))]
+        if self._receiver in ready:
+            raise WatchInterrupted
+        return bool(ready)
+
+
+class BlockingConnection:
+    """A connection to an endpoint, opened by `send` and kept for the next request to the same endpoint.
+
+    `interrupt` ends a wait for a response with WatchInterrupted.
+    """
+
+    def __init__(self, interrupt: WatchInterrupt | None = None) -> None:
+        self.interrupt = interrupt
         self._socket: socket.socket | None = None
         self._endpoint: Endpoint | None = None
 
@@ -63,7 +107,7 @@ class BlockingConnection:
         try:
             sock.settimeout(effect.timeout_s)
             sock.sendall(encode_request(effect.request, effect.endpoint))
-            response = _read_response(sock, response_reader, effect)
+            response = _read_response(sock, response_reader, effect, self.interrupt)
         except (OSError, IncompleteResponse) as error:
             self.close()
             raise incomplete_response_error(
@@ -87,10 +131,15 @@ class BlockingConnection:
         return self._socket
 
 
-def _read_response(sock: socket.socket, response_reader: ResponseReader, effect: SendRequest) -> HttpResponse:
+def _read_response(
+    sock: socket.socket, response_reader: ResponseReader, effect: SendRequest, interrupt: WatchInterrupt | None
+) -> HttpResponse:
     deadline = time.monotonic() + effect.timeout_s + effect.body_timeout_s
     while (left_s := deadline - time.monotonic()) > 0:
-        sock.settimeout(min(left_s, effect.timeout_s))
+        timeout_s = min(left_s, effect.timeout_s)
+        if interrupt is not None and not interrupt.wait(timeout_s, sock=sock):
+            break
+        sock.settimeout(timeout_s)
         response = response_reader.feed(sock.recv(65536))
         if response is not None:
             return response
@@ -125,7 +174,7 @@ class Client(ClientProperties):
         version: str | None = None,
         discovery: Discovery | None = None,
         boot_id: Callable[[], str] = read_boot_id,
-        sleep: Callable[[float], None] = time.sleep,
+        sleep: Callable[[float], None] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._session = ClientSession(endpoint, version=version, discovery=discovery, boot_id=boot_id, clock=clock)
@@ -194,12 +243,16 @@ class Client(ClientProperties):
         """
         return self.follow(cursor, WatchOptions(explicit=explicit))
 
-    def follow(self, cursor: Path | str | None, options: WatchOptions) -> Generator[Any, None, None]:
+    def follow(
+        self, cursor: Path | str | None, options: WatchOptions, *, interrupt: WatchInterrupt | None = None
+    ) -> Generator[Any, None, None]:
         """As `watch`, with all `WatchOptions`.
 
-        If they set `max_poll_s`, it also yields None after each poll, failed ones too.
+        If they set `max_poll_s`, it also yields None after each poll, failed ones too. When `interrupt` is set, it
+        raises WatchInterrupted, also in the middle of a poll or of a pause.
         """
-        return self.hear(changes_flow(self._session, None if cursor is None else Path(cursor), options))
+        flow = changes_flow(self._session, None if cursor is None else Path(cursor), options)
+        return self.hear(flow, interrupt=interrupt)
 
     def ask(self, flow: Flow[T]) -> T:
         """Runs a flow that yields no items, and returns its result; raises what the flow raises."""
@@ -209,14 +262,14 @@ class Client(ClientProperties):
                 self._perform_effect(runner, effect, connection)
         return runner.result
 
-    def hear(self, flow: Flow[None]) -> Generator[Any, None, None]:
+    def hear(self, flow: Flow[None], *, interrupt: WatchInterrupt | None = None) -> Generator[Any, None, None]:
         """Runs a flow and yields its items as they come; raises what the flow raises.
 
-        Closing the generator ends the flow and closes its connection.
+        Closing the generator ends the flow and closes its connection; so does `interrupt`, with WatchInterrupted.
         """
         runner = FlowRunner(flow)
         try:
-            with BlockingConnection() as connection:
+            with BlockingConnection(interrupt) as connection:
                 while (effect := runner.next_effect()) is not None:
                     if isinstance(effect, YieldItem):
                         yield effect.item
@@ -231,8 +284,16 @@ class Client(ClientProperties):
                 case SendRequest():
                     runner.set_result(connection.send(effect))
                 case Sleep():
-                    self._sleep(effect.seconds)
+                    self._pause(effect.seconds, connection.interrupt)
                 case CallFunction():
                     runner.set_result(effect.function())
         except Exception as error:  # the flow decides how to handle it
             runner.set_error(error)
+
+    def _pause(self, seconds: float, interrupt: WatchInterrupt | None) -> None:
+        if self._sleep is not None:
+            self._sleep(seconds)
+        elif interrupt is not None:
+            interrupt.wait(seconds)
+        else:
+            time.sleep(seconds)

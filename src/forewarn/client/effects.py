@@ -32,6 +32,10 @@ class StaleConnection(IncompleteResponse):
     """The server had closed a kept connection before the request; nothing was received on it."""
 
 
+class WatchInterrupted(Exception):
+    """The caller of a watch has interrupted it. A flow does not catch it, so that the watch ends."""
+
+
 def unreachable_error(endpoint: Endpoint, error: Exception) -> Unreachable:
     """Returns the `Unreachable` error for a failed connection attempt, with the system's reason."""
     reason = getattr(error, "strerror", None) or str(error) or type(error).__name__

@@ -13,13 +13,14 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Sequence
-from contextlib import aclosing, closing
+from contextlib import aclosing, closing, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar, overload
 
 from forewarn.client.async_client import AsyncClient
-from forewarn.client.blocking_client import Client
+from forewarn.client.blocking_client import Client, WatchInterrupt
+from forewarn.client.effects import WatchInterrupted
 from forewarn.client.events import Change, Gone, Scheduled, Started
 from forewarn.client.handler_scheduler import (
     ApproveEvent,
@@ -30,6 +31,7 @@ from forewarn.client.handler_scheduler import (
 )
 from forewarn.client.watch import WatchOptions
 from forewarn.errors import Rejected
+from forewarn.protocol.document import Kind
 
 F = TypeVar("F", bound=Callable[[Any], Any])
 DEFAULT_RETRY_S = (1.0, 2.0, 5.0, 10.0, 30.0)  # delays before retries; the last one repeats
@@ -38,10 +40,11 @@ DEFAULT_RETRY_S = (1.0, 2.0, 5.0, 10.0, 30.0)  # delays before retries; the last
 class Handler:
     """Calls decorated functions for events that list this VM; with `neighbours` for all events.
 
-    Decorate functions before `run` or `arun`. Functions of one event are called one at a time, those of different
-    events in parallel. `retry_s` are the delays in seconds before a function that raised is called again; the last one
-    repeats until the function returns or the event is gone (functions of `gone`: until they return). Raises Rejected
-    if `retry_s` is empty.
+    Decorate functions before `run` or `arun`. Each takes one argument, the change; one that cannot be called so is
+    rejected when it is decorated, and so is a kind that is not a text (Rejected). Functions of one event are called one
+    at a time, those of different events in parallel. `retry_s` are the delays in seconds before a function that raised
+    is called again; the last one repeats until the function returns or the event is gone (functions of `gone`: until
+    they return). Raises Rejected if `retry_s` is empty.
     """
 
     def __init__(
@@ -56,6 +59,7 @@ class Handler:
         self._neighbours, self._retry_s, self._clock = neighbours, tuple(retry_s), clock
         self._rules: list[HandlerRule] = []
         self._stopped = threading.Event()
+        self._interrupts: list[Callable[[], None]] = []  # end the waits of the current run
 
     def on(self, *kinds: str, approve: bool = False) -> Callable[[F], F]:
         """Decorator: calls the function with the first change of an event.
@@ -64,14 +68,14 @@ class Handler:
         Scheduled is approved after the function returns, unless it is gone; a failed approval is retried, a refused
         one is not. No kinds means all kinds; their case is ignored.
         """
-        return partial(self._add_rule, _is_first_change, kinds, approve)
+        return partial(self._add_rule, _is_first_change, _checked_kinds(kinds, "on"), approve)
 
     def started(self, *kinds: str) -> Callable[[F], F]:
         """Decorator: calls the function with the Started of an event of these kinds; no kinds means all.
 
         If there was no notice, functions of `on` are called with it too.
         """
-        return partial(self._add_rule, _is_started, kinds, False)
+        return partial(self._add_rule, _is_started, _checked_kinds(kinds, "started"), False)
 
     @overload
     def gone(self, function: F, /) -> F: ...
@@ -86,7 +90,7 @@ class Handler:
         """
         if len(kinds) == 1 and callable(kinds[0]):
             return self._add_rule(_is_gone, (), False, kinds[0])
-        return partial(self._add_rule, _is_gone, kinds, False)
+        return partial(self._add_rule, _is_gone, _checked_kinds(kinds, "gone"), False)
 
     def run(self, client: Client, cursor: Path | str | None = None) -> None:
         """Watches and calls functions, each call in its own thread, until `stop`; may be run again then.
@@ -101,16 +105,33 @@ class Handler:
                 )
         scheduler = self._make_scheduler()
         threads = _JobThreads(client, scheduler)
-        with closing(client.follow(cursor, WatchOptions(explicit=True, max_poll_s=scheduler.idle_time_s))) as changes:
+        try:
+            with WatchInterrupt() as interrupt, suppress(WatchInterrupted):
+                self._interrupts.append(interrupt.set)
+                self._watch_and_run_threads(client, cursor, scheduler, threads, interrupt)
+            scheduler.is_stopping = True
+            threads.finish()
+        finally:
+            self._end_run()
+
+    def _watch_and_run_threads(
+        self,
+        client: Client,
+        cursor: Path | str | None,
+        scheduler: HandlerScheduler,
+        threads: _JobThreads,
+        interrupt: WatchInterrupt,
+    ) -> None:
+        if self._stopped.is_set():
+            return
+        options = WatchOptions(explicit=True, max_poll_s=scheduler.idle_time_s)
+        with closing(client.follow(cursor, options, interrupt=interrupt)) as changes:
             for change in changes:
                 if change is not None:
                     scheduler.add_change(change)
                 threads.run_due_jobs()
                 if self._stopped.is_set():
-                    break
-        scheduler.is_stopping = True
-        threads.finish()
-        self._stopped.clear()
+                    return
 
     async def arun(self, client: AsyncClient, cursor: Path | str | None = None) -> None:
         """Watches and calls functions until `stop` or cancellation; async ones as tasks, others in threads.
@@ -118,16 +139,25 @@ class Handler:
         Cancellation cancels the tasks, and lets the threads finish. Raises as `AsyncClient.watch`.
         """
         scheduler = self._make_scheduler()
+        loop, interrupt = asyncio.get_running_loop(), asyncio.Event()
+        self._interrupts.append(lambda: _call_in_loop(loop, interrupt.set))
         try:
             async with asyncio.TaskGroup() as group:
-                await self._watch_and_run_jobs(client, cursor, scheduler, group)
+                with suppress(WatchInterrupted):
+                    await self._watch_and_run_jobs(client, cursor, scheduler, group, interrupt)
                 scheduler.is_stopping = True
         except ExceptionGroup as group_error:
             raise group_error.exceptions[0] from None
-        self._stopped.clear()
+        finally:
+            self._end_run()
 
     async def _watch_and_run_jobs(
-        self, client: AsyncClient, cursor: Path | str | None, scheduler: HandlerScheduler, group: asyncio.TaskGroup
+        self,
+        client: AsyncClient,
+        cursor: Path | str | None,
+        scheduler: HandlerScheduler,
+        group: asyncio.TaskGroup,
+        interrupt: asyncio.Event,
     ) -> None:
         async def run_job(job: HandlerJob) -> None:
             try:
@@ -142,9 +172,10 @@ class Handler:
             for job in scheduler.due_jobs():
                 group.create_task(run_job(job))
 
-        async with aclosing(
-            client.follow(cursor, WatchOptions(explicit=True, max_poll_s=scheduler.idle_time_s))
-        ) as changes:
+        if self._stopped.is_set():
+            return
+        options = WatchOptions(explicit=True, max_poll_s=scheduler.idle_time_s)
+        async with aclosing(client.follow(cursor, options, interrupt=interrupt)) as changes:
             async for change in changes:
                 if change is not None:
                     scheduler.add_change(change)
@@ -153,14 +184,22 @@ class Handler:
                     return
 
     def stop(self) -> None:
-        """Makes `run` or `arun` return after its current or next poll and the running functions.
+        """Makes `run` or `arun` return when the running functions have returned.
 
-        A poll takes up to about LONG_POLL_S seconds, longer in an outage. Any thread may call it. Changes that are
-        not handled by then are delivered again next time, if there is a cursor file.
+        It ends an open poll or a pause at once; a connection that is being opened may take CONNECT_TIMEOUT_S. Any
+        thread and any signal handler may call it; before a run, it makes that run return at once. Changes that are not
+        handled by then are delivered again next time, if there is a cursor file.
         """
         self._stopped.set()
+        for interrupt in tuple(self._interrupts):
+            interrupt()
+
+    def _end_run(self) -> None:
+        self._interrupts.clear()
+        self._stopped.clear()
 
     def _add_rule(self, accepts: Callable[[Change], bool], kinds: Sequence[str], approve: bool, function: F) -> F:
+        _require_one_argument(function)
         folded = frozenset(kind.casefold() for kind in kinds)
         self._rules.append(HandlerRule(accepts=accepts, function=function, kinds=folded, approve=approve))
         return function
@@ -169,6 +208,38 @@ class Handler:
         return HandlerScheduler(
             rules=tuple(self._rules), retry_s=self._retry_s, clock=self._clock, neighbours=self._neighbours
         )
+
+
+def _checked_kinds(kinds: Sequence[Any], decorator: str) -> Sequence[str]:
+    """Returns the kinds. Raises Rejected if one is not a text, as when the parentheses are missing."""
+    for kind in kinds:
+        if callable(kind):
+            raise Rejected(f"@handler.{decorator} has no parentheses: write @handler.{decorator}()")
+        if not isinstance(kind, str):
+            raise Rejected(f"{kind!r} is not a kind of event: give kinds as texts, such as {Kind.REBOOT.value!r}")
+    return kinds
+
+
+def _require_one_argument(function: Callable[..., Any]) -> None:
+    """Raises Rejected unless the function can be called with one argument; built-in ones may not tell."""
+    name = getattr(function, "__name__", repr(function))
+    if not callable(function):
+        raise Rejected(f"{name} is not a function: decorate a function that takes one argument, the change")
+    try:
+        signature = inspect.signature(function)
+    except (ValueError, TypeError):
+        return
+    try:
+        signature.bind(None)
+    except TypeError:
+        raise Rejected(
+            f"{name}{signature} cannot be called with one argument, the change: write def {name}(change)"
+        ) from None
+
+
+def _call_in_loop(loop: asyncio.AbstractEventLoop, function: Callable[[], None]) -> None:
+    with suppress(RuntimeError):  # the loop is closed: its run has ended
+        loop.call_soon_threadsafe(function)
 
 
 class _JobThreads:
