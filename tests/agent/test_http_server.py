@@ -7,7 +7,14 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from forewarn.agent.http_server import AgentPage, AgentPages, json_page, parse_listen_address, serve_pages
+from forewarn.agent.http_server import (
+    MAX_WAITING_CONNECTIONS,
+    AgentPage,
+    AgentPages,
+    json_page,
+    parse_listen_address,
+    serve_pages,
+)
 from forewarn.errors import Rejected, Unavailable
 
 PAGES: AgentPages = {"/ready": lambda: json_page({"ready": False}, 503), "/metrics": lambda: AgentPage(body=b"up 1\n")}
@@ -116,18 +123,12 @@ def test_an_endless_request_head_is_rejected() -> None:
     with_server(client)
 
 
-def test_silent_clients_block_neither_others_nor_the_end_of_the_agent() -> None:
-    silent: list[tuple[asyncio.StreamReader, asyncio.StreamWriter]] = []
-
-    async def client(port: int) -> None:
-        silent.extend([await asyncio.open_connection("127.0.0.1", port) for _ in range(20)])
-        assert (await exchange(port, b"GET /ready HTTP/1.1\r\n\r\n"))[0] == 503
-        silent[0][1].transport.abort()
-
+def test_silent_clients_do_not_delay_the_end_of_the_agent() -> None:
     async def serve() -> None:
-        async with asyncio.timeout(4):  # less than the timeout of one request
+        async with asyncio.timeout(20):
             async with serve_pages(PAGES, ANY) as port:
-                await client(port)
+                silent = [await asyncio.open_connection("127.0.0.1", port) for _ in range(10)]
+                silent[0][1].transport.abort()
             for reader, writer in silent[1:]:
                 assert await reader.read() == b""
                 writer.close()
@@ -136,15 +137,81 @@ def test_silent_clients_block_neither_others_nor_the_end_of_the_agent() -> None:
     asyncio.run(serve())
 
 
-def test_connections_above_the_limit_are_closed() -> None:
+@pytest.mark.parametrize("opening", [b"", b"GET /ready HTTP/1.1\r\nX-Half:"], ids=["nothing sent", "half a request"])
+def test_a_health_check_is_answered_although_others_hold_connections_open(opening: bytes) -> None:
+    """Each surplus connection closes the oldest of its address, never the new one."""
+
     async def client(port: int) -> None:
-        silent = [await asyncio.open_connection("127.0.0.1", port) for _ in range(32)]
-        reader, writer = await asyncio.open_connection("127.0.0.1", port)
-        assert await reader.read() == b""
-        for other in (writer, *(each for _, each in silent)):
-            other.close()
+        silent = []
+        for _ in range(3 * MAX_WAITING_CONNECTIONS):
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            writer.write(opening)
+            silent.append((reader, writer))
+            assert (await exchange(port, b"GET /ready HTTP/1.1\r\n\r\n"))[0] == 503
+        assert await silent[0][0].read() == b"", "the oldest is closed"
+        for _, writer in silent:
+            writer.transport.abort()
 
     with_server(client)
+
+
+def test_one_address_cannot_displace_the_connections_of_others() -> None:
+    async def client(port: int) -> None:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        for _ in range(2 * MAX_WAITING_CONNECTIONS):
+            _, other = await asyncio.open_connection("127.0.0.1", port, local_addr=("127.0.0.2", 0))
+            others.append(other)
+        writer.write(b"GET /ready HTTP/1.1\r\n\r\n")
+        assert (await reader.read()).startswith(b"HTTP/1.1 503")
+        for each in (writer, *others):
+            each.transport.abort()
+
+    others: list[asyncio.StreamWriter] = []
+    with_server(client)
+
+
+def test_a_client_that_sends_no_request_is_closed_soon() -> None:
+    async def client(port: int) -> None:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        assert await reader.read() == b""
+        writer.close()
+
+    with_server(client)
+
+
+STATE: AgentPages = {**PAGES, "/state": lambda: json_page({"vm": "web-0"})}
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost:9258", "[::1]:9258", "10.0.0.4", "LOCALHOST.", "HOSTNAME"])
+def test_the_state_is_shown_under_names_and_addresses_of_this_machine(host: str) -> None:
+    async def client(port: int) -> None:
+        name = host.replace("HOSTNAME", socket.gethostname())
+        assert (await exchange(port, f"GET /state HTTP/1.1\r\nHost: {name}\r\n\r\n".encode()))[0] == 200
+        assert (await exchange(port, b"GET /state HTTP/1.0\r\n\r\n"))[0] == 200
+
+    with_server(client, STATE)
+
+
+@pytest.mark.parametrize(
+    "host", [b"evil.example", b"evil.example:9258", b"127.0.0.1.evil.example", b"localhost\r\nHOST : evil.example", b""]
+)
+def test_the_state_is_not_shown_to_a_web_site_of_another_host(host: bytes) -> None:
+    """DNS rebinding: the site's name points to 127.0.0.1, and its script asks for the page in a browser here."""
+
+    async def client(port: int) -> None:
+        status, _, body = await exchange(port, b"GET /state?x HTTP/1.1\r\nHost: " + host + b"\r\n\r\n")
+        assert status == 421
+        assert json.loads(body) == {"error": "this page is not for other hosts: use this machine's name or address"}
+
+    with_server(client, STATE)
+
+
+@pytest.mark.parametrize("path", [b"/ready", b"/metrics"])
+def test_load_balancers_and_prometheus_may_use_any_host_name(path: bytes) -> None:
+    async def client(port: int) -> None:
+        assert (await exchange(port, b"GET " + path + b" HTTP/1.1\r\nHost: web.example\r\n\r\n"))[0] in (200, 503)
+
+    with_server(client, STATE)
 
 
 def test_the_port_is_free_again_afterwards() -> None:

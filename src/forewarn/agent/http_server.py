@@ -1,13 +1,20 @@
 """A small read-only HTTP server for the agent's pages, on loopback by default.
 
 Load balancers, monitoring and `forewarn agent status` use it. No page may change anything.
+
+A health check must get its answer although other clients hold connections open without a request. So a request has
+little time to come, and connections that wait for one are bounded, in total and for each address: one more closes the
+one that has waited longest, of the address with the most of them. A client whose request has come is not closed.
 """
 
 from __future__ import annotations
 
 import asyncio
+import ipaddress
 import json
 import logging
+import socket
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
@@ -19,8 +26,11 @@ from forewarn.errors import Rejected, Unavailable
 LOG = logging.getLogger("forewarn.agent")
 DEFAULT_LISTEN_ADDRESS = "127.0.0.1:9258"
 _MAX_HEAD_BYTES = 8_192
-_REQUEST_TIMEOUT_S = 5.0
-_MAX_CONNECTIONS = 32  # at a time; further ones are closed at once
+_REQUEST_TIMEOUT_S = 2.0  # for the whole head of a request
+_RESPONSE_TIMEOUT_S = 5.0
+MAX_WAITING_CONNECTIONS = 64  # without a request yet
+MAX_WAITING_PER_ADDRESS = 16
+_MAX_RESPONDING = 64  # clients that do not read their answers; further ones are closed at once
 _JSON_TYPE = "application/json"
 
 
@@ -34,6 +44,9 @@ class AgentPage:
 
 
 AgentPages = Mapping[str, Callable[[], AgentPage]]  # functions that make a page, by path
+# Pages that a web site of another host must not read in a browser of this machine (DNS rebinding). Load balancers and
+# Prometheus use other names in their requests, so their pages are not among them.
+_PRIVATE_PAGES = frozenset({"/state"})
 
 
 def json_page(view: Any, status: int = 200) -> AgentPage:
@@ -62,7 +75,7 @@ async def serve_pages(pages: AgentPages, listen: str) -> AsyncIterator[int]:
     is not an address, Unavailable if it cannot be used.
     """
     host, port = parse_listen_address(listen)
-    http_server = _HttpServer(pages)
+    http_server = _HttpServer(pages, own_names=frozenset({"localhost", host.lower(), socket.gethostname().lower()}))
     try:
         server = await asyncio.start_server(http_server.serve, host, port, limit=_MAX_HEAD_BYTES)
     except OSError as error:
@@ -79,39 +92,67 @@ async def serve_pages(pages: AgentPages, listen: str) -> AsyncIterator[int]:
 
 
 class _HttpServer:
-    def __init__(self, pages: AgentPages) -> None:
-        self._pages = pages
-        self._connections: set[asyncio.Task[None]] = set()
+    def __init__(self, pages: AgentPages, *, own_names: frozenset[str]) -> None:
+        self._pages, self._own_names = pages, own_names
+        self._waiting: dict[asyncio.Task[None], str] = {}  # the client's address, oldest connection first
+        self._responding: set[asyncio.Task[None]] = set()
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
         assert task is not None
         try:
-            if len(self._connections) < _MAX_CONNECTIONS:
-                self._connections.add(task)
-                await asyncio.wait_for(self._respond(reader, writer), _REQUEST_TIMEOUT_S)
+            head = await self._read_head(task, reader, _client_address(writer))
+            if head is not None and len(self._responding) < _MAX_RESPONDING:
+                self._responding.add(task)
+                await asyncio.wait_for(self._respond(head, writer), _RESPONSE_TIMEOUT_S)
         except (TimeoutError, ConnectionError, asyncio.CancelledError):
-            pass  # the client was too slow or has gone
+            pass  # the client was too slow, had to make way for another, or has gone
         finally:
-            self._connections.discard(task)
+            self._responding.discard(task)
             writer.close()
             with suppress(ConnectionError):
                 await writer.wait_closed()
 
     async def close(self) -> None:
-        for task in self._connections:
+        tasks = [*self._waiting, *self._responding]
+        for task in tasks:
             task.cancel()
-        await asyncio.gather(*self._connections, return_exceptions=True)
+        await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _respond(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _read_head(self, task: asyncio.Task[None], reader: asyncio.StreamReader, address: str) -> bytes | None:
+        """The head of the request, b"" if it is too long; None if the client closes before its end."""
+        self._waiting[task] = address
+        self._close_surplus(address)
         try:
-            head = await reader.readuntil(b"\r\n\r\n")
+            async with asyncio.timeout(_REQUEST_TIMEOUT_S):
+                return await reader.readuntil(b"\r\n\r\n")
         except asyncio.IncompleteReadError:
-            return
+            return None
         except asyncio.LimitOverrunError:
-            head = b""
+            return b""
+        finally:
+            self._waiting.pop(task, None)
+
+    def _close_surplus(self, address: str) -> None:
+        """Closes the connection that has waited longest, if there are too many of this address or in total."""
+        counts = Counter(self._waiting.values())
+        if counts[address] > MAX_WAITING_PER_ADDRESS:
+            surplus = address
+        elif counts.total() > MAX_WAITING_CONNECTIONS:
+            surplus = counts.most_common(1)[0][0]
+        else:
+            return
+        oldest = next(task for task, owner in self._waiting.items() if owner == surplus)
+        del self._waiting[oldest]
+        oldest.cancel()
+
+    async def _respond(self, head: bytes, writer: asyncio.StreamWriter) -> None:
         method, path = _parse_request_line(head)
-        writer.write(_encode_response(self._make_page(method, path), with_body=method != "HEAD"))
+        if path in _PRIVATE_PAGES and not _is_own_host(head, self._own_names):
+            page = json_page({"error": "this page is not for other hosts: use this machine's name or address"}, 421)
+        else:
+            page = self._make_page(method, path)
+        writer.write(_encode_response(page, with_body=method != "HEAD"))
         await writer.drain()
 
     def _make_page(self, method: str, path: str) -> AgentPage:
@@ -135,6 +176,35 @@ def _parse_request_line(head: bytes) -> tuple[str, str]:
     if len(words) != 3 or not words[2].startswith("HTTP/1."):
         return "", ""
     return words[0], words[1].partition("?")[0]
+
+
+def _client_address(writer: asyncio.StreamWriter) -> str:
+    peer = writer.get_extra_info("peername")
+    return str(peer[0]) if peer else ""
+
+
+def _is_own_host(head: bytes, own_names: frozenset[str]) -> bool:
+    """Whether the request names this machine as its host: by an address or one of these names.
+
+    A request without a host counts too. A browser always sends the name of the web site, and an attacker's site has a
+    name of its own.
+    """
+    fields = (line.partition(":") for line in head.decode("latin-1").lower().split("\r\n")[1:])
+    hosts = [value.strip() for name, _, value in fields if name.strip() == "host"]
+    return all(_without_port(host) in own_names or _is_address(_without_port(host)) for host in hosts)
+
+
+def _without_port(host: str) -> str:
+    name, colon, port = host.rpartition(":")
+    return (name if colon and port.isdecimal() else host).removeprefix("[").removesuffix("]").removesuffix(".")
+
+
+def _is_address(text: str) -> bool:
+    try:
+        ipaddress.ip_address(text)
+    except ValueError:
+        return False
+    return True
 
 
 def _encode_response(page: AgentPage, *, with_body: bool) -> bytes:
