@@ -18,6 +18,7 @@ from forewarn.agent.config import AgentConfig
 from forewarn.agent.decision import next_actions
 from forewarn.agent.event_tracking import record_after_change, record_after_reboot, record_under_new_rules
 from forewarn.agent.journal import AgentJournal
+from forewarn.agent.reactions.run_mark import end_all_orphan_processes
 from forewarn.agent.readiness_board import BoardSynchronizer, ReadinessBoard
 from forewarn.agent.reporting import (
     AgentObserver,
@@ -214,6 +215,8 @@ class AgentDaemon:
                 group.create_task(self._board_synchronizer.run())
 
     async def _prepare(self, *, retry: bool = True) -> None:
+        # First, because a step of unknown outcome must not change any more while it is judged or the next one runs.
+        await end_all_orphan_processes(self._config.step_folders)
         self._journal.prune()
         remove_stale_step_folders(self._config.step_folders, (record.key for record in self._journal.records()))
         self._context.vm = await self._find_vm_name(retry=retry)

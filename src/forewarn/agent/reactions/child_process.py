@@ -1,7 +1,6 @@
 """Runs a command for a step: in its own session, with the event as input, ended when its time is over.
 
-A command that outlives a killed agent is ended by the next agent before the step continues. It is found by a mark in
-its environment, which its children inherit and no other process has.
+A command that outlives a killed agent is ended by the next agent before it judges any step (`run_mark`).
 """
 
 from __future__ import annotations
@@ -9,17 +8,22 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import secrets
 import signal
 from collections.abc import Mapping
 from contextlib import suppress
-from pathlib import Path
 from typing import BinaryIO
 
 from forewarn.agent.model import StepContext, StepOutcome
 from forewarn.agent.reactions.event_text import event_facts, event_variables
 from forewarn.agent.reactions.options import CommandLine
-from forewarn.agent.reactions.processes import ProcessInfo, other_processes, signal_and_wait
+from forewarn.agent.reactions.run_mark import (
+    RUN_VARIABLE,
+    end_orphan_processes,
+    mark_command_process,
+    mark_command_run,
+    open_input_file,
+    remove_run_mark,
+)
 from forewarn.agent.reactions.step_context import reserve_s
 
 TERMINATE_GRACE_S = 5.0  # between SIGTERM and SIGKILL, if the time allows
@@ -77,7 +81,8 @@ async def exit_status_of(
             if child.returncode is None:
                 await _terminate(child, grace_s)
                 await end_orphan_processes(context.folder, 0.0)  # processes that left the group
-            remove_run_mark(context.folder)
+            else:
+                remove_run_mark(context.folder)
             output_task.cancel()
             await asyncio.gather(output_task, return_exceptions=True)
 
@@ -89,10 +94,11 @@ async def _start_command(
 
     It uses a pipe of its own: with asyncio's, `wait` would not return while a background process holds the other end.
     """
-    all_variables = event_variables(context) | dict(variables) | mark_command_run(context.folder)
+    run_id = mark_command_run(context.folder)
+    all_variables = event_variables(context) | dict(variables) | {RUN_VARIABLE: run_id}
     read_end, write_end = os.pipe()
     try:
-        with _write_event_file(context).open("rb") as facts:
+        with open_input_file(context.folder, run_id, json.dumps(event_facts(context), indent=1).encode()) as facts:
             child = await asyncio.create_subprocess_exec(
                 *command,
                 stdin=facts,
@@ -106,6 +112,7 @@ async def _start_command(
         raise
     finally:
         os.close(write_end)
+    mark_command_process(context.folder, child.pid)
     return child, asyncio.create_task(_copy_output(read_end, log))
 
 
@@ -141,12 +148,6 @@ def _signal_group(group: int, number: signal.Signals) -> None:
         os.killpg(group, number)
 
 
-def _write_event_file(context: StepContext) -> Path:
-    path = context.folder / "event.json"
-    path.write_text(json.dumps(event_facts(context), indent=1), encoding="utf-8")
-    return path
-
-
 def _environment_safe(text: str) -> str:
     """The text without what an environment cannot hold: a server may send anything."""
     return text.replace("\0", "").encode("utf-8", "replace")[:_MAX_VARIABLE_BYTES].decode("utf-8", "ignore")
@@ -157,49 +158,3 @@ def _signal_name(number: int) -> str:
         return signal.Signals(number).name
     except ValueError:
         return f"signal {number}"
-
-
-RUN_VARIABLE = "FOREWARN_RUN"  # marks the processes of one run in their environment
-_RUN_MARK_FILE = "running"
-_KILL_TIMEOUT_S = 2.0
-
-
-def mark_command_run(folder: Path) -> dict[str, str]:
-    """Writes a new random run id to the folder, over an earlier one.
-
-    Returns it as RUN_VARIABLE for the command's environment.
-    """
-    run_id = secrets.token_hex(16)
-    (folder / _RUN_MARK_FILE).write_text(run_id, encoding="ascii")
-    return {RUN_VARIABLE: run_id}
-
-
-def remove_run_mark(folder: Path) -> None:
-    """Removes the run id, if any, after the command has ended; what it left running may stay."""
-    (folder / _RUN_MARK_FILE).unlink(missing_ok=True)
-
-
-async def end_orphan_processes(folder: Path, grace_s: float) -> None:
-    """Ends processes of an earlier run in this folder whose end no agent saw: SIGTERM, then SIGKILL.
-
-    SIGKILL follows after `grace_s`. Does nothing if the folder has no run id; removes it.
-    """
-    try:
-        run_id = (folder / _RUN_MARK_FILE).read_bytes()
-    except FileNotFoundError:
-        return
-    if not await signal_and_wait(_processes_with_mark(run_id), signal.SIGTERM, grace_s):
-        await signal_and_wait(_processes_with_mark(run_id), signal.SIGKILL, _KILL_TIMEOUT_S)
-    remove_run_mark(folder)
-
-
-def _processes_with_mark(run_id: bytes) -> list[ProcessInfo]:
-    entry = os.fsencode(RUN_VARIABLE) + b"=" + run_id
-    return [each for each in other_processes() if run_id and entry in _process_environment(each.pid)]
-
-
-def _process_environment(pid: int) -> list[bytes]:
-    try:
-        return Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
-    except OSError:  # it has ended, or belongs to another user
-        return []
