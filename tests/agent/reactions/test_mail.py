@@ -73,8 +73,15 @@ def test_the_mail_about_the_end_replies_to_the_mail_about_the_notice(tmp_path: P
 
     noticed, gone = (received.mail for received in asyncio.run(scenario()))
     assert gone["Subject"] == "[web-0] Reboot of web-0 is gone"
-    assert gone["In-Reply-To"] == noticed["Message-ID"] == f"<{SAMPLE_EVENT.id}.mail@forewarn>"
+    assert gone["In-Reply-To"] == noticed["Message-ID"] == f"<{SAMPLE_EVENT.id}.mail.web-0@forewarn>"
     assert "is undoing its steps" in gone.get_content()
+
+
+def test_the_mails_of_two_vms_about_one_event_have_different_ids(tmp_path: Path) -> None:
+    """Mail systems drop the second mail with the same id."""
+    ids = [received_mail(tmp_path, {"vm": vm}).mail["Message-ID"] for vm in ("web-0", "web-1", "web_1", "web.1", "ü")]
+    assert len(set(ids)) == 5
+    assert all(id_.isascii() and id_.count("@") == 1 for id_ in ids)
 
 
 def test_texts_of_a_server_cannot_add_headers_or_lines(tmp_path: Path) -> None:

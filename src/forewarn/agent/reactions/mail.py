@@ -216,10 +216,11 @@ class MailReaction:
 def compose_mail(context: StepContext, options: MailOptions) -> EmailMessage:
     """Builds the mail of this phase; both mails of a step about an event belong to one thread.
 
-    A repeated mail has the same Message-ID.
+    A repeated mail has the same Message-ID. The VM is part of it: an event lists several VMs, each with an agent, and
+    mail systems drop a second mail with the same id.
     """
     event = _UNSAFE_ID_CHARACTERS.sub("", context.key or context.event.id) or "event"
-    thread = f"<{event}.{_UNSAFE_ID_CHARACTERS.sub('', context.step.name)}@forewarn>"
+    thread = f"<{event}.{_UNSAFE_ID_CHARACTERS.sub('', context.step.name)}.{_encoded_vm_name(context.vm)}@forewarn>"
     mail = EmailMessage()
     mail["From"] = options.sender
     mail["To"] = ", ".join(options.receivers)
@@ -234,6 +235,11 @@ def compose_mail(context: StepContext, options: MailOptions) -> EmailMessage:
         f"{context.step.name}).\n"
     )
     return mail
+
+
+def _encoded_vm_name(vm: str) -> str:
+    """The VM's name with special characters as their codes, so that two names stay different."""
+    return _UNSAFE_ID_CHARACTERS.sub(lambda found: f"_{ord(found[0]):x}_", vm) or "vm"
 
 
 def _opening_sentences(context: StepContext) -> str:
