@@ -8,6 +8,7 @@ import stat
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,7 +16,13 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from forewarn.agent.journal import MIGRATIONS, AgentJournal, unusable_journal_error
+from forewarn.agent.journal import (
+    MIGRATIONS,
+    AgentJournal,
+    JournalDamaged,
+    is_journal_locked,
+    unusable_journal_error,
+)
 from forewarn.agent.model import StepPhase
 from forewarn.agent.records import (
     ApprovalCheckRecord,
@@ -121,6 +128,7 @@ def test_old_closed_events_are_deleted_with_their_steps_and_open_ones_never(jour
     journal.prune(keep=2)
     assert [each.key for each in journal.records()] == ["E4", "E3", "E0"]
     assert journal.count_records("E1") == 0
+    assert journal.keys() == ("E0", "E3", "E4")
 
 
 def test_values_are_stored_by_name(journal: AgentJournal) -> None:
@@ -172,10 +180,48 @@ def test_a_newer_or_damaged_journal_is_rejected_with_a_reason(path: Path, tmp_pa
         AgentJournal(path)
     junk = tmp_path / "junk.db"
     junk.write_bytes(b"no database " * 100)
-    with pytest.raises(Rejected, match="is not a journal"):
+    with pytest.raises(
+        Rejected, match=r"is damaged \(file is not a database\): stop the agent and run `forewarn agent repair`"
+    ):
         AgentJournal(junk)
     with pytest.raises(Rejected, match="does not exist: start the agent once"):
         AgentJournal(tmp_path / "none.db", readonly=True)
+
+
+@pytest.mark.parametrize("content", [b"no database " * 100, "newer"], ids=["damaged", "newer"])
+def test_a_journal_that_cannot_be_opened_is_not_locked(path: Path, content: bytes | str) -> None:
+    AgentJournal(path).close()
+    if isinstance(content, bytes):
+        path.write_bytes(content)
+    else:
+        with closing(sqlite3.connect(path)) as db:
+            db.execute(f"PRAGMA user_version = {len(MIGRATIONS) + 1}")
+    with pytest.raises(Rejected):
+        AgentJournal(path)
+    assert not is_journal_locked(path)
+
+
+@pytest.mark.parametrize(
+    "statement",
+    ["UPDATE events SET facts = 'half'", "UPDATE steps SET state = 'eaten'", "DROP TABLE steps"],
+    ids=["facts", "state", "table"],
+)
+def test_a_record_that_cannot_be_read_is_reported_as_damage(path: Path, statement: str) -> None:
+    journal = AgentJournal(path)
+    journal.save(record().with_step_run(StepRun(step="drain", begun_at=NOW)))
+    journal.close()
+    with closing(sqlite3.connect(path)) as db:
+        db.execute(statement)
+        db.commit()
+    with pytest.raises(JournalDamaged, match="stop the agent and run `forewarn agent repair`"):
+        AgentJournal(path)
+
+
+def test_damage_that_a_running_agent_meets_is_reported(journal: AgentJournal, path: Path) -> None:
+    journal._db.execute("DROP TABLE events")
+    for ask in (lambda: journal.count_records("E1"), journal.keys, journal.records):
+        with pytest.raises(JournalDamaged):
+            ask()
 
 
 def test_an_unwritable_journal_is_reported(tmp_path: Path) -> None:
@@ -201,6 +247,6 @@ def test_a_damaged_journal_is_rejected_and_a_full_disk_is_not_reported_as_damage
     journal.close()
     whole = path.read_bytes()
     path.write_bytes(whole[:4096] + b"\xff" * (len(whole) - 4096))
-    with pytest.raises(Rejected, match=r"is not a journal .*: move it away and start the agent again"):
+    with pytest.raises(Rejected, match=r"is damaged .*: stop the agent and run `forewarn agent repair`"):
         AgentJournal(path)
     assert "cannot be opened (disk full)" in str(unusable_journal_error(path, sqlite3.OperationalError("disk full")))

@@ -172,6 +172,29 @@ def test_a_taken_listen_address_does_not_stop_the_agent(installation: AgentInsta
     assert f"the agent cannot listen on 127.0.0.1:{installation.port}" in log
 
 
+def test_a_damaged_journal_stops_the_agent_until_it_is_repaired(installation: AgentInstallation) -> None:
+    with Lab(vms=["web-0"]) as lab:
+        with installation.running(lab) as agent:
+            lab.reboot("web-0", notice="1h")
+            lab.wait_for(lambda: installation.page("/ready")[0] == 503)
+            stop_agent(agent)
+        journal = installation.folder / "state" / "journal.db"
+        journal.write_bytes(journal.read_bytes()[:4096] + b"\xff" * 4096 * 20)
+        arguments = installation.command("run", "--endpoint", lab.vm("web-0").endpoint)
+        refused = subprocess.run(arguments, capture_output=True, text=True, timeout=60)
+        assert refused.returncode == 2
+        assert "stop the agent and run `forewarn agent repair`, which keeps what can be read" in refused.stderr
+        assert "Traceback" not in refused.stderr
+
+        report: dict[str, Any] = json.loads(installation.output("repair", "--json"))
+        assert report["repaired"]
+        assert report["unreadable"]
+        assert Path(report["damaged_copy"]).exists()
+        with installation.running(lab):
+            lab.wait_for(lambda: installation.page("/ready")[0] == 503)
+        assert "is not damaged: nothing was changed." in installation.output("repair")
+
+
 def test_an_agent_can_run_once(installation: AgentInstallation) -> None:
     with Lab(vms=["web-0"]) as lab:
         event = lab.reboot("web-0")

@@ -12,10 +12,13 @@ import pytest
 
 from forewarn.agent.config import AgentConfig
 from forewarn.agent.daemon import AgentDaemon
+from forewarn.agent.journal import AgentJournal
+from forewarn.agent.records import EventRecord, StepRun, StepState
+from forewarn.agent.runner import make_step_folder
 from forewarn.client import AsyncClient
 from forewarn.errors import Rejected, Unavailable
 from forewarn.lab.lab import Lab
-from tests.agent.conftest import DRAIN, SAVE, AgentThread
+from tests.agent.conftest import DRAIN, NOW, SAVE, AgentThread, event
 from tests.support.scripted_server import ScriptedReply, ScriptedServer
 
 FIFTEEN = f'profile = "fifteen-minutes"\n{DRAIN}{SAVE}'
@@ -154,6 +157,21 @@ def test_losing_the_cursor_or_the_journal_loses_no_event(lab: Lab, tmp_path: Pat
     with agent:
         expected = ["drain", "undrain"] if lost == "cursor.json" else ["drain", "drain"]
         lab.wait_for(lambda: agent.lines == expected)
+
+
+def test_the_step_folder_of_an_old_open_event_is_kept(lab: Lab, tmp_path: Path) -> None:
+    """It has the notes for the undo, however many events came since."""
+    agent = make_agent(lab, tmp_path, WITHOUT_APPROVAL)
+    run = StepRun(step="drain", state=StepState.DONE, begun_at=NOW, holder="PRUNED")
+    old = EventRecord(key="OLD", event=event("OLD"), seen_at=NOW, boot_id="boot-1", plan=("drain",), step_runs=(run,))
+    newer = (replace(old, key=f"E{n}", event=event(f"E{n}"), closed=True, step_runs=()) for n in range(1001))
+    journal = AgentJournal(agent.config.journal_path)
+    journal.save(old, *newer)
+    journal.close()
+    folders = {key: make_step_folder(agent.config.step_folders, key, "drain") for key in ("OLD", "PRUNED", "STALE")}
+    with agent:
+        lab.wait_for(lambda: agent.observer.polls > 0)
+    assert [key for key, folder in folders.items() if folder.exists()] == ["OLD", "PRUNED"]
 
 
 def test_running_steps_get_a_grace_period_when_the_agent_stops(lab: Lab, tmp_path: Path) -> None:

@@ -1,6 +1,8 @@
 """The agent commands: check, dry run, status and explain."""
 
 import json
+import sqlite3
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -109,6 +111,29 @@ def test_an_invalid_listen_address_is_shown_with_its_line(command: Any, file: Pa
     file.write_text(file.read_text().replace('listen = ""', 'listen = "9258"'))
     sentence = command.refused("agent", "check", str(file))
     assert sentence == f'{file}:3: listen = \'9258\' is not an address: write "127.0.0.1:9258", or "" for none'
+
+
+def test_a_damaged_journal_is_repaired_and_the_report_says_what_is_lost(
+    command: Any, file: Path, tmp_path: Path
+) -> None:
+    journal, repair = tmp_path / "state" / "journal.db", ("agent", "repair", "--config", str(file))
+    assert "does not exist: there is nothing to repair" in command.refused(*repair)
+    keep(tmp_path, SEEN.with_step_run(DRAINED))
+    assert command.good(*repair) == f"{journal} is not damaged: nothing was changed.\n"
+    with closing(sqlite3.connect(journal)) as db:
+        db.execute("UPDATE steps SET state = 'eaten'")
+        db.commit()
+    assert "is damaged ('eaten' is not a valid StepState)" in command.refused("agent", "status", "--config", str(file))
+    view = command.json(*repair)
+    assert (view["repaired"], view["kept"], view["step_folders"]) == (True, [ID], None)
+    assert view["unreadable"] == [
+        f"the do of step drain of event {ID}: it counts as failed; it is undone when the event is gone"
+    ]
+    journal.write_bytes(b"junk " * 2000)
+    lines = command.good(*repair).splitlines()
+    assert lines[0] == f"{journal} is repaired and has 0 events."
+    assert lines[1].startswith(f"The damaged file is {journal}.damaged-")
+    assert lines[2].startswith("unreadable  the whole file (file is not a database)")
 
 
 def test_a_missing_agent_file_is_named(command: Any, tmp_path: Path) -> None:

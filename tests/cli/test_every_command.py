@@ -72,7 +72,7 @@ ASKING = {
 ANSWERED = [name for name in ASKING if name != "backup"]  # a store in memory has no file to copy: test_backup.py
 _ELSEWHERE = {"up", "serve", "sockets", "restore", "completion", "guest events", "guest watch", "guest approve"}
 _ELSEWHERE |= {"vm run", "vm shell", "record", "webhook test"}
-_ELSEWHERE |= {"agent run", "agent check", "agent status", "agent explain"}
+_ELSEWHERE |= {"agent run", "agent check", "agent status", "agent explain", "agent repair"}
 _ELSEWHERE |= {"ca", "ca export", "login", "logout", "profiles"}
 
 

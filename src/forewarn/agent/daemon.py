@@ -27,7 +27,7 @@ from forewarn.agent.reporting import (
     report_step_end,
     with_errors_logged,
 )
-from forewarn.agent.runner import ActionRunner, AgentContext, remove_stale_step_folders
+from forewarn.agent.runner import ActionRunner, AgentContext, keys_with_step_folders, remove_stale_step_folders
 from forewarn.agent.status import AgentReport, events_with_schedule, open_problems
 from forewarn.agent.watcher import RETRY_S, EventWatcher, repair_cursor
 from forewarn.client import AsyncClient, Change
@@ -218,7 +218,8 @@ class AgentDaemon:
         # First, because a step of unknown outcome must not change any more while it is judged or the next one runs.
         await end_all_orphan_processes(self._config.step_folders)
         self._journal.prune()
-        remove_stale_step_folders(self._config.step_folders, (record.key for record in self._journal.records()))
+        needed = (*self._journal.keys(), *keys_with_step_folders(self._journal.open_records))
+        remove_stale_step_folders(self._config.step_folders, needed)
         self._context.vm = await self._find_vm_name(retry=retry)
         self._apply_new_rules()
         repair_cursor(self._config.cursor_path, self._journal, self._context.boot_id)

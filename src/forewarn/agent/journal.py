@@ -163,14 +163,27 @@ def _cannot_open_error(path: Path, error: Exception) -> Rejected:
     return Rejected(f"the journal {str(path)!r} cannot be opened ({why}): set another directory with `state`")
 
 
-def unusable_journal_error(path: Path, error: sqlite3.DatabaseError) -> Rejected:
+_REPAIR = "stop the agent and run `forewarn agent repair`, which keeps what can be read"
+
+
+class JournalDamaged(Rejected):
+    """The file is not a readable journal; `forewarn agent repair` keeps what can be read."""
+
+
+def unusable_journal_error(path: Path, error: Exception) -> Rejected:
     """The error for a database error: the place is unusable (disk, permissions), or the file is damaged."""
-    if isinstance(error, sqlite3.OperationalError):
+    if isinstance(error, sqlite3.OperationalError) and not _is_about_content(error):
         return _cannot_open_error(path, error)
-    return Rejected(f"the journal {str(path)!r} is not a journal ({error}): move it away and start the agent again")
+    return JournalDamaged(f"the journal {str(path)!r} is damaged ({error}): {_REPAIR}")
+
+
+def _is_about_content(error: sqlite3.OperationalError) -> bool:
+    """Whether the place is fine, and the journal's tables are missing, or a text of them is not UTF-8."""
+    return getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_ERROR or "decode" in str(error)
 
 
 SqlRow = dict[str, Any]  # values by column
+UNREADABLE_ROW_ERRORS = (ValueError, KeyError, TypeError, AttributeError)  # of `record_from_rows`
 _CONFLICT_COLUMNS = {"events": "key", "steps": "event_key, step, phase"}
 
 
@@ -213,7 +226,10 @@ def record_from_rows(
     approvals: Sequence[sqlite3.Row],
     checks: Sequence[sqlite3.Row],
 ) -> EventRecord:
-    """Builds a record from its rows in the four tables; `steps` in order, at most one approval and check."""
+    """Builds a record from its rows in the four tables; `steps` in order, at most one approval and check.
+
+    Raises one of UNREADABLE_ROW_ERRORS.
+    """
     return EventRecord(
         key=row["key"],
         event=_event_from_json(row["facts"]),
@@ -226,7 +242,7 @@ def record_from_rows(
         gone_at=row["gone_at"],
         outcome=row["outcome"],
         closed=bool(row["closed"]),
-        step_runs=tuple(_step_run_from_row(step) for step in steps),
+        step_runs=tuple(step_run_from_row(step) for step in steps),
         approval=_approval_from_row(approvals[0]) if approvals else None,
         approval_check=_approval_check_from_row(checks[0]) if checks else None,
     )
@@ -237,7 +253,8 @@ def _event_from_json(facts: str) -> Event:
     return Event(**{**read, "resources": tuple(read["resources"])})
 
 
-def _step_run_from_row(row: sqlite3.Row) -> StepRun:
+def step_run_from_row(row: sqlite3.Row) -> StepRun:
+    """Builds a run from its row of the table `steps`. Raises one of UNREADABLE_ROW_ERRORS."""
     return StepRun(
         step=row["step"],
         phase=StepPhase(row["phase"]),
@@ -274,23 +291,17 @@ class AgentJournal:
 
     def __init__(self, path: Path, *, readonly: bool = False) -> None:
         self._path = path
-        with ExitStack() as undo:
-            self._lock = None if readonly else JournalLock(path)
-            if self._lock is not None:
-                undo.callback(self._lock.release)
+        with ExitStack() as opened:
+            if not readonly:
+                opened.callback(JournalLock(path).release)
             self._db = open_journal_readonly(path) if readonly else open_journal(path)
-            undo.callback(self._db.close)
-            try:
-                self.open_records = OpenRecords(records=tuple(self._read_records("WHERE closed = 0")))
-            except sqlite3.DatabaseError as error:
-                raise unusable_journal_error(path, error) from error
-            undo.pop_all()
+            opened.callback(self._db.close)
+            self.open_records = OpenRecords(records=tuple(self._read_records("WHERE closed = 0")))
+            self._opened = opened.pop_all()
 
     def close(self) -> None:
-        """Closes the database and releases the lock; call it once."""
-        self._db.close()
-        if self._lock is not None:
-            self._lock.release()
+        """Closes the database and releases the lock."""
+        self._opened.close()
 
     def save(self, *records: EventRecord) -> None:
         """Adds or replaces these records in one transaction; durable when it returns.
@@ -305,11 +316,15 @@ class AgentJournal:
 
     def count_records(self, event_id: str) -> int:
         """How many records exist for this `event_key`, open and closed; pruned ones do not count."""
-        (count,) = self._db.execute("SELECT count(*) FROM events WHERE id = ?", (event_id,)).fetchone()
+        ((count,),) = self._select("SELECT count(*) FROM events WHERE id = ?", event_id)
         return int(count)
 
+    def keys(self) -> tuple[str, ...]:
+        """The keys of all records, open and closed, oldest first."""
+        return tuple(row[0] for row in self._select("SELECT key FROM events ORDER BY number"))
+
     def records(self, limit: int = MAX_CLOSED_EVENTS) -> tuple[EventRecord, ...]:
-        """The `limit` newest records, open and closed, newest first."""
+        """The `limit` newest records, open and closed, newest first; -1 means all."""
         return tuple(self._read_records("WHERE 1 ORDER BY number DESC LIMIT ?", limit))
 
     def find_by_prefix(self, prefix: str) -> tuple[EventRecord, ...]:
@@ -319,13 +334,25 @@ class AgentJournal:
 
     def load_value(self, name: str) -> Any:
         """The value that `save_value` stored under this name; None if there is none."""
-        row = self._db.execute("SELECT value FROM memory WHERE name = ?", (name,)).fetchone()
-        return None if row is None else json.loads(row[0])
+        rows = self._select("SELECT value FROM memory WHERE name = ?", name)
+        try:
+            return json.loads(rows[0][0]) if rows else None
+        except ValueError as error:
+            raise unusable_journal_error(self._path, error) from error
 
     def save_value(self, name: str, value: Any) -> None:
         """Stores or replaces a JSON value under a name; durable when it returns. Raises Unavailable."""
         with self._transaction():
             self._db.execute("INSERT OR REPLACE INTO memory VALUES (?, ?)", (name, json.dumps(value)))
+
+    def verify(self) -> None:
+        """Reads everything, open and closed. Raises JournalDamaged if a page or a record is not readable."""
+        problems = [row[0] for row in self._select("PRAGMA integrity_check(1)") if row[0] != "ok"]
+        if problems:
+            raise unusable_journal_error(self._path, sqlite3.DatabaseError(problems[0]))
+        self.records(limit=-1)
+        for row in self._select("SELECT name FROM memory"):
+            self.load_value(row[0])
 
     def prune(self, keep: int = MAX_CLOSED_EVENTS) -> None:
         """Deletes all closed records except the newest `keep`. Raises Unavailable."""
@@ -343,9 +370,8 @@ class AgentJournal:
             yield
             self._db.execute("COMMIT")
         except sqlite3.DatabaseError as error:
-            raise Unavailable(
-                f"the journal {str(self._path)!r} cannot be written ({error}): free disk space"
-            ) from error
+            remedy = "free disk space" if isinstance(error, sqlite3.OperationalError) else _REPAIR
+            raise Unavailable(f"the journal {str(self._path)!r} cannot be written ({error}): {remedy}") from error
         finally:
             if self._db.in_transaction:  # also when COMMIT failed
                 self._db.rollback()
@@ -363,12 +389,22 @@ class AgentJournal:
 
     def _read_records(self, which: str, *values: Any) -> Iterator[EventRecord]:
         order = "" if "ORDER" in which else " ORDER BY number"
-        for row in self._db.execute(f"SELECT * FROM events {which}{order}", values).fetchall():
+        for row in self._select(f"SELECT * FROM events {which}{order}", *values):
             key = row["key"]
-            yield record_from_rows(
-                row, self._rows_of("steps", key), self._rows_of("approvals", key), self._rows_of("consents", key)
-            )
+            try:
+                yield record_from_rows(
+                    row, self._rows_of("steps", key), self._rows_of("approvals", key), self._rows_of("consents", key)
+                )
+            except UNREADABLE_ROW_ERRORS as error:
+                raise unusable_journal_error(self._path, error) from error
 
     def _rows_of(self, table: str, key: str) -> Sequence[sqlite3.Row]:
         order = " ORDER BY number" if table == "steps" else ""
-        return self._db.execute(f"SELECT * FROM {table} WHERE event_key = ?{order}", (key,)).fetchall()
+        return self._select(f"SELECT * FROM {table} WHERE event_key = ?{order}", key)
+
+    def _select(self, statement: str, *values: Any) -> list[sqlite3.Row]:
+        """All rows of a query. Raises Rejected if the file cannot be read, JournalDamaged if it is damaged."""
+        try:
+            return self._db.execute(statement, values).fetchall()
+        except sqlite3.DatabaseError as error:
+            raise unusable_journal_error(self._path, error) from error

@@ -12,7 +12,7 @@ import json
 import logging
 import shutil
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from hashlib import sha256
 from pathlib import Path
@@ -54,7 +54,7 @@ from forewarn.errors import ForewarnError, Rejected
 
 @dataclass(slots=True, kw_only=True)
 class AgentContext:
-    """What the agent's parts share; only `vm` changes, once the name is known."""
+    """What the agent's parts share; `vm` changes once it is known, `steps` and `rules` with a reload."""
 
     vm: str  # "" until the endpoint has given it
     boot_id: str
@@ -329,12 +329,25 @@ def make_step_folder(root: Path, key: str, step: str) -> Path:
     return folder
 
 
+def keys_with_step_folders(records: Iterable[EventRecord]) -> Iterator[str]:
+    """Yields the keys whose folders these records need: their own, and those whose runs they share."""
+    for record in records:
+        yield record.key
+        yield from (run.holder for run in record.step_runs if run.holder)
+
+
+def stale_step_folders(root: Path, keys: Iterable[str]) -> Iterator[Path]:
+    """Yields the folders of events that are not among these keys."""
+    kept = {_event_folder_name(key) for key in keys}
+    for folder in sorted(root.iterdir()) if root.is_dir() else ():
+        if folder.name not in kept:
+            yield folder
+
+
 def remove_stale_step_folders(root: Path, keys: Iterable[str]) -> None:
     """Removes the folders of events that are not among these keys; ignores errors."""
-    kept = {_event_folder_name(key) for key in keys}
-    for folder in root.iterdir() if root.is_dir() else ():
-        if folder.name not in kept:
-            shutil.rmtree(folder, ignore_errors=True)
+    for folder in stale_step_folders(root, keys):
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _event_folder_name(key: str) -> str:

@@ -1,4 +1,4 @@
-"""Commands for the agent inside a VM: run it, check its file, show its status, explain an event.
+"""Commands for the agent inside a VM: run, check its file, status, explain an event, repair.
 
 The status comes from the running agent's HTTP pages, or from its journal when none answers. Needs the [agent] extra
 only.
@@ -24,6 +24,7 @@ from forewarn.agent.dry_run import DryRun, dry_run_event
 from forewarn.agent.explanation import explain_event, step_plan_table
 from forewarn.agent.http_server import DEFAULT_LISTEN_ADDRESS, parse_listen_address
 from forewarn.agent.journal import AgentJournal, is_journal_locked
+from forewarn.agent.journal_repair import JournalRepair, repair_journal
 from forewarn.agent.model import OWN_VM, RuleConfig
 from forewarn.agent.records import EventRecord
 from forewarn.agent.status import state_view
@@ -147,6 +148,49 @@ def explain(call: Invocation, event: str, file: Path) -> None:
             print_explanation(call, explanation)
 
 
+@agent.command()
+@_config_option
+@offline_command
+def repair(call: Invocation, file: Path) -> None:
+    """Repair a damaged journal, and say what it lost.
+
+    Keeps everything that can be read, and the damaged file beside the new one. Stop the agent first. A journal that is
+    not damaged is not changed.
+    """
+    config = read_agent_config(file)
+    done = repair_journal(config.journal_path, config.step_folders, read_real_time())
+    if call.output.as_json:
+        call.output.print_json(repair_document(done))
+    else:
+        print_repair(call, config.journal_path, done)
+
+
+def repair_document(done: JournalRepair) -> JsonObject:
+    """The JSON answer of `agent repair`: whether it repaired anything, what it kept and what is lost."""
+    return {
+        "repaired": done.damaged_copy is not None,
+        "damaged_copy": None if done.damaged_copy is None else str(done.damaged_copy),
+        "step_folders": None if done.step_folders is None else str(done.step_folders),
+        "kept": list(done.kept),
+        "unreadable": list(done.unreadable),
+    }
+
+
+def print_repair(call: Invocation, journal: Path, done: JournalRepair) -> None:
+    """Print the answer of `agent repair` as text: what was kept, then a line for each thing that is lost."""
+    if done.damaged_copy is None:
+        call.output.print_line(f"{journal} is not damaged: nothing was changed.")
+        return
+    call.output.print_line(f"{journal} is repaired and has {count_noun(len(done.kept), 'event')}.")
+    call.output.print_line(f"The damaged file is {done.damaged_copy}.")
+    if done.step_folders is not None:
+        call.output.print_line(f"Step folders of lost events are in {done.step_folders}.")
+    if not done.unreadable:
+        call.output.print_line("Everything was readable.")
+    for lost in done.unreadable:
+        call.output.print_labelled(bold("unreadable  "), lost)
+
+
 def read_agent_config(file: Path) -> AgentConfig:
     """Read the agent's file; raises InvalidFile with all its problems, Rejected if it cannot be read."""
     try:
@@ -185,7 +229,8 @@ def _state_from_agent(address: str) -> JsonObject | None:
     host, port = _parse_address(address)
     connection = http.client.HTTPConnection(host, port, timeout=_AGENT_TIMEOUT_S)  # uses no proxy
     try:
-        connection.request("GET", "/state")
+        # The agent shows its state to no other host name, because of web sites; `address` may contain any.
+        connection.request("GET", "/state", headers={"Host": "localhost"})
         answer = connection.getresponse()
         state = json.loads(answer.read())
     except (ConnectionError, TimeoutError):
