@@ -172,6 +172,72 @@ def test_a_taken_listen_address_does_not_stop_the_agent(installation: AgentInsta
     assert f"the agent cannot listen on 127.0.0.1:{installation.port}" in log
 
 
+NEW_STEP = """
+[steps.tell]
+use = "command"
+run = ["/bin/sh", "-c", "echo $FOREWARN_KIND >> FOLDER/told"]
+budget = "1m"
+
+[[rules]]
+"""
+
+
+def log_after_reload(agent: subprocess.Popen[str]) -> str:
+    """The next line that the agent logs about its configuration after SIGHUP."""
+    agent.send_signal(signal.SIGHUP)
+    assert agent.stderr is not None
+    return next(line for line in agent.stderr if "configuration" in line)
+
+
+def test_sighup_makes_the_agent_use_its_changed_file(installation: AgentInstallation) -> None:
+    with Lab(vms=["web-0"]) as lab, installation.running(lab) as agent:
+        text = installation.file.read_text().replace("[[rules]]", NEW_STEP.replace("FOLDER", str(installation.folder)))
+        installation.file.write_text(text.replace('steps = ["away", "mark"]', 'steps = ["away", "tell"]'))
+        assert log_after_reload(agent) == "INFO the agent uses its new configuration; steps: away, mark, tell\n"
+        assert installation.metric('steps_cut_total{step="tell"}') == 0, "its series exist before the first run"
+        event = lab.reboot("web-0")
+        lab.wait_for(lambda: event.approved)
+        assert (installation.folder / "told").read_text() == "Reboot\n"
+        assert not (installation.folder / "done").exists()
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "reason"),
+    [
+        ('approve = "when-done"', 'approve = "soon"', "agent.toml:"),
+        ("[[rules]]", "[[rules", "this is not TOML"),
+        ('budget = "20s"', "", "[steps.away] has no budget"),
+        ("/state", "/other", "state cannot change while the agent runs: restart it"),
+    ],
+    ids=["bad value", "no TOML", "missing key", "fixed setting"],
+)
+def test_sighup_with_a_file_that_cannot_be_used_changes_nothing(
+    installation: AgentInstallation, before: str, after: str, reason: str
+) -> None:
+    with Lab(vms=["web-0"]) as lab, installation.running(lab) as agent:
+        installation.file.write_text(installation.file.read_text().replace(before, after, 1))
+        line = log_after_reload(agent)
+        assert line.startswith("ERROR the new configuration is not used, the old one stays: ")
+        assert reason in line
+        event = lab.reboot("web-0")
+        lab.wait_for(lambda: event.approved)
+        assert (installation.folder / "done").read_text() == "Reboot\n"
+
+
+def test_sighup_does_not_interrupt_a_running_step(installation: AgentInstallation) -> None:
+    slow = "touch FOLDER/begun; while [ ! -e FOLDER/go ]; do sleep 0.05; done; echo $FOREWARN_KIND >> FOLDER/done"
+    text = installation.file.read_text().replace("echo $FOREWARN_KIND >> FOLDER/done", slow)
+    text = text.replace(f"echo $FOREWARN_KIND >> {installation.folder}/done", slow)
+    installation.file.write_text(text.replace("FOLDER", str(installation.folder)))
+    with Lab(vms=["web-0"]) as lab, installation.running(lab) as agent:
+        event = lab.reboot("web-0")
+        lab.wait_for(lambda: (installation.folder / "begun").exists())
+        log_after_reload(agent)
+        (installation.folder / "go").touch()
+        lab.wait_for(lambda: event.approved)
+    assert (installation.folder / "done").read_text() == "Reboot\n"
+
+
 def test_a_damaged_journal_stops_the_agent_until_it_is_repaired(installation: AgentInstallation) -> None:
     with Lab(vms=["web-0"]) as lab:
         with installation.running(lab) as agent:

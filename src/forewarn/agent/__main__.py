@@ -11,10 +11,11 @@ import logging
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from forewarn.agent import process
-from forewarn.agent.config import load_config
+from forewarn.agent.config import AgentConfig, load_config
 from forewarn.agent.reporting import SingleLineFormatter
 from forewarn.client.endpoint import parse_endpoint
 from forewarn.errors import ForewarnError, Unavailable
@@ -32,17 +33,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(SingleLineFormatter(_LOG_FORMAT))
     logging.basicConfig(level=logging.INFO, handlers=[handler])
+    load = partial(_load_config, options.config, options.endpoint)
     try:
-        config = load_config(options.config)
-        if options.endpoint:
-            config = replace(config, endpoint=str(parse_endpoint(options.endpoint)))
-        asyncio.run(process.run_once(config) if options.once else process.run_until_signal(config))
+        config = load()
+        asyncio.run(process.run_once(config) if options.once else process.run_until_signal(config, load))
     except ForewarnError as error:
         print(error, file=sys.stderr)
         return 3 if isinstance(error, Unavailable) else 2
     except (KeyboardInterrupt, asyncio.CancelledError):
         return 130
     return 0
+
+
+def _load_config(path: Path, endpoint: str | None) -> AgentConfig:
+    config = load_config(path)
+    return replace(config, endpoint=str(parse_endpoint(endpoint))) if endpoint else config
 
 
 def _argument_parser() -> argparse.ArgumentParser:

@@ -34,7 +34,7 @@ from forewarn.client import AsyncClient, Change
 from forewarn.client.cursor import read_boot_id
 from forewarn.client.requests import LONG_POLL_S
 from forewarn.clock import Clock, read_real_time
-from forewarn.errors import ForewarnError
+from forewarn.errors import ForewarnError, Rejected, Unavailable
 
 MAX_SLEEP_S = 1.0  # the server's time may jump, so sleepers look at it this often
 
@@ -59,6 +59,7 @@ class ServerClock:
 
 
 LOG = logging.getLogger("forewarn.agent")
+_FIXED_SETTINGS = ("endpoint", "vm", "state", "listen", "board")  # of AgentConfig: only a restart changes them
 VM_NAME_TIMEOUT_S = 5.0  # if the name is already in the journal: a Preempt gives only 30 s (spec §6.3)
 
 
@@ -143,6 +144,31 @@ class AgentDaemon:
     def stop(self) -> None:
         """Makes `run` return; running steps get the grace period. Call it on the event loop."""
         self._stopping.set()
+
+    def reload(self, config: AgentConfig) -> None:
+        """Uses the rules, steps and grace period of a new configuration from now on.
+
+        Call it on the event loop. A running step continues as it began. Known events keep their rule, as after a
+        restart with a new file. Raises Rejected, and changes nothing, if the configuration differs in a setting that
+        only a restart can change; Unavailable if the journal cannot be written.
+        """
+        fixed = [name for name in _FIXED_SETTINGS if getattr(config, name) != getattr(self._config, name)]
+        if fixed:
+            raise Rejected(f"{' and '.join(fixed)} cannot change while the agent runs: restart it")
+        old_config = self._config
+        self._use_config(config)
+        try:
+            if self._context.vm:
+                self._apply_new_rules()
+        except Unavailable:
+            self._use_config(old_config)
+            raise
+        self._woken.set()
+
+    def _use_config(self, config: AgentConfig) -> None:
+        self._config = config
+        self._context.steps, self._context.rules = config.steps, config.rules
+        self._rules = {rule.name: rule for rule in config.rules}
 
     def record_change(self, change: Change) -> None:
         """Journals a change, durably, and wakes the loop; a repeated change has no effect.

@@ -140,6 +140,12 @@ class AgentMetrics:
         self._cuts = self._counter("steps_cut", "Steps that were cut for lack of time.", step=names)
         self._ready = self._gauge("ready", "1 if /ready answers 200, 0 while a readiness step is in effect.")
 
+    def add_steps(self, names: Iterable[str]) -> None:
+        """Creates the series of steps that a new configuration adds; series of removed steps stay."""
+        labels = {"step": tuple(names), "phase": tuple(StepPhase), "outcome": ("done", "failed")}
+        _with_all_labels(self._durations, labels)
+        _with_all_labels(self._cuts, {"step": labels["step"]})
+
     def _counter(self, name: str, text: str, **labels: tuple[str, ...]) -> Counter:
         return _with_all_labels(Counter(_PREFIX + name, text, tuple(labels), registry=self._registry), labels)
 

@@ -1,11 +1,12 @@
-"""Runs the agent as a process until a signal stops it, and serves its pages."""
+"""Runs the agent as a process until a signal stops it, and serves its pages. SIGHUP reloads its file."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import signal
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager
 from importlib.util import find_spec
 from typing import Any
@@ -14,21 +15,25 @@ from forewarn.agent.config import AgentConfig
 from forewarn.agent.daemon import AgentDaemon
 from forewarn.agent.http_server import AgentPages, serve_pages
 from forewarn.agent.reporting import log_startup
-from forewarn.errors import Rejected, Unavailable
+from forewarn.errors import ForewarnError, Rejected, Unavailable
 
 LOG = logging.getLogger("forewarn.agent")
 _LISTEN_RETRY_S = 5.0
 _STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
-async def run_until_signal(config: AgentConfig) -> None:
+LoadConfig = Callable[[], AgentConfig]  # reads the configuration again; raises ForewarnError
+
+
+async def run_until_signal(config: AgentConfig, load_again: LoadConfig) -> None:
     """Runs the agent and serves its pages until SIGTERM or SIGINT; sets the handlers of these signals.
 
-    An address that is taken is logged and retried. Raises Rejected if prometheus_client is missing, or the journal or
-    the cursor cannot be used.
+    SIGHUP loads the configuration again and uses it, if it is valid; at a terminal it stops the agent, because the
+    terminal has closed. An address that is taken is logged and retried. Raises Rejected if prometheus_client is
+    missing, or the journal or the cursor cannot be used.
     """
     if not config.listen:
-        await _run_daemon(AgentDaemon(config), config)
+        await _run_daemon(AgentDaemon(config), config, load_again, lambda steps: None)
         return
     _require_prometheus_client()
     from forewarn.agent.http_pages import build_pages
@@ -39,25 +44,39 @@ async def run_until_signal(config: AgentConfig) -> None:
     metrics = AgentMetrics(config.steps)
     daemon = AgentDaemon(config, observer=metrics)
     async with _pages_served(build_pages(metrics, daemon.snapshot, lambda: _extra_state(daemon)), config.listen):
-        await _run_daemon(daemon, config)
+        await _run_daemon(daemon, config, load_again, metrics.add_steps)
 
 
 async def run_once(config: AgentConfig) -> None:
     """Polls once, runs what is due, and returns; serves no pages.
 
-    SIGTERM and SIGINT cancel it (CancelledError), and the next run resumes. Raises as `AgentDaemon.run_once`.
+    SIGTERM, SIGINT and SIGHUP cancel it (CancelledError), and the next run resumes. Raises as `AgentDaemon.run_once`.
     """
     task = asyncio.current_task()
     assert task is not None
-    for number in _STOP_SIGNALS:
+    for number in (*_STOP_SIGNALS, signal.SIGHUP):
         asyncio.get_running_loop().add_signal_handler(number, task.cancel)
     await AgentDaemon(config).run_once()
 
 
-async def _run_daemon(daemon: AgentDaemon, config: AgentConfig) -> None:
+async def _run_daemon(
+    daemon: AgentDaemon, config: AgentConfig, load_again: LoadConfig, add_steps: Callable[[Iterable[str]], None]
+) -> None:
+    def reload() -> None:
+        try:
+            new_config = load_again()
+            daemon.reload(new_config)
+        except ForewarnError as error:
+            LOG.error("the new configuration is not used, the old one stays: %s", "; ".join(str(error).splitlines()))
+            return
+        add_steps(new_config.steps)
+        LOG.info("the agent uses its new configuration; steps: %s", ", ".join(new_config.steps) or "none")
+
     log_startup(config)
+    loop = asyncio.get_running_loop()
     for number in _STOP_SIGNALS:
-        asyncio.get_running_loop().add_signal_handler(number, daemon.stop)
+        loop.add_signal_handler(number, daemon.stop)
+    loop.add_signal_handler(signal.SIGHUP, daemon.stop if os.isatty(0) else reload)
     await daemon.run()
 
 
