@@ -406,6 +406,52 @@ def test_while_workers_die_no_request_is_refused_and_no_incarnation_goes_back(
         assert service.poll("db-1")["DocumentIncarnation"] == incarnation
 
 
+class PatientPoller(threading.Thread):
+    """A VM that polls without a pause, and opens a connection only if the last answer closed it."""
+
+    def __init__(self, service: ServiceProcess, vm: str, over: threading.Event) -> None:
+        super().__init__()
+        self.polls = 0
+        self.failures: list[str] = []
+        self._connection, self._over = service.connect(service.endpoint(vm)), over
+
+    def run(self) -> None:
+        while not self._over.is_set():
+            try:
+                assert poll_on(self._connection).status == 200
+                self.polls += 1
+            except (OSError, http.client.HTTPException) as error:
+                self.failures.append(repr(error))
+                self._connection.close()
+        self._connection.close()
+
+
+def wait_until_replaced(service: ServiceProcess, pids: list[int]) -> None:
+    eventually(lambda: len(workers(service)) == 2 and not set(pids) & set(workers(service)))
+    eventually(lambda: not any(map(is_alive, pids)))
+
+
+def test_no_poll_is_lost_when_workers_are_ended_in_order_or_reloaded(service: ServiceProcess) -> None:
+    """A poll that is on its way to an idle connection is answered before the connection closes."""
+    over = threading.Event()
+    pollers = [PatientPoller(service, f"db-{number % 3}", over) for number in range(8)]
+    for poller in pollers:
+        poller.start()
+    try:
+        first = workers(service)
+        os.kill(service.pid, signal.SIGHUP)
+        wait_until_replaced(service, first)
+        victim = workers(service)[0]
+        os.kill(victim, signal.SIGTERM)
+        wait_until_replaced(service, [victim])
+    finally:
+        over.set()
+        for poller in pollers:
+            poller.join(timeout=30)
+    assert [poller.failures for poller in pollers] == [[]] * len(pollers)
+    assert all(poller.polls > 50 for poller in pollers)
+
+
 PROGRAM = '\n[[vms]]\nname = "busy"\nprogram = ["true"]\n'
 TRAP = "import pathlib; pathlib.Path(__file__).with_name('ran').touch(); raise SystemExit('not this one')"
 

@@ -51,6 +51,40 @@ def test_a_drain_finishes_pending_requests_and_closes_idle_connections(
     run_scenario(scenario)
 
 
+def test_a_drain_with_a_grace_answers_one_more_request_on_idle_connections(
+    run_scenario: RunScenario, request_bytes: MakeRequest
+) -> None:
+    """A request that is on its way when the drain begins is not lost."""
+
+    async def scenario(world: World) -> None:
+        busy, idle, held = await world.connect(), await world.connect(), await world.connect("b")
+        tag = (await busy.ask()).headers["etag"]
+        assert (await idle.ask()).status == 200
+        held.send(request_bytes(If_None_Match=tag, Prefer="wait=300"))
+        await world.until(lambda: world.server.counters.held == 1)
+        async with asyncio.TaskGroup() as group:
+            group.create_task(world.server.drain(20, idle_grace_s=20))
+            assert (await held.reply()).status == 304, "held requests are answered at once"
+            reply = await busy.ask()
+            assert (reply.status, reply.headers["connection"]) == (200, "close")
+            assert await busy.is_closed()
+            assert world.server.connection_count == 1
+            world.server.end_idle_grace()
+            assert await idle.is_closed()
+
+    run_scenario(scenario)
+
+
+def test_a_drain_closes_idle_connections_when_their_grace_is_over(run_scenario: RunScenario) -> None:
+    async def scenario(world: World) -> None:
+        idle = await world.connect()
+        assert (await idle.ask()).status == 200
+        await world.server.drain(20, idle_grace_s=0.05)
+        assert await idle.is_closed()
+
+    run_scenario(scenario)
+
+
 def test_a_drain_lets_a_partial_request_complete(run_scenario: RunScenario, request_bytes: MakeRequest) -> None:
     async def scenario(world: World) -> None:
         client, idle = await world.connect(), await world.connect()

@@ -199,16 +199,17 @@ class MetadataConnection(asyncio.Protocol):
         """Answer the held request, because its time is over."""
         self._resume_held(expired=True)
 
-    def drain(self) -> None:
+    def drain(self, *, close_idle: bool) -> None:
         """Answer a held request or finish a slow body at once, then close.
 
-        A request that waits for the backend, or has only begun to arrive, is answered first.
+        A request that waits for the backend, or has only begun to arrive, is answered first. An idle connection closes
+        at once if `close_idle`, else after its next request.
         """
         if self._held is not None:
             self._resume_held(expired=True)
         elif self._slow_body is not None:
             self._slow_body.finish()
-        elif self._can_take_request and not self._parser.has_partial_request and not self._unsent:
+        elif close_idle and self._can_take_request and not self._parser.has_partial_request and not self._unsent:
             self._close(linger=False)
 
     def abort(self) -> None:

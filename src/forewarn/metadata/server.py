@@ -135,14 +135,20 @@ class MetadataServer:
         self._state.add_connection(connection, caller)
         return connection
 
-    async def drain(self, timeout_s: float) -> None:
+    async def drain(self, timeout_s: float, *, idle_grace_s: float = 0.0) -> None:
         """Close all listeners, answer the requests in progress, and close all connections.
 
-        Aborts connections and cancels backend calls that remain after `timeout_s`. The server cannot start again.
+        `idle_grace_s`: how long idle connections may wait for one more request, where another process serves their
+        clients next. Aborts connections and cancels backend calls that remain after `timeout_s`. The server cannot
+        start again.
         """
         for listener in tuple(self._accept_loops):
             await self.stop(listener)
-        await self._state.drain(timeout_s)
+        await self._state.drain(timeout_s, idle_grace_s=idle_grace_s)
+
+    def end_idle_grace(self) -> None:
+        """Close idle connections now, in a drain that lets them wait for a request."""
+        self._state.end_idle_grace()
 
     def _start_listener(self, listener: VmListener) -> None:
         for sock in listener.sockets:

@@ -25,8 +25,11 @@ _IDLE_TIMER_STEPS = 100  # resolution of the idle timeout
 class OpenConnection(Protocol):
     """The part of a connection that the server state uses."""
 
-    def drain(self) -> None:
-        """Answer the request in progress, also one that has only begun to arrive, then close."""
+    def drain(self, *, close_idle: bool) -> None:
+        """Answer the request in progress, also one that has only begun to arrive, then close.
+
+        An idle connection closes at once if `close_idle`, else after its next request.
+        """
 
     def abort(self) -> None:
         """Close at once."""
@@ -74,7 +77,8 @@ class ServerState:
         self._connections: dict[OpenConnection, str | None] = {}
         self._per_vm: Counter[str | None] = Counter()
         self._pending_tasks: set[asyncio.Task[FinishResponse]] = set()
-        self._is_empty = asyncio.Event()
+        self._is_grace_over = False
+        self._drain_progress = asyncio.Event()  # no connection is left, or the grace of idle ones is over
 
     @property
     def connection_count(self) -> int:
@@ -112,7 +116,7 @@ class ServerState:
         if not self._per_vm[vm]:
             del self._per_vm[vm]
         if not self._connections:
-            self._is_empty.set()
+            self._drain_progress.set()
 
     def run_pending(self, pending: PendingResponse, on_done: Callable[[asyncio.Task[FinishResponse]], None]) -> None:
         """Run a backend call to its end, even if the client disconnects, then call `on_done` with the task.
@@ -124,33 +128,50 @@ class ServerState:
         task.add_done_callback(self._pending_tasks.discard)
         task.add_done_callback(on_done)
 
-    async def drain(self, timeout_s: float) -> None:
+    async def drain(self, timeout_s: float, *, idle_grace_s: float = 0.0) -> None:
         """Answer the requests in progress and close all connections; no more are admitted.
 
-        Aborts connections and cancels backend calls that remain after `timeout_s` (0: all at once).
+        Idle connections stay open for up to `idle_grace_s`, and close when their next request is answered: closed at
+        once, they would lose a request that is on its way. Aborts connections and cancels backend calls that remain
+        after `timeout_s` (0: all at once).
         """
         self.is_draining = True
         self.response_cache.disable()
         with suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
                 if timeout_s > 0:
-                    await self._drain_connections()
+                    await self._drain_connections(idle_grace_s)
         for connection in tuple(self._connections):
             connection.abort()
         for task in tuple(self._pending_tasks):
             task.cancel()
         await self._wait_until_empty()
 
-    async def _drain_connections(self) -> None:
-        for index, connection in enumerate(tuple(self._connections), start=1):
-            connection.drain()
-            if index % _DRAINS_PER_TURN == 0:
-                await asyncio.sleep(0)
+    def end_idle_grace(self) -> None:
+        """Close idle connections now, in a drain that lets them wait for a request."""
+        self._is_grace_over = True
+        self._drain_progress.set()
+
+    async def _drain_connections(self, idle_grace_s: float) -> None:
+        if idle_grace_s > 0:
+            await self._drain_each(close_idle=False)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(idle_grace_s):
+                    while self._connections and not self._is_grace_over:
+                        self._drain_progress.clear()
+                        await self._drain_progress.wait()
+        await self._drain_each(close_idle=True)
         await self._wait_until_empty()
         if self._pending_tasks:
             await asyncio.wait(self._pending_tasks)
 
+    async def _drain_each(self, *, close_idle: bool) -> None:
+        for index, connection in enumerate(tuple(self._connections), start=1):
+            connection.drain(close_idle=close_idle)
+            if index % _DRAINS_PER_TURN == 0:
+                await asyncio.sleep(0)
+
     async def _wait_until_empty(self) -> None:
         while self._connections:
-            self._is_empty.clear()
-            await self._is_empty.wait()
+            self._drain_progress.clear()
+            await self._drain_progress.wait()

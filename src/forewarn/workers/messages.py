@@ -41,6 +41,7 @@ from forewarn.store.interface import LastPoll
 _FRAME_HEADER = struct.Struct(">IQ")  # payload size, frame number
 _MAX_FRAME_BYTES = 1 << 30
 _MAX_INTERNED_DOCUMENTS = 1024
+IDLE_GRACE_S = 2.0  # of a worker that is replaced, see `DrainWorker`; most clients poll once a second (spec §8.5)
 
 
 class ChannelBroken(Exception):
@@ -152,6 +153,7 @@ class DrainWorker(_Message, frozen=True):
     """To a worker: stop accepting, answer the requests in progress, send the last report, and end."""
 
     timeout_s: float
+    idle_grace_s: float = 0.0  # how long idle connections may wait for one more request
 
 
 class RequestDone(_Message, frozen=True):

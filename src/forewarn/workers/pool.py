@@ -151,8 +151,9 @@ class WorkerPool:
     async def reload(self, timeout_s: float) -> None:
         """Replace every worker process, one after the other, without refusing a connection.
 
-        A worker accepts until its successor does. Then it answers the requests in progress, within `timeout_s`, and
-        ends. If its successor fails to start, it stays. Concurrent calls run one after the other.
+        A worker accepts until its successor does. Then it answers the requests in progress, and one more on each idle
+        connection, within `timeout_s`, and ends. If its successor fails to start, it stays. Concurrent calls run one
+        after the other.
         """
         async with self._reload_lock:
             for slot in range(self.size):
@@ -264,7 +265,8 @@ class WorkerPool:
         self._draining.add(old)
         self._assign_listeners()
         await self._wait_for_all([successor.request_echo()])
-        old.send_latest("drain", messages.encode_message(messages.DrainWorker(timeout_s)))
+        drain = messages.DrainWorker(timeout_s, min(messages.IDLE_GRACE_S, timeout_s / 2))
+        old.send_latest("drain", messages.encode_message(drain))
         with suppress(TimeoutError):
             async with asyncio.timeout(timeout_s + _WORKER_TIMEOUT_S):
                 await old.disconnected.wait()

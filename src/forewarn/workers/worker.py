@@ -170,7 +170,7 @@ class Worker:
             ),
             messages.ReportRequest: self._on_report_request,
             messages.ResumeAccepting: self._resume,
-            messages.DrainWorker: lambda message: self.stop(message.timeout_s),
+            messages.DrainWorker: lambda message: self.stop(message.timeout_s, idle_grace_s=message.idle_grace_s),
         }
 
     async def run(self) -> str:
@@ -193,19 +193,24 @@ class Worker:
             for _, sock in self._sockets.values():
                 sock.close()
 
-    def stop(self, timeout_s: float = _DRAIN_TIMEOUT_S) -> None:
+    def stop(self, timeout_s: float = _DRAIN_TIMEOUT_S, *, idle_grace_s: float = messages.IDLE_GRACE_S) -> None:
         """Stop accepting, answer the requests in progress within `timeout_s`, send the last report, and end.
 
-        Returns at once; `run` returns when it is done. A second call does nothing.
+        Idle connections wait for one more request, for up to `idle_grace_s`: another worker serves their clients next.
+        Returns at once; `run` returns when it is done. A second call only ends the wait of idle connections, if its
+        `idle_grace_s` is 0: the whole service stops.
         """
         if self._server is None:
             self._finish("stopped before it began to serve")
-        elif not self._is_stopping:
+        elif self._is_stopping:
+            if not idle_grace_s:
+                self._server.end_idle_grace()
+        else:
             self._is_stopping = True
             for server in self._metrics_servers:
                 self._spawn(server.close())  # its successor serves on the same port
             self._channel.send(messages.encode_message(messages.WorkerLeaving()))
-            self._spawn(self._drain(timeout_s))
+            self._spawn(self._drain(timeout_s, idle_grace_s))
 
     def stop_when_complete(self) -> None:
         """Stop after a signal, once the state is complete: until then the owner waits for this worker."""
@@ -395,8 +400,8 @@ class Worker:
         if hits:
             self._channel.send(messages.encode_message(messages.ObservationReport(hits=hits)))
 
-    async def _drain(self, timeout_s: float) -> None:
-        await self._running_server.drain(timeout_s)
+    async def _drain(self, timeout_s: float, idle_grace_s: float) -> None:
+        await self._running_server.drain(timeout_s, idle_grace_s=idle_grace_s)
         self._listeners.clear()
         while self._send_report():
             await asyncio.sleep(0)
