@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -16,7 +15,7 @@ from forewarn.agent.watcher import repair_cursor
 from forewarn.client import Change, Gone, Scheduled, Started
 from forewarn.client.change_detection import KnownDocument, KnownEvent
 from forewarn.client.cursor import WatchCursor, load_cursor, save_cursor
-from forewarn.protocol.codec import decode_document
+from forewarn.protocol.codec import decode_event
 from tests.agent.conftest import NOW
 
 BOOT = "boot-1"
@@ -24,8 +23,7 @@ BOOT = "boot-1"
 
 def event(letter: str, status: str = "Scheduled") -> Event:
     """An event as it comes over the wire: the cursor stores that."""
-    facts = {"EventId": letter, "EventStatus": status, "EventType": "Reboot", "Resources": ["vm"]}
-    return decode_document(json.dumps({"Events": [facts]}).encode()).events[0]
+    return decode_event({"EventId": letter, "EventStatus": status, "EventType": "Reboot", "Resources": ["vm"]})
 
 
 @pytest.fixture

@@ -17,6 +17,7 @@ from forewarn.client.change_detection import (
     epoch_from_etag,
 )
 from forewarn.protocol.codec import decode_document
+from forewarn.protocol.exchange import etag
 
 FINISHED, WITHDRAWN, UNKNOWN = Outcome.FINISHED, Outcome.WITHDRAWN, Outcome.UNKNOWN
 
@@ -212,6 +213,7 @@ def test_after_a_doubtful_document_the_incarnation_decides_no_outcome() -> None:
     [
         *(('"3-17"', "3"), ('W/"3-17"', "3"), ("", ""), ('"abc"', ""), ('"a-b"', ""), ('"5f-1"', ""), ('"٣-1"', "")),
         *(('"3-17-0a1b2c3d"', "3-0a1b2c3d"), ('"3-17-x"', ""), ('"3-17-"', "")),
+        ('"3-17-0a1b2c3d4e5f6071"', "3-0a1b2c3d4e5f6071"),
         *((f'"{"9" * 5000}-1"', ""), (f'"1-{"9" * 5000}"', "")),
     ],
 )
@@ -270,6 +272,12 @@ def test_an_event_whose_element_was_unusable_is_announced_when_it_is_whole() -> 
 def test_a_reset_document_with_an_unusable_element_ends_nothing() -> None:
     assert changes_after(observed(9, "A B"), observed(1, "A", epoch="2", unusable=NAMELESS)) == []
     assert changes_after(observed(40, "A B", epoch=""), observed(1, "", epoch="", unusable=NAMELESS)) == []
+
+
+def test_the_client_reads_the_epoch_of_every_etag_that_the_service_makes() -> None:
+    """Without it, a stale document and a reset cannot be told apart."""
+    assert epoch_from_etag(etag("scope", 3, 17)).startswith("3-")
+    assert epoch_from_etag(etag("scope", 3, 17, "0a1b2c3d")) != epoch_from_etag(etag("scope", 3, 17, "4e5f6071"))
 
 
 LISTS = st.lists(st.sampled_from("ABCDE"), unique=True).flatmap(

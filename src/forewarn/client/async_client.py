@@ -34,9 +34,13 @@ from forewarn.protocol.http_message import HttpResponse
 
 
 class AsyncConnection:
-    """A connection to an endpoint, opened by `send` and kept for the next request to the same endpoint."""
+    """A connection to an endpoint, opened by `send` and kept for the next request to the same endpoint.
 
-    def __init__(self) -> None:
+    `interrupt` ends the waits of the watch that uses it with WatchInterrupted.
+    """
+
+    def __init__(self, interrupt: asyncio.Event | None = None) -> None:
+        self.interrupt = interrupt
         self._streams: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
         self._endpoint: Endpoint | None = None
 
@@ -204,7 +208,7 @@ class AsyncClient(ClientProperties):
         runner = FlowRunner(flow)
         with AsyncConnection() as connection:
             while (effect := runner.next_effect()) is not None:
-                await self._perform_effect(runner, effect, connection, None)
+                await self._perform_effect(runner, effect, connection)
         return runner.result
 
     async def hear(self, flow: Flow[None], *, interrupt: asyncio.Event | None = None) -> AsyncGenerator[Any, None]:
@@ -214,24 +218,22 @@ class AsyncClient(ClientProperties):
         """
         runner = FlowRunner(flow)
         try:
-            with AsyncConnection() as connection:
+            with AsyncConnection(interrupt) as connection:
                 while (effect := runner.next_effect()) is not None:
                     if isinstance(effect, YieldItem):
                         yield effect.item
                     else:
-                        await self._perform_effect(runner, effect, connection, interrupt)
+                        await self._perform_effect(runner, effect, connection)
         finally:
             runner.close()
 
-    async def _perform_effect(
-        self, runner: FlowRunner[T], effect: Effect, connection: AsyncConnection, interrupt: asyncio.Event | None
-    ) -> None:
+    async def _perform_effect(self, runner: FlowRunner[T], effect: Effect, connection: AsyncConnection) -> None:
         try:
             match effect:
                 case SendRequest():
-                    runner.set_result(await _unless_interrupted(connection.send(effect), interrupt))
+                    runner.set_result(await _unless_interrupted(connection.send(effect), connection.interrupt))
                 case Sleep():
-                    await _unless_interrupted(self._sleep(effect.seconds), interrupt)
+                    await _unless_interrupted(self._sleep(effect.seconds), connection.interrupt)
                 case CallFunction():  # it may write the cursor file: let it end
                     runner.set_result(await asyncio.to_thread(effect.function))
         except Exception as error:  # the flow decides how to handle it

@@ -27,8 +27,9 @@ from forewarn.client.events import Change, Event, Gone, Outcome, Scheduled, Star
 from forewarn.protocol.document import Kind, NoticeStatus
 
 MAX_STALE_S = 70.0  # documents may be up to a minute stale (spec §11); beyond this, the document was reset
-# This service's numbers have at most 20 digits; a longer one is another server's ETag.
-_ETAG = re.compile(r'(W/)?"(?P<epoch>[0-9]{1,20})-[0-9]{1,20}(?P<scope>-[0-9a-f]{8})?"')
+# This service's numbers have at most 20 digits; a longer one is another server's ETag. The digits after them stand for
+# the scope, and in newer versions also for the store.
+_ETAG = re.compile(r'(W/)?"(?P<epoch>[0-9]{1,20})-[0-9]{1,20}(?P<scope>-[0-9a-f]{8,40})?"')
 _RESET_MAX_INCARNATION, _RESET_MIN_FALL = 3, 10  # a reset falls to at most the first, by more than the second
 
 
@@ -99,7 +100,7 @@ def is_older_document(known: KnownDocument, observed: ObservedDocument) -> bool:
 
 
 def epoch_from_etag(tag: str) -> str:
-    """The epoch and scope mark from this service's ETag; "" for any other ETag (spec §4.3)."""
+    """The epoch and the mark of scope and store from this service's ETag; "" for any other (spec §4.3)."""
     found = _ETAG.fullmatch(tag)
     return found["epoch"] + (found["scope"] or "") if found else ""
 
