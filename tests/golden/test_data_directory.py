@@ -36,7 +36,9 @@ def root(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def service(root: Path) -> Iterator[Service]:
+    """A service on the old directory, once the faults of the storm, which are over in real time, have ended."""
     with Service(root / "data") as running:
+        eventually(lambda: running.good("GET", "/history?limit=1")["entries"][-1]["what"] == "fault")
         yield running
 
 
