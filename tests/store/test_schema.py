@@ -14,7 +14,7 @@ from sqlalchemy import create_engine
 
 from forewarn.core.event import EventState
 from forewarn.core.scope import Scope
-from forewarn.store import queries, sqlite_file, write_statements
+from forewarn.store import pruning, queries, sqlite_file, write_statements
 from forewarn.store.migrations import MIGRATIONS_DIRECTORY
 from forewarn.store.schema import APPLICATION_ID, REVISION, REVISIONS, metadata
 
@@ -99,9 +99,14 @@ def test_a_failing_migration_leaves_the_file_without_tables(tmp_path: Path) -> N
         write_statements.WAKE_GATE,
         write_statements.UPDATE_LAST_REQUEST,
         write_statements.REMOVE_PLANNED,
-        write_statements.PRUNE_EVENTS,
-        write_statements.PRUNE_HISTORY,
-        write_statements.PRUNE_DELIVERIES,
+        pruning.PRUNE_HISTORY,
+        pruning.PRUNE_DELIVERIES,
+        pruning.PRUNE_DELIVERY_EVENTS,
+        pruning.PRUNE_EVENTS,
+        pruning.OLD_REQUESTS,
+        pruning.PRUNE_GATES,
+        pruning.PRUNE_REPLAY_SCRIPT,
+        pruning.PRUNE_DELIVERY_VM,
     ],
 )
 def test_no_query_scans_a_whole_table(tmp_path: Path, sql: str) -> None:

@@ -116,7 +116,8 @@ async def _wait_for_first(shutting_down: asyncio.Task[Any], new_entries: asyncio
 async def prune_history(context: RequestContext, call: HandlerCall, body: PruneHistoryBody) -> HistoryPruneView:
     """Delete old history entries.
 
-    Deletes events that ended before then too. Raises Rejected for an age below 24 hours.
+    Deletes events, requests and VMs that ended or were removed before then too, unless something kept refers to them.
+    Raises Rejected for an age below 24 hours.
     """
     if not body.older_than_s >= _MIN_RETENTION_S:
         raise Rejected(

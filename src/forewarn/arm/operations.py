@@ -257,7 +257,9 @@ def _operation_state(events: list[Event], planned: Sequence[PlannedEvent], skipp
 
 
 def _operation_not_found(name: str) -> NotFound:
-    return NotFound(f"operation {name!r} does not exist in this subscription: send the request again")
+    return NotFound(
+        f"operation {name!r} does not exist in this subscription, or is over and no longer kept: send the request again"
+    )
 
 
 def _may_see_operation(

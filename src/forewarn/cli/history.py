@@ -78,7 +78,10 @@ def _print_page(call: Invocation, page: JsonObject) -> None:
 )
 @service_command
 def prune(call: Invocation, older_than: float) -> None:
-    """Delete old history entries."""
+    """Delete old history entries.
+
+    Events, requests and VMs that ended or were removed before then are deleted too, and the space is returned.
+    """
     answer = call.api.post("history", "prune", body={"older_than_s": older_than}, timeout_s=600)
     if call.output.as_json:
         call.output.print_json(answer)

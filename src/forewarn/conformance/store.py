@@ -10,9 +10,10 @@ from __future__ import annotations
 
 from forewarn.conformance.store_commits import StoreCommitTests
 from forewarn.conformance.store_history import StoreHistoryTests
+from forewarn.conformance.store_pruning import StorePruningTests
 from forewarn.conformance.store_queries import StoreQueryTests
 from forewarn.conformance.store_scopes import StoreScopeTests
 
 
-class StoreConformance(StoreScopeTests, StoreCommitTests, StoreQueryTests, StoreHistoryTests):
+class StoreConformance(StoreScopeTests, StoreCommitTests, StoreQueryTests, StoreHistoryTests, StorePruningTests):
     """The tests that every `Store` must pass. Subclass it and define `open`."""

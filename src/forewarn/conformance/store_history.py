@@ -1,4 +1,4 @@
-"""Conformance of a store: history, deliveries, polls, saved values, and pruning."""
+"""Conformance of a store: history, deliveries, polls and saved values."""
 
 from __future__ import annotations
 
@@ -8,13 +8,10 @@ import pytest
 
 from forewarn.conformance.store_rows import (
     SAMPLE_SCOPE_ID,
-    finished_event,
     replace_fields,
     sample_delivery,
-    sample_event,
     sample_history_entry,
     sample_poll,
-    sample_rollout,
     sample_vm,
 )
 from forewarn.conformance.store_suite import StoreSuite
@@ -25,7 +22,7 @@ from forewarn.store.interface import Store
 
 
 class StoreHistoryTests(StoreSuite):
-    """Tests of the history, of deliveries and polls, of saved values, and of pruning."""
+    """Tests of the history, of deliveries and polls, and of saved values."""
 
     def test_history_is_numbered_without_gaps(self) -> None:
         async def scenario(store: Store) -> None:
@@ -89,11 +86,30 @@ class StoreHistoryTests(StoreSuite):
     def test_only_the_first_delivery_of_a_status_is_kept(self) -> None:
         async def scenario(store: Store) -> None:
             first, started = sample_delivery("E"), sample_delivery("E", status="Started")
-            await store.record_observations([], [first, replace_fields(first, at=99.0), sample_delivery("F", "web-1")])
+            other = sample_delivery("F", "web-1")
+            await store.record_observations([], [first, replace_fields(first, at=99.0), other])
             await store.record_observations([], [started, replace_fields(first, at=98.0)])
-            assert store.deliveries() == [first, sample_delivery("F", "web-1"), started]
+            assert store.deliveries() == [first, started, other]
             assert store.deliveries(event_id="E") == [first, started]
-            assert store.deliveries(vm="web-1") == [sample_delivery("F", "web-1")]
+            assert store.deliveries(vm="web-1") == [other]
+            assert store.deliveries(event_id="F", vm="web-0") == []
+
+        self.run_scenarios(scenario)
+
+    def test_deliveries_are_sorted_by_time_event_vm_and_status(self) -> None:
+        async def scenario(store: Store) -> None:
+            late, early = sample_delivery("E", at=1_700_000_000.1234567), sample_delivery("Z", at=19.25)
+            same_time = [sample_delivery("F", vm, status=status) for vm in "ba" for status in ("s2", "s1")]
+            await store.record_observations([], [late, *same_time])
+            await store.record_observations([], [early, sample_delivery("E", "b", version="2017-08-01", incarnation=9)])
+            seen = [(delivery.event_id, delivery.vm, delivery.status) for delivery in store.deliveries()]
+            assert seen == [
+                ("Z", "web-0", "Scheduled"),
+                ("E", "b", "Scheduled"),
+                *(("F", vm, status) for vm in "ab" for status in ("s1", "s2")),
+                ("E", "web-0", "Scheduled"),
+            ]
+            assert store.deliveries()[-1] == late
 
         self.run_scenarios(scenario)
 
@@ -131,47 +147,5 @@ class StoreHistoryTests(StoreSuite):
             await store.save("clock", b"2")
             assert store.load("clock") == b"2"
             assert store.load("other") is None
-
-        self.run_scenarios(scenario)
-
-    def test_pruning_removes_old_entries_and_ended_events_but_no_live_event(self) -> None:
-        """Spec §5.2: an event that is over stays known for a while; a live event always stays."""
-
-        async def scenario(store: Store) -> None:
-            past, recent, live = (
-                finished_event(sample_event("E1"), 9.0),
-                finished_event(sample_event("E2"), 10.0),
-                sample_event("E3"),
-            )
-            entries = tuple(sample_history_entry(str(at), at=at) for at in (8.0, 10.0, 9.0))
-            await store.commit(Commit(events=(past, recent, live), entries=entries))
-            await store.record_observations([], [sample_delivery(event.id) for event in (past, recent, live)])
-            assert await store.prune(10.0) == 2
-            assert store.events() == [recent, live]
-            assert store.event("E1") is None
-            assert [delivery.event_id for delivery in store.deliveries()] == ["E2", "E3"]
-            assert [entry.seq for entry in store.history()] == [2]
-            assert await store.prune(99.0) == 1
-            assert store.events() == [live]
-            assert store.history() == []
-            assert store.last_seq() == 3
-            assert await store.commit(Commit(entries=(sample_history_entry("next"),))) == 4
-
-        self.run_scenarios(scenario)
-
-    def test_pruning_keeps_the_events_of_an_open_rollout(self) -> None:
-        """A rollout learns from its events which VMs are done; without them it would repeat those VMs (§6.2)."""
-
-        async def scenario(store: Store) -> None:
-            reached = finished_event(sample_event("E1", request_id="r1"), 9.0)
-            await store.commit(Commit(requests=(sample_rollout("r1"),), events=(reached,)))
-            await store.record_observations([], [sample_delivery("E1")])
-            await store.prune(99.0)
-            assert store.events(request_id="r1") == [reached]
-            assert [delivery.event_id for delivery in store.deliveries()] == ["E1"]
-            await store.commit(Commit(requests=(sample_rollout("r1", closed=True, version=1),)))
-            await store.prune(99.0)
-            assert store.events() == []
-            assert store.deliveries() == []
 
         self.run_scenarios(scenario)

@@ -12,15 +12,14 @@ from forewarn.core.commit import Commit
 from forewarn.core.history import EntryKind, HistoryEntry
 from forewarn.errors import Rejected, Remedy
 from forewarn.explain.phrases import duration_text
-from forewarn.store.interface import LastPoll, Store
+from forewarn.store.interface import LAB_CLOCK_NAME, LastPoll, Store
 
-_SAVED_AS = "clock"
 _POLLING_WINDOW_S = 330.0  # real seconds: a VM that polled within them counts as polling; a poll is held for up to 300
 
 
 def load_clock_setting(store: Store) -> ClockSetting | None:
     """Return the saved setting of the lab clock, or None in a new store."""
-    raw = store.load(_SAVED_AS)
+    raw = store.load(LAB_CLOCK_NAME)
     return msgspec.json.decode(raw, type=ClockSetting) if raw is not None else None
 
 
@@ -124,5 +123,5 @@ class LabClockService:
         await self._save_and_set(clock, setting)
 
     async def _save_and_set(self, clock: LabClock, setting: ClockSetting) -> None:
-        await self._store.save(_SAVED_AS, msgspec.json.encode(setting))
+        await self._store.save(LAB_CLOCK_NAME, msgspec.json.encode(setting))
         clock.apply_setting(setting)

@@ -37,7 +37,7 @@ from forewarn.core.request import MaintenanceRequest, RequestedOperation
 from forewarn.core.scope import Scope
 from forewarn.errors import Conflict, NotFound, Refused, Rejected, Remedy
 from forewarn.protocol.document import EventNotice, NoticeStatus
-from forewarn.store.interface import AppliedCommit
+from forewarn.store.interface import REPLAY_SCRIPT_PREFIX, AppliedCommit
 
 _MAX_RECENT_REQUESTS = 10_000  # newest requests, among which replays are searched
 _MAX_LOOPS = 1000
@@ -327,7 +327,7 @@ def _approved_entry(request: MaintenanceRequest, notice: EventNotice, by: str, n
 
 
 def _script_key(replay_id: str) -> str:
-    return f"replay/{replay_id}"
+    return f"{REPLAY_SCRIPT_PREFIX}{replay_id}"
 
 
 def _require_in_range(speed: float, loops: int) -> None:

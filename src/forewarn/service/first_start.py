@@ -43,7 +43,7 @@ async def _warn_about_ignored_fleet_file(control: ControlPlane, settings: Settin
     try:
         text = _read_fleet_file(Path(settings.fleet))
         if control.store.load(_FLEET_FILE_KEY) == _fleet_digest(text):
-            return  # checked before, and the store never forgets a VM
+            return  # checked before: a VM that it names and the store lacks was removed and pruned
         proposal = read_fleet_file(text, source=settings.fleet)
     except Rejected:
         return  # the file is not used, so its mistakes do not matter

@@ -67,7 +67,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     max_user_operations: int = 100  # scheduled per scope (spec §8.4)
     first_answer_delay_s: float = 0  # up to 120 (spec §8.1)
     requests_per_s: int = 0  # limit per VM; 0: no limit (spec §8.5; Azure allows 5)
-    history_days: float = 90  # older entries are deleted; 0 keeps everything
+    history_days: float = 90  # what ended or was removed longer ago is deleted; 0 keeps everything
     unknown_version: UnknownVersionPolicy = UnknownVersionPolicy.REFUSE
     iso_dates: bool = False  # NotBefore in ISO form up to 2017-08-01 (spec §4.2)
     require_header: bool = False  # require the Metadata header for 2017-03-01 too, also on loopback

@@ -17,6 +17,10 @@ from forewarn.core.request import MaintenanceRequest, PlannedEvent
 from forewarn.core.scope import Scope
 from forewarn.core.webhook import WebhookSubscription
 
+# Names of saved values that a store must know.
+LAB_CLOCK_NAME = "clock"  # the position of a lab's clock
+REPLAY_SCRIPT_PREFIX = "replay/"  # and a request's id: the name under which a replay's script is saved
+
 
 class LastPoll(msgspec.Struct, frozen=True, kw_only=True):
     """The latest poll of a VM. Collected in memory and written in batches."""
@@ -164,7 +168,10 @@ class Store(Protocol):
         """Return the sequence number of the last history entry ever written, 0 if there is none."""
 
     def deliveries(self, *, event_id: str | None = None, vm: str | None = None) -> list[EventDelivery]:
-        """Return the first delivery of each event, VM (by key) and status, in the order they were recorded."""
+        """Return the first delivery of each event, VM (key) and status, sorted by time, event, VM, status.
+
+        Of several deliveries of an event, VM and status the one that was recorded first is kept.
+        """
 
     def last_polls(self, *, scope_id: str | None = None) -> list[LastPoll]:
         """Return the latest poll of each VM that has polled, also of removed ones, sorted by VM key.
@@ -200,9 +207,12 @@ class Store(Protocol):
         """Write a value under a name, in place of an earlier one."""
 
     async def prune(self, before: float) -> int:
-        """Delete history from before this time, and events that ended before it; return how many entries went.
+        """Delete what ended or was removed before this time; return how many history entries went.
 
-        Deliveries of these events go too. Events of open requests stay. Callers keep at least 24 hours (spec §5.2).
+        Deletes history entries; events that are over, with their deliveries; requests that nothing kept refers to, with
+        their gates and replay scripts; removed VMs that no kept event lists or was delivered to, with their polls. Open
+        requests stay, and so do their events. Callers keep at least 24 hours (spec §5.2). Space is returned to the file
+        system. It may work in several transactions: after Unavailable some of it is done.
         """
 
     async def back_up(self, path: Path) -> None:

@@ -202,8 +202,9 @@ class MemoryStore(Store):
         return self._tables.last_seq
 
     def deliveries(self, *, event_id: str | None = None, vm: str | None = None) -> list[EventDelivery]:
-        """Return the first delivery of each event, VM (by key) and status, in the order they were recorded."""
-        return _matching(self._tables.deliveries.values(), event_id=event_id, vm=vm)
+        """Return the first delivery of each event, VM (key) and status, sorted by time, event, VM, status."""
+        found = _matching(self._tables.deliveries.values(), event_id=event_id, vm=vm)
+        return sorted(found, key=lambda delivery: (delivery.at, delivery.event_id, delivery.vm, delivery.status))
 
     def last_polls(self, *, scope_id: str | None = None) -> list[LastPoll]:
         """Return the latest poll of each VM that has polled, also of removed ones, sorted by VM key."""
@@ -253,10 +254,7 @@ class MemoryStore(Store):
         self._write(lambda: self._tables.saved.__setitem__(name, value))
 
     async def prune(self, before: float) -> int:
-        """Delete history from before this time, and events that ended before it; return how many entries went.
-
-        Deliveries of these events go too. Events of open requests stay. Callers keep at least 24 hours (spec §5.2).
-        """
+        """Delete what ended before this time and nothing kept refers to; return how many entries went."""
         return self._write(lambda: self._tables.prune(before))
 
     async def back_up(self, path: Path) -> None:

@@ -16,7 +16,7 @@ from forewarn.core.history import EventDelivery, HistoryEntry
 from forewarn.core.request import MaintenanceRequest, PlannedEvent
 from forewarn.core.scope import Scope
 from forewarn.core.webhook import WebhookCursor, WebhookSubscription
-from forewarn.store.interface import AppliedCommit, LastPoll
+from forewarn.store.interface import REPLAY_SCRIPT_PREFIX, AppliedCommit, LastPoll
 from forewarn.store.versions import require_current_versions
 
 Key = TypeVar("Key")
@@ -119,20 +119,46 @@ class MemoryTables:
             self.deliveries.setdefault((delivery.event_id, delivery.vm, delivery.status), delivery)
 
     def prune(self, before: float) -> int:
-        """Delete history from before this time, and events that ended before it; return how many entries went.
-
-        Deliveries of these events go too. Events of open requests stay.
-        """
+        """Delete what ended before this time and nothing kept refers to; return how many entries went."""
         kept = [entry for entry in self.history if entry.at >= before]
         deleted = len(self.history) - len(kept)
         self.history = kept
+        self._prune_events(before)
+        self._prune_requests(before)
+        self._prune_vms(before)
+        return deleted
+
+    def _prune_events(self, before: float) -> None:
         # An open rollout learns from its events which VMs are done, so they stay.
         open_requests = {request.id for request in self.requests.values() if request.is_open}
         ended = [e for e in self.events.values() if not e.is_live and e.request_id not in open_requests]
         past = {e.id for e in ended if e.over_at is not None and e.over_at < before}
+        first_at: dict[str, float] = {}  # of events that were delivered
+        for delivery in self.deliveries.values():
+            first_at.setdefault(delivery.event_id, delivery.at)
+        past |= {event_id for event_id, at in first_at.items() if event_id not in self.events and at < before}
         _remove_keys(self.events, past)
         _remove_keys(self.deliveries, [key for key in self.deliveries if key[0] in past])
-        return deleted
+
+    def _prune_requests(self, before: float) -> None:
+        parts: list[Event | PlannedEvent] = [*self.events.values(), *self.planned.values()]
+        kept = {part.request_id for part in parts} | {entry.request_id for entry in self.history}
+        past = {r.id for r in self.requests.values() if not r.is_open and r.at < before and r.id not in kept}
+        gates_in_use = {part.gate_id for part in parts}
+        _remove_keys(
+            self.gates, [g.id for g in self.gates.values() if g.request_id in past and g.id not in gates_in_use]
+        )
+        _remove_keys(self.saved, [f"{REPLAY_SCRIPT_PREFIX}{request_id}" for request_id in past])
+        _remove_keys(self.requests, past)
+
+    def _prune_vms(self, before: float) -> None:
+        parts: list[Event | PlannedEvent] = [*self.events.values(), *self.planned.values()]
+        listed = {(part.scope_id, name) for part in parts for name in part.vms}
+        delivered = {delivery.vm for delivery in self.deliveries.values()}
+        removed = [vm for vm in self.vms.values() if vm.removed_at is not None and vm.removed_at < before]
+        past = [vm.key for vm in removed if (vm.scope_id, vm.name) not in listed and vm.key not in delivered]
+        _remove_keys(self.vms, past)
+        _remove_keys(self.last_polls, past)
 
     def _put_scope(self, scope: Scope) -> None:
         old = self.scopes.get(scope.id)

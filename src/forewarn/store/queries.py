@@ -16,6 +16,10 @@ from sqlalchemy.sql import ClauseElement
 from forewarn.core.event import EventState
 from forewarn.store.schema import (
     clients,
+    deliveries,
+    delivery_events,
+    delivery_labels,
+    delivery_vms,
     events,
     gates,
     grants,
@@ -26,7 +30,6 @@ from forewarn.store.schema import (
     requests,
     saved,
     scopes,
-    sightings,
     vms,
     webhooks,
 )
@@ -210,10 +213,31 @@ def history_by(by: EqualColumns, backwards: bool) -> str:
 
 @cache
 def deliveries_by(by: EqualColumns) -> str:
-    """Return SQL for the deliveries that match `by`, in the order they were recorded."""
-    return _select_ordered(
-        select(sightings.c.body).where(*_equal_conditions(sightings, by)), sightings.c.position, False
+    """Return SQL for the deliveries that match `by` (`event_id`, `vm`), with their texts, sorted by time."""
+    status, version, scope = (delivery_labels.alias(f"{name}_label") for name in ("status", "version", "scope"))
+    found = (
+        deliveries.join(delivery_events, deliveries.c.event == delivery_events.c.number)
+        .join(delivery_vms, deliveries.c.vm == delivery_vms.c.number)
+        .join(status, deliveries.c.status == status.c.number)
+        .join(version, deliveries.c.version == version.c.number)
+        .join(scope, delivery_events.c.scope == scope.c.number)
     )
+    columns = {"event_id": delivery_events.c.event_id, "vm": delivery_vms.c.vm}
+    query = (
+        select(
+            delivery_events.c.event_id,
+            scope.c.text,
+            delivery_vms.c.vm,
+            status.c.text,
+            version.c.text,
+            deliveries.c.incarnation,
+            deliveries.c.at,
+        )
+        .select_from(found)
+        .where(*(columns[name] == bindparam(name) for name in by))
+    )
+    order = (deliveries.c.at, delivery_events.c.event_id, delivery_vms.c.vm, status.c.text)
+    return compile_sql(query.order_by(*order))
 
 
 @cache

@@ -25,7 +25,6 @@ read_vm = Decoder(Vm).decode
 read_host = Decoder(Host).decode
 read_event = Decoder(Event).decode
 read_planned = Decoder(PlannedEvent).decode
-read_delivery = Decoder(EventDelivery).decode
 read_last_poll = Decoder(LastPoll).decode
 read_client = Decoder(RegisteredClient).decode
 read_grant = Decoder(Grant).decode
@@ -72,6 +71,14 @@ def read_webhook(body: bytes, cursor: int) -> WebhookSubscription:
     return replace(_read_webhook(body), cursor=cursor)
 
 
+def read_delivery(row: tuple[Any, ...]) -> EventDelivery:
+    """Return a delivery from a row of `queries.deliveries_by`."""
+    event_id, scope_id, vm, status, version, incarnation, at = row
+    return EventDelivery(
+        event_id=event_id, scope_id=scope_id, vm=vm, status=status, version=version, incarnation=incarnation, at=at
+    )
+
+
 def json_list(names: Sequence[str]) -> str:
     """Return names as a JSON list, which a query takes as one parameter."""
     return _encode(names).decode()
@@ -91,7 +98,7 @@ def scope_row(scope: Scope) -> SqlRow:
 
 def gate_row(gate: Gate) -> SqlRow:
     """Return the row of a gate as column → value, without id and version."""
-    return {"wakes_at": gate.wakes_at, "body": _encode(gate)}
+    return {"wakes_at": gate.wakes_at, "request_id": gate.request_id, "body": _encode(gate)}
 
 
 def request_row(request: MaintenanceRequest) -> SqlRow:
@@ -154,13 +161,20 @@ def entry_row(entry: HistoryEntry) -> SqlRow:
 
 
 def delivery_row(delivery: EventDelivery) -> SqlRow:
-    """Return the row of a delivery in table `sightings` as column → value."""
+    """Return the parameters that add a delivery; its texts are in tables `delivery_…` already."""
     return {
         "event_id": delivery.event_id,
-        "vm": delivery.vm,
-        "status": delivery.status,
-        "body": _encode(delivery),
+        "vm_key": delivery.vm,
+        "status_text": delivery.status,
+        "version_text": delivery.version,
+        "incarnation": delivery.incarnation,
+        "at": delivery.at,
     }
+
+
+def delivery_event_row(delivery: EventDelivery) -> SqlRow:
+    """Return the parameters that add a delivery's event to table `delivery_events`."""
+    return {"event_id": delivery.event_id, "scope_text": delivery.scope_id, "first_at": delivery.at}
 
 
 def last_poll_row(poll: LastPoll) -> SqlRow:

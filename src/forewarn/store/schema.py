@@ -5,10 +5,21 @@ A change here needs a migration in `migrations/versions` and its number in REVIS
 
 from __future__ import annotations
 
-from sqlalchemy import Column, Float, Index, Integer, LargeBinary, MetaData, String, Table, UniqueConstraint
+from sqlalchemy import (
+    Column,
+    Float,
+    Index,
+    Integer,
+    LargeBinary,
+    MetaData,
+    String,
+    Table,
+    UniqueConstraint,
+    literal_column,
+)
 
 APPLICATION_ID = 0x4657524E  # "FWRN", in the header of every store file
-REVISIONS = ("0001", "0002")  # ids of the migrations, oldest first
+REVISIONS = ("0001", "0002", "0003")  # ids of the migrations, oldest first
 REVISION = REVISIONS[-1]  # of a store that is up to date; also the user_version of the file
 
 metadata = MetaData()
@@ -39,6 +50,7 @@ vms = Table(
     Index("vms_by_scope", "scope_id", "position"),
     Index("vms_by_host", "host", "position"),
     Index("vms_by_position", "position"),
+    Index("vms_removed", "removed_at", sqlite_where=literal_column("removed_at IS NOT NULL")),
 )
 
 hosts = Table(
@@ -74,8 +86,10 @@ gates = Table(
     Column("id", String, primary_key=True),
     Column("version", Integer, nullable=False),
     Column("wakes_at", Float),
+    Column("request_id", String, nullable=False),
     Column("body", LargeBinary, nullable=False),
     Index("gates_due", "wakes_at", "id"),
+    Index("gates_by_request", "request_id"),
 )
 
 requests = Table(
@@ -89,6 +103,7 @@ requests = Table(
     Column("body", LargeBinary, nullable=False),
     UniqueConstraint("id"),
     Index("requests_open", "is_open"),
+    Index("requests_by_time", "at"),
 )
 
 planned = Table(
@@ -124,16 +139,46 @@ history = Table(
     sqlite_autoincrement=True,  # so that a number is never used twice, even after pruning
 )
 
-sightings = Table(
-    "sightings",
+# A delivery is a small row of numbers, because there is one for each event, VM and status: these three tables hold
+# the texts. An event is in one scope.
+delivery_events = Table(
+    "delivery_events",
     metadata,
-    Column("position", Integer, primary_key=True),
+    Column("number", Integer, primary_key=True),
     Column("event_id", String, nullable=False),
+    Column("scope", Integer, nullable=False),
+    Column("first_at", Float, nullable=False),
+    UniqueConstraint("event_id"),
+    Index("delivery_events_by_time", "first_at"),
+)
+
+delivery_vms = Table(
+    "delivery_vms",
+    metadata,
+    Column("number", Integer, primary_key=True),
     Column("vm", String, nullable=False),
-    Column("status", String, nullable=False),
-    Column("body", LargeBinary, nullable=False),
-    UniqueConstraint("event_id", "vm", "status"),
-    Index("sightings_by_vm", "vm"),
+    UniqueConstraint("vm"),
+)
+
+delivery_labels = Table(
+    "delivery_labels",  # statuses, api-versions and scope ids
+    metadata,
+    Column("number", Integer, primary_key=True),
+    Column("text", String, nullable=False),
+    UniqueConstraint("text"),
+)
+
+deliveries = Table(
+    "deliveries",
+    metadata,
+    Column("event", Integer, primary_key=True),
+    Column("vm", Integer, primary_key=True),
+    Column("status", Integer, primary_key=True),
+    Column("version", Integer, nullable=False),
+    Column("incarnation", Integer, nullable=False),
+    Column("at", Float, nullable=False),
+    Index("deliveries_by_vm", "vm"),
+    sqlite_with_rowid=False,
 )
 
 polls = Table(

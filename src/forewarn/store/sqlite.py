@@ -19,7 +19,7 @@ from forewarn.core.request import MaintenanceRequest, PlannedEvent
 from forewarn.core.scope import Scope
 from forewarn.core.webhook import WebhookSubscription
 from forewarn.errors import Conflict
-from forewarn.store import backup, queries, row_codec, sqlite_file, writes
+from forewarn.store import backup, pruning, queries, row_codec, sqlite_file, writes
 from forewarn.store.interface import AppliedCommit, GatedEvents, LastPoll, Store, StoreCounts
 from forewarn.store.scope_cache import ScopeCache
 from forewarn.store.sqlite_file import StoreFileCheck
@@ -217,10 +217,9 @@ class SqliteStore(Store):
         return int(row[0]) if row else 0
 
     def deliveries(self, *, event_id: str | None = None, vm: str | None = None) -> list[EventDelivery]:
-        """Return the first delivery of each event, VM (by key) and status, in the order they were recorded."""
+        """Return the first delivery of each event, VM (key) and status, sorted by time, event, VM, status."""
         wanted = _without_none(event_id=event_id, vm=vm)
-        rows = self._rows(queries.deliveries_by(tuple(wanted)), **wanted)
-        return [row_codec.read_delivery(body) for (body,) in rows]
+        return [row_codec.read_delivery(row) for row in self._rows(queries.deliveries_by(tuple(wanted)), **wanted)]
 
     def last_polls(self, *, scope_id: str | None = None) -> list[LastPoll]:
         """Return the latest poll of each VM that has polled, also of removed ones, sorted by VM key."""
@@ -273,11 +272,8 @@ class SqliteStore(Store):
         await self._writer.write(lambda db: writes.save_value(db, name, value))
 
     async def prune(self, before: float) -> int:
-        """Delete history from before this time, and events that ended before it; return how many entries went.
-
-        Deliveries of these events go too. Events of open requests stay. Callers keep at least 24 hours (spec §5.2).
-        """
-        return await self._writer.write(lambda db: writes.prune_before(db, before))
+        """Delete what ended before this time and nothing kept refers to; return how many entries went."""
+        return await pruning.prune_store(self._writer, self._path, before)
 
     async def back_up(self, path: Path) -> None:
         """Write a consistent copy to the new file `path` while the store is in use."""

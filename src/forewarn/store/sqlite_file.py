@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import sqlite3
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 
 from sqlalchemy.exc import DBAPIError
@@ -17,6 +17,7 @@ from forewarn.errors import Rejected, Unavailable
 from forewarn.store.schema import APPLICATION_ID, REVISION, REVISIONS, metadata
 
 _SQLITE_MAGIC = b"SQLite format 3\x00"
+_INCREMENTAL_VACUUM = 2  # the value of PRAGMA auto_vacuum
 _BUSY_TIMEOUT_S = 5.0  # how long to wait for another program that has locked the file
 
 
@@ -38,6 +39,7 @@ def connect_writer(path: Path) -> sqlite3.Connection:
         "fullfsync = ON",  # on macOS, fsync alone does not reach the disk
         "temp_store = MEMORY",  # keeps the pages of savepoints in memory: a third faster
         "wal_autocheckpoint = 4000",  # pages
+        "journal_size_limit = 16777216",  # after a large transaction the log becomes small again
     )
 
 
@@ -72,7 +74,22 @@ def prepare_store_file(path: Path) -> None:
         found = read_revision(path)
         if found != REVISION:
             migrate_store_file(path)
+        _enable_incremental_vacuum(path)
         sync_to_disk(path.parent)
+
+
+def is_new_file(path: Path) -> bool:
+    """Return whether a file is missing, empty or an SQLite database without tables; change nothing.
+
+    A file that is no database, or cannot be read, is not new: `read_revision` says what it is.
+    """
+    try:
+        if not path.exists() or (path.is_file() and path.stat().st_size == 0):
+            return True
+        with closing(connect_read_only(path)) as db:
+            return not db.execute("SELECT EXISTS (SELECT 1 FROM sqlite_master)").fetchone()[0]
+    except (OSError, sqlite3.Error):
+        return False
 
 
 def read_revision(path: Path) -> str | None:
@@ -106,10 +123,23 @@ def migrate_store_file(path: Path) -> None:
     from forewarn.store import migrations  # here, because Alembic is slow to load and seldom needed
 
     with closing(connect(path, mode="rwc")) as db:
+        db.execute("PRAGMA auto_vacuum = INCREMENTAL")  # takes effect in a file without tables
         try:
             migrations.migrate_to_newest(db)
         except DBAPIError as error:
             raise (error.orig or error) from error
+
+
+def _enable_incremental_vacuum(path: Path) -> None:
+    """Make a store that an older version created able to return space to the file system, by a copy.
+
+    Without enough space for the copy the store stays as it is, and the next start tries again.
+    """
+    with closing(connect(path, mode="rw")) as db:
+        if db.execute("PRAGMA auto_vacuum").fetchone()[0] != _INCREMENTAL_VACUUM:
+            with suppress(sqlite3.OperationalError):
+                db.execute("PRAGMA auto_vacuum = INCREMENTAL")
+                db.execute("VACUUM")
 
 
 def sync_to_disk(path: Path) -> None:

@@ -1,20 +1,37 @@
 """SQL statements of the writer, written with SQLAlchemy Core and compiled to SQL text once.
 
-ADD inserts unless the key exists, PUT inserts or replaces, UPDATE changes an existing row, REMOVE deletes by `row_id`,
-PRUNE deletes rows from before the time `before`. Other parameters are named like the columns (see `row_codec`).
+ADD inserts unless the key exists, PUT inserts or replaces, UPDATE changes an existing row, REMOVE deletes by `row_id`.
+Other parameters are named like the columns (see `row_codec`). `pruning` has the statements that delete old rows.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-from sqlalchemy import ColumnElement, Table, and_, bindparam, case, delete, func, literal_column, or_, select, update
+from sqlalchemy import (
+    Column,
+    ColumnElement,
+    ScalarSelect,
+    Table,
+    and_,
+    bindparam,
+    case,
+    delete,
+    func,
+    literal_column,
+    or_,
+    select,
+    update,
+)
 from sqlalchemy.dialects.sqlite import Insert, insert
 
-from forewarn.core.event import EventState
 from forewarn.store.queries import compile_sql
 from forewarn.store.schema import (
     clients,
+    deliveries,
+    delivery_events,
+    delivery_labels,
+    delivery_vms,
     events,
     gates,
     grants,
@@ -25,20 +42,21 @@ from forewarn.store.schema import (
     requests,
     saved,
     scopes,
-    sightings,
     vms,
     webhooks,
 )
 
 _ZERO: ColumnElement[Any] = literal_column("0")
 _ONE: ColumnElement[Any] = literal_column("1")
-_OVER_STATE: ColumnElement[Any] = literal_column(f"'{EventState.OVER}'")
 _UNINDEXED_COLUMNS = ("position", "body")  # of table `events`
+_GENERATED_COLUMNS = ("position", "number")  # the database gives their values
 
 
 def _insert_statement(table: Table, **special: ColumnElement[Any]) -> Insert:
-    """Return an insert of all columns but a generated `position`; parameters are named like the columns."""
-    plain: dict[str, ColumnElement[Any]] = {c.name: bindparam(c.name) for c in table.columns if c.name != "position"}
+    """Return an insert of all columns but generated ones; parameters are named like the columns."""
+    plain: dict[str, ColumnElement[Any]] = {
+        c.name: bindparam(c.name) for c in table.columns if c.name not in (*_GENERATED_COLUMNS, *special)
+    }
     return insert(table).values({**plain, **special})
 
 
@@ -123,6 +141,26 @@ def _update_gate_wake() -> str:
     return compile_sql(update(gates).where(gates.c.id == bindparam("row_id")).values(woken))
 
 
+def _number_of(table: Table, text: Column[Any], parameter: str) -> ScalarSelect[Any]:
+    """Return the number of the row of a `delivery_…` table whose text equals a parameter."""
+    return select(table.c.number).where(text == bindparam(parameter)).scalar_subquery()
+
+
+def _insert_delivery_event() -> str:
+    scope = _number_of(delivery_labels, delivery_labels.c.text, "scope_text")
+    return compile_sql(_insert_statement(delivery_events, scope=scope).on_conflict_do_nothing())
+
+
+def _insert_delivery() -> str:
+    numbers = {
+        "event": _number_of(delivery_events, delivery_events.c.event_id, "event_id"),
+        "vm": _number_of(delivery_vms, delivery_vms.c.vm, "vm_key"),
+        "status": _number_of(delivery_labels, delivery_labels.c.text, "status_text"),
+        "version": _number_of(delivery_labels, delivery_labels.c.text, "version_text"),
+    }
+    return compile_sql(_insert_statement(deliveries, **numbers).on_conflict_do_nothing())
+
+
 def _update_cursor() -> str:
     """Return an update that moves a webhook's cursor forward, never back."""
     ahead = and_(webhooks.c.id == bindparam("row_id"), webhooks.c.cursor < bindparam("seq"))
@@ -149,7 +187,10 @@ ADD_ENTRY = compile_sql(insert(history).values({c.name: bindparam(c.name) for c 
 PUT_POLL = _upsert_poll()
 REMOVE_POLL_OF_REMOVED_VM = _delete_poll_of_removed_vm()
 UPDATE_LAST_REQUEST = _update_last_request()
-ADD_DELIVERY = _insert_if_absent(sightings)
+ADD_DELIVERY_EVENT = _insert_delivery_event()
+ADD_DELIVERY_VM = _insert_if_absent(delivery_vms)
+ADD_DELIVERY_LABEL = _insert_if_absent(delivery_labels)
+ADD_DELIVERY = _insert_delivery()
 PUT_CLIENT = _upsert(clients, "id")
 REMOVE_CLIENT = _delete_by_key(clients, "id")
 PUT_GRANT = _upsert(grants, "id")
@@ -158,14 +199,3 @@ PUT_WEBHOOK = _upsert(webhooks, "id")
 REMOVE_WEBHOOK = _delete_by_key(webhooks, "id")
 UPDATE_CURSOR = _update_cursor()
 PUT_SAVED = _upsert(saved, "name")
-
-# An open rollout learns from its events which VMs are done, so they stay.
-_OPEN_REQUESTS = select(requests.c.id).where(requests.c.is_open == _ONE)
-_PRUNABLE_EVENTS = and_(
-    events.c.status == _OVER_STATE, events.c.over_at < bindparam("before"), events.c.request_id.not_in(_OPEN_REQUESTS)
-)
-PRUNE_DELIVERIES = compile_sql(
-    delete(sightings).where(sightings.c.event_id.in_(select(events.c.id).where(_PRUNABLE_EVENTS)))
-)
-PRUNE_EVENTS = compile_sql(delete(events).where(_PRUNABLE_EVENTS))
-PRUNE_HISTORY = compile_sql(delete(history).where(history.c.at < bindparam("before")))

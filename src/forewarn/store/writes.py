@@ -60,23 +60,12 @@ def write_observations(db: sqlite3.Connection, polls: Sequence[LastPoll], delive
     """
     _execute_each(db, write_statements.PUT_POLL, polls, row_codec.last_poll_row)
     _execute_each(db, write_statements.UPDATE_LAST_REQUEST, polls, lambda p: {"row_id": p.scope_id, "polled_at": p.at})
-    _execute_each(db, write_statements.ADD_DELIVERY, deliveries, row_codec.delivery_row)
+    _add_deliveries(db, deliveries)
 
 
 def save_value(db: sqlite3.Connection, name: str, value: bytes) -> None:
     """Write a value under a name, in place of an earlier one."""
     db.execute(write_statements.PUT_SAVED, {"name": name, "value": value})
-
-
-def prune_before(db: sqlite3.Connection, before: float) -> int:
-    """Delete history from before this time, and events that ended before it; return how many entries went.
-
-    Deliveries of these events go too. Events of open requests stay.
-    """
-    row = {"before": before}
-    db.execute(write_statements.PRUNE_DELIVERIES, row)
-    db.execute(write_statements.PRUNE_EVENTS, row)
-    return db.execute(write_statements.PRUNE_HISTORY, row).rowcount
 
 
 def read_last_seq(db: sqlite3.Connection) -> int:
@@ -116,6 +105,16 @@ def _write_event(db: sqlite3.Connection, event: Event) -> None:
     row = row_codec.event_row(event)
     if db.execute(write_statements.UPDATE_EVENT_BODY, row).rowcount != 1:
         db.execute(write_statements.PUT_EVENT, row)
+
+
+def _add_deliveries(db: sqlite3.Connection, deliveries: Sequence[EventDelivery]) -> None:
+    events = list({delivery.event_id: delivery for delivery in reversed(deliveries)}.values())  # the first of each
+    vms = sorted({delivery.vm for delivery in deliveries})
+    labels = sorted({text for d in deliveries for text in (d.status, d.version, d.scope_id)})
+    _execute_each(db, write_statements.ADD_DELIVERY_LABEL, labels, lambda text: {"text": text})
+    _execute_each(db, write_statements.ADD_DELIVERY_EVENT, events, row_codec.delivery_event_row)
+    _execute_each(db, write_statements.ADD_DELIVERY_VM, vms, lambda vm: {"vm": vm})
+    _execute_each(db, write_statements.ADD_DELIVERY, deliveries, row_codec.delivery_row)
 
 
 def _id_row(row_id: str) -> row_codec.SqlRow:
