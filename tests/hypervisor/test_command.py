@@ -74,6 +74,26 @@ def test_a_command_gets_the_act_in_its_environment_and_on_stdin(tmp_path: Path) 
     assert {f"FOREWARN_{name.upper()}={text}" for name, text in facts.items()} <= set(lines)
 
 
+def test_the_output_of_a_running_command_stays_short(tmp_path: Path) -> None:
+    go = tmp_path / "go"
+    script = f'head -c 3000000 /dev/zero | tr "\\0" x; while ! test -e {go}; do sleep 0.01; done; echo the end'
+
+    async def scenario() -> ActDone:
+        command = CommandHypervisor({"reboot": shell(script)}, tmp_path, perform_wait_s=0.01)
+        try:
+            while isinstance(answer := await command.perform(an_act(), NOW), ActUnderWay):
+                if [file.stat().st_size for file in tmp_path.glob("*.run")] == [4096]:
+                    go.touch()
+            return answer
+        finally:
+            await command.close()
+
+    answer = run(scenario())
+    assert answer.ok
+    assert answer.note.endswith("xthe end")
+    assert not list(tmp_path.glob("*.run"))
+
+
 def test_the_command_of_a_verb_takes_precedence_over_the_general_one(tmp_path: Path) -> None:
     commands = {"*": shell("echo any"), "reboot": shell("echo its own")}
     assert run(perform_until_done(tmp_path, commands, an_act())).note == "'sh' ended with code 0: its own"

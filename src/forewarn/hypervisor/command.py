@@ -142,6 +142,7 @@ class CommandHypervisor:
                 raise Unavailable(
                     f"the command for {act.verb} of VM {act.name!r} that an earlier service started does not end"
                 )
+            self._output_file(act, "run").unlink(missing_ok=True)
             if spec.check and await self._is_already_done(act, spec):
                 return ActDone(ok=True, note=f"{act.verb} was done already, according to {spec.check[0]!r}")
         self._journal.begin(act.id, now)

@@ -26,6 +26,7 @@ from forewarn.hypervisor.liveness import process_start_time, wait_for_process_ex
 _OUTPUT_TAIL_BYTES = 4096
 _KILL_WAIT_S = 10.0  # until a killed process must be gone
 _LOCK_INTERVAL_S = 0.05
+_MAX_OUTPUT_BYTES = 1024 * 1024  # of a running command, which writes to the file itself; checked several times a second
 _DEFAULT_SIGNALS = (
     signal.SIGPIPE,
     signal.SIGXFSZ,
@@ -90,6 +91,7 @@ class CommandRun:
             if asyncio.get_running_loop().time() >= deadline:
                 await self._kill()
                 return CommandResult(code=None, output=self._read_output_tail())
+            self._shorten_output()
             await asyncio.sleep(interval_s)
             interval_s = min(0.2, interval_s * 1.5)
         return CommandResult(code=code, output=self._read_output_tail())
@@ -103,12 +105,24 @@ class CommandRun:
         while self._exit_code() is None:
             await asyncio.sleep(0.01)
 
+    def _shorten_output(self) -> None:
+        """Replace an output that became too long by its end, so that a command cannot fill the disk."""
+        with suppress(OSError):
+            if self.output.stat().st_size > _MAX_OUTPUT_BYTES:
+                tail = self._output_tail()
+                os.truncate(self.output, 0)  # the command keeps its lock on the file, and appends
+                with self.output.open("ab") as file:
+                    file.write(tail)
+
+    def _output_tail(self) -> bytes:
+        with self.output.open("rb") as file:
+            file.seek(max(0, file.seek(0, os.SEEK_END) - _OUTPUT_TAIL_BYTES))
+            return file.read(_OUTPUT_TAIL_BYTES)
+
     def _read_output_tail(self) -> str:
         """Read the end of the output, and delete the file. The result counts, also if the output is lost."""
         try:
-            with self.output.open("rb") as file:
-                file.seek(max(0, file.seek(0, os.SEEK_END) - _OUTPUT_TAIL_BYTES))
-                text = file.read().decode(errors="replace").strip()
+            text = self._output_tail().decode(errors="replace").strip()
             self.output.unlink(missing_ok=True)
         except OSError as error:
             return f"its output cannot be read: {error.strerror}"
@@ -125,7 +139,7 @@ def _open_locked(output: Path) -> int:
     """Return a new output file with a lock, which every process holds that gets the file descriptor."""
     output.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     output.unlink(missing_ok=True)  # a process that an earlier command left behind may still hold the old one
-    file = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    file = os.open(output, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_EXCL, 0o600)
     fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     return file
 

@@ -6,7 +6,7 @@ import asyncio
 import os
 from collections.abc import Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from uuid import uuid4
 
@@ -17,6 +17,7 @@ from forewarn.namespace_vm.machine import RUNNING, boot_id_file
 from forewarn.namespace_vm.messages import VmDescription
 from forewarn.namespace_vm.namespaces import VmNamespaces
 from forewarn.namespace_vm.outbound_network import connect_outbound
+from forewarn.namespace_vm.output_log import OutputLog
 from forewarn.namespace_vm.supervisor import (
     PrintMessage,
     SupervisorConfig,
@@ -66,20 +67,29 @@ def run_vm(options: VmRunOptions, print_message: PrintMessage) -> int:
         journal = _prepare_vm(vm, config.first_boot_id)
         stack.callback(journal.close)
 
-        output = vm.directory / OUTPUT_FILE if options.is_detached else None
+        output = OutputLog(vm.directory / OUTPUT_FILE) if options.is_detached else None
+        if output is not None:
+            stack.callback(output.close)
         spec = _make_vm_spec(options, vm, output)
         terminal = Terminal() if spec.owns_terminal else None
         if terminal is not None:
             stack.callback(terminal.restore)
         namespaces = VmNamespaces(spec)
         stack.callback(namespaces.close)
+        if output is not None:
+            output.close_write_end()
         if spec.network_mode is NetworkMode.OWN and not options.is_isolated:
             stack.callback(connect_outbound(namespaces.pid, print_message))
-        config = replace(config, output=output)
 
         async def supervise() -> int:
             return await VmSupervisor(
-                config, vm, namespaces=namespaces, journal=journal, terminal=terminal, print_message=print_message
+                config,
+                vm,
+                namespaces=namespaces,
+                journal=journal,
+                terminal=terminal,
+                output=output,
+                print_message=print_message,
             ).run(connection)
 
         return asyncio.run(supervise())
@@ -95,7 +105,7 @@ def _prepare_vm(vm: VmDescription, boot_id: str) -> VmActJournal:
     return journal
 
 
-def _make_vm_spec(options: VmRunOptions, vm: VmDescription, output: Path | None) -> VmSpec:
+def _make_vm_spec(options: VmRunOptions, vm: VmDescription, output: OutputLog | None) -> VmSpec:
     return VmSpec(
         hostname=vm.computer_name,
         argv=options.program,
@@ -104,6 +114,6 @@ def _make_vm_spec(options: VmRunOptions, vm: VmDescription, output: Path | None)
         network_mode=options.network_mode,
         # A name is below /run/netns; an absolute path stays as it is.
         joined_netns=_NAMED_NETNS_DIRECTORY / options.joined_netns if options.joined_netns else None,
-        output=os.open(output, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600) if output else None,
+        output=output.write_end if output else None,
         owns_terminal=output is None and is_in_terminal_foreground(),
     )

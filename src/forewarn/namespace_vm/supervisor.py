@@ -24,12 +24,12 @@ from forewarn.namespace_vm.connection import ServiceConnection
 from forewarn.namespace_vm.machine import Machine
 from forewarn.namespace_vm.messages import JsonMessage, VmActOrder, VmDescription
 from forewarn.namespace_vm.namespaces import InitEvent, InitReply, VmNamespaces
+from forewarn.namespace_vm.output_log import OutputLog
 
 _STDIN = 0
 RETRY_S = 0.2  # between attempts to connect or to listen
 _MAX_FIRST_LISTEN_TRIES = 10  # before the VM started, another program may hold the address for good
 _LAST_MESSAGE_TIMEOUT_S = 10.0  # how long a removed VM waits for a service to send the outcome to
-_OUTPUT_TAIL_BYTES = 4096
 _EXIT_NOT_FOUND, _EXIT_NOT_EXECUTABLE = 127, 126  # as in shells
 _STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 PrintMessage = Callable[[str], None]  # prints a line for the user
@@ -77,7 +77,6 @@ class SupervisorConfig:
     data: Path  # the service's data directory
     grace_s: float  # between SIGTERM and SIGKILL
     first_boot_id: str  # later boots have new ones
-    output: Path | None = None  # the file with the program's output; None: it goes to a terminal or a pipe
 
 
 class VmSupervisor:
@@ -91,13 +90,16 @@ class VmSupervisor:
         namespaces: VmNamespaces,
         journal: VmActJournal,
         terminal: Terminal | None,
+        output: OutputLog | None,
         print_message: PrintMessage,
     ) -> None:
+        """`output` is the log of a detached program; None: its output goes to a terminal or a pipe."""
         self._config = config
         self._name = vm.name  # the configured name may be the VM's key
         self._namespaces = namespaces
         self._journal = journal
         self._terminal = terminal
+        self._output = output
         self._print = print_message
         self._connection: ServiceConnection | None = None
         self._service_listens = asyncio.Event()
@@ -118,6 +120,8 @@ class VmSupervisor:
         """
         self._watch_signals()
         self._namespaces.watch_events(self._on_init_event)
+        if self._output is not None:
+            self._output.watch()
         connection_task = asyncio.create_task(self._keep_connected(connection))
         try:
             await self._wait_for_first(
@@ -159,7 +163,9 @@ class VmSupervisor:
                     f"the program of VM {self._name!r} has ended, and its background processes end with it: "
                     "run it in the foreground"
                 )
-            await self._send(messages.exit_message(self._machine.last_exit, self._output_tail()))
+            await self._send(
+                messages.exit_message(self._machine.last_exit, self._output.tail() if self._output else "")
+            )
         return self._machine.last_exit.status
 
     async def _wait_until_service_informed(self) -> None:
@@ -263,13 +269,6 @@ class VmSupervisor:
                 await self._connection.send(message)
             except OSError:
                 pass
-
-    def _output_tail(self) -> str:
-        if self._config.output is None:
-            return ""
-        with self._config.output.open("rb") as file:
-            file.seek(max(0, file.seek(0, os.SEEK_END) - _OUTPUT_TAIL_BYTES))
-            return file.read().decode(errors="replace")
 
     def _watch_signals(self) -> None:
         for number in _STOP_SIGNALS:
