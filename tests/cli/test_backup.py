@@ -1,5 +1,6 @@
 """A lab in its own process: up, backup, restore."""
 
+import asyncio
 import json
 import os
 import signal
@@ -17,6 +18,8 @@ from forewarn.cli.api_client import ApiClient
 from forewarn.cli.transport import LocalTransport
 from forewarn.hypervisor.liveness import process_start_time
 from forewarn.hypervisor.process.registry import SupervisorRecord, SupervisorRecords
+from forewarn.store import SqliteStore
+from forewarn.store.purpose import StorePurpose, mark_purpose
 
 
 def free_port() -> int:
@@ -26,9 +29,9 @@ def free_port() -> int:
 
 
 @contextmanager
-def up(data: Path) -> Iterator[dict[str, Any]]:
+def up(data: Path, *options: str) -> Iterator[dict[str, Any]]:
     """Start a lab with `forewarn up --json`; yields the document that it printed."""
-    command = [sys.executable, "-m", "forewarn.cli", "up", "--json", "--port", str(free_port())]
+    command = [sys.executable, "-m", "forewarn.cli", "up", "--json", "--port", str(free_port()), *options]
     env = {**os.environ, "FOREWARN_DATA": str(data)}
     process = subprocess.Popen(command, env=env, stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
@@ -76,6 +79,51 @@ def wait_for(data: Path, what: str, event_id: str) -> dict[str, Any]:
         page = api.get("history", query={"event": event_id, "after": seq, "wait_s": 20})
         seq, seen = page["seq"], any(entry["what"] == what for entry in page["entries"])
     return api.get("events", event_id)
+
+
+@pytest.mark.parametrize(
+    ("purpose", "command_line"), [(StorePurpose.LAB, "forewarn up"), (StorePurpose.PRODUCTION, "forewarn serve")]
+)
+def test_a_restore_names_the_command_that_starts_the_store(
+    command: Any, tmp_path: Path, purpose: StorePurpose, command_line: str
+) -> None:
+    write_store(tmp_path / "copy", purpose)
+    assert command_line in command.good("restore", str(tmp_path / "copy"))
+    assert command.json("restore", str(tmp_path / "copy"))["purpose"] == purpose
+
+
+def test_up_refuses_the_store_of_a_production_service_and_changes_nothing(command: Any, tmp_path: Path) -> None:
+    """Otherwise its real events would follow a clock that anyone can move (spec §12)."""
+    write_store(tmp_path / "copy", StorePurpose.PRODUCTION)
+    command.good("restore", str(tmp_path / "copy"))
+    before = (command.data / "forewarn.db").read_bytes()
+    message = command.refused("up", "--port", str(free_port()))
+    assert "holds the store of a production service" in message
+    assert "start it with `forewarn serve`" in message
+    assert (command.data / "forewarn.db").read_bytes() == before
+
+
+def test_a_lost_database_is_not_replaced_by_an_empty_one_unless_the_option_says_so(command: Any) -> None:
+    with up(command.data) as info:
+        vms = info["counts"]["vms"]
+    for path in command.data.glob("forewarn.db*"):
+        path.unlink()
+    message = command.refused("up", "--port", str(free_port()))
+    assert "forewarn.db' is missing, but the directory has files of an earlier service (" in message
+    assert "with --new-store" in message
+    assert not (command.data / "forewarn.db").exists()
+    with up(command.data, "--new-store") as info:
+        assert info["counts"]["vms"] == vms
+    assert "has a store already" in command.refused("up", "--new-store")
+
+
+def write_store(path: Path, purpose: StorePurpose) -> None:
+    async def write() -> None:
+        store = SqliteStore.open(path)
+        await mark_purpose(store, purpose)
+        await store.close()
+
+    asyncio.run(write())
 
 
 def test_a_file_that_is_not_a_backup_is_not_restored(command: Any, tmp_path: Path) -> None:

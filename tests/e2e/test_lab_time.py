@@ -191,4 +191,4 @@ def test_a_real_service_refuses_the_store_of_a_lab_whose_clock_is_ahead(tmp_path
         assert service.stop() == 0
     answer = run_forewarn(tmp_path, "serve", "--listen", f"127.0.0.1:{free_port()}")
     assert answer.returncode == 2
-    assert "belongs to a lab whose clock was moved ahead" in answer.stderr
+    assert "holds the store of a lab, whose time is not real time" in answer.stderr

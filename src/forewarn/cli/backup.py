@@ -52,19 +52,26 @@ def restore(call: Invocation, file: Path) -> None:
     """
     with require_server_extra("restore"):
         from forewarn.clock import read_real_time
-        from forewarn.service.data_directory import DataDirectory
+        from forewarn.service.data_directory import START_COMMANDS, DataDirectory
         from forewarn.store.backup import restore_backup
+        from forewarn.store.purpose import read_purpose
 
     directory = DataDirectory.acquire(call.data)
     try:
         moved = restore_backup(file.absolute(), directory.database, now=read_real_time())
+        purpose = read_purpose(directory.database)
     finally:
         directory.close()
-    answer = {"path": str(directory.database), "moved_aside": None if moved is None else str(moved)}
+    answer = {
+        "path": str(directory.database),
+        "moved_aside": None if moved is None else str(moved),
+        "purpose": purpose,
+    }
     if call.output.as_json:
         call.output.print_json(answer)
         return
     call.output.print_line(f"{answer['path']} is restored from {file}.")
     if moved is not None:
         call.output.print_line(f"The old store is now {moved}.")
-    call.output.print_hints([("forewarn up", "start the service again")])
+    if purpose is not None:
+        call.output.print_hints([(START_COMMANDS[purpose], "start it again, with the options it had")])

@@ -36,6 +36,7 @@ def _settings_options(function: CommandFunction) -> CommandFunction:
         click.option("--workers", type=click.IntRange(0, 64), help="Answer VMs in N processes; 0: in the service."),
         click.option("--listen", multiple=True, metavar="ADDRESS:PORT", help="Serve VMs on this address; repeatable."),
         click.option("--console", metavar="ADDRESS:PORT", help='Serve API and portal over HTTPS here; "": nowhere.'),
+        click.option("--new-store", is_flag=True, help="Start empty where an earlier service's database is missing."),
     )
     for option in reversed(options):
         function = option(function)
@@ -70,7 +71,7 @@ def _run_service(call: Invocation, command: str, options: dict[str, Any], *, lab
         from forewarn.service.settings import load_settings
         from forewarn.service.wiring import Service
 
-    config, listen = options.pop("config"), options.pop("listen")
+    config, listen, new_store = options.pop("config"), options.pop("listen"), options.pop("new_store")
     flags = {**options, "data": call.given_data, "listen": listen or None}
     settings = load_settings(flags, lab=lab, config=config)
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
@@ -82,7 +83,7 @@ def _run_service(call: Invocation, command: str, options: dict[str, Any], *, lab
         print_service(call.output, service.info(), service.lab_endpoints(_MAX_VMS_SHOWN), link)
 
     try:
-        pending = run_service(settings, announce)
+        pending = run_service(settings, announce, new_store=new_store)
         if call.output.is_terminal:
             left = "it had not started yet" if pending is None else f"{count_noun(pending, 'event')} pending"
             call.output.print_line(f"stopped; all data is kept, {left}")

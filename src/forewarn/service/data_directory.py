@@ -1,6 +1,6 @@
-"""The data directory: file names inside it, and the lock that lets only one service use it.
+"""The data directory: its file names, its lock, and whether a service may open its store.
 
-The lock is held by the process, so it ends with the process, even after SIGKILL.
+The lock lets only one service use it. It is held by the process, so it ends with the process, even after SIGKILL.
 """
 
 from __future__ import annotations
@@ -11,6 +11,8 @@ from pathlib import Path
 
 from forewarn.errors import Refused, Rejected
 from forewarn.hypervisor.process.registry import SupervisorRecords
+from forewarn.store.purpose import StorePurpose, read_purpose
+from forewarn.store.sqlite_file import is_new_file
 
 # Names inside the data directory; the properties of `DataDirectory` say what each is for.
 DATABASE_FILE = "forewarn.db"
@@ -22,6 +24,13 @@ TLS_DIRECTORY = "tls"
 ADMIN_SECRET_FILE = "admin.secret"
 COMMANDS_DIRECTORY = "commands"
 _LOCK_FILE = "lock"
+# Files that a service makes after its database, so that with them a database must exist.
+_FILES_AFTER_DATABASE = (ADMIN_SECRET_FILE, TLS_DIRECTORY, LEDGER_FILE, f"{DATABASE_FILE}-wal")
+START_COMMANDS = {StorePurpose.LAB: "forewarn up", StorePurpose.PRODUCTION: "forewarn serve"}
+_OWNERS = {
+    StorePurpose.LAB: "a lab, whose time is not real time",
+    StorePurpose.PRODUCTION: "a production service, whose clock must never move",
+}
 
 
 class DataDirectory:
@@ -97,11 +106,52 @@ class DataDirectory:
         """The file with the secret of the administrator client; it may not exist."""
         return self.path / ADMIN_SECRET_FILE
 
+    def check_store(self, purpose: StorePurpose, *, new_store: bool = False) -> None:
+        """Raise Refused if a service for this purpose must not open the store; change nothing.
+
+        That is a store for the other purpose, and a missing or empty one beside files of an earlier service, unless
+        `new_store`. Raises Rejected if `new_store` is asked for and there is a store.
+        """
+        if is_new_file(self.database):
+            if not new_store:
+                self._require_no_earlier_service()
+            return
+        if new_store:
+            raise Rejected(
+                f"data directory {str(self.path)!r} has a store already, and --new-store replaces none: "
+                "leave the option out, or name another directory with --data"
+            )
+        found = read_purpose(self.database)
+        if found is not None and found is not purpose:
+            raise Refused(
+                f"data directory {str(self.path)!r} holds the store of {_OWNERS[found]}, and "
+                f"`{START_COMMANDS[purpose]}` does not open it: "
+                f"start it with `{START_COMMANDS[found]}`, or name another directory with --data"
+            )
+
+    def _require_no_earlier_service(self) -> None:
+        if found := files_of_earlier_service(self.path):
+            state = "is empty" if self.database.exists() else "is missing"
+            raise Refused(
+                f"the database {str(self.database)!r} {state}, but the directory has files of an earlier service "
+                f"({', '.join(found)}): put the database back, restore a backup with `forewarn restore FILE`, or start "
+                "with an empty store with --new-store"
+            )
+
     def close(self) -> None:
         """Release the lock; may be called twice."""
         if self._lock is not None:
             os.close(self._lock)
             self._lock = None
+
+
+def files_of_earlier_service(data: Path) -> list[str]:
+    """The names of files in a data directory that only exist where a database existed before them."""
+    return [name for name in _FILES_AFTER_DATABASE if _has_content(data / name)]
+
+
+def _has_content(path: Path) -> bool:
+    return any(path.iterdir()) if path.is_dir() else path.exists() and path.stat().st_size > 0
 
 
 def live_supervisor_pids(data: Path) -> list[int]:

@@ -17,6 +17,7 @@ from typing import Any
 
 from forewarn.errors import ForewarnError
 from forewarn.explain.phrases import duration_text
+from forewarn.service.data_directory import files_of_earlier_service
 from forewarn.service.settings import Settings
 from forewarn.store.sqlite_file import read_revision as examine_file
 
@@ -124,7 +125,14 @@ def _check_data_directory(path: Path) -> Iterator[DoctorCheck]:
 
 def _check_database(path: Path) -> Iterator[DoctorCheck]:
     if not path.exists():
-        yield DoctorCheck(name="database", ok=True, text="no database yet: the first start creates it")
+        earlier = files_of_earlier_service(path.parent)
+        found = f"{path.name} is missing beside {', '.join(earlier)}"
+        yield DoctorCheck(
+            name="database",
+            ok=not earlier,
+            text=found if earlier else "no database yet: the first start creates it",
+            remedy="put it back, restore a backup with `forewarn restore FILE`, or start empty with --new-store",
+        )
         return
     try:
         revision = examine_file(path)

@@ -111,7 +111,7 @@ async def save_clock(lab_clock: LabClockService) -> None:
 
 
 async def prune_history_forever(store: Store, clock: Clock, *, days: float, every_s: float = 3600.0) -> None:
-    """Delete what ended more than `days` ago (lab time), now and every `every_s` seconds; see `Store.prune`.
+    """Prune what ended more than `days` ago (lab time), now and every `every_s` seconds.
 
     A failure is logged. Returns at once if `days` is 0, which keeps everything.
     """

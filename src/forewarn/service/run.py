@@ -21,19 +21,20 @@ _OPEN_FILE_LIMIT = 65_536
 _GC_THRESHOLD = 20_000  # new objects before a collection: what some hundred requests at once create
 
 
-def run_service(settings: Settings, announce: Callable[[Service], None]) -> int | None:
+def run_service(settings: Settings, announce: Callable[[Service], None], *, new_store: bool = False) -> int | None:
     """Run a service until a signal stops it. Calls `announce` once everything answers.
 
-    Returns the number of pending events at the end; None if a signal stopped it during the start. Raises what
-    `running_service` raises. Changes the umask and the limit of open files of this process.
+    `new_store` starts with an empty store where the database of an earlier service is missing. Returns the number of
+    pending events at the end; None if a signal stopped it during the start. Raises what `running_service` raises.
+    Changes the umask and the limit of open files of this process.
     """
     os.umask(0o077)  # only the owner may read the files of a service
     _raise_open_file_limit()
     with asyncio.Runner(loop_factory=event_loop_factory()) as runner:
-        return runner.run(_serve_until_signal(settings, announce))
+        return runner.run(_serve_until_signal(settings, announce, new_store))
 
 
-async def _serve_until_signal(settings: Settings, announce: Callable[[Service], None]) -> int | None:
+async def _serve_until_signal(settings: Settings, announce: Callable[[Service], None], new_store: bool) -> int | None:
     stop, loop, startup = asyncio.Event(), asyncio.get_running_loop(), _Startup()
     stop_on_hangup = () if _reloads_on_hangup(settings) else (signal.SIGHUP,)
     for number in (signal.SIGINT, signal.SIGTERM, *stop_on_hangup):
@@ -43,7 +44,7 @@ async def _serve_until_signal(settings: Settings, announce: Callable[[Service], 
     async with AsyncExitStack() as stack:
         try:
             with _without_garbage_collection():
-                service = await stack.enter_async_context(running_service(settings))
+                service = await stack.enter_async_context(running_service(settings, new_store=new_store))
         except asyncio.CancelledError:
             if not startup.is_cancelled:
                 raise

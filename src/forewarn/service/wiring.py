@@ -31,7 +31,7 @@ from forewarn.core.event import Event
 from forewarn.core.fleet import Vm
 from forewarn.core.history import EntryKind, HistoryEntry
 from forewarn.core.scope import Scope, enable_scope
-from forewarn.errors import ForewarnError, Rejected
+from forewarn.errors import ForewarnError
 from forewarn.hypervisor.command import CommandHypervisor
 from forewarn.hypervisor.interface import Hypervisor
 from forewarn.hypervisor.ledger import EffectLedger
@@ -62,6 +62,7 @@ from forewarn.service.settings import HypervisorKind, Settings, SocketOwner, par
 from forewarn.service.web_app import build_web_app
 from forewarn.service.web_server import OperatorServer, open_operator_server
 from forewarn.store.interface import Store
+from forewarn.store.purpose import StorePurpose, mark_purpose
 from forewarn.store.sqlite import SqliteStore
 from forewarn.unix_socket import bind_unix_socket
 from forewarn.web.dependencies import Dependencies
@@ -164,16 +165,18 @@ class Service:
 
 
 @asynccontextmanager
-async def running_service(settings: Settings) -> AsyncIterator[Service]:
+async def running_service(settings: Settings, *, new_store: bool = False) -> AsyncIterator[Service]:
     """Start the service, yield it once it answers, and stop it when the block is left.
 
-    Raises Rejected if the settings, the data directory or a port cannot be used, Refused if another service uses the
-    directory, Unavailable if a worker fails to start. Stopping answers the requests in progress within
+    `new_store` starts with an empty store where the database of an earlier service is missing. Raises Rejected if the
+    settings, the data directory or a port cannot be used, Refused if another service uses the directory or its store
+    must not be opened, Unavailable if a worker fails to start. Stopping answers the requests in progress within
     DRAIN_TIMEOUT_S.
     """
     async with AsyncExitStack() as stack:
         directory = DataDirectory.acquire(settings.directory)
         stack.callback(directory.close)
+        directory.check_store(_store_purpose(settings), new_store=new_store)
         supervisors = SupervisorRegistry(SupervisorRecords(directory.vms))
         control = await _open_control(stack, settings, directory, supervisors)
         names = FleetDirectory(control.store)  # shared, because it holds the name of every VM
@@ -214,6 +217,7 @@ async def _open_control(
     """Open store, clock, hypervisor and control plane; apply the initial fleet to an empty store."""
     store = SqliteStore.open(directory.database)
     stack.push_async_callback(store.close)
+    await mark_purpose(store, _store_purpose(settings))
     hypervisor = open_hypervisor(settings, directory, supervisors)
     stack.push_async_callback(hypervisor.close)
     control = ControlPlane(
@@ -273,17 +277,13 @@ def new_guid() -> str:
     return str(uuid.uuid4()).upper()
 
 
+def _store_purpose(settings: Settings) -> StorePurpose:
+    return StorePurpose.LAB if settings.lab else StorePurpose.PRODUCTION
+
+
 def _open_clock(settings: Settings, store: Store) -> Clock:
-    stored = load_clock_setting(store)
-    if settings.lab:
-        return LabClock(stored)
-    clock = SystemClock()
-    if stored is not None and stored.lab_time_at(clock.now()) > clock.now() + 1:
-        raise Rejected(
-            f"data directory {settings.data!r} belongs to a lab whose clock was moved ahead, and time never moves back "
-            "(spec §12): name another directory with --data, or continue the lab with `forewarn up`"
-        )
-    return clock
+    """The clock of the service, with the position that a lab has saved."""
+    return LabClock(load_clock_setting(store)) if settings.lab else SystemClock()
 
 
 async def _serve_supervisors(stack: AsyncExitStack, service: Service, directory: DataDirectory) -> None:
