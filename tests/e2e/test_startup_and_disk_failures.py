@@ -6,12 +6,15 @@ import os
 import resource
 import socket
 import sqlite3
+import ssl
+import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
 
 import pytest
 
+from forewarn.auth.certificates import ServiceCertificates
 from tests.support.service_process import ServiceProcess, eventually, free_port, run_forewarn
 
 FLEET = """
@@ -50,6 +53,22 @@ def test_a_killed_process_does_not_keep_its_data_locked(tmp_path: Path) -> None:
         service.kill()
         service.start()
         assert service.poll("web-0")["Events"] == []
+
+
+def test_a_service_whose_clock_is_before_its_certificate_serves_its_vms(tmp_path: Path) -> None:
+    ServiceCertificates.load_or_create(tmp_path / "tls", (), time.time() + 30 * 86400)
+    console = free_port()
+    fleet = FLEET + 'address = "127.0.0.2"\n'
+    environment = {"FOREWARN_CONSOLE": f"127.0.0.1:{console}"}
+    with ServiceProcess(data=tmp_path, fleet=fleet, command="serve", environment=environment) as service:
+        assert service.poll("web-0")["Events"] == []
+        unverified = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        unverified.check_hostname, unverified.verify_mode = False, ssl.CERT_NONE
+        with socket.create_connection(("127.0.0.1", console)) as sock, unverified.wrap_socket(sock) as connection:
+            assert connection.version() == "TLSv1.3"
+        log = eventually(lambda: service.log.read_text())
+        assert "VMs are served, but clients do not trust the console now: certificate" in log
+        assert "is not valid before" in log
 
 
 def put_garbage(database: Path) -> None:

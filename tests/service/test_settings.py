@@ -9,6 +9,7 @@ import pytest
 
 from forewarn.core.decision import EnablementMode
 from forewarn.errors import Rejected
+from forewarn.http_client import LocalTargets
 from forewarn.hypervisor.simulated import SimulatedBehaviour
 from forewarn.service.settings import HypervisorKind, Settings, load_settings
 
@@ -95,6 +96,17 @@ def test_a_mistake_in_the_environment_names_the_setting() -> None:
 def test_a_service_for_real_vms_needs_a_listen_address() -> None:
     with pytest.raises(Rejected, match="give --listen ADDRESS:PORT"):
         load_settings({}, lab=False, environ=HOME)
+
+
+def test_a_lab_may_call_its_own_machine_and_other_services_may_not() -> None:
+    service: dict[str, object] = {"listen": ("10.0.0.1:80",), "oidc_audience": ("x",)}
+    assert load_settings({}, lab=True, environ=HOME).local_targets is LocalTargets.LOOPBACK
+    assert load_settings(service, lab=False, environ=HOME).local_targets is LocalTargets.NONE
+    local = {**service, "oidc_issuer": "http://localhost:8080"}
+    sentence = "setting 'oidc_issuer' cannot be used: 'localhost' is this machine, which the setting 'local_targets'"
+    with pytest.raises(Rejected, match=re.escape(sentence)):
+        load_settings(local, lab=False, environ=HOME)
+    assert load_settings({**local, "local_targets": "loopback"}, lab=False, environ=HOME).oidc_issuer
 
 
 def test_the_documentation_lists_every_setting() -> None:

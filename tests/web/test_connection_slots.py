@@ -168,11 +168,23 @@ def test_callers_on_this_machine_have_connections_when_all_others_are_in_use(con
         console.busy("127.0.0.1").claim(principal("owner"))
 
 
-def test_a_connection_that_cannot_even_be_refused_is_closed(console: Console) -> None:
+def test_refused_connections_that_send_nothing_make_way_for_those_that_do(console: Console) -> None:
     for _ in range(console.shares.per_address):
         console.accepted("192.0.2.1")
     for _ in range(console.shares.refused):
         refusal(console, "192.0.2.1")
+    assert console.evicted == []
+    assert isinstance(refusal(console, "192.0.2.1"), ShareExceeded)
+    assert console.evicted == ["192.0.2.1"]
+
+
+def test_a_connection_that_cannot_even_be_refused_is_closed(console: Console) -> None:
+    for _ in range(console.shares.per_address):
+        console.accepted("192.0.2.1")
+    for _ in range(console.shares.refused):
+        slot = console.connect("192.0.2.1")
+        assert slot is not None
+        slot.request_received()
     assert console.connect("192.0.2.1") is None
 
 

@@ -50,6 +50,13 @@ def test_a_webhook_gets_all_statuses_and_a_strong_secret_by_default(delivery: An
     assert first.secret != second.secret
 
 
+def test_an_address_that_the_service_may_not_call_is_rejected_at_once(delivery: Any) -> None:
+    before = delivery.world.store.last_seq()
+    with pytest.raises(Rejected, match="is a link-local address, which the setting 'local_targets' does not allow"):
+        add(delivery, url="http://169.254.169.254/hook")
+    assert (delivery.world.store.webhooks(), delivery.world.store.last_seq()) == ([], before)
+
+
 def test_the_history_names_who_added_and_removed_a_webhook_without_secrets(delivery: Any) -> None:
     webhook = add(delivery, over="/subscriptions/sub")
     assert remove(delivery, webhook.id) == webhook

@@ -142,6 +142,7 @@ class ConnectionSlots:
         self._pool_sizes: Counter[_Pool] = Counter()
         self._anonymous: dict[str, dict[ConnectionSlot, None]] = {}  # by group, oldest first
         self._by_principal: Counter[str] = Counter()
+        self._refused: dict[ConnectionSlot, None] = {}  # oldest first
 
     def open(self, group: str, share: int, now: float, evict: Callable[[], None]) -> ConnectionSlot | None:
         """Return a slot for a new connection of this address group, which may hold `share` before sign-in.
@@ -159,11 +160,15 @@ class ConnectionSlots:
     def refuse(
         self, group: str, refusal: ForewarnError, now: float, evict: Callable[[], None]
     ) -> ConnectionSlot | None:
-        """Return a slot for a new connection that only gets this answer; None if there are too many of them."""
-        if self._is_full(_Pool.REFUSED):
+        """Return a slot for a new connection that only gets this answer.
+
+        Closes the one that waits longest for its request, if there are too many; None if all are being answered.
+        """
+        if self._is_full(_Pool.REFUSED) and not self._evict_one(self._refused, now, after_s=0):
             return None
         slot = self._add(ConnectionSlot(self, group, _Pool.REFUSED, now, evict))
         slot.refusal = refusal
+        self._refused[slot] = None
         return slot
 
     def claim(self, slot: ConnectionSlot, principal: Principal) -> None:
@@ -191,6 +196,7 @@ class ConnectionSlots:
         if slot in self._slots:
             self._slots.remove(slot)
             self._pool_sizes[slot.pool] -= 1
+            self._refused.pop(slot, None)
             self._uncount_caller(slot)
 
     def _add(self, slot: ConnectionSlot) -> ConnectionSlot:
@@ -225,13 +231,13 @@ class ConnectionSlots:
     def _anonymous_in_general(self) -> Iterable[ConnectionSlot]:
         return (slot for group in self._anonymous.values() for slot in group if slot.pool is _Pool.GENERAL)
 
-    def _evict_one(self, candidates: Iterable[ConnectionSlot], now: float) -> bool:
+    def _evict_one(self, candidates: Iterable[ConnectionSlot], now: float, after_s: float = EVICT_AFTER_S) -> bool:
         """Close the connection that waits longest for its peer, if it has waited long enough."""
         waiting = [(slot.waits_since, slot) for slot in candidates if slot.waits_since is not None]
         if not waiting:
             return False
         since, oldest = min(waiting, key=lambda found: found[0])
-        if now - since < EVICT_AFTER_S:
+        if now - since < after_s:
             return False
         oldest.release()
         oldest.evict()
