@@ -12,7 +12,6 @@ import os
 import resource
 import signal
 import socket
-import struct
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -20,9 +19,9 @@ from pathlib import Path
 from forewarn.errors import Refused, Rejected
 from forewarn.metadata import ListenerChange, ListenerManager, ListenerSpec
 from forewarn.metadata.socket_passing import SOCKETS_FILE, SocketPacket, receive_packet, send_packet
+from forewarn.unix_socket import PeerCredentials, peer_refusal
 
 log = logging.getLogger(__name__)
-_ROOT_UID = 0
 _ACCEPT_RETRY_S = 0.2
 
 
@@ -115,10 +114,11 @@ async def accept_clients(server: socket.socket, distributor: SocketDistributor, 
                 log.warning("cannot accept the service now: %s; trying again", error.strerror)
                 await asyncio.sleep(_ACCEPT_RETRY_S)
                 continue
-            if _peer_uid(client) in (_ROOT_UID, owner):
-                group.create_task(distributor.send_to_client(client))
-            else:
+            if refusal := peer_refusal(PeerCredentials.of(client), owner):
+                log.warning("a connection to the socket helper was refused: %s", refusal)
                 client.close()
+            else:
+                group.create_task(distributor.send_to_client(client))
 
 
 @contextmanager
@@ -159,11 +159,6 @@ def _has_listener(path: Path) -> bool:
         client.connect(os.fspath(path))
         return True
     return False
-
-
-def _peer_uid(client: socket.socket) -> int:
-    _, user, _ = struct.unpack("3i", client.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
-    return int(user)
 
 
 async def _wait_for_disconnect(client: socket.socket) -> None:
