@@ -17,12 +17,14 @@ from enum import StrEnum
 from functools import cached_property
 from ipaddress import IPv4Address, IPv6Address, ip_address
 
+import httpcore2  # noqa: F401 (httpx2 would import it during the first request, and block the event loop)
 import httpx2
 
 from forewarn.errors import Rejected, Unavailable
 
 AEAD_CIPHERS = "ECDHE+AESGCM:ECDHE+CHACHA20"  # for TLS 1.2; those of TLS 1.3 are all authenticated. No CBC
 _ONE_CONNECTION = httpx2.Limits(max_connections=1, max_keepalive_connections=0)
+_NO_TRUST = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)  # for plain http: it trusts no certificate at all
 _MIN_CONNECT_TIMEOUT_S = 1.0
 _MAX_ADDRESSES = 8  # of one name that are tried
 
@@ -154,9 +156,8 @@ class HttpClient:
         raise failure
 
     async def _exchange(self, request: httpx2.Request, limits: HttpLimits, deadline: asyncio.Timeout) -> ClientResponse:
-        async with httpx2.AsyncHTTPTransport(
-            verify=self._tls_context, trust_env=False, limits=_ONE_CONNECTION
-        ) as transport:
+        context = self._tls_context if request.url.scheme == "https" else _NO_TRUST
+        async with httpx2.AsyncHTTPTransport(verify=context, trust_env=False, limits=_ONE_CONNECTION) as transport:
             response = await transport.handle_async_request(request)
             deadline.reschedule(None)  # the body has its own limit
             try:

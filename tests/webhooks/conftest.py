@@ -57,7 +57,7 @@ class DeliveryWorld:
         return WebhookDispatcher(
             self.world.store,
             client=HttpClient(local_targets=LocalTargets.LOOPBACK),
-            limits=HttpLimits(timeout_s=2.0, body_timeout_s=0.2),
+            limits=HttpLimits(timeout_s=5.0, body_timeout_s=0.2),
             real_time=lambda: self.real_now,
             sleep=self.retry_sleep,
             random=lambda: 0.0,
