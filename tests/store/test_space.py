@@ -18,6 +18,8 @@ from forewarn.core.event import EventState
 from forewarn.core.history import EventDelivery
 from forewarn.store import SqliteStore
 from forewarn.store.migrations import migrate_to_newest
+from forewarn.store.pruning import release_pages
+from forewarn.store.sqlite_file import prepare_store_file
 
 MAX_BYTES_PER_DELIVERY = 60
 GROUP = "6f0e7d3c-21a5-4c3e-9b0a-0d6c1f9d8a11/production"
@@ -155,3 +157,19 @@ def test_a_store_that_could_not_return_space_can_after_it_was_opened(tmp_path: P
     asyncio.run(scenario())
     with closing(sqlite3.connect(path)) as db:
         assert db.execute("PRAGMA auto_vacuum").fetchone() == (2,)
+
+
+def test_many_pages_are_released_in_one_transaction(tmp_path: Path) -> None:
+    """Python ends a PRAGMA incremental_vacuum after its first page."""
+    path = tmp_path / "store.db"
+    prepare_store_file(path)
+    with closing(sqlite3.connect(path, isolation_level=None)) as db:
+        db.execute("INSERT INTO saved VALUES ('large', zeroblob(2000000))")
+        db.execute("DELETE FROM saved")
+        (free,) = db.execute("PRAGMA freelist_count").fetchone()
+        assert free > 400
+        db.execute("BEGIN IMMEDIATE")
+        assert release_pages(db) == free
+        db.execute("COMMIT")
+        assert db.execute("PRAGMA freelist_count").fetchone() == (0,)
+    assert path.stat().st_size < MIB

@@ -19,7 +19,7 @@ from forewarn.store import sqlite_file
 from forewarn.store.interface import REPLAY_SCRIPT_PREFIX
 from forewarn.store.writer_thread import WriterThread
 
-ROWS_PER_TRANSACTION = 2000
+ROWS_PER_TRANSACTION = 500
 _PAGES_PER_TRANSACTION = 1000  # of 4 KiB
 
 # An open rollout learns from its events which VMs are done, so they stay.
@@ -81,7 +81,7 @@ async def prune_store(writer: WriterThread, path: Path, before: float) -> int:
     entries = await _repeat(writer, partial(_prune_history, before=before))
     for step in (_prune_events, _prune_requests, _prune_vms):
         await _repeat(writer, partial(step, before=before))
-    await _repeat(writer, _release_pages)
+    await _repeat(writer, release_pages)
     with sqlite_file.file_errors_as_unavailable(path, "written"):
         await asyncio.to_thread(_truncate_file, path)
     return entries
@@ -126,10 +126,11 @@ def _slice(before: float) -> dict[str, float]:
     return {"before": before, "limit": ROWS_PER_TRANSACTION}
 
 
-def _release_pages(db: sqlite3.Connection) -> int:
+def release_pages(db: sqlite3.Connection) -> int:
     """Move used pages forward and drop free ones at the end of the file; return how many were dropped."""
     free = _free_pages(db)
-    db.execute(f"PRAGMA incremental_vacuum({_PAGES_PER_TRANSACTION})").fetchall()  # each row frees one page
+    for _ in range(min(free, _PAGES_PER_TRANSACTION)):
+        db.execute("PRAGMA incremental_vacuum(1)")  # Python ends the statement after one page, for any number
     return free - _free_pages(db)
 
 
