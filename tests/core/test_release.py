@@ -101,6 +101,13 @@ def test_a_wait_for_an_update_domain_names_the_domain_and_its_event() -> None:
     assert (wait.text, wait.until) == ("update domain 3, where event E2 has started", None)
 
 
+def test_a_wait_for_an_update_domain_says_if_its_event_is_only_released() -> None:
+    scope = scope_of(event("E2", gate_id="G2", due=True, update_domain=3), event(due=True))
+    wait = start_wait(scope, scope.events[1], DecisionContext(now=NOW, is_gate_released=lambda gate: gate == "G2"))
+    assert wait is not None
+    assert wait.text == "update domain 3, where event E2 is released and starts first"
+
+
 @pytest.mark.parametrize("released", [True, False])
 @pytest.mark.parametrize("gate_id", ["", "G1"])
 def test_an_event_behind_a_gate_starts_only_after_its_release(gate_id: str, released: bool) -> None:

@@ -17,6 +17,7 @@ from forewarn.core.event import Act, ActOutcome, Ending, Event, EventState
 from forewarn.core.history import EntryKind, HistoryEntry
 from forewarn.core.scope import Scope
 from forewarn.errors import Refused, Remedy
+from forewarn.wording import first_names
 
 
 class Transition(StrEnum):
@@ -89,7 +90,7 @@ def start_without_notice(scope: Scope, event: Event, acts: tuple[Act, ...], now:
             event,
             EntryKind.AT_ONCE,
             now,
-            f"{verb_noun(event.rules.verb)} of {_vm_names(event)} at once{_note_suffix(event)}",
+            f"{verb_noun(event.rules.verb)} of {first_names(event.vms)} at once{_note_suffix(event)}",
         )
     return _apply_transition(scope, NONEXISTENT, started, Transition.STARTED_WITHOUT_NOTICE, entry)
 
@@ -200,13 +201,7 @@ def _require_allowed(event: Event, transition: Transition) -> None:
 
 def _event_title(event: Event) -> str:
     kind = event.rules.kind if event.listed and event.rules.kind else verb_noun(event.rules.verb)
-    return f"{kind} of {_vm_names(event)}"
-
-
-def _vm_names(event: Event) -> str:
-    if len(event.vms) <= 4:
-        return ", ".join(event.vms)
-    return f"{', '.join(event.vms[:3])} and {len(event.vms) - 3} more"
+    return f"{kind} of {first_names(event.vms)}"
 
 
 def _note_suffix(event: Event) -> str:

@@ -10,6 +10,7 @@ from forewarn.core.decision import DecisionContext
 from forewarn.core.event import Event, EventState
 from forewarn.core.scope import Scope
 from forewarn.protocol.document import Kind
+from forewarn.wording import first_names
 
 _MAX_NAMED_VMS = 4  # more VMs are counted instead of named
 
@@ -67,10 +68,8 @@ def describe_gate_wait(event: Event, unready: Sequence[Event]) -> StartWait:
     names = list(dict.fromkeys(name for other in unready for name in other.vms))
     if not names:
         return _closed_gate_wait(event)
-    named = ", ".join(names[:_MAX_NAMED_VMS]) + (
-        f" and {len(names) - _MAX_NAMED_VMS} more" if len(names) > _MAX_NAMED_VMS else ""
-    )
-    text = f"{named} on host {event.host}, which {'is' if len(names) == 1 else 'are'} not ready yet"
+    are = "is" if len(names) == 1 else "are"
+    text = f"{first_names(names, _MAX_NAMED_VMS)} on host {event.host}, which {are} not ready yet"
     return StartWait(reason=WaitReason.GATE, text=text)
 
 
@@ -101,7 +100,8 @@ def _update_domain_wait(scope: Scope, event: Event, context: DecisionContext) ->
         if not other.rules.planned or other.update_domain == event.update_domain:
             continue
         if other.status is EventState.STARTED or _has_precedence(other, event, context):
-            text = f"update domain {other.update_domain}, where event {other.id} has started"
+            what = "has started" if other.status is EventState.STARTED else "is released and starts first"
+            text = f"update domain {other.update_domain}, where event {other.id} {what}"
             return StartWait(reason=WaitReason.UPDATE_DOMAIN, text=text)
     return None
 

@@ -17,6 +17,7 @@ import msgspec
 from forewarn.core.replay_script import ReplayScript, ReplayStep, SubstituteAnswer
 from forewarn.core.scope import Scope
 from forewarn.protocol.document import Document, EventNotice
+from forewarn.wording import first_clauses
 
 KNOWN_EVENT_IDS_S = 24 * 3600.0  # after a replay, approvals of its event ids are accepted this long (spec §5.2)
 
@@ -144,9 +145,7 @@ def describe_step(step: ReplayStep) -> str:
         return _describe_substitute(step.instead)
     if not step.notices:
         return "no events"
-    listed = [f"{n.kind} of {', '.join(n.resources) or 'no VM'} {n.status.lower()}" for n in step.notices[:3]]
-    more = f" and {len(step.notices) - 3} more" if len(step.notices) > 3 else ""
-    return "; ".join(listed) + more
+    return first_clauses([f"{n.kind} of {', '.join(n.resources) or 'no VM'} {n.status.lower()}" for n in step.notices])
 
 
 def _describe_substitute(instead: SubstituteAnswer) -> str:

@@ -15,6 +15,7 @@ from forewarn.core.cause import CAUSE_RULES
 from forewarn.core.event import Event, EventState, Gate
 from forewarn.core.fleet import Vm
 from forewarn.core.request import MaintenanceRequest, PlannedEvent, Rollout, RolloutState, RolloutTally
+from forewarn.wording import first_clauses
 
 _MAX_NAMED_FAILURES = 3  # more failed VMs are counted instead of named
 BusyDomains = dict[str, int]  # scope id → the update domain that this rollout is working on there
@@ -148,11 +149,8 @@ def rollout_end_reason(rollout: Rollout, events: Sequence[Event], progress: Roll
     failed = [act for event in events for act in event.failed_acts]
     if not failed or progress not in (RolloutState.STOPPED, RolloutState.COMPLETED):
         return ""
-    notes = [
-        f"{act.name}: {act.outcome.note or 'no reason given'}" for act in failed[:_MAX_NAMED_FAILURES] if act.outcome
-    ]
-    failures = "; ".join(
-        [*notes, *([f"and {len(failed) - _MAX_NAMED_FAILURES} more"] if len(failed) > _MAX_NAMED_FAILURES else [])]
+    failures = first_clauses(
+        [f"{act.name}: {act.outcome.note or 'no reason given'}" for act in failed if act.outcome], _MAX_NAMED_FAILURES
     )
     if progress is RolloutState.COMPLETED:
         return failures

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 
 from forewarn.core.cause import verb_noun
 from forewarn.core.event import Ending, Event
+from forewarn.wording import first_names
 
 
 def started_without_notice(event: Event) -> bool:
@@ -49,7 +50,7 @@ def event_kind_text(event: Event) -> str:
 def join_names(names: Sequence[str]) -> str:
     """Return names as `a, b and c`; of more than four, the first three and `and N more`; "" for none."""
     if len(names) > 4:
-        return f"{', '.join(names[:3])} and {len(names) - 3} more"
+        return first_names(names)
     return " and ".join(filter(None, [", ".join(names[:-1]), *names[-1:]]))
 
 

@@ -14,6 +14,7 @@ from forewarn.core.cause import CAUSE_RULES, verb_noun
 from forewarn.core.event import Event
 from forewarn.core.request import PlannedEvent
 from forewarn.explain.phrases import duration_text
+from forewarn.wording import first_names
 
 _MAX_LISTED_REASONS = 4  # more reasons, or replaced events, are not listed
 
@@ -140,7 +141,7 @@ def _immediate_sentences(events: Sequence[PreviewedEvent]) -> Iterator[str]:
     for event in events:
         reasons.setdefault((event.verb, event.note), []).extend(event.vms)
     for (verb, why), names in list(reasons.items())[:_MAX_LISTED_REASONS]:
-        yield f"{verb_noun(verb)} of {_first_names(names)} at once, without an event: {why}."
+        yield f"{verb_noun(verb)} of {first_names(names)} at once, without an event: {why}."
     if len(reasons) > _MAX_LISTED_REASONS:
         yield f"Other VMs are affected at once for {len(reasons) - _MAX_LISTED_REASONS} more reasons."
 
@@ -161,10 +162,6 @@ def _published_sentences(events: Sequence[PreviewedEvent], vms: int, *, is_over:
     if not is_over and affected < vms:
         why = f"{_counted(vms, 'VM')} are too many to simulate" if waves == 1 else "the simulation stopped there"
         yield f"{_counted(vms - affected, 'more VM')} follow in later waves, which the preview leaves out: {why}."
-
-
-def _first_names(names: Sequence[str]) -> str:
-    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
 
 
 def _counted(number: int, thing: str) -> str:

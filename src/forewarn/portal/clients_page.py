@@ -25,6 +25,7 @@ from forewarn.store.interface import LastPoll, Store
 from forewarn.web.polling_report import ExpectedEvent, expected_events, iterate_cooperatively
 from forewarn.web.request_parsing import HandlerCall, StrictBody
 from forewarn.web.views import BaseView
+from forewarn.wording import first_names
 
 _BATCH_SIZE = 2000  # VMs read before other tasks run
 
@@ -197,11 +198,11 @@ class ClientsPage(BaseView, frozen=True, kw_only=True):
         """A sentence that names the unprepared VMs, without a full stop; "" if there are none."""
         if not self.unprepared:
             return ""
-        names, more = ", ".join(self.unprepared_names), self.unprepared - len(self.unprepared_names)
         vms = (
             "1 VM with a pending event is" if self.unprepared == 1 else f"{self.unprepared} VMs with pending events are"
         )
-        return f"{vms} unprepared: {names}" + (f" and {more} more" if more else "")
+        names = first_names(self.unprepared_names, len(self.unprepared_names), total=self.unprepared)
+        return f"{vms} unprepared: {names}"
 
     def table(self) -> ExportTable:
         """The CSV export, with one row per VM of `clients`."""

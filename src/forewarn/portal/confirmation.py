@@ -24,6 +24,7 @@ from forewarn.web.polling_report import silent_seconds
 from forewarn.web.remedies import Surface, message_for
 from forewarn.web.request_parsing import HandlerCall
 from forewarn.web.view_builder import scope_title
+from forewarn.wording import first_names
 
 _MAX_KEYS_PER_PRINCIPAL = 300  # per user, so that one user's keys do not push out another's
 
@@ -188,5 +189,4 @@ def _unaffected_vm_warnings(context: PortalContext, events: Sequence[PreviewedEv
     for host in list(dict.fromkeys(event.host for event in events if event.host))[:_MAX_NAMED]:
         others = [vm.name for vm in context.store.vms(host=host) if (vm.scope_id, vm.name.casefold()) not in affected]
         if others:
-            more = f" and {len(others) - _MAX_NAMED} more" if len(others) > _MAX_NAMED else ""
-            yield f"Also on host {host}, but not affected: {', '.join(others[:_MAX_NAMED])}{more}."
+            yield f"Also on host {host}, but not affected: {first_names(others, _MAX_NAMED)}."

@@ -28,6 +28,7 @@ from forewarn.web.request_parsing import (
     NewStorm,
 )
 from forewarn.web.view_builder import scope_title, scope_title_from_id
+from forewarn.wording import first_names
 
 # Describes the effect of a form in sentences. `call` is the API call that the form would make.
 PreviewSentences = Callable[[RequestContext, HandlerCall], list[str]]
@@ -151,10 +152,7 @@ def preview_storm(context: RequestContext, call: HandlerCall) -> list[str]:
     """Says which VMs the storm would affect, and for how long. Raises NotFound for an unknown VM."""
     body = call.parse_body(NewStorm)
     vms = [context.directory.find(name).name for name in body.vms]
-    target = (
-        ", ".join(vms[:_MAX_NAMED]) + (f" and {len(vms) - _MAX_NAMED} more" if len(vms) > _MAX_NAMED else "")
-        or "all VMs"
-    )
+    target = first_names(vms, _MAX_NAMED) or "all VMs"
     return [f"Faults affect {target} for {duration_text(body.for_s)} of lab time, with seed {body.seed}."]
 
 
@@ -178,9 +176,8 @@ def preview_advance_clock(context: RequestContext, call: HandlerCall) -> list[st
     sentences = [f"Lab time advances by {duration_text(by_s)}."]
     if not due:
         return [*sentences, "No event's notice ends on the way."]
-    first = ", ".join(_event_title(event) for event in due[:_MAX_NAMED])
-    more = f" and {len(due) - _MAX_NAMED} more" if len(due) > _MAX_NAMED else ""
-    return [*sentences, f"The notice of {len(due)} event{'s' if len(due) > 1 else ''} ends on the way: {first}{more}."]
+    first = first_names([_event_title(event) for event in due], _MAX_NAMED)
+    return [*sentences, f"The notice of {len(due)} event{'s' if len(due) > 1 else ''} ends on the way: {first}."]
 
 
 def preview_clock_speed(context: RequestContext, call: HandlerCall) -> list[str]:
@@ -195,7 +192,4 @@ def preview_clock_speed(context: RequestContext, call: HandlerCall) -> list[str]
 
 
 def _event_title(event: Event) -> str:
-    names = ", ".join(event.vms[:_MAX_NAMED]) + (
-        f" and {len(event.vms) - _MAX_NAMED} more" if len(event.vms) > _MAX_NAMED else ""
-    )
-    return f"{event.rules.kind or event.rules.verb} of {names}"
+    return f"{event.rules.kind or event.rules.verb} of {first_names(event.vms, _MAX_NAMED)}"

@@ -18,6 +18,7 @@ from forewarn.web.request_parsing import HandlerCall
 from forewarn.web.request_views import read_rollouts, rollout_fields_from_snapshot
 from forewarn.web.view_builder import scope_title, scope_title_from_id
 from forewarn.web.views import BaseView, RolloutView
+from forewarn.wording import first_names
 
 # Parts of a progress bar, in order; also members of RolloutTally and CSV columns.
 PROGRESS_PARTS = ("done", "failed", "withdrawn", "started", "scheduled", "waiting")
@@ -46,7 +47,7 @@ class RolloutRow(BaseView, frozen=True, kw_only=True):
         hosts = self.rollout.hosts
         if not hosts:
             return scope_title_from_id(self.rollout.scope)
-        return ", ".join(hosts[:3]) + (f" and {len(hosts) - 3} more hosts" if len(hosts) > 3 else "")
+        return first_names(hosts)
 
     @property
     def progress_text(self) -> str:

@@ -1,0 +1,31 @@
+"""Shortened lists: the first few, and how many more."""
+
+from __future__ import annotations
+
+import pytest
+
+from forewarn.wording import first_clauses, first_names
+
+
+@pytest.mark.parametrize(
+    ("names", "text"),
+    [
+        ("", ""),
+        ("a", "a"),
+        ("abc", "a, b, c"),
+        ("abcd", "a, b, c, d"),
+        ("abcde", "a, b, c and 2 more"),
+    ],
+)
+def test_more_names_than_fit_are_counted_but_never_a_single_one(names: str, text: str) -> None:
+    assert first_names(list(names)) == text
+
+
+def test_names_that_are_not_at_hand_are_counted_too() -> None:
+    assert first_names(["a", "b"], 2, total=9) == "a, b and 7 more"
+    assert first_names(["a", "b"], 2, total=2) == "a, b"
+
+
+def test_clauses_are_separated_by_semicolons() -> None:
+    assert first_clauses(["a", "b", "c"], 1) == "a; and 2 more"
+    assert first_clauses(["a", "b"], 1) == "a; b"
