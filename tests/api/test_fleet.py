@@ -228,7 +228,9 @@ BAD_VMS = [
     ({"name": "a/b"}, 400, "contains a slash"),
     ({"name": "a-{n}"}, 400, "braces"),
     ({"name": "a\x7fb"}, 400, "control character"),
-    ({"name": "a", "host": "h7"}, 400, "host 'h7' of VM 'a' is not declared"),
+    ({"name": "a", "host": "h7"}, 400, "host 'h7' of VM 'a' does not exist: "),
+    ({"name": "a", "host": "zz"}, 400, "host 'zz' of VM 'a' does not exist: name one that exists, or leave out host"),
+    ({"name": "a", "subscription_id": "x"}, 400, "subscription 'x' does not exist: write its id (a GUID), or name one"),
     ({"name": "a", "zone": "1"}, 400, "has no host to run on"),
     ({"name": "a", "zone": "1", "availability_set": "web"}, 400, "spec §7.1"),
     ({"name": "a", "scale_set": "pool", "availability_set": "web"}, 400, "more than one set or service"),
@@ -249,6 +251,7 @@ def test_a_new_vm_is_checked_like_a_fleet_file(api: Any, body: Any, status: int,
     found, _, message = api.refused("POST", "/fleet/vms", body)
     assert found == status, message
     assert words in message
+    assert not any(word in message for word in ("[[", "the file", "declare", " line "))
 
 
 def test_a_vm_on_a_degraded_host_is_refused(api: Any) -> None:

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Sequence
 
 from forewarn.api.errors import FleetNotApplicable
-from forewarn.control.add_vm import NewVm, fleet_file_for
+from forewarn.control.add_vm import NewVm, fleet_file_for, vm_problem_text
 from forewarn.control.fleet import FleetChange
 from forewarn.core.access import Right
 from forewarn.core.event import Event, EventState
@@ -149,7 +149,7 @@ def _fleet_file_text(body: NewVm, context: RequestContext) -> str:
 
 
 def _problems_text(problems: Sequence[FleetFileProblem]) -> str:
-    return "; ".join(f"{problem.what}: {problem.remedy}" for problem in problems)
+    return "; ".join(map(vm_problem_text, problems))
 
 
 async def remove_vm(context: RequestContext, call: HandlerCall) -> VmView:

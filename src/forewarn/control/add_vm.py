@@ -8,6 +8,7 @@ give the rest.
 from __future__ import annotations
 
 import json
+import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -17,10 +18,25 @@ import msgspec
 from msgspec import Meta
 
 from forewarn.core.fleet import MAX_PLACEMENT_GROUP, AutoApproval, EvictionPolicy, Host, Priority, Vm
+from forewarn.core.fleetfile.problems import FleetFileProblem
 from forewarn.core.fleetfile.tables import AvailabilitySetTable, CloudServiceTable, DefaultsTable, ScaleSetTable
 from forewarn.errors import Rejected
 from forewarn.store.interface import Store
 
+# What the problems of a fleet file say about the file, and what they say about one VM instead.
+_VM_WORDS = (
+    (re.compile(r"is not declared\b( in the VM's resource group)?"), r"does not exist\1"),
+    (re.compile(r",( from| first on)? line \d+"), ""),
+    (re.compile(r"\bdeclare it with \[\[\w+\]\](, name and id)?"), "name one that exists"),
+    (
+        re.compile(r"\bdeclare some with \[\[hosts\]\], or change.*"),
+        "add a host there, or give another location or zone",
+    ),
+    (re.compile(r"\bmove auto_approve to the\b"), "leave it out, and set it for the"),
+    (re.compile(r"give one of them another address in the file"), "give it another address, or none"),
+    (re.compile(r"give one of them another"), "give it another"),
+    (re.compile(r", or write a smaller count"), ""),
+)
 _SET_KEYS = ("availability_set", "scale_set", "cloud_service")
 _DOMAIN_KEYS = ("update_domain", "fault_domain")
 _SET_TABLES = {"availability_set": AvailabilitySetTable, "scale_set": ScaleSetTable, "cloud_service": CloudServiceTable}
@@ -51,6 +67,14 @@ class NewVm(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     auto_approve: AutoApproval = AutoApproval()
     tags: dict[str, str] = {}
     address: str = ""
+
+
+def vm_problem_text(problem: FleetFileProblem) -> str:
+    """Return a problem of `fleet_file_for`, with its remedy, in words for one VM instead of a file."""
+    text = f"{problem.what}: {problem.remedy}"
+    for pattern, words in _VM_WORDS:
+        text = pattern.sub(words, text)
+    return text
 
 
 def fleet_file_for(
