@@ -11,6 +11,7 @@
 
 A message names the thing and its id, its state, and what cannot be done. What to do instead is a `Remedy`: a code with
 fields, which each surface (command line, API, portal, Azure's API) puts into its own words (`forewarn.web.remedies`).
+Where no surface does, as in the history and in tests with a lab, `full_message` has words that suit all of them.
 """
 
 from __future__ import annotations
@@ -41,6 +42,7 @@ class Remedy(StrEnum):
     GIVE_NOTICE = "give-notice"
     REPAIR_HOST = "repair-host"  # field: host
     ADD_VMS = "add-vms"
+    ADD_HOSTS = "add-hosts"
     CLEAR_FAULTS = "clear-faults"
     STOP_REPLAY = "stop-replay"  # field: replay
     USE_LAB = "use-lab"
@@ -87,3 +89,49 @@ class Conflict(ForewarnError):
 
 class Unavailable(ForewarnError):
     """The request is correct, but cannot be served now: try again later."""
+
+
+# What to do instead, in words that name neither commands nor pages.
+_PLAIN_REMEDIES: dict[Remedy, str] = {
+    Remedy.LIST_VMS: "name a VM of the fleet",
+    Remedy.LIST_HOSTS: "name a host of the fleet",
+    Remedy.LIST_SCOPES: "name a scope of the fleet",
+    Remedy.LIST_EVENTS: "name an event that is not over",
+    Remedy.LIST_ALL_EVENTS: "name an event of the history",
+    Remedy.LIST_ROLLOUTS: "name a rollout that exists",
+    Remedy.LIST_REQUESTS: "the history shows what was requested",
+    Remedy.LIST_CLIENTS: "name a client that exists",
+    Remedy.LIST_GRANTS: "name a grant that exists",
+    Remedy.LIST_WEBHOOKS: "name a webhook that exists",
+    Remedy.LIST_REPLAYS: "name a replay that exists",
+    Remedy.LIST_FAULTS: "name a fault that is active",
+    Remedy.LIST_FAULT_KINDS: "name a kind of fault that exists",
+    Remedy.LIST_EXPLAINABLE: "name one that exists",
+    Remedy.EXPLAIN_EVENT: "the explanation of event {event} says what happens",
+    Remedy.EXPLAIN_REMOVED_VM: "the explanation of VM {vm} says when and why",
+    Remedy.ALLOW_SHORT_NOTICE: "give {minimum} s or more, or allow a shorter notice for testing",
+    Remedy.GIVE_NOTICE: "give the notice",
+    Remedy.REPAIR_HOST: "repair host {host} first",
+    Remedy.ADD_VMS: "add VMs to the fleet",
+    Remedy.ADD_HOSTS: "add hosts to the fleet",
+    Remedy.CLEAR_FAULTS: "clear some of them",
+    Remedy.STOP_REPLAY: "wait until replay {replay} is over, or stop it",
+    Remedy.USE_LAB: "use a lab",
+    Remedy.RENEW_CLIENT_SECRET: "give another id, or give client {client} another secret",
+    Remedy.ASK_FOR_ROLE: "ask an administrator for the role {role}",
+    Remedy.ASK_FOR_ANY_ROLE: "ask an administrator for a role",
+}
+
+
+def full_message(error: ForewarnError) -> str:
+    """Return the error's message followed by what to do instead, in words that suit every reader."""
+    if error.remedy_code is None:
+        return str(error)
+    return join_remedy(str(error), _PLAIN_REMEDIES[error.remedy_code].format(**error.remedy_fields))
+
+
+def join_remedy(message: str, remedy: str) -> str:
+    """Return a message followed by what to do instead; `remedy` may be empty."""
+    if not remedy:
+        return message
+    return f"{message} {remedy}" if message.endswith("?") else f"{message}: {remedy}"

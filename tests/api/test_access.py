@@ -176,3 +176,14 @@ def test_a_caller_is_shown_their_identity(api: Any) -> None:
     me = api.get("/access/me")
     assert (me["id"], me["name"]) == ("owner", "local user ann")
     assert [(g["role"], g["over"]) for g in me["grants"]] == [("Administrator", "/")]
+
+
+def test_a_role_is_granted_over_a_resource_group_by_its_name(api: Any) -> None:
+    api.post("/access/clients", {"id": "ops"})
+    granted = api.post("/access/grants", {"role": "Reader", "to": "ops", "over": "group:LAB"})
+    assert granted["over"] == "/subscriptions/sub/resourceGroups/lab"
+    status, _, message = api.refused("POST", "/access/grants", {"role": "Reader", "to": "ops", "over": "group:none"})
+    assert (status, message) == (
+        404,
+        "no VM is in resource group 'none': the groups are lab; or give a resource id",
+    )

@@ -91,3 +91,48 @@ def test_a_started_event_cannot_be_withdrawn(api: Any) -> None:
     status, _, message = api.refused("POST", f"/events/{event['id']}/withdraw", {"reason": "late"})
     assert status == 409
     assert "has started" in message
+
+
+def test_several_events_are_approved_in_one_call_also_if_one_is_refused(api: Any) -> None:
+    first, second = api.restart_of("db", "web-0")
+    api.post(f"/events/{first['id']}/withdraw")
+    changed = api.post("/events/approve", {"ids": [first["id"], second["id"].lower(), "nothing"]})
+    assert [(event["id"], event["status"]) for event in changed["events"]] == [(second["id"], "started")]
+    assert [scope["vms"] for scope in changed["scopes"]] == [["web-0", "web-1", "web-2"]]
+    assert [(one["event"], one["code"]) for one in changed["refused"]] == [
+        (first["id"], "Refused"),
+        ("nothing", "NotFound"),
+    ]
+    assert "GET /forewarn/v1/events?all=true lists them" in changed["refused"][1]["message"]
+
+
+def test_the_pending_events_of_a_vm_host_or_rollout_are_approved_or_withdrawn(api: Any) -> None:
+    db, web = api.restart_of("db", "web-1")
+    changed = api.post("/events/approve", {"vm": "db"})
+    assert [event["id"] for event in changed["events"]] == [db["id"]]
+    rollout = api.post("/rollouts", {"impact": "update", "hosts": ["h3"]})["id"]
+    assert [event["vms"] for event in api.post("/events/approve", {"rollout": rollout})["events"]] == [["web-2"]]
+    changed = api.post("/events/withdraw", {"host": "h2", "reason": "not today"})
+    assert [(event["id"], event["reason"]) for event in changed["events"]] == [(web["id"], "not today")]
+    assert api.post("/events/withdraw", {"host": "h2"}) == {"events": [], "scopes": [], "refused": []}
+
+
+def test_events_are_selected_by_ids_or_names(api: Any) -> None:
+    for body in ({}, {"ids": ["E"], "vm": "db"}):
+        status, _, message = api.refused("POST", "/events/approve", body)
+        assert status == 400
+        assert message.endswith("give one of the two")
+
+
+def test_an_approver_approves_only_the_events_of_their_vms(api: Any) -> None:
+    db, web = api.restart_of("db", "web-0")
+    approver = api.holding(
+        "ScheduledEventContributor",
+        "/subscriptions/sub/resourceGroups/lab/providers/Microsoft.Compute/virtualMachines/db",
+    )
+    changed = approver.post("/events/approve", {"ids": [db["id"], web["id"]]})
+    assert [event["id"] for event in changed["events"]] == [db["id"]]
+    assert [one["code"] for one in changed["refused"]] == ["NotFound"]
+    reader = api.holding("Reader", "/")
+    assert [one["code"] for one in reader.post("/events/approve", {"ids": [web["id"]]})["refused"]] == ["Forbidden"]
+    assert api.get(f"/events/{web['id']}")["approved_at"] is None

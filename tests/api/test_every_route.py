@@ -53,6 +53,8 @@ VALID_CALLS: dict[tuple[str, str], ValidCall] = {
     ("POST", "/rollouts/{id}/abort"): lambda api: (f"/rollouts/{_rollout(api)}/abort", None),
     ("GET", "/events"): lambda api: ("/events?all=true&limit=10", None),
     ("GET", "/events/{id}"): lambda api: (f"/events/{api.restart_of('db')[0]['id']}", None),
+    ("POST", "/events/approve"): lambda api: ("/events/approve", {"ids": [api.restart_of("db")[0]["id"]]}),
+    ("POST", "/events/withdraw"): lambda api: ("/events/withdraw", {"ids": [api.restart_of("db")[0]["id"]]}),
     ("POST", "/events/{id}/approve"): lambda api: (f"/events/{api.restart_of('db')[0]['id']}/approve", None),
     ("POST", "/events/{id}/withdraw"): lambda api: (f"/events/{api.restart_of('db')[0]['id']}/withdraw", {}),
     ("GET", "/history"): lambda api: ("/history", None),

@@ -176,7 +176,7 @@ def test_a_request_is_explained_by_its_pending_events(api: Any) -> None:
     assert explanation["title"] == "Restart of web-0 and db, requested by local user ann"
     assert len([text for text in explanation["now"] if "waits for an approval" in text]) == 2
     api.world.advance(3600)
-    assert api.get(f"/explain/{events[0]['request_id']}")["now"] == ["Nothing of it is pending."]
+    assert api.get(f"/explain/{events[0]['request_id']}")["now"] == ["It succeeded."]
 
 
 def test_only_an_operator_learns_which_scope_keeps_a_gate_closed(api: Any) -> None:

@@ -8,10 +8,9 @@ from typing import Any
 
 import pytest
 
-from forewarn.core.cause import Cause
-from forewarn.core.event import Ending, Event, EventState
+from forewarn.control.fleet import FleetChange
 from forewarn.core.fleet import HostHealth
-from forewarn.core.request_state import request_state
+from forewarn.core.request import RequestedOperation
 from forewarn.store.sqlite import SqliteStore
 
 
@@ -114,64 +113,24 @@ def test_a_request_can_be_followed_to_its_end(api: Any) -> None:
     (event,) = api.restart_of("db")
     target = f"/requests/{event['request_id']}"
     waiting = api.get(target)
-    assert waiting["state"] == "waiting"
+    assert waiting["state"] == "in progress"
     assert waiting["waits_for"] == ["Reboot of db: an approval, or the end of its notice"]
 
     api.post(f"/events/{event['id']}/approve")
     started = api.get(target)
-    assert (started["state"], started["waits_for"]) == ("started", [])
+    assert (started["state"], started["waits_for"]) == ("in progress", ["Reboot of db: the reboot of db"])
 
     api.world.advance(60)
     finished = api.get(target)
-    assert finished["state"] == "finished"
+    assert (finished["state"], finished["waits_for"]) == ("succeeded", [])
     assert finished["events"][0]["acts"][0]["ok"] is True
 
 
-def test_a_request_whose_event_is_withdrawn_ends_as_withdrawn(api: Any) -> None:
-    """Spec §9: a withdrawn event ends it as cancelled."""
+def test_a_request_whose_event_is_withdrawn_is_canceled(api: Any) -> None:
+    """Spec §9."""
     (event,) = api.restart_of("db")
     api.post(f"/events/{event['id']}/withdraw", {"reason": "not today"})
-    assert api.get(f"/requests/{event['request_id']}")["state"] == "withdrawn"
-
-
-def an_event(status: EventState, ending: Ending | None = None) -> Event:
-    return Event(
-        id="E",
-        scope_id="s",
-        request_id="r",
-        cause=Cause.USER_RESTART,
-        who="ann",
-        vms=("a",),
-        published_at=0,
-        not_before=1,
-        status=status,
-        ending=ending,
-    )
-
-
-SCHEDULED, STARTED = an_event(EventState.SCHEDULED), an_event(EventState.STARTED)
-FINISHED, FAILED = an_event(EventState.OVER, Ending.FINISHED), an_event(EventState.OVER, Ending.FAILED)
-WITHDRAWN = an_event(EventState.OVER, Ending.WITHDRAWN)
-STATES = [
-    ([], True, False, "waiting"),
-    ([], False, False, "finished"),
-    ([], False, True, "failed"),
-    ([SCHEDULED], False, False, "waiting"),
-    ([SCHEDULED, STARTED], False, False, "started"),
-    ([SCHEDULED, FINISHED], False, False, "started"),
-    ([SCHEDULED, WITHDRAWN], False, False, "waiting"),
-    ([FINISHED], True, False, "started"),
-    ([FINISHED, FAILED], False, False, "failed"),
-    ([FINISHED, WITHDRAWN], False, False, "finished"),
-    ([WITHDRAWN], False, False, "withdrawn"),
-]
-
-
-@pytest.mark.parametrize(("events", "to_come", "skipped", "state"), STATES)
-def test_the_state_of_a_request_follows_from_its_events(
-    events: list[Event], to_come: bool, skipped: bool, state: str
-) -> None:
-    assert request_state(events, to_come=to_come, skipped=skipped) == state
+    assert api.get(f"/requests/{event['request_id']}")["state"] == "canceled"
 
 
 def test_a_degraded_host_announces_redeploys_of_all_its_vms(api: Any) -> None:
@@ -217,8 +176,27 @@ def test_a_user_starts_pending_maintenance_now(api: Any) -> None:
     assert (status, code) == (409, "Refused")
     assert "no pending maintenance" in message
     api.post("/rollouts", {"impact": "migrate", "scope": "web"})
-    (event,) = api.post("/vms/lab%2Fweb-0/perform-maintenance")["events"]
+    receipt = api.post("/vms/lab%2Fweb-0/perform-maintenance")
+    (event,) = receipt["events"]
     assert (event["status"], event["approved_by"]) == ("started", "local user ann")
-    (request,) = [request for request in api.world.store.requests() if request.approves == (event["id"],)]
-    request_status = api.get(f"/requests/{request.id}")
-    assert (request_status["state"], [one["id"] for one in request_status["events"]]) == ("started", [event["id"]])
+    request = receipt["request"]["id"]
+    status = api.get(f"/requests/{request}")
+    assert (status["state"], [one["id"] for one in status["events"]]) == ("in progress", [event["id"]])
+    api.world.advance(600)
+    assert api.get(f"/requests/{request}")["state"] == "succeeded"
+    shown = [entry["what"] for entry in api.get(f"/history?request={request}&after=0")["entries"]]
+    assert shown == ["requested", "approved", "started", "performed", "finished"]
+
+
+def test_a_request_that_became_impossible_is_canceled_and_says_why(api: Any) -> None:
+    """The VMs are in two scopes, so their events are published after the request was accepted."""
+    vms = [api.world.vm(name) for name in ("db", "web-0")]
+    receipt = api.world.do(api.world.control.requests.request_for_vms(RequestedOperation.RESTART, vms, who="ann"))
+    api.world.do(api.world.control.fleet.apply_change(FleetChange(removed=tuple(vms), text="gone"), who="ann"))
+    api.world.settle()
+    shown = api.get(f"/requests/{receipt.request.id}")
+    assert (shown["state"], len(shown["events"])) == ("canceled", 0)
+    assert sorted(shown["skipped"]) == [
+        "VM 'db' no longer exists: there is nothing to reboot",
+        "VM 'web-0' no longer exists: there is nothing to reboot",
+    ]

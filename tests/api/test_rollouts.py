@@ -103,7 +103,22 @@ def test_a_rollout_is_paused_resumed_and_aborted(api: Any) -> None:
     aborted = api.post(f"/rollouts/{rollout}/abort")
     assert (aborted["progress"], aborted["closed"], aborted["tally"]["withdrawn"]) == ("aborted", True, 1)
     assert api.refused("POST", f"/rollouts/{rollout}/resume")[0] == 409
-    assert api.get(f"/requests/{rollout}")["state"] == "withdrawn"
+    assert api.get(f"/requests/{rollout}")["state"] == "canceled"
+
+
+def test_a_rollout_is_found_by_its_id_in_any_case_and_never_without_a_name(api: Any) -> None:
+    rollout = api.post("/rollouts", {"impact": "update", "scope": "web"})["id"]
+    assert api.get(f"/rollouts/{rollout.upper()}")["id"] == rollout
+    assert api.world.control.requests.rollout(rollout.upper()).id == rollout
+    status, _, message = api.refused("POST", "/rollouts/%20/abort")
+    assert (status, message.partition(":")[0]) == (404, "the name of the rollout is empty")
+
+
+def test_a_rollout_covers_all_hosts(api: Any) -> None:
+    rollout = api.post("/rollouts", {"impact": "update", "all_hosts": True})
+    assert rollout["hosts"] == ["h1", "h2", "h3"]
+    both = {"impact": "update", "all_hosts": True, "hosts": ["h1"]}
+    assert "give one of the two" in api.refused("POST", "/rollouts", both)[2]
 
 
 BAD = [

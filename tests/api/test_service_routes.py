@@ -9,11 +9,13 @@ from typing import Any
 import pytest
 
 from forewarn.core.decision import Policy
+from forewarn.store.interface import LastPoll
 from forewarn.store.sqlite import SqliteStore
 
 
 def test_the_service_describes_itself(api: Any) -> None:
-    assert api.get("/service") == {"version": "0.1.0", "pid": 1, "lab": True}
+    assert api.get("/service") == {"version": "0.1.0", "pid": 1, "lab": True, "endpoint": "http://127.0.0.9:8080"}
+    assert api.refused("GET", "/service?vm=nobody")[0] == 404
 
 
 def test_the_clock_is_shown_advanced_and_set_to_another_speed(api: Any) -> None:
@@ -21,9 +23,54 @@ def test_the_clock_is_shown_advanced_and_set_to_another_speed(api: Any) -> None:
     before = api.get("/clock")
     assert before == {"now": api.world.now, "speed": 0.0, "lab": True}
     (event,) = api.restart_of("db")
-    assert api.post("/clock/advance", {"by_s": 3600})["now"] == before["now"] + 3600
+    advanced = api.post("/clock/advance", {"by_s": 3600})
+    assert advanced["now"] == before["now"] + 3600
+    assert [entry["what"] for entry in advanced["entries"]] == ["started", "performed", "finished"]
+    assert (advanced["polling"], advanced["note"], advanced["left_out"]) == (0, "", 0)
     assert api.get(f"/events/{event['id']}")["ending"] == "finished"
     assert api.post("/clock/speed", {"speed": 60})["speed"] == 60
+
+
+def test_every_response_tells_the_time_of_the_service(api: Any) -> None:
+    assert float(api.call("GET", "/fleet").headers["forewarn-now"]) == api.world.now
+
+
+def enabled_by_a_poll(api_of: Any) -> Any:
+    api = api_of(Policy())
+    vm = api.world.vm("db")
+    api.world.do(api.world.control.guests.enable_scope_of(vm.key))
+    poll = LastPoll(vm=vm.key, scope_id=vm.scope_id, at=api.world.now, version="2020-07-01", count=1)
+    api.world.do(api.world.store.record_observations([poll], []))
+    return api
+
+
+def test_a_vm_that_polls_counts_as_polling_while_the_clock_advances_and_the_response_says_so(api_of: Any) -> None:
+    """Spec §12."""
+    api = enabled_by_a_poll(api_of)
+    advanced = api.post("/clock/advance", {"by_s": 25 * 3600})
+    assert (advanced["polling"], advanced["entries"]) == (1, [])
+    assert advanced["note"] == "1 VM counts as polling throughout, so its scope stays enabled"
+    assert api.world.scope("db").is_enabled
+
+
+def test_the_clock_advances_without_polls_so_that_a_scope_becomes_idle(api_of: Any) -> None:
+    """Spec §8.2: a scope that makes no request for 24 hours is disabled."""
+    api = enabled_by_a_poll(api_of)
+    advanced = api.post("/clock/advance", {"by_s": 25 * 3600, "without_polls": True})
+    assert (advanced["polling"], advanced["note"]) == (0, "")
+    assert [entry["text"] for entry in advanced["entries"]] == [
+        "scheduled events disabled: no VM of the scope has polled for 24 h"
+    ]
+    assert not api.world.scope("db").is_enabled
+    assert "clock advanced by 1 d 1 h without polls by" in api.get("/history?limit=10")["entries"][-2]["text"]
+    (event,) = api.restart_of("db")
+    assert event["note"] == "no VM of the scope has polled within 24 h, so scheduled events are disabled there"
+
+
+def test_a_lab_whose_scopes_are_always_enabled_says_so(api: Any) -> None:
+    """Spec §8.3."""
+    advanced = api.post("/clock/advance", {"by_s": 25 * 3600, "without_polls": True})
+    assert advanced["note"] == "no scope becomes idle, because the setting enablement is always"
 
 
 def test_the_history_names_who_moved_the_clock_pruned_or_backed_up(tmp_path: Path, api_of: Any) -> None:

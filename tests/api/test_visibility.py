@@ -113,12 +113,12 @@ def test_the_name_of_an_invisible_vm_is_not_suggested(api: Any) -> None:
 def test_a_request_is_visible_to_a_reader_of_all_its_vms(api: Any) -> None:
     both = api.restart_of("db", "web-1")[0]["request_id"]
     assert api.holding("Reader", DB).refused("GET", f"/requests/{both}")[:2] == (404, "NotFound")
-    assert api.holding("Reader", DB, WEB_1).get(f"/requests/{both}")["state"] == "waiting"
+    assert api.holding("Reader", DB, WEB_1).get(f"/requests/{both}")["state"] == "in progress"
 
 
 def test_a_request_is_visible_to_the_client_that_made_it(api: Any) -> None:
     asked = api.holding("Operator", DB, WEB_1).restart_of("db", "web-1")[0]["request_id"]
-    assert api.holding("Reader", DB).get(f"/requests/{asked}")["state"] == "waiting"
+    assert api.holding("Reader", DB).get(f"/requests/{asked}")["state"] == "in progress"
     assert api.holding("Reader", DB, name="client other").refused("GET", f"/requests/{asked}")[0] == 404
 
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from forewarn.cli.env import SHELLS, shell_comment
 from forewarn.cli.service_address import SOCKET_NAME
-from tests.support.scripted_server import ScriptedServer, json_reply
+from tests.support.scripted_server import ScriptedReply, ScriptedServer, json_reply
 
 SECRET = "it's-a-$ecret-of-the-administrator"
 AWKWARD = [
@@ -120,17 +120,18 @@ def test_env_offers_managed_identities_only_where_the_service_serves_them(lab: A
 
 def test_env_takes_the_identity_of_the_given_vm(command: Any) -> None:
     console = {"url": "https://localhost:1", "ca": "", "admin_secret": "/s", "client_id": "admin", "tenant_id": "t"}
-    service = json_reply({"console": console, "identity_on_loopback": True})
-    events = "/metadata/scheduledevents"
-    fleet = json_reply({"vms": [{"url": None}, {"url": f"http://127.0.0.1:8254{events}"}]})
-    with ScriptedServer(service, fleet, path=command.data / SOCKET_NAME):
+
+    def service(endpoint: str) -> ScriptedReply:
+        return json_reply({"console": console, "identity_on_loopback": True, "endpoint": endpoint})
+
+    with ScriptedServer(service("http://127.0.0.1:8254"), path=command.data / SOCKET_NAME):
         shown = command.json("env")
     assert shown["variables"]["AZURE_POD_IDENTITY_AUTHORITY_HOST"] == "http://127.0.0.1:8254"
-    with ScriptedServer(service, json_reply({"url": f"http://127.0.0.3:8254{events}"}), path=_fresh(command)) as server:
+    with ScriptedServer(service("http://127.0.0.3:8254"), path=_fresh(command)) as server:
         message = command.good("env", "--vm", "db-0")
-        assert server.requests[-1].target == "/forewarn/v1/vms/db-0"
+        assert server.requests[-1].target == "/forewarn/v1/service?vm=db-0"
     assert "export AZURE_POD_IDENTITY_AUTHORITY_HOST=http://127.0.0.3:8254\n" in message
-    with ScriptedServer(service, json_reply({"url": None}), path=_fresh(command)):
+    with ScriptedServer(service(""), path=_fresh(command)):
         assert "has no address on this machine" in command.refused("env", "--vm", "db-0")
 
 

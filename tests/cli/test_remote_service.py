@@ -112,11 +112,12 @@ def test_a_script_may_sign_in_with_its_environment(
 
 
 def test_one_sign_in_serves_a_whole_command(signed_in: Any, remote_service: Any) -> None:
-    remote_service.set_replies(
-        json_reply({"seq": 1, "entries": []}), json_reply(CLOCK), json_reply({"seq": 1, "entries": []})
-    )
-    signed_in.good("clock", "advance", "1m", "--profile", "lab")
-    assert len(remote_service.requests) == 3
+    page = json_reply({"seq": 1, "entries": []})
+    over = json_reply({"state": "succeeded", "events": [], "skipped": []})
+    replies = (json_reply({"request": {"id": "r"}}), page, over, json_reply(CLOCK), page)
+    remote_service.set_replies(*replies)
+    signed_in.good("restart", "web", "--wait", "--profile", "lab")
+    assert len(remote_service.requests) == len(replies)
     assert [form["grant_type"] for form in remote_service.sign_ins] == ["client_credentials"]
     assert remote_service.sign_ins[0]["scope"] == f"{remote_service.url}/.default"
 

@@ -67,13 +67,13 @@ def test_waiting_prints_the_history_and_exits_with_0(lab: Any, verb: str) -> Non
     lab.when(awaited, lambda api: api.post("clock", "advance", body={"by_s": 1800}))
     text = lab.good(verb, "web", "--wait")
     assert "requested" in text
-    assert text.endswith("Finished.\n")
+    assert text.endswith("Succeeded.\n")
 
 
 def test_waiting_in_json_prints_one_document_at_the_end(lab: Any) -> None:
     lab.when("published", lambda api: api.post("clock", "advance", body={"by_s": 1800}))
     view = lab.json("restart", "web", "--wait")
-    assert view["state"] == "finished"
+    assert view["state"] == "succeeded"
     assert view["events"][0]["ending"] == "finished"
 
 
@@ -94,7 +94,7 @@ def test_waiting_in_json_for_a_withdrawn_event_prints_the_document_too(lab: Any)
     lab.when("published", withdraw_all)
     result = lab("restart", "web", "--wait", "--json")
     assert result.exit_code == 1
-    assert json.loads(result.stdout)["state"] == "withdrawn"
+    assert json.loads(result.stdout)["state"] == "canceled"
 
 
 def test_performing_pending_maintenance_approves_it(lab: Any) -> None:
@@ -109,7 +109,7 @@ def test_performing_pending_maintenance_approves_it(lab: Any) -> None:
 def test_a_failing_host_moves_its_vms_at_once(lab: Any) -> None:
     """Spec §6.4: Started with no notice."""
     lab.when("started", lambda api: api.post("clock", "advance", body={"by_s": 600}))
-    assert lab.good("fail", "h3", "--wait").endswith("Finished.\n")
+    assert lab.good("fail", "h3", "--wait").endswith("Succeeded.\n")
     assert "Host h3 is healthy." in lab.good("repair", "h3")
 
 

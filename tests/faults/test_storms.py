@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from forewarn.control.faults import FaultSpec, FaultTarget
 from forewarn.control.fleet import FleetChange
 from forewarn.core.fault_storm import StormTarget, plan_storm
 from forewarn.core.faults import FAULT_DEFINITIONS, FaultCategory, FaultKind, check_parameters, fault_duration_s
@@ -132,6 +133,19 @@ def test_a_storm_skips_a_vm_that_was_removed(make_world: Callable[[], World]) ->
     texts = [entry.text for entry in world.store.history() if " skipped " in entry.text]
     assert texts
     assert texts[-1].endswith("for web-0: VM 'web-0' does not exist any more")
+
+
+def test_a_storm_says_in_the_history_what_to_do_about_a_fault_that_it_skips(make_world: Callable[[], World]) -> None:
+    world = make_world()
+    vm = world.vm("web-0")
+    spec = FaultSpec(kind=FaultKind.THROTTLED, target=FaultTarget(name=vm.name, vm=vm))
+    for _ in range(1000):
+        world.do(world.control.faults.set(spec, who="ann"))
+    world.do(world.control.fault_storms.start(7, [vm], for_s=600, who="ann"))
+    world.advance(3600)
+    texts = [entry.text for entry in world.store.history() if " skipped " in entry.text]
+    assert texts
+    assert texts[0].endswith(" for web-0: 1000 faults are active, and that is the maximum: clear some of them")
 
 
 def test_a_storm_without_duration_or_vms_is_rejected(make_world: Callable[[], World]) -> None:

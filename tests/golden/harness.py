@@ -391,7 +391,7 @@ class Console:
 
 # Walks: calls that are noted down, one after the other
 
-_UNSTABLE_HEADERS = {"date", "content-length", "server", "connection", "cache-control"}
+_UNSTABLE_HEADERS = {"forewarn-now", "date", "content-length", "server", "connection", "cache-control"}
 
 
 class Walk:

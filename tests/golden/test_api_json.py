@@ -128,6 +128,11 @@ def requests_and_events(api: Api) -> None:
     api("events", "POST", "/events/{id}/withdraw", f"/events/{event}/withdraw", {}, "after its start")
     later = api("requests", "POST", "/requests", body={"ask": "restart", "vms": ["lone-3"]}, title="restart")
     api("events", "POST", "/events/{id}/withdraw", f"/events/{later['events'][0]['id']}/withdraw", {"reason": "later"})
+    pair = api("requests", "POST", "/requests", body={"ask": "restart", "vms": ["lone-3"]}, title="a third time")
+    ids = {"ids": [pair["events"][0]["id"], "nothing"]}
+    api("events", "POST", "/events/withdraw", body=ids)
+    api("events", "POST", "/events/approve", body=ids)
+    api("events", "POST", "/events/approve", body={}, title="of nothing")
     api.service.advance(120)
     api("events", "GET", "/events", "/events?all=true&limit=50", title="all")
     api("events", "GET", "/events", "/events?all=perhaps", title="a bad parameter")

@@ -75,6 +75,17 @@ def test_with_enablement_on_request_events_follow_the_first_poll(guest: Any) -> 
         assert lab.reboot("a").listed
 
 
+def test_a_scope_is_disabled_after_a_day_without_polls(guest: Any) -> None:
+    """Spec §8.2: the lab counts a VM that polls as polling while it advances, unless the test says otherwise."""
+    with Lab(["a"], enablement="on-request") as lab:
+        guest(lab.vm("a")).poll()
+        lab.advance("25h")
+        assert lab.reboot("a").listed
+        lab.advance("1h")
+        lab.advance("25h", without_polls=True)
+        assert not lab.reboot("a").listed
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [

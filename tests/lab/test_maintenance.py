@@ -168,7 +168,9 @@ def test_an_operator_can_approve_or_withdraw(lab: Lab) -> None:
     assert other.over
     assert not other.started
     assert not other.failed
-    with pytest.raises(Refused, match="started"):
+    with pytest.raises(
+        Refused, match=r"has started and can no longer be withdrawn: the explanation of event .* says what"
+    ):
         lab.withdraw(event)
 
 

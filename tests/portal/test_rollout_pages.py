@@ -107,16 +107,16 @@ def test_the_request_page_shows_what_it_waits_for_and_its_progress(portal: Porta
     (event,) = portal.world.ask(RequestedOperation.RESTART, "db")
     target = f"/portal/requests/{event.request_id}"
     page = portal.get(target)
-    assert "Restart of db State waiting Waits for Reboot of db: an approval, or the end of its notice" in page.text
+    assert "Restart of db State in progress Waits for Reboot of db: an approval, or the end of its notice" in page.text
     assert "0 of 1 done" in page.text
     assert f'data-live="request:{event.request_id} event:{event.id}"' in page.html
     portal.world.advance(905)
-    assert "State started" in portal.get(target).text
+    assert "State in progress Waits for Reboot of db: the reboot of db" in portal.get(target).text
     portal.world.advance(60)
     page = portal.get(target)
-    assert "State finished" in page.text
+    assert "State succeeded" in page.text
     assert "1 of 1 done" in page.text
-    assert portal.get(f"{target}?as=json").json["standing"]["state"] == "finished"
+    assert portal.get(f"{target}?as=json").json["standing"]["state"] == "succeeded"
     assert portal.request("GET", "/portal/requests/nothing").status == 404
 
 

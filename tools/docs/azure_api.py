@@ -93,8 +93,9 @@ their work is done. The 202 response has no body, and these headers:
 
 `GET` of the first address returns 200 with `name`, `status`, `startTime`, and at the end `endTime`. `status` is
 `InProgress`, with `Retry-After`, then `Succeeded`, `Failed` or `Canceled`; the last two have an `error`. `properties`
-has the requested operation, the requester and the `events`: each with its id, kind, status and VMs, what it
-`waitsFor`, and in `approval` who can approve it and which VMs were given it.
+has the requested operation, the requester, sentences about what the operation `waitsFor`, why parts of it were
+`skipped`, and the `events`: each with its id, kind, status and VMs, what it `waitsFor`, and in `approval` who can
+approve it and which VMs were given it.
 
 `GET` of the second address returns 202 while the operation runs, then 200 without a body, or 409 with the `error`.
 

@@ -14,7 +14,7 @@ from forewarn.core.scope import Scope
 from forewarn.errors import NotFound, Refused, Rejected, Remedy
 from forewarn.web.authentication import principal_for_claims
 from forewarn.web.context import RequestContext
-from forewarn.web.request_parsing import HandlerCall, NonEmptyText, StrictBody
+from forewarn.web.request_parsing import GROUP_PREFIX, HandlerCall, NonEmptyText, StrictBody
 from forewarn.web.sign_in_links import sign_in_link_identity
 from forewarn.web.views import BaseView
 
@@ -32,12 +32,12 @@ class NewGrant(StrictBody, frozen=True, kw_only=True):
     """A role to grant.
 
     `to` is a client's id, the name of a VM, or `oidc:ID` for a user of an external issuer. `over` is a resource id (`/`
-    is everything), or the name of a VM, a scale set or a cloud service.
+    is everything), the name of a VM, a scale set or a cloud service, or `group:NAME` for a resource group.
     """
 
     role: Role
     to: NonEmptyText  # a client's id, the name of a VM, or oidc:ID for a user of an external issuer
-    over: NonEmptyText  # a resource id (/ is everything), or the name of a VM, a scale set or a cloud service
+    over: NonEmptyText  # a resource id (/ is everything), the name of a VM, scale set or cloud service, or group:NAME
 
 
 class AccessClientView(BaseView, frozen=True, kw_only=True):
@@ -54,6 +54,7 @@ class ClientWithSecretView(AccessClientView, frozen=True, kw_only=True):
     """A client with its new secret in plain text, which no later response shows."""
 
     secret: str
+    kept_in: str  # the file on the service's machine that holds the administrator's secret; "" for other clients
 
 
 class GrantView(BaseView, frozen=True, kw_only=True):
@@ -118,16 +119,19 @@ async def add_client(context: RequestContext, call: HandlerCall, body: NewClient
     Raises Rejected for an id or name that is not allowed, Refused if a client has the id.
     """
     return _with_secret_view(
-        await context.control.access.add_client(client_id=body.id, name=body.name, who=context.caller_name)
+        context, await context.control.access.add_client(client_id=body.id, name=body.name, who=context.caller_name)
     )
 
 
 async def renew_client_secret(context: RequestContext, call: HandlerCall) -> ClientWithSecretView:
     """Replace a client's secret; the new one is in this response only, and the old one is invalid at once.
 
-    Tokens and sessions of the old one are invalid too. Raises NotFound.
+    Tokens and sessions of the old one are invalid too. The caller writes it to the file `kept_in`, if there is one.
+    Raises NotFound.
     """
-    return _with_secret_view(await context.control.access.renew_secret(call.path_params["id"], who=context.caller_name))
+    return _with_secret_view(
+        context, await context.control.access.renew_secret(call.path_params["id"], who=context.caller_name)
+    )
 
 
 async def remove_client(context: RequestContext, call: HandlerCall) -> RemovedClientView:
@@ -215,6 +219,8 @@ def _find_vm(context: RequestContext, name: str) -> Vm | None:
 def _resolve_resource(context: RequestContext, text: str) -> str:
     if text.strip().startswith("/"):
         return parse_resource_id(text)
+    if text.startswith(GROUP_PREFIX):
+        return context.directory.unfiltered.find_group(text.removeprefix(GROUP_PREFIX))
     try:
         return vm_resource_id(context.directory.find(text))
     except NotFound:
@@ -259,8 +265,11 @@ def _grant_view(grant: Grant, name: str) -> GrantView:
     )
 
 
-def _with_secret_view(credentials: ClientCredentials) -> ClientWithSecretView:
-    return ClientWithSecretView(secret=credentials.secret, **_client_fields(credentials.client))
+def _with_secret_view(context: RequestContext, credentials: ClientCredentials) -> ClientWithSecretView:
+    console = context.dependencies.service_info().get("console") or {}
+    is_administrator = credentials.client.id == console.get("client_id")
+    kept_in = str(console.get("admin_secret") or "") if is_administrator else ""
+    return ClientWithSecretView(secret=credentials.secret, kept_in=kept_in, **_client_fields(credentials.client))
 
 
 def _client_view(client: RegisteredClient) -> AccessClientView:

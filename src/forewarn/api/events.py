@@ -2,24 +2,60 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable, Iterable
 from typing import Annotated
 
 from msgspec import Meta
 
+from forewarn.core.access import Right
 from forewarn.core.event import Event, EventState
+from forewarn.errors import Conflict, Rejected
 from forewarn.web.context import RequestContext
+from forewarn.web.errors import classify_error
 from forewarn.web.queries import event_lists_vm, events_on_host
-from forewarn.web.request_parsing import HandlerCall, ResultLimit, StrictBody
+from forewarn.web.remedies import surface_of
+from forewarn.web.request_parsing import HandlerCall, NonEmptyText, ResultLimit, StrictBody
+from forewarn.web.routing import named_event
 from forewarn.web.view_builder import ViewBuilder
-from forewarn.web.views import EventsView, EventView
+from forewarn.web.views import BaseView, EventsInScopesView, EventsView, EventView
 
 _SCAN_LIMIT = 20_000  # events read for a caller who may not see all of them
+_MAX_SELECTED = 100_000  # events that one call approves or withdraws
 
 
 class WithdrawEventBody(StrictBody, frozen=True, kw_only=True):
     """Why an event is withdrawn, for people; may be empty."""
 
     reason: Annotated[str, Meta(max_length=1000)] = ""
+
+
+class SelectedEventsBody(StrictBody, frozen=True, kw_only=True):
+    """Events by their ids, or the pending ones that match every given name: of a VM, a host, a rollout."""
+
+    ids: Annotated[tuple[NonEmptyText, ...], Meta(max_length=10_000)] = ()
+    vm: str = ""
+    host: str = ""
+    rollout: str = ""
+
+
+class WithdrawEventsBody(SelectedEventsBody, frozen=True, kw_only=True):
+    """The events to withdraw, and why, for people; the reason may be empty."""
+
+    reason: Annotated[str, Meta(max_length=1000)] = ""
+
+
+class RefusedEventView(BaseView, frozen=True, kw_only=True):
+    """An event that could not be approved or withdrawn, as the caller named it, with the error."""
+
+    event: str
+    code: str
+    message: str
+
+
+class ChangedEventsView(EventsInScopesView, frozen=True, kw_only=True):
+    """Events that were approved or withdrawn, and those that were refused."""
+
+    refused: tuple[RefusedEventView, ...]
 
 
 class EventListQuery(StrictBody, frozen=True, kw_only=True):
@@ -91,6 +127,70 @@ async def approve_event(context: RequestContext, call: HandlerCall) -> EventView
     await context.control.requests.approve(event.id, who=context.caller_name)
     await context.run_due_work()
     return ViewBuilder(context).event(context.find_event(event.id))
+
+
+async def approve_events(context: RequestContext, call: HandlerCall, body: SelectedEventsBody) -> ChangedEventsView:
+    """Approve several events, by their ids or all of a VM, host or rollout.
+
+    An event that cannot be approved, or that the caller may not approve, is listed as refused; the others are approved.
+    Raises Rejected without ids and names, or with both, and NotFound or Refused for a name.
+    """
+    ids = _selected_ids(context, body, lambda event: event.approved_at is None)
+
+    async def approve(event_id: str) -> Event:
+        for resource in named_event(context, HandlerCall(path_params={"id": event_id})):
+            context.require(Right.APPROVE, resource)
+        event = context.find_event(event_id)
+        return await context.control.requests.approve(event.id, who=context.caller_name)
+
+    return await _change_each(context, call, ids, approve)
+
+
+async def withdraw_events(context: RequestContext, call: HandlerCall, body: WithdrawEventsBody) -> ChangedEventsView:
+    """Withdraw several events before they start, by their ids or all of a VM, host or rollout.
+
+    An event that cannot be withdrawn is listed as refused; the others are withdrawn. Raises as `approve_events` does.
+    """
+    ids = _selected_ids(context, body, lambda event: True)
+
+    async def withdraw(event_id: str) -> Event:
+        event = context.find_event(event_id)
+        return await context.control.requests.withdraw(event.id, who=context.caller_name, reason=body.reason)
+
+    return await _change_each(context, call, ids, withdraw)
+
+
+def _selected_ids(
+    context: RequestContext, body: SelectedEventsBody, is_wanted: Callable[[Event], bool]
+) -> tuple[str, ...]:
+    """The ids as the caller gave them, each once, or those of the scheduled events that match the names."""
+    if bool(body.ids) == bool(body.vm or body.host or body.rollout):
+        raise Rejected("events are selected by their ids, or by a VM, a host or a rollout: give one of the two")
+    if body.ids:
+        return tuple(dict.fromkeys(body.ids))
+    query = EventListQuery(vm=body.vm, host=body.host, rollout=body.rollout, limit=_MAX_SELECTED)
+    found = _matching_events(context, query)
+    return tuple(event.id for event in found if event.status is EventState.SCHEDULED and is_wanted(event))
+
+
+async def _change_each(
+    context: RequestContext, call: HandlerCall, ids: Iterable[str], change: Callable[[str], Awaitable[Event]]
+) -> ChangedEventsView:
+    """Changes each event, also if one before it was refused, and shows them after due work was done."""
+    await context.dependencies.flush_observations()
+    changed: list[str] = []
+    refused: list[RefusedEventView] = []
+    for event_id in ids:
+        try:
+            changed.append((await change(event_id)).id)
+        except (Rejected, Conflict) as error:
+            _, code, message = classify_error(error, surface_of(call.surface_header))
+            refused.append(RefusedEventView(event=event_id, code=code, message=message))
+    await context.run_due_work()
+    events, view_builder = [context.find_event(event_id) for event_id in changed], ViewBuilder(context)
+    return ChangedEventsView(
+        events=view_builder.events(events), scopes=view_builder.scopes_of(events), refused=tuple(refused)
+    )
 
 
 async def withdraw_event(context: RequestContext, call: HandlerCall, body: WithdrawEventBody) -> EventView:

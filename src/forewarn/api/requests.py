@@ -15,9 +15,9 @@ from forewarn.core.resource_ids import vm_resource_id
 from forewarn.explain.preview import Preview
 from forewarn.web.context import RequestContext
 from forewarn.web.request_parsing import DurationSeconds, HandlerCall, NonEmptyText, StrictBody, reject_duplicates
-from forewarn.web.request_views import replaced_event_ids, request_status
+from forewarn.web.request_views import replaced_event_ids, request_events, request_status
 from forewarn.web.view_builder import ViewBuilder, request_view
-from forewarn.web.views import EventListView, ReceiptView, RequestStatusView
+from forewarn.web.views import ReceiptView, RequestStatusView
 
 
 class NewMaintenanceRequest(StrictBody, frozen=True, kw_only=True):
@@ -73,24 +73,28 @@ def _named_vms(context: RequestContext, body: NewMaintenanceRequest) -> list[Vm]
     return vms
 
 
-async def perform_maintenance(context: RequestContext, call: HandlerCall) -> EventListView:
+async def perform_maintenance(context: RequestContext, call: HandlerCall) -> ReceiptView:
     """Start the pending platform maintenance of a VM now.
 
-    Approves its events, which start as soon as nothing else holds them back; returns them. Raises NotFound, or Refused
-    if the VM has none.
+    Approves its events, which start as soon as nothing else holds them back; returns the request with these events.
+    Raises NotFound, or Refused if the VM has none.
     """
     vm = context.directory.find(call.path_params["name"])
     receipt = await context.control.requests.perform_maintenance([vm], who=context.caller_name)
-    await context.run_due_work()
-    return EventListView(events=ViewBuilder(context).events(context.find_event(event.id) for event in receipt.events))
+    return await receipt_view(context, receipt.request)
 
 
 async def receipt_view(context: RequestContext, request: MaintenanceRequest) -> ReceiptView:
-    """Does due work, then returns the request with the events it has published and those they replaced."""
+    """Does due work, then returns the request with the events that it has published or approved."""
     await context.run_due_work()
-    events = context.store.events(request_id=request.id)
+    events, view_builder = request_events(context, request), ViewBuilder(context)
+    replaced = replaced_event_ids(events)
     return ReceiptView(
-        request=request_view(request), events=ViewBuilder(context).events(events), replaced=replaced_event_ids(events)
+        request=request_view(request),
+        events=view_builder.events(events),
+        scopes=view_builder.scopes_of(events),
+        replaced=replaced,
+        replaced_events=view_builder.events(event for event in map(context.store.event, replaced) if event is not None),
     )
 
 

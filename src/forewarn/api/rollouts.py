@@ -8,6 +8,7 @@ from msgspec import Meta
 
 from forewarn.control.dry_run import dry_run_rollout
 from forewarn.core.request import Rollout, RolloutImpact, RolloutState
+from forewarn.errors import Refused, Rejected, Remedy
 from forewarn.explain.preview import Preview
 from forewarn.web.context import RequestContext
 from forewarn.web.request_parsing import DurationSeconds, HandlerCall, NonEmptyText, StrictBody, reject_duplicates
@@ -17,13 +18,14 @@ from forewarn.web.views import RolloutsView, RolloutView, RolloutWithEvents
 
 
 class NewRollout(StrictBody, frozen=True, kw_only=True):
-    """A rollout over `hosts` or one `scope`; it stops after `max_failures` failed VMs (0: never).
+    """A rollout over `hosts`, `all_hosts` or a `scope`; stops after `max_failures` failed VMs (0: never).
 
     `notice_s` is 0 for the minimum notice; less than that needs `short_notice`.
     """
 
     impact: RolloutImpact
     hosts: tuple[NonEmptyText, ...] = ()
+    all_hosts: bool = False
     scope: str = ""
     max_failures: Annotated[int, Meta(ge=0)] = 1
     notice_s: DurationSeconds = 0
@@ -44,8 +46,16 @@ async def start_rollout(context: RequestContext, call: HandlerCall, body: NewRol
 
 
 def _build_rollout(context: RequestContext, body: NewRollout) -> Rollout:
+    if body.short_notice and not body.notice_s:
+        raise Rejected("a short notice needs a length", Remedy.GIVE_NOTICE)
+    if body.all_hosts and body.hosts:
+        raise Rejected("a rollout covers all hosts or the given ones: give one of the two")
     hosts = tuple(context.control.requests.host(name).name for name in body.hosts)
     reject_duplicates(body.hosts, list(hosts))
+    if body.all_hosts:
+        hosts = tuple(host.name for host in context.store.hosts())
+        if not hosts:
+            raise Refused("a rollout needs a host, and the fleet has none", Remedy.ADD_HOSTS)
     scope_id = context.find_scope(body.scope).id if body.scope else ""
     return Rollout(impact=body.impact, hosts=hosts, scope_id=scope_id, max_failures=body.max_failures)
 

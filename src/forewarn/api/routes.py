@@ -36,6 +36,7 @@ from forewarn.web.remedies import SURFACE_HEADER, surface_of
 from forewarn.web.request_parsing import HandlerCall, unique_query_params
 from forewarn.web.routing import API_PREFIX, ApiRoute, handler_signature, listing, named_event, named_vm, signed_in
 
+NOW_HEADER = "forewarn-now"  # of every response: the service's time, in seconds since 1970
 READ, OPERATE, APPROVE, PLATFORM = Right.READ, Right.OPERATE, Right.APPROVE, Right.PLATFORM
 ADMINISTER = Right.ADMINISTER
 
@@ -80,6 +81,8 @@ ROUTES: tuple[ApiRoute, ...] = (
     ApiRoute("POST", "/rollouts/{id}/resume", rollouts.resume_rollout, PLATFORM),
     ApiRoute("POST", "/rollouts/{id}/abort", rollouts.abort_rollout, PLATFORM),
     ApiRoute("GET", "/events", events.list_events, READ, resources=listing),
+    ApiRoute("POST", "/events/approve", events.approve_events, APPROVE, resources=listing),
+    ApiRoute("POST", "/events/withdraw", events.withdraw_events, PLATFORM),
     ApiRoute("GET", "/events/{id}", events.show_event, READ, resources=listing),
     ApiRoute("POST", "/events/{id}/approve", events.approve_event, APPROVE, resources=named_event),
     ApiRoute("POST", "/events/{id}/withdraw", events.withdraw_event, PLATFORM),
@@ -150,7 +153,11 @@ def _starlette_route(make_context: ContextFactory, path: str, routes: Iterable[A
 
 async def _answer(route: ApiRoute, context: RequestContext, request: Request) -> Response:
     body = await read_body(request)
-    call = HandlerCall(path_params=request.path_params, query=unique_query_params(request), body=body)
+    surface = request.headers.get(SURFACE_HEADER)
+    query = unique_query_params(request)
+    call = HandlerCall(path_params=request.path_params, query=query, body=body, surface_header=surface)
     arguments = authorize_and_parse(route, context, call)
     answer = msgspec.json.encode(await route.handler(context, call, **arguments))
-    return Response(answer, status_code=route.status, media_type="application/json")
+    # The time of the service: clients show times relative to it, and a lab's differs from theirs.
+    headers = {NOW_HEADER: f"{context.now():.6f}"}
+    return Response(answer, status_code=route.status, media_type="application/json", headers=headers)

@@ -5,12 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from forewarn.core.decision import EnablementMode
 from forewarn.core.history import EntryKind
 from forewarn.errors import Refused, Rejected
 from forewarn.web.context import RequestContext
 from forewarn.web.request_parsing import AdvanceClockBody, ClockSpeedBody, HandlerCall, NonEmptyText, StrictBody
-from forewarn.web.views import BackupView, ClockView, HealthCheckView, HealthReportView
+from forewarn.web.views import BackupView, ClockView, HealthCheckView, HealthReportView, HistoryEntryView
 
+_MAX_ENTRIES = 10_000  # history entries in the answer to an advance of the clock
 # The other keys describe the machine and the VMs of all owners.
 _PUBLIC_INFO_KEYS = ("version", "now", "lab", "speed", "enablement")
 
@@ -21,13 +23,36 @@ class BackupBody(StrictBody, frozen=True, kw_only=True):
     path: NonEmptyText
 
 
-async def show_service(context: RequestContext, call: HandlerCall) -> dict[str, Any]:
-    """Show the service: its version, clock, addresses and settings.
+class ClockAdvanceView(ClockView, frozen=True, kw_only=True):
+    """The clock after an advance, how many VMs counted as polling, and what happened on the way.
 
-    A caller who does not see everything gets only the version, the clock and how scopes are enabled.
+    `entries` are history entries, oldest first; of very many, the newest.
+    """
+
+    polling: int
+    note: str  # why the rule about idle scopes did not apply, in a sentence; "" if it did or does not matter
+    entries: tuple[HistoryEntryView, ...]
+    left_out: int  # earlier entries that are left out
+
+
+class ServiceQuery(StrictBody, frozen=True, kw_only=True):
+    """The VM whose endpoint is shown as `endpoint`; empty: the first VM that has one."""
+
+    vm: str = ""
+
+
+async def show_service(context: RequestContext, call: HandlerCall, query: ServiceQuery) -> dict[str, Any]:
+    """Show the service: its version, clock, addresses and settings, and the endpoint of a VM.
+
+    A caller who does not see everything gets only the version, the clock and how scopes are enabled. Raises NotFound,
+    or Refused if several VMs match.
     """
     info = context.dependencies.service_info()
-    return info if context.can_see_everything() else {name: info[name] for name in _PUBLIC_INFO_KEYS if name in info}
+    if not context.can_see_everything():
+        return {name: info[name] for name in _PUBLIC_INFO_KEYS if name in info}
+    vms = [context.directory.find(query.vm)] if query.vm else context.store.vms()
+    endpoint = next(filter(None, map(context.dependencies.endpoint_of, vms)), "")
+    return {**info, "endpoint": endpoint}
 
 
 async def show_clock(context: RequestContext, call: HandlerCall) -> ClockView:
@@ -38,15 +63,42 @@ async def show_clock(context: RequestContext, call: HandlerCall) -> ClockView:
     return _clock_view(context)
 
 
-async def advance_clock(context: RequestContext, call: HandlerCall, body: AdvanceClockBody) -> ClockView:
+async def advance_clock(context: RequestContext, call: HandlerCall, body: AdvanceClockBody) -> ClockAdvanceView:
     """Advance the clock of a lab.
 
-    Everything that is due by then is done on return. Raises Rejected outside a lab, and unless `by_s` is above 0 and at
-    most 366 days.
+    Everything that is due by then is done on return. VMs that polled within the last minutes count as polling
+    throughout, unless `without_polls`. Raises Rejected outside a lab, and unless `by_s` is above 0 and at most 366
+    days.
     """
     await context.dependencies.flush_observations()
-    await context.control.lab_clock.advance(body.by_s, who=context.caller_name)
-    return _clock_view(context)
+    before = context.store.last_seq()
+    advance = await context.control.lab_clock.advance(
+        body.by_s, who=context.caller_name, without_polls=body.without_polls
+    )
+    added = [e for e in context.store.history(after=before) if e.what is not EntryKind.CLOCK]  # it is not news
+    visible = [entry for entry in added if context.visibility.can_see_entry(entry)]
+    shown = visible[-_MAX_ENTRIES:]
+    _, speed, lab = context.control.lab_clock.status()
+    return ClockAdvanceView(
+        now=advance.now,
+        speed=speed,
+        lab=lab,
+        polling=advance.polling,
+        note=_idle_rule_note(context, body, advance.polling),
+        entries=tuple(map(HistoryEntryView.from_entry, shown)),
+        left_out=len(visible) - len(shown),
+    )
+
+
+def _idle_rule_note(context: RequestContext, body: AdvanceClockBody, polling: int) -> str:
+    """Why no scope was disabled, for a caller who wanted to see that (spec §8.2); else ""."""
+    policy = context.control.transactions.policy
+    if policy.enablement is EnablementMode.ALWAYS:
+        return "no scope becomes idle, because the setting enablement is always" if body.without_polls else ""
+    if not polling or body.by_s < policy.idle_s:
+        return ""
+    vms = "1 VM counts" if polling == 1 else f"{polling} VMs count"
+    return f"{vms} as polling throughout, so {'its scope stays' if polling == 1 else 'their scopes stay'} enabled"
 
 
 async def set_clock_speed(context: RequestContext, call: HandlerCall, body: ClockSpeedBody) -> ClockView:

@@ -13,20 +13,21 @@ from forewarn.core.resource_ids import ROOT_RESOURCE, scope_resource_id, vm_reso
 from forewarn.core.webhook import EventGridStatus, WebhookSchema, WebhookSubscription
 from forewarn.errors import NotFound, Refused
 from forewarn.web.context import RequestContext
-from forewarn.web.request_parsing import HandlerCall, NonEmptyText, StrictBody
+from forewarn.web.request_parsing import GROUP_PREFIX, HandlerCall, NonEmptyText, StrictBody
 from forewarn.web.views import BaseView
 
 
 class NewWebhook(StrictBody, frozen=True, kw_only=True):
     """A webhook to add: its receiver, and the events it is sent.
 
-    `over` is a resource id or the name of a VM, set or cloud service. `validate` adds it only if the receiver agrees.
+    `over` is a resource id, the name of a VM, set or cloud service, or `group:NAME`. `validate` adds it only if the
+    receiver agrees.
     `from_start` sends the whole history, not only what happens from now on.
     """
 
     url: NonEmptyText
     schema: WebhookSchema = WebhookSchema.EVENT_GRID
-    over: NonEmptyText = ROOT_RESOURCE  # a resource id, or the name of a VM, a set or a cloud service
+    over: NonEmptyText = ROOT_RESOURCE  # a resource id, the name of a VM, set or cloud service, or group:NAME
     happenings: Annotated[tuple[EventGridStatus, ...], Meta(max_length=20)] = ()  # empty: all
     opted_in_only: bool = False  # only events of VMs whose policy publishes outside
     secret: Annotated[str, Meta(max_length=500)] = ""  # empty: one is generated
@@ -122,6 +123,8 @@ async def test_webhook(context: RequestContext, call: HandlerCall) -> WebhookTes
 def _resolve_resource(context: RequestContext, text: str) -> str:
     if text.strip().startswith("/"):
         return text
+    if text.startswith(GROUP_PREFIX):
+        return context.directory.unfiltered.find_group(text.removeprefix(GROUP_PREFIX))
     try:
         return vm_resource_id(context.directory.find(text))
     except NotFound:

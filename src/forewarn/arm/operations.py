@@ -6,7 +6,6 @@ An operation is not stored: its status follows from a request and its events.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from typing import Any
 from urllib.parse import quote, urlencode
 
@@ -18,21 +17,26 @@ from forewarn.core.fleet import Vm
 from forewarn.core.history import EntryKind
 from forewarn.core.release import WaitReason
 from forewarn.core.request import MaintenanceRequest, PlannedEvent, RequestedOperation
-from forewarn.core.request_state import request_state
+from forewarn.core.request_state import RequestState
 from forewarn.core.scope import Scope
 from forewarn.errors import NotFound
 from forewarn.protocol.dates import http_date, iso_date
 from forewarn.web.context import RequestContext
-from forewarn.web.request_views import request_events, short_vm_list
+from forewarn.web.request_views import (
+    RequestStatus,
+    read_request_status,
+    request_events,
+    short_vm_list,
+    wait_sentences,
+)
 from forewarn.web.view_builder import ViewBuilder, scope_title
+from forewarn.wording import first_clauses
 
-IN_PROGRESS = "InProgress"  # the status of an operation that is not over
 _AZURE_STATUS = {
-    "waiting": IN_PROGRESS,
-    "started": IN_PROGRESS,
-    "finished": "Succeeded",
-    "failed": "Failed",
-    "withdrawn": "Canceled",
+    RequestState.IN_PROGRESS: "InProgress",
+    RequestState.SUCCEEDED: "Succeeded",
+    RequestState.FAILED: "Failed",
+    RequestState.CANCELED: "Canceled",
 }
 _STATUS_BY_ENDING = {
     Ending.FINISHED: "Completed",
@@ -50,65 +54,49 @@ _REQUESTS_WITHOUT_OPERATION = frozenset(
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OperationStatus:
-    """A request with its state and its events, and how much of it is planned or was skipped."""
-
-    request: MaintenanceRequest
-    state: str  # from request_state
-    events: list[Event]
-    unpublished: int  # planned events that are not published yet
-    skip_reasons: tuple[str, ...]  # why parts of the request were skipped
-
-    @property
-    def status(self) -> str:
-        """The state in Azure's words: InProgress, Succeeded, Failed or Canceled."""
-        return _AZURE_STATUS[self.state]
-
-
-def status_document(context: RequestContext, status: OperationStatus) -> dict[str, Any]:
+def status_document(context: RequestContext, status: RequestStatus) -> dict[str, Any]:
     """The body of `GET` of the operation, in Azure's format; with `error` if it failed or was canceled."""
     request = status.request
-    document: dict[str, Any] = {"name": request.id, "status": status.status, "startTime": iso_date(request.at)}
-    if status.status != IN_PROGRESS:
+    document: dict[str, Any] = {
+        "name": request.id,
+        "status": _AZURE_STATUS[status.state],
+        "startTime": iso_date(request.at),
+    }
+    if status.state is not RequestState.IN_PROGRESS:
         document["endTime"] = iso_date(max((e.over_at or request.at for e in status.events), default=request.at))
     document["properties"] = {
         "request": request.ask,
         "requestedBy": request.who,
         "events": OperationEventRenderer(context).events(status.events),
-        "toCome": status.unpublished,
+        "toCome": len(status.planned),
+        "waitsFor": wait_sentences(ViewBuilder(context), status),
+        "skipped": status.skip_reasons,
     }
     if (error := operation_error(context, status)) is not None:
         document["error"] = error
     return document
 
 
-def operation_error(context: RequestContext, status: OperationStatus) -> dict[str, Any] | None:
+def operation_error(context: RequestContext, status: RequestStatus) -> dict[str, Any] | None:
     """The `error` object of an operation that failed or was canceled, else None.
 
     `details` has one item per failed VM or withdrawn event.
     """
-    if status.state == "failed":
+    if status.state is RequestState.FAILED:
         acts = [act for event in status.events for act in event.failed_acts]
         details = [{"code": "OperationFailed", "target": act.name, "message": _failure_text(act)} for act in acts]
-        return _error_document("OperationFailed", [*status.skip_reasons, *map(_failure_text, acts)], details)
-    if status.state == "withdrawn":
-        withdrawn = list(filter(is_withdrawn, status.events))
+        return _error_document("OperationFailed", [*map(_failure_text, acts), *status.skip_reasons], details)
+    if status.state is RequestState.CANCELED:
+        withdrawn = [event for event in status.events if event.is_withdrawn]
         details = [{"code": "OperationCanceled", "target": event.id, "message": event.reason} for event in withdrawn]
-        listed = [_withdrawal_text(context, event) for event in withdrawn[:_MAX_LISTED]]
-        sentences = [*listed, *(event.reason for event in withdrawn[_MAX_LISTED:])]
+        listed = [_withdrawal_text(context, event) for event in withdrawn[: _MAX_LISTED + 1]]
+        sentences = [*listed, *(event.reason for event in withdrawn[_MAX_LISTED + 1 :]), *status.skip_reasons]
         return _error_document("OperationCanceled", sentences, details)
     return None
 
 
-def is_withdrawn(event: Event) -> bool:
-    """Whether the event ended by a withdrawal."""
-    return event.ending is Ending.WITHDRAWN
-
-
 def _error_document(code: str, sentences: list[str], details: list[dict[str, str]]) -> dict[str, Any]:
-    more = f"; and {len(sentences) - _MAX_LISTED} more" if len(sentences) > _MAX_LISTED else ""
-    return {"code": code, "message": "; ".join(sentences[:_MAX_LISTED]) + more, "details": details}
+    return {"code": code, "message": first_clauses(sentences, _MAX_LISTED), "details": details}
 
 
 def _failure_text(act: Act) -> str:
@@ -214,7 +202,7 @@ async def show_operation(context: RequestContext, call: ArmCall) -> ArmResponse:
     longer kept.
     """
     status = _load_status(context, call)
-    is_running = status.status == IN_PROGRESS
+    is_running = status.state is RequestState.IN_PROGRESS
     if call.query.get("monitor", "").casefold() != "true":
         return ArmResponse(body=status_document(context, status), headers=_RETRY_HEADERS if is_running else {})
     if is_running:
@@ -225,55 +213,29 @@ async def show_operation(context: RequestContext, call: ArmCall) -> ArmResponse:
     return ArmResponse() if error is None else ArmResponse(status=409, body={"error": error})
 
 
-def _load_status(context: RequestContext, call: ArmCall) -> OperationStatus:
+def _load_status(context: RequestContext, call: ArmCall) -> RequestStatus:
     name = call.path_params["operation"]
-    request = context.store.request(name.lower()) if name.isascii() else None
-    if request is None or request.ask in _REQUESTS_WITHOUT_OPERATION:
-        raise _operation_not_found(name)
-    events = request_events(context, request)
-    planned = context.store.planned(request_id=request.id)
-    is_over = not planned and not any(event.is_live for event in events)
-    skipped = _skip_reasons(context, request) if is_over else ()
-    if not _may_see_operation(context, call, request, (*events, *planned)):
-        raise _operation_not_found(name)
-    if not events and not planned and not skipped:
-        raise NotFound(f"operation {name!r} is over and its events are no longer kept: see `forewarn history`")
-    state = _operation_state(events, planned, skipped)
-    return OperationStatus(request=request, state=state, events=events, unpublished=len(planned), skip_reasons=skipped)
-
-
-def _skip_reasons(context: RequestContext, request: MaintenanceRequest) -> tuple[str, ...]:
-    """Why parts of the request did not become events."""
-    entries = context.store.history(request_id=request.id)
-    return tuple(entry.text for entry in entries if entry.what is EntryKind.SKIPPED and not entry.event_id)
-
-
-def _operation_state(events: list[Event], planned: Sequence[PlannedEvent], skipped: tuple[str, ...]) -> str:
-    """The request's state, except that an operation succeeds only if all of it was done (spec §9)."""
-    state = request_state(events, to_come=bool(planned), skipped=bool(skipped))
-    if state == "finished" and skipped:
-        return "failed"
-    return "withdrawn" if state == "finished" and any(map(is_withdrawn, events)) else state
-
-
-def _operation_not_found(name: str) -> NotFound:
-    return NotFound(
+    missing = NotFound(
         f"operation {name!r} does not exist in this subscription, or is over and no longer kept: send the request again"
     )
+    request = context.store.request(name.lower()) if name.isascii() else None
+    if request is None or request.ask in _REQUESTS_WITHOUT_OPERATION:
+        raise missing
+    parts: list[Event | PlannedEvent] = [*request_events(context, request)]
+    parts += context.store.planned(request_id=request.id)
+    if not _may_see_operation(context, call, request, parts):
+        raise missing
+    return read_request_status(context, request)
 
 
 def _may_see_operation(
     context: RequestContext, call: ArmCall, request: MaintenanceRequest, parts: Sequence[Event | PlannedEvent]
 ) -> bool:
-    """Whether the caller may see the request, and its events are all in the subscription of the path.
-
-    A caller who sees the scopes of all approved events sees a request that approved them.
-    """
+    """Whether the caller may see the request, and its events are all in the subscription of the path."""
     subscription = call.path_params["subscription"].casefold()
     if any(part.scope_id.partition(":")[2].partition("/")[0] != subscription for part in parts):
         return False
-    sees_scopes = bool(request.approves and parts) and all(context.can_see_scope(part.scope_id) for part in parts)
-    return sees_scopes or context.visibility.can_see_request(request)
+    return context.visibility.can_see_request(request)
 
 
 ROUTES: tuple[ArmRoute, ...] = (

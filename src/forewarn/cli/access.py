@@ -10,7 +10,7 @@ from forewarn.cli.api_client import JsonObject
 from forewarn.cli.completion import client_ids, grant_ids, vm_names
 from forewarn.cli.credentials import write_private_file
 from forewarn.cli.formatting import count_noun, describe_resource
-from forewarn.cli.invocation import CommandFunction, Invocation, non_empty_name, resource_group_id, service_command
+from forewarn.cli.invocation import CommandFunction, Invocation, non_empty_name, service_command
 from forewarn.cli.output import bold, dim
 from forewarn.errors import Rejected
 
@@ -53,9 +53,8 @@ def add(call: Invocation, client_id: str | None, called: str, secret_file: Path 
 def renew(call: Invocation, client_id: str, secret_file: Path | None) -> None:
     """Give a client a new secret; the old one is no longer valid."""
     _require_parent_directory(secret_file)
-    file = secret_file or _local_secret_file(call, client_id)
     renewed = call.api.post("access", "clients", client_id, "secret")
-    _print_secret(call, renewed, file, "given a new secret")
+    _print_secret(call, renewed, secret_file or _local_secret_file(call, renewed), "given a new secret")
 
 
 @client.command()
@@ -71,13 +70,10 @@ def remove(call: Invocation, client_id: str) -> None:
         call.output.print_line(f"Client {removed['id']} is removed{grants}.")
 
 
-def _local_secret_file(call: Invocation, client_id: str) -> Path | None:
+def _local_secret_file(call: Invocation, renewed: JsonObject) -> Path | None:
     """The local service's file with this client's secret, which `forewarn env` reads; None if it has none."""
-    if call.remote_profile is not None:
-        return None
-    console = call.api.get("service").get("console") or {}
-    path = Path(console.get("admin_secret") or "")
-    return path if client_id.casefold() == console.get("client_id") and path.is_file() else None
+    path = Path(renewed["kept_in"])
+    return path if call.remote_profile is None and path.is_file() else None
 
 
 def _require_parent_directory(secret_file: Path | None) -> None:
@@ -87,7 +83,7 @@ def _require_parent_directory(secret_file: Path | None) -> None:
 
 
 def _print_secret(call: Invocation, answer: JsonObject, secret_file: Path | None, what: str) -> None:
-    view = dict(answer)
+    view = {name: value for name, value in answer.items() if name != "kept_in"}
     if secret_file is not None:
         write_private_file(secret_file, f"{view.pop('secret')}\n")
         view["secret_file"] = str(secret_file.absolute())
@@ -176,7 +172,7 @@ def grant(
         _with_prefix("oidc:", to_external),
     )
     over = _exactly_one(_NEEDS_ONE_OVER, resource, over_vm, over_group, "/" if everything else None)
-    over = over if over_group is None else resource_group_id(call, over_group)
+    over = over if over_group is None else f"group:{over}"
     granted = call.api.post("access", "grants", body={"role": role, "to": to, "over": over})
     if call.output.as_json:
         call.output.print_json(granted)

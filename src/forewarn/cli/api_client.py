@@ -8,7 +8,7 @@ from __future__ import annotations
 import http.client
 import json
 from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 from urllib.parse import quote, urlencode
 
 from forewarn.errors import (
@@ -22,6 +22,7 @@ from forewarn.errors import (
     Unavailable,
 )
 
+_NOW_HEADER = "forewarn-now"  # of every answer: the service's time
 API_ROOT = "/forewarn/v1"  # every path of the operator API begins with it
 TIMEOUT_S = 60.0  # of one call, unless the caller gives another
 JsonObject = dict[str, Any]  # a JSON object that the service answered
@@ -77,6 +78,19 @@ def error_code(error: ForewarnError) -> str:
     return next((code for code, kind in reversed(_ERROR_CLASSES.items()) if isinstance(error, kind)), "Internal")
 
 
+def named_error(code: str, message: str) -> ForewarnError:
+    """The error of this code, such as `NotFound`; ServiceFailure if the code is unknown."""
+    return _ERROR_CLASSES.get(code, ServiceFailure)(message)
+
+
+class HttpAnswer(NamedTuple):
+    """The answer to one request: its status, its body, and the service's time when it was sent."""
+
+    status: int
+    body: bytes
+    now: float | None  # None if the answer does not say it
+
+
 class Transport(Protocol):
     """Carries requests to one service, over its unix socket or over HTTPS."""
 
@@ -84,8 +98,8 @@ class Transport(Protocol):
     def location(self) -> str:
         """`in DIRECTORY` or `at URL`, to complete the sentence "the service …"."""
 
-    def send(self, method: str, target: str, payload: bytes | None, timeout_s: float) -> tuple[int, bytes]:
-        """Send one request to a path with query; returns status and body, of error answers too.
+    def send(self, method: str, target: str, payload: bytes | None, timeout_s: float) -> HttpAnswer:
+        """Send one request to a path with query; returns the answer, also one with an error.
 
         `payload` is JSON. Raises OSError or HTTPException if the connection fails, or a ForewarnError if there is no
         service or no access to it.
@@ -102,6 +116,7 @@ class ApiClient:
 
     def __init__(self, transport: Transport) -> None:
         self._transport = transport
+        self._now: float | None = None  # the service's time, as of the last answer
 
     @property
     def location(self) -> str:
@@ -121,15 +136,18 @@ class ApiClient:
         return self._call("DELETE", _request_target(path, {}))
 
     def now(self) -> float:
-        """Ask the service for its time, in seconds since 1970; a lab's differs from this machine's."""
-        return float(self.get("clock")["now"])
+        """The service's time as of its last answer, in seconds since 1970; asks if there was none yet.
+
+        A lab's time differs from this machine's.
+        """
+        return self._now if self._now is not None else float(self.get("clock")["now"])
 
     def _call(
         self, method: str, target: str, body: Mapping[str, object] | None = None, timeout_s: float = TIMEOUT_S
     ) -> JsonObject:
         payload = None if body is None else json.dumps(body).encode()
         try:
-            return _parse_answer(*self._transport.send(method, target, payload, timeout_s))
+            answer = self._transport.send(method, target, payload, timeout_s)
         except TimeoutError as error:
             raise Unavailable(
                 f"the forewarn service {self.location} did not answer within {timeout_s:.0f} s: try again, "
@@ -137,12 +155,14 @@ class ApiClient:
             ) from error
         except (OSError, http.client.HTTPException) as error:
             raise Unavailable(f"the connection to the forewarn service {self.location} was lost: try again") from error
+        self._now = answer.now if answer.now is not None else self._now
+        return _parse_answer(answer.status, answer.body)
 
 
 def send_request(
     connection: http.client.HTTPConnection, method: str, target: str, payload: bytes | None, headers: dict[str, str]
-) -> tuple[int, bytes]:
-    """Open the connection, send one request as the CLI, close it, and return status and body.
+) -> HttpAnswer:
+    """Open the connection, send one request as the CLI, close it, and return the answer.
 
     `headers` come on top of the usual ones. Raises OSError or HTTPException if the connection fails.
     """
@@ -151,9 +171,16 @@ def send_request(
         content_type = {} if payload is None else {"Content-Type": "application/json"}
         connection.request(method, target, payload, {"Forewarn-Surface": "cli", **content_type, **headers})
         answer = connection.getresponse()
-        return answer.status, answer.read()
+        return HttpAnswer(answer.status, answer.read(), _parse_time(answer.getheader(_NOW_HEADER)))
     finally:
         connection.close()
+
+
+def _parse_time(text: str | None) -> float | None:
+    try:
+        return None if text is None else float(text)
+    except ValueError:
+        return None  # of a server that is not ours
 
 
 def _request_target(path: tuple[str, ...], query: QueryParameters) -> str:
@@ -187,4 +214,4 @@ def _error_from_answer(status: int, view: JsonObject) -> ForewarnError:
     message = str(error.get("message") or f"the service answered status {status} without a reason: see its log")
     if error.get("problems"):
         return InvalidFile(message, error["problems"], str(error.get("code")))
-    return _ERROR_CLASSES.get(str(error.get("code")), ServiceFailure)(message)
+    return named_error(str(error.get("code")), message)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import click
 
 from forewarn.cli.api_client import JsonObject
-from forewarn.cli.follow import entries_since, print_entries
-from forewarn.cli.formatting import local_time
+from forewarn.cli.follow import print_entries
+from forewarn.cli.formatting import count_noun, local_time
 from forewarn.cli.invocation import Invocation, duration, service_command
 from forewarn.cli.output import bold, dim
 from forewarn.duration import format_duration
@@ -28,19 +28,28 @@ def show(call: Invocation) -> None:
 
 @clock.command()
 @click.argument("by", type=duration, metavar="DURATION")
+@click.option("--without-polls", is_flag=True, help="Let scopes become idle, even if their VMs poll now.")
 @service_command
-def advance(call: Invocation, by: float) -> None:
-    """Advance a lab's clock, running everything that becomes due."""
-    seq = call.api.get("history", query={"limit": 1})["seq"]
-    view = call.api.post("clock", "advance", body={"by_s": by}, timeout_s=_ADVANCE_TIMEOUT_S)
-    entries = [
-        entry for entry in entries_since(call, seq) if entry["what"] != "clock"
-    ]  # the advance itself is not news
+def advance(call: Invocation, by: float, without_polls: bool) -> None:
+    """Advance a lab's clock, running everything that becomes due.
+
+    VMs that polled within the last minutes count as polling throughout. To see how a scope is disabled after 24 hours
+    without polls, add --without-polls, in a lab with the setting enablement = "on-request".
+    """
+    body: dict[str, object] = {"by_s": by, **({"without_polls": True} if without_polls else {})}
+    view = call.api.post("clock", "advance", body=body, timeout_s=_ADVANCE_TIMEOUT_S)
     if call.output.as_json:
-        call.output.print_json({**view, "entries": entries})
+        call.output.print_json(view)
         return
-    print_entries(call, entries, view["now"])
+    if view["left_out"]:
+        call.output.print_line(dim(f"{count_noun(view['left_out'], 'earlier entry', 'earlier entries')} left out"))
+    print_entries(call, view["entries"], view["now"])
     call.output.print_line(dim(f"{format_duration(by)} later: "), _time_text(view))
+    if view["note"]:
+        call.output.print_line(f"{view['note'][:1].upper()}{view['note'][1:]}.")
+    if view["note"] and not without_polls:
+        shown = format_duration(by).replace(" ", "")
+        call.output.print_hints([(f"forewarn clock advance {shown} --without-polls", "let scopes become idle")])
 
 
 def speed_factor(text: str) -> float:

@@ -19,7 +19,6 @@ from forewarn.cli.credentials import read_secret_file
 from forewarn.cli.invocation import Invocation, local_command, require_server_extra
 from forewarn.errors import Refused
 
-_EVENTS_PATH = "/metadata/scheduledevents"
 _POWERSHELL_SINGLE_QUOTES = re.compile("['\u2018\u2019\u201a\u201b]")  # all of these end a string in PowerShell
 
 
@@ -78,14 +77,14 @@ def env(call: Invocation, shell_name: str, vm: str | None, with_secret: bool) ->
     fish        forewarn env --shell fish | source
     powershell  forewarn env --shell powershell | Out-String | Invoke-Expression
     """
-    info = call.api.get("service")
+    info = call.api.get("service", query={"vm": vm})
     console = info.get("console")
     if not console:
         raise Refused(
             f"the service {call.api.location} does not serve HTTPS: give it an address with the setting 'console'"
         )
     shell = SHELLS[shell_name]
-    identity = _identity_variables(call, info, vm)
+    identity = _identity_variables(info, vm)
     variables = {
         **_ca_variables(console),
         **_azure_variables(call.data, console),
@@ -137,17 +136,15 @@ def _sign_in_variables(console: JsonObject) -> EnvironmentVariables:
     }
 
 
-def _identity_variables(call: Invocation, info: JsonObject, vm: str | None) -> EnvironmentVariables:
+def _identity_variables(info: JsonObject, vm: str | None) -> EnvironmentVariables:
     if not info.get("identity_on_loopback"):
         if vm is not None:
             raise Refused(_NO_IDENTITY_ON_LOOPBACK)
         return {}
-    listed = [call.api.get("vms", vm)] if vm is not None else call.api.get("fleet")["vms"]
-    # Clients append the path of tokens to this address themselves.
-    urls = [str(listed_vm["url"]).removesuffix(_EVENTS_PATH) for listed_vm in listed if listed_vm["url"]]
-    if vm is not None and not urls:
+    endpoint = info["endpoint"]
+    if vm is not None and not endpoint:
         raise Refused(f"VM {vm!r} has no address on this machine: request its token from inside the VM")
-    return {"AZURE_POD_IDENTITY_AUTHORITY_HOST": urls[0]} if urls else {}
+    return {"AZURE_POD_IDENTITY_AUTHORITY_HOST": endpoint} if endpoint else {}
 
 
 _NO_IDENTITY_ON_LOOPBACK = (

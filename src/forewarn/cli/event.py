@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping
 
 import click
 from rich.console import RenderableType
 from rich.text import Text
 
-from forewarn.cli.api_client import JsonObject, QueryParameters, error_code
+from forewarn.cli.api_client import JsonObject, QueryParameters, named_error
 from forewarn.cli.completion import event_ids, host_names, rollout_ids, scope_ids, vm_names
 from forewarn.cli.follow import PIPE_INTERVAL_S, TERMINAL_INTERVAL_S, live_area, wait_for_entries
 from forewarn.cli.formatting import (
@@ -25,7 +24,7 @@ from forewarn.cli.formatting import (
 from forewarn.cli.invocation import CommandFunction, Invocation, non_empty_name, service_command
 from forewarn.cli.output import Cell, build_table, dim, join_text
 from forewarn.cli.request_output import show_events
-from forewarn.errors import Conflict, ForewarnError, Rejected
+from forewarn.errors import Rejected
 
 _NO_EVENTS = "No event is pending. Request one: forewarn restart VM, or forewarn rollout start --all-hosts"
 
@@ -123,7 +122,6 @@ def _after_colon(text: str) -> str:
     return f": {text}" if text else ""
 
 
-_ALL_EVENTS_LIMIT = 100_000
 _NO_EVENT_NAMED = "no event is given: give event ids, or select events with --vm, --host or --rollout"
 
 
@@ -150,8 +148,7 @@ def approve(call: Invocation, events: tuple[str, ...], **selection: str | None) 
 
     EVENT is an event's id, or the first four or more characters of it.
     """
-    selected = _select_events(call, events, selection, lambda event: event["approved_at"] is None)
-    return _apply_to_each(call, selected, "approved", lambda event_id: call.api.post("events", event_id, "approve"))
+    return _change_events(call, "approve", "approved", _selection_body(events, selection))
 
 
 @click.command()
@@ -163,90 +160,59 @@ def withdraw(call: Invocation, events: tuple[str, ...], reason: str | None, **se
 
     EVENT is an event's id, or the first four or more characters of it.
     """
-    body = {"reason": reason} if reason else {}
-    selected = _select_events(call, events, selection, lambda event: True)
-    return _apply_to_each(
-        call, selected, "withdrawn", lambda event_id: call.api.post("events", event_id, "withdraw", body=body)
-    )
+    body = _selection_body(events, selection)
+    return _change_events(call, "withdraw", "withdrawn", {**body, **({"reason": reason} if reason else {})})
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Selection:
-    ids: list[str]
-    selected_by: str = ""  # such as "vm web-0"; "" if ids were given
-
-
-def _select_events(
-    call: Invocation, events: tuple[str, ...], selection: Mapping[str, str | None], wanted: Callable[[JsonObject], bool]
-) -> _Selection:
+def _selection_body(events: tuple[str, ...], selection: Mapping[str, str | None]) -> JsonObject:
     given = {what: value for what, value in selection.items() if value is not None}
     if bool(events) == bool(given):
         raise Rejected(_NO_EVENT_NAMED if not events else "give event ids or a selection, not both: leave one out")
-    if events:
-        return _Selection(ids=list(dict.fromkeys(events)))
-    page = call.api.get("events", query={**given, "limit": _ALL_EVENTS_LIMIT})
-    pending = [event["id"] for event in page["events"] if event["status"] == "scheduled" and wanted(event)]
-    return _Selection(ids=pending, selected_by=" and ".join(f"{what} {value}" for what, value in given.items()))
+    return {"ids": list(dict.fromkeys(events))} if events else given
 
 
-@dataclass(slots=True)
-class _Results:
-    events: list[JsonObject] = field(default_factory=list)
-    refused: list[JsonObject] = field(default_factory=list)
-
-
-def _apply_to_each(call: Invocation, selected: _Selection, done: str, do: Callable[[str], JsonObject]) -> int:
-    """Apply `do` to each event, even if one is refused; prints results, returns the exit code."""
-    if len(selected.ids) == 1 and not selected.selected_by:
-        return _print_single_event(call, do(selected.ids[0]), done)
-    results = _Results()
-    for event_id in selected.ids:
-        try:
-            event = do(event_id)
-        except (Rejected, Conflict) as error:
-            results.refused.append(_print_refusal(call, event_id, error))
-        else:
-            results.events.append(event)
-            _print_result(call, event, done)
-    return _print_summary(call, selected, results, done)
-
-
-def _print_single_event(call: Invocation, event: JsonObject, done: str) -> int:
+def _change_events(call: Invocation, verb: str, done: str, body: JsonObject) -> int:
+    """Approve or withdraw the selected events in one call; prints the results, returns the exit code."""
+    answer = call.api.post("events", verb, body=body)
+    if len(body.get("ids", ())) == 1:
+        for refused in answer["refused"]:
+            raise named_error(refused["code"], refused["message"])
+        return _print_single_event(call, answer, done)
     if call.output.as_json:
-        call.output.print_json({"events": [event], "refused": []})
-    else:
-        call.output.print_line(f"{done.capitalize()}.")
-        show_events(call, [event])
+        return _print_json_results(call, answer, done)
+    for event in answer["events"]:
+        _print_result(call, event, done)
+    for refused in answer["refused"]:
+        call.output.print_error(refused["message"])
+    if not answer["events"] and not answer["refused"]:
+        selected_by = " and ".join(f"{what} {body[what]}" for what in ("vm", "host", "rollout") if what in body)
+        suffix = " without an approval" if done == "approved" else ""
+        call.output.print_line(dim(f"No event of {selected_by} is pending{suffix}."))
+    return 2 if answer["refused"] else 0
+
+
+def _print_single_event(call: Invocation, answer: JsonObject, done: str) -> int:
+    if call.output.as_json:
+        return _print_json_results(call, answer, done)
+    call.output.print_line(f"{done.capitalize()}.")
+    show_events(call, answer)
     return 0
 
 
+def _print_json_results(call: Invocation, answer: JsonObject, done: str) -> int:
+    call.output.print_json(answer)
+    if not answer["refused"]:
+        return 0
+    count = len(answer["events"]) + len(answer["refused"])
+    message = f"{len(answer['refused'])} of {count_noun(count, 'event')} could not be {done}"
+    call.output.print_error(message, code="Refused")
+    return 2
+
+
 def _print_result(call: Invocation, event: JsonObject, done: str) -> None:
-    if call.output.as_json:
-        return
     after = f", and has {event['status']}" if done == "approved" and event["status"] == "started" else ""
     wait = event["waits_for"]
     after = f", and waits for {wait['text']}" if wait else after
     call.output.print_line(
         f"{call.output.short_id(event['id'])}  {event_kind(event)} of {join_names(event['vms'])} is {done}{after}."
     )
-
-
-def _print_refusal(call: Invocation, event_id: str, error: ForewarnError) -> JsonObject:
-    if not call.output.as_json:
-        call.output.print_error(error)
-    return {"event": event_id, "code": error_code(error), "message": str(error)}
-
-
-def _print_summary(call: Invocation, selected: _Selection, results: _Results, done: str) -> int:
-    if call.output.as_json:
-        call.output.print_json({"events": results.events, "refused": results.refused})
-        if results.refused:
-            message = f"{len(results.refused)} of {count_noun(len(selected.ids), 'event')} could not be {done}"
-            call.output.print_error(message, code="Refused")
-    elif not selected.ids:
-        call.output.print_line(dim(f"No event of {selected.selected_by} is pending{_selection_suffix(done)}."))
-    return 2 if results.refused else 0
-
-
-def _selection_suffix(done: str) -> str:
-    return " without an approval" if done == "approved" else ""

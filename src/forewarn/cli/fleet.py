@@ -149,6 +149,11 @@ def apply(call: Invocation, file: IO[bytes], yes: bool, dry_run: bool, resurrect
     Shows the difference first, and asks before it applies it.
     """
     proposal: dict[str, object] = {**_read_proposal(file), "resurrect": resurrect}
+    if yes and not dry_run:
+        answer = _send_proposal(call, {**proposal, "dry_run": False}, "apply")
+        if not call.output.as_json:
+            _print_difference(call, answer, _file_name(file))
+        return _print_applied(call, answer)
     preview = _send_proposal(call, {**proposal, "dry_run": True}, "apply")
     if not call.output.as_json:
         _print_difference(call, preview, _file_name(file))
@@ -158,7 +163,7 @@ def apply(call: Invocation, file: IO[bytes], yes: bool, dry_run: bool, resurrect
         return _print_applied(
             call, _send_proposal(call, {**proposal, "dry_run": False}, "apply")
         )  # raises the service's refusal
-    if not yes and not _confirmed():
+    if not _confirmed():
         call.output.print_error("nothing was applied")
         return 1
     return _print_applied(call, _send_proposal(call, {**proposal, "dry_run": False}, "apply"))

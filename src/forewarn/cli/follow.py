@@ -95,15 +95,6 @@ def print_entries(call: Invocation, entries: list[JsonObject], now: float) -> No
         call.output.print_labelled(label, sentence)
 
 
-def entries_since(call: Invocation, after: int) -> list[JsonObject]:
-    """All history entries after number `after`, oldest first, fetched page by page."""
-    entries: list[JsonObject] = []
-    while page := wait_for_entries(call, after, wait_s=0)["entries"]:
-        entries += page
-        after = page[-1]["seq"]
-    return entries
-
-
 def wait_for_entries(
     call: Invocation, after: int, *, wait_s: int, entries_of: HistoryFilter = MappingProxyType({})
 ) -> JsonObject:

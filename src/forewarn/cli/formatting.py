@@ -10,6 +10,7 @@ from rich.text import Text
 from forewarn.cli.api_client import JsonObject
 from forewarn.cli.output import Cell, bold, dim, join_text, state_text, without_control_characters
 from forewarn.duration import format_duration
+from forewarn.wording import first_names
 
 
 def local_time(at: float) -> datetime:
@@ -67,15 +68,13 @@ _ENTRIES_WITH_ACTOR = frozenset(
 
 
 def join_names(listed: Sequence[str], most: int = MAX_NAMES_SHOWN) -> str:
-    """At most `most` names, then how many more: `a, b, c and 97 more`; `-` for none."""
-    if len(listed) <= most:
-        return ", ".join(listed) or "-"
-    return f"{', '.join(listed[:most])} and {len(listed) - most} more"
+    """The first `most` names, then how many more: `a, b, c and 97 more`; `-` for none."""
+    return first_names(listed, most) or "-"
 
 
-def count_noun(count: int, thing: str) -> str:
-    """`1 event`, `3 events`."""
-    return f"{count} {thing}" if count == 1 else f"{count} {thing}s"
+def count_noun(count: int, thing: str, things: str = "") -> str:
+    """`1 event`, `3 events`; `things` is the plural, if it has another ending."""
+    return f"{count} {thing}" if count == 1 else f"{count} {things or f'{thing}s'}"
 
 
 def action_noun(verb: str) -> str:
@@ -176,10 +175,9 @@ def _history_line(entry: JsonObject, time: str) -> tuple[Text, Text]:
     return join_text(dim(time), "  ", what, "  "), join_text(entry["text"], dim(who))
 
 
-def failure_summary(events: Iterable[JsonObject]) -> str:
-    """A clause for each event that failed or was withdrawn, joined with semicolons; "" if none did."""
-    bad = [event for event in events if event["ending"] in ("failed", "withdrawn")]
-    return "; ".join(_failure_of_event(event) for event in bad)
+def failure_reasons(events: Iterable[JsonObject]) -> list[str]:
+    """A clause for each event that failed or was withdrawn; an event that was not needed did neither."""
+    return [_failure_of_event(event) for event in events if event["ending"] in ("failed", "withdrawn")]
 
 
 def _failure_of_event(event: JsonObject) -> str:

@@ -54,7 +54,7 @@ def _print_answer(call: Invocation, host: str, what: str, answer: JsonObject, wa
         call.output.print_json(answer)
     elif answer["events"]:
         call.output.print_line(bold(f"Host {host} {what}."))
-        show_events(call, answer["events"])
+        show_events(call, answer)
     else:
         call.output.print_line(bold(f"Host {host} {what}"), "; no VM is affected yet.")
     return 0

@@ -23,7 +23,7 @@ from forewarn.cli.output import Output
 from forewarn.cli.service_address import RemoteSelection, data_directory, select_remote_service
 from forewarn.cli.transport import LocalTransport, RemoteTransport
 from forewarn.duration import parse_duration
-from forewarn.errors import NotFound, Rejected
+from forewarn.errors import Rejected
 
 CommandFunction = Callable[..., Any]
 
@@ -212,24 +212,6 @@ def duration(text: str) -> float:
         return parse_duration(text)
     except ValueError as error:
         raise click.BadParameter(str(error)) from error
-
-
-def resource_group_id(call: Invocation, group: str) -> str:
-    """The resource id of the group with this name in any case, found through its VMs by the service.
-
-    Raises NotFound if no VM is in it, Rejected if several subscriptions have it.
-    """
-    everywhere = call.api.get("fleet")["vms"]
-    vms = [vm for vm in everywhere if vm["resource_group"].casefold() == group.casefold()]
-    found = sorted({f"/subscriptions/{vm['subscription_id']}/resourceGroups/{vm['resource_group']}" for vm in vms})
-    if not found:
-        groups = ", ".join(sorted({vm["resource_group"] for vm in everywhere})) or "none"
-        raise NotFound(f"no VM is in resource group {group!r}: the groups are {groups}; or give an id with --over")
-    if len(found) > 1:
-        raise Rejected(
-            f"resource group {group!r} is in several subscriptions: give one of {', '.join(found)} with --over"
-        )
-    return found[0]
 
 
 @contextmanager

@@ -26,7 +26,7 @@ _COLUMN_GAP = 2  # blanks between the columns of a table
 STATE_STYLES = {  # state in lower case → style of rich
     **dict.fromkeys(("scheduled", "paused", "waiting", "degraded", "published", "requested"), "yellow"),
     **dict.fromkeys(("started", "running", "approved", "released"), "cyan"),
-    **dict.fromkeys(("finished", "completed", "healthy", "performed"), "green"),
+    **dict.fromkeys(("finished", "succeeded", "completed", "healthy", "performed"), "green"),
     **dict.fromkeys(("failed", "stopped", "aborted", "gone"), "red"),
     **dict.fromkeys(("over", "withdrawn", "not needed", "skipped"), "bright_black"),
 }

@@ -18,7 +18,6 @@ from forewarn.cli.request_output import (
     show_events,
     show_preview,
     show_receipt,
-    wait_for_events,
     wait_for_request,
 )
 from forewarn.errors import Rejected
@@ -31,7 +30,7 @@ _ZERO_NOTICE = (
 vms_argument = click.argument(
     "vms", type=non_empty_name, metavar="VM...", nargs=-1, required=True, shell_complete=vm_names
 )
-wait_option = click.option("--wait", is_flag=True, help="Wait until it is over; exit 1 if it failed.")
+wait_option = click.option("--wait", is_flag=True, help="Wait until it is over; exit 1 unless it succeeded.")
 notice_option = click.option(
     "--notice", "notice_s", type=duration, metavar="DURATION", help="Give this much notice, such as 20m."
 )
@@ -59,7 +58,7 @@ def send_maintenance_request(
     """Send a maintenance request, print the result, and with `wait` follow it to its end.
 
     `what` is the request's `ask`, such as "restart". With `dry_run` only prints a preview. Returns the exit code: 1 if
-    it was followed and did not finish, else 0. Raises Rejected if the notice options contradict each other, and as
+    it was followed and did not succeed, else 0. Raises Rejected if the notice options contradict each other, and as
     ApiClient does.
     """
     if notice_s == 0 and not short_notice:
@@ -162,10 +161,10 @@ def perform_maintenance(call: Invocation, vm: str, wait: bool) -> int:
     """Start a VM's pending platform maintenance now."""
     answer = call.api.post("vms", vm, "perform-maintenance")
     if wait:
-        return wait_for_events(call, [event["id"] for event in answer["events"]])
+        return wait_for_request(call, answer)
     if call.output.as_json:
         call.output.print_json(answer)
     else:
         call.output.print_line(f"The pending maintenance of {vm} may start now.")
-        show_events(call, answer["events"])
+        show_events(call, answer)
     return 0

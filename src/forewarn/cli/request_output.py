@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import click
 from rich.console import RenderableType
 from rich.text import Text
 
 from forewarn.cli.api_client import JsonObject
-from forewarn.cli.follow import HistoryFilter, Snapshot, follow
+from forewarn.cli.follow import Snapshot, follow
 from forewarn.cli.formatting import (
     EVENT_HEADERS,
     action_noun,
@@ -17,7 +17,7 @@ from forewarn.cli.formatting import (
     describe_time,
     event_kind,
     event_row,
-    failure_summary,
+    failure_reasons,
     join_names,
     status_text,
     waiting_reason,
@@ -63,7 +63,7 @@ def _preview_rows(events: list[JsonObject], now: float) -> Iterator[list[Cell]]:
 
 _MAX_EVENTS_IN_FULL = 3
 _WAITING_LABELS = {"scheduled": "waits for", "started": "now", "over": "why"}
-_FINAL_STATES = ("finished", "failed", "withdrawn")
+_IN_PROGRESS, _SUCCEEDED = "in progress", "succeeded"  # states of a request
 
 
 def show_receipt(call: Invocation, answer: JsonObject) -> None:
@@ -79,7 +79,7 @@ def show_receipt(call: Invocation, answer: JsonObject) -> None:
         return
     listed = [event for event in events if event["listed"]]
     call.output.print_line(bold(title), " ", _headline(events, listed))
-    show_events(call, events)
+    show_events(call, answer)
 
 
 def _headline(events: list[JsonObject], listed: list[JsonObject]) -> str:
@@ -93,20 +93,23 @@ def _headline(events: list[JsonObject], listed: list[JsonObject]) -> str:
     return "has started." if states == {"started"} else f"leads to {count_noun(len(listed), 'event')}."
 
 
-def show_events(call: Invocation, events: list[JsonObject]) -> None:
-    """Print as text up to three events in full, more as a table, then commands to try next."""
-    now = call.api.now()
+def show_events(call: Invocation, answer: JsonObject) -> None:
+    """Print as text up to three events of an answer in full, more as a table, then commands to try next.
+
+    The answer also has the `scopes` of its events, and those `replaced_events`, if any.
+    """
+    now, events = call.api.now(), answer["events"]
     if len(events) > _MAX_EVENTS_IN_FULL:
         call.output.print_line()
         call.output.print_table(EVENT_HEADERS, [event_row(e, now, call.output.short_id(e["id"])) for e in events])
     else:
         for event in events:
             call.output.print_line()
-            call.output.print_facts(_event_facts(call, event, now))
+            call.output.print_facts(_event_facts(call, event, answer, now))
     _print_hints(call, events)
 
 
-def _event_facts(call: Invocation, event: JsonObject, now: float) -> Iterator[tuple[str, Cell]]:
+def _event_facts(call: Invocation, event: JsonObject, answer: JsonObject, now: float) -> Iterator[tuple[str, Cell]]:
     if not event["listed"]:
         yield "VMs", join_names(event["vms"])
         yield "done", join_text(event["verb"], ", ", status_text(event))
@@ -116,18 +119,15 @@ def _event_facts(call: Invocation, event: JsonObject, now: float) -> Iterator[tu
     yield "VMs", join_names(event["vms"])
     if event["status"] == "scheduled":
         yield "not before", describe_time(event["not_before"], now)
-    for event_id in event["replaces"]:
-        yield "replaces", _replaced_event(call, event_id)
-    yield ("recipients" if _is_undelivered(event) else "delivered to"), _recipients(call, event)
+    for old in answer.get("replaced_events", ()):
+        if old["id"] in event["replaces"]:
+            pending = old["cause"].removeprefix("user ")
+            yield "replaces", f"the pending {pending}, event {call.output.short_id(old['id'])}"
+    yield ("recipients" if _is_undelivered(event) else "delivered to"), _recipients(event, answer["scopes"])
     if event["note"]:
         yield "note", event["note"]
     if waiting := waiting_reason(event, now):
         yield _WAITING_LABELS[event["status"]], waiting
-
-
-def _replaced_event(call: Invocation, event_id: str) -> str:
-    old = call.api.get("events", event_id)
-    return f"the pending {old['cause'].removeprefix('user ')}, event {call.output.short_id(event_id)}"
 
 
 def _is_undelivered(event: JsonObject) -> bool:
@@ -135,11 +135,10 @@ def _is_undelivered(event: JsonObject) -> bool:
     return event["given_at"] is None and event["status"] != "over"
 
 
-def _recipients(call: Invocation, event: JsonObject) -> str:
+def _recipients(event: JsonObject, scopes: list[JsonObject]) -> str:
     """The VMs that see the event: every VM of its scope (spec §7.2)."""
     if event["given_at"] is None and event["status"] == "over":
         return "no VM"
-    scopes = call.api.get("fleet", query={"scope": event["scope"]})["scopes"]
     scope = next((scope for scope in scopes if scope["id"] == event["scope"]), None)
     if scope is None:
         return "-"
@@ -159,7 +158,7 @@ def _print_hints(call: Invocation, events: list[JsonObject]) -> None:
 
 
 def wait_for_request(call: Invocation, answer: JsonObject) -> int:
-    """Follow a request until it is over, and print the outcome; returns 0 if it finished, else 1.
+    """Follow a request until it is over, and print the outcome; returns 0 if it succeeded, else 1.
 
     After Ctrl-C the request continues: prints how to see its progress, and raises KeyboardInterrupt.
     """
@@ -168,54 +167,31 @@ def wait_for_request(call: Invocation, answer: JsonObject) -> int:
     def take_snapshot() -> Snapshot:
         view = call.api.get("requests", request_id)
         return Snapshot(
-            view=view, is_over=view["state"] in _FINAL_STATES, renderable=_progress_line(call, view["events"])
+            view=view, is_over=view["state"] != _IN_PROGRESS, renderable=_progress_line(call, view["events"])
         )
 
-    progress_command = f"forewarn history --request {request_id}"
-    return _print_outcome(call, _follow_until_over(call, take_snapshot, {"request": request_id}, progress_command))
-
-
-def _follow_until_over(
-    call: Invocation, take_snapshot: Callable[[], Snapshot], entries_of: HistoryFilter, progress_command: str
-) -> JsonObject:
-    """Follow to the end. Ctrl-C ends only the waiting, and a note says how to see the progress."""
     try:
-        return follow(call, take_snapshot, entries_of=entries_of)
+        view = follow(call, take_snapshot, entries_of={"request": request_id})
     except KeyboardInterrupt:
-        call.output.print_note(f"the request continues: `{progress_command}` shows its progress")
+        call.output.print_note(f"the request continues: `forewarn history --request {request_id}` shows its progress")
         raise
-
-
-def wait_for_events(call: Invocation, ids: list[str]) -> int:
-    """Follow events until all are over, and print the outcome; returns 0 if all finished, else 1.
-
-    Needs at least one id. Ctrl-C is handled as by `wait_for_request`.
-    """
-
-    def take_snapshot() -> Snapshot:
-        events = [call.api.get("events", event_id) for event_id in ids]
-        over = all(event["status"] == "over" for event in events)
-        view = {"state": _combined_state(events), "events": events}
-        return Snapshot(view=view, is_over=over, renderable=_progress_line(call, events))
-
-    entries_of = {"event": ids[0]} if len(ids) == 1 else {}
-    return _print_outcome(call, _follow_until_over(call, take_snapshot, entries_of, f"forewarn explain {ids[0]}"))
-
-
-def _combined_state(events: list[JsonObject]) -> str:
-    endings = {event["ending"] for event in events}
-    return next((ending for ending in ("failed", "withdrawn") if ending in endings), "finished")
+    return _print_outcome(call, view)
 
 
 def _print_outcome(call: Invocation, view: JsonObject) -> int:
+    succeeded = view["state"] == _SUCCEEDED
     if call.output.as_json:
         call.output.print_json(view)
-    elif view["state"] == "finished":
-        call.output.print_line(Text("Finished.", style="green"))
-    if view["state"] == "finished":
+    elif succeeded:
+        call.output.print_line(Text("Succeeded.", style="green"))
+    if succeeded:
         return 0
-    call.output.print_error(failure_summary(view["events"]) or f"the request was {view['state']}")
+    reasons = [*view["skipped"], *failure_reasons(view["events"])]
+    call.output.print_error(f"the request {_STATE_CLAUSES[view['state']]}: {'; '.join(reasons) or 'see its history'}")
     return 1
+
+
+_STATE_CLAUSES = {"failed": "failed", "canceled": "was canceled"}
 
 
 def _progress_line(call: Invocation, events: list[JsonObject]) -> RenderableType:

@@ -31,7 +31,6 @@ rollout_argument = click.argument("rollout_id", metavar="ROLLOUT", shell_complet
 _PAUSED_BUT_SCHEDULED = (
     "Scheduled events still start when approved or when their notice ends: withdraw them, or abort the rollout."
 )
-_NO_HOSTS = "the fleet has no hosts: add some with `forewarn fleet add-host`, or give --scope"
 
 
 @click.group()
@@ -78,7 +77,7 @@ def start(
     """Start a rollout."""
     body = {name: value for name, value in options.items() if value is not None and value is not False}
     body |= _failure_limit(body.pop("max_failures", None), body.pop("keep_going", False))
-    body |= _rollout_targets(call, hosts, all_hosts, scope)
+    body |= _rollout_targets(hosts, all_hosts, scope)
     if dry_run:
         show_preview(call, call.api.post("rollouts", "preview", body=body))
         return 0
@@ -97,17 +96,12 @@ def _failure_limit(max_failures: int | None, keep_going: bool) -> dict[str, int]
     return {} if max_failures is None else {"max_failures": max_failures}
 
 
-def _rollout_targets(call: Invocation, hosts: tuple[str, ...], all_hosts: bool, scope: str | None) -> dict[str, object]:
+def _rollout_targets(hosts: tuple[str, ...], all_hosts: bool, scope: str | None) -> dict[str, object]:
     if (bool(hosts), all_hosts, scope is not None).count(True) != 1:
         raise Rejected("a rollout is over hosts or over a scope: give one of --host, --all-hosts and --scope")
     if scope is not None:
         return {"scope": scope}
-    if hosts:
-        return {"hosts": list(hosts)}
-    names = [host["name"] for host in call.api.get("fleet")["hosts"]]
-    if not names:
-        raise Rejected(_NO_HOSTS)
-    return {"hosts": names}
+    return {"hosts": list(hosts)} if hosts else {"all_hosts": True}
 
 
 @rollout.command()

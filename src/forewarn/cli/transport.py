@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode, urlsplit
 
-from forewarn.cli.api_client import ServiceNotRunning, send_request
+from forewarn.cli.api_client import HttpAnswer, ServiceNotRunning, send_request
 from forewarn.cli.credentials import Profile
 from forewarn.cli.service_address import SOCKET_NAME, ServerAddress, parse_server_url
 from forewarn.clock import read_real_time
@@ -38,8 +38,8 @@ class LocalTransport:
         """`in DIRECTORY`."""
         return f"in {self._data}"
 
-    def send(self, method: str, target: str, payload: bytes | None, timeout_s: float) -> tuple[int, bytes]:
-        """Send one request; returns status and body.
+    def send(self, method: str, target: str, payload: bytes | None, timeout_s: float) -> HttpAnswer:
+        """Send one request; returns the answer.
 
         Raises ServiceNotRunning if nothing serves the socket or it belongs to another user, Rejected if its path is too
         long, OSError or HTTPException if the connection fails later.
@@ -175,8 +175,8 @@ def _send_for_json(
     method: str, url: str, payload: bytes | None, connect: ConnectFunction
 ) -> tuple[int, dict[str, Any]]:
     server, target = _split_url(url)
-    status, raw = send_request(connect(server), method, target, payload, _FORM_HEADERS if payload is not None else {})
-    return status, _parse_json_object(raw)
+    answer = send_request(connect(server), method, target, payload, _FORM_HEADERS if payload is not None else {})
+    return answer.status, _parse_json_object(answer.body)
 
 
 def _split_url(url: str) -> tuple[ServerAddress, str]:
@@ -217,19 +217,19 @@ class RemoteTransport:
         """`at URL`."""
         return f"at {self._server}"
 
-    def send(self, method: str, target: str, payload: bytes | None, timeout_s: float) -> tuple[int, bytes]:
-        """Send one request with a valid token; returns status and body.
+    def send(self, method: str, target: str, payload: bytes | None, timeout_s: float) -> HttpAnswer:
+        """Send one request with a valid token; returns the answer.
 
         Signs in first without one, and again, once, if the server refuses a token that was kept. Raises as
         `fetch_token` does, and OSError or HTTPException if the connection fails.
         """
         known = self._valid_token()
         token = known or self._fetch_token(timeout_s)
-        status, raw = self._send_with_token(method, target, payload, token, timeout_s)
-        if status == _STATUS_UNAUTHENTICATED and known is not None:
+        answer = self._send_with_token(method, target, payload, token, timeout_s)
+        if answer.status == _STATUS_UNAUTHENTICATED and known is not None:
             # A 401 means nothing was done, so the request may be repeated: the server may have a new signing key.
-            status, raw = self._send_with_token(method, target, payload, self._fetch_token(timeout_s), timeout_s)
-        return status, raw
+            answer = self._send_with_token(method, target, payload, self._fetch_token(timeout_s), timeout_s)
+        return answer
 
     def _valid_token(self) -> BearerToken | None:
         token = self._token
@@ -243,7 +243,7 @@ class RemoteTransport:
 
     def _send_with_token(
         self, method: str, target: str, payload: bytes | None, token: BearerToken, timeout_s: float
-    ) -> tuple[int, bytes]:
+    ) -> HttpAnswer:
         headers = {"Authorization": f"Bearer {token.text}"}
         return send_request(self._open_connection(self._server, timeout_s), method, target, payload, headers)
 

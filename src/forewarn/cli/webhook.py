@@ -11,7 +11,7 @@ from forewarn.cli.api_client import JsonObject
 from forewarn.cli.completion import webhook_ids
 from forewarn.cli.credentials import read_secret_file
 from forewarn.cli.formatting import count_noun, describe_resource, describe_time
-from forewarn.cli.invocation import Invocation, resource_group_id, service_command
+from forewarn.cli.invocation import Invocation, service_command
 from forewarn.cli.output import Cell, bold, dim, join_text
 from forewarn.duration import format_duration
 from forewarn.errors import Rejected
@@ -67,7 +67,7 @@ def add_webhook(
 
     Each delivery is signed.
     """
-    body: JsonObject = {"url": url, "schema": schema, "over": _resource_filter(call, resource, over_group)}
+    body: JsonObject = {"url": url, "schema": schema, "over": _resource_filter(resource, over_group)}
     body |= {"happenings": list(happenings)}
     body |= {"opted_in_only": opted_in_only, "validate": validate, "from_start": from_start}
     if secret_file is not None:
@@ -75,10 +75,10 @@ def add_webhook(
     _print_added(call, call.api.post("webhooks", body=body), is_made=secret_file is None)
 
 
-def _resource_filter(call: Invocation, resource: str | None, group: str | None) -> str:
+def _resource_filter(resource: str | None, group: str | None) -> str:
     if resource is not None and group is not None:
         raise Rejected("--over and --over-group exclude each other: give only one of them")
-    return resource or "/" if group is None else resource_group_id(call, group)
+    return resource or "/" if group is None else f"group:{group}"
 
 
 def _print_added(call: Invocation, view: JsonObject, *, is_made: bool) -> None:

@@ -17,7 +17,7 @@ from forewarn.core.fault_storm import StormTarget, plan_storm
 from forewarn.core.faults import FaultStorm, StormFault
 from forewarn.core.fleet import Vm
 from forewarn.core.history import EntryKind, HistoryEntry
-from forewarn.errors import NotFound, Refused, Rejected, Remedy
+from forewarn.errors import NotFound, Refused, Rejected, Remedy, full_message
 
 _MAX_DURATION_S = 24 * 3600.0
 
@@ -95,7 +95,8 @@ class FaultStormService:
                 raise NotFound(f"VM {name!r} does not exist any more")
             await self._faults.set(_fault_spec(storm_fault, vm), who=f"storm {storm.id}")
         except Rejected as error:
-            await self._write_history(storm.who, f"storm {storm.id} skipped {storm_fault.kind} for {name}: {error}")
+            text = f"storm {storm.id} skipped {storm_fault.kind} for {name}: {full_message(error)}"
+            await self._write_history(storm.who, text)
         await self._advance_storm(storm)
 
     async def _advance_storm(self, storm: FaultStorm) -> None:

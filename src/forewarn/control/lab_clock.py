@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import msgspec
 
@@ -21,6 +22,14 @@ def load_clock_setting(store: Store) -> ClockSetting | None:
     """Return the saved setting of the lab clock, or None in a new store."""
     raw = store.load(LAB_CLOCK_NAME)
     return msgspec.json.decode(raw, type=ClockSetting) if raw is not None else None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClockAdvance:
+    """What an advance of the clock did: the new time, and how many VMs counted as polling throughout."""
+
+    now: float
+    polling: int
 
 
 class LabClockService:
@@ -43,27 +52,29 @@ class LabClockService:
             return self._clock.now(), self._clock.setting.speed, True
         return self._clock.now(), 1.0, False
 
-    async def advance(self, by_s: float, *, who: str = "") -> float:
-        """Advance the clock by `by_s` seconds, stopping at every due time on the way; return the new time.
+    async def advance(self, by_s: float, *, who: str = "", without_polls: bool = False) -> ClockAdvance:
+        """Advance the clock by `by_s` seconds, stopping at every due time on the way.
 
         Everything due by then is done on return, acts included, except for those that the hypervisor has not answered
-        for ten seconds. VMs that poll now count as polling throughout. Raises Rejected unless `by_s` is above 0 and at
+        for ten seconds. VMs that polled within the last 330 real seconds count as polling throughout (spec §12); with
+        `without_polls` none does, so scopes become idle (spec §8.2). Raises Rejected unless `by_s` is above 0 and at
         most 366 days.
         """
         clock = self.require_lab_clock("advanced")
         if not 0 < by_s <= 366 * 24 * 3600:
             raise Rejected(f"the clock can be advanced by up to 366 days at a time, not by {by_s:.0f} s")
         async with self._reconciler.pass_lock:
-            await self._write_history(f"clock advanced by {duration_text(by_s)}", who)
+            without = " without polls" if without_polls else ""
+            await self._write_history(f"clock advanced by {duration_text(by_s)}{without}", who)
             target = clock.now() + by_s
-            polling = self._active_polls(clock)
+            polling = [] if without_polls else self._active_polls(clock)
             await self._reconciler.run_until_settled()
             while (wake := self._reconciler.next_wake_at()) is not None and wake < target:
                 await self._jump_to(clock, max(wake, clock.now()), polling)
                 await self._reconciler.run_until_settled()
             await self._jump_to(clock, max(target, clock.now()), polling)
             await self._reconciler.run_until_settled()
-        return clock.now()
+        return ClockAdvance(now=clock.now(), polling=len(polling))
 
     async def advance_to_next_wake(self) -> bool:
         """Advance to the next due time and do everything due then; return False if nothing is scheduled."""

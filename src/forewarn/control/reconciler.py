@@ -29,7 +29,7 @@ from forewarn.core.reconcile import PLATFORM_ACTOR, reconcile_scope, record_act_
 from forewarn.core.release import start_wait, waits_only_for_gate
 from forewarn.core.request import PlannedEvent
 from forewarn.core.scope import Scope
-from forewarn.errors import Conflict, Refused, Unavailable
+from forewarn.errors import Conflict, Refused, Unavailable, full_message
 from forewarn.store.interface import AppliedCommit, GatedEvents
 
 log = logging.getLogger(__name__)
@@ -374,7 +374,7 @@ def _applying_decision(planned: list[PlannedEvent]) -> Callable[[Scope, Decision
             try:
                 scope = apply_planned_event(scope, item, context)
             except Refused as error:
-                scope = scope.with_entries(_skipped_entry(item, str(error), context.now))
+                scope = scope.with_entries(_skipped_entry(item, full_message(error), context.now))
         return scope
 
     return decision

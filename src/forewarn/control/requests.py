@@ -20,11 +20,18 @@ from forewarn.core.event import Event, EventState
 from forewarn.core.fleet import Host, HostHealth, PowerState, Vm
 from forewarn.core.history import EntryKind, HistoryEntry
 from forewarn.core.placement import require_destination
-from forewarn.core.planning import OPERATION_CAUSES, apply_planned_event, pending_platform_events, plan_events_for_vms
+from forewarn.core.planning import (
+    OPERATION_CAUSES,
+    allowed_notice,
+    apply_planned_event,
+    pending_platform_events,
+    plan_events_for_vms,
+)
 from forewarn.core.reconcile import reconcile_scope, with_next_wake
 from forewarn.core.request import MaintenanceRequest, PlannedEvent, RequestedOperation, Rollout, RolloutState
 from forewarn.core.scope import Scope
 from forewarn.errors import Conflict, NotFound, Refused, Rejected, Remedy
+from forewarn.wording import first_names
 
 _MAX_ATTEMPTS = 20
 
@@ -132,22 +139,15 @@ class RequestService:
         self, rollout: Rollout, *, who: str, notice_s: float = 0, short_notice: bool = False
     ) -> MaintenanceRequest:
         """Return the request that `start_rollout` would commit; commits nothing, raises the same errors."""
-        minimum = CAUSE_RULES[rollout.cause].minimum_notice_s
-        if short_notice and not notice_s:
-            raise Rejected("a short notice needs a length", Remedy.GIVE_NOTICE)
-        if notice_s and notice_s < minimum and not short_notice:
-            raise Rejected(
-                f"notice of {notice_s:g} s is shorter than the {minimum:g} s a {CAUSE_RULES[rollout.cause].kind} needs",
-                Remedy.ALLOW_SHORT_NOTICE,
-                minimum=f"{minimum:g}",
-            )
+        rules = CAUSE_RULES[rollout.cause]
+        notice_s = allowed_notice(rules, rules.minimum_notice_s, notice_s=notice_s, short_notice=short_notice)
         rollout = self._with_declared_host_names(rollout)
         vms = self._rollout_targets(rollout)
-        if CAUSE_RULES[rollout.cause].moves_vm:
+        if rules.moves_vm:
             for vm in vms:
                 require_destination(vm, self._transactions.placement.hosts())
         names = [rollout.scope_id] if rollout.scope_id else list(rollout.hosts)
-        request = self._new_request(RequestedOperation.ROLLOUT, who, names, notice_s or minimum, short_notice)
+        request = self._new_request(RequestedOperation.ROLLOUT, who, names, notice_s, short_notice)
         return replace(request, rollout=rollout)
 
     async def change_rollout_state(self, request_id: str, progress: RolloutState, *, who: str) -> MaintenanceRequest:
@@ -275,8 +275,8 @@ class RequestService:
         return host
 
     def rollout(self, request_id: str) -> MaintenanceRequest:
-        """Return the request of the rollout with exactly this id, open or ended; NotFound if there is none."""
-        request = self._store.request(request_id)
+        """Return the request of the rollout with this id, ignoring case; NotFound if there is none."""
+        request = self._store.request(request_id.strip().lower())
         if request is None or request.rollout is None:
             raise NotFound(f"rollout {request_id!r} does not exist", Remedy.LIST_ROLLOUTS)
         return request
@@ -356,9 +356,7 @@ class RequestService:
         )
 
     def _requested_entry(self, request: MaintenanceRequest) -> HistoryEntry:
-        text = f"{request.who} requested {verb_noun(request.ask)} of {', '.join(request.targets[:5])}"
-        if len(request.targets) > 5:
-            text += f" and {len(request.targets) - 5} more"
+        text = f"{request.who} requested {verb_noun(request.ask)} of {first_names(request.targets, 5)}"
         vm = request.targets[0] if request.ask in _VM_OPERATIONS and len(request.targets) == 1 else ""
         return HistoryEntry(
             at=request.at, what=EntryKind.REQUESTED, who=request.who, text=text, request_id=request.id, vm=vm

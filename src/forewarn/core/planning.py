@@ -18,7 +18,7 @@ from forewarn.core.decision import DecisionContext
 from forewarn.core.event import Event, EventState
 from forewarn.core.fleet import PowerState, Priority, Vm
 from forewarn.core.request import MaintenanceRequest, PlannedEvent, RequestedOperation
-from forewarn.core.scope import Scope
+from forewarn.core.scope import Scope, hours_text
 from forewarn.errors import Refused, Rejected, Remedy
 from forewarn.protocol.document import Kind
 
@@ -89,13 +89,23 @@ def notice_seconds(request: MaintenanceRequest, rules: CauseRules, vm: Vm) -> fl
         )
     if rules.kind is None:
         raise Rejected(f"{request.ask} gives no notice, because it is performed at once: leave the notice out")
-    if request.notice_s < minimum and not request.short_notice:
+    return allowed_notice(rules, minimum, notice_s=request.notice_s, short_notice=request.short_notice)
+
+
+def allowed_notice(rules: CauseRules, minimum_s: float, *, notice_s: float, short_notice: bool) -> float:
+    """Return the notice to give in seconds: the requested one, else the minimum (spec §6.3).
+
+    With `short_notice` it is what was requested, even 0. Otherwise Rejected if it is shorter than the minimum.
+    """
+    if short_notice:
+        return notice_s
+    if 0 < notice_s < minimum_s:
         raise Rejected(
-            f"notice of {request.notice_s:g} s is shorter than the {minimum:g} s a {rules.kind} needs",
+            f"notice of {notice_s:g} s is shorter than the {minimum_s:g} s a {rules.kind} needs",
             Remedy.ALLOW_SHORT_NOTICE,
-            minimum=f"{minimum:g}",
+            minimum=f"{minimum_s:g}",
         )
-    return request.notice_s
+    return notice_s or minimum_s
 
 
 def apply_planned_event(scope: Scope, planned: PlannedEvent, context: DecisionContext) -> Scope:
@@ -119,15 +129,15 @@ def apply_planned_event(scope: Scope, planned: PlannedEvent, context: DecisionCo
     for event in replaced:
         reason = f"replaced by {planned.cause}"
         scope = lifecycle.withdraw(scope, event, by=planned.who, reason=reason, now=context.now)
-    event = replace(_new_event(scope, planned, vms, context.now), replaces=tuple(event.id for event in replaced))
+    event = replace(_new_event(scope, planned, vms, context), replaces=tuple(event.id for event in replaced))
     scope = _announce_or_start(scope, event, vms, context)
     if rules.limited:
         _require_within_limit(scope, context.policy.max_user_operations)
     return scope
 
 
-def _new_event(scope: Scope, planned: PlannedEvent, vms: list[Vm], now: float) -> Event:
-    unlisted = _unlisted_reason(scope, planned, CAUSE_RULES[planned.cause], vms)
+def _new_event(scope: Scope, planned: PlannedEvent, vms: list[Vm], context: DecisionContext) -> Event:
+    now, unlisted = context.now, _unlisted_reason(scope, planned, vms, context.policy.idle_s)
     return Event(
         id=planned.event_id,
         scope_id=scope.id,
@@ -145,8 +155,9 @@ def _new_event(scope: Scope, planned: PlannedEvent, vms: list[Vm], now: float) -
     )
 
 
-def _unlisted_reason(scope: Scope, planned: PlannedEvent, rules: CauseRules, vms: list[Vm]) -> str | None:
+def _unlisted_reason(scope: Scope, planned: PlannedEvent, vms: list[Vm], idle_s: float) -> str | None:
     """Return why no document shows this event, in words for its requester; None: it is listed."""
+    rules = CAUSE_RULES[planned.cause]
     if rules.kind is None:
         return f"a {planned.cause} publishes no event"
     if rules.kind is Kind.TERMINATE and not vms[0].terminate_notice_min:
@@ -154,7 +165,7 @@ def _unlisted_reason(scope: Scope, planned: PlannedEvent, rules: CauseRules, vms
     if rules.kind is Kind.TERMINATE and vms[0].priority is Priority.SPOT:  # spec §6.3
         return f"{vms[0].name} is a Spot VM, which has no terminate notification"
     if rules.by_user and not scope.is_enabled:
-        return "no VM of the scope has polled within 24 h, so scheduled events are disabled there"
+        return f"no VM of the scope has polled within {hours_text(idle_s)}, so scheduled events are disabled there"
     return None
 
 

@@ -1,26 +1,53 @@
-"""Computes the state of a request (waiting, started, finished, ...) from its events (spec §9).
+"""Computes the state of a request from its events (spec §9).
 
-The only definition: the API, the ARM facade and the CLI word this answer.
+The only definition: our API, Azure's API, the portal, explanations and the command line word this answer.
 """
 
 from __future__ import annotations
 
-from forewarn.core.event import Ending, Event, EventState
+from collections.abc import Sequence
+from enum import StrEnum
+
+from forewarn.core.event import Ending, Event
+from forewarn.core.replay import ReplayEnding
+from forewarn.core.request import MaintenanceRequest, RequestedOperation
+
+_HOST_WORK = frozenset({RequestedOperation.ROLLOUT, RequestedOperation.DEGRADE, RequestedOperation.FAIL})
 
 
-def request_state(events: list[Event], *, to_come: bool, skipped: bool) -> str:
-    """Return waiting, started, finished, failed or withdrawn, computed from all events of the request.
+class RequestState(StrEnum):
+    """How a request stands (spec §9). Our API shows the values."""
 
-    It is started from the first start on until all events are over; then failed if one failed, withdrawn if all were
-    withdrawn. `to_come`: more events will follow. `skipped`: part of the request was no longer possible, which is a
-    failure if no event exists.
+    IN_PROGRESS = "in progress"
+    SUCCEEDED = "succeeded"
+    FAILED = "failed"  # one of its acts failed
+    CANCELED = "canceled"  # nothing of it was done, because events were withdrawn
+
+
+def request_state(request: MaintenanceRequest, events: Sequence[Event], *, planned: int, skipped: bool) -> RequestState:
+    """Return the state of a request; `events` are all events that it published or approved.
+
+    `planned` counts the events that it has yet to publish. `skipped`: part of it became impossible before its event was
+    published. That counts as a withdrawal, but as not needed for work on a host, which the VM has left (spec §6.4). A
+    rollout that has ended is judged by its tally, a replay by how it ended.
     """
-    if any(event.status is EventState.STARTED for event in events):
-        return "started"
-    over = [event for event in events if event.status is EventState.OVER]
-    if to_come or len(over) < len(events):
-        return "started" if any(event.ending is not Ending.WITHDRAWN for event in over) else "waiting"
-    endings = {event.ending for event in over}
-    if Ending.FAILED in endings or (skipped and not events):
-        return "failed"
-    return "withdrawn" if endings == {Ending.WITHDRAWN} else "finished"
+    if planned or request.is_open or any(event.is_live for event in events):
+        return RequestState.IN_PROGRESS
+    if request.replay is not None:
+        finished = request.replay.ended is ReplayEnding.FINISHED
+        return RequestState.SUCCEEDED if finished else RequestState.CANCELED
+    if request.rollout is not None and (tally := request.rollout.tally) is not None:
+        # VMs that wait when a rollout has ended were never announced.
+        return _final_state(failed=tally.failed, finished=tally.done, withdrawn=tally.withdrawn + tally.waiting)
+    endings = [event.ending for event in events]
+    return _final_state(
+        failed=endings.count(Ending.FAILED),
+        finished=endings.count(Ending.FINISHED),
+        withdrawn=endings.count(Ending.WITHDRAWN) + int(skipped and request.ask not in _HOST_WORK),
+    )
+
+
+def _final_state(*, failed: int, finished: int, withdrawn: int) -> RequestState:
+    if failed:
+        return RequestState.FAILED
+    return RequestState.CANCELED if withdrawn and not finished else RequestState.SUCCEEDED

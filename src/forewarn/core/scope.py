@@ -105,6 +105,11 @@ def enable_scope(scope: Scope, *, by: str, now: float) -> Scope:
     )
 
 
+def hours_text(seconds: float) -> str:
+    """Return a duration in hours, such as `24 h`."""
+    return f"{seconds / 3600:g} h"
+
+
 def scope_idle_at(scope: Scope, policy: Policy) -> float | None:
     """Return when the scope will be disabled if no VM polls until then; None: never, or it is disabled."""
     if policy.enablement is EnablementMode.ALWAYS or scope.enabled_at is None:
@@ -117,7 +122,7 @@ def disable_scope_if_idle(scope: Scope, policy: Policy, now: float) -> Scope:
     at = scope_idle_at(scope, policy)
     if at is None or now < at:
         return scope
-    text = f"scheduled events disabled: no VM of the scope has polled for {policy.idle_s / 3600:g} h"
+    text = f"scheduled events disabled: no VM of the scope has polled for {hours_text(policy.idle_s)}"
     return replace(scope, enabled_at=None).with_entries(
         HistoryEntry(at=now, what=EntryKind.DISABLED, who="forewarn", text=text)
     )

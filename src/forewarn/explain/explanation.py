@@ -12,11 +12,12 @@ from dataclasses import dataclass, field
 import msgspec
 
 from forewarn.core.cause import verb_noun
+from forewarn.core.decision import Policy
 from forewarn.core.event import Act, Event, EventState
 from forewarn.core.fleet import PowerState, Vm
 from forewarn.core.history import EntryKind, EventDelivery, HistoryEntry
 from forewarn.core.release import StartWait
-from forewarn.core.scope import Scope
+from forewarn.core.scope import Scope, hours_text
 from forewarn.explain.phrases import (
     duration_text,
     ending_text,
@@ -73,6 +74,7 @@ class ScopeFacts:
     rollouts: Mapping[str, str] = field(default_factory=dict)  # request id → the rollout in words
     unanswered_s: Mapping[str, float] = field(default_factory=dict)  # act id → how long the hypervisor is silent, real
     blocking_hosts: Mapping[str, str] = field(default_factory=dict)  # act id → the host whose other calls it waits for
+    idle_s: float = Policy().idle_s  # without polls for this long, the scope is disabled
 
 
 def event_explanation(event: Event, facts: ScopeFacts) -> Explanation:
@@ -283,8 +285,8 @@ def describe_polling(facts: ScopeFacts) -> Iterator[str]:
         yield f"Scheduled events are enabled for {facts.title}."
     else:
         yield (
-            f"Scheduled events are disabled for {facts.title}: none of its VMs has polled within 24 h. "
-            "User operations are performed at once."
+            f"Scheduled events are disabled for {facts.title}: none of its VMs has polled within "
+            f"{hours_text(facts.idle_s)}. User operations are performed at once."
         )
     latest = min(facts.polls, key=lambda poll: poll.silent_s, default=None)
     if latest is None:

@@ -10,6 +10,7 @@ from forewarn.core.event import Event
 from forewarn.core.fleet import Host, HostHealth, Vm
 from forewarn.core.history import EntryKind, HistoryEntry
 from forewarn.core.request import MaintenanceRequest, Rollout, RolloutState, RolloutTally
+from forewarn.core.request_state import RequestState
 from forewarn.explain.explanation import (
     Explanation,
     ExplanationLine,
@@ -23,6 +24,12 @@ _HEALTH_TEXT = {
     HostHealth.HEALTHY: "is healthy",
     HostHealth.DEGRADED: "is predicted to fail: its VMs will be moved to other hosts",
     HostHealth.FAILED: "has failed: its VMs are redeployed to other hosts",
+}
+_REQUEST_STATE_TEXT = {
+    RequestState.IN_PROGRESS: "It is in progress.",
+    RequestState.SUCCEEDED: "It succeeded.",
+    RequestState.FAILED: "It failed.",
+    RequestState.CANCELED: "It was canceled: nothing of it was done.",
 }
 _REQUEST_ENTRY_KINDS = frozenset(
     {
@@ -104,9 +111,12 @@ def rollout_explanation(
 
 
 def request_explanation(
-    request: MaintenanceRequest, events: Sequence[EventWithFacts], entries: Iterable[HistoryEntry]
+    request: MaintenanceRequest,
+    state: RequestState,
+    events: Sequence[EventWithFacts],
+    entries: Iterable[HistoryEntry],
 ) -> Explanation:
-    """Explain a request other than a rollout: its events, oldest first, and which of them are pending.
+    """Explain a request other than a rollout: its state, its events, oldest first, and what is pending.
 
     `events` are all its events; `entries` are the history entries of the request.
     """
@@ -114,7 +124,7 @@ def request_explanation(
     return Explanation(
         title=f"{verb_noun(request.ask).capitalize()} of {join_names(request.targets)}, requested by {request.who}",
         lines=tuple(sorted(lines, key=lambda line: line.at)),
-        now=tuple(_pending_sentences(events, "Nothing of it is pending.")),
+        now=(_REQUEST_STATE_TEXT[state], *_pending_sentences(events)),
     )
 
 

@@ -99,6 +99,7 @@ def _explanation_input(service: LabService, scope_id: str, events: Sequence[Even
         names=names,
         unanswered_s=service.control.executor.unanswered_s(),
         blocking_hosts=service.control.executor.blocking_hosts(),
+        idle_s=service.control.transactions.policy.idle_s,
     )
 
 

@@ -26,7 +26,7 @@ from forewarn.core.event import Event
 from forewarn.core.fleet import Vm
 from forewarn.core.fleetfile.reader import read_fleet_file
 from forewarn.core.request import RequestedOperation, Rollout, RolloutImpact
-from forewarn.errors import ForewarnError, Refused, Rejected
+from forewarn.errors import ForewarnError, Refused, Rejected, full_message
 from forewarn.hypervisor.simulated import SimulatedBehaviour
 from forewarn.lab import requests as request
 from forewarn.lab.arguments import DurationLike, duration_seconds, fleet_file_text, load_fleet, utc_datetime
@@ -141,12 +141,13 @@ class Lab:
         """The lab's time, in UTC; stays the same until `advance` or `run_until`."""
         return utc_datetime(self.read(LabService.now))
 
-    def advance(self, by: DurationLike) -> tuple[str, ...]:
+    def advance(self, by: DurationLike, *, without_polls: bool = False) -> tuple[str, ...]:
         """Move the clock ahead, doing everything that becomes due on the way; returns the new history lines.
 
-        Raises Rejected unless `by` is above 0 and at most 366 days.
+        VMs that poll now count as polling throughout, unless `without_polls`: then, with the enablement "on-request",
+        their scopes are disabled after a day. Raises Rejected unless `by` is above 0 and at most 366 days.
         """
-        return self._advance(duration_seconds(by))
+        return self._advance(duration_seconds(by), without_polls=without_polls)
 
     def run_until(self, condition: Callable[[], T], *, within: DurationLike = "30d") -> T:
         """Move the clock ahead, from one due time to the next, until the condition holds; returns its value.
@@ -374,9 +375,9 @@ class Lab:
     def _lab_events(self, events: Sequence[Event]) -> tuple[LabEvent, ...]:
         return tuple(map(self._lab_event, events))
 
-    def _advance(self, by_s: float) -> tuple[str, ...]:
+    def _advance(self, by_s: float, *, without_polls: bool = False) -> tuple[str, ...]:
         before = self.read(lambda service: service.store.last_seq())
-        self._run_and_settle(lambda service: service.control.lab_clock.advance(by_s))
+        self._run_and_settle(lambda service: service.control.lab_clock.advance(by_s, without_polls=without_polls))
         return self.read(lambda service: history_lines(service, after=before))
 
     def _run_and_settle(self, work: Callable[[LabService], Coroutine[Any, Any, T]]) -> T:
@@ -395,6 +396,8 @@ class Lab:
         try:
             return self._loop_thread.run(work)
         except ForewarnError as error:
+            error.args = (full_message(error),)
+            error.remedy_code = None  # the message contains it
             raise error.with_traceback(None) from None  # the test's mistake: frames of the service would not help
 
 

@@ -68,7 +68,7 @@ def _vm_request_form(
 
 
 _AT_ONCE_IF_NOT_POLLING = (
-    "If no VM of the scope has polled for scheduled events within 24 hours, this happens at once, without an event."
+    "If no VM of the scope polls, so that scheduled events are disabled there, this happens at once, without an event."
 )
 _WITHOUT_EVENT = "This happens at once, without an event."
 
@@ -296,6 +296,13 @@ _DURATION_FIELD = FormField(
 )
 _ADVANCE_BY_FIELD = FormField(name="by", kind=FieldKind.DURATION, label="By", hint="Such as 15m or 7d.")
 _ADVANCE_TO_FIELD = FormField(name="until", kind=FieldKind.INSTANT, label="Or to this time (UTC)")
+_WITHOUT_POLLS_FIELD = FormField(
+    name="without_polls",
+    kind=FieldKind.CHECK,
+    label="Without polls",
+    hint="VMs that poll now count as polling throughout. With this they do not, so their scopes become idle.",
+    body_member="without_polls",
+)
 
 
 def _advance_body(context: RequestContext, values: FormValues) -> dict[str, Any]:
@@ -397,7 +404,7 @@ LAB_FORMS = (
         route="POST /clock/advance",
         done_message="Clock advanced.",
         result_url=lab_url,
-        fields=(_ADVANCE_BY_FIELD, _ADVANCE_TO_FIELD),
+        fields=(_ADVANCE_BY_FIELD, _ADVANCE_TO_FIELD, _WITHOUT_POLLS_FIELD),
         extra_body=_advance_body,
         preview=form_previews.preview_advance_clock,
     ),

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from forewarn.core.access import Right
 from forewarn.core.event import Event, EventState
 from forewarn.core.request import RequestedOperation
+from forewarn.core.request_state import RequestState
 from forewarn.portal.export import ExportTable
 from forewarn.portal.form_catalog import DoneMessageQuery, done_message
 from forewarn.portal.timeline_chart import (
@@ -90,9 +91,6 @@ def _csv_row(row: EventRow) -> list[object]:
     return [row.id, row.kind, row.scope, " ".join(row.vms), row.state, *times, row.waits_for]
 
 
-_FINAL_STATES = ("finished", "failed", "withdrawn")
-
-
 class RequestPage(BaseView, frozen=True, kw_only=True):
     """The page of one request. Field names are JSON keys."""
 
@@ -105,8 +103,8 @@ class RequestPage(BaseView, frozen=True, kw_only=True):
 
     @property
     def is_ended(self) -> bool:
-        """Whether the request is finished, failed or withdrawn."""
-        return self.standing.state in _FINAL_STATES
+        """Whether the request is over: succeeded, failed or canceled."""
+        return self.standing.state != RequestState.IN_PROGRESS
 
     def svg(self) -> str:
         """The SVG export: the events over time."""

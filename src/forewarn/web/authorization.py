@@ -127,12 +127,13 @@ class Visibility:
     def can_see_request(self, request: MaintenanceRequest) -> bool:
         """Whether the caller may read all VMs of the request, or made it as one of our own clients.
 
+        For a request that approved events, the caller must see their scopes, whose VMs are all shown them (spec §7.2).
         Only a caller who sees everything sees rollouts. A request without any known VM is not readable.
         """
         if self.sees_everything:
             return True
         if request.id not in self._requests:
-            is_allowed = self._is_requester(request) or self._sees_every_vm_of(request)
+            is_allowed = self._is_requester(request) or self._sees_parts_of(request)
             self._requests[request.id] = request.rollout is None and is_allowed
         return self._requests[request.id]
 
@@ -156,6 +157,12 @@ class Visibility:
         is_client = self._principal.id.startswith(client_principal(""))
         return is_client and request.who == self._principal.name
 
+    def _sees_parts_of(self, request: MaintenanceRequest) -> bool:
+        if not request.approves:
+            return self._sees_every_vm_of(request)
+        approved = [event for event in map(self._store.event, request.approves) if event is not None]
+        return bool(approved) and all(self.can_see_scope(event.scope_id) for event in approved)
+
     def _sees_every_vm_of(self, request: MaintenanceRequest) -> bool:
         """Compares scope and name: another group may have a VM of the same name."""
         affected = {(part.scope_id, name.casefold()) for part in self._parts_of_request(request) for name in part.vms}
@@ -173,7 +180,6 @@ class Visibility:
     def _parts_of_request(self, request: MaintenanceRequest) -> Iterator[Event | PlannedEvent]:
         yield from self._store.events(request_id=request.id)
         yield from self._store.planned(request_id=request.id)
-        yield from (event for event in map(self._store.event, request.approves) if event is not None)
 
     def _sees_every_vm_named(self, name: str) -> bool:
         """An entry with only a VM's name may be about any VM of that name."""

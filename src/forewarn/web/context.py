@@ -194,9 +194,11 @@ class RequestContext:
     def find_rollout(self, name: str) -> MaintenanceRequest:
         """The request of the rollout with this id or unique id prefix, in any case.
 
-        Raises NotFound, also for a caller who does not see everything, or Refused if several match.
+        Raises NotFound, also for an empty name or a caller who does not see everything, or Refused if several match.
         """
         wanted = name.strip().lower()
+        if not wanted:
+            raise NotFound("the name of the rollout is empty: give its id", Remedy.LIST_ROLLOUTS)
         exact = self.store.request(wanted) if self.can_see_everything() else None
         found = [exact] if exact else [request for request in self.list_rollouts() if request.id.startswith(wanted)]
         if len(found) > 1:

@@ -278,6 +278,20 @@ class FleetDirectory:
         """The ids of all resource groups, in natural order."""
         return self._index.resources.groups()
 
+    def find_group(self, name: str) -> str:
+        """The id of the resource group with this name.
+
+        Raises NotFound, or Refused if several subscriptions have such a group.
+        """
+        wanted, groups = name.strip().casefold(), self.groups()
+        found = [group for group in groups if group.rpartition("/")[2].casefold() == wanted]
+        if not found:
+            names = ", ".join(dict.fromkeys(group.rpartition("/")[2] for group in groups)) or "none"
+            raise NotFound(f"no VM is in resource group {name!r}: the groups are {names}; or give a resource id")
+        if len(found) > 1:
+            raise Refused(f"resource group {name!r} is in several subscriptions: give one of {', '.join(found)}")
+        return found[0]
+
     def _require_one(self, name: str, found: list[Vm], is_visible: VmPredicate) -> Vm:
         if not found:
             suggestion = self._suggestion(name, is_visible)

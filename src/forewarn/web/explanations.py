@@ -38,7 +38,7 @@ from forewarn.web.context import RequestContext
 from forewarn.web.lab_views import fault_remaining_s, refresh_faults
 from forewarn.web.polling_report import silent_seconds
 from forewarn.web.queries import event_lists_vm, events_on_host
-from forewarn.web.request_views import next_update_domains, request_events
+from forewarn.web.request_views import next_update_domains, read_request_status, request_events
 from forewarn.web.view_builder import ViewBuilder, scope_title, scope_title_of_vm
 
 _MAX_VM_EVENTS = 100  # the newest events of a VM
@@ -78,7 +78,8 @@ def explain_request(context: RequestContext, request: MaintenanceRequest) -> Exp
     entries = context.store.history(request_id=request.id)
     rollout = request.rollout
     if rollout is None:
-        return request_explanation(request, _events_with_facts(context, events), entries)
+        state = read_request_status(context, request).state
+        return request_explanation(request, state, _events_with_facts(context, events), entries)
     snapshot = context.control.rollouts.snapshot_of(request, rollout)
     tally = context.control.rollouts.tally_of(request, rollout, snapshot)
     progress = RolloutProgress(tally=tally, next_update_domains=next_update_domains(context, request, snapshot))
@@ -173,6 +174,7 @@ def _scope_facts(
         rollouts=_rollout_titles(context, events),
         unanswered_s=context.control.executor.unanswered_s(),
         blocking_hosts=context.control.executor.blocking_hosts(),
+        idle_s=context.control.transactions.policy.idle_s,
     )
 
 

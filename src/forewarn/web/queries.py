@@ -58,6 +58,9 @@ class HistoryFilter:
     fields: dict[str, Any]
     # Events of the filtered VM and others: their entries name no VM, and are included.
     shared_event_ids: tuple[str, ...] = ()
+    # Events that the filtered request approved: their entries name another request, and are included from then on.
+    approved_event_ids: tuple[str, ...] = ()
+    approved_seq: int = 0  # the first entry of the request
 
 
 def history_filter(context: RequestContext, query: HistoryEntriesQuery) -> HistoryFilter:
@@ -70,10 +73,14 @@ def history_filter(context: RequestContext, query: HistoryEntriesQuery) -> Histo
         fields["scope_id"] = context.find_scope(query.scope).id
     if query.event:
         fields["event_id"] = context.find_event(query.event).id
+    approved: tuple[str, ...] = ()
     if query.request:
-        fields["request_id"] = context.find_request(query.request).id
+        request = context.find_request(query.request)
+        fields["request_id"], approved = request.id, request.approves
     if not query.vm:
-        return HistoryFilter(fields=fields)
+        first = context.store.history(request_id=fields["request_id"], limit=1, newest=False) if approved else []
+        seq = first[0].seq if first else 0
+        return HistoryFilter(fields=fields, approved_event_ids=approved, approved_seq=seq)
     vm = context.directory.find_any(query.vm)
     shared = [e.id for e in context.store.events(scope_id=vm.scope_id) if len(e.vms) > 1 and event_lists_vm(e, vm.name)]
     return HistoryFilter(fields={**fields, "vm": vm.name}, shared_event_ids=tuple(shared[-_MAX_SHARED_EVENTS:]))
@@ -98,6 +105,12 @@ def read_history(
     for event_id in entry_filter.shared_event_ids:
         if entry_filter.fields.get("event_id", event_id) == event_id:
             found += context.store.history(**bounds, **{**entry_filter.fields, "event_id": event_id, "vm": ""})
+    since = {**bounds, "after": max(after, entry_filter.approved_seq)}
+    for event_id in entry_filter.approved_event_ids:
+        if entry_filter.fields.get("event_id", event_id) == event_id:
+            fields = {**entry_filter.fields, "event_id": event_id}
+            del fields["request_id"]
+            found += context.store.history(**since, **fields)
     visible = filter(context.visibility.can_see_entry, found)
     entries = sorted(visible, key=lambda entry: entry.seq)
     return entries[-limit:] if newest else entries[:limit]

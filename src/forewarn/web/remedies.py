@@ -9,7 +9,7 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import NamedTuple
 
-from forewarn.errors import ForewarnError, Remedy
+from forewarn.errors import ForewarnError, Remedy, join_remedy
 
 SURFACE_HEADER = "forewarn-surface"  # our command line sends "cli": it shows the message of an error as it comes
 
@@ -124,6 +124,11 @@ _WORDINGS: dict[Remedy, _Wording] = {
         "add some with POST /forewarn/v1/fleet/apply",
         "ask an administrator to add VMs to the fleet file",
     ),
+    Remedy.ADD_HOSTS: _Wording(
+        "add some with `forewarn fleet apply`, or `forewarn fleet add-host`",
+        "add some with POST /forewarn/v1/fleet/apply, or POST /forewarn/v1/fleet/hosts",
+        "ask an administrator to add hosts to the fleet file",
+    ),
     Remedy.CLEAR_FAULTS: _Wording(
         "clear some with `forewarn fault clear`",
         "clear some with POST /forewarn/v1/faults/clear",
@@ -161,11 +166,7 @@ def message_for(error: Exception, surface: Surface) -> str:
 
     Only the message if the error has no remedy or is no ForewarnError.
     """
-    text = str(error)
-    remedy = remedy_text(error, surface) if isinstance(error, ForewarnError) else ""
-    if not remedy:
-        return text
-    return f"{text} {remedy}" if text.endswith("?") else f"{text}: {remedy}"
+    return join_remedy(str(error), remedy_text(error, surface) if isinstance(error, ForewarnError) else "")
 
 
 def remedy_text(error: ForewarnError, surface: Surface) -> str:

@@ -27,6 +27,9 @@ ResultLimit = Annotated[int, Meta(ge=1, le=1_000_000)]
 HistorySeq = Annotated[int, Meta(ge=0, le=2**62)]  # a sequence number of the history; 0 is before the first
 
 
+GROUP_PREFIX = "group:"  # before the name of a resource group, where a resource is expected
+
+
 class StrictBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Base of request bodies and queries: an unknown field is an error."""
 
@@ -75,9 +78,13 @@ class NewStorm(StrictBody, frozen=True, kw_only=True):
 
 
 class AdvanceClockBody(StrictBody, frozen=True, kw_only=True):
-    """By how many seconds to advance lab time: more than 0, at most 366 days."""
+    """By how many seconds to advance lab time: more than 0, at most 366 days.
+
+    VMs that poll now count as polling throughout, unless `without_polls`: then their scopes become idle.
+    """
 
     by_s: float
+    without_polls: bool = False
 
 
 class ClockSpeedBody(StrictBody, frozen=True, kw_only=True):
@@ -123,6 +130,7 @@ class HandlerCall:
     query: Mapping[str, str] = field(default_factory=dict)
     body: bytes = b""
     for_export: bool = False  # the portal sets it to get all rows of a page for a file
+    surface_header: str | None = None  # of the request; `surface_of` reads it, for errors that a response contains
 
     def parse_body(self, body_type: type[T]) -> T:
         """The JSON body as this struct; an empty body counts as {}. Raises Rejected if it does not fit."""

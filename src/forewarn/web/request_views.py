@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 from forewarn.control.rollouts import RolloutSnapshot
-from forewarn.core.event import Event
+from forewarn.core.cause import verb_noun
+from forewarn.core.event import Event, EventState
 from forewarn.core.history import EntryKind
-from forewarn.core.request import MaintenanceRequest, RequestedOperation, Rollout, RolloutState
-from forewarn.core.request_state import request_state
+from forewarn.core.request import MaintenanceRequest, PlannedEvent, RequestedOperation, Rollout, RolloutState
+from forewarn.core.request_state import RequestState, request_state
 from forewarn.core.rollout import remaining_vms
 from forewarn.web.context import RequestContext
 from forewarn.web.view_builder import ViewBuilder, request_view
 from forewarn.web.views import RequestStatusView, RolloutView
+from forewarn.wording import first_names
 
 
 def replaced_event_ids(events: list[Event]) -> tuple[str, ...]:
@@ -20,23 +24,52 @@ def replaced_event_ids(events: list[Event]) -> tuple[str, ...]:
     return tuple(event_id for event in events for event_id in event.replaces)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestStatus:
+    """A request with its state and its events, and how much of it is planned or was skipped."""
+
+    request: MaintenanceRequest
+    state: RequestState
+    events: list[Event]  # as of `request_events`
+    planned: tuple[PlannedEvent, ...]  # events that are not published yet
+    skip_reasons: tuple[str, ...]  # why parts of a request that is over did not become events, in sentences
+
+
+def read_request_status(context: RequestContext, request: MaintenanceRequest) -> RequestStatus:
+    """Read how a request stands; the caller must be allowed to see it."""
+    events = request_events(context, request)
+    planned = tuple(context.store.planned(request_id=request.id))
+    is_over = not planned and not any(event.is_live for event in events)
+    skip_reasons = _skip_reasons(context, request) if is_over and request.rollout is None else ()
+    return RequestStatus(
+        request=request,
+        state=request_state(request, events, planned=len(planned), skipped=bool(skip_reasons)),
+        events=events,
+        planned=planned,
+        skip_reasons=skip_reasons,
+    )
+
+
+def _skip_reasons(context: RequestContext, request: MaintenanceRequest) -> tuple[str, ...]:
+    """Why parts of a request that is over did not become events, from its history."""
+    entries = context.store.history(request_id=request.id)
+    return tuple(entry.text for entry in entries if entry.what is EntryKind.SKIPPED and not entry.event_id)
+
+
 def request_status(context: RequestContext, request: MaintenanceRequest) -> RequestStatusView:
-    """The request with its state, its events and sentences about what they wait for.
+    """The request with its state, its events and sentences about what it waits for.
 
     The caller must be allowed to see the request.
     """
-    events = request_events(context, request)
-    planned = context.store.planned(request_id=request.id)
-    skipped = (
-        any(e.what is EntryKind.SKIPPED for e in context.store.history(request_id=request.id)) if not events else False
-    )
+    status = read_request_status(context, request)
     view_builder = ViewBuilder(context)
     return RequestStatusView(
         request=request_view(request),
-        state=request_state(events, to_come=bool(planned) or request.is_open, skipped=skipped),
-        events=view_builder.events(events),
-        replaced=replaced_event_ids(events),
-        waits_for=_wait_sentences(view_builder, events),
+        state=status.state,
+        events=view_builder.events(status.events),
+        replaced=replaced_event_ids(status.events),
+        waits_for=wait_sentences(view_builder, status),
+        skipped=status.skip_reasons,
     )
 
 
@@ -50,19 +83,35 @@ def request_events(context: RequestContext, request: MaintenanceRequest) -> list
     return [event for event in map(context.store.event, request.approves) if event is not None]
 
 
-def _wait_sentences(view_builder: ViewBuilder, events: list[Event]) -> tuple[str, ...]:
-    waits = ((event, view_builder.pending_wait(event)) for event in events)
-    sentences = (
-        f"{event.rules.kind or event.rules.verb} of {short_vm_list(event)}: {wait.text}"
-        for event, wait in waits
-        if wait
-    )
-    return tuple(dict.fromkeys(sentences))
+def wait_sentences(view_builder: ViewBuilder, status: RequestStatus) -> tuple[str, ...]:
+    """What a request in progress waits for, in sentences, each once; () when it is over (spec §9)."""
+    return tuple(dict.fromkeys(_waits(view_builder, status)))
+
+
+def _waits(view_builder: ViewBuilder, status: RequestStatus) -> Iterator[str]:
+    for event in filter(lambda event: event.is_live, status.events):
+        title = f"{event.rules.kind or event.rules.verb} of {short_vm_list(event)}"
+        yield f"{title}: {_event_wait_text(view_builder, event)}"
+    if status.planned:
+        are = "event that is" if len(status.planned) == 1 else "events that are"
+        yield f"{len(status.planned)} {are} not published yet"
+    rollout = status.request.rollout
+    if rollout is not None and rollout.progress is RolloutState.PAUSED:
+        yield "the rollout is paused: it publishes no events until it is resumed"
+
+
+def _event_wait_text(view_builder: ViewBuilder, event: Event) -> str:
+    """What a live event waits for: its start, the end of its acts, or the settling time."""
+    if event.status is EventState.SCHEDULED:
+        wait = view_builder.pending_wait(event)
+        return "its start, which is due" if wait is None else wait.text
+    names = [act.name for act in event.unfinished_acts]
+    return f"the {verb_noun(event.rules.verb)} of {first_names(names)}" if names else "the end of the settling time"
 
 
 def short_vm_list(event: Event) -> str:
     """The names of the event's VMs in one text: the first three, and how many more."""
-    return ", ".join(event.vms[:3]) + (f" and {len(event.vms) - 3} more" if len(event.vms) > 3 else "")
+    return first_names(event.vms)
 
 
 def read_rollouts(context: RequestContext) -> tuple[RolloutView, ...]:
@@ -96,6 +145,7 @@ def rollout_fields_from_snapshot(
         "hosts": rollout.hosts,
         "scope": rollout.scope_id,
         "progress": rollout.progress,
+        "state": request_state(request, snapshot.events if snapshot else (), planned=0, skipped=False),
         "why": rollout.why,
         "closed": rollout.closed,
         "who": request.who,

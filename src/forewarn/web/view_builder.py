@@ -53,6 +53,11 @@ class ViewBuilder:
         """Views of these events, in the same order."""
         return tuple(self.event(event) for event in events)
 
+    def scopes_of(self, events: Iterable[Event]) -> tuple[ScopeSummaryView, ...]:
+        """Views of the scopes of these events, each once; scopes that do not exist any more are left out."""
+        scopes = map(self.load_scope, dict.fromkeys(event.scope_id for event in events))
+        return tuple(self.scope(scope) for scope in scopes if scope is not None)
+
     def event(self, event: Event) -> EventView:
         """The event, with what it waits for and when it was first delivered to a VM."""
         row = event.rules

@@ -250,27 +250,38 @@ class EventListView(BaseView, frozen=True, kw_only=True):
     events: tuple[EventView, ...]
 
 
-class ReceiptView(EventListView, frozen=True, kw_only=True):
-    """An accepted request with the events it has published so far and the ids of those it replaced."""
+class EventsInScopesView(EventListView, frozen=True, kw_only=True):
+    """Events with their scopes, each once: all VMs of a scope are shown its events."""
+
+    scopes: tuple[ScopeSummaryView, ...]
+
+
+class ReceiptView(EventsInScopesView, frozen=True, kw_only=True):
+    """An accepted request with the events it has published so far, and those that they replaced."""
 
     request: RequestView
     replaced: tuple[str, ...]  # ids of the pending events that its events replaced
+    replaced_events: tuple[EventView, ...]  # these events
 
 
-class RequestStatusView(ReceiptView, frozen=True, kw_only=True):
-    """A request with its state, its events and sentences about what they wait for.
+class RequestStatusView(EventListView, frozen=True, kw_only=True):
+    """A request with its state, its events and sentences about what it waits for.
 
-    The state is waiting, started, finished, failed or withdrawn.
+    The state is in progress, succeeded, failed or canceled.
     """
 
+    request: RequestView
+    replaced: tuple[str, ...]  # ids of the pending events that its events replaced
     state: str
-    waits_for: tuple[str, ...]
+    waits_for: tuple[str, ...]  # while it is in progress
+    skipped: tuple[str, ...]  # when it is over: why parts of it did not become events, in sentences
 
 
 class RolloutView(BaseView, frozen=True, kw_only=True):
     """A host update rollout: its targets, progress, tally and the update domains that come next.
 
-    It covers `hosts` or one `scope`; the other is empty. `max_failures` is 0 if failures never stop it.
+    It covers `hosts` or one `scope`; the other is empty. `max_failures` is 0 if failures never stop it. `state` is that
+    of any request: in progress, succeeded, failed or canceled.
     """
 
     id: str
@@ -278,6 +289,7 @@ class RolloutView(BaseView, frozen=True, kw_only=True):
     hosts: tuple[str, ...]
     scope: str
     progress: str
+    state: str
     why: str  # the reason of its progress, such as why it was aborted
     closed: bool
     who: str
