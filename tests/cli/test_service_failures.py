@@ -20,7 +20,7 @@ def error(code: str, status: int) -> ScriptedReply:
 @pytest.mark.parametrize(
     ("code", "status", "expected"),
     [("Rejected", 400, 2), ("NotFound", 404, 2), ("Refused", 409, 2), ("Conflict", 409, 2), ("Unavailable", 503, 3),
-     ("Internal", 500, 1)],
+     ("TooManyRequests", 429, 3), ("Internal", 500, 1)],
 )  # fmt: skip
 def test_each_error_has_an_exit_code_and_prints_only_its_message(
     command: Any, code: str, status: int, expected: int
@@ -32,7 +32,7 @@ def test_each_error_has_an_exit_code_and_prints_only_its_message(
 @pytest.mark.parametrize(
     ("code", "status", "expected"),
     [("Rejected", 400, 2), ("NotFound", 404, 2), ("Refused", 409, 2), ("Conflict", 409, 2), ("Unavailable", 503, 3),
-     ("Internal", 500, 1)],
+     ("TooManyRequests", 429, 3), ("Internal", 500, 1)],
 )  # fmt: skip
 def test_an_error_in_json_is_one_document(command: Any, code: str, status: int, expected: int) -> None:
     with ScriptedServer(error(code, status), path=command.data / SOCKET_NAME):

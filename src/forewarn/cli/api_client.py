@@ -60,6 +60,10 @@ class InvalidFile(Rejected):
         return f"{self.file_name}:{problem['line']}" if problem.get("line") else self.file_name
 
 
+class TooManyRequests(Unavailable):
+    """The service answered 429: this caller has too many connections open, so try again in a moment."""
+
+
 _ERROR_CLASSES: dict[str, type[ForewarnError]] = {
     "Rejected": Rejected,
     "NotFound": NotFound,
@@ -68,6 +72,7 @@ _ERROR_CLASSES: dict[str, type[ForewarnError]] = {
     "Forbidden": Forbidden,
     "Conflict": Conflict,
     "Unavailable": Unavailable,
+    "TooManyRequests": TooManyRequests,
 }
 
 
