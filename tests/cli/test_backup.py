@@ -97,7 +97,7 @@ def test_up_refuses_the_store_of_a_production_service_and_changes_nothing(comman
     write_store(tmp_path / "copy", StorePurpose.PRODUCTION)
     command.good("restore", str(tmp_path / "copy"))
     before = (command.data / "forewarn.db").read_bytes()
-    message = command.refused("up", "--port", str(free_port()))
+    message = refused_up(command.data)
     assert "holds the store of a production service" in message
     assert "start it with `forewarn serve`" in message
     assert (command.data / "forewarn.db").read_bytes() == before
@@ -108,13 +108,22 @@ def test_a_lost_database_is_not_replaced_by_an_empty_one_unless_the_option_says_
         vms = info["counts"]["vms"]
     for path in command.data.glob("forewarn.db*"):
         path.unlink()
-    message = command.refused("up", "--port", str(free_port()))
+    message = refused_up(command.data)
     assert "forewarn.db' is missing, but the directory has files of an earlier service (" in message
     assert "with --new-store" in message
     assert not (command.data / "forewarn.db").exists()
     with up(command.data, "--new-store") as info:
         assert info["counts"]["vms"] == vms
-    assert "has a store already" in command.refused("up", "--new-store")
+    assert "has a store already" in refused_up(command.data, "--new-store")
+
+
+def refused_up(data: Path, *options: str) -> str:
+    """The message of `forewarn up`, which must fail; in a process of its own, because it changes its process."""
+    command = [sys.executable, "-m", "forewarn.cli", "up", "--port", str(free_port()), *options]
+    env = {**os.environ, "FOREWARN_DATA": str(data)}
+    answer = subprocess.run(command, env=env, capture_output=True, text=True, timeout=60, check=False)
+    assert answer.returncode == 2, answer
+    return answer.stderr
 
 
 def write_store(path: Path, purpose: StorePurpose) -> None:
