@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable
 import pytest
 
 from forewarn.agent.http_server import (
-    MAX_WAITING_CONNECTIONS,
+    MAX_CONNECTIONS,
     AgentPage,
     AgentPages,
     json_page,
@@ -143,7 +143,7 @@ def test_a_health_check_is_answered_although_others_hold_connections_open(openin
 
     async def client(port: int) -> None:
         silent = []
-        for _ in range(3 * MAX_WAITING_CONNECTIONS):
+        for _ in range(3 * MAX_CONNECTIONS):
             reader, writer = await asyncio.open_connection("127.0.0.1", port)
             writer.write(opening)
             silent.append((reader, writer))
@@ -155,10 +155,26 @@ def test_a_health_check_is_answered_although_others_hold_connections_open(openin
     with_server(client)
 
 
+def test_a_health_check_is_answered_although_others_do_not_read_their_answers() -> None:
+    async def client(port: int) -> None:
+        hoarding = []
+        for _ in range(2 * MAX_CONNECTIONS):
+            with_small_buffer = socket.socket()
+            with_small_buffer.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            with_small_buffer.connect(("127.0.0.1", port))
+            with_small_buffer.sendall(b"GET /large HTTP/1.1\r\n\r\n")
+            hoarding.append(with_small_buffer)
+            assert (await exchange(port, b"GET /ready HTTP/1.1\r\n\r\n"))[0] == 503
+        for each in hoarding:
+            each.close()
+
+    with_server(client, {**PAGES, "/large": lambda: AgentPage(body=b"x" * 8_000_000)})
+
+
 def test_one_address_cannot_displace_the_connections_of_others() -> None:
     async def client(port: int) -> None:
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
-        for _ in range(2 * MAX_WAITING_CONNECTIONS):
+        for _ in range(2 * MAX_CONNECTIONS):
             _, other = await asyncio.open_connection("127.0.0.1", port, local_addr=("127.0.0.2", 0))
             others.append(other)
         writer.write(b"GET /ready HTTP/1.1\r\n\r\n")

@@ -2,9 +2,9 @@
 
 Load balancers, monitoring and `forewarn agent status` use it. No page may change anything.
 
-A health check must get its answer although other clients hold connections open without a request. So a request has
-little time to come, and connections that wait for one are bounded, in total and for each address: one more closes the
-one that has waited longest, of the address with the most of them. A client whose request has come is not closed.
+A health check must get its answer although other clients hold connections open, without a request or without reading
+their answer. So both have little time, and such connections are bounded, in total and for each address: one more closes
+the oldest of them, of the address with the most of them.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ import json
 import logging
 import socket
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Any
@@ -28,9 +28,8 @@ DEFAULT_LISTEN_ADDRESS = "127.0.0.1:9258"
 _MAX_HEAD_BYTES = 8_192
 _REQUEST_TIMEOUT_S = 2.0  # for the whole head of a request
 _RESPONSE_TIMEOUT_S = 5.0
-MAX_WAITING_CONNECTIONS = 64  # without a request yet
-MAX_WAITING_PER_ADDRESS = 16
-_MAX_RESPONDING = 64  # clients that do not read their answers; further ones are closed at once
+MAX_CONNECTIONS = 64  # without a request yet; and as many whose answer is being sent
+_MAX_PER_ADDRESS = 16
 _JSON_TYPE = "application/json"
 
 
@@ -91,60 +90,67 @@ async def serve_pages(pages: AgentPages, listen: str) -> AsyncIterator[int]:
         await server.wait_closed()
 
 
+_Connections = dict[asyncio.Task[None], str]  # the client's address by the connection's task, oldest first
+
+
+@contextmanager
+def _counted(connections: _Connections, address: str) -> Iterator[None]:
+    """Context manager: counts the current task's connection; closes the oldest if they are too many."""
+    task: asyncio.Task[None] | None = asyncio.current_task()
+    assert task is not None
+    connections[task] = address
+    counts = Counter(connections.values())
+    surplus = address if counts[address] > _MAX_PER_ADDRESS else ""
+    if not surplus and counts.total() > MAX_CONNECTIONS:
+        surplus = counts.most_common(1)[0][0]
+    if surplus:
+        oldest = next(each for each, owner in connections.items() if owner == surplus)
+        del connections[oldest]
+        oldest.cancel()
+    try:
+        yield
+    finally:
+        connections.pop(task, None)
+
+
+async def _read_head(reader: asyncio.StreamReader) -> bytes | None:
+    """The head of the request, b"" if it is too long; None if the client closes before its end."""
+    try:
+        return await reader.readuntil(b"\r\n\r\n")
+    except asyncio.IncompleteReadError:
+        return None
+    except asyncio.LimitOverrunError:
+        return b""
+
+
 class _HttpServer:
     def __init__(self, pages: AgentPages, *, own_names: frozenset[str]) -> None:
         self._pages, self._own_names = pages, own_names
-        self._waiting: dict[asyncio.Task[None], str] = {}  # the client's address, oldest connection first
-        self._responding: set[asyncio.Task[None]] = set()
+        self._waiting: _Connections = {}
+        self._responding: _Connections = {}
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = asyncio.current_task()
-        assert task is not None
+        address = _client_address(writer)
         try:
-            head = await self._read_head(task, reader, _client_address(writer))
-            if head is not None and len(self._responding) < _MAX_RESPONDING:
-                self._responding.add(task)
-                await asyncio.wait_for(self._respond(head, writer), _RESPONSE_TIMEOUT_S)
+            with _counted(self._waiting, address):
+                async with asyncio.timeout(_REQUEST_TIMEOUT_S):
+                    head = await _read_head(reader)
+            if head is not None:
+                with _counted(self._responding, address):
+                    async with asyncio.timeout(_RESPONSE_TIMEOUT_S):
+                        await self._respond(head, writer)
+                        writer.close()
+                        await writer.wait_closed()
         except (TimeoutError, ConnectionError, asyncio.CancelledError):
             pass  # the client was too slow, had to make way for another, or has gone
         finally:
-            self._responding.discard(task)
-            writer.close()
-            with suppress(ConnectionError):
-                await writer.wait_closed()
+            writer.transport.abort()
 
     async def close(self) -> None:
         tasks = [*self._waiting, *self._responding]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-
-    async def _read_head(self, task: asyncio.Task[None], reader: asyncio.StreamReader, address: str) -> bytes | None:
-        """The head of the request, b"" if it is too long; None if the client closes before its end."""
-        self._waiting[task] = address
-        self._close_surplus(address)
-        try:
-            async with asyncio.timeout(_REQUEST_TIMEOUT_S):
-                return await reader.readuntil(b"\r\n\r\n")
-        except asyncio.IncompleteReadError:
-            return None
-        except asyncio.LimitOverrunError:
-            return b""
-        finally:
-            self._waiting.pop(task, None)
-
-    def _close_surplus(self, address: str) -> None:
-        """Closes the connection that has waited longest, if there are too many of this address or in total."""
-        counts = Counter(self._waiting.values())
-        if counts[address] > MAX_WAITING_PER_ADDRESS:
-            surplus = address
-        elif counts.total() > MAX_WAITING_CONNECTIONS:
-            surplus = counts.most_common(1)[0][0]
-        else:
-            return
-        oldest = next(task for task, owner in self._waiting.items() if owner == surplus)
-        del self._waiting[oldest]
-        oldest.cancel()
 
     async def _respond(self, head: bytes, writer: asyncio.StreamWriter) -> None:
         method, path = _parse_request_line(head)
