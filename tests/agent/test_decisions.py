@@ -401,3 +401,12 @@ def test_a_step_that_a_reboot_undid_is_not_reused() -> None:
     assert isinstance(actions_for(rebooted, fresh, boot_id="boot-2", steps=(DRAIN, SAVE))[-1], RecordStepEnd)
     begin = actions_for(rebooted, fresh, boot_id="boot-2", steps=(volatile, SAVE))[-1]
     assert begin == StartStep(key="E2", step=volatile, phase=StepPhase.DO)
+
+
+def test_an_event_for_which_a_reboot_undid_a_step_does_not_keep_others_from_undoing_it() -> None:
+    """The reboot ended the step for E1; E2 ran it again and is gone. E1 is still listed, and would never undo it."""
+    volatile = replace(SAVE, survives_reboot=False)
+    rebooted = record(*DONE)
+    again = record(run("save", boot_id="boot-2"), key="E2", boot_id="boot-2", plan=("save",), **GONE)
+    undo = actions_for(rebooted, again, boot_id="boot-2", steps=(DRAIN, volatile))[-1]
+    assert undo == StartStep(key="E2", step=volatile, phase=StepPhase.UNDO)

@@ -26,7 +26,7 @@ from forewarn.agent.model import ApproveWhen, RuleConfig, StepConfig, StepPhase
 from forewarn.agent.records import REUSED_TEXT, TRIED_STATES, ApprovalState, EventRecord, StepRun, StepState
 from forewarn.agent.rules import has_started
 from forewarn.agent.step_schedule import ScheduledStep, schedule_after_start, schedule_steps
-from forewarn.agent.undo import ended_step_run, undo_actions
+from forewarn.agent.undo import ended_step_run, is_undone_by_reboot, undo_actions
 from forewarn.client.events import event_key
 
 APPROVAL_RETRY_S = 5.0  # after an approval that was not answered
@@ -228,12 +228,6 @@ def is_step_done_for(other: EventRecord, step: StepConfig, snapshot: AgentSnapsh
     run = other.step_run(step.name)
     is_done = run is not None and run.state is StepState.DONE and other.step_run(step.name, StepPhase.UNDO) is None
     return is_done and not is_undone_by_reboot(other, step, snapshot)
-
-
-def is_undone_by_reboot(record: EventRecord, step: StepConfig, snapshot: AgentSnapshot) -> bool:
-    """Whether a reboot has undone the step since it was run for this event; False if it was not run."""
-    run = record.step_run(step.name)
-    return not step.survives_reboot and run is not None and run.boot_id != snapshot.boot_id
 
 
 def is_step_in_progress(other: EventRecord, step: StepConfig) -> bool:

@@ -92,7 +92,7 @@ def _retry_undo(
     """The next action after an undo that failed."""
     if undo.tries >= step.undo_tries:
         return None
-    if reason := _reason_not_to_undo(record, run, step, snapshot):
+    if reason := _reason_not_to_undo(record, step, snapshot):
         return RecordStepEnd(key=record.key, step_run=_ended_undo_run(run, StepState.SKIPPED, snapshot, reason))
     again_at = (undo.ended_at or snapshot.now) + min(MAX_UNDO_RETRY_S, UNDO_RETRY_S * 2.0 ** (undo.tries - 1))
     if snapshot.now < again_at:
@@ -104,7 +104,7 @@ def _first_undo(record: EventRecord, run: StepRun, step: StepConfig | None, snap
     if step is None:
         text = "the step is no longer configured: undo it by hand"
         return RecordStepEnd(key=record.key, step_run=_ended_undo_run(run, StepState.FAILED, snapshot, text))
-    if reason := _reason_not_to_undo(record, run, step, snapshot):
+    if reason := _reason_not_to_undo(record, step, snapshot):
         return RecordStepEnd(key=record.key, step_run=_ended_undo_run(run, StepState.SKIPPED, snapshot, reason))
     for other in _events_sharing_step(record, run, snapshot):
         undo = other.step_run(run.step, StepPhase.UNDO)
@@ -116,22 +116,30 @@ def _first_undo(record: EventRecord, run: StepRun, step: StepConfig | None, snap
     return StartStep(key=record.key, step=step, phase=StepPhase.UNDO)
 
 
-def _reason_not_to_undo(record: EventRecord, run: StepRun, step: StepConfig, snapshot: AgentSnapshot) -> str:
+def _reason_not_to_undo(record: EventRecord, step: StepConfig, snapshot: AgentSnapshot) -> str:
     rule = snapshot.rules.get(record.rule)
     if step.undo == "never":
         return "this step is never undone"
     if rule is not None and record.outcome not in rule.undo_on:
         return f"the rule does not undo it when the event is {record.outcome}"
-    if not step.survives_reboot and run.boot_id != snapshot.boot_id:
+    if is_undone_by_reboot(record, step, snapshot):
         return "the reboot undid it"
-    needing = next((other for other in snapshot.open_records if _needs_step(other, record, step)), None)
+    needing = next((other for other in snapshot.open_records if _needs_step(other, record, step, snapshot)), None)
     return f"still needed by event {needing.key}" if needing is not None else ""
 
 
-def _needs_step(other: EventRecord, record: EventRecord, step: StepConfig) -> bool:
+def is_undone_by_reboot(record: EventRecord, step: StepConfig, snapshot: AgentSnapshot) -> bool:
+    """Whether a reboot has undone the step since it was run for this event; False if it was not run."""
+    run = record.step_run(step.name)
+    return not step.survives_reboot and run is not None and run.boot_id != snapshot.boot_id
+
+
+def _needs_step(other: EventRecord, record: EventRecord, step: StepConfig, snapshot: AgentSnapshot) -> bool:
+    """Whether the other event is listed and has tried the step; after a reboot that undid it, it has it no more."""
     run = other.step_run(step.name)
     is_live = step.shared_by_events and other.key != record.key and other.gone_at is None
-    return is_live and run is not None and run.state in TRIED_STATES
+    is_tried = run is not None and run.state in TRIED_STATES
+    return is_live and is_tried and not is_undone_by_reboot(other, step, snapshot)
 
 
 def _events_sharing_step(record: EventRecord, run: StepRun, snapshot: AgentSnapshot) -> list[EventRecord]:
