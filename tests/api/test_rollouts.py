@@ -25,6 +25,7 @@ def test_a_new_rollout_is_answered_with_its_progress(api: Any) -> None:
         "started": 0,
         "scheduled": 4,
         "waiting": 2,
+        "not_needed": 0,
     }
     assert rollout["next_update_domains"] == [0, 1]
 

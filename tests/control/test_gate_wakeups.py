@@ -71,6 +71,6 @@ def test_the_events_of_a_host_start_once_all_are_approved() -> None:
     world.settle()
     assert {event.status for event in world.events()} == {EventState.SCHEDULED}
     _approve(world, "h2-1")
-    world.do(world.control.reconciler.run_until_idle())
+    world.do(world.control.reconciler.catch_up())
     assert {event.host for event in world.events() if event.status is not EventState.SCHEDULED} == {"h2"}
     world.close()

@@ -59,12 +59,16 @@ class FixedOccupancy:
 
     counts: dict[str, int] = field(default_factory=dict)
     mixed: frozenset[str] = frozenset()
+    maintained: frozenset[str] = frozenset()
 
     def vm_count(self, host: str) -> int:
         return self.counts.get(host, 0)
 
     def has_other_update_domain(self, host: str, vm: Vm) -> bool:
         return host in self.mixed
+
+    def has_announced_work(self, host: str) -> bool:
+        return host in self.maintained
 
 
 VM = a_vm("web-0", host="h1", zone="1")
@@ -115,6 +119,14 @@ def test_a_host_with_another_update_domain_of_the_scope_is_the_last_choice() -> 
     hosts = [a_host(name, zone="1") for name in ("h2", "h3")]
     assert choose_destination(VM, hosts, FixedOccupancy({"h3": 50}, frozenset({"h2"}))) == "h3"
     assert choose_destination(VM, hosts, FixedOccupancy({"h3": 50}, frozenset({"h2", "h3"}))) == "h2"
+
+
+def test_a_host_with_announced_maintenance_comes_after_all_others() -> None:
+    """Spec §6.4: the VM would be affected soon again."""
+    hosts = [a_host(name, zone="1") for name in ("h2", "h3")]
+    occupancy = FixedOccupancy({"h3": 50}, mixed=frozenset({"h3"}), maintained=frozenset({"h2"}))
+    assert choose_destination(VM, hosts, occupancy) == "h3"
+    assert choose_destination(VM, hosts[:1], occupancy) == "h2"
 
 
 HOSTS = st.lists(

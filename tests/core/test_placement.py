@@ -34,6 +34,9 @@ class SlowOccupancy:
     def vm_count(self, host: str) -> int:
         return sum(vm.host == host for vm in self.vms)
 
+    def has_announced_work(self, host: str) -> bool:
+        return False
+
     def has_other_update_domain(self, host: str, vm: Vm) -> bool:
         host_facts = (other for other in self.vms if other.host == host and other.scope_id == vm.scope_id)
         return any(other.update_domain != vm.update_domain for other in host_facts)

@@ -17,11 +17,12 @@ from forewarn.core.request import IMPACT_CAUSES, MaintenanceRequest, PlannedEven
 from forewarn.core.scope import Scope, enable_scope
 from forewarn.errors import Refused, Rejected, Remedy
 from forewarn.protocol.document import EventSource, Kind
+from tests.support.destinations import AnyVmTo
 from tests.support.world import a_vm, sequential_ids
 
 NOW = 1_000_000.0
 MIN = 60.0
-CONTEXT = DecisionContext(now=NOW, find_destination=lambda vm: "h2")
+CONTEXT = DecisionContext(now=NOW, destinations=AnyVmTo("h2"))
 HOST_WORK = "Host server is undergoing maintenance."
 MIGRATION = "Virtual machine is being paused because of a memory-preserving Live Migration operation."
 REPAIR = "Host server is undergoing an emergency repair."
@@ -139,7 +140,7 @@ def test_not_before_is_whole_seconds_and_never_less_than_the_notice() -> None:
     announced = applied(
         Cause.USER_RESTART,
         a_vm("web-0"),
-        context=DecisionContext(now=NOW + 0.25, find_destination=CONTEXT.find_destination),
+        context=DecisionContext(now=NOW + 0.25, destinations=CONTEXT.destinations),
         notice_s=900,
     )
     assert announced.not_before == NOW + 901

@@ -17,6 +17,7 @@ from forewarn.core.fleet import EvictionPolicy, PowerState, Vm
 from forewarn.core.history import EntryKind
 from forewarn.core.reconcile import next_wake_at, reconcile_scope, record_act_outcome, with_next_wake
 from forewarn.core.scope import Scope, enable_scope
+from tests.support.destinations import AnyVmTo
 from tests.support.world import a_vm
 
 NOW = 1_000_000.0
@@ -25,7 +26,7 @@ LAB = Policy(enablement=EnablementMode.ALWAYS)
 
 
 def context(now: float = NOW, *, policy: Policy = LAB, host: str | None = "h2") -> DecisionContext:
-    return DecisionContext(now=now, policy=policy, find_destination=lambda vm: host)
+    return DecisionContext(now=now, policy=policy, destinations=AnyVmTo(host))
 
 
 def event(name: str = "E1", cause: Cause = Cause.USER_RESTART, *vms: str, **facts: object) -> Event:
@@ -109,11 +110,11 @@ def test_a_terminate_of_a_deallocated_vm_stays_scheduled() -> None:
 
 
 @pytest.mark.parametrize("cause", [Cause.PREDICTED_FAILURE, Cause.HOST_UPDATE, Cause.USER_REDEPLOY])
-def test_only_a_predicted_failure_is_withdrawn_when_its_vm_leaves_the_host(cause: Cause) -> None:
-    """Spec §6.4."""
+def test_work_on_a_host_is_not_needed_for_a_vm_that_has_left_it(cause: Cause) -> None:
+    """Spec §6.4: an operation of the user concerns the VM wherever it is."""
     moved = reconcile_scope(scope_of(vm(host="h2"), events=(event("E1", cause, host="h1"),)), context())
-    if cause is Cause.PREDICTED_FAILURE:
-        assert (event_in(moved).ending, event_in(moved).reason) == (Ending.WITHDRAWN, "web-0 has left host h1")
+    if cause is not Cause.USER_REDEPLOY:
+        assert (event_in(moved).ending, event_in(moved).reason) == (Ending.NOT_NEEDED, "web-0 is no longer on h1")
     else:
         assert event_in(moved).status is EventState.SCHEDULED
 
@@ -293,8 +294,8 @@ def test_a_second_reconcile_pass_changes_nothing(
         now=NOW,
         policy=Policy(enablement=policy, settle_s=settle_s),
         resumed_at=resumed,
-        is_gate_released=lambda gate: gate == "open",
-        find_destination=lambda vm: None if nowhere else "h2",
+        released_gates=frozenset({"open"}),
+        destinations=AnyVmTo(None if nowhere else "h2"),
     )
     reconciled = reconcile_scope(scope, context)
     at = next_wake_at(reconciled, context)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from forewarn.core.cause import CAUSE_RULES, Verb
-from forewarn.core.event import Act, ActOutcome, Event, EventState
+from forewarn.core.event import Act, ActOutcome, Ending, Event, EventState
 from forewarn.core.fleet import PowerState, Vm
 from forewarn.core.request import (
     MaintenanceRequest,
@@ -53,13 +53,16 @@ def wave_of(
 
 
 def event_of(planned: PlannedEvent, status: EventState = EventState.SCHEDULED, *, failed: bool = False) -> Event:
-    act = Act(id=f"{planned.event_id}:a", vm="v", name=planned.vms[0], verb=Verb.FREEZE, event_id=planned.event_id)
     outcome = ActOutcome(ok=not failed, at=NOW)
+    acts = [
+        Act(id=f"{planned.event_id}:{n}", vm=n, name=n, verb=Verb.FREEZE, event_id=planned.event_id, outcome=outcome)
+        for n in planned.vms
+    ]
     return Event(
         id=planned.event_id, scope_id=planned.scope_id, request_id="r", cause=planned.cause, who="ops",
         vms=planned.vms, published_at=NOW, not_before=NOW + 900, update_domain=planned.update_domain,
         host=planned.host, gate_id=planned.gate_id, status=status,
-        acts=() if status is EventState.SCHEDULED else (replace(act, outcome=outcome),),
+        acts=() if status is EventState.SCHEDULED else tuple(acts),
     )  # fmt: skip
 
 
@@ -190,12 +193,30 @@ def test_the_tally_counts_every_vm_once() -> None:
     events = [
         event_of(plans[0], EventState.OVER),
         event_of(plans[1], EventState.OVER, failed=True),
-        replace(event_of(plans[2]), status=EventState.OVER),
+        replace(event_of(plans[2]), status=EventState.OVER, ending=Ending.WITHDRAWN),
         event_of(plans[3], EventState.STARTED),
     ]
     counted = count_rollout_vms(vms, events)
     assert (counted.total, counted.done, counted.failed, counted.withdrawn) == (5, 1, 1, 1)
-    assert (counted.started, counted.scheduled, counted.waiting) == (1, 0, 1)
+    assert (counted.started, counted.scheduled, counted.waiting, counted.not_needed) == (1, 0, 1, 0)
+
+
+def test_a_vm_that_left_its_host_before_the_start_counts_as_not_needed() -> None:
+    """Spec §6.4: not as done."""
+    (alone,) = wave_of([vm("a", "h1")]).planned
+    (both,) = wave_of([vm("b", "h2"), vm("c", "h2")]).planned
+    skipped = replace(event_of(both, EventState.OVER), acts=event_of(both, EventState.OVER).acts[:1])
+    not_needed = replace(event_of(alone), status=EventState.OVER, ending=Ending.NOT_NEEDED)
+    counted = count_rollout_vms([vm("c", "h2")], [not_needed, skipped])
+    assert (counted.total, counted.done, counted.not_needed) == (3, 1, 2)
+
+
+def test_a_vm_whose_event_was_not_needed_gets_another_one_when_it_is_back_on_the_host() -> None:
+    (first,) = wave_of([vm("a", "h1")]).planned
+    not_needed = replace(event_of(first), status=EventState.OVER, ending=Ending.NOT_NEEDED)
+    assert listed(wave_of([vm("a", "h1")], [not_needed])) == [("a",)]
+    over_scope = Rollout(impact=RolloutImpact.UPDATE, scope_id="set:sub/lab/web")
+    assert listed(wave_of([vm("a", "h2")], [not_needed], rollout=over_scope)) == []
 
 
 HOSTS = [f"h{n}" for n in range(5)]
@@ -236,7 +257,10 @@ class RolloutSimulation:
         return [event for event in self.events.values() if event.is_live]
 
     def end(self, event: Event) -> None:
-        self.events[event.id] = replace(event, status=EventState.OVER)
+        acts = [
+            Act(id=f"{event.id}:{name}", vm=name, name=name, verb=Verb.FREEZE, event_id=event.id) for name in event.vms
+        ]
+        self.events[event.id] = replace(event, status=EventState.OVER, acts=tuple(acts))
 
 
 def _simulate(vms: list[Vm], impact: RolloutImpact, data: st.DataObject) -> RolloutSimulation:

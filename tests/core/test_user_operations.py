@@ -16,10 +16,11 @@ from forewarn.core.reconcile import reconcile_scope
 from forewarn.core.request import PlannedEvent
 from forewarn.core.scope import Scope, enable_scope
 from forewarn.errors import Refused
+from tests.support.destinations import AnyVmTo
 from tests.support.world import a_vm
 
 NOW = 1_000_000.0
-CONTEXT = DecisionContext(now=NOW, find_destination=lambda vm: "h2")
+CONTEXT = DecisionContext(now=NOW, destinations=AnyVmTo("h2"))
 SCHEDULED, STARTED = EventState.SCHEDULED, EventState.STARTED
 _NUMBERS = count(1)
 
@@ -65,14 +66,14 @@ def with_suitable_vm(scope: Scope, cause: Cause) -> Scope:
 def pending(cause: Cause, status: EventState) -> Scope:
     scope = with_operation(with_suitable_vm(scope_of(vm()), cause), cause)
     return (
-        reconcile_scope(scope, DecisionContext(now=NOW + 900, find_destination=CONTEXT.find_destination))
+        reconcile_scope(scope, DecisionContext(now=NOW + 900, destinations=CONTEXT.destinations))
         if status is STARTED
         else scope
     )
 
 
 def limited_to(limit: int) -> DecisionContext:
-    return DecisionContext(now=NOW, find_destination=CONTEXT.find_destination, policy=Policy(max_user_operations=limit))
+    return DecisionContext(now=NOW, destinations=CONTEXT.destinations, policy=Policy(max_user_operations=limit))
 
 
 def live(scope: Scope) -> list[Event]:

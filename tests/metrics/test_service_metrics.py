@@ -179,7 +179,7 @@ def test_live_events_are_gauges_with_the_age_of_the_oldest_started_one(metered: 
     assert metered.value("events", kind="Reboot", state="scheduled") == 1
     assert metered.value("event_started_oldest_seconds") == 0
     metered.world.do(metered.world.control.guests.approve(metered.world.vm("db").key, (event.id,)))
-    metered.world.do(metered.world.control.reconciler.run_until_idle())
+    metered.world.do(metered.world.control.reconciler.catch_up())
     assert metered.value("events", kind="Reboot", state="scheduled") == 0
     assert metered.value("events", kind="Reboot", state="started") == 1
     metered.world.advance(10)

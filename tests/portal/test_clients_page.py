@@ -137,7 +137,7 @@ def test_a_vm_that_polled_since_and_did_not_receive_the_event_is_unprepared(flee
 def test_an_event_that_has_started_is_too_late_to_prepare_for(fleet: Fleet) -> None:
     event_id = fleet.request_restart("db")
     fleet.world.do(fleet.world.control.guests.approve(fleet.world.vm("db").key, (event_id,)))
-    fleet.world.do(fleet.world.control.reconciler.run_until_idle())
+    fleet.world.do(fleet.world.control.reconciler.catch_up())
     assert fleet.json()["unprepared"] == 0
 
 

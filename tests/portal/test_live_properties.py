@@ -85,7 +85,7 @@ async def submit_form(world: World, step: Any, target: Any) -> None:
             await control.guests.approve(world.vm(target).key, tuple(event.id for event in events))
         else:
             await control.requests.request_for_vms(step, [world.vm(target)], who="ann")
-        await control.reconciler.run_until_idle()
+        await control.reconciler.catch_up()
     except Rejected:
         pass  # such as the start of a running VM: it changes nothing
 

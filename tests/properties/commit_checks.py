@@ -51,7 +51,7 @@ class CommitChecker:
 
     def _check_commit(self, applied: AppliedCommit) -> None:
         commit = applied.commit
-        self.hosts = (self.hosts | {host.name for host in commit.hosts}) - set(commit.removed_hosts)
+        self.hosts = (self.hosts | {host.name for host in commit.hosts}) - {host.name for host in commit.removed_hosts}
         for scope in commit.scopes:
             entries = [entry for entry in commit.entries if entry.scope_id == scope.id]
             for event in commit.events:

@@ -18,10 +18,10 @@ def assert_at_rest(world: World) -> None:
     wake = world.control.reconciler.next_wake_at()
     assert wake is None or wake > world.now, f"due at {wake}, but at rest at {world.now}"
     assert not world.store.planned(), "planned events are left"
-    context = world.control.transactions.decision_context()
     for event in world.store.events(statuses=[EventState.SCHEDULED]):
         scope = world.store.scope(event.scope_id)
         assert scope is not None
+        context = world.control.transactions.context_for(scope)
         assert start_wait(scope, event, context) is not None, f"§6.2 a ready event starts at once: {event}"
     for gate_id in {event.gate_id for event in world.store.events() if event.gate_id}:
         _check_gate(world, gate_id)
@@ -41,7 +41,14 @@ def _is_overdue(world: World, event: Event) -> bool:
     in_grace = (
         resumed_at is not None and event.not_before <= resumed_at and world.now < resumed_at + world.policy.grace_s
     )
-    return not event.rules.planned and world.now >= event.not_before and not in_grace
+    return not event.rules.planned and world.now >= event.not_before and not in_grace and not _is_moving(world, event)
+
+
+def _is_moving(world: World, event: Event) -> bool:
+    """Spec §6.4: an act is performed where the VM is, so an event waits until its VMs have arrived."""
+    started = world.store.events(scope_id=event.scope_id, statuses=[EventState.STARTED])
+    moving = {act.name for other in started for act in other.unfinished_acts if act.to_host}
+    return bool(moving & set(event.vms))
 
 
 def _check_idleness(world: World, scope_id: str) -> None:
@@ -73,7 +80,7 @@ def _check_gate(world: World, gate_id: str) -> None:
 def _is_ready(world: World, event: Event) -> bool:
     scope = world.store.scope(event.scope_id)
     assert scope is not None
-    return waits_only_for_gate(scope, event, world.control.transactions.decision_context())
+    return waits_only_for_gate(scope, event, world.control.transactions.context_for(scope))
 
 
 def assert_all_over(world: World) -> None:

@@ -187,7 +187,7 @@ class ScenarioPlayer:
         event = self._event(names[0])
         scope = self.world.store.scope(event.scope_id)
         assert scope is not None
-        wait = start_wait(scope, event, self.world.control.transactions.decision_context())
+        wait = start_wait(scope, event, self.world.control.transactions.context_for(scope))
         return [f"{names[0]} waits for {wait.text}" if wait else f"{names[0]} starts now"]
 
     def _new_entries(self) -> Iterator[str]:

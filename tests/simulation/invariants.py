@@ -67,8 +67,8 @@ class HostChecker:
                 self._failed_at.pop(host.name, None)
             else:
                 self._failed_at.setdefault(host.name, at)
-        for name in commit.removed_hosts:
-            self._failed_at.pop(name, None)
+        for host in commit.removed_hosts:
+            self._failed_at.pop(host.name, None)
 
     def on_perform(self, act: Act) -> None:
         """Check an act that the service begins now."""
@@ -98,6 +98,8 @@ class HostChecker:
         failed_at = self._failed_at.get(act.from_host)
         if effect is None or failed_at is None or act.outcome is None or not act.outcome.ok:
             return
+        if act.abrupt:
+            return  # it takes the VM away from a host that had failed, and so needs nothing from it
         if effect.begun_at < failed_at < effect.ends_at:
             self._report(
                 "§6.4 an act whose source host fails before its end fails", f"{act}, host failed at {failed_at}"

@@ -75,13 +75,15 @@ GATES = st.builds(
 REQUESTS = st.builds(sample_request, IDS, version=VERSIONS) | st.builds(
     sample_rollout, IDS, closed=st.booleans(), version=VERSIONS
 )
+HOSTS = st.builds(Host, name=IDS, location=IDS, version=VERSIONS, arrivals=st.integers(0, 1))
 COMMITS = st.builds(
     Commit,
     scopes=some(SCOPE_ROWS),
     vms=some(VMS),
     events=some(EVENTS),
-    hosts=some(st.builds(Host, name=IDS, location=IDS)),
-    removed_hosts=some(IDS),
+    hosts=some(HOSTS),
+    removed_hosts=some(HOSTS),
+    destinations=some(HOSTS),
     gates=some(GATES),
     wake_gates=some(IDS),
     requests=some(REQUESTS),
@@ -106,6 +108,7 @@ def everything(store: Store) -> dict[str, Any]:
         "scopes": [store.scope(scope_id) for scope_id in store.scope_ids()],
         "vms": [store.vms(), store.vms(removed=True), store.vms(host="h1"), store.vms(scope_id=SAMPLE_SCOPE_ID)],
         "hosts": store.hosts(),
+        "versions": store.scope_versions(),
         "events": [
             store.events(),
             store.events(scope_id=SAMPLE_SCOPE_ID, statuses=[EventState.OVER]),

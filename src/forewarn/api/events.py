@@ -125,7 +125,7 @@ async def approve_event(context: RequestContext, call: HandlerCall) -> EventView
     event = context.find_event(call.path_params["id"])
     await context.dependencies.flush_observations()
     await context.control.requests.approve(event.id, who=context.caller_name)
-    await context.run_due_work()
+    await context.wait_for_reconciler()
     return ViewBuilder(context).event(context.find_event(event.id))
 
 
@@ -186,7 +186,7 @@ async def _change_each(
         except (Rejected, Conflict) as error:
             _, code, message = classify_error(error, surface_of(call.surface_header))
             refused.append(RefusedEventView(event=event_id, code=code, message=message))
-    await context.run_due_work()
+    await context.wait_for_reconciler()
     events, view_builder = [context.find_event(event_id) for event_id in changed], ViewBuilder(context)
     return ChangedEventsView(
         events=view_builder.events(events), scopes=view_builder.scopes_of(events), refused=tuple(refused)
@@ -201,5 +201,5 @@ async def withdraw_event(context: RequestContext, call: HandlerCall, body: Withd
     event = context.find_event(call.path_params["id"])
     await context.dependencies.flush_observations()
     await context.control.requests.withdraw(event.id, who=context.caller_name, reason=body.reason)
-    await context.run_due_work()
+    await context.wait_for_reconciler()
     return ViewBuilder(context).event(context.find_event(event.id))

@@ -36,7 +36,7 @@ async def set_fault(context: RequestContext, call: HandlerCall, body: NewFault) 
         parameters=body.parameters,
     )
     fault = await context.control.faults.set(spec, who=context.caller_name)
-    await context.run_due_work()
+    await context.wait_for_reconciler()
     return fault_view(context, fault)
 
 
@@ -88,7 +88,7 @@ async def start_fault_storm(context: RequestContext, call: HandlerCall, body: Ne
     storm = await context.control.fault_storms.start(
         body.seed, vms or context.store.vms(), for_s=body.for_s, who=context.caller_name
     )
-    await context.run_due_work()
+    await context.wait_for_reconciler()
     return storm_view(context, next((s for s in context.control.faults.active.storms if s.id == storm.id), storm))
 
 

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 
 from forewarn.api.errors import FleetNotApplicable
 from forewarn.control.add_vm import NewVm, fleet_file_for, vm_problem_text
-from forewarn.control.fleet import FleetChange
+from forewarn.control.fleet import FleetChange, FleetVersions
+from forewarn.control.scope_transactions import retry_on_conflict
 from forewarn.core.access import Right
 from forewarn.core.event import Event, EventState
 from forewarn.core.fleet import Host, Vm
@@ -95,8 +96,7 @@ async def check_fleet(context: RequestContext, call: HandlerCall, body: FleetFil
     Changes nothing, and lists what would keep it from being applied as `problems`. Raises InvalidFleetFile.
     """
     proposal = await asyncio.to_thread(read_fleet_file, body.text, source=body.source)
-    async with context.control.reconciler.pass_lock:
-        return FleetCheckView(difference=_difference_view(await _compare_with_store(context, proposal)))
+    return FleetCheckView(difference=_difference_view(await _compare_with_store(context, proposal)))
 
 
 async def apply_fleet(context: RequestContext, call: HandlerCall, body: ApplyFleetBody) -> FleetApplyView:
@@ -106,13 +106,19 @@ async def apply_fleet(context: RequestContext, call: HandlerCall, body: ApplyFle
     Forbidden if it adds programs and the caller is no administrator, Refused if the state of a VM or host forbids it.
     """
     proposal = await asyncio.to_thread(read_fleet_file, body.text, source=body.source)
-    # A reconcile pass moves VMs between hosts: none may run between the comparison and the change.
-    async with context.control.reconciler.pass_lock:
+
+    async def attempt() -> FleetDiff:
+        # The reconciler may move VMs between the comparison and the change: then the change conflicts.
+        versions = context.control.fleet.versions()
         difference = await _compare_with_store(context, proposal, resurrect=body.resurrect)
         if not body.dry_run:
-            await _apply_difference(context, difference, f"fleet applied from {body.source}: {difference.summary()}")
+            text = f"fleet applied from {body.source}: {difference.summary()}"
+            await _apply_difference(context, difference, versions, text)
+        return difference
+
+    difference = await retry_on_conflict(attempt, "the fleet")
     if not body.dry_run:
-        await context.run_due_work()
+        await context.wait_for_reconciler()
     return FleetApplyView(difference=_difference_view(difference), applied=not body.dry_run and not difference.is_empty)
 
 
@@ -122,7 +128,9 @@ async def add_vm(context: RequestContext, call: HandlerCall, body: NewVm) -> VmV
     A deleted VM of the same name is added again. Raises Rejected for invalid fields, Refused if the VM exists or finds
     no place, Forbidden if it runs a new program and the caller is no administrator.
     """
-    async with context.control.reconciler.pass_lock:
+
+    async def attempt() -> str:
+        versions = context.control.fleet.versions()
         proposal = _propose_vm(context, body)
         key = proposal.vms[0].key
         known = context.store.vm(key)
@@ -132,7 +140,10 @@ async def add_vm(context: RequestContext, call: HandlerCall, body: NewVm) -> VmV
         difference = await _compare_with_store(context, proposal, resurrect=True, remove_missing=False)
         if difference.problems:
             raise Refused(f"VM {body.name!r} cannot be added: {_problems_text(difference.problems)}")
-        await _apply_difference(context, difference, f"VM {body.name} added")
+        await _apply_difference(context, difference, versions, f"VM {body.name} added")
+        return key
+
+    key = await retry_on_conflict(attempt, f"the scope of VM {body.name!r}")
     return ViewBuilder(context).vm(context.directory.find(key))
 
 
@@ -157,11 +168,16 @@ async def remove_vm(context: RequestContext, call: HandlerCall) -> VmView:
 
     No event announces it. Raises NotFound, or Refused if the VM has a started event or several VMs match.
     """
-    async with context.control.reconciler.pass_lock:
+
+    async def attempt() -> Vm:
+        versions = context.control.fleet.versions()
         vm = context.directory.find(call.path_params["name"])
-        change = FleetChange(removed=(vm,), text=f"VM {vm.name} removed")
+        change = FleetChange(removed=(vm,), text=f"VM {vm.name} removed", decided_on=versions)
         await context.control.fleet.apply_change(change, who=context.caller_name)
-    await context.run_due_work()
+        return vm
+
+    vm = await retry_on_conflict(attempt, f"VM {call.path_params['name']!r}")
+    await context.wait_for_reconciler()
     return ViewBuilder(context).vm(context.store.vm(vm.key) or vm)
 
 
@@ -178,7 +194,9 @@ def _live_events(context: RequestContext) -> list[Event]:
     return context.store.events(statuses=[EventState.SCHEDULED, EventState.STARTED])
 
 
-async def _apply_difference(context: RequestContext, difference: FleetDiff, text: str) -> None:
+async def _apply_difference(
+    context: RequestContext, difference: FleetDiff, decided_on: FleetVersions, text: str
+) -> None:
     if difference.problems:
         raise FleetNotApplicable(difference.problems, source=difference.source)
     if difference.is_empty:
@@ -190,6 +208,7 @@ async def _apply_difference(context: RequestContext, difference: FleetDiff, text
         vms=difference.vms_to_set,
         removed=difference.removed,
         text=text,
+        decided_on=decided_on,
     )
     await context.control.fleet.apply_change(change, who=context.caller_name)
 

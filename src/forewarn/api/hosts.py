@@ -6,6 +6,7 @@ from forewarn.api.requests import receipt_view
 from forewarn.control.control_plane import ControlPlane
 from forewarn.control.dry_run import RequestAction, dry_run_request
 from forewarn.control.fleet import FleetChange
+from forewarn.control.scope_transactions import retry_on_conflict
 from forewarn.core.fleet import Host
 from forewarn.core.fleetfile.naming import plain_name_error
 from forewarn.core.request import MaintenanceRequest
@@ -40,12 +41,15 @@ async def add_host(context: RequestContext, call: HandlerCall, body: NewHost) ->
     if problem := plain_name_error(body.name, limit=64):
         raise Rejected(f"the host name {body.name!r} {problem}: give a plain name such as 'host-0'")
     host = Host(name=body.name, location=body.location, zone=body.zone)
-    async with context.control.reconciler.pass_lock:
-        if any(known.name.casefold() == body.name.casefold() for known in context.store.hosts()):
+
+    async def attempt() -> None:
+        versions = context.control.fleet.versions()
+        if body.name.casefold() in map(str.casefold, versions.hosts):
             raise Refused(f"host {body.name!r} exists already: give another name")
-        await context.control.fleet.apply_change(
-            FleetChange(hosts=(host,), text=f"host {host.name} added"), who=context.caller_name
-        )
+        change = FleetChange(hosts=(host,), text=f"host {host.name} added", decided_on=versions)
+        await context.control.fleet.apply_change(change, who=context.caller_name)
+
+    await retry_on_conflict(attempt, f"host {body.name!r}")
     return ViewBuilder(context).host(host)
 
 
@@ -54,13 +58,9 @@ async def remove_host(context: RequestContext, call: HandlerCall) -> HostView:
 
     Raises NotFound, or Refused if VMs are on it or moving to it. Returns the removed host.
     """
-    async with context.control.reconciler.pass_lock:
-        host = context.control.requests.host(call.path_params["name"])
-        vms = context.store.vms(host=host.name)
-        if not vms and context.control.placement.vm_count(host.name):
-            raise Refused(f"host {host.name!r} is the destination of a VM: wait until its event is over")
-        change = FleetChange(removed_hosts=(host.name,), text=f"host {host.name} removed")
-        await context.control.fleet.apply_change(change, who=context.caller_name)
+    host = context.control.requests.host(call.path_params["name"])
+    change = FleetChange(removed_hosts=(host.name,), text=f"host {host.name} removed")
+    await context.control.fleet.apply_change(change, who=context.caller_name)
     return ViewBuilder(context).host(host, ())
 
 
@@ -70,11 +70,9 @@ async def degrade_host(context: RequestContext, call: HandlerCall, body: Degrade
     Schedules the redeployment of its VMs, except deallocated ones. Raises NotFound, Refused if the host is not healthy
     or a VM has no other host, Rejected for too short a notice.
     """
-    # The lock keeps two requests from changing the health of one host at the same time.
-    async with context.control.reconciler.pass_lock:
-        receipt = await context.control.requests.degrade_host(
-            call.path_params["name"], who=context.caller_name, notice_s=body.in_s, short_notice=body.short_notice
-        )
+    receipt = await context.control.requests.degrade_host(
+        call.path_params["name"], who=context.caller_name, notice_s=body.in_s, short_notice=body.short_notice
+    )
     return await receipt_view(context, receipt.request)
 
 
@@ -84,8 +82,7 @@ async def fail_host(context: RequestContext, call: HandlerCall) -> ReceiptView:
     Its VMs and those moving to it are redeployed at once, except deallocated ones. Raises NotFound, or Refused if it
     has failed already or a VM has no other host.
     """
-    async with context.control.reconciler.pass_lock:
-        receipt = await context.control.requests.fail_host(call.path_params["name"], who=context.caller_name)
+    receipt = await context.control.requests.fail_host(call.path_params["name"], who=context.caller_name)
     return await receipt_view(context, receipt.request)
 
 
@@ -94,8 +91,7 @@ async def repair_host(context: RequestContext, call: HandlerCall) -> HostView:
 
     Raises NotFound, or Refused if it is healthy or VMs are still scheduled to leave it.
     """
-    async with context.control.reconciler.pass_lock:
-        repaired = await context.control.requests.repair_host(call.path_params["name"], who=context.caller_name)
+    repaired = await context.control.requests.repair_host(call.path_params["name"], who=context.caller_name)
     return ViewBuilder(context).host(repaired)
 
 

@@ -43,7 +43,7 @@ async def start_replay(context: RequestContext, call: HandlerCall, body: NewRepl
     request = await context.control.replays.start(
         vm, body.recording, who=context.caller_name, speed=body.speed, loops=body.loops, names=body.map
     )
-    await context.run_due_work()
+    await context.wait_for_reconciler()
     return replay_view(context, context.control.replays.find(request.id))
 
 

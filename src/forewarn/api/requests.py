@@ -85,8 +85,8 @@ async def perform_maintenance(context: RequestContext, call: HandlerCall) -> Rec
 
 
 async def receipt_view(context: RequestContext, request: MaintenanceRequest) -> ReceiptView:
-    """Does due work, then returns the request with the events that it has published or approved."""
-    await context.run_due_work()
+    """Waits for the reconciler, then returns the request with the events that it has published or approved."""
+    await context.wait_for_reconciler()
     events, view_builder = request_events(context, request), ViewBuilder(context)
     replaced = replaced_event_ids(events)
     return ReceiptView(

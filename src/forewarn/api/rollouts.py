@@ -41,7 +41,7 @@ async def start_rollout(context: RequestContext, call: HandlerCall, body: NewRol
     request = await context.control.requests.start_rollout(
         _build_rollout(context, body), who=context.caller_name, notice_s=body.notice_s, short_notice=body.short_notice
     )
-    await context.run_due_work()
+    await context.wait_for_reconciler()
     return rollout_view(context, request.id)
 
 
@@ -105,7 +105,7 @@ async def abort_rollout(context: RequestContext, call: HandlerCall) -> RolloutVi
 async def _set_progress(context: RequestContext, call: HandlerCall, progress: RolloutState) -> RolloutView:
     request = context.find_rollout(call.path_params["id"])
     await context.control.requests.change_rollout_state(request.id, progress, who=context.caller_name)
-    await context.run_due_work()
+    await context.wait_for_reconciler()
     return rollout_view(context, request.id)
 
 

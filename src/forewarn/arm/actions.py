@@ -111,7 +111,7 @@ def _evict_handler(find: VmFinder) -> ArmHandler:
         await context.control.requests.request_for_vms(
             RequestedOperation.EVICT, [find(context, call)], who=context.caller_name
         )
-        await context.run_due_work()
+        await context.wait_for_reconciler()
         return ArmResponse(status=204)
 
     return handler
@@ -125,7 +125,7 @@ async def _accept_request(
         receipt = await requests.perform_maintenance(vms, who=context.caller_name)
     else:
         receipt = await requests.request_for_vms(operation, vms, who=context.caller_name)
-    await context.run_due_work()
+    await context.wait_for_reconciler()
     return ArmResponse(status=202, headers=operation_headers(call, vms[0], receipt.request))
 
 

@@ -80,7 +80,7 @@ async def _approve(context: RequestContext, is_own_scope: ScopePredicate, ids: t
     pending = [event for event in events.values() if event.status is EventState.SCHEDULED and event.approved_at is None]
     if pending:
         await context.control.requests.approve_all(pending, who=context.caller_name)
-    await context.run_due_work()
+    await context.wait_for_reconciler()
     return ArmResponse(body=_APPROVED_BODY)
 
 

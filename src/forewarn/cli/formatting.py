@@ -42,7 +42,7 @@ def clock_times(ats: Iterable[float], now: float) -> list[str]:
 
 
 def relative_time(at: float, now: float, *, units: int = 2) -> str:
-    """`in 5 m 3 s`, `2 h ago`, or `now` if less than 1 s away; `units` limits the words of the duration."""
+    """Returns `in 5m 3s`, `2h ago`, or `now` if less than 1 s away; `units` is how many units it shows, 1 or 2."""
     if abs(at - now) < 1:
         return "now"
     far = " ".join(format_duration(abs(at - now)).split()[:units])
@@ -50,7 +50,7 @@ def relative_time(at: float, now: float, *, units: int = 2) -> str:
 
 
 def describe_time(at: float | None, now: float) -> str:
-    """`12:00:05 (in 5 m)`; `-` for None."""
+    """Returns `12:00:05 (in 5m)`, or `-` for None."""
     return "-" if at is None else f"{clock_time(at, now)} ({relative_time(at, now)})"
 
 

@@ -141,6 +141,7 @@ _BAR_PARTS = (
     ("done", "green"),
     ("failed", "red"),
     ("withdrawn", "bright_black"),
+    ("not_needed", "bright_black"),
     ("started", "cyan"),
     ("scheduled", "yellow"),
     ("waiting", "grey23"),
@@ -153,7 +154,7 @@ def progress_line(view: JsonObject) -> Text:
     line = join_text(bold(f"{tally['done']} of {tally['total']} done"))
     for name, style in _BAR_PARTS[1:]:
         if tally[name]:
-            state = "never started" if name == "waiting" and view["closed"] else name
+            state = "never started" if name == "waiting" and view["closed"] else name.replace("_", " ")
             line.append_text(join_text(dim(" · "), Text(f"{tally[name]} {state}", style=style.replace("grey23", ""))))
     return line
 

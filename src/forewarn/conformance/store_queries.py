@@ -64,14 +64,51 @@ class StoreQueryTests(StoreSuite):
 
         self.run_scenarios(scenario)
 
-    def test_hosts_are_put_and_removed_by_name(self) -> None:
+    def test_hosts_are_added_changed_and_removed(self) -> None:
         async def scenario(store: Store) -> None:
-            h1, h2 = Host(name="h1", location="l"), Host(name="h2", location="l")
-            await store.commit(Commit(hosts=(h2, h1)))
-            assert store.hosts() == [h1, h2]
+            await store.commit(Commit(hosts=(Host(name="h2", location="l"), Host(name="h1", location="l"))))
+            h1, h2 = store.hosts()
+            assert (h1.name, h1.version, h2.name, h2.version) == ("h1", 1, "h2", 1)
             failed = replace_fields(h2, health=HostHealth.FAILED)
-            await store.commit(Commit(hosts=(failed,), removed_hosts=("h1", "unknown")))
-            assert store.hosts() == [failed]
+            await store.commit(Commit(hosts=(failed,), removed_hosts=(h1,)))
+            assert store.hosts() == [replace_fields(failed, version=2)]
+
+        self.run_scenarios(scenario)
+
+    def test_a_change_of_a_host_conflicts_with_one_decided_on_an_earlier_version(self) -> None:
+        async def scenario(store: Store) -> None:
+            await store.commit(Commit(hosts=(Host(name="h", location="l"),)))
+            (host,) = store.hosts()
+            await store.commit(Commit(hosts=(replace_fields(host, health=HostHealth.FAILED),)))
+            for late in (
+                Commit(hosts=(Host(name="h", location="l"),)),  # it exists already
+                Commit(hosts=(Host(name="H", location="l"),)),  # its name differs only in case
+                Commit(hosts=(host,)),
+                Commit(removed_hosts=(host,)),
+                Commit(destinations=(host,)),
+                Commit(destinations=(Host(name="unknown", location="l"),)),
+                Commit(removed_hosts=(Host(name="unknown", location="l"),)),
+            ):
+                with pytest.raises(Conflict, match="host"):
+                    await store.commit(late)
+            assert [(h.version, h.health) for h in store.hosts()] == [(2, HostHealth.FAILED)]
+
+        self.run_scenarios(scenario)
+
+    def test_a_move_to_a_host_conflicts_with_its_change_but_not_with_other_moves(self) -> None:
+        """Spec §6.4: a host that fails or goes while a VM is sent to it must not strand the VM."""
+
+        async def scenario(store: Store) -> None:
+            await store.commit(Commit(hosts=(Host(name="h", location="l"),)))
+            (decided_on,) = store.hosts()
+            await store.commit(Commit(destinations=(decided_on,)))
+            await store.commit(Commit(destinations=(decided_on, decided_on)))
+            for late in (Commit(hosts=(decided_on,)), Commit(removed_hosts=(decided_on,))):
+                with pytest.raises(Conflict, match="VMs have come to host 'h'"):
+                    await store.commit(late)
+            (host,) = store.hosts()
+            assert (host.version, host.arrivals) == (1, 3)
+            await store.commit(Commit(removed_hosts=(host,)))
 
         self.run_scenarios(scenario)
 

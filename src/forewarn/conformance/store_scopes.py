@@ -71,7 +71,7 @@ class StoreScopeTests(StoreSuite):
         async def read(store: Store) -> None:
             assert store.vm(vm.key) == vm
             assert store.event("E1") == event
-            assert store.hosts() == [host]
+            assert store.hosts() == [replace_fields(host, version=1)]
             assert store.gate("g") == replace_fields(gate, version=1)
             assert store.request("r1") == sample_rollout("r1", notice_s=1.5, version=1)
             assert store.planned() == [sample_planned_event("E2")]
@@ -154,7 +154,7 @@ class StoreScopeTests(StoreSuite):
             hosts = (Host(name="h1", location="north"),)
             await store.commit(Commit(scopes=(Scope(id=SAMPLE_SCOPE_ID),), vms=vms, events=events, hosts=hosts))
             assert store.counts() == StoreCounts(vms=2, scopes=1, hosts=1, events=2)
-            await store.commit(Commit(vms=(sample_vm("a", removed_at=4.0),), removed_hosts=("h1",)))
+            await store.commit(Commit(vms=(sample_vm("a", removed_at=4.0),), removed_hosts=tuple(store.hosts())))
             assert store.counts() == StoreCounts(vms=1, scopes=1, hosts=0, events=2)
 
         self.run_scenarios(scenario)

@@ -116,7 +116,7 @@ async def _take_snapshot(control: ControlPlane, concerned: set[str]) -> _StoreSn
             scopes=tuple(replace(scope, version=0) for scope in scopes.values()),
             vms=tuple(vms),
             events=tuple(sorted(events.values(), key=_start_order)),
-            hosts=tuple(store.hosts()),
+            hosts=tuple(replace(host, version=0) for host in store.hosts()),
             gates=tuple(replace(gate, version=0) for gate in gates.values() if gate is not None),
             requests=tuple(replace(request, version=0) for request in rollouts),
             planned=planned,

@@ -8,12 +8,13 @@ from __future__ import annotations
 import asyncio
 from collections import defaultdict
 from collections.abc import Callable, Iterable
+from contextlib import AbstractAsyncContextManager, nullcontext
 
 import msgspec
 from msgspec.structs import replace
 
 from forewarn.core.event import Event
-from forewarn.core.faults import ActiveFaults, Fault, FaultCategory, FaultKind
+from forewarn.core.faults import ActiveFaults, EventFault, Fault, FaultCategory
 from forewarn.store.interface import AppliedCommit, Store
 
 _SAVED_AS = "faults"
@@ -28,10 +29,8 @@ class FaultRegistry:
         raw = store.load(_SAVED_AS)
         self._stored = msgspec.json.decode(raw, type=ActiveFaults) if raw is not None else ActiveFaults()
         self._events: dict[str, set[str]] = defaultdict(set)  # fault id → events it has affected
-        self._claims: dict[str, set[tuple[str, str]]] = defaultdict(
-            set
-        )  # scope id → (fault id, event id), not committed yet
         self._listeners: list[FaultListener] = []
+        self._decision_lock = asyncio.Lock()
         self.write_lock = asyncio.Lock()  # held while a caller reads `active`, changes it and saves it
         if any(fault.category is FaultCategory.EVENTS for fault in self._stored.faults):
             self._count_events(store.events())
@@ -60,35 +59,22 @@ class FaultRegistry:
         """Count the events of a commit that faults have affected. Called for every commit, in order."""
         self._count_events(applied.commit.events)
 
-    def find_fault(self, now: float, kind: FaultKind, event: Event) -> Fault | None:
-        """Return the fault of this kind that applies to this event, the oldest of several, or None.
+    def event_faults(self) -> tuple[EventFault, ...]:
+        """Return the active faults on events, oldest first, with the events that have used up their counts."""
+        return tuple(
+            EventFault(fault=fault, used_by=frozenset() if fault.count is None else frozenset(self._events[fault.id]))
+            for fault in self._stored.faults
+            if fault.category is FaultCategory.EVENTS
+        )
 
-        An expired fault applies to no event, one whose count is used up only to events it has affected before. `now`
-        is lab time.
+    def decision_lock(self) -> AbstractAsyncContextManager[object]:
+        """Return the lock to hold while a decision is made and committed.
+
+        Decisions wait for each other only while a fault on events has a count: two of them at the same time could both
+        use up its last event.
         """
-        return next((fault for fault in self._stored.faults if self._applies_to(fault, now, kind, event)), None)
-
-    def claim_fault(self, now: float, kind: FaultKind, event: Event) -> Fault | None:
-        """As `find_fault`, and count the event already now, so that concurrent decisions respect the limit.
-
-        `release_claims` ends the claim.
-        """
-        fault = self.find_fault(now, kind, event)
-        if fault is not None:
-            self._claims[event.scope_id].add((fault.id, event.id))
-        return fault
-
-    def release_claims(self, scope_id: str) -> None:
-        """Forget the claims of a scope when its decision has ended; committed events are counted by then."""
-        self._claims.pop(scope_id, None)
-
-    def _applies_to(self, fault: Fault, now: float, kind: FaultKind, event: Event) -> bool:
-        if fault.kind is not kind or not fault.covers_event(scope_id=event.scope_id, names=event.vms):
-            return False
-        if fault.until is not None and now >= fault.until:
-            return False
-        taken = self._events[fault.id] | {e for claims in self._claims.values() for f, e in claims if f == fault.id}
-        return event.id in taken or fault.count is None or len(taken) < fault.count
+        counted = any(f.category is FaultCategory.EVENTS and f.count is not None for f in self._stored.faults)
+        return self._decision_lock if counted else nullcontext()
 
     def _count_events(self, events: Iterable[Event]) -> None:
         for event in events:

@@ -6,25 +6,31 @@ Each change is one transaction over all scopes it concerns: all of it takes effe
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from ipaddress import IPv4Address
 from itertools import count
 
 from msgspec.structs import replace
 
-from forewarn.control.scope_transactions import ScopeTransactions, group_by_scope
+from forewarn.control.scope_transactions import ScopeTransactions, group_by_scope, retry_on_conflict
 from forewarn.core.commit import Commit, merge_commits, scope_commit
-from forewarn.core.decision import DecisionContext, EnablementMode
+from forewarn.core.decision import EnablementMode
 from forewarn.core.event import EventState
 from forewarn.core.fleet import Host, Vm
 from forewarn.core.history import EntryKind, HistoryEntry
-from forewarn.core.reconcile import reconcile_scope, with_next_wake
+from forewarn.core.reconcile import with_next_wake
 from forewarn.core.scope import Scope, enable_scope
 from forewarn.core.vm_settings import VmSettingsChange, apply_settings_in_scope, describe_settings
 from forewarn.errors import Conflict, NotFound, Refused, Remedy
 
-_MAX_ATTEMPTS = 20
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FleetVersions:
+    """The versions of all scopes and hosts when a change of the fleet was decided; a missing one did not exist."""
+
+    scopes: Mapping[str, int]  # by id
+    hosts: Mapping[str, int]  # by name
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,6 +42,7 @@ class FleetChange:
     vms: tuple[Vm, ...] = ()  # to add, or to replace by key
     removed: tuple[Vm, ...] = ()  # to remove from the fleet
     text: str = ""  # of the history entry; "": a summary of the change
+    decided_on: FleetVersions | None = None  # what it relies on; None: on the fleet as it is when it is applied
 
 
 class FleetService:
@@ -52,19 +59,23 @@ class FleetService:
     async def apply_change(self, change: FleetChange, *, who: str) -> None:
         """Commit the change, all of it or nothing; VMs without an id or, in a lab, a lab address get one.
 
-        Raises Refused if a VM to remove has a started event, or if a host to remove has VMs or one moves to it;
-        Conflict if the fleet keeps changing meanwhile.
+        The reconciler withdraws events that it makes obsolete. Raises Refused if a VM to remove has a started event, or
+        if a host to remove has VMs or one moves to it. Raises Conflict at once if a scope or host that it concerns is
+        no longer at the version in `decided_on`; without that, if the fleet keeps changing meanwhile.
         """
-        for _ in range(_MAX_ATTEMPTS):
-            try:
-                await self._store.commit(self._change_commit(self._complete_change(change), who))
-                return
-            except Conflict:
-                self._transactions.placement.release_claims(self._store.vms())
-            except BaseException:
-                self._transactions.placement.release_claims(self._store.vms())
-                raise
-        raise Conflict("the fleet kept changing while this change was made: try again")
+
+        async def attempt() -> None:
+            await self._store.commit(self._change_commit(self._complete_change(change), who))
+
+        if change.decided_on is not None:
+            await attempt()
+        else:
+            await retry_on_conflict(attempt, "the fleet")
+
+    def versions(self) -> FleetVersions:
+        """Return the versions of all scopes and hosts now, for a change that is decided on what is read now."""
+        hosts = {host.name: host.version for host in self._transactions.placement.hosts()}
+        return FleetVersions(scopes=self._store.scope_versions(), hosts=hosts)
 
     async def update_settings(self, vms: Sequence[Vm], change: VmSettingsChange, *, label: str, who: str) -> None:
         """Change settings of all these VMs, or of none; `label` names them in history and messages.
@@ -74,15 +85,12 @@ class FleetService:
         """
         if change.is_empty:
             return
-        for _ in range(_MAX_ATTEMPTS):
-            try:
-                await self._store.commit(
-                    self._settings_commit(vms, change, f"{who} set {describe_settings(change, label)}", who)
-                )
-                return
-            except Conflict:
-                continue
-        raise Conflict(f"{label} kept changing while the settings were updated: try again")
+
+        async def attempt() -> None:
+            text = f"{who} set {describe_settings(change, label)}"
+            await self._store.commit(self._settings_commit(vms, change, text, who))
+
+        await retry_on_conflict(attempt, label)
 
     def find_vm(self, name: str) -> Vm:
         """Return the VM named `name`, `group/name` or `subscription/group/name`, ignoring case.
@@ -118,35 +126,51 @@ class FleetService:
         return vm.lab_address or next(free)
 
     def _change_commit(self, change: FleetChange, who: str) -> Commit:
-        context = self._transactions.decision_context()
-        removed = tuple(replace(vm, removed_at=context.now, host="") for vm in change.removed)
+        now = self._transactions.clock.now()
+        removed = tuple(replace(vm, removed_at=now, host="") for vm in change.removed)
         grouped = group_by_scope([*change.vms, *removed], lambda vm: vm.scope_id)
-        scopes = [self._scope_commit(scope_id, vms, context, who) for scope_id, vms in grouped.items()]
-        entry = _history_entry(change, who, context.now)
+        scopes = [self._scope_commit(scope_id, vms, change.decided_on) for scope_id, vms in grouped.items()]
         self._require_unused_hosts(change)
-        return merge_commits(*scopes, Commit(hosts=change.hosts, removed_hosts=change.removed_hosts, entries=(entry,)))
+        return merge_commits(*scopes, self._host_commit(change), Commit(entries=(_history_entry(change, who, now),)))
 
-    def _scope_commit(self, scope_id: str, vms: Sequence[Vm], context: DecisionContext, who: str) -> Commit:
+    def _host_commit(self, change: FleetChange) -> Commit:
+        """Return the part of a change that adds, replaces and removes hosts, and relies on those that VMs come to."""
+        placement = self._transactions.placement
+        known = {host.name: host for host in placement.hosts()}
+        added = tuple(_at_stored_version(host, known.get(host.name)) for host in change.hosts)
+        removed = tuple(known[name] for name in change.removed_hosts if name in known)
+        changed = {host.name for host in (*added, *removed)}
+        arriving = {vm.host for vm in change.vms if vm.host and placement.host_of(vm.key) != vm.host} - changed
+        destinations = tuple(known[name] for name in sorted(arriving) if name in known)
+        if change.decided_on is not None:
+            for host in (*added, *removed, *destinations):
+                _require_version(f"host {host.name!r}", host.version, change.decided_on.hosts.get(host.name, 0))
+        return Commit(hosts=added, removed_hosts=removed, destinations=destinations)
+
+    def _scope_commit(self, scope_id: str, vms: Sequence[Vm], decided_on: FleetVersions | None) -> Commit:
         old = self._store.scope(scope_id)
+        if decided_on is not None:
+            _require_version(f"scope {scope_id!r}", old.version if old else 0, decided_on.scopes.get(scope_id, 0))
         scope = old or Scope(id=scope_id)
+        context = self._transactions.context_for(scope)
         for vm in vms:
             if vm.removed_at is not None:
                 _require_no_started_event(scope, vm)
             scope = scope.with_vm(vm)
         if context.policy.enablement is EnablementMode.ALWAYS:
             scope = enable_scope(scope, by="the service", now=context.now)
-        return scope_commit(old, with_next_wake(reconcile_scope(scope, context), context))
+        return scope_commit(old, with_next_wake(scope, context))
 
     def _settings_commit(self, vms: Sequence[Vm], change: VmSettingsChange, text: str, who: str) -> Commit:
-        context = self._transactions.decision_context()
+        now = self._transactions.clock.now()
         commits = []
         for scope_id, members in group_by_scope(list(vms), lambda vm: vm.scope_id).items():
             old = self._transactions.load(scope_id)
             new = apply_settings_in_scope(old, {vm.key for vm in members}, change)
-            commits.append(scope_commit(old, with_next_wake(new, context)))
+            commits.append(scope_commit(old, with_next_wake(new, self._transactions.context_for(old))))
         # One entry for all of them, in the first scope: who may read a set may read each of its scopes.
         vm = vms[0].name if len(vms) == 1 else ""
-        entry = HistoryEntry(at=context.now, what=EntryKind.FLEET, who=who, text=text, vm=vm, scope_id=vms[0].scope_id)
+        entry = HistoryEntry(at=now, what=EntryKind.FLEET, who=who, text=text, vm=vm, scope_id=vms[0].scope_id)
         return merge_commits(*commits, Commit(entries=(entry,)))
 
     def _require_unused_hosts(self, change: FleetChange) -> None:
@@ -163,6 +187,16 @@ class FleetService:
                 raise Refused(
                     f"host {name!r} cannot be removed by a change that puts VMs on it: leave out one of the two"
                 )
+
+
+def _at_stored_version(host: Host, stored: Host | None) -> Host:
+    """Return the host so that it replaces the stored one of its name, or is added."""
+    return replace(host, version=stored.version if stored else 0, arrivals=stored.arrivals if stored else 0)
+
+
+def _require_version(thing: str, version: int, decided_on: int) -> None:
+    if version != decided_on:
+        raise Conflict(f"{thing} has changed since this change of the fleet was decided: compare it again")
 
 
 def _require_no_started_event(scope: Scope, vm: Vm) -> None:

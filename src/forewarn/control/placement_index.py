@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 
-from forewarn.core.event import Act, EventState
-from forewarn.core.fleet import Host, Vm
+from msgspec.structs import replace
+
+from forewarn.core.event import Act, Event, EventState
+from forewarn.core.fleet import Host, HostHealth, Vm
 from forewarn.core.placement import choose_destination
 from forewarn.store.interface import AppliedCommit, Store
 
 
 class PlacementIndex:
-    """Counts VMs and update domains per host, and chooses destinations. Reads the whole store once.
+    """Knows the hosts, counts VMs and update domains per host, and chooses destinations. Reads the whole store once.
 
     It is as new as the last commit passed to `on_commit`. Names and keys must match exactly.
     """
@@ -25,9 +28,12 @@ class PlacementIndex:
         self._counted_hosts: dict[str, str] = {}  # key → the host where it counts
         self._vm_counts: Counter[str] = Counter()
         self._domains: dict[tuple[str, str], Counter[int]] = {}  # (host, scope) → VMs per update domain
+        self._work: dict[str, set[str]] = {}  # host → live events that are maintenance of it
+        self._failed_hosts = self._find_failed_hosts()
         for vm in store.vms():
             self._track_vm(vm)
-        for event in store.events(statuses=[EventState.STARTED]):
+        for event in store.events(statuses=[EventState.SCHEDULED, EventState.STARTED]):
+            self._track_work(event)
             for act in event.acts:
                 self._track_act(act)
 
@@ -35,12 +41,18 @@ class PlacementIndex:
         """Update the index. Called for every commit, in order."""
         commit = applied.commit
         for host in commit.hosts:
-            self._hosts[host.name] = host
-        for name in commit.removed_hosts:
-            self._hosts.pop(name, None)
+            self._hosts[host.name] = replace(host, version=host.version + 1)
+        for host in commit.removed_hosts:
+            self._hosts.pop(host.name, None)
+        for host in commit.destinations:
+            here = self._hosts[host.name]
+            self._hosts[host.name] = replace(here, arrivals=here.arrivals + 1)
+        if commit.hosts or commit.removed_hosts:
+            self._failed_hosts = self._find_failed_hosts()
         for vm in commit.vms:
             self._track_vm(vm)
         for event in commit.events:
+            self._track_work(event)
             for act in event.acts:
                 self._track_act(act)
 
@@ -64,9 +76,21 @@ class PlacementIndex:
         """Return whether a VM of the same scope but another update domain is on the host or moving to it."""
         return any(domain != vm.update_domain for domain in self._domains.get((host, vm.scope_id), ()))
 
+    def has_announced_work(self, host: str) -> bool:
+        """Return whether maintenance of this host is scheduled or started."""
+        return bool(self._work.get(host))
+
     def vms_moving_to(self, host: str) -> list[str]:
         """Return the keys of the VMs with an unfinished act that moves them to this host."""
         return [key for key, bound in self._destinations.items() if host in bound.values()]
+
+    def host(self, name: str) -> Host | None:
+        """Return the host with exactly this name, as of the last commit, or None."""
+        return self._hosts.get(name)
+
+    def failed_hosts(self) -> frozenset[str]:
+        """Return the names of the hosts that have failed."""
+        return self._failed_hosts
 
     def hosts(self) -> list[Host]:
         """Return all hosts, in no particular order."""
@@ -76,20 +100,36 @@ class PlacementIndex:
         """Return the name of the host that this VM would move to now, or None if no host can take it."""
         return choose_destination(vm, self._hosts.values(), self)
 
-    def claim_destination(self, vm: Vm) -> str | None:
-        """As `find_destination`, and count the VM there at once, so that concurrent moves spread out.
+    @contextmanager
+    def reserve_destinations(self, vms: Iterable[Vm]) -> Iterator[dict[str, str]]:
+        """Choose a destination for each VM and count it there within the block, so that concurrent moves spread out.
 
-        The next commit about the VM replaces the claim; `release_claims` undoes it after a decision that failed.
+        Yields VM key → host; a VM that no host can take has no entry. After the block a VM counts where the committed
+        state has it.
         """
-        host = self.find_destination(vm)
-        if host is not None:
-            self._set_counted_host(vm.key, host)
-        return host
+        destinations: dict[str, str] = {}
+        try:
+            for vm in vms:
+                if (host := self.find_destination(vm)) is not None:
+                    destinations[vm.key] = host
+                    self._set_counted_host(vm.key, host)
+            yield destinations
+        finally:
+            for key in destinations:
+                self._recount_vm(key)
 
-    def release_claims(self, vms: Iterable[Vm]) -> None:
-        """Count these VMs where the store has them, after a decision that was not committed."""
-        for vm in vms:
-            self._recount_vm(vm.key)
+    def _find_failed_hosts(self) -> frozenset[str]:
+        return frozenset(host.name for host in self._hosts.values() if host.health is HostHealth.FAILED)
+
+    def _track_work(self, event: Event) -> None:
+        if not (event.host and event.rules.planned):
+            return
+        if event.is_live:
+            self._work.setdefault(event.host, set()).add(event.id)
+        elif (live := self._work.get(event.host)) is not None:
+            live.discard(event.id)
+            if not live:
+                del self._work[event.host]
 
     def _track_vm(self, vm: Vm) -> None:
         key = vm.key

@@ -23,6 +23,7 @@ from forewarn.core.cause import verb_noun
 from forewarn.core.commit import Commit
 from forewarn.core.decision import DecisionContext
 from forewarn.core.event import Act, ActOutcome, Event, EventState, Gate
+from forewarn.core.fleet import HostHealth
 from forewarn.core.history import EntryKind, HistoryEntry
 from forewarn.core.planning import apply_planned_event
 from forewarn.core.reconcile import PLATFORM_ACTOR, reconcile_scope, record_act_outcome
@@ -34,6 +35,7 @@ from forewarn.store.interface import AppliedCommit, GatedEvents
 
 log = logging.getLogger(__name__)
 _ERROR_BACKOFF_S = 1.0  # real time
+_MAX_CATCH_UP_S = 10.0  # real time
 _MAX_CONCURRENT_SCOPES = 256  # scopes decided concurrently, so that the store can commit them together
 _GATE_BATCH_SIZE = 64  # gates decided without letting other tasks run
 
@@ -63,12 +65,16 @@ class Reconciler:
         self._faults = faults
         self._fault_storms = fault_storms
         self._wake_event = wake_event
+        self._is_running = False
+        self._catching_up: list[asyncio.Future[None]] = []  # callers of `catch_up` that the next pass concerns
         self._has_unapplied = True  # an earlier process may have left planned events
+        self._has_new_failures = True  # an earlier process may have left acts on a host that failed
         self.pass_lock = asyncio.Lock()  # held during passes, by `run` or by the lab clock while it advances
 
     def on_commit(self, applied: AppliedCommit) -> None:
         """Take new acts from a commit and wake `run`. Called for every commit, in order."""
         self._has_unapplied |= bool(applied.commit.planned)
+        self._has_new_failures |= any(host.health is HostHealth.FAILED for host in applied.commit.hosts)
         for event in applied.commit.events:
             self._executor.add_acts(event)
         self._rollouts.on_commit(applied)
@@ -85,8 +91,17 @@ class Reconciler:
 
         Errors are logged, and the pass is repeated after a second.
         """
+        self._is_running = True
+        try:
+            await self._run_passes()
+        finally:
+            self._is_running = False
+            _resolve_all(self._catching_up)
+
+    async def _run_passes(self) -> None:
         while True:
             self._wake_event.clear()
+            catching_up, self._catching_up = self._catching_up, []
             try:
                 async with self.pass_lock:
                     while await self.reconcile():
@@ -100,13 +115,22 @@ class Reconciler:
                 log.exception("a reconcile pass failed, trying again")
                 await asyncio.sleep(_ERROR_BACKOFF_S)
                 continue
+            finally:
+                _resolve_all(catching_up)
             await self._wait_until_due()
 
-    async def run_until_idle(self) -> None:
-        """Run passes until nothing is due now, without waiting for running acts. Takes `pass_lock`.
+    async def catch_up(self) -> None:
+        """Wake `run`, and return when it has done everything that is due now, apart from running acts.
 
-        Raises the first error of a pass.
+        Returns after ten seconds of real time or after an error in any case: the work stays due. If `run` is not
+        running, it runs the passes itself and raises the first error of one.
         """
+        if self._is_running:
+            done = asyncio.get_running_loop().create_future()
+            self._catching_up.append(done)
+            self._wake_event.set()
+            await asyncio.wait([done], timeout=_MAX_CATCH_UP_S)
+            return
         async with self.pass_lock:
             while await self.reconcile():
                 pass
@@ -136,6 +160,7 @@ class Reconciler:
             self._record_failed_attempts,
             self._record_outcomes,
             self._apply_planned,
+            self._end_acts_on_failed_hosts,
             self._reconcile_rollouts,
             self._replays.reconcile,
             self._reconcile_scopes,
@@ -148,7 +173,10 @@ class Reconciler:
             except Exception as error:
                 # An error in one scope must not block the others.
                 failure = failure or error
-        did |= self._executor.start_due_acts()
+        if self._has_new_failures:
+            did = True  # a host failed during this pass: end the acts there before any act starts
+        else:
+            did |= self._executor.start_due_acts()
         if failure is not None:
             raise failure
         return did
@@ -221,13 +249,32 @@ class Reconciler:
         try:
             waiting = group_by_scope(self._store.planned(), lambda planned: planned.scope_id)
             await _run_concurrently(
-                self._transactions.run(s, _applying_decision(p), extra_commit=_applied_commit(p))
+                self._transactions.run(s, _applying_decision(p), planned=p, extra_commit=_applied_commit(p))
                 for s, p in waiting.items()
             )
         except BaseException:
             self._has_unapplied = True
             raise
         return bool(waiting)
+
+    async def _end_acts_on_failed_hosts(self) -> bool:
+        """Reconcile the scopes with acts from or to a failed host; their VMs may have no event of the failure."""
+        if not self._has_new_failures:
+            return False
+        self._has_new_failures = False
+        try:
+            failed = self._transactions.placement.failed_hosts()
+            started = self._store.events(statuses=[EventState.STARTED]) if failed else []
+            scopes = {
+                event.scope_id
+                for event in started
+                if any(act.from_host in failed or act.to_host in failed for act in event.unfinished_acts)
+            }
+            await _run_concurrently(self._transactions.run(scope_id, reconcile_scope) for scope_id in sorted(scopes))
+        except BaseException:
+            self._has_new_failures = True
+            raise
+        return bool(scopes)
 
     async def _reconcile_rollouts(self) -> bool:
         return await self._rollouts.reconcile(acts_are_due=self._executor.has_due_acts)
@@ -254,12 +301,9 @@ class Reconciler:
 
     async def _reconcile_gate_batch(self, gates: Mapping[str, Gate], behind: GatedEvents) -> None:
         """Release the gates whose events are all ready; save the next wake-up of the others in one commit."""
-        context = self._transactions.decision_context()
         waiting = _events_by_gate(gates, behind)
         wake_times = {
-            gate_id: None
-            if gate_id in behind.gates_with_planned
-            else self._gate_wake_at(gate, waiting[gate_id], context)
+            gate_id: None if gate_id in behind.gates_with_planned else self._gate_wake_at(gate, waiting[gate_id])
             for gate_id, gate in gates.items()
         }
 
@@ -267,28 +311,29 @@ class Reconciler:
             [replace(gates[id_], wakes_at=at) for id_, at in wake_times.items() if at is not _READY_NOW]
         )
         ready = [gates[gate_id] for gate_id, at in wake_times.items() if at is _READY_NOW]
-        await _run_concurrently(self._try_release_gate(gate, waiting[gate.id], context) for gate in ready)
+        await _run_concurrently(self._try_release_gate(gate, waiting[gate.id]) for gate in ready)
 
-    def _gate_wake_at(self, gate: Gate, waiting: list[Event], context: DecisionContext) -> float | None:
+    def _gate_wake_at(self, gate: Gate, waiting: list[Event]) -> float | None:
         """Return when to look at the gate again, None for never, or _READY_NOW if its events can start."""
         if not waiting:
             return None
-        return _READY_NOW if gate.released_at is not None else self._next_ready_at(waiting, context)
+        return _READY_NOW if gate.released_at is not None else self._next_ready_at(waiting)
 
-    async def _try_release_gate(self, gate: Gate, waiting: list[Event], context: DecisionContext) -> None:
+    async def _try_release_gate(self, gate: Gate, waiting: list[Event]) -> None:
         try:
-            await self._release_gate(gate, waiting, context)
+            await self._release_gate(gate, waiting)
         except Conflict:
             pass  # the gate was woken again meanwhile: it is still due
 
-    async def _release_gate(self, gate: Gate, waiting: list[Event], context: DecisionContext) -> None:
+    async def _release_gate(self, gate: Gate, waiting: list[Event]) -> None:
+        now = self._transactions.clock.now()
         if gate.released_at is not None:
             await self._start_events(waiting)
             await self._store.commit(Commit(gates=(replace(gate, wakes_at=None),)))
         else:
             # The gate stays due until all its events have started, so that a crash leaves none behind.
-            released = replace(gate, released_at=context.now, wakes_at=context.now)
-            await self._store.commit(Commit(gates=(released,), entries=(_released_entry(gate, context.now),)))
+            released = replace(gate, released_at=now, wakes_at=now)
+            await self._store.commit(Commit(gates=(released,), entries=(_released_entry(gate, now),)))
             await self._start_events(waiting)
 
     async def _start_events(self, waiting: list[Event]) -> None:
@@ -307,17 +352,24 @@ class Reconciler:
                 await self._save_gate_wakes(gates[:half])
                 await self._save_gate_wakes(gates[half:])
 
-    def _next_ready_at(self, waiting: list[Event], context: DecisionContext) -> float | None:
+    def _next_ready_at(self, waiting: list[Event]) -> float | None:
         """Return _READY_NOW if all these events can start, else the time at which they might, or None."""
         instants: list[float | None] = []
         for event in waiting:
             scope = self._transactions.load(event.scope_id)
+            context = self._transactions.context_for(scope)
             if not waits_only_for_gate(scope, event, context):
                 wait = start_wait(scope, event, context)
                 instants.append(wait.until if wait else None)
         if not instants:
             return _READY_NOW
         return max((at for at in instants if at is not None), default=None)
+
+
+def _resolve_all(waiters: Iterable[asyncio.Future[None]]) -> None:
+    for waiter in waiters:
+        if not waiter.done():
+            waiter.set_result(None)
 
 
 _READY_NOW = -1.0  # no due time is negative

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from msgspec.structs import replace
 
-from forewarn.control.scope_transactions import ScopeTransactions, group_by_scope
+from forewarn.control.scope_transactions import ScopeTransactions, group_by_scope, retry_on_conflict
 from forewarn.core import lifecycle
 from forewarn.core.cause import CAUSE_RULES, verb_noun
 from forewarn.core.commit import Commit, merge_commits, scope_commit
@@ -19,6 +19,7 @@ from forewarn.core.decision import DecisionContext
 from forewarn.core.event import Event, EventState
 from forewarn.core.fleet import Host, HostHealth, PowerState, Vm
 from forewarn.core.history import EntryKind, HistoryEntry
+from forewarn.core.host_failure import needs_recovery
 from forewarn.core.placement import require_destination
 from forewarn.core.planning import (
     OPERATION_CAUSES,
@@ -30,10 +31,8 @@ from forewarn.core.planning import (
 from forewarn.core.reconcile import reconcile_scope, with_next_wake
 from forewarn.core.request import MaintenanceRequest, PlannedEvent, RequestedOperation, Rollout, RolloutState
 from forewarn.core.scope import Scope
-from forewarn.errors import Conflict, NotFound, Refused, Rejected, Remedy
+from forewarn.errors import NotFound, Refused, Rejected, Remedy
 from forewarn.wording import first_names
-
-_MAX_ATTEMPTS = 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,50 +85,65 @@ class RequestService:
         Deallocated VMs stay. The reconciler publishes the events. Raises Refused if the host is not healthy or a VM has
         no host to move to.
         """
-        host = self.host(host_name)
-        if host.health is not HostHealth.HEALTHY:
-            raise Refused(f"host {host.name!r} is {host.health} already", Remedy.REPAIR_HOST, host=host.name)
-        request = self._new_request(RequestedOperation.DEGRADE, who, [host.name], notice_s, short_notice)
-        return await self._accept_for_host(request, host, HostHealth.DEGRADED)
+
+        async def attempt() -> RequestReceipt:
+            host = self.host(host_name)
+            if host.health is not HostHealth.HEALTHY:
+                raise Refused(f"host {host.name!r} is {host.health} already", Remedy.REPAIR_HOST, host=host.name)
+            request = self._new_request(RequestedOperation.DEGRADE, who, [host.name], notice_s, short_notice)
+            return await self._accept_for_host(request, host, HostHealth.DEGRADED, self._store.vms(host=host.name))
+
+        return await retry_on_conflict(attempt, f"host {host_name!r}")
 
     async def fail_host(self, host_name: str, *, who: str) -> RequestReceipt:
-        """Mark a host as failed, and redeploy its VMs and those moving to it at once (spec §6.4).
+        """Mark a host as failed, and redeploy its VMs and those being redeployed to it at once (spec §6.4).
 
-        Deallocated VMs stay. The reconciler publishes the events. Raises Refused if it has failed already or a VM has
-        no host to move to.
+        Acts under way there end as failed; a VM that was migrating to it stays where it is, and so do deallocated VMs.
+        The reconciler publishes the events. Raises Refused if it has failed already or a VM has no host to move to.
         """
-        host = self.host(host_name)
-        if host.health is HostHealth.FAILED:
-            raise Refused(f"host {host.name!r} has failed already", Remedy.REPAIR_HOST, host=host.name)
-        bound = map(self._store.vm, self._transactions.placement.vms_moving_to(host.name))
-        arriving = [vm for vm in bound if vm is not None and vm.removed_at is None]
-        request = self._new_request(RequestedOperation.FAIL, who, [host.name])
-        return await self._accept_for_host(request, host, HostHealth.FAILED, arriving)
+
+        async def attempt() -> RequestReceipt:
+            host = self.host(host_name)
+            if host.health is HostHealth.FAILED:
+                raise Refused(f"host {host.name!r} has failed already", Remedy.REPAIR_HOST, host=host.name)
+            bound = map(self._store.vm, self._transactions.placement.vms_moving_to(host.name))
+            present = (vm for vm in bound if vm is not None and vm.removed_at is None)
+            vms = {vm.key: vm for vm in (*self._store.vms(host=host.name), *present)}.values()
+            affected = [vm for vm in vms if needs_recovery(self._transactions.load(vm.scope_id), vm, host.name)]
+            request = self._new_request(RequestedOperation.FAIL, who, [host.name])
+            return await self._accept_for_host(request, host, HostHealth.FAILED, affected)
+
+        return await retry_on_conflict(attempt, f"host {host_name!r}")
 
     async def repair_host(self, host_name: str, *, who: str) -> Host:
         """Mark a host as healthy again and return it.
 
         Raises Refused if it is healthy, or while events are scheduled that move VMs away because it is degraded.
         """
-        host = self.host(host_name)
-        if host.health is HostHealth.HEALTHY:
-            raise Refused(f"host {host.name!r} is healthy: there is nothing to repair")
-        if staying := [e for vm in self._store.vms(host=host.name) for e in self._predicted_failures(vm, host)]:
-            raise Refused(
-                f"host {host.name!r} still has {len(staying)} VMs that must leave it: "
-                f"withdraw event {staying[0].id} and the others, or wait until they have left"
-            )
-        healthy = replace(host, health=HostHealth.HEALTHY)
-        await self._store.commit(Commit(hosts=(healthy,), entries=(self._host_entry(healthy, who, "repaired"),)))
-        return healthy
+
+        async def attempt() -> Host:
+            host = self.host(host_name)
+            if host.health is HostHealth.HEALTHY:
+                raise Refused(f"host {host.name!r} is healthy: there is nothing to repair")
+            if staying := [e for vm in self._store.vms(host=host.name) for e in self._predicted_failures(vm, host)]:
+                raise Refused(
+                    f"host {host.name!r} still has {len(staying)} VMs that must leave it: "
+                    f"withdraw event {staying[0].id} and the others, or wait until they have left"
+                )
+            healthy = replace(host, health=HostHealth.HEALTHY)
+            await self._store.commit(Commit(hosts=(healthy,), entries=(self._host_entry(healthy, who, "repaired"),)))
+            return healthy
+
+        return await retry_on_conflict(attempt, f"host {host_name!r}")
 
     async def start_rollout(
         self, rollout: Rollout, *, who: str, notice_s: float = 0, short_notice: bool = False
     ) -> MaintenanceRequest:
         """Commit a new rollout and return its request; the reconciler publishes its waves.
 
-        `notice_s` 0 means the minimum notice; a shorter one needs `short_notice`. Raises Rejected unless it covers
-        either hosts or one scope, NotFound for an unknown host or scope, Refused if a VM has no host to move to.
+        `notice_s` 0 means the minimum notice. Raises Rejected for a shorter one without `short_notice`, and unless the
+        rollout covers either hosts or one scope; NotFound for an unknown host or scope; Refused if a VM must move and
+        no host can take it.
         """
         request = self.plan_rollout(rollout, who=who, notice_s=notice_s, short_notice=short_notice)
         await self._store.commit(Commit(requests=(request,), entries=(self._requested_entry(request),)))
@@ -156,7 +170,8 @@ class RequestService:
         `progress` is the state to change to: PAUSED (no more waves), RUNNING or ABORTED (the reconciler also withdraws
         events that have not started). Raises Refused if the rollout is in that state already or has ended.
         """
-        for _ in range(_MAX_ATTEMPTS):
+
+        async def attempt() -> MaintenanceRequest:
             request = self.rollout(request_id)
             assert request.rollout is not None
             state = request.rollout.progress
@@ -172,12 +187,10 @@ class RequestService:
             changed = replace(request, rollout=replace(request.rollout, progress=progress, why=why))
             text = f"rollout {request.id} {verb} by {who}"
             entry = HistoryEntry(at=self._now(), what=what, who=who, text=text, request_id=request.id)
-            try:
-                await self._store.commit(Commit(requests=(changed,), entries=(entry,)))
-                return changed
-            except Conflict:
-                continue
-        raise Conflict(f"rollout {request_id} kept changing while its state was changed: try again")
+            await self._store.commit(Commit(requests=(changed,), entries=(entry,)))
+            return changed
+
+        return await retry_on_conflict(attempt, f"rollout {request_id}")
 
     async def approve(self, event_id: str, *, who: str) -> Event:
         """Approve an event on behalf of its VMs, and return it; Refused if it is over.
@@ -197,33 +210,30 @@ class RequestService:
         Events that are approved, started or over already stay as they are.
         """
         grouped = group_by_scope(list(events), lambda event: event.scope_id)
-        for _ in range(_MAX_ATTEMPTS):
-            try:
-                await self._store.commit(merge_commits(*(self._approval_commit(s, e, who) for s, e in grouped.items())))
-                return
-            except Conflict:
-                continue
-        raise Conflict("the events kept changing while they were approved: try again")
+
+        async def attempt() -> None:
+            await self._store.commit(merge_commits(*(self._approval_commit(s, e, who) for s, e in grouped.items())))
+
+        await retry_on_conflict(attempt, "one of the events")
 
     async def perform_maintenance(self, vms: Sequence[Vm], *, who: str) -> RequestReceipt:
         """Approve the scheduled platform events of these VMs in one transaction (spec §6.4), and return them.
 
         VMs without such an event are passed over. Raises Refused if none of them has one, Rejected without VMs.
         """
-        for _ in range(_MAX_ATTEMPTS):
+
+        async def attempt() -> RequestReceipt:
             pending = self._pending_maintenance(vms)
             request = self._new_request(RequestedOperation.PERFORM_MAINTENANCE, who, [vm.name for vm in vms])
             request = replace(request, approves=tuple(event.id for event in pending))
             record = Commit(requests=(request,), entries=(self._requested_entry(request),))
             grouped = group_by_scope(pending, lambda event: event.scope_id)
-            try:
-                await self._store.commit(
-                    merge_commits(record, *(self._approval_commit(s, e, who) for s, e in grouped.items()))
-                )
-                return RequestReceipt(request=request, events=tuple(self.event(event.id) for event in pending))
-            except Conflict:
-                continue
-        raise Conflict("the events kept changing while they were approved: try again")
+            await self._store.commit(
+                merge_commits(record, *(self._approval_commit(s, e, who) for s, e in grouped.items()))
+            )
+            return RequestReceipt(request=request, events=tuple(self.event(event.id) for event in pending))
+
+        return await retry_on_conflict(attempt, "one of the events")
 
     def _pending_maintenance(self, vms: Sequence[Vm]) -> list[Event]:
         """Return the pending platform events of these VMs, each once; Refused if there are none."""
@@ -240,7 +250,8 @@ class RequestService:
         return list(found.values())
 
     def _approval_commit(self, scope_id: str, events: list[Event], who: str) -> Commit:
-        old, context = self._transactions.load(scope_id), self._transactions.decision_context()
+        old = self._transactions.load(scope_id)
+        context = self._transactions.context_for(old)
         approved = approve_decision(tuple(event.id for event in events), who)(old, context)
         return scope_commit(old, with_next_wake(approved, context))
 
@@ -296,10 +307,9 @@ class RequestService:
         return replace(rollout, hosts=tuple(names))
 
     async def _accept_for_host(
-        self, request: MaintenanceRequest, host: Host, health: HostHealth, arriving: Sequence[Vm] = ()
+        self, request: MaintenanceRequest, host: Host, health: HostHealth, affected: Sequence[Vm]
     ) -> RequestReceipt:
-        on_host = [*self._store.vms(host=host.name), *arriving]
-        vms = list({vm.key: vm for vm in on_host if vm.power is not PowerState.DEALLOCATED}.values())
+        vms = [vm for vm in affected if vm.power is not PowerState.DEALLOCATED]
         changed = replace(host, health=health)
         others = [h for h in self._transactions.placement.hosts() if h.name != host.name]
         for vm in vms:
@@ -314,7 +324,9 @@ class RequestService:
         record = Commit(requests=(request,), entries=(self._requested_entry(request),))
         scopes = group_by_scope(list(planned), lambda item: item.scope_id)
         if len(scopes) == 1:
-            scope = await self._transactions.run(planned[0].scope_id, _apply_all_decision(planned), extra_commit=record)
+            scope = await self._transactions.run(
+                planned[0].scope_id, _apply_all_decision(planned), planned=planned, extra_commit=record
+            )
             return RequestReceipt(request=request, events=tuple(e for e in scope.events if e.request_id == request.id))
         self._check_applicable(planned)
         await self._store.commit(Commit(requests=record.requests, entries=record.entries, planned=planned))
@@ -323,9 +335,9 @@ class RequestService:
     def _check_applicable(self, planned: tuple[PlannedEvent, ...]) -> None:
         """Raise now what applying these planned events later would raise; so a request is all or nothing."""
         for scope_id, items in group_by_scope(list(planned), lambda item: item.scope_id).items():
-            _apply_all_decision(tuple(items))(
-                self._transactions.load(scope_id), self._transactions.decision_context(dry_run=True)
-            )
+            scope = self._transactions.load(scope_id)
+            with self._transactions.deciding(scope, items) as context:
+                _apply_all_decision(tuple(items))(scope, context)
 
     def _predicted_failures(self, vm: Vm, host: Host) -> list[Event]:
         live = self._transactions.load(vm.scope_id).live_events(EventState.SCHEDULED)

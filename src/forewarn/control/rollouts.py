@@ -12,7 +12,7 @@ from forewarn.control.scope_transactions import ScopeTransactions
 from forewarn.core import lifecycle
 from forewarn.core.commit import Commit
 from forewarn.core.decision import DecisionContext
-from forewarn.core.event import Event, EventState
+from forewarn.core.event import Event, EventState, Gate
 from forewarn.core.fleet import Vm
 from forewarn.core.history import EntryKind, HistoryEntry
 from forewarn.core.reconcile import PLATFORM_ACTOR, reconcile_scope
@@ -43,6 +43,9 @@ class RolloutService:
         self._new_id = new_id
         self._changed: set[str] = {request.id for request in self._store.requests(open_only=True)}
         self._unblocked: dict[str, float] = {}  # request id → since when more events may be published
+        self._by_host: dict[str, set[str]] = {}  # host → ids of the open rollouts of it
+        for request in self._store.requests(open_only=True):
+            self._index_hosts(request)
 
     def on_commit(self, applied: AppliedCommit) -> None:
         """Remember which rollouts a commit changed. Called for every commit, in order.
@@ -51,12 +54,28 @@ class RolloutService:
         """
         commit = applied.commit
         self._changed.update(request.id for request in commit.requests if request.is_open)
+        for request in commit.requests:
+            self._index_hosts(request)
+        if self._by_host:
+            for vm in commit.vms:  # a VM that arrives on a host needs an event too
+                for request_id in self._by_host.get(vm.host, ()):
+                    self._unblocked.setdefault(request_id, self._now())
         for event in (event for event in commit.events if event.rules.planned):
             if event.failed_acts:
                 self._changed.add(event.request_id)  # enough failures stop the rollout
             elif not event.is_live:
                 self._unblocked.setdefault(event.request_id, self._now())
         self._changed.update(entry.request_id for entry in commit.entries if entry.what is EntryKind.SKIPPED)
+
+    def _index_hosts(self, request: MaintenanceRequest) -> None:
+        for host in request.rollout.hosts if request.rollout is not None else ():
+            ids = self._by_host.setdefault(host, set())
+            if request.is_open:
+                ids.add(request.id)
+            else:
+                ids.discard(request.id)
+            if not ids:
+                del self._by_host[host]
 
     async def reconcile(self, *, acts_are_due: bool = False) -> bool:
         """Advance the rollouts that changed; return whether anything was done. A step of the reconciler.
@@ -114,12 +133,19 @@ class RolloutService:
     async def _publish_next_wave(
         self, request: MaintenanceRequest, vms: list[Vm], events: list[Event], planned: list[PlannedEvent]
     ) -> bool:
-        wave = next_wave(request, vms, events, planned, self._new_id)
+        wave = next_wave(request, vms, events, planned, self._new_id, self._closed_gates(events))
         if not wave.planned:
             return False
-        # The request is committed too: its version makes a concurrent abort a Conflict.
+        # The request is committed too: its version makes a concurrent abort a Conflict. So does the version of a gate
+        # that is released meanwhile.
         await self._store.commit(Commit(requests=(request,), planned=wave.planned, gates=wave.gates))
         return True
+
+    def _closed_gates(self, events: list[Event]) -> dict[str, Gate]:
+        """Return, by host, the gates behind which events of the rollout still wait."""
+        waiting = {event.gate_id for event in events if event.gate_id and event.status is EventState.SCHEDULED}
+        gates = (self._store.gate(gate_id) for gate_id in sorted(waiting))
+        return {gate.host: gate for gate in gates if gate is not None and gate.released_at is None}
 
     async def _wind_down(
         self, request: MaintenanceRequest, rollout: Rollout, events: list[Event], planned: list[PlannedEvent]

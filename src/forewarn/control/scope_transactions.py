@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 from collections import defaultdict
-from collections.abc import Callable
-from functools import partial
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import TypeVar
 from weakref import WeakValueDictionary
+
+from msgspec.structs import replace
 
 from forewarn.clock import Clock
 from forewarn.control.fault_registry import FaultRegistry
 from forewarn.control.placement_index import PlacementIndex
-from forewarn.core.commit import Commit, merge_commits, scope_commit
+from forewarn.core.acts import vms_needing_destination
+from forewarn.core.commit import Commit, merge_commits, new_destinations, scope_commit
 from forewarn.core.decision import DecisionContext, Policy
+from forewarn.core.event import EventState
 from forewarn.core.reconcile import with_next_wake
+from forewarn.core.request import PlannedEvent
 from forewarn.core.scope import Scope
 from forewarn.errors import Conflict, NotFound, Remedy
 from forewarn.store.interface import AppliedCommit, Store
@@ -42,20 +48,37 @@ class ScopeTransactions:
         self._scope_locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         self._gates: dict[str, bool] = {}  # gate id → is released; a bounded cache
 
-    def decision_context(self, *, dry_run: bool = False) -> DecisionContext:
-        """Return the context of a decision now; with `dry_run` the decision claims no host and no fault.
+    def context_for(self, scope: Scope, planned: Sequence[PlannedEvent] = ()) -> DecisionContext:
+        """Return the context of a decision about this scope now, without destinations: no VM could move.
 
-        Without it, the caller commits or calls `release_claims` of `placement` and `faults`, as `run` does.
+        `planned` are the planned events that the decision applies.
         """
-        now = self.clock.now()
+        gates = {event.gate_id for event in scope.live_events(EventState.SCHEDULED)} | {p.gate_id for p in planned}
         return DecisionContext(
-            now=now,
+            now=self.clock.now(),
             policy=self.policy,
             resumed_at=self.resumed_at,
-            is_gate_released=self._is_gate_released,
-            find_destination=self.placement.find_destination if dry_run else self.placement.claim_destination,
-            fault_for=partial(self.faults.find_fault if dry_run else self.faults.claim_fault, now),
+            released_gates=frozenset(gate_id for gate_id in gates if gate_id and self._is_gate_released(gate_id)),
+            failed_hosts=self.placement.failed_hosts(),
+            faults=self.faults.event_faults(),
         )
+
+    @contextmanager
+    def deciding(self, scope: Scope, planned: Sequence[PlannedEvent] = ()) -> Iterator[DecisionContext]:
+        """Yield the context of a decision about this scope, with destinations for the VMs that it may move.
+
+        The destinations are reserved until the end of the block; commit within it.
+        """
+        context = self.context_for(scope, planned)
+        with self.placement.reserve_destinations(vms_needing_destination(scope, planned, context.now)) as destinations:
+            yield dataclasses.replace(context, destinations=destinations)
+
+    def commit_for(self, old: Scope | None, new: Scope) -> Commit:
+        """Return the commit that changes a stored scope; it relies on the hosts to which it sends VMs."""
+        change = scope_commit(old, new)
+        names = sorted(new_destinations(old, new))
+        hosts = tuple(host for host in map(self.placement.host, names) if host is not None)
+        return replace(change, destinations=hosts) if hosts else change
 
     def load(self, scope_id: str) -> Scope:
         """Return the committed scope; NotFound if it does not exist."""
@@ -64,38 +87,35 @@ class ScopeTransactions:
             raise NotFound(f"scope {scope_id!r} does not exist", Remedy.LIST_SCOPES)
         return scope
 
-    async def run(self, scope_id: str, decision: Decision, *, extra_commit: Commit = EMPTY_COMMIT) -> Scope:
+    async def run(
+        self,
+        scope_id: str,
+        decision: Decision,
+        *,
+        planned: Sequence[PlannedEvent] = (),
+        extra_commit: Commit = EMPTY_COMMIT,
+    ) -> Scope:
         """Decide on the committed scope and commit the result; return the decided scope, durably written.
 
-        It still has the version that was read, and the events that ended by the decision. `extra_commit` is committed
-        in the same transaction, even if the scope does not change. On a Conflict the scope is loaded and decided again,
-        up to 20 times in all; then Conflict is raised. NotFound without such a scope; errors of the decision pass
-        through.
+        It still has the version that was read, and the events that ended by the decision. `planned` are the planned
+        events that the decision applies. `extra_commit` is committed in the same transaction, even if the scope does
+        not change. On a Conflict the scope is loaded and decided again, up to 20 times in all; then Conflict is raised.
+        NotFound without such a scope; errors of the decision pass through.
         """
+
+        async def attempt() -> Scope:
+            scope = self.load(scope_id)
+            with self.deciding(scope, planned) as context:
+                decided = with_next_wake(decision(scope, context), context)
+                if decided != scope or extra_commit is not EMPTY_COMMIT:
+                    change = self.commit_for(scope, decided)
+                    merged = change if extra_commit is EMPTY_COMMIT else merge_commits(extra_commit, change)
+                    await self.store.commit(merged)
+            return decided
+
         queue = self._scope_locks.setdefault(scope_id, asyncio.Lock())
-        async with queue:
-            for _ in range(_MAX_ATTEMPTS):
-                scope = self.load(scope_id)
-                try:
-                    return await self._run_once(scope, decision, extra_commit)
-                except Conflict:
-                    self.placement.release_claims(scope.vms)
-                except BaseException:
-                    self.placement.release_claims(scope.vms)
-                    raise
-                finally:
-                    self.faults.release_claims(scope_id)
-        raise Conflict(f"scope {scope_id!r} kept changing during {_MAX_ATTEMPTS} attempts to change it: try again")
-
-    async def _run_once(self, scope: Scope, decision: Decision, extra_commit: Commit) -> Scope:
-        context = self.decision_context()
-
-        decided = with_next_wake(decision(scope, context), context)
-
-        if decided != scope or extra_commit is not EMPTY_COMMIT:
-            change = scope_commit(scope, decided)
-            await self.store.commit(change if extra_commit is EMPTY_COMMIT else merge_commits(extra_commit, change))
-        return decided
+        async with queue, self.faults.decision_lock():
+            return await retry_on_conflict(attempt, f"scope {scope_id!r}")
 
     def on_commit(self, applied: AppliedCommit) -> None:
         """Remember which gates are released. Called for every commit, in order."""
@@ -110,6 +130,19 @@ class ScopeTransactions:
             gate = self.store.gate(gate_id)
             known = self._gates[gate_id] = gate is not None and gate.released_at is not None
         return known
+
+
+async def retry_on_conflict(attempt: Callable[[], Awaitable[T]], subject: str) -> T:
+    """Return the result of `attempt`, which reads, decides and commits; repeat it while it raises Conflict.
+
+    After 20 attempts, raise a Conflict that names the subject. Other errors pass through.
+    """
+    for _ in range(_MAX_ATTEMPTS):
+        try:
+            return await attempt()
+        except Conflict:
+            continue  # something that the decision relied on has changed: read it again
+    raise Conflict(f"{subject} kept changing during {_MAX_ATTEMPTS} attempts to change it: try again")
 
 
 def group_by_scope(items: list[T], scope_of: Callable[[T], str]) -> dict[str, list[T]]:

@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from msgspec.structs import replace
 
-from forewarn.core.cause import Cause, Verb
+from forewarn.core.cause import CAUSE_RULES, Cause, CauseRules, Verb
 from forewarn.core.decision import DecisionContext
-from forewarn.core.event import Act, ActOutcome, Event, act_id
+from forewarn.core.event import Act, ActOutcome, Event, EventState, act_id
 from forewarn.core.fleet import EvictionPolicy, PowerState, Vm
+from forewarn.core.request import PlannedEvent
 from forewarn.core.scope import Scope
 
 # A deallocated VM is on no host; only these verbs can still be performed on it.
 _VERBS_WITHOUT_HOST = frozenset({Verb.DELETE, Verb.START, Verb.REAPPLY, Verb.DEALLOCATE})
+# After these a VM is on no host, so it does not matter on which host it was.
+VERBS_LEAVING_HOST = frozenset({Verb.EVICT, Verb.DELETE, Verb.DEALLOCATE})
+# These need nothing from the host that a VM leaves, so they are possible even if it has failed (spec §6.4).
+_VERBS_ON_FAILED_HOST = VERBS_LEAVING_HOST | {Verb.REDEPLOY}
 
 
 def can_act_on(vm: Vm, verb: Verb) -> bool:
@@ -23,24 +30,48 @@ def can_act_on(vm: Vm, verb: Verb) -> bool:
 
 
 def affected_vms(scope: Scope, event: Event) -> tuple[Vm, ...]:
-    """Return the event's VMs that still exist and that its verb can be performed on, in its order."""
+    """Return the event's VMs that still exist and that its verb can be performed on, in its order.
+
+    Maintenance of a host affects only the VMs that are still on it (spec §6.4).
+    """
     listed = (scope.vm(name) for name in event.vms)
-    return tuple(vm for vm in listed if vm is not None and can_act_on(vm, event.rules.verb))
+    present = (vm for vm in listed if vm is not None and can_act_on(vm, event.rules.verb))
+    return tuple(vm for vm in present if is_on_maintained_host(vm, event.rules, event.host))
+
+
+def is_on_maintained_host(vm: Vm, rules: CauseRules, host: str) -> bool:
+    """Return whether work with these rules on this host concerns the VM: it is on it, or the work is on no host."""
+    return not (host and rules.planned) or vm.host == host
+
+
+def move_in_progress(scope: Scope, event: Event) -> Act | None:
+    """Return an unfinished act of another event that moves a VM of this event to another host, or None."""
+    for other in scope.live_events(EventState.STARTED):
+        for act in other.unfinished_acts if other.id != event.id else ():
+            if act.to_host and act.name in event.vms:
+                return act
+    return None
 
 
 def acts_for_event(scope: Scope, event: Event, context: DecisionContext) -> tuple[Act, ...]:
     """Return one new act per affected VM of the event, with a destination where it needs another host.
 
-    A VM needs one if it moves, or starts and has none. An act that finds none has a failed outcome from the beginning.
+    A VM needs one if it moves, or starts and has none. An act that finds none has a failed outcome from the beginning,
+    and so has one that needs a running VM on a host that has failed.
     """
     return tuple(_act_for_vm(event, vm, context) for vm in affected_vms(scope, event))
 
 
 def _act_for_vm(event: Event, vm: Vm, context: DecisionContext) -> Act:
     rules = event.rules
-    needs_host = rules.moves_vm or (rules.verb is Verb.START and not vm.host)
-    to_host = context.find_destination(vm) if needs_host else None
-    nowhere = ActOutcome(ok=False, at=context.now, note=f"no healthy host to move to in {vm.location}")
+    needs_host = _needs_destination(vm, rules)
+    to_host = context.destinations.get(vm.key) if needs_host else None
+    has_failed = vm.host in context.failed_hosts
+    problem = ""
+    if needs_host and to_host is None:
+        problem = f"no healthy host to move to in {vm.location}"
+    elif has_failed and rules.verb not in _VERBS_ON_FAILED_HOST:
+        problem = f"host {vm.host} has failed"
     return Act(
         id=act_id(event.id, vm.name),
         vm=vm.key,
@@ -50,10 +81,26 @@ def _act_for_vm(event: Event, vm: Vm, context: DecisionContext) -> Act:
         from_host=vm.host,
         to_host=to_host or "",
         duration_s=rules.duration_s,
-        abrupt=event.cause is Cause.HOST_FAILED,
+        abrupt=event.cause is Cause.HOST_FAILED or has_failed,
         keeps_vm=rules.verb is not Verb.EVICT or vm.eviction_policy is EvictionPolicy.DEALLOCATE,
-        outcome=nowhere if needs_host and to_host is None else None,
+        outcome=ActOutcome(ok=False, at=context.now, note=problem) if problem else None,
     )
+
+
+def _needs_destination(vm: Vm, rules: CauseRules) -> bool:
+    return rules.moves_vm or (rules.verb is Verb.START and not vm.host)
+
+
+def vms_needing_destination(scope: Scope, planned: Sequence[PlannedEvent], now: float) -> list[Vm]:
+    """Return the VMs of the scope that a decision may send to another host now.
+
+    These are VMs of scheduled events that are ready and of the planned events that the decision applies.
+    """
+    ready = [(event.rules, event.vms) for event in scope.live_events(EventState.SCHEDULED) if event.is_ready(now)]
+    moves = [*ready, *((CAUSE_RULES[item.cause], item.vms) for item in planned)]
+    listed = ((rules, scope.vm(name)) for rules, names in moves for name in names)
+    found = {vm.key: vm for rules, vm in listed if vm is not None and _needs_destination(vm, rules)}
+    return list(found.values())
 
 
 def vm_after_act(vm: Vm, act: Act, at: float) -> Vm:

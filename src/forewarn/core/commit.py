@@ -1,6 +1,6 @@
 """A commit: what a store writes atomically; and the commit that turns one scope into another.
 
-Scopes, gates and requests carry the version they were decided on; the store raises Conflict if one has changed.
+Scopes, hosts, gates and requests carry the version they were decided on; the store raises Conflict if one has changed.
 """
 
 from __future__ import annotations
@@ -19,15 +19,18 @@ from forewarn.core.webhook import WebhookCursor, WebhookSubscription
 class Commit(msgspec.Struct, frozen=True, kw_only=True):
     """Everything that one store transaction writes: all of it, or nothing.
 
-    Scopes, gates and requests carry the version they were decided on (0: must not exist yet). If one of them has
-    changed since, the store raises Conflict for the whole commit; otherwise it adds 1 to each version.
+    Scopes, hosts, gates and requests carry the version they were decided on (0: must not exist yet). If one of them has
+    changed since, the store raises Conflict for the whole commit; otherwise it adds 1 to each version. Changed and
+    removed hosts must also have the `arrivals` they were decided on; each host in `destinations` must have its version
+    and gets one arrival more, so commits that only bring VMs to a host do not conflict with each other.
     """
 
     scopes: tuple[Scope, ...] = ()  # only their rows; changed VMs and events are in `vms` and `events`
     vms: tuple[Vm, ...] = ()
     events: tuple[Event, ...] = ()
     hosts: tuple[Host, ...] = ()
-    removed_hosts: tuple[str, ...] = ()
+    removed_hosts: tuple[Host, ...] = ()
+    destinations: tuple[Host, ...] = ()  # hosts that this commit brings VMs to, or begins to move them to
     gates: tuple[Gate, ...] = ()
     wake_gates: tuple[str, ...] = ()  # ids of gates to check again; not guarded by a version
     requests: tuple[MaintenanceRequest, ...] = ()
@@ -60,6 +63,18 @@ def scope_commit(old: Scope | None, new: Scope) -> Commit:
         wake_gates=tuple(sorted(waiting | ended)),
         entries=new.new_entries,
     )
+
+
+def new_destinations(old: Scope | None, new: Scope) -> set[str]:
+    """Return the names of the hosts to which the change from `old` to `new` begins to move VMs."""
+    known = {event.id: event.acts for event in old.events} if old else {}
+    return {
+        act.to_host
+        for event in new.events
+        if event.acts and not known.get(event.id)  # acts are made once, when the event starts
+        for act in event.unfinished_acts
+        if act.to_host
+    }
 
 
 def merge_commits(*commits: Commit) -> Commit:

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from enum import StrEnum
 
-from forewarn.core.event import Event
-from forewarn.core.faults import Fault, FaultKind
-from forewarn.core.fleet import Vm
+from forewarn.core.faults import EventFault
 
 
 class EnablementMode(StrEnum):
@@ -34,29 +32,20 @@ class Policy:
     grace_s: float = 60  # after a restart, events whose notice ended while the service was down wait this long
 
 
-def _no_destination(vm: Vm) -> str | None:
-    return None
-
-
-def _no_gate_released(gate_id: str) -> bool:
-    return False
-
-
-def _no_fault(kind: FaultKind, event: Event) -> Fault | None:
-    return None
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DecisionContext:
-    """Inputs of a decision from outside its scope: the lab time, the policy, gates, hosts and faults.
+    """Inputs of a decision from outside its scope, all of them read before it begins.
 
-    By default no gate is released, no host is free, and no fault is active.
+    Nothing here changes while a decision uses it, so a decision can be repeated or thrown away. By default no gate is
+    released, no host has failed, no VM can move, and no fault is active.
     """
 
-    now: float
+    now: float  # lab time
     policy: Policy = Policy()
     resumed_at: float | None = None  # when the service started again after it was down
-    is_gate_released: Callable[[str], bool] = _no_gate_released  # by gate id
-    find_destination: Callable[[Vm], str | None] = _no_destination  # the host that a VM would move to
-    # The active fault of a kind for an event. Asking may use up one of its counted events.
-    fault_for: Callable[[FaultKind, Event], Fault | None] = _no_fault
+    released_gates: frozenset[str] = frozenset()  # ids, of the gates that events of the scope wait for
+    failed_hosts: frozenset[str] = frozenset()  # names
+    destinations: Mapping[str, str] = field(
+        default_factory=dict
+    )  # VM key → the host it moves to; without an entry, none
+    faults: tuple[EventFault, ...] = ()  # active faults on events, oldest first

@@ -53,7 +53,7 @@ class Act(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     to_host: str = ""
     duration_s: int = -1  # how long it should take; -1: not known
     keeps_vm: bool = True  # False: an eviction with policy Delete
-    abrupt: bool = False  # the host failed, so the VM cannot shut down
+    abrupt: bool = False  # the host has failed, so the VM cannot shut down
     outcome: ActOutcome | None = None
 
 

@@ -1,7 +1,7 @@
 """Effects of injected faults on events and scopes (spec §11).
 
-Asks the decision context for a fault only where it would change something, so that a fault with a count is not used
-up by an event that it leaves unchanged.
+Only decisions with an active fault on events come here. A fault applies only where it changes something, so that a
+fault with a count is not used up by an event that it leaves unchanged.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from forewarn.core.acts import acts_for_event
 from forewarn.core.cause import CAUSE_RULES, Cause
 from forewarn.core.decision import DecisionContext
 from forewarn.core.event import Event
-from forewarn.core.faults import Fault, FaultKind
+from forewarn.core.faults import EventFault, Fault, FaultKind
 from forewarn.core.fleet import PowerState, Vm
 from forewarn.core.history import EntryKind, HistoryEntry
 from forewarn.core.release import WaitReason, start_wait
@@ -31,18 +31,18 @@ def announce_with_faults(scope: Scope, event: Event, context: DecisionContext) -
     """Return the scope with a new event published; a fault may shorten its notice or start it at once."""
     if (
         _may_start_without_notice(scope, event, context)
-        and (fault := context.fault_for(FaultKind.NO_NOTICE, event)) is not None
+        and (fault := _fault_for(FaultKind.NO_NOTICE, scope, event, context)) is not None
     ):
         faulty = _with_fault(event, fault, "no notice")
         return lifecycle.start_without_notice(scope, faulty, acts_for_event(scope, faulty, context), context.now)
-    return lifecycle.announce(scope, _with_short_notice(event, context))
+    return lifecycle.announce(scope, _with_short_notice(scope, event, context))
 
 
 def withdraw_after_approval(scope: Scope, event: Event, context: DecisionContext) -> Scope | None:
     """Return the scope with an approved, scheduled event withdrawn by a fault; None if no fault does that."""
     if event.approved_at is None:
         return None
-    fault = context.fault_for(FaultKind.WITHDRAWN_AFTER_APPROVAL, event)
+    fault = _fault_for(FaultKind.WITHDRAWN_AFTER_APPROVAL, scope, event, context)
     if fault is None:
         return None
     touched = replace(event, faults=(*event.faults, fault.id))
@@ -124,14 +124,33 @@ def mark_events_with_fault(scope: Scope, fault: Fault, ids: Sequence[str]) -> Sc
     return scope
 
 
+def _fault_for(kind: FaultKind, scope: Scope, event: Event, context: DecisionContext) -> Fault | None:
+    """Return the active fault of this kind that applies to the event, the oldest of several, or None."""
+    applying = (active for active in context.faults if _applies_to(active, kind, scope, event, context.now))
+    return next((active.fault for active in applying), None)
+
+
+def _applies_to(active: EventFault, kind: FaultKind, scope: Scope, event: Event, now: float) -> bool:
+    """A fault whose count is used up applies only to events that it has affected before."""
+    fault = active.fault
+    if fault.kind is not kind or not fault.covers_event(scope_id=event.scope_id, names=event.vms):
+        return False
+    if fault.until is not None and now >= fault.until:
+        return False
+    if fault.count is None:
+        return True
+    used_by = active.used_by | {other.id for other in scope.events if fault.id in other.faults}
+    return event.id in used_by or len(used_by) < fault.count
+
+
 def _may_start_without_notice(scope: Scope, event: Event, context: DecisionContext) -> bool:
     """Return whether only its gate would make it wait: update domains stay apart even then (spec §6.2)."""
     wait = start_wait(scope, replace(event, approved_at=context.now), context)
     return wait is None or wait.reason is WaitReason.GATE
 
 
-def _with_short_notice(event: Event, context: DecisionContext) -> Event:
-    fault = context.fault_for(FaultKind.SHORT_NOTICE, event)
+def _with_short_notice(scope: Scope, event: Event, context: DecisionContext) -> Event:
+    fault = _fault_for(FaultKind.SHORT_NOTICE, scope, event, context)
     if fault is None:
         return event
     not_before = float(math.ceil(context.now + fault.parameter("notice_s")))

@@ -182,6 +182,14 @@ class Fault(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class EventFault:
+    """An active fault on events, as a decision gets it."""
+
+    fault: Fault
+    used_by: frozenset[str] = frozenset()  # ids of the events that count towards its limit; empty without a limit
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class FaultHits:
     """How many requests of one VM (by its key) a fault has spoiled since the last report."""
 

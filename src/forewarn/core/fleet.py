@@ -40,12 +40,23 @@ class EvictionPolicy(StrEnum):
 
 
 class Host(msgspec.Struct, frozen=True, kw_only=True):
-    """A machine that runs VMs. Maintenance of it may affect several scopes at once."""
+    """A machine that runs VMs. Maintenance of it may affect several scopes at once.
+
+    A decision that brings a VM to the host relies on its `version`; one that changes or removes it relies on
+    `arrivals` too. So a host cannot fail or go while a move to it is being committed.
+    """
 
     name: str
     location: str
     zone: str = ""
     health: HostHealth = HostHealth.HEALTHY
+    version: int = 0  # of the stored row, for optimistic commits; 0: not stored yet
+    arrivals: int = 0  # how many commits have brought VMs here, or begun to move them here
+
+    @property
+    def id(self) -> str:
+        """Its key in the store: its name in lower case, so that no two names differ only in case."""
+        return self.name.casefold()
 
 
 class AutoApproval(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

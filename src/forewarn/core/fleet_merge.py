@@ -92,8 +92,8 @@ def merge_fleet(
 
 
 def _merge_host(old: Host, new: Host) -> Host:
-    """Keep the name's spelling and the health, which the running fleet owns."""
-    return msgspec.structs.replace(new, name=old.name, health=old.health)
+    """Keep what the running fleet owns: the name's spelling, the health and the version."""
+    return msgspec.structs.replace(old, location=new.location, zone=new.zone)
 
 
 def _merge_vm(old: Vm, new: Vm, declared: DeclaredFleet) -> Vm:

@@ -1,6 +1,7 @@
 """Chooses hosts for VMs: the destination of a VM that moves, and hosts for many new VMs at once.
 
-Prefers the healthy host with the fewest VMs, and avoids hosts that hold another update domain of the VM's scope.
+Prefers the healthy host with the fewest VMs, and avoids hosts that hold another update domain of the VM's scope. A
+moving VM also avoids hosts with announced maintenance.
 """
 
 from __future__ import annotations
@@ -105,7 +106,10 @@ def _has_own_scope(vm: Vm) -> bool:
 
 
 class HostOccupancy(Protocol):
-    """Which VMs are on which host: what choosing a destination for one VM depends on."""
+    """Which VMs and which maintenance a host has: what choosing a destination for one VM depends on."""
+
+    def has_announced_work(self, host: str) -> bool:
+        """Return whether maintenance of the host is scheduled or started."""
 
     def vm_count(self, host: str) -> int:
         """Return how many VMs are on the host or moving to it, without those moving away."""
@@ -117,13 +121,19 @@ class HostOccupancy(Protocol):
 def choose_destination(vm: Vm, hosts: Iterable[Host], occupancy: HostOccupancy) -> str | None:
     """Return the host that a VM moves to (spec §6.4); None if no host is possible.
 
-    It is another healthy host of the same location and zone, the one with the fewest VMs. A host with another update
-    domain of the VM's scope is the last choice, so that later work on that host stays within one update domain.
+    It is another healthy host of the same location and zone, the one with the fewest VMs. A host with announced
+    maintenance is the last choice, because the VM would be affected soon again. Before it comes a host with another
+    update domain of the VM's scope, so that later work on a host stays within one update domain.
     """
     possible = [host.name for host in hosts if is_destination(host, vm)]
     return min(
         possible,
-        key=lambda name: (occupancy.has_other_update_domain(name, vm), occupancy.vm_count(name), name),
+        key=lambda name: (
+            occupancy.has_announced_work(name),
+            occupancy.has_other_update_domain(name, vm),
+            occupancy.vm_count(name),
+            name,
+        ),
         default=None,
     )
 

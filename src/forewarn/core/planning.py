@@ -12,11 +12,12 @@ from collections.abc import Callable, Iterable
 from msgspec.structs import replace
 
 from forewarn.core import fault_effects, lifecycle
-from forewarn.core.acts import acts_for_event
+from forewarn.core.acts import acts_for_event, is_on_maintained_host, move_in_progress
 from forewarn.core.cause import CAUSE_RULES, Cause, CauseRules
 from forewarn.core.decision import DecisionContext
 from forewarn.core.event import Event, EventState
 from forewarn.core.fleet import PowerState, Priority, Vm
+from forewarn.core.host_failure import end_acts_on_failed_hosts, needs_recovery
 from forewarn.core.request import MaintenanceRequest, PlannedEvent, RequestedOperation
 from forewarn.core.scope import Scope, hours_text
 from forewarn.errors import Refused, Rejected, Remedy
@@ -120,6 +121,9 @@ def apply_planned_event(scope: Scope, planned: PlannedEvent, context: DecisionCo
     vms = [vm for vm in (scope.vm(name) for name in planned.vms) if vm is not None]
     if not vms:
         raise Refused(f"VM {planned.vms[0]!r} no longer exists: there is nothing to {rules.verb}")
+    vms = [vm for vm in vms if _is_concerned(scope, vm, planned)]
+    if not vms:
+        raise Refused(f"VM {planned.vms[0]!r} is no longer on host {planned.host!r}: there is nothing to {rules.verb}")
     # A VM may have been deleted and added in another update domain since this was planned (spec §7.3).
     vms = [vm for vm in vms if vm.update_domain == vms[0].update_domain]
     for vm in vms:
@@ -134,6 +138,16 @@ def apply_planned_event(scope: Scope, planned: PlannedEvent, context: DecisionCo
     if rules.limited:
         _require_within_limit(scope, context.policy.max_user_operations)
     return scope
+
+
+def _is_concerned(scope: Scope, vm: Vm, planned: PlannedEvent) -> bool:
+    """Return whether the VM is still where the work is: work on a host concerns the VMs on it (spec §6.4).
+
+    For a failed host, `needs_recovery` decides.
+    """
+    if planned.cause is Cause.HOST_FAILED and planned.host:
+        return needs_recovery(scope, vm, planned.host)
+    return is_on_maintained_host(vm, CAUSE_RULES[planned.cause], planned.host)
 
 
 def _new_event(scope: Scope, planned: PlannedEvent, vms: list[Vm], context: DecisionContext) -> Event:
@@ -151,8 +165,14 @@ def _new_event(scope: Scope, planned: PlannedEvent, vms: list[Vm], context: Deci
         host=planned.host,
         gate_id=planned.gate_id,
         listed=unlisted is None,
-        note=unlisted or "",
+        note=unlisted or _failure_note(planned, vms[0]),
     )
+
+
+def _failure_note(planned: PlannedEvent, vm: Vm) -> str:
+    if planned.cause is not Cause.HOST_FAILED or planned.host in ("", vm.host):
+        return ""
+    return f"host {planned.host} failed while {vm.name} was moving to it"
 
 
 def _unlisted_reason(scope: Scope, planned: PlannedEvent, vms: list[Vm], idle_s: float) -> str | None:
@@ -170,12 +190,24 @@ def _unlisted_reason(scope: Scope, planned: PlannedEvent, vms: list[Vm], idle_s:
 
 
 def _announce_or_start(scope: Scope, event: Event, vms: list[Vm], context: DecisionContext) -> Scope:
-    if not event.listed or event.cause is Cause.HOST_FAILED:
+    if event.cause is Cause.HOST_FAILED:
+        scope = end_acts_on_failed_hosts(scope, context)  # the redeployment takes the place of what was being done
+        return lifecycle.start_without_notice(scope, event, acts_for_event(scope, event, context), context.now)
+    move = move_in_progress(scope, event)
+    if not event.listed:
+        if move is not None and event.rules.moves_vm:
+            raise Refused(f"VM {move.name!r} is being moved to host {move.to_host!r}: try again when it has arrived")
         return lifecycle.start_without_notice(scope, event, acts_for_event(scope, event, context), context.now)
     if _is_preapproved(event, vms):
         approved = replace(event, approved_at=context.now, approved_by="policy", note="approved by policy")
+        if move is not None:
+            return lifecycle.announce(scope, approved)  # it starts when the VM has arrived
         return lifecycle.start_without_notice(scope, approved, acts_for_event(scope, approved, context), context.now)
-    return fault_effects.announce_with_faults(scope, event, context)
+    return (
+        fault_effects.announce_with_faults(scope, event, context)
+        if context.faults
+        else lifecycle.announce(scope, event)
+    )
 
 
 def _is_preapproved(event: Event, vms: list[Vm]) -> bool:

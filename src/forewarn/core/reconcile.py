@@ -11,24 +11,25 @@ from msgspec.structs import replace
 
 from forewarn.core import fault_effects, lifecycle
 from forewarn.core.acts import acts_for_event, affected_vms, can_act_on, vm_after_act
-from forewarn.core.cause import Cause
 from forewarn.core.decision import DecisionContext
-from forewarn.core.event import Act, ActOutcome, Event, EventState
+from forewarn.core.event import Act, ActOutcome, Ending, Event, EventState
 from forewarn.core.history import EntryKind, HistoryEntry
+from forewarn.core.host_failure import end_acts_on_failed_hosts, has_act_on_failed_host
 from forewarn.core.release import start_wait
 from forewarn.core.scope import Scope, disable_scope_if_idle, scope_idle_at
+from forewarn.wording import first_names
 
 PLATFORM_ACTOR = "platform"  # who history entries name when the service itself acts
 
 
 def reconcile_scope(scope: Scope, context: DecisionContext) -> Scope:
-    """Return the scope after everything that is due now: withdrawals, ends, starts, disabling.
+    """Return the scope after everything that is due now: failed acts, withdrawals, ends, starts, disabling.
 
     Returns the same object if nothing is due. Performs no acts: `record_act_outcome` takes their outcomes.
     """
     while True:
         reconciled = disable_scope_if_idle(scope, context.policy, context.now)
-        for step in (_withdraw_obsolete, _finish_performed, _start_ready):
+        for step in (end_acts_on_failed_hosts, _withdraw_obsolete, _finish_performed, _start_ready):
             reconciled = step(reconciled, context)
         if reconciled is scope:
             return scope
@@ -65,21 +66,20 @@ def start_event(scope: Scope, event: Event, context: DecisionContext) -> Scope:
     It is withdrawn instead if no VM is left, or by a fault. Refused if it is not scheduled. Does not check what it
     waits for: see `release.start_wait`.
     """
-    if (without_it := fault_effects.withdraw_after_approval(scope, event, context)) is not None:
+    if context.faults and (without_it := fault_effects.withdraw_after_approval(scope, event, context)) is not None:
         return without_it
     acts = acts_for_event(scope, event, context)
     skipped = [name for name in event.vms if all(act.name != name for act in acts)]
     if not acts:
-        return lifecycle.withdraw(
-            scope, event, by=PLATFORM_ACTOR, reason="none of its VMs exists any more", now=context.now
-        )
+        return _withdraw_without_vms(scope, event, context.now)
     return lifecycle.start(scope, event, acts, context.now).with_entries(
         *(_skipped_entry(event, name, context.now) for name in skipped)
     )
 
 
 def _skipped_entry(event: Event, name: str, now: float) -> HistoryEntry:
-    text = f"{name} is skipped: it was removed or deallocated"
+    reason = f"it is no longer on {event.host}" if _is_work_on_host(event) else "it was removed or deallocated"
+    text = f"{name} is skipped: {reason}"
     return HistoryEntry(
         at=now,
         what=EntryKind.SKIPPED,
@@ -102,18 +102,22 @@ def _start_ready(scope: Scope, context: DecisionContext) -> Scope:
 
 def _withdraw_obsolete(scope: Scope, context: DecisionContext) -> Scope:
     for event in scope.live_events(EventState.SCHEDULED):
-        if (reason := _obsolete_reason(scope, event)) is not None:
-            scope = lifecycle.withdraw(scope, event, by=PLATFORM_ACTOR, reason=reason, now=context.now)
+        if not affected_vms(scope, event):
+            scope = _withdraw_without_vms(scope, event, context.now)
     return scope
 
 
-def _obsolete_reason(scope: Scope, event: Event) -> str | None:
-    left = affected_vms(scope, event)
-    if not left:
-        return "none of its VMs exists any more"
-    if event.cause is Cause.PREDICTED_FAILURE and all(vm.host != event.host for vm in left):
-        return f"{event.vms[0]} has left host {event.host}"  # spec §6.4: no move is needed any more
-    return None
+def _withdraw_without_vms(scope: Scope, event: Event, now: float) -> Scope:
+    """Withdraw an event that affects no VM any more; if its VMs have left its host, it is not needed (spec §6.4)."""
+    reason, ending = "none of its VMs exists any more", Ending.WITHDRAWN
+    if _is_work_on_host(event):
+        reason = f"{first_names(event.vms)} {'is' if len(event.vms) == 1 else 'are'} no longer on {event.host}"
+        ending = Ending.NOT_NEEDED
+    return lifecycle.withdraw(scope, event, by=PLATFORM_ACTOR, reason=reason, now=now, ending=ending)
+
+
+def _is_work_on_host(event: Event) -> bool:
+    return bool(event.host) and event.rules.planned
 
 
 def _finish_performed(scope: Scope, context: DecisionContext) -> Scope:
@@ -136,8 +140,10 @@ def _due_times(scope: Scope, context: DecisionContext) -> Iterator[float | None]
     yield scope_idle_at(scope, context.policy)
     for event in scope.live_events():
         if event.status is EventState.STARTED:
+            if has_act_on_failed_host(scope, event, context):
+                yield context.now
             yield _finish_time(event, context)
-        elif _obsolete_reason(scope, event) is not None:
+        elif not affected_vms(scope, event):
             yield context.now
         else:
             wait = start_wait(scope, event, context)

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
+from forewarn.core.acts import VERBS_LEAVING_HOST, move_in_progress
 from forewarn.core.decision import DecisionContext
 from forewarn.core.event import Event, EventState
 from forewarn.core.scope import Scope
@@ -19,6 +20,7 @@ class WaitReason(StrEnum):
     """Why a scheduled event does not start yet: what `StartWait` waits for."""
 
     NOTICE = "notice"  # neither approved nor at its NotBefore
+    MOVE = "move"  # another event is moving one of its VMs to another host
     GRACE = "grace"  # the service was down when its notice ended
     GATE = "gate"  # other VMs on its host are not ready
     UPDATE_DOMAIN = "update domain"  # maintenance of another update domain is in progress
@@ -37,11 +39,12 @@ class StartWait:
 def start_wait(scope: Scope, event: Event, context: DecisionContext) -> StartWait | None:
     """Return the first thing that a scheduled event waits for; None: it starts now.
 
-    In this order: notice, grace, Terminates of its placement group, update domain, gate.
+    In this order: notice, grace, move, Terminates of its placement group, update domain, gate.
     """
     return (
         _notice_wait(event, context)
         or _grace_wait(event, context)
+        or _move_wait(scope, event)
         or _terminate_wait(scope, event, context)
         or _update_domain_wait(scope, event, context)
         or _gate_wait(event, context)
@@ -56,6 +59,7 @@ def waits_only_for_gate(scope: Scope, event: Event, context: DecisionContext) ->
     return (
         _notice_wait(event, context) is None
         and _grace_wait(event, context) is None
+        and _move_wait(scope, event) is None
         and _update_domain_wait(scope, event, context) is None
     )
 
@@ -92,6 +96,17 @@ def _grace_wait(event: Event, context: DecisionContext) -> StartWait | None:
     return StartWait(reason=WaitReason.GRACE, text="VMs that could not poll while the service was down", until=until)
 
 
+def _move_wait(scope: Scope, event: Event) -> StartWait | None:
+    """Acts are performed where the VM is, so an event waits while another one moves one of its VMs (spec §6.4)."""
+    if event.rules.verb in VERBS_LEAVING_HOST:
+        return None
+    act = move_in_progress(scope, event)
+    if act is None:
+        return None
+    why = f" because host {act.from_host} failed" if act.abrupt and act.from_host else ""
+    return StartWait(reason=WaitReason.MOVE, text=f"{act.name}, which is being moved to {act.to_host}{why}")
+
+
 def _update_domain_wait(scope: Scope, event: Event, context: DecisionContext) -> StartWait | None:
     """Planned platform maintenance takes one update domain of a scope at a time, over all rollouts."""
     if not event.rules.planned:
@@ -123,11 +138,11 @@ def _terminate_wait(scope: Scope, event: Event, context: DecisionContext) -> Sta
 
 
 def _is_gate_released(event: Event, context: DecisionContext) -> bool:
-    return bool(event.gate_id) and context.is_gate_released(event.gate_id)
+    return event.gate_id in context.released_gates
 
 
 def _gate_wait(event: Event, context: DecisionContext) -> StartWait | None:
-    if not event.gate_id or context.is_gate_released(event.gate_id):
+    if not event.gate_id or _is_gate_released(event, context):
         return None
     return _closed_gate_wait(event)
 

@@ -64,12 +64,13 @@ class RolloutTally(msgspec.Struct, frozen=True, kw_only=True):
     """The progress of a rollout in VMs, each counted once; computed from its events while it is open."""
 
     total: int
-    done: int  # their event is over, and their act did not fail
+    done: int  # their act was performed, and their event is over
     failed: int
     withdrawn: int
     started: int
     scheduled: int
     waiting: int  # no event has listed them yet
+    not_needed: int = 0  # they left the host, or were removed, before anything was performed on them (spec §6.4)
 
 
 class Rollout(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

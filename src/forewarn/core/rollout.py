@@ -1,18 +1,20 @@
 """Rollouts: the next wave of events over hosts or a scope, one update domain at a time (spec §6.2).
 
-A VM is done once an event of the rollout has listed it. All VMs of a host are published together, so that two hosts
-never wait for each other; a host waits while another update domain of one of its scopes is busy in this rollout.
+A VM is dealt with once an event of the rollout has listed it, unless it left its host before the event started. All
+VMs of a host are published together, so that two hosts never wait for each other; a host waits while another update
+domain of one of its scopes is busy in this rollout.
 """
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 
 from forewarn.core.acts import can_act_on
 from forewarn.core.cause import CAUSE_RULES
-from forewarn.core.event import Event, EventState, Gate
+from forewarn.core.event import Ending, Event, EventState, Gate
 from forewarn.core.fleet import Vm
 from forewarn.core.request import MaintenanceRequest, PlannedEvent, Rollout, RolloutState, RolloutTally
 from forewarn.wording import first_clauses
@@ -23,7 +25,7 @@ BusyDomains = dict[str, int]  # scope id → the update domain that this rollout
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RolloutWave:
-    """The events that a rollout publishes together, and the gates that start them."""
+    """The events that a rollout publishes together, and the gates that start them, new or not yet released."""
 
     planned: tuple[PlannedEvent, ...] = ()
     gates: tuple[Gate, ...] = ()
@@ -35,11 +37,13 @@ def next_wave(
     events: Sequence[Event],
     planned: Sequence[PlannedEvent],
     new_id: Callable[[], str],
+    closed_gates: Mapping[str, Gate] = MappingProxyType({}),
 ) -> RolloutWave:
     """Return the events and gates that a rollout publishes next; empty if it must wait or has none left.
 
-    `vms` are all VMs of the rollout, `events` and `planned` all its events so far. Whether it is paused or has ended is
-    not checked.
+    `vms` are all VMs of the rollout, `events` and `planned` all its events so far. `closed_gates` are its gates that
+    are not released, by host: a VM that arrived on such a host starts together with the others (spec §6.4). Whether it
+    is paused or has ended is not checked.
     """
     rollout = _rollout_of(request)
     remaining = remaining_vms(rollout, vms, events, planned)
@@ -52,7 +56,7 @@ def next_wave(
             if any(busy.get(vm.scope_id, vm.update_domain) != vm.update_domain for vm in vm_group):
                 continue
             busy.update({vm.scope_id: vm.update_domain for vm in vm_group})
-            gate = _gate_for(request, host, vm_group, new_id)
+            gate = closed_gates.get(host) or _gate_for(request, host, vm_group, new_id)
             gates.extend([gate] if gate else [])
             wave_planned.extend(_planned_events(request, host, vm_group, gate, new_id))
     return RolloutWave(planned=tuple(wave_planned), gates=tuple(gates))
@@ -61,11 +65,20 @@ def next_wave(
 def remaining_vms(
     rollout: Rollout, vms: Iterable[Vm], events: Sequence[Event], planned: Sequence[PlannedEvent]
 ) -> list[Vm]:
-    """Return the VMs that no event of the rollout lists, published or planned, and that it can affect."""
-    handled = {(e.scope_id, name) for e in events for name in e.vms}
+    """Return the VMs that the rollout can affect and that none of its events, published or planned, deals with.
+
+    A VM that left a host before its event started, and is on a host of the rollout again, is not dealt with.
+    """
+    handled = {(e.scope_id, name) for e in events for name in _handled_vms(rollout, e)}
     handled |= {(p.scope_id, name) for p in planned for name in p.vms}
     verb = CAUSE_RULES[rollout.cause].verb
     return [vm for vm in vms if (vm.scope_id, vm.name) not in handled and can_act_on(vm, verb)]
+
+
+def _handled_vms(rollout: Rollout, event: Event) -> Iterable[str]:
+    if rollout.scope_id or event.status is EventState.SCHEDULED or event.ending is Ending.WITHDRAWN:
+        return event.vms
+    return [act.name for act in event.acts]
 
 
 def _rollout_of(request: MaintenanceRequest) -> Rollout:
@@ -159,18 +172,32 @@ def rollout_end_reason(rollout: Rollout, events: Sequence[Event], progress: Roll
 
 
 def count_rollout_vms(vms: Iterable[Vm], events: Sequence[Event]) -> RolloutTally:
-    """Count the rollout's VMs by what happened to them; `vms` are all its VMs, `events` all its events."""
-    listed = {(e.scope_id, name) for e in events for name in e.vms}
-    waiting = {(vm.scope_id, vm.name) for vm in vms} - listed
-    over = [e for e in events if e.status is EventState.OVER]
-    started = [e for e in events if e.status is EventState.STARTED]
-    withdrawn = sum(len(e.vms) for e in over if not e.acts)
-    return RolloutTally(
-        total=len(listed | waiting),
-        done=sum(len(e.vms) - len(e.failed_acts) for e in over) - withdrawn,
-        failed=sum(len(e.failed_acts) for e in events),
-        withdrawn=withdrawn,
-        started=sum(len(e.vms) - len(e.failed_acts) for e in started),
-        scheduled=sum(len(e.vms) for e in events if e.status is EventState.SCHEDULED),
-        waiting=len(waiting),
-    )
+    """Count the rollout's VMs by what happened to them; `vms` are all its VMs, `events` all its events, oldest first.
+
+    A VM counts once, as its newest event says: a VM that came back to a host has more than one.
+    """
+    states = {(vm.scope_id, vm.name): "waiting" for vm in vms}
+    for event in events:
+        states |= {(event.scope_id, name): state for name, state in _vm_states(event)}
+    counts = Counter(states.values())
+    return RolloutTally(total=len(states), **{name: counts[name] for name in _TALLY_STATES})
+
+
+_TALLY_STATES = ("done", "failed", "withdrawn", "not_needed", "started", "scheduled", "waiting")
+
+
+def _vm_states(event: Event) -> Iterator[tuple[str, str]]:
+    """Yield each VM of an event with the name of the count in the tally that it belongs to."""
+    failed = {act.name for act in event.failed_acts}
+    acted = {act.name for act in event.acts}
+    for name in event.vms:
+        if name in failed:
+            yield name, "failed"
+        elif event.status is EventState.SCHEDULED:
+            yield name, "scheduled"
+        elif event.ending is Ending.WITHDRAWN:
+            yield name, "withdrawn"
+        elif name not in acted:
+            yield name, "not_needed"
+        else:
+            yield name, "started" if event.is_live else "done"

@@ -177,6 +177,7 @@ def _progress_sentence(rollout: Rollout, tally: RolloutTally) -> str:
     counts = {
         "failed": tally.failed,
         "withdrawn": tally.withdrawn,
+        "not needed": tally.not_needed,
         "started": tally.started,
         "scheduled": tally.scheduled,
         "never started" if rollout.closed else "waiting": tally.waiting,

@@ -119,7 +119,7 @@ def _entries(service: LabService, events: Iterable[Event]) -> list[HistoryEntry]
 
 
 def _waits(service: LabService, scope: Scope, events: Iterable[Event]) -> Iterator[tuple[str, StartWait]]:
-    context = service.control.transactions.decision_context(dry_run=True)
+    context = service.control.transactions.context_for(scope)
     for event in events:
         wait = start_wait(scope, event, context) if event.status is EventState.SCHEDULED else None
         if wait is not None and wait.reason is WaitReason.GATE:
@@ -130,10 +130,14 @@ def _waits(service: LabService, scope: Scope, events: Iterable[Event]) -> Iterat
 
 def _events_keeping_gate_closed(service: LabService, gate_id: str) -> list[Event]:
     """The events of a gate that are not ready to start."""
-    context = service.control.transactions.decision_context(dry_run=True)
+    transactions = service.control.transactions
     behind = service.store.events(gate_id=gate_id, statuses=[EventState.SCHEDULED])
     scopes = ((event, service.store.scope(event.scope_id)) for event in behind)
-    return [event for event, scope in scopes if scope is not None and not waits_only_for_gate(scope, event, context)]
+    return [
+        event
+        for event, scope in scopes
+        if scope is not None and not waits_only_for_gate(scope, event, transactions.context_for(scope))
+    ]
 
 
 def format_offset(started_at: float, at: float) -> str:

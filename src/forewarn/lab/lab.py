@@ -209,21 +209,23 @@ class Lab:
     def freeze(self, vm: str, *, notice: DurationLike | None = None) -> LabEvent:
         """Update the VM's host: a Freeze of nine seconds for every VM on it, with 15 minutes of notice.
 
-        Raises Refused if this VM's event follows only after that of another update domain on the host.
+        Returns the event of this VM. Raises Refused if another update domain on the host comes first: the maintenance
+        goes on all the same, and the VM's event follows later.
         """
         return self._request_host_maintenance(RolloutImpact.UPDATE, vm, notice)
 
     def migrate(self, vm: str, *, notice: DurationLike | None = None) -> LabEvent:
         """Live-migrate every VM of the VM's host: a Freeze of five seconds with 15 minutes of notice.
 
-        Raises Refused as `freeze` does, and if no other healthy host can take the VMs.
+        Returns the event of this VM. Raises Refused as `freeze` does, and, without starting anything, if no other
+        healthy host can take the VMs.
         """
         return self._request_host_maintenance(RolloutImpact.MIGRATE, vm, notice)
 
     def reboot_host(self, vm: str, *, notice: DurationLike | None = None) -> LabEvent:
         """Reboot the VM's host: a platform Reboot event for every VM on it, with 15 minutes of notice.
 
-        Raises Refused as `freeze` does.
+        Returns the event of this VM. Raises Refused as `freeze` does.
         """
         return self._request_host_maintenance(RolloutImpact.REBOOT, vm, notice)
 

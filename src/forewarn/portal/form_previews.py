@@ -65,7 +65,7 @@ def _describe_approval(context: RequestContext, scope: Scope, event: Event) -> l
     if event.approved_at is not None:
         return [f"{_event_title(event)} is already approved, by {event.approved_by}."]
     now = context.now()
-    wait = start_wait(scope, replace(event, approved_at=now), context.control.transactions.decision_context())
+    wait = start_wait(scope, replace(event, approved_at=now), context.control.transactions.context_for(scope))
     early = f"{duration_text(event.not_before - now)} before its notice ends" if event.not_before > now else "at once"
     if wait is None:
         return [f"{_event_title(event)} starts now, {early}."]

@@ -129,7 +129,7 @@ class ChangeCollector:
         self._requests.update(request.id for request in commit.requests)
         self._requests.update(planned.request_id for planned in commit.planned)
         self._hosts.update(host.name for host in commit.hosts)
-        self._hosts.update(commit.removed_hosts)
+        self._hosts.update(host.name for host in commit.removed_hosts)
         for vm in commit.vms:
             self._hosts_by_id[vm.key].add(vm.host)
         for event in commit.events:

@@ -21,7 +21,7 @@ from forewarn.web.views import BaseView, RolloutView
 from forewarn.wording import first_names
 
 # Parts of a progress bar, in order; also members of RolloutTally and CSV columns.
-PROGRESS_PARTS = ("done", "failed", "withdrawn", "started", "scheduled", "waiting")
+PROGRESS_PARTS = ("done", "failed", "withdrawn", "not_needed", "started", "scheduled", "waiting")
 _MAX_SCOPES = 60
 _MAX_ROLLOUTS = 200
 _CSV_COLUMNS = ("rollout", "impact", "over", "progress", "asked_by", "asked_at", "total", *PROGRESS_PARTS)
@@ -150,7 +150,7 @@ def _progress_parts(tally: RolloutTally) -> Iterator[ProgressPart]:
 
 
 def _part_text(part: str, view: RolloutView) -> str:
-    return "never started" if part == "waiting" and view.closed else part
+    return "never started" if part == "waiting" and view.closed else part.replace("_", " ")
 
 
 def _domains_by_scope(

@@ -38,8 +38,8 @@ def iso_date(at: float) -> str:
 def parse_date(text: str) -> float | None:
     """Parse an RFC 1123 date in GMT or UTC, or an ISO 8601 one, to POSIX seconds; None if it is neither.
 
-    An ISO date needs a time of day, and is in UTC if it has no zone. The weekday is not
-    checked, because Azure's own documentation shows a wrong one.
+    An ISO date needs a time of day with colons, and is in UTC if it has no zone. The weekday is not checked, because
+    Azure's own documentation shows a wrong one.
     """
     text = text.strip()
     try:

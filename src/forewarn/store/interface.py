@@ -63,7 +63,7 @@ class Store(Protocol):
 
     Use it from the thread of its event loop. Keys, names and ids must match exactly; times are lab time. Reads raise
     Unavailable if the store cannot be read. Writes raise Unavailable if nothing was written, and `commit` raises
-    Conflict if a scope, gate or request is no longer at the version it was decided on.
+    Conflict if a scope, host, gate or request is no longer at the version it was decided on.
     """
 
     def scope(self, scope_id: str) -> Scope | None:
@@ -74,6 +74,9 @@ class Store(Protocol):
 
     def scope_ids(self, *, enabled: bool | None = None) -> list[str]:
         """Return sorted scope ids: of all scopes (None), or only of enabled or of disabled ones."""
+
+    def scope_versions(self) -> dict[str, int]:
+        """Return the version of every scope, by its id."""
 
     def counts(self) -> StoreCounts:
         """Return how many present VMs, scopes, hosts and live events there are."""

@@ -76,6 +76,10 @@ class MemoryStore(Store):
         """Return sorted scope ids: of all scopes (None), or only of enabled or of disabled ones."""
         return sorted(id_ for id_, row in self._tables.scopes.items() if enabled in (None, row.is_enabled))
 
+    def scope_versions(self) -> dict[str, int]:
+        """Return the version of every scope, by its id."""
+        return {scope.id: scope.version for scope in self._tables.scopes.values()}
+
     def counts(self) -> StoreCounts:
         """Return how many present VMs, scopes, hosts and live events there are."""
         return StoreCounts(

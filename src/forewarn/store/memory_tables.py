@@ -17,7 +17,7 @@ from forewarn.core.request import MaintenanceRequest, PlannedEvent
 from forewarn.core.scope import Scope
 from forewarn.core.webhook import WebhookCursor, WebhookSubscription
 from forewarn.store.interface import REPLAY_SCRIPT_PREFIX, AppliedCommit, LastPoll
-from forewarn.store.versions import require_current_versions
+from forewarn.store.versions import host_conflict, require_current_versions
 
 Key = TypeVar("Key")
 Value = TypeVar("Value")
@@ -68,10 +68,30 @@ class MemoryTables:
         )
 
     def require_current(self, commit: Commit) -> None:
-        """Raise Conflict unless every scope, gate and request is at the version the commit was decided on."""
+        """Raise Conflict unless every scope, host, gate and request is as the commit was decided on."""
         require_current_versions("scope", commit.scopes, lambda id_: _row_version(self.scopes.get(id_)))
+        self._require_current_hosts(commit)
         require_current_versions("gate", commit.gates, lambda id_: _row_version(self.gates.get(id_)))
         require_current_versions("request", commit.requests, lambda id_: _row_version(self.requests.get(id_)))
+
+    def _require_current_hosts(self, commit: Commit) -> None:
+        """Check hosts in the order in which they are written, because one commit may write a host twice."""
+        if not (commit.hosts or commit.removed_hosts or commit.destinations):
+            return
+        stored = {id_: (host.version, host.arrivals) for id_, host in self.hosts.items()}
+        for host in commit.hosts:
+            version, arrivals = stored.get(host.id, (0, 0))
+            if host.version != version or (version and host.arrivals != arrivals):
+                raise host_conflict(host, version)
+            stored[host.id] = (version + 1, arrivals)
+        for host in commit.removed_hosts:
+            version, arrivals = stored.pop(host.id, (0, 0))
+            if not version or (host.version, host.arrivals) != (version, arrivals):
+                raise host_conflict(host, version)
+        for host in commit.destinations:
+            version, _ = stored.get(host.id, (0, 0))
+            if not version or host.version != version:
+                raise host_conflict(host, version)
 
     def apply(self, commit: Commit) -> AppliedCommit:
         """Write all of a commit, in the order of its fields, and return it with numbered entries.
@@ -84,8 +104,12 @@ class MemoryTables:
             self._put_vm(vm)
         for event in commit.events:
             self._put_event(event)
-        self.hosts.update({host.name: host for host in commit.hosts})
-        _remove_keys(self.hosts, commit.removed_hosts)
+        for host in commit.hosts:
+            self.hosts[host.id] = replace(host, version=host.version + 1, arrivals=host.arrivals if host.version else 0)
+        _remove_keys(self.hosts, (host.id for host in commit.removed_hosts))
+        for host in commit.destinations:
+            here = self.hosts[host.id]
+            self.hosts[host.id] = replace(here, arrivals=here.arrivals + 1)
         for gate in commit.gates:
             self.gates[gate.id] = replace(gate, version=gate.version + 1)
         for gate_id in commit.wake_gates:
@@ -106,7 +130,7 @@ class MemoryTables:
         return AppliedCommit(commit=replace(commit, entries=entries), seq=self.last_seq)
 
     def record_observations(self, polls: Iterable[LastPoll], deliveries: Iterable[EventDelivery]) -> None:
-        """Keep the latest poll of each VM, the latest poll time of each scope, the first of equal deliveries."""
+        """Keep the latest poll of each VM and of each scope, and the first delivery by event, VM and status."""
         for poll in polls:
             old = self.last_polls.get(poll.vm)
             if old is None or poll.at >= old.at:

@@ -125,7 +125,7 @@ ALL_LIVE_EVENTS = compile_sql(select(events.c.scope_id, events.c.body).where(_IS
 COUNTS = _select_counts()
 ENABLED_SCOPE_COUNT = compile_sql(select(func.count()).select_from(scopes).where(scopes.c.enabled_at.is_not(None)))
 VM = _select_by_key(vms.c.key, vms.c.body)
-HOSTS = compile_sql(select(hosts.c.body).order_by(hosts.c.name))
+HOSTS = compile_sql(select(hosts.c.body, hosts.c.version, hosts.c.arrivals).order_by(hosts.c.id))
 EVENT = _select_by_key(events.c.id, events.c.body)
 # By whether the newest ones are wanted; parameters: since, until, limit.
 EVENTS_ENDED_BETWEEN = {newest: _select_events_ended(newest) for newest in (True, False)}
@@ -147,7 +147,8 @@ ENTRIES_AFTER = compile_sql(
 )
 SAVED_VALUE = _select_by_key(saved.c.name, saved.c.value)
 # By table name; parameter: row_id.
-ROW_VERSION = {table.name: _select_by_key(table.c.id, table.c.version) for table in (scopes, gates, requests)}
+ROW_VERSION = {table.name: _select_by_key(table.c.id, table.c.version) for table in (scopes, hosts, gates, requests)}
+SCOPE_VERSIONS = compile_sql(select(scopes.c.id, scopes.c.version))
 DUE_SCOPES = _select_due(scopes, scopes.c.id)
 DUE_GATES = _select_due(gates, gates.c.body, gates.c.version, gates.c.wakes_at)
 NEXT_WAKE = _select_next_wake()

@@ -19,15 +19,15 @@ from forewarn.store.interface import LastPoll
 
 SqlRow = dict[str, Any]  # parameters of a write statement: column → value
 
-# `read_*` take the JSON body of a row, and the columns (version, wakes_at, seq, cursor) that override its fields.
+# `read_*` take the JSON body of a row, and the columns (version, arrivals, wakes_at, …) that override its fields.
 _encode = Encoder().encode
 read_vm = Decoder(Vm).decode
-read_host = Decoder(Host).decode
 read_event = Decoder(Event).decode
 read_planned = Decoder(PlannedEvent).decode
 read_last_poll = Decoder(LastPoll).decode
 read_client = Decoder(RegisteredClient).decode
 read_grant = Decoder(Grant).decode
+_read_host = Decoder(Host).decode
 _read_gate = Decoder(Gate).decode
 _read_request = Decoder(MaintenanceRequest).decode
 _read_entry = Decoder(HistoryEntry).decode
@@ -49,6 +49,11 @@ def read_scope(row: tuple[Any, ...], vms: tuple[Vm, ...], events: tuple[Event, .
         vms=vms,
         events=events,
     )
+
+
+def read_host(body: bytes, version: int, arrivals: int) -> Host:
+    """Return a host from its JSON; the columns `version` and `arrivals` replace the fields there."""
+    return replace(_read_host(body), version=version, arrivals=arrivals)
 
 
 def read_gate(body: bytes, version: int, wakes_at: float | None) -> Gate:
@@ -118,8 +123,8 @@ def vm_row(vm: Vm) -> SqlRow:
 
 
 def host_row(host: Host) -> SqlRow:
-    """Return the row of a host as column → value."""
-    return {"name": host.name, "body": _encode(host)}
+    """Return the row of a host as column → value, decided on its version and arrivals."""
+    return {"id": host.id, "decided_on": host.version, "arrivals": host.arrivals, "body": _encode(host)}
 
 
 def event_row(event: Event) -> SqlRow:

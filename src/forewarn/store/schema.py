@@ -19,7 +19,7 @@ from sqlalchemy import (
 )
 
 APPLICATION_ID = 0x4657524E  # "FWRN", in the header of every store file
-REVISIONS = ("0001", "0002", "0003")  # ids of the migrations, oldest first
+REVISIONS = ("0001", "0002", "0003", "0004")  # ids of the migrations, oldest first
 REVISION = REVISIONS[-1]  # of a store that is up to date; also the user_version of the file
 
 metadata = MetaData()
@@ -56,7 +56,9 @@ vms = Table(
 hosts = Table(
     "hosts",
     metadata,
-    Column("name", String, primary_key=True),
+    Column("id", String, primary_key=True),
+    Column("version", Integer, nullable=False),
+    Column("arrivals", Integer, nullable=False),
     Column("body", LargeBinary, nullable=False),
 )
 

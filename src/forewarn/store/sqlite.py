@@ -83,6 +83,10 @@ class SqliteStore(Store):
         """Return sorted scope ids: of all scopes (None), or only of enabled or of disabled ones."""
         return [scope_id for (scope_id,) in self._rows(queries.scope_ids_by(enabled))]
 
+    def scope_versions(self) -> dict[str, int]:
+        """Return the version of every scope, by its id."""
+        return dict(self._rows(queries.SCOPE_VERSIONS))
+
     def counts(self) -> StoreCounts:
         """Return how many present VMs, scopes, hosts and live events there are."""
         row = self._row(queries.COUNTS)
@@ -112,7 +116,7 @@ class SqliteStore(Store):
 
     def hosts(self) -> list[Host]:
         """Return all hosts, sorted by name."""
-        return [row_codec.read_host(body) for (body,) in self._rows(queries.HOSTS)]
+        return [row_codec.read_host(*row) for row in self._rows(queries.HOSTS)]
 
     def event(self, event_id: str) -> Event | None:
         """Return an event by its id, live or over, or None; a pruned event is gone."""

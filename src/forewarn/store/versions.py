@@ -8,11 +8,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Protocol
 
+from forewarn.core.fleet import Host
 from forewarn.errors import Conflict
 
 
 class VersionedRow(Protocol):
-    """A scope, gate or request: `version` is the one it was decided on, 0 for a new row."""
+    """A scope, host, gate or request: `version` is the one it was decided on, 0 for a new row."""
 
     @property
     def id(self) -> str:
@@ -31,6 +32,16 @@ def version_conflict(thing: str, row_id: str, decided_on: int, stored: int) -> C
     then = f"version {decided_on}" if decided_on else "it not existing"
     now = f"is at version {stored}" if stored else "does not exist"
     return Conflict(f"{thing} {row_id!r} {now}, but this was decided on {then}: read it again and decide again")
+
+
+def host_conflict(host: Host, stored: int) -> Conflict:
+    """Return (not raise) the Conflict for a host that has changed, or to which VMs have come since.
+
+    `stored` is its version in the store, 0 if it does not exist.
+    """
+    if host.version and host.version == stored:
+        return Conflict(f"VMs have come to host {host.name!r} since this was decided: read it again and decide again")
+    return version_conflict("host", host.name, host.version, stored)
 
 
 def require_current_versions(thing: str, rows: Iterable[VersionedRow], stored_version: Callable[[str], int]) -> None:

@@ -97,6 +97,15 @@ def _delete_by_key(table: Table, key: str) -> str:
     return compile_sql(delete(table).where(table.c[key] == bindparam("row_id")))
 
 
+def _is_host_at_version() -> ColumnElement[bool]:
+    return and_(hosts.c.id == bindparam("id"), hosts.c.version == bindparam("decided_on"))
+
+
+def _is_unchanged_host() -> ColumnElement[bool]:
+    """A host whose version is the decided one, and to which no commit has brought VMs since."""
+    return and_(_is_host_at_version(), hosts.c.arrivals == bindparam("arrivals"))
+
+
 def _later(one: ColumnElement[Any], other: ColumnElement[Any]) -> ColumnElement[Any]:
     return func.max(func.coalesce(one, other), func.coalesce(other, one))
 
@@ -174,8 +183,12 @@ UPDATE_SCOPE = _update_versioned(
 PUT_VM = _upsert_vm()
 UPDATE_EVENT_BODY = _update_event_body()
 PUT_EVENT = _upsert(events, "id")
-PUT_HOST = _upsert(hosts, "name")
-REMOVE_HOST = _delete_by_key(hosts, "name")
+ADD_HOST = compile_sql(_insert_statement(hosts, version=_ONE, arrivals=_ZERO).on_conflict_do_nothing())
+UPDATE_HOST = compile_sql(
+    update(hosts).where(_is_unchanged_host()).values(version=hosts.c.version + _ONE, body=bindparam("body"))
+)
+REMOVE_HOST = compile_sql(delete(hosts).where(_is_unchanged_host()))
+COUNT_ARRIVAL = compile_sql(update(hosts).where(_is_host_at_version()).values(arrivals=hosts.c.arrivals + _ONE))
 ADD_GATE = _insert_if_absent(gates)
 UPDATE_GATE = _update_versioned(gates)
 WAKE_GATE = _update_gate_wake()

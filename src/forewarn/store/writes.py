@@ -10,16 +10,17 @@ from msgspec.structs import replace
 
 from forewarn.core.commit import Commit
 from forewarn.core.event import Event
+from forewarn.core.fleet import Host
 from forewarn.core.history import EventDelivery, HistoryEntry
 from forewarn.store import queries, row_codec, write_statements
 from forewarn.store.interface import AppliedCommit, LastPoll
-from forewarn.store.versions import VersionedRow, version_conflict
+from forewarn.store.versions import VersionedRow, host_conflict, version_conflict
 
 
 def apply_commit(db: sqlite3.Connection, commit: Commit) -> AppliedCommit:
     """Write all of a commit, in the order of its fields, and return it with numbered entries.
 
-    Raises Conflict if a scope, gate or request is at another version than the one it was decided on.
+    Raises Conflict if a scope, host, gate or request is at another version than the one it was decided on.
     """
     for scope in commit.scopes:
         _write_versioned(
@@ -30,8 +31,12 @@ def apply_commit(db: sqlite3.Connection, commit: Commit) -> AppliedCommit:
     _execute_each(db, write_statements.PUT_VM, commit.vms, row_codec.vm_row)
     for event in commit.events:
         _write_event(db, event)
-    _execute_each(db, write_statements.PUT_HOST, commit.hosts, row_codec.host_row)
-    _execute_each(db, write_statements.REMOVE_HOST, commit.removed_hosts, _id_row)
+    for host in commit.hosts:
+        _write_host(db, host, write_statements.UPDATE_HOST if host.version else write_statements.ADD_HOST)
+    for host in commit.removed_hosts:
+        _write_host(db, host, write_statements.REMOVE_HOST)
+    for host in commit.destinations:
+        _write_host(db, host, write_statements.COUNT_ARRIVAL)
     for gate in commit.gates:
         _write_versioned(
             db, "gates", gate, row_codec.gate_row(gate), write_statements.ADD_GATE, write_statements.UPDATE_GATE
@@ -84,6 +89,11 @@ def _write_versioned(
         done = db.execute(update, {**changed, "row_id": value.id, "decided_on": value.version})
     if done.rowcount != 1:
         raise version_conflict(table.removesuffix("s"), value.id, value.version, _stored_version(db, table, value.id))
+
+
+def _write_host(db: sqlite3.Connection, host: Host, statement: str) -> None:
+    if db.execute(statement, row_codec.host_row(host)).rowcount != 1:
+        raise host_conflict(host, _stored_version(db, "hosts", host.id))
 
 
 def _stored_version(db: sqlite3.Connection, table: str, row_id: str) -> int:

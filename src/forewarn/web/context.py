@@ -114,14 +114,13 @@ class RequestContext:
         entry = HistoryEntry(at=self.now(), what=what, who=self.caller_name, text=f"{text} by {self.caller_name}")
         await self.store.commit(Commit(entries=(entry,)))
 
-    async def run_due_work(self) -> None:
-        """Does all work that is due now, so that the response shows the effect of a request.
+    async def wait_for_reconciler(self) -> None:
+        """Waits until the reconciler has done all work that is due now, so that the response shows its effect.
 
-        The request is durable already: on Unavailable or Conflict it only logs a warning, and the reconciler tries
-        again later.
+        The request is durable already: if the work fails, the reconciler tries again later.
         """
         try:
-            await self.control.reconciler.run_until_idle()
+            await self.control.reconciler.catch_up()
         except (Unavailable, Conflict) as error:
             log.warning("due work failed, the reconciler will retry: %s", error)
 

@@ -30,7 +30,7 @@ class GuardedRoute(Protocol):
 
     @property
     def resources(self) -> ResourceSelector:
-        """Selects the resources over which the caller needs it."""
+        """Selects the resources of a call; the caller needs `right` over each of them."""
 
     @property
     def signature(self) -> HandlerSignature:

@@ -44,7 +44,7 @@ class ViewBuilder:
     def __init__(self, context: RequestContext) -> None:
         self._context = context
         self._store = context.store
-        self._decision_context = context.control.transactions.decision_context()
+        self._context_for = context.control.transactions.context_for
         self._scopes: dict[str, Scope | None] = {}
         self._unready_by_gate: dict[str, list[Event]] = {}  # gate id → events that keep it closed
         self._polls: dict[str, LastPoll] | None = None  # of the whole fleet, set by `fleet`
@@ -100,7 +100,7 @@ class ViewBuilder:
         """
         if event.status is not EventState.SCHEDULED or (scope := self.load_scope(event.scope_id)) is None:
             return None
-        wait = start_wait(scope, event, self._decision_context)
+        wait = start_wait(scope, event, self._context_for(scope))
         if wait is not None and wait.reason is WaitReason.GATE:
             return self._gate_wait(event)
         return wait
@@ -121,7 +121,7 @@ class ViewBuilder:
 
     def _could_start(self, event: Event) -> bool:
         scope = self.load_scope(event.scope_id)
-        return scope is None or waits_only_for_gate(scope, event, self._decision_context)
+        return scope is None or waits_only_for_gate(scope, event, self._context_for(scope))
 
     def load_scope(self, scope_id: str) -> Scope | None:
         """The scope from the store, cached in this builder; None if it does not exist."""

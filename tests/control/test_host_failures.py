@@ -1,0 +1,279 @@
+"""A host fails while VMs are worked on: each VM moves once, and nothing is performed on the failed host (spec §6.4)."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+
+import pytest
+
+from forewarn.control.fleet import FleetChange
+from forewarn.core.cause import Cause, Verb
+from forewarn.core.decision import Policy
+from forewarn.core.event import Act, Event, EventState
+from forewarn.core.fleet import AutoApproval, HostHealth, PowerState
+from forewarn.core.release import WaitReason, start_wait
+from forewarn.core.request import RequestedOperation, Rollout, RolloutImpact
+from forewarn.errors import Conflict, Refused
+from forewarn.hypervisor.interface import ActDone, ActUnderWay
+from tests.support.world import World, a_host, a_vm
+
+HOSTS = [a_host(f"h{n}") for n in (1, 2, 3)]
+MINUTE = 60.0
+
+
+@pytest.fixture
+def world() -> Iterator[World]:
+    world = World(vms=[a_vm("web"), a_vm("db"), a_vm("mail", host="h2")], hosts=HOSTS)
+    yield world
+    world.close()
+
+
+def fail(world: World, host: str) -> list[Event]:
+    """Fail a host; return the events of the failure."""
+    receipt = world.do(world.control.requests.fail_host(host, who="op"))
+    world.settle()
+    return world.store.events(request_id=receipt.request.id)
+
+
+def event_of_cause(world: World, name: str, cause: Cause) -> Event:
+    (event,) = [event for event in world.events() if name in event.vms and event.cause is cause]
+    return event
+
+
+def moves(world: World, name: str) -> list[tuple[str, str]]:
+    """The moves of a VM that took effect: from where, to where."""
+    ended = [effect for effect in world.ledger.effects(world.vm(name).key) if effect.ended and effect.to_host]
+    return [(effect.from_host, effect.to_host) for effect in ended]
+
+
+def test_an_act_under_way_on_a_failing_host_ends_as_failed_and_delays_no_recovery(world: World) -> None:
+    world.ask(RequestedOperation.RESTART, "web", short_notice=True)
+    world.advance(1)
+    (recovery, _) = fail(world, "h1")
+
+    reboot = event_of_cause(world, "web", Cause.USER_RESTART)
+    assert [(act.outcome.ok, act.outcome.note) for act in reboot.acts if act.outcome] == [(False, "host h1 failed")]
+    assert reboot.status is EventState.OVER
+    (act,) = recovery.acts
+    assert act.from_host == "h1"
+    assert act.abrupt
+    world.advance(2 * MINUTE)  # as long as a redeployment takes
+    assert world.vm("web").host == act.to_host
+    assert moves(world, "web") == [("h1", act.to_host)]
+
+
+def test_a_vm_whose_source_host_fails_during_its_move_moves_once(world: World) -> None:
+    world.ask(RequestedOperation.REDEPLOY, "web", short_notice=True)
+    world.advance(1)
+    fail(world, "h1")
+    world.advance(30 * MINUTE)
+
+    asked = event_of_cause(world, "web", Cause.USER_REDEPLOY)
+    assert [act.outcome.note for act in asked.acts if act.outcome] == ["host h1 failed"]
+    assert len(moves(world, "web")) == 1
+    assert world.vm("web").host in ("h2", "h3")
+
+
+def test_a_vm_that_has_left_the_host_before_the_failure_is_applied_does_not_move_again(world: World) -> None:
+    """The failure is committed while the outcome of the move waits to be recorded."""
+    world.ask(RequestedOperation.REDEPLOY, "web", short_notice=True)
+    (act,) = event_of_cause(world, "web", Cause.USER_REDEPLOY).acts
+
+    async def fail_while_it_arrives() -> None:
+        world.clock.apply_setting(world.clock.setting_after_jump(world.now + 2 * MINUTE))
+        world.control.executor.start_due_acts()
+        await world.control.executor.wait_for_any()  # it has arrived, but nothing is recorded
+        await world.control.requests.fail_host("h1", who="op")
+        await world.control.reconciler.run_until_settled()
+
+    world.do(fail_while_it_arrives())
+    world.advance(30 * MINUTE)
+    assert world.vm("web").host == act.to_host
+    assert moves(world, "web") == [("h1", act.to_host)]
+    assert "VM 'web' is no longer on host 'h1'" in world.transcript()
+
+
+def test_a_vm_that_is_redeployed_to_a_failing_host_is_moved_elsewhere(world: World) -> None:
+    world.ask(RequestedOperation.REDEPLOY, "web", short_notice=True)
+    (act,) = event_of_cause(world, "web", Cause.USER_REDEPLOY).acts
+    events = fail(world, act.to_host)
+    (recovery,) = [event for event in events if event.vms == ("web",)]
+
+    assert recovery.note == f"host {act.to_host} failed while web was moving to it"
+    world.advance(30 * MINUTE)
+    assert world.vm("web").host not in ("h1", act.to_host)
+    assert len(moves(world, "web")) == 1
+
+
+def test_a_vm_that_migrates_to_a_failing_host_stays_where_it_is(world: World) -> None:
+    rollout = Rollout(impact=RolloutImpact.MIGRATE, hosts=("h1",))
+    world.do(world.control.requests.start_rollout(rollout, who="op"))
+    world.settle()
+    event = event_of_cause(world, "web", Cause.LIVE_MIGRATION)
+    world.approve("web", event.id)
+    (act,) = event_of_cause(world, "web", Cause.LIVE_MIGRATION).acts
+    fail(world, act.to_host)
+
+    (ended,) = event_of_cause(world, "web", Cause.LIVE_MIGRATION).acts
+    assert ended.outcome is not None
+    assert ended.outcome.note == f"host {act.to_host} failed while web was moving to it"
+    world.advance(30 * MINUTE)
+    assert world.vm("web").host == "h1"
+    assert not moves(world, "web")
+
+
+def test_an_event_waits_until_its_vm_has_been_moved_away_from_a_failed_host(world: World) -> None:
+    world.ask(RequestedOperation.RESTART, "web")
+    world.advance(14 * MINUTE)
+    fail(world, "h1")
+    world.advance(MINUTE)  # the notice ends, the move is under way
+
+    event = event_of_cause(world, "web", Cause.USER_RESTART)
+    scope = world.scope("web")
+    wait = start_wait(scope, event, world.control.transactions.context_for(scope))
+    assert wait is not None
+    assert wait.reason is WaitReason.MOVE
+    assert wait.text.startswith("web, which is being moved to h")
+    assert wait.text.endswith(" because host h1 failed")
+    world.advance(10 * MINUTE)
+    (act,) = event_of_cause(world, "web", Cause.USER_RESTART).acts
+    assert act.outcome is not None
+    assert act.outcome.ok
+    assert act.from_host == world.vm("web").host != "h1"
+
+
+def test_nothing_is_performed_on_a_host_that_has_failed() -> None:
+    """No other host can take the VM, so it stays; a reboot there fails at once instead of being performed."""
+    world = World(vms=[a_vm("web"), a_vm("db", host="h2", zone="2")], hosts=[a_host("h1"), a_host("h2", zone="2")])
+    stranded = world.vm("web")
+    with pytest.raises(Refused, match="no healthy host"):
+        fail(world, "h1")
+    world.do(world.control.fleet.apply_change(FleetChange(hosts=(a_host("h1", health=HostHealth.FAILED),)), who="op"))
+    world.ask(RequestedOperation.RESTART, stranded.name)
+    world.advance(20 * MINUTE)
+
+    (act,) = event_of_cause(world, "web", Cause.USER_RESTART).acts
+    assert act.outcome is not None
+    assert (act.outcome.ok, act.outcome.note) == (False, "host h1 has failed")
+    assert not world.ledger.effects(stranded.key)
+    world.ask(RequestedOperation.DEALLOCATE, "web")
+    world.advance(MINUTE)
+    assert world.vm("web").power is PowerState.DEALLOCATED  # this needs nothing from the host
+    world.close()
+
+
+def test_a_restarted_service_ends_acts_on_a_host_that_failed_before(world: World) -> None:
+    """What must be done is read off stored state: the process died right after the failure was committed."""
+    world.ask(RequestedOperation.RESTART, "web", short_notice=True)
+    world.do(world.control.requests.fail_host("h1", who="op"))
+    world.restart()
+    world.advance(10 * MINUTE)
+
+    assert len(moves(world, "web")) == 1
+    assert world.vm("web").host != "h1"
+
+
+class HangingReboots:
+    """A hypervisor whose reboots never answer; everything else is done by the wrapped one."""
+
+    def __init__(self, world: World) -> None:
+        self._hypervisor = world.hypervisor
+        self.cancelled: list[str] = []
+
+    async def perform(self, act: Act, now: float) -> ActDone | ActUnderWay:
+        if act.verb is Verb.REBOOT:
+            try:
+                await asyncio.Event().wait()
+            except asyncio.CancelledError:
+                self.cancelled.append(act.id)
+                raise
+        return await self._hypervisor.perform(act, now)
+
+    async def close(self) -> None:
+        await self._hypervisor.close()
+
+
+def test_a_hanging_call_to_a_failed_host_is_cancelled_and_the_vm_recovered(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hanging = HangingReboots(world)
+    monkeypatch.setattr(world.control.executor, "_hypervisor", hanging)
+
+    async def restart_then_fail() -> None:
+        requests = world.control.requests
+        await requests.request_for_vms(RequestedOperation.RESTART, [world.vm("web")], who="ann", short_notice=True)
+        await world.control.reconciler.catch_up()
+        await asyncio.sleep(0)
+        await requests.fail_host("h1", who="op")
+        await world.control.reconciler.run_until_settled()
+
+    world.do(restart_then_fail())
+    assert hanging.cancelled == [event_of_cause(world, "web", Cause.USER_RESTART).acts[0].id]
+    world.advance(10 * MINUTE)
+    assert world.vm("web").host in ("h2", "h3")
+
+
+@pytest.mark.parametrize("change", ["fail", "remove"])
+def test_a_host_that_goes_while_a_move_to_it_is_committed_strands_no_vm(world: World, change: str) -> None:
+    """Both were decided on the same state of the host; whichever is committed second is decided again."""
+    world.ask(RequestedOperation.REDEPLOY, "web")
+    event = event_of_cause(world, "web", Cause.USER_REDEPLOY)
+
+    async def both() -> None:
+        await world.control.guests.approve(world.vm("web").key, (event.id,))
+        if change == "fail":
+            gone = world.control.requests.fail_host("h3", who="op")
+            await asyncio.gather(world.control.reconciler.reconcile(), gone)
+        else:
+            removal = world.control.fleet.apply_change(FleetChange(removed_hosts=("h3",)), who="op")
+            await asyncio.gather(world.control.reconciler.reconcile(), removal, return_exceptions=True)
+        await world.control.reconciler.run_until_settled()
+
+    world.do(both())
+    world.advance(30 * MINUTE)
+    healthy = {host.name for host in world.store.hosts() if host.health is HostHealth.HEALTHY}
+    assert world.vm("web").host in healthy
+
+
+def test_a_change_decided_on_an_old_state_of_the_fleet_is_refused_as_a_conflict(world: World) -> None:
+    versions = world.control.fleet.versions()
+    old = world.vm("web")
+    world.ask(RequestedOperation.REDEPLOY, "web", short_notice=True)
+    world.advance(10 * MINUTE)
+
+    with pytest.raises(Conflict, match="has changed since"):
+        world.do(world.control.fleet.apply_change(FleetChange(vms=(old,), decided_on=versions), who="op"))
+    assert world.vm("web").host != old.host
+
+
+def test_a_redeployment_at_once_is_refused_while_the_vm_is_being_moved() -> None:
+    """In a disabled scope a user operation is performed at once, so it cannot wait until the VM has arrived."""
+    world = World(vms=[a_vm("web"), a_vm("db", host="h2")], hosts=HOSTS, policy=Policy())
+    fail(world, "h1")
+    with pytest.raises(Refused, match="'web' is being moved to host"):
+        world.ask(RequestedOperation.REDEPLOY, "web")
+    world.advance(5 * MINUTE)
+    world.ask(RequestedOperation.REDEPLOY, "web")
+    world.advance(5 * MINUTE)
+    assert len(moves(world, "web")) == 2
+    world.close()
+
+
+def test_an_operation_that_a_policy_approved_starts_when_the_vm_has_arrived() -> None:
+    world = World(vms=[a_vm("web", auto_approve=AutoApproval(restart=True))], hosts=HOSTS)
+    fail(world, "h1")
+    (event,) = world.ask(RequestedOperation.RESTART, "web")
+    assert (event.status, event.approved_by) == (EventState.SCHEDULED, "policy")
+    world.advance(5 * MINUTE)
+    (act,) = event_of_cause(world, "web", Cause.USER_RESTART).acts
+    assert act.from_host == world.vm("web").host != "h1"
+    world.close()
+
+
+def test_a_host_that_fails_again_during_the_recovery_moves_no_vm_twice(world: World) -> None:
+    fail(world, "h1")
+    world.do(world.control.requests.repair_host("h1", who="op"))
+    assert not fail(world, "h1")
+    world.advance(5 * MINUTE)
+    assert len(moves(world, "web")) == 1
