@@ -103,7 +103,7 @@ def test_a_wait_for_an_update_domain_names_the_domain_and_its_event() -> None:
 
 def test_a_wait_for_an_update_domain_says_if_its_event_is_only_released() -> None:
     scope = scope_of(event("E2", gate_id="G2", due=True, update_domain=3), event(due=True))
-    wait = start_wait(scope, scope.events[1], DecisionContext(now=NOW, released_gates=frozenset({"G1"})))
+    wait = start_wait(scope, scope.events[1], DecisionContext(now=NOW, released_gates=frozenset({"G2"})))
     assert wait is not None
     assert wait.text == "update domain 3, where event E2 is released and starts first"
 

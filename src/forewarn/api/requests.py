@@ -85,7 +85,7 @@ async def perform_maintenance(context: RequestContext, call: HandlerCall) -> Rec
 
 
 async def receipt_view(context: RequestContext, request: MaintenanceRequest) -> ReceiptView:
-    """Waits for the reconciler, then returns the request with the events that it has published or approved."""
+    """Waits for the reconciler, then returns the request with the events it has published or approved."""
     await context.wait_for_reconciler()
     events, view_builder = request_events(context, request), ViewBuilder(context)
     replaced = replaced_event_ids(events)

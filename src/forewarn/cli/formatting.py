@@ -42,7 +42,7 @@ def clock_times(ats: Iterable[float], now: float) -> list[str]:
 
 
 def relative_time(at: float, now: float, *, units: int = 2) -> str:
-    """Returns `in 5m 3s`, `2h ago`, or `now` if less than 1 s away; `units` is how many units it shows, 1 or 2."""
+    """Returns `in 5m 3s`, `2h ago`, or `now` if less than 1 s away; shows up to `units` units (1 or 2)."""
     if abs(at - now) < 1:
         return "now"
     far = " ".join(format_duration(abs(at - now)).split()[:units])

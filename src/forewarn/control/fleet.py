@@ -27,7 +27,7 @@ from forewarn.errors import Conflict, NotFound, Refused, Remedy
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FleetVersions:
-    """The versions of all scopes and hosts when a change of the fleet was decided; a missing one did not exist."""
+    """The versions of all scopes and hosts when a fleet change was decided; a missing one did not exist."""
 
     scopes: Mapping[str, int]  # by id
     hosts: Mapping[str, int]  # by name
@@ -134,7 +134,7 @@ class FleetService:
         return merge_commits(*scopes, self._host_commit(change), Commit(entries=(_history_entry(change, who, now),)))
 
     def _host_commit(self, change: FleetChange) -> Commit:
-        """Return the part of a change that adds, replaces and removes hosts, and relies on those that VMs come to."""
+        """Return the part of a change that writes hosts, and that relies on the hosts that VMs come to."""
         placement = self._transactions.placement
         known = {host.name: host for host in placement.hosts()}
         added = tuple(_at_stored_version(host, known.get(host.name)) for host in change.hosts)

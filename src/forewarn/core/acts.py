@@ -40,7 +40,7 @@ def affected_vms(scope: Scope, event: Event) -> tuple[Vm, ...]:
 
 
 def is_on_maintained_host(vm: Vm, rules: CauseRules, host: str) -> bool:
-    """Return whether work with these rules on this host concerns the VM: it is on it, or the work is on no host."""
+    """Return whether work on this host concerns the VM: it is there, or the work is not about a host."""
     return not (host and rules.planned) or vm.host == host
 
 

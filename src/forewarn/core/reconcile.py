@@ -23,7 +23,7 @@ PLATFORM_ACTOR = "platform"  # who history entries name when the service itself 
 
 
 def reconcile_scope(scope: Scope, context: DecisionContext) -> Scope:
-    """Return the scope after everything that is due now: failed acts, withdrawals, ends, starts, disabling.
+    """Return the scope after all that is due now: failed acts, withdrawals, ends, starts, disabling.
 
     Returns the same object if nothing is due. Performs no acts: `record_act_outcome` takes their outcomes.
     """
@@ -108,7 +108,7 @@ def _withdraw_obsolete(scope: Scope, context: DecisionContext) -> Scope:
 
 
 def _withdraw_without_vms(scope: Scope, event: Event, now: float) -> Scope:
-    """Withdraw an event that affects no VM any more; if its VMs have left its host, it is not needed (spec §6.4)."""
+    """Withdraw an event that affects no VM; if its VMs have left its host, it is not needed (spec §6.4)."""
     reason, ending = "none of its VMs exists any more", Ending.WITHDRAWN
     if _is_work_on_host(event):
         reason = f"{first_names(event.vms)} {'is' if len(event.vms) == 1 else 'are'} no longer on {event.host}"

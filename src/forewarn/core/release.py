@@ -97,7 +97,7 @@ def _grace_wait(event: Event, context: DecisionContext) -> StartWait | None:
 
 
 def _move_wait(scope: Scope, event: Event) -> StartWait | None:
-    """Acts are performed where the VM is, so an event waits while another one moves one of its VMs (spec §6.4)."""
+    """An act is performed where the VM is, so an event waits while another one moves it (spec §6.4)."""
     if event.rules.verb in VERBS_LEAVING_HOST:
         return None
     act = move_in_progress(scope, event)

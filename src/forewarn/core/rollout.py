@@ -25,7 +25,7 @@ BusyDomains = dict[str, int]  # scope id → the update domain that this rollout
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RolloutWave:
-    """The events that a rollout publishes together, and the gates that start them, new or not yet released."""
+    """The events that a rollout publishes together, and their gates, new or not yet released."""
 
     planned: tuple[PlannedEvent, ...] = ()
     gates: tuple[Gate, ...] = ()
@@ -65,7 +65,7 @@ def next_wave(
 def remaining_vms(
     rollout: Rollout, vms: Iterable[Vm], events: Sequence[Event], planned: Sequence[PlannedEvent]
 ) -> list[Vm]:
-    """Return the VMs that the rollout can affect and that none of its events, published or planned, deals with.
+    """Return the VMs that the rollout can affect and that no event deals with, published or planned.
 
     A VM that left a host before its event started, and is on a host of the rollout again, is not dealt with.
     """
@@ -172,9 +172,9 @@ def rollout_end_reason(rollout: Rollout, events: Sequence[Event], progress: Roll
 
 
 def count_rollout_vms(vms: Iterable[Vm], events: Sequence[Event]) -> RolloutTally:
-    """Count the rollout's VMs by what happened to them; `vms` are all its VMs, `events` all its events, oldest first.
+    """Count the VMs of a rollout by what happened to them.
 
-    A VM counts once, as its newest event says: a VM that came back to a host has more than one.
+    `vms` are all its VMs, `events` all its events, oldest first. A VM counts once, as its newest event says: a VM that came back to a host has more than one.
     """
     states = {(vm.scope_id, vm.name): "waiting" for vm in vms}
     for event in events:

@@ -1,4 +1,4 @@
-"""Deliveries become small rows of numbers; pruning finds old requests, gates and removed VMs by an index."""
+"""Deliveries become small rows of numbers, and indexes find what is old enough to be pruned."""
 
 from alembic import op
 from sqlalchemy import Column, Float, Integer, LargeBinary, String, UniqueConstraint, literal_column
