@@ -353,7 +353,8 @@ async def show_instance_view(context: RequestContext, call: ArmCall) -> ArmRespo
 def all_vms_in(context: RequestContext, resource: str) -> list[Vm]:
     """Returns all present VMs of the set with this resource id (in any case), in natural order.
 
-    Empty for an unknown set. Includes VMs that the caller may not read: a set that the caller may read is shown as a whole.
+    Empty for an unknown set. Includes VMs that the caller may not read: a set that the caller may read is shown as a
+    whole.
     """
     return [stored_vm(context, vm.key) for vm in context.directory.unfiltered.vms_within(resource)]
 

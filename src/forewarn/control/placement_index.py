@@ -17,7 +17,8 @@ from forewarn.store.interface import AppliedCommit, Store
 class PlacementIndex:
     """Knows the hosts, counts VMs and update domains per host, and chooses destinations.
 
-    Reads the whole store once. It is as new as the last commit passed to `on_commit`. Names and keys must match exactly.
+    Reads the whole store once. It is as new as the last commit passed to `on_commit`. Names and keys must match
+    exactly.
     """
 
     def __init__(self, store: Store) -> None:
@@ -104,8 +105,8 @@ class PlacementIndex:
     def reserve_destinations(self, vms: Iterable[Vm]) -> Iterator[dict[str, str]]:
         """Choose a destination for each VM, and count the VM there within the block.
 
-        So concurrent moves spread out. Yields VM key → host; a VM that no host can take has no entry. After the block a VM counts where the committed
-        state has it.
+        So concurrent moves spread out. Yields VM key → host; a VM that no host can take has no entry. After the block a
+        VM counts where the committed state has it.
         """
         destinations: dict[str, str] = {}
         try:

@@ -135,7 +135,8 @@ class ScopeTransactions:
 async def retry_on_conflict(attempt: Callable[[], Awaitable[T]], subject: str) -> T:
     """Return the result of `attempt`, which is repeated while it raises Conflict.
 
-    It reads, decides and commits. After 20 attempts, raise a Conflict that names the subject. Other errors pass through.
+    It reads, decides and commits. After 20 attempts, raise a Conflict that names the subject. Other errors pass
+    through.
     """
     for _ in range(_MAX_ATTEMPTS):
         try:

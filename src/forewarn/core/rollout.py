@@ -174,7 +174,8 @@ def rollout_end_reason(rollout: Rollout, events: Sequence[Event], progress: Roll
 def count_rollout_vms(vms: Iterable[Vm], events: Sequence[Event]) -> RolloutTally:
     """Count the VMs of a rollout by what happened to them.
 
-    `vms` are all its VMs, `events` all its events, oldest first. A VM counts once, as its newest event says: a VM that came back to a host has more than one.
+    `vms` are all its VMs, `events` all its events, oldest first. A VM counts once, as its newest event says: a VM that
+    came back to a host has more than one.
     """
     states = {(vm.scope_id, vm.name): "waiting" for vm in vms}
     for event in events:
