@@ -81,8 +81,8 @@ _SCOPES_PER_BATCH = 256  # concurrent transactions, which the store commits toge
 def open_hypervisor(settings: Settings, directory: DataDirectory, supervisors: SupervisorRegistry) -> Hypervisor:
     """Opens the hypervisor that the settings choose, on the files of the data directory.
 
-    The caller closes it. Raises Rejected if a rule of `simulate`, a command or one of these files is wrong, Unavailable if the ledger cannot
-    be opened.
+    The caller closes it. Raises Rejected if a rule of `simulate`, a command or one of these files is wrong, Unavailable
+    if the ledger cannot be opened.
     """
     if settings.hypervisor is HypervisorKind.COMMAND:
         return CommandHypervisor(settings.commands, directory.commands)
