@@ -99,6 +99,13 @@ def test_applying_a_fleet_file_without_asking_makes_one_call(lab: Any, sent: Sen
     assert len(sent.targets) == 1, sent.targets
 
 
+def test_an_advance_of_the_clock_says_why_no_scope_became_idle(lab: Any, sent: SentRequests) -> None:
+    """Spec §8.2, §8.3."""
+    text = lab.good("clock", "advance", "25h", "--without-polls")
+    assert "No scope becomes idle, because the setting enablement is always." in text
+    assert sent.targets == ["POST /forewarn/v1/clock/advance"]
+
+
 def test_several_events_are_approved_in_one_call(lab: Any, sent: SentRequests) -> None:
     ids = [event["id"] for event in lab.json("events")["events"]]
     sent.targets.clear()

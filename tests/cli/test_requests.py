@@ -102,7 +102,14 @@ def test_performing_pending_maintenance_approves_it(lab: Any) -> None:
     lab.good("degrade", "h2")
     lab.when("started", lambda api: api.post("clock", "advance", body={"by_s": 600}))
     text = lab.good("perform-maintenance", "db-1", "--wait")
-    assert "finished" in text
+    assert [line.split()[1] for line in text.splitlines()[:-1]] == [
+        "requested",
+        "approved",
+        "started",
+        "performed",
+        "finished",
+    ]
+    assert text.endswith("Succeeded.\n")
     assert lab.json("fleet", "show", "db-1")["host"] != "h2"
 
 

@@ -34,7 +34,7 @@ def advance(call: Invocation, by: float, without_polls: bool) -> None:
     """Advance a lab's clock, running everything that becomes due.
 
     VMs that polled within the last minutes count as polling throughout. To see how a scope is disabled after 24 hours
-    without polls, add --without-polls, in a lab with the setting enablement = "on-request".
+    without polls, start the lab with `forewarn up --enablement on-request`, and add --without-polls here.
     """
     body: dict[str, object] = {"by_s": by, **({"without_polls": True} if without_polls else {})}
     view = call.api.post("clock", "advance", body=body, timeout_s=_ADVANCE_TIMEOUT_S)

@@ -96,9 +96,11 @@ def _headline(events: list[JsonObject], listed: list[JsonObject]) -> str:
 def show_events(call: Invocation, answer: JsonObject) -> None:
     """Print as text up to three events of an answer in full, more as a table, then commands to try next.
 
-    The answer also has the `scopes` of its events, and those `replaced_events`, if any.
+    The answer also has the `scopes` of its events, and those `replaced_events`, if any. Prints nothing without events.
     """
     now, events = call.api.now(), answer["events"]
+    if not events:
+        return
     if len(events) > _MAX_EVENTS_IN_FULL:
         call.output.print_line()
         call.output.print_table(EVENT_HEADERS, [event_row(e, now, call.output.short_id(e["id"])) for e in events])
