@@ -5,11 +5,13 @@ Each change is one transaction over all scopes it concerns: all of it takes effe
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from ipaddress import IPv4Address
 from itertools import count
+from typing import TypeVar
 
 from msgspec.structs import replace
 
@@ -23,6 +25,9 @@ from forewarn.core.reconcile import with_next_wake
 from forewarn.core.scope import Scope, enable_scope
 from forewarn.core.vm_settings import VmSettingsChange, apply_settings_in_scope, describe_settings
 from forewarn.errors import Conflict, NotFound, Refused, Remedy
+
+_TURN_S = 0.005  # real time
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,6 +60,7 @@ class FleetService:
         self._store = transactions.store
         self._new_id = new_id
         self.lab_addresses = lab_addresses  # give each VM without an address one on the loopback network
+        self._change_lock = asyncio.Lock()  # two changes at the same time could choose the same addresses
 
     async def apply_change(self, change: FleetChange, *, who: str) -> None:
         """Commit the change, all of it or nothing; VMs without an id or, in a lab, a lab address get one.
@@ -65,7 +71,9 @@ class FleetService:
         """
 
         async def attempt() -> None:
-            await self._store.commit(self._change_commit(self._complete_change(change), who))
+            async with self._change_lock:
+                completed = await self._complete_change(change)
+                await self._store.commit(await self._change_commit(completed, who))
 
         if change.decided_on is not None:
             await attempt()
@@ -106,12 +114,12 @@ class FleetService:
             raise Refused(f"VM {name!r} is ambiguous: use {choices}")
         return found[0]
 
-    def _complete_change(self, change: FleetChange) -> FleetChange:
+    async def _complete_change(self, change: FleetChange) -> FleetChange:
         """Return the change with ids for new VMs and, in a lab, addresses for all."""
         known = self._store.vms(removed=True) if self.lab_addresses else []
         free = _loopback_addresses({vm.lab_address for vm in known} | {vm.address for vm in change.vms})
-        vms = tuple(self._complete_vm(vm, free) for vm in change.vms)
-        return dataclasses.replace(change, vms=vms)
+        vms = [self._complete_vm(vm, free) async for vm in _in_turns(change.vms)]
+        return dataclasses.replace(change, vms=tuple(vms))
 
     def _complete_vm(self, vm: Vm, free: Iterator[str]) -> Vm:
         known = self._store.vm(vm.key)
@@ -125,11 +133,13 @@ class FleetService:
             return vm.address
         return vm.lab_address or next(free)
 
-    def _change_commit(self, change: FleetChange, who: str) -> Commit:
+    async def _change_commit(self, change: FleetChange, who: str) -> Commit:
         now = self._transactions.clock.now()
         removed = tuple(replace(vm, removed_at=now, host="") for vm in change.removed)
         grouped = group_by_scope([*change.vms, *removed], lambda vm: vm.scope_id)
-        scopes = [self._scope_commit(scope_id, vms, change.decided_on) for scope_id, vms in grouped.items()]
+        scopes = [
+            self._scope_commit(scope_id, vms, change.decided_on) async for scope_id, vms in _in_turns(grouped.items())
+        ]
         self._require_unused_hosts(change)
         return merge_commits(*scopes, self._host_commit(change), Commit(entries=(_history_entry(change, who, now),)))
 
@@ -156,7 +166,7 @@ class FleetService:
         for vm in vms:
             if vm.removed_at is not None:
                 _require_no_started_event(scope, vm)
-            scope = scope.with_vm(vm)
+        scope = scope.with_vms(vms)
         if context.policy.enablement is EnablementMode.ALWAYS:
             scope = enable_scope(scope, by="the service", now=context.now)
         return scope_commit(old, with_next_wake(scope, context))
@@ -227,6 +237,17 @@ def _change_summary(change: FleetChange) -> str:
         (len(change.removed), "VMs removed"),
     ]
     return "fleet changed, " + (", ".join(f"{what}: {n}" for n, what in counts if n) or "nothing in it")
+
+
+async def _in_turns(items: Iterable[T]) -> AsyncIterator[T]:
+    """Yield the items, and let other tasks run every few milliseconds: a large change takes seconds."""
+    clock = asyncio.get_running_loop().time
+    ends_at = clock() + _TURN_S
+    for item in items:
+        yield item
+        if clock() >= ends_at:
+            await asyncio.sleep(0)
+            ends_at = clock() + _TURN_S
 
 
 def _loopback_addresses(taken: Iterable[str]) -> Iterator[str]:

@@ -6,6 +6,8 @@ to Scope; history entries that it makes are collected in `new_entries` and commi
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import msgspec
 from msgspec.structs import replace
 
@@ -72,9 +74,12 @@ class Scope(msgspec.Struct, frozen=True, kw_only=True):
 
     def with_vm(self, vm: Vm) -> Scope:
         """Return the scope with this VM in place of the one with its key, or added at the end."""
-        if all(v.key != vm.key for v in self.vms):
-            return msgspec.structs.replace(self, vms=(*self.vms, vm))
-        return msgspec.structs.replace(self, vms=tuple(vm if v.key == vm.key else v for v in self.vms))
+        return self.with_vms((vm,))
+
+    def with_vms(self, vms: Iterable[Vm]) -> Scope:
+        """Return the scope with each of these VMs in place of the one with its key, or added at the end."""
+        by_key = {vm.key: vm for vm in self.vms} | {vm.key: vm for vm in vms}
+        return msgspec.structs.replace(self, vms=tuple(by_key.values()))
 
     def with_incarnation_increased(self, by: int = 1) -> Scope:
         """Return the scope with its incarnation greater by `by`."""
