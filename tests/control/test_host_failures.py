@@ -277,3 +277,23 @@ def test_a_host_that_fails_again_during_the_recovery_moves_no_vm_twice(world: Wo
     assert not fail(world, "h1")
     world.advance(5 * MINUTE)
     assert len(moves(world, "web")) == 1
+
+
+def test_a_vm_cannot_be_added_on_a_host_that_has_failed(world: World) -> None:
+    fail(world, "h3")
+    with pytest.raises(Refused, match="host 'h3' has failed and can take no VMs"):
+        world.do(world.control.fleet.apply_change(FleetChange(vms=(a_vm("new", host="h3"),)), who="op"))
+
+
+def test_an_act_that_is_committed_after_its_host_failed_is_not_begun(world: World) -> None:
+    """Its decision did not know of the failure yet, and a reconcile pass is under way when it is committed."""
+    requests = world.control.requests
+
+    async def both() -> None:
+        restart = requests.request_for_vms(RequestedOperation.REAPPLY, [world.vm("web")], who="ann")
+        await asyncio.gather(requests.fail_host("h1", who="op"), restart, world.control.reconciler.catch_up())
+        await world.control.reconciler.run_until_settled()
+
+    world.do(both())
+    verbs = [effect.verb for effect in world.ledger.effects(world.vm("web").key)]
+    assert verbs in ([Verb.REDEPLOY], [Verb.REDEPLOY, Verb.REAPPLY])

@@ -19,7 +19,7 @@ from forewarn.control.scope_transactions import ScopeTransactions, group_by_scop
 from forewarn.core.commit import Commit, merge_commits, scope_commit
 from forewarn.core.decision import EnablementMode
 from forewarn.core.event import EventState
-from forewarn.core.fleet import Host, Vm
+from forewarn.core.fleet import Host, HostHealth, Vm
 from forewarn.core.history import EntryKind, HistoryEntry
 from forewarn.core.reconcile import with_next_wake
 from forewarn.core.scope import Scope, enable_scope
@@ -152,6 +152,9 @@ class FleetService:
         changed = {host.name for host in (*added, *removed)}
         arriving = {vm.host for vm in change.vms if vm.host and placement.host_of(vm.key) != vm.host} - changed
         destinations = tuple(known[name] for name in sorted(arriving) if name in known)
+        for host in destinations:
+            if host.health is HostHealth.FAILED:
+                raise Refused(f"host {host.name!r} has failed and can take no VMs: choose another host or repair it")
         if change.decided_on is not None:
             for host in (*added, *removed, *destinations):
                 _require_version(f"host {host.name!r}", host.version, change.decided_on.hosts.get(host.name, 0))

@@ -75,7 +75,10 @@ class Reconciler:
         """Take new acts from a commit and wake `run`. Called for every commit, in order."""
         self._has_unapplied |= bool(applied.commit.planned)
         self._has_new_failures |= any(host.health is HostHealth.FAILED for host in applied.commit.hosts)
+        failed = self._transactions.placement.failed_hosts()
         for event in applied.commit.events:
+            # The host may have failed after the decision that made these acts.
+            self._has_new_failures |= _has_act_on_host(event, failed)
             self._executor.add_acts(event)
         self._rollouts.on_commit(applied)
         self._replays.on_commit(applied)
@@ -265,11 +268,7 @@ class Reconciler:
         try:
             failed = self._transactions.placement.failed_hosts()
             started = self._store.events(statuses=[EventState.STARTED]) if failed else []
-            scopes = {
-                event.scope_id
-                for event in started
-                if any(act.from_host in failed or act.to_host in failed for act in event.unfinished_acts)
-            }
+            scopes = {event.scope_id for event in started if _has_act_on_host(event, failed)}
             await _run_concurrently(self._transactions.run(scope_id, reconcile_scope) for scope_id in sorted(scopes))
         except BaseException:
             self._has_new_failures = True
@@ -364,6 +363,13 @@ class Reconciler:
         if not instants:
             return _READY_NOW
         return max((at for at in instants if at is not None), default=None)
+
+
+def _has_act_on_host(event: Event, failed: Set[str]) -> bool:
+    """Return whether an unfinished act of the event needs one of these failed hosts."""
+    return bool(failed) and any(
+        act.to_host in failed or (act.from_host in failed and not act.abrupt) for act in event.unfinished_acts
+    )
 
 
 def _resolve_all(waiters: Iterable[asyncio.Future[None]]) -> None:
