@@ -135,7 +135,7 @@ def is_undone_by_reboot(record: EventRecord, step: StepConfig, snapshot: AgentSn
 
 
 def _needs_step(other: EventRecord, record: EventRecord, step: StepConfig, snapshot: AgentSnapshot) -> bool:
-    """Whether the other event is listed and has tried the step; after a reboot that undid it, it has it no more."""
+    """Whether the other event is listed and has tried the step, and no reboot has undone it since."""
     run = other.step_run(step.name)
     is_live = step.shared_by_events and other.key != record.key and other.gone_at is None
     is_tried = run is not None and run.state in TRIED_STATES
