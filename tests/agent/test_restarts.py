@@ -159,6 +159,27 @@ def test_losing_the_cursor_or_the_journal_loses_no_event(lab: Lab, tmp_path: Pat
         lab.wait_for(lambda: agent.lines == expected)
 
 
+@pytest.mark.parametrize("how", ["deleted", "emptied"])
+def test_the_step_folders_of_a_lost_journal_are_kept_and_reported(
+    lab: Lab, tmp_path: Path, how: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """They have the notes about what must be undone."""
+    agent = make_agent(lab, tmp_path, WITHOUT_APPROVAL)
+    with agent:
+        lab.reboot("web-0", notice="1h")
+        lab.wait_for(lambda: agent.observer.calls and ("do", "drain") in agent.observer.calls)
+    key = agent.records[0].key
+    for file in agent.config.state.glob("journal.db*"):
+        file.unlink()
+    if how == "emptied":
+        agent.config.journal_path.touch()
+    with agent:
+        lab.wait_for(lambda: agent.lines == ["drain", "drain"])
+    (aside,) = agent.config.state.glob("steps.damaged-*")
+    assert (aside / key / "drain" / "do.log").exists()
+    assert f"the journal is empty, but steps have run: undo them by hand, with the notes in {aside}" in caplog.text
+
+
 def test_the_step_folder_of_an_old_open_event_is_kept(lab: Lab, tmp_path: Path) -> None:
     """It has the notes for the undo, however many events came since."""
     agent = make_agent(lab, tmp_path, WITHOUT_APPROVAL)

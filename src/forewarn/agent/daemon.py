@@ -27,7 +27,13 @@ from forewarn.agent.reporting import (
     report_step_end,
     with_errors_logged,
 )
-from forewarn.agent.runner import ActionRunner, AgentContext, keys_with_step_folders, remove_stale_step_folders
+from forewarn.agent.runner import (
+    ActionRunner,
+    AgentContext,
+    keys_with_step_folders,
+    remove_stale_step_folders,
+    set_step_folders_aside,
+)
 from forewarn.agent.status import AgentReport, events_with_schedule, open_problems
 from forewarn.agent.watcher import RETRY_S, EventWatcher, repair_cursor
 from forewarn.client import AsyncClient, Change
@@ -244,14 +250,27 @@ class AgentDaemon:
         # First, because a step of unknown outcome must not change any more while it is judged or the next one runs.
         await end_all_orphan_processes(self._config.step_folders)
         self._journal.prune()
-        needed = (*self._journal.keys(), *keys_with_step_folders(self._journal.open_records))
-        remove_stale_step_folders(self._config.step_folders, needed)
+        self._tidy_step_folders()
         self._context.vm = await self._find_vm_name(retry=retry)
         self._apply_new_rules()
         repair_cursor(self._config.cursor_path, self._journal, self._context.boot_id)
         if self._config.board is not None:
             board = ReadinessBoard(self._config.board, self._context.vm)
             self._board_synchronizer = BoardSynchronizer(board, self.snapshot, self._woken.set)
+
+    def _tidy_step_folders(self) -> None:
+        """Removes folders that no record needs; keeps them all if the journal has no records: it was lost."""
+        needed = (*self._journal.keys(), *keys_with_step_folders(self._journal.open_records))
+        if needed:
+            remove_stale_step_folders(self._config.step_folders, needed)
+            return
+        try:
+            aside = set_step_folders_aside(self._config.step_folders, read_real_time())
+        except OSError as error:
+            LOG.error("the step folders of a lost journal cannot be kept: %s", error.strerror)
+            return
+        if aside is not None:
+            LOG.error("the journal is empty, but steps have run: undo them by hand, with the notes in %s", aside)
 
     def _apply_new_rules(self) -> None:
         """Applies the current rules to open events: the file may have changed since they were seen."""

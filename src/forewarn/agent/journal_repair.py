@@ -16,7 +16,6 @@ from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +29,7 @@ from forewarn.agent.journal import (
 )
 from forewarn.agent.model import StepPhase
 from forewarn.agent.records import EventRecord, StepRun, StepState
-from forewarn.agent.runner import keys_with_step_folders, stale_step_folders
+from forewarn.agent.runner import file_time_stamp, keys_with_step_folders, stale_step_folders
 from forewarn.errors import Rejected
 
 _FILE_SUFFIXES = ("", "-wal", "-shm")  # SQLite's files of one database
@@ -82,7 +81,7 @@ def repair_journal(path: Path, step_folders: Path, now: float) -> JournalRepair:
         except JournalDamaged:
             pass
         try:
-            return _repair(path, step_folders, datetime.fromtimestamp(now, UTC).strftime("%Y%m%dT%H%M%SZ"))
+            return _repair(path, step_folders, file_time_stamp(now))
         except OSError as error:
             raise Rejected(
                 f"the journal {str(path)!r} cannot be repaired ({error.strerror}): check disk space and permissions"

@@ -14,6 +14,7 @@ import shutil
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -342,6 +343,23 @@ def stale_step_folders(root: Path, keys: Iterable[str]) -> Iterator[Path]:
     for folder in sorted(root.iterdir()) if root.is_dir() else ():
         if folder.name not in kept:
             yield folder
+
+
+def set_step_folders_aside(root: Path, now: float) -> Path | None:
+    """Moves the whole folder away if it is not empty, and returns where it is now; else None.
+
+    `now` (POSIX seconds) is part of the new name. Raises OSError.
+    """
+    if not root.is_dir() or not any(root.iterdir()):
+        return None
+    place = root.with_name(f"{root.name}.damaged-{file_time_stamp(now)}")
+    root.rename(place)
+    return place
+
+
+def file_time_stamp(now: float) -> str:
+    """The time for names of files that are kept, such as 20260131T235959Z."""
+    return datetime.fromtimestamp(now, UTC).strftime("%Y%m%dT%H%M%SZ")
 
 
 def remove_stale_step_folders(root: Path, keys: Iterable[str]) -> None:
