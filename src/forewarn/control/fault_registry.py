@@ -61,6 +61,8 @@ class FaultRegistry:
 
     def event_faults(self) -> tuple[EventFault, ...]:
         """Return the active faults on events, oldest first, with the events that have used up their counts."""
+        if not self._stored.faults:
+            return ()
         return tuple(
             EventFault(fault=fault, used_by=frozenset() if fault.count is None else frozenset(self._events[fault.id]))
             for fault in self._stored.faults

@@ -18,7 +18,6 @@ from forewarn.control.placement_index import PlacementIndex
 from forewarn.core.acts import vms_needing_destination
 from forewarn.core.commit import Commit, merge_commits, new_destinations, scope_commit
 from forewarn.core.decision import DecisionContext, Policy
-from forewarn.core.event import EventState
 from forewarn.core.reconcile import with_next_wake
 from forewarn.core.request import PlannedEvent
 from forewarn.core.scope import Scope
@@ -53,12 +52,12 @@ class ScopeTransactions:
 
         `planned` are the planned events that the decision applies.
         """
-        gates = {event.gate_id for event in scope.live_events(EventState.SCHEDULED)} | {p.gate_id for p in planned}
+        gates = {e.gate_id for e in scope.events if e.gate_id} | {p.gate_id for p in planned if p.gate_id}
         return DecisionContext(
             now=self.clock.now(),
             policy=self.policy,
             resumed_at=self.resumed_at,
-            released_gates=frozenset(gate_id for gate_id in gates if gate_id and self._is_gate_released(gate_id)),
+            released_gates=frozenset(filter(self._is_gate_released, gates)) if gates else frozenset(),
             failed_hosts=self.placement.failed_hosts(),
             faults=self.faults.event_faults(),
         )
@@ -70,14 +69,18 @@ class ScopeTransactions:
         The destinations are reserved until the end of the block; commit within it.
         """
         context = self.context_for(scope, planned)
-        with self.placement.reserve_destinations(vms_needing_destination(scope, planned, context.now)) as destinations:
+        movers = vms_needing_destination(scope, planned, context.now)
+        if not movers:
+            yield context
+            return
+        with self.placement.reserve_destinations(movers) as destinations:
             yield dataclasses.replace(context, destinations=destinations)
 
     def commit_for(self, old: Scope | None, new: Scope) -> Commit:
         """Return the commit that changes a stored scope; it relies on the hosts to which it sends VMs."""
         change = scope_commit(old, new)
-        names = sorted(new_destinations(old, new))
-        hosts = tuple(host for host in map(self.placement.host, names) if host is not None)
+        names = new_destinations(old, change.events)
+        hosts = tuple(host for host in map(self.placement.host, sorted(names)) if host is not None)
         return replace(change, destinations=hosts) if hosts else change
 
     def load(self, scope_id: str) -> Scope:

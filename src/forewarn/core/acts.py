@@ -96,8 +96,9 @@ def vms_needing_destination(scope: Scope, planned: Sequence[PlannedEvent], now: 
 
     These are VMs of scheduled events that are ready and of the planned events that the decision applies.
     """
-    ready = [(event.rules, event.vms) for event in scope.live_events(EventState.SCHEDULED) if event.is_ready(now)]
-    moves = [*ready, *((CAUSE_RULES[item.cause], item.vms) for item in planned)]
+    ready = [event for event in scope.live_events(EventState.SCHEDULED) if event.is_ready(now)]
+    moves = [(e.rules, e.vms) for e in ready] + [(CAUSE_RULES[p.cause], p.vms) for p in planned]
+    moves = [(rules, names) for rules, names in moves if rules.moves_vm or rules.verb is Verb.START]
     listed = ((rules, scope.vm(name)) for rules, names in moves for name in names)
     found = {vm.key: vm for rules, vm in listed if vm is not None and _needs_destination(vm, rules)}
     return list(found.values())

@@ -5,6 +5,8 @@ Scopes, hosts, gates and requests carry the version they were decided on; the st
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import msgspec
 
 from forewarn.core.access import Grant, RegisteredClient
@@ -65,16 +67,16 @@ def scope_commit(old: Scope | None, new: Scope) -> Commit:
     )
 
 
-def new_destinations(old: Scope | None, new: Scope) -> set[str]:
-    """Return the names of the hosts to which the change from `old` to `new` begins to move VMs."""
-    known = {event.id: event.acts for event in old.events} if old else {}
-    return {
-        act.to_host
-        for event in new.events
-        if event.acts and not known.get(event.id)  # acts are made once, when the event starts
-        for act in event.unfinished_acts
-        if act.to_host
-    }
+def new_destinations(old: Scope | None, changed: Sequence[Event]) -> set[str]:
+    """Return the names of the hosts to which these changed events of the scope begin to move VMs.
+
+    `old` is the scope before the change. Acts are made once, when an event starts.
+    """
+    moving = [event for event in changed if any(act.to_host for act in event.acts)]
+    if not moving:
+        return set()
+    begun = {event.id for event in old.events if event.acts} if old else set()
+    return {act.to_host for event in moving if event.id not in begun for act in event.unfinished_acts if act.to_host}
 
 
 def merge_commits(*commits: Commit) -> Commit:
