@@ -196,8 +196,8 @@ class SimulatedService:
         client_end = PipeTransport(protocol, copy_context())
         server_end = PipeTransport(self.process.context.run(server.add_connection, caller), self.process.context)
         client_end.connect_to(server_end)
-        await asyncio.sleep(0)
         self._connections = [each for each in self._connections if not each.is_closing()] + [server_end]
+        await asyncio.sleep(0)
         return client_end
 
     async def close(self) -> None:
