@@ -10,9 +10,10 @@ PARTS   = .venv-parts
 PORTAL  = .venv-portal
 FLAGS   = -m pytest -q $(PYTEST_FLAGS)
 PYTEST  = $(BIN)/python $(FLAGS)
+PYTHONS ?= python3.11 python3.12 python3.13
 SCHEDULES ?= 10000
 
-.PHONY: run test simulate test-namespaces test-real test-azure test-az test-portal bench lint docs clean help
+.PHONY: run test test-versions simulate test-namespaces test-real test-azure test-az test-portal bench lint docs clean help
 
 help: ## show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
@@ -29,6 +30,9 @@ run: $(STAMP) ## start the service with a sample fleet
 test: $(STAMP) lint ## lint, then run every test that needs only pip's packages
 	$(PYTEST) -n 2 --dist worksteal -m 'not namespaces and not real and not azure and not az and not portal'
 	$(BIN)/python -m pytest -q examples/queue-worker
+
+test-versions: ## run the tests with every version of Python in PYTHONS, each in a .venv of its own
+	@for python in $(PYTHONS); do $(MAKE) test PYTHON=$$python VENV=.venv-$$(basename $$python) || exit 1; done
 
 simulate: $(STAMP) ## run SCHEDULES=n random schedules with crashes in virtual time; SEED=n or SCHEDULE=file replays one
 	@$(BIN)/python -m tests.simulation --schedules $(SCHEDULES) $(if $(FIRST),--first $(FIRST)) $(if $(SEED),--seed $(SEED)) $(if $(SCHEDULE),--schedule $(SCHEDULE))
@@ -69,4 +73,4 @@ docs: $(STAMP) ## write the generated pages of docs/ again
 	$(BIN)/python -m bench.scale > docs/scale.md
 
 clean: ## remove everything that the other targets created
-	rm -rf $(VENV) $(REAL) $(AZURE) $(AZ) $(PARTS) $(PORTAL) tests/browser/artefacts build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis .simulation bench/results/2*
+	rm -rf $(VENV) $(addprefix .venv-,$(notdir $(PYTHONS))) $(REAL) $(AZURE) $(AZ) $(PARTS) $(PORTAL) tests/browser/artefacts build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis .simulation bench/results/2*
