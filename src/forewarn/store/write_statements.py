@@ -167,7 +167,7 @@ def _insert_delivery() -> str:
         "status": _number_of(delivery_labels, delivery_labels.c.text, "status_text"),
         "version": _number_of(delivery_labels, delivery_labels.c.text, "version_text"),
     }
-    return compile_sql(_insert_statement(deliveries, **numbers).on_conflict_do_nothing())
+    return compile_sql(_insert_statement(deliveries, **numbers).on_conflict_do_nothing().inline())
 
 
 def _update_cursor() -> str:
