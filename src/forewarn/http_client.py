@@ -26,14 +26,14 @@ AEAD_CIPHERS = "ECDHE+AESGCM:ECDHE+CHACHA20"  # for TLS 1.2; those of TLS 1.3 ar
 _ONE_CONNECTION = httpx2.Limits(max_connections=1, max_keepalive_connections=0)
 _NO_TRUST = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)  # for plain http: it trusts no certificate at all
 _MIN_CONNECT_TIMEOUT_S = 1.0
-_MAX_ADDRESSES = 8  # of one name that are tried
+_MAX_ADDRESSES = 8  # addresses of one name that are tried
 
 IpAddress = IPv4Address | IPv6Address
 Resolve = Callable[[str, int], Awaitable[Sequence[str]]]  # host name and port → addresses; raises OSError
 
 
 class LocalTargets(StrEnum):
-    """The targets near the service that its HTTP client may call. Other machines are always allowed."""
+    """The local addresses that the service's HTTP client may call. Other machines are always allowed."""
 
     NONE = "none"
     LOOPBACK = "loopback"  # this machine
@@ -48,7 +48,7 @@ class LocalTargets(StrEnum):
 
 
 class HttpRequestFailed(Unavailable):
-    """There is no usable response; the message is a clause about the server, `it …`, without its address."""
+    """There is no usable response; the message is a clause that calls the server `it`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,7 +66,7 @@ class HttpLimits:
     """How long one request may take, in seconds of real time, and how much of the response is read."""
 
     timeout_s: float = 10.0  # until the response begins
-    body_timeout_s: float = 1.0  # for the body; then it is cut
+    body_timeout_s: float = 1.0  # for the body; the part that has arrived by then counts
     max_body_bytes: int = 4096
 
 
@@ -80,8 +80,8 @@ async def resolve_name(host: str, port: int) -> list[str]:
 class HttpClient:
     """Sends single requests over HTTP or HTTPS to addresses that `local_targets` allows.
 
-    Trusts the system's certificates, or those of SSL_CERT_FILE. It holds no connection, so it needs no close, and may
-    be used from any event loop.
+    Trusts the system's certificates, or those of SSL_CERT_FILE. It keeps no connection open, so it need not be
+    closed, and may be used from any event loop.
     """
 
     local_targets: LocalTargets = LocalTargets.NONE

@@ -1,4 +1,4 @@
-"""Limits how often the log repeats itself: a fault that lasts must not fill the disk.
+"""Limits how often the log repeats a message, so that a lasting fault does not fill the disk.
 
 `limit_repeated_messages` installs it for a whole process, after the log was configured.
 """
@@ -30,9 +30,9 @@ class _CallSite:
 class LogRateLimit(logging.Filter):
     """Passes each message once in 60 s, and at most 20 different messages of one place in the code.
 
-    The next one that passes says how many were left out. Two records of one place are the same message if their text
-    and their exception are equal. Add it to handlers: a filter of a logger does not see the records of the loggers
-    below it. It may be called from any thread.
+    Both limits are per 60 s. The next message that passes says how many were left out. Two records of one place are the
+    same message if their text and their exception are equal. Add it to handlers: a filter of a logger does not see the
+    records of the loggers below it. It may be called from any thread.
     """
 
     def __init__(self, monotonic: Callable[[], float] = time.monotonic) -> None:

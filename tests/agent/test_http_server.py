@@ -217,7 +217,9 @@ def test_the_state_is_not_shown_to_a_web_site_of_another_host(host: bytes) -> No
     async def client(port: int) -> None:
         status, _, body = await exchange(port, b"GET /state?x HTTP/1.1\r\nHost: " + host + b"\r\n\r\n")
         assert status == 421
-        assert json.loads(body) == {"error": "this page is not for other hosts: use this machine's name or address"}
+        assert json.loads(body) == {
+            "error": "this page is not served under this host name: use this machine's name or address"
+        }
 
     with_server(client, STATE)
 

@@ -136,7 +136,7 @@ def test_the_log_of_unknown_callers_is_bounded(caplog: pytest.LogCaptureFixture)
     assert [message.partition(" got")[0] for message in logged(caplog)] == [
         "a request from a",
         "a request from b",
-        "a request from an unknown place",
+        "a request from an unknown address",
         "more than 3 unknown callers in a minute: the others are not logged",
     ]
     caplog.clear()

@@ -65,7 +65,7 @@ class ServerClock:
 
 
 LOG = logging.getLogger("forewarn.agent")
-_FIXED_SETTINGS = ("endpoint", "vm", "state", "listen", "board")  # of AgentConfig: only a restart changes them
+_FIXED_SETTINGS = ("endpoint", "vm", "state", "listen", "board")  # of AgentConfig; only a restart changes them
 VM_NAME_TIMEOUT_S = 5.0  # if the name is already in the journal: a Preempt gives only 30 s (spec §6.3)
 
 
@@ -247,7 +247,7 @@ class AgentDaemon:
                 group.create_task(self._board_synchronizer.run())
 
     async def _prepare(self, *, retry: bool = True) -> None:
-        # First, because a step of unknown outcome must not change any more while it is judged or the next one runs.
+        # First, because a step with an unknown outcome must not still run while it is checked or the next one runs.
         await end_all_orphan_processes(self._config.step_folders)
         self._journal.prune()
         self._tidy_step_folders()
@@ -259,7 +259,7 @@ class AgentDaemon:
             self._board_synchronizer = BoardSynchronizer(board, self.snapshot, self._woken.set)
 
     def _tidy_step_folders(self) -> None:
-        """Removes folders that no record needs; keeps them all if the journal has no records: it was lost."""
+        """Removes folders that no record needs; moves all aside if the journal is empty, because it was lost."""
         needed = (*self._journal.keys(), *keys_with_step_folders(self._journal.open_records))
         if needed:
             remove_stale_step_folders(self._config.step_folders, needed)
@@ -267,7 +267,9 @@ class AgentDaemon:
         try:
             aside = set_step_folders_aside(self._config.step_folders, read_real_time())
         except OSError as error:
-            LOG.error("the step folders of a lost journal cannot be kept: %s", error.strerror)
+            LOG.error(
+                "the step folders of a lost journal cannot be moved aside (%s): move them by hand", error.strerror
+            )
             return
         if aside is not None:
             LOG.error("the journal is empty, but steps have run: undo them by hand, with the notes in %s", aside)

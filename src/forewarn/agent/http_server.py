@@ -2,9 +2,9 @@
 
 Load balancers, monitoring and `forewarn agent status` use it. No page may change anything.
 
-A health check must get its answer although other clients hold connections open, without a request or without reading
-their answer. So both have little time, and such connections are bounded, in total and for each address: one more closes
-the oldest of them, of the address with the most of them.
+A health check must be answered even while other clients hold connections open, without sending a request or without
+reading their answer. So the time for both is short, and the number of such connections is limited, in total and for
+each address: a further connection closes the oldest one of its address, or of the address with the most connections.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ DEFAULT_LISTEN_ADDRESS = "127.0.0.1:9258"
 _MAX_HEAD_BYTES = 8_192
 _REQUEST_TIMEOUT_S = 2.0  # for the whole head of a request
 _RESPONSE_TIMEOUT_S = 5.0
-MAX_CONNECTIONS = 64  # without a request yet; and as many whose answer is being sent
+MAX_CONNECTIONS = 64  # without a request yet; the same number again whose answer is being sent
 _MAX_PER_ADDRESS = 16
 _JSON_TYPE = "application/json"
 
@@ -95,7 +95,7 @@ _Connections = dict[asyncio.Task[None], str]  # the client's address by the conn
 
 @contextmanager
 def _counted(connections: _Connections, address: str) -> Iterator[None]:
-    """Context manager: counts the current task's connection; closes the oldest if they are too many."""
+    """Context manager: counts the current task's connection; closes the oldest one if there are too many."""
     task: asyncio.Task[None] | None = asyncio.current_task()
     assert task is not None
     connections[task] = address
@@ -142,7 +142,7 @@ class _HttpServer:
                         writer.close()
                         await writer.wait_closed()
         except (TimeoutError, ConnectionError, asyncio.CancelledError):
-            pass  # the client was too slow, had to make way for another, or has gone
+            pass  # the client was too slow, was closed for a newer connection, or has gone
         finally:
             writer.transport.abort()
 
@@ -155,7 +155,9 @@ class _HttpServer:
     async def _respond(self, head: bytes, writer: asyncio.StreamWriter) -> None:
         method, path = _parse_request_line(head)
         if path in _PRIVATE_PAGES and not _is_own_host(head, self._own_names):
-            page = json_page({"error": "this page is not for other hosts: use this machine's name or address"}, 421)
+            page = json_page(
+                {"error": "this page is not served under this host name: use this machine's name or address"}, 421
+            )
         else:
             page = self._make_page(method, path)
         writer.write(_encode_response(page, with_body=method != "HEAD"))

@@ -171,14 +171,14 @@ class JournalDamaged(Rejected):
 
 
 def unusable_journal_error(path: Path, error: Exception) -> Rejected:
-    """The error for a database error: the place is unusable (disk, permissions), or the file is damaged."""
+    """The error to raise for a database error: the file cannot be used (disk, permissions) or is damaged."""
     if isinstance(error, sqlite3.OperationalError) and not _is_about_content(error):
         return _cannot_open_error(path, error)
     return JournalDamaged(f"the journal {str(path)!r} is damaged ({error}): {_REPAIR}")
 
 
 def _is_about_content(error: sqlite3.OperationalError) -> bool:
-    """Whether the place is fine, and the journal's tables are missing, or a text of them is not UTF-8."""
+    """Whether the file can be read, but tables of the journal are missing or a text in them is not UTF-8."""
     return getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_ERROR or "decode" in str(error)
 
 

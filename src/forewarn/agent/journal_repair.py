@@ -1,4 +1,4 @@
-"""Repairs a damaged journal: keeps it aside, reads what can be read, and names what cannot.
+"""Repairs a damaged journal: moves it aside, keeps what can be read, and names what cannot.
 
 Each row is read on its own, so that one damaged page costs only the rows on it. The indexes of the tables name the
 rows whose own pages are damaged. A step whose row is lost counts as failed: it is not run again, and is undone when
@@ -33,7 +33,7 @@ from forewarn.agent.runner import file_time_stamp, keys_with_step_folders, stale
 from forewarn.errors import Rejected
 
 _FILE_SUFFIXES = ("", "-wal", "-shm")  # SQLite's files of one database
-_MAX_ROW_ID = 100_000  # tried if the table does not tell its last row
+_MAX_ROW_ID = 100_000  # the highest row id that is tried if the last one of the table cannot be read
 LOST_STEP_TEXT = "the journal was damaged: the outcome is not known"
 # The columns of each table's primary key, which its index repeats.
 _KEYS = {
@@ -52,7 +52,7 @@ class JournalRepair:
 
     damaged_copy: Path | None = None  # None: the journal is not damaged, and nothing was changed
     kept: tuple[str, ...] = ()  # keys of the events' records, oldest first
-    unreadable: tuple[str, ...] = ()  # one text for each thing, with what follows from it
+    unreadable: tuple[str, ...] = ()  # one text for each lost row or value, with the consequence
     step_folders: Path | None = None  # where step folders of lost events are now; None: there are none
 
 
@@ -66,10 +66,10 @@ class _SalvagedTable:
 
 
 def repair_journal(path: Path, step_folders: Path, now: float) -> JournalRepair:
-    """Replaces a damaged journal by one with everything that can be read; a whole one is not changed.
+    """Replaces a damaged journal with one that has everything readable; an undamaged one is not changed.
 
     `now` (POSIX seconds) names the copy of the damaged file. Until the new journal is complete, nothing is replaced.
-    Raises Rejected if an agent uses the journal, it does not exist, is from another version, or cannot be written.
+    Raises Rejected if an agent uses the journal, or if it does not exist, is of another version or cannot be written.
     """
     if not path.exists():
         raise Rejected(f"the journal {str(path)!r} does not exist: there is nothing to repair")
@@ -212,7 +212,7 @@ def _salvage_records(tables: dict[str, _SalvagedTable], unreadable: list[str]) -
     """Yields the readable records, oldest first, and adds what is lost to `unreadable`."""
     for table, salvaged in tables.items():
         if not salvaged.is_complete:
-            unreadable.append(f"perhaps further rows of the table {table}: its damaged pages do not tell")
+            unreadable.append(f"perhaps further rows of the table {table}: its damaged pages do not show them")
     runs, lost_steps = _salvage_step_runs(tables["steps"])
     kept: set[str] = set()
     rows = {key[0]: row for key, row in tables["events"].rows.items()}

@@ -346,7 +346,7 @@ def stale_step_folders(root: Path, keys: Iterable[str]) -> Iterator[Path]:
 
 
 def set_step_folders_aside(root: Path, now: float) -> Path | None:
-    """Moves the whole folder away if it is not empty, and returns where it is now; else None.
+    """Moves the folder of all steps aside; returns its new path, or None if it is missing or empty.
 
     `now` (POSIX seconds) is part of the new name. Raises OSError.
     """

@@ -27,8 +27,8 @@ class EventWatcher:
     """Polls the endpoint and passes on each change.
 
     A change counts as handled once `on_change` has returned; it comes again if that raised, and perhaps after a
-    crash. `on_poll` is called after each answer and its changes. `problem` is why the latest poll failed, or why its
-    document is usable in part only; else "".
+    crash. `on_poll` is called after each answer and its changes. `problem` says why the latest poll failed, or
+    why only a part of its document is usable; else "".
     """
 
     def __init__(

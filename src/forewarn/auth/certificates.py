@@ -137,9 +137,9 @@ def _read_ca_key(path: Path) -> ec.EllipticCurvePrivateKey:
 def _usable_server_certificate(
     directory: Path, authority: CertificateAuthority, wanted: tuple[str, ...], now: float | None
 ) -> CertificateFiles | None:
-    """Return the server certificate and key if they are valid and not to be renewed soon.
+    """Return the server certificate and key if they are usable and need no renewal yet; else None.
 
-    With None as `now`, their time does not count.
+    If `now` is None, the dates of the certificate are not checked.
     """
     path, key_path = _server_paths(directory)
     if not (path.exists() and key_path.exists()):

@@ -30,7 +30,7 @@ class CertificateFacts(msgspec.Struct, frozen=True, kw_only=True):
 class CertificateFiles(msgspec.Struct, frozen=True, kw_only=True):
     """The files of a certificate and its private key, and the facts of the certificate.
 
-    `problem` says why clients do not trust it now, and what to do, if its time or that of its CA is not now.
+    `problem` says why clients do not trust it and what to do, if it or its CA is not valid now; else it is "".
     """
 
     certificate: Path

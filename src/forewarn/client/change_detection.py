@@ -9,10 +9,10 @@ by one for each event added, started or removed (spec §4.2), so the part of its
 shows how an event that was last seen scheduled has ended: one is its removal alone, two are its start and its
 removal.
 
-A document may be usable in part only (`Received.unusable`). Its usable events count as in any other. An element that
-cannot be used may be any event that is missing, so a missing event is over only if every unusable element has a
-readable EventId, and that of another event. Nothing else of such an element is trusted, and the number of elements
-proves nothing either: which of two missing events one of them is cannot be told. The events that are kept end with
+Only a part of a document may be usable (`Received.unusable`). Its usable events count as in any other. An unusable
+element may stand for any missing event, so a missing event is over only if every unusable element has a readable
+EventId and it is the id of another event. Nothing else in such an element is trusted. The number of elements proves
+nothing either, because nobody can tell which of two missing events one of them stands for. The kept events end with
 the next whole document that does not list them.
 """
 

@@ -40,11 +40,11 @@ DEFAULT_RETRY_S = (1.0, 2.0, 5.0, 10.0, 30.0)  # delays before retries; the last
 class Handler:
     """Calls decorated functions for events that list this VM; with `neighbours` for all events.
 
-    Decorate functions before `run` or `arun`. Each takes one argument, the change; one that cannot be called so is
-    rejected when it is decorated, and so is a kind that is not a text (Rejected). Functions of one event are called one
-    at a time, those of different events in parallel. `retry_s` are the delays in seconds before a function that raised
-    is called again; the last one repeats until the function returns or the event is gone (functions of `gone`: until
-    they return). Raises Rejected if `retry_s` is empty.
+    Decorate functions before `run` or `arun`. Each takes one argument, the change. The decorators raise Rejected for a
+    function that cannot be called with one argument, and for a kind that is not a text. Functions of one event are
+    called one at a time, those of different events in parallel. `retry_s` are the delays in seconds before a function
+    that raised is called again; the last one repeats until the function returns or the event is gone (functions of
+    `gone`: until they return). Raises Rejected if `retry_s` is empty.
     """
 
     def __init__(
@@ -221,7 +221,7 @@ def _checked_kinds(kinds: Sequence[Any], decorator: str) -> Sequence[str]:
 
 
 def _require_one_argument(function: Callable[..., Any]) -> None:
-    """Raises Rejected unless the function can be called with one argument; built-in ones may not tell."""
+    """Raises Rejected unless the function takes one argument; accepts one whose signature is not known."""
     name = getattr(function, "__name__", repr(function))
     if not callable(function):
         raise Rejected(f"{name} is not a function: decorate a function that takes one argument, the change")

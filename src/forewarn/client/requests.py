@@ -58,7 +58,7 @@ class PollState:
 
     @property
     def condition(self) -> str:
-        """The ETag to send with the next poll; "" if the document was usable in part only."""
+        """The ETag to send with the next poll; "" if the latest document was only partly usable."""
         return "" if self.document is not None and self.document.unusable else self.etag
 
 
@@ -186,7 +186,7 @@ def step_after_answer(state: PollState, answer: PollAnswer) -> PollStep:
 
 
 def partial_document_warning(document: Received | None) -> str:
-    """What is wrong with a document that is usable in part only, and what follows; "" if it is whole."""
+    """What is wrong with a partly usable document, and what follows from it; "" if the document is whole."""
     if document is None or not document.unusable:
         return ""
     count, total = len(document.unusable), len(document.unusable) + len(document.events)

@@ -1,11 +1,11 @@
 """Estimates the service's time from the Date of its answers and this machine's clock. Pure.
 
-The time left of a notice decides which steps are cut, which rule applies and when an approval may be given, and none
-of that can be taken back. One answer with a wrong Date (of a proxy, a cache, one server of several) must therefore
-change nothing. A Date that fits the estimate moves it, which bounds the change to TOLERANCE_S. Any other is followed
-only when AGREEING_ANSWERS answers in a row give the same time: then it is the service's clock that has jumped, as that
-of a lab does, or this machine's that was stopped, as in a Freeze. The client asks at once for the answers that it
-needs for that. A wrong time in which all answers agree is the service's time, by definition (spec §12).
+The time left of a notice decides which steps are cut, which rule applies and when an approval may be given, and none of
+that can be taken back. One answer with a wrong Date (of a proxy, a cache, one server of several) must therefore change
+nothing. A Date that fits the estimate moves it, by at most TOLERANCE_S. Any other Date counts only when
+AGREEING_ANSWERS answers in a row give the same time: then the service's clock has jumped, as that of a lab does, or
+this machine's clock was stopped, as in a Freeze. The client asks at once for the answers that it needs for that. A
+wrong time in which all answers agree is the service's time, by definition (spec §12).
 """
 
 from __future__ import annotations

@@ -185,8 +185,9 @@ class ClientSession:
         """Flow: one poll, without retries except with an older version; remembers the service's time.
 
         Sends the ETag of `state`; only then may the service hold the answer, for up to `hold_s` seconds. May run the
-        discovery first. If the answer's Date does not fit the time so far, further requests decide about it; with
-        `confirm_time` also about the first one. Raises Unavailable if a retry may help, else Rejected or NotFound.
+        discovery first. If the answer's Date does not fit the estimated time, further requests confirm or reject it;
+        with `confirm_time`, they also confirm the first Date. Raises Unavailable if a retry may help, else Rejected or
+        NotFound.
         """
         timeout_s, asked_at = hold_s + ANSWER_TIMEOUT_S if self._has_answered else FIRST_ANSWER_TIMEOUT_S, self.clock()
         response = yield from self._send_negotiated(
@@ -205,7 +206,7 @@ class ClientSession:
     def _confirm_time(self, etag: str) -> Flow[None]:
         """Asks for more answers until they agree about the time; gives up after a few, or if one fails.
 
-        The time so far then goes on, and the next polls decide. Documents in these answers are ignored: the next poll
+        Then the estimate stays, and the next polls decide. Documents in these answers are ignored: the next poll
         gets them.
         """
         for _ in range(_MAX_TIME_REQUESTS):

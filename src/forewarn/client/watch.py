@@ -149,7 +149,7 @@ def _poll_once(
 ) -> Flow[PollStep]:
     """Polls once and returns the next step. It logs outages (Unavailable) and does not raise them.
 
-    It also logs a document that is usable in part only, when it first comes.
+    It also logs a warning when a partly usable document first comes.
     """
     try:
         answer = yield from session.poll(state, hold_s=int(hold_s), confirm_time=confirm_time)

@@ -96,7 +96,7 @@ class StoreQueryTests(StoreSuite):
         self.run_scenarios(scenario)
 
     def test_a_move_to_a_host_conflicts_with_its_change_but_not_with_other_moves(self) -> None:
-        """Spec §6.4: a host that fails or goes while a VM is sent to it must not strand the VM."""
+        """Spec §6.4: a VM must not be sent to a host that fails or is removed in the meantime."""
 
         async def scenario(store: Store) -> None:
             await store.commit(Commit(hosts=(Host(name="h", location="l"),)))

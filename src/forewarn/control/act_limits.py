@@ -1,6 +1,6 @@
 """Limits the attempts at acts that run at the same time, overall and per host and verb.
 
-So a host that hangs cannot keep acts of other hosts waiting. An act counts on the host that its VM is on and on the
+So a host that hangs does not delay acts on other hosts. An act counts on the host that its VM is on and on the
 host it moves to, because a call may hang on either.
 """
 
@@ -56,7 +56,7 @@ class HostLimiter:
         return False
 
     def release(self, act: Act) -> None:
-        """Give back the slots of an act whose attempt has ended. Call `next_waiting` afterwards."""
+        """Free the slots of an act whose attempt has ended. Call `next_waiting` afterwards."""
         for key in _slot_keys(act):
             self._running[key] -= 1
             if not self._running[key]:
@@ -65,8 +65,8 @@ class HostLimiter:
     def next_waiting(self, act: Act) -> Iterator[QueuedAct]:
         """Remove and yield, for each host of `act` with a free slot, the act that has waited longest for it.
 
-        Call it after each `release`, and for each act that it yielded and that was not started then. Otherwise a slot
-        could stay free while acts wait for it.
+        Call it after each `release`, and again with each act that it yielded if that act was not started. Otherwise a
+        slot could stay free while acts wait for it.
         """
         for key in _slot_keys(act):
             if key in self._waiting and self._is_free(key):
@@ -75,7 +75,7 @@ class HostLimiter:
                 yield queued
 
     def remove(self, act_id: str) -> None:
-        """Let an act wait no longer; does nothing if it does not wait."""
+        """Remove an act from those that wait for a slot; does nothing if it does not wait."""
         key = self._awaited.pop(act_id, None)
         if key is None:
             return

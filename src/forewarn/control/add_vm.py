@@ -1,8 +1,8 @@
 """Writes a fleet file for one VM to add, so that the VM passes the same checks as a whole fleet file.
 
-The set that the VM joins gives a missing location, domain or placement group; its VMs know how many domains were
-declared for it. A missing subscription or resource group is the one that most VMs are in. The fleet file's defaults
-give the rest.
+A missing location, domain or placement group comes from the set that the VM joins; its VMs store how many domains the
+fleet file declared for it. A missing subscription or resource group is the one that most VMs are in. The rest has the
+defaults of a fleet file.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from forewarn.core.fleetfile.tables import AvailabilitySetTable, CloudServiceTab
 from forewarn.errors import Rejected
 from forewarn.store.interface import Store
 
-# What the problems of a fleet file say about the file, and what they say about one VM instead.
+# Phrases about a fleet file in its problems, and the phrases about one VM that replace them.
 _VM_WORDS = (
     (re.compile(r"is not declared\b( in the VM's resource group)?"), r"does not exist\1"),
     (re.compile(r",( from| first on)? line \d+"), ""),
@@ -142,7 +142,7 @@ def _joined_set(new_vm: NewVm, store: Store, group: tuple[str, str]) -> _JoinedS
 
 
 def _declared_domains(vms: Sequence[Vm], key: str) -> int:
-    """Return how many domains were declared for the set of these VMs; 0 if they do not know."""
+    """Return how many domains were declared for the set of these VMs; 0 if that is not known."""
     return max((getattr(vm, f"{key}_count") for vm in vms), default=0)
 
 

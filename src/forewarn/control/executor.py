@@ -54,7 +54,7 @@ class _RunningAttempt:
     task: asyncio.Task[ActDone | ActUnderWay]
     timer: asyncio.TimerHandle  # marks it as unanswered
     began_at: float  # on the event loop's clock
-    is_unanswered: bool = False  # for longer than usual
+    is_unanswered: bool = False  # True after ten seconds of real time without an answer
 
 
 class ActExecutor:
@@ -124,7 +124,7 @@ class ActExecutor:
         """Queue the unfinished acts of a started event; acts already known here are not queued again.
 
         Called with every committed event, so it also learns which outcomes the store has now. An act that got its
-        outcome elsewhere, because its host failed, is given up.
+        outcome elsewhere, because its host failed, is cancelled here.
         """
         for act in event.acts:
             if act.outcome is not None:
@@ -149,7 +149,7 @@ class ActExecutor:
             queued = heapq.heappop(self._due)
             act = self._acts.get(queued[2])
             if act is None:
-                continue  # it was given up
+                continue  # it was cancelled
             if self._take_turn(act) and self._host_limiter.acquire_or_wait(act, queued):
                 self._start_attempt(act)
                 started = True
@@ -208,7 +208,7 @@ class ActExecutor:
         self._leave_vm_queue(act)
 
     def _leave_vm_queue(self, act: Act) -> None:
-        """Remove the act from the queue of its VM, if it is there; it is the turn of the next act then."""
+        """Remove the act from the queue of its VM, if it is there, so that the next act can start."""
         queue = self._vm_queues.get(act.vm, deque())
         if act.id not in queue:
             return

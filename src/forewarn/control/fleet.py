@@ -47,7 +47,7 @@ class FleetChange:
     vms: tuple[Vm, ...] = ()  # to add, or to replace by key
     removed: tuple[Vm, ...] = ()  # to remove from the fleet
     text: str = ""  # of the history entry; "": a summary of the change
-    decided_on: FleetVersions | None = None  # what it relies on; None: on the fleet as it is when it is applied
+    decided_on: FleetVersions | None = None  # versions that it relies on; None: those at the time it is applied
 
 
 class FleetService:

@@ -56,8 +56,8 @@ def move_in_progress(scope: Scope, event: Event) -> Act | None:
 def acts_for_event(scope: Scope, event: Event, context: DecisionContext) -> tuple[Act, ...]:
     """Return one new act per affected VM of the event, with a destination where it needs another host.
 
-    A VM needs one if it moves, or starts and has none. An act that finds none has a failed outcome from the beginning,
-    and so has one that needs a running VM on a host that has failed.
+    A VM needs a destination if it moves, or if it starts without a host. An act whose VM has no possible destination,
+    or that needs a running VM on a failed host, has a failed outcome from the beginning.
     """
     return tuple(_act_for_vm(event, vm, context) for vm in affected_vms(scope, event))
 

@@ -36,7 +36,7 @@ class Policy:
 class DecisionContext:
     """Inputs of a decision from outside its scope, all of them read before it begins.
 
-    Nothing here changes while a decision uses it, so a decision can be repeated or thrown away. By default no gate is
+    Nothing here changes while a decision uses it, so a decision can be repeated or discarded. By default no gate is
     released, no host has failed, no VM can move, and no fault is active.
     """
 

@@ -1,7 +1,7 @@
 """Effects of injected faults on events and scopes (spec §11).
 
-Only decisions with an active fault on events come here. A fault applies only where it changes something, so that a
-fault with a count is not used up by an event that it leaves unchanged.
+Decisions use this module only while a fault on events is active. A fault applies only where it changes something, so
+that a fault with a count is not used up by an event that it leaves unchanged.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def reset_incarnation(scope: Scope, fault: Fault, now: float) -> Scope:
 def plan_freezes(fault: Fault, scope: Scope, ids: Sequence[str]) -> tuple[PlannedEvent, ...]:
     """Plan one Freeze per event id, over the scope's VMs in turn, the fault's VM first if it names one.
 
-    VMs that do not run are left out. Refused if none runs. The caller applies the planned events.
+    VMs that are not running are left out. Refused if none is running. The caller applies the planned events.
     """
     vms = _vms_from_target(fault, scope)
     if not vms:

@@ -43,7 +43,7 @@ class Host(msgspec.Struct, frozen=True, kw_only=True):
     """A machine that runs VMs. Maintenance of it may affect several scopes at once.
 
     A decision that brings a VM to the host relies on its `version`; one that changes or removes it relies on
-    `arrivals` too. So a host cannot fail or go while a move to it is being committed.
+    `arrivals` too. So a host cannot fail or be removed while a move to it is being committed.
     """
 
     name: str

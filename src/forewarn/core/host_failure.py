@@ -1,6 +1,6 @@
 """What a failed host means for acts and events (spec §6.4).
 
-Nothing is performed on a host that has failed. An act that is under way there ends as failed, and the event of the
+Nothing is performed on a host that has failed. An act in progress there ends as failed, and the event of the
 failure moves the VM once, from where it is.
 """
 
@@ -15,10 +15,10 @@ from forewarn.core.scope import Scope
 
 
 def end_acts_on_failed_hosts(scope: Scope, context: DecisionContext) -> Scope:
-    """Return the scope with a failed outcome for each act that cannot go on because a host has failed.
+    """Return the scope with a failed outcome for each act that cannot continue because a host has failed.
 
     Such an act moves a VM to that host, or its VM is still there. An act that moves a VM away from a failed host, or
-    removes it, goes on.
+    removes it, continues.
     """
     for started in scope.live_events(EventState.STARTED):
         for act in started.unfinished_acts:

@@ -121,9 +121,9 @@ class HostOccupancy(Protocol):
 def choose_destination(vm: Vm, hosts: Iterable[Host], occupancy: HostOccupancy) -> str | None:
     """Return the host that a VM moves to (spec §6.4); None if no host is possible.
 
-    It is another healthy host of the same location and zone, the one with the fewest VMs. A host with announced
-    maintenance is the last choice, because the VM would be affected soon again. Before it comes a host with another
-    update domain of the VM's scope, so that later work on a host stays within one update domain.
+    Only other healthy hosts in the same location and zone are possible. It prefers hosts without announced maintenance,
+    which would soon affect the VM again; then hosts without another update domain of the VM's scope, so that later
+    work on a host stays within one update domain; then the host with the fewest VMs.
     """
     possible = [host.name for host in hosts if is_destination(host, vm)]
     return min(

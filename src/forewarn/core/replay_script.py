@@ -197,7 +197,7 @@ def count_changes(before: Sequence[wire.EventNotice], after: Sequence[wire.Event
 
 
 def _decoded_document(answer: RecordedAnswer) -> Received | None:
-    """Return the document; None if the answer is another one, or a document that is only usable in part."""
+    """Return the document; None if the answer is no document, or one that is only partly usable."""
     if answer.status != HTTPStatus.OK:
         return None
     try:

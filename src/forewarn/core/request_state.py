@@ -1,6 +1,6 @@
 """Computes the state of a request from its events (spec §9).
 
-The only definition: our API, Azure's API, the portal, explanations and the command line word this answer.
+This is the only definition: our API, Azure's API, the portal, explanations and the command line show its result.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _HOST_WORK = frozenset({RequestedOperation.ROLLOUT, RequestedOperation.DEGRADE, 
 
 
 class RequestState(StrEnum):
-    """How a request stands (spec §9). Our API shows the values."""
+    """The state of a request (spec §9). Our API shows the values."""
 
     IN_PROGRESS = "in progress"
     SUCCEEDED = "succeeded"

@@ -1,6 +1,6 @@
 """Rollouts: the next wave of events over hosts or a scope, one update domain at a time (spec §6.2).
 
-A VM is dealt with once an event of the rollout has listed it, unless it left its host before the event started. All
+A VM is handled once an event of the rollout has listed it, unless it left its host before the event started. All
 VMs of a host are published together, so that two hosts never wait for each other; a host waits while another update
 domain of one of its scopes is busy in this rollout.
 """
@@ -65,9 +65,9 @@ def next_wave(
 def remaining_vms(
     rollout: Rollout, vms: Iterable[Vm], events: Sequence[Event], planned: Sequence[PlannedEvent]
 ) -> list[Vm]:
-    """Return the VMs that the rollout can affect and that no event deals with, published or planned.
+    """Return the VMs that the rollout can affect and that no event handles, published or planned.
 
-    A VM that left a host before its event started, and is on a host of the rollout again, is not dealt with.
+    A VM that left a host before its event started, and is on a host of the rollout again, is not handled.
     """
     handled = {(e.scope_id, name) for e in events for name in _handled_vms(rollout, e)}
     handled |= {(p.scope_id, name) for p in planned for name in p.vms}
@@ -174,8 +174,8 @@ def rollout_end_reason(rollout: Rollout, events: Sequence[Event], progress: Roll
 def count_rollout_vms(vms: Iterable[Vm], events: Sequence[Event]) -> RolloutTally:
     """Count the VMs of a rollout by what happened to them.
 
-    `vms` are all its VMs, `events` all its events, oldest first. A VM counts once, as its newest event says: a VM that
-    came back to a host has more than one.
+    `vms` are all its VMs, `events` all its events, oldest first. A VM counts once, by its newest event: a VM that
+    came back to a host has several.
     """
     states = {(vm.scope_id, vm.name): "waiting" for vm in vms}
     for event in events:

@@ -72,7 +72,7 @@ class ScopeFacts:
     waits: Mapping[str, StartWait] = field(default_factory=dict)  # by event id; none for an event that starts now
     names: Mapping[str, str] = field(default_factory=dict)  # VM key → its name
     rollouts: Mapping[str, str] = field(default_factory=dict)  # request id → the rollout in words
-    unanswered_s: Mapping[str, float] = field(default_factory=dict)  # act id → how long the hypervisor is silent, real
+    unanswered_s: Mapping[str, float] = field(default_factory=dict)  # act id → real seconds without an answer
     blocking_hosts: Mapping[str, str] = field(default_factory=dict)  # act id → the host whose other calls it waits for
     idle_s: float = Policy().idle_s  # without polls for this long, the scope is disabled
 

@@ -1,8 +1,8 @@
 """One run of an operator's command, with a time limit, and the durable journal of all runs.
 
 A command runs in its own session and writes to a file, so that it outlives the service. The journal says that a run
-began, which process it is, and how it ended. A lock on the output file says that a command still runs, for the moment
-in which the journal does not know its process yet.
+began, which process it is, and how it ended. A lock on the output file shows that a command still runs, as long
+as the journal does not have its process yet.
 """
 
 from __future__ import annotations
@@ -136,7 +136,7 @@ def kill_process_group(pid: int) -> None:
 
 
 def _open_locked(output: Path) -> int:
-    """Return a new output file with a lock, which every process holds that gets the file descriptor."""
+    """Return the descriptor of a new locked output file; every process that inherits it holds the lock."""
     output.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     output.unlink(missing_ok=True)  # a process that an earlier command left behind may still hold the old one
     file = os.open(output, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_EXCL, 0o600)

@@ -168,7 +168,7 @@ class EffectLedger:
         return int(rows[0][0])
 
     def record_effect(self, effect: Effect) -> bool:
-        """Record an effect; False if its act already has one: then only its count of repeats grows.
+        """Record an effect and return True; if its act already has one, count a repeat and return False.
 
         From time to time it deletes old effects that ended: all but the newest 100,000 and those of the last day.
         """
@@ -186,7 +186,7 @@ class EffectLedger:
         return False
 
     def _prune(self, *, before: float, up_to_seq: int) -> None:
-        """Delete effects that ended before this lab time, and whose outcome the store has had for long."""
+        """Delete the effects up to this number that ended before this lab time: the store has their outcomes."""
         old = "FROM effect WHERE seq <= ? AND ended = 1 AND ends_at < ?"
         self._execute(f"DELETE FROM act WHERE act_id IN (SELECT act_id {old})", up_to_seq, before)
         self._execute(f"DELETE {old}", up_to_seq, before)

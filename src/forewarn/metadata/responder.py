@@ -396,7 +396,9 @@ class UnknownCallerLog:
             del self._logged_at[oldest]
         if len(self._logged_at) < self._max_callers:
             self._logged_at[caller.attachment] = now
-            _log.warning("a request from %s got 404: %s", caller.attachment or "an unknown place", _reason_for(caller))
+            _log.warning(
+                "a request from %s got 404: %s", caller.attachment or "an unknown address", _reason_for(caller)
+            )
         elif self._overflow_logged_at is None or self._overflow_logged_at <= since:
             self._overflow_logged_at = now
             _log.warning("more than %d unknown callers in a minute: the others are not logged", self._max_callers)

@@ -35,7 +35,7 @@ _VMS_UNPREPARED_HELP = (
 )
 _ACTS_UNANSWERED_HELP = "Acts that the hypervisor has not answered for ten seconds of real time or longer."
 _ACT_UNANSWERED_OLDEST_HELP = (
-    "How long the oldest of these acts has waited for its answer, in real time; 0 without any."
+    "How long the oldest of these acts has waited for its answer, in real time; 0 if there are none."
 )
 _ACTS_WAITING_HELP = "Due acts that wait because their host has too many calls without an answer."
 _SCOPES_ASKING_HELP = "Enabled scopes of which at least one VM polls now; events of the others reach no handler."

@@ -231,7 +231,7 @@ class VmSupervisor:
             _close_descriptors(descriptors)
 
     async def _hand_over_listeners(self, connection: ServiceConnection) -> deque[int]:
-        """Send new listening sockets; the last ones closed with their service, so no client waited in vain."""
+        """Send new listening sockets; the old ones were closed when their service ended, so no client hangs."""
         reply = await self._open_listeners()
         descriptors = deque(reply.descriptors)
         try:

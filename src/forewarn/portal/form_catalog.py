@@ -300,7 +300,7 @@ _WITHOUT_POLLS_FIELD = FormField(
     name="without_polls",
     kind=FieldKind.CHECK,
     label="Without polls",
-    hint="VMs that poll now count as polling throughout. With this they do not, so their scopes become idle.",
+    hint="VMs that poll now count as polling throughout, unless this is checked: then their scopes become idle.",
     body_member="without_polls",
 )
 

@@ -84,7 +84,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     oidc_jwks: str = ""  # URL of its keys; "": the one in its openid-configuration
     oidc_client_id: str = ""  # the portal's client id at that issuer; "": no sign-in to the portal there
     oidc_client_secret_file: str = ""  # the portal's secret at that issuer; "": a public client without one
-    local_targets: LocalTargets = LocalTargets.NONE  # near targets of webhooks and issuers; in a lab `loopback`
+    local_targets: LocalTargets = LocalTargets.NONE  # local addresses of webhooks and issuers; in a lab `loopback`
     strict_api_versions: bool = False  # reject calls of Azure's API with an unknown api-version
     hypervisor: HypervisorKind = HypervisorKind.SIMULATED  # the default in a lab is `process`
     simulate: tuple[dict[str, Any], ...] = ()  # how the simulated hypervisor misbehaves

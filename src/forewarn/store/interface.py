@@ -32,7 +32,7 @@ class LastPoll(msgspec.Struct, frozen=True, kw_only=True):
     count: int = 0  # polls of this VM so far
     agent: str = ""  # the client program, from its User-Agent
     wait_s: int = 0  # how long the client lets the server hold this poll; until then it counts as polling
-    vm_id: str = ""  # of the VM, which another VM with its key does not have; "": stored by an earlier release
+    vm_id: str = ""  # tells VMs apart that had the same key one after the other; "": stored by an earlier release
 
 
 class StoreCounts(NamedTuple):
@@ -210,7 +210,7 @@ class Store(Protocol):
         """Write a value under a name, in place of an earlier one."""
 
     async def prune(self, before: float) -> int:
-        """Delete what ended or was removed before this time; return how many history entries went.
+        """Delete what ended or was removed before this time; return how many history entries it deleted.
 
         Deletes history entries; events that are over, with their deliveries; requests that nothing kept refers to, with
         their gates and replay scripts; removed VMs that no kept event lists or was delivered to, with their polls. Open

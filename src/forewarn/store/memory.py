@@ -258,7 +258,7 @@ class MemoryStore(Store):
         self._write(lambda: self._tables.saved.__setitem__(name, value))
 
     async def prune(self, before: float) -> int:
-        """Delete what ended before this time and nothing kept refers to; return how many entries went."""
+        """Delete what ended before this time, unless kept rows refer to it; return the count of entries."""
         return self._write(lambda: self._tables.prune(before))
 
     async def back_up(self, path: Path) -> None:

@@ -143,7 +143,7 @@ class MemoryTables:
             self.deliveries.setdefault((delivery.event_id, delivery.vm, delivery.status), delivery)
 
     def prune(self, before: float) -> int:
-        """Delete what ended before this time and nothing kept refers to; return how many entries went."""
+        """Delete what ended before this time, unless kept rows refer to it; return the count of entries."""
         kept = [entry for entry in self.history if entry.at >= before]
         deleted = len(self.history) - len(kept)
         self.history = kept

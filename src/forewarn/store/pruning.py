@@ -74,7 +74,7 @@ PRUNE_DELIVERY_VM = "DELETE FROM delivery_vms WHERE vm = :row_id"
 
 
 async def prune_store(writer: WriterThread, path: Path, before: float) -> int:
-    """Delete what `Store.prune` names from the store at `path`; return how many history entries went.
+    """Delete what `Store.prune` names from the store at `path`; return the count of history entries.
 
     Raises Unavailable; what was deleted until then stays deleted, and the next call continues.
     """

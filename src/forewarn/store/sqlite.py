@@ -276,7 +276,7 @@ class SqliteStore(Store):
         await self._writer.write(lambda db: writes.save_value(db, name, value))
 
     async def prune(self, before: float) -> int:
-        """Delete what ended before this time and nothing kept refers to; return how many entries went."""
+        """Delete what ended before this time, unless kept rows refer to it; return the count of entries."""
         return await pruning.prune_store(self._writer, self._path, before)
 
     async def back_up(self, path: Path) -> None:

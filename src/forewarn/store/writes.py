@@ -20,7 +20,8 @@ from forewarn.store.versions import VersionedRow, host_conflict, version_conflic
 def apply_commit(db: sqlite3.Connection, commit: Commit) -> AppliedCommit:
     """Write all of a commit, in the order of its fields, and return it with numbered entries.
 
-    Raises Conflict if a scope, host, gate or request is at another version than the one it was decided on.
+    Raises Conflict if a scope, host, gate or request is at another version than the one it was decided on, or if VMs
+    have come to a changed or removed host since.
     """
     for scope in commit.scopes:
         _write_versioned(

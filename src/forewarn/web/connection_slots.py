@@ -1,8 +1,9 @@
-"""Divides the console's connections among its callers, so that none of them can use up all.
+"""Divides the console's connections among its callers, so that none of them can use up all of them.
 
 Before sign-in a connection counts for the address that it comes from, after sign-in for its principal. Some slots are
-reserved for administrators and for callers on this machine. A connection that only waits for its peer makes way for a
-new one of the same address. All numbers derive from the process's limit of open files.
+reserved for administrators and for callers on this machine. A connection that is not signed in and waits for its peer
+may be closed for a new one: of the same address, or of any address when all general slots are in use. All numbers
+derive from the process's limit of open files.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ class ConnectionShares:
 
     @property
     def refused(self) -> int:
-        """Connections that only get the answer that there are too many."""
+        """Connections that are only answered with the reason for which they are refused."""
         return self.total // 16
 
     @property
@@ -99,8 +100,8 @@ class ConnectionSlot:
         self.group = group
         self.pool = pool
         self.principal_id = ""  # "": not signed in
-        self.refusal: ForewarnError | None = None  # then every request is answered with it
-        self.waits_since: float | None = now  # for a whole request; None while one is answered
+        self.refusal: ForewarnError | None = None  # if set, every request is answered with this error
+        self.waits_since: float | None = now  # since when it waits for a whole request; None while one is answered
         self.evict = evict
 
     @property
@@ -147,8 +148,8 @@ class ConnectionSlots:
     def open(self, group: str, share: int, now: float, evict: Callable[[], None]) -> ConnectionSlot | None:
         """Return a slot for a new connection of this address group, which may hold `share` before sign-in.
 
-        Its `refusal` is set if it must only be told that there are too many; None if not even that is possible. May
-        call `evict` of another slot, which must close that connection.
+        Its `refusal` is set if the connection may only be answered with that error. Returns None if no slot is free for
+        that either: then close the connection. May call `evict` of another slot, which must close its connection.
         """
         pool, refusal = self._choose_pool(group, share, now)
         if refusal is not None:
@@ -162,7 +163,8 @@ class ConnectionSlots:
     ) -> ConnectionSlot | None:
         """Return a slot for a new connection that only gets this answer.
 
-        Closes the one that waits longest for its request, if there are too many; None if all are being answered.
+        If there are too many, it closes the one that has waited longest for its request; None if all are being
+        answered.
         """
         if self._is_full(_Pool.REFUSED) and not self._evict_one(self._refused, now, after_s=0):
             return None
@@ -205,7 +207,7 @@ class ConnectionSlots:
         return slot
 
     def _choose_pool(self, group: str, share: int, now: float) -> tuple[_Pool, Unavailable | None]:
-        """Return the pool for a new connection, and why it is refused; may evict another connection."""
+        """Return the pool for a new connection, and why it is refused or None; may evict another connection."""
         own = self._anonymous.get(group, {})
         if len(own) >= share and not self._evict_one(own, now):
             return _Pool.REFUSED, _address_share_exceeded(group, share)

@@ -193,10 +193,10 @@ class FleetIndex:
 class FleetDirectory:
     """Finds VMs by name and lists them by Azure resource, with an index in memory.
 
-    It reads the whole fleet when it is made, and follows each commit until `close()` is called: a large one in turns,
-    so that the event loop does other work in between, or at once when it is asked. `find` and its variants read the VMs
-    they return from the store. Names and resource ids are matched without case; `has` and `power_of` need the exact
-    key.
+    It reads the whole fleet when it is made, and follows each commit until `close()` is called. It indexes a large
+    commit in turns, so that the event loop does other work in between, or at once when a caller needs the index. `find`
+    and its variants read the VMs they return from the store. Names and resource ids are matched without case; `has` and
+    `power_of` need the exact key.
     """
 
     def __init__(self, store: Store) -> None:

@@ -107,7 +107,7 @@ async def polling_report(
 def silent_seconds(poll: LastPoll, pace: PollingPace | None, now: float) -> float:
     """How long ago the VM last polled, in real time, as every page shows it.
 
-    Lab time may jump, so the lab time of the poll, up to `now`, counts only if the VM's pace is not known.
+    Lab time may jump, so the lab time since the poll, until `now`, is used only if the VM's pace is not known.
     """
     return pace.silent_s if pace is not None else max(0.0, now - poll.at)
 

@@ -36,7 +36,7 @@ class RequestStatus:
 
 
 def read_request_status(context: RequestContext, request: MaintenanceRequest) -> RequestStatus:
-    """Read how a request stands; the caller must be allowed to see it."""
+    """Read the state of a request; the caller must be allowed to see it."""
     events = request_events(context, request)
     planned = tuple(context.store.planned(request_id=request.id))
     is_over = not planned and not any(event.is_live for event in events)

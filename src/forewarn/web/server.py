@@ -88,7 +88,7 @@ class BoundedH11Connection(H11Protocol):
         self.closed.set()
 
     def data_received(self, data: bytes) -> None:
-        """Parses the data; a connection whose request is complete waits for us from then on."""
+        """Parses the data; a connection whose request is complete is not closed for another one."""
         super().data_received(data)
         if not self._is_receiving():
             self._slot.request_received()
@@ -140,7 +140,7 @@ class BoundedH11Connection(H11Protocol):
     def _abort_if_late(self) -> None:
         """Aborts the connection if its request is late, else checks again when the whole request would be."""
         if not self._is_receiving():
-            return  # a peer that has sent its whole request waits for us
+            return  # the peer has sent its whole request
         timeout_s = HEAD_TIMEOUT_S
         if self.conn.their_state is h11.SEND_BODY:
             timeout_s = REQUEST_TIMEOUT_S if self._slot.is_signed_in else ANONYMOUS_REQUEST_TIMEOUT_S
@@ -237,7 +237,7 @@ class ConnectionAcceptor:
         share = shares.per_local_address if group == LOCAL_GROUP else shares.per_address
         slot = self._slots.open(group, share, now, served.abort)
         if slot is None or slot.refusal is not None:
-            log.warning("the console refuses connections of %s: they are too many", group)
+            log.warning("the console refuses connections from %s: too many are open", group)
         return slot
 
     async def _serve_connection(

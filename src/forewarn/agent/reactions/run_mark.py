@@ -1,10 +1,10 @@
 """Marks the processes of a command, so that the next agent finds and ends them if this one is killed.
 
 The mark is a file in the step's folder, written before the command starts. It has a random id, which the command and
-its children carry in their environment and in the name of their standard input; no other process has it. Once the
-command runs, the mark also has its pid with its start time and boot, for a command that sheds both; another process
-that got the same pid began at another time. A command that ended while an agent watched has no mark, so processes
-that it left behind on purpose stay.
+its children carry in their environment and in the name of their standard input; no other process has the id. Once the
+command runs, the mark also has its pid, start time and boot id, because a command may change its environment and its
+standard input; a later process with the same pid has another start time. The mark is removed when a command ends
+while the agent runs, so processes that the command leaves behind on purpose are not ended.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def mark_command_process(folder: Path, pid: int) -> None:
 
 
 def remove_run_mark(folder: Path) -> None:
-    """Removes the mark, if any, after the command has ended; what it left running may stay."""
+    """Removes the mark, if any, after the command has ended; processes that it left behind keep running."""
     (folder / _RUN_MARK_FILE).unlink(missing_ok=True)
 
 
@@ -85,8 +85,8 @@ def read_run_mark(folder: Path) -> RunMark | None:
 async def end_orphan_processes(folder: Path, grace_s: float) -> None:
     """Ends processes of an earlier run in this folder whose end no agent saw: SIGTERM, then SIGKILL.
 
-    SIGKILL follows after `grace_s`. Does nothing if the folder has no mark; removes it. If a process cannot be ended,
-    that is logged, and the mark stays.
+    SIGKILL follows after `grace_s` seconds. Removes the mark afterwards; does nothing without one. Logs an error and
+    keeps the mark if a process cannot be ended.
     """
     mark = read_run_mark(folder)
     if mark is None:
@@ -100,7 +100,9 @@ async def end_orphan_processes(folder: Path, grace_s: float) -> None:
         remove_run_mark(folder)
     else:
         pids = ", ".join(str(each.pid) for each in _marked_processes(mark))
-        LOG.error("processes of an earlier run of step %s cannot be ended: end them by hand (%s)", folder.name, pids)
+        LOG.error(
+            "processes of an earlier run of step %s cannot be ended: end them by hand (pids %s)", folder.name, pids
+        )
 
 
 async def end_all_orphan_processes(root: Path) -> None:
