@@ -19,6 +19,7 @@ from forewarn.agent.actions import (
     StopStep,
     TaskKey,
     WaitUntil,
+    record_after_action,
 )
 from forewarn.agent.approval import BoardView
 from forewarn.agent.decision import next_actions, resolve_interrupted_step
@@ -410,3 +411,13 @@ def test_an_event_for_which_a_reboot_undid_a_step_does_not_keep_others_from_undo
     again = record(run("save", boot_id="boot-2"), key="E2", boot_id="boot-2", plan=("save",), **GONE)
     undo = actions_for(rebooted, again, boot_id="boot-2", steps=(DRAIN, volatile))[-1]
     assert undo == StartStep(key="E2", step=volatile, phase=StepPhase.UNDO)
+
+
+def test_a_step_that_is_resumed_after_a_reboot_belongs_to_the_new_boot() -> None:
+    """Otherwise its undo would be skipped, because the reboot before it seems to have undone it."""
+    begun = record(run("drain"), run("save", StepState.BEGUN))
+    resume = action_for(begun, boot_id="boot-2")
+    assert isinstance(resume, ResumeStep)
+    after = record_after_action(begun, resume, now=NOW, boot_id="boot-2").step_run("save")
+    assert after is not None
+    assert (after.state, after.boot_id) == (StepState.BEGUN, "boot-2")

@@ -103,7 +103,8 @@ AgentAction = (
 def record_after_action(record: EventRecord, action: AgentAction, *, now: float, boot_id: str) -> EventRecord:
     """The record as it is journalled before the action is carried out, at server time `now`.
 
-    Returns the record itself for an action that is not journalled: resume, stop, wait.
+    A resumed step belongs to the current boot, because a later reboot undoes what it does now. Returns the record
+    itself for an action that is not journalled: stop, wait, or a resume in the same boot.
     """
     match action:
         case StartStep():
@@ -117,6 +118,11 @@ def record_after_action(record: EventRecord, action: AgentAction, *, now: float,
                     holder=action.holder,
                 )
             )
+        case ResumeStep(step=step, phase=phase):
+            begun = record.step_run(step.name, phase)
+            if begun is None or begun.boot_id == boot_id:
+                return record
+            return record.with_step_run(replace(begun, boot_id=boot_id))
         case RecordStepEnd(step_run=run):
             return record.with_step_run(run)
         case RunApprovalCheck():
