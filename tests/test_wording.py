@@ -21,7 +21,7 @@ def test_more_names_than_fit_are_counted_but_never_a_single_one(names: str, text
     assert first_names(list(names)) == text
 
 
-def test_names_that_are_not_at_hand_are_counted_too() -> None:
+def test_names_that_are_not_given_are_counted_too() -> None:
     assert first_names(["a", "b"], 2, total=9) == "a, b and 7 more"
     assert first_names(["a", "b"], 2, total=2) == "a, b"
 

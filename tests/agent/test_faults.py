@@ -160,7 +160,7 @@ def test_a_malformed_answer_is_a_failed_poll_and_not_a_document_without_events(
 
 
 @pytest.mark.parametrize("element", [{}, None, {"EventType": "Reboot", "Resources": ["web-0"]}, {"EventId": "a"}])
-def test_an_unusable_element_does_not_end_an_event_that_it_may_be(tmp_path: Path, element: object) -> None:
+def test_an_unusable_element_does_not_end_an_event_that_it_may_stand_for(tmp_path: Path, element: object) -> None:
     with ChangingServer(listing("A", "B")) as server, AgentThread(tmp_path, server.url, DRAIN_TEXT) as agent:
         eventually(lambda: len(agent.records) == 2 and agent.lines == ["drain"])
         server.current = listing("B", incarnation=4, more=(element,))

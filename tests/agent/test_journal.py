@@ -217,7 +217,7 @@ def test_a_record_that_cannot_be_read_is_reported_as_damage(path: Path, statemen
         AgentJournal(path)
 
 
-def test_damage_that_a_running_agent_meets_is_reported(journal: AgentJournal, path: Path) -> None:
+def test_damage_that_a_running_agent_finds_is_reported(journal: AgentJournal, path: Path) -> None:
     journal._db.execute("DROP TABLE events")
     for ask in (lambda: journal.count_records("E1"), journal.keys, journal.records):
         with pytest.raises(JournalDamaged):

@@ -201,7 +201,7 @@ def wrong_keyword(change: Change, *, vm: str) -> None:
     ids=["no argument", "two arguments", "a keyword", "no function"],
 )
 @pytest.mark.parametrize("decorator", ["on", "started", "gone"])
-def test_a_function_that_cannot_take_a_change_is_rejected_at_its_decoration(
+def test_a_function_that_cannot_take_a_change_is_rejected_when_it_is_decorated(
     decorator: str, function: object, text: str
 ) -> None:
     with pytest.raises(Rejected) as error:

@@ -129,7 +129,7 @@ def test_a_document_that_is_usable_in_part_must_come_again_in_full() -> None:
         ),
     ],
 )
-def test_the_warning_about_half_a_document_says_what_follows(unusable: tuple[str, ...], text: str) -> None:
+def test_the_warning_about_a_partial_document_says_what_follows(unusable: tuple[str, ...], text: str) -> None:
     assert partial_document_warning(replace(SECOND, unusable=unusable)) == text
 
 

@@ -211,7 +211,7 @@ VERBS = st.sampled_from([Verb.REBOOT, Verb.MIGRATE, Verb.REDEPLOY])
     moves=st.lists(st.tuples(HOSTS, HOSTS, VERBS), max_size=30),
     answers=st.lists(st.integers(min_value=0, max_value=10), min_size=30, max_size=30),
 )
-def test_every_act_is_performed_once_within_the_limits_in_whatever_order_hosts_answer(
+def test_every_act_is_performed_once_within_the_limits_in_any_order_of_answers(
     moves: list[tuple[str, str, Verb]], answers: list[int]
 ) -> None:
     limits = ActLimits(overall=5, per_host=3, per_move=2)

@@ -1,4 +1,4 @@
-"""A large change of the fleet is prepared in turns, and changes do not get in each other's way."""
+"""A large change of the fleet is prepared in turns, and concurrent changes do not interfere with each other."""
 
 from __future__ import annotations
 

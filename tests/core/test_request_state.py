@@ -1,4 +1,4 @@
-"""How a request stands: one definition for all interfaces (spec §9)."""
+"""The state of a request: one definition for all interfaces (spec §9)."""
 
 from __future__ import annotations
 

@@ -120,7 +120,7 @@ def test_pruning_returns_space_to_the_file_system_while_the_store_is_open(tmp_pa
     asyncio.run(scenario())
 
 
-def test_commits_go_on_while_the_store_is_pruned(tmp_path: Path) -> None:
+def test_commits_continue_while_the_store_is_pruned(tmp_path: Path) -> None:
     """Pruning works in small transactions, between which other writes are done."""
 
     async def scenario() -> None:

@@ -1,4 +1,4 @@
-"""Makes Python before 3.13 warn of SQLite connections that were never closed, as Python 3.13 does by itself.
+"""Makes Python before 3.13 warn about SQLite connections that were never closed, as Python 3.13 does by itself.
 
 The warning appears when the connection is deallocated, perhaps in a later test. Warnings are errors here, so a leak
 fails a test with every version of Python.

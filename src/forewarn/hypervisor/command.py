@@ -140,7 +140,8 @@ class CommandHypervisor:
         if before is not None:
             if not await end_orphaned_command(before, self._output_file(act, "run"), within_s=spec.timeout_s):
                 raise Unavailable(
-                    f"the command for {act.verb} of VM {act.name!r} that an earlier service started does not end"
+                    f"the command for {act.verb} of VM {act.name!r} that an earlier service started does not end: "
+                    "end it by hand"
                 )
             self._output_file(act, "run").unlink(missing_ok=True)
             if spec.check and await self._is_already_done(act, spec):
