@@ -297,3 +297,69 @@ def test_an_act_that_is_committed_after_its_host_failed_is_not_begun(world: Worl
     world.do(both())
     verbs = [effect.verb for effect in world.ledger.effects(world.vm("web").key)]
     assert verbs in ([Verb.REDEPLOY], [Verb.REDEPLOY, Verb.REAPPLY])
+
+
+def world_with_busy_h3() -> World:
+    """Two VMs of one scope on h1, a third on h3; whatever moves goes to h2, because h3 has more VMs."""
+    web = [a_vm(f"web-{n}", availability_set="web", host=host) for n, host in enumerate(("h1", "h1", "h3"))]
+    return World(vms=[*web, *(a_vm(f"other-{n}", host="h3") for n in range(5))], hosts=HOSTS)
+
+
+def test_all_vms_of_a_scope_that_are_redeployed_to_a_failing_host_are_moved_elsewhere() -> None:
+    world = world_with_busy_h3()
+    fail(world, "h1")
+    assert {act.to_host for event in world.events() for act in event.acts} == {"h2"}
+    assert len(fail(world, "h2")) == 2
+    world.advance(5 * MINUTE)
+    assert [world.vm(name).host for name in ("web-0", "web-1")] == ["h3", "h3"]
+    world.close()
+
+
+@pytest.mark.parametrize("source_fails", [True, False])
+def test_an_outcome_in_the_scope_of_a_vm_that_moves_to_a_failing_host_does_not_strand_it(source_fails: bool) -> None:
+    """The outcome is recorded after the failure was committed, and before its events are published."""
+    world = world_with_busy_h3()
+    if source_fails:
+        fail(world, "h1")
+    else:
+        world.ask(RequestedOperation.REDEPLOY, "web-0", short_notice=True)
+    world.ask(RequestedOperation.REAPPLY, "web-2")
+
+    async def fail_while_an_outcome_waits() -> None:
+        world.clock.apply_setting(world.clock.setting_after_jump(world.now + MINUTE))
+        world.control.executor.start_due_acts()
+        await world.control.executor.wait_for_any()
+        await world.control.requests.fail_host("h2", who="op")
+        await world.control.reconciler.run_until_settled()
+
+    world.do(fail_while_an_outcome_waits())
+    assert "reapply of web-2 performed" in world.transcript()
+    world.advance(5 * MINUTE)
+    assert world.vm("web-0").host == "h3"
+    world.close()
+
+
+@pytest.mark.parametrize("at_the_same_time", [True, False])
+def test_a_vm_whose_migration_ends_when_its_destination_fails_is_not_stranded(
+    world: World, at_the_same_time: bool
+) -> None:
+    rollout = Rollout(impact=RolloutImpact.MIGRATE, hosts=("h1",))
+    world.do(world.control.requests.start_rollout(rollout, who="op"))
+    world.settle()
+    world.approve("web", event_of_cause(world, "web", Cause.LIVE_MIGRATION).id)
+    (act,) = event_of_cause(world, "web", Cause.LIVE_MIGRATION).acts
+
+    async def fail_while_it_arrives() -> None:
+        world.clock.apply_setting(world.clock.setting_after_jump(world.now + 2 * MINUTE))
+        world.control.executor.start_due_acts()
+        await world.control.executor.wait_for_any()  # it has arrived, but nothing is recorded
+        failure = world.control.requests.fail_host(act.to_host, who="op")
+        if at_the_same_time:
+            await asyncio.gather(world.control.reconciler.reconcile(), failure)
+        else:
+            await failure
+        await world.control.reconciler.run_until_settled()
+
+    world.do(fail_while_it_arrives())
+    world.advance(30 * MINUTE)
+    assert world.vm("web").host != act.to_host

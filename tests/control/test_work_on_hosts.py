@@ -6,9 +6,17 @@ from collections.abc import Iterator
 
 import pytest
 
+from forewarn.control.placement_index import PlacementIndex
 from forewarn.core.event import Ending, Event, EventState
-from forewarn.core.fleet import PowerState
-from forewarn.core.request import MaintenanceRequest, RequestedOperation, Rollout, RolloutImpact, RolloutTally
+from forewarn.core.fleet import PowerState, Vm
+from forewarn.core.request import (
+    MaintenanceRequest,
+    RequestedOperation,
+    Rollout,
+    RolloutImpact,
+    RolloutState,
+    RolloutTally,
+)
 from tests.support.world import World, a_host, a_vm
 
 MINUTE = 60.0
@@ -148,3 +156,39 @@ def test_a_vm_that_comes_back_to_the_host_gets_an_event_again(world: World) -> N
     first, second = [event for event in world.store.events(request_id=request.id) if "db" in event.vms]
     assert (first.ending, second.ending) == (Ending.NOT_NEEDED, Ending.FINISHED)
     assert tally(world, request).total == tally(world, request).done == 3
+
+
+def test_publishing_an_event_chooses_no_destination_before_it_starts(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A destination is compared with all hosts, so choosing one for each VM of a large request takes long."""
+    chosen: list[str] = []
+    find = PlacementIndex.find_destination
+
+    def find_and_note(index: PlacementIndex, vm: Vm) -> str | None:
+        chosen.append(vm.name)
+        return find(index, vm)
+
+    monkeypatch.setattr(PlacementIndex, "find_destination", find_and_note)
+    names = [vm.name for vm in world.store.vms()]
+    world.ask(RequestedOperation.REDEPLOY, *names)
+    assert not chosen
+    world.advance(15 * MINUTE)
+    assert sorted(chosen) == sorted(names)
+    assert all(event.ending is Ending.FINISHED for event in world.events())
+
+
+def test_no_event_of_an_aborted_rollout_starts_because_another_one_is_withdrawn(world: World) -> None:
+    """One of two events of a scope is approved, and the rollout aborted, before the reconciler runs again."""
+    request = start_rollout(world, RolloutImpact.MIGRATE)
+    event = event_of(world, request, "web-2")
+
+    async def approve_and_abort() -> None:
+        await world.control.guests.approve(world.vm("web-2").key, (event.id,))
+        await world.control.requests.change_rollout_state(request.id, RolloutState.ABORTED, who="op")
+        await world.control.reconciler.run_until_settled()
+
+    world.do(approve_and_abort())
+    assert {event.ending for event in world.store.events(request_id=request.id)} == {Ending.WITHDRAWN}
+    counts = tally(world, request)
+    assert (counts.total, counts.withdrawn, counts.started) == (3, 3, 0)

@@ -25,6 +25,7 @@ from forewarn.core.decision import DecisionContext
 from forewarn.core.event import Act, ActOutcome, Event, EventState, Gate
 from forewarn.core.fleet import HostHealth
 from forewarn.core.history import EntryKind, HistoryEntry
+from forewarn.core.host_failure import outcome_on_failed_host
 from forewarn.core.planning import apply_planned_event
 from forewarn.core.reconcile import PLATFORM_ACTOR, reconcile_scope, record_act_outcome
 from forewarn.core.release import start_wait, waits_only_for_gate
@@ -235,10 +236,19 @@ class Reconciler:
 
     async def _record_scope_outcomes(self, scope_id: str, items: list[tuple[Act, ActOutcome]]) -> None:
         try:
-            await self._transactions.run(scope_id, _recording_decision(items))
+            await self._transactions.run(scope_id, self._recording_decision(items))
         except BaseException:
             self._executor.return_outcomes(items)
             raise
+
+    def _recording_decision(self, items: list[tuple[Act, ActOutcome]]) -> Callable[[Scope, DecisionContext], Scope]:
+        def decision(scope: Scope, context: DecisionContext) -> Scope:
+            for act, outcome in items:
+                scope = record_act_outcome(scope, act, outcome_on_failed_host(act, outcome, context))
+            # A planned event of a failed host must see the acts to that host before they end; the scope stays due.
+            return scope if self._has_unapplied else reconcile_scope(scope, context)
+
+        return decision
 
     def _event_of(self, act: Act) -> Event:
         event = self._store.event(act.event_id)
@@ -415,15 +425,6 @@ def _released_entry(gate: Gate, now: float) -> HistoryEntry:
     return HistoryEntry(
         at=now, what=EntryKind.RELEASED, who=PLATFORM_ACTOR, text=text, request_id=gate.request_id, host=gate.host
     )
-
-
-def _recording_decision(items: list[tuple[Act, ActOutcome]]) -> Callable[[Scope, DecisionContext], Scope]:
-    def decision(scope: Scope, context: DecisionContext) -> Scope:
-        for act, outcome in items:
-            scope = record_act_outcome(scope, act, outcome)
-        return reconcile_scope(scope, context)
-
-    return decision
 
 
 def _applying_decision(planned: list[PlannedEvent]) -> Callable[[Scope, DecisionContext], Scope]:

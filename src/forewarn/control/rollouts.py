@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from msgspec.structs import replace
 
-from forewarn.control.scope_transactions import ScopeTransactions
+from forewarn.control.scope_transactions import ScopeTransactions, group_by_scope
 from forewarn.core import lifecycle
 from forewarn.core.commit import Commit
 from forewarn.core.decision import DecisionContext
@@ -152,10 +152,11 @@ class RolloutService:
     ) -> bool:
         if planned:
             await self._store.commit(Commit(requests=(request,), unplanned=tuple(p.event_id for p in planned)))
-        for event in events:
-            if event.status is EventState.SCHEDULED:
-                await self._transactions.run(event.scope_id, _withdraw_decision(event.id, rollout.progress))
-        if not any(event.status is EventState.STARTED for event in events):
+        scheduled = [event for event in events if event.status is EventState.SCHEDULED]
+        for scope_id, members in group_by_scope(scheduled, lambda event: event.scope_id).items():
+            await self._transactions.run(scope_id, _withdraw_decision([e.id for e in members], rollout.progress))
+        # One of them may have started before it could be withdrawn.
+        if not any(event.is_live for event in self._store.events(request_id=request.id)):
             await self._save_rollout(
                 request, replace(rollout, closed=True, tally=self.tally_of(request, rollout)), None
             )
@@ -186,15 +187,19 @@ class RolloutService:
         return self._transactions.clock.now()
 
 
-def _withdraw_decision(event_id: str, progress: RolloutState) -> Callable[[Scope, DecisionContext], Scope]:
+def _withdraw_decision(event_ids: list[str], progress: RolloutState) -> Callable[[Scope, DecisionContext], Scope]:
+    """Return a decision that withdraws these events of a scope together.
+
+    So none of them starts because another one no longer blocks it.
+    """
+
     def decision(scope: Scope, context: DecisionContext) -> Scope:
-        event = scope.event(event_id)
-        if event is None or event.status is not EventState.SCHEDULED:
-            return scope
-        reason = f"its rollout was {progress}"
-        return reconcile_scope(
-            lifecycle.withdraw(scope, event, by=PLATFORM_ACTOR, reason=reason, now=context.now), context
-        )
+        for event_id in event_ids:
+            event = scope.event(event_id)
+            if event is not None and event.status is EventState.SCHEDULED:
+                reason = f"its rollout was {progress}"
+                scope = lifecycle.withdraw(scope, event, by=PLATFORM_ACTOR, reason=reason, now=context.now)
+        return reconcile_scope(scope, context)
 
     return decision
 

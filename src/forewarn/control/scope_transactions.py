@@ -18,6 +18,7 @@ from forewarn.control.placement_index import PlacementIndex
 from forewarn.core.acts import vms_needing_destination
 from forewarn.core.commit import Commit, merge_commits, new_destinations, scope_commit
 from forewarn.core.decision import DecisionContext, Policy
+from forewarn.core.planning import may_start_at_once
 from forewarn.core.reconcile import with_next_wake
 from forewarn.core.request import PlannedEvent
 from forewarn.core.scope import Scope
@@ -69,7 +70,8 @@ class ScopeTransactions:
         The destinations are reserved until the end of the block; commit within it.
         """
         context = self.context_for(scope, planned)
-        movers = vms_needing_destination(scope, planned, context.now)
+        starting = [item for item in planned if may_start_at_once(scope, item, context)]
+        movers = vms_needing_destination(scope, starting, context.now)
         if not movers:
             yield context
             return

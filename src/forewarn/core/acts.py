@@ -94,7 +94,7 @@ def _needs_destination(vm: Vm, rules: CauseRules) -> bool:
 def vms_needing_destination(scope: Scope, planned: Sequence[PlannedEvent], now: float) -> list[Vm]:
     """Return the VMs of the scope that a decision may send to another host now.
 
-    These are VMs of scheduled events that are ready and of the planned events that the decision applies.
+    These are VMs of scheduled events that are ready and of `planned`, the planned events that it may start.
     """
     ready = [event for event in scope.live_events(EventState.SCHEDULED) if event.is_ready(now)]
     moves = [(e.rules, e.vms) for e in ready] + [(CAUSE_RULES[p.cause], p.vms) for p in planned]

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import msgspec
 
 from forewarn.core.access import Grant, RegisteredClient
-from forewarn.core.event import Event, EventState, Gate
+from forewarn.core.event import Act, Event, EventState, Gate
 from forewarn.core.fleet import Host, Vm
 from forewarn.core.history import HistoryEntry
 from forewarn.core.request import MaintenanceRequest, PlannedEvent
@@ -68,15 +68,22 @@ def scope_commit(old: Scope | None, new: Scope) -> Commit:
 
 
 def new_destinations(old: Scope | None, changed: Sequence[Event]) -> set[str]:
-    """Return the names of the hosts to which these changed events of the scope begin to move VMs.
+    """Return the hosts (names) to which these changed events of a scope bring VMs, or begin to move them.
 
     `old` is the scope before the change. Acts are made once, when an event starts.
     """
     moving = [event for event in changed if any(act.to_host for act in event.acts)]
     if not moving:
         return set()
-    begun = {event.id for event in old.events if event.acts} if old else set()
-    return {act.to_host for event in moving if event.id not in begun for act in event.unfinished_acts if act.to_host}
+    begun = {event.id: event for event in old.events if event.acts} if old else {}
+    acts = (_arrivals(begun[e.id], e) if e.id in begun else e.unfinished_acts for e in moving)
+    return {act.to_host for of_event in acts for act in of_event if act.to_host}
+
+
+def _arrivals(before: Event, after: Event) -> tuple[Act, ...]:
+    """Return the acts that have succeeded between two states of an event."""
+    unfinished = {act.id for act in before.unfinished_acts}
+    return tuple(act for act in after.acts if act.id in unfinished and act.outcome is not None and act.outcome.ok)
 
 
 def merge_commits(*commits: Commit) -> Commit:

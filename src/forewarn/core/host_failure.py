@@ -6,6 +6,8 @@ failure moves the VM once, from where it is.
 
 from __future__ import annotations
 
+from collections.abc import Collection, Set
+
 from forewarn.core import lifecycle
 from forewarn.core.cause import Verb
 from forewarn.core.decision import DecisionContext
@@ -14,14 +16,16 @@ from forewarn.core.fleet import Vm
 from forewarn.core.scope import Scope
 
 
-def end_acts_on_failed_hosts(scope: Scope, context: DecisionContext) -> Scope:
+def end_acts_on_failed_hosts(scope: Scope, context: DecisionContext, *, names: Collection[str] | None = None) -> Scope:
     """Return the scope with a failed outcome for each act that cannot continue because a host has failed.
 
     Such an act moves a VM to that host, or its VM is still there. An act that moves a VM away from a failed host, or
-    removes it, continues.
+    removes it, continues. `names` limits this to the acts of these VMs.
     """
     for started in scope.live_events(EventState.STARTED):
         for act in started.unfinished_acts:
+            if names is not None and act.name not in names:
+                continue
             if (problem := _host_problem(scope, act, context)) is not None:
                 event = scope.event(started.id)
                 assert event is not None
@@ -36,10 +40,11 @@ def has_act_on_failed_host(scope: Scope, event: Event, context: DecisionContext)
     return any(_host_problem(scope, act, context) is not None for act in event.unfinished_acts)
 
 
-def needs_recovery(scope: Scope, vm: Vm, host: str) -> bool:
+def needs_recovery(scope: Scope, vm: Vm, host: str, failed_hosts: Set[str] = frozenset()) -> bool:
     """Return whether the failure of this host must move the VM: it is there, or is being redeployed to it.
 
-    A VM that is already being moved away from a failed host, because this one failed before, moves only once.
+    A VM that is already being moved away from a failed host, because this one failed before, moves only once. If its
+    redeployment to this host has ended as failed, it moves if it is still on one of `failed_hosts`.
     """
     moves = [
         act
@@ -49,13 +54,28 @@ def needs_recovery(scope: Scope, vm: Vm, host: str) -> bool:
     ]
     if vm.host == host:
         return not any(act.abrupt and act.to_host != host for act in moves)
-    return any(act.to_host == host for act in moves)
+    return any(act.to_host == host for act in moves) or (vm.host in failed_hosts and not moves)
+
+
+def outcome_on_failed_host(act: Act, outcome: ActOutcome, context: DecisionContext) -> ActOutcome:
+    """Return the outcome to record for an act that the hypervisor has performed.
+
+    A VM that migrates to a failed host, or starts there, has not arrived: the failure has no event for it, so it
+    would stay there. A redeployed VM arrives, and is moved on.
+    """
+    if not outcome.ok or act.verb is Verb.REDEPLOY or act.to_host not in context.failed_hosts:
+        return outcome
+    return ActOutcome(ok=False, at=outcome.at, note=_lost_destination(act))
 
 
 def _host_problem(scope: Scope, act: Act, context: DecisionContext) -> str | None:
     if act.to_host in context.failed_hosts:
-        return f"host {act.to_host} failed while {act.name} was moving to it"
+        return _lost_destination(act)
     vm = scope.vm(act.name)
     if vm is not None and vm.host in context.failed_hosts and not act.abrupt:
         return f"host {vm.host} failed"
     return None
+
+
+def _lost_destination(act: Act) -> str:
+    return f"host {act.to_host} failed while {act.name} was moving to it"

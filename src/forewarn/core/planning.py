@@ -121,7 +121,7 @@ def apply_planned_event(scope: Scope, planned: PlannedEvent, context: DecisionCo
     vms = [vm for vm in (scope.vm(name) for name in planned.vms) if vm is not None]
     if not vms:
         raise Refused(f"VM {planned.vms[0]!r} no longer exists: there is nothing to {rules.verb}")
-    vms = [vm for vm in vms if _is_concerned(scope, vm, planned)]
+    vms = [vm for vm in vms if _is_concerned(scope, vm, planned, context)]
     if not vms:
         raise Refused(f"VM {planned.vms[0]!r} is no longer on host {planned.host!r}: there is nothing to {rules.verb}")
     # A VM may have been deleted and added in another update domain since this was planned (spec §7.3).
@@ -140,13 +140,26 @@ def apply_planned_event(scope: Scope, planned: PlannedEvent, context: DecisionCo
     return scope
 
 
-def _is_concerned(scope: Scope, vm: Vm, planned: PlannedEvent) -> bool:
+def may_start_at_once(scope: Scope, planned: PlannedEvent, context: DecisionContext) -> bool:
+    """Return whether `apply_planned_event` could start this event at once.
+
+    It could without a notice, by a policy, or by a fault. If not, it only publishes the event, and no VM moves yet.
+    """
+    rules = CAUSE_RULES[planned.cause]
+    if context.faults or planned.cause is Cause.HOST_FAILED or rules.kind is None:
+        return True
+    vms = [vm for vm in (scope.vm(name) for name in planned.vms) if vm is not None]
+    unlisted = bool(vms) and _unlisted_reason(scope, planned, vms, context.policy.idle_s) is not None
+    return unlisted or any(_is_preapproved(planned.cause, [vm]) for vm in vms)
+
+
+def _is_concerned(scope: Scope, vm: Vm, planned: PlannedEvent, context: DecisionContext) -> bool:
     """Return whether the VM is still where the work is: work on a host concerns the VMs on it (spec §6.4).
 
     For a failed host, `needs_recovery` decides.
     """
     if planned.cause is Cause.HOST_FAILED and planned.host:
-        return needs_recovery(scope, vm, planned.host)
+        return needs_recovery(scope, vm, planned.host, context.failed_hosts)
     return is_on_maintained_host(vm, CAUSE_RULES[planned.cause], planned.host)
 
 
@@ -191,14 +204,15 @@ def _unlisted_reason(scope: Scope, planned: PlannedEvent, vms: list[Vm], idle_s:
 
 def _announce_or_start(scope: Scope, event: Event, vms: list[Vm], context: DecisionContext) -> Scope:
     if event.cause is Cause.HOST_FAILED:
-        scope = end_acts_on_failed_hosts(scope, context)  # the redeployment takes the place of what was being done
+        # The redeployment takes the place of what was being done to these VMs.
+        scope = end_acts_on_failed_hosts(scope, context, names=event.vms)
         return lifecycle.start_without_notice(scope, event, acts_for_event(scope, event, context), context.now)
     move = move_in_progress(scope, event)
     if not event.listed:
         if move is not None and event.rules.moves_vm:
             raise Refused(f"VM {move.name!r} is being moved to host {move.to_host!r}: try again when it has arrived")
         return lifecycle.start_without_notice(scope, event, acts_for_event(scope, event, context), context.now)
-    if _is_preapproved(event, vms):
+    if _is_preapproved(event.cause, vms):
         approved = replace(event, approved_at=context.now, approved_by="policy", note="approved by policy")
         if move is not None:
             return lifecycle.announce(scope, approved)  # it starts when the VM has arrived
@@ -210,10 +224,10 @@ def _announce_or_start(scope: Scope, event: Event, vms: list[Vm], context: Decis
     )
 
 
-def _is_preapproved(event: Event, vms: list[Vm]) -> bool:
-    if event.cause is Cause.USER_RESTART:
+def _is_preapproved(cause: Cause, vms: list[Vm]) -> bool:
+    if cause is Cause.USER_RESTART:
         return all(vm.auto_approve.restart for vm in vms)
-    return event.cause is Cause.USER_REDEPLOY and all(vm.auto_approve.redeploy for vm in vms)
+    return cause is Cause.USER_REDEPLOY and all(vm.auto_approve.redeploy for vm in vms)
 
 
 def _replaced_events(scope: Scope, planned: PlannedEvent) -> list[Event]:
