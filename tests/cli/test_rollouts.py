@@ -20,8 +20,9 @@ def test_the_progress_bar_has_exactly_the_given_width(counts: list[int], width: 
 
 
 def test_failed_vms_have_their_own_part_of_the_bar() -> None:
-    tally = {"total": 4, "done": 1, "failed": 1, "withdrawn": 0, "started": 1, "scheduled": 1, "waiting": 0}
-    assert [str(span.style) for span in progress_bar(tally, 4).spans] == ["green", "red", "cyan", "yellow"]
+    tally = {"total": 5, "done": 1, "failed": 1, "withdrawn": 0, "not_needed": 1, "started": 1, "scheduled": 1}
+    styles = [str(span.style) for span in progress_bar(tally | {"waiting": 0}, 5).spans]
+    assert styles == ["green", "red", "bright_black", "cyan", "yellow"]
 
 
 def pass_time(lab: Any, turns: int) -> None:

@@ -60,7 +60,10 @@ def test_a_service_whose_clock_is_before_its_certificate_serves_its_vms(tmp_path
     console = free_port()
     fleet = FLEET + 'address = "127.0.0.2"\n'
     environment = {"FOREWARN_CONSOLE": f"127.0.0.1:{console}"}
-    with ServiceProcess(data=tmp_path, fleet=fleet, command="serve", environment=environment) as service:
+    service = ServiceProcess(
+        data=tmp_path, fleet=fleet, command="serve", arguments=("--new-store",), environment=environment
+    )
+    with service:
         assert service.poll("web-0")["Events"] == []
         unverified = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         unverified.check_hostname, unverified.verify_mode = False, ssl.CERT_NONE

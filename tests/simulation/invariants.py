@@ -70,14 +70,15 @@ class HostChecker:
         for host in commit.removed_hosts:
             self._failed_at.pop(host.name, None)
 
-    def on_perform(self, act: Act) -> None:
-        """Check an act that the service begins now."""
+    def on_perform(self, act: Act, now: float) -> None:
+        """Check an act that the service begins now; a host that fails in the same instant does not count."""
         vm = self._vms.get(act.vm)
         if vm is None:
             return
-        if act.verb in ACTS_ON_LIVE_HOSTS and vm.host in self._failed_at:
+        failed = {host for host, at in self._failed_at.items() if at < now}
+        if act.verb in ACTS_ON_LIVE_HOSTS and vm.host in failed:
             self._report("§6.4 nothing is performed on a host that has failed", f"{act} on {vm.host}")
-        if act.to_host in self._failed_at:
+        if act.to_host in failed:
             self._report("§6.4 no VM moves to a host that has failed", f"{act}")
         if act.to_host and vm.host and act.from_host != vm.host:
             self._report("§6.4 a VM is moved from where it is", f"{act}, but {vm.name} is on {vm.host}")

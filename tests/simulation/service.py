@@ -123,14 +123,14 @@ class CrashingHypervisor(SimulatedHypervisor):
         *,
         process: SimulatedProcess,
         chance: Random,
-        on_perform: Callable[[Act], None],
+        on_perform: Callable[[Act, float], None],
     ) -> None:
         super().__init__(ledger, behaviour)
         self._process, self._chance, self._on_perform = process, chance, on_perform
 
     async def perform(self, act: Act, now: float) -> ActDone | ActUnderWay:
         if not self.has_begun(act.id):
-            self._on_perform(act)
+            self._on_perform(act, now)
         self._process.pass_point()
         answer = await super().perform(act, now)
         self._process.pass_point()
@@ -147,7 +147,7 @@ class SimulatedService:
         policy: Policy,
         chance: Random,
         new_id: Callable[[], str],
-        on_perform: Callable[[Act], None],
+        on_perform: Callable[[Act, float], None],
         on_open: Callable[[Store, float], None],
         database: Path | None,
     ) -> None:

@@ -261,10 +261,10 @@ class Simulation:
             rule, _, text = violation.partition(":")
             self.report(rule, text)
 
-    def _on_perform(self, act: Act) -> None:
+    def _on_perform(self, act: Act, now: float) -> None:
         self.count("acts")
         self.note(f"act        {act.verb} of {act.name} from {act.from_host or '-'} to {act.to_host or '-'}")
-        self.host_checker.on_perform(act)
+        self.host_checker.on_perform(act, now)
         for guest in self.guests.values():
             if act.verb in BOOT_VERBS and guest.vm.key == act.vm:
                 guest.reboot()

@@ -52,26 +52,26 @@ class Found:
 
 def test_an_act_on_a_failed_host_is_found() -> None:
     found = Found()
-    found.checker.on_perform(an_act())
+    found.checker.on_perform(an_act(), 20.0)
     assert found.rules == []
     found.fail_host("h1")
-    found.checker.on_perform(an_act())
+    found.checker.on_perform(an_act(), 20.0)
     assert found.rules == ["§6.4 nothing is performed on a host that has failed"]
 
 
 def test_a_move_away_from_a_failed_host_is_correct_and_a_move_to_one_is_not() -> None:
     found = Found()
     found.fail_host("h1")
-    found.checker.on_perform(an_act(verb=Verb.REDEPLOY, to_host="h2"))
+    found.checker.on_perform(an_act(verb=Verb.REDEPLOY, to_host="h2"), 20.0)
     assert found.rules == []
     found.fail_host("h2")
-    found.checker.on_perform(an_act(verb=Verb.REDEPLOY, to_host="h2"))
+    found.checker.on_perform(an_act(verb=Verb.REDEPLOY, to_host="h2"), 20.0)
     assert found.rules == ["§6.4 no VM moves to a host that has failed"]
 
 
 def test_a_move_from_a_host_that_the_vm_has_left_is_found() -> None:
     found = Found()
-    found.checker.on_perform(an_act(verb=Verb.REDEPLOY, from_host="h2", to_host="h3"))
+    found.checker.on_perform(an_act(verb=Verb.REDEPLOY, from_host="h2", to_host="h3"), 20.0)
     assert found.rules == ["§6.4 a VM is moved from where it is"]
 
 
