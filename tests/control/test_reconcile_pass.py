@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 
 from forewarn.core.commit import Commit
@@ -39,4 +41,25 @@ def test_an_error_in_one_scope_does_not_block_the_others() -> None:
     store.failing_scope = ""
     world.advance(60)
     assert {event.status for event in world.events()} == {EventState.OVER}
+    world.close()
+
+
+def test_a_pass_that_is_cancelled_keeps_the_outcomes_that_it_has_not_recorded() -> None:
+    world = World(vms=[a_vm(f"web-{n}") for n in range(3)], hosts=[a_host("h1")])
+    world.ask(RequestedOperation.REAPPLY, *(f"web-{n}" for n in range(3)))
+
+    async def cancel_a_pass() -> None:
+        world.clock.apply_setting(world.clock.setting_after_jump(world.now + 3600))
+        world.control.executor.start_due_acts()
+        while world.control.executor.answering_acts:
+            await world.control.executor.wait_for_any()
+        reconciling = asyncio.create_task(world.control.reconciler.reconcile())
+        await asyncio.sleep(0)  # it has taken the outcomes, and no scope has had its turn
+        reconciling.cancel()
+        await asyncio.gather(reconciling, return_exceptions=True)
+
+    world.do(cancel_a_pass())
+    assert len(world.events(EventState.STARTED)) == 3
+    world.settle()
+    assert not world.events(EventState.STARTED)
     world.close()

@@ -230,16 +230,16 @@ class Reconciler:
 
     async def _record_outcomes(self) -> bool:
         known = self._executor.take_outcomes()
-        grouped = group_by_scope(known, lambda item: self._event_of(item[0]).scope_id)
-        await _run_concurrently(self._record_scope_outcomes(scope_id, items) for scope_id, items in grouped.items())
+        unrecorded = group_by_scope(known, lambda item: self._event_of(item[0]).scope_id)
+        try:
+            await _run_concurrently(self._record_scope_outcomes(scope_id, unrecorded) for scope_id in list(unrecorded))
+        finally:  # also if the pass is cancelled before a scope had its turn
+            self._executor.return_outcomes([item for items in unrecorded.values() for item in items])
         return bool(known)
 
-    async def _record_scope_outcomes(self, scope_id: str, items: list[tuple[Act, ActOutcome]]) -> None:
-        try:
-            await self._transactions.run(scope_id, self._recording_decision(items))
-        except BaseException:
-            self._executor.return_outcomes(items)
-            raise
+    async def _record_scope_outcomes(self, scope_id: str, unrecorded: dict[str, list[tuple[Act, ActOutcome]]]) -> None:
+        await self._transactions.run(scope_id, self._recording_decision(unrecorded[scope_id]))
+        del unrecorded[scope_id]
 
     def _recording_decision(self, items: list[tuple[Act, ActOutcome]]) -> Callable[[Scope, DecisionContext], Scope]:
         def decision(scope: Scope, context: DecisionContext) -> Scope:
