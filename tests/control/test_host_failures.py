@@ -363,3 +363,11 @@ def test_a_vm_whose_migration_ends_when_its_destination_fails_is_not_stranded(
     world.do(fail_while_it_arrives())
     world.advance(30 * MINUTE)
     assert world.vm("web").host != act.to_host
+
+
+def test_a_host_cannot_change_its_location_while_a_vm_is_moving_to_it(world: World) -> None:
+    world.ask(RequestedOperation.REDEPLOY, "web", short_notice=True)
+    (act,) = event_of_cause(world, "web", Cause.USER_REDEPLOY).acts
+    elsewhere = a_host(act.to_host, location="northeurope")
+    with pytest.raises(Refused, match="cannot get another location or zone"):
+        world.do(world.control.fleet.apply_change(FleetChange(hosts=(elsewhere,)), who="op"))

@@ -187,7 +187,8 @@ class FleetService:
         return merge_commits(*commits, Commit(entries=(entry,)))
 
     def _require_unused_hosts(self, change: FleetChange) -> None:
-        """Raise Refused if a host to remove would still have a VM, or has one moving to it."""
+        """Raise Refused if a host to remove has a VM, or if a VM moves to it or to a relocated host."""
+        self._require_no_arrivals(change)
         leaving = {vm.key for vm in change.removed}
         for name in change.removed_hosts:
             if staying := [vm.name for vm in self._store.vms(host=name) if vm.key not in leaving]:
@@ -199,6 +200,18 @@ class FleetService:
             if any(vm.host == name for vm in change.vms):
                 raise Refused(
                     f"host {name!r} cannot be removed by a change that puts VMs on it: leave out one of the two"
+                )
+
+    def _require_no_arrivals(self, change: FleetChange) -> None:
+        placement = self._transactions.placement
+        for host in change.hosts:
+            known = placement.host(host.name)
+            if known is None or (known.location, known.zone) == (host.location, host.zone):
+                continue
+            if arriving := placement.vms_moving_to(host.name):
+                raise Refused(
+                    f"host {host.name!r} cannot get another location or zone while VM {arriving[0]!r} is moving to it: "
+                    "wait until it has moved"
                 )
 
 

@@ -112,16 +112,16 @@ class Reconciler:
                         pass
             except (Unavailable, Conflict) as error:
                 log.warning("the store is unavailable, trying again: %s", error)
-                await asyncio.sleep(_ERROR_BACKOFF_S)
-                continue
+                is_done = False
             except Exception:
                 # A bug in one scope must not end maintenance for all; the work that is due is still in the store.
                 log.exception("a reconcile pass failed, trying again")
-                await asyncio.sleep(_ERROR_BACKOFF_S)
-                continue
+                is_done = False
+            else:
+                is_done = True
             finally:
                 _resolve_all(catching_up)
-            await self._wait_until_due()
+            await (self._wait_until_due() if is_done else asyncio.sleep(_ERROR_BACKOFF_S))
 
     async def catch_up(self) -> None:
         """Wake `run`, and return when it has done everything that is due now, apart from running acts.
