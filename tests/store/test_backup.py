@@ -201,3 +201,58 @@ def test_a_backup_overwrites_no_other_file(tmp_path: Path) -> None:
     write_backup(tmp_path / "store.db", tmp_path / "copy.db")
     assert (tmp_path / "copy.db.partial").read_text() == "another program's"
     assert sorted(path.name for path in tmp_path.iterdir() if "copy" in path.name) == ["copy.db", "copy.db.partial"]
+
+
+@pytest.mark.parametrize("pattern", ["store.db", "store.db-wal", "store.db*"])
+def test_a_store_whose_files_were_deleted_under_it_can_be_backed_up(tmp_path: Path, pattern: str) -> None:
+    """The open files are then the only copy."""
+
+    async def scenario() -> None:
+        store = SqliteStore.open(tmp_path / "store.db")
+        for _ in range(3):
+            await commit_once(store)
+        for found in tmp_path.glob(pattern):
+            found.unlink()
+        with pytest.raises(Unavailable, match="take a backup before the service stops") as refusal:
+            await commit_once(store)
+        assert "restart" not in str(refusal.value)
+        await store.back_up(tmp_path / "copy.db")
+        assert store.last_seq() == 3
+        await store.close()
+
+    asyncio.run(scenario())
+    assert content(tmp_path / "copy.db")[1] == 3
+
+
+def test_a_backup_copies_the_open_store_and_not_a_file_that_replaced_it(tmp_path: Path) -> None:
+    create_store(tmp_path / "other.db", 7)
+
+    async def scenario() -> None:
+        store = SqliteStore.open(tmp_path / "store.db")
+        await commit_once(store)
+        (tmp_path / "other.db").replace(tmp_path / "store.db")
+        await store.back_up(tmp_path / "copy.db")
+        await store.close()
+
+    asyncio.run(scenario())
+    assert content(tmp_path / "copy.db")[1] == 1
+
+
+def test_a_store_that_was_deleted_before_its_first_write_can_be_backed_up(tmp_path: Path) -> None:
+    create_store(tmp_path / "store.db", 2)
+
+    async def scenario() -> None:
+        store = SqliteStore.open(tmp_path / "store.db")
+        for found in tmp_path.glob("store.db*"):
+            found.unlink()
+        await store.back_up(tmp_path / "copy.db")
+        await store.close()
+
+    asyncio.run(scenario())
+    assert content(tmp_path / "copy.db")[1] == 2
+
+
+def test_a_backup_of_a_missing_store_names_the_store(tmp_path: Path) -> None:
+    with pytest.raises(Unavailable, match=r"store\.db' cannot be read now"):
+        write_backup(tmp_path / "store.db", tmp_path / "copy.db")
+    assert list(tmp_path.iterdir()) == []

@@ -6,25 +6,36 @@ import itertools
 import os
 import sqlite3
 import tempfile
-from contextlib import closing
+from contextlib import ExitStack, closing
 from pathlib import Path
 
 from forewarn.errors import ForewarnError, Refused, Rejected
 from forewarn.store import sqlite_file
 
 _DATABASE_SUFFIXES = ("-wal", "-shm", "-journal", "")  # the database last, after the files that SQLite keeps beside it
+_ALL_PAGES = -1  # in one step, so that the writer's commits do not make the copy start again
+_PAGES_PER_STEP = 256  # of a connection that the event loop reads with: the loop waits for one step at most
 
 
-def write_backup(source: Path, path: Path) -> None:
+def write_backup(source: Path, path: Path, original: sqlite3.Connection | None = None) -> None:
     """Copy the store at `source`, which may be in use, to the new file `path`; durable on return.
 
-    Raises Refused if `path` exists, Unavailable if a file cannot be read or written. Blocks; call it in a thread.
+    `original` is an open connection to copy from, for a store whose file is no longer at `source`; it stays open, and
+    other threads can read with it meanwhile. Raises Refused if `path` exists, Unavailable if a file cannot be read or
+    written. Blocks; call it in a thread.
     """
     if path.exists():
         raise Refused(f"the backup {str(path)!r} exists already and is not overwritten: give another name")
     with sqlite_file.file_errors_as_unavailable(path, "written"):
-        partial = _new_file_beside(path)
-        _copy(sqlite_file.connect(source, mode="ro"), partial)
+        with ExitStack() as stack:
+            if original is None:
+                with sqlite_file.file_errors_as_unavailable(source, "read"):
+                    original = stack.enter_context(closing(sqlite_file.connect(source, mode="ro")))
+                pages = _ALL_PAGES
+            else:
+                pages = _PAGES_PER_STEP
+            partial = _new_file_beside(path)
+            _copy(original, partial, pages=pages)
         _publish(partial, path)
         sqlite_file.sync_to_disk(path.parent)
 
@@ -43,7 +54,8 @@ def restore_backup(source: Path, target: Path, *, now: float) -> Path | None:
         if sqlite_file.read_revision(source) is None:
             raise Rejected(f"the file {str(source)!r} is not a backup of a store: give a file that a backup wrote")
         partial = _new_file_beside(target)
-        _copy(sqlite_file.connect_read_only(source), partial)
+        with closing(sqlite_file.connect_read_only(source)) as original:
+            _copy(original, partial)
         _renew_epochs(partial, max(_last_epoch(partial), _last_epoch(target), int(now)) + 1)
         aside = _move_aside(target)
         partial.rename(target)
@@ -68,11 +80,11 @@ def _publish(partial: Path, path: Path) -> None:
         partial.unlink(missing_ok=True)
 
 
-def _copy(original: sqlite3.Connection, partial: Path) -> None:
+def _copy(original: sqlite3.Connection, partial: Path, *, pages: int = _ALL_PAGES) -> None:
     """Copy all of it and sync it to disk, or remove the partial copy, which would fill a full disk."""
     try:
-        with closing(original), closing(sqlite_file.connect(partial, mode="rwc")) as copy:
-            original.backup(copy)
+        with closing(sqlite_file.connect(partial, mode="rwc")) as copy:
+            original.backup(copy, pages=pages)
             copy.execute("PRAGMA journal_mode = DELETE")  # so that the backup is one file
         sqlite_file.sync_to_disk(partial)
     except BaseException:

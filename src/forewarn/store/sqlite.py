@@ -33,8 +33,16 @@ _MAX_INTEGER = 2**63 - 1  # the largest integer in SQLite
 class SqliteStore(Store):
     """A `Store` (see `interface`) in a SQLite file that one process owns. Open it with `SqliteStore.open`."""
 
-    def __init__(self, path: Path, *, reader: sqlite3.Connection, writer: WriterThread) -> None:
+    def __init__(
+        self,
+        path: Path,
+        *,
+        reader: sqlite3.Connection,
+        writer: WriterThread,
+        file_check: StoreFileCheck | None = None,
+    ) -> None:
         self._path = path
+        self._file_check = file_check or StoreFileCheck(path)
         self._reader = reader
         self._writer = writer
         self._scope_cache = ScopeCache()
@@ -49,13 +57,17 @@ class SqliteStore(Store):
         """
         sqlite_file.prepare_store_file(path)
         with sqlite_file.file_errors_as_unavailable(path, "opened"):
-            check = StoreFileCheck(path).check
+            file_check = StoreFileCheck(path)
             with ExitStack() as undo:
                 reader = sqlite_file.connect_reader(path)
                 undo.callback(reader.close)
-                writer = WriterThread(sqlite_file.connect_writer(path), str(path), check=check)
+                writer_db = sqlite_file.connect_writer(path)
+                undo.callback(writer_db.close)
+                reader.execute("SELECT count(*) FROM sqlite_master").fetchone()  # opens the log: it may be moved
+                file_check.check()
+                writer = WriterThread(writer_db, str(path), check=file_check.check)
                 undo.pop_all()
-            return cls(path, reader=reader, writer=writer)
+            return cls(path, reader=reader, writer=writer, file_check=file_check)
 
     def scope(self, scope_id: str) -> Scope | None:
         """Return a scope with its present VMs and its live events, in order of publication, or None."""
@@ -280,8 +292,12 @@ class SqliteStore(Store):
         return await pruning.prune_store(self._writer, self._path, before)
 
     async def back_up(self, path: Path) -> None:
-        """Write a consistent copy to the new file `path` while the store is in use."""
-        await asyncio.to_thread(backup.write_backup, self._path, path)
+        """Write a consistent copy to the new file `path` while the store is in use.
+
+        Works also after the database was moved, deleted or replaced: then it copies the file that is still open.
+        """
+        original = self._reader if self._file_check.is_displaced() else None
+        await asyncio.to_thread(backup.write_backup, self._path, path, original)
 
     def subscribe(self, listener: Callable[[AppliedCommit], None]) -> Callable[[], None]:
         """Call the listener after every `commit`, in order, on the event loop; return a function to stop it."""

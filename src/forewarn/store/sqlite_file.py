@@ -232,8 +232,13 @@ class StoreFileCheck:
                 self._known[file] = found  # SQLite creates the log with the first write
             elif found != known:
                 raise sqlite3.OperationalError(
-                    f"{file.name} was moved or replaced: put it back, or restart the service"
+                    f"{file.name} was moved or replaced: put it back, or take a backup before the service stops, "
+                    "because the files that it has open may be the only copy"
                 )
+
+    def is_displaced(self) -> bool:
+        """Return whether the database or its log is not the file that `check` found; for any thread."""
+        return any(_file_identity(file) != known for file, known in self._known.copy().items())
 
 
 def _file_identity(file: Path) -> FileIdentity | None:
