@@ -92,6 +92,23 @@ def test_a_restore_names_the_command_that_starts_the_store(
     assert command.json("restore", str(tmp_path / "copy"))["purpose"] == purpose
 
 
+@pytest.mark.parametrize(("present", "restored"), [tuple(StorePurpose), tuple(StorePurpose)[::-1]])
+def test_a_restore_that_changes_the_purpose_of_a_store_is_refused_unless_the_option_says_so(
+    command: Any, tmp_path: Path, present: StorePurpose, restored: StorePurpose
+) -> None:
+    write_store(tmp_path / "present", present)
+    write_store(tmp_path / "other", restored)
+    command.good("restore", str(tmp_path / "present"))
+    before = (command.data / "forewarn.db").read_bytes()
+    message = command.refused("restore", str(tmp_path / "other"))
+    assert f"holds the store of a {present}" in message
+    assert f"is of a {restored}" in message
+    assert "--change-purpose" in message
+    assert (command.data / "forewarn.db").read_bytes() == before
+    assert list(command.data.glob("*before-restore*")) == []
+    assert command.json("restore", str(tmp_path / "other"), "--change-purpose")["purpose"] == restored
+
+
 def test_up_refuses_the_store_of_a_production_service_and_changes_nothing(command: Any, tmp_path: Path) -> None:
     """Otherwise its real events would follow a clock that anyone can move (spec §12)."""
     write_store(tmp_path / "copy", StorePurpose.PRODUCTION)

@@ -137,6 +137,17 @@ def test_a_backup_can_be_restored_where_no_store_exists(tmp_path: Path) -> None:
     assert content(tmp_path / "store.db")[1] == 2
 
 
+def test_a_restore_says_that_no_store_was_moved_if_only_its_log_was_left(tmp_path: Path) -> None:
+    create_store(tmp_path / "backup.db", 2)
+    for _ in range(2):
+        (tmp_path / "store.db").unlink(missing_ok=True)
+        (tmp_path / "store.db-wal").write_bytes(b"log of a deleted store")
+        assert restore_backup(tmp_path / "backup.db", tmp_path / "store.db", now=NOW) is None
+    kept = sorted(path.name for path in tmp_path.glob("*before-restore*"))
+    assert kept == ["store.db.before-restore-1-wal", "store.db.before-restore-2-wal"]
+    assert content(tmp_path / "store.db")[1] == 2
+
+
 def test_a_restore_moves_a_damaged_store_aside_unchanged(tmp_path: Path) -> None:
     path = tmp_path / "store.db"
     create_store(tmp_path / "backup.db", 2)

@@ -44,11 +44,13 @@ def _path_for_service(call: Invocation, file: Path) -> str:
 
 @click.command()
 @click.argument("file", type=click.Path(exists=True, dir_okay=False, path_type=Path), metavar="FILE")
+@click.option("--change-purpose", is_flag=True, help="Let a lab's backup replace a production store, or the reverse.")
 @local_command
-def restore(call: Invocation, file: Path) -> None:
+def restore(call: Invocation, file: Path, change_purpose: bool) -> None:
     """Replace a stopped service's store with a backup.
 
-    The old store is moved aside, never deleted.
+    The old store is moved aside, never deleted. A backup of a lab does not replace a production store, nor the
+    reverse, without --change-purpose.
     """
     with require_server_extra("restore"):
         from forewarn.clock import read_real_time
@@ -58,6 +60,8 @@ def restore(call: Invocation, file: Path) -> None:
 
     directory = DataDirectory.acquire(call.data)
     try:
+        if not change_purpose:
+            directory.check_restore(file.absolute())
         moved = restore_backup(file.absolute(), directory.database, now=read_real_time())
         purpose = read_purpose(directory.database)
     finally:

@@ -129,6 +129,16 @@ class DataDirectory:
                 f"start it with `{START_COMMANDS[found]}`, or name another directory with --data"
             )
 
+    def check_restore(self, backup: Path) -> None:
+        """Raise Refused if the store and this backup of one are for different purposes; change nothing."""
+        found, restored = read_purpose(self.database), read_purpose(backup)
+        if found is not None and restored is not None and found is not restored:
+            raise Refused(
+                f"data directory {str(self.path)!r} holds the store of {_OWNERS[found]}, and the backup "
+                f"{str(backup)!r} is of {_OWNERS[restored]}: name another directory with --data, or replace the store "
+                "all the same with --change-purpose"
+            )
+
     def _require_no_earlier_service(self) -> None:
         if found := files_of_earlier_service(self.path):
             state = "is empty" if self.database.exists() else "is missing"

@@ -111,13 +111,20 @@ def _last_epoch(path: Path) -> int:
 
 
 def _move_aside(target: Path) -> Path | None:
-    """Rename the store and its log; SQLite would apply a log left behind to the restored database."""
+    """Rename the store and its log; return the store's new path, or None if there was at most a log.
+
+    SQLite would apply a log left behind to the restored database.
+    """
     suffixes = [suffix for suffix in _DATABASE_SUFFIXES if _with_suffix(target, suffix).exists()]
     names = (f"{target.name}.before-restore-{number}" for number in itertools.count(1))
-    aside = next(path for path in map(target.with_name, names) if not path.exists())
+    aside = next(path for path in map(target.with_name, names) if not _any_file_exists(path))
     for suffix in suffixes:
         _with_suffix(target, suffix).rename(_with_suffix(aside, suffix))
-    return aside if suffixes else None
+    return aside if "" in suffixes else None
+
+
+def _any_file_exists(path: Path) -> bool:
+    return any(_with_suffix(path, suffix).exists() for suffix in _DATABASE_SUFFIXES)
 
 
 def _with_suffix(path: Path, suffix: str) -> Path:
