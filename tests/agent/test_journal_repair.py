@@ -11,10 +11,21 @@ from pathlib import Path
 
 import pytest
 
+from forewarn.agent.actions import AgentSnapshot, StartStep
+from forewarn.agent.decision import next_actions
+from forewarn.agent.explanation import explain_event
 from forewarn.agent.journal import AgentJournal, JournalDamaged, is_journal_locked
-from forewarn.agent.journal_repair import LOST_STEP_TEXT, repair_journal
-from forewarn.agent.model import StepPhase
-from forewarn.agent.records import ApprovalRecord, ApprovalState, EventRecord, StepRun, StepState
+from forewarn.agent.journal_repair import repair_journal
+from forewarn.agent.model import StepConfig, StepPhase
+from forewarn.agent.records import (
+    LOST_STEP_TEXT,
+    ApprovalRecord,
+    ApprovalState,
+    EventRecord,
+    OpenRecords,
+    StepRun,
+    StepState,
+)
 from forewarn.agent.runner import make_step_folder
 from forewarn.errors import Rejected
 from tests.agent.conftest import NOW, event
@@ -187,3 +198,61 @@ def test_any_damage_is_repaired_and_every_lost_event_is_accounted_for(path: Path
             missing = 2 - len(records[key].step_runs)
             assert not missing or "further rows of the table steps" in texts
     assert not is_journal_locked(path)
+
+
+@pytest.mark.parametrize(
+    ("is_closed", "lost", "follows", "now"),
+    [
+        (
+            True,
+            "phase = 'undo'",
+            "the event is closed, so the agent does not try it again: if the step is not undone, undo it by hand",
+            "closed, but not known whether undone: drain; if it is not, undo it by hand",
+        ),
+        (
+            True,
+            "phase = 'do'",
+            "the event is closed, so the agent does nothing more for it",
+            "closed: nothing left to do",
+        ),
+        (False, "phase = 'undo'", "the undo is tried again", "gone, the undo is in progress"),
+        (
+            False,
+            "phase = 'do'",
+            "its undo is done, so the agent does nothing more for it",
+            "gone, the undo is in progress",
+        ),
+    ],
+    ids=["undo of a closed event", "step of a closed event", "undo of an open event", "undone step of an open event"],
+)
+def test_the_report_says_of_a_lost_step_what_the_agent_then_does(
+    tmp_path: Path, is_closed: bool, lost: str, follows: str, now: str
+) -> None:
+    path, facts = tmp_path / "journal.db", event("E1")
+    record = EventRecord(key="E1", event=facts, seen_at=NOW, boot_id="b1", plan=("drain",), gone_at=NOW + 5)
+    for phase in StepPhase:
+        record = record.with_step_run(
+            StepRun(step="drain", phase=phase, state=StepState.DONE, begun_at=NOW, ended_at=NOW, boot_id="b1")
+        )
+    journal = AgentJournal(path)
+    journal.save(replace(record, outcome="finished", closed=is_closed))
+    journal.close()
+    with closing(sqlite3.connect(path)) as db:
+        db.execute(f"UPDATE steps SET state = 'eaten' WHERE {lost}")
+        db.commit()
+
+    (text,) = repair_journal(path, tmp_path / "steps", NOW).unreadable
+    assert text.endswith(f"of step drain of event E1: it counts as failed; {follows}")
+    repaired = read_records(path)["E1"]
+    assert explain_event(repaired, {}).now == now
+    step = StepConfig(name="drain", use="command", budget_s=10, undo_tries=1)
+    snapshot = AgentSnapshot(
+        open_records=OpenRecords().with_record(repaired),
+        rules={},
+        steps={"drain": step},
+        vm="web-0",
+        now=NOW + 600,
+        boot_id="b1",
+    )
+    undone = [each for each in next_actions(snapshot) if isinstance(each, StartStep)]
+    assert bool(undone) == (follows == "the undo is tried again")

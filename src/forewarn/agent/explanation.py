@@ -12,7 +12,7 @@ from itertools import accumulate, islice
 from math import inf
 
 from forewarn.agent.model import ApproveWhen, RuleConfig, StepConfig, StepPhase
-from forewarn.agent.records import ApprovalState, EventRecord, StepRun, StepState
+from forewarn.agent.records import LOST_STEP_TEXT, ApprovalState, EventRecord, StepRun, StepState
 from forewarn.agent.step_schedule import ScheduledStep, schedule_steps
 from forewarn.duration import format_duration
 
@@ -154,16 +154,27 @@ def _approval_lines(record: EventRecord) -> Iterator[AgentExplanationLine]:
 
 def _current_state_text(record: EventRecord, rule: RuleConfig | None) -> str:
     if record.closed:
-        failed = [run.step for run in record.step_runs if run.phase is StepPhase.UNDO and run.state is StepState.FAILED]
-        return (
-            f"closed, but not undone: {', '.join(failed)}; undo it by hand" if failed else "closed: nothing left to do"
-        )
+        return _closed_text(record)
     under_way = [run for run in record.step_runs if run.state is StepState.BEGUN]
     if under_way:
         return "; ".join(f"{'undo of ' if run.phase is StepPhase.UNDO else ''}{run.step} running" for run in under_way)
     if record.gone_at is not None:
         return "gone, the undo is in progress"
     return "started" if record.started_at is not None else f"scheduled{_missing_approval_text(record, rule)}"
+
+
+def _closed_text(record: EventRecord) -> str:
+    failed = [run for run in record.step_runs if run.phase is StepPhase.UNDO and run.state is StepState.FAILED]
+    not_undone = [run.step for run in failed if run.text != LOST_STEP_TEXT]
+    unknown = [run.step for run in failed if run.text == LOST_STEP_TEXT]
+    if unknown:
+        also = f"not undone: {', '.join(not_undone)}; " if not_undone else ""
+        return f"closed, but {also}not known whether undone: {', '.join(unknown)}; if it is not, undo it by hand"
+    return (
+        f"closed, but not undone: {', '.join(not_undone)}; undo it by hand"
+        if not_undone
+        else "closed: nothing left to do"
+    )
 
 
 def _missing_approval_text(record: EventRecord, rule: RuleConfig | None) -> str:

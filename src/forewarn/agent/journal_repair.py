@@ -2,7 +2,8 @@
 
 Each row is read on its own, so that one damaged page costs only the rows on it. The indexes of the tables name the
 rows whose own pages are damaged. A step whose row is lost counts as failed: it is not run again, and is undone when
-its event is gone. The damaged file and the step folders of lost events are kept beside the journal.
+its event is gone, unless the event is closed. The damaged file and the step folders of lost events are kept beside the
+journal.
 """
 
 from __future__ import annotations
@@ -28,13 +29,12 @@ from forewarn.agent.journal import (
     step_run_from_row,
 )
 from forewarn.agent.model import StepPhase
-from forewarn.agent.records import EventRecord, StepRun, StepState
+from forewarn.agent.records import LOST_STEP_TEXT, EventRecord, StepRun, StepState
 from forewarn.agent.runner import file_time_stamp, keys_with_step_folders, stale_step_folders
 from forewarn.errors import Rejected
 
 _FILE_SUFFIXES = ("", "-wal", "-shm")  # SQLite's files of one database
 _MAX_ROW_ID = 100_000  # the highest row id that is tried if the last one of the table cannot be read
-LOST_STEP_TEXT = "the journal was damaged: the outcome is not known"
 # The columns of each table's primary key, which its index repeats.
 _KEYS = {
     "events": ("key",),
@@ -223,7 +223,9 @@ def _salvage_records(tables: dict[str, _SalvagedTable], unreadable: list[str]) -
         except UNREADABLE_ROW_ERRORS:
             continue
         kept.add(key)
-        yield replace(record, step_runs=(*runs[key], *_lost_step_runs(record, lost_steps[key], unreadable)))
+        record = replace(record, step_runs=tuple(runs[key]))
+        lost_runs = tuple(_lost_step_runs(record, lost_steps[key], unreadable))
+        yield replace(record, step_runs=(*record.step_runs, *lost_runs))
     for key in dict.fromkeys((*(lost[0] for lost in tables["events"].lost), *rows, *runs, *lost_steps)):
         if key not in kept:
             unreadable.append(_lost_event_text(key, runs[key], lost_steps[key]))
@@ -260,7 +262,7 @@ def _lost_step_runs(record: EventRecord, keys: list[RowKey], unreadable: list[st
         if phase not in list(StepPhase):
             unreadable.append(f"a row of step {step} of event {record.key}, whose phase {phase!r} is unknown")
             continue
-        follows = "it is undone when the event is gone" if phase == StepPhase.DO else "the undo is tried again"
+        follows = _consequence(record, step, StepPhase(phase))
         unreadable.append(f"the {phase} of step {step} of event {record.key}: it counts as failed; {follows}")
         yield StepRun(
             step=step,
@@ -270,7 +272,22 @@ def _lost_step_runs(record: EventRecord, keys: list[RowKey], unreadable: list[st
             ended_at=record.seen_at,
             boot_id=record.boot_id,
             text=LOST_STEP_TEXT,
+            tries=0 if phase == StepPhase.UNDO else 1,  # the agent tries the undo also if `undo_tries` is 1
         )
+
+
+def _consequence(record: EventRecord, step: str, phase: StepPhase) -> str:
+    """What the agent does about a lost run; `record` has the runs that can be read."""
+    if record.closed and phase is StepPhase.UNDO:
+        return "the event is closed, so the agent does not try it again: if the step is not undone, undo it by hand"
+    if record.closed:
+        return "the event is closed, so the agent does nothing more for it"
+    if phase is StepPhase.UNDO:
+        return "the undo is tried again"
+    undo = record.step_run(step, StepPhase.UNDO)
+    if undo is not None and undo.state in (StepState.DONE, StepState.SKIPPED):
+        return f"its undo is {undo.state}, so the agent does nothing more for it"
+    return "it is undone when the event is gone"
 
 
 def _lost_event_text(key: str, runs: list[StepRun], lost: list[RowKey]) -> str:

@@ -21,6 +21,7 @@ class StepState(StrEnum):
 
 TRIED_STATES = frozenset({StepState.BEGUN, StepState.DONE, StepState.FAILED})  # the step may have had an effect
 REUSED_TEXT = "done already for event"  # begins the stored text of a reused run
+LOST_STEP_TEXT = "the journal was damaged: the outcome is not known"  # the stored text of a run that a repair lost
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
