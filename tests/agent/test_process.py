@@ -249,7 +249,8 @@ def test_a_damaged_journal_stops_the_agent_until_it_is_repaired(installation: Ag
         arguments = installation.command("run", "--endpoint", lab.vm("web-0").endpoint)
         refused = subprocess.run(arguments, capture_output=True, text=True, timeout=60)
         assert refused.returncode == 2
-        assert "stop the agent and run `forewarn agent repair`, which keeps what can be read" in refused.stderr
+        option = f"--config {installation.file}"
+        assert f"run `forewarn agent repair {option}`, which keeps what can be read" in refused.stderr
         assert "Traceback" not in refused.stderr
 
         report: dict[str, Any] = json.loads(installation.output("repair", "--json"))

@@ -123,7 +123,10 @@ def test_a_damaged_journal_is_repaired_and_the_report_says_what_is_lost(
     with closing(sqlite3.connect(journal)) as db:
         db.execute("UPDATE steps SET state = 'eaten'")
         db.commit()
-    assert "is damaged ('eaten' is not a valid StepState)" in command.refused("agent", "status", "--config", str(file))
+    for arguments in (("status",), ("explain", ID)):
+        refusal = command.refused("agent", *arguments, "--config", str(file))
+        assert "is damaged ('eaten' is not a valid StepState)" in refusal
+        assert f"run `forewarn agent repair --config {file}`" in refusal
     view = command.json(*repair)
     assert (view["repaired"], view["kept"], view["step_folders"]) == (True, [ID], None)
     assert view["unreadable"] == [
@@ -222,6 +225,26 @@ def test_another_server_is_not_taken_for_an_agent(command: Any) -> None:
 
 def test_without_agent_and_journal_the_status_is_unavailable(command: Any, file: Path) -> None:
     assert "does not exist: start the agent once" in command.refused("agent", "status", "--config", str(file))
+
+
+@pytest.mark.parametrize("is_without_wal", [False, True], ids=["no bytes", "WAL removed"])
+def test_an_empty_journal_is_called_empty_and_not_old(
+    command: Any, file: Path, tmp_path: Path, is_without_wal: bool
+) -> None:
+    journal = tmp_path / "state" / "journal.db"
+    journal.parent.mkdir()
+    journal.touch()
+    if is_without_wal:
+        with closing(sqlite3.connect(journal)) as db:
+            db.execute("PRAGMA journal_mode = WAL")
+        assert journal.stat().st_size
+    for arguments in (("status",), ("explain", ID), ("repair",)):
+        assert command.refused("agent", *arguments, "--config", str(file)) == (
+            f"the journal '{journal}' is empty: put back its file '{journal}-wal' if that was removed, else start the"
+            " agent once, which begins a new journal"
+        )
+    keep(tmp_path)
+    assert "No event is under way." in command.good("agent", "status", "--config", str(file))
 
 
 def test_agent_explain_reads_the_journal(command: Any, file: Path, tmp_path: Path) -> None:

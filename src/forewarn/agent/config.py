@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
@@ -37,6 +37,7 @@ class AgentConfig:
     grace_s: float = 5.0  # for running steps when the agent stops
     steps: Mapping[str, StepConfig] = field(default_factory=dict)  # by name, in the order of the file
     rules: tuple[RuleConfig, ...] = ()  # the first that matches an event applies
+    file: Path | None = None  # from which it was read, for messages
 
     @property
     def journal_path(self) -> Path:
@@ -63,7 +64,7 @@ def load_config(path: Path) -> AgentConfig:
         raise Rejected(f"the agent's file {str(path)!r} cannot be read ({why}): give another with --config") from error
     except UnicodeDecodeError as error:
         raise Rejected(f"the agent's file {str(path)!r} is not UTF-8: save it as UTF-8") from error
-    return parse_config(text, str(path))
+    return replace(parse_config(text, str(path)), file=path)
 
 
 def parse_config(text: str, source: str = "agent.toml") -> AgentConfig:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Coroutine
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -84,7 +85,7 @@ class AgentDaemon:
         clock: Clock | None = None,
         boot_id: str | None = None,
         hold_s: float = LONG_POLL_S,
-        open_journal: Callable[[Path], AgentJournal] = AgentJournal,
+        open_journal: Callable[[Path], AgentJournal] | None = None,
     ) -> None:
         self._config, self._client = config, client or AsyncClient(config.endpoint)
         self._observer = with_errors_logged(observer or NullObserver())
@@ -101,6 +102,7 @@ class AgentDaemon:
         self._waits: tuple[WaitUntil, ...] = ()
         self._problem, self._endpoint = "", config.endpoint or ""
         self._board_synchronizer: BoardSynchronizer | None = None
+        open_journal = open_journal or partial(AgentJournal, config_file=config.file)
         self._journal = open_journal(config.journal_path)
         self._runner = ActionRunner(self._context, self._journal, self._client, self._observer, self._on_runner_change)
         self._watcher = EventWatcher(

@@ -9,6 +9,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import shlex
 import sqlite3
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -95,10 +96,11 @@ def is_journal_locked(path: Path) -> bool:
     return False
 
 
-def open_journal(path: Path) -> sqlite3.Connection:
+def open_journal(path: Path, config_file: Path | None = None) -> sqlite3.Connection:
     """Opens the journal for writing; creates or migrates it if needed. Take the lock first.
 
-    Raises Rejected if it cannot be opened, is damaged, or is from a newer forewarn.
+    `config_file` is the agent's file, for messages. Raises Rejected if the journal cannot be opened, is
+    damaged, or is from a newer forewarn.
     """
     try:
         os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))  # only the owner may read the notes
@@ -108,28 +110,32 @@ def open_journal(path: Path) -> sqlite3.Connection:
     try:
         for pragma in ("journal_mode = WAL", "synchronous = FULL", "foreign_keys = ON"):
             db.execute(f"PRAGMA {pragma}")
-        version = _schema_version(db, path)
+        version = _schema_version(db, path, config_file)
         for number, script in enumerate(MIGRATIONS[version:], start=version + 1):
             db.executescript(f"BEGIN IMMEDIATE; {script} PRAGMA user_version = {number}; COMMIT;")
     except sqlite3.DatabaseError as error:
         db.close()
-        raise unusable_journal_error(path, error) from error
+        raise unusable_journal_error(path, error, config_file) from error
     except Rejected:
         db.close()
         raise
     return db
 
 
-def open_journal_readonly(path: Path) -> sqlite3.Connection:
+def open_journal_readonly(path: Path, config_file: Path | None = None) -> sqlite3.Connection:
     """Opens a journal for reading, also while an agent uses it.
 
-    Raises Rejected if it does not exist, is damaged, or is from an older or newer forewarn.
+    `config_file` is the agent's file, for messages. Raises Rejected if the journal does not exist, is empty,
+    damaged, or from an older or newer forewarn.
     """
     if not path.exists():
         raise Rejected(f"the journal {str(path)!r} does not exist: start the agent once")
     db = _connect(path, "ro")
     try:
-        if _schema_version(db, path) < len(MIGRATIONS):
+        version = _schema_version(db, path, config_file)
+        if version == 0:
+            raise _no_version_error(db, path, config_file)
+        if version < len(MIGRATIONS):
             raise Rejected(
                 f"the journal {str(path)!r} was written by an older forewarn: start the agent once to update it"
             )
@@ -148,14 +154,28 @@ def _connect(path: Path, mode: str) -> sqlite3.Connection:
     return db
 
 
-def _schema_version(db: sqlite3.Connection, path: Path) -> int:
+def _schema_version(db: sqlite3.Connection, path: Path, config_file: Path | None) -> int:
     try:
         (version,) = db.execute("PRAGMA user_version").fetchone()
     except sqlite3.DatabaseError as error:
-        raise unusable_journal_error(path, error) from error
+        raise unusable_journal_error(path, error, config_file) from error
     if version > len(MIGRATIONS):
         raise Rejected(f"the journal {str(path)!r} was written by a newer forewarn: use that version")
     return int(version)
+
+
+def _no_version_error(db: sqlite3.Connection, path: Path, config_file: Path | None) -> Rejected:
+    """The error for version 0, which no forewarn has written: the journal is empty, or its header is damaged."""
+    try:
+        (count,) = db.execute("SELECT count(*) FROM sqlite_master").fetchone()
+    except sqlite3.DatabaseError as error:
+        return unusable_journal_error(path, error, config_file)
+    if count:
+        return unusable_journal_error(path, sqlite3.DatabaseError("it has no version"), config_file)
+    return Rejected(
+        f"the journal {str(path)!r} is empty: put back its file '{path}-wal' if that was removed,"
+        " else start the agent once, which begins a new journal"
+    )
 
 
 def _cannot_open_error(path: Path, error: Exception) -> Rejected:
@@ -163,18 +183,23 @@ def _cannot_open_error(path: Path, error: Exception) -> Rejected:
     return Rejected(f"the journal {str(path)!r} cannot be opened ({why}): set another directory with `state`")
 
 
-_REPAIR = "stop the agent and run `forewarn agent repair`, which keeps what can be read"
+def _repair_remedy(config_file: Path | None) -> str:
+    option = "" if config_file is None else f" --config {shlex.quote(str(config_file))}"
+    return f"stop the agent and run `forewarn agent repair{option}`, which keeps what can be read"
 
 
 class JournalDamaged(Rejected):
     """The file is not a readable journal; `forewarn agent repair` keeps what can be read."""
 
 
-def unusable_journal_error(path: Path, error: Exception) -> Rejected:
-    """The error to raise for a database error: the file cannot be used (disk, permissions) or is damaged."""
+def unusable_journal_error(path: Path, error: Exception, config_file: Path | None = None) -> Rejected:
+    """The error to raise for a database error: the file cannot be used (disk, permissions) or is damaged.
+
+    `config_file` is the agent's file; the message shows it in the command that repairs the journal.
+    """
     if isinstance(error, sqlite3.OperationalError) and not _is_about_content(error):
         return _cannot_open_error(path, error)
-    return JournalDamaged(f"the journal {str(path)!r} is damaged ({error}): {_REPAIR}")
+    return JournalDamaged(f"the journal {str(path)!r} is damaged ({error}): {_repair_remedy(config_file)}")
 
 
 def _is_about_content(error: sqlite3.OperationalError) -> bool:
@@ -286,15 +311,16 @@ class AgentJournal:
     """The journal of one agent; `open_records` always equals what is on disk.
 
     Opening it takes the lock (Rejected if another agent has it), and creates or migrates the file. With `readonly` it
-    does neither, and `open_records` is as of the opening. Raises Rejected if the file cannot be used.
+    does neither, and `open_records` is as of the opening. `config_file` is the agent's file, for messages. Raises
+    Rejected if the journal cannot be used.
     """
 
-    def __init__(self, path: Path, *, readonly: bool = False) -> None:
-        self._path = path
+    def __init__(self, path: Path, *, readonly: bool = False, config_file: Path | None = None) -> None:
+        self._path, self._config_file = path, config_file
         with ExitStack() as opened:
             if not readonly:
                 opened.callback(JournalLock(path).release)
-            self._db = open_journal_readonly(path) if readonly else open_journal(path)
+            self._db = (open_journal_readonly if readonly else open_journal)(path, config_file)
             opened.callback(self._db.close)
             self.open_records = OpenRecords(records=tuple(self._read_records("WHERE closed = 0")))
             self._opened = opened.pop_all()
@@ -338,7 +364,7 @@ class AgentJournal:
         try:
             return json.loads(rows[0][0]) if rows else None
         except ValueError as error:
-            raise unusable_journal_error(self._path, error) from error
+            raise self._unusable_error(error) from error
 
     def save_value(self, name: str, value: Any) -> None:
         """Stores or replaces a JSON value under a name; durable when it returns. Raises Unavailable."""
@@ -349,7 +375,7 @@ class AgentJournal:
         """Reads everything, open and closed. Raises JournalDamaged if a page or a record is not readable."""
         problems = [row[0] for row in self._select("PRAGMA integrity_check(1)") if row[0] != "ok"]
         if problems:
-            raise unusable_journal_error(self._path, sqlite3.DatabaseError(problems[0]))
+            raise self._unusable_error(sqlite3.DatabaseError(problems[0]))
         self.records(limit=-1)
         for row in self._select("SELECT name FROM memory"):
             self.load_value(row[0])
@@ -370,11 +396,15 @@ class AgentJournal:
             yield
             self._db.execute("COMMIT")
         except sqlite3.DatabaseError as error:
-            remedy = "free disk space" if isinstance(error, sqlite3.OperationalError) else _REPAIR
+            is_full = isinstance(error, sqlite3.OperationalError)
+            remedy = "free disk space" if is_full else _repair_remedy(self._config_file)
             raise Unavailable(f"the journal {str(self._path)!r} cannot be written ({error}): {remedy}") from error
         finally:
             if self._db.in_transaction:  # also when COMMIT failed
                 self._db.rollback()
+
+    def _unusable_error(self, error: Exception) -> Rejected:
+        return unusable_journal_error(self._path, error, self._config_file)
 
     def _write_record(self, record: EventRecord) -> None:
         known = self._db.execute("SELECT number FROM events WHERE key = ?", (record.key,)).fetchone()
@@ -396,7 +426,7 @@ class AgentJournal:
                     row, self._rows_of("steps", key), self._rows_of("approvals", key), self._rows_of("consents", key)
                 )
             except UNREADABLE_ROW_ERRORS as error:
-                raise unusable_journal_error(self._path, error) from error
+                raise self._unusable_error(error) from error
 
     def _rows_of(self, table: str, key: str) -> Sequence[sqlite3.Row]:
         order = " ORDER BY number" if table == "steps" else ""
@@ -407,4 +437,4 @@ class AgentJournal:
         try:
             return self._db.execute(statement, values).fetchall()
         except sqlite3.DatabaseError as error:
-            raise unusable_journal_error(self._path, error) from error
+            raise self._unusable_error(error) from error

@@ -252,7 +252,7 @@ def _parse_address(text: str) -> tuple[str, int]:
 
 
 def _state_from_journal(config: AgentConfig) -> JsonObject:
-    journal = AgentJournal(config.journal_path, readonly=True)
+    journal = AgentJournal(config.journal_path, readonly=True, config_file=config.file)
     try:
         return state_view(
             AgentSnapshot(
@@ -275,13 +275,13 @@ def event_explanations(config: AgentConfig, id_prefix: str) -> list[JsonObject]:
     Rejected if several do, if it has fewer than 4 characters, or if the journal cannot be read.
     """
     rules = {rule.name: rule for rule in config.rules}
-    return [asdict(explain_event(record, rules)) for record in _find_records(config.journal_path, id_prefix)]
+    return [asdict(explain_event(record, rules)) for record in _find_records(config, id_prefix)]
 
 
-def _find_records(path: Path, id_prefix: str) -> tuple[EventRecord, ...]:
+def _find_records(config: AgentConfig, id_prefix: str) -> tuple[EventRecord, ...]:
     if len(id_prefix) < _MIN_ID_PREFIX:
         raise Rejected(f"{id_prefix!r} is too short for an event's id: give at least {_MIN_ID_PREFIX} characters")
-    journal = AgentJournal(path, readonly=True)
+    journal = AgentJournal(config.journal_path, readonly=True, config_file=config.file)
     try:
         found = journal.find_by_prefix(id_prefix)
         ids = list(dict.fromkeys(record.key.partition("#")[0] for record in found))
