@@ -96,12 +96,12 @@ def test_a_start_during_a_step_is_shown_between_its_begin_and_end() -> None:
     assert [line.split()[0] for line in lines_of(record)] == ["1000", "1890", "1900", "1905"]
 
 
-def test_a_step_is_shown_with_its_schedule() -> None:
+def test_a_step_is_shown_with_its_schedule_by_the_present_file() -> None:
     record = SEEN.with_step_run(StepRun(step="drain", begun_at=1_001.0)).with_step_run(ended("save", 1_001.0, 1_002.0))
     details = [line.detail for line in explain_event(record, {"reboots": RULE}).lines]
     assert details[0] == "Host update."
-    assert "budget 1m, to begin 6m 5s before NotBefore at the latest" in details
-    assert "budget 5m, to begin 5m 5s before NotBefore at the latest" in details
+    assert "by the present file: budget 1m, to begin 6m 5s before NotBefore at the latest" in details
+    assert "by the present file: budget 5m, to begin 5m 5s before NotBefore at the latest" in details
 
 
 def test_a_cut_step_is_shown_with_the_reason() -> None:

@@ -183,6 +183,25 @@ def test_without_an_agent_the_status_comes_from_its_journal(command: Any, file: 
     assert (event["id"], event["notice_promised_s"], event["steps"][1]["do"]["state"]) == (ID, 900, "cut")
 
 
+@pytest.mark.parametrize("phase", list(StepPhase))
+def test_a_step_that_has_begun_is_shown_as_interrupted_when_the_agent_is_stopped(
+    command: Any, file: Path, tmp_path: Path, phase: StepPhase
+) -> None:
+    begun = StepRun(step="drain", phase=phase, state=StepState.BEGUN, begun_at=1_000.0)
+    keep(tmp_path, SEEN.with_step_run(DRAINED).with_step_run(begun))
+    commands = [("agent", *arguments, "--config", str(file)) for arguments in (("status",), ("explain", ID))]
+    for arguments in commands:
+        text = command.good(*arguments)
+        assert "drain interrupted" in text
+        assert "drain running" not in text
+    its_journal = AgentJournal(tmp_path / "state" / "journal.db")
+    try:
+        for arguments in commands:
+            assert "drain running" in command.good(*arguments)
+    finally:
+        its_journal.close()
+
+
 def test_the_status_comes_from_a_running_agent(command: Any, file: Path, tmp_path: Path) -> None:
     state = {"vm": "web-0", "endpoint": "http://169.254.169.254", "now": 1_000.0, "in_maintenance": False}
     state |= {"ready": True, "holds": [], "events": [], "health": {"ok": True, "text": "", "silent_s": 1.2}}

@@ -35,10 +35,13 @@ class AgentExplanation:
     now: str  # the current state, or what is waited for
 
 
-def explain_event(record: EventRecord, rules: Mapping[str, RuleConfig], waits_for: str = "") -> AgentExplanation:
-    """Explains an event; `rules` are the configured ones by name.
+def explain_event(
+    record: EventRecord, rules: Mapping[str, RuleConfig], waits_for: str = "", *, is_agent_running: bool = True
+) -> AgentExplanation:
+    """Explains an event; `rules` are the configured ones by name, which may have changed since the event.
 
-    `waits_for`, if not empty, becomes `now` instead of the state that the record shows.
+    `waits_for`, if not empty, becomes `now` instead of the state that the record shows. Without a running agent a step
+    that has begun and not ended is shown as interrupted.
     """
     preparing = _with_sort_times(
         [*_first_seen_lines(record), *_step_lines(record, rules, StepPhase.DO), *_approval_lines(record)], -inf
@@ -53,7 +56,7 @@ def explain_event(record: EventRecord, rules: Mapping[str, RuleConfig], waits_fo
     return AgentExplanation(
         title=f"event {record.key}: {record.event.kind} of {', '.join(record.event.resources) or 'no VM'}",
         lines=tuple(line for _, line in lines),
-        now=waits_for or _current_state_text(record, rules.get(record.rule)),
+        now=waits_for or _current_state_text(record, rules.get(record.rule), is_agent_running),
     )
 
 
@@ -112,7 +115,8 @@ def _initial_schedule(record: EventRecord, rule: RuleConfig) -> tuple[ScheduledS
 
 
 def _schedule_text(scheduled: ScheduledStep, not_before: float | None) -> str:
-    text = f"budget {format_duration(scheduled.step.budget_s)}"
+    """Budget and latest begin; the journal has the names of the planned steps only, so both are by the present file."""
+    text = f"by the present file: budget {format_duration(scheduled.step.budget_s)}"
     if not_before is None or scheduled.cut or scheduled.late:
         return text
     return f"{text}, to begin {format_duration(not_before - scheduled.latest_at)} before NotBefore at the latest"
@@ -152,12 +156,13 @@ def _approval_lines(record: EventRecord) -> Iterator[AgentExplanationLine]:
         )
 
 
-def _current_state_text(record: EventRecord, rule: RuleConfig | None) -> str:
+def _current_state_text(record: EventRecord, rule: RuleConfig | None, is_agent_running: bool) -> str:
     if record.closed:
         return _closed_text(record)
     under_way = [run for run in record.step_runs if run.state is StepState.BEGUN]
     if under_way:
-        return "; ".join(f"{'undo of ' if run.phase is StepPhase.UNDO else ''}{run.step} running" for run in under_way)
+        state = "running" if is_agent_running else "interrupted"
+        return "; ".join(f"{'undo of ' if run.phase is StepPhase.UNDO else ''}{run.step} {state}" for run in under_way)
     if record.gone_at is not None:
         return "gone, the undo is in progress"
     return "started" if record.started_at is not None else f"scheduled{_missing_approval_text(record, rule)}"

@@ -275,7 +275,9 @@ def event_explanations(config: AgentConfig, id_prefix: str) -> list[JsonObject]:
     Rejected if several do, if it has fewer than 4 characters, or if the journal cannot be read.
     """
     rules = {rule.name: rule for rule in config.rules}
-    return [asdict(explain_event(record, rules)) for record in _find_records(config, id_prefix)]
+    is_running = is_journal_locked(config.journal_path)
+    records = _find_records(config, id_prefix)
+    return [asdict(explain_event(record, rules, is_agent_running=is_running)) for record in records]
 
 
 def _find_records(config: AgentConfig, id_prefix: str) -> tuple[EventRecord, ...]:
@@ -379,7 +381,7 @@ def print_agent_state(call: Invocation, state: JsonObject) -> None:
         call.output.print_line("No event is under way.")
         return
     call.output.print_line()
-    call.output.print_table(_EVENT_HEADERS, [_agent_event_row(call, event, state["now"]) for event in state["events"]])
+    call.output.print_table(_EVENT_HEADERS, [_agent_event_row(call, event, state) for event in state["events"]])
 
 
 def _state_facts(state: JsonObject) -> Iterator[tuple[str, Cell]]:
@@ -410,24 +412,24 @@ def _health_text(health: JsonObject) -> str:
     return f"ok, answered {format_duration(health['silent_s'] or 0)} ago"
 
 
-def _agent_event_row(call: Invocation, event: JsonObject, now: float) -> list[Cell]:
+def _agent_event_row(call: Invocation, event: JsonObject, state: JsonObject) -> list[Cell]:
     return [
         bold(call.output.short_id(event["key"])),
         event["kind"],
         state_text(event["outcome"] or event["status"]),
         join_names(event["vms"]),
-        describe_time(event["not_before"], now),
+        describe_time(event["not_before"], state["now"]),
         event["rule"] or "none",
-        _current_activity(event, now),
+        _current_activity(event, state["now"], is_agent_running=state["running"]),
     ]
 
 
-def _current_activity(event: JsonObject, now: float) -> str:
-    """The steps that are running, else what the event waits for, else the states of its steps."""
+def _current_activity(event: JsonObject, now: float, *, is_agent_running: bool) -> str:
+    """The steps that are running or were interrupted, else what the event waits for, else the states of its steps."""
     runs = [(step["name"], phase, step[phase]) for step in event["steps"] for phase in ("do", "undo") if step[phase]]
-    running = [_step_phase_name(name, phase) for name, phase, run in runs if run["state"] == "begun"]
-    if running:
-        return f"{join_names(running)} running"
+    begun = [_step_phase_name(name, phase) for name, phase, run in runs if run["state"] == "begun"]
+    if begun:
+        return f"{join_names(begun)} {'running' if is_agent_running else 'interrupted'}"
     if event["waits_for"]:
         until = event["waits_until"]
         return str(event["waits_for"]) + ("" if until is None else f" ({relative_time(until, now)})")
