@@ -38,7 +38,7 @@ class AgentExplanation:
 def explain_event(
     record: EventRecord, rules: Mapping[str, RuleConfig], waits_for: str = "", *, is_agent_running: bool = True
 ) -> AgentExplanation:
-    """Explains an event; `rules` are the configured ones by name, which may have changed since the event.
+    """Explains an event; `rules` are the ones of the present file by name.
 
     `waits_for`, if not empty, becomes `now` instead of the state that the record shows. Without a running agent a step
     that has begun and not ended is shown as interrupted.
@@ -115,7 +115,7 @@ def _initial_schedule(record: EventRecord, rule: RuleConfig) -> tuple[ScheduledS
 
 
 def _schedule_text(scheduled: ScheduledStep, not_before: float | None) -> str:
-    """Budget and latest begin; the journal has the names of the planned steps only, so both are by the present file."""
+    """Budget and latest begin, both by the present file: the journal keeps only the steps' names."""
     text = f"by the present file: budget {format_duration(scheduled.step.budget_s)}"
     if not_before is None or scheduled.cut or scheduled.late:
         return text

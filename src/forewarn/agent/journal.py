@@ -165,7 +165,7 @@ def _schema_version(db: sqlite3.Connection, path: Path, config_file: Path | None
 
 
 def _no_version_error(db: sqlite3.Connection, path: Path, config_file: Path | None) -> Rejected:
-    """The error for version 0, which no forewarn has written: the journal is empty, or its header is damaged."""
+    """The error for version 0, which no forewarn wrote: the journal is empty, or it is damaged."""
     try:
         (count,) = db.execute("SELECT count(*) FROM sqlite_master").fetchone()
     except sqlite3.DatabaseError as error:
@@ -193,7 +193,7 @@ class JournalDamaged(Rejected):
 
 
 def unusable_journal_error(path: Path, error: Exception, config_file: Path | None = None) -> Rejected:
-    """The error to raise for a database error: the file cannot be used (disk, permissions) or is damaged.
+    """The error to raise for a database error: the file is damaged, or not usable (disk, permissions).
 
     `config_file` is the agent's file; the message shows it in the command that repairs the journal.
     """

@@ -425,7 +425,7 @@ def _agent_event_row(call: Invocation, event: JsonObject, state: JsonObject) -> 
 
 
 def _current_activity(event: JsonObject, now: float, *, is_agent_running: bool) -> str:
-    """The steps that are running or were interrupted, else what the event waits for, else the states of its steps."""
+    """The steps that have begun and not ended, else what the event waits for, else all steps' states."""
     runs = [(step["name"], phase, step[phase]) for step in event["steps"] for phase in ("do", "undo") if step[phase]]
     begun = [_step_phase_name(name, phase) for name, phase, run in runs if run["state"] == "begun"]
     if begun:
