@@ -115,15 +115,38 @@ def test_a_host_is_explained_by_its_health_vms_and_pending_events(api: Any) -> N
     (event,) = api.get("/events")["events"]
     explanation = api.get("/explain/h3")
     assert explanation["title"] == "host h3, in westeurope"
-    assert explanation["lines"][0]["text"] == (
-        "Redeploy of web-2, requested by local user ann (predicted failure): scheduled"
-    )
+    assert [line["text"] for line in explanation["lines"]] == [
+        "host h3 degraded",
+        "Redeploy of web-2, requested by local user ann (predicted failure): scheduled",
+    ]
     assert explanation["now"] == [
         "h3 is predicted to fail: its VMs will be moved to other hosts.",
         "web-2 is on it.",
         f"Redeploy of web-2 ({event['id']}): It is scheduled and waits for an approval, or the end of its notice, "
         "at most 2 h. It was not delivered to web-2 yet.",
     ]
+
+
+def test_a_host_is_explained_by_what_happened_on_it_and_not_elsewhere(api: Any) -> None:
+    """The past of a VM stays with the host where it happened, and a move is of both hosts."""
+    api.restart_of("web-2")
+    api.post("/clock/advance", {"by_s": 3600})
+    api.post("/hosts/h3/fail")
+    api.post("/clock/advance", {"by_s": 3600})
+    api.post("/hosts/h3/repair")
+    destination = api.get("/vms/web-2")["host"]
+    assert destination != "h3"
+    restart, redeploy = "Reboot of web-2, requested by", "Redeploy of web-2, requested by"
+    of_h3 = [line["text"] for line in api.get("/explain/h3")["lines"]]
+    assert [text.partition(" local user")[0] for text in of_h3] == [
+        restart,
+        "host h3 failed",
+        redeploy,
+        "host h3 repaired",
+    ]
+    of_destination = [line["text"] for line in api.get(f"/explain/{destination}")["lines"]]
+    assert [text.partition(" local user")[0] for text in of_destination] == [redeploy]
+    assert len(api.get(f"/events?host={destination}&all=true")["events"]) == 1
 
 
 def test_a_scope_is_explained_by_enablement_polls_and_pending_events(api: Any) -> None:

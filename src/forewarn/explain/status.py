@@ -61,13 +61,19 @@ class RolloutProgress:
     next_update_domains: tuple[int, ...] = ()
 
 
-def host_explanation(host: Host, vms: Sequence[Vm], events: Sequence[EventWithFacts]) -> Explanation:
-    """Explain a host: its health, the VMs on it (`vms`), and the events about it, oldest first."""
+def host_explanation(
+    host: Host, vms: Sequence[Vm], events: Sequence[EventWithFacts], entries: Iterable[HistoryEntry] = ()
+) -> Explanation:
+    """Explain a host: its health, the VMs on it (`vms`), and what happened on it, oldest first.
+
+    `events` are those on the host; `entries` are the history entries about the host itself.
+    """
+    lines = (*(ExplanationLine(at=entry.at, text=entry.text) for entry in entries), *_event_lines(events))
     names = [vm.name for vm in vms]
     where = f"{host.location}, zone {host.zone}" if host.zone else host.location
     return Explanation(
         title=f"host {host.name}, in {where}",
-        lines=_event_lines(events),
+        lines=tuple(sorted(lines, key=lambda line: line.at)),
         now=(
             f"{host.name} {_HEALTH_TEXT[host.health]}.",
             f"{join_names(names)} {'is' if len(names) == 1 else 'are'} on it." if names else "No VM is on it.",

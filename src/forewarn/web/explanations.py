@@ -43,12 +43,13 @@ from forewarn.web.view_builder import ViewBuilder, scope_title, scope_title_of_v
 
 _MAX_VM_EVENTS = 100  # the newest events of a VM
 _MAX_PAST_EVENTS = 10  # of a host, scope or rollout, beside the live ones
+_MAX_HOST_ENTRIES = 20  # the newest history entries about a host itself
 _RECENT_EVENTS = 10_000  # a host's past events are searched among these
 _MAX_FAULT_LINES = 20  # the newest history entries about faults of a VM
 
 
 def explain_host(context: RequestContext, host: Host) -> Explanation:
-    """Explains a host: its VMs, its live events, and at most ten of its latest past ones.
+    """Explains a host: its VMs, its live events, ten of its past ones, and its own history entries.
 
     Filters nothing, so it is only for callers who see everything. Past events are searched among the 10,000 newest.
     """
@@ -57,7 +58,15 @@ def explain_host(context: RequestContext, host: Host) -> Explanation:
         host,
         context.store.vms(host=host.name),
         _events_with_facts(context, events_on_host(context, host.name, recent.values())),
+        _host_entries(context, host),
     )
+
+
+def _host_entries(context: RequestContext, host: Host) -> list[HistoryEntry]:
+    """The newest history entries about the host itself: its health or its declaration changed."""
+    unrelated = context.store.history(scope_id="", event_id="", request_id="", vm="")
+    kinds = (EntryKind.HOST, EntryKind.FLEET)
+    return [entry for entry in unrelated if entry.host == host.name and entry.what in kinds][-_MAX_HOST_ENTRIES:]
 
 
 def explain_scope(context: RequestContext, scope: Scope) -> Explanation:

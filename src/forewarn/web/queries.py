@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 from msgspec import Meta
 
-from forewarn.core.event import Event
+from forewarn.core.event import Event, EventState
 from forewarn.core.history import HistoryEntry
 from forewarn.web.context import RequestContext
 from forewarn.web.request_parsing import HistorySeq, ResultLimit, StrictBody
@@ -34,12 +34,22 @@ class HistoryEntriesQuery(StrictBody, frozen=True, kw_only=True):
 
 
 def events_on_host(context: RequestContext, host: str, events: Iterable[Event]) -> list[Event]:
-    """Of these events, those caused by work on the host and those that affect a VM that is on it now.
+    """Of these events, those about the host, with an act from or to it, or scheduled for a VM on it.
 
-    Keeps their order. `host` is spelled as declared.
+    An event has acts from its start on; a past event does not count because its VM moved here later. Keeps their order.
+    `host` is spelled as declared.
     """
     vms_on_host = {(vm.scope_id, vm.name.casefold()) for vm in context.store.vms(host=host)}
-    return [e for e in events if e.host == host or any((e.scope_id, name.casefold()) in vms_on_host for name in e.vms)]
+    return [
+        event
+        for event in events
+        if event.host == host
+        or any(host in (act.from_host, act.to_host) for act in event.acts)
+        or (
+            event.status is EventState.SCHEDULED
+            and any((event.scope_id, name.casefold()) in vms_on_host for name in event.vms)
+        )
+    ]
 
 
 def event_lists_vm(event: Event, name: str) -> bool:
