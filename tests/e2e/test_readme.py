@@ -87,6 +87,16 @@ def test_the_fleet_file_in_the_readme_is_valid() -> None:
     assert len(read_fleet_file(fleet).vms) == 6
 
 
+def test_the_production_service_of_the_readme_has_its_own_data_and_identifies_vms_by_declared_addresses() -> None:
+    """The tour leaves a lab in the default directory, which a service refuses; a VM without address is unknown."""
+    (command,) = re.findall(r"`(forewarn\s+serve [^`]*)`", README)
+    assert "--data ./production" in command
+    (address,) = re.findall(r'`address = "([^"]*)"`', README)
+    fleet, _ = blocks("toml")
+    vms = read_fleet_file(f'{fleet}address = "{address}"\n').vms
+    assert [vm.address for vm in vms] == [f"10.0.0.{n}" for n in range(4, 10)]
+
+
 def test_the_agent_file_in_the_readme_is_valid() -> None:
     _, agents = blocks("toml")
     assert set(read_agents_file(agents).steps) == {"leave", "save"}
