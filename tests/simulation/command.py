@@ -161,7 +161,7 @@ def replay(schedule: Schedule) -> bool:
 
 
 @click.command()
-@click.option("--schedules", default=1000, show_default=True, help="Run this many schedules.")
+@click.option("--schedules", type=int, default=1000, show_default=True, help="Run this many schedules.")
 @click.option("--first", type=int, help="Use the seeds from this one on; otherwise from a random one on.")
 @click.option("--seed", type=int, help="Replay the schedule of this seed and print its trace.")
 @click.option("--schedule", type=click.Path(exists=True, path_type=Path), help="Replay the schedule in this file.")
@@ -174,8 +174,10 @@ def main(schedules: int, first: int | None, seed: int | None, schedule: Path | N
     if seed is not None or schedule is not None:
         chosen = Schedule.from_file(schedule) if schedule is not None else schedule_for_seed(seed or 0)
         sys.exit(0 if replay(chosen) else 1)
+    if schedules < 1:
+        raise click.ClickException(f"SCHEDULES is {schedules}, so nothing would run: give 1 or more")
     first = random.SystemRandom().randrange(10**9) if first is None else first
-    OUTPUT.print(f"seeds from {first} on; the same run again: --first {first} --schedules {schedules}")
+    OUTPUT.print(f"seeds from {first} on; the same run again: make simulate FIRST={first} SCHEDULES={schedules}")
     totals = run_schedules(first, schedules, jobs)
     shrunk: set[str] = set()
     for failed, violation in sorted(totals.failures.items()):

@@ -60,6 +60,18 @@ def test_fixed_schedules_keep_every_rule(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
+def test_a_run_prints_the_command_that_repeats_it(tmp_path: Path) -> None:
+    done = run_command("--first", "7", "--schedules", "1", "--jobs", "1", "--folder", str(tmp_path))
+    assert "the same run again: make simulate FIRST=7 SCHEDULES=1\n" in done.stdout
+
+
+@pytest.mark.parametrize("count", ["0", "-3"])
+def test_a_run_of_no_schedules_is_refused_in_one_sentence(count: str) -> None:
+    done = run_command("--schedules", count)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr == f"Error: SCHEDULES is {count}, so nothing would run: give 1 or more\n"
+
+
 @pytest.mark.parametrize("path", sorted(SCHEDULES.glob("*.json")), ids=lambda path: path.stem)
 def test_schedules_that_once_failed_keep_every_rule(path: Path) -> None:
     result = simulate(Schedule.from_file(path))
