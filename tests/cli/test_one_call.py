@@ -103,6 +103,7 @@ def test_an_advance_of_the_clock_says_why_no_scope_became_idle(lab: Any, sent: S
     """Spec §8.2, §8.3."""
     text = lab.good("clock", "advance", "25h", "--without-polls")
     assert "No scope becomes idle, because the setting enablement is always." in text
+    assert "forewarn up --enablement on-request" in text
     assert sent.targets == ["POST /forewarn/v1/clock/advance"]
 
 

@@ -47,9 +47,10 @@ def advance(call: Invocation, by: float, without_polls: bool) -> None:
     call.output.print_line(dim(f"{format_duration(by)} later: "), _time_text(view))
     if view["note"]:
         call.output.print_line(f"{view['note'][:1].upper()}{view['note'][1:]}.")
-    if view["note"] and not without_polls:
+    if view["note"]:
         shown = format_duration(by).replace(" ", "")
-        call.output.print_hints([(f"forewarn clock advance {shown} --without-polls", "let scopes become idle")])
+        remedy = "up --enablement on-request" if without_polls else f"clock advance {shown} --without-polls"
+        call.output.print_hints([(f"forewarn {remedy}", "let scopes become idle")])
 
 
 def speed_factor(text: str) -> float:
