@@ -18,7 +18,7 @@ from forewarn.core.history import EntryKind
 from forewarn.core.release import WaitReason
 from forewarn.core.request import MaintenanceRequest, PlannedEvent, RequestedOperation
 from forewarn.core.request_state import RequestState
-from forewarn.core.scope import Scope
+from forewarn.core.scope import Scope, scope_title
 from forewarn.errors import NotFound
 from forewarn.protocol.dates import http_date, iso_date
 from forewarn.web.context import RequestContext
@@ -29,7 +29,7 @@ from forewarn.web.request_views import (
     short_vm_list,
     wait_sentences,
 )
-from forewarn.web.view_builder import ViewBuilder, scope_title
+from forewarn.web.view_builder import ViewBuilder
 from forewarn.wording import first_clauses
 
 _AZURE_STATUS = {

@@ -16,6 +16,8 @@ from forewarn.core.event import Event, EventState
 from forewarn.core.fleet import Vm
 from forewarn.core.history import EntryKind, HistoryEntry
 
+_SCOPE_KINDS = {"set": "availability set", "placement": "scale set", "service": "cloud service", "vm": "VM"}
+
 
 class Scope(msgspec.Struct, frozen=True, kw_only=True):
     """One scope with its VMs and live events, as a decision reads and returns it. Times are lab time."""
@@ -91,6 +93,30 @@ class Scope(msgspec.Struct, frozen=True, kw_only=True):
         return msgspec.structs.replace(self, new_entries=(*self.new_entries, *placed))
 
 
+def scope_title_of_vm(vm: Vm) -> str:
+    """Return what people call the VM's scope, such as `availability set web` or `VM db`."""
+    if vm.cloud_service:
+        return f"cloud service {vm.cloud_service}"
+    if vm.scale_set:
+        return f"placement group {vm.placement_group} of scale set {vm.scale_set}"
+    return f"availability set {vm.availability_set}" if vm.availability_set else f"VM {vm.name}"
+
+
+def scope_title(scope: Scope) -> str:
+    """Return what people call the scope, such as `VM db`: from its first VM, else from its id."""
+    return scope_title_of_vm(scope.vms[0]) if scope.vms else scope_title_from_id(scope.id)
+
+
+def scope_title_from_id(scope_id: str) -> str:
+    """Return what people call the scope with this id; names are in lower case, as in the id."""
+    kind, _, path = scope_id.partition(":")
+    match kind, path.split("/")[2:]:
+        case "placement", [scale_set, group]:
+            return f"placement group {group} of scale set {scale_set}"
+        case _, names:
+            return f"{_SCOPE_KINDS.get(kind, kind)} {'/'.join(names)}"
+
+
 def enable_scope(scope: Scope, *, by: str, now: float) -> Scope:
     """Return the scope enabled, at incarnation 1 of a new epoch. Pending events stay listed (spec §4.2).
 
@@ -127,7 +153,8 @@ def disable_scope_if_idle(scope: Scope, policy: Policy, now: float) -> Scope:
     at = scope_idle_at(scope, policy)
     if at is None or now < at:
         return scope
-    text = f"scheduled events disabled: no VM of the scope has polled for {hours_text(policy.idle_s)}"
+    hours = hours_text(policy.idle_s)
+    text = f"scheduled events of {scope_title(scope)} disabled: no VM of the scope has polled for {hours}"
     return replace(scope, enabled_at=None).with_entries(
         HistoryEntry(at=now, what=EntryKind.DISABLED, who="forewarn", text=text)
     )

@@ -14,6 +14,7 @@ from collections.abc import Awaitable, Callable, Collection, Iterator, Sequence
 import msgspec
 
 from forewarn.control.dry_run import DryRunTooLarge
+from forewarn.core.scope import scope_title
 from forewarn.explain.phrases import duration_text
 from forewarn.explain.polling import SILENCE_LIMIT_S
 from forewarn.explain.preview import Preview, PreviewedEvent
@@ -23,7 +24,6 @@ from forewarn.store.interface import LastPoll
 from forewarn.web.polling_report import silent_seconds
 from forewarn.web.remedies import Surface, message_for
 from forewarn.web.request_parsing import HandlerCall
-from forewarn.web.view_builder import scope_title
 from forewarn.wording import first_names
 
 _MAX_KEYS_PER_PRINCIPAL = 300  # per user, so that one user's keys do not push out another's

@@ -13,7 +13,7 @@ from typing import Annotated
 
 from msgspec import Meta
 
-from forewarn.core.scope import Scope
+from forewarn.core.scope import Scope, scope_title_of_vm
 from forewarn.errors import Rejected
 from forewarn.explain.vm_state import VmState
 from forewarn.portal.context import PortalContext
@@ -22,7 +22,6 @@ from forewarn.portal.fleet_overview import FleetOverview, GroupOverview, Visible
 from forewarn.portal.vm_grid import VmBlockView, vm_block_view
 from forewarn.web.authorization import VisibleDirectory
 from forewarn.web.request_parsing import HandlerCall, StrictBody
-from forewarn.web.view_builder import scope_title_of_vm
 from forewarn.web.views import BaseView
 
 MAX_VMS_PER_PAGE = 200

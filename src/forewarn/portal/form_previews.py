@@ -15,7 +15,7 @@ from forewarn.core.event import Event, EventState
 from forewarn.core.faults import FAULT_DEFINITIONS, FaultCategory, check_parameters, fault_duration_s, parse_fault_kind
 from forewarn.core.planning import pending_platform_events
 from forewarn.core.release import WaitReason, start_wait
-from forewarn.core.scope import Scope
+from forewarn.core.scope import Scope, scope_title, scope_title_from_id
 from forewarn.errors import Refused
 from forewarn.explain.phrases import duration_text
 from forewarn.web.context import RequestContext
@@ -27,7 +27,6 @@ from forewarn.web.request_parsing import (
     NewFault,
     NewStorm,
 )
-from forewarn.web.view_builder import scope_title, scope_title_from_id
 from forewarn.wording import first_names
 
 # Describes the effect of a form in sentences. `call` is the API call that the form would make.

@@ -19,6 +19,7 @@ from forewarn.core.fleet import Vm
 from forewarn.core.planning import OPERATION_CAUSES, is_applicable
 from forewarn.core.request import RequestedOperation
 from forewarn.core.resource_ids import ROOT_RESOURCE
+from forewarn.core.scope import scope_title
 from forewarn.errors import Conflict, NotFound, Rejected, Unavailable
 from forewarn.portal.browser_security import require_csrf_token
 from forewarn.portal.confirmation import IdempotencyKeys, confirmation_page
@@ -32,7 +33,6 @@ from forewarn.web.pipeline import authorize_and_parse
 from forewarn.web.remedies import Surface
 from forewarn.web.request_parsing import HandlerCall, read_limited_body
 from forewarn.web.routing import everything
-from forewarn.web.view_builder import scope_title
 
 MAX_CHOICES = 300  # VMs, hosts or scopes that a field offers; the user types others
 _MAX_FAILED_LOOKUPS = 20  # unknown names per field; each one searches for similar names, so no more are looked up

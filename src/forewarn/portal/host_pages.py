@@ -8,6 +8,7 @@ from msgspec import Meta
 
 from forewarn.core.event import EventState
 from forewarn.core.fleet import Host, HostHealth, Vm
+from forewarn.core.scope import scope_title_of_vm
 from forewarn.errors import Rejected
 from forewarn.portal.context import PortalContext
 from forewarn.portal.export import MAX_EXPORT_ROWS, ExportTable, truncation_note
@@ -17,7 +18,7 @@ from forewarn.web.directory import natural_sort_key
 from forewarn.web.polling_report import iterate_cooperatively
 from forewarn.web.queries import events_on_host
 from forewarn.web.request_parsing import HandlerCall, StrictBody
-from forewarn.web.view_builder import ViewBuilder, scope_title_of_vm
+from forewarn.web.view_builder import ViewBuilder
 from forewarn.web.views import BaseView, EventView
 
 _MAX_HOSTS_PER_PAGE = 20

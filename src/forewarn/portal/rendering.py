@@ -18,6 +18,7 @@ from starlette.responses import RedirectResponse, Response
 
 from forewarn.core.access import Right
 from forewarn.core.resource_ids import ROOT_RESOURCE
+from forewarn.core.scope import scope_title_from_id
 from forewarn.errors import Unauthenticated
 from forewarn.explain.phrases import duration_text
 from forewarn.portal.context import PORTAL_PREFIX, CurrentSession, PageAuthenticator, PortalContext
@@ -25,7 +26,6 @@ from forewarn.web.context import RequestContext
 from forewarn.web.errors import status_and_message
 from forewarn.web.pipeline import run_request
 from forewarn.web.remedies import Surface
-from forewarn.web.view_builder import scope_title_from_id
 
 
 @cache

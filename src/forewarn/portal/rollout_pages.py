@@ -9,14 +9,13 @@ from collections.abc import Iterable, Iterator
 from forewarn.control.rollouts import RolloutSnapshot
 from forewarn.core.event import Event, EventState
 from forewarn.core.request import RolloutState, RolloutTally
-from forewarn.core.scope import Scope
+from forewarn.core.scope import Scope, scope_title, scope_title_from_id
 from forewarn.portal.export import ExportTable
 from forewarn.portal.form_catalog import DoneMessageQuery, done_message
 from forewarn.portal.request_page import RequestTimeline, request_timeline
 from forewarn.web.context import RequestContext
 from forewarn.web.request_parsing import HandlerCall
 from forewarn.web.request_views import read_rollouts, rollout_fields_from_snapshot
-from forewarn.web.view_builder import scope_title, scope_title_from_id
 from forewarn.web.views import BaseView, RolloutView
 from forewarn.wording import first_names
 

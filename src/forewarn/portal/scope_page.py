@@ -7,7 +7,7 @@ import json
 from forewarn.core.event import EventState
 from forewarn.core.fleet import Vm
 from forewarn.core.projection import document_for
-from forewarn.core.scope import Scope
+from forewarn.core.scope import Scope, scope_title
 from forewarn.portal.context import PortalContext
 from forewarn.portal.export import ExportTable
 from forewarn.portal.form_links import FormLink, form_links_for_scope
@@ -16,7 +16,7 @@ from forewarn.protocol.codec import encode_document
 from forewarn.protocol.versions import NEWEST_VERSION
 from forewarn.store.interface import LastPoll
 from forewarn.web.request_parsing import HandlerCall
-from forewarn.web.view_builder import ViewBuilder, scope_title
+from forewarn.web.view_builder import ViewBuilder
 from forewarn.web.views import BaseView, EventView
 
 _MAX_PAST_EVENTS = 20

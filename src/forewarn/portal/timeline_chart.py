@@ -17,12 +17,12 @@ from itertools import groupby
 from markupsafe import Markup
 
 from forewarn.core.event import Ending, Event
-from forewarn.core.scope import Scope
+from forewarn.core.scope import Scope, scope_title
 from forewarn.duration import parse_duration
 from forewarn.errors import Rejected
 from forewarn.explain.phrases import duration_text, event_kind_text, join_names, notice_phrases, started_without_notice
 from forewarn.portal.rendering import format_utc, render_template
-from forewarn.web.view_builder import ViewBuilder, scope_title
+from forewarn.web.view_builder import ViewBuilder
 from forewarn.web.views import BaseView
 
 # The spans that the page offers as links, in seconds; the query may give any other from a minute to 31 days.

@@ -15,7 +15,7 @@ from forewarn.core.fleet import Host, Vm
 from forewarn.core.history import EntryKind, EventDelivery, HistoryEntry
 from forewarn.core.release import StartWait
 from forewarn.core.request import MaintenanceRequest
-from forewarn.core.scope import Scope
+from forewarn.core.scope import Scope, scope_title, scope_title_of_vm
 from forewarn.explain.explanation import (
     Explanation,
     ExplanationLine,
@@ -39,7 +39,7 @@ from forewarn.web.lab_views import fault_remaining_s, refresh_faults
 from forewarn.web.polling_report import silent_seconds
 from forewarn.web.queries import event_lists_vm, events_on_host
 from forewarn.web.request_views import next_update_domains, read_request_status, request_events
-from forewarn.web.view_builder import ViewBuilder, scope_title, scope_title_of_vm
+from forewarn.web.view_builder import ViewBuilder
 
 _MAX_VM_EVENTS = 100  # the newest events of a VM
 _MAX_PAST_EVENTS = 10  # of a host, scope or rollout, beside the live ones

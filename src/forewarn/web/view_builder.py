@@ -12,7 +12,7 @@ from forewarn.core.event import Act, Event, EventState
 from forewarn.core.fleet import Host, Vm
 from forewarn.core.release import StartWait, WaitReason, describe_gate_wait, start_wait, waits_only_for_gate
 from forewarn.core.request import MaintenanceRequest
-from forewarn.core.scope import Scope
+from forewarn.core.scope import Scope, scope_title, scope_title_of_vm
 from forewarn.store.interface import LastPoll
 from forewarn.web.context import RequestContext
 from forewarn.web.dependencies import VmSupervisorInfo
@@ -32,7 +32,6 @@ from forewarn.web.views import (
 )
 
 _BATCH_SIZE = 500  # VMs or scopes between two chances for other tasks to run
-_SCOPE_KINDS = {"set": "availability set", "placement": "scale set", "service": "cloud service", "vm": "VM"}
 
 
 class ViewBuilder:
@@ -227,30 +226,6 @@ def request_view(request: MaintenanceRequest) -> RequestView:
 def live_events_of_vm(scope: Scope, name: str) -> list[Event]:
     """The live events of the scope that affect the VM with this name, in any case."""
     return [event for event in scope.live_events() if event_lists_vm(event, name)]
-
-
-def scope_title_of_vm(vm: Vm) -> str:
-    """What people call the VM's scope, such as `availability set web` or `VM db`."""
-    if vm.cloud_service:
-        return f"cloud service {vm.cloud_service}"
-    if vm.scale_set:
-        return f"placement group {vm.placement_group} of scale set {vm.scale_set}"
-    return f"availability set {vm.availability_set}" if vm.availability_set else f"VM {vm.name}"
-
-
-def scope_title(scope: Scope) -> str:
-    """What people call the scope, such as `availability set web`; from its first VM, else from its id."""
-    return scope_title_of_vm(scope.vms[0]) if scope.vms else scope_title_from_id(scope.id)
-
-
-def scope_title_from_id(scope_id: str) -> str:
-    """As `scope_title`, from the id alone, so names are in lower case; needs no store."""
-    kind, _, path = scope_id.partition(":")
-    match kind, path.split("/")[2:]:
-        case "placement", [scale_set, group]:
-            return f"placement group {group} of scale set {scale_set}"
-        case _, names:
-            return f"{_SCOPE_KINDS.get(kind, kind)} {'/'.join(names)}"
 
 
 def _act_view(act: Act) -> ActView:
