@@ -1,5 +1,6 @@
 """Failures of the service, and installations without all extras."""
 
+import asyncio
 import json
 import os
 import subprocess
@@ -10,6 +11,8 @@ from typing import Any
 import pytest
 
 from forewarn.cli.service_address import SOCKET_NAME
+from forewarn.store import SqliteStore
+from forewarn.store.purpose import StorePurpose, mark_purpose
 from tests.support.scripted_server import ScriptedReply, ScriptedServer, json_reply
 
 
@@ -88,6 +91,19 @@ def test_doctor_checks_the_machine_when_no_service_runs(command: Any) -> None:
     assert {check["name"]: check["ok"] for check in checks}["python"] is True
     assert (checks[-1]["name"], checks[-1]["ok"]) == ("service", False)
     assert "start one with `forewarn up`" in command("doctor").stdout
+
+
+@pytest.mark.parametrize(("purpose", "start"), [(StorePurpose.LAB, "up"), (StorePurpose.PRODUCTION, "serve")])
+def test_doctor_names_the_command_that_starts_a_stopped_store(command: Any, purpose: StorePurpose, start: str) -> None:
+    async def write_store() -> None:
+        store = SqliteStore.open(command.data / "forewarn.db")
+        await mark_purpose(store, purpose)
+        await store.close()
+
+    asyncio.run(write_store())
+    for options, given in (((), ""), (("--data", str(command.data)), f" --data {command.data}")):
+        checks = json.loads(command("doctor", "--json", *options).stdout)["checks"]
+        assert checks[-1]["remedy"] == f"start one with `forewarn {start}{given}`"
 
 
 def test_doctor_exits_with_1_when_a_check_fails(command: Any) -> None:

@@ -19,6 +19,7 @@ from forewarn.errors import ForewarnError
 from forewarn.explain.phrases import duration_text
 from forewarn.service.data_directory import files_of_earlier_service
 from forewarn.service.settings import Settings
+from forewarn.store.sqlite_file import is_new_file
 from forewarn.store.sqlite_file import read_revision as examine_file
 
 _REQUIRED_PACKAGES = (
@@ -124,13 +125,15 @@ def _check_data_directory(path: Path) -> Iterator[DoctorCheck]:
 
 
 def _check_database(path: Path) -> Iterator[DoctorCheck]:
-    if not path.exists():
+    if is_new_file(path):
         earlier = files_of_earlier_service(path.parent)
-        found = f"{path.name} is missing beside {', '.join(earlier)}"
+        state = "is empty" if path.exists() else "is missing"
         yield DoctorCheck(
             name="database",
             ok=not earlier,
-            text=found if earlier else "no database yet: the first start creates it",
+            text=f"{path.name} {state} beside {', '.join(earlier)}"
+            if earlier
+            else "no database yet: the first start creates it",
             remedy="put it back, restore a backup with `forewarn restore FILE`, or start empty with --new-store",
         )
         return
