@@ -112,6 +112,14 @@ def test_invalid_clock_and_backup_calls_are_rejected(api: Any, target: str, body
     assert api.refused("POST", target, body)[0] == status
 
 
+def test_a_store_that_was_deleted_under_the_service_is_backed_up(tmp_path: Path, api_of: Any) -> None:
+    api = api_of(Policy(), store=SqliteStore.open(tmp_path / "forewarn.db"))
+    for found in tmp_path.glob("forewarn.db*"):
+        found.unlink()
+    path = tmp_path / "backup.db"
+    assert api.post("/backup", {"path": str(path)}) == {"path": str(path), "bytes": path.stat().st_size}
+
+
 def test_a_store_in_a_file_is_backed_up_and_a_backup_never_overwritten(tmp_path: Path, api_of: Any) -> None:
     api = api_of(Policy(), store=SqliteStore.open(tmp_path / "forewarn.db"))
     path = tmp_path / "backup.db"

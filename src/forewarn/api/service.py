@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from forewarn.core.decision import EnablementMode
 from forewarn.core.history import EntryKind
-from forewarn.errors import Refused, Rejected
+from forewarn.errors import Refused, Rejected, Unavailable
 from forewarn.web.context import RequestContext
 from forewarn.web.request_parsing import AdvanceClockBody, ClockSpeedBody, HandlerCall, NonEmptyText, StrictBody
 from forewarn.web.views import BackupView, ClockView, HealthCheckView, HealthReportView, HistoryEntryView
@@ -130,7 +131,8 @@ async def create_backup(context: RequestContext, call: HandlerCall, body: Backup
     except OSError as error:
         raise Rejected(f"the backup {str(path)!r} cannot be written: {error.strerror}; give another path") from error
     await context.store.back_up(path)
-    await context.record_history(EntryKind.UPKEEP, f"store copied to {str(path)!r}")
+    with suppress(Unavailable):  # the backup is complete, also if the store rejects writes: then it is needed most
+        await context.record_history(EntryKind.UPKEEP, f"store copied to {str(path)!r}")
     return BackupView(path=str(path), bytes=path.stat().st_size)
 
 
