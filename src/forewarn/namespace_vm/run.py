@@ -53,7 +53,8 @@ def run_vm(options: VmRunOptions, print_message: PrintMessage) -> int:
 
     That is 128 plus the number for a signal, 0 if the VM was evicted or deleted, 127 or 126 if the program cannot be
     started. Blocks; call it in the main thread, without an event loop. Raises Unavailable if no service answers,
-    Refused if the service or this machine does not allow it, Rejected if `data` is too long a path.
+    Refused if the service or this machine does not allow it, Rejected if `data` is too long a path, OSError if the
+    files of the VM cannot be written.
     """
     config = SupervisorConfig(
         name=options.vm, program=options.program, data=options.data, grace_s=options.grace_s, first_boot_id=str(uuid4())

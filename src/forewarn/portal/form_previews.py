@@ -148,7 +148,10 @@ def preview_clear_faults(context: RequestContext, call: HandlerCall) -> list[str
 
 
 def preview_storm(context: RequestContext, call: HandlerCall) -> list[str]:
-    """Says which VMs the storm would affect, and for how long. Raises NotFound for an unknown VM."""
+    """Says which VMs the storm would affect, and for how long.
+
+    Raises NotFound for an unknown VM, Refused if a name fits several.
+    """
     body = call.parse_body(NewStorm)
     vms = [context.directory.find(name).name for name in body.vms]
     target = first_names(vms, _MAX_NAMED) or "all VMs"
