@@ -40,7 +40,10 @@ def affected_vms(scope: Scope, event: Event) -> tuple[Vm, ...]:
 
 
 def is_on_maintained_host(vm: Vm, rules: CauseRules, host: str) -> bool:
-    """Return whether work on this host concerns the VM: it is there, or the work is not about a host."""
+    """Return whether work with these rules on `host` concerns the VM: False only if it has left the host.
+
+    Always True without a host, and for causes that are not planned maintenance, such as the failure of a host.
+    """
     return not (host and rules.planned) or vm.host == host
 
 
@@ -54,10 +57,11 @@ def move_in_progress(scope: Scope, event: Event) -> Act | None:
 
 
 def acts_for_event(scope: Scope, event: Event, context: DecisionContext) -> tuple[Act, ...]:
-    """Return one new act per affected VM of the event, with a destination where it needs another host.
+    """Return one new act per affected VM of the event, in its order; the scope stays as it is.
 
-    A VM needs a destination if it moves, or if it starts without a host. An act whose VM has no possible destination,
-    or that needs a running VM on a failed host, has a failed outcome from the beginning.
+    A VM that moves, or that starts without a host, gets its destination from `context.destinations`. An act without the
+    destination it needs has a failed outcome from the beginning, and so has one on a VM whose host has failed, unless
+    it redeploys, evicts, deletes or deallocates the VM.
     """
     return tuple(_act_for_vm(event, vm, context) for vm in affected_vms(scope, event))
 
@@ -94,7 +98,8 @@ def _needs_destination(vm: Vm, rules: CauseRules) -> bool:
 def vms_needing_destination(scope: Scope, planned: Sequence[PlannedEvent], now: float) -> list[Vm]:
     """Return the VMs of the scope that a decision may send to another host now.
 
-    These are VMs of scheduled events that are ready and of `planned`, the planned events that it may start.
+    These are VMs of scheduled events that are ready and of `planned`, the planned events that it may start, if the
+    event moves its VMs or starts one that is on no host. Each VM is returned once.
     """
     ready = [event for event in scope.live_events(EventState.SCHEDULED) if event.is_ready(now)]
     moves = [(e.rules, e.vms) for e in ready] + [(CAUSE_RULES[p.cause], p.vms) for p in planned]
@@ -105,9 +110,11 @@ def vms_needing_destination(scope: Scope, planned: Sequence[PlannedEvent], now: 
 
 
 def vm_after_act(vm: Vm, act: Act, at: float) -> Vm:
-    """Return the VM after an act on it succeeded: its host, power state or removal (at `at`) changed.
+    """Return the VM as it is after an act on it succeeded at lab time `at`.
 
-    A freeze, reboot, reapply or reimage leaves it unchanged, and so does a start without a host.
+    A migration or redeploy changes its host. A delete, or an eviction with policy Delete, sets `removed_at`; another
+    eviction and a deallocation set its power state; all four leave it without a host. A power-off stops it. A start
+    makes it run, unless it has no host. A freeze, reboot, reapply or reimage returns it unchanged.
     """
     match act.verb:
         case Verb.MIGRATE | Verb.REDEPLOY:

@@ -20,14 +20,14 @@ class EnablementMode(StrEnum):
 class Policy:
     """Settings of the service that decisions about every scope depend on.
 
-    A scope without polls for `idle_s` is disabled. It has at most `max_user_operations` scheduled ones. An event stays
-    listed for `settle_s` after its last outcome. After a restart of the service, events whose notice ended while it was
-    down wait `grace_s`.
+    A scope without polls for `idle_s` is disabled. It may have at most `max_user_operations` restarts and redeploys of
+    users scheduled at a time. An event stays listed for `settle_s` after the outcome of its last act. After a restart
+    of the service, events whose notice ended while it was XX
     """
 
     enablement: EnablementMode = EnablementMode.ON_REQUEST
     idle_s: float = 24 * 3600  # a scope without polls for this long is disabled (spec §8.2)
-    max_user_operations: int = 100  # scheduled per scope (spec §8.4)
+    max_user_operations: int = 100  # restarts and redeploys by users that are scheduled per scope (spec §8.4)
     settle_s: float = 0  # an event stays listed this long after its last outcome (spec §6.5)
     grace_s: float = 60  # after a restart, events whose notice ended while the service was down wait this long
 
@@ -42,8 +42,8 @@ class DecisionContext:
 
     now: float  # lab time
     policy: Policy = Policy()
-    resumed_at: float | None = None  # when the service started again after it was down
-    released_gates: frozenset[str] = frozenset()  # ids, of the gates that events of the scope wait for
+    resumed_at: float | None = None  # lab time when the service started again after it was down; None: on a new store
+    released_gates: frozenset[str] = frozenset()  # ids of released gates, among those of the scope's events
     failed_hosts: frozenset[str] = frozenset()  # names
     destinations: Mapping[str, str] = field(
         default_factory=dict
