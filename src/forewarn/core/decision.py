@@ -22,7 +22,7 @@ class Policy:
 
     A scope without polls for `idle_s` is disabled. It may have at most `max_user_operations` restarts and redeploys of
     users scheduled at a time. An event stays listed for `settle_s` after the outcome of its last act. After a restart
-    of the service, events whose notice ended while it was XX
+    of the service, events whose notice ended while it was down wait `grace_s`. Durations are seconds of lab time.
     """
 
     enablement: EnablementMode = EnablementMode.ON_REQUEST
