@@ -23,7 +23,7 @@ REPLAY_SCRIPT_PREFIX = "replay/"  # and a request's id: the name under which a r
 
 
 class LastPoll(msgspec.Struct, frozen=True, kw_only=True):
-    """The latest poll of a VM. Collected in memory and written in batches."""
+    """The latest poll of one VM, and how often it has polled. Collected in memory, written in batches."""
 
     vm: str  # its key
     scope_id: str
@@ -31,52 +31,62 @@ class LastPoll(msgspec.Struct, frozen=True, kw_only=True):
     version: str  # api-version
     count: int = 0  # polls of this VM so far
     agent: str = ""  # the client program, from its User-Agent
-    wait_s: int = 0  # how long the client lets the server hold this poll; until then it counts as polling
+    wait_s: int = 0  # for how many seconds the server may hold the response; until then it counts as polling
     vm_id: str = ""  # tells VMs apart that had the same key one after the other; "": stored by an earlier release
 
 
 class StoreCounts(NamedTuple):
-    """The size of the fleet now."""
+    """The size of the fleet now, as `Store.counts` returns it."""
 
     vms: int  # without removed ones
     scopes: int
     hosts: int
-    events: int  # live ones
+    events: int  # live ones: scheduled or started
 
 
 class GatedEvents(NamedTuple):
-    """Events that wait behind gates."""
+    """The events that wait behind some gates, as `Store.events_behind_gates` returns them.
 
-    scheduled: list[Event]  # oldest first
-    gates_with_planned: set[str]  # gates for which planned events are not yet published
+    A gate lets the events of one host start together, once all of them are published and ready.
+    """
+
+    scheduled: list[Event]  # published and not started, oldest first
+    gates_with_planned: set[str]  # ids of those of the gates that have planned events, which are not published yet
 
 
 class AppliedCommit(NamedTuple):
-    """A commit as subscribers get it."""
+    """A commit after it was written, as subscribers get it."""
 
-    commit: Commit  # its entries have their sequence numbers
-    seq: int  # of the last history entry after this commit
+    commit: Commit  # as it was passed to `Store.commit`, with versions not yet increased; only its entries have a `seq`
+    seq: int  # of the store's last history entry after this commit, also if the commit itself has no entries
 
 
 class Store(Protocol):
     """Durable state. Reads return committed values; writes return when they are durable.
 
-    Use it from the thread of its event loop. Keys, names and ids must match exactly; times are lab time. Reads raise
-    Unavailable if the store cannot be read. Writes raise Unavailable if nothing was written, and `commit` raises
-    Conflict if a scope, host, gate or request is no longer at the version it was decided on.
+    Use it from the thread of its event loop. Keys, names and ids must match exactly; times are lab time; a filter of
+    None selects everything. Reads raise Unavailable if the store cannot be read. Writes raise Unavailable if nothing
+    was written, and `commit` raises Conflict if a scope, host, gate or request is no longer at the version it was
+    decided on.
     """
 
     def scope(self, scope_id: str) -> Scope | None:
-        """Return a scope with its present VMs and its live events, in order of publication, or None."""
+        """Return a scope with its present VMs and its live events; None if there is no such scope.
+
+        VMs are in the order they were added, events (scheduled or started) in order of publication.
+        """
 
     def scopes(self) -> Iterator[Scope]:
-        """Return an iterator over a consistent snapshot of all scopes, sorted by id."""
+        """Return an iterator over a consistent snapshot of all scopes, sorted by id.
+
+        Each has its present VMs and live events, as `scope` returns it.
+        """
 
     def scope_ids(self, *, enabled: bool | None = None) -> list[str]:
-        """Return sorted scope ids: of all scopes (None), or only of enabled or of disabled ones."""
+        """Return sorted scope ids: of all scopes (None), of enabled ones (True) or of disabled ones (False)."""
 
     def scope_versions(self) -> dict[str, int]:
-        """Return the version of every scope, by its id."""
+        """Return the stored version of every scope, enabled or not, by scope id; each commit of it adds 1."""
 
     def counts(self) -> StoreCounts:
         """Return how many present VMs, scopes, hosts and live events there are."""
@@ -85,22 +95,26 @@ class Store(Protocol):
         """Return how many scopes are enabled."""
 
     def failed_writes(self) -> int:
-        """Return how many writes have failed since the store was opened; conflicts do not count."""
+        """Return how many writes have failed with Unavailable since the store was opened.
+
+        Conflicts do not count, nor do writes after `close`.
+        """
 
     def vm(self, key: str) -> Vm | None:
-        """Return a VM by its key, also a removed one, or None."""
+        """Return a VM by its key, also a removed one that is not pruned yet (`removed_at` is set), or None."""
 
     def vms(self, *, scope_id: str | None = None, host: str | None = None, removed: bool = False) -> list[Vm]:
-        """Return the VMs that match all conditions, in the order they were added; `removed`: removed ones too.
+        """Return the VMs in this scope and on this host (None: any), in the order they were added.
 
-        A VM that was removed and added again, or moved to another scope, counts as added then.
+        Only present ones; with `removed`, removed ones too. A VM that was removed and added again, or moved to another
+        scope, counts as added then.
         """
 
     def hosts(self) -> list[Host]:
-        """Return all hosts, sorted by name."""
+        """Return all hosts, sorted by name, ignoring case."""
 
     def event(self, event_id: str) -> Event | None:
-        """Return an event by its id, live or over, or None; a pruned event is gone."""
+        """Return an event by its id, live or over; None if there is none or it was pruned."""
 
     def events(
         self,
@@ -111,40 +125,54 @@ class Store(Protocol):
         statuses: Sequence[EventState] = tuple(EventState),
         limit: int | None = None,
     ) -> list[Event]:
-        """Return the events that match all conditions, oldest first; with a limit, only the newest ones."""
+        """Return the events that match all conditions (None: any), live or over, in the order they were added.
+
+        `statuses` are the states to include, by default all. Of more than `limit` events (None: no limit), return the
+        newest ones, still oldest first.
+        """
 
     def events_ended_between(self, since: float, until: float, *, limit: int, newest: bool = True) -> list[Event]:
-        """Return events that ended in this time, both ends included, in the order they ended.
+        """Return events that ended from `since` to `until`, both included, in the order they ended.
 
-        Of more than `limit` events, return the newest ones, or without `newest` the oldest.
+        Times are lab time. Of more than `limit` events, return those that ended last, or without `newest` those that
+        ended first.
         """
 
     def gate(self, gate_id: str) -> Gate | None:
-        """Return a gate by its id, or None."""
+        """Return a gate by its id, released or not, or None."""
 
     def request(self, request_id: str) -> MaintenanceRequest | None:
-        """Return a request by its id, or None."""
+        """Return a maintenance request by its id, open or ended, or None."""
 
     def requests(self, *, open_only: bool = False, limit: int | None = None) -> list[MaintenanceRequest]:
-        """Return requests, oldest first; with a limit, only the newest ones.
+        """Return requests in the order they were added; with `limit`, only the newest, still oldest first.
 
-        `open_only`: only rollouts and replays that have not ended.
+        `open_only`: only rollouts and replays that have not ended; other requests are never open.
         """
 
     def planned(self, *, request_id: str | None = None) -> list[PlannedEvent]:
-        """Return planned events that are not yet applied, oldest first."""
+        """Return the planned events of this request (None: of all), oldest first.
+
+        These are events of accepted requests that the reconciler has neither published nor dropped yet.
+        """
 
     def events_behind_gates(self, gate_ids: Sequence[str]) -> GatedEvents:
-        """Return the scheduled events behind these gates, and which of the gates have planned events."""
+        """Return the scheduled events behind these gates (ids), and which of the gates have planned events.
+
+        Events that are started or over are left out; unknown gates are ignored.
+        """
 
     def due_scopes(self, now: float, limit: int = 1000) -> list[str]:
-        """Return the ids of up to `limit` scopes whose `wakes_at` is `now` or earlier, the earliest first."""
+        """Return the ids of up to `limit` scopes whose `wakes_at` is `now` or earlier, the earliest first.
+
+        These are the scopes that the reconciler must look at; equal times are sorted by id.
+        """
 
     def due_gates(self, now: float, limit: int = 1000) -> list[Gate]:
-        """Return up to `limit` gates whose `wakes_at` is `now` or earlier, the earliest first."""
+        """Return up to `limit` gates whose `wakes_at` is `now` or earlier, the earliest first; then by id."""
 
     def next_wake_at(self) -> float | None:
-        """Return the earliest `wakes_at` of all scopes and gates, perhaps past, or None."""
+        """Return the earliest `wakes_at` of all scopes and gates, perhaps past; None if none has one."""
 
     def history(
         self,
@@ -160,39 +188,41 @@ class Store(Protocol):
     ) -> list[HistoryEntry]:
         """Return the history entries that match all conditions, oldest first.
 
-        `after` and `before` are sequence numbers, both excluded; `vm` is a VM's name, not its key. Of more than `limit`
-        entries, return the newest ones, or without `newest` the oldest.
+        `after` and `before` are sequence numbers, both excluded; `vm` is a VM's name, not its key; None: any. Of more
+        than `limit` entries (None: no limit), return the newest ones, or without `newest` the oldest.
         """
 
     def entries_after(self, seq: int, limit: int) -> list[HistoryEntry]:
-        """Return the first `limit` history entries after a sequence number, oldest first."""
+        """Return the first `limit` history entries whose `seq` is greater than this one, oldest first."""
 
     def last_seq(self) -> int:
-        """Return the sequence number of the last history entry ever written, 0 if there is none."""
+        """Return the sequence number of the last history entry ever written, also a pruned one; 0 if none."""
 
     def deliveries(self, *, event_id: str | None = None, vm: str | None = None) -> list[EventDelivery]:
         """Return the first delivery of each event, VM (key) and status, sorted by time, event, VM, status.
 
-        Of several deliveries of an event, VM and status the one that was recorded first is kept.
+        `event_id` and `vm` (a key) select those of one event or VM; None: any. Of several deliveries of an event, VM
+        and status the one that was recorded first is kept.
         """
 
     def last_polls(self, *, scope_id: str | None = None) -> list[LastPoll]:
-        """Return the latest poll of each VM that has polled, also of removed ones, sorted by VM key.
+        """Return the latest recorded poll of each VM that has polled, also of removed ones, sorted by VM key.
 
-        The commit that adds a removed VM again deletes its poll: it is another VM.
+        `scope_id`: only polls of VMs that were in this scope when they polled. The commit that adds a removed VM again
+        deletes its poll: it is another VM.
         """
 
     def client(self, client_id: str) -> RegisteredClient | None:
-        """Return an API client by its id (in lower case), or None."""
+        """Return a registered API client by its id, which must be in lower case, or None."""
 
     def clients(self) -> list[RegisteredClient]:
-        """Return all API clients, sorted by id."""
+        """Return all registered API clients, sorted by id."""
 
     def grants(self, *, to: str | None = None) -> list[Grant]:
-        """Return grants in the order they were added; `to`: of this principal only."""
+        """Return the grants of roles to this principal (its id; None: to all), in the order they were added."""
 
     def webhooks(self) -> list[WebhookSubscription]:
-        """Return all webhooks in the order they were added."""
+        """Return all webhook subscriptions with their cursors, in the order they were added."""
 
     def load(self, name: str) -> bytes | None:
         """Return the value that `save` wrote under this name, or None."""
@@ -200,17 +230,23 @@ class Store(Protocol):
     async def commit(self, commit: Commit) -> int:
         """Write a commit, all of it or nothing; return the sequence number of the store's last history entry.
 
-        Subscribers are called before it returns. Raises Conflict or Unavailable; then nothing was written.
+        Adds 1 to the version of each scope, host, gate and request that it writes. Subscribers are called before it
+        returns. Raises Conflict if one of them is no longer at the version in the commit, or Unavailable; then nothing
+        was written.
         """
 
     async def record_observations(self, polls: Sequence[LastPoll], deliveries: Sequence[EventDelivery]) -> None:
-        """Write polls and deliveries. Older polls and repeated deliveries change nothing; no version changes."""
+        """Write polls and deliveries, and move `last_request_at` of the polled scopes forward.
+
+        Polls older than the stored one and repeated deliveries change nothing. No version changes, and no subscriber is
+        called.
+        """
 
     async def save(self, name: str, value: bytes) -> None:
-        """Write a value under a name, in place of an earlier one."""
+        """Write a value under a name, in place of an earlier one; `load` returns it."""
 
     async def prune(self, before: float) -> int:
-        """Delete what ended or was removed before this time; return how many history entries it deleted.
+        """Delete what ended or was removed before this lab time; return how many history entries it deleted.
 
         Deletes history entries; events that are over, with their deliveries; requests that nothing kept refers to, with
         their gates and replay scripts; removed VMs that no kept event lists or was delivered to, with their polls. Open

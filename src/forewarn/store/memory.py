@@ -46,7 +46,10 @@ class MemoryStore(Store):
         self._failed = 0
 
     def copy(self) -> MemoryStore:
-        """Return an open store with the same content and no subscribers, as after a restart."""
+        """Return an open store with the same content and no subscribers, as after a restart.
+
+        Ordered failures are not copied. Later writes to one do not affect the other.
+        """
         other = MemoryStore()
         other._tables = self._tables.copy()
         return other
@@ -55,12 +58,16 @@ class MemoryStore(Store):
         """Let `after` more writes of any kind succeed, then make one raise `error`.
 
         That write has no effect; with `applied` it takes effect but still raises, as when a process dies between the
-        commit and the answer. Either way no subscriber is notified. Further calls apply after this failure.
+        commit and the answer. Either way no subscriber is notified. Calls queue up: a second one counts its `after`
+        from this failure.
         """
         self._failures.append(_InjectedFailure(error=error, writes_before=after, applied=applied))
 
     def scope(self, scope_id: str) -> Scope | None:
-        """Return a scope with its present VMs and its live events, in order of publication, or None."""
+        """Return a scope with its present VMs and its live events; None if there is no such scope.
+
+        VMs are in the order they were added, events (scheduled or started) in order of publication.
+        """
         row = self._tables.scopes.get(scope_id)
         if row is None:
             return None
@@ -69,15 +76,18 @@ class MemoryStore(Store):
         return replace(row, vms=tuple(vms), events=tuple(sorted(events, key=lambda event: event.seq)))
 
     def scopes(self) -> Iterator[Scope]:
-        """Return an iterator over a consistent snapshot of all scopes, sorted by id."""
+        """Return an iterator over a consistent snapshot of all scopes, sorted by id.
+
+        Each has its present VMs and live events, as `scope` returns it.
+        """
         return iter([scope for scope in map(self.scope, self.scope_ids()) if scope is not None])
 
     def scope_ids(self, *, enabled: bool | None = None) -> list[str]:
-        """Return sorted scope ids: of all scopes (None), or only of enabled or of disabled ones."""
+        """Return sorted scope ids: of all scopes (None), of enabled ones (True) or of disabled ones (False)."""
         return sorted(id_ for id_, row in self._tables.scopes.items() if enabled in (None, row.is_enabled))
 
     def scope_versions(self) -> dict[str, int]:
-        """Return the version of every scope, by its id."""
+        """Return the stored version of every scope, enabled or not, by scope id; each commit of it adds 1."""
         return {scope.id: scope.version for scope in self._tables.scopes.values()}
 
     def counts(self) -> StoreCounts:
@@ -94,24 +104,27 @@ class MemoryStore(Store):
         return sum(row.is_enabled for row in self._tables.scopes.values())
 
     def failed_writes(self) -> int:
-        """Return how many writes have failed because of `fail_next`."""
+        """Return how many writes have failed because of `fail_next`; no other failures count."""
         return self._failed
 
     def vm(self, key: str) -> Vm | None:
-        """Return a VM by its key, also a removed one, or None."""
+        """Return a VM by its key, also a removed one that is not pruned yet (`removed_at` is set), or None."""
         return self._tables.vms.get(key)
 
     def vms(self, *, scope_id: str | None = None, host: str | None = None, removed: bool = False) -> list[Vm]:
-        """Return the VMs that match all conditions, in the order they were added; `removed`: removed ones too."""
+        """Return the VMs in this scope and on this host (None: any), in the order they were added.
+
+        Only present ones; with `removed`, removed ones too.
+        """
         rows = (vm for vm in self._tables.vms.values() if removed or vm.removed_at is None)
         return _matching(rows, scope_id=scope_id, host=host)
 
     def hosts(self) -> list[Host]:
-        """Return all hosts, sorted by name."""
+        """Return all hosts, sorted by name, ignoring case."""
         return [host for _, host in sorted(self._tables.hosts.items())]
 
     def event(self, event_id: str) -> Event | None:
-        """Return an event by its id, live or over, or None; a pruned event is gone."""
+        """Return an event by its id, live or over; None if there is none or it was pruned."""
         return self._tables.events.get(event_id)
 
     def events(
@@ -123,54 +136,68 @@ class MemoryStore(Store):
         statuses: Sequence[EventState] = tuple(EventState),
         limit: int | None = None,
     ) -> list[Event]:
-        """Return the events that match all conditions, oldest first; with a limit, only the newest ones."""
+        """Return the events that match all conditions (None: any), live or over, in the order they were added.
+
+        `statuses` are the states to include, by default all. Of more than `limit` events (None: no limit), return the
+        newest ones, still oldest first.
+        """
         rows = (event for event in self._tables.events.values() if event.status in statuses)
         return _newest(_matching(rows, scope_id=scope_id, request_id=request_id, gate_id=gate_id), limit)
 
     def events_ended_between(self, since: float, until: float, *, limit: int, newest: bool = True) -> list[Event]:
-        """Return events that ended in this time, both ends included, in the order they ended.
+        """Return events that ended from `since` to `until`, both included, in the order they ended.
 
-        Of more than `limit` events, return the newest ones, or without `newest` the oldest.
+        Times are lab time. Of more than `limit` events, return those that ended last, or without `newest` those that
+        ended first.
         """
         rows = [event for event in self._tables.events.values() if _is_within(event.over_at, since, until)]
         rows.sort(key=lambda event: event.over_at or 0.0)
         return _newest(rows, limit) if newest else rows[:limit]
 
     def gate(self, gate_id: str) -> Gate | None:
-        """Return a gate by its id, or None."""
+        """Return a gate by its id, released or not, or None."""
         return self._tables.gates.get(gate_id)
 
     def request(self, request_id: str) -> MaintenanceRequest | None:
-        """Return a request by its id, or None."""
+        """Return a maintenance request by its id, open or ended, or None."""
         return self._tables.requests.get(request_id)
 
     def requests(self, *, open_only: bool = False, limit: int | None = None) -> list[MaintenanceRequest]:
-        """Return requests, oldest first; with a limit, only the newest ones.
+        """Return requests in the order they were added; with `limit`, only the newest, still oldest first.
 
-        `open_only`: only rollouts and replays that have not ended.
+        `open_only`: only rollouts and replays that have not ended; other requests are never open.
         """
         rows = [request for request in self._tables.requests.values() if request.is_open or not open_only]
         return _newest(rows, limit)
 
     def planned(self, *, request_id: str | None = None) -> list[PlannedEvent]:
-        """Return planned events that are not yet applied, oldest first."""
+        """Return the planned events of this request (None: of all), oldest first.
+
+        These are events of accepted requests that the reconciler has neither published nor dropped yet.
+        """
         return _matching(self._tables.planned.values(), request_id=request_id)
 
     def events_behind_gates(self, gate_ids: Sequence[str]) -> GatedEvents:
-        """Return the scheduled events behind these gates, and which of the gates have planned events."""
+        """Return the scheduled events behind these gates (ids), and which of the gates have planned events.
+
+        Events that are started or over are left out; unknown gates are ignored.
+        """
         scheduled = [event for event in self.events(statuses=[EventState.SCHEDULED]) if event.gate_id in gate_ids]
         return GatedEvents(scheduled, {planned.gate_id for planned in self.planned() if planned.gate_id in gate_ids})
 
     def due_scopes(self, now: float, limit: int = 1000) -> list[str]:
-        """Return the ids of up to `limit` scopes whose `wakes_at` is `now` or earlier, the earliest first."""
+        """Return the ids of up to `limit` scopes whose `wakes_at` is `now` or earlier, the earliest first.
+
+        These are the scopes that the reconciler must look at; equal times are sorted by id.
+        """
         return [scope.id for scope in _due_rows(self._tables.scopes.values(), now)][:limit]
 
     def due_gates(self, now: float, limit: int = 1000) -> list[Gate]:
-        """Return up to `limit` gates whose `wakes_at` is `now` or earlier, the earliest first."""
+        """Return up to `limit` gates whose `wakes_at` is `now` or earlier, the earliest first; then by id."""
         return _due_rows(self._tables.gates.values(), now)[:limit]
 
     def next_wake_at(self) -> float | None:
-        """Return the earliest `wakes_at` of all scopes and gates, perhaps past, or None."""
+        """Return the earliest `wakes_at` of all scopes and gates, perhaps past; None if none has one."""
         scopes = (scope.wakes_at for scope in self._tables.scopes.values())
         gates = (gate.wakes_at for gate in self._tables.gates.values())
         return min((at for at in (*scopes, *gates) if at is not None), default=None)
@@ -189,46 +216,52 @@ class MemoryStore(Store):
     ) -> list[HistoryEntry]:
         """Return the history entries that match all conditions, oldest first.
 
-        `after` and `before` are sequence numbers, both excluded; `vm` is a VM's name, not its key. Of more than `limit`
-        entries, return the newest ones, or without `newest` the oldest.
+        `after` and `before` are sequence numbers, both excluded; `vm` is a VM's name, not its key; None: any. Of more
+        than `limit` entries (None: no limit), return the newest ones, or without `newest` the oldest.
         """
         rows = (e for e in self._tables.history if e.seq > after and (before is None or e.seq < before))
         wanted = _matching(rows, scope_id=scope_id, event_id=event_id, request_id=request_id, vm=vm)
         return _newest(wanted, limit) if newest else wanted[:limit]
 
     def entries_after(self, seq: int, limit: int) -> list[HistoryEntry]:
-        """Return the first `limit` history entries after a sequence number, oldest first."""
+        """Return the first `limit` history entries whose `seq` is greater than this one, oldest first."""
         start = bisect_right(self._tables.history, seq, key=lambda entry: entry.seq)
         return self._tables.history[start : start + limit]
 
     def last_seq(self) -> int:
-        """Return the sequence number of the last history entry ever written, 0 if there is none."""
+        """Return the sequence number of the last history entry ever written, also a pruned one; 0 if none."""
         return self._tables.last_seq
 
     def deliveries(self, *, event_id: str | None = None, vm: str | None = None) -> list[EventDelivery]:
-        """Return the first delivery of each event, VM (key) and status, sorted by time, event, VM, status."""
+        """Return the first delivery of each event, VM (key) and status, sorted by time, event, VM, status.
+
+        `event_id` and `vm` (a key) select those of one event or VM; None: any.
+        """
         found = _matching(self._tables.deliveries.values(), event_id=event_id, vm=vm)
         return sorted(found, key=lambda delivery: (delivery.at, delivery.event_id, delivery.vm, delivery.status))
 
     def last_polls(self, *, scope_id: str | None = None) -> list[LastPoll]:
-        """Return the latest poll of each VM that has polled, also of removed ones, sorted by VM key."""
+        """Return the latest recorded poll of each VM that has polled, also of removed ones, sorted by VM key.
+
+        `scope_id`: only polls of VMs that were in this scope when they polled.
+        """
         rows = (last_poll for _, last_poll in sorted(self._tables.last_polls.items()))
         return _matching(rows, scope_id=scope_id)
 
     def client(self, client_id: str) -> RegisteredClient | None:
-        """Return an API client by its id (in lower case), or None."""
+        """Return a registered API client by its id, which must be in lower case, or None."""
         return self._tables.clients.get(client_id)
 
     def clients(self) -> list[RegisteredClient]:
-        """Return all API clients, sorted by id."""
+        """Return all registered API clients, sorted by id."""
         return [client for _, client in sorted(self._tables.clients.items())]
 
     def grants(self, *, to: str | None = None) -> list[Grant]:
-        """Return grants in the order they were added; `to`: of this principal only."""
+        """Return the grants of roles to this principal (its id; None: to all), in the order they were added."""
         return _matching(self._tables.grants.values(), to=to)
 
     def webhooks(self) -> list[WebhookSubscription]:
-        """Return all webhooks in the order they were added."""
+        """Return all webhook subscriptions with their cursors, in the order they were added."""
         return list(self._tables.webhooks.values())
 
     def load(self, name: str) -> bytes | None:
@@ -238,7 +271,9 @@ class MemoryStore(Store):
     async def commit(self, commit: Commit) -> int:
         """Write a commit, all of it or nothing; return the sequence number of the store's last history entry.
 
-        Subscribers are called before it returns. Raises Conflict or Unavailable; then nothing was written.
+        Adds 1 to the version of each scope, host, gate and request that it writes. Subscribers are called before it
+        returns. Raises Conflict if one of them is no longer at the version in the commit, or Unavailable; then nothing
+        was written.
         """
 
         def apply() -> AppliedCommit:
@@ -250,15 +285,22 @@ class MemoryStore(Store):
         return applied_commit.seq
 
     async def record_observations(self, polls: Sequence[LastPoll], deliveries: Sequence[EventDelivery]) -> None:
-        """Write polls and deliveries. Older polls and repeated deliveries change nothing; no version changes."""
+        """Write polls and deliveries, and move `last_request_at` of the polled scopes forward.
+
+        Polls older than the stored one and repeated deliveries change nothing. No version changes, and no subscriber is
+        called.
+        """
         self._write(lambda: self._tables.record_observations(polls, deliveries))
 
     async def save(self, name: str, value: bytes) -> None:
-        """Write a value under a name, in place of an earlier one."""
+        """Write a value under a name, in place of an earlier one; `load` returns it."""
         self._write(lambda: self._tables.saved.__setitem__(name, value))
 
     async def prune(self, before: float) -> int:
-        """Delete what ended before this time, unless kept rows refer to it; return the count of entries."""
+        """Delete what ended or was removed before this lab time, unless kept rows refer to it.
+
+        Return how many history entries it deleted. `Store.prune` lists what is deleted.
+        """
         return self._write(lambda: self._tables.prune(before))
 
     async def back_up(self, path: Path) -> None:
@@ -266,7 +308,10 @@ class MemoryStore(Store):
         raise Refused(f"this store is in memory only and cannot be backed up to {str(path)!r}: use a store in a file")
 
     def subscribe(self, listener: Callable[[AppliedCommit], None]) -> Callable[[], None]:
-        """Call the listener after every `commit`, in order, on the event loop; return a function to stop it."""
+        """Call the listener after every `commit`, in order, on the event loop; return a function to stop it.
+
+        Other writes notify nobody. Errors of the listener go to the loop's exception handler.
+        """
         return self._subscribers.add(listener)
 
     async def close(self) -> None:

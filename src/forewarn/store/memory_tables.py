@@ -25,25 +25,25 @@ Value = TypeVar("Value")
 
 @dataclass(slots=True, kw_only=True)
 class MemoryTables:
-    """All rows of a store, in the order they were added. The values are immutable."""
+    """All rows of one `MemoryStore`, by id unless noted, in the order they were added. Rows are immutable."""
 
     scopes: dict[str, Scope] = field(default_factory=dict)  # without VMs, events and new entries
-    vms: dict[str, Vm] = field(default_factory=dict)
-    present_vms: dict[str, dict[str, Vm]] = field(default_factory=dict)  # by scope
-    events: dict[str, Event] = field(default_factory=dict)
-    live_events: dict[str, dict[str, Event]] = field(default_factory=dict)  # by scope
-    hosts: dict[str, Host] = field(default_factory=dict)
+    vms: dict[str, Vm] = field(default_factory=dict)  # by key, removed ones too
+    present_vms: dict[str, dict[str, Vm]] = field(default_factory=dict)  # by scope id, then by key
+    events: dict[str, Event] = field(default_factory=dict)  # live or over
+    live_events: dict[str, dict[str, Event]] = field(default_factory=dict)  # by scope id, then by event id
+    hosts: dict[str, Host] = field(default_factory=dict)  # by name in lower case
     gates: dict[str, Gate] = field(default_factory=dict)
     requests: dict[str, MaintenanceRequest] = field(default_factory=dict)
-    planned: dict[str, PlannedEvent] = field(default_factory=dict)
-    history: list[HistoryEntry] = field(default_factory=list)
-    last_seq: int = 0
-    deliveries: dict[tuple[str, str, str], EventDelivery] = field(default_factory=dict)
-    last_polls: dict[str, LastPoll] = field(default_factory=dict)
+    planned: dict[str, PlannedEvent] = field(default_factory=dict)  # by event id
+    history: list[HistoryEntry] = field(default_factory=list)  # by ascending `seq`
+    last_seq: int = 0  # of the last history entry ever written, even if it was pruned
+    deliveries: dict[tuple[str, str, str], EventDelivery] = field(default_factory=dict)  # by event id, VM key, status
+    last_polls: dict[str, LastPoll] = field(default_factory=dict)  # by VM key
     clients: dict[str, RegisteredClient] = field(default_factory=dict)
     grants: dict[str, Grant] = field(default_factory=dict)
     webhooks: dict[str, WebhookSubscription] = field(default_factory=dict)
-    saved: dict[str, bytes] = field(default_factory=dict)
+    saved: dict[str, bytes] = field(default_factory=dict)  # values of `Store.save`, by name
 
     def copy(self) -> MemoryTables:
         """Return tables with the same rows; later changes of one do not affect the other."""
@@ -68,7 +68,11 @@ class MemoryTables:
         )
 
     def require_current(self, commit: Commit) -> None:
-        """Raise Conflict unless every scope, host, gate and request is as the commit was decided on."""
+        """Raise Conflict unless the commit was decided on the stored versions; changes nothing.
+
+        Checks the version of each scope, host, gate and request in it (0: must not exist), and the `arrivals` of hosts
+        that it changes or removes.
+        """
         require_current_versions("scope", commit.scopes, lambda id_: _row_version(self.scopes.get(id_)))
         self._require_current_hosts(commit)
         require_current_versions("gate", commit.gates, lambda id_: _row_version(self.gates.get(id_)))
@@ -94,9 +98,10 @@ class MemoryTables:
                 raise host_conflict(host, version)
 
     def apply(self, commit: Commit) -> AppliedCommit:
-        """Write all of a commit, in the order of its fields, and return it with numbered entries.
+        """Write all of a commit into these tables, in order of its fields; return it with numbered entries.
 
-        Checks no version: call `require_current` before.
+        Adds 1 to the version of each scope, host, gate and request that it writes. Checks no version: call
+        `require_current` before.
         """
         for scope in commit.scopes:
             self._put_scope(scope)
@@ -130,7 +135,10 @@ class MemoryTables:
         return AppliedCommit(commit=replace(commit, entries=entries), seq=self.last_seq)
 
     def record_observations(self, polls: Iterable[LastPoll], deliveries: Iterable[EventDelivery]) -> None:
-        """Keep the latest poll of each VM and of each scope, and the first delivery by event, VM and status."""
+        """Keep the latest poll of each VM and the first delivery of each event, VM and status; drop others.
+
+        Also moves `last_request_at` of the polled scopes forward; no version changes.
+        """
         for poll in polls:
             old = self.last_polls.get(poll.vm)
             if old is None or poll.at >= old.at:
@@ -143,7 +151,7 @@ class MemoryTables:
             self.deliveries.setdefault((delivery.event_id, delivery.vm, delivery.status), delivery)
 
     def prune(self, before: float) -> int:
-        """Delete what ended before this time, unless kept rows refer to it; return the count of entries."""
+        """Delete what `Store.prune` names, before this lab time; return how many history entries were deleted."""
         kept = [entry for entry in self.history if entry.at >= before]
         deleted = len(self.history) - len(kept)
         self.history = kept

@@ -74,9 +74,11 @@ PRUNE_DELIVERY_VM = "DELETE FROM delivery_vms WHERE vm = :row_id"
 
 
 async def prune_store(writer: WriterThread, path: Path, before: float) -> int:
-    """Delete what `Store.prune` names from the store at `path`; return the count of history entries.
+    """Delete what `Store.prune` names from the store `path`; return how many history entries were deleted.
 
-    Raises Unavailable; what was deleted until then stays deleted, and the next call continues.
+    `before` is lab time; `writer` is the store's own thread, on which the deletions run in small transactions. Then it
+    shortens the file by the freed space. Raises Unavailable; what was deleted until then stays deleted, and the next
+    call continues.
     """
     entries = await _repeat(writer, partial(_prune_history, before=before))
     for step in (_prune_events, _prune_requests, _prune_vms):
@@ -127,7 +129,11 @@ def _slice(before: float) -> dict[str, float]:
 
 
 def release_pages(db: sqlite3.Connection) -> int:
-    """Move used pages forward and drop free ones at the end of the file; return how many were dropped."""
+    """Give up to 1000 free pages of the database back; return how many, 0 if none is free.
+
+    SQLite moves used pages forward and drops the free ones at the end. Call it in a transaction, and again until it
+    returns 0. The file gets shorter with the next checkpoint of the log. Needs auto_vacuum = INCREMENTAL.
+    """
     free = _free_pages(db)
     for _ in range(min(free, _PAGES_PER_TRANSACTION)):
         db.execute("PRAGMA incremental_vacuum(1)")  # Python ends the statement after one page, for any number

@@ -21,16 +21,21 @@ _HAS_FLEET = "SELECT EXISTS (SELECT 1 FROM scopes) OR EXISTS (SELECT 1 FROM host
 
 
 class StorePurpose(StrEnum):
-    """What a store is for. The values are stored."""
+    """What a store is for: a lab or production; a service of one kind refuses a store of the other.
 
-    LAB = "lab"
-    PRODUCTION = "production"
+    The values are stored.
+    """
+
+    LAB = "lab"  # its clock can be moved
+    PRODUCTION = "production"  # real time
 
 
 def read_purpose(path: Path) -> StorePurpose | None:
-    """Return what the store in this file is for; None if it is missing, new or unreadable.
+    """Return what the store in this file is for; None if not decided yet, or if unreadable.
 
-    Changes nothing. No process may write to the file meanwhile.
+    It is not decided for a missing file, and for a store without a mark, lab clock, scopes and hosts. A store without a
+    mark is LAB if it has a saved lab clock, else PRODUCTION. Changes nothing. No process may write to the file
+    meanwhile.
     """
     if sqlite_file.is_new_file(path):
         return None
@@ -46,6 +51,6 @@ def read_purpose(path: Path) -> StorePurpose | None:
 
 
 async def mark_purpose(store: Store, purpose: StorePurpose) -> None:
-    """Mark a store that has no mark, durably; does nothing to a marked one."""
+    """Save in the store what it is for, durably; does nothing if that is saved already, even another one."""
     if store.load(_MARK_NAME) is None:
         await store.save(_MARK_NAME, purpose.encode())

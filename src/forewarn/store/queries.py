@@ -1,7 +1,8 @@
 """SQL queries of the SQLite store, written with SQLAlchemy Core and compiled to SQL text once.
 
 Constants are queries without options; functions `*_by` return the query for rows whose columns `by` equal the
-parameters of the same names. Other parameters are `row_id` for a key, `limit` and `now`.
+parameters of the same names (an empty tuple: all rows). Other parameters are `row_id` for a key, `limit` and `now`.
+Column `body` is the value as JSON, which `row_codec` reads.
 """
 
 from __future__ import annotations
@@ -103,7 +104,7 @@ _DIALECT = sqlite.dialect(paramstyle="named")
 def compile_sql(statement: ClauseElement) -> str:
     """Return the SQL text of a statement for SQLite, with named parameters.
 
-    AssertionError if it has bound constants, which the text would lose: write these with `literal_column`.
+    Raises AssertionError if it has bound constants, which the text would lose: write these with `literal_column`.
     """
     compiled = statement.compile(dialect=_DIALECT)
     constants = {name: value for name, value in compiled.params.items() if value is not None}
@@ -156,7 +157,7 @@ NEXT_WAKE = _select_next_wake()
 
 @cache
 def scope_ids_by(enabled: bool | None) -> str:
-    """Return SQL for scope ids in order: all, or only those of enabled or of disabled scopes."""
+    """Return SQL for sorted scope ids: of all scopes (None), enabled ones (True) or disabled ones (False)."""
     query = select(scopes.c.id).order_by(scopes.c.id)
     if enabled is None:
         return compile_sql(query)
@@ -165,16 +166,19 @@ def scope_ids_by(enabled: bool | None) -> str:
 
 @cache
 def vms_by(by: EqualColumns, removed: bool) -> str:
-    """Return SQL for the VMs that match `by`, in the order they were added; removed ones too if `removed`."""
+    """Return SQL for the VMs (`body`) that match the columns `by`, in the order they were added.
+
+    Only present ones; with `removed`, removed ones too.
+    """
     query = select(vms.c.body).where(*_equal_conditions(vms, by))
     return _select_ordered(query if removed else query.where(vms.c.removed_at.is_(None)), vms.c.position, False)
 
 
 @cache
 def events_by(by: EqualColumns, statuses: tuple[EventState, ...], newest: bool) -> str:
-    """Return SQL for the events that match `by` and are in these states, oldest first.
+    """Return SQL for the events (`body`) that match the columns `by` and have these states, oldest first.
 
-    With `newest` they come newest first, and the SQL takes a parameter `limit`.
+    Without states it finds none. With `newest` they come newest first, and the SQL takes a parameter `limit`.
     """
     query = select(events.c.body).where(*_equal_conditions(events, by))
     if set(statuses) != set(EventState):  # without a condition SQLite reads the table from its end
@@ -184,7 +188,7 @@ def events_by(by: EqualColumns, statuses: tuple[EventState, ...], newest: bool) 
 
 @cache
 def requests_by(open_only: bool, newest: bool) -> str:
-    """Return SQL for requests and their versions, oldest first.
+    """Return SQL for requests (`body`, `version`), oldest first; with `open_only`, only open ones.
 
     With `newest` they come newest first, and the SQL takes a parameter `limit`.
     """
@@ -195,15 +199,16 @@ def requests_by(open_only: bool, newest: bool) -> str:
 
 @cache
 def planned_by(by: EqualColumns) -> str:
-    """Return SQL for the planned events that match `by`, oldest first."""
+    """Return SQL for the planned events (`body`) that match the columns `by`, oldest first."""
     return _select_ordered(select(planned.c.body).where(*_equal_conditions(planned, by)), planned.c.position, False)
 
 
 @cache
 def history_by(by: EqualColumns, backwards: bool) -> str:
-    """Return SQL for history entries that match `by`, in order or `backwards`.
+    """Return SQL for history entries (`body`, `seq`) that match the columns `by`.
 
-    It takes the parameters `after`, `before` (sequence numbers, both excluded) and `limit`.
+    They are sorted by `seq`, descending if `backwards`. It takes the parameters `after`, `before` (sequence numbers,
+    both excluded) and `limit`.
     """
     seq = history.c.seq
     query = select(history.c.body, seq).where(
@@ -214,7 +219,10 @@ def history_by(by: EqualColumns, backwards: bool) -> str:
 
 @cache
 def deliveries_by(by: EqualColumns) -> str:
-    """Return SQL for the deliveries that match `by` (`event_id`, `vm`), with their texts, sorted by time."""
+    """Return SQL for the deliveries that match `by`, of the names `event_id` and `vm`, in plain texts.
+
+    Columns: event id, scope id, VM key, status, api-version, incarnation, time. Sorted by time, event, VM, status.
+    """
     status, version, scope = (delivery_labels.alias(f"{name}_label") for name in ("status", "version", "scope"))
     found = (
         deliveries.join(delivery_events, deliveries.c.event == delivery_events.c.number)
@@ -243,13 +251,13 @@ def deliveries_by(by: EqualColumns) -> str:
 
 @cache
 def polls_by(by: EqualColumns) -> str:
-    """Return SQL for the latest polls that match `by`, sorted by VM key."""
+    """Return SQL for the latest poll (`body`) of each VM that matches the columns `by`, sorted by VM key."""
     return _select_ordered(select(polls.c.body).where(*_equal_conditions(polls, by)), polls.c.vm, False)
 
 
 @cache
 def grants_by(by: EqualColumns) -> str:
-    """Return SQL for the grants that match `by`, in the order they were added."""
+    """Return SQL for the grants (`body`) that match the columns `by`, in the order they were added."""
     return _select_ordered(select(grants.c.body).where(*_equal_conditions(grants, by)), grants.c.position, False)
 
 

@@ -35,7 +35,10 @@ _read_webhook = Decoder(WebhookSubscription).decode
 
 
 def read_scope(row: tuple[Any, ...], vms: tuple[Vm, ...], events: tuple[Event, ...]) -> Scope:
-    """Return a scope from a whole row of table `scopes`, its present VMs and its live events."""
+    """Return a scope from a whole row of table `scopes`, with these VMs and events.
+
+    `vms` are its present VMs in the order they were added, `events` its live events in order of publication.
+    """
     id_, version, epoch, incarnation, enabled_at, last_request_at, next_seq, wakes_at = row
     return Scope(
         id=id_,
@@ -85,12 +88,12 @@ def read_delivery(row: tuple[Any, ...]) -> EventDelivery:
 
 
 def json_list(names: Sequence[str]) -> str:
-    """Return names as a JSON list, which a query takes as one parameter."""
+    """Return these strings as the text of a JSON list, which a query takes as one parameter."""
     return _encode(names).decode()
 
 
 def scope_row(scope: Scope) -> SqlRow:
-    """Return the row of a scope as column → value, without id and version."""
+    """Return the row of a scope as column → value, without id and version, which `writes` adds."""
     return {
         "epoch": scope.epoch,
         "incarnation": scope.incarnation,
@@ -102,17 +105,17 @@ def scope_row(scope: Scope) -> SqlRow:
 
 
 def gate_row(gate: Gate) -> SqlRow:
-    """Return the row of a gate as column → value, without id and version."""
+    """Return the row of a gate as column → value, without id and version, which `writes` adds."""
     return {"wakes_at": gate.wakes_at, "request_id": gate.request_id, "body": _encode(gate)}
 
 
 def request_row(request: MaintenanceRequest) -> SqlRow:
-    """Return the row of a request as column → value, without id and version."""
+    """Return the row of a request as column → value, without id and version, which `writes` adds."""
     return {"is_open": request.is_open, "at": request.at, "body": _encode(request)}
 
 
 def vm_row(vm: Vm) -> SqlRow:
-    """Return the row of a VM as column → value."""
+    """Return the row of a VM as column → value, without its position, which the database gives."""
     return {
         "key": vm.key,
         "scope_id": vm.scope_id,
@@ -123,12 +126,15 @@ def vm_row(vm: Vm) -> SqlRow:
 
 
 def host_row(host: Host) -> SqlRow:
-    """Return the row of a host as column → value, decided on its version and arrivals."""
+    """Return the parameters that add, update or remove a host, or count an arrival there.
+
+    `decided_on` and `arrivals` are the host's version and arrivals, which the stored row must still have.
+    """
     return {"id": host.id, "decided_on": host.version, "arrivals": host.arrivals, "body": _encode(host)}
 
 
 def event_row(event: Event) -> SqlRow:
-    """Return the row of an event as column → value."""
+    """Return the row of an event as column → value, without its position, which the database gives."""
     return {
         "id": event.id,
         "scope_id": event.scope_id,
@@ -142,7 +148,7 @@ def event_row(event: Event) -> SqlRow:
 
 
 def planned_row(planned: PlannedEvent) -> SqlRow:
-    """Return the row of a planned event as column → value."""
+    """Return the row of a planned event as column → value, without its position, which the database gives."""
     return {
         "event_id": planned.event_id,
         "request_id": planned.request_id,
@@ -166,7 +172,10 @@ def entry_row(entry: HistoryEntry) -> SqlRow:
 
 
 def delivery_row(delivery: EventDelivery) -> SqlRow:
-    """Return the parameters that add a delivery; its texts are in tables `delivery_…` already."""
+    """Return the parameters that add a delivery, by column or `…_text`.
+
+    Its event, VM and texts must be in the tables `delivery_…` already: the row refers to them by number.
+    """
     return {
         "event_id": delivery.event_id,
         "vm_key": delivery.vm,
@@ -178,7 +187,10 @@ def delivery_row(delivery: EventDelivery) -> SqlRow:
 
 
 def delivery_event_row(delivery: EventDelivery) -> SqlRow:
-    """Return the parameters that add a delivery's event to table `delivery_events`."""
+    """Return the parameters that add a delivery's event to table `delivery_events`.
+
+    `first_at` is the time of this delivery, so pass the first one of the event.
+    """
     return {"event_id": delivery.event_id, "scope_text": delivery.scope_id, "first_at": delivery.at}
 
 
@@ -193,15 +205,15 @@ def client_row(client: RegisteredClient) -> SqlRow:
 
 
 def grant_row(grant: Grant) -> SqlRow:
-    """Return the row of a grant as column → value."""
+    """Return the row of a grant as column → value, without its position, which the database gives."""
     return {"id": grant.id, "to": grant.to, "body": _encode(grant)}
 
 
 def webhook_row(webhook: WebhookSubscription) -> SqlRow:
-    """Return the row of a webhook as column → value."""
+    """Return the row of a webhook as column → value, without its position, which the database gives."""
     return {"id": webhook.id, "cursor": webhook.cursor, "body": _encode(webhook)}
 
 
 def cursor_row(cursor: WebhookCursor) -> SqlRow:
-    """Return the parameters that move a webhook's cursor."""
+    """Return the parameters that move a webhook's cursor: `row_id` of the webhook and the new `seq`."""
     return {"row_id": cursor.webhook_id, "seq": cursor.seq}

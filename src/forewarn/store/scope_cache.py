@@ -23,9 +23,10 @@ _MAX_CACHED_VMS = 20_000  # VMs and scopes together: about 50 MB
 
 
 class ScopeCache:
-    """Least-recently-used cache of scopes with their VMs and events.
+    """Least-recently-used cache of scopes with their present VMs and live events.
 
-    `max_vms` limits the number of VMs and scopes together.
+    `max_vms` limits the number of VMs and scopes together. Its owner passes every read scope to `put`, every commit to
+    `on_commit` and every batch of polls to `record_polls`.
     """
 
     def __init__(self, max_vms: int = _MAX_CACHED_VMS) -> None:
@@ -42,11 +43,17 @@ class ScopeCache:
         return scope
 
     def vm(self, key: str) -> Vm | None:
-        """Return a present VM of a cached scope; None if the database must be asked."""
+        """Return a present VM of a cached scope by its key; None if it must be read from the database.
+
+        Unlike `scope`, it does not mark the scope as used.
+        """
         return self._vms.get(key)
 
     def put(self, scope: Scope) -> None:
-        """Cache a scope that was just read, and evict the least recently used ones to stay within the limit."""
+        """Cache a scope that was just read, and evict the least recently used ones to stay within the limit.
+
+        A scope that exceeds the limit alone is evicted too. Also evicts cached scopes that list one of its VMs.
+        """
         self.evict((scope.id, *self._previous_scopes(scope)))
         self._scopes[scope.id] = scope
         self._vms.update((vm.key, vm) for vm in scope.vms)
@@ -63,7 +70,10 @@ class ScopeCache:
                     self._vms.pop(vm.key, None)
 
     def on_commit(self, commit: Commit) -> None:
-        """Update cached scopes with a commit. Called for every commit, in order; it caches no further scope."""
+        """Update cached scopes with a commit. Called for every commit, in order; it caches no further scope.
+
+        A commit with a VM that is not cached in its scope empties the cache, because the VM may have left any of them.
+        """
         if any(not self._is_in_known_scope(vm) for vm in commit.vms):
             self._clear()  # a new or moved VM may have been in any scope
         vms, events = _group_by_scope(commit.vms), _group_by_scope(commit.events)
@@ -74,7 +84,7 @@ class ScopeCache:
                 self._replace_scope(known, scope, vms.get(scope.id, ()), events.get(scope.id, ()))
 
     def record_polls(self, polls: Sequence[LastPoll]) -> None:
-        """Update the last request time of cached scopes; polls change no version."""
+        """Move `last_request_at` of cached scopes forward to these polls; polls change no version."""
         for poll in polls:
             scope = self._scopes.get(poll.scope_id)
             if scope is not None:

@@ -31,7 +31,11 @@ _MAX_INTEGER = 2**63 - 1  # the largest integer in SQLite
 
 
 class SqliteStore(Store):
-    """A `Store` (see `interface`) in a SQLite file that one process owns. Open it with `SqliteStore.open`."""
+    """A `Store` (see `interface`) in a SQLite file that one process owns. Open it with `SqliteStore.open`.
+
+    Reads block the calling thread, and `scope` and `vm` use a cache of recently read scopes; writes run on a writer
+    thread, which commits those that wait together.
+    """
 
     def __init__(
         self,
@@ -50,10 +54,10 @@ class SqliteStore(Store):
 
     @classmethod
     def open(cls, path: Path) -> SqliteStore:
-        """Create or migrate the file and open it; starts a writer thread, which `close` ends. Blocks.
+        """Return the store at `path`; creates the file if it is missing, or migrates it to the newest schema.
 
-        Raises Rejected, and leaves the file as it is, if it is not an intact store or its directory is missing;
-        Unavailable if it cannot be opened.
+        Blocks. Starts a writer thread, which `close` ends. Raises Rejected, and leaves the file as it is, if it is not
+        an intact store or its directory is missing; Unavailable if it cannot be opened.
         """
         sqlite_file.prepare_store_file(path)
         with sqlite_file.file_errors_as_unavailable(path, "opened"):
@@ -70,14 +74,20 @@ class SqliteStore(Store):
             return cls(path, reader=reader, writer=writer, file_check=file_check)
 
     def scope(self, scope_id: str) -> Scope | None:
-        """Return a scope with its present VMs and its live events, in order of publication, or None."""
+        """Return a scope with its present VMs and its live events; None if there is no such scope.
+
+        VMs are in the order they were added, events (scheduled or started) in order of publication.
+        """
         known = self._scope_cache.scope(scope_id)
         if known is None and (known := self._read_scope(scope_id)) is not None:
             self._scope_cache.put(known)
         return known
 
     def scopes(self) -> Iterator[Scope]:
-        """Return an iterator over a consistent snapshot of all scopes, sorted by id."""
+        """Return an iterator over a consistent snapshot of all scopes, sorted by id.
+
+        Each has its present VMs and live events, as `scope` returns it.
+        """
         with self._read_transaction() as db:
             rows = db.execute(queries.SCOPES).fetchall()
             vms = _group_by_scope(db.execute(queries.ALL_PRESENT_VMS))
@@ -92,11 +102,11 @@ class SqliteStore(Store):
         )
 
     def scope_ids(self, *, enabled: bool | None = None) -> list[str]:
-        """Return sorted scope ids: of all scopes (None), or only of enabled or of disabled ones."""
+        """Return sorted scope ids: of all scopes (None), of enabled ones (True) or of disabled ones (False)."""
         return [scope_id for (scope_id,) in self._rows(queries.scope_ids_by(enabled))]
 
     def scope_versions(self) -> dict[str, int]:
-        """Return the version of every scope, by its id."""
+        """Return the stored version of every scope, enabled or not, by scope id; each commit of it adds 1."""
         return dict(self._rows(queries.SCOPE_VERSIONS))
 
     def counts(self) -> StoreCounts:
@@ -111,27 +121,33 @@ class SqliteStore(Store):
         return int(row[0]) if row else 0
 
     def failed_writes(self) -> int:
-        """Return how many writes have failed since the store was opened; conflicts do not count."""
+        """Return how many writes have failed with Unavailable since the store was opened.
+
+        Conflicts do not count, nor do writes after `close`.
+        """
         return self._writer.failures
 
     def vm(self, key: str) -> Vm | None:
-        """Return a VM by its key, also a removed one, or None."""
+        """Return a VM by its key, also a removed one that is not pruned yet (`removed_at` is set), or None."""
         known = self._scope_cache.vm(key)
         if known is None and (row := self._row(queries.VM, row_id=key)):
             return row_codec.read_vm(row[0])
         return known
 
     def vms(self, *, scope_id: str | None = None, host: str | None = None, removed: bool = False) -> list[Vm]:
-        """Return the VMs that match all conditions, in the order they were added; `removed`: removed ones too."""
+        """Return the VMs in this scope and on this host (None: any), in the order they were added.
+
+        Only present ones; with `removed`, removed ones too.
+        """
         wanted = _without_none(scope_id=scope_id, host=host)
         return [row_codec.read_vm(body) for (body,) in self._rows(queries.vms_by(tuple(wanted), removed), **wanted)]
 
     def hosts(self) -> list[Host]:
-        """Return all hosts, sorted by name."""
+        """Return all hosts, sorted by name, ignoring case."""
         return [row_codec.read_host(*row) for row in self._rows(queries.HOSTS)]
 
     def event(self, event_id: str) -> Event | None:
-        """Return an event by its id, live or over, or None; a pruned event is gone."""
+        """Return an event by its id, live or over; None if there is none or it was pruned."""
         row = self._row(queries.EVENT, row_id=event_id)
         return row_codec.read_event(row[0]) if row else None
 
@@ -144,58 +160,72 @@ class SqliteStore(Store):
         statuses: Sequence[EventState] = tuple(EventState),
         limit: int | None = None,
     ) -> list[Event]:
-        """Return the events that match all conditions, oldest first; with a limit, only the newest ones."""
+        """Return the events that match all conditions (None: any), live or over, in the order they were added.
+
+        `statuses` are the states to include, by default all. Of more than `limit` events (None: no limit), return the
+        newest ones, still oldest first.
+        """
         wanted = _without_none(scope_id=scope_id, request_id=request_id, gate_id=gate_id)
         sql = queries.events_by(tuple(wanted), tuple(sorted(set(statuses))), limit is not None)
         return [row_codec.read_event(body) for (body,) in self._newest_rows(sql, limit, **wanted)]
 
     def events_ended_between(self, since: float, until: float, *, limit: int, newest: bool = True) -> list[Event]:
-        """Return events that ended in this time, both ends included, in the order they ended.
+        """Return events that ended from `since` to `until`, both included, in the order they ended.
 
-        Of more than `limit` events, return the newest ones, or without `newest` the oldest.
+        Times are lab time. Of more than `limit` events, return those that ended last, or without `newest` those that
+        ended first.
         """
         rows = self._rows(queries.EVENTS_ENDED_BETWEEN[newest], since=since, until=until, limit=limit)
         return [row_codec.read_event(body) for (body,) in (reversed(rows) if newest else rows)]
 
     def gate(self, gate_id: str) -> Gate | None:
-        """Return a gate by its id, or None."""
+        """Return a gate by its id, released or not, or None."""
         row = self._row(queries.GATE, row_id=gate_id)
         return row_codec.read_gate(*row) if row else None
 
     def request(self, request_id: str) -> MaintenanceRequest | None:
-        """Return a request by its id, or None."""
+        """Return a maintenance request by its id, open or ended, or None."""
         row = self._row(queries.REQUEST, row_id=request_id)
         return row_codec.read_request(*row) if row else None
 
     def requests(self, *, open_only: bool = False, limit: int | None = None) -> list[MaintenanceRequest]:
-        """Return requests, oldest first; with a limit, only the newest ones.
+        """Return requests in the order they were added; with `limit`, only the newest, still oldest first.
 
-        `open_only`: only rollouts and replays that have not ended.
+        `open_only`: only rollouts and replays that have not ended; other requests are never open.
         """
         sql = queries.requests_by(open_only, limit is not None)
         return [row_codec.read_request(*row) for row in self._newest_rows(sql, limit)]
 
     def planned(self, *, request_id: str | None = None) -> list[PlannedEvent]:
-        """Return planned events that are not yet applied, oldest first."""
+        """Return the planned events of this request (None: of all), oldest first.
+
+        These are events of accepted requests that the reconciler has neither published nor dropped yet.
+        """
         wanted = _without_none(request_id=request_id)
         return [row_codec.read_planned(body) for (body,) in self._rows(queries.planned_by(tuple(wanted)), **wanted)]
 
     def events_behind_gates(self, gate_ids: Sequence[str]) -> GatedEvents:
-        """Return the scheduled events behind these gates, and which of the gates have planned events."""
+        """Return the scheduled events behind these gates (ids), and which of the gates have planned events.
+
+        Events that are started or over are left out; unknown gates are ignored.
+        """
         wanted = {"gate_ids": row_codec.json_list(gate_ids)}
         scheduled = [row_codec.read_event(body) for (body,) in self._rows(queries.SCHEDULED_BEHIND, **wanted)]
         return GatedEvents(scheduled, {gate_id for (gate_id,) in self._rows(queries.PLANNED_BEHIND, **wanted)})
 
     def due_scopes(self, now: float, limit: int = 1000) -> list[str]:
-        """Return the ids of up to `limit` scopes whose `wakes_at` is `now` or earlier, the earliest first."""
+        """Return the ids of up to `limit` scopes whose `wakes_at` is `now` or earlier, the earliest first.
+
+        These are the scopes that the reconciler must look at; equal times are sorted by id.
+        """
         return [scope_id for (scope_id,) in self._rows(queries.DUE_SCOPES, now=now, limit=limit)]
 
     def due_gates(self, now: float, limit: int = 1000) -> list[Gate]:
-        """Return up to `limit` gates whose `wakes_at` is `now` or earlier, the earliest first."""
+        """Return up to `limit` gates whose `wakes_at` is `now` or earlier, the earliest first; then by id."""
         return [row_codec.read_gate(*row) for row in self._rows(queries.DUE_GATES, now=now, limit=limit)]
 
     def next_wake_at(self) -> float | None:
-        """Return the earliest `wakes_at` of all scopes and gates, perhaps past, or None."""
+        """Return the earliest `wakes_at` of all scopes and gates, perhaps past; None if none has one."""
         row = self._row(queries.NEXT_WAKE)
         return row[0] if row else None
 
@@ -213,8 +243,8 @@ class SqliteStore(Store):
     ) -> list[HistoryEntry]:
         """Return the history entries that match all conditions, oldest first.
 
-        `after` and `before` are sequence numbers, both excluded; `vm` is a VM's name, not its key. Of more than `limit`
-        entries, return the newest ones, or without `newest` the oldest.
+        `after` and `before` are sequence numbers, both excluded; `vm` is a VM's name, not its key; None: any. Of more
+        than `limit` entries (None: no limit), return the newest ones, or without `newest` the oldest.
         """
         wanted = _without_none(scope_id=scope_id, event_id=event_id, request_id=request_id, vm=vm)
         backwards = newest and limit is not None
@@ -224,40 +254,46 @@ class SqliteStore(Store):
         return [row_codec.read_entry(*row) for row in (reversed(rows) if backwards else rows)]
 
     def entries_after(self, seq: int, limit: int) -> list[HistoryEntry]:
-        """Return the first `limit` history entries after a sequence number, oldest first."""
+        """Return the first `limit` history entries whose `seq` is greater than this one, oldest first."""
         return [row_codec.read_entry(*row) for row in self._rows(queries.ENTRIES_AFTER, after=seq, limit=limit)]
 
     def last_seq(self) -> int:
-        """Return the sequence number of the last history entry ever written, 0 if there is none."""
+        """Return the sequence number of the last history entry ever written, also a pruned one; 0 if none."""
         row = self._row(queries.LAST_SEQ)
         return int(row[0]) if row else 0
 
     def deliveries(self, *, event_id: str | None = None, vm: str | None = None) -> list[EventDelivery]:
-        """Return the first delivery of each event, VM (key) and status, sorted by time, event, VM, status."""
+        """Return the first delivery of each event, VM (key) and status, sorted by time, event, VM, status.
+
+        `event_id` and `vm` (a key) select those of one event or VM; None: any.
+        """
         wanted = _without_none(event_id=event_id, vm=vm)
         return [row_codec.read_delivery(row) for row in self._rows(queries.deliveries_by(tuple(wanted)), **wanted)]
 
     def last_polls(self, *, scope_id: str | None = None) -> list[LastPoll]:
-        """Return the latest poll of each VM that has polled, also of removed ones, sorted by VM key."""
+        """Return the latest recorded poll of each VM that has polled, also of removed ones, sorted by VM key.
+
+        `scope_id`: only polls of VMs that were in this scope when they polled.
+        """
         wanted = _without_none(scope_id=scope_id)
         return [row_codec.read_last_poll(body) for (body,) in self._rows(queries.polls_by(tuple(wanted)), **wanted)]
 
     def client(self, client_id: str) -> RegisteredClient | None:
-        """Return an API client by its id (in lower case), or None."""
+        """Return a registered API client by its id, which must be in lower case, or None."""
         row = self._row(queries.CLIENT, row_id=client_id)
         return row_codec.read_client(row[0]) if row else None
 
     def clients(self) -> list[RegisteredClient]:
-        """Return all API clients, sorted by id."""
+        """Return all registered API clients, sorted by id."""
         return [row_codec.read_client(body) for (body,) in self._rows(queries.CLIENTS)]
 
     def grants(self, *, to: str | None = None) -> list[Grant]:
-        """Return grants in the order they were added; `to`: of this principal only."""
+        """Return the grants of roles to this principal (its id; None: to all), in the order they were added."""
         wanted = _without_none(to=to)
         return [row_codec.read_grant(body) for (body,) in self._rows(queries.grants_by(tuple(wanted)), **wanted)]
 
     def webhooks(self) -> list[WebhookSubscription]:
-        """Return all webhooks in the order they were added."""
+        """Return all webhook subscriptions with their cursors, in the order they were added."""
         return [row_codec.read_webhook(*row) for row in self._rows(queries.WEBHOOKS)]
 
     def load(self, name: str) -> bytes | None:
@@ -268,7 +304,9 @@ class SqliteStore(Store):
     async def commit(self, commit: Commit) -> int:
         """Write a commit, all of it or nothing; return the sequence number of the store's last history entry.
 
-        Subscribers are called before it returns. Raises Conflict or Unavailable; then nothing was written.
+        Adds 1 to the version of each scope, host, gate and request that it writes. Subscribers are called before it
+        returns. Raises Conflict if one of them is no longer at the version in the commit, or Unavailable; then nothing
+        was written.
         """
         try:
             applied = await self._writer.write(lambda db: writes.apply_commit(db, commit), self._on_commit)
@@ -278,33 +316,47 @@ class SqliteStore(Store):
         return applied.seq
 
     async def record_observations(self, polls: Sequence[LastPoll], deliveries: Sequence[EventDelivery]) -> None:
-        """Write polls and deliveries. Older polls and repeated deliveries change nothing; no version changes."""
+        """Write polls and deliveries, and move `last_request_at` of the polled scopes forward.
+
+        Polls older than the stored one and repeated deliveries change nothing. No version changes, and no subscriber is
+        called.
+        """
         await self._writer.write(
             lambda db: writes.write_observations(db, polls, deliveries), lambda _: self._scope_cache.record_polls(polls)
         )
 
     async def save(self, name: str, value: bytes) -> None:
-        """Write a value under a name, in place of an earlier one."""
+        """Write a value under a name, in place of an earlier one; `load` returns it."""
         await self._writer.write(lambda db: writes.save_value(db, name, value))
 
     async def prune(self, before: float) -> int:
-        """Delete what ended before this time, unless kept rows refer to it; return the count of entries."""
+        """Delete what ended or was removed before this lab time, unless kept rows refer to it.
+
+        Return how many history entries it deleted. `Store.prune` lists what is deleted.
+        """
         return await pruning.prune_store(self._writer, self._path, before)
 
     async def back_up(self, path: Path) -> None:
         """Write a consistent copy to the new file `path` while the store is in use.
 
-        Works also after the database was moved, deleted or replaced: then it copies the file that is still open.
+        Works also after the database was moved, deleted or replaced: then it copies the file that is still open. Raises
+        Refused if `path` exists, Unavailable if a file cannot be read or written.
         """
         original = self._reader if self._file_check.is_displaced() else None
         await asyncio.to_thread(backup.write_backup, self._path, path, original)
 
     def subscribe(self, listener: Callable[[AppliedCommit], None]) -> Callable[[], None]:
-        """Call the listener after every `commit`, in order, on the event loop; return a function to stop it."""
+        """Call the listener after every `commit`, in order, on the event loop; return a function to stop it.
+
+        Other writes notify nobody. Errors of the listener go to the loop's exception handler.
+        """
         return self._subscribers.add(listener)
 
     async def close(self) -> None:
-        """Finish the writes under way and close; later writes raise Unavailable. Closing twice is harmless."""
+        """Finish the writes under way, end the writer thread and close the file. Closing twice is harmless.
+
+        Later reads and writes raise Unavailable.
+        """
         await self._writer.finish()
         self._reader.close()
         await asyncio.to_thread(self._writer.close)

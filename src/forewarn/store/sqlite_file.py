@@ -31,7 +31,10 @@ def connect(path: Path, *, mode: str) -> sqlite3.Connection:
 
 
 def connect_writer(path: Path) -> sqlite3.Connection:
-    """Open the connection of the writer thread: WAL, and every commit synced to disk."""
+    """Open the connection of the writer thread to an existing file: WAL, and every commit synced to disk.
+
+    Raises sqlite3.Error.
+    """
     return _connect_with_pragmas(
         path,
         "journal_mode = WAL",
@@ -44,7 +47,7 @@ def connect_writer(path: Path) -> sqlite3.Connection:
 
 
 def connect_reader(path: Path) -> sqlite3.Connection:
-    """Open a connection for reads beside the writer; it cannot write."""
+    """Open a connection to an existing file for reads beside the writer; raises sqlite3.Error."""
     return _connect_with_pragmas(path, "query_only = ON")
 
 
@@ -60,15 +63,19 @@ def _connect_with_pragmas(path: Path, *pragmas: str) -> sqlite3.Connection:
 
 
 def connect_read_only(path: Path) -> sqlite3.Connection:
-    """Open a file that no process uses, without creating a log or shared memory file beside it."""
+    """Open a file that no process uses, for reads; raises sqlite3.Error.
+
+    Creates no file beside it, unless it has a log that was not applied: then SQLite needs a shared memory file.
+    """
     has_log = path.with_name(path.name + "-wal").exists()
     return connect(path, mode="ro" if has_log else "ro&immutable=1")
 
 
 def prepare_store_file(path: Path) -> None:
-    """Create the store, or migrate it to the newest revision.
+    """Create the store if it is missing or empty, or migrate it to the newest revision; durable on return.
 
-    Raises Rejected as `read_revision` does, and leaves the file as it was; Unavailable for file errors.
+    Also makes a store of an old version able to return space to the file system, which copies it once. Raises Rejected
+    as `read_revision` does, and leaves the file as it was; Unavailable for file errors.
     """
     with file_errors_as_unavailable(path, "opened"):
         found = read_revision(path)
@@ -79,7 +86,7 @@ def prepare_store_file(path: Path) -> None:
 
 
 def is_new_file(path: Path) -> bool:
-    """Return whether a file is missing, empty or an SQLite database without tables; change nothing.
+    """Return whether a file is missing, empty or an SQLite database without tables; changes nothing.
 
     A file that is no database, or cannot be read, is not new: `read_revision` says what it is.
     """
@@ -93,10 +100,10 @@ def is_new_file(path: Path) -> bool:
 
 
 def read_revision(path: Path) -> str | None:
-    """Return the schema revision of an intact store, None if it is missing or empty; change nothing.
+    """Check a store and return its schema revision, such as "0004"; None if missing or without tables.
 
-    Raises Rejected if the directory is missing, or the file is damaged, of another program, or of a newer forewarn;
-    OSError or sqlite3.OperationalError if it cannot be read.
+    Changes nothing. Raises Rejected if the directory is missing, or the file is damaged, of another program, or of a
+    newer forewarn; OSError or sqlite3.OperationalError if it cannot be read.
     """
     if not path.parent.is_dir():
         raise Rejected(
@@ -116,9 +123,9 @@ def read_revision(path: Path) -> str | None:
 
 
 def migrate_store_file(path: Path) -> None:
-    """Create the tables, or migrate those of an older revision, in one transaction; raises sqlite3.Error.
+    """Create the file and tables, or migrate those of an older revision, in one transaction.
 
-    Does not check the file: call `read_revision` before.
+    Raises sqlite3.Error. Does not check the file: call `read_revision` before.
     """
     from forewarn.store import migrations  # here, because Alembic is slow to load and seldom needed
 
@@ -153,7 +160,10 @@ def sync_to_disk(path: Path) -> None:
 
 @contextmanager
 def file_errors_as_unavailable(path: Path, action: str) -> Iterator[None]:
-    """Turn OSError and sqlite3.Error of the block into Unavailable; `action` says what failed ("opened")."""
+    """Turn OSError and sqlite3.Error of the `with` block into Unavailable, whose message names `path`.
+
+    `action` says in the message what the store could not be: "opened", "read".
+    """
     try:
         yield
     except (OSError, sqlite3.Error) as error:
@@ -161,7 +171,7 @@ def file_errors_as_unavailable(path: Path, action: str) -> Iterator[None]:
 
 
 def store_unavailable(path: Path, action: str, error: Exception) -> Unavailable:
-    """Return the error for a store on which `action` ("read") failed with `error`."""
+    """Return (not raise) the Unavailable that says: the store at `path` cannot be `action` ("read") now."""
     return Unavailable(f"the store {str(path)!r} cannot be {action} now ({error}): check the file and try again")
 
 
@@ -217,14 +227,20 @@ FileIdentity = tuple[int, int]  # device and inode: they stay the same when a fi
 
 
 class StoreFileCheck:
-    """Detects that the files of an open store were moved, deleted or replaced."""
+    """Detects that the database or the log of an open store was moved, deleted or replaced.
+
+    It compares device and inode with those that `check` found first.
+    """
 
     def __init__(self, path: Path) -> None:
         self._files = (path, path.with_name(path.name + "-wal"))
         self._known: dict[Path, FileIdentity] = {}
 
     def check(self) -> None:
-        """Raise sqlite3.OperationalError if the database or its log is not the file that the first call found."""
+        """Raise sqlite3.OperationalError if the database or its log is not the file that was found first.
+
+        Remembers each of the two files when a call finds it for the first time; until then it may be missing.
+        """
         for file in self._files:
             found = _file_identity(file)
             known = self._known.get(file)
@@ -237,7 +253,7 @@ class StoreFileCheck:
                 )
 
     def is_displaced(self) -> bool:
-        """Return whether the database or its log is not the file that `check` found; for any thread."""
+        """Return whether the database or its log is not the file that `check` found first; for any thread."""
         return any(_file_identity(file) != known for file, known in self._known.copy().items())
 
 

@@ -17,7 +17,7 @@ class CommitSubscribers:
         self._listeners: list[CommitListener] = []
 
     def add(self, listener: CommitListener) -> Callable[[], None]:
-        """Add a listener; return a function that removes it and may be called again."""
+        """Add a listener for later commits; return a function that removes it; calling that twice is harmless."""
         self._listeners.append(listener)
 
         def stop() -> None:
@@ -26,7 +26,10 @@ class CommitSubscribers:
         return stop
 
     def notify(self, applied: AppliedCommit) -> None:
-        """Call every listener, in the order they were added. Needs a running event loop, for errors."""
+        """Call every listener with this commit, in the order they were added.
+
+        An exception of a listener goes to the running event loop's exception handler, and the others are still called.
+        """
         for listener in tuple(self._listeners):
             try:
                 listener(applied)

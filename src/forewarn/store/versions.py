@@ -27,7 +27,7 @@ class VersionedRow(Protocol):
 def version_conflict(thing: str, row_id: str, decided_on: int, stored: int) -> Conflict:
     """Return (not raise) the Conflict for a row that is stored at another version than it was decided on.
 
-    `thing` is its kind for the message ("scope"). Version 0 is a row that does not exist.
+    `thing` is its kind for the message ("scope"). Version 0, of either, is a row that does not exist.
     """
     then = f"version {decided_on}" if decided_on else "it not existing"
     now = f"is at version {stored}" if stored else "does not exist"

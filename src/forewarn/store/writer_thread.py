@@ -35,10 +35,17 @@ class _WriteJob:
 
 
 class WriterThread:
-    """A thread that owns the connection `db`, opened with check_same_thread=False and no isolation level."""
+    """A thread that runs queued writes on the connection `db`, which nothing else may use.
+
+    Open `db` with check_same_thread=False and isolation_level=None. `failures` counts the writes that failed because of
+    the file.
+    """
 
     def __init__(self, db: sqlite3.Connection, name: str, *, check: Callable[[], None] = lambda: None) -> None:
-        """Start the thread. `check` runs before and after each group, and raises if the file was replaced."""
+        """Start the thread. `name` is how messages call the store.
+
+        `check` runs before and after each group of writes, and raises if the file was replaced.
+        """
         self._db = db
         self._name = name
         self._check = check
@@ -51,7 +58,7 @@ class WriterThread:
     async def write(
         self, write: Callable[[sqlite3.Connection], Result], on_commit: Callable[[Result], None] | None = None
     ) -> Result:
-        """Run `write` on the thread, in a transaction; return its result once it is durable.
+        """Run `write` on the thread, with its connection and in a transaction; return its result once durable.
 
         `write` may run twice, after a rollback because of another write: it must change only the database. `on_commit`
         is called with the result before this returns, on the event loop, in commit order, also if the caller was
@@ -75,7 +82,7 @@ class WriterThread:
         await asyncio.to_thread(self._thread.join)
 
     def close(self) -> None:
-        """Close the connection; call `finish` first."""
+        """Close the connection; call `finish` first. Blocks while SQLite applies the log."""
         self._db.close()
 
     def _run(self) -> None:

@@ -18,10 +18,11 @@ from forewarn.store.versions import VersionedRow, host_conflict, version_conflic
 
 
 def apply_commit(db: sqlite3.Connection, commit: Commit) -> AppliedCommit:
-    """Write all of a commit, in the order of its fields, and return it with numbered entries.
+    """Write all of a commit, in the order of its fields; return it with numbered history entries.
 
-    Raises Conflict if a scope, host, gate or request is at another version than the one it was decided on, or if VMs
-    have come to a changed or removed host since.
+    The caller commits the transaction, or rolls it back after an error. Raises Conflict if a scope, host, gate or
+    request is at another version than the one it was decided on, or if VMs have come to a changed or removed host
+    since.
     """
     for scope in commit.scopes:
         _write_versioned(
@@ -60,7 +61,7 @@ def apply_commit(db: sqlite3.Connection, commit: Commit) -> AppliedCommit:
 
 
 def write_observations(db: sqlite3.Connection, polls: Sequence[LastPoll], deliveries: Sequence[EventDelivery]) -> None:
-    """Write polls, the last request time of their scopes, and deliveries.
+    """Write polls, the last request time of their scopes, and deliveries; the caller commits.
 
     Older polls and repeated deliveries change nothing.
     """
@@ -70,12 +71,12 @@ def write_observations(db: sqlite3.Connection, polls: Sequence[LastPoll], delive
 
 
 def save_value(db: sqlite3.Connection, name: str, value: bytes) -> None:
-    """Write a value under a name, in place of an earlier one."""
+    """Write a value under a name into table `saved`, in place of an earlier one; the caller commits."""
     db.execute(write_statements.PUT_SAVED, {"name": name, "value": value})
 
 
 def read_last_seq(db: sqlite3.Connection) -> int:
-    """Return the sequence number of the last history entry ever written, 0 if there is none."""
+    """Return the sequence number of the last history entry ever written, also a pruned one; 0 if none."""
     found = db.execute(queries.LAST_SEQ).fetchone()
     return int(found[0]) if found else 0
 

@@ -20,9 +20,10 @@ MIGRATIONS_DIRECTORY = Path(__file__).parent  # where Alembic finds `env.py` and
 
 
 def migrate_to_newest(db: sqlite3.Connection) -> None:
-    """Apply all missing migrations in one transaction. `db` must be opened with isolation_level=None.
+    """Apply all missing migrations in one transaction, and write the revision into the file's header.
 
-    Raises sqlalchemy.exc.DBAPIError; then nothing has changed.
+    Creates the tables of an empty database. `db` must be opened with isolation_level=None; it stays open. Raises
+    sqlalchemy.exc.DBAPIError; then nothing has changed.
     """
     engine = create_engine("sqlite://", creator=lambda: db, poolclass=StaticPool)
     event.listen(engine, "begin", _begin_immediate)
