@@ -16,25 +16,34 @@ from forewarn.errors import Refused
 
 
 class Clock(Protocol):
-    """A source of lab time. In production it is the system's time."""
+    """A source of lab time, in POSIX seconds. `SystemClock` and `LabClock` implement it.
+
+    In production (`SystemClock`) lab time is the system's time.
+    """
 
     def now(self) -> float:
         """Return the current lab time in POSIX seconds."""
 
     async def sleep_until(self, at: float | None) -> None:
-        """Return once `now()` has reached `at`; with None, sleep until the task is cancelled."""
+        """Return once `now()` has reached the lab time `at`, at once if it has passed.
+
+        With None, sleep until the task is cancelled.
+        """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClockSetting:
-    """A lab clock's setting: it showed `lab_at` at real time `real_at`, and runs at `speed` since."""
+    """A lab clock's setting: it showed `lab_at` at real time `real_at`, and runs at `speed` since.
 
-    lab_at: float
-    real_at: float
-    speed: float = 1.0  # 0: paused
+    `LabClock` makes new ones; its owner stores them.
+    """
+
+    lab_at: float  # POSIX seconds of lab time
+    real_at: float  # POSIX seconds of the wall clock
+    speed: float = 1.0  # seconds of lab time per second of real time; 0: paused
 
     def lab_time_at(self, real: float) -> float:
-        """Return the lab time at a real time; `lab_at` for real times before the setting."""
+        """Return the lab time at a real time, both in POSIX seconds; `lab_at` for times before `real_at`."""
         return self.lab_at + max(0.0, real - self.real_at) * self.speed
 
 
@@ -49,7 +58,10 @@ class SystemClock:
         return time.time()
 
     async def sleep_until(self, at: float | None) -> None:
-        """Return once the system's time has reached `at`; with None, sleep until the task is cancelled."""
+        """Return once the system's time has reached `at`, at once if it has passed.
+
+        With None, sleep until the task is cancelled. Notices within 30 s if the system's time is set.
+        """
         if at is None:
             await asyncio.Event().wait()
             return
@@ -61,8 +73,8 @@ class SystemClock:
 class LabClock:
     """A clock that can run at any speed, pause and jump ahead, but never moves back.
 
-    Without a setting it shows real time. It stores nothing: its owner stores the setting, so that lab time goes on
-    after a restart.
+    With the setting None it shows real time. It stores nothing: its owner stores the setting, so that lab time goes
+    on after a restart. `real` returns the real time in POSIX seconds.
     """
 
     def __init__(self, setting: ClockSetting | None = None, *, real: Callable[[], float] = read_real_time) -> None:
@@ -73,13 +85,16 @@ class LabClock:
         self._subscribers: list[Callable[[ClockSetting], None]] = []
 
     def subscribe(self, listener: Callable[[ClockSetting], None]) -> None:
-        """Call the listener with the setting: now, and in every `apply_setting`."""
+        """Call the listener with the current setting now, and with the new one in every `apply_setting`.
+
+        There is no way to unsubscribe.
+        """
         self._subscribers.append(listener)
         listener(self._setting)
 
     @property
     def setting(self) -> ClockSetting:
-        """The current setting."""
+        """The setting in use: the latest one that was applied."""
         return self._setting
 
     def now(self) -> float:
@@ -92,23 +107,26 @@ class LabClock:
         return self._latest
 
     def setting_after_jump(self, at: float) -> ClockSetting:
-        """Return the setting after a jump to `at`, or to now if `at` has passed. The speed stays.
+        """Return the setting after a jump to the lab time `at`, or to now if `at` has passed. The speed stays.
 
         Changes nothing: store the setting, then call `apply_setting`.
         """
         return ClockSetting(lab_at=max(at, self.now()), real_at=self._read_real_time(), speed=self._setting.speed)
 
     def setting_at_speed(self, speed: float) -> ClockSetting:
-        """Return the setting with another speed from now on; 0 pauses. Refused unless it is 0 to 100,000.
+        """Return the setting with another speed from now on; 0 pauses.
 
-        Changes nothing: store the setting, then call `apply_setting`.
+        Raises Refused unless the speed is 0 to 100,000. Changes nothing: store the setting, then call `apply_setting`.
         """
         if not 0 <= speed <= 100_000:
             raise Refused(f"speed {speed:g} is out of range: give a number from 0 (paused) to 100000")
         return ClockSetting(lab_at=self.now(), real_at=self._read_real_time(), speed=speed)
 
     def apply_setting(self, setting: ClockSetting) -> None:
-        """Use this setting from now on, let sleepers wait by it, and call the subscribers. Stores nothing."""
+        """Use this setting from now on, wake sleepers to wait by it, and call the subscribers with it.
+
+        Stores nothing. A setting that lies before the time shown so far stops the clock until it has caught up.
+        """
         self._setting = setting
         self._latest = max(self._latest, setting.lab_at)
         self._setting_changed.set()
@@ -117,7 +135,11 @@ class LabClock:
             listener(setting)
 
     async def sleep_until(self, at: float | None) -> None:
-        """Return once the lab time has reached `at`; with None, sleep until the task is cancelled."""
+        """Return once the lab time has reached `at`, at once if it has passed.
+
+        With None, sleep until the task is cancelled. Follows every new setting: a pause prolongs the sleep, a jump
+        beyond `at` ends it.
+        """
         while at is None or self.now() < at:
             changed, speed = self._setting_changed, self._setting.speed
             timeout_s = None if at is None or speed == 0 else max(0.0, (at - self.now()) / speed)

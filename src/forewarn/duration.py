@@ -14,8 +14,8 @@ MAX_DURATION_S = 3_660 * 86_400  # about ten years
 def parse_duration(text: str) -> float:
     """Return the seconds of a duration such as `15m`, `1h 30m`, `1.5d` or `90` (seconds).
 
-    The units are w, d, h, m and s, in any case. Raises ValueError, whose message is a sentence for people, also if
-    the duration is longer than MAX_DURATION_S.
+    The units are w, d, h, m and s, in upper or lower case. Raises ValueError, whose message is a sentence for people,
+    if the text is no such duration (negative ones are not), or if it is longer than MAX_DURATION_S.
     """
     bare = text.strip().replace(" ", "")
     if _NUMBER_PATTERN.fullmatch(bare):
@@ -30,9 +30,10 @@ def parse_duration(text: str) -> float:
 
 
 def format_duration(seconds: float) -> str:
-    """Return a duration in its two largest units, without zeros: `6d 23h`, `14m 59s`, `2h`.
+    """Return a duration in seconds as its largest unit and the next one, if not zero: `6d 23h`, `2h`.
 
-    Days are the largest unit. It is rounded to seconds; a negative one is `0s`.
+    The units are d, h, m and s; smaller ones are cut off: 1 d 0 h 5 min is `1d`. Rounded to seconds first; a negative
+    duration is `0s`.
     """
     left = max(0, round(seconds))
     parts: list[tuple[int, str]] = []

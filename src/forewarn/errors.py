@@ -20,7 +20,11 @@ from enum import StrEnum
 
 
 class Remedy(StrEnum):
-    """What the user can do instead. `forewarn.web.remedies` has the words of each surface."""
+    """What the user can do instead of a failed request. `forewarn.web.remedies` words it for each surface.
+
+    `LIST_…` says where to look up names that exist. The fields in the comments are the keyword arguments that a
+    ForewarnError with this remedy must be given, because the words contain them.
+    """
 
     LIST_VMS = "list-vms"
     LIST_HOSTS = "list-hosts"
@@ -28,33 +32,34 @@ class Remedy(StrEnum):
     LIST_EVENTS = "list-events"  # those that are not over
     LIST_ALL_EVENTS = "list-all-events"
     LIST_ROLLOUTS = "list-rollouts"
-    LIST_REQUESTS = "list-requests"
+    LIST_REQUESTS = "list-requests"  # the history shows them
     LIST_CLIENTS = "list-clients"
     LIST_GRANTS = "list-grants"
     LIST_WEBHOOKS = "list-webhooks"
     LIST_REPLAYS = "list-replays"
     LIST_FAULTS = "list-faults"
     LIST_FAULT_KINDS = "list-fault-kinds"
-    LIST_EXPLAINABLE = "list-explainable"
-    EXPLAIN_EVENT = "explain-event"  # field: event
-    EXPLAIN_REMOVED_VM = "explain-removed-vm"  # field: vm
-    ALLOW_SHORT_NOTICE = "allow-short-notice"  # field: minimum
-    GIVE_NOTICE = "give-notice"
-    REPAIR_HOST = "repair-host"  # field: host
+    LIST_EXPLAINABLE = "list-explainable"  # VMs, hosts, scopes, events, rollouts and requests
+    EXPLAIN_EVENT = "explain-event"  # see the explanation of the event; field: event (its id)
+    EXPLAIN_REMOVED_VM = "explain-removed-vm"  # see when and why it was removed; field: vm (its name)
+    ALLOW_SHORT_NOTICE = "allow-short-notice"  # or give more notice; field: minimum (seconds)
+    GIVE_NOTICE = "give-notice"  # a short notice was allowed, but no length was given
+    REPAIR_HOST = "repair-host"  # field: host (its name)
     ADD_VMS = "add-vms"
     ADD_HOSTS = "add-hosts"
     CLEAR_FAULTS = "clear-faults"
-    STOP_REPLAY = "stop-replay"  # field: replay
-    USE_LAB = "use-lab"
-    RENEW_CLIENT_SECRET = "renew-client-secret"  # field: client
+    STOP_REPLAY = "stop-replay"  # or wait for its end; field: replay (its id)
+    USE_LAB = "use-lab"  # production cannot do it
+    RENEW_CLIENT_SECRET = "renew-client-secret"  # or choose another id; field: client (its id)
     ASK_FOR_ROLE = "ask-for-role"  # field: role
     ASK_FOR_ANY_ROLE = "ask-for-any-role"  # field: external_id, empty for clients of our own
 
 
 class ForewarnError(Exception):
-    """An error for the user. `str(error)` is a sentence; `remedy_code`, if any, says what to do instead.
+    """An error for the user. `str(error)` is the message; `remedy_code` says what to do instead.
 
-    `remedy_fields` are the values that the words of that remedy contain, such as the id of an event.
+    `remedy_code` is None if the message says it, or if nothing helps. `remedy_fields` (the keyword arguments) are the
+    values that the words of that remedy contain by name, such as the id of an event; see `Remedy`.
     """
 
     def __init__(self, message: str = "", remedy: Remedy | None = None, **fields: str) -> None:
@@ -124,14 +129,17 @@ _PLAIN_REMEDIES: dict[Remedy, str] = {
 
 
 def full_message(error: ForewarnError) -> str:
-    """Return the error's message followed by what to do instead, in words that suit every reader."""
+    """Return the error's message followed by what to do instead, in words that name no command or page.
+
+    Returns the message alone if the error has no remedy.
+    """
     if error.remedy_code is None:
         return str(error)
     return join_remedy(str(error), _PLAIN_REMEDIES[error.remedy_code].format(**error.remedy_fields))
 
 
 def join_remedy(message: str, remedy: str) -> str:
-    """Return a message followed by what to do instead; `remedy` may be empty."""
+    """Return `message: remedy`, or `message remedy` after a question mark; the message if `remedy` is ""."""
     if not remedy:
         return message
     return f"{message} {remedy}" if message.endswith("?") else f"{message}: {remedy}"

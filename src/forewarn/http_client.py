@@ -35,12 +35,15 @@ Resolve = Callable[[str, int], Awaitable[Sequence[str]]]  # host name and port â
 class LocalTargets(StrEnum):
     """The local addresses that the service's HTTP client may call. Other machines are always allowed."""
 
-    NONE = "none"
+    NONE = "none"  # no local address
     LOOPBACK = "loopback"  # this machine
     LINK_LOCAL = "link-local"  # this machine and link-local addresses, such as the metadata service of a cloud
 
     def allows(self, address: IpAddress) -> bool:
-        """Return whether the client may connect to this address."""
+        """Return True if the client may connect to this address; always so for one that is not local.
+
+        The unspecified address counts as loopback, and an IPv6 address that maps an IPv4 one as that one.
+        """
         address = _unmapped(address)
         if address.is_loopback or address.is_unspecified:
             return self is not LocalTargets.NONE
@@ -48,16 +51,16 @@ class LocalTargets(StrEnum):
 
 
 class HttpRequestFailed(Unavailable):
-    """There is no usable response; the message is a clause that calls the server `it`."""
+    """`HttpClient.send` got no response. The message is a clause that calls the server `it`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClientResponse:
-    """A response of any status, with the part of its body that was read."""
+    """A response of any status, with the part of its body that was read; made by `HttpClient.send`."""
 
     status: int
     headers: Mapping[str, str]  # names in lower case
-    body: bytes
+    body: bytes  # at most `HttpLimits.max_body_bytes`, as sent: not decompressed
     is_complete: bool  # False: the body is longer than the limit, took too long or broke off
 
 
@@ -65,13 +68,16 @@ class ClientResponse:
 class HttpLimits:
     """How long one request may take, in seconds of real time, and how much of the response is read."""
 
-    timeout_s: float = 10.0  # until the response begins
+    timeout_s: float = 10.0  # until the response begins, name resolution included
     body_timeout_s: float = 1.0  # for the body; the part that has arrived by then counts
-    max_body_bytes: int = 4096
+    max_body_bytes: int = 4096  # the rest is not read
 
 
 async def resolve_name(host: str, port: int) -> list[str]:
-    """Return the addresses of a host name in the system's order. Raises OSError or UnicodeError."""
+    """Return the addresses of a host name, as text, in the system's order, each once.
+
+    Raises OSError if there are none, UnicodeError if the name is not valid.
+    """
     found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
     return list(dict.fromkeys(str(sockaddr[0]) for *_, sockaddr in found))
 
@@ -85,12 +91,12 @@ class HttpClient:
     """
 
     local_targets: LocalTargets = LocalTargets.NONE
-    resolve: Resolve = field(default=resolve_name)
+    resolve: Resolve = field(default=resolve_name)  # finds the addresses of a host name
 
     def require_allowed(self, url: str) -> None:
         """Raise Rejected if the URL's host is an address, or `localhost`, that this client may not call.
 
-        Other names are checked when they are called.
+        Also if it is not a URL. Resolves nothing: other names pass here, and `send` checks their addresses.
         """
         try:
             host = httpx2.URL(url).host
@@ -112,9 +118,12 @@ class HttpClient:
         body: bytes = b"",
         limits: HttpLimits = HttpLimits(),  # noqa: B008 (frozen)
     ) -> ClientResponse:
-        """Send one request and return the response, of any status.
+        """Send one request and return the response, of any status; redirects are not followed.
 
-        Raises HttpRequestFailed if no response begins within the timeout, or if the address is not allowed.
+        Tries the allowed addresses of the host in turn until one accepts the connection, eight at most. `headers` come
+        on top of Host and `Connection: close`. Raises HttpRequestFailed if no response begins within the timeout, the
+        connection fails or is not trusted, no address is allowed, or `url` is not a URL. A body that is too long, late
+        or broken off is no error: see `ClientResponse.is_complete`.
         """
         try:
             async with asyncio.timeout(limits.timeout_s) as deadline:

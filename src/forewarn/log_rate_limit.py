@@ -28,11 +28,12 @@ class _CallSite:
 
 
 class LogRateLimit(logging.Filter):
-    """Passes each message once in 60 s, and at most 20 different messages of one place in the code.
+    """A log filter that passes each message once in 60 s, and 20 different ones of one place in the code.
 
-    Both limits are per 60 s. The next message that passes says how many were left out. Two records of one place are the
-    same message if their text and their exception are equal. Add it to handlers: a filter of a logger does not see the
-    records of the loggers below it. It may be called from any thread.
+    Both limits are per 60 s of real time. If the same message passes in the next 60 s of its place, its text says how
+    many were left out before: its repetitions, and those beyond the 20. Two records are the same message if the line
+    of code that logs them, their text and their exception are equal. Add it to handlers: a filter of a logger does not
+    see the records of the loggers below it. It may be called from any thread. `monotonic` returns the time in seconds.
     """
 
     def __init__(self, monotonic: Callable[[], float] = time.monotonic) -> None:
@@ -42,7 +43,10 @@ class LogRateLimit(logging.Filter):
         self._sites: dict[tuple[str, int], _CallSite] = {}
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Return whether to log the record; adds to its text how many were left out before it."""
+        """Return True if the record is to be logged, and count it.
+
+        Changes the text (`msg`) of a record that passes if some were left out before it: adds their number.
+        """
         message = record.getMessage()
         error = record.exc_info[1] if record.exc_info else None
         key = (message, type(error) if error else None, str(error) if error else "")
@@ -76,6 +80,9 @@ class LogRateLimit(logging.Filter):
 
 
 def limit_repeated_messages() -> None:
-    """Add a `LogRateLimit` to every handler of the root logger. Call it once, when the handlers are there."""
+    """Add a `LogRateLimit` of its own to every handler of the root logger; later handlers get none.
+
+    Call it once per process, after the log was configured.
+    """
     for handler in logging.getLogger().handlers:
         handler.addFilter(LogRateLimit())

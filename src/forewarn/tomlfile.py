@@ -31,24 +31,30 @@ _SIMPLE_LINE = re.compile(
 
 
 class TomlLineIndex:
-    """The line numbers of one TOML text, by path."""
+    """The line numbers, from 1, of the tables, keys and array elements of one TOML text, by path.
+
+    Made by `index_lines`. A path such as `("vms", 3, "name")` has keys of tables and indexes of arrays, from 0.
+    """
 
     def __init__(self, found: dict[TomlPath, int]) -> None:
         self._found = found
 
     def line_of(self, path: TomlPath) -> int:
-        """Return the line, counted from 1, of the value at `path`, else of the nearest one above it, else 1."""
+        """Return the line, from 1, of the table, key or element at `path`.
+
+        If the text does not have it, the line of the nearest one that contains it, else 1.
+        """
         while path and path not in self._found:
             path = path[:-1]
         return self._found.get(path, 1)
 
     def paths(self) -> frozenset[TomlPath]:
-        """Return all paths whose lines are known."""
+        """Return the paths of all tables, keys and array elements of the text."""
         return frozenset(self._found)
 
 
 def index_lines(text: str) -> TomlLineIndex:
-    """Return an index of the line of every table, key and array element.
+    """Return an index of the line on which each table, key and array element of a TOML text begins.
 
     `tomllib` must have accepted the text; other text may give wrong lines or ValueError.
     """
@@ -58,7 +64,10 @@ def index_lines(text: str) -> TomlLineIndex:
 
 
 def error_line(message: str, text: str) -> int:
-    """Return the line of an error of `tomllib` or `tomli`: the one its message names, else the last line."""
+    """Return the line, from 1, of a syntax error of `tomllib` or `tomli` in `text`.
+
+    That is the line that the error's `message` names, else (an error at the end) the last line of the text.
+    """
     match = re.search(r"at line (\d+)", message)
     return int(match.group(1)) if match else text.rstrip("\n").count("\n") + 1
 

@@ -23,29 +23,32 @@ _CREDENTIALS = struct.Struct("3i")  # struct ucred: process, user, group
 class PeerCredentials:
     """The process and the user that connected a unix socket, as the kernel recorded them (SO_PEERCRED)."""
 
-    pid: int
-    uid: int
+    pid: int  # the id of the process
+    uid: int  # the id of the user it ran as when it connected
 
     @classmethod
     def of(cls, connection: socket.socket) -> PeerCredentials:
-        """Return the credentials of the peer of a connected unix socket. Raises OSError."""
+        """Return the credentials of the peer of a connected unix socket. Raises OSError if it is closed."""
         raw = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
         pid, uid, _ = _CREDENTIALS.unpack(raw)
         return cls(pid, uid)
 
 
 def peer_refusal(peer: PeerCredentials, owner_uid: int) -> str:
-    """Return why this peer may not use a socket of the user `owner_uid`; "" for that user and for root."""
+    """Return a clause for the log: why this peer may not use a socket of the user with id `owner_uid`.
+
+    Returns "" if it may: it runs as that user, or as root.
+    """
     if peer.uid in (owner_uid, _ROOT_UID):
         return ""
     return f"process {peer.pid} runs as user {peer.uid}, and only user {owner_uid} and root may connect"
 
 
 def bind_unix_socket(path: Path) -> socket.socket:
-    """Return a socket bound to this path with mode 0600, not listening yet.
+    """Return a stream socket bound to this path with mode 0600, not listening yet. The caller closes it.
 
-    Replaces a socket that no process listens on. Raises Rejected for a path that is too long or cannot be bound, and
-    Refused if another file or process has it.
+    Removes a socket file that no process listens on. Raises Rejected if the path is too long or cannot be bound, and
+    Refused if the path is a file of another kind, or a process listens on it.
     """
     if len(os.fsencode(path)) > _MAX_SOCKET_PATH_BYTES:
         raise Rejected(

@@ -8,15 +8,15 @@ from collections.abc import Sequence
 def first_names(names: Sequence[str], most: int = 3, *, total: int = 0) -> str:
     """Return names as `a, b, c and 4 more`; "" for none.
 
-    Names the first `most` and counts the others; a single other one is named too. Give `total` if `names` are only the
-    first ones of more.
+    Shows the first `most` names and counts the others; a single other one is shown too. `total` is how many there are
+    altogether if `names` are only the first of them; 0 means `names` are all.
     """
     shown, others = _shown_and_others(names, most, total)
     return ", ".join(shown) + (f" and {others} more" if others else "")
 
 
 def first_clauses(clauses: Sequence[str], most: int = 3) -> str:
-    """Return clauses as `a; b; c; and 4 more`; "" for none. Shows as many as `first_names`."""
+    """Return clauses as `a; b; c; and 4 more`; "" for none. Shows `most`, or all if there is one more."""
     shown, others = _shown_and_others(clauses, most, 0)
     return "; ".join([*shown, *([f"and {others} more"] if others else [])])
 

@@ -35,50 +35,55 @@ _COPIED_ENTRY_KINDS = frozenset({EntryKind.SKIPPED, EntryKind.RETRIED})  # the e
 
 
 class ExplanationLine(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One line of a timeline: when, in lab time, what happened, and a detail (or "")."""
+    """One line of a timeline: when, what happened, and a detail. The line shows no time: `at` carries it."""
 
-    at: float
-    text: str
-    detail: str = ""
+    at: float  # lab time in POSIX seconds
+    text: str  # what happened, without a full stop
+    detail: str = ""  # more about it; "": nothing
 
 
 class Explanation(msgspec.Struct, frozen=True, kw_only=True):
-    """An explanation for people: a title, a timeline, and sentences about the present (`now`)."""
+    """An explanation of an event, VM, host, scope, rollout or request for people, made by `*_explanation`."""
 
-    title: str
-    lines: tuple[ExplanationLine, ...]
-    now: tuple[str, ...]
+    title: str  # what it is about
+    lines: tuple[ExplanationLine, ...]  # what happened, oldest first; for a VM one line per event, newest first
+    now: tuple[str, ...]  # sentences about the present: its state, and what it waits for
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VmPoll:
-    """How long ago a VM last polled, in seconds of real time (spec §12), and with which api-version."""
+    """The last poll of one VM: how long ago it was, and its api-version."""
 
     vm: str  # its name
-    silent_s: float
-    version: str
+    silent_s: float  # seconds of real time since the poll (spec §12); of virtual time in a test's lab
+    version: str  # the api-version
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScopeFacts:
-    """Everything on record that an explanation of the events of one scope uses. `now` is lab time."""
+    """Everything on record that an explanation of the events of one scope uses; the caller reads it."""
 
-    now: float
+    now: float  # lab time in POSIX seconds
     scope: Scope
-    title: str  # the scope in words
+    title: str  # the scope in words, such as `availability set web`
     polls: Sequence[VmPoll] = ()  # the last one of each VM that has polled
-    deliveries: Sequence[EventDelivery] = ()
-    entries: Sequence[HistoryEntry] = ()  # of the events, and of starts and stops of the service
+    deliveries: Sequence[EventDelivery] = ()  # of the events that are explained, to any VM
+    entries: Sequence[HistoryEntry] = ()  # of the events, and of starts and stops of the service; oldest first
     waits: Mapping[str, StartWait] = field(default_factory=dict)  # by event id; none for an event that starts now
     names: Mapping[str, str] = field(default_factory=dict)  # VM key → its name
     rollouts: Mapping[str, str] = field(default_factory=dict)  # request id → the rollout in words
     unanswered_s: Mapping[str, float] = field(default_factory=dict)  # act id → real seconds without an answer
     blocking_hosts: Mapping[str, str] = field(default_factory=dict)  # act id → the host whose other calls it waits for
-    idle_s: float = Policy().idle_s  # without polls for this long, the scope is disabled
+    idle_s: float = Policy().idle_s  # without polls for this much lab time, the scope is disabled
 
 
 def event_explanation(event: Event, facts: ScopeFacts) -> Explanation:
-    """Explain one event of the scope: its timeline, oldest first, its state now, and whether VMs poll."""
+    """Explain one event of the scope: its timeline, oldest first, its state now, and whether VMs poll.
+
+    The timeline has the request, deliveries to VMs, skipped VMs and retries, approval, start, the outcome of each act,
+    the end, and restarts of the service meanwhile. `now` has the sentences of `describe_event_status` and
+    `describe_polling`.
+    """
     lines = [
         *_request_lines(event, facts),
         *_delivery_lines(event, facts),
@@ -96,7 +101,9 @@ def event_explanation(event: Event, facts: ScopeFacts) -> Explanation:
 def vm_explanation(vm: Vm, events: Iterable[Event], facts: ScopeFacts) -> Explanation:
     """Explain a VM of the scope, also a removed one: one line per event, newest first, and its state now.
 
-    `events` are those that list the VM, live and over.
+    `events` are those that list the VM, live and over, in any order; they are sorted by publication, and a line has
+    the time of the start, else of the publication. `now` has a sentence about the VM, those of
+    `describe_event_status` for each live event, and, unless it was removed, those of `describe_polling`.
     """
     newest = sorted(events, key=lambda event: (event.published_at, event.seq), reverse=True)
     lines = tuple(_event_summary_line(event, vm, facts) for event in newest)
@@ -217,7 +224,8 @@ _LOST_DELIVERIES_TEXT = "deliveries in the two seconds before the crash may be m
 def describe_event_status(event: Event, facts: ScopeFacts) -> Iterator[str]:
     """Yield sentences about an event now: what it waits for, what is in progress, or how it ended.
 
-    For a scheduled event, also which of its VMs do not know of it yet.
+    Scheduled: also which of its VMs it was not delivered to yet. Started: also acts that the hypervisor does not
+    answer, and the last failed attempt. Over: one sentence, how long ago it ended and how.
     """
     if event.status is EventState.OVER:
         ago = duration_text(facts.now - (event.over_at or facts.now))
@@ -280,7 +288,10 @@ def _vms_without_delivery(event: Event, facts: ScopeFacts) -> list[str]:
 
 
 def describe_polling(facts: ScopeFacts) -> Iterator[str]:
-    """Yield two sentences: whether scheduled events are enabled for the scope, and which of its VMs poll."""
+    """Yield two sentences: whether scheduled events are enabled for the scope, and which of its VMs poll.
+
+    A VM whose last poll is more than 60 s ago does not poll.
+    """
     if facts.scope.is_enabled:
         yield f"Scheduled events are enabled for {facts.title}."
     else:

@@ -35,23 +35,26 @@ _STATUS_BY_ENTRY_KIND = {
 
 
 class EventNotification(msgspec.Struct, frozen=True, kw_only=True):
-    """A change of the status of one event, about which webhooks are notified; `at` is lab time."""
+    """A change of the status of one event, about which webhooks are notified; see `notification_for`."""
 
-    status: EventGridStatus
-    at: float
+    status: EventGridStatus  # the new status; that of `event` may be a later one
+    at: float  # when it changed, in lab time
     event: Event
-    resource: str  # the resource id of its scope
-    subscription_id: str
-    location: str
+    resource: str  # the resource id of its scope in Azure: a VM, availability set, scale set or cloud service
+    subscription_id: str  # of the scope's VMs
+    location: str  # of the scope's VMs
 
     @property
     def id(self) -> str:
-        """The message id: the same for every receiver and every retry, so that receivers find duplicates."""
+        """The message id: a GUID computed from the event's id, the status and the resource.
+
+        It is the same for every receiver and every retry, so that receivers find duplicates.
+        """
         return str(uuid5(_NAMESPACE, f"{self.event.id}/{self.status}{self.resource}".casefold()))
 
     @property
     def subject(self) -> str:
-        """The resource id that Azure would give the event, below `resource`."""
+        """The resource id that Azure would give the event: below `resource`, with its id in lower case."""
         return f"{self.resource}/providers/microsoft.maintenance/scheduledevents/{self.event.id.lower()}"
 
 
@@ -62,15 +65,19 @@ def event_vm_keys(event: Event) -> tuple[str, ...]:
 
 
 def may_notify(entry: HistoryEntry) -> bool:
-    """Return whether entries of this kind can notify: published, started, finished and withdrawn."""
+    """Return True if the entry says that an event was published, started, finished or withdrawn.
+
+    Webhooks are notified of no other entries. `notification_for` may still return None.
+    """
     return entry.what in _STATUS_BY_ENTRY_KIND
 
 
 def notification_for(entry: HistoryEntry, event: Event, vms: Sequence[Vm]) -> EventNotification | None:
     """Return the notification of a history entry about its event; None if no webhook gets one.
 
-    That is so for other kinds of entries, for unlisted events and without `vms`: the VMs, also removed ones, that the
-    event lists.
+    `vms` are the VMs, also removed ones, that the event lists; one of them, in the event's scope if possible, says
+    resource, subscription and location. None if `may_notify` is False for the entry, if the event is not listed, and
+    if `vms` is empty.
     """
     status = _STATUS_BY_ENTRY_KIND.get(entry.what)
     if status is None or not event.listed or not vms:
@@ -88,10 +95,10 @@ def notification_for(entry: HistoryEntry, event: Event, vms: Sequence[Vm]) -> Ev
 
 
 def is_subscribed(webhook: WebhookSubscription, notification: EventNotification, vms: Sequence[Vm]) -> bool:
-    """Return whether the webhook's filters let the notification pass: status, resource, and VMs' consent.
+    """Return True if the webhook's filters let the notification pass: status, resource, and VMs' consent.
 
-    One VM of the event (`vms`) within the webhook's resource is enough. With `opted_in_only`, one of them must have
-    `publish_outside`.
+    `vms` are the VMs of the event. One of them, or the resource of the notification, must be within the webhook's
+    resource (`over`). With `opted_in_only`, one VM must have `publish_outside`; it may be another one.
     """
     if notification.status not in webhook.happenings:
         return False
@@ -102,20 +109,26 @@ def is_subscribed(webhook: WebhookSubscription, notification: EventNotification,
 
 
 class NotificationMessage(msgspec.Struct, frozen=True, kw_only=True):
-    """A message to a webhook, before it is rendered in one of the two schemas."""
+    """A message to a webhook, before it is rendered in one of the two schemas.
 
-    id: str
-    type: str
-    topic: str  # Event Grid: the subscription
-    source: str  # CloudEvents: the resource
-    subject: str
-    at: float  # shown as UTC
-    data: dict[str, Any]
-    data_version: str = "3.0"
+    About an event (`notification_message`), or to test or validate the receiver (`webhooks.verification`).
+    """
+
+    id: str  # a GUID; the same in each retry
+    type: str  # such as EVENT_TYPE
+    topic: str  # only in Event Grid: the subscription
+    source: str  # only in CloudEvents: the resource
+    subject: str  # the resource id of the event
+    at: float  # when it happened, in POSIX seconds; shown as UTC
+    data: dict[str, Any]  # the JSON object with the details
+    data_version: str = "3.0"  # only in Event Grid: the version of the form of `data`
 
 
 def notification_message(notification: EventNotification) -> NotificationMessage:
-    """Return the message about a notification, the same for both schemas and every receiver."""
+    """Return the message about a notification: its id, subject and time, and the event in Azure's form.
+
+    It is the same for both schemas and every receiver. NotBefore is empty once the event has started or completed.
+    """
     return NotificationMessage(
         id=notification.id,
         type=EVENT_TYPE,
@@ -128,7 +141,7 @@ def notification_message(notification: EventNotification) -> NotificationMessage
 
 
 def render_message(message: NotificationMessage, schema: WebhookSchema) -> bytes:
-    """Return the JSON body of a message: a CloudEvents object, or an Event Grid array with one event."""
+    """Return the JSON body, in UTF-8: a CloudEvents object, or an array with one Event Grid event."""
     content = _cloud_event(message) if schema is WebhookSchema.CLOUD_EVENTS else [_event_grid_event(message)]
     return msgspec.json.encode(content)
 

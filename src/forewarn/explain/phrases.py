@@ -11,27 +11,34 @@ from forewarn.wording import first_names
 
 
 def started_without_notice(event: Event) -> bool:
-    """Return whether the event started when it was published.
+    """Return True if the event started when it was published; False if it has not started.
 
-    An event that a VM approved had notice, even if both times are equal because lab time is paused.
+    An event that was approved, other than by the VM's policy, had notice, even if both times are equal because lab
+    time is paused.
     """
     return event.started_at == event.published_at and (event.approved_at is None or event.approved_by == "policy")
 
 
 def promised_notice(event: Event) -> str:
-    """Return the time from publication to NotBefore in words, in whole seconds rounded down."""
+    """Return the time from publication to NotBefore as `duration_text`, in whole seconds rounded down."""
     return duration_text(math.floor(event.not_before - event.published_at))
 
 
 def ending_text(event: Event) -> str:
-    """Return how an event that is over ended, with the reason: `withdrawn, replaced by user redeploy`."""
+    """Return how an event that is over ended, with its reason: `withdrawn, replaced by user redeploy`.
+
+    Without a reason, and if it finished, only the ending.
+    """
     if event.ending is Ending.FINISHED:
         return "finished"
     return f"{event.ending}, {event.reason}" if event.reason else str(event.ending)
 
 
 def notice_phrases(event: Event) -> Iterator[str]:
-    """Yield one phrase: the notice that was promised, and after the start the notice that VMs really had."""
+    """Yield one phrase on the notice: `15 min of notice promised`, after the start also `, 2 min given`.
+
+    `no notice`, with the event's note, for an unlisted event and one that started without notice.
+    """
     if not event.listed or started_without_notice(event):
         yield f"no notice{': ' + event.note if event.note else ''}"
         return
@@ -43,7 +50,7 @@ def notice_phrases(event: Event) -> Iterator[str]:
 
 
 def event_kind_text(event: Event) -> str:
-    """Return the kind of a listed event (`Reboot`), else its verb as a capitalized noun (`Eviction`)."""
+    """Return the kind of a listed event as VMs see it (`Reboot`), else its verb as a noun (`Eviction`)."""
     return str(event.rules.kind if event.listed and event.rules.kind else verb_noun(event.rules.verb).capitalize())
 
 
@@ -55,9 +62,10 @@ def join_names(names: Sequence[str]) -> str:
 
 
 def duration_text(seconds: float) -> str:
-    """Return a duration in words, in its two largest units, without zeros: `14 min 59 s`, `2 h`.
+    """Return seconds in words: the largest unit and the next one, if not zero: `14 min 59 s`.
 
-    Rounded to seconds; one that rounds to 0, or is negative, is `less than a second`.
+    The units are d, h, min and s; smaller ones are cut off: 1 d 0 h 5 min is `1 d`. Rounded to seconds first; one that
+    rounds to 0, or is negative, is `less than a second`.
     """
     whole = max(0, round(seconds))
     if whole == 0:

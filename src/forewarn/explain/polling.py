@@ -18,10 +18,13 @@ SILENCE_LIMIT_S = 60.0  # a VM without a poll for longer has stopped polling: cl
 
 
 class PollingPace(NamedTuple):
-    """How long a VM is silent and the gap between its polls (None: not known), in seconds of real time."""
+    """How long ago a VM polled, and how often it does, in seconds of real time; of a VM that has polled.
 
-    silent_s: float  # since its last poll, or since the end of its long poll; after a restart, a lower bound
-    gap_s: float | None = None  # between its recent polls
+    A VM that has not polled since the service started counts as silent since the start.
+    """
+
+    silent_s: float  # since its last poll, or since the latest end of its long poll; 0 before that
+    gap_s: float | None = None  # the average between its recent polls; None: not known
 
     @property
     def is_silent(self) -> bool:
@@ -30,11 +33,11 @@ class PollingPace(NamedTuple):
 
 
 class PollingState(StrEnum):
-    """Whether a VM polls for events: now, no longer, never so far, or it is not running."""
+    """Whether a VM polls for events; see `polling_state`. Metrics show the values."""
 
     STOPPED = "stopped"  # it has polled, but not recently
     NEVER = "never"  # it has not polled yet
-    ACTIVE = "now"
+    ACTIVE = "now"  # it polled within SILENCE_LIMIT_S
     OFF = "off"  # the VM is not running
 
 
@@ -51,7 +54,10 @@ class EventAwareness(StrEnum):
 
 
 def polling_state(pace: PollingPace | None, *, is_off: bool = False) -> PollingState:
-    """Return whether a VM polls; `pace` is None if it never did, `is_off` (it does not run) comes first."""
+    """Return OFF if `is_off` (the VM does not run), else NEVER without a `pace`, else STOPPED or ACTIVE.
+
+    `pace` is None if the VM has never polled. STOPPED: its last poll is more than SILENCE_LIMIT_S ago.
+    """
     if is_off:
         return PollingState.OFF
     if pace is None:
@@ -60,17 +66,23 @@ def polling_state(pace: PollingPace | None, *, is_off: bool = False) -> PollingS
 
 
 def can_still_prepare(event: Event) -> bool:
-    """Return whether VMs that know of the event could still prepare: it is listed and has not started."""
+    """Return True if the event is scheduled and documents list it: VMs that know of it can still prepare."""
     return event.status is EventState.SCHEDULED and event.listed and event.rules.kind is not None
 
 
 def vms_given_before_start(deliveries: Iterable[EventDelivery]) -> set[str]:
-    """Return the keys of the VMs that got an event before it started; `deliveries` are all of that event."""
+    """Return the keys of the VMs to which an event was delivered while it was scheduled.
+
+    `deliveries` are those of that event, to all VMs and in any status.
+    """
     return {delivery.vm for delivery in deliveries if delivery.status == EventState.SCHEDULED}
 
 
 class ScopePoller:
-    """A VM of a scope that has polled: its pace now, the lab time of its last poll, and the api-version."""
+    """A VM of a scope that has polled: its pace now, and the lab time and api-version of its last poll.
+
+    `pace` is None if it is not known; then the VM does not count as polling.
+    """
 
     __slots__ = ("at", "pace", "version")
 
@@ -78,7 +90,7 @@ class ScopePoller:
         self.pace, self.at, self.version = pace, at, version
 
     def will_poll_for(self, event: Event) -> bool:
-        """Return whether its next poll will be the first to deliver the event.
+        """Return True if the VM's next poll is expected to deliver the event to it for the first time.
 
         It must be polling, not have polled since the publication, and use an api-version that lists the kind (spec §3).
         """
@@ -90,9 +102,11 @@ class ScopePoller:
 def event_awareness(
     event: Event, vm: str, *, given: Collection[str], scope: Mapping[str, ScopePoller]
 ) -> EventAwareness:
-    """Return whether the VM with this key knows of the event.
+    """Return whether the VM with the key `vm` knows of a scheduled event that affects it.
 
-    `given` are the keys of the VMs that know of it; `scope` are the VMs of the scope that have polled, by key.
+    `given` are the keys of the VMs to which it was delivered; `scope` are the VMs of the scope that have polled, by
+    key. GIVEN if `vm` is in `given`, else NEIGHBOUR if another VM is, else SOON if a VM of the scope is about to poll
+    for it, else NO_VM.
     """
     if vm in given:
         return EventAwareness.GIVEN

@@ -24,32 +24,32 @@ class PreviewedEvent(msgspec.Struct, frozen=True, kw_only=True):
 
     wave: int  # from 1; events of one wave are published together
     scope: str  # its id
-    cause: str
-    kind: str | None  # None: unlisted
-    verb: str
-    vms: tuple[str, ...]
-    host: str
+    cause: str  # a value of Cause: why it is done
+    kind: str | None  # as VMs see it, such as Reboot; None: unlisted
+    verb: str  # a value of Verb: what is done to each VM
+    vms: tuple[str, ...]  # names
+    host: str  # the host that the work is about; "": none
     update_domain: int
-    listed: bool
-    note: str
+    listed: bool  # False: performed at once, and no document shows it
+    note: str  # why it has no or less notice than usual; may be ""
     published_at: float
     not_before: float
     starts_at: float | None = None  # None: never, or after the end of the preview
-    over_at: float | None = None
-    ending: str | None = None
-    reason: str = ""
+    over_at: float | None = None  # None: after the end of the preview
+    ending: str | None = None  # a value of Ending: how it would end; None: after the end of the preview
+    reason: str = ""  # why it would fail or be withdrawn
     replaces: tuple[str, ...] = ()  # ids of pending events that it would replace
 
 
 class Preview(msgspec.Struct, frozen=True, kw_only=True):
     """What a request would lead to: its events, when they would be over, and a summary in sentences."""
 
-    now: float
-    events: tuple[PreviewedEvent, ...]
+    now: float  # lab time of the preview
+    events: tuple[PreviewedEvent, ...]  # in order of publication
     vms: int  # how many VMs the request is about, each counted once
-    over_at: float | None  # None: after the end of the preview
-    is_cut: bool  # more events would follow than are listed here
-    sentences: tuple[str, ...]
+    over_at: float | None  # when its last event would be over, in lab time; None: after the end of the preview
+    is_cut: bool  # the preview does not reach the end: more events may follow than are listed here
+    sentences: tuple[str, ...]  # the summary for people
 
 
 def preview_from_events(
@@ -57,8 +57,9 @@ def preview_from_events(
 ) -> Preview:
     """Return the preview of a request from the events of its dry run, given in order of publication.
 
-    Events published at the same time are one wave. `vms` counts the VMs of the request. `is_over` says that the dry run
-    reached the end. `skipped` are sentences about VMs that would be skipped.
+    Events published at the same time are one wave. `now` is lab time, `vms` counts the VMs of the request. `is_over`
+    says that the dry run reached the end; if not, the preview is cut and has no `over_at`. `skipped` are sentences
+    about VMs that would be skipped; they end the summary.
     """
     waves = {at: number for number, at in enumerate(sorted({event.published_at for event in events}), 1)}
     previewed = tuple(_from_event(event, waves[event.published_at]) for event in events)
@@ -66,7 +67,11 @@ def preview_from_events(
 
 
 def preview_from_first_wave(planned: Iterable[PlannedEvent], *, now: float, vms: int) -> Preview:
-    """Return the preview of a request too large for a dry run: its first wave, without starts and ends."""
+    """Return the preview of a request too large for a dry run: its first wave, without starts and ends.
+
+    Takes all of `planned` as published at `now` (lab time) with an event and their full notice. The preview is cut and
+    has no `over_at`. `vms` counts all VMs of the request.
+    """
     return _preview(tuple(_from_planned(item, now) for item in planned), now=now, vms=vms, is_over=False)
 
 

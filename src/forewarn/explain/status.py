@@ -47,7 +47,7 @@ _MAX_NAMED_HOSTS = 3  # more hosts are counted instead of named
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EventWithFacts:
-    """An event with the facts of its scope."""
+    """An event with the facts of its own scope: the events of a host or rollout may be of several scopes."""
 
     event: Event
     facts: ScopeFacts
@@ -57,16 +57,17 @@ class EventWithFacts:
 class RolloutProgress:
     """The progress of a rollout: its VMs counted, and the update domains that come next."""
 
-    tally: RolloutTally
-    next_update_domains: tuple[int, ...] = ()
+    tally: RolloutTally  # how many VMs are in which state
+    next_update_domains: tuple[int, ...] = ()  # of its scopes, that it has not reached; (): none
 
 
 def host_explanation(
     host: Host, vms: Sequence[Vm], events: Sequence[EventWithFacts], entries: Iterable[HistoryEntry] = ()
 ) -> Explanation:
-    """Explain a host: its health, the VMs on it (`vms`), and what happened on it, oldest first.
+    """Explain a host: its health, the VMs on it (`vms`), what is pending, and what happened, oldest first.
 
-    `events` are those on the host; `entries` are the history entries about the host itself.
+    `events` are those on the host, live and over; `entries` are the history entries about the host itself. All
+    explanations of this module show the first eight live events, and count the others.
     """
     lines = (*(ExplanationLine(at=entry.at, text=entry.text) for entry in entries), *_event_lines(events))
     names = [vm.name for vm in vms]
@@ -83,7 +84,10 @@ def host_explanation(
 
 
 def scope_explanation(facts: ScopeFacts, events: Sequence[EventWithFacts]) -> Explanation:
-    """Explain a scope: whether its VMs poll, which are in it, and its events, oldest first."""
+    """Explain a scope: whether its VMs poll, which are in it, what is pending, its events, oldest first.
+
+    `facts` are those of the scope; `events` are its events, live and over.
+    """
     names = [vm.name for vm in facts.scope.present_vms]
     members = f"{join_names(names)} {'is' if len(names) == 1 else 'are'} in it." if names else "No VM is in it."
     return Explanation(
@@ -102,7 +106,8 @@ def rollout_explanation(
 ) -> Explanation:
     """Explain a rollout: its progress, the update domains it works on, and its events, oldest first.
 
-    `events` are all its events; `entries` are the history entries of the request.
+    `request` is the one that carries it, `events` are all its events, `entries` the history entries of the request, of
+    which those about single events are left out.
     """
     lines = (*_request_lines(entries), *_event_lines(events))
     return Explanation(
@@ -124,7 +129,8 @@ def request_explanation(
 ) -> Explanation:
     """Explain a request other than a rollout: its state, its events, oldest first, and what is pending.
 
-    `events` are all its events; `entries` are the history entries of the request.
+    `events` are all its events; `entries` are the history entries of the request, of which those about single events
+    are left out.
     """
     lines = (*_request_lines(entries), *_event_lines(events))
     return Explanation(
@@ -135,7 +141,10 @@ def request_explanation(
 
 
 def rollout_title(request: MaintenanceRequest, rollout: Rollout) -> str:
-    """Return a rollout in words: `rollout ID, update over 6 hosts`, or over named hosts or a scope."""
+    """Return a rollout in words: `rollout ID, update over 6 hosts`, or `… over scope ID`.
+
+    Up to three hosts are named: `… over hosts a and b`.
+    """
     if rollout.scope_id:
         over = f"scope {rollout.scope_id}"
     elif len(rollout.hosts) <= _MAX_NAMED_HOSTS:

@@ -11,20 +11,20 @@ from forewarn.core.fleet import PowerState, Vm, vm_key_in_scope
 
 
 class VmState(StrEnum):
-    """The state of a VM: running, or what maintenance does to it, or its power state, or gone (removed).
+    """The state of a VM in one word: what maintenance does to it, else its power state; see `vm_state`.
 
     The API shows the values.
     """
 
-    RUNNING = "running"
+    RUNNING = "running"  # it runs, and no event affects it now
     EVENT_SCHEDULED = "noticed"  # an event that lists it is scheduled
     STARTED = "started"  # an event that lists it has started, with an effect other than the following
-    FROZEN = "frozen"
-    REBOOTING = "rebooting"
-    MOVING = "moving"  # to another host
-    STOPPED = "stopped"
-    DEALLOCATED = "deallocated"
-    GONE = "gone"  # removed
+    FROZEN = "frozen"  # by a freeze in progress
+    REBOOTING = "rebooting"  # a reboot or reimage is in progress
+    MOVING = "moving"  # to another host: a live migration or redeployment is in progress
+    STOPPED = "stopped"  # its power state
+    DEALLOCATED = "deallocated"  # its power state
+    GONE = "gone"  # it was removed from the fleet
 
 
 _STATE_BY_VERB = {
@@ -41,7 +41,10 @@ MAINTENANCE_STATES = frozenset({VmState.STARTED, VmState.FROZEN, VmState.REBOOTI
 
 
 def vm_state(vm: Vm, events: Iterable[Event]) -> VmState:
-    """Return the state of a VM; `events` are the live events of its scope in order of publication."""
+    """Return the state of a VM; `events` are the live events of its scope in order of publication.
+
+    GONE if it was removed, else what `combine_vm_states` returns for the events that affect it.
+    """
     if vm.removed_at is not None:
         return VmState.GONE
     return combine_vm_states((vm_states_during(event).get(vm.key) for event in events), vm.power)
@@ -50,7 +53,8 @@ def vm_state(vm: Vm, events: Iterable[Event]) -> VmState:
 def vm_states_during(event: Event) -> Mapping[str, VmState]:
     """Return the state that an event puts each of its VMs into, by VM key.
 
-    VMs whose act has an outcome are left out; an event that is over affects none.
+    EVENT_SCHEDULED for all VMs of a scheduled event; after the start the state of each VM's act, such as FROZEN, but
+    VMs whose act has an outcome are left out. An event that is over affects none.
     """
     match event.status:
         case EventState.SCHEDULED:
@@ -64,7 +68,7 @@ def vm_states_during(event: Event) -> Mapping[str, VmState]:
 def combine_vm_states(states: Iterable[VmState | None], power: PowerState) -> VmState:
     """Return the state of a VM from its states during several events (None: not affected) and its power.
 
-    The first maintenance state counts, else a power state other than running, else a scheduled event.
+    The first of MAINTENANCE_STATES counts, else a power state other than running, else EVENT_SCHEDULED, else RUNNING.
     """
     is_scheduled = False
     for state in states:
