@@ -15,84 +15,84 @@ APPROVAL_CHECK_TASK, APPROVAL_TASK = "(gate)", "(approval)"  # not valid as name
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AgentSnapshot:
-    """Everything a decision depends on, at one instant."""
+    """Everything a decision depends on, at one instant; `AgentDaemon.snapshot` makes it."""
 
-    open_records: OpenRecords
+    open_records: OpenRecords  # the journal's
     rules: Mapping[str, RuleConfig]  # the configured ones, by name
     steps: Mapping[str, StepConfig]  # the configured ones, by name
     vm: str  # this VM's name
-    now: float  # the server's time
-    boot_id: str
+    now: float  # the server's time, in POSIX seconds
+    boot_id: str  # of the current boot
     running_tasks: frozenset[TaskKey] = frozenset()  # of this process
-    board: BoardView = field(default_factory=BoardView)
+    board: BoardView = field(default_factory=BoardView)  # what other VMs have published; empty without a board
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StartStep:
-    """Journal the step (or its undo) as begun, then run it."""
+    """Action: journal the step (or its undo) as begun, then run it."""
 
-    key: str
+    key: str  # of the event's record
     step: StepConfig
     phase: StepPhase
-    tries: int = 1
-    holder: str = ""  # key of the event whose failed try this one continues; "": none
+    tries: int = 1  # which try this is; more than 1 only for an undo
+    holder: str = ""  # key of the event for which the step was tried before, and whose folder it uses; "": none
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResumeStep:
-    """Continue a step that was interrupted: run its check first if `check_first`, else run it again."""
+    """Action: continue a step (or its undo) that is journalled as begun and that no task runs."""
 
-    key: str
+    key: str  # of the event's record
     step: StepConfig
     phase: StepPhase
-    check_first: bool
+    check_first: bool  # run its `check` and decide by that; False: run it again
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecordStepEnd:
-    """Journal the end of a step that is not run: cut, skipped, reused or interrupted."""
+    """Action: journal the end of a step (or its undo) without running it: cut, skipped, reused, interrupted."""
 
-    key: str
-    step_run: StepRun
+    key: str  # of the event's record
+    step_run: StepRun  # with state, text and time of the end
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StopStep:
-    """Cancel a running step, because its event is gone."""
+    """Action: cancel a task that still prepares for an event, because the event is gone."""
 
-    key: str
-    step: str
+    key: str  # of the event's record
+    step: str  # the second part of the task's TaskKey: a step's name, APPROVAL_CHECK_TASK or APPROVAL_TASK
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunApprovalCheck:
-    """Journal the try, then run the approval check."""
+    """Action: journal the try, then run the approval check once."""
 
-    key: str
+    key: str  # of the event's record
     check: ApprovalCheckConfig
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SendApproval:
-    """Journal the approval as asked, then send it."""
+    """Action: journal the approval of the event as asked, then send it to the endpoint."""
 
-    key: str
+    key: str  # of the event's record
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CloseEvent:
-    """Close the record of an event that is gone and fully undone."""
+    """Action: close the record of an event that is gone and has nothing left to undo."""
 
-    key: str
+    key: str  # of the event's record
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WaitUntil:
-    """Nothing to do for this event before `until` (None: until something changes); `reason` is for people."""
+    """No action: there is nothing to do for this event before `until`."""
 
-    key: str
-    until: float | None = None
-    reason: str = ""
+    key: str  # of the event's record
+    until: float | None = None  # server time in POSIX seconds; None: until something changes
+    reason: str = ""  # what the event waits for, for people
 
 
 AgentAction = (
@@ -101,10 +101,11 @@ AgentAction = (
 
 
 def record_after_action(record: EventRecord, action: AgentAction, *, now: float, boot_id: str) -> EventRecord:
-    """The record as it is journalled before the action is carried out, at server time `now`.
+    """The record to journal before the action is carried out, at server time `now`; `record` stays as it is.
 
-    A resumed step belongs to the current boot, because a later reboot undoes what it does now. Returns the record
-    itself for an action that is not journalled: stop, wait, or a resume in the same boot.
+    Adds the begun run of a StartStep, the run of a RecordStepEnd, the try of a RunApprovalCheck, or an approval in
+    state ASKED; closes for CloseEvent. A resumed step gets `boot_id`, because a later reboot undoes what it does now.
+    Returns the record itself for an action that is not journalled: stop, wait, or a resume in the same boot.
     """
     match action:
         case StartStep():

@@ -20,23 +20,30 @@ HEARTBEAT_TIMEOUT_S = 15.0  # a VM with an older heartbeat counts as absent
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BoardView:
-    """What the board shows: heartbeat ages in seconds, and ready VMs by event. Names are normalized."""
+    """What the readiness board, a folder shared by all VMs, shows at one time.
 
-    heartbeat_ages_s: Mapping[str, float] = field(default_factory=dict)
-    ready_vms: Mapping[str, frozenset[str]] = field(default_factory=dict)  # by `event_key`
+    Names of VMs are as `normalize_vm_name` returns them. `ReadinessBoard.publish_and_read` makes it.
+    """
+
+    heartbeat_ages_s: Mapping[str, float] = field(default_factory=dict)  # seconds, by VM; without VMs never seen
+    ready_vms: Mapping[str, frozenset[str]] = field(default_factory=dict)  # VMs that are ready, by `event_key`
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ApprovalDecision:
-    """Approved, or the reason why not yet and when to check again (None: when something changes)."""
+    """Whether the agent may approve an event now, and if not, why and when to decide again."""
 
     is_approved: bool
-    reason: str = ""
-    recheck_at: float | None = None
+    reason: str = ""  # for people
+    recheck_at: float | None = None  # server time in POSIX seconds; None: when something changes
 
 
 def approving_vm(resources: Sequence[str], board: BoardView, heartbeat_timeout_s: float = HEARTBEAT_TIMEOUT_S) -> str:
-    """The first listed VM that is alive, as a normalized name; "" if none is."""
+    """The VM that approves for all: the first of `resources` that is alive; "" if none is.
+
+    `resources` are the VMs that the event lists. A VM is alive if the board has a heartbeat of it that is at most
+    `heartbeat_timeout_s` old. Returns the name as `normalize_vm_name` does.
+    """
     return next(
         (
             normalize_vm_name(name)
@@ -57,11 +64,12 @@ def decide_for_all_vms(
     absent_after_s: float | None,
     heartbeat_timeout_s: float = HEARTBEAT_TIMEOUT_S,
 ) -> ApprovalDecision:
-    """Decides whether this VM may approve for all listed VMs.
+    """Decides whether `vm`, this VM, may approve for all VMs that the event lists.
 
-    `event_id` is the event's `event_key`, `resources` its VMs. `waited_s` is the time since this VM was ready.
-    `absent_after_s` is how long to wait for absent VMs; None: for ever. `recheck_at` is not set: ask again when the
-    board has changed.
+    It may if it is their `approving_vm`, every VM with a fresh heartbeat is ready for the event, and so are the absent
+    ones, or it has waited for them: `waited_s` seconds since this VM was ready, of `absent_after_s` (None: for ever).
+    `event_id` is the event's `event_key`, `resources` its VMs. `recheck_at` is not set: ask again when the board has
+    changed.
     """
     approver = approving_vm(resources, board, heartbeat_timeout_s)
     if approver != normalize_vm_name(vm):
@@ -88,9 +96,10 @@ def _is_alive(name: str, board: BoardView, heartbeat_timeout_s: float) -> bool:
 def decide_by_approval_check(
     check: ApprovalCheckConfig, record: ApprovalCheckRecord | None, now: float
 ) -> ApprovalDecision:
-    """Decides by the answers of the approval check so far; a `no` is final.
+    """Decides by what the approval check has answered so far; `record` is None if it has not run.
 
-    A `recheck_at` that has come means: run the check now. Without an answer by the deadline, `on_silence` decides.
+    Yes approves, and no is final: `recheck_at` is None. Without an answer `recheck_at` is when to run the check again;
+    a time that is not after `now`, the server's time, means at once. After the deadline `on_silence` decides.
     """
     if record is None:
         return ApprovalDecision(is_approved=False, reason="the approval check has not run yet", recheck_at=now)

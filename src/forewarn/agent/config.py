@@ -27,14 +27,14 @@ DEFAULT_STATE_DIRECTORY = "/var/lib/forewarn-agent"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AgentConfig:
-    """The agent's configuration. Times are in seconds."""
+    """The agent's configuration, as `load_config` reads it from its file."""
 
-    endpoint: str | None = None  # None: discover it (spec §2.5)
-    vm: str = ""  # "": ask the endpoint
-    state: Path = Path(DEFAULT_STATE_DIRECTORY)
-    listen: str = DEFAULT_LISTEN_ADDRESS  # "": the agent serves no pages
-    board: Path | None = None  # the folder that all VMs share; None: no board
-    grace_s: float = 5.0  # for running steps when the agent stops
+    endpoint: str | None = None  # URL of the metadata endpoint; None: discover it (spec §2.5)
+    vm: str = ""  # this VM's name; "": ask the endpoint
+    state: Path = Path(DEFAULT_STATE_DIRECTORY)  # folder of journal, cursor and step folders
+    listen: str = DEFAULT_LISTEN_ADDRESS  # host:port of the agent's pages; "": the agent serves no pages
+    board: Path | None = None  # folder of the readiness board, which all VMs share; None: no board
+    grace_s: float = 5.0  # seconds that running steps get when the agent stops
     steps: Mapping[str, StepConfig] = field(default_factory=dict)  # by name, in the order of the file
     rules: tuple[RuleConfig, ...] = ()  # the first that matches an event applies
     file: Path | None = None  # from which it was read, for messages
@@ -46,17 +46,20 @@ class AgentConfig:
 
     @property
     def cursor_path(self) -> Path:
-        """The cursor file of the watch."""
+        """The cursor file, in which the watch remembers the events it knows between two runs of the agent."""
         return self.state / "cursor.json"
 
     @property
     def step_folders(self) -> Path:
-        """The folder that contains a folder for each step of each event."""
+        """The folder that contains a folder EVENT/STEP for each step of each event."""
         return self.state / "steps"
 
 
 def load_config(path: Path) -> AgentConfig:
-    """Reads and parses the file. Raises Rejected if it is unreadable, BadConfig if it has problems."""
+    """Reads and parses the agent's file, which must be UTF-8; `file` of the result is its path.
+
+    Raises Rejected if it cannot be read, BadConfig with all its problems if it has any.
+    """
     try:
         text = path.read_text(encoding="utf-8")
     except OSError as error:
@@ -68,9 +71,9 @@ def load_config(path: Path) -> AgentConfig:
 
 
 def parse_config(text: str, source: str = "agent.toml") -> AgentConfig:
-    """Parses the text of a file; `source` names it in messages. Raises BadConfig with all problems.
+    """Parses the TOML text of an agent's file; `source` names the file in messages.
 
-    It accesses no other file and no network.
+    Raises BadConfig with all problems. It accesses no file and no network, so `file` of the result is None.
     """
     problems: list[ConfigProblem] = []
     try:
@@ -140,9 +143,10 @@ _UNDO_OUTCOMES = ("finished", "withdrawn", "unknown")
 
 
 def read_rules(root: ConfigTable, steps: Mapping[str, StepConfig]) -> tuple[RuleConfig, ...]:
-    """Reads the file's own rules in their order, then those of its profile; adds problems to the table.
+    """Reads the [[rules]] of the file in their order, then the rules of its `profile`; returns both.
 
-    It is a problem if there are neither. Names of steps that are not in `steps` are left out.
+    `root` is the whole file and gets every problem, `steps` are the steps by name. It is a problem if there are
+    neither rules nor a profile. A rule leaves out names that are not in `steps`, also a problem.
     """
     rules = tuple(_read_rule(table, number, steps) for number, table in enumerate(root.read_tables("rules"), start=1))
     _check_unique_names(root, rules)
@@ -259,9 +263,10 @@ _COMMON_STEP_KEYS = (
 
 
 def read_steps(root: ConfigTable) -> dict[str, StepConfig]:
-    """Reads all [steps.NAME] tables, by name in the file's order; adds problems to the table.
+    """Reads all [steps.NAME] tables of the file `root`; returns the steps by name, in the file's order.
 
-    A step with a problem is in the result too; {} if there are no steps.
+    It adds problems to `root`. A step with a problem is in the result too, unless it is not a table; {} if there are
+    no steps.
     """
     tables = root.read_table("steps")
     if tables is None:

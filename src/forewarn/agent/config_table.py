@@ -20,17 +20,20 @@ T = TypeVar("T")
 class ConfigProblem:
     """One problem of the file: its line, what is wrong, and a remedy."""
 
-    line: int
+    line: int  # counted from 1
     what: str
-    remedy: str
+    remedy: str  # what to write instead
 
     def format(self, source: str) -> str:
-        """The problem as one line that begins with file and line number."""
+        """The problem as `source:line: what: remedy`; `source` is the name of the file."""
         return f"{source}:{self.line}: {self.what}: {self.remedy}"
 
 
 class BadConfig(Rejected):
-    """The file has problems; `problems` lists all of them in the order of their lines."""
+    """The file has problems; `problems` lists all of them in the order of their lines.
+
+    The message has one line for each; `source` is the name of the file in it.
+    """
 
     def __init__(self, problems: Sequence[ConfigProblem], *, source: str) -> None:
         self.problems = tuple(sorted(problems, key=lambda problem: problem.line))
@@ -40,7 +43,9 @@ class BadConfig(Rejected):
 class ConfigTable:
     """Reads one table of the file. For a wrong value it records a problem and returns the default.
 
-    All tables of a file share one list `problems`; `title` names the table in messages.
+    `raw` has the table's values, `path` says where it is in the file, and `lines` finds the line of a path. All tables
+    of a file append to one list `problems`. `title` names the table in messages. Each read_ method makes its key known
+    to `reject_unknown_keys`.
     """
 
     def __init__(
@@ -51,20 +56,23 @@ class ConfigTable:
         self._known_keys: list[str] = []
 
     def has(self, key: str) -> bool:
-        """Whether the table contains the key."""
+        """True if the table contains the key, with any value; does not make the key known."""
         return key in self.raw
 
     def add_problem(self, key: str, what: str, remedy: str) -> None:
-        """Records a problem at the line of this key; "" means the whole table."""
+        """Appends a problem, at the line of this key, to the file's problems; "" means the table itself."""
         path = (*self._path, key) if key else self._path
         self._problems.append(ConfigProblem(line=self._lines.line_of(path), what=what, remedy=remedy))
 
     def read_text(self, key: str, default: str = "") -> str:
-        """A non-empty string, or the default; "" in the file is a problem."""
+        """Reads a non-empty string; returns the default if the key is absent, or wrong (a problem, also "")."""
         return self._read_option(key, default, lambda: options.read_text(self.raw, key, default))
 
     def read_required_text(self, key: str, example: str) -> str:
-        """A non-empty string; a missing key is a problem (then ""), and `example` shows what to write."""
+        """Reads a non-empty string; if the key is missing or wrong, records a problem and returns "".
+
+        `example` shows in the problem what to write.
+        """
         if not self.has(key):
             self._known_keys.append(key)
             self.add_problem("", f"{self.title} has no {key}", f"write {key} = {example} below it")
@@ -72,13 +80,13 @@ class ConfigTable:
         return self.read_text(key)
 
     def read_texts(self, key: str) -> tuple[str, ...]:
-        """A list of non-empty strings, or a single one; () if absent or wrong."""
+        """Reads a list of non-empty strings, or a single one; () if absent, or wrong (a problem)."""
         return self._read_option(key, (), lambda: options.read_texts(self.raw, key))
 
     def read_words(self, key: str, known: Iterable[str], default: Iterable[str] = ()) -> frozenset[str]:
-        """A list of words of which each must be in `known`, ignoring case; returned as spelled there.
+        """Reads a list of words, or one word, that must be in `known`, ignoring case; as spelled there.
 
-        The default if the key is absent. Each unknown word is a problem, and is left out.
+        The default only if the key is absent. Each unknown word is a problem, and is left out.
         """
         by_folded_name = {word.casefold(): word for word in known}
         if not self.has(key):
@@ -93,24 +101,27 @@ class ConfigTable:
         return frozenset(by_folded_name[word.casefold()] for word in given if word.casefold() in by_folded_name)
 
     def read_choice(self, key: str, choices: tuple[str, ...], default: str) -> Any:
-        """One of the choices, in exactly this spelling, or the default."""
+        """Reads one of the choices, in exactly this spelling; the default if absent, or wrong (a problem)."""
         order = (default, *(choice for choice in choices if choice != default))
         return self._read_option(key, default, lambda: options.read_choice(self.raw, key, order))
 
     def read_flag(self, key: str, *, default: bool) -> bool:
-        """A boolean, or the default."""
+        """Reads a boolean; the default if the key is absent, or wrong (a problem)."""
         return self._read_option(key, default, lambda: options.read_flag(self.raw, key, default=default))
 
     def read_command_line(self, key: str) -> tuple[str, ...]:
-        """A command: a list of words, or a string for `/bin/sh -c`; () if absent or wrong."""
+        """Reads a command: a list of words, or a string for `/bin/sh -c`; () if absent, or wrong (a problem)."""
         return self._read_option(key, (), lambda: options.read_command_line(self.raw, key))
 
     def read_url(self, key: str) -> str:
-        """An http or https URL without a password; "" if absent or wrong."""
+        """Reads an http or https URL without user and password; "" if absent, or wrong (a problem)."""
         return self._read_option(key, "", lambda: options.read_url(self.raw, key))
 
     def read_number(self, key: str, default: int | None, least: int, most: int) -> int | None:
-        """A whole number from `least` to `most`, or the default; of a list, the first."""
+        """Reads a whole number from `least` to `most`, of a list the first; the default if absent.
+
+        A wrong value is a problem, and gives the default.
+        """
 
         def read() -> int | None:
             numbers = options.read_whole_numbers(self.raw, key, least, most)
@@ -119,9 +130,9 @@ class ConfigTable:
         return self._read_option(key, default, read)
 
     def read_seconds(self, key: str, default: T, *, least: float = 0.0) -> float | T:
-        """A duration such as "20s" or "15m", or a whole number of seconds; or the default. Returns seconds.
+        """Reads a duration such as "20s" or "15m", or a whole number of seconds; returns seconds.
 
-        One below `least` is a problem.
+        The default if the key is absent. A wrong value, or one below `least`, is a problem and gives the default.
         """
         self._known_keys.append(key)
         if not self.has(key):
@@ -138,7 +149,10 @@ class ConfigTable:
         return seconds
 
     def read_table(self, key: str) -> ConfigTable | None:
-        """The sub-table with this key; None if absent, or not a table (a problem)."""
+        """A reader of the sub-table with this key, which adds to the same problems.
+
+        None if the key is absent, or not a table (a problem).
+        """
         self._known_keys.append(key)
         raw = self.raw.get(key)
         if raw is not None and not isinstance(raw, dict):
@@ -148,7 +162,10 @@ class ConfigTable:
         return ConfigTable(raw, (*self._path, key), key, self._lines, self._problems)
 
     def read_tables(self, key: str) -> list[ConfigTable]:
-        """The [[tables]] with this key, in order; [] if absent, or not a list of tables (a problem)."""
+        """Readers of the [[tables]] with this key, in order, which add to the same problems.
+
+        [] if the key is absent, or not a list of tables (a problem).
+        """
         self._known_keys.append(key)
         raw = self.raw.get(key, [])
         if not isinstance(raw, list) or not all(isinstance(each, dict) for each in raw):
@@ -158,7 +175,10 @@ class ConfigTable:
         return [ConfigTable(each, (*path, n), f"[[{key}]]", self._lines, self._problems) for n, each in enumerate(raw)]
 
     def reject_unknown_keys(self, *more: str) -> None:
-        """Records a problem for each key that no method has read before; `more` are known as well."""
+        """Records a problem for each key of the table that no read_ method has read and that is not in `more`.
+
+        Call it last. The problem suggests the closest known key.
+        """
         known = [*self._known_keys, *more]
         for key in self.raw:
             if key not in known:
@@ -181,6 +201,9 @@ def _suggestion(word: str, known: Iterable[str]) -> str:
 
 
 def suggest_name(word: str, known: Iterable[str], otherwise: str) -> str:
-    """A remedy for an unknown name: the closest known one, or all; `otherwise` if none is known."""
+    """The text of a remedy for the unknown name `word`: "did you mean …?" with the closest of `known`.
+
+    It lists all of `known` if none is close; returns `otherwise` if `known` is empty.
+    """
     words = list(known)
     return _suggestion(word, words) if words else otherwise

@@ -34,10 +34,11 @@ BOARD_RECHECK_S = 2.0  # while other VMs are not ready
 
 
 def next_actions(snapshot: AgentSnapshot) -> tuple[AgentAction, ...]:
-    """The actions to take now: for each open event at most one that changes something, in their order.
+    """The actions to take now, oldest open event first: the next action of each, or a WaitUntil.
 
-    Each is decided as if those before it were already journalled. Events whose tasks are running, or that need
-    nothing, have none. After a RecordStepEnd or CloseEvent, further actions may be due at once: ask again.
+    Each is decided as if those before it were already journalled. An event that needs nothing has none, and one with
+    a running task only a StopStep, if it is gone. After a RecordStepEnd or CloseEvent, further actions may be due at
+    once: ask again.
     """
     actions: list[AgentAction] = []
     for record in snapshot.open_records:
@@ -55,7 +56,10 @@ def next_actions(snapshot: AgentSnapshot) -> tuple[AgentAction, ...]:
 
 
 def remaining_schedule(record: EventRecord, snapshot: AgentSnapshot) -> tuple[ScheduledStep, ...]:
-    """The schedule of the event's configured steps that have not begun yet, as of the snapshot's time."""
+    """The schedule of the event's steps without a run yet, in the order of its plan, at the snapshot's time.
+
+    It includes steps that would be cut, and leaves out steps that are not configured any more.
+    """
     steps = [snapshot.steps[name] for name in record.plan if record.step_run(name) is None and name in snapshot.steps]
     rule = snapshot.rules.get(record.rule, RuleConfig(name=""))
     if has_started(record.event):
@@ -64,9 +68,9 @@ def remaining_schedule(record: EventRecord, snapshot: AgentSnapshot) -> tuple[Sc
 
 
 def is_ready(record: EventRecord, snapshot: AgentSnapshot) -> bool:
-    """Whether all steps of the event are done, as an approval requires.
+    """True if all steps of the event are done or skipped, as an approval requires; True without steps.
 
-    A step that failed, was cut or was undone by a reboot prevents it; one that was skipped, or no steps, do not.
+    False if a step has not ended, failed, was cut, or was undone by a reboot.
     """
     runs = [record.step_run(name) for name in record.plan]
     if not all(run is not None and run.state in (StepState.DONE, StepState.SKIPPED) for run in runs):
@@ -76,9 +80,11 @@ def is_ready(record: EventRecord, snapshot: AgentSnapshot) -> bool:
 
 
 def resolve_interrupted_step(step: StepConfig, phase: StepPhase, is_done: bool | None) -> StepState | None:
-    """The end of an interrupted step or undo; None: run it again.
+    """The end of an interrupted step or undo: DONE, FAILED, or None to run it again.
 
-    `is_done` says whether the step is in effect; if that is unknown (None), the step's `unclear` decides.
+    `is_done` says whether the step is in effect. That is the aim of DO, so DONE, and the opposite of what UNDO wants,
+    so None; the reverse if False. If it is unknown (None), the step's `unclear` decides: `repeat` gives None, `skip`
+    DONE, `report` FAILED.
     """
     if is_done is None:
         return {"repeat": None, "skip": StepState.DONE, "report": StepState.FAILED}[step.unclear]
@@ -224,14 +230,14 @@ def _action_after_approval_check(record: EventRecord, rule: RuleConfig, snapshot
 
 
 def is_step_done_for(other: EventRecord, step: StepConfig, snapshot: AgentSnapshot) -> bool:
-    """Whether the step is done for the other event and no undo of it, or reboot, has begun since."""
+    """True if the step is done for the other event, and neither an undo has begun nor a reboot undone it."""
     run = other.step_run(step.name)
     is_done = run is not None and run.state is StepState.DONE and other.step_run(step.name, StepPhase.UNDO) is None
     return is_done and not is_undone_by_reboot(other, step, snapshot)
 
 
 def is_step_in_progress(other: EventRecord, step: StepConfig) -> bool:
-    """Whether the step or its undo has begun and not ended for the other event."""
+    """True if the step or its undo is journalled as begun, and not ended, for the other event."""
     runs = (other.step_run(step.name, phase) for phase in StepPhase)
     return any(run is not None and run.state is StepState.BEGUN for run in runs)
 
@@ -239,7 +245,8 @@ def is_step_in_progress(other: EventRecord, step: StepConfig) -> bool:
 def first_tried_event(others: list[EventRecord], step: StepConfig, snapshot: AgentSnapshot) -> str:
     """The key of the event for which the step was first tried and not yet undone; "" if none.
 
-    Its folder has the undo notes about the original state; a later run must use them.
+    `others` are the events of `other_events_with_step`, oldest first. An undo that failed does not count as undone.
+    The folder of that event has the undo notes about the original state; a later run must use them.
     """
     undos = (
         (other, other.step_run(step.name, StepPhase.UNDO))
@@ -251,7 +258,10 @@ def first_tried_event(others: list[EventRecord], step: StepConfig, snapshot: Age
 
 
 def other_events_with_step(record: EventRecord, step: StepConfig, snapshot: AgentSnapshot) -> list[EventRecord]:
-    """The other open events for which this shared step was tried; none if it is not shared."""
+    """The other open events, oldest first, for which this step has begun, is done or failed.
+
+    [] if the step is not shared by events.
+    """
     if not step.shared_by_events:
         return []
     return [other for other in snapshot.open_records if other.key != record.key and _has_tried_step(other, step.name)]

@@ -28,8 +28,9 @@ def record_after_change(
 ) -> EventRecord | None:
     """The new or changed record after a change, not yet journalled; None if nothing differs.
 
-    A new event gets the first rule that matches at `now`, the server's time; a known one keeps its rule. After its
-    start only Gone changes a record. `count_records` returns how many records an `event_key` has already.
+    A new event gets the first of `rules` that matches at `now`, the server's time, on the VM `vm`; a known one keeps
+    its rule. Gone sets time and outcome; it has no effect on an unknown event. After its start only Gone changes a
+    record. `count_records` returns how many records an `event_key` has already, which numbers the new key.
     """
     event_id = event_key(change.event)
     known = next(
@@ -48,9 +49,10 @@ def record_after_change(
 
 
 def record_under_new_rules(record: EventRecord, *, rules: Sequence[RuleConfig], vm: str) -> EventRecord | None:
-    """The record under the current rules, if no step has run and its rule is not configured; else None.
+    """A copy of the record with the rule and steps that `rules` give it now; None if it stays as it is.
 
-    It is matched as first seen, so that only the configuration decides.
+    Only a listed event without step runs, whose rule is none or not configured any more, is matched again: as of
+    when it was first seen, so that only the configuration decides. `vm` is the name of this VM.
     """
     if record.gone_at is not None or record.step_runs or record.rule in {rule.name for rule in rules}:
         return None
@@ -60,9 +62,10 @@ def record_under_new_rules(record: EventRecord, *, rules: Sequence[RuleConfig], 
 
 
 def record_after_reboot(record: EventRecord, boot_id: str) -> EventRecord | None:
-    """The record with the new boot id, if the event is still scheduled after a reboot; else None.
+    """A copy of the record with the current `boot_id`, if its event is listed and was not seen started.
 
-    Such a reboot was not caused by the event, so the event is still to be prepared for.
+    None otherwise, or if it has that boot id already. A reboot before the start was not caused by the event, so the
+    event is still to be prepared for.
     """
     is_coming = record.gone_at is None and record.started_at is None
     return replace(record, boot_id=boot_id) if is_coming and record.boot_id != boot_id else None

@@ -15,104 +15,107 @@ OWN_VM = "own"  # value of a rule's `vms`: events that list the agent's own VM
 
 
 class StepPhase(StrEnum):
-    """Whether a step is done or undone."""
+    """Which half of a step is run: its preparation for an event, or the undo of that."""
 
-    DO = "do"
-    UNDO = "undo"
+    DO = "do"  # before the event starts
+    UNDO = "undo"  # after the event is gone
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepConfig:
-    """One configured step: a reaction, its budget in seconds, and its policies."""
+    """One configured step, a [steps.NAME] table of the agent's file: a reaction, its budget, its policies."""
 
     name: str  # as in [steps.NAME]
     use: str  # name of the reaction in REACTIONS
-    budget_s: float
-    cut: int | None = None  # steps are cut in this order when time is short, lowest first; None: never
-    begin: Literal["at-once", "late"] | None = None  # None: as the rule says
-    repeatable: bool = False  # may run again after an interruption
-    unclear: Literal["repeat", "skip", "report"] = "report"  # for an interrupted step of unknown outcome
-    undo: Literal["when-gone", "never"] = "when-gone"
-    undo_budget_s: float = 60.0  # of each try
+    budget_s: float  # seconds that `do` may take; the agent cancels it then, and the step has failed
+    cut: int | None = None  # steps are cut (not run) in this order when time is short, lowest first; None: never
+    begin: Literal["at-once", "late"] | None = None  # late: as late as the budgets allow; None: as the rule says
+    repeatable: bool = False  # after an interruption, run it again without asking its `check`
+    unclear: Literal["repeat", "skip", "report"] = "report"  # if `check` cannot tell: run it, or count as done, failed
+    undo: Literal["when-gone", "never"] = "when-gone"  # when-gone: once its event is not listed any more
+    undo_budget_s: float = 60.0  # seconds of each try of the undo
     undo_tries: int = 3  # at most, the first included
     survives_reboot: bool = True  # False: a reboot undoes it
     shared_by_events: bool = True  # one run for all events that need it; False (notifications): one run for each
-    options: Any = None  # the reaction's own options, already validated
+    options: Any = None  # what the `read` of its ReactionKind returned; None if that failed
 
 
 class ApproveWhen(StrEnum):
-    """When the agent approves an event: never, when its own steps are done, or those of all listed VMs."""
+    """When the agent approves an event, so that it may start before its NotBefore."""
 
     NEVER = "never"
-    DONE = "when-done"
-    ALL_DONE = "when-all-done"
+    DONE = "when-done"  # when this VM's steps for it are done
+    ALL_DONE = "when-all-done"  # when those of all VMs that the event lists are done, by the readiness board
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ApprovalPolicy:
-    """A rule's approval: when, and how long to wait for absent VMs."""
+    """A rule's approval: when to approve, and how long to wait for absent VMs."""
 
     when: ApproveWhen = ApproveWhen.NEVER
-    absent_after_s: float | None = None  # how long to wait for a listed VM without a live agent; None: for ever
+    absent_after_s: float | None = None  # ALL_DONE: seconds to wait for listed VMs without a live agent; None: for ever
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ApprovalCheckConfig:
-    """The command or webhook that must answer yes before an approval (configuration key `gate`)."""
+    """The command or webhook that must answer yes before an approval (configuration key `gate`).
 
-    command: tuple[str, ...] = ()  # either this or `url`
-    url: str = ""
+    `runner.run_approval_check` runs it. The times are seconds.
+    """
+
+    command: tuple[str, ...] = ()  # exit status 0 is yes, 1 is no; either this or `url`
+    url: str = ""  # gets a POST; 2xx with {"approve": true} is yes, with false no; "": use `command`
     timeout_s: float = 10.0  # of one try
     every_s: float = 10.0  # between two tries without an answer
     deadline_s: float = 300.0  # from the first try on
-    on_silence: Literal["wait", "approve"] = "wait"  # after the deadline; wait: no approval, until NotBefore
+    on_silence: Literal["wait", "approve"] = "wait"  # without an answer by the deadline; wait: never approve the event
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RuleConfig:
-    """The steps and the approval for the events that match all conditions.
+    """The steps and the approval for the events that match all conditions; `rules.rule_matches` compares them.
 
-    An unknown duration (-1) counts as endless.
+    The first matching rule of the configuration applies to an event, and stays its rule.
     """
 
-    name: str
-    steps: tuple[StepConfig, ...] = ()
-    kinds: frozenset[str] = frozenset()  # empty: any
-    sources: frozenset[str] = frozenset()  # empty: any
+    name: str  # unique among the file's own rules; the journal stores it
+    steps: tuple[StepConfig, ...] = ()  # in the order in which they run; (): nothing is run
+    kinds: frozenset[str] = frozenset()  # the event's type, such as Reboot, in any case; empty: any
+    sources: frozenset[str] = frozenset()  # the event's source, such as Platform, in any case; empty: any
     vms: str = OWN_VM  # or a pattern (`web-*`) that at least one listed VM must match
-    min_duration_s: float | None = None
+    min_duration_s: float | None = None  # of the impact; an unknown duration (-1) counts as endless; None: no limit
     max_duration_s: float | None = None
-    min_left_s: float | None = None  # until NotBefore when first seen; an unknown time counts as 0
+    min_left_s: float | None = None  # until NotBefore when first seen; an unknown time counts as 0; None: no limit
     max_left_s: float | None = None
-    begin: Literal["at-once", "late"] = "at-once"
-    margin_s: float = 5.0  # between the end of the last step and NotBefore
-    no_time: Literal["essential", "all", "nothing"] = "essential"  # which steps still run once the event has started
+    begin: Literal["at-once", "late"] = "at-once"  # for steps that do not say; late: as late as the budgets allow
+    margin_s: float = 5.0  # seconds between the end of the last step and NotBefore
+    no_time: Literal["essential", "all", "nothing"] = "essential"  # steps to run after the start; essential: no `cut`
     undo_on: frozenset[str] = frozenset({"finished", "withdrawn", "unknown"})  # outcomes after which steps are undone
     approve: ApprovalPolicy = field(default_factory=ApprovalPolicy)
-    approval_check: ApprovalCheckConfig | None = None
+    approval_check: ApprovalCheckConfig | None = None  # None: approve without asking
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepContext:
-    """What a reaction receives for one run of a step."""
+    """What a reaction receives for one run of a step; `ActionRunner` makes it."""
 
-    event: Event
+    event: Event  # as last listed
     vm: str  # name of the agent's own VM
     key: str = ""  # of the event's journal record: its id, with #2 if it was gone and came again
     step: StepConfig
     phase: StepPhase
     folder: Path  # the step's own, durable, the same for `do` and `undo`
-    left_s: Callable[[], float]  # seconds until this step's budget ends
-    notes: Mapping[str, str] = field(default_factory=dict)  # what `do` saved for `undo`
+    left_s: Callable[[], float]  # real seconds until the budget of this phase ends; negative after that
+    notes: Mapping[str, str] = field(default_factory=dict)  # the `notes` of the outcome of `do`; {} if it has none yet
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepOutcome:
-    """The result of a reaction: success, a text for people, and notes that the journal keeps."""
+    """The result of one `do` or `undo` of a reaction; the agent journals it."""
 
-    ok: bool
-    text: str = ""
-    notes: Mapping[str, str] = field(default_factory=dict)
+    ok: bool  # True: the step counts as done, False: as failed
+    text: str = ""  # what happened, for people
+    notes: Mapping[str, str] = field(default_factory=dict)  # added to those of the run in the journal
 
 
 class Reaction(Protocol):
@@ -122,10 +125,13 @@ class Reaction(Protocol):
     """
 
     async def do(self, context: StepContext) -> StepOutcome:
-        """Prepares for the event, and returns the outcome; may run again after an interruption."""
+        """Prepares for the event, and returns whether that succeeded; may run again after an interruption."""
 
     async def undo(self, context: StepContext) -> StepOutcome:
-        """Restores the state before `do`, also if `do` failed or was cancelled; retried if it fails."""
+        """Restores the state before `do`, also if `do` failed or was cancelled; returns the outcome.
+
+        It is tried again if it fails, `undo_tries` times in all.
+        """
 
     async def check(self, context: StepContext) -> bool | None:
         """Whether `do` is in effect now; None if that cannot be determined.

@@ -15,8 +15,8 @@ class StepState(StrEnum):
     BEGUN = "begun"  # running, or interrupted
     DONE = "done"  # it succeeded, or was already done for another event
     FAILED = "failed"  # perhaps done in part, so it is undone
-    CUT = "cut"  # not run: there was no time
-    SKIPPED = "skipped"  # not run for another reason
+    CUT = "cut"  # not run: there was no time, or the event had started
+    SKIPPED = "skipped"  # not run for another reason; of an undo: not needed
 
 
 TRIED_STATES = frozenset({StepState.BEGUN, StepState.DONE, StepState.FAILED})  # the step may have had an effect
@@ -26,9 +26,12 @@ LOST_STEP_TEXT = "the journal was damaged: the outcome is not known"  # the stor
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepRun:
-    """One step of an event, or its undo, as journalled. Times are the server's, in POSIX seconds."""
+    """One step of an event, or its undo, as journalled. Times are the server's, in POSIX seconds.
 
-    step: str
+    A step has at most one run for each phase of an event; a retry of an undo replaces it and counts in `tries`.
+    """
+
+    step: str  # its name in the configuration
     phase: StepPhase = StepPhase.DO
     state: StepState = StepState.BEGUN
     begun_at: float
@@ -36,12 +39,12 @@ class StepRun:
     boot_id: str = ""  # of the boot in which it began
     text: str = ""  # the result, for people
     notes: Mapping[str, str] = field(default_factory=dict)  # what the reaction returned
-    holder: str = ""  # key of the event for which it was first tried; "": this event
-    tries: int = 1
+    holder: str = ""  # key of the event for which it was first tried, and whose step folder it uses; "": this event
+    tries: int = 1  # of an undo: how often it was tried, or at least `undo_tries` if it must not be retried
 
     @property
     def is_reused(self) -> bool:
-        """Whether nothing was run, because the step was already done for another event."""
+        """True if nothing was run for this event, because the step was already done for another one."""
         return bool(self.holder) and self.text.startswith(REUSED_TEXT)
 
 
@@ -58,50 +61,53 @@ class ApprovalRecord:
     """The approval of an event, as journalled."""
 
     state: ApprovalState
-    at: float  # server time of this state
-    text: str = ""
+    at: float  # server time of this state, in POSIX seconds
+    text: str = ""  # why it was refused; "" otherwise
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ApprovalCheckRecord:
-    """The answers of the approval check so far."""
+    """What the approval check of an event has answered so far. Times are the server's, in POSIX seconds."""
 
     first_at: float  # of the first try
     asked_at: float  # of the latest try, or of its answer
     answer: str = ""  # "yes", "no", or "" if none came
-    text: str = ""
+    text: str = ""  # the exit status or HTTP answer of the latest try, or why there is none; for people
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EventRecord:
-    """Everything the agent has journalled about one event."""
+    """Everything the agent has journalled about one event. Times are the server's, in POSIX seconds."""
 
-    key: str  # the event's id; with #2 if it was gone and came again
+    key: str  # the event's id (`event_key`); with #2 if it was gone and came again
     event: Event  # as last listed
-    seen_at: float
+    seen_at: float  # when the agent first saw it
     boot_id: str  # boot in which it was last seen scheduled, or first seen started
     not_before: float | None = None  # as first announced: documents drop it at the start (spec §4.2)
-    rule: str = ""  # "": no rule matches
-    plan: tuple[str, ...] = ()  # names of steps, in order
-    started_at: float | None = None  # when first seen started
+    rule: str = ""  # the name of its rule; "": no rule matches
+    plan: tuple[str, ...] = ()  # names of the rule's steps, in the order in which they run
+    started_at: float | None = None  # when first seen started; None: not seen started
     gone_at: float | None = None  # None: still listed
     outcome: str = ""  # a value of `Outcome` once gone
     closed: bool = False  # gone, and nothing is left to undo
-    step_runs: tuple[StepRun, ...] = ()
-    approval: ApprovalRecord | None = None
-    approval_check: ApprovalCheckRecord | None = None
+    step_runs: tuple[StepRun, ...] = ()  # one for each step and phase, the latest saved last
+    approval: ApprovalRecord | None = None  # None: not asked for
+    approval_check: ApprovalCheckRecord | None = None  # None: not run
 
     def step_run(self, step: str, phase: StepPhase = StepPhase.DO) -> StepRun | None:
         """The run of this step in this phase, also one that was cut or skipped; None if there is none yet."""
         return next((run for run in self.step_runs if run.step == step and run.phase == phase), None)
 
     def with_step_run(self, run: StepRun) -> EventRecord:
-        """A copy in which this run replaces the one of the same step and phase; it becomes the last run."""
+        """A copy in which this run is the last one, instead of the one of the same step and phase, if any."""
         others = tuple(each for each in self.step_runs if (each.step, each.phase) != (run.step, run.phase))
         return replace(self, step_runs=(*others, run))
 
     def holder_of(self, step: str) -> str:
-        """The key of the event for which this event's step was first tried, perhaps this one."""
+        """The key of the event for which the step was first tried, and whose step folder it uses.
+
+        It is this record's own key, unless the run was continued or reused from another event.
+        """
         run = self.step_run(step)
         return run.holder if run and run.holder else self.key
 
@@ -116,11 +122,14 @@ class OpenRecords:
         return iter(self.records)
 
     def get(self, key: str) -> EventRecord | None:
-        """The record with this key; None if it is not open."""
+        """The record with exactly this key; None if it is closed or unknown."""
         return next((record for record in self.records if record.key == key), None)
 
     def with_record(self, record: EventRecord) -> OpenRecords:
-        """A copy with this record replaced or added last; a closed record is removed."""
+        """A copy with this record in the place of the one with its key, else added last.
+
+        A closed record is removed instead.
+        """
         if self.get(record.key) is None:
             return self if record.closed else replace(self, records=(*self.records, record))
         swapped = (record if each.key == record.key else each for each in self.records)

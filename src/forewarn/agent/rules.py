@@ -17,13 +17,17 @@ from forewarn.protocol.document import Kind, NoticeStatus
 
 
 def find_rule(rules: Iterable[RuleConfig], event: Event, vm: str, now: float) -> RuleConfig | None:
-    """The first rule that matches the event at `now`, the server's time; None if none does."""
+    """The first of the rules that matches the event at `now`, the server's time; None if none does.
+
+    `vm` is the name of the agent's own VM. See `rule_matches`.
+    """
     return next((rule for rule in rules if rule_matches(rule, event, vm, now)), None)
 
 
 def rule_matches(rule: RuleConfig, event: Event, vm: str, now: float) -> bool:
-    """Whether the event meets all conditions of the rule at `now`, the server's time; `vm` is this VM.
+    """True if the event meets all conditions of the rule at `now`, the server's time; `vm` is this VM.
 
+    The conditions are kind, source, listed VMs, duration, and the time left until NotBefore; the limits are inclusive.
     Case does not matter. An unknown duration counts as endless, an unknown NotBefore as 0 s left.
     """
     return (
@@ -36,12 +40,15 @@ def rule_matches(rule: RuleConfig, event: Event, vm: str, now: float) -> bool:
 
 
 def has_started(event: Event) -> bool:
-    """Whether the event's status is Started; an unknown status is not."""
+    """True if the event's status is Started; False for Scheduled and for an unknown status."""
     return event.status == NoticeStatus.STARTED
 
 
 def notice_left_s(event: Event, now: float) -> float | None:
-    """Seconds until NotBefore: 0 after it or once started, None if the server gave no readable time."""
+    """Seconds from `now` (server time) until NotBefore; 0 after it or once the event has started.
+
+    None if the event has not started and the server gave no readable NotBefore.
+    """
     if has_started(event):
         return 0.0
     return None if event.not_before is None else max(0.0, event.not_before - now)
@@ -80,7 +87,11 @@ def _short_freeze_rule() -> RuleConfig:
 
 
 def fifteen_minutes_rules(steps: tuple[StepConfig, ...]) -> tuple[RuleConfig, ...]:
-    """Rules for 15 minutes of notice: approve maintenance when the steps are done, never an eviction."""
+    """Rules for 15 minutes of notice, in order: a Freeze of at most 10 s, an eviction, all other events.
+
+    The Freeze has no steps and no approval. The others run all `steps`, at once; only the last rule approves, when
+    they are done.
+    """
     return (
         _short_freeze_rule(),
         RuleConfig(name="an eviction", kinds=frozenset({Kind.PREEMPT.value}), steps=steps, margin_s=2.0),
@@ -89,12 +100,19 @@ def fifteen_minutes_rules(steps: tuple[StepConfig, ...]) -> tuple[RuleConfig, ..
 
 
 def thirty_seconds_rules(steps: tuple[StepConfig, ...]) -> tuple[RuleConfig, ...]:
-    """Rules for 30 seconds of notice: run the steps for any event, never approve."""
+    """Rules for 30 seconds of notice: ignore a Freeze of at most 10 s, run all `steps` at once for the rest.
+
+    They never approve.
+    """
     return (_short_freeze_rule(), RuleConfig(name="any event", steps=steps, margin_s=2.0))
 
 
 def seven_days_rules(steps: tuple[StepConfig, ...]) -> tuple[RuleConfig, ...]:
-    """Rules for days of notice: begin late, and approve when done; shorter notices as with 15 minutes."""
+    """Rules for days of notice: those of `fifteen_minutes_rules`, with one for events a day or more ahead.
+
+    That rule comes after the one for a short Freeze. It begins the steps as late as their budgets allow, to end an
+    hour before NotBefore, and approves when they are done.
+    """
     far = RuleConfig(
         name="days ahead", min_left_s=DAY_S, steps=steps, begin="late", margin_s=3_600.0, approve=_APPROVE_WHEN_DONE
     )
@@ -112,7 +130,10 @@ PROFILE_NOTICE_S = {"fifteen-minutes": 900.0, "thirty-seconds": 30.0, "seven-day
 
 
 def excess_budget_s(profile: str, steps: Sequence[StepConfig]) -> float:
-    """Seconds by which the steps that are never cut exceed the profile's notice; 0 if they fit."""
+    """Seconds by which the steps that are never cut, with the margin, exceed the profile's notice.
+
+    0 if they fit. `profile` is a key of PROFILES, else KeyError is raised. The margin is the least of its rules.
+    """
     margin_s = min(rule.margin_s for rule in PROFILES[profile](()) if rule.name != "a short freeze")
     needed_s = sum(step.budget_s for step in steps if step.cut is None)
     return max(0.0, needed_s + margin_s - PROFILE_NOTICE_S[profile])

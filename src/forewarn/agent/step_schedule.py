@@ -18,13 +18,13 @@ LateStepPolicy = Literal["essential", "all", "nothing"]  # which steps still run
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScheduledStep:
-    """A step and its times, in the server's time."""
+    """A step of an event and when it is to run. Times are the server's, in POSIX seconds."""
 
     step: StepConfig
     due_at: float  # when it begins, if the steps before it are done
-    latest_at: float  # if it begins later, it may not end by NotBefore
-    cut: bool = False  # it is not run, unless time is gained
-    late: bool = False  # it may not end by NotBefore, and must not be cut
+    latest_at: float  # if it begins later, the steps may not end by NotBefore less the margin; `now` if that is unknown
+    cut: bool = False  # it is not run for lack of time, unless time is gained
+    late: bool = False  # it is run although the steps may not end in time, because it must not be cut
 
 
 def schedule_steps(
@@ -35,10 +35,12 @@ def schedule_steps(
     begin: StepTiming = "at-once",
     margin_s: float = 0.0,
 ) -> tuple[ScheduledStep, ...]:
-    """Schedules the steps in their order for a notice that ends at `not_before`; None: end unknown.
+    """Schedules the steps one after the other, so that their budgets end `margin_s` before `not_before`.
 
-    The last step ends `margin_s` before it. `begin` applies to steps without a setting of their own. Steps that are
-    cut are in the result. With an unknown end all steps are due now, and none is cut.
+    If they do not fit, steps with a `cut` number are cut, lowest first; if the rest does not fit either, it is marked
+    late and scheduled from `now` on. A step with begin `at-once` is due now, a `late` one at its `latest_at`; `begin`
+    is for steps that do not say. Returns all steps in their order, also those that are cut. With `not_before` None
+    all are due now, and none is cut or late.
     """
     if not_before is None:
         return tuple(ScheduledStep(step=step, due_at=now, latest_at=now) for step in steps)
@@ -58,7 +60,10 @@ def schedule_steps(
 
 
 def schedule_after_start(steps: Sequence[StepConfig], now: float, policy: LateStepPolicy) -> tuple[ScheduledStep, ...]:
-    """Schedules the steps of an event that has started: the policy cuts some, the rest is due at once."""
+    """Schedules the steps of an event that has started; returns all of them in their order, due at `now`.
+
+    The policy `nothing` cuts all steps, `essential` those with a `cut` number, `all` none. The others are late.
+    """
 
     def is_cut(step: StepConfig) -> bool:
         return policy == "nothing" or (policy == "essential" and step.cut is not None)

@@ -26,9 +26,10 @@ MAX_UNDO_RETRY_S = 300.0
 
 
 def undo_actions(record: EventRecord, snapshot: AgentSnapshot) -> Iterator[AgentAction]:
-    """Yields the next action for an event that is gone: undo or end one step, wait, or close.
+    """Yields the one next action for an event that is gone: undo or end one step, wait, or close.
 
-    While tasks of the event run, only a StopStep for each step that still prepares.
+    While tasks of the event run, it yields only a StopStep for each that still prepares: the `do` of a step, an
+    approval check or an approval. So it yields nothing while an undo runs.
     """
     running = [name for key, name in snapshot.running_tasks if key == record.key]
     if running:
@@ -129,7 +130,10 @@ def _reason_not_to_undo(record: EventRecord, step: StepConfig, snapshot: AgentSn
 
 
 def is_undone_by_reboot(record: EventRecord, step: StepConfig, snapshot: AgentSnapshot) -> bool:
-    """Whether a reboot has undone the step since it was run for this event; False if it was not run."""
+    """True if the step does not survive reboots, and its run for this event began in another boot.
+
+    False if the event has no run of the step yet.
+    """
     run = record.step_run(step.name)
     return not step.survives_reboot and run is not None and run.boot_id != snapshot.boot_id
 
@@ -154,7 +158,7 @@ def _is_undo_in_progress(undo: StepRun, step: StepConfig) -> bool:
 
 
 def ended_step_run(run: StepRun, state: StepState, snapshot: AgentSnapshot, text: str) -> StepRun:
-    """A copy of the run with this end, at the snapshot's time."""
+    """A copy of the run that has ended at the snapshot's time with this state and text."""
     return replace(run, state=state, ended_at=snapshot.now, text=text)
 
 
