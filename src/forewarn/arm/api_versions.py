@@ -32,9 +32,10 @@ _MEMBER_SINCE = {
 
 
 def require_known_version(version: str, path: str) -> None:
-    """Raises ArmError unless Azure published this api-version for the provider of the path.
+    """Raises ArmError 400 unless Azure published this api-version for the provider of a request's path.
 
-    The version's case is ignored; an empty one is an error too. Call it only in strict mode.
+    The provider is the last one in the path; a path without Compute or Maintenance has the versions of
+    Microsoft.Resources. The version's case is ignored; an empty one is an error too. Call it only in strict mode.
     """
     provider = path.casefold().rpartition("/providers/")[2].partition("/")[0]
     known = _VERSIONS_BY_PROVIDER.get(provider, _RESOURCES_VERSIONS)
@@ -52,9 +53,10 @@ def require_known_version(version: str, path: str) -> None:
 
 
 def require_member_supported(version: str, path: MemberPath, sent: Any) -> None:
-    """Raises ArmError, as Azure does, for a non-empty member in an api-version that is older than it.
+    """Raises ArmError 400, as Azure does, for a non-empty member in an api-version that is older than it.
 
-    `path` ends with `scheduledEventsProfile` or `scheduledEventsPolicy`; `sent` is its value or MISSING.
+    `path` ends with `scheduledEventsProfile` or `scheduledEventsPolicy`; `sent` is its value in the body, or MISSING if
+    the body does not have it, which is accepted. An empty `version` is older than every other.
     """
     since, owner = _MEMBER_SINCE[path[-1]]
     if sent is MISSING or is_empty_value(sent) or version >= since:

@@ -30,7 +30,7 @@ ScopeFinder = Callable[[RequestContext, ArmCall], ScopePredicate]  # raises NotF
 
 
 class EventIdsBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The ids of the events to approve, at least one; the member is called `value`."""
+    """The body of an approval of several events: the ids of the events, at least one."""
 
     value: Annotated[tuple[str, ...], msgspec.Meta(min_length=1)]
 

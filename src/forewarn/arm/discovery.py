@@ -19,41 +19,51 @@ _TENANT_SUFFIX = re.compile(r"/[^/]+/v2\.0/?$")  # clients add it to the login e
 
 
 def require_sign_in(dependencies: Dependencies) -> TokenService:
-    """The token service. Raises Refused if this service has no address to sign in at."""
+    """The token service of the dependencies. Raises Refused if there is none: the service has no address."""
     if dependencies.sign_in is None:
         raise Refused("this service has no sign-in: give it an address with the setting 'console'")
     return dependencies.sign_in
 
 
 async def show_endpoints(dependencies: Dependencies, call: ArmCall) -> ArmResponse:
-    """The metadata of this cloud: its addresses and how to sign in. Needs no authentication.
+    """Shows the metadata of this cloud: its addresses, all as the client called us, and how to sign in.
 
-    Raises Refused if this service has no sign-in, as all handlers here do.
+    Clients sign in at the external issuer, if there is one, else here. Needs no authentication. Raises Refused if this
+    service has no sign-in.
     """
     return ArmResponse(body=_cloud_metadata(require_sign_in(dependencies), call.base_url))
 
 
 async def list_endpoints(dependencies: Dependencies, call: ArmCall) -> ArmResponse:
-    """The body of `show_endpoints` in an array, which `ARM_CLOUD_METADATA_URL` requires."""
+    """Shows the body of `show_endpoints` in an array of one, which `ARM_CLOUD_METADATA_URL` requires.
+
+    Raises Refused if this service has no sign-in.
+    """
     return ArmResponse(body=[_cloud_metadata(require_sign_in(dependencies), call.base_url)])
 
 
 async def show_adfs_configuration(dependencies: Dependencies, call: ArmCall) -> ArmResponse:
-    """The OpenID configuration of our own issuer, with the token endpoint of ADFS."""
+    """Shows the OpenID configuration of our own issuer, with the token endpoint `/adfs/oauth2/token`.
+
+    Ignores the tenant of the path, if it has one. Raises Refused if this service has no sign-in.
+    """
     return ArmResponse(body=_openid_configuration(require_sign_in(dependencies), call.base_url, "adfs/oauth2/token"))
 
 
 async def show_tenant_configuration(dependencies: Dependencies, call: ArmCall) -> ArmResponse:
-    """The OpenID configuration of our own issuer, with the token endpoint of the path's tenant.
+    """Shows the OpenID configuration of our own issuer, with the token endpoint of the path's tenant.
 
-    Every tenant name means our one tenant.
+    Every tenant name means our one tenant. Raises Refused if this service has no sign-in.
     """
     path = f"{call.path_params['tenant']}/oauth2/v2.0/token"
     return ArmResponse(body=_openid_configuration(require_sign_in(dependencies), call.base_url, path))
 
 
 async def show_signing_keys(dependencies: Dependencies, call: ArmCall) -> ArmResponse:
-    """The public keys of the tokens that we issue, as a JSON Web Key Set."""
+    """Shows the public keys that verify the tokens we issue, as a JSON Web Key Set.
+
+    Raises Refused if this service has no sign-in.
+    """
     return ArmResponse(body=require_sign_in(dependencies).issuer.jwks())
 
 

@@ -32,7 +32,10 @@ _HEADERS_BY_STATUS: dict[int, Mapping[str, str]] = {**RETRY_AFTER_BY_STATUS, 401
 
 
 class ArmError(Rejected):
-    """An error with Azure's own status and code; `target` is the invalid member of the body, or empty."""
+    """An error to answer with this HTTP status, Azure's error code and the message.
+
+    `target` is the invalid member of the body, or empty.
+    """
 
     def __init__(self, status: int, code: str, message: str, target: str = "") -> None:
         self.status, self.code, self.target = status, code, target
@@ -40,9 +43,10 @@ class ArmError(Rejected):
 
 
 def arm_error_response(error: Exception) -> ArmResponse:
-    """The ARM error response of an error; an unexpected error is logged and becomes a 500.
+    """The ARM error response of an error: an ArmError's own status and code, else those of its class.
 
-    A 429 or 503 has Retry-After, a 401 WWW-Authenticate.
+    NotFound is a 404, Refused and Conflict a 409, any other Rejected a 400, 401, 403 or 413, Unavailable a 503 or 429;
+    an unexpected error is logged and becomes a 500. A 429 or 503 has Retry-After, a 401 WWW-Authenticate.
     """
     if isinstance(error, ArmError):
         return make_arm_error(error.status, error.code, str(error), error.target)
@@ -56,9 +60,10 @@ def arm_error_response(error: Exception) -> ArmResponse:
 
 
 def make_arm_error(status: int, code: str, message: str, target: str = "") -> ArmResponse:
-    """An ARM error response; `target` is the invalid member of the body, or empty.
+    """Makes an ARM error response, whose body is `{"error": {"code", "message", "target"}}`.
 
-    A 429 or 503 has Retry-After, a 401 WWW-Authenticate.
+    `target` is the invalid member of the request's body; an empty one is left out. A 429 or 503 has Retry-After, a 401
+    WWW-Authenticate.
     """
     error = {"code": code, "message": message} | ({"target": target} if target else {})
     return ArmResponse(status=status, body={"error": error}, headers=_HEADERS_BY_STATUS.get(status, {}))

@@ -55,7 +55,11 @@ _REQUESTS_WITHOUT_OPERATION = frozenset(
 
 
 def status_document(context: RequestContext, status: RequestStatus) -> dict[str, Any]:
-    """The body of `GET` of the operation, in Azure's format; with `error` if it failed or was canceled."""
+    """The status of a request as the body of `GET` of its operation, in Azure's format.
+
+    `status` is InProgress, Succeeded, Failed or Canceled; `endTime` is there once it is over, `error` if it failed or
+    was canceled. `properties` has its events, how many are not published yet (`toCome`), and what it waits for.
+    """
     request = status.request
     document: dict[str, Any] = {
         "name": request.id,
@@ -78,9 +82,9 @@ def status_document(context: RequestContext, status: RequestStatus) -> dict[str,
 
 
 def operation_error(context: RequestContext, status: RequestStatus) -> dict[str, Any] | None:
-    """The `error` object of an operation that failed or was canceled, else None.
+    """The `error` object (code, message, details) of an operation that failed or was canceled, else None.
 
-    `details` has one item per failed VM or withdrawn event.
+    `details` has one item per failed VM or withdrawn event; the message names the first 20.
     """
     if status.state is RequestState.FAILED:
         acts = [act for event in status.events for act in event.failed_acts]
@@ -117,9 +121,10 @@ def _approvers_text(scope: Scope) -> str:
 
 
 class OperationEventRenderer:
-    """Renders the events of an operation as JSON; one for each call, since it caches polls.
+    """Renders events for the status of an operation; make one for each call, since it caches polls.
 
-    Lists of VMs that know of an event or poll name only VMs that the caller may read.
+    Of an event that waits for the end of its notice it also shows who can approve it, which VMs received it and when
+    the VMs of its scope last polled; these lists name at most 20 VMs, only ones that the caller may read.
     """
 
     def __init__(self, context: RequestContext) -> None:
@@ -128,7 +133,7 @@ class OperationEventRenderer:
         self._polls_by_scope: dict[str, dict[str, str]] = {}  # scope id → VM name → time of its last poll
 
     def events(self, events: Iterable[Event]) -> list[dict[str, Any]]:
-        """The events in the format of `properties.events`, in the same order."""
+        """One object per event, in the same order, for `properties.events` of the status document."""
         return [self._event(event) for event in events]
 
     def _event(self, event: Event) -> dict[str, Any]:
@@ -174,9 +179,10 @@ class OperationEventRenderer:
 
 
 def operation_headers(call: ArmCall, vm: Vm, request: MaintenanceRequest) -> dict[str, str]:
-    """The headers of a 202 response, with both URLs of the operation: clients differ in which they poll.
+    """The headers of a 202 response, with two URLs of the operation: clients differ in which they poll.
 
-    The URLs contain the subscription and location of `vm`, any VM of the request, and the call's api-version.
+    `Azure-AsyncOperation` shows the status document; `Location` answers 202 until the operation is over. Both contain
+    the subscription and location of `vm`, any VM of the request, and the call's api-version. Retry-After is a second.
     """
     names = {"subscription": vm.subscription_id, "location": vm.location, "operation": request.id}
     url = call.base_url + _OPERATION_PATH.format_map({name: quote(text, safe="") for name, text in names.items()})
@@ -195,11 +201,11 @@ def _with_query(url: str, call: ArmCall, **params: str) -> str:
 
 
 async def show_operation(context: RequestContext, call: ArmCall) -> ArmResponse:
-    """The status document of an operation, with status 200 also if the operation failed.
+    """Shows the status document of an operation, with status 200 also if the operation failed.
 
     With `monitor=true`, as in the URL of `Location`: 202 until it is over, then an empty 200, or a 409 with its error.
-    Raises NotFound for an unknown or invisible operation, one of another subscription, and one whose events are no
-    longer kept.
+    Raises NotFound for an operation that is unknown, invisible, of another subscription or no longer kept, and for a
+    rollout, a replay or work on a host, which are no operations.
     """
     status = _load_status(context, call)
     is_running = status.state is RequestState.IN_PROGRESS

@@ -34,7 +34,10 @@ _PROVISIONED_STATUS = {
 
 
 def vm_json(vm: Vm, view: JsonObject | None = None) -> JsonObject:
-    """The Azure resource of a VM that is no instance of a scale set; `view` adds its instance view."""
+    """The Azure resource of a VM that is no instance of a scale set.
+
+    `view` is its instance view, added as `properties.instanceView`; None leaves it out.
+    """
     properties = _machine_properties(vm) | _priority(vm) | scheduled_events_profile(vm)
     if vm.availability_set:
         properties["availabilitySet"] = {"id": availability_set_resource_id(vm)}
@@ -47,7 +50,10 @@ def vm_json(vm: Vm, view: JsonObject | None = None) -> JsonObject:
 
 
 def instance_json(vm: Vm, view: JsonObject | None = None) -> JsonObject:
-    """The Azure resource of an instance of a scale set; `view` adds its instance view."""
+    """The Azure resource of an instance of a scale set, with its instance id.
+
+    `view` is its instance view, added as `properties.instanceView`; None leaves it out.
+    """
     properties = _machine_properties(vm) | {
         "latestModelApplied": True,
         "modelDefinitionApplied": "VirtualMachineScaleSet",
@@ -61,9 +67,9 @@ def instance_json(vm: Vm, view: JsonObject | None = None) -> JsonObject:
 
 
 def scale_set_json(vms: Sequence[Vm]) -> JsonObject:
-    """A scale set from all its instances, at least one.
+    """The Azure resource of a scale set, made from all its instances, of which there must be one.
 
-    Where they differ, it shows the settings of the first and the tags that all have.
+    Where they differ, it shows the settings of the first and the tags that all have; `sku.capacity` is their number.
     """
     first, resource = vms[0], scale_set_resource_id(vms[0])
     profile = {"storageProfile": {"osDisk": _os_disk(first)}} | _priority(first) | scheduled_events_profile(first)
@@ -89,9 +95,10 @@ def scale_set_json(vms: Sequence[Vm]) -> JsonObject:
 
 
 def availability_set_json(vms: Sequence[Vm], visible: Sequence[Vm]) -> JsonObject:
-    """An availability set from all its VMs, at least one; it lists the visible ones.
+    """The Azure resource of an availability set, made from all its VMs, of which there must be one.
 
-    Policy and location are those of the first VM; tags are those that all have.
+    `properties.virtualMachines` has the ids of `visible`, the VMs that the caller may read. Policy and location are
+    those of the first VM; tags are those that all have.
     """
     first = vms[0]
     policy = scheduled_events_policy(first)
@@ -112,7 +119,10 @@ def availability_set_json(vms: Sequence[Vm], visible: Sequence[Vm]) -> JsonObjec
 
 
 def scheduled_events_profile(vm: Vm) -> JsonObject:
-    """An object with the member `scheduledEventsProfile`; empty if the VM has no notification enabled."""
+    """A VM's terminate and OS image notices, as an object with the one member `scheduledEventsProfile`.
+
+    A notice that is off is left out; the object is empty if both are.
+    """
     profile: JsonObject = {}
     if vm.terminate_notice_min:
         profile["terminateNotificationProfile"] = _notification_profile(vm.terminate_notice_min)
@@ -122,7 +132,7 @@ def scheduled_events_profile(vm: Vm) -> JsonObject:
 
 
 def scheduled_events_policy(vm: Vm) -> JsonObject:
-    """The value of `scheduledEventsPolicy`; empty if every setting has its default."""
+    """A VM's automatic approvals and publishing as the value of `scheduledEventsPolicy`; empty if all off."""
     approve = vm.auto_approve
     if not (approve.restart or approve.redeploy or vm.publish_outside):
         return {}
@@ -134,7 +144,7 @@ def scheduled_events_policy(vm: Vm) -> JsonObject:
 
 
 def common_tags(vms: Sequence[Vm]) -> dict[str, str]:
-    """The tags that all these VMs, at least one, have with the same value."""
+    """The tags, value by name, that all these VMs have with the same value; there must be one VM."""
     return {name: text for name, text in vms[0].tags.items() if all(vm.tags.get(name) == text for vm in vms)}
 
 
@@ -181,9 +191,10 @@ def _with_instance_view(properties: JsonObject, view: JsonObject | None) -> Json
 
 
 def instance_view(vm: Vm, events: Sequence[Event]) -> JsonObject:
-    """The instance view of a VM or instance; `events` are the live events of its scope.
+    """The instance view of a VM or instance: its domains, placement group and power state.
 
-    It shows planned platform maintenance only of this VM.
+    `events` are the live events of its scope: if planned platform maintenance of this VM is scheduled among them, the
+    view has it as `maintenanceRedeployStatus`.
     """
     placement = {"placementGroupId": vm.placement_group} if vm.placement_group else {}
     maintenance = maintenance_status(
@@ -199,7 +210,10 @@ def instance_view(vm: Vm, events: Sequence[Event]) -> JsonObject:
 
 
 def scale_set_instance_view(vms: Sequence[Vm]) -> JsonObject:
-    """The instance view of a scale set: how many of these instances have each status."""
+    """The instance view of a scale set: how many of these instances have each power state.
+
+    All of them count as provisioned.
+    """
     powers = Counter(_power_status(vm)["code"] for vm in vms)
     summary = [{"code": _PROVISIONED_STATUS["code"], "count": len(vms)}]
     summary += [{"code": code, "count": count} for code, count in sorted(powers.items())]
@@ -211,9 +225,10 @@ def scale_set_instance_view(vms: Sequence[Vm]) -> JsonObject:
 
 
 def maintenance_status(events: Sequence[Event]) -> JsonObject:
-    """The value of `maintenanceRedeployStatus` for these events; empty if none is scheduled.
+    """The value of `maintenanceRedeployStatus` for these events of a VM; empty if none is scheduled.
 
-    Until the earliest NotBefore, the owner of the VM may start the maintenance, unless all events are approved.
+    From the first publication until the earliest NotBefore, the owner of the VM may start the maintenance, unless all
+    scheduled events are approved. Times are ISO 8601 texts.
     """
     pending = [event for event in events if event.status is EventState.SCHEDULED]
     if not pending:

@@ -54,9 +54,10 @@ _INSTANCES_PATH = f"{SCALE_SET_PATH}/virtualMachines"
 def paged_response(
     call: ArmCall, names: Sequence[str], render: Callable[[str], JsonObject], page_size: int = PAGE_SIZE
 ) -> ArmResponse:
-    """The page of `names` after the call's `$skiptoken`, with a nextLink if there are more.
+    """One page of a list as `{"value": [...]}`, with a `nextLink` to the next page if there is one.
 
-    `names` must be in natural order; `render` is called for those of the page. Raises Rejected for an invalid token.
+    `names` are the keys or ids of all items, in natural order; `render` makes the JSON of an item, for those of the
+    page. The page begins after the call's `$skiptoken`, or with the first item. Raises Rejected for an invalid token.
     """
     start = bisect_right(names, _page_start_key(call), key=natural_sort_key)
     page = names[start : start + page_size]
@@ -95,35 +96,35 @@ def require_container(context: RequestContext, call: ArmCall) -> None:
 
 
 def stored_vm(context: RequestContext, key: str) -> Vm:
-    """The present VM with a key of the directory; AssertionError for a key that is not stored."""
+    """The stored VM with this key, from the directory of present VMs; AssertionError if it is not stored.
+
+    Does not check rights.
+    """
     vm = context.store.vm(key)
     assert vm is not None
     return vm
 
 
 async def list_tenants(context: RequestContext, call: ArmCall) -> ArmResponse:
-    """Our one tenant; none if this service has no sign-in."""
+    """Lists our one tenant, as `{"value": [...]}`; the list is empty if this service has no sign-in."""
     tenant = _tenant_id(context)
     document = {"id": f"/tenants/{tenant}", "tenantId": tenant, "displayName": "forewarn", "tenantCategory": "Home"}
     return ArmResponse(body={"value": [document] if tenant else []})
 
 
 async def list_subscriptions(context: RequestContext, call: ArmCall) -> ArmResponse:
-    """The subscriptions that contain anything the caller may read; in one page."""
+    """Lists the subscriptions that contain anything the caller may read, all in one page."""
     subscriptions = _visible_subscriptions(context)
     return ArmResponse(body={"value": [_subscription_json(context, name) for name in subscriptions]})
 
 
 async def show_subscription(context: RequestContext, call: ArmCall) -> ArmResponse:
-    """The subscription, if it contains anything the caller may read.
-
-    Raises ArmError 404.
-    """
+    """Shows the subscription of the path. Raises ArmError 404 if the caller may read nothing in it."""
     return ArmResponse(body=_subscription_json(context, _visible_subscription(context, call)))
 
 
 async def list_locations(context: RequestContext, call: ArmCall) -> ArmResponse:
-    """The locations of all hosts, the same for each subscription; in one page.
+    """Lists the locations of all hosts, sorted by name, all in one page; the same for each subscription.
 
     Raises ArmError 404 if the caller may read nothing in the subscription.
     """
@@ -133,9 +134,10 @@ async def list_locations(context: RequestContext, call: ArmCall) -> ArmResponse:
 
 
 async def list_groups(context: RequestContext, call: ArmCall) -> ArmResponse:
-    """The resource groups of a subscription that contain anything the caller may read, in pages.
+    """Lists the groups of a subscription that contain anything the caller may read, in pages of 100.
 
-    Raises as `require_container` if there are none.
+    If there are none: raises ArmError 404 if the subscription has no VM and the caller may read it, else the list is
+    empty.
     """
     prefix = f"{call.resource}/".casefold()
     groups = [group for group in context.directory.groups() if group.casefold().startswith(prefix)]
@@ -145,9 +147,9 @@ async def list_groups(context: RequestContext, call: ArmCall) -> ArmResponse:
 
 
 async def show_group(context: RequestContext, call: ArmCall) -> ArmResponse:
-    """A resource group, in the spelling of the fleet file, with the location of its first VM.
+    """Shows the resource group of the path, as the fleet file spells it, with its first VM's location.
 
-    Raises ArmError 404 if it has no VM. The caller must have the right to read it.
+    Raises ArmError 404 if it has no VM. The route has checked that the caller may read it.
     """
     require_container(context, call)
     by_key = {group.casefold(): group for group in context.directory.groups()}
@@ -229,9 +231,10 @@ _CONTAINER_ROUTES: tuple[ArmRoute, ...] = (
 
 
 class VmRenderer:
-    """Renders VMs for one call; with instance views for `$expand=instanceView` or `statusOnly=true`.
+    """Renders stored VMs as Azure's JSON; make one for each call, since it caches the events of scopes.
 
-    Caches the events of a scope, so make one for each call.
+    `vm` and `instance` add the instance view (power state, domains, maintenance) only if the call's query has
+    `$expand=instanceView` or `statusOnly=true`.
     """
 
     def __init__(self, context: RequestContext, call: ArmCall) -> None:
@@ -241,15 +244,15 @@ class VmRenderer:
         self._with_view = "instanceview" in expanded or call.query.get("statusOnly", "").casefold() == "true"
 
     def vm(self, vm: Vm) -> JsonObject:
-        """A VM that is not an instance of a scale set, as JSON."""
+        """The resource of a VM that is not an instance of a scale set, with its view if the query asks for it."""
         return vm_json(vm, self._view_if_requested(vm))
 
     def instance(self, vm: Vm) -> JsonObject:
-        """An instance of a scale set, as JSON."""
+        """The resource of an instance of a scale set, with its instance view if the query asks for it."""
         return instance_json(vm, self._view_if_requested(vm))
 
     def instance_view(self, vm: Vm) -> JsonObject:
-        """The instance view of a VM or instance, whatever the query says."""
+        """The instance view alone, of a VM or of an instance of a scale set, whatever the query says."""
         return instance_view(vm, self._live_events(vm.scope_id))
 
     def _view_if_requested(self, vm: Vm) -> JsonObject | None:
@@ -263,9 +266,10 @@ class VmRenderer:
 
 
 async def list_vms(context: RequestContext, call: ArmCall) -> ArmResponse:
-    """The readable VMs of a subscription or group, in pages.
+    """Lists the VMs of a subscription or group that the caller may read, in pages of 100.
 
-    Without instances of scale sets and cloud services. Raises as `require_container`.
+    In natural order of group and name, without instances of scale sets and cloud services. Raises ArmError 404 if the
+    subscription or group has no VM and the caller may read it; other callers get an empty list.
     """
     require_container(context, call)
     keys = [vm.key for vm in context.directory.vms_within(call.resource) if vm.is_standalone]
@@ -274,12 +278,15 @@ async def list_vms(context: RequestContext, call: ArmCall) -> ArmResponse:
 
 
 async def show_vm(context: RequestContext, call: ArmCall) -> ArmResponse:
-    """The VM that the path names. Raises what `find_vm` raises."""
+    """Shows the VM that the path names. Raises NotFound, also for an instance of a scale set."""
     return ArmResponse(body=VmRenderer(context, call).vm(find_vm(context, call)))
 
 
 async def show_vm_view(context: RequestContext, call: ArmCall) -> ArmResponse:
-    """The instance view of the VM that the path names. Raises what `find_vm` raises."""
+    """Shows the instance view of the VM that the path names.
+
+    Raises NotFound, also for an instance of a scale set.
+    """
     return ArmResponse(body=VmRenderer(context, call).instance_view(find_vm(context, call)))
 
 
@@ -309,9 +316,10 @@ def _sets_of_kind(context: RequestContext, call: ArmCall, segment: str) -> list[
 
 
 async def list_scale_sets(context: RequestContext, call: ArmCall) -> ArmResponse:
-    """The readable scale sets of a subscription or group, in pages of SET_PAGE_SIZE.
+    """Lists the scale sets of a subscription or group that the caller may read, in pages of SET_PAGE_SIZE.
 
-    Raises as `require_container`.
+    Raises ArmError 404 if the subscription or group has no VM and the caller may read it; other callers get an empty
+    list.
     """
     require_container(context, call)
     sets = _sets_of_kind(context, call, _SCALE_SETS_SEGMENT)
@@ -319,19 +327,25 @@ async def list_scale_sets(context: RequestContext, call: ArmCall) -> ArmResponse
 
 
 async def show_scale_set(context: RequestContext, call: ArmCall) -> ArmResponse:
-    """The scale set that the path names, from all its instances. Raises NotFound if it has none."""
+    """Shows the scale set that the path names, as its instances together show it, readable or not.
+
+    Raises NotFound if it has no instance.
+    """
     return ArmResponse(body=scale_set_json(_scale_set_vms(context, call)))
 
 
 async def show_scale_set_view(context: RequestContext, call: ArmCall) -> ArmResponse:
-    """The instance view of the scale set that the path names. Raises NotFound if it has no instance."""
+    """Shows the instance view of a scale set: how many of all its instances have each status.
+
+    Raises NotFound if it has no instance.
+    """
     return ArmResponse(body=scale_set_instance_view(_scale_set_vms(context, call)))
 
 
 async def list_instances(context: RequestContext, call: ArmCall) -> ArmResponse:
-    """The readable instances of a scale set, in pages.
+    """Lists the instances of a scale set that the caller may read, in pages of 100, in natural order.
 
-    Raises NotFound if it does not exist and the caller may read it; others get an empty list.
+    Raises NotFound if the set has no instance and the caller may read it; other callers get an empty list.
     """
     instances = context.directory.vms_within(call.resource)
     if not instances and context.principal.may(Right.READ, call.resource):
@@ -341,12 +355,12 @@ async def list_instances(context: RequestContext, call: ArmCall) -> ArmResponse:
 
 
 async def show_instance(context: RequestContext, call: ArmCall) -> ArmResponse:
-    """The instance of a scale set that the path names. Raises ResourceAbsent."""
+    """Shows the instance of a scale set that the path names. Raises ResourceAbsent if there is none."""
     return ArmResponse(body=VmRenderer(context, call).instance(find_instance(context, call)))
 
 
 async def show_instance_view(context: RequestContext, call: ArmCall) -> ArmResponse:
-    """The instance view of the instance that the path names. Raises ResourceAbsent."""
+    """Shows the instance view of the path's instance. Raises ResourceAbsent if there is none."""
     return ArmResponse(body=VmRenderer(context, call).instance_view(find_instance(context, call)))
 
 
@@ -403,9 +417,10 @@ _SCALE_SET_ROUTES: tuple[ArmRoute, ...] = (
 
 
 async def list_availability_sets(context: RequestContext, call: ArmCall) -> ArmResponse:
-    """The readable availability sets of a subscription or group, in pages of SET_PAGE_SIZE.
+    """Lists the readable availability sets of a subscription or group, in pages of SET_PAGE_SIZE.
 
-    Each lists those of its VMs that the caller may read. Raises as `require_container`.
+    Each lists those of its VMs that the caller may read. Raises ArmError 404 if the subscription or group has no VM and
+    the caller may read it; other callers get an empty list.
     """
     require_container(context, call)
     sets = _sets_of_kind(context, call, _AVAILABILITY_SETS_SEGMENT)
@@ -413,7 +428,7 @@ async def list_availability_sets(context: RequestContext, call: ArmCall) -> ArmR
 
 
 async def show_availability_set(context: RequestContext, call: ArmCall) -> ArmResponse:
-    """The availability set that the path names, with those of its VMs that the caller may read.
+    """Shows the availability set that the path names, with those of its VMs that the caller may read.
 
     Raises NotFound if it has no VM.
     """

@@ -34,10 +34,10 @@ _FORM_TYPE = "application/x-www-form-urlencoded"
 
 
 def arm_routes(make_context: ContextFactory) -> list[Route]:
-    """One starlette route for every path: the facade matches paths itself, without case.
+    """Returns one starlette route for every path: the facade matches ROUTES itself, without case.
 
-    Mount it last. Paths that it does not serve get a 404 or 405 in ARM's format. `make_context` authenticates callers,
-    except for routes without a right.
+    Mount it last. Paths that it does not serve get a 404, other methods a 405, in ARM's format. `make_context`
+    authenticates callers, except for routes without a right. Errors become ARM error responses.
     """
 
     async def endpoint(request: Request) -> Response:

@@ -29,10 +29,10 @@ class ArmCall:
     `resource` is the id of the called resource; `path_params` are in the client's spelling.
     """
 
-    method: str
-    path: str
-    path_params: Mapping[str, str] = field(default_factory=dict)  # in the client's spelling
-    query: Mapping[str, str] = field(default_factory=dict)
+    method: str  # that of the route: GET also for HEAD
+    path: str  # decoded, without doubled slashes and without one at its end
+    path_params: Mapping[str, str] = field(default_factory=dict)  # of the route's template, in the client's spelling
+    query: Mapping[str, str] = field(default_factory=dict)  # a parameter that occurs twice was rejected
     body: bytes = field(default=b"", repr=False)  # may contain a secret, like the fields below without repr
     base_url: str = ""  # https://host:port, as the client called us
     resource: str = ""  # the id of the called resource: the path in Azure's spelling, without an action at its end
@@ -60,7 +60,7 @@ ArmAuthorizer = Callable[[RequestContext, ArmCall, Right], None]  # raises Forbi
 
 
 def require_on_resource(context: RequestContext, call: ArmCall, right: Right) -> None:
-    """Raises Forbidden unless the caller has the right over the called resource.
+    """Raises Forbidden unless the caller has the right over the called resource. The default `authorize`.
 
     Checks only its id, so a caller without the right does not learn whether it exists.
     """
@@ -68,21 +68,21 @@ def require_on_resource(context: RequestContext, call: ArmCall, right: Right) ->
 
 
 def allow_listing(context: RequestContext, call: ArmCall, right: Right) -> None:
-    """Never raises: the handler shows what the caller may read, which may be nothing."""
+    """Allows every caller: the handler itself shows only what the caller may read, which may be nothing."""
 
 
 @dataclass(frozen=True)
 class ArmRoute:
-    """A route of the ARM facade; `path` is a template in Azure's spelling.
+    """A route of the ARM facade: method and path, its handler, and the right that the caller needs.
 
     With `right` None no token is needed, and the handler is an AnonymousArmHandler.
     """
 
     method: str
-    path: str
+    path: str  # a template in Azure's spelling, such as `/subscriptions/{subscription}`
     handler: ArmHandler | AnonymousArmHandler
     right: Right | None = Right.READ  # None: no token is needed, only for discovery and sign-in
-    authorize: ArmAuthorizer = require_on_resource
+    authorize: ArmAuthorizer = require_on_resource  # called with `right` before the handler
     summary: str = ""  # for the generated pages
 
     @cached_property

@@ -23,7 +23,7 @@ class ResourceAbsent(NotFound):
 
 
 class ArmEmptyBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The body of a call without parameters: empty, or an empty object."""
+    """The body of a call without parameters: empty, or an empty object; any member is an error."""
 
 
 class ReimageBody(ArmEmptyBody, frozen=True, kw_only=True):
@@ -36,15 +36,15 @@ class ReimageBody(ArmEmptyBody, frozen=True, kw_only=True):
 
 
 class InstanceIdsBody(ArmEmptyBody, frozen=True, kw_only=True):
-    """Instance ids; if they are left out or `["*"]`, all instances are meant."""
+    """The instances of a scale set that a call is for; if they are left out or `["*"]`, all instances."""
 
-    ids: tuple[str, ...] | None = msgspec.field(name="instanceIds", default=None)
+    ids: tuple[str, ...] | None = msgspec.field(name="instanceIds", default=None)  # of instances; None: left out
 
 
 class ReimageInstancesBody(ReimageBody, frozen=True, kw_only=True):
     """A reimage of some instances; if ids are left out or `["*"]`, of all instances."""
 
-    ids: tuple[str, ...] | None = msgspec.field(name="instanceIds", default=None)
+    ids: tuple[str, ...] | None = msgspec.field(name="instanceIds", default=None)  # of instances; None: left out
 
 
 class RequiredInstanceIdsBody(ArmEmptyBody, frozen=True, kw_only=True):
@@ -54,7 +54,10 @@ class RequiredInstanceIdsBody(ArmEmptyBody, frozen=True, kw_only=True):
 
 
 def parse_arm_body(call: ArmCall, body_type: type[T]) -> T:
-    """The JSON body as this struct; an empty body counts as {}. Raises Rejected if it does not fit."""
+    """The JSON body of a call as this struct; an empty body counts as {}.
+
+    Raises Rejected if it is no JSON, does not fit the struct or is nested too deeply.
+    """
     try:
         return HandlerCall(body=call.body).parse_body(body_type)
     except RecursionError as error:
@@ -62,9 +65,10 @@ def parse_arm_body(call: ArmCall, body_type: type[T]) -> T:
 
 
 def find_vm(context: RequestContext, call: ArmCall) -> Vm:
-    """The present VM that the path names; no instance of a scale set or cloud service.
+    """The present VM that the path names, in any case; no instance of a scale set or cloud service.
 
-    Raises ResourceAbsent, or NotFound with the right path for a visible instance of a scale set. Does not check rights.
+    Raises ResourceAbsent if there is none, or a plain NotFound with the right path for an instance of a scale set that
+    the caller may read. Does not check rights otherwise.
     """
     name, group = call.path_params["vm"], call.path_params["group"]
     vm = context.store.vm(vm_key(call.path_params["subscription"], group, name))
@@ -78,9 +82,9 @@ def find_vm(context: RequestContext, call: ArmCall) -> Vm:
 
 
 def find_instance(context: RequestContext, call: ArmCall) -> Vm:
-    """The present instance that the path names, by its id, in any case.
+    """The present instance of a scale set that the path names by subscription, group, set and instance id.
 
-    Raises ResourceAbsent. Does not check rights.
+    All in any case. Raises ResourceAbsent if there is none. Does not check rights.
     """
     return _find_instance_by_id(context, call, call.path_params["instance"])
 
@@ -91,9 +95,10 @@ def selects_all_instances(ids: tuple[str, ...] | None) -> bool:
 
 
 def find_instances(context: RequestContext, call: ArmCall, ids: tuple[str, ...]) -> list[Vm]:
-    """The instances of the called scale set with these ids, each once, in the order of the ids.
+    """The present instances of the called scale set with these ids, each once, in the order of the ids.
 
-    Raises ResourceAbsent for an unknown id, Rejected for no ids or `*`. Does not check rights.
+    Raises ResourceAbsent for an unknown id, Rejected if there are no ids or one is `*`: `selects_all_instances` comes
+    first. Does not check rights.
     """
     if not ids:
         raise Rejected(
@@ -105,7 +110,7 @@ def find_instances(context: RequestContext, call: ArmCall, ids: tuple[str, ...])
 
 
 def all_instances(context: RequestContext, call: ArmCall) -> list[Vm]:
-    """The instances of the called scale set that the caller may read, in natural order.
+    """The present instances of the called scale set that the caller may read, in natural order.
 
     Raises ResourceAbsent if there are none.
     """
@@ -145,7 +150,7 @@ def _is_instance(vm: Vm, scale_set: str, wanted: str) -> bool:
 def authorize_instances(context: RequestContext, call: ArmCall, right: Right) -> None:
     """Raises Forbidden unless the caller has the right over the scale set or each instance in the body.
 
-    A body that names no instances, or `*`, needs the right over the scale set.
+    A body that is invalid, or names no instances or `*`, needs the right over the scale set. Instances need not exist.
     """
     if context.principal.may(right, call.resource):
         return

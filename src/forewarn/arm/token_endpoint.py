@@ -23,7 +23,11 @@ _NO_STORE_HEADERS = {"Cache-Control": "no-store", "Pragma": "no-cache"}
 
 
 class TokenError(Rejected):
-    """An error of the token endpoint: OAuth's code `error`, and the AADSTS number of Azure's same error."""
+    """An error of the token endpoint; `issue_token` turns it into an OAuth error response.
+
+    `status` is the HTTP status, `error` OAuth's code, and `number` that of Azure's same error: the text of the error
+    begins with `AADSTS` and the number.
+    """
 
     def __init__(self, status: int, error: str, number: int, message: str) -> None:
         super().__init__(f"AADSTS{number}: {message}")
@@ -37,10 +41,11 @@ class _ClientCredentials:
 
 
 async def issue_token(dependencies: Dependencies, call: ArmCall) -> ArmResponse:
-    """A token for a client's id and secret, from the form or from basic authentication.
+    """Issues a bearer token for a client's id and secret, from the form or from basic authentication.
 
-    Errors are OAuth error responses; only Refused, for a service without sign-in, is raised. Needs no authentication;
-    if clients sign in at an external issuer, it always refuses.
+    The token is for the audience in the form's `scope` or `resource`, else for Azure's management API; `expires_in` is
+    in seconds of real time. Errors are OAuth error responses (400 or 401), always one if clients sign in at an external
+    issuer; only Refused, for a service without sign-in, is raised. Needs no authentication.
     """
     try:
         return _issue(dependencies, call)

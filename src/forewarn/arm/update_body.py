@@ -49,9 +49,9 @@ def member_at(sent: JsonObject, path: MemberPath) -> Any:
 
 
 def merge_patch(old: Any, sent: Any) -> Any:
-    """`old` merged with `sent` (RFC 7396), as a new value.
+    """Returns `old` merged with `sent` (RFC 7396), as a new value; neither is changed.
 
-    A member that is left out stays; null removes one.
+    A member that `sent` leaves out stays, null removes one, objects are merged, and any other value replaces the old.
     """
     if not isinstance(sent, dict):
         return sent
@@ -61,7 +61,7 @@ def merge_patch(old: Any, sent: Any) -> Any:
 
 
 def is_empty_value(value: Any) -> bool:
-    """Whether the value is null, an empty list, or an object with only such values, or none."""
+    """Whether the value is null, an empty list, or an object that is empty or has only such values."""
     if isinstance(value, dict):
         return all(map(is_empty_value, value.values()))
     return value is None or value == []
@@ -70,10 +70,11 @@ def is_empty_value(value: Any) -> bool:
 def require_unchanged(
     sent: JsonObject, shown: JsonObject, changeable: frozenset[MemberPath], above: MemberPath = ()
 ) -> None:
-    """Raises ArmError if `sent` differs from what a GET shows, except at the changeable paths.
+    """Raises ArmError if `sent` differs from `shown`, what a GET shows, except at the changeable paths.
 
-    Members that are left out or null, read-only ones, and empty ones that a GET does not show are accepted; texts are
-    compared without case. `above` is the path of `sent` within the body.
+    It is a 409 for another value, a 400 for a member that a GET does not show. Members that are left out or null,
+    read-only ones, and empty ones that a GET does not show are accepted; texts are compared without case, locations
+    also without spaces. `above` is the path of `sent` within the body.
     """
     for name, value in sent.items():
         path = (*above, name)
@@ -91,25 +92,25 @@ def require_unchanged(
 
 
 def require_object(value: Any, path: MemberPath) -> JsonObject:
-    """The value, if it is a JSON object. Raises ArmError, naming `path`, if not."""
+    """Returns the value, if it is a JSON object. Raises ArmError 400, naming `path`, if it is not."""
     if isinstance(value, dict):
         return value
     raise invalid_member(path, f"is {json_text(value)}: send an object")
 
 
 def invalid_member(path: MemberPath, what: str) -> ArmError:
-    """Returns an ArmError 400 for a member of the body; `what` continues the sentence after its path."""
+    """Returns an ArmError 400 to raise about a member; `what` continues the sentence after its path."""
     where = path_text(path)
     return ArmError(400, "InvalidParameter", f"{where} {what}", target=where)
 
 
 def path_text(path: MemberPath) -> str:
-    """The path with dots, cut as by `truncate_text`."""
+    """The names of the path joined with dots, for a message; cut after 80 characters."""
     return truncate_text(".".join(path))
 
 
 def json_text(value: Any) -> str:
-    """The value as JSON, cut as by `truncate_text`."""
+    """The value as JSON, for a message; cut after 80 characters."""
     return truncate_text(msgspec.json.encode(value).decode())
 
 
@@ -188,9 +189,11 @@ T = TypeVar("T", bound=_SettingsPart)
 
 
 def read_profile(value: Any, path: MemberPath) -> VmSettingsChange:
-    """The notices that a `scheduledEventsProfile` sets, in minutes; 0 for one that is off or left out.
+    """The terminate and OS image notices of a `scheduledEventsProfile`, in minutes; 0 for one that is off.
 
-    Raises ArmError, naming `path`, for an unknown member or a notice that is not allowed.
+    A notice is on if `enable` is true or, without `enable`, if it has a timeout; without a timeout it is the shortest
+    allowed one. `value` None switches both off. Raises ArmError, naming `path`, for an unknown member or a timeout that
+    is not allowed, even of a notice that is off.
     """
     profile = _convert(value, _ScheduledEventsProfile, path)
     terminate = (*path, "terminateNotificationProfile", "notBeforeTimeout")
@@ -206,9 +209,10 @@ def read_profile(value: Any, path: MemberPath) -> VmSettingsChange:
 
 
 def read_policy(value: Any, path: MemberPath) -> VmSettingsChange:
-    """The settings of a `scheduledEventsPolicy`; a setting that is left out is off.
+    """The settings of a `scheduledEventsPolicy`: approval of restart and redeploy, and publishing.
 
-    Raises ArmError, naming `path`, for an unknown member or a wrong type.
+    A setting that is left out is off; `value` None switches all off. Raises ArmError, naming `path`, for an unknown
+    member or a wrong type.
     """
     policy = _convert(value, _ScheduledEventsPolicy, path)
     targets = policy.scheduled_events_additional_publishing_targets
@@ -220,9 +224,10 @@ def read_policy(value: Any, path: MemberPath) -> VmSettingsChange:
 
 
 def read_tags(value: Any, path: MemberPath) -> dict[str, str]:
-    """The tags of a body; none for null.
+    """The tags of a body, text by name; none for null.
 
-    Raises ArmError for more than Azure's limits allow, a value that is no text, or names that differ only in case.
+    Raises ArmError, naming `path`, beyond Azure's limits (50 tags, names of 512 and values of 256 characters), for a
+    value that is no text, or for names that differ only in case.
     """
     try:
         tags = msgspec.convert(_drop_empty(value), dict[str, str])

@@ -57,25 +57,22 @@ _POLICY_PATH: MemberPath = ("properties", "scheduledEventsPolicy")
 class UpdateTarget:
     """The resource of an update: all its VMs, and what a GET shows of it without instance view."""
 
-    vms: Sequence[Vm]
-    rendered: JsonObject
+    vms: Sequence[Vm]  # at least one; of a set all, also those that the caller may not read
+    rendered: JsonObject  # before the update
     display_name: str  # for the history
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UpdatableKind:
-    """A kind of resource: how to find it, and the paths of its profile and policy, if it has them.
+    """A kind of resource that PUT and PATCH change: VM, instance, scale set or availability set."""
 
-    `find` raises ResourceAbsent.
-    """
-
-    find: Callable[[RequestContext, ArmCall], UpdateTarget]
-    profile: MemberPath | None = None
-    policy: MemberPath | None = None
+    find: Callable[[RequestContext, ArmCall], UpdateTarget]  # the called resource; raises ResourceAbsent
+    profile: MemberPath | None = None  # where its scheduledEventsProfile is in the body; None: it has none
+    policy: MemberPath | None = None  # where its scheduledEventsPolicy is in the body; None: it has none
 
     @property
     def changeable_paths(self) -> frozenset[MemberPath]:
-        """The members that an update may change: the tags, and its profile and policy."""
+        """The paths of the members that an update may change: the tags, and profile and policy if it has them."""
         return frozenset(path for path in (_TAGS_PATH, self.profile, self.policy) if path is not None)
 
 
@@ -199,7 +196,7 @@ def _tag_changes(sent: JsonObject, old: dict[str, str], is_whole: bool) -> dict[
 
 
 def authorize_set_and_vms(context: RequestContext, call: ArmCall, right: Right) -> None:
-    """Raises Forbidden unless the caller has the right over the set and over each of its VMs.
+    """Raises Forbidden unless the caller has the right over the set and over each of its present VMs.
 
     The ids of an availability set's VMs are not below its own.
     """
