@@ -50,7 +50,7 @@ class ResumeStep:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecordStepEnd:
-    """Action: journal the end of a step (or its undo) without running it: cut, skipped, reused, interrupted."""
+    """Action: journal the end of a step (or undo) without running it: cut, skipped, reused, interrupted."""
 
     key: str  # of the event's record
     step_run: StepRun  # with state, text and time of the end
@@ -101,7 +101,7 @@ AgentAction = (
 
 
 def record_after_action(record: EventRecord, action: AgentAction, *, now: float, boot_id: str) -> EventRecord:
-    """The record to journal before the action is carried out, at server time `now`; `record` stays as it is.
+    """The record to journal before the action is carried out, at server time `now`; `record` is unchanged.
 
     Adds the begun run of a StartStep, the run of a RecordStepEnd, the try of a RunApprovalCheck, or an approval in
     state ASKED; closes for CloseEvent. A resumed step gets `boot_id`, because a later reboot undoes what it does now.

@@ -56,7 +56,7 @@ def next_actions(snapshot: AgentSnapshot) -> tuple[AgentAction, ...]:
 
 
 def remaining_schedule(record: EventRecord, snapshot: AgentSnapshot) -> tuple[ScheduledStep, ...]:
-    """The schedule of the event's steps without a run yet, in the order of its plan, at the snapshot's time.
+    """The schedule of the event's steps without a run yet, in the plan's order, at the snapshot's time.
 
     It includes steps that would be cut, and leaves out steps that are not configured any more.
     """

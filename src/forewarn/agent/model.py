@@ -73,7 +73,7 @@ class ApprovalCheckConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RuleConfig:
-    """The steps and the approval for the events that match all conditions; `rules.rule_matches` compares them.
+    """The steps and the approval for the events that match all conditions; see `rules.rule_matches`.
 
     The first matching rule of the configuration applies to an event, and stays its rule.
     """

@@ -100,7 +100,7 @@ def fifteen_minutes_rules(steps: tuple[StepConfig, ...]) -> tuple[RuleConfig, ..
 
 
 def thirty_seconds_rules(steps: tuple[StepConfig, ...]) -> tuple[RuleConfig, ...]:
-    """Rules for 30 seconds of notice: ignore a Freeze of at most 10 s, run all `steps` at once for the rest.
+    """Rules for 30 s of notice: ignore a Freeze of at most 10 s, run all `steps` at once for other events.
 
     They never approve.
     """
