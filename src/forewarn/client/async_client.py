@@ -36,7 +36,7 @@ from forewarn.protocol.http_message import HttpResponse
 class AsyncConnection:
     """A connection to an endpoint, opened by `send` and kept for the next request to the same endpoint.
 
-    `interrupt` ends the waits of the watch that uses it with WatchInterrupted.
+    `interrupt` is only kept here: when it is set, the client cancels `send` and ends the watch with WatchInterrupted.
     """
 
     def __init__(self, interrupt: asyncio.Event | None = None) -> None:
@@ -51,7 +51,7 @@ class AsyncConnection:
         self.close()
 
     def close(self) -> None:
-        """Closes the connection if it is open."""
+        """Closes the connection at once if it is open; unsent data is lost."""
         if self._streams is not None:
             self._streams[1].transport.abort()
             self._streams = None
@@ -60,7 +60,7 @@ class AsyncConnection:
         """Sends a request and returns its response; reuses the open connection if the endpoint is the same.
 
         Returns a response of any status. Raises Unreachable, IncompleteResponse (also after a timeout), or
-        StaleConnection if the server had closed the kept connection.
+        StaleConnection if the server had closed the kept connection. An error or a cancellation closes it.
         """
         is_reused = self._streams is not None and self._endpoint == effect.endpoint
         response_reader = ResponseReader()
@@ -154,7 +154,8 @@ class AsyncClient(ClientProperties):
     async def events(self) -> Received:
         """Returns the current document. Retries transient failures a few times, then raises Unavailable.
 
-        Raises Unreachable at once if nothing accepts the connection, NotFound or Rejected if a retry cannot help.
+        It lists the events of this VM's whole scope, also those of other VMs. Raises Unreachable at once if nothing
+        accepts the connection, NotFound or Rejected if a retry cannot help.
         """
         return await self.ask(self._session.events())
 
@@ -163,9 +164,9 @@ class AsyncClient(ClientProperties):
         return await self.ask(self._session.mine())
 
     async def name(self) -> str:
-        """Returns this VM's name, as the `resources` of events spell it; asks the endpoint once.
+        """Returns this VM's name, as the `resources` of events spell it.
 
-        Retries and raises as `events`.
+        Asks the endpoint only until the name is known. Retries and raises as `events`.
         """
         return await self.ask(self._session.name())
 
@@ -185,17 +186,24 @@ class AsyncClient(ClientProperties):
         return self._session.time_left(event)
 
     def documents(self) -> AsyncGenerator[Received, None]:
-        """Yields the current document, then each one that differs from the last; as `Client.documents`."""
+        """Yields the current document, then each one that differs from the last, for ever.
+
+        As `Client.documents` it waits out outages, and raises NotFound and Rejected.
+        """
         return self.hear(documents_flow(self._session))
 
     def watch(self, cursor: Path | str | None = None, *, explicit: bool = False) -> AsyncGenerator[Change, None]:
-        """Yields each change of each event, for ever, at least once; as `Client.watch`."""
+        """Yields each change of each event, also of other VMs' events, for ever, at least once.
+
+        A change is handled when the next one is requested or when its `done()` is called; with `explicit` only by
+        `done()`. Cursor file, repetitions and errors are as in `Client.watch`.
+        """
         return self.follow(cursor, WatchOptions(explicit=explicit))
 
     def follow(
         self, cursor: Path | str | None, options: WatchOptions, *, interrupt: asyncio.Event | None = None
     ) -> AsyncGenerator[Any, None]:
-        """As `watch`, with all `WatchOptions`.
+        """Yields changes as `watch` does, with all `WatchOptions`.
 
         If they set `max_poll_s`, it also yields None after each poll, failed ones too. When `interrupt` is set, it
         raises WatchInterrupted, also in the middle of a poll or of a pause.

@@ -60,7 +60,8 @@ class WatchInterrupt:
     def wait(self, timeout_s: float, *, sock: socket.socket | None = None) -> bool:
         """Waits until the socket has data, at most `timeout_s` seconds; returns whether it has.
 
-        Raises WatchInterrupted as soon as `set` was called.
+        Without a socket it waits for the whole time and returns False. Raises WatchInterrupted as soon as `set` was
+        called, also before.
         """
         with selectors.DefaultSelector() as selector:
             selector.register(self._receiver, selectors.EVENT_READ)
@@ -98,8 +99,8 @@ class BlockingConnection:
     def send(self, effect: SendRequest) -> HttpResponse:
         """Sends a request and returns its response; reuses the open connection if the endpoint is the same.
 
-        Returns a response of any status. Raises Unreachable, IncompleteResponse (also after a timeout), or
-        StaleConnection if the server had closed the kept connection.
+        Returns a response of any status. Raises Unreachable, IncompleteResponse (also after a timeout),
+        StaleConnection if the server had closed the kept connection, or WatchInterrupted. An error closes it.
         """
         is_reused = self._socket is not None and self._endpoint == effect.endpoint
         response_reader = ResponseReader()
@@ -163,8 +164,8 @@ class Client(ClientProperties):
     """Reads and approves scheduled events for the VM that it runs in; blocking.
 
     Without `endpoint` it uses FOREWARN_ENDPOINT or SCHEDULEDEVENTSIP, else it discovers the endpoint with the first
-    request; an address that is not valid raises Rejected. `version` fixes the api-version, None negotiates it.
-    Threads may share a client.
+    request, as `discovery` says; an address that is not valid raises Rejected. `version` fixes the api-version, None
+    negotiates it. `boot_id`, `sleep` and `clock` replace those of the system. Threads may share a client.
     """
 
     def __init__(
@@ -195,7 +196,8 @@ class Client(ClientProperties):
     def events(self) -> Received:
         """Returns the current document. Retries transient failures a few times, then raises Unavailable.
 
-        Raises Unreachable at once if nothing accepts the connection, NotFound or Rejected if a retry cannot help.
+        It lists the events of this VM's whole scope, also those of other VMs. Raises Unreachable at once if nothing
+        accepts the connection, NotFound or Rejected if a retry cannot help.
         """
         return self.ask(self._session.events())
 
@@ -204,9 +206,9 @@ class Client(ClientProperties):
         return self.ask(self._session.mine())
 
     def name(self) -> str:
-        """Returns this VM's name, as the `resources` of events spell it; asks the endpoint once.
+        """Returns this VM's name, as the `resources` of events spell it.
 
-        Retries and raises as `events`.
+        Asks the endpoint only until the name is known. Retries and raises as `events`.
         """
         return self.ask(self._session.name())
 
@@ -246,7 +248,7 @@ class Client(ClientProperties):
     def follow(
         self, cursor: Path | str | None, options: WatchOptions, *, interrupt: WatchInterrupt | None = None
     ) -> Generator[Any, None, None]:
-        """As `watch`, with all `WatchOptions`.
+        """Yields changes as `watch` does, with all `WatchOptions`.
 
         If they set `max_poll_s`, it also yields None after each poll, failed ones too. When `interrupt` is set, it
         raises WatchInterrupted, also in the middle of a poll or of a pause.

@@ -35,21 +35,24 @@ _RESET_MAX_INCARNATION, _RESET_MIN_FALL = 3, 10  # a reset falls to at most the 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KnownEvent:
-    """A listed event as last seen, with the boot in which it was last seen scheduled."""
+    """A listed event as last seen, with the boot of this VM in which it was last seen scheduled."""
 
     event: Event
-    boot_id: str = ""
+    boot_id: str = ""  # of that boot, or of the first sight of an event that had started; "" if unknown
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KnownDocument:
-    """What a watcher knows: the last accepted document, and the events that are gone."""
+    """What a watcher knows: the last accepted document, and the events that are gone.
+
+    `detect_changes` makes the next one from a received document. The default knows nothing.
+    """
 
     epoch: str = ""  # from the ETag; "" if the server gives none
     incarnation: int = -1  # -1: no document yet
-    events: tuple[KnownEvent, ...] = ()
+    events: tuple[KnownEvent, ...] = ()  # not gone yet, in order of publication
     is_exact: bool = True  # False: `events` contains some that `incarnation` does not count
-    gone_keys: tuple[str, ...] = ()  # of the latest events that are gone, at most 100, oldest first
+    gone_keys: tuple[str, ...] = ()  # `event_key` of the latest events that are gone, at most 100, oldest first
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,11 +62,11 @@ class ObservedDocument:
     incarnation: int
     events: tuple[Event, ...]
     unusable: tuple[str, ...] = ()  # as in `Received`
-    epoch: str = ""
-    date: float | None = None  # the service's time
-    boot_id: str = ""
-    vm_name: str | None = None  # this VM's, if known
-    older_for_s: float = 0.0  # how long documents have been older than the known one
+    epoch: str = ""  # from the ETag; "" if the server gives none
+    date: float | None = None  # the service's time when it was received, POSIX seconds; None: unknown
+    boot_id: str = ""  # of this VM's boot now; "" if unknown
+    vm_name: str | None = None  # this VM's, if known; needed only if `is_vm_name_needed`
+    older_for_s: float = 0.0  # for how many seconds received documents have been older than the known one
     shows_all_kinds: bool = True  # False: the api-version hides some kinds
 
 
@@ -77,7 +80,12 @@ class DocumentFreshness(Enum):
 
 
 def document_freshness(known: KnownDocument, observed: ObservedDocument) -> DocumentFreshness:
-    """Classifies a received document by epoch, incarnation and the time it has been older."""
+    """Classifies a received document by epoch, incarnation and the time that documents have been older.
+
+    Another epoch is RESET, or DOUBTFUL if it is an earlier one. Else an incarnation that is equal or higher is CURRENT,
+    and a lower one is STALE if both documents have an epoch; if not, it is DOUBTFUL, or RESET if it fell by more than
+    10 to at most 3. What would be STALE or DOUBTFUL is RESET after `older_for_s` of MAX_STALE_S.
+    """
     have_epochs = bool(known.epoch and observed.epoch)
     if have_epochs and known.epoch != observed.epoch:
         earlier = _epoch_number(observed.epoch) < _epoch_number(known.epoch)
@@ -95,12 +103,16 @@ def document_freshness(known: KnownDocument, observed: ObservedDocument) -> Docu
 
 
 def is_older_document(known: KnownDocument, observed: ObservedDocument) -> bool:
-    """Whether the document seems older than the known one (stale or doubtful)."""
+    """Whether the document seems older than the known one: its freshness is STALE or DOUBTFUL."""
     return document_freshness(known, observed) in (DocumentFreshness.STALE, DocumentFreshness.DOUBTFUL)
 
 
 def epoch_from_etag(tag: str) -> str:
-    """The epoch and the mark of scope and store from this service's ETag; "" for any other (spec §4.3)."""
+    """The part of this service's ETag that stays while the incarnation grows; "" for any other ETag.
+
+    That is the epoch, with the digits that identify scope and store if it has them (spec §4.3): `"2-17-0a1b2c3d"`
+    gives `2-0a1b2c3d`.
+    """
     found = _ETAG.fullmatch(tag)
     return found["epoch"] + (found["scope"] or "") if found else ""
 
@@ -115,10 +127,11 @@ _REBOOTING_KINDS = frozenset({Kind.REBOOT, Kind.REDEPLOY})
 
 
 def detect_changes(known: KnownDocument, observed: ObservedDocument) -> tuple[KnownDocument, tuple[Change, ...]]:
-    """Returns what is known after this document, and the changes that it shows.
+    """Returns what is known after this document, and the changes that it shows; changes no argument.
 
-    Changes come in the order that the module describes, without `when_done`. A stale document changes nothing; a
-    doubtful one only adds new events.
+    A new event is a Scheduled, or a Started with `first`; a known one a Started when it has started, and a Gone when
+    it is no longer listed. Changes of known events come first, in their order, then new events in the document's; none
+    has a `when_done`. A STALE document changes nothing, a DOUBTFUL one only adds events never seen before.
     """
     freshness = document_freshness(known, observed)
     if freshness is DocumentFreshness.STALE:
@@ -239,14 +252,19 @@ def _may_have_rebooted(known_event: KnownEvent, observed: ObservedDocument) -> b
 
 
 def is_vm_name_needed(known: KnownDocument, observed: ObservedDocument) -> bool:
-    """Whether `detect_changes` may need `observed.vm_name` to decide how an event ended."""
+    """Whether `detect_changes` may need `observed.vm_name` to decide how an event ended.
+
+    True if a Reboot or Redeploy that was seen in another boot is no longer listed: it has happened if it lists this VM.
+    """
     return any(_may_have_rebooted(known_event, observed) for known_event in _events_over(known, observed).values())
 
 
 def outcome_by_incarnation(known: KnownDocument, observed: ObservedDocument, listed: dict[str, Event]) -> Outcome:
-    """How the scheduled events that are no longer listed ended, if the incarnation's growth shows it.
+    """How known events that had not started ended, if they are missing and the incarnation shows it.
 
-    `listed` has the document's events by `event_key`. UNKNOWN if it does not show it, or no such event is missing.
+    `listed` has the document's events by `event_key`. Each addition, start and removal of an event raises the
+    incarnation by one. WITHDRAWN if the growth that other changes do not explain is one for each missing event;
+    FINISHED if one is missing and that growth is two, for its start and its removal. Else UNKNOWN, also if none is.
     """
     before = {event_key(known_event.event): known_event.event for known_event in known.events}
     unclear = sum(key not in listed and not _has_started(event) for key, event in before.items())
@@ -265,7 +283,10 @@ def outcome_by_incarnation(known: KnownDocument, observed: ObservedDocument, lis
 
 
 def time_left_s(event: Event, date: float | None) -> float | None:
-    """Seconds from `date`, the service's time, to NotBefore (spec §12), negative after it; None: unknown."""
+    """Seconds from `date`, the service's time in POSIX seconds, to the event's NotBefore (spec §12).
+
+    Negative after it; None if one of the two is None.
+    """
     return None if event.not_before is None or date is None else event.not_before - date
 
 

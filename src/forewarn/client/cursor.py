@@ -25,11 +25,11 @@ BOOT_ID_FILE = Path("/proc/sys/kernel/random/boot_id")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WatchCursor:
-    """The content of a cursor file."""
+    """The content of a cursor file, in which a watcher keeps its progress; by default that of a new one."""
 
-    known: KnownDocument = field(default_factory=KnownDocument)
-    unhandled: tuple[Change, ...] = ()  # in order of delivery
-    boot_id: str = ""  # of the boot that wrote it
+    known: KnownDocument = field(default_factory=KnownDocument)  # the last document, with which the next is compared
+    unhandled: tuple[Change, ...] = ()  # recorded and not yet marked as handled, in order of delivery
+    boot_id: str = ""  # of the boot that wrote it; "" if unknown
 
 
 class BadCursor(ValueError):
@@ -45,7 +45,7 @@ def read_boot_id() -> str:
 
 
 def encode_cursor(cursor: WatchCursor) -> bytes:
-    """Encodes a cursor as one line of JSON; the `when_done` of its changes is not kept."""
+    """Encodes a cursor as one line of JSON, with its newline; the `when_done` of its changes is not kept."""
     known = cursor.known
     content = {
         _FORMAT_KEY: CURSOR_FORMAT,
@@ -61,7 +61,10 @@ def encode_cursor(cursor: WatchCursor) -> bytes:
 
 
 def decode_cursor(raw: bytes) -> WatchCursor:
-    """Decodes a cursor. Raises BadCursor if it is damaged or of another format."""
+    """Decodes the bytes of a cursor file; its changes have no `when_done`.
+
+    Raises BadCursor if they are damaged or of another format than CURSOR_FORMAT.
+    """
     try:
         content = json.loads(raw)
         if not isinstance(content, dict) or _FORMAT_KEY not in content:
@@ -126,7 +129,10 @@ def _event_from_json(raw: object) -> Event:
 
 
 def load_cursor(path: Path) -> WatchCursor:
-    """Reads the cursor file; an absent file is a new cursor. Raises BadCursor, or Rejected if unreadable."""
+    """Reads the cursor file; an absent file gives a new, empty cursor.
+
+    Raises BadCursor if its content is damaged or of another format, Rejected if the file cannot be read.
+    """
     try:
         return decode_cursor(path.read_bytes())
     except FileNotFoundError:

@@ -26,16 +26,17 @@ _SIOCGIFHWADDR, _ARPHRD_ETHER = 0x8927, 1  # Linux constants
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EthernetInterface:
-    """A network interface and its 6-byte MAC address."""
+    """A network interface on which DHCP can be asked."""
 
-    name: str
-    mac: bytes
+    name: str  # such as eth0
+    mac: bytes  # 6 bytes
 
 
 def encode_discover(xid: bytes, mac: bytes) -> bytes:
-    """Encodes a DHCPDISCOVER of 244 bytes that asks for a broadcast answer; `xid` has 4 bytes, `mac` 6.
+    """Encodes a DHCPDISCOVER of 244 bytes that asks for a broadcast answer.
 
-    Without an address the client could not receive a unicast answer.
+    `xid` has 4 bytes that identify the transaction, `mac` the 6 of the interface. Without an address the client could
+    not receive a unicast answer.
     """
     packet = bytearray(_OPTIONS_AT)
     packet[0:4] = bytes((1, 1, 6, 0))

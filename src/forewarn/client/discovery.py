@@ -23,10 +23,11 @@ _MAX_INTERFACES = 4  # so that discovery ends soon on hosts with hundreds of int
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Discovery:
-    """Settings of the discovery; `waits_s` are the delays before each round of DHCP, () disables DHCP.
+    """How a client without a configured endpoint searches for it: settings of `discover_endpoint`.
 
-    `interfaces` lists the interfaces, of which the first four are asked; `ask` asks on one of them and returns the
-    endpoint's IPv4 address, or None. Times are in seconds.
+    `waits_s` are the delays before each round of DHCP; () disables DHCP. `interfaces` lists the network interfaces, of
+    which the first four are asked in each round. `ask` asks on one of them and returns the endpoint's IPv4 address, or
+    None; it raises Unavailable if it cannot ask. Times are in seconds.
     """
 
     well_known: Endpoint = _WELL_KNOWN_ENDPOINT  # tried first
@@ -40,7 +41,8 @@ class Discovery:
 def is_scheduled_events_response(response: HttpResponse) -> bool:
     """Whether a scheduled events endpoint seems to have sent this; other clouds use the same address.
 
-    True for a document, an empty 200, its JSON errors (400, 404), and any transient status.
+    True for a 200 with a JSON object that has `Events` or with an empty body, for a 400 or 404 with a JSON object whose
+    `error` is a text, and for any transient status (`is_transient_status`).
     """
     if is_transient_status(response.status):
         return True
@@ -60,7 +62,8 @@ def _is_error_response(response: HttpResponse, content: dict[str, object]) -> bo
 def discover_endpoint(discovery: Discovery) -> Flow[Endpoint]:
     """Flow: returns the first endpoint that answers: the well-known one, else DHCP's at port 80 or 8080.
 
-    It may take minutes. Raises Unreachable with what was tried.
+    It polls each of them, and takes only an answer that `is_scheduled_events_response` accepts. It may take minutes.
+    Raises Unreachable if there is none; the message says what was tried.
     """
     if (yield from _probe_endpoint(discovery, discovery.well_known)):
         return discovery.well_known

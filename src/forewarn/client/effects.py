@@ -21,7 +21,7 @@ BODY_TIMEOUT_S = 120.0  # a slow body is worth waiting for, an endless one is no
 
 
 class Unreachable(Unavailable):
-    """Nothing accepts connections at the endpoint."""
+    """Nothing accepts connections at the endpoint, or no endpoint was found."""
 
 
 class IncompleteResponse(Unavailable):
@@ -37,7 +37,7 @@ class WatchInterrupted(Exception):
 
 
 def unreachable_error(endpoint: Endpoint, error: Exception) -> Unreachable:
-    """Returns the `Unreachable` error for a failed connection attempt, with the system's reason."""
+    """Returns (does not raise) the error for a failed connection attempt; it contains the system's reason."""
     reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
     if isinstance(error, OSError) and error.errno and reason.startswith("Connect call failed"):
         reason = os.strerror(error.errno)  # asyncio put its own text into strerror
@@ -45,7 +45,7 @@ def unreachable_error(endpoint: Endpoint, error: Exception) -> Unreachable:
 
 
 def incomplete_response_error(endpoint: Endpoint, error: Exception, *, may_be_stale: bool) -> IncompleteResponse:
-    """Returns the error for a response that broke off.
+    """Returns (does not raise) the error for a response that broke off because of `error`.
 
     It is a `StaleConnection` if `may_be_stale`, unless the request timed out. `may_be_stale` says that the connection
     was reused and nothing was received on it.
@@ -100,10 +100,10 @@ Flow = Generator[Effect, Any, T]  # yields effects, receives their results, retu
 
 
 class FlowRunner(Generic[T]):
-    """Runs one flow step by step.
+    """Runs one flow step by step, for a client that performs the effects.
 
-    Call `next_effect` until it returns None, and `set_result` or `set_error` after each effect. Then `result` is the
-    value that the flow returned.
+    Call `next_effect` until it returns None; perform each effect, then call `set_result` or `set_error`. At the end
+    `result` is the value that the flow returned.
     """
 
     def __init__(self, flow: Flow[T]) -> None:
@@ -113,7 +113,7 @@ class FlowRunner(Generic[T]):
         self._results: list[T] = []
 
     def next_effect(self) -> Effect | None:
-        """Resumes the flow with the last result or error; returns its next effect, or None at its end.
+        """Starts or resumes the flow with the last result or error; returns its next effect, None at its end.
 
         Raises what the flow raises.
         """
@@ -148,8 +148,9 @@ def request_flow(
 ) -> Generator[Effect, Any, HttpResponse]:
     """Flow: sends one request, and repeats it once if a kept connection turns out to be closed.
 
-    Returns a response of any status. The repetition is harmless: polls change nothing, and an approval may be repeated
-    (spec §5.2). Raises Unreachable or IncompleteResponse.
+    Returns a response of any status. `timeout_s` limits the wait until the response begins, and between two reads of
+    it; `connect_s` the connection attempt. The repetition is harmless: polls change nothing, and an approval may be
+    repeated (spec §5.2). Raises Unreachable or IncompleteResponse.
     """
     effect = SendRequest(endpoint=endpoint, request=request, timeout_s=timeout_s, connect_timeout_s=connect_s)
     try:

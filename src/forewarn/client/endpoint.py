@@ -14,9 +14,9 @@ WELL_KNOWN_URL = "http://169.254.169.254"  # spec §2.1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Endpoint:
-    """Host and port of a metadata endpoint; `str()` gives its http:// URL."""
+    """Host and port of a metadata endpoint; `str()` gives its http:// URL, without the port if that is 80."""
 
-    host: str
+    host: str  # a name or an address; IPv6 without brackets
     port: int = 80
 
     def __str__(self) -> str:
@@ -27,7 +27,8 @@ class Endpoint:
 def configured_endpoint(explicit: str | None, environ: Mapping[str, str]) -> Endpoint | None:
     """Returns the explicit endpoint, else FOREWARN_ENDPOINT, else SCHEDULEDEVENTSIP; None if none is set.
 
-    An empty one counts as not set. Raises Rejected if the first that is set is not valid.
+    `environ` has the environment variables. An empty text counts as not set. Raises Rejected if the first that is set
+    is not valid (`parse_endpoint`).
     """
     text = explicit or environ.get("FOREWARN_ENDPOINT") or environ.get("SCHEDULEDEVENTSIP")
     return parse_endpoint(text) if text else None
@@ -36,7 +37,8 @@ def configured_endpoint(explicit: str | None, environ: Mapping[str, str]) -> End
 def parse_endpoint(text: str) -> Endpoint:
     """Parses a host, address or http:// URL, with or without a port (default 80); resolves no names.
 
-    A path below /metadata is ignored, so that URLs can be pasted. Raises Rejected for another path, https or a user.
+    A path at or below /metadata, and a query, are ignored, so that URLs can be pasted. Raises Rejected for another
+    path, another scheme such as https, a user name, port 0, or text that is no address.
     """
     text_or_url = text.strip()
     try:

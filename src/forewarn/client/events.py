@@ -12,13 +12,19 @@ Event = ReceivedEvent
 
 
 def lists(event: Event, name: str) -> bool:
-    """Whether the event lists this VM: ignores case and the leading underscore of 2017 (spec §3)."""
+    """Whether the event's `resources` contain the VM with this name.
+
+    Ignores case, and the leading underscore that names have in an api-version of 2017 (spec §3).
+    """
     own = name.casefold()
     return any(resource.casefold() in (own, f"_{own}") for resource in event.resources)
 
 
 def event_key(event: Event) -> str:
-    """The key that identifies an event: its id in upper case, or kind and resources if it has no id."""
+    """The key by which a watcher identifies an event: its id in upper case.
+
+    If it has no id, a text of its kind and resources.
+    """
     return event.id.upper() or f"{event.kind} of {', '.join(event.resources)}"
 
 
@@ -27,7 +33,7 @@ class Outcome(StrEnum):
 
     FINISHED = "finished"  # it started; whether its acts succeeded is not shown
     WITHDRAWN = "withdrawn"  # it never started
-    UNKNOWN = "unknown"  # either
+    UNKNOWN = "unknown"  # one of the two; the documents do not show which
 
 
 def _no_callback() -> None:
@@ -49,7 +55,7 @@ class _EventChange:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scheduled(_EventChange):
-    """An event is listed for the first time, and has not started."""
+    """Change: `event` is listed for the first time, and has not started. `done()` marks it as handled."""
 
     # Seconds until NotBefore when the change was delivered, negative after it; None: unknown.
     left_s: float | None = None
@@ -57,14 +63,17 @@ class Scheduled(_EventChange):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Started(_EventChange):
-    """An event has started."""
+    """Change: `event` is listed as started. `done()` marks it as handled."""
 
     first: bool = False  # no Scheduled came before: the event had no notice, or nothing was watching
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gone(_EventChange):
-    """An event is no longer listed; `event` is as last seen, `outcome` says how it ended."""
+    """Change: an event is no longer listed; `event` is as last seen, `outcome` says how it ended.
+
+    `done()` marks it as handled.
+    """
 
     outcome: Outcome = Outcome.UNKNOWN
 

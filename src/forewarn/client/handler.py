@@ -44,7 +44,7 @@ class Handler:
     function that cannot be called with one argument, and for a kind that is not a text. Functions of one event are
     called one at a time, those of different events in parallel. `retry_s` are the delays in seconds before a function
     that raised is called again; the last one repeats until the function returns or the event is gone (functions of
-    `gone`: until they return). Raises Rejected if `retry_s` is empty.
+    `gone`: until they return). `clock` measures them. Raises Rejected if `retry_s` is empty.
     """
 
     def __init__(
@@ -73,7 +73,7 @@ class Handler:
     def started(self, *kinds: str) -> Callable[[F], F]:
         """Decorator: calls the function with the Started of an event of these kinds; no kinds means all.
 
-        If there was no notice, functions of `on` are called with it too.
+        The case of kinds is ignored. If no Scheduled came before, functions of `on` are called with it too.
         """
         return partial(self._add_rule, _is_started, _checked_kinds(kinds, "started"), False)
 
@@ -95,8 +95,10 @@ class Handler:
     def run(self, client: Client, cursor: Path | str | None = None) -> None:
         """Watches and calls functions, each call in its own thread, until `stop`; may be run again then.
 
-        Raises Rejected if one of the functions is async, and as `Client.watch`; an exception that is no Exception
-        (such as SystemExit) of a function too.
+        `cursor` is the file that keeps the changes that are not handled; None: no file. Raises what `Client.watch`
+        raises, Rejected if one of the functions is async or the endpoint refuses to give this VM's name, and an
+        exception of a function that is no Exception (such as SystemExit). After any other exception of a function, it
+        logs it and calls the function again.
         """
         for rule in self._rules:
             if inspect.iscoroutinefunction(rule.function):
@@ -136,7 +138,9 @@ class Handler:
     async def arun(self, client: AsyncClient, cursor: Path | str | None = None) -> None:
         """Watches and calls functions until `stop` or cancellation; async ones as tasks, others in threads.
 
-        Cancellation cancels the tasks, and lets the threads finish. Raises as `AsyncClient.watch`.
+        `cursor` is as in `run`. Cancellation cancels the tasks; functions in threads run on, and are not waited for.
+        Raises what `AsyncClient.watch` raises, and Rejected if the endpoint refuses to give this VM's name. After an
+        exception of a function, it logs it and calls the function again.
         """
         scheduler = self._make_scheduler()
         loop, interrupt = asyncio.get_running_loop(), asyncio.Event()

@@ -23,24 +23,24 @@ BUSY_POLL_S = 1.0  # how long a poll may take while functions run: their results
 class HandlerRule:
     """A handler function and the changes that it wants; `kinds` are casefolded, empty means all kinds."""
 
-    accepts: Callable[[Change], bool]
+    accepts: Callable[[Change], bool]  # whether a change is of the wanted sort; does not check the kind
     function: Callable[[Any], Any]  # called with the change; it may be async
     kinds: frozenset[str] = frozenset()
-    approve: bool = False  # approve the event after the function has returned
+    approve: bool = False  # approve the event after the function has returned for its Scheduled
 
     def matches(self, change: Change) -> bool:
-        """Whether the function wants this change."""
+        """Whether the function wants this change: `accepts` does, and the event is of one of the kinds."""
         return self.accepts(change) and (not self.kinds or change.event.kind.casefold() in self.kinds)
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class HandlerTask:
-    """One call of one function for one change, with its retries and its approval."""
+    """One call of one function for one change, with retries and approval; the scheduler updates it."""
 
     change: Change
     rule: HandlerRule
     failures: int = 0  # in a row, of the function or of its approval
-    due_at: float = -math.inf  # of the scheduler's clock
+    due_at: float = -math.inf  # when the next try is due, by the scheduler's clock
     is_running: bool = False
     has_returned: bool = False  # only the approval is left
     is_final_try: bool = False  # the event is gone: no more tries
@@ -48,7 +48,7 @@ class HandlerTask:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LearnVmName:
-    """Job: ask the endpoint for this VM's name."""
+    """Job: ask the endpoint for this VM's name, which is the job's result."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,7 +60,7 @@ class CallHandlerFunction:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ApproveEvent:
-    """Job: approve the event after its function has returned."""
+    """Job: approve the event of the task's change; its function has returned."""
 
     task: HandlerTask
 
@@ -82,8 +82,8 @@ class HandlerScheduler:
     """
 
     rules: Sequence[HandlerRule]
-    retry_s: Sequence[float]
-    clock: Callable[[], float]
+    retry_s: Sequence[float]  # delays in seconds before retries; the last one repeats
+    clock: Callable[[], float]  # seconds
     vm_name: str | None = None  # None: not known yet
     neighbours: bool = False  # True: also events that do not list this VM, so its name is not needed
     is_stopping: bool = False  # no new calls; approvals after returned functions are still sent
@@ -94,22 +94,30 @@ class HandlerScheduler:
     _learn_name_failures: int = 0
 
     def add_change(self, change: Change) -> None:
-        """Queues a change; it waits until this VM's name is known, if that is needed.
+        """Queues a call of each function that wants the change; calls its `done()` if there is none.
 
-        A Gone ends the retries of its event, and drops its functions that have not begun.
+        Without `neighbours` the change waits until this VM's name is known, and counts only if its event lists this VM.
+        A Gone ends the retries of its event, and drops its functions that are not running.
         """
         self._inbox.append(change)
         self._assign_inbox()
 
     def idle_time_s(self) -> float:
-        """Seconds until the next job is due; BUSY_POLL_S while one is running, infinity if none is planned."""
+        """Seconds until the next job is due, 0 if one is due now; infinity if none waits.
+
+        BUSY_POLL_S while one is running, because its result needs a prompt reaction.
+        """
         if self._is_learning_name or any(task.is_running for task in self._all_tasks()):
             return BUSY_POLL_S
         due_at = min((task.due_at for task in self._all_tasks()), default=math.inf)
         return max(0.0, min(due_at, self._learn_name_at if self._inbox else math.inf) - self.clock())
 
     def due_jobs(self) -> Iterator[HandlerJob]:
-        """Yields the jobs that are due now, at most one for each event, and marks each as running."""
+        """Yields the jobs that are due now, and marks each as running.
+
+        At most one for each event, and none while another of it runs; and a LearnVmName if changes wait for the name.
+        With `is_stopping`, only approvals.
+        """
         now = self.clock()
         if self._inbox and not self._is_learning_name and not self.is_stopping and self._learn_name_at <= now:
             self._is_learning_name = True
@@ -124,7 +132,8 @@ class HandlerScheduler:
     def job_succeeded(self, job: HandlerJob, result: Any) -> None:
         """Takes the result of a job: the VM's name for LearnVmName, else it is ignored.
 
-        The approval of a function that has returned becomes due, if its rule wants that.
+        After a function whose rule wants it, the approval becomes due, unless the change is no Scheduled or the event
+        is gone. Else the task is over; the last one of a change calls its `done()`.
         """
         if isinstance(job, LearnVmName):
             self._is_learning_name, self.vm_name = False, result
@@ -143,9 +152,10 @@ class HandlerScheduler:
             self._finish_task(task)
 
     def job_failed(self, job: HandlerJob, error: Exception) -> None:
-        """Takes the error of a job, logs it and plans a retry; none if the event is gone or refuses approval.
+        """Takes the error of a job, logs it, and makes the job due again after a delay of `retry_s`.
 
-        Raises the error if it is a Rejected of LearnVmName: the endpoint refuses to give this VM's name.
+        Without a retry the task is over: if the event is gone, or the error is a Rejected of an approval. Raises the
+        error if it is a Rejected of LearnVmName: the endpoint refuses to give this VM's name.
         """
         if isinstance(job, LearnVmName):
             self._is_learning_name = False

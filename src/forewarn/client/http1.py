@@ -19,9 +19,10 @@ _STATUS_CODE = re.compile(r"[1-9][0-9]{2}")
 
 
 def encode_request(request: HttpRequest, endpoint: Endpoint) -> bytes:
-    """Encodes a request for the endpoint; adds Host, Accept and User-Agent, and Content-Length if needed.
+    """Encodes a request, head and body, as the bytes to send to the endpoint.
 
-    Characters outside Latin-1 become "?"; the values are not escaped.
+    Adds Host, Accept and User-Agent, and Content-Length for a POST or a body. Characters outside Latin-1 become "?";
+    the values are not escaped.
     """
     host = str(endpoint).removeprefix("http://")
     fields = (("host", host), ("accept", "application/json"), ("user-agent", "forewarn"), *request.headers)
@@ -33,7 +34,8 @@ def encode_request(request: HttpRequest, endpoint: Endpoint) -> bytes:
 class ResponseReader:
     """Parses one response incrementally. Feed it received bytes, and b"" when the peer has closed.
 
-    Use a new one for each response.
+    Use a new one for each response. `has_received` says whether any byte came; once `feed` has returned the response,
+    `can_keep_alive` says whether another request may follow on the connection.
     """
 
     def __init__(self) -> None:
@@ -46,7 +48,8 @@ class ResponseReader:
     def feed(self, data: bytes) -> HttpResponse | None:
         """Adds data; returns the response once it is complete, else None. Header names are in lower case.
 
-        Raises IncompleteResponse if the data is not HTTP, is too long, or ends too early.
+        Skips interim responses (1xx). Raises IncompleteResponse if the data is not HTTP, is longer than MAX_HEAD_BYTES
+        or MAX_BODY_BYTES, or ends too early.
         """
         self.has_received = self.has_received or bool(data)
         self._data += data

@@ -21,8 +21,9 @@ from forewarn.protocol.versions import NEWEST_VERSION
 class EndpointRecorder:
     """Makes one recording in real time; `for_s` limits it in seconds, None means until interrupted.
 
-    It polls every `every_s` seconds, or at once after a long poll that the endpoint held. The recording begins when
-    the recorder is created. It writes no file.
+    It polls every `every_s` seconds with the api-version `version`, or at once after a long poll that the endpoint
+    held. The recording begins when the recorder is created. It writes no file: the caller stores what `answers` yields
+    and, at the end, the result of `end`.
     """
 
     def __init__(
@@ -45,10 +46,10 @@ class EndpointRecorder:
         self._polls = 0
 
     def answers(self) -> Iterator[RecordedResponse]:
-        """Polls and yields each answer that differs from the last, until `for_s` is over. Blocks.
+        """Polls and yields each answer whose content differs from the last one's, until `for_s` is over. Blocks.
 
-        Call it once. A later failure is an answer with status None. Raises Unreachable if the endpoint accepts no
-        connection at the first poll.
+        Call it once. A 304 is not yielded. A failure is an answer with status None; only if the endpoint accepts no
+        connection at the first poll, it raises Unreachable.
         """
         last: RecordedResponse | None = None
         while self._left_s() > 0:
@@ -59,7 +60,7 @@ class EndpointRecorder:
             self._sleep(min(self._pause_s(), max(0.0, self._left_s())))
 
     def end(self) -> RecordingEnd:
-        """The last line of the recording, as of now: elapsed seconds, last Date, number of polls."""
+        """Returns the last line of the recording, as of now: elapsed seconds, last Date, number of polls."""
         return RecordingEnd(at_s=self._elapsed_s(), date=self._date, polls=self._polls)
 
     def _poll(self) -> RecordedResponse | None:

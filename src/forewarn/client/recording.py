@@ -25,10 +25,10 @@ _JsonLine = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecordingHeader:
-    """The first line of a recording."""
+    """The first line of a recording: what was recorded, and since when."""
 
-    vm: str  # "" if the endpoint did not give it
-    api_version: str
+    vm: str  # its name; "" if the endpoint did not give it
+    api_version: str  # of the recorded polls
     started_at: float  # POSIX seconds by the recorder's clock
 
 
@@ -45,7 +45,10 @@ class RecordedResponse:
     broke: str = ""  # the error, if no response came
 
     def has_same_content(self, other: RecordedResponse) -> bool:
-        """Whether status, content type, Retry-After and body are equal; times and `broke` do not count."""
+        """Whether status, content type, Retry-After and body are equal; times and `broke` do not count.
+
+        Two failures without a response are therefore equal.
+        """
         own, their = (_answer_content(answer) for answer in (self, other))
         return own == their
 
@@ -65,10 +68,10 @@ class RecordingEnd:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EndpointRecording:
-    """A whole recording."""
+    """A whole recording: what a recording file contains."""
 
     header: RecordingHeader
-    answers: tuple[RecordedResponse, ...] = ()
+    answers: tuple[RecordedResponse, ...] = ()  # in order of time, failures too
     end: RecordingEnd | None = None  # None: the recorder was cut off
 
 
@@ -93,7 +96,7 @@ def encode_line(part: RecordingHeader | RecordedResponse | RecordingEnd) -> byte
 
 
 def encode_recording(recording: EndpointRecording) -> bytes:
-    """Encodes a whole recording; raises as `encode_line`."""
+    """Encodes a whole recording as the bytes of its file, one line for each part; raises as `encode_line`."""
     ends = (recording.end,) if recording.end else ()
     return b"".join(encode_line(part) for part in (recording.header, *recording.answers, *ends))
 
@@ -112,9 +115,10 @@ def _answer_to_json(answer: RecordedResponse) -> dict[str, Any]:
 
 
 def decode_recording(raw: bytes, source: str) -> EndpointRecording:
-    """Decodes a file; `source` names it in messages. Raises BadRecording with line and remedy.
+    """Decodes the bytes of a recording file; `source` names the file in messages.
 
-    It ignores a last line that was cut off. A recording without any answer is bad too.
+    Ignores a last line that was cut off. Raises BadRecording, with line and remedy, for content that is no recording
+    of RECORDING_FORMAT, lines that are not in order of time, and a recording without any answer.
     """
     lines = list(_parse_lines(raw, source))
     if not lines:

@@ -31,7 +31,10 @@ NAME_VERSIONS = tuple(version for version in INSTANCE_VERSIONS if "2017-04-02" <
 
 
 class TemporarilyUnavailable(Unavailable):
-    """The service answered with a transient status; `retry_after_s` is its Retry-After in seconds."""
+    """The service answered with the transient status `status`; a later retry may help.
+
+    `retry_after_s` is the result of the function of that name: seconds, None without a usable Retry-After.
+    """
 
     def __init__(self, message: str, *, status: int, retry_after_s: float | None = None) -> None:
         super().__init__(message)
@@ -40,9 +43,9 @@ class TemporarilyUnavailable(Unavailable):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PollAnswer:
-    """The parsed answer to a poll; `received` is None if the document is the one with our ETag (304)."""
+    """The parsed answer to a poll, made by `parse_poll_answer`."""
 
-    received: Received | None
+    received: Received | None  # the document; None if it is still the one with our ETag (304)
     etag: str  # "" if the answer has none
     was_held: bool  # the server applied our `Prefer: wait`, so it supports long polls (spec §4.4)
     server_time: float | None  # its Date as POSIX seconds; in a lab this is lab time (spec §12)
@@ -50,15 +53,18 @@ class PollAnswer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PollState:
-    """The state of a watcher: the last document with its ETag, and consecutive failures."""
+    """The state of a watcher between two polls: the last document with its ETag, and consecutive failures."""
 
-    etag: str = ""
-    document: Received | None = None
+    etag: str = ""  # of `document`; "" if it has none, and after a failed poll
+    document: Received | None = None  # None before the first one
     failures: int = 0  # polls that failed in a row
 
     @property
     def condition(self) -> str:
-        """The ETag to send with the next poll; "" if the latest document was only partly usable."""
+        """The ETag to send with the next poll; "" (the answer comes in full) if there is none.
+
+        Also "" if the last document was only partly usable: the next answer may be whole.
+        """
         return "" if self.document is not None and self.document.unusable else self.etag
 
 
@@ -67,14 +73,15 @@ class PollStep:
     """What follows a poll: the new state, the document if it changed, the pause before the next poll."""
 
     state: PollState
-    new_document: Received | None
-    pause_s: float
+    new_document: Received | None  # None: the poll failed, or its document equals the last one
+    pause_s: float  # seconds
 
 
 def poll_request(*, version: str = NEWEST_VERSION, tag: str = "", hold_s: int = 0) -> HttpRequest:
-    """Builds the GET of the document; with a tag the server may answer 304 if the document is unchanged.
+    """Builds the GET of the document in this api-version.
 
-    With a tag and `hold_s` the server may hold its answer until the document changes, for at most `hold_s` seconds.
+    `tag` is an ETag with its quotes, "" for none: with it the server answers 304 if the document is unchanged. With it
+    and `hold_s` the server may hold its answer until the document changes, for at most `hold_s` seconds.
     """
     condition = (("if-none-match", tag),) if tag else ()
     preference = (("prefer", f"wait={hold_s}"),) if tag and hold_s else ()
@@ -100,9 +107,10 @@ def _metadata_request(
 
 
 def parse_poll_answer(response: HttpResponse) -> PollAnswer:
-    """Parses the answer to a poll, 200 or 304.
+    """Parses the answer to a poll: a 200 with a document, or a 304.
 
-    Raises Unavailable if a retry may help (a transient status, an unreadable document), else Rejected or NotFound.
+    Raises Unavailable if a retry may help: TemporarilyUnavailable for a transient status, plain Unavailable for a body
+    that is not a document. Raises NotFound for 404, and Rejected for any other status.
     """
     fields = dict(response.headers)
     received = None if response.status == 304 else _decode_document(response)
@@ -123,9 +131,10 @@ def _decode_document(response: HttpResponse) -> Received:
 
 
 def raise_for_status(response: HttpResponse) -> None:
-    """Raises the error that a status other than 200 means.
+    """Raises the error that a status other than 200 means; returns None for 200.
 
-    TemporarilyUnavailable if it is transient, NotFound for 404, else Rejected (also for a redirect).
+    TemporarilyUnavailable if the status is transient (`is_transient_status`), NotFound for 404, else Rejected, also for
+    a 304 or a redirect. The last two errors contain the service's reason.
     """
     if response.status == 200:
         return
@@ -172,9 +181,10 @@ def error_reason(response: HttpResponse) -> str:
 
 
 def step_after_answer(state: PollState, answer: PollAnswer) -> PollStep:
-    """The step after an answer; a document is new if it differs from the last one in content.
+    """The step after an answer to a poll; its state has no failures. `state` stays unchanged.
 
-    A 304 keeps document and ETag. The pause is short if the server held the answer, or may hold the next one.
+    A document is new if its content differs from the last one's. A 304 keeps document and ETag. The pause is
+    LONG_POLL_PAUSE_S if the server held the answer, or if it is the first and has an ETag; else POLL_INTERVAL_S.
     """
     pause_s = LONG_POLL_PAUSE_S if answer.was_held or (answer.etag and state.document is None) else POLL_INTERVAL_S
     if answer.received is None:
@@ -186,7 +196,10 @@ def step_after_answer(state: PollState, answer: PollAnswer) -> PollStep:
 
 
 def partial_document_warning(document: Received | None) -> str:
-    """What is wrong with a partly usable document, and what follows from it; "" if the document is whole."""
+    """A sentence for the log about a partly usable document; "" if it is whole or None.
+
+    It says how many elements cannot be used, and which events therefore do not count as over.
+    """
     if document is None or not document.unusable:
         return ""
     count, total = len(document.unusable), len(document.unusable) + len(document.events)
@@ -197,18 +210,19 @@ def partial_document_warning(document: Received | None) -> str:
 
 
 def step_after_failure(state: PollState, error: Unavailable | None = None) -> PollStep:
-    """The step after a failed poll, with one more failure and the pause of `backoff_s`.
+    """The step after a poll that failed with `error`: one more failure, and the pause of `backoff_s`.
 
-    It keeps the document, and drops the ETag, because another server may answer next.
+    Its state keeps the document, and has no ETag, because another server may answer next. `state` stays unchanged.
     """
     failed = replace(state, etag="", failures=state.failures + 1)
     return PollStep(state=failed, new_document=None, pause_s=backoff_s(failed.failures, error))
 
 
 def backoff_s(failures: int, error: Unavailable | None = None) -> float:
-    """Seconds to wait after this many failures: doubling from 0.5, at least the service's Retry-After.
+    """Seconds to wait after this many failures in a row: 0.5, then doubling up to MAX_BACKOFF_S.
 
-    At most MAX_BACKOFF_S, with Retry-After MAX_RETRY_AFTER_S, because a Preempt gives only 30 seconds (spec §6.3).
+    If `error` is a TemporarilyUnavailable with a Retry-After, at least that, which is at most MAX_RETRY_AFTER_S: a
+    Preempt gives only 30 seconds (spec §6.3).
     """
     doubling = min(MAX_BACKOFF_S, 0.5 * 2.0 ** min(failures - 1, 8))
     asked = error.retry_after_s if isinstance(error, TemporarilyUnavailable) else None
@@ -216,9 +230,10 @@ def backoff_s(failures: int, error: Unavailable | None = None) -> float:
 
 
 def should_give_up(failures: int, paused_s: float, error: Unavailable) -> bool:
-    """Whether to give up a single request: after MAX_TRIES failures.
+    """Whether to give up a single request after this error: True from MAX_TRIES failures on.
 
-    If its last error was a 410, only after pauses of GONE_TIMEOUT_S in total.
+    If the error is a 410, the number of failures does not matter: True once `paused_s`, the seconds of all pauses so
+    far, has reached GONE_TIMEOUT_S.
     """
     is_gone = isinstance(error, TemporarilyUnavailable) and error.status == 410
     return paused_s >= GONE_TIMEOUT_S if is_gone else failures >= MAX_TRIES

@@ -15,7 +15,10 @@ TOLERANCE_S = 2.0  # a Date has whole seconds, and its answer takes a moment
 
 
 class ServiceTimeEstimate:
-    """The service's time as far as the answers show it. Instants `at` are seconds of this machine's clock."""
+    """Estimates the service's time from the Date headers of its answers, which `add_answer` takes.
+
+    Instants `at` are seconds of this machine's monotonic clock. One wrong Date does not move the estimate.
+    """
 
     def __init__(self) -> None:
         self._offset_s: float | None = None  # the service's time minus ours; None: not known
@@ -24,17 +27,22 @@ class ServiceTimeEstimate:
 
     @property
     def is_doubtful(self) -> bool:
-        """Whether the latest Date does not fit the estimate, so that further answers must decide."""
+        """Whether the latest Date does not fit the estimate, so that further answers must decide.
+
+        Also True for a first Date that was not trusted.
+        """
         return self._rival_offset_s is not None
 
     def time_at(self, at: float) -> float | None:
-        """The service's time in POSIX seconds at this instant; None if it is not known."""
+        """The service's time in POSIX seconds at this instant, by the accepted Dates; None before the first."""
         return None if self._offset_s is None else self._offset_s + at
 
     def add_answer(self, date: float | None, at: float, *, trust_first: bool = True) -> None:
-        """Takes the Date of an answer received `at`; None (no Date) changes nothing.
+        """Takes the Date (POSIX seconds) of an answer received `at`; None (no Date) changes nothing.
 
-        The first Date has nothing to fit: it counts at once with `trust_first`, else when others agree with it.
+        A Date within TOLERANCE_S of the estimate replaces it. Any other only makes it doubtful, until AGREEING_ANSWERS
+        in a row agree with each other; then the latest replaces it. The first Date of all has nothing to fit: with
+        `trust_first` it counts at once, else it too needs AGREEING_ANSWERS that agree, itself included.
         """
         if date is None:
             return

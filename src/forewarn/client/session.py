@@ -50,7 +50,9 @@ OLDEST_COMPLETE_VERSION = next(
 def fallback_version(tried: str, response: HttpResponse, ours: Sequence[str]) -> str | None:
     """The older version to try after the answer rejected `tried`; None if it did not, or none is left.
 
-    Spec §10. It is always older, so that the negotiation ends. `ours` are the versions that this client supports.
+    `ours` are the versions that this client supports; the result is one of them, and always older than `tried`, so
+    that the negotiation ends. After a 400 that offers versions (spec §10) it is the newest that is offered, else the
+    newest before the newest offered one; after a 404 with "invalid version" it is the next older one.
     """
     older = [version for version in ours if version < tried]
     if response.status == 404 and b"invalid version" in response.body.lower():
@@ -63,7 +65,10 @@ def fallback_version(tried: str, response: HttpResponse, ours: Sequence[str]) ->
 
 
 def offered_versions(response: HttpResponse) -> tuple[str, ...]:
-    """The versions that a 400 answer offers, in its order; () if it is another answer or lists none."""
+    """The api-versions in `newest-versions` of a 400 answer, in its order; () for any other answer.
+
+    Elements that are not dates are left out.
+    """
     if response.status != 400:
         return ()
     try:
@@ -86,7 +91,10 @@ def require_all_kinds(version: str) -> None:
 
 
 def missing_fields_warning(version: str) -> str:
-    """A warning that names the event fields this version lacks; "" if it has them all."""
+    """A warning that names the event fields this version lacks; "" if it has them all.
+
+    KeyError if the version is not in VERSIONS.
+    """
     listed = event_fields(version)
     missing = [name for name in event_fields(NEWEST_VERSION) if name not in listed]
     if not missing:
@@ -106,7 +114,10 @@ LOG = logging.getLogger("forewarn.client")
 class ClientSession:
     """State and flows that the blocking and the asyncio client share.
 
-    A client runs the flows; it does the I/O and sleeping. Raises Rejected if the configured endpoint is not valid.
+    Methods marked `Flow` are generators of effects: a client runs them, and does the I/O and sleeping. `endpoint` is an
+    address, or None: then `environ` has it, else `discovery` finds it (None: with the default settings). `version`
+    fixes the api-version, None negotiates it. `clock` gives seconds of a monotonic clock. Raises Rejected if the
+    configured endpoint is not valid.
     """
 
     def __init__(
@@ -134,7 +145,7 @@ class ClientSession:
         self._name_version = NAME_VERSIONS[-1]
 
     def time_left(self, event: Event) -> float | None:
-        """Seconds until NotBefore by the service's time, negative after it; None if either is unknown."""
+        """Seconds until NotBefore by the service's time now, negative after it; None if either is unknown."""
         return time_left_s(event, self.now())
 
     @property
@@ -147,26 +158,35 @@ class ClientSession:
         return self.service_time.time_at(self.clock())
 
     def discover(self) -> Flow[Endpoint]:
-        """Flow: the endpoint, discovered once if it is not configured. Raises Unreachable."""
+        """Flow: returns the endpoint; if it is not configured, discovers it once and keeps it in `endpoint`.
+
+        Raises Unreachable if none is found; the next call then searches again.
+        """
         if self.endpoint is None:
             self.endpoint = yield from discover_endpoint(self._discovery)
         return self.endpoint
 
     def events(self) -> Flow[Received]:
-        """Flow: the current document. Retries transient failures, but raises Unreachable at once.
+        """Flow: returns the current document. Retries transient failures, but raises Unreachable at once.
 
-        Raises Unavailable after the last try, NotFound or Rejected if a retry cannot help.
+        Raises Unavailable after the last try (see `should_give_up`), NotFound or Rejected if a retry cannot help.
         """
         return (yield from self._with_retries(self._events_once))
 
     def mine(self) -> Flow[tuple[Event, ...]]:
-        """Flow: the events that list this VM, in the document's order. Raises as `events`."""
+        """Flow: returns the events that list this VM, in the document's order; asks for its name too.
+
+        Raises as `events`.
+        """
         name = yield from self.name()
         received = yield from self.events()
         return tuple(event for event in received.events if lists(event, name))
 
     def name(self) -> Flow[str]:
-        """Flow: this VM's name; asks until it is known once. Retries and raises as `events`."""
+        """Flow: returns this VM's name, as the `resources` of events spell it; asks only until it is known.
+
+        Retries and raises as `events`; Unavailable also if the answer cannot be a VM's name.
+        """
         if self._name is None:
             self._name = yield from self._with_retries(self._name_once)
         return self._name
@@ -182,12 +202,12 @@ class ClientSession:
         yield from self._with_retries(partial(self._approve_once, ids))
 
     def poll(self, state: PollState, *, hold_s: int, confirm_time: bool = False) -> Flow[PollAnswer]:
-        """Flow: one poll, without retries except with an older version; remembers the service's time.
+        """Flow: polls once and returns the answer; retries only with an older version, if that is negotiated.
 
-        Sends the ETag of `state`; only then may the service hold the answer, for up to `hold_s` seconds. May run the
-        discovery first. If the answer's Date does not fit the estimated time, further requests confirm or reject it;
-        with `confirm_time`, they also confirm the first Date. Raises Unavailable if a retry may help, else Rejected or
-        NotFound.
+        Sends the ETag of `state`, if any; only then may the service hold the answer, for up to `hold_s` seconds. May
+        run the discovery first. Updates the estimate of the service's time, `answered_at` and `held_s`. If the answer's
+        Date does not fit the estimate, further requests confirm or reject it; with `confirm_time`, they also confirm
+        the first Date. Raises Unavailable if a retry may help, else Rejected or NotFound.
         """
         timeout_s, asked_at = hold_s + ANSWER_TIMEOUT_S if self._has_answered else FIRST_ANSWER_TIMEOUT_S, self.clock()
         response = yield from self._send_negotiated(
@@ -326,5 +346,8 @@ class ClientProperties:
 
     @property
     def trouble(self) -> str:
-        """Why the latest poll of `documents` or `watch` failed, or brought a partial document; else ""."""
+        """Why the latest poll of `documents` or `watch` failed, or brought a partly usable document.
+
+        A sentence for people; "" if neither.
+        """
         return self._session.last_error

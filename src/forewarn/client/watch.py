@@ -37,9 +37,10 @@ _FAILURES_BEFORE_WARNING = 3  # in a row
 
 
 class CursorStore:
-    """Keeps the cursor, in its file if it has one. Threads may mark changes as handled in any order.
+    """Keeps a watcher's cursor in `cursor`, and writes it to the file at `path` whenever it changes.
 
-    A write that fails after `save_initial` is only logged: changes may then be delivered again.
+    With the path None there is no file. Threads may mark changes as handled in any order. A write that fails after `save_initial` is only logged: changes
+    may then be delivered again.
     """
 
     def __init__(self, path: Path | None, cursor: WatchCursor) -> None:
@@ -48,23 +49,35 @@ class CursorStore:
         self._lock = Lock()
 
     def save_initial(self) -> None:
-        """Writes the cursor once at the start, so that an unusable path raises Rejected now."""
+        """Writes the cursor once at the start, so that an unusable path raises Rejected now.
+
+        Does nothing without a file.
+        """
         if self._path is not None:
             save_cursor(self._path, self.cursor)
 
     def add_changes(self, known: KnownDocument, changes: tuple[Change, ...], boot_id: str) -> None:
-        """Replaces what is known, and appends the changes as unhandled."""
+        """Replaces what is known, appends the changes as unhandled, and writes the file.
+
+        `boot_id` identifies the current boot of this VM.
+        """
         with self._lock:
             self._replace(WatchCursor(known=known, unhandled=(*self.cursor.unhandled, *changes), boot_id=boot_id))
 
     def mark_handled(self, change: Change) -> None:
-        """Marks one change of `cursor.unhandled` as handled; no effect if this very object is not in it."""
+        """Removes one change from `cursor.unhandled`, and writes the file.
+
+        It is found by identity: no effect if this very object is not in it, such as an equal copy.
+        """
         with self._lock:
             left = tuple(other for other in self.cursor.unhandled if other is not change)
             self._replace(replace(self.cursor, unhandled=left))
 
     def mark_handled_up_to(self, change: Change) -> None:
-        """Marks this change and all before it as handled, with one write; found as in `mark_handled`."""
+        """Removes this change and all before it from `cursor.unhandled`, with one write of the file.
+
+        It is found by identity, as in `mark_handled`; no effect if it is not in it.
+        """
         with self._lock:
             left = self.cursor.unhandled
             place = next((place for place, other in enumerate(left) if other is change), -1)
@@ -96,14 +109,18 @@ class WatchOptions:
     max_poll_s: Callable[[], float] | None = None  # called before and after each poll
 
     def long_poll_s(self) -> float:
-        """How long the next poll may be held, in seconds: at most LONG_POLL_S. Calls `max_poll_s`."""
+        """How long the next poll may be held, in seconds: what `max_poll_s` returns, from 0 to LONG_POLL_S.
+
+        Without `max_poll_s` it is LONG_POLL_S.
+        """
         return LONG_POLL_S if self.max_poll_s is None else min(LONG_POLL_S, max(0.0, self.max_poll_s()))
 
 
 def documents_flow(session: ClientSession) -> Flow[None]:
-    """Flow: yields the document, then each one that differs from the last, for ever.
+    """Flow: yields the current document (`Received`), then each one that differs from the last, for ever.
 
-    Retries Unavailable without end, and logs the third failure in a row. Raises NotFound and Rejected.
+    Long-polls if the service supports that. Retries Unavailable without end, and logs the third failure in a row.
+    Raises NotFound and Rejected.
     """
     state = PollState()
     while True:
@@ -117,8 +134,9 @@ def documents_flow(session: ClientSession) -> Flow[None]:
 def changes_flow(session: ClientSession, path: Path | None, options: WatchOptions) -> Flow[None]:
     """Flow: yields each change at least once, for ever; `path` is the cursor file, None keeps no file.
 
-    It first yields the unhandled changes of the file, once a poll has succeeded. Errors are as in `documents_flow`;
-    raises Rejected also if the file cannot be read, or written at the start.
+    Changes are written to the file before they are yielded. It first yields the unhandled changes of the file, once a
+    poll has succeeded; with `options.max_poll_s` it also yields None after each poll. Errors are as in
+    `documents_flow`; raises Rejected also if the file cannot be read, or written at the start.
     """
     boot_id = yield CallFunction(function=session.boot_id)
     store = CursorStore(path, (yield from _load_or_create_cursor(path)))
