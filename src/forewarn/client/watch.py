@@ -39,8 +39,8 @@ _FAILURES_BEFORE_WARNING = 3  # in a row
 class CursorStore:
     """Keeps a watcher's cursor in `cursor`, and writes it to the file at `path` whenever it changes.
 
-    With the path None there is no file. Threads may mark changes as handled in any order. A write that fails after `save_initial` is only logged: changes
-    may then be delivered again.
+    With the path None there is no file. Threads may mark changes as handled in any order. A write that fails after
+    `save_initial` is only logged: changes may then be delivered again.
     """
 
     def __init__(self, path: Path | None, cursor: WatchCursor) -> None:
