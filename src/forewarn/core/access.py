@@ -22,7 +22,7 @@ class Right(StrEnum):
     ADMINISTER clients, grants, webhooks and backups.
     """
 
-    READ = "read"
+    READ = "read"  # see VMs and their events
     OPERATE = "operate"  # request maintenance of VMs, and change their settings
     APPROVE = "approve"  # approve events
     PLATFORM = "platform"  # hosts, the fleet, rollouts, other people's events, faults, the clock, the service
@@ -32,11 +32,11 @@ class Right(StrEnum):
 class Role(StrEnum):
     """A named set of rights; ROLE_RIGHTS lists them. The values are the names that people type."""
 
-    READER = "Reader"
-    OPERATOR = "Operator"
-    SCHEDULED_EVENT_CONTRIBUTOR = "ScheduledEventContributor"
-    PLATFORM = "Platform"
-    ADMINISTRATOR = "Administrator"
+    READER = "Reader"  # may read
+    OPERATOR = "Operator"  # may read and operate
+    SCHEDULED_EVENT_CONTRIBUTOR = "ScheduledEventContributor"  # may read and approve
+    PLATFORM = "Platform"  # may read, and do what the right PLATFORM covers
+    ADMINISTRATOR = "Administrator"  # has every right
 
 
 # The roles with the fewest rights come first: `role_granting` depends on it.
@@ -66,7 +66,7 @@ class Grant(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class RegisteredClient(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A client program that signs in with a secret. Only a salted hash of the secret is stored."""
+    """A client program that signs in with its id and a secret. Only a salted hash of the secret is stored."""
 
     id: str
     secret_hash: bytes
@@ -96,7 +96,7 @@ def vm_principal(vm_id: str) -> str:
 class Principal(msgspec.Struct, frozen=True, kw_only=True):
     """The authenticated caller of an operation, and all grants to it."""
 
-    id: str
+    id: str  # as `Grant.to` names it: `client:…`, `vm:…` or `owner`
     name: str  # as history entries show it
     grants: tuple[Grant, ...] = ()
 
@@ -114,6 +114,6 @@ class Principal(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def owner_principal(name: str) -> Principal:
-    """Return the service's owner, Administrator over everything, called `name` in the history."""
+    """Return the principal of the service's owner: Administrator over everything, `name` in the history."""
     everything = Grant(id="owner", role=Role.ADMINISTRATOR, to="owner", over=ROOT_RESOURCE)
     return Principal(id="owner", name=name, grants=(everything,))

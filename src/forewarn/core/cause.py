@@ -11,17 +11,17 @@ from forewarn.protocol.document import EventSource, Kind
 class Verb(StrEnum):
     """What an act does to one VM. The values are stored."""
 
-    FREEZE = "freeze"
-    MIGRATE = "migrate"
+    FREEZE = "freeze"  # pause it for some seconds
+    MIGRATE = "migrate"  # pause it and move it, running, to another host
     REBOOT = "reboot"
-    REDEPLOY = "redeploy"
-    EVICT = "evict"
+    REDEPLOY = "redeploy"  # shut it down and boot it on another host
+    EVICT = "evict"  # deallocate or delete a Spot VM, as its eviction policy says
     DELETE = "delete"
-    POWER_OFF = "power-off"
+    POWER_OFF = "power-off"  # stop it; it stays on its host
     START = "start"
-    DEALLOCATE = "deallocate"
-    REAPPLY = "reapply"
-    REIMAGE = "reimage"
+    DEALLOCATE = "deallocate"  # stop it and take it from its host
+    REAPPLY = "reapply"  # apply its configuration again
+    REIMAGE = "reimage"  # boot it with a new OS disk
 
 
 def verb_noun(verb: str) -> str:
@@ -32,17 +32,17 @@ def verb_noun(verb: str) -> str:
 class Cause(StrEnum):
     """Why an event exists. CAUSE_RULES says what follows from each cause. The values are stored."""
 
-    HOST_UPDATE = "host update"
-    LIVE_MIGRATION = "live migration"
-    PLATFORM_REBOOT = "platform reboot"
-    PREDICTED_FAILURE = "predicted failure"
-    HOST_FAILED = "host failed"
-    EVICTION = "eviction"
+    HOST_UPDATE = "host update"  # which freezes the VMs on the host
+    LIVE_MIGRATION = "live migration"  # VMs move, running, to other hosts
+    PLATFORM_REBOOT = "platform reboot"  # the platform reboots VMs for work on their host
+    PREDICTED_FAILURE = "predicted failure"  # a host is degraded, and its VMs are redeployed
+    HOST_FAILED = "host failed"  # its VMs are redeployed without notice
+    EVICTION = "eviction"  # of a Spot VM
     USER_RESTART = "user restart"
     USER_REDEPLOY = "user redeploy"
     USER_DELETE = "user delete"
-    SCALE_IN = "scale-in"
-    POWER_OFF = "power off"
+    SCALE_IN = "scale-in"  # of a scale set, which deletes the VM
+    POWER_OFF = "power off"  # this and the following ones are operations of users that publish no event
     START = "start"
     DEALLOCATE = "deallocate"
     REAPPLY = "reapply"

@@ -24,35 +24,36 @@ class Commit(msgspec.Struct, frozen=True, kw_only=True):
     Scopes, hosts, gates and requests carry the version they were decided on (0: must not exist yet). If one of them has
     changed since, the store raises Conflict for the whole commit; otherwise it adds 1 to each version. Changed and
     removed hosts must also have the `arrivals` they were decided on; each host in `destinations` must have its version
-    and gets one arrival more, so commits that only bring VMs to a host do not conflict with each other.
+    and gets one arrival more, so commits that only bring VMs to a host do not conflict with each other. Everything else
+    is written or deleted by its id or key, without a check.
     """
 
     scopes: tuple[Scope, ...] = ()  # only their rows; changed VMs and events are in `vms` and `events`
-    vms: tuple[Vm, ...] = ()
-    events: tuple[Event, ...] = ()
-    hosts: tuple[Host, ...] = ()
+    vms: tuple[Vm, ...] = ()  # new and changed ones; a removed VM stays stored, with `removed_at`
+    events: tuple[Event, ...] = ()  # new and changed ones
+    hosts: tuple[Host, ...] = ()  # new and changed ones
     removed_hosts: tuple[Host, ...] = ()
     destinations: tuple[Host, ...] = ()  # hosts that this commit brings VMs to, or begins to move them to
     gates: tuple[Gate, ...] = ()
     wake_gates: tuple[str, ...] = ()  # ids of gates to check again; not guarded by a version
     requests: tuple[MaintenanceRequest, ...] = ()
-    planned: tuple[PlannedEvent, ...] = ()
+    planned: tuple[PlannedEvent, ...] = ()  # to be applied later
     unplanned: tuple[str, ...] = ()  # ids of planned events that were applied or dropped
     clients: tuple[RegisteredClient, ...] = ()
-    removed_clients: tuple[str, ...] = ()
+    removed_clients: tuple[str, ...] = ()  # ids; unknown ones are ignored
     grants: tuple[Grant, ...] = ()
-    removed_grants: tuple[str, ...] = ()
+    removed_grants: tuple[str, ...] = ()  # likewise
     webhooks: tuple[WebhookSubscription, ...] = ()
-    removed_webhooks: tuple[str, ...] = ()
+    removed_webhooks: tuple[str, ...] = ()  # likewise
     cursors: tuple[WebhookCursor, ...] = ()
-    entries: tuple[HistoryEntry, ...] = ()
+    entries: tuple[HistoryEntry, ...] = ()  # appended to the history, in this order
 
 
 def scope_commit(old: Scope | None, new: Scope) -> Commit:
     """Return the commit that changes the stored scope from `old` (None: it did not exist) to `new`.
 
-    It has the VMs and events that differ and the new history entries. It wakes the gates of all events of `new` that
-    are scheduled or over.
+    It has the row of `new`, also if that is unchanged, the VMs and events that differ, and the new history entries. It
+    wakes the gates of all events of `new` that are scheduled or over. Hosts in `destinations` are left to the caller.
     """
     known_vms = {vm.key: vm for vm in old.vms} if old and old.vms is not new.vms else {}
     known_events = {event.id: event for event in old.events} if old else {}
@@ -70,7 +71,8 @@ def scope_commit(old: Scope | None, new: Scope) -> Commit:
 def new_destinations(old: Scope | None, changed: Sequence[Event]) -> set[str]:
     """Return the hosts (names) to which these changed events of a scope bring VMs, or begin to move them.
 
-    `old` is the scope before the change. Acts are made once, when an event starts.
+    `old` is the scope before the change; None: it did not exist. An event without acts in `old` has just started, so
+    all its unfinished moves begin; of any other one, the moves that have succeeded since `old` count.
     """
     moving = [event for event in changed if any(act.to_host for act in event.acts)]
     if not moving:

@@ -16,9 +16,9 @@ from forewarn.core.cause import CAUSE_RULES, Cause, CauseRules, Verb
 class EventState(StrEnum):
     """The state of an event: scheduled, started, over. It never goes back. The values are stored."""
 
-    SCHEDULED = "scheduled"
-    STARTED = "started"
-    OVER = "over"
+    SCHEDULED = "scheduled"  # published, and not started
+    STARTED = "started"  # its acts are being performed, or have just ended
+    OVER = "over"  # `Ending` says how it ended
 
 
 class Ending(StrEnum):
@@ -27,34 +27,40 @@ class Ending(StrEnum):
     The values are stored.
     """
 
-    FINISHED = "finished"
+    FINISHED = "finished"  # every act succeeded
     FAILED = "failed"  # every act was tried, and at least one failed
     WITHDRAWN = "withdrawn"  # it never started
     NOT_NEEDED = "not needed"  # it never started, because all its VMs left the host that it is about (spec §6.4)
 
 
 class ActOutcome(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """How one act ended, as the hypervisor reported it; also a failure because no host was free."""
+    """How one act ended, as the hypervisor reported it, or why the service itself ended it as failed.
+
+    The service does so if the VM has no destination, or if a host that the act needs has failed.
+    """
 
     ok: bool
-    at: float
+    at: float  # lab time
     note: str = ""  # for people, above all why it failed
 
 
 class Act(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One operation on one VM, to be performed until its outcome is known. Its id makes it idempotent."""
+    """One operation on one VM, made when its event starts and performed until its outcome is known.
 
-    id: str
+    Hypervisors recognize it by its id when it is performed again.
+    """
+
+    id: str  # see `act_id`
     vm: str  # the VM's key
     name: str  # its name, as documents show it
     verb: Verb
     event_id: str
-    from_host: str = ""
-    to_host: str = ""
-    duration_s: int = -1  # how long it should take; -1: not known
+    from_host: str = ""  # where the VM is when the act is made; "": on no host
+    to_host: str = ""  # where the act brings it; "": it stays where it is, leaves its host, or no host is free
+    duration_s: int = -1  # how long it should take, in seconds; -1: not known
     keeps_vm: bool = True  # False: an eviction with policy Delete
     abrupt: bool = False  # the host has failed, so the VM cannot shut down
-    outcome: ActOutcome | None = None
+    outcome: ActOutcome | None = None  # None: not known yet
 
 
 class Event(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -70,27 +76,27 @@ class Event(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     who: str  # who requested it
     vms: tuple[str, ...]  # names as documents show them
     published_at: float
-    not_before: float
-    seq: int = 0  # order of publication within the scope
+    not_before: float  # when it may start without an approval
+    seq: int = 0  # order of publication within the scope; `Scope.with_event` sets it
     update_domain: int = 0
     host: str = ""  # the host that the work is about, if any
-    gate_id: str = ""
+    gate_id: str = ""  # of the gate that it waits for; "": none
     listed: bool = True  # False: performed at once, and no document shows it
     note: str = ""  # for people: why it has no or less notice than usual
     status: EventState = EventState.SCHEDULED
-    approved_at: float | None = None
-    approved_by: str = ""
-    started_at: float | None = None
-    acts: tuple[Act, ...] = ()
-    over_at: float | None = None
-    ending: Ending | None = None
+    approved_at: float | None = None  # None: not approved
+    approved_by: str = ""  # a name, or "policy"
+    started_at: float | None = None  # None: it has not started
+    acts: tuple[Act, ...] = ()  # one per VM that it still affected when it started; () before
+    over_at: float | None = None  # None: it is live
+    ending: Ending | None = None  # None: it is live
     reason: str = ""  # for people: why it failed or was withdrawn
     replaces: tuple[str, ...] = ()  # ids of the pending events that it replaced
     faults: tuple[str, ...] = ()  # ids of the faults that changed it
 
     @property
     def rules(self) -> CauseRules:
-        """The rules of its cause."""
+        """The rules of its cause: type, source, verb, notice and so on."""
         return CAUSE_RULES[self.cause]
 
     @property
@@ -127,11 +133,14 @@ def act_id(event_id: str, vm_name: str) -> str:
 
 
 class Gate(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Starts the events of several scopes on one host together: released once, when all of them are ready."""
+    """Starts the events of several scopes on one host together: released once, when all of them are ready.
+
+    Rollouts that work on whole hosts make gates. Times are lab time.
+    """
 
     id: str
-    request_id: str
-    host: str
-    version: int = 0
-    released_at: float | None = None
+    request_id: str  # of the rollout
+    host: str  # its name
+    version: int = 0  # of the stored row, for optimistic commits
+    released_at: float | None = None  # None: not released
     wakes_at: float | None = 0.0  # when to check it next; None: never again

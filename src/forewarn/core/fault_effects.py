@@ -28,7 +28,11 @@ _FREEZE_CAUSE = Cause.HOST_UPDATE
 
 
 def announce_with_faults(scope: Scope, event: Event, context: DecisionContext) -> Scope:
-    """Return the scope with a new event published; a fault may shorten its notice or start it at once."""
+    """Return the scope with a new event published; a fault may start it at once or shorten its notice.
+
+    A fault NO_NOTICE starts it with its acts, unless it would have to wait for more than its gate. Else a fault
+    SHORT_NOTICE makes its NotBefore earlier, never later. The event that a fault changed has its id and a note.
+    """
     if (
         _may_start_without_notice(scope, event, context)
         and (fault := _fault_for(FaultKind.NO_NOTICE, scope, event, context)) is not None
@@ -39,7 +43,10 @@ def announce_with_faults(scope: Scope, event: Event, context: DecisionContext) -
 
 
 def withdraw_after_approval(scope: Scope, event: Event, context: DecisionContext) -> Scope | None:
-    """Return the scope with an approved, scheduled event withdrawn by a fault; None if no fault does that."""
+    """Return the scope with an approved, scheduled event withdrawn by a fault; None if no fault does that.
+
+    None also if the event is not approved. Refused if a fault applies, but the event is not scheduled.
+    """
     if event.approved_at is None:
         return None
     fault = _fault_for(FaultKind.WITHDRAWN_AFTER_APPROVAL, scope, event, context)
@@ -53,7 +60,7 @@ def withdraw_after_approval(scope: Scope, event: Event, context: DecisionContext
 def reset_incarnation(scope: Scope, fault: Fault, now: float) -> Scope:
     """Return the scope at incarnation 1 of a new epoch, as if it was idle for a day and enabled again.
 
-    Pending events stay listed (spec §4.2). Refused if the scope is not enabled.
+    Pending events stay listed (spec §4.2). A history entry names the fault. Refused if the scope is not enabled.
     """
     if not scope.is_enabled:
         raise Refused(f"scope {scope.id!r} is not enabled, so it has no incarnation to reset: poll from one of its VMs")
@@ -65,7 +72,8 @@ def reset_incarnation(scope: Scope, fault: Fault, now: float) -> Scope:
 def plan_freezes(fault: Fault, scope: Scope, ids: Sequence[str]) -> tuple[PlannedEvent, ...]:
     """Plan one Freeze per event id, over the scope's VMs in turn, the fault's VM first if it names one.
 
-    VMs that are not running are left out. Refused if none is running. The caller applies the planned events.
+    Each has the usual notice of a host update, and the fault as its request. VMs that are not running are left out.
+    Refused if none is running. The caller applies the planned events.
     """
     vms = _vms_from_target(fault, scope)
     if not vms:
@@ -74,7 +82,7 @@ def plan_freezes(fault: Fault, scope: Scope, ids: Sequence[str]) -> tuple[Planne
 
 
 def plan_neighbour_freeze(fault: Fault, scope: Scope, event_id: str) -> PlannedEvent:
-    """Plan a Freeze of one running VM of the scope that is not the fault's VM.
+    """Plan a Freeze, with this event id, of one running VM of the scope that is not the fault's VM.
 
     A fault on a scope spares the first VM that runs. Refused if no other one runs. The caller applies the planned
     event.
@@ -114,7 +122,7 @@ def _planned_freeze(fault: Fault, vm: Vm, event_id: str) -> PlannedEvent:
 def mark_events_with_fault(scope: Scope, fault: Fault, ids: Sequence[str]) -> Scope:
     """Return the scope with the fault's id and a note on the events with these ids, which the fault made.
 
-    Ids that the scope does not have, and events that are marked already, are skipped.
+    Ids that the scope does not have, and events that have the fault's id already, are skipped.
     """
     for event_id in ids:
         event = scope.event(event_id)

@@ -46,7 +46,10 @@ class FaultCategory(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FaultParameter:
-    """The default and the range of one parameter of a fault kind."""
+    """The default and the allowed range of one parameter of a fault kind.
+
+    The values are seconds if the parameter's name ends with `_s`, else a count.
+    """
 
     default: float
     minimum: float
@@ -59,7 +62,7 @@ class FaultDefinition:
 
     category: FaultCategory
     symptom: str  # what a client observes
-    parameters: Mapping[str, FaultParameter] = field(default_factory=dict)
+    parameters: Mapping[str, FaultParameter] = field(default_factory=dict)  # by name; empty: it has none
     max_duration_s: float | None = None  # also the default; None: until it is cleared
 
 
@@ -121,19 +124,19 @@ class Fault(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     who: str
     set_at: float  # lab time
     name: str  # its target in words
-    vm: str = ""  # a key
-    vm_name: str = ""
-    scope_id: str = ""
-    count: int | None = None  # this many requests or events; None: no limit
+    vm: str = ""  # the key of the VM it is on; "": on a scope or on everything
+    vm_name: str = ""  # of that VM
+    scope_id: str = ""  # "": on everything
+    count: int | None = None  # it affects this many requests or events; None: no limit
     until: float | None = None  # real time for requests, lab time for events; None: until it is cleared
-    parameters: dict[str, float] = {}
-    touched: int = 0  # requests or events so far
-    touched_by_vm: dict[str, int] = {}  # VM key → its requests so far
-    touched_at: float | None = None  # lab time of the last request
+    parameters: dict[str, float] = {}  # those that were given; `parameter` adds the defaults
+    touched: int = 0  # requests or events that it has affected so far
+    touched_by_vm: dict[str, int] = {}  # VM key → its affected requests so far; only for faults on requests
+    touched_at: float | None = None  # lab time of the last affected request; None: none yet
 
     @property
     def category(self) -> FaultCategory:
-        """The category of its kind."""
+        """The category of its kind: whether it affects requests or events, or happens at once."""
         return FAULT_DEFINITIONS[self.kind].category
 
     @property
@@ -148,7 +151,7 @@ class Fault(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     @property
     def without_counts(self) -> Fault:
-        """The fault without what it has done so far, as it was when it was set."""
+        """A copy with all `touched…` counts reset: the fault as it was when it was set."""
         return msgspec.structs.replace(self, touched=0, touched_by_vm={}, touched_at=None)
 
     def parameter(self, name: str) -> float:
@@ -183,7 +186,7 @@ class Fault(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EventFault:
-    """An active fault on events, as a decision gets it."""
+    """An active fault on events, with the events that count towards its limit, as a decision gets it."""
 
     fault: Fault
     used_by: frozenset[str] = frozenset()  # ids of the events that count towards its limit; empty without a limit
@@ -211,7 +214,10 @@ def parse_fault_kind(name: str) -> FaultKind:
 
 
 def check_parameters(kind: FaultKind, given: Mapping[str, float]) -> dict[str, float]:
-    """Return a copy of the given parameters, without defaults. Rejected if one is unknown or out of range."""
+    """Return a copy of the given parameters, without defaults. Rejected if one is unknown or out of range.
+
+    The parameter `events` must be a whole number.
+    """
     known = FAULT_DEFINITIONS[kind].parameters
     for name, value in given.items():
         if name not in known:
@@ -232,8 +238,9 @@ def check_parameters(kind: FaultKind, given: Mapping[str, float]) -> dict[str, f
 def fault_duration_s(kind: FaultKind, count: int | None, for_s: float | None) -> float | None:
     """Return how long a fault lasts in seconds: `for_s`, else the longest of its kind; None: no limit.
 
-    Rejected if the count is below 1, if the duration is not above 0 or longer than the kind allows, or if either is
-    given for a kind that happens at once.
+    None also for a kind that happens at once. `count` is only checked, and does not change the result. Rejected if the
+    count is below 1, if the duration is not above 0 or longer than the kind allows, or if either is given for a kind
+    that happens at once.
     """
     definition = FAULT_DEFINITIONS[kind]
     if definition.category is FaultCategory.AT_ONCE and (count is not None or for_s is not None):
@@ -253,7 +260,7 @@ def fault_duration_s(kind: FaultKind, count: int | None, for_s: float | None) ->
 class StormFault(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One fault of a storm on a VM (by its key), and how long after the storm's beginning it is set."""
 
-    after_s: float  # lab time
+    after_s: float  # seconds of lab time
     kind: FaultKind
     vm: str  # a key
     count: int | None = None  # of requests or events; None: no limit
@@ -267,8 +274,8 @@ class FaultStorm(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     id: str
     seed: int
     who: str
-    set_at: float  # lab time
-    for_s: float
+    set_at: float  # when it began, in lab time
+    for_s: float  # how long new faults begin, in seconds of lab time
     gusts: tuple[StormFault, ...]  # its faults, in order
     gone: int = 0  # how many of them were set already
 
@@ -286,5 +293,5 @@ class ActiveFaults(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     storms: tuple[FaultStorm, ...] = ()
 
     def fault(self, fault_id: str) -> Fault | None:
-        """Return the active fault with this id, or None."""
+        """Return the fault with this id, also one that is over but not yet removed, or None."""
         return next((fault for fault in self.faults if fault.id == fault_id), None)

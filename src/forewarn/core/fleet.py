@@ -48,7 +48,7 @@ class Host(msgspec.Struct, frozen=True, kw_only=True):
 
     name: str
     location: str
-    zone: str = ""
+    zone: str = ""  # "": in no zone
     health: HostHealth = HostHealth.HEALTHY
     version: int = 0  # of the stored row, for optimistic commits; 0: not stored yet
     arrivals: int = 0  # how many commits have brought VMs here, or begun to move them here
@@ -60,7 +60,7 @@ class Host(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class AutoApproval(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Which user operations start without waiting for an approval (spec §9)."""
+    """Which operations of users on a VM are approved by policy, so they start without notice (spec §9)."""
 
     restart: bool = False
     redeploy: bool = False
@@ -72,18 +72,18 @@ class Vm(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     A removed VM stays stored, with `removed_at` set.
     """
 
-    name: str
-    vm_id: str
+    name: str  # unique in its resource group, ignoring case
+    vm_id: str  # a GUID, given when the VM is added; "" before that
     subscription_id: str
     resource_group: str
     location: str
-    computer_name: str = ""
-    zone: str = ""
+    computer_name: str = ""  # its hostname; "": its name
+    zone: str = ""  # "": in no zone
     size: str = "Standard_D2s_v5"
     os_type: str = "Linux"
-    availability_set: str = ""
+    availability_set: str = ""  # it is in this, in a scale set, in a cloud service, or in none ("")
     scale_set: str = ""
-    placement_group: str = ""
+    placement_group: str = ""  # of its scale set
     cloud_service: str = ""
     update_domain: int = 0
     fault_domain: int = 0
@@ -99,11 +99,11 @@ class Vm(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     program: tuple[str, ...] = ()  # command line of the program in a namespace VM; (): none
     environment: dict[str, str] = {}  # of the program, in addition to the service's environment
     directory: str = ""  # working directory of the program; "": the service's
-    address: str = ""  # its IP address in a trusted network
+    address: str = ""  # its IP address in a trusted network; "": none
     lab_address: str = ""  # the loopback address that identifies it in a lab; assigned once
-    host: str = ""  # "" while deallocated
+    host: str = ""  # the name of its current host; "" while it is deallocated or removed
     power: PowerState = PowerState.RUNNING
-    removed_at: float | None = None  # lab time
+    removed_at: float | None = None  # lab time of its removal; None: it is present
 
     @property
     def key(self) -> str:
@@ -127,7 +127,10 @@ def vm_key_in_scope(scope_id: str, name: str) -> str:
 
 
 def resource_group_of_scope(scope_id: str) -> str:
-    """Return `subscription/group` of a scope id: with a slash, the prefix of the keys of its VMs."""
+    """Return `subscription/group` of a scope id, in lower case: with a slash, the prefix of its VMs' keys.
+
+    ValueError if it is not a scope id.
+    """
     subscription, group, _ = scope_id[scope_id.index(":") + 1 :].split("/", 2)
     return f"{subscription}/{group}"
 

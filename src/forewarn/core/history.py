@@ -10,24 +10,24 @@ import msgspec
 class EntryKind(StrEnum):
     """What a history entry is about. The values are stored, and `forewarn history` shows them."""
 
-    REQUESTED = "requested"
-    PUBLISHED = "published"
-    AT_ONCE = "at once"  # performed without an event
+    REQUESTED = "requested"  # a maintenance request was accepted
+    PUBLISHED = "published"  # an event was, with notice
+    AT_ONCE = "at once"  # performed without an event that VMs see
     SKIPPED = "skipped"  # part of a request that is no longer possible
     APPROVED = "approved"
     RELEASED = "released"  # a gate let its events start together
     STARTED = "started"
-    PERFORMED = "performed"
-    FAILED = "failed"
-    RETRIED = "retried"
-    FINISHED = "finished"
-    WITHDRAWN = "withdrawn"
-    ENABLED = "enabled"
-    DISABLED = "disabled"
-    PAUSED = "paused"
-    RESUMED = "resumed"
-    STOPPED = "stopped"  # a rollout stopped itself or was aborted
-    COMPLETED = "completed"  # a rollout has nothing left to do
+    PERFORMED = "performed"  # an act on one VM succeeded
+    FAILED = "failed"  # an act on one VM failed
+    RETRIED = "retried"  # an act, because the hypervisor was unavailable
+    FINISHED = "finished"  # an event is over, also if some of its acts failed
+    WITHDRAWN = "withdrawn"  # an event ended without a start
+    ENABLED = "enabled"  # scheduled events of a scope
+    DISABLED = "disabled"  # scheduled events of a scope
+    PAUSED = "paused"  # a rollout
+    RESUMED = "resumed"  # a rollout
+    STOPPED = "stopped"  # a rollout stopped itself or was aborted, or a replay ended early
+    COMPLETED = "completed"  # a rollout has nothing left to do, or a replay has shown all
     REPLAYED = "replayed"  # a step of a recording was shown
     FLEET = "fleet"  # VMs or hosts were added, changed or removed, or settings of VMs changed
     HOST = "host"  # its health changed
@@ -43,14 +43,15 @@ class EntryKind(StrEnum):
 class HistoryEntry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One entry of the append-only history: who did what when, as a sentence, and what it is about.
 
-    `vm` is a name, set only if the entry is about a single VM. The store sets `seq`, which grows with every entry.
+    Ids and names are "" where the entry is not about such a thing; `vm` is set only if it is about a single VM. The
+    store sets `seq`, which grows with every entry.
     """
 
     at: float  # lab time
     what: EntryKind
     text: str  # a sentence for people
-    who: str = ""
-    scope_id: str = ""
+    who: str = ""  # the name of the user or client, or of the service itself
+    scope_id: str = ""  # for entries of a decision, `Scope.with_entries` sets it
     event_id: str = ""
     request_id: str = ""
     vm: str = ""  # the name of the VM, if the entry is about a single one

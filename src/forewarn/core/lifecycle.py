@@ -24,12 +24,12 @@ class Transition(StrEnum):
     """What can happen to an event; TRANSITIONS says in which states. docs/lifecycle.md shows the values."""
 
     ANNOUNCED = "announced"  # published with notice
-    STARTED_WITHOUT_NOTICE = "struck"  # a host failed, a policy approved it, or it is performed at once
+    STARTED_WITHOUT_NOTICE = "struck"  # a host failed, a policy or a fault starts it, or it is performed at once
     APPROVED = "approved"
-    RELEASED = "released"  # it starts: it is ready and waits for nothing
+    RELEASED = "released"  # a scheduled event starts: it is ready and waits for nothing
     PERFORMED = "performed"  # the outcome of one act is known
     FINISHED = "finished"  # every outcome is known, and the settling time is over
-    WITHDRAWN = "withdrawn"
+    WITHDRAWN = "withdrawn"  # it ends without having started
 
 
 class InitialState(StrEnum):
@@ -59,12 +59,15 @@ TRANSITIONS: dict[tuple[LifecycleState, Transition], EventState | None] = {
 
 
 def is_allowed(state: LifecycleState, transition: Transition) -> bool:
-    """Return whether the table has this transition from this state."""
+    """Return whether TRANSITIONS has this transition from this state."""
     return (state, transition) in TRANSITIONS
 
 
 def announce(scope: Scope, event: Event) -> Scope:
-    """Return the scope with a new event Scheduled, its incarnation greater by 1, and a history entry."""
+    """Return the scope with this new event Scheduled, its incarnation greater by 1, and a history entry.
+
+    The event gets the scope's next number as `seq`.
+    """
     text = f"{_event_title(event)} scheduled{_note_suffix(event)}"
     return _apply_transition(
         scope,
@@ -76,7 +79,7 @@ def announce(scope: Scope, event: Event) -> Scope:
 
 
 def start_without_notice(scope: Scope, event: Event, acts: tuple[Act, ...], now: float) -> Scope:
-    """Return the scope with a new event Started, with its acts, and a history entry.
+    """Return the scope with this new event Started at `now` (lab time), its acts, and a history entry.
 
     The incarnation grows by 1 if the event is listed; otherwise no document shows it.
     """
@@ -101,9 +104,10 @@ def awaits_approval(event: Event) -> bool:
 
 
 def approve(scope: Scope, event: Event, *, by: str, now: float) -> Scope:
-    """Return the scope with the event approved by `by`. It does not start here.
+    """Return the scope with the event approved by `by`, and a history entry. It does not start here.
 
-    Only the first approval of a scheduled event counts; any other returns the same scope. The incarnation stays.
+    Only the first approval of a scheduled event counts; any other, also after the start or the end, returns the same
+    scope. The incarnation stays.
     """
     _require_allowed(event, Transition.APPROVED)
     if not awaits_approval(event):
@@ -117,7 +121,8 @@ def approve(scope: Scope, event: Event, *, by: str, now: float) -> Scope:
 def start(scope: Scope, event: Event, acts: tuple[Act, ...], now: float) -> Scope:
     """Return the scope with a scheduled event started, with these acts. Refused if it is not scheduled.
 
-    The incarnation grows by 1. Does not check what the event waits for: see `release.start_wait`.
+    The incarnation grows by 1, and a history entry says why it started. Does not check what the event waits for: see
+    `release.start_wait`.
     """
     why = f"approved by {event.approved_by}" if event.approved_at is not None else "its notice ended"
     entry = _history_entry(event, EntryKind.STARTED, now, f"{_event_title(event)} started: {why}")
@@ -125,9 +130,9 @@ def start(scope: Scope, event: Event, acts: tuple[Act, ...], now: float) -> Scop
 
 
 def record_outcome(scope: Scope, event: Event, act_id: str, outcome: ActOutcome) -> Scope:
-    """Return the scope with the outcome of one act recorded; the VM and the incarnation stay.
+    """Return the scope with the outcome of one act recorded, and a history entry; VM and incarnation stay.
 
-    A second outcome of an act, or one of an unknown act, changes nothing. Refused if the event has not started.
+    A second outcome of an act, or one of an unknown act, returns the same scope. Refused if the event has not started.
     """
     _require_allowed(event, Transition.PERFORMED)
     act = next((a for a in event.unfinished_acts if a.id == act_id), None)
@@ -144,8 +149,8 @@ def record_outcome(scope: Scope, event: Event, act_id: str, outcome: ActOutcome)
 def finish(scope: Scope, event: Event, now: float) -> Scope:
     """Return the scope with a started event over: failed if one of its acts failed, else finished.
 
-    The incarnation grows by 1 if it is listed. Refused if it is not started. The caller makes sure that every outcome
-    is known.
+    The incarnation grows by 1 if it is listed. The event's `reason` and a history entry name the failures. Refused if
+    it is not started. The caller makes sure that every outcome is known.
     """
     failed = event.failed_acts
     ending = Ending.FAILED if failed else Ending.FINISHED
