@@ -44,8 +44,8 @@ class AccessClientView(BaseView, frozen=True, kw_only=True):
     """A client without its secret; `by` and `at` say who added it and when (lab time)."""
 
     id: str
-    name: str
-    principal: str  # its principal id in grants
+    name: str  # for people; "": none
+    principal: str  # its principal id in grants: `client:ID`
     by: str
     at: float
 
@@ -62,12 +62,12 @@ class GrantView(BaseView, frozen=True, kw_only=True):
 
     id: str
     role: Role
-    rights: tuple[Right, ...]
+    rights: tuple[Right, ...]  # that the role includes
     to: str  # a principal id
     to_name: str  # the principal's name, for people
     over: str
     by: str
-    at: float
+    at: float  # lab time
 
 
 class RemovedClientView(AccessClientView, frozen=True, kw_only=True):
@@ -86,7 +86,7 @@ class AccessView(BaseView, frozen=True, kw_only=True):
 class CallerView(BaseView, frozen=True, kw_only=True):
     """The caller: principal id, name as in history entries, and granted roles."""
 
-    id: str
+    id: str  # `owner`, `client:ID`, `vm:VM_ID` or `oidc:ID`
     name: str  # as in history entries
     grants: tuple[GrantView, ...]
 
@@ -94,20 +94,26 @@ class CallerView(BaseView, frozen=True, kw_only=True):
 class SignInLinkView(BaseView, frozen=True, kw_only=True):
     """A link that signs `signs_in` in to the portal once, until `ends_at` in real time."""
 
-    url: str
+    url: str  # a secret
     signs_in: str  # the name of the user that it signs in
     ends_at: float  # in real time
 
 
 async def show_access(context: RequestContext, call: HandlerCall) -> AccessView:
-    """List the clients and the granted roles."""
+    """List the clients and the granted roles.
+
+    All of them: clients sorted by id, without their secrets, and grants in the order they were added.
+    """
     return AccessView(
         clients=tuple(map(_client_view, context.store.clients())), grants=_grant_views(context, context.store.grants())
     )
 
 
 async def show_caller(context: RequestContext, call: HandlerCall) -> CallerView:
-    """Show the caller's identity and roles."""
+    """Show the caller's identity and roles.
+
+    The roles are all that count for this call, also those of an external user's other ids.
+    """
     caller = context.principal
     grants = tuple(_grant_view(grant, caller.name) for grant in caller.grants)
     return CallerView(id=caller.id, name=caller.name, grants=grants)
@@ -116,7 +122,8 @@ async def show_caller(context: RequestContext, call: HandlerCall) -> CallerView:
 async def add_client(context: RequestContext, call: HandlerCall, body: NewClient) -> ClientWithSecretView:
     """Add a client; its secret is in this response only.
 
-    Raises Rejected for an id or name that is not allowed, Refused if a client has the id.
+    It has no role yet. Ids are stored in lower case. Raises Rejected for an id or name that is not allowed, Refused if
+    a client has the id.
     """
     return _with_secret_view(
         context, await context.control.access.add_client(client_id=body.id, name=body.name, who=context.caller_name)
@@ -126,8 +133,8 @@ async def add_client(context: RequestContext, call: HandlerCall, body: NewClient
 async def renew_client_secret(context: RequestContext, call: HandlerCall) -> ClientWithSecretView:
     """Replace a client's secret; the new one is in this response only, and the old one is invalid at once.
 
-    Tokens and sessions of the old one are invalid too. The caller writes it to the file `kept_in`, if there is one.
-    Raises NotFound.
+    The path parameter `id` names the client, in any case. Tokens and sessions of the old secret are invalid too. This
+    call does not write the file `kept_in`, if there is one: its caller does. Raises NotFound.
     """
     return _with_secret_view(
         context, await context.control.access.renew_secret(call.path_params["id"], who=context.caller_name)
@@ -137,7 +144,8 @@ async def renew_client_secret(context: RequestContext, call: HandlerCall) -> Cli
 async def remove_client(context: RequestContext, call: HandlerCall) -> RemovedClientView:
     """Remove a client and its grants.
 
-    Its tokens are invalid at once. Raises NotFound.
+    The path parameter `id` names it, in any case. Its tokens and sessions are invalid at once. Returns what was
+    removed. Raises NotFound.
     """
     client, grants = await context.control.access.remove_client(call.path_params["id"], who=context.caller_name)
     removed = tuple(_grant_view(grant, client_title(client)) for grant in grants)
@@ -147,8 +155,8 @@ async def remove_client(context: RequestContext, call: HandlerCall) -> RemovedCl
 async def grant_role(context: RequestContext, call: HandlerCall, body: NewGrant) -> GrantView:
     """Grant a role to a client, a VM or a user of an external issuer; an existing grant stays as it is.
 
-    Raises NotFound for an unknown name, Refused for one that several things have, and Rejected for an invalid resource
-    id or the name of an availability set.
+    Returns the new or the existing grant. Raises NotFound for an unknown name, Refused for one that several things
+    have, and Rejected for an invalid resource id or the name of an availability set.
     """
     to = _resolve_principal(context, body.to)
     name = _principal_names(context, [to])[to]
@@ -161,8 +169,8 @@ async def grant_role(context: RequestContext, call: HandlerCall, body: NewGrant)
 async def revoke_role(context: RequestContext, call: HandlerCall) -> GrantView:
     """Revoke a granted role.
 
-    The path names it by its id, or a unique start of four characters or more. Raises NotFound, or Refused if several
-    ids start so.
+    The path parameter `id` is the grant's id, or a unique start of four characters or more. Returns the revoked grant.
+    Raises NotFound, or Refused if several ids start so.
     """
     found = context.control.access.find_grant(call.path_params["id"])
     name = _principal_names(context, [found.to])[found.to]
@@ -172,8 +180,8 @@ async def revoke_role(context: RequestContext, call: HandlerCall) -> GrantView:
 async def create_sign_in_link(context: RequestContext, call: HandlerCall) -> SignInLinkView:
     """Create a link that signs the caller in to the portal once, within 15 minutes.
 
-    For the owner of the service it signs the administrator in, if there is one. Raises Refused without a portal, and
-    for users of an external issuer.
+    For the owner of the service it signs the client `admin` in, if that is an administrator, else the owner. Raises
+    Refused without a portal, and for VMs and users of an external issuer.
     """
     links, sign_in = context.dependencies.sign_in_links, context.dependencies.sign_in
     if links is None or sign_in is None:

@@ -15,7 +15,10 @@ from forewarn.web.remedies import Surface
 
 
 class FleetNotApplicable(Refused):
-    """A valid fleet file cannot be applied to the running fleet now; `problems` say why."""
+    """A valid fleet file cannot be applied to the running fleet now; `problems` say why; a 409.
+
+    `source` is the name of the file in the message.
+    """
 
     def __init__(self, problems: Sequence[FleetFileProblem], *, source: str) -> None:
         self.problems = tuple(problems)
@@ -25,21 +28,21 @@ class FleetNotApplicable(Refused):
 class ErrorView(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The code and message of an error; `problems` only for a fleet file."""
 
-    code: str
-    message: str
+    code: str  # such as NotFound or Refused
+    message: str  # for people, with what to do instead
     problems: tuple[FleetFileProblem, ...] = ()
 
 
 class ErrorResponse(msgspec.Struct, frozen=True, kw_only=True):
-    """The JSON body of an error response."""
+    """The JSON body of an error response of the API: one object under the key `error`."""
 
     error: ErrorView
 
 
 def error_response(error: Exception, surface: Surface = Surface.API) -> Response:
-    """The JSON response for an error, in the words of `surface`; logs an unexpected error.
+    """The JSON response for an error, in the words of `surface`; logs an unexpected error, a 500.
 
-    A 429 or 503 has Retry-After, a 401 WWW-Authenticate.
+    A 429 or 503 has the header Retry-After, a 401 has WWW-Authenticate; the errors of a fleet file have its problems.
     """
     status, code, message = classify_error(error, surface)
     challenge = error.challenge if isinstance(error, AuthenticationRequired) else "Bearer"

@@ -30,12 +30,15 @@ class WithdrawEventBody(StrictBody, frozen=True, kw_only=True):
 
 
 class SelectedEventsBody(StrictBody, frozen=True, kw_only=True):
-    """Events by their ids, or the pending ones that match every given name: of a VM, a host, a rollout."""
+    """Events by their ids, or the scheduled ones that match every given name: of a VM, a host, a rollout.
 
-    ids: Annotated[tuple[NonEmptyText, ...], Meta(max_length=10_000)] = ()
-    vm: str = ""
-    host: str = ""
-    rollout: str = ""
+    Exactly one of the two: `ids`, or at least one name.
+    """
+
+    ids: Annotated[tuple[NonEmptyText, ...], Meta(max_length=10_000)] = ()  # or unique prefixes of ids
+    vm: str = ""  # a name
+    host: str = ""  # events of work on the host, and events of the VMs on it
+    rollout: str = ""  # an id or unique id prefix
 
 
 class WithdrawEventsBody(SelectedEventsBody, frozen=True, kw_only=True):
@@ -47,13 +50,13 @@ class WithdrawEventsBody(SelectedEventsBody, frozen=True, kw_only=True):
 class RefusedEventView(BaseView, frozen=True, kw_only=True):
     """An event that could not be approved or withdrawn, as the caller named it, with the error."""
 
-    event: str
-    code: str
+    event: str  # the id or prefix that the caller gave, or the id of a selected event
+    code: str  # as in an error response, such as NotFound
     message: str
 
 
 class ChangedEventsView(EventsInScopesView, frozen=True, kw_only=True):
-    """Events that were approved or withdrawn, and those that were refused."""
+    """Events that were approved or withdrawn, as they are after due work, and those that were refused."""
 
     refused: tuple[RefusedEventView, ...]
 
@@ -65,10 +68,10 @@ class EventListQuery(StrictBody, frozen=True, kw_only=True):
     """
 
     all: bool = False  # past events too
-    vm: str = ""
-    scope: str = ""
+    vm: str = ""  # a name, present or removed; "": any, as for the three below
+    scope: str = ""  # an id or name
     host: str = ""  # events of work on the host, and events of the VMs on it
-    rollout: str = ""
+    rollout: str = ""  # an id or unique id prefix
     limit: ResultLimit = 1000
 
 
@@ -110,7 +113,8 @@ def _matching_events(context: RequestContext, query: EventListQuery) -> list[Eve
 async def show_event(context: RequestContext, call: HandlerCall) -> EventView:
     """Show one event, by its id or the start of it.
 
-    Live or over. Raises NotFound, or Refused if several ids start so.
+    The path parameter `id` is its id, or a unique start of four characters or more. Live or over. Stores observed
+    deliveries first, so that they are shown. Raises NotFound, or Refused if several ids start so.
     """
     await context.dependencies.flush_observations()
     return ViewBuilder(context).event(context.find_event(call.path_params["id"]))
@@ -119,8 +123,9 @@ async def show_event(context: RequestContext, call: HandlerCall) -> EventView:
 async def approve_event(context: RequestContext, call: HandlerCall) -> EventView:
     """Approve an event, so that it may start before its notice ends.
 
-    Returns the event after due work was done, so it may have started. Harmless if it was approved or started before.
-    Raises NotFound, or Refused if it is over.
+    The path parameter `id` is its id or a unique start. Returns the event after due work was done, so it may have
+    started. Harmless if it was approved or started before. Raises NotFound, or Refused if it is over or several ids
+    start so.
     """
     event = context.find_event(call.path_params["id"])
     await context.dependencies.flush_observations()
@@ -132,8 +137,9 @@ async def approve_event(context: RequestContext, call: HandlerCall) -> EventView
 async def approve_events(context: RequestContext, call: HandlerCall, body: SelectedEventsBody) -> ChangedEventsView:
     """Approve several events, by their ids or all of a VM, host or rollout.
 
-    An event that cannot be approved, or that the caller may not approve, is listed as refused; the others are approved.
-    Raises Rejected without ids and names, or with both, and NotFound or Refused for a name.
+    Names select scheduled events that are not approved. An event that cannot be approved, or that the caller may not
+    approve, is listed as refused; the others are approved. Raises Rejected without ids and names, or with both, and
+    NotFound or Refused for a name.
     """
     ids = _selected_ids(context, body, lambda event: event.approved_at is None)
 
@@ -149,7 +155,8 @@ async def approve_events(context: RequestContext, call: HandlerCall, body: Selec
 async def withdraw_events(context: RequestContext, call: HandlerCall, body: WithdrawEventsBody) -> ChangedEventsView:
     """Withdraw several events before they start, by their ids or all of a VM, host or rollout.
 
-    An event that cannot be withdrawn is listed as refused; the others are withdrawn. Raises as `approve_events` does.
+    Names select scheduled events. An event that cannot be withdrawn is listed as refused; the others are withdrawn.
+    Raises as `approve_events` does.
     """
     ids = _selected_ids(context, body, lambda event: True)
 
@@ -196,7 +203,8 @@ async def _change_each(
 async def withdraw_event(context: RequestContext, call: HandlerCall, body: WithdrawEventBody) -> EventView:
     """Withdraw an event before it starts.
 
-    Raises NotFound, or Refused if it has started or is over.
+    The path parameter `id` is its id or a unique start. Returns the event, which is over. Raises NotFound, or Refused
+    if it has started or is over or several ids start so.
     """
     event = context.find_event(call.path_params["id"])
     await context.dependencies.flush_observations()

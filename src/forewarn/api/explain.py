@@ -18,8 +18,9 @@ T = TypeVar("T")
 async def explain(context: RequestContext, call: HandlerCall) -> Explanation:
     """Explain what happened to a VM, event, host, scope, rollout or request, and why.
 
-    The path names it; VM names go before hosts, scopes, requests and ids. Removed VMs and past events count; hosts only
-    for callers who see everything. Raises NotFound if nothing visible has the name, Refused if it is ambiguous.
+    The path parameter `thing` is its name or id, or a unique id prefix of an event or rollout. VMs are searched first,
+    then hosts, scopes, requests, events and rollouts. Removed VMs and past events count; hosts and rollouts only for
+    callers who see everything. Raises NotFound if nothing visible has the name, Refused if it is ambiguous.
     """
     thing = call.path_params["thing"]
     await context.dependencies.flush_observations()

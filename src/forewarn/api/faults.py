@@ -17,7 +17,7 @@ from forewarn.web.views import ClearedFaultsView, FaultsView, FaultView, StormVi
 async def list_faults(context: RequestContext, call: HandlerCall) -> FaultsView:
     """List the active faults and storms, and all kinds of faults.
 
-    First stores what they have affected and removes expired ones.
+    First stores what they have affected and removes expired ones, durably.
     """
     return await read_faults(context)
 
@@ -25,8 +25,9 @@ async def list_faults(context: RequestContext, call: HandlerCall) -> FaultsView:
 async def set_fault(context: RequestContext, call: HandlerCall, body: NewFault) -> FaultView:
     """Set a fault for a VM, a scope or everything.
 
-    A fault that happens at once has happened on return, and is not active. Raises NotFound for an unknown name,
-    Rejected for a bad target, kind, limit or parameter, Refused if too many faults are active or no scope allows it.
+    Returns it as it was set. A fault that happens at once has happened on return, and is not active. Raises NotFound
+    for an unknown name, Rejected for a bad target, kind, limit or parameter, Refused if 1,000 faults are active, no
+    scope allows it or a name is ambiguous.
     """
     spec = FaultSpec(
         kind=parse_fault_kind(body.kind),
@@ -43,8 +44,9 @@ async def set_fault(context: RequestContext, call: HandlerCall, body: NewFault) 
 async def clear_faults(context: RequestContext, call: HandlerCall, body: ClearFaultsBody) -> ClearedFaultsView:
     """Clear the faults that match every given field.
 
-    With ids or `all` storms too. Raises Rejected if no field is given, NotFound for an unknown name or an id that is
-    not active.
+    With ids or `all` storms too, unless a kind, VM or scope is given. Returns what was cleared; nothing may match.
+    Raises Rejected if no field is given or for an unknown kind, NotFound for an unknown name or an id that is not
+    active, Refused for an ambiguous name.
     """
     if not (body.ids or body.kind or body.vm or body.scope or body.all):
         raise Rejected("no faults are named: give their ids, a kind, a VM, a scope, or all")
@@ -70,7 +72,8 @@ async def clear_faults(context: RequestContext, call: HandlerCall, body: ClearFa
 async def clear_fault(context: RequestContext, call: HandlerCall) -> ClearedFaultsView:
     """Clear one fault or storm.
 
-    Faults that the storm has set stay. Raises NotFound unless the id is active.
+    The path parameter `id` is its full id. Returns what was cleared. Faults that a storm has set stay. Raises NotFound
+    unless the id is active.
     """
     fault_id = call.path_params["id"]
     _require_active(context, fault_id)
@@ -80,8 +83,9 @@ async def clear_fault(context: RequestContext, call: HandlerCall) -> ClearedFaul
 async def start_fault_storm(context: RequestContext, call: HandlerCall, body: NewStorm) -> StormView:
     """Start a fault storm: faults at times that follow from a seed.
 
-    Equal seeds, VMs and durations give equal faults. Raises NotFound for an unknown VM, Rejected for one named twice or
-    a duration over 24 hours or not above 0, Refused if the fleet has no VM.
+    Equal seeds, VMs and durations give equal faults. Returns the storm with its schedule; faults that are due at once
+    are set already. Raises NotFound for an unknown VM, Rejected for one named twice or a duration over 24 hours or not
+    above 0, Refused if the fleet has no VM or a name is ambiguous.
     """
     vms = [context.directory.find(name) for name in body.vms]
     reject_duplicates(body.vms, [vm.key for vm in vms])

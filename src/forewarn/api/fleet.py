@@ -36,7 +36,7 @@ from forewarn.web.views import (
 class FleetFileBody(StrictBody, frozen=True, kw_only=True):
     """A fleet file: its TOML text, and its name in messages."""
 
-    text: str
+    text: str  # the content, in TOML
     source: NonEmptyText = "fleet.toml"  # its name in messages
 
 
@@ -50,16 +50,17 @@ class ApplyFleetBody(FleetFileBody, frozen=True, kw_only=True):
 class FleetListQuery(StrictBody, frozen=True, kw_only=True):
     """Which part of the fleet to show: one scope, one host, at most `limit` VMs."""
 
-    scope: str = ""
-    host: str = ""
-    limit: ResultLimit | None = None
+    scope: str = ""  # an id or name; "": every scope
+    host: str = ""  # a name; "": every host
+    limit: ResultLimit | None = None  # None: all VMs
 
 
 async def show_fleet(context: RequestContext, call: HandlerCall, query: FleetListQuery) -> FleetView:
     """Show the hosts, scopes and VMs that the caller may read.
 
-    Hosts without such VMs are shown only to callers who see everything. Raises NotFound or Refused for the scope or
-    host.
+    VMs are present ones, in the order they were added, at most `limit` of the scope and host of the query; scopes are
+    those of these VMs. Hosts without visible VMs, or without VMs of the scope, are shown only to callers who see
+    everything and give no scope. Raises NotFound or Refused for the scope or host.
     """
     await context.dependencies.flush_observations()
     host = context.find_host(query.host) if query.host else None
@@ -77,7 +78,8 @@ async def show_fleet(context: RequestContext, call: HandlerCall, query: FleetLis
 async def show_vm(context: RequestContext, call: HandlerCall) -> VmWithEvents:
     """Show one VM with its live events.
 
-    Raises NotFound, also for a removed VM, or Refused if several VMs match.
+    The path parameter `name` is its name, `group/name` or key. Raises NotFound, also for a removed VM, or Refused if
+    several VMs match.
     """
     vm = context.directory.find(call.path_params["name"])
     await context.dependencies.flush_observations()
@@ -93,7 +95,8 @@ async def show_vm(context: RequestContext, call: HandlerCall) -> VmWithEvents:
 async def check_fleet(context: RequestContext, call: HandlerCall, body: FleetFileBody) -> FleetCheckView:
     """Show what applying a fleet file would change.
 
-    Changes nothing, and lists what would keep it from being applied as `problems`. Raises InvalidFleetFile.
+    Changes nothing, and lists what would keep it from being applied as `problems`. VMs and hosts that the file does not
+    declare would be removed. Raises InvalidFleetFile for a file that is wrong by itself.
     """
     proposal = await asyncio.to_thread(read_fleet_file, body.text, source=body.source)
     return FleetCheckView(difference=_difference_view(await _compare_with_store(context, proposal)))
@@ -102,8 +105,9 @@ async def check_fleet(context: RequestContext, call: HandlerCall, body: FleetFil
 async def apply_fleet(context: RequestContext, call: HandlerCall, body: ApplyFleetBody) -> FleetApplyView:
     """Apply a fleet file, as a whole or not at all.
 
-    Removes the VMs and hosts that it does not declare. Raises InvalidFleetFile, FleetNotApplicable (not in a dry run),
-    Forbidden if it adds programs and the caller is no administrator, Refused if the state of a VM or host forbids it.
+    Removes the VMs and hosts that it does not declare, and returns the difference. A dry run changes nothing. Raises
+    InvalidFleetFile; except in a dry run, FleetNotApplicable if it has problems in the running fleet, Forbidden if it
+    adds programs and the caller is no administrator, Refused if the state of a VM or host forbids it.
     """
     proposal = await asyncio.to_thread(read_fleet_file, body.text, source=body.source)
 
@@ -125,8 +129,9 @@ async def apply_fleet(context: RequestContext, call: HandlerCall, body: ApplyFle
 async def add_vm(context: RequestContext, call: HandlerCall, body: NewVm) -> VmView:
     """Add a VM to the fleet.
 
-    A deleted VM of the same name is added again. Raises Rejected for invalid fields, Refused if the VM exists or finds
-    no place, Forbidden if it runs a new program and the caller is no administrator.
+    Empty fields are filled in from its set and the rest of the fleet. A deleted VM of the same name is added again.
+    Returns the new VM. Raises Rejected for invalid fields, Refused if the VM exists or finds no place, Forbidden if it
+    would run a program that no present VM runs, and the caller is no administrator.
     """
 
     async def attempt() -> str:
@@ -166,7 +171,9 @@ def _problems_text(problems: Sequence[FleetFileProblem]) -> str:
 async def remove_vm(context: RequestContext, call: HandlerCall) -> VmView:
     """Remove a VM from the fleet.
 
-    No event announces it. Raises NotFound, or Refused if the VM has a started event or several VMs match.
+    The path parameter `name` is its name, `group/name` or key. No event announces it; events that this makes obsolete
+    are withdrawn. Returns the removed VM. Raises NotFound, or Refused if the VM has a started event or several VMs
+    match.
     """
 
     async def attempt() -> Vm:

@@ -23,15 +23,16 @@ _SCAN_LIMIT = 20_000  # entries read for one page of a caller who may not see al
 class PruneHistoryBody(StrictBody, frozen=True, kw_only=True):
     """The minimum age of the entries to delete, in seconds of lab time; at least a day."""
 
-    older_than_s: float
+    older_than_s: float  # 86400 or more
 
 
 async def list_history(context: RequestContext, call: HandlerCall, query: HistoryEntriesQuery) -> HistoryView:
     """List history entries: the newest, or those after a sequence number; `wait_s` waits for a new one.
 
-    Only entries that the caller may see, oldest first. It waits only if there is no entry yet, and returns an empty
-    list when the time is over or the service stops. Raises NotFound or Refused for a name in the query, and
-    Unauthenticated if the caller's token becomes invalid while it waits.
+    Only entries that the caller may see, oldest first. With `after` these are the oldest after that number, at most
+    `limit`; without it, the newest. It waits only if there is no entry yet, and returns an empty list when the time is
+    over or the service stops. Raises NotFound or Refused for a name in the query, and Unauthenticated if the caller's
+    token becomes invalid while it waits.
     """
     entry_filter = history_filter(context, query)
     page = _read_page(context, query, entry_filter)
@@ -117,7 +118,7 @@ async def prune_history(context: RequestContext, call: HandlerCall, body: PruneH
     """Delete old history entries.
 
     Deletes events, requests and VMs that ended or were removed before then too, unless something kept refers to them.
-    Raises Rejected for an age below 24 hours.
+    Returns how many entries were deleted, and adds an entry that says so. Raises Rejected for an age below 24 hours.
     """
     if not body.older_than_s >= _MIN_RETENTION_S:
         raise Rejected(

@@ -21,22 +21,22 @@ from forewarn.web.views import HostView, ReceiptView
 class NewHost(StrictBody, frozen=True, kw_only=True):
     """A host to add, without VMs and healthy."""
 
-    name: NonEmptyText
+    name: NonEmptyText  # at most 64 characters
     location: NonEmptyText
-    zone: str = ""
+    zone: str = ""  # "": none
 
 
 class DegradeHostBody(StrictBody, frozen=True, kw_only=True):
     """In how many seconds the host is predicted to fail; less than the minimum needs `short_notice`."""
 
-    in_s: DurationSeconds
+    in_s: DurationSeconds  # lab time, the notice of its events; 0: the minimum or, with `short_notice`, none
     short_notice: bool = False
 
 
 async def add_host(context: RequestContext, call: HandlerCall, body: NewHost) -> HostView:
     """Add a host to the fleet.
 
-    Raises Rejected for an invalid name, Refused if a host has it in any case.
+    Returns the new host. Raises Rejected for an invalid name, Refused if a host has it in any case.
     """
     if problem := plain_name_error(body.name, limit=64):
         raise Rejected(f"the host name {body.name!r} {problem}: give a plain name such as 'host-0'")
@@ -56,7 +56,8 @@ async def add_host(context: RequestContext, call: HandlerCall, body: NewHost) ->
 async def remove_host(context: RequestContext, call: HandlerCall) -> HostView:
     """Remove a host without VMs.
 
-    Raises NotFound, or Refused if VMs are on it or moving to it. Returns the removed host.
+    The path parameter `name` is its name, in any case. Raises NotFound, or Refused if VMs are on it or moving to it.
+    Returns the removed host.
     """
     host = context.control.requests.host(call.path_params["name"])
     change = FleetChange(removed_hosts=(host.name,), text=f"host {host.name} removed")
@@ -67,8 +68,9 @@ async def remove_host(context: RequestContext, call: HandlerCall) -> HostView:
 async def degrade_host(context: RequestContext, call: HandlerCall, body: DegradeHostBody) -> ReceiptView:
     """Predict that a host will fail, so that its VMs are moved away.
 
-    Schedules the redeployment of its VMs, except deallocated ones. Raises NotFound, Refused if the host is not healthy
-    or a VM has no other host, Rejected for too short a notice.
+    The path parameter `name` is its name, in any case. Schedules the redeployment of its VMs, except deallocated ones,
+    and returns the request with these events. Raises NotFound, Refused if the host is not healthy or a VM has no other
+    host, Rejected for too short a notice.
     """
     receipt = await context.control.requests.degrade_host(
         call.path_params["name"], who=context.caller_name, notice_s=body.in_s, short_notice=body.short_notice
@@ -79,8 +81,9 @@ async def degrade_host(context: RequestContext, call: HandlerCall, body: Degrade
 async def fail_host(context: RequestContext, call: HandlerCall) -> ReceiptView:
     """Fail a host without notice.
 
-    Its VMs and those moving to it are redeployed at once, except deallocated ones. Raises NotFound, or Refused if it
-    has failed already or a VM has no other host.
+    The path parameter `name` is its name, in any case. Its VMs and those being redeployed to it are redeployed at once,
+    except deallocated ones; VMs that were migrating to it stay where they are. Returns the request with its events.
+    Raises NotFound, or Refused if the host has failed already or a VM has no other host.
     """
     receipt = await context.control.requests.fail_host(call.path_params["name"], who=context.caller_name)
     return await receipt_view(context, receipt.request)
@@ -89,7 +92,8 @@ async def fail_host(context: RequestContext, call: HandlerCall) -> ReceiptView:
 async def repair_host(context: RequestContext, call: HandlerCall) -> HostView:
     """Mark a host as healthy again.
 
-    Raises NotFound, or Refused if it is healthy or VMs are still scheduled to leave it.
+    The path parameter `name` is its name, in any case. Returns the host. Raises NotFound, or Refused if it is healthy
+    or VMs are still scheduled to leave it.
     """
     repaired = await context.control.requests.repair_host(call.path_params["name"], who=context.caller_name)
     return ViewBuilder(context).host(repaired)
@@ -98,7 +102,8 @@ async def repair_host(context: RequestContext, call: HandlerCall) -> HostView:
 async def preview_degrade_host(context: RequestContext, call: HandlerCall, body: DegradeHostBody) -> Preview:
     """Preview the events of predicting that a host will fail.
 
-    Changes nothing. Raises what `degrade_host` raises, and DryRunTooLarge.
+    The path parameter `name` is its name, in any case. Simulates it on a copy and changes nothing; a caller's previews
+    run one at a time. Raises what `degrade_host` raises, and DryRunTooLarge if the scopes have more than 20,000 VMs.
     """
     name, who = call.path_params["name"], context.caller_name
 
@@ -112,7 +117,8 @@ async def preview_degrade_host(context: RequestContext, call: HandlerCall, body:
 async def preview_fail_host(context: RequestContext, call: HandlerCall) -> Preview:
     """Preview the events of failing a host.
 
-    Changes nothing. Raises what `fail_host` raises, and DryRunTooLarge.
+    The path parameter `name` is its name, in any case. Simulates it on a copy and changes nothing; a caller's previews
+    run one at a time. Raises what `fail_host` raises, and DryRunTooLarge if the scopes have more than 20,000 VMs.
     """
     name, who = call.path_params["name"], context.caller_name
 

@@ -39,7 +39,10 @@ _RIGHT_TEXTS: dict[ResourceSelector, str] = {
 
 
 def openapi_document(routes: Sequence[ApiRoute]) -> JsonSchema:
-    """The OpenAPI 3.1 document of these routes, as a JSON object. Schemas are those of their structs."""
+    """The OpenAPI 3.1 document of these routes, as a JSON object. Schemas are those of their structs.
+
+    Raises KeyError for a route whose resource selector has no words here.
+    """
     schemas = _SchemaRegistry(routes)
     paths: dict[str, JsonSchema] = defaultdict(dict)
     for route in routes:

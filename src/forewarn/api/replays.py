@@ -20,11 +20,11 @@ class NewReplay(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     `speed` 2 takes half the time; `loops` is how often to replay; `map` gives the recorded VMs other names.
     """
 
-    vm: NonEmptyText
+    vm: NonEmptyText  # a name
     recording: UploadedRecording
-    speed: float = 1.0
-    loops: int = 1
-    map: dict[NonEmptyText, Annotated[str, Meta(min_length=1, max_length=200)]] = {}
+    speed: float = 1.0  # 0.01 to 10000
+    loops: int = 1  # 1 to 1000
+    map: dict[NonEmptyText, Annotated[str, Meta(min_length=1, max_length=200)]] = {}  # recorded name → name to show
 
 
 class ReplaysView(msgspec.Struct, frozen=True, kw_only=True):
@@ -36,8 +36,9 @@ class ReplaysView(msgspec.Struct, frozen=True, kw_only=True):
 async def start_replay(context: RequestContext, call: HandlerCall, body: NewReplay) -> ReplayView:
     """Replay a recording to the scope of a VM.
 
-    The first step is shown on return. Raises NotFound for an unknown VM, Rejected outside a lab and for a bad
-    recording, speed or number of loops, Refused if the scope has a live event or another replay.
+    The scope's VMs get the recorded answers instead of its own; the first is shown on return. Raises NotFound for an
+    unknown VM, Rejected outside a lab and for a bad recording, speed or number of loops, Refused if the scope has a
+    live event or another replay, or several VMs match.
     """
     vm = context.directory.find(body.vm)
     request = await context.control.replays.start(
@@ -58,7 +59,7 @@ async def list_replays(context: RequestContext, call: HandlerCall) -> ReplaysVie
 async def show_replay(context: RequestContext, call: HandlerCall) -> ReplayView:
     """Show one replay.
 
-    By its id or a unique start of it. Raises NotFound, or Refused if several ids start so.
+    The path parameter `id` is its id or a unique start of it. Raises NotFound, or Refused if several ids start so.
     """
     return replay_view(context, context.control.replays.find(call.path_params["id"]))
 
@@ -66,7 +67,8 @@ async def show_replay(context: RequestContext, call: HandlerCall) -> ReplayView:
 async def stop_replay(context: RequestContext, call: HandlerCall) -> ReplayView:
     """Stop a replay.
 
-    Its scope shows its own document again. Raises NotFound, or Refused if it is over or several ids start so.
+    The path parameter `id` is its id or a unique start of it. Its scope shows its own document again. Returns the ended
+    replay. Raises NotFound, or Refused if it is over or several ids start so.
     """
     request = await context.control.replays.stop(call.path_params["id"], who=context.caller_name)
     return replay_view(context, request)

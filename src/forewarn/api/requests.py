@@ -21,9 +21,10 @@ from forewarn.web.views import ReceiptView, RequestStatusView
 
 
 class NewMaintenanceRequest(StrictBody, frozen=True, kw_only=True):
-    """An operation on VMs, each named once.
+    """An operation (`ask`) on VMs, each named once.
 
-    `notice_s` is 0 for the usual notice; a notice below the minimum needs `short_notice`.
+    `notice_s` is in lab time; a notice shorter than the minimum needs `short_notice`. 0 means the minimum or, with
+    `short_notice`, no notice.
     """
 
     ask: Literal[
@@ -38,15 +39,16 @@ class NewMaintenanceRequest(StrictBody, frozen=True, kw_only=True):
         "reapply",
         "reimage",
     ]
-    vms: Annotated[tuple[NonEmptyText, ...], Meta(min_length=1, max_length=10_000)]
+    vms: Annotated[tuple[NonEmptyText, ...], Meta(min_length=1, max_length=10_000)]  # names
     notice_s: DurationSeconds = 0
     short_notice: bool = False
 
 
 def vms_asked_for(context: RequestContext, call: HandlerCall) -> Iterable[str]:
-    """Selects the VMs that the body, a NewMaintenanceRequest, names.
+    """Selects the VMs that the body, a NewMaintenanceRequest, names; returns their resource ids.
 
-    Raises NotFound, Refused for an ambiguous name, and Rejected for an invalid body.
+    The caller needs the route's right over each. Raises NotFound, Refused for an ambiguous name, and Rejected for an
+    invalid body.
     """
     return [vm_resource_id(context.directory.find(name)) for name in call.parse_body(NewMaintenanceRequest).vms]
 
@@ -54,8 +56,9 @@ def vms_asked_for(context: RequestContext, call: HandlerCall) -> Iterable[str]:
 async def create_request(context: RequestContext, call: HandlerCall, body: NewMaintenanceRequest) -> ReceiptView:
     """Request an operation on VMs: it is accepted for all of them or for none.
 
-    Raises NotFound for an unknown VM, Rejected for one named twice or a notice that is too short, Refused if the state
-    of a VM forbids it.
+    Returns the request with the events that it has published by then, after due work was done. Raises NotFound for an
+    unknown VM, Rejected for one named twice or a notice that is too short, Refused if the state of a VM forbids it or a
+    name is ambiguous.
     """
     receipt = await context.control.requests.request_for_vms(
         RequestedOperation(body.ask),
@@ -76,8 +79,8 @@ def _named_vms(context: RequestContext, body: NewMaintenanceRequest) -> list[Vm]
 async def perform_maintenance(context: RequestContext, call: HandlerCall) -> ReceiptView:
     """Start the pending platform maintenance of a VM now.
 
-    Approves its events, which start as soon as nothing else holds them back; returns the request with these events.
-    Raises NotFound, or Refused if the VM has none.
+    The path parameter `name` names the VM. Approves its scheduled platform events, which start as soon as nothing else
+    holds them back; returns the request with these events. Raises NotFound, or Refused if the VM has none.
     """
     vm = context.directory.find(call.path_params["name"])
     receipt = await context.control.requests.perform_maintenance([vm], who=context.caller_name)
@@ -85,7 +88,10 @@ async def perform_maintenance(context: RequestContext, call: HandlerCall) -> Rec
 
 
 async def receipt_view(context: RequestContext, request: MaintenanceRequest) -> ReceiptView:
-    """Waits for the reconciler, then returns the request with the events it has published or approved."""
+    """Waits for the reconciler, then returns the view of a request with its published or approved events.
+
+    It also has the scopes of these events, and the events that they replaced. The caller must be allowed to see them.
+    """
     await context.wait_for_reconciler()
     events, view_builder = request_events(context, request), ViewBuilder(context)
     replaced = replaced_event_ids(events)
@@ -101,7 +107,7 @@ async def receipt_view(context: RequestContext, request: MaintenanceRequest) -> 
 async def show_request(context: RequestContext, call: HandlerCall) -> RequestStatusView:
     """Show the state of a request, its events and what they wait for.
 
-    By its full id. Raises NotFound.
+    The path parameter `id` is its full id, in any case. Raises NotFound.
     """
     return request_status(context, context.find_request(call.path_params["id"]))
 
@@ -109,7 +115,8 @@ async def show_request(context: RequestContext, call: HandlerCall) -> RequestSta
 async def preview_request(context: RequestContext, call: HandlerCall, body: NewMaintenanceRequest) -> Preview:
     """Preview a request: its events and their times.
 
-    Changes nothing. Raises what `create_request` raises, and DryRunTooLarge.
+    Simulates it on a copy and changes nothing; a caller's previews run one at a time. Raises what `create_request`
+    raises, and DryRunTooLarge if the scopes concerned have more than 20,000 VMs.
     """
     vms = _named_vms(context, body)
     who = context.caller_name

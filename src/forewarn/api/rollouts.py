@@ -23,20 +23,21 @@ class NewRollout(StrictBody, frozen=True, kw_only=True):
     `notice_s` is 0 for the minimum notice; less than that needs `short_notice`.
     """
 
-    impact: RolloutImpact
-    hosts: tuple[NonEmptyText, ...] = ()
-    all_hosts: bool = False
-    scope: str = ""
+    impact: RolloutImpact  # update (freezes VMs), migrate or reboot
+    hosts: tuple[NonEmptyText, ...] = ()  # names
+    all_hosts: bool = False  # every host that the fleet has now
+    scope: str = ""  # an id or name
     max_failures: Annotated[int, Meta(ge=0)] = 1
-    notice_s: DurationSeconds = 0
+    notice_s: DurationSeconds = 0  # lab time
     short_notice: bool = False
 
 
 async def start_rollout(context: RequestContext, call: HandlerCall, body: NewRollout) -> RolloutView:
     """Start a rollout over hosts or a scope.
 
-    Raises NotFound for an unknown host or scope, Rejected unless exactly one kind of target is given, for a host named
-    twice or too short a notice, Refused if a VM has no host to move to.
+    Returns it after due work was done, so its first events may be published. Raises NotFound for an unknown host or
+    scope, Rejected unless exactly one kind of target is given, for a host named twice or too short a notice, Refused if
+    a VM has no host to move to, the fleet has no host or a scope's name is ambiguous.
     """
     request = await context.control.requests.start_rollout(
         _build_rollout(context, body), who=context.caller_name, notice_s=body.notice_s, short_notice=body.short_notice
@@ -71,7 +72,8 @@ async def list_rollouts(context: RequestContext, call: HandlerCall) -> RolloutsV
 async def show_rollout(context: RequestContext, call: HandlerCall) -> RolloutWithEvents:
     """Show one rollout with its events.
 
-    By its id or a unique start of it. Raises NotFound, or Refused if several ids start so.
+    The path parameter `id` is its id or a unique start of it. Events are oldest first. Raises NotFound, or Refused if
+    several ids start so.
     """
     request = context.find_rollout(call.path_params["id"])
     events = ViewBuilder(context).events(context.store.events(request_id=request.id))
@@ -81,7 +83,8 @@ async def show_rollout(context: RequestContext, call: HandlerCall) -> RolloutWit
 async def pause_rollout(context: RequestContext, call: HandlerCall) -> RolloutView:
     """Pause a rollout: it announces no events until it is resumed.
 
-    Events that are published stay. Raises NotFound, or Refused unless it is running.
+    Events that are published stay and may start. Named as in `show_rollout`; returns it after the change. Raises
+    NotFound, or Refused unless it is running.
     """
     return await _set_progress(context, call, RolloutState.PAUSED)
 
@@ -89,7 +92,7 @@ async def pause_rollout(context: RequestContext, call: HandlerCall) -> RolloutVi
 async def resume_rollout(context: RequestContext, call: HandlerCall) -> RolloutView:
     """Resume a paused rollout.
 
-    Raises NotFound, or Refused unless it is paused.
+    Named as in `show_rollout`; returns it after due work was done. Raises NotFound, or Refused unless it is paused.
     """
     return await _set_progress(context, call, RolloutState.RUNNING)
 
@@ -97,7 +100,8 @@ async def resume_rollout(context: RequestContext, call: HandlerCall) -> RolloutV
 async def abort_rollout(context: RequestContext, call: HandlerCall) -> RolloutView:
     """Abort a rollout and withdraw its events that have not started.
 
-    Raises NotFound, or Refused if it has ended.
+    Named as in `show_rollout`; returns it after due work was done. Raises NotFound, or Refused unless it is running or
+    paused.
     """
     return await _set_progress(context, call, RolloutState.ABORTED)
 
@@ -112,8 +116,8 @@ async def _set_progress(context: RequestContext, call: HandlerCall, progress: Ro
 async def preview_rollout(context: RequestContext, call: HandlerCall, body: NewRollout) -> Preview:
     """Preview a rollout: its events in order and their times if no VM approves.
 
-    Changes nothing; shows only the first wave of a large rollout. Raises what `start_rollout` raises, and
-    DryRunTooLarge.
+    Changes nothing; shows only the first wave of a rollout over more than 2,000 VMs. A caller's previews run one at a
+    time. Raises what `start_rollout` raises, and DryRunTooLarge.
     """
     rollout = _build_rollout(context, body)
     await context.dependencies.flush_observations()

@@ -42,7 +42,10 @@ ADMINISTER = Right.ADMINISTER
 
 
 async def show_openapi(context: RequestContext, call: HandlerCall) -> dict[str, Any]:
-    """Describe this API in OpenAPI 3.1."""
+    """Describe this API in OpenAPI 3.1.
+
+    Returns the same cached document to every caller.
+    """
     return _cached_openapi()
 
 

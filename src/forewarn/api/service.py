@@ -21,7 +21,7 @@ _PUBLIC_INFO_KEYS = ("version", "now", "lab", "speed", "enablement")
 class BackupBody(StrictBody, frozen=True, kw_only=True):
     """The absolute path of the new backup file on the service's machine."""
 
-    path: NonEmptyText
+    path: NonEmptyText  # in an existing directory
 
 
 class ClockAdvanceView(ClockView, frozen=True, kw_only=True):
@@ -30,7 +30,7 @@ class ClockAdvanceView(ClockView, frozen=True, kw_only=True):
     `entries` are history entries, oldest first; of very many, the newest.
     """
 
-    polling: int
+    polling: int  # 0 with `without_polls`
     note: str  # why the rule about idle scopes did not apply, in a sentence; "" if it did or does not matter
     entries: tuple[HistoryEntryView, ...]
     left_out: int  # earlier entries that are left out
@@ -45,8 +45,9 @@ class ServiceQuery(StrictBody, frozen=True, kw_only=True):
 async def show_service(context: RequestContext, call: HandlerCall, query: ServiceQuery) -> dict[str, Any]:
     """Show the service: its version, clock, addresses and settings, and the endpoint of a VM.
 
-    A caller who does not see everything gets only the version, the clock and how scopes are enabled. Raises NotFound,
-    or Refused if several VMs match.
+    `endpoint` is the base URL at which a lab serves the VM of the query or, without one, the first VM that has a URL;
+    "" if there is none. A caller who does not see everything gets only the version, the clock and how scopes are
+    enabled. Raises NotFound, or Refused if several VMs match.
     """
     info = context.dependencies.service_info()
     if not context.can_see_everything():
@@ -59,7 +60,7 @@ async def show_service(context: RequestContext, call: HandlerCall, query: Servic
 async def show_clock(context: RequestContext, call: HandlerCall) -> ClockView:
     """Show lab time and its speed.
 
-    For a service that is no lab, real time and speed 1.
+    Time is in POSIX seconds. For a service that is no lab, real time and speed 1.
     """
     return _clock_view(context)
 
@@ -67,9 +68,9 @@ async def show_clock(context: RequestContext, call: HandlerCall) -> ClockView:
 async def advance_clock(context: RequestContext, call: HandlerCall, body: AdvanceClockBody) -> ClockAdvanceView:
     """Advance the clock of a lab.
 
-    Everything that is due by then is done on return. VMs that polled within the last minutes count as polling
-    throughout, unless `without_polls`. Raises Rejected outside a lab, and unless `by_s` is above 0 and at most 366
-    days.
+    Everything that is due by then is done on return, step by step. VMs that polled within the last 330 seconds of real
+    time count as polling throughout, unless `without_polls`. Returns the visible history entries of that time. Raises
+    Rejected outside a lab, and unless `by_s` is above 0 and at most 366 days.
     """
     await context.dependencies.flush_observations()
     before = context.store.last_seq()
@@ -105,7 +106,8 @@ def _idle_rule_note(context: RequestContext, body: AdvanceClockBody, polling: in
 async def set_clock_speed(context: RequestContext, call: HandlerCall, body: ClockSpeedBody) -> ClockView:
     """Set the speed of a lab's clock; 0 stops it.
 
-    Raises Rejected outside a lab, Refused unless the speed is from 0 to 100000.
+    Durable, and written to the history. Returns the clock. Raises Rejected outside a lab, Refused unless the speed is
+    from 0 to 100000.
     """
     await context.control.lab_clock.set_speed(body.speed, who=context.caller_name)
     return _clock_view(context)
@@ -119,7 +121,8 @@ def _clock_view(context: RequestContext) -> ClockView:
 async def create_backup(context: RequestContext, call: HandlerCall, body: BackupBody) -> BackupView:
     """Write a backup of the database to a new file on the service's machine.
 
-    Raises Rejected for a relative path or one that cannot be written, Refused if the file exists.
+    The history gets an entry about it. Raises Rejected for a path that is relative, is not allowed or has a missing
+    directory, Refused if the file exists, Unavailable if it cannot be written.
     """
     path = Path(body.path)
     if not path.is_absolute() or "\0" in str(path):
@@ -146,7 +149,7 @@ def _require_new_path(path: Path) -> None:
 async def run_health_checks(context: RequestContext, call: HandlerCall) -> HealthReportView:
     """Run the health checks of the service.
 
-    A failed check is a result, not an error.
+    A failed check is a result (`ok` is false), not an error.
     """
     results = await context.dependencies.run_health_checks()
     return HealthReportView(

@@ -21,16 +21,15 @@ class NewWebhook(StrictBody, frozen=True, kw_only=True):
     """A webhook to add: its receiver, and the events it is sent.
 
     `over` is a resource id, the name of a VM, set or cloud service, or `group:NAME`. `validate` adds it only if the
-    receiver agrees.
-    `from_start` sends the whole history, not only what happens from now on.
+    receiver agrees. `from_start` sends the whole history, not only what happens from now on.
     """
 
-    url: NonEmptyText
-    schema: WebhookSchema = WebhookSchema.EVENT_GRID
+    url: NonEmptyText  # of the receiver
+    schema: WebhookSchema = WebhookSchema.EVENT_GRID  # the format of its messages
     over: NonEmptyText = ROOT_RESOURCE  # a resource id, the name of a VM, set or cloud service, or group:NAME
-    happenings: Annotated[tuple[EventGridStatus, ...], Meta(max_length=20)] = ()  # empty: all
+    happenings: Annotated[tuple[EventGridStatus, ...], Meta(max_length=20)] = ()  # statuses of events; empty: all
     opted_in_only: bool = False  # only events of VMs whose policy publishes outside
-    secret: Annotated[str, Meta(max_length=500)] = ""  # empty: one is generated
+    secret: Annotated[str, Meta(max_length=500)] = ""  # signs messages; 16 characters or more; empty: one is generated
     from_start: bool = False  # send the history from its beginning, not from now on
     validate: bool = False  # add it only if the receiver validates
 
@@ -44,15 +43,15 @@ class WebhookView(BaseView, frozen=True, kw_only=True):
     id: str
     url: str  # without its query, which may contain a password
     schema: WebhookSchema
-    over: str
-    happenings: tuple[EventGridStatus, ...]
-    opted_in_only: bool
-    by: str
-    at: float
+    over: str  # a resource id: only events of VMs within it
+    happenings: tuple[EventGridStatus, ...]  # statuses of events that are sent; (): all
+    opted_in_only: bool  # only events of VMs whose policy publishes outside
+    by: str  # who added it
+    at: float  # when, in lab time
     told_ago_s: float | None  # since the last success; None if there was none
     failures: int  # in a row
     error: str  # of the last failure
-    next_try_in_s: float | None
+    next_try_in_s: float | None  # None: the last delivery succeeded, or there was none
     pending: int
     pending_at_least: bool  # more messages may be pending
 
@@ -64,7 +63,7 @@ class WebhookWithSecretView(WebhookView, frozen=True, kw_only=True):
 
 
 class WebhooksView(BaseView, frozen=True, kw_only=True):
-    """All webhooks."""
+    """All webhooks, in the order they were added."""
 
     webhooks: tuple[WebhookView, ...]
 
@@ -72,8 +71,8 @@ class WebhooksView(BaseView, frozen=True, kw_only=True):
 class WebhookTestView(BaseView, frozen=True, kw_only=True):
     """The receiver's response to a test message; `text` says it in words."""
 
-    id: str
-    ok: bool
+    id: str  # of the webhook
+    ok: bool  # the receiver accepted the message
     status: int | None  # None if there was no response
     text: str
 
@@ -102,8 +101,8 @@ async def add_webhook(context: RequestContext, call: HandlerCall, body: NewWebho
 async def remove_webhook(context: RequestContext, call: HandlerCall) -> WebhookView:
     """Remove a webhook.
 
-    Nothing more is sent to it. The path names it by its id, or a unique start of four characters or more. Raises
-    NotFound, or Refused if several ids start so.
+    Nothing more is sent to it. The path parameter `id` is its id, or a unique start of four characters or more. Returns
+    the removed webhook. Raises NotFound, or Refused if several ids start so.
     """
     view = WebhookView(**_webhook_fields(context, context.control.webhooks.find(call.path_params["id"])))
     await context.control.webhooks.remove(view.id, who=context.caller_name)
@@ -113,7 +112,8 @@ async def remove_webhook(context: RequestContext, call: HandlerCall) -> WebhookV
 async def test_webhook(context: RequestContext, call: HandlerCall) -> WebhookTestView:
     """Send a test message to a webhook's receiver, and show its response.
 
-    A failure is a result, not an error. Raises NotFound, or Refused if several ids start so.
+    The path parameter `id` is as in `remove_webhook`. A failure is a result (`ok` is false), not an error. Raises
+    NotFound, or Refused if several ids start so.
     """
     webhook = context.control.webhooks.find(call.path_params["id"])
     result = await context.control.webhook_delivery.verification.send_test(webhook)

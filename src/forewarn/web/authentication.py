@@ -26,7 +26,10 @@ _UNKNOWN_CLIENT_HASH = hash_secret(new_secret())  # compared for an unknown clie
 
 
 class AuthenticationRequired(Unauthenticated):
-    """The caller is not authenticated. `challenge` is the value for the WWW-Authenticate header."""
+    """The caller is not authenticated; the response is a 401.
+
+    `challenge` is the value for its WWW-Authenticate header.
+    """
 
     def __init__(self, message: str, challenge: str) -> None:
         super().__init__(message)
@@ -34,7 +37,10 @@ class AuthenticationRequired(Unauthenticated):
 
 
 class BearerAuthenticator:
-    """Authenticates requests by their bearer token; reads the caller's grants for each request."""
+    """Authenticates requests by their bearer token; reads the caller's grants for each request.
+
+    `sign_in` verifies the tokens; `real_time` returns POSIX seconds, which their expiry is compared with.
+    """
 
     def __init__(self, *, sign_in: TokenService, store: Store, real_time: Callable[[], float] = read_real_time) -> None:
         self._sign_in = sign_in
@@ -62,8 +68,9 @@ class BearerAuthenticator:
 def principal_for_claims(claims: Claims, store: Store) -> Principal:
     """The principal of verified claims, with its current name and the grants of all its ids.
 
-    Does not check when the claims expire. Raises Unauthenticated if the client or VM was removed since, or the client
-    has another secret now.
+    The name is `client ID`, `VM NAME`, or `NAME (oidc)` for a user of an external issuer. Does not check when the
+    claims expire. Raises Unauthenticated if the client or VM was removed or replaced since, or the client has another
+    secret now.
     """
     name = _display_name(claims, store)
     grants = tuple(grant for principal_id in claims.ids for grant in store.grants(to=principal_id))
@@ -108,7 +115,7 @@ def _bearer_token(request: Request) -> str:
 
 
 def verify_client_secret(client_id: str, secret: str, store: Store) -> RegisteredClient:
-    """The client with this id, in any case, and this secret; logs a failure.
+    """Returns the registered client with this id, in any case, if `secret` is its secret; logs a failure.
 
     Raises Unauthenticated with the same message, after the same time, for an unknown id and for a wrong secret.
     """

@@ -39,7 +39,7 @@ class VisibleDirectory:
         return self.can_read(vm_resource_id(vm))
 
     def can_read(self, resource: str) -> bool:
-        """Whether the caller may read the resource id, and so everything within it; it need not exist."""
+        """Whether the caller may read the resource id, and so everything below it; it need not exist."""
         return self.sees_everything or self._principal.may(Right.READ, resource)
 
     def find(self, name: str) -> Vm:
@@ -56,7 +56,8 @@ class VisibleDirectory:
     def vms_within(self, resource: str) -> Sequence[IndexedVm]:
         """The visible present VMs of a subscription, group or set, in natural order of their keys.
 
-        Empty for an unknown resource. Do not change the list: it may be a cache.
+        `resource` is its Azure resource id, in any case. Empty for an unknown resource. Do not change the list: it may
+        be a cache.
         """
         vms = self.unfiltered.vms_within(resource)
         # An availability set contains VMs whose ids are not below its own: the right to read the set is not enough.
@@ -67,12 +68,13 @@ class VisibleDirectory:
     def sets_within(self, resource: str) -> list[str]:
         """Ids of the readable scale and availability sets of a subscription or group, in natural order.
 
-        A readable VM does not make its set readable.
+        A readable VM does not make its set readable. `resource` is an Azure resource id, in any case; empty for an
+        unknown one.
         """
         return [set_id for set_id in self.unfiltered.sets_within(resource) if self.can_read(set_id)]
 
     def groups(self) -> list[str]:
-        """The ids of the resource groups that contain anything the caller may read, in natural order."""
+        """The Azure ids of the resource groups that contain anything the caller may read, in natural order."""
         return [
             group
             for group in self.unfiltered.groups()
@@ -80,9 +82,9 @@ class VisibleDirectory:
         ]
 
     def most_common_group(self) -> tuple[str, str] | None:
-        """Subscription and resource group with the most VMs in the whole fleet, visible or not.
+        """Subscription id and name of the resource group with the most present VMs, visible or not.
 
-        None if the fleet has had no VM since the service started.
+        None if the fleet has no present VM.
         """
         return self.unfiltered.most_common_group()
 
@@ -128,7 +130,8 @@ class Visibility:
         """Whether the caller may read all VMs of the request, or made it as one of our own clients.
 
         For a request that approved events, the caller must see their scopes, whose VMs are all shown them (spec §7.2).
-        Only a caller who sees everything sees rollouts. A request without any known VM is not readable.
+        Only a caller who sees everything sees rollouts. A request without any known VM is visible only to its client
+        and to a caller who sees everything.
         """
         if self.sees_everything:
             return True
@@ -140,8 +143,8 @@ class Visibility:
     def can_see_entry(self, entry: HistoryEntry) -> bool:
         """Whether the caller sees the entry's scope; without one its request; without that its VM.
 
-        An entry with only a VM's name needs the right to read every VM of that name. Entries about none of these (the
-        service, its clock) are only for callers who see everything.
+        An entry with only a VM's name needs the right to read every VM of that name, present or removed; at least one
+        must be known. Entries about none of these (the service, its clock) are only for callers who see everything.
         """
         if self.sees_everything:
             return True

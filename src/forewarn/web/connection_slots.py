@@ -29,60 +29,72 @@ _SLOT_STATE = "connection_slot"  # its name in the state of a request
 
 
 class ShareExceeded(Unavailable):
-    """One caller has as many connections open as its share allows; others are not affected."""
+    """One caller has as many connections open as its share allows; others are not affected.
+
+    The caller is a principal or, before sign-in, an address group. The response is a 429.
+    """
 
 
 @dataclass(frozen=True, slots=True)
 class ConnectionShares:
-    """How many connections one socket may have in total, and how many of them each kind of caller."""
+    """How many connections one socket may have in total, and how many of them each kind of caller.
 
-    total: int
+    Every property is a number of connections, a fixed fraction of `total`.
+    """
+
+    total: int  # connections of the socket, of all kinds
 
     @classmethod
     def from_open_files(cls) -> ConnectionShares:
-        """The shares of a quarter of the process's soft limit of open files, at least one connection."""
+        """Returns shares whose total is a quarter of the process's soft limit of open files, at least 1.
+
+        Without such a limit the total is a million.
+        """
         soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
         total = _UNLIMITED_FILES if soft == resource.RLIM_INFINITY else soft // _OPEN_FILES_DIVISOR
         return cls(max(1, total))
 
     @property
     def refused(self) -> int:
-        """Connections that are only answered with the reason for which they are refused."""
+        """How many connections may be open only to be answered with the reason for their refusal: a 16th."""
         return self.total // 16
 
     @property
     def reserved(self) -> int:
-        """Connections for administrators and callers on this machine, when all others are in use."""
+        """How many connections are kept for administrators and callers on this machine: an eighth.
+
+        They are used when all general ones are in use.
+        """
         return self.total // 8
 
     @property
     def general(self) -> int:
-        """Connections for all callers."""
+        """How many connections all callers share: the total without the refused and the reserved ones."""
         return self.total - self.refused - self.reserved
 
     @property
     def per_address(self) -> int:
-        """Connections of one address of another machine that is not signed in."""
+        """How many connections that are not signed in one address group of another machine may have."""
         return max(1, self.total // 8)
 
     @property
     def per_local_address(self) -> int:
-        """Connections of this machine that are not signed in: a proxy here may serve many people."""
+        """How many connections of this machine may be not signed in: a proxy here may serve many people."""
         return max(1, self.total // 2)
 
     @property
     def per_principal(self) -> int:
-        """Connections of one principal."""
+        """How many connections one signed-in principal may have: a quarter of the total, at least 1."""
         return max(1, self.total // 4)
 
     @property
     def streams(self) -> int:
-        """Connections that may be live streams of the portal."""
+        """How many connections may be live streams of the portal: half of the general ones, at least 1."""
         return max(1, self.general // 2)
 
     @property
     def streams_per_principal(self) -> int:
-        """Connections of one principal that may be live streams; the others load its pages."""
+        """How many live streams one principal may have: half of its connections; the others load its pages."""
         return max(1, self.per_principal // 2)
 
 
@@ -93,20 +105,23 @@ class _Pool(Enum):
 
 
 class ConnectionSlot:
-    """The slot of one open connection; released once, when the connection is closed."""
+    """The slot of one open connection: whom it counts for, and whether it may be closed for another one.
+
+    `ConnectionSlots.open` and `refuse` make it; it is released once, when the connection is closed.
+    """
 
     def __init__(self, slots: ConnectionSlots, group: str, pool: _Pool, now: float, evict: Callable[[], None]) -> None:
         self._slots = slots
-        self.group = group
-        self.pool = pool
+        self.group = group  # of its peer's address, see `address_group`
+        self.pool = pool  # the general, reserved or refused connections, among which it counts
         self.principal_id = ""  # "": not signed in
         self.refusal: ForewarnError | None = None  # if set, every request is answered with this error
         self.waits_since: float | None = now  # since when it waits for a whole request; None while one is answered
-        self.evict = evict
+        self.evict = evict  # closes the connection at once
 
     @property
     def is_signed_in(self) -> bool:
-        """Whether a request on this connection was authenticated."""
+        """Whether a request on this connection was authenticated and counted for its principal."""
         return bool(self.principal_id)
 
     def request_received(self) -> None:
@@ -114,14 +129,15 @@ class ConnectionSlot:
         self.waits_since = None
 
     def response_sent(self, now: float) -> None:
-        """Record that the connection waits for the next request from now on."""
+        """Record that the connection waits for the next request from `now` (time of the event loop) on."""
         self.waits_since = now
 
     def claim(self, principal: Principal) -> None:
         """Count the connection for the principal of its current request, from now on.
 
         Raises ShareExceeded if that principal has its share already, and Unavailable if only reserved slots are left.
-        The connection is then closed after the response.
+        Then it sets `refusal`, and the connection is closed after the response. Does nothing if the connection counts
+        for this principal already or was released.
         """
         try:
             self._slots.claim(self, principal)
@@ -130,7 +146,7 @@ class ConnectionSlot:
             raise
 
     def release(self) -> None:
-        """Free the slot; may be called twice."""
+        """Free the slot; does not close the connection. May be called twice."""
         self._slots.release(self)
 
 
@@ -149,7 +165,8 @@ class ConnectionSlots:
         """Return a slot for a new connection of this address group, which may hold `share` before sign-in.
 
         Its `refusal` is set if the connection may only be answered with that error. Returns None if no slot is free for
-        that either: then close the connection. May call `evict` of another slot, which must close its connection.
+        that either: then close the connection. `evict` must close the new connection; it is called if that waits for
+        its peer while another one needs its slot. So may the `evict` of another slot be called now.
         """
         pool, refusal = self._choose_pool(group, share, now)
         if refusal is not None:
@@ -161,10 +178,10 @@ class ConnectionSlots:
     def refuse(
         self, group: str, refusal: ForewarnError, now: float, evict: Callable[[], None]
     ) -> ConnectionSlot | None:
-        """Return a slot for a new connection that only gets this answer.
+        """Return a slot for a new connection whose requests are only answered with the error `refusal`.
 
-        If there are too many, it closes the one that has waited longest for its request; None if all are being
-        answered.
+        If there are too many of these, it closes the one that has waited longest for its request; None if all are being
+        answered. `group`, `now` and `evict` are as in `open`.
         """
         if self._is_full(_Pool.REFUSED) and not self._evict_one(self._refused, now, after_s=0):
             return None
@@ -174,7 +191,7 @@ class ConnectionSlots:
         return slot
 
     def claim(self, slot: ConnectionSlot, principal: Principal) -> None:
-        """Count an open slot for a principal; see `ConnectionSlot.claim`."""
+        """Count an open slot for a principal; see `ConnectionSlot.claim`, which also sets the refusal."""
         if slot not in self._slots or slot.principal_id == principal.id:
             return
         if self._by_principal[principal.id] >= self.shares.per_principal:
@@ -194,7 +211,7 @@ class ConnectionSlots:
         self._by_principal[principal.id] += 1
 
     def release(self, slot: ConnectionSlot) -> None:
-        """Free a slot; see `ConnectionSlot.release`."""
+        """Free a slot, so that its connection no longer counts; does nothing if it is free already."""
         if slot in self._slots:
             self._slots.remove(slot)
             self._pool_sizes[slot.pool] -= 1
@@ -268,9 +285,10 @@ def _all_in_use() -> Unavailable:
 
 
 def address_group(address: str) -> str:
-    """Return the group whose connections count together before sign-in.
+    """Return the name of the group whose connections count together before sign-in.
 
-    All loopback addresses are one group. An IPv6 network of 64 bits is one, since one machine may use all of it.
+    It is LOCAL_GROUP for all loopback addresses, the network of 64 bits for an IPv6 address, since one machine may use
+    all of it, and the address itself for IPv4 or a text that is no address.
     """
     try:
         parsed = ip_address(address.partition("%")[0])
@@ -283,7 +301,7 @@ def address_group(address: str) -> str:
 
 
 def slot_state(slot: ConnectionSlot) -> dict[str, ConnectionSlot]:
-    """Return the state that makes a connection's slot available to `claim_connection`."""
+    """Return the ASGI state for requests of a connection, in which `claim_connection` finds its slot."""
     return {_SLOT_STATE: slot}
 
 

@@ -36,7 +36,7 @@ class RequestContext:
     """One caller of one request: who they are, what they may do and see, and the service's dependencies.
 
     `directory` and `visibility` show only what this caller may see; `store` and `control` are not filtered. Finders
-    raise NotFound for what the caller may not see.
+    raise NotFound for what the caller may not see. Without `reauthenticate`, `refresh` keeps the same principal.
     """
 
     def __init__(
@@ -51,10 +51,10 @@ class RequestContext:
         self._set_principal(principal, directory)
 
     async def refresh(self) -> None:
-        """Authenticates the caller again and forgets what `visibility` cached.
+        """Authenticates the caller again, reads their current grants and forgets what `visibility` cached.
 
-        A handler that waited calls it before it answers. Raises Unauthenticated if the caller's token or session is no
-        longer valid.
+        It replaces `principal`, `directory` and `visibility`. A handler that waited calls it before it answers. Raises
+        Unauthenticated if the caller's token or session is no longer valid.
         """
         principal = self.principal if self._reauthenticate is None else await self._reauthenticate()
         self._set_principal(principal, self.directory.unfiltered)
@@ -97,7 +97,10 @@ class RequestContext:
             raise self.missing_right_error(right, "everything" if resource == ROOT_RESOURCE else resource)
 
     def missing_right_error(self, right: Right, over: str) -> Forbidden:
-        """Returns the error to raise for a missing right; `over` says over what, in words."""
+        """Returns the error to raise for a missing right, with the role that has it.
+
+        `over` says in words over what the right is missing.
+        """
         action = "run the platform" if right is Right.PLATFORM else right
         return Forbidden(
             f"{self.caller_name} does not have the right to {action} over {over}",
@@ -110,14 +113,17 @@ class RequestContext:
         return self.dependencies.control.clock.now()
 
     async def record_history(self, what: EntryKind, text: str) -> None:
-        """Commits a history entry about no VM; `by` and the caller's name are added to its text."""
+        """Commits a history entry of this kind, of now and of this caller, about no VM, event or request.
+
+        Its text is `text` followed by `by` and the caller's name.
+        """
         entry = HistoryEntry(at=self.now(), what=what, who=self.caller_name, text=f"{text} by {self.caller_name}")
         await self.store.commit(Commit(entries=(entry,)))
 
     async def wait_for_reconciler(self) -> None:
         """Waits until the reconciler has done all work that is due now, so that the response shows its effect.
 
-        The request is durable already: if the work fails, the reconciler tries again later.
+        The request is durable already: if the work fails, that is logged and the reconciler tries again later.
         """
         try:
             await self.control.reconciler.catch_up()
@@ -128,7 +134,7 @@ class RequestContext:
         """The visible event, live or over, with this id or unique id prefix, in any case.
 
         A prefix has MIN_ID_PREFIX characters or more, and is searched among the live and the 10,000 newest events.
-        Raises NotFound, or Refused if several events match.
+        Raises NotFound, also for a shorter prefix, or Refused if several visible events match.
         """
         wanted = name.strip().upper()
         if (event := self.store.event(wanted)) is not None and self.can_see_scope(event.scope_id):
@@ -174,14 +180,14 @@ class RequestContext:
         return self.store.scope(ids[0]) if ids else None
 
     def find_request(self, name: str) -> MaintenanceRequest:
-        """The visible request with this full id, in any case. Raises NotFound."""
+        """The visible request with this full id, in any case. Raises NotFound, also for an invisible one."""
         request = self.store.request(name.strip().lower())
         if request is None or not self.visibility.can_see_request(request):
             raise NotFound(f"request {name!r} does not exist", Remedy.LIST_REQUESTS)
         return request
 
     def list_rollouts(self) -> list[MaintenanceRequest]:
-        """The requests that are rollouts: all open ones, and those among the 10,000 newest; oldest first.
+        """The requests of rollouts: all open ones, and those among the 10,000 newest requests; oldest first.
 
         Empty for a caller who does not see everything.
         """

@@ -20,7 +20,7 @@ from forewarn.web.connection_slots import ConnectionShares
 
 
 class CallerLocks:
-    """One lock per caller, kept only while it is in use."""
+    """One asyncio lock per caller, kept only while it is in use."""
 
     def __init__(self) -> None:
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()  # by principal id
@@ -39,7 +39,7 @@ class VmSupervisorInfo(Protocol):
 
     @property
     def state(self) -> str:
-        """The state of the VM's program, as a word."""
+        """The state of the VM: `running`, `frozen`, `down` or `ended`."""
 
     @property
     def boot_id(self) -> str:
@@ -80,7 +80,10 @@ def _no_pace(vm: str) -> PollingPace | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Dependencies:
-    """What handlers need beside the caller: the control plane, and callables from the composition root."""
+    """What handlers need beside the caller: the control plane, and callables from the composition root.
+
+    The service makes one instance for all requests. A default stands for a service without that feature.
+    """
 
     control: ControlPlane
     # The body of `GET /service`.

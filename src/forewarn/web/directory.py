@@ -35,7 +35,7 @@ _TURN_S = 0.005  # real time
 class IndexedVm(NamedTuple):
     """A present VM in the index: its key and resource id, without a read of the store."""
 
-    key: str
+    key: str  # `subscription/group/name` in lower case
     resource: str  # its Azure resource id
     is_standalone: bool  # neither an instance of a scale set nor of a cloud service, so ARM lists it as a VM
 
@@ -43,8 +43,8 @@ class IndexedVm(NamedTuple):
 class ResourceIndex:
     """The VMs and sets of each subscription and resource group, and the VMs of each set; in memory.
 
-    Resource ids are matched without case. A resource exists while it contains a present VM. VMs of cloud services are
-    in no set.
+    Sets are scale sets and availability sets. Resource ids are matched without case. A resource exists while it
+    contains a present VM. VMs of cloud services are in no set.
     """
 
     def __init__(self) -> None:
@@ -82,7 +82,7 @@ class ResourceIndex:
     def vms_within(self, resource: str) -> Sequence[IndexedVm]:
         """The present VMs of a resource in natural order of their keys; empty for an unknown resource.
 
-        Do not change the list: it is a cache.
+        `resource` is the id of a subscription, group or set. Do not change the list: it is a cache.
         """
         wanted = resource.casefold()
         if wanted not in self._vms_by_resource:
@@ -94,7 +94,7 @@ class ResourceIndex:
         return self._sorted_vms[wanted]
 
     def has_vms_in(self, resource: str) -> bool:
-        """Whether a present VM is in the resource, that is, whether the resource exists."""
+        """Whether the subscription, group or set (a resource id) has a present VM, that is, exists."""
         return resource.casefold() in self._vms_by_resource
 
     def sets_within(self, resource: str) -> list[str]:
@@ -155,18 +155,21 @@ def any_vm(vm: Vm) -> bool:
 
 
 class FleetIndex:
-    """The VMs of the fleet by name, group, power state and Azure resource; in memory."""
+    """The VMs of the fleet by name, group, power state and Azure resource; in memory.
+
+    Its attributes are read directly. Names are in lower case; only `removed_keys` has removed VMs.
+    """
 
     def __init__(self) -> None:
         self.keys: dict[str, set[str]] = defaultdict(set)  # name → keys of present VMs
         self.removed_keys: dict[str, set[str]] = defaultdict(set)  # name → keys of removed VMs
         self.vm_count_by_group: Counter[tuple[str, str]] = Counter()  # subscription and resource group → VMs there
-        self.group_by_key: dict[str, tuple[str, str]] = {}
+        self.group_by_key: dict[str, tuple[str, str]] = {}  # key of each present VM → subscription and resource group
         self.power_if_not_running: dict[str, PowerState] = {}  # VM key → state, unless it runs
         self.resources = ResourceIndex()
 
     def update(self, vm: Vm) -> None:
-        """Adds or changes a VM, also a removed one. May be repeated."""
+        """Adds or changes a VM; a removed one stays only in `removed_keys`. May be repeated."""
         name, key = vm.name.casefold(), vm.key
         present, other = (self.keys, self.removed_keys) if vm.removed_at is None else (self.removed_keys, self.keys)
         other[name].discard(key)
@@ -207,9 +210,10 @@ class FleetDirectory:
         self.close = store.subscribe(self._on_commit)
 
     def find(self, name: str, is_visible: VmPredicate = any_vm) -> Vm:
-        """The present visible VM with this name, `group/name` or key.
+        """The present VM with this name, `group/name` or key for which `is_visible` is true.
 
-        Raises NotFound (for a removed VM it says so), or Refused if several visible VMs match.
+        Raises NotFound (for a removed VM it says so, else it suggests a similar name), or Refused if several visible
+        VMs match.
         """
         found = self._matching(name, self._index.keys, is_visible)
         if not found and self._matching(name, self._index.removed_keys, is_visible):
@@ -232,7 +236,7 @@ class FleetDirectory:
         return [vm for vm in map(self.store.vm, sorted(keys)) if vm is not None]
 
     def keys(self) -> list[str]:
-        """The keys of all present VMs."""
+        """The keys of all present VMs, unsorted, in a new list."""
         return list(self._index.group_by_key)
 
     def has(self, key: str) -> bool:
@@ -244,11 +248,11 @@ class FleetDirectory:
         return self._index.power_if_not_running.get(key, PowerState.RUNNING)
 
     def stopped_keys(self) -> list[str]:
-        """The keys of the present VMs whose power state is not RUNNING."""
+        """The keys of the present VMs whose power state is not RUNNING, unsorted, in a new list."""
         return list(self._index.power_if_not_running)
 
     def most_common_group(self) -> tuple[str, str] | None:
-        """The subscription and resource group with the most present VMs; None if there is no VM."""
+        """Subscription id and name of the resource group with the most present VMs; None if there is no VM."""
         common = self._index.vm_count_by_group.most_common(1)
         return common[0][0] if common else None
 
@@ -259,12 +263,12 @@ class FleetDirectory:
     def vms_within(self, resource: str) -> Sequence[IndexedVm]:
         """The present VMs of a subscription, group or set, in natural order of their keys.
 
-        Empty for an unknown resource. Do not change the list: it is a cache.
+        `resource` is its Azure resource id. Empty for an unknown resource. Do not change the list: it is a cache.
         """
         return self._index.resources.vms_within(resource)
 
     def has_vms_in(self, resource: str) -> bool:
-        """Whether the subscription, group or set has a present VM, that is, whether it exists."""
+        """Whether the subscription, group or set (its resource id) has a present VM, that is, exists."""
         return self._index.resources.has_vms_in(resource)
 
     def sets_within(self, resource: str) -> list[str]:
@@ -279,7 +283,7 @@ class FleetDirectory:
         return self._index.resources.groups()
 
     def find_group(self, name: str) -> str:
-        """The id of the resource group with this name.
+        """The Azure resource id of the group with this name, which must have a present VM.
 
         Raises NotFound, or Refused if several subscriptions have such a group.
         """

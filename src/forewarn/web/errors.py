@@ -28,15 +28,17 @@ RETRY_AFTER_BY_STATUS = {status: {"Retry-After": "1"} for status in (429, 503)} 
 
 
 def status_and_message(error: Exception, surface: Surface) -> tuple[int, str]:
-    """The HTTP status and the message of `classify_error`, which also logs an unexpected error."""
+    """The HTTP status and message of an error, as in `classify_error`; logs an unexpected error."""
     status, _, message = classify_error(error, surface)
     return status, message
 
 
 def classify_error(error: Exception, surface: Surface) -> tuple[int, str, str]:
-    """The HTTP status, the API's error code and the message, in the words of the surface.
+    """The HTTP status, the API's error code and the message with a remedy in the words of the surface.
 
-    An unexpected error is logged and gives 500 and `Internal`.
+    The code is the name of the error's class or base class (NotFound with 404, Refused with 409, …), except
+    `TooManyRequests` with 429 for ShareExceeded; a too long body gives `Rejected` with 413. An unexpected error is
+    logged and gives 500 and `Internal`.
     """
     for error_type, status, code in _STATUS_BY_ERROR:
         if isinstance(error, error_type):

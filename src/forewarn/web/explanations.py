@@ -49,9 +49,10 @@ _MAX_FAULT_LINES = 20  # the newest history entries about faults of a VM
 
 
 def explain_host(context: RequestContext, host: Host) -> Explanation:
-    """Explains a host: its VMs, its live events, ten of its past ones, and its own history entries.
+    """Explains a host: its VMs, its live events, its ten latest past ones, and its own history entries.
 
-    Filters nothing, so it is only for callers who see everything. Past events are searched among the 10,000 newest.
+    Those are the 20 newest about its health or declaration. Filters nothing, so it is only for callers who see
+    everything. Past events are searched among the 10,000 newest.
     """
     recent = {event.id: event for event in (*_live_events(context), *context.store.events(limit=_RECENT_EVENTS))}
     return host_explanation(
@@ -134,7 +135,8 @@ def explain_event(context: RequestContext, event: Event) -> Explanation:
 async def explain_vm(context: RequestContext, vm: Vm) -> Explanation:
     """Explains a VM, present or removed: its 100 newest events, its polls and its faults.
 
-    Ends expired faults, durably. Call `flush_observations` first, so that recent polls count.
+    Ends expired faults, durably. Call `flush_observations` first, so that recent polls count. The caller must be
+    allowed to see the VM.
     """
     return await _with_fault_lines(context, vm, _vm_explanation(context, vm))
 

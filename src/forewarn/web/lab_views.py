@@ -36,14 +36,15 @@ async def read_faults(context: RequestContext) -> FaultsView:
 async def refresh_faults(context: RequestContext) -> None:
     """Stores what was observed until now, such as requests that faults affected; removes expired faults.
 
-    Call it before reading faults, so that they are up to date.
+    Both are durable; the history gets an entry for each removed fault. Call it before reading faults, so that they are
+    up to date.
     """
     await context.dependencies.flush_observations()
     await context.control.faults.expire()
 
 
 def fault_view(context: RequestContext, fault: Fault) -> FaultView:
-    """A fault, active or just ended: its remaining time and count, and the events it affected.
+    """The view of a fault, active or just ended: its remaining time and count, and the events it affected.
 
     The events are ids from the 1,000 newest of its scope or, without one, of all; none for a fault on requests.
     """
@@ -86,7 +87,7 @@ def fault_remaining_s(context: RequestContext, fault: Fault) -> float | None:
 
 
 def storm_view(context: RequestContext, storm: FaultStorm) -> StormView:
-    """A fault storm, active or ended, and its scheduled faults, each with whether it was set already."""
+    """The view of a fault storm, active or ended: its scheduled faults, and whether each was set already."""
     faults = [
         StormFaultView(
             after_s=planned.after_s,
@@ -120,7 +121,7 @@ def read_replays(context: RequestContext) -> tuple[ReplayView, ...]:
 
 
 def replay_view(context: RequestContext, request: MaintenanceRequest) -> ReplayView:
-    """The replay of a request, running or ended; the request must be a replay."""
+    """The view of a replay, running or ended; `request` must be that of a replay, else AssertionError."""
     replay = request.replay
     assert replay is not None
     step = context.control.replays.current_step(request)

@@ -34,7 +34,7 @@ class GuardedRoute(Protocol):
 
     @property
     def signature(self) -> HandlerSignature:
-        """The body and query that the handler takes."""
+        """The structs of the body and query that the handler takes, and its response type."""
 
 
 async def run_request(
@@ -74,8 +74,9 @@ async def read_body(request: Request, max_bytes: int = MAX_BODY_BYTES) -> bytes:
 def authorize_and_parse(route: GuardedRoute, context: RequestContext, call: HandlerCall) -> dict[str, msgspec.Struct]:
     """Authorizes a call over the resources it names, then returns the keyword arguments of its handler.
 
-    Raises Forbidden, NotFound or Refused (an ambiguous name), and Rejected for a body or query that the handler does
-    not take.
+    These are `body` and `query`, decoded, if the handler declares them. Raises Forbidden without the right over one of
+    the resources, NotFound, Refused (an ambiguous name), and Rejected for a body or query that the handler does not
+    take.
     """
     for resource in route.resources(context, call):
         context.require(route.right, resource)

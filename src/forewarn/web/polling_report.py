@@ -41,7 +41,7 @@ class ExpectedEvent:
     """
 
     event: Event
-    awareness: EventAwareness
+    awareness: EventAwareness  # from no VM of the scope knows of it, the worst, to the VM was given it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,7 +54,7 @@ class PollingReport:
     vms_by_polling: Mapping[PollingState, int]
     enabled_scopes: int  # scopes with Scheduled Events enabled
     polling_scopes: int  # scopes with a VM that polls now
-    unprepared_vms: int  # VMs with a pending event that no handler knows of
+    unprepared_vms: int  # present VMs with a pending event that no VM of their scope was given, and none polls
     unwatched_scopes: int  # scopes with pending events and no VM that polls
 
 
@@ -63,7 +63,8 @@ async def expected_events(
 ) -> dict[str, ExpectedEvent]:
     """The pending event each VM is least prepared for, by VM key; VMs without one are left out.
 
-    Pending events are listed and not started. They are taken from `live`, if given, else read from the store.
+    Pending events are listed and not started. They are taken from `live`, if given, else read from the store. `pace`
+    returns how a VM polls, by its key. Lets other tasks run between batches.
     """
     found: dict[str, ExpectedEvent] = {}
     known = store.events(statuses=[EventState.SCHEDULED]) if live is None else live
@@ -81,7 +82,11 @@ async def expected_events(
 async def polling_report(
     directory: FleetDirectory, pace: PaceLookup, paces: PacesByScope, live: Iterable[Event]
 ) -> PollingReport:
-    """Counts over the whole fleet, not filtered for a caller; `live` are the events that are not over."""
+    """Counts the VMs and scopes of the whole fleet by how they poll, not filtered for a caller.
+
+    `pace` returns how a VM polls, by its key; `paces` returns scope id and pace of each VM that ever polled; `live` are
+    the events that are not over. Lets other tasks run between batches.
+    """
     store = directory.store
     counts: Counter[PollingState] = Counter()
     async for key in iterate_cooperatively(directory.keys(), 2000):
@@ -105,9 +110,9 @@ async def polling_report(
 
 
 def silent_seconds(poll: LastPoll, pace: PollingPace | None, now: float) -> float:
-    """How long ago the VM last polled, in real time, as every page shows it.
+    """How long ago the VM last polled, in seconds of real time, as every page shows it.
 
-    Lab time may jump, so the lab time since the poll, until `now`, is used only if the VM's pace is not known.
+    That is `pace.silent_s`. Lab time may jump, so the lab time from the poll to `now` is used only if `pace` is None.
     """
     return pace.silent_s if pace is not None else max(0.0, now - poll.at)
 

@@ -25,11 +25,11 @@ class HistoryEntriesQuery(StrictBody, frozen=True, kw_only=True):
     """
 
     after: HistorySeq | None = None  # None: the newest entries
-    vm: str = ""
-    event: str = ""
-    request: str = ""
-    scope: str = ""
-    limit: ResultLimit = 1000
+    vm: str = ""  # a name, `group/name` or key; "": any, as for the three below
+    event: str = ""  # an id or its prefix
+    request: str = ""  # a full id
+    scope: str = ""  # an id or name
+    limit: ResultLimit = 1000  # the most entries to return
     wait_s: Annotated[float, Meta(ge=0, le=MAX_WAIT_S)] = 0
 
 
@@ -62,10 +62,10 @@ def event_lists_vm(event: Event, name: str) -> bool:
 class HistoryFilter:
     """A filter for `read_history`: `fields` are values that the fields of an entry must have.
 
-    Make it with `history_filter`.
+    Make it with `history_filter`. Entries of the events below are added to those that match `fields`.
     """
 
-    fields: dict[str, Any]
+    fields: dict[str, Any]  # scope_id, event_id, request_id and vm (a name), as far as given; {}: all entries
     # Events of the filtered VM and others: their entries name no VM, and are included.
     shared_event_ids: tuple[str, ...] = ()
     # Events that the filtered request approved: their entries name another request, and are included from then on.
@@ -107,8 +107,8 @@ def read_history(
 ) -> list[HistoryEntry]:
     """At most `limit` visible entries, oldest first, with sequence numbers between `after` and `before`.
 
-    Both bounds are exclusive. Takes the newest entries between them, or the oldest if `newest` is false. Invisible
-    entries count towards the limit, so fewer may be returned although there are more.
+    Both bounds are exclusive; None means no upper bound. Takes the newest entries between them, or the oldest if
+    `newest` is false. Invisible entries count towards the limit, so fewer may be returned although there are more.
     """
     bounds: dict[str, Any] = {"after": after, "before": before, "limit": limit, "newest": newest}
     found = context.store.history(**bounds, **entry_filter.fields)

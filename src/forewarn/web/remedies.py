@@ -15,7 +15,7 @@ SURFACE_HEADER = "forewarn-surface"  # our command line sends "cli": it shows th
 
 
 class Surface(StrEnum):
-    """The program that the user has in front of them."""
+    """The program that the user has in front of them, which decides the words of a remedy."""
 
     CLI = "cli"  # our command line
     API = "api"  # any other client of our API
@@ -170,7 +170,7 @@ def message_for(error: Exception, surface: Surface) -> str:
 
 
 def remedy_text(error: ForewarnError, surface: Surface) -> str:
-    """What to do instead, in the words of the surface; empty if the error has no remedy."""
+    """What to do instead, as a clause in the words of the surface; empty if the error has no remedy."""
     if error.remedy_code is None:
         return ""
     if error.remedy_code is Remedy.ASK_FOR_ANY_ROLE and error.remedy_fields["external_id"]:

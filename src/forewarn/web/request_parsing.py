@@ -46,13 +46,13 @@ class NewFault(StrictBody, frozen=True, kw_only=True):
     faults on events.
     """
 
-    kind: NonEmptyText
-    vm: str = ""
-    scope: str = ""
-    all: bool = False
+    kind: NonEmptyText  # a value of FaultKind
+    vm: str = ""  # a name; "": not for one VM
+    scope: str = ""  # an id or name; "": not for one scope
+    all: bool = False  # for the whole fleet
     count: Annotated[int, Meta(ge=1, le=1_000_000)] | None = None
     for_s: DurationSeconds | None = None
-    parameters: dict[str, float] = {}
+    parameters: dict[str, float] = {}  # by name, such as `delay_s`; the default of the kind for a missing one
 
 
 class ClearFaultsBody(StrictBody, frozen=True, kw_only=True):
@@ -62,18 +62,18 @@ class ClearFaultsBody(StrictBody, frozen=True, kw_only=True):
     not of its VMs.
     """
 
-    ids: tuple[NonEmptyText, ...] = ()
-    kind: str = ""
-    vm: str = ""
-    scope: str = ""
-    all: bool = False
+    ids: tuple[NonEmptyText, ...] = ()  # of faults and storms
+    kind: str = ""  # a value of FaultKind
+    vm: str = ""  # a name
+    scope: str = ""  # an id or name
+    all: bool = False  # every fault and storm
 
 
 class NewStorm(StrictBody, frozen=True, kw_only=True):
     """A fault storm to start: its seed, its VMs (none: all) and its duration in seconds of lab time."""
 
-    seed: Annotated[int, Meta(ge=0, le=2**53)]
-    vms: Annotated[tuple[NonEmptyText, ...], Meta(max_length=10_000)] = ()
+    seed: Annotated[int, Meta(ge=0, le=2**53)]  # the same seed, VMs and duration give the same schedule
+    vms: Annotated[tuple[NonEmptyText, ...], Meta(max_length=10_000)] = ()  # names
     for_s: DurationSeconds = 600
 
 
@@ -133,7 +133,7 @@ class HandlerCall:
     surface_header: str | None = None  # of the request; `surface_of` reads it, for errors that a response contains
 
     def parse_body(self, body_type: type[T]) -> T:
-        """The JSON body as this struct; an empty body counts as {}. Raises Rejected if it does not fit."""
+        """Decodes the JSON body into this struct; an empty body counts as {}. Rejected if it does not fit."""
         try:
             return msgspec.json.decode(self.body or b"{}", type=body_type)
         except msgspec.ValidationError as error:
@@ -142,7 +142,7 @@ class HandlerCall:
             raise Rejected(f"the body is not JSON ({error}): send an object such as {{}}") from error
 
     def parse_query(self, query_type: type[T]) -> T:
-        """The query as this struct, with texts converted to its types (`true`, `10`).
+        """Decodes the query into this struct, with texts converted to its types (`true`, `10`).
 
         Raises Rejected if it does not fit.
         """

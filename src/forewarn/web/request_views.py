@@ -20,13 +20,13 @@ from forewarn.wording import first_names
 
 
 def replaced_event_ids(events: list[Event]) -> tuple[str, ...]:
-    """The ids of the pending events that these events replaced, in their order."""
+    """The ids of the pending events that these events replaced when they were published, in their order."""
     return tuple(event_id for event in events for event_id in event.replaces)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestStatus:
-    """A request with its state and its events, and how much of it is planned or was skipped."""
+    """A request with its state and its events, and what of it is planned or was skipped."""
 
     request: MaintenanceRequest
     state: RequestState
@@ -36,7 +36,10 @@ class RequestStatus:
 
 
 def read_request_status(context: RequestContext, request: MaintenanceRequest) -> RequestStatus:
-    """Read the state of a request; the caller must be allowed to see it."""
+    """Read the state, the events and the planned events of a request from the store.
+
+    The caller must be allowed to see the request; nothing is checked or filtered here.
+    """
     events = request_events(context, request)
     planned = tuple(context.store.planned(request_id=request.id))
     is_over = not planned and not any(event.is_live for event in events)
@@ -57,9 +60,9 @@ def _skip_reasons(context: RequestContext, request: MaintenanceRequest) -> tuple
 
 
 def request_status(context: RequestContext, request: MaintenanceRequest) -> RequestStatusView:
-    """The request with its state, its events and sentences about what it waits for.
+    """The view of a request with its state, its events and sentences about what it waits for.
 
-    The caller must be allowed to see the request.
+    Built from `read_request_status`. The caller must be allowed to see the request.
     """
     status = read_request_status(context, request)
     view_builder = ViewBuilder(context)
@@ -110,12 +113,12 @@ def _event_wait_text(view_builder: ViewBuilder, event: Event) -> str:
 
 
 def short_vm_list(event: Event) -> str:
-    """The names of the event's VMs in one text: the first three, and how many more."""
+    """The names of the event's VMs in one text: all of up to four, else the first three and how many more."""
     return first_names(event.vms)
 
 
 def read_rollouts(context: RequestContext) -> tuple[RolloutView, ...]:
-    """All open rollouts, and those among the 10,000 newest requests; oldest first.
+    """Views of all open rollouts, and of those among the 10,000 newest requests; oldest first.
 
     Empty for a caller who does not see everything.
     """
@@ -123,12 +126,18 @@ def read_rollouts(context: RequestContext) -> tuple[RolloutView, ...]:
 
 
 def rollout_view(context: RequestContext, request_id: str) -> RolloutView:
-    """The rollout with this full request id; does not check what the caller may see. Raises NotFound."""
+    """The view of the rollout with this full request id, in any case. Raises NotFound.
+
+    Does not check what the caller may see.
+    """
     return RolloutView(**rollout_fields(context, request_id))
 
 
 def rollout_fields(context: RequestContext, request_id: str) -> dict[str, Any]:
-    """The fields of `rollout_view`, for a struct that extends RolloutView. Raises NotFound."""
+    """The values of the fields of `rollout_view`, by field name, for a struct that extends RolloutView.
+
+    Raises NotFound. Does not check what the caller may see.
+    """
     request = context.control.requests.rollout(request_id)
     assert request.rollout is not None
     snapshot = None if request.rollout.tally else context.control.rollouts.snapshot_of(request, request.rollout)
@@ -138,7 +147,10 @@ def rollout_fields(context: RequestContext, request_id: str) -> dict[str, Any]:
 def rollout_fields_from_snapshot(
     context: RequestContext, request: MaintenanceRequest, rollout: Rollout, snapshot: RolloutSnapshot | None
 ) -> dict[str, Any]:
-    """As `rollout_fields`; `snapshot` is None for a closed rollout, whose tally is stored."""
+    """As `rollout_fields`, for a request whose rollout and snapshot are read already.
+
+    `rollout` is that of `request`; `snapshot` is None for a closed rollout, whose tally is stored.
+    """
     return {
         "id": request.id,
         "impact": rollout.impact,
@@ -160,9 +172,10 @@ def rollout_fields_from_snapshot(
 def next_update_domains(
     context: RequestContext, request: MaintenanceRequest, snapshot: RolloutSnapshot
 ) -> tuple[int, ...]:
-    """The lowest update domain that remains in each scope of the rollout, each once, sorted.
+    """The update domains that the rollout affects next, each once, ascending.
 
-    Empty once the rollout has ended or been aborted, and for a request that is no rollout.
+    In each of its scopes that is the lowest with a VM that no published or planned event covers. Empty once the rollout
+    has ended, stopped or been aborted, and for a request that is no rollout.
     """
     rollout = request.rollout
     if rollout is None or not request.is_open or rollout.progress not in (RolloutState.RUNNING, RolloutState.PAUSED):

@@ -50,7 +50,7 @@ def listing(context: RequestContext, call: HandlerCall) -> Iterable[str]:
 
 
 def named_vm(context: RequestContext, call: HandlerCall) -> Iterable[str]:
-    """Selects the present VM that the path parameter `name` names.
+    """Selects the present visible VM that the path parameter `name` names.
 
     Raises NotFound, or Refused if several VMs match.
     """
@@ -58,7 +58,7 @@ def named_vm(context: RequestContext, call: HandlerCall) -> Iterable[str]:
 
 
 def named_event(context: RequestContext, call: HandlerCall) -> Iterable[str]:
-    """Selects every VM of the event that the path parameter `id` names.
+    """Selects every VM of the visible event whose id, or unique id prefix, is the path parameter `id`.
 
     Selects the root resource for a VM that its scope no longer knows. Raises NotFound, or Refused for an ambiguous id.
     """
@@ -72,13 +72,13 @@ def named_event(context: RequestContext, call: HandlerCall) -> Iterable[str]:
 class HandlerSignature:
     """What a handler declares: the structs of its body and query, its response type and its summary."""
 
-    body: type[msgspec.Struct] | None
-    query: type[msgspec.Struct] | None
-    response_type: Any
+    body: type[msgspec.Struct] | None  # None: the handler takes none
+    query: type[msgspec.Struct] | None  # None: the handler takes none
+    response_type: Any  # the return annotation
     summary: str  # the first line of the handler's docstring
 
     def parse(self, call: HandlerCall) -> dict[str, msgspec.Struct]:
-        """The keyword arguments `body` and `query`, those that the handler declares.
+        """The keyword arguments `body` and `query` for the handler, decoded; only those that it declares.
 
         Raises Rejected if one does not fit its struct, and for a body or query that the handler does not declare.
         """
@@ -91,7 +91,7 @@ class HandlerSignature:
 def handler_signature(handler: Handler) -> HandlerSignature:
     """Reads a handler's signature from its annotations and docstring; cached.
 
-    Raises TypeError for parameters other than context, call, body and query.
+    Raises TypeError for parameters other than context, call, body and query, KeyError without a return annotation.
     """
     hints = get_type_hints(handler)
     names = list(inspect.signature(handler).parameters)
@@ -112,12 +112,12 @@ class ApiRoute:
     `path` is below API_PREFIX, in starlette's syntax; `status` is that of a successful response.
     """
 
-    method: str
+    method: str  # such as GET
     path: str  # below API_PREFIX, in starlette's syntax
     handler: Handler
     right: Right
     status: int = 200  # of a successful response
-    resources: ResourceSelector = everything
+    resources: ResourceSelector = everything  # returns the resource ids of a call
 
     @property
     def signature(self) -> HandlerSignature:

@@ -62,7 +62,8 @@ class BoundedH11Connection(H11Protocol):
 
     It aborts a connection whose request comes too slowly, or whose peer reads nothing for WRITE_TIMEOUT_S. If its slot
     is refused, every request is answered with the reason, and the connection is closed. It uses h11 since uvicorn's
-    faster parser does not limit the size of a request's head. `closed` is set when the connection is lost.
+    faster parser does not limit the size of a request's head. The event `closed` is set when the connection is lost.
+    `arguments` are those of uvicorn's H11Protocol.
     """
 
     def __init__(self, slot: ConnectionSlot, **arguments: Any) -> None:
@@ -76,7 +77,7 @@ class BoundedH11Connection(H11Protocol):
         self._write_timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Starts the timer of the first request."""
+        """Starts the timer of the first request, which aborts the connection if that comes too slowly."""
         super().connection_made(transport)
         self._wait_for_request()
 
@@ -88,13 +89,13 @@ class BoundedH11Connection(H11Protocol):
         self.closed.set()
 
     def data_received(self, data: bytes) -> None:
-        """Parses the data; a connection whose request is complete is not closed for another one."""
+        """Parses the data; once a request is complete, tells the slot, so that it is not evicted for another."""
         super().data_received(data)
         if not self._is_receiving():
             self._slot.request_received()
 
     def on_response_complete(self) -> None:
-        """Starts the timer of the next request, or closes a connection that was refused meanwhile."""
+        """Starts the timer of the next request, or closes a connection whose slot has a refusal."""
         super().on_response_complete()
         if self._slot.refusal is not None:
             self.transport.close()
@@ -102,7 +103,7 @@ class BoundedH11Connection(H11Protocol):
             self._wait_for_request()
 
     def pause_writing(self) -> None:
-        """Aborts the connection unless the peer reads within WRITE_TIMEOUT_S."""
+        """Starts a timer that aborts the connection unless the peer reads within WRITE_TIMEOUT_S."""
         super().pause_writing()
         self._write_timer = self.loop.call_later(WRITE_TIMEOUT_S, self.transport.abort)
 
@@ -112,7 +113,7 @@ class BoundedH11Connection(H11Protocol):
         self._cancel_write_timer()
 
     def abort(self) -> None:
-        """Closes the connection at once, without a response."""
+        """Closes the connection at once, without a response; does nothing before it is made."""
         if self.transport is not None:
             self.transport.abort()
 
@@ -161,7 +162,7 @@ def _refusing_app(refusal: ForewarnError) -> ASGIApp:
 def is_loopback_address(address: str) -> bool:
     """Whether the text is a loopback address, also as an IPv4-mapped IPv6 address.
 
-    False for any other text.
+    False for any other text, also for `localhost`.
     """
     try:
         parsed = ip_address(address)
@@ -171,11 +172,12 @@ def is_loopback_address(address: str) -> bool:
 
 
 class ConnectionAcceptor:
-    """Accepts connections of one bound socket, within the shares of `slots`, until it is closed.
+    """Accepts connections of one bound socket, within `shares`, until it is closed; serves each in a task.
 
-    With an `ssl_context` it detects TLS by the first byte; a connection without TLS must come from this machine. On a
-    unix socket it serves only the user of this process, and root. It starts to listen and accept when it is made, so
-    make it inside an event loop. It never closes the socket.
+    `make_protocol` makes the HTTP protocol of a connection. With an `ssl_context` it detects TLS by the first byte; a
+    connection without TLS that is not from this machine gets a 400. Without one it serves plain HTTP; on a unix socket
+    only to the user of this process and to root. It starts to listen and accept when it is made, so make it inside an
+    event loop. It never closes the socket.
     """
 
     def __init__(
@@ -371,7 +373,7 @@ class _UvicornServer(uvicorn.Server):
 
 @asynccontextmanager
 async def serve_unix(app: Starlette, path: Path) -> AsyncIterator[None]:
-    """Serves the app on a unix socket for the time of the block.
+    """Serves the app on a new unix socket at `path` for the time of the block.
 
     At the end it sets `shutting_down` of the app's dependencies, waits up to five seconds for open requests and removes
     the socket. Raises Refused or Rejected as `bind_unix_socket` does.
@@ -390,7 +392,7 @@ async def serve_tls(app: Starlette, sock: socket.socket, certificate: Path, key:
 
     Clients on this machine may use plain HTTP. Yields the TLS context: a certificate that is loaded into it applies to
     new connections. At the end it sets `shutting_down` of the app's dependencies, waits up to five seconds for open
-    requests and closes the socket. Raises OSError for a bad certificate or key.
+    requests and closes the socket. `certificate` and `key` are PEM files; raises OSError if one is missing or bad.
     """
     config = _uvicorn_config(app, ssl_certfile=certificate, ssl_keyfile=key, ssl_ciphers=AEAD_CIPHERS)
     config.load()

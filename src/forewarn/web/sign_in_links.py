@@ -16,10 +16,11 @@ _CLIENT_ID_PREFIX = client_principal("")
 
 
 def sign_in_link_identity(caller: Principal, sign_in: TokenService, store: Store) -> SignInIdentity:
-    """Whom a link of this caller signs in: a client itself, the owner of the service the administrator.
+    """Whom a link that `caller` creates signs in: a client itself; for the service's owner, `admin`.
 
-    The owner gets an identity of their own if clients sign in at an external issuer, or if the client `admin` does not
-    exist or is no administrator. Raises Refused for other callers, and Unauthenticated for a client that was removed.
+    For the owner it is the owner (`is_owner`) if callers sign in at an external issuer, or if the client `admin` does
+    not exist or is no administrator. Raises Refused for other callers, and Unauthenticated for a client that was
+    removed.
     """
     if caller.id == _OWNER_ID:
         return _administrator_identity(sign_in, store) or _owner_identity(caller)

@@ -53,12 +53,15 @@ class ViewBuilder:
         return tuple(self.event(event) for event in events)
 
     def scopes_of(self, events: Iterable[Event]) -> tuple[ScopeSummaryView, ...]:
-        """Views of the scopes of these events, each once; scopes that do not exist any more are left out."""
+        """Views of the scopes of these events, each once, in the order of the events.
+
+        Scopes that do not exist any more are left out.
+        """
         scopes = map(self.load_scope, dict.fromkeys(event.scope_id for event in events))
         return tuple(self.scope(scope) for scope in scopes if scope is not None)
 
     def event(self, event: Event) -> EventView:
-        """The event, with what it waits for and when it was first delivered to a VM."""
+        """The view of an event, with what it waits for and when it was first delivered to a VM."""
         row = event.rules
         wait = self.pending_wait(event)
         return EventView(
@@ -95,7 +98,8 @@ class ViewBuilder:
     def pending_wait(self, event: Event) -> StartWait | None:
         """What a scheduled event waits for before it starts; None if it may start, has started or is over.
 
-        Does not name other scopes that the caller may not see.
+        Names no other scopes if the caller may not see one of those that it waits for. None too if its scope does not
+        exist.
         """
         if event.status is not EventState.SCHEDULED or (scope := self.load_scope(event.scope_id)) is None:
             return None
@@ -129,7 +133,7 @@ class ViewBuilder:
         return self._scopes[scope_id]
 
     def vm(self, vm: Vm) -> VmView:
-        """The VM, present or removed, with its last poll and the number of its live events."""
+        """The view of a VM, present or removed, with its last poll and the number of its live events."""
         scope = self.load_scope(vm.scope_id)
         polled = self._polled(vm)
         base = self._context.dependencies.endpoint_of(vm)
@@ -168,12 +172,12 @@ class ViewBuilder:
         )
 
     def host(self, host: Host, vms: Iterable[Vm] | None = None) -> HostView:
-        """The host with the names of `vms`; if that is None, of all VMs on the host, visible or not."""
+        """The view of a host with the names of `vms`; if that is None, of all VMs on it, visible or not."""
         names = tuple(vm.name for vm in (self._store.vms(host=host.name) if vms is None else vms))
         return HostView(name=host.name, location=host.location, zone=host.zone, health=host.health, vms=names)
 
     def scope(self, scope: Scope) -> ScopeSummaryView:
-        """The scope with the names of its present VMs and the number of its live events."""
+        """The view of a scope with the names of its present VMs and the number of its live events."""
         return ScopeSummaryView(
             id=scope.id,
             title=scope_title(scope),
@@ -190,7 +194,8 @@ class ViewBuilder:
     async def fleet(self, hosts: list[Host], vms: list[Vm], host_vms: list[Vm]) -> FleetView:
         """Views of these hosts and VMs, and of the VMs' scopes; lets other tasks run in between.
 
-        Hosts name the VMs of `host_vms`. Call it on a new builder: it adds every scope that the builder has loaded.
+        Each host names those VMs of `host_vms` that are on it. Call it on a new builder: it adds every scope that the
+        builder has loaded.
         """
         self._polls = {polled.vm: polled for polled in self._store.last_polls()}
         by_host: dict[str, list[Vm]] = defaultdict(list)
@@ -219,12 +224,12 @@ class ViewBuilder:
 
 
 def request_view(request: MaintenanceRequest) -> RequestView:
-    """The request itself, without its events or state."""
+    """The view of the request itself, without its events or state."""
     return RequestView(id=request.id, ask=request.ask, who=request.who, at=request.at, targets=request.targets)
 
 
 def live_events_of_vm(scope: Scope, name: str) -> list[Event]:
-    """The live events of the scope that affect the VM with this name, in any case."""
+    """The live events of the scope that affect the VM of this name (in any case), in order of publication."""
     return [event for event in scope.live_events() if event_lists_vm(event, name)]
 
 
@@ -241,7 +246,7 @@ def _act_view(act: Act) -> ActView:
 
 
 def vm_supervisor_view(name: str, supervisor: VmSupervisorInfo) -> VmSupervisorView:
-    """The supervisor of the namespace VM with this name."""
+    """The view of the supervisor process of the namespace VM with this name."""
     return VmSupervisorView(
         vm=name,
         pid=supervisor.pid,

@@ -24,7 +24,7 @@ class HostView(BaseView, frozen=True, kw_only=True):
 
     name: str
     location: str
-    zone: str
+    zone: str  # "": none
     health: str
     vms: tuple[str, ...]
 
@@ -36,34 +36,34 @@ class ScopeSummaryView(BaseView, frozen=True, kw_only=True):
     """
 
     id: str
-    title: str
+    title: str  # such as `availability set web`
     enabled: bool
-    enabled_at: float | None
-    epoch: int
-    incarnation: int
+    enabled_at: float | None  # None: not enabled
+    epoch: int  # how often it was enabled or reset
+    incarnation: int  # of its document, within the epoch
     last_request_at: float | None
-    vms: tuple[str, ...]
-    update_domains: tuple[int, ...]
+    vms: tuple[str, ...]  # names
+    update_domains: tuple[int, ...]  # of these VMs, each once, ascending
     events: int
 
 
 class WaitView(BaseView, frozen=True, kw_only=True):
     """What a scheduled event waits for before it starts: a code, a sentence, and until when at the latest."""
 
-    reason: str
-    text: str
+    reason: str  # notice, move, grace, gate, update domain or terminates
+    text: str  # completes "it waits for …"
     until: float | None  # None: another event or VM decides
 
 
 class ActView(BaseView, frozen=True, kw_only=True):
     """The work of an event on one VM; `ok` and `at` are None until its outcome is known."""
 
-    vm: str
-    verb: str
-    to_host: str
-    ok: bool | None
-    at: float | None
-    note: str
+    vm: str  # its name
+    verb: str  # what is done to the VM, such as freeze, reboot or redeploy
+    to_host: str  # "" unless the VM moves
+    ok: bool | None  # false: it failed
+    at: float | None  # when the outcome was reported
+    note: str  # of the outcome, above all why it failed
 
 
 class EventView(BaseView, frozen=True, kw_only=True):
@@ -73,32 +73,32 @@ class EventView(BaseView, frozen=True, kw_only=True):
     """
 
     id: str
-    scope: str
-    kind: str | None  # None if no document lists the event
-    verb: str
-    cause: str
-    status: str
-    source: str
-    vms: tuple[str, ...]
+    scope: str  # its id
+    kind: str | None  # EventType in documents, such as Reboot; None if no document lists the event
+    verb: str  # what is done to its VMs, such as freeze or reboot
+    cause: str  # such as host update or user restart
+    status: str  # scheduled, started or over
+    source: str  # Platform or User
+    vms: tuple[str, ...]  # names
     published_at: float
     not_before: float
     approved_at: float | None
-    approved_by: str
+    approved_by: str  # "": not approved
     started_at: float | None
     over_at: float | None
-    ending: str | None  # how it ended; None while it is live
+    ending: str | None  # finished, failed, withdrawn or not needed; None while it is live
     reason: str  # why it failed or was withdrawn
     note: str  # why it has no or less notice than usual
     listed: bool  # false: performed at once, and no document shows it
-    host: str
+    host: str  # the host that the work is about; "": none
     update_domain: int
     request_id: str
-    who: str
-    description: str
+    who: str  # who requested it
+    description: str  # as documents show it
     duration_s: int  # of the interruption, as documents show it; -1: not known
     waits_for: WaitView | None
     acts: tuple[ActView, ...]
-    given_at: float | None  # when a VM was first given it
+    given_at: float | None  # when it was first delivered to a VM; None: not yet
     replaces: tuple[str, ...]  # ids of the events it replaced
 
 
@@ -109,12 +109,12 @@ class VmView(BaseView, frozen=True, kw_only=True):
     """
 
     name: str
-    key: str
+    key: str  # `subscription/group/name` in lower case
     resource_group: str
     subscription_id: str
     location: str
     zone: str
-    scope: str
+    scope: str  # the id of its scope
     title_of_scope: str  # such as `availability set web`
     computer_name: str
     size: str
@@ -127,14 +127,14 @@ class VmView(BaseView, frozen=True, kw_only=True):
     fault_domain: int
     priority: str
     eviction_policy: str
-    terminate_notice_min: int
+    terminate_notice_min: int  # minutes; 0: no terminate notification
     auto_approve: AutoApprovalView
     tags: dict[str, str]
-    address: str
+    address: str  # its IP address in a trusted network
     url: str | None  # where the VM reads its events in a lab; None on a real network
-    host: str
-    power: str
-    last_polled_at: float | None  # lab time
+    host: str  # "" while deallocated
+    power: str  # running, stopped or deallocated
+    last_polled_at: float | None  # lab time; None: it never polled
     silent_s: float | None  # real time since its last poll, or since the end of a long poll; None: it never polled
     polled_version: str | None  # the api-version of its last poll
     polls: int  # how often it has polled
@@ -142,42 +142,42 @@ class VmView(BaseView, frozen=True, kw_only=True):
 
 
 class AutoApprovalView(BaseView, frozen=True, kw_only=True):
-    """Which operations that a user requests for a VM are approved automatically."""
+    """Which operations that a user requests for a VM are approved automatically, and so start at once."""
 
     restart: bool
     redeploy: bool
 
     @classmethod
     def from_approval(cls, approval: AutoApproval) -> AutoApprovalView:
-        """The view of a VM's setting."""
+        """Returns the view of a VM's setting, with the same two values."""
         return cls(restart=approval.restart, redeploy=approval.redeploy)
 
 
 class VmSupervisorView(BaseView, frozen=True, kw_only=True):
     """The supervisor process of a namespace VM; `program` is the VM's command line, None if it has none."""
 
-    vm: str
-    pid: int
-    state: str
-    boot_id: str
+    vm: str  # its name
+    pid: int  # of the supervisor
+    state: str  # of the VM: running, frozen, down or ended
+    boot_id: str  # of the VM's current boot; every start of the VM has another
     program: tuple[str, ...] | None
 
 
 class VmSupervisorsView(BaseView, frozen=True, kw_only=True):
-    """The connected supervisors, one per namespace VM."""
+    """The connected supervisors (`keepers`), one per running namespace VM, sorted by VM key."""
 
     keepers: tuple[VmSupervisorView, ...]
 
 
 class VmWithEvents(VmView, frozen=True, kw_only=True):
-    """A VM with its live events and, if it is a running namespace VM, its supervisor."""
+    """A VM with its live events and, if it is a running namespace VM, its supervisor (`keeper`)."""
 
-    events: tuple[EventView, ...]
+    events: tuple[EventView, ...]  # in order of publication
     keeper: VmSupervisorView | None
 
 
 class FleetView(BaseView, frozen=True, kw_only=True):
-    """Hosts, VMs and the VMs' scopes, as far as the caller may see them."""
+    """Hosts, VMs and the VMs' scopes, as far as the caller may see them and asked for them."""
 
     hosts: tuple[HostView, ...]
     scopes: tuple[ScopeSummaryView, ...]
@@ -206,9 +206,9 @@ class FleetDifferenceView(BaseView, frozen=True, kw_only=True):
     `stay_deleted` VMs are in the file but stay deleted.
     """
 
-    source: str
-    summary: str
-    is_empty: bool
+    source: str  # the name of the file in messages
+    summary: str  # how many VMs and hosts to add, change and remove, in words
+    is_empty: bool  # the file asks for no change; problems do not count
     hosts_added: tuple[str, ...]
     hosts_changed: tuple[ObjectChangeView, ...]
     hosts_removed: tuple[str, ...]
@@ -217,7 +217,7 @@ class FleetDifferenceView(BaseView, frozen=True, kw_only=True):
     changed: tuple[ObjectChangeView, ...]
     removed: tuple[str, ...]
     stay_deleted: tuple[str, ...]
-    unchanged: int
+    unchanged: int  # how many VMs stay as they are
     problems: tuple[FleetFileProblem, ...]
     lines: tuple[str, ...]
 
@@ -229,7 +229,7 @@ class FleetCheckView(BaseView, frozen=True, kw_only=True):
 
 
 class FleetApplyView(FleetCheckView, frozen=True, kw_only=True):
-    """What a fleet file changes; `applied` is false in a dry run or if it changes nothing."""
+    """What a fleet file changed, or would change in a dry run; then, or without a change, not `applied`."""
 
     applied: bool
 
@@ -238,14 +238,14 @@ class RequestView(BaseView, frozen=True, kw_only=True):
     """A maintenance request: the operation (`ask`), the names of its targets, who made it and when."""
 
     id: str
-    ask: str
+    ask: str  # such as restart, rollout or fail
     who: str
     at: float
-    targets: tuple[str, ...]
+    targets: tuple[str, ...]  # names of VMs or hosts, or of a scope
 
 
 class EventListView(BaseView, frozen=True, kw_only=True):
-    """A list of events."""
+    """A list of events; base of the views that say which events, and add to them."""
 
     events: tuple[EventView, ...]
 
@@ -261,7 +261,7 @@ class ReceiptView(EventsInScopesView, frozen=True, kw_only=True):
 
     request: RequestView
     replaced: tuple[str, ...]  # ids of the pending events that its events replaced
-    replaced_events: tuple[EventView, ...]  # these events
+    replaced_events: tuple[EventView, ...]  # these events, as far as they are still stored
 
 
 class RequestStatusView(EventListView, frozen=True, kw_only=True):
@@ -285,18 +285,18 @@ class RolloutView(BaseView, frozen=True, kw_only=True):
     """
 
     id: str
-    impact: str
+    impact: str  # update (freezes VMs), migrate or reboot
     hosts: tuple[str, ...]
-    scope: str
-    progress: str
+    scope: str  # an id
+    progress: str  # running, paused, stopped (by failures), aborted (by a user) or completed
     state: str
     why: str  # the reason of its progress, such as why it was aborted
-    closed: bool
+    closed: bool  # nothing is left to publish, withdraw or wait for
     who: str
-    at: float
-    notice_s: float
+    at: float  # when it was requested
+    notice_s: float  # of its events
     max_failures: int
-    tally: RolloutTally
+    tally: RolloutTally  # how many of its VMs are done, failed, waiting and so on
     next_update_domains: tuple[int, ...]
 
 
@@ -315,7 +315,7 @@ class RolloutsView(BaseView, frozen=True, kw_only=True):
 class EventsView(EventListView, frozen=True, kw_only=True):
     """Events, oldest first, and the sequence number of the history from just before they were read."""
 
-    seq: int
+    seq: int  # given as `after` to the history, lists what happened since
 
 
 class HistoryView(BaseView, frozen=True, kw_only=True):
@@ -328,10 +328,10 @@ class HistoryView(BaseView, frozen=True, kw_only=True):
 class HistoryEntryView(BaseView, frozen=True, kw_only=True):
     """One history entry: what happened, when, who caused it; ids and names are empty if it has none."""
 
-    seq: int
+    seq: int  # its number, which grows with every entry
     at: float
-    what: str
-    text: str
+    what: str  # its kind, such as requested, published or started
+    text: str  # a sentence for people
     who: str
     scope_id: str
     event_id: str
@@ -341,7 +341,7 @@ class HistoryEntryView(BaseView, frozen=True, kw_only=True):
 
     @classmethod
     def from_entry(cls, entry: HistoryEntry) -> HistoryEntryView:
-        """The view of a stored entry."""
+        """Returns the view of a stored entry, with the same values."""
         return cls(**{name: getattr(entry, name) for name in cls.__struct_fields__})
 
 
@@ -361,17 +361,17 @@ class FaultView(BaseView, frozen=True, kw_only=True):
     id: str
     kind: str
     strikes: str
-    target: str
-    vm: str  # empty for a fault of a scope or of the whole fleet
-    scope: str  # empty for a fault of the whole fleet
+    target: str  # in words
+    vm: str  # a name; empty for a fault of a scope or of the whole fleet
+    scope: str  # an id; empty for a fault of the whole fleet
     who: str
     set_at: float
-    parameters: dict[str, float]
-    count: int | None  # None: no limit
+    parameters: dict[str, float]  # by name, with the defaults of the kind
+    count: int | None  # it ends after this many requests or events; None: no limit
     left: int | None  # of its count
-    left_s: float | None  # real time for faults on requests, lab time for faults on events
+    left_s: float | None  # real time for faults on requests, lab time for those on events; None: until cleared
     touched: int
-    touched_at: float | None
+    touched_at: float | None  # of the last request; None: none so far, or a fault on events
     events: tuple[str, ...]
     seen: str
 
@@ -381,9 +381,9 @@ class StormFaultView(BaseView, frozen=True, kw_only=True):
 
     after_s: float
     kind: str
-    vm: str
-    count: int | None
-    for_s: float | None
+    vm: str  # its name
+    count: int | None  # of requests or events that it affects; None: no limit
+    for_s: float | None  # real time for faults on requests, lab time for those on events; None: happens at once
     parameters: dict[str, float]
     is_set: bool
 
@@ -396,11 +396,11 @@ class StormView(BaseView, frozen=True, kw_only=True):
     who: str
     set_at: float
     for_s: float
-    gusts: tuple[StormFaultView, ...]
+    gusts: tuple[StormFaultView, ...]  # its scheduled faults, in order
 
 
 class FaultParameterView(BaseView, frozen=True, kw_only=True):
-    """The default and the bounds of a parameter of a kind of fault."""
+    """The default and the bounds (both allowed) of a parameter of a kind of fault."""
 
     default: float
     least: float
@@ -438,8 +438,8 @@ class ClearedFaultsView(BaseView, frozen=True, kw_only=True):
 class ClockView(BaseView, frozen=True, kw_only=True):
     """The service's time, how fast it runs (1: as real time), and whether it is a lab."""
 
-    now: float
-    speed: float
+    now: float  # POSIX seconds
+    speed: float  # seconds of lab time per second of real time; 0: the clock is stopped
     lab: bool
 
 
@@ -455,8 +455,8 @@ class HealthCheckView(BaseView, frozen=True, kw_only=True):
 
     name: str
     ok: bool
-    text: str
-    remedy: str
+    text: str  # what the check found
+    remedy: str  # means something only if `ok` is false
 
 
 class HealthReportView(BaseView, frozen=True, kw_only=True):
@@ -471,19 +471,19 @@ class ReplayView(msgspec.Struct, frozen=True, kw_only=True):
     `ended` is how it ended, None while it runs; `reason` says why, for people.
     """
 
-    id: str
-    vm: str
-    scope: str
+    id: str  # of its request
+    vm: str  # the name of the VM whose scope it is shown to
+    scope: str  # the id of that scope
     who: str
-    at: float
-    speed: float
-    loops: int
+    at: float  # when it was requested
+    speed: float  # 2: twice as fast as recorded
+    loops: int  # how often the recording is replayed in all
     loop: int  # the current loop, from 1
     step: int  # steps of the current loop that were shown
-    steps: int
+    steps: int  # of one loop
     shows: str  # a description of the document that the scope is shown; empty: its own
     begun_at: float  # start of the current loop
     ends_at: float  # planned end of the last loop
-    ended: str | None
+    ended: str | None  # finished, stopped (by a user) or interrupted (by a real event, or its VM was removed)
     ended_at: float | None
     reason: str
