@@ -27,10 +27,10 @@ _MIN_ID_PREFIX = 4
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClientCredentials:
-    """A client and its secret in plain text; the store keeps only a hash of the secret."""
+    """A client and its new secret, as the caller that added or renewed it gets them once."""
 
     client: RegisteredClient
-    secret: str = field(repr=False)
+    secret: str = field(repr=False)  # in plain text; the store keeps only a hash
 
 
 class AccessService:
@@ -46,10 +46,11 @@ class AccessService:
         self._write_lock = asyncio.Lock()  # no other change between a check and its commit
 
     async def add_client(self, *, who: str, client_id: str = "", name: str = "") -> ClientCredentials:
-        """Add a client without any role; its id is a new GUID unless `client_id` is given.
+        """Add a client without any role, and return it with its secret; "" as `client_id` makes a new GUID.
 
-        Ids are case-insensitive and stored in lower case; `name` is only for people. Raises Rejected for an id with
-        other characters than letters, digits, `.`, `_` and `-` or an unprintable name, Refused for an id in use.
+        Ids are case-insensitive and stored in lower case; `name` is only for people. Raises Rejected for an id that is
+        not 1 to 100 ASCII letters, digits, `.`, `_` and `-`, the first a letter or digit, and for an unprintable name;
+        Refused for an id in use.
         """
         wanted = (client_id.strip() or self._new_id()).casefold()
         if not _CLIENT_ID_PATTERN.fullmatch(wanted):
@@ -65,9 +66,10 @@ class AccessService:
             return await self._save_with_new_secret(made, who, "added")
 
     async def renew_secret(self, client_id: str, *, who: str) -> ClientCredentials:
-        """Give the client a new secret. NotFound for an unknown client.
+        """Give the client a new secret, and return both; NotFound for an unknown client.
 
-        The old secret, and tokens and sessions that were obtained with it, stop working at once.
+        The id may be in any case. The old secret, and tokens and sessions that were obtained with it, stop working at
+        once.
         """
         async with self._write_lock:
             return await self._save_with_new_secret(self.client(client_id), who, "was given a new secret")
@@ -81,9 +83,9 @@ class AccessService:
         return ClientCredentials(client=known, secret=secret)
 
     async def remove_client(self, client_id: str, *, who: str) -> tuple[RegisteredClient, tuple[Grant, ...]]:
-        """Remove a client and its grants, and return both; NotFound for an unknown client.
+        """Remove a client and all grants to it, and return both; NotFound for an unknown client.
 
-        A later client with the same id inherits nothing.
+        The id may be in any case. A later client with the same id inherits nothing.
         """
         async with self._write_lock:
             client = self.client(client_id)
@@ -100,8 +102,9 @@ class AccessService:
     async def grant(self, role: Role, *, to: str, over: str, who: str, name: str = "") -> Grant:
         """Grant a role over the resource id `over` to the principal `to`; return the grant.
 
-        If `to` has the same role over the same resource already, nothing changes, and that grant is returned. `name`
-        is how the history calls the principal. Raises NotFound if `to` is a client that does not exist.
+        If `to` has the same role over the same resource (ignoring case) already, nothing changes, and that grant is
+        returned. `name` is how the history calls the principal; "": by its id. Raises NotFound if `to` is a client
+        (`client:ID`) that does not exist; other principals and `over` are not checked.
         """
         async with self._write_lock:
             if to.startswith(_CLIENT_PREFIX):
@@ -116,7 +119,7 @@ class AccessService:
     async def revoke(self, grant_id: str, *, who: str, name: str = "") -> Grant:
         """Remove a grant, named as for `find_grant`, and return it; raises what `find_grant` raises.
 
-        `name` is how the history calls the principal.
+        `name` is how the history calls the principal; "": by its id.
         """
         async with self._write_lock:
             grant = self.find_grant(grant_id)
@@ -129,7 +132,7 @@ class AccessService:
         return next(alike, None)
 
     def client(self, client_id: str) -> RegisteredClient:
-        """Return the client with this id, ignoring case; NotFound if there is none."""
+        """Return the client with this id, ignoring case and blanks around it; NotFound if there is none."""
         client = self._store.client(client_id.strip().casefold())
         if client is None:
             raise NotFound(f"client {client_id!r} does not exist", Remedy.LIST_CLIENTS)
@@ -138,7 +141,7 @@ class AccessService:
     def find_grant(self, grant_id: str) -> Grant:
         """Return the grant with this id, or the only one whose id starts with it (at least four characters).
 
-        Case is ignored. Raises NotFound, or Refused if several ids start with it.
+        Case is ignored. Raises NotFound if there is none, or Refused if several ids start with it.
         """
         wanted = grant_id.strip().casefold()
         grants = self._store.grants()

@@ -19,7 +19,10 @@ _SlotKey = tuple[Verb, str, str]  # verb, host, ""; or of a move: verb, source, 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ActLimits:
-    """How many attempts at acts may run at the same time, and when an attempt counts as unanswered."""
+    """How many attempts at acts may run at the same time, and when an attempt counts as unanswered.
+
+    An attempt is one call of the hypervisor to perform an act.
+    """
 
     overall: int = 64  # without unanswered attempts: these cost nothing but memory
     per_host: int = 16  # of one verb, unanswered ones included
@@ -28,7 +31,10 @@ class ActLimits:
 
 
 class HostLimiter:
-    """Counts the attempts in progress on each host, and keeps the acts that wait for a slot there."""
+    """Counts the attempts in progress on each host, and keeps the acts that wait for a slot there.
+
+    A slot is the right to one more attempt: `ActLimits` says how many each host and each pair of hosts has per verb.
+    """
 
     def __init__(self, limits: ActLimits) -> None:
         self._limits = limits
@@ -38,13 +44,17 @@ class HostLimiter:
 
     @property
     def blocking_hosts(self) -> dict[str, str]:
-        """The host that each waiting act waits for, by the id of the act; "" for VMs without a host."""
+        """The host that each waiting act waits for, by the id of the act; "" for VMs without a host.
+
+        It is the destination if all slots between the two hosts of a move are taken.
+        """
         return {act_id: key[2] or key[1] for act_id, key in self._awaited.items()}
 
     def acquire_or_wait(self, act: Act, queued: QueuedAct) -> bool:
-        """Take a slot on each host of the act, and return True; or let it wait for the first host without one.
+        """Take all slots that the act needs and return True; if one is not free, let it wait and return False.
 
-        `next_waiting` returns `queued` when the act can be tried again.
+        It needs a slot on each of its hosts, and of a move also one between the two. If it must wait, it takes none;
+        `next_waiting` yields `queued` when the act can be tried again.
         """
         keys = _slot_keys(act)
         blocked = next((key for key in keys if not self._is_free(key)), None)
@@ -56,17 +66,18 @@ class HostLimiter:
         return False
 
     def release(self, act: Act) -> None:
-        """Free the slots of an act whose attempt has ended. Call `next_waiting` afterwards."""
+        """Free the slots that `acquire_or_wait` took for an act. Call `next_waiting` with the act afterwards."""
         for key in _slot_keys(act):
             self._running[key] -= 1
             if not self._running[key]:
                 del self._running[key]
 
     def next_waiting(self, act: Act) -> Iterator[QueuedAct]:
-        """Remove and yield, for each host of `act` with a free slot, the act that has waited longest for it.
+        """Remove and yield, for each slot of `act` that is free now, the act that has waited longest for it.
 
-        Call it after each `release`, and again with each act that it yielded if that act was not started. Otherwise a
-        slot could stay free while acts wait for it.
+        It yields what `acquire_or_wait` was given as `queued`, and takes no slot for it. Call it after each `release`,
+        and again with each act that it yielded if that act was not started. Otherwise a slot could stay free while acts
+        wait for it.
         """
         for key in _slot_keys(act):
             if key in self._waiting and self._is_free(key):

@@ -47,30 +47,33 @@ class NewVm(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     """A VM to add. Empty fields are filled in from its set, the rest of the fleet, and the defaults."""
 
     name: Annotated[str, Meta(min_length=1)]
-    subscription_id: str = ""
+    subscription_id: str = ""  # "": where most VMs are; the same for the resource group
     resource_group: str = ""
-    location: str = ""
+    location: str = ""  # "": that of its set, else the only location of the hosts
     zone: str = ""
-    host: str = ""
+    host: str = ""  # "": one is chosen
     computer_name: str = ""
     size: str = ""
     os_type: Literal["Linux", "Windows", ""] = ""
-    availability_set: str = ""
+    availability_set: str = ""  # at most one of these three sets
     scale_set: str = ""
-    placement_group: str = ""
+    placement_group: str = ""  # of the scale set; "": the first that is not full, else a new one
     cloud_service: str = ""
-    update_domain: Annotated[int, Meta(ge=0, lt=1000)] | None = None
-    fault_domain: Annotated[int, Meta(ge=0, lt=1000)] | None = None
-    priority: Priority | None = None
-    eviction_policy: EvictionPolicy | None = None
-    terminate_notice_min: int = 0
+    update_domain: Annotated[int, Meta(ge=0, lt=1000)] | None = None  # None: the one of its set with the fewest VMs
+    fault_domain: Annotated[int, Meta(ge=0, lt=1000)] | None = None  # likewise
+    priority: Priority | None = None  # None: that of its scale set, else Regular
+    eviction_policy: EvictionPolicy | None = None  # None: that of its scale set, else Deallocate
+    terminate_notice_min: int = 0  # minutes; 0: that of its scale set, else no terminate notification
     auto_approve: AutoApproval = AutoApproval()
     tags: dict[str, str] = {}
     address: str = ""
 
 
 def vm_problem_text(problem: FleetFileProblem) -> str:
-    """Return a problem of `fleet_file_for`, with its remedy, in words for one VM instead of a file."""
+    """Return a problem and its remedy as one sentence, in words for one VM instead of a fleet file.
+
+    `problem` was found when the text of `fleet_file_for` was read. So lines and tables of that file are not mentioned.
+    """
     text = f"{problem.what}: {problem.remedy}"
     for pattern, words in _VM_WORDS:
         text = pattern.sub(words, text)
@@ -80,9 +83,10 @@ def vm_problem_text(problem: FleetFileProblem) -> str:
 def fleet_file_for(
     new_vm: NewVm, store: Store, *, usual_group: tuple[str, str] | None, subscriptions: Iterable[str]
 ) -> str:
-    """Return the text of a fleet file with this VM, its set, the known subscriptions and all hosts.
+    """Return the text of a fleet file (TOML) with this VM, its set, the known subscriptions and all hosts.
 
-    `usual_group`: the subscription id and resource group to use if the VM names none; None: the defaults of a fleet
+    It has the missing location, domains and placement group of the VM filled in; no other VM is in it. `usual_group`:
+    the subscription id and resource group to use if the VM names none; None: the defaults of a fleet
     file. `subscriptions` are ids. Writes nothing. Raises Rejected if the name contains braces, if the set does not have
     the VM's update domain or fault domain, or if hosts are in several locations and neither the VM nor its set names
     one.

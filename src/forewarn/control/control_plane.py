@@ -32,11 +32,11 @@ from forewarn.webhooks import WebhookDispatcher
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ControlInputs:
-    """Inputs of the control plane from outside: new ids, the polls of VMs, the real time, an HTTP client."""
+    """What a control plane needs besides store, clock and hypervisor; its builder passes it."""
 
     new_id: Callable[[], str]  # GUIDs, upper case
-    polls: Callable[[], list[LastPoll]] = field(default=list)  # the latest poll of each VM
-    lab_addresses: bool = False  # give each VM without an address one on the loopback network
+    polls: Callable[[], list[LastPoll]] = field(default=list)  # returns the latest poll of each VM; default: no polls
+    lab_addresses: bool = False  # give each VM an address on the loopback network, by which a lab knows it
     real_time: Callable[[], float] = read_real_time  # in seconds since 1970, for transport faults and webhooks
     http_client: HttpClient = field(default_factory=HttpClient)  # for webhooks
 
@@ -46,7 +46,8 @@ class ControlPlane:
 
     Use cases: `requests`, `guests`, `fleet`, `access`, `webhooks`, `faults`, `fault_storms`, `replays`, `rollouts` and
     `lab_clock`. The caller runs `reconciler.run()` and the dispatcher `webhook_delivery`. Use it from one event loop.
-    The constructor reads the store and queues the acts that an earlier process left unfinished.
+    The constructor reads the store, subscribes to its commits and queues the acts that an earlier process left
+    unfinished; nothing is performed before the reconciler runs.
     """
 
     def __init__(

@@ -44,14 +44,19 @@ RequestAction = Callable[[ControlPlane], Awaitable[MaintenanceRequest]]
 
 
 class DryRunTooLarge(Refused):
-    """The request concerns too many VMs for a dry run; it can still be made without one."""
+    """The scopes that a request concerns have over 20,000 VMs, too many to copy for a dry run.
+
+    The request can still be made without one.
+    """
 
 
 async def dry_run_request(control: ControlPlane, action: RequestAction, vms: Sequence[Vm]) -> Preview:
     """Return what a request for these VMs would lead to; changes nothing. Waits for an earlier dry run.
 
-    `action` makes the request, on a copy. The preview is cut (`is_cut`) for more than MAX_SIMULATED_VMS VMs and after
-    10 seconds of real time. Raises what `action` raises, and DryRunTooLarge.
+    `action` makes the request, on a copy of the scopes of `vms` and of those that share gates with them. The simulation
+    then runs in virtual time until the request is over. For more than MAX_SIMULATED_VMS VMs it stops after publication,
+    otherwise after 10 seconds of real time; the preview is then cut (`is_cut`). Raises what `action` raises, and
+    DryRunTooLarge.
     """
     async with control.dry_run_lock:
         snapshot = await _take_snapshot(control, {vm.scope_id for vm in vms})
@@ -63,7 +68,8 @@ async def dry_run_rollout(
 ) -> Preview:
     """Return what a rollout would lead to, for more than MAX_SIMULATED_VMS VMs only its first wave.
 
-    Changes nothing. Raises what `RequestService.start_rollout` raises, and DryRunTooLarge.
+    The arguments are those of `RequestService.start_rollout`; `notice_s` 0 means the minimum. Changes nothing. Raises
+    what `RequestService.start_rollout` raises, and DryRunTooLarge.
     """
     request = control.requests.plan_rollout(rollout, who=who, notice_s=notice_s, short_notice=short_notice)
     assert request.rollout is not None

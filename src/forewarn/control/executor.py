@@ -28,23 +28,29 @@ class ActRetryPolicy:
     """When an act that failed is tried again, and how often. Delays are in lab time."""
 
     max_attempts: int = 5  # then the act has failed; attempts that the hypervisor did not try do not count
-    first_delay_s: float = 1.0
+    first_delay_s: float = 1.0  # after the first failure, and after each attempt that was not tried
     max_delay_s: float = 60.0
     timeout_s: float = 900.0  # of one attempt, in real time; then it has failed
 
     def delay_s(self, failures: int) -> float:
-        """Return the delay after this many failures (1 or more): it doubles each time, up to the maximum."""
+        """Return the delay in seconds of lab time after this many failures (1 or more).
+
+        It is `first_delay_s` after the first, and doubles each time, up to `max_delay_s`.
+        """
         return min(self.max_delay_s, self.first_delay_s * 2.0 ** (failures - 1))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FailedAttempt:
-    """An attempt at an act that failed or was not tried, and after which the act is tried again."""
+    """An attempt at an act that failed or was not tried, and after which the act is tried again.
+
+    The reconciler writes it to the history. The last allowed attempt makes none, but a failed outcome.
+    """
 
     act: Act
     at: float  # lab time
-    reason: str
-    retry_in_s: float  # lab time
+    reason: str  # for people
+    retry_in_s: float  # seconds of lab time from `at`
 
 
 @dataclass(slots=True, kw_only=True)
@@ -95,16 +101,22 @@ class ActExecutor:
 
     @property
     def running_acts(self) -> int:
-        """How many attempts run now; an act that the hypervisor reports as under way does not count."""
+        """How many attempts run now, unanswered ones included.
+
+        An act that the hypervisor has reported as under way does not count between its attempts.
+        """
         return len(self._attempts)
 
     @property
     def answering_acts(self) -> int:
-        """How many attempts run now, without those that count as unanswered."""
+        """How many attempts run now, without those that have had no answer for ten seconds of real time."""
         return len(self._attempts) - self._unanswered_count
 
     def unanswered_s(self) -> dict[str, float]:
-        """Return the ids of acts whose attempt counts as unanswered, each with its age in real seconds."""
+        """Return, by act id, the age in real seconds of each attempt that counts as unanswered.
+
+        An attempt counts as unanswered after ten seconds (`ActLimits.unanswered_after_s`).
+        """
         return {
             act_id: attempt.task.get_loop().time() - attempt.began_at
             for act_id, attempt in self._attempts.items()
@@ -112,19 +124,22 @@ class ActExecutor:
         }
 
     def blocking_hosts(self) -> dict[str, str]:
-        """Return the ids of due acts that wait for calls on a host to end, each with that host."""
+        """Return, by act id, the host that each due act waits for because too many attempts run there.
+
+        The host is "" for VMs without one.
+        """
         return self._host_limiter.blocking_hosts
 
     @property
     def has_due_acts(self) -> bool:
-        """Whether an act waits for `start_due_acts`; those that wait for their host do not count."""
+        """Whether an act is due now and waits for `start_due_acts`; those that wait for a host do not count."""
         return bool(self._due) and self._due[0][0] <= self._clock.now()
 
     def add_acts(self, event: Event) -> None:
-        """Queue the unfinished acts of a started event; acts already known here are not queued again.
+        """Queue the unfinished acts of a started event as due now, unless they are known here already.
 
-        Called with every committed event, so it also learns which outcomes the store has now. An act that got its
-        outcome elsewhere, because its host failed, is cancelled here.
+        Called with every committed event, in any state, so it also learns which outcomes the store has now. An act that
+        got its outcome elsewhere, because its host failed, is cancelled here. Starts nothing: see `start_due_acts`.
         """
         for act in event.acts:
             if act.outcome is not None:
@@ -135,14 +150,17 @@ class ActExecutor:
                 self._queue(act.id, self._clock.now())
 
     def next_due_at(self) -> float | None:
-        """Return when the next attempt is due in lab time; None if there is none, or the limit is reached.
+        """Return when the next attempt is due in lab time, perhaps past; None: none, or at the overall limit.
 
         Acts that wait for their host have no due time: the end of an attempt there wakes the reconciler.
         """
         return self._due[0][0] if self._due and self._may_start_more else None
 
     def start_due_acts(self) -> bool:
-        """Start a task for every due act whose VM and hosts are free, up to the limit; return whether any was."""
+        """Start a task for every due act whose VM and hosts are free, up to the limit; return whether any was.
+
+        The others wait for their VM or host and are queued again when it is free. Needs a running event loop.
+        """
         started = False
         now = self._clock.now()
         while self._due and self._due[0][0] <= now and self._may_start_more:
@@ -229,30 +247,42 @@ class ActExecutor:
         self._attempts_changed = asyncio.Event()
 
     def take_outcomes(self) -> list[tuple[Act, ActOutcome]]:
-        """Return the outcomes since the last call; the caller commits them or gives them back."""
+        """Remove and return the acts that ended since the last call with their outcomes, oldest first.
+
+        The caller commits them, or gives them back with `return_outcomes`.
+        """
         outcomes, self._outcomes = self._outcomes, []
         return outcomes
 
     def return_outcomes(self, outcomes: list[tuple[Act, ActOutcome]]) -> None:
-        """Keep outcomes that could not be committed for the next `take_outcomes`."""
+        """Put outcomes that could not be committed back, before newer ones, for the next `take_outcomes`."""
         self._outcomes = outcomes + self._outcomes
 
     def take_failed_attempts(self) -> list[FailedAttempt]:
-        """Return the failed attempts since the last call; the caller commits them or gives them back."""
+        """Remove and return the failed attempts that are tried again, since the last call, oldest first.
+
+        The caller writes them to the history, or gives them back with `return_failed_attempts`.
+        """
         failed_attempts, self._failed_attempts = self._failed_attempts, []
         return failed_attempts
 
     def return_failed_attempts(self, failed_attempts: list[FailedAttempt]) -> None:
-        """Keep failed attempts that could not be committed for the next `take_failed_attempts`."""
+        """Put failed attempts that could not be committed back, before newer ones, for the next take."""
         self._failed_attempts = failed_attempts + self._failed_attempts
 
     async def wait_for_any(self) -> None:
-        """Wait until a running attempt has ended or counts as unanswered; return at once if no other runs."""
+        """Wait until a running attempt has ended or counts as unanswered.
+
+        Returns at once if no attempt runs, or only unanswered ones.
+        """
         if self.answering_acts:
             await self._attempts_changed.wait()
 
     async def close(self) -> None:
-        """Cancel all running attempts and wait for them to end; cancelled attempts leave no outcome."""
+        """Cancel all running attempts and wait for them to end; cancelled attempts leave no outcome.
+
+        The hypervisor stays open, and may finish what it has begun.
+        """
         attempts = list(self._attempts.values())
         for attempt in attempts:
             attempt.timer.cancel()

@@ -22,7 +22,10 @@ FaultListener = Callable[[tuple[Fault, ...]], None]  # gets all active faults
 
 
 class FaultRegistry:
-    """The active faults and storms, kept in memory and in the store. Only `save` writes."""
+    """The active faults and storms, kept in memory and in the store. Only `save` writes.
+
+    The constructor loads them from the store. Changes go through `FaultService` and `FaultStormService`.
+    """
 
     def __init__(self, store: Store) -> None:
         self._store = store
@@ -41,7 +44,10 @@ class FaultRegistry:
         return replace(self._stored, faults=tuple(map(self._with_event_count, self._stored.faults)))
 
     def subscribe(self, listener: FaultListener) -> None:
-        """Call the listener with all active faults, now and after every `save`; not when events are counted."""
+        """Call the listener with all active faults, now and after every `save`; it cannot be removed.
+
+        It is not called when events are counted, and `touched` of faults on events may be out of date.
+        """
         self._listeners.append(listener)
         listener(self._stored.faults)
 
@@ -56,11 +62,17 @@ class FaultRegistry:
             listener(active.faults)
 
     def on_commit(self, applied: AppliedCommit) -> None:
-        """Count the events of a commit that faults have affected. Called for every commit, in order."""
+        """Count the events of a commit that faults have affected, each once per fault; writes nothing.
+
+        Called for every commit, in order.
+        """
         self._count_events(applied.commit.events)
 
     def event_faults(self) -> tuple[EventFault, ...]:
-        """Return the active faults on events, oldest first, with the events that have used up their counts."""
+        """Return the active faults on events, oldest first, as decisions get them.
+
+        A fault with a count comes with the ids of the events that it has affected, which use the count up.
+        """
         if not self._stored.faults:
             return ()
         return tuple(
@@ -70,10 +82,10 @@ class FaultRegistry:
         )
 
     def decision_lock(self) -> AbstractAsyncContextManager[object]:
-        """Return the lock to hold while a decision is made and committed.
+        """Return the lock to hold, with `async with`, while a decision is made and committed.
 
-        Decisions wait for each other only while a fault on events has a count: two of them at the same time could both
-        use up its last event.
+        It is one lock for all scopes, or one that never waits: decisions wait for each other only while a fault on
+        events has a count: two of them at the same time could both use up its last event.
         """
         counted = any(f.category is FaultCategory.EVENTS and f.count is not None for f in self._stored.faults)
         return self._decision_lock if counted else nullcontext()

@@ -23,7 +23,11 @@ _MAX_DURATION_S = 24 * 3600.0
 
 
 class FaultStormService:
-    """Starts and clears fault storms, and sets their faults when they are due."""
+    """Starts and clears fault storms, and sets their faults when they are due.
+
+    A storm is a random schedule of faults that follows from its seed. Every change is durable and in the history. `who`
+    is the principal that asks.
+    """
 
     def __init__(self, *, transactions: ScopeTransactions, registry: FaultRegistry, faults: FaultService) -> None:
         self._transactions = transactions
@@ -32,10 +36,10 @@ class FaultStormService:
         self._faults = faults
 
     async def start(self, seed: int, vms: Sequence[Vm], *, for_s: float, who: str) -> FaultStorm:
-        """Schedule a storm of `for_s` seconds of lab time on these VMs, durably; `reconcile` sets its faults.
+        """Schedule a storm of `for_s` seconds of lab time on these VMs, durably, and return it.
 
-        Equal seeds, VMs and durations give equal faults. Raises Rejected for a duration over 24 hours or not above 0,
-        Refused without VMs.
+        `reconcile` sets its faults when they are due. Equal seeds, VMs and durations give equal faults. Raises Rejected
+        for a duration over 24 hours or not above 0, Refused without VMs.
         """
         if not 0 < for_s <= _MAX_DURATION_S:
             raise Rejected(f"a storm cannot last {for_s:g} s: give more than 0 s, up to {_MAX_DURATION_S:g} s")
@@ -53,9 +57,9 @@ class FaultStormService:
         return storm
 
     async def clear(self, ids: Container[str], *, who: str) -> tuple[FaultStorm, ...]:
-        """End the storms with these ids and return them; ids of no active storm are ignored.
+        """End the storms with these ids, durably, and return them; ids of no active storm are ignored.
 
-        Faults that they have set stay until they expire.
+        Their remaining faults are not set. Faults that they have set stay until they expire.
         """
         async with self._registry.write_lock:
             active = self._registry.active
@@ -78,7 +82,7 @@ class FaultStormService:
         return did
 
     def next_due_at(self) -> float | None:
-        """Return when the next storm fault is due in lab time, or None."""
+        """Return when the next fault of any storm is due in lab time, perhaps past; None without storms."""
         moments = (storm.next_at for storm in self._registry.active.storms)
         return min((at for at in moments if at is not None), default=None)
 

@@ -35,27 +35,31 @@ _MAX_COUNTED_VMS = 100  # VMs for which one fault counts its hits separately
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FaultTarget:
-    """What a fault applies to: one VM, else one scope, else every VM."""
+    """What a fault applies to: one VM if `vm` is given, else one scope if `scope_id` is, else every VM."""
 
     name: str = "every VM"  # as messages call it
     vm: Vm | None = None
-    scope_id: str = ""
+    scope_id: str = ""  # ignored if `vm` is given
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FaultSpec:
-    """A fault to set."""
+    """A fault to set, as a user or a storm asks for it: `FaultService.set` checks it and makes a `Fault`."""
 
     kind: FaultKind
     target: FaultTarget
     count: int | None = None  # requests or events to affect at most; None: no limit
     # Duration: real time for transport faults, lab time for event faults. None: as long as the kind allows.
     for_s: float | None = None
-    parameters: Mapping[str, float] = field(default_factory=dict)
+    parameters: Mapping[str, float] = field(default_factory=dict)  # by name; the kind has defaults for missing ones
 
 
 class FaultService:
-    """Sets, clears and expires faults, and counts what they affected. `who` is the principal that asks."""
+    """Sets, clears and expires faults, and counts what they affected. `who` is the principal that asks.
+
+    Transport faults spoil answers to VMs and expire in real time; event faults change events and expire in lab time.
+    Setting, clearing and expiry write history entries.
+    """
 
     def __init__(
         self,
@@ -73,7 +77,10 @@ class FaultService:
 
     @property
     def active(self) -> ActiveFaults:
-        """The active faults and storms with their counts."""
+        """The active faults and storms, oldest first; `touched` of each fault counts what it affected so far.
+
+        Hits of transport faults count once `record_hits` got them.
+        """
         return self._registry.active
 
     def real_time(self) -> float:
@@ -81,21 +88,28 @@ class FaultService:
         return self._real_time()
 
     def subscribe(self, listener: Callable[[tuple[Fault, ...]], None]) -> None:
-        """Call the listener with all active faults, now and after every change; `touched` may be out of date."""
+        """Call the listener with all active faults, now and after every change; it cannot be removed.
+
+        `touched` of faults on events may be out of date.
+        """
         self._registry.subscribe(listener)
 
     async def set(self, spec: FaultSpec, *, who: str) -> Fault:
-        """Set a fault durably and return it.
+        """Set a fault durably and return it with its new id.
 
         A fault of category AT_ONCE has already happened on return, in each target scope that allows it, and is not
-        active afterwards. Raises Rejected for bad limits or parameters, Refused if 1000 faults are active or no target
-        scope allows it, NotFound if its scope does not exist.
+        active afterwards; `touched` counts the events that it made. Raises Rejected for bad limits or parameters,
+        Refused if 1000 faults are active; at once also Refused if no target scope allows it, NotFound if its scope does
+        not exist. Other faults may name a scope that does not exist.
         """
         async with self._registry.write_lock:
             return await self._set(spec, who)
 
     async def clear(self, matches: Callable[[Fault], bool], *, who: str) -> tuple[Fault, ...]:
-        """Remove the active faults for which `matches` returns True, durably, and return them. Storms stay."""
+        """Remove the active faults for which `matches` returns True, durably, and return them.
+
+        Each is returned as it was, with its counts. Storms stay.
+        """
         async with self._registry.write_lock:
             active = self.active
             cleared = tuple(fault for fault in active.faults if matches(fault))
@@ -105,7 +119,7 @@ class FaultService:
     async def record_hits(self, hits: Sequence[FaultHits]) -> None:
         """Add requests that transport faults affected to their counts, durably; cleared faults are ignored.
 
-        Calls add up: pass each hit once.
+        Calls add up: pass each hit once. A fault counts at most 100 VMs separately; further ones only in `touched`.
         """
         if not hits:
             return
@@ -116,7 +130,7 @@ class FaultService:
                 await self._registry.save(replace(active, faults=counted))
 
     async def expire(self) -> bool:
-        """Remove faults whose count or duration is used up, durably; return whether there were any.
+        """Remove faults whose count or duration is used up, durably; return True if there were any.
 
         A step of the reconciler. It writes a history entry for each.
         """
@@ -128,7 +142,10 @@ class FaultService:
             return bool(expired)
 
     def next_due_at(self) -> float | None:
-        """Return when the next event fault expires in lab time, or None; transport faults expire in real time."""
+        """Return when the next event fault expires in lab time, perhaps past; None if none has a time limit.
+
+        Transport faults are left out, because they expire in real time.
+        """
         ends = (fault.until for fault in self.active.faults if fault.category is FaultCategory.EVENTS)
         return min((at for at in ends if at is not None), default=None)
 

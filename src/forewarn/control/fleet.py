@@ -40,10 +40,10 @@ class FleetVersions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FleetChange:
-    """A change of the fleet: VMs and hosts to add or replace, and those to remove."""
+    """A change of the fleet: VMs and hosts to add or replace, and those to remove. One commit makes it."""
 
     hosts: tuple[Host, ...] = ()  # to add, or to replace by name
-    removed_hosts: tuple[str, ...] = ()  # names
+    removed_hosts: tuple[str, ...] = ()  # names; unknown ones are ignored
     vms: tuple[Vm, ...] = ()  # to add, or to replace by key
     removed: tuple[Vm, ...] = ()  # to remove from the fleet
     text: str = ""  # of the history entry; "": a summary of the change
@@ -51,7 +51,10 @@ class FleetChange:
 
 
 class FleetService:
-    """Changes the fleet, updates VM settings and finds VMs by name. `who` is the principal that asks."""
+    """Changes the fleet, updates VM settings and finds VMs by name. `who` is the principal that asks.
+
+    A change and its history entry are durable when the method returns.
+    """
 
     def __init__(
         self, *, transactions: ScopeTransactions, new_id: Callable[[], str], lab_addresses: bool = False
@@ -59,15 +62,16 @@ class FleetService:
         self._transactions = transactions
         self._store = transactions.store
         self._new_id = new_id
-        self.lab_addresses = lab_addresses  # give each VM without an address one on the loopback network
+        self.lab_addresses = lab_addresses  # give each VM an address on the loopback network, if it declares none there
         self._change_lock = asyncio.Lock()  # two changes at the same time could choose the same addresses
 
     async def apply_change(self, change: FleetChange, *, who: str) -> None:
-        """Commit the change, all of it or nothing; VMs without an id or, in a lab, a lab address get one.
+        """Commit the change, all of it or nothing; new VMs get an id if they have none, lab VMs an address.
 
-        The reconciler withdraws events that it makes obsolete. Raises Refused if a VM to remove has a started event, or
-        if a host to remove has VMs or one moves to it. Raises Conflict at once if a scope or host that it concerns is
-        no longer at the version in `decided_on`; without that, if the fleet keeps changing meanwhile.
+        The reconciler withdraws events that it makes obsolete. Raises Refused if a VM to remove has a started event; if
+        a host to remove has VMs or gets one, or a VM moves to it; if a VM moves to a host that gets another location or
+        zone; or if a VM is put on a failed host. Raises Conflict at once if a scope or host that it concerns is no
+        longer at the version in `decided_on`; without that, if the fleet keeps changing meanwhile.
         """
 
         async def attempt() -> None:
@@ -81,15 +85,16 @@ class FleetService:
             await retry_on_conflict(attempt, "the fleet")
 
     def versions(self) -> FleetVersions:
-        """Return the versions of all scopes and hosts now, for a change that is decided on what is read now."""
+        """Return the versions of all scopes and hosts now, for `decided_on` of a change that is decided now."""
         hosts = {host.name: host.version for host in self._transactions.placement.hosts()}
         return FleetVersions(scopes=self._store.scope_versions(), hosts=hosts)
 
     async def update_settings(self, vms: Sequence[Vm], change: VmSettingsChange, *, label: str, who: str) -> None:
         """Change settings of all these VMs, or of none; `label` names them in history and messages.
 
-        Pass at least one VM. An empty change does nothing. Raises Refused if a VM cannot have a setting, or if only
-        part of a set would get another policy; Conflict if the VMs keep changing meanwhile.
+        Pass at least one VM; one that was removed meanwhile is passed over. An empty change does nothing. Raises
+        Refused if a VM cannot have a setting, or if only part of a set would get another policy; Conflict if the VMs
+        keep changing meanwhile.
         """
         if change.is_empty:
             return

@@ -19,7 +19,7 @@ _POLLING_WINDOW_S = 330.0  # real seconds: a VM that polled within them counts a
 
 
 def load_clock_setting(store: Store) -> ClockSetting | None:
-    """Return the saved setting of the lab clock, or None in a new store."""
+    """Return the setting of the lab clock that was saved last; None if none was, as in a new store."""
     raw = store.load(LAB_CLOCK_NAME)
     return msgspec.json.decode(raw, type=ClockSetting) if raw is not None else None
 
@@ -28,12 +28,12 @@ def load_clock_setting(store: Store) -> ClockSetting | None:
 class ClockAdvance:
     """What an advance of the clock did: the new time, and how many VMs counted as polling throughout."""
 
-    now: float
-    polling: int
+    now: float  # lab time
+    polling: int  # VMs; 0 if it was asked to skip polls
 
 
 class LabClockService:
-    """Advances the lab clock and changes its speed, durably.
+    """Advances the lab clock and changes its speed; the new setting is durable before it takes effect.
 
     Both raise Rejected if the service runs on real time. `who` is the principal that asks; "" writes no history entry.
     """
@@ -47,13 +47,16 @@ class LabClockService:
         self._polls = polls
 
     def status(self) -> tuple[float, float, bool]:
-        """Return the time, the speed (1.0: that of real time), and whether it is a lab clock."""
+        """Return the time in POSIX seconds, the speed, and whether it is a lab clock.
+
+        The speed is in lab seconds per real second: 1.0 on real time, 0 while a lab clock is stopped.
+        """
         if isinstance(self._clock, LabClock):
             return self._clock.now(), self._clock.setting.speed, True
         return self._clock.now(), 1.0, False
 
     async def advance(self, by_s: float, *, who: str = "", without_polls: bool = False) -> ClockAdvance:
-        """Advance the clock by `by_s` seconds, stopping at every due time on the way.
+        """Advance the clock by `by_s` seconds of lab time, stopping at every due time on the way.
 
         Everything due by then is done on return, acts included, except for those that the hypervisor has not answered
         for ten seconds. VMs that polled within the last 330 real seconds count as polling throughout (spec §12); with
@@ -77,7 +80,10 @@ class LabClockService:
         return ClockAdvance(now=clock.now(), polling=len(polling))
 
     async def advance_to_next_wake(self) -> bool:
-        """Advance to the next due time and do everything due then; return False if nothing is scheduled."""
+        """Advance to the next due time and do everything due then; return False if nothing is scheduled.
+
+        VMs that poll count as polling throughout, as for `advance`. Writes no history entry for the jump.
+        """
         clock = self.require_lab_clock("advanced")
         async with self._reconciler.pass_lock:
             wake = self._reconciler.next_wake_at()
@@ -87,9 +93,9 @@ class LabClockService:
         return wake is not None
 
     async def set_speed(self, speed: float, *, who: str = "") -> float:
-        """Set how many lab seconds pass per real second (0 stops the clock); return the speed.
+        """Set how many lab seconds pass per real second from now on (0 stops the clock); return the speed.
 
-        Raises Refused unless it is from 0 to 100000.
+        The time does not jump. Raises Refused unless it is from 0 to 100000.
         """
         clock = self.require_lab_clock("set to another speed")
         # Under the lock, because `advance` would overwrite the new speed, or this the new time.
@@ -100,7 +106,7 @@ class LabClockService:
         return speed
 
     async def save_position(self) -> None:
-        """Save the current lab time; does nothing on real time.
+        """Save the current lab time and speed in the store; does nothing on real time.
 
         Lab time then does not go back if the wall clock is set back before the next start.
         """

@@ -39,7 +39,7 @@ class PlacementIndex:
                 self._track_act(act)
 
     def on_commit(self, applied: AppliedCommit) -> None:
-        """Update the index. Called for every commit, in order."""
+        """Update the index with the hosts, VMs and events of a commit. Called for every commit, in order."""
         commit = applied.commit
         for host in commit.hosts:
             self._hosts[host.name] = replace(host, version=host.version + 1)
@@ -58,7 +58,10 @@ class PlacementIndex:
                 self._track_act(act)
 
     def vm_count(self, host: str) -> int:
-        """Return how many VMs are on this host or moving to it, without those moving away."""
+        """Return how many VMs are on this host or moving to it, without those moving away; 0 if unknown.
+
+        Within `reserve_destinations` a VM counts on its chosen destination.
+        """
         return self._vm_counts[host]
 
     def vm_keys(self) -> list[str]:
@@ -70,7 +73,10 @@ class PlacementIndex:
         return self._vms[key][0]
 
     def host_of(self, key: str) -> str:
-        """Return the host that a VM is on, while it moves the old one; "" if on none, removed or unknown."""
+        """Return the name of the host that a VM (key) is on; "" if it is on none, removed or unknown.
+
+        While the VM moves, this is its old host.
+        """
         return self._current_hosts.get(key, "")
 
     def has_other_update_domain(self, host: str, vm: Vm) -> bool:
@@ -78,11 +84,11 @@ class PlacementIndex:
         return any(domain != vm.update_domain for domain in self._domains.get((host, vm.scope_id), ()))
 
     def has_announced_work(self, host: str) -> bool:
-        """Return whether maintenance of this host is scheduled or started."""
+        """Return whether planned maintenance of this host is scheduled or started, that is, not over."""
         return bool(self._work.get(host))
 
     def vms_moving_to(self, host: str) -> list[str]:
-        """Return the keys of the VMs with an unfinished act that moves them to this host."""
+        """Return the keys of the VMs with an unfinished act that moves them to this host, unordered."""
         return [key for key, bound in self._destinations.items() if host in bound.values()]
 
     def host(self, name: str) -> Host | None:
@@ -90,15 +96,18 @@ class PlacementIndex:
         return self._hosts.get(name)
 
     def failed_hosts(self) -> frozenset[str]:
-        """Return the names of the hosts that have failed."""
+        """Return the names of the hosts whose health is FAILED; degraded ones are not among them."""
         return self._failed_hosts
 
     def hosts(self) -> list[Host]:
-        """Return all hosts, in no particular order."""
+        """Return all hosts as of the last commit, in no particular order."""
         return list(self._hosts.values())
 
     def find_destination(self, vm: Vm) -> str | None:
-        """Return the name of the host that this VM would move to now, or None if no host can take it."""
+        """Return the name of the host that this VM would move to now, or None if no host can take it.
+
+        `choose_destination` has the rules: another healthy host of its location and zone, preferably with few VMs.
+        """
         return choose_destination(vm, self._hosts.values(), self)
 
     @contextmanager

@@ -59,7 +59,10 @@ class _TrackedReplay:
 
 
 class ReplayService:
-    """Starts, stops and finds replays, and shows their due steps. `who` is the principal that asks."""
+    """Starts, stops and finds replays, and shows their due steps. `who` is the principal that asks.
+
+    A replay shows the answers of a recording to the VMs of a scope in place of its own document, step by step.
+    """
 
     def __init__(self, *, transactions: ScopeTransactions, new_id: Callable[[], str]) -> None:
         self._transactions = transactions
@@ -72,7 +75,7 @@ class ReplayService:
                 self._track(request, request.replay)
 
     def on_commit(self, applied: AppliedCommit) -> None:
-        """Update the replays that a commit changed. Called for every commit, in order."""
+        """Take over the replays that a commit started, advanced or ended. Called for every commit, in order."""
         for changed in applied.commit.requests:
             if changed.replay is not None and (request := self._store.request(changed.id)) is not None:
                 assert request.replay is not None
@@ -88,11 +91,11 @@ class ReplayService:
         loops: int = 1,
         names: Mapping[str, str] | None = None,
     ) -> MaintenanceRequest:
-        """Start to replay a recording to the scope of a VM, durably; the reconciler shows its first step.
+        """Start to replay a recording to the scope of a VM, durably, and return the request that holds it.
 
-        `speed` 2 replays in half the time; `loops` is how often; `names` maps recorded VM names to names to show.
-        Raises Rejected outside a lab and for a bad recording, a speed outside 0.01 to 10000 or loops outside 1 to 1000,
-        Refused if the scope has a live event or another replay.
+        The reconciler shows its first step. `speed` 2 replays in half the time; `loops` is how often; `names` maps
+        recorded VM names to names to show. Raises Rejected outside a lab and for a bad recording, a speed outside 0.01
+        to 10000 or loops outside 1 to 1000, Refused if the scope has a live event or another replay.
         """
         self._require_lab()
         _require_in_range(speed, loops)
@@ -109,7 +112,7 @@ class ReplayService:
         return self.find(request.id)
 
     async def stop(self, replay_id: str, *, who: str) -> MaintenanceRequest:
-        """End a replay durably and return its request; the scope shows its own document again.
+        """End a replay durably and return its request as it is now; the scope shows its own document again.
 
         `replay_id` is the id or a prefix of it. Raises what `find` raises, and Refused if it is over already.
         """
@@ -123,7 +126,8 @@ class ReplayService:
     def find(self, replay_id: str) -> MaintenanceRequest:
         """Return the request of the replay with this id, or of the only one whose id starts with it.
 
-        Case is ignored. Raises NotFound, or Refused if several ids start with it.
+        Case is ignored. Only replays of `list_replays` are found. Raises NotFound if there is none, or Refused if
+        several ids start with it.
         """
         wanted = replay_id.strip().lower()
         found = [request for request in self.list_replays() if wanted and request.id.startswith(wanted)]
@@ -134,11 +138,17 @@ class ReplayService:
         return found[0]
 
     def list_replays(self) -> list[MaintenanceRequest]:
-        """Return the requests of running replays, and of ended ones among the 10000 newest; oldest first."""
+        """Return the requests of all running replays, and of ended ones that are recent; oldest first.
+
+        Recent are those among the 10,000 newest requests of any kind.
+        """
         return [request for request in self._recent_requests() if request.replay is not None]
 
     async def reconcile(self) -> bool:
-        """Show due steps and end interrupted replays; return whether anything was done. A reconciler step."""
+        """Show the next step of each replay if it is due, and end interrupted replays; return True for any.
+
+        A step of the reconciler. A replay is interrupted by a removed VM or a real event of its scope.
+        """
         did = False
         for tracked in self._running():
             try:
@@ -148,16 +158,22 @@ class ReplayService:
         return did
 
     def next_due_at(self) -> float | None:
-        """Return when the next step is due in lab time, or None."""
+        """Return when the next step of any replay is due in lab time, perhaps past; None if none is running."""
         return min((at for tracked in self._running() if (at := tracked.next_step_at()) is not None), default=None)
 
     def current_answer(self, scope: Scope) -> ReplayedAnswer | None:
-        """Return the answer that a replay shows in place of the scope's own document, or None."""
+        """Return the answer that a replay shows in place of the scope's own document; None: the own document.
+
+        None without a running replay, before the first step of a loop, and if the replay is interrupted.
+        """
         tracked = self._running_in_scope(scope.id)
         return tracked.current_answer(scope) if tracked else None
 
     def current_step(self, request: MaintenanceRequest) -> ReplayStep | None:
-        """Return the step that is shown now; None before the first step and after the end."""
+        """Return the step of this replay that is shown now; None before a loop's first step and after the end.
+
+        `request` is the request of a replay, as `find` returns it.
+        """
         tracked = self._tracked.get(request.id)
         if tracked is None or not tracked.replay.done or tracked.replay.ended:
             return None
@@ -175,7 +191,8 @@ class ReplayService:
     ) -> Iterator[HistoryEntry]:
         """Yield a history entry for each of these ids that is shown as Scheduled now and not yet approved.
 
-        Only ids that a running replay shows count. The caller commits the entries.
+        Only ids that a running replay shows to the scope count; the replay itself does not change. `by` approves, at
+        lab time `now`. The caller commits the entries.
         """
         tracked = self._running_in_scope(scope.id)
         shown = tracked.current_answer(scope) if tracked else None

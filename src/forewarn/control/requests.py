@@ -37,10 +37,10 @@ from forewarn.wording import first_names
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestReceipt:
-    """An accepted request, and the events that were published or approved with it."""
+    """An accepted request, and the events that were published, started or approved with it."""
 
     request: MaintenanceRequest
-    events: tuple[Event, ...]  # (): the reconciler publishes them soon
+    events: tuple[Event, ...]  # (): the request is for several scopes or a host, and the reconciler publishes them soon
 
 
 class RequestService:
@@ -66,8 +66,10 @@ class RequestService:
     ) -> RequestReceipt:
         """Request a user operation, an eviction or a scale-in for these VMs: for all of them, or for none.
 
-        `notice_s` 0 means the minimum notice; a shorter one needs `short_notice`. The events of VMs of one scope are
-        published on return; the reconciler publishes those of VMs of several scopes. Rejected without VMs.
+        `notice_s` is in seconds of lab time, 0 means the minimum notice; `short_notice` allows any, even 0. If all VMs
+        are in one scope, their events are published or started on return and in the receipt, otherwise the reconciler
+        publishes them. Raises Rejected without VMs or for too short a notice, Refused if a VM must move and no host can
+        take it.
         """
         if not vms:
             raise Rejected(f"{operation} needs at least one VM: name it")
@@ -80,9 +82,10 @@ class RequestService:
     async def degrade_host(
         self, host_name: str, *, who: str, notice_s: float, short_notice: bool = False
     ) -> RequestReceipt:
-        """Mark a host as predicted to fail, and schedule the redeployment of its VMs (spec §6.4).
+        """Mark a host as predicted to fail (DEGRADED), and schedule the redeployment of its VMs (spec §6.4).
 
-        Deallocated VMs stay. The reconciler publishes the events. Raises Refused if the host is not healthy or a VM has
+        `notice_s` and `short_notice` are as for `request_for_vms`. Deallocated VMs stay. The reconciler publishes the
+        events; the receipt has none. Raises Refused if the host is not healthy or a VM has
         no host to move to.
         """
 
@@ -99,7 +102,8 @@ class RequestService:
         """Mark a host as failed, and redeploy its VMs and those being redeployed to it at once (spec §6.4).
 
         Acts under way there end as failed; a VM that was migrating to it stays where it is, and so do deallocated VMs.
-        The reconciler publishes the events. Raises Refused if it has failed already or a VM has no host to move to.
+        The reconciler publishes the events; the receipt has none. Raises Refused if it has failed already or a VM has
+        no host to move to.
         """
 
         async def attempt() -> RequestReceipt:
@@ -116,7 +120,7 @@ class RequestService:
         return await retry_on_conflict(attempt, f"host {host_name!r}")
 
     async def repair_host(self, host_name: str, *, who: str) -> Host:
-        """Mark a host as healthy again and return it.
+        """Mark a degraded or failed host as healthy again, durably, and return it; moves no VM back.
 
         Raises Refused if it is healthy, or while events are scheduled that move VMs away because it is degraded.
         """
@@ -141,9 +145,10 @@ class RequestService:
     ) -> MaintenanceRequest:
         """Commit a new rollout and return its request; the reconciler publishes its waves.
 
-        `notice_s` 0 means the minimum notice. Raises Rejected for a shorter one without `short_notice`, and unless the
-        rollout covers either hosts or one scope; NotFound for an unknown host or scope; Refused if a VM must move and
-        no host can take it.
+        A wave is the events that it publishes at the same time. `notice_s` is in seconds of lab time, 0 means the
+        minimum. Raises Rejected for a shorter one without `short_notice`, for negative numbers, and unless the rollout
+        covers either hosts or one scope; NotFound for an unknown host or scope; Refused if a VM must move and no host
+        can take it.
         """
         request = self.plan_rollout(rollout, who=who, notice_s=notice_s, short_notice=short_notice)
         await self._store.commit(Commit(requests=(request,), entries=(self._requested_entry(request),)))
@@ -152,7 +157,10 @@ class RequestService:
     def plan_rollout(
         self, rollout: Rollout, *, who: str, notice_s: float = 0, short_notice: bool = False
     ) -> MaintenanceRequest:
-        """Return the request that `start_rollout` would commit; commits nothing, raises the same errors."""
+        """Return the request that `start_rollout` would commit; commits nothing, raises the same errors.
+
+        It has a new id, the notice that VMs will get, and host names as the fleet spells them.
+        """
         rules = CAUSE_RULES[rollout.cause]
         notice_s = allowed_notice(rules, rules.minimum_notice_s, notice_s=notice_s, short_notice=short_notice)
         rollout = self._with_declared_host_names(rollout)
@@ -165,10 +173,11 @@ class RequestService:
         return replace(request, rollout=rollout)
 
     async def change_rollout_state(self, request_id: str, progress: RolloutState, *, who: str) -> MaintenanceRequest:
-        """Pause, resume or abort a rollout, and return its request.
+        """Pause, resume or abort a rollout, durably, and return its request in the new state.
 
         `progress` is the state to change to: PAUSED (no more waves), RUNNING or ABORTED (the reconciler also withdraws
-        events that have not started). Raises Refused if the rollout is in that state already or has ended.
+        events that have not started); others raise KeyError. Raises Refused if the rollout is in that state already or
+        has ended, NotFound if there is no such rollout.
         """
 
         async def attempt() -> MaintenanceRequest:
@@ -193,10 +202,10 @@ class RequestService:
         return await retry_on_conflict(attempt, f"rollout {request_id}")
 
     async def approve(self, event_id: str, *, who: str) -> Event:
-        """Approve an event on behalf of its VMs, and return it; Refused if it is over.
+        """Approve an event on behalf of its VMs, and return it; Refused if it is over, NotFound if unknown.
 
-        The reconciler starts it, at once unless something else holds it back. An event that is approved or started
-        already stays as it is.
+        The id may be in any case. The reconciler starts it, at once unless something else holds it back. An event that
+        is approved or started already stays as it is.
         """
         event = self.event(event_id)
         if not event.is_live:
@@ -217,9 +226,10 @@ class RequestService:
         await retry_on_conflict(attempt, "one of the events")
 
     async def perform_maintenance(self, vms: Sequence[Vm], *, who: str) -> RequestReceipt:
-        """Approve the scheduled platform events of these VMs in one transaction (spec §6.4), and return them.
+        """Approve the scheduled planned maintenance of these VMs in one transaction (spec §6.4).
 
-        VMs without such an event are passed over. Raises Refused if none of them has one, Rejected without VMs.
+        The receipt has a new request and the events that it approved. VMs without such an event are passed over. Raises
+        Refused if none of them has one, Rejected without VMs.
         """
 
         async def attempt() -> RequestReceipt:
@@ -256,9 +266,10 @@ class RequestService:
         return scope_commit(old, with_next_wake(approved, context))
 
     async def withdraw(self, event_id: str, *, who: str, reason: str = "") -> Event:
-        """Withdraw an event that has not started, and return it; Refused if it has started or is over.
+        """Withdraw an event that has not started, and return it as it is then: over, with ending WITHDRAWN.
 
-        `reason` is for the history and the event; "" names `who`.
+        Raises Refused if it has started or is over, NotFound if unknown; the id may be in any case. `reason` is for the
+        history and the event; "" names `who`.
         """
         event = self.event(event_id)
 
@@ -396,7 +407,11 @@ _STATE_CHANGE_ENTRIES = {
 
 
 def approve_decision(event_ids: tuple[str, ...], by: str) -> Callable[[Scope, DecisionContext], Scope]:
-    """Return a decision that approves these live events of a scope; ids that it does not have are ignored."""
+    """Return a decision that approves these live events of a scope; ids that it does not have are ignored.
+
+    A decision takes a scope and its context, and returns the new scope. Events that are approved or started already
+    stay as they are. `by` is who approves, for the event and its history entry.
+    """
 
     def decision(scope: Scope, context: DecisionContext) -> Scope:
         for event_id in event_ids:

@@ -26,20 +26,23 @@ _MAX_URL_LENGTH = 2000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WebhookSpec:
-    """A webhook to add."""
+    """A webhook to add, as a user asks for it: `WebhookService.add` checks it and makes a subscription."""
 
-    url: str
+    url: str  # of the receiver, http or https
     schema: WebhookSchema = WebhookSchema.EVENT_GRID
     over: str = ROOT_RESOURCE  # a resource id: only events of VMs within it
     happenings: tuple[EventGridStatus, ...] = ()  # statuses to notify about; (): all
     opted_in_only: bool = False  # only events of VMs with `publish_outside`
-    secret: str = ""  # "": generate one
+    secret: str = ""  # signs messages, 16 characters or more; "": generate one
     from_start: bool = False  # send the whole history, not only what happens from now on
     validate: bool = False  # add it only if the receiver answers the validation request
 
 
 class WebhookService:
-    """Adds, finds and removes webhook subscriptions. `who` is the principal that asks."""
+    """Adds, finds and removes webhook subscriptions. `who` is the principal that asks.
+
+    Adding and removing write history entries.
+    """
 
     def __init__(
         self, *, transactions: ScopeTransactions, new_id: Callable[[], str], webhook_delivery: WebhookDispatcher
@@ -50,10 +53,10 @@ class WebhookService:
         self._webhook_delivery = webhook_delivery
 
     async def add(self, spec: WebhookSpec, *, who: str) -> WebhookSubscription:
-        """Add a webhook durably and return it with its secret.
+        """Add a webhook durably and return it with its secret; the dispatcher starts to deliver to it.
 
-        Raises Rejected for a bad URL, an address that the service may not call, a bad resource or a secret under 16
-        characters; with `validate`, Refused if the receiver does not answer as it must.
+        With `validate`, asks the receiver first, and raises Refused if it does not answer as it must. Raises Rejected
+        for a bad URL, an address that the service may not call, a bad resource or a secret under 16 characters.
         """
         webhook = WebhookSubscription(
             id=self._new_id().lower(),
@@ -85,7 +88,7 @@ class WebhookService:
     def find(self, name: str) -> WebhookSubscription:
         """Return the webhook with this id, or the only one whose id starts with it (at least four characters).
 
-        Case is ignored. Raises NotFound, or Refused if several ids start with it.
+        Case is ignored. Raises NotFound if there is none, or Refused if several ids start with it.
         """
         prefix = name.strip().lower()
         known = {webhook.id: webhook for webhook in self._store.webhooks()}
@@ -108,7 +111,7 @@ def webhook_title(webhook: WebhookSubscription) -> str:
 
 
 def parse_webhook_url(text: str) -> str:
-    """Return the URL without surrounding spaces; Rejected if it is not a usable http or https URL.
+    """Return the URL without blanks around it; raises Rejected if it is not a usable http or https URL.
 
     It must be ASCII of at most 2000 characters, without user, password and fragment. The message never repeats the
     URL, which may contain a password.
