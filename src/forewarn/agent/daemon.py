@@ -47,7 +47,11 @@ MAX_SLEEP_S = 1.0  # the server's time may jump, so sleepers look at it this oft
 
 
 class ServerClock:
-    """A `Clock` that follows the server's time; this machine's own until the server has given one."""
+    """A `Clock` that follows the server's time; this machine's own until the server has given one.
+
+    `server_time` returns the server's time now in POSIX seconds, None before its first answer; `local_time` returns
+    this machine's.
+    """
 
     def __init__(
         self, server_time: Callable[[], float | None], *, local_time: Callable[[], float] = read_real_time
@@ -60,7 +64,7 @@ class ServerClock:
         return self._local_time() if server_time is None else server_time
 
     async def sleep_until(self, at: float | None) -> None:
-        """Sleeps until this server time, also if that time jumps; None sleeps for ever."""
+        """Sleeps until this server time (POSIX seconds), also if that time jumps; None sleeps for ever."""
         while at is None or self.now() < at:
             await asyncio.sleep(MAX_SLEEP_S if at is None else min(MAX_SLEEP_S, at - self.now()))
 
@@ -74,6 +78,8 @@ class AgentDaemon:
     """One agent. Create it on a running event loop, await `run` or `run_once` once; `stop` ends `run`.
 
     Creating it opens and locks the journal, which `run` and `run_once` close; raises Rejected if it cannot be used.
+    None means the default: a client of the configured endpoint, no observer, the server's clock, the kernel's boot id,
+    `AgentJournal`. A poll is held for at most `hold_s` seconds.
     """
 
     def __init__(
@@ -115,10 +121,12 @@ class AgentDaemon:
         )
 
     async def run(self) -> None:
-        """Runs until `stop`. Running steps get the grace period; unfinished ones stay journalled as begun.
+        """Watches for events and acts on them until `stop`, then closes the journal.
 
-        It waits out outages of the endpoint, and later of the disk. Raises Rejected if the cursor file cannot be used
-        at the start, Unavailable if the journal cannot be written then.
+        It begins by ending commands that an earlier agent left running. At the end running steps get the grace period;
+        unfinished ones stay journalled as begun. It waits out outages of the endpoint, and later of the disk. Raises
+        Rejected if journal or cursor file cannot be used at the start, Unavailable if the journal cannot be written
+        then.
         """
         try:
             async with asyncio.TaskGroup() as group:
@@ -134,7 +142,8 @@ class AgentDaemon:
     async def run_once(self) -> None:
         """Polls once, runs what is due, and returns when no task runs; later steps are left to the next run.
 
-        Raises Unavailable if the endpoint does not answer, NotFound or Rejected if it refuses.
+        It closes the journal. Raises Unavailable if the endpoint does not answer or the journal cannot be written,
+        NotFound or Rejected if the endpoint refuses, Rejected also if journal or cursor file cannot be used.
         """
         try:
             await self._prepare(retry=False)
@@ -150,15 +159,19 @@ class AgentDaemon:
             await self._close()
 
     def stop(self) -> None:
-        """Makes `run` return; running steps get the grace period. Call it on the event loop."""
+        """Makes `run` return, and itself returns at once; running steps get the grace period first.
+
+        Call it on the event loop. It has no effect on `run_once`.
+        """
         self._stopping.set()
 
     def reload(self, config: AgentConfig) -> None:
-        """Uses the rules, steps and grace period of a new configuration from now on.
+        """Uses the rules, steps and grace period of a new configuration from now on, and wakes the loop.
 
-        Call it on the event loop. A running step continues as it began. Known events keep their rule, as after a
-        restart with a new file. Raises Rejected, and changes nothing, if the configuration differs in a setting that
-        only a restart can change; Unavailable if the journal cannot be written.
+        Call it on the event loop. A running step continues as it began. Known events keep their rule; one whose rule is
+        none or not configured any more, and without step runs, is matched again. Raises Rejected, and changes nothing,
+        if a setting differs that only a restart can change (endpoint, vm, state, listen, board); Unavailable, and keeps
+        the old configuration, if the journal cannot be written.
         """
         fixed = [name for name in _FIXED_SETTINGS if getattr(config, name) != getattr(self._config, name)]
         if fixed:
@@ -179,9 +192,10 @@ class AgentDaemon:
         self._rules = {rule.name: rule for rule in config.rules}
 
     def record_change(self, change: Change) -> None:
-        """Journals a change, durably, and wakes the loop; a repeated change has no effect.
+        """Journals a change of an event, durably, logs it, tells the observer, and wakes the loop.
 
-        Raises Unavailable if the journal cannot be written.
+        A repeated change has no effect. Raises Unavailable if the journal cannot be written, Rejected if it cannot be
+        read.
         """
         context, now = self._context, self._context.clock.now()
         record = record_after_change(
@@ -200,9 +214,10 @@ class AgentDaemon:
             self._woken.set()
 
     def reconcile(self) -> float | None:
-        """Takes every due action; returns the server time of the next one, None if only a change causes one.
+        """Journals and takes every due action; returns the server time of the next one (POSIX seconds).
 
-        It starts tasks and does not wait for them. Raises Unavailable if the journal cannot be written.
+        None if only a change or the end of a task can cause one. It starts tasks and does not wait for them. Raises
+        Unavailable if the journal cannot be written.
         """
         actions = self._take_next_actions()
         # Each of these may allow further actions.
@@ -212,7 +227,7 @@ class AgentDaemon:
         return min((wait.until for wait in self._waits if wait.until is not None), default=None)
 
     def snapshot(self) -> AgentSnapshot:
-        """The state that decisions are based on, now."""
+        """The state that decisions are based on, now: open records, configuration, time, tasks and board."""
         return AgentSnapshot(
             open_records=self._journal.open_records,
             rules=self._rules,
@@ -225,7 +240,10 @@ class AgentDaemon:
         )
 
     def report(self) -> AgentReport:
-        """The state for people: endpoint, problems, events and waits. Call it on the event loop."""
+        """The state for people, now: endpoint, problems, open events, and what they wait for.
+
+        The waits are those of the latest `reconcile`. Call it on the event loop.
+        """
         snapshot, answered_at = self.snapshot(), self._client.answered_at
         board = self._board_synchronizer.problem if self._board_synchronizer is not None else ""
         problems = tuple(text for text in (self._watcher.problem, self._problem, board) if text)

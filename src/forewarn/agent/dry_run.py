@@ -23,14 +23,17 @@ class DryRun:
     """What the agent would do for one event, as texts for people."""
 
     event: Event
-    rule: str = ""  # "": no rule matches, nothing would be done
-    title: str
-    steps: tuple[str, ...] = ()
-    approval: str = ""
+    rule: str = ""  # the name of the rule that matches; "": none does, nothing would be done
+    title: str  # the event, the time left, and the rule or why nothing would be done
+    steps: tuple[str, ...] = ()  # one text for each step of the rule in order: when it would begin, or that it is cut
+    approval: str = ""  # whether and when it would approve; "" without a rule
 
 
 def dry_run_event(event: Event, rules: Sequence[RuleConfig], vm: str, now: float) -> DryRun:
-    """Says what an agent on `vm` with these rules would do for the event at `now`, the server's time."""
+    """Says what an agent on `vm` with these rules would do for the event at `now`, the server's time.
+
+    It assumes that no step has run yet, runs nothing, and does not ask the approval check.
+    """
     rule = find_rule(rules, event, vm, now)
     title = f"event {event.id}: {event.kind} of {', '.join(event.resources) or 'no VM'}, {_time_left_text(event, now)}"
     if rule is None:

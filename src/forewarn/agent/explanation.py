@@ -19,29 +19,30 @@ from forewarn.duration import format_duration
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AgentExplanationLine:
-    """One line of an explanation: instant (server time), text, and an optional detail."""
+    """One line of an explanation: what happened when."""
 
-    at: float
+    at: float  # server time in POSIX seconds
     text: str
-    detail: str = ""
+    detail: str = ""  # a second text, such as the event's description; "": none
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AgentExplanation:
-    """The explanation of one event: title, lines, and how it is now."""
+    """The explanation of one event for people, from `explain_event`."""
 
-    title: str
-    lines: tuple[AgentExplanationLine, ...]  # in order
+    title: str  # key, kind and VMs of the event
+    lines: tuple[AgentExplanationLine, ...]  # in the order in which things happened
     now: str  # the current state, or what is waited for
 
 
 def explain_event(
     record: EventRecord, rules: Mapping[str, RuleConfig], waits_for: str = "", *, is_agent_running: bool = True
 ) -> AgentExplanation:
-    """Explains an event; `rules` are the ones of the present file by name.
+    """Explains from its record what happened to an event: first seen, steps, approval, start, end, undo.
 
-    `waits_for`, if not empty, becomes `now` instead of the state that the record shows. Without a running agent a step
-    that has begun and not ended is shown as interrupted.
+    `rules` are the ones of the present file by name; they give the budgets of the steps. `waits_for`, if not empty,
+    becomes `now` instead of the state that the record shows. Without a running agent a step that has begun and not
+    ended is shown as interrupted in `now`.
     """
     preparing = _with_sort_times(
         [*_first_seen_lines(record), *_step_lines(record, rules, StepPhase.DO), *_approval_lines(record)], -inf
@@ -68,12 +69,15 @@ def _with_sort_times(lines: Iterable[AgentExplanationLine], since: float) -> lis
 
 
 def promised_notice_s(record: EventRecord) -> float | None:
-    """Seconds from first seen to the NotBefore announced then, at least 0; None if none was given."""
+    """Seconds from when the event was first seen to the NotBefore given then, at least 0; None if none."""
     return None if record.not_before is None else max(0.0, record.not_before - record.seen_at)
 
 
 def actual_notice_s(record: EventRecord) -> float | None:
-    """Seconds from first seen to the start; None if it has not been seen started."""
+    """Seconds from when the event was first seen to when it was seen started; None if it was not.
+
+    0.0 if it was first seen started.
+    """
     return None if record.started_at is None else record.started_at - record.seen_at
 
 
@@ -191,7 +195,11 @@ def _missing_approval_text(record: EventRecord, rule: RuleConfig | None) -> str:
 
 
 def step_plan_table(rule: RuleConfig, notices_s: tuple[float, ...]) -> list[tuple[StepConfig, list[str]]]:
-    """For each step of a rule, in order, when it would begin for each of these notices (seconds), as text."""
+    """For each step of the rule, in order, the step and when it would begin, as one text for each notice.
+
+    The notices are seconds until NotBefore. A text is `cut`, `at once, late` (it may not end in time), `at once, by
+    10m before` (NotBefore, at the latest), or `10m before` for a step that begins late.
+    """
     plans = [schedule_steps(rule.steps, notice, 0.0, begin=rule.begin, margin_s=rule.margin_s) for notice in notices_s]
     return [
         (step, [_plan_cell(plan[position], notice) for plan, notice in zip(plans, notices_s, strict=True)])

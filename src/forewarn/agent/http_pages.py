@@ -18,7 +18,11 @@ from forewarn.agent.status import MaintenanceStatus, maintenance_status, state_v
 def build_pages(
     metrics: AgentMetrics, get_snapshot: Callable[[], AgentSnapshot], extra_state: Callable[[], Mapping[str, Any]]
 ) -> AgentPages:
-    """The agent's pages by path; `extra_state` adds keys to /state, such as endpoint and problems."""
+    """The agent's pages by path, as functions that make the page anew at each request.
+
+    `get_snapshot` returns the agent's current state; `extra_state` returns further keys for /state, such as endpoint
+    and problems, which replace keys of the same name.
+    """
 
     def status() -> MaintenanceStatus:
         snapshot = get_snapshot()
@@ -35,12 +39,18 @@ def build_pages(
 
 
 def health_page(tracker: EndpointHealthTracker) -> AgentPage:
-    """The page /health: 200, or 503 once the endpoint has been silent for too long."""
+    """The page /health: 200, or 503 once the endpoint has been silent for too long.
+
+    Its JSON has the keys `healthy` (boolean) and `text`.
+    """
     health = tracker.health()
     return json_page({"healthy": health.ok, "text": health.text}, 200 if health.ok else 503)
 
 
 def ready_page(status: MaintenanceStatus) -> AgentPage:
-    """The page /ready: 503 while a readiness step is in effect, else 200."""
+    """The page /ready: 503 while a readiness step is in effect (`holds` of the status), else 200.
+
+    Its JSON has the keys `ready` (boolean) and `why`, a list with one sentence for each such step.
+    """
     reasons = [f"step {hold.step} is in effect for {hold.kind} {hold.event}" for hold in status.holds]
     return json_page({"ready": not reasons, "why": reasons}, 503 if reasons else 200)

@@ -38,7 +38,7 @@ class AgentPage:
     """A response of the agent's HTTP server."""
 
     body: bytes
-    status: int = 200
+    status: int = 200  # the HTTP status
     content_type: str = _JSON_TYPE
 
 
@@ -49,14 +49,14 @@ _PRIVATE_PAGES = frozenset({"/state"})
 
 
 def json_page(view: Any, status: int = 200) -> AgentPage:
-    """A page with this value as one line of JSON."""
+    """A page whose body is this value as one line of JSON, with this HTTP status."""
     return AgentPage(body=json.dumps(view).encode() + b"\n", status=status)
 
 
 def parse_listen_address(text: str) -> tuple[str, int]:
-    """Splits `127.0.0.1:9258` or `[::1]:9258` into host (without brackets) and port. Raises Rejected.
+    """Splits `127.0.0.1:9258` or `[::1]:9258` into host (without brackets) and port.
 
-    Port 0 is allowed; the host may be a name.
+    Port 0 is allowed; the host may be a name. Raises Rejected if host or port is missing or not valid.
     """
     host, colon, port = text.rpartition(":")
     bare = host.removeprefix("[").removesuffix("]")
@@ -68,10 +68,11 @@ def parse_listen_address(text: str) -> tuple[str, int]:
 
 @asynccontextmanager
 async def serve_pages(pages: AgentPages, listen: str) -> AsyncIterator[int]:
-    """Context manager: serves the pages, and yields the port (0 in `listen` picks a free one).
+    """Context manager: serves the pages by GET and HEAD at `listen` (host:port), and yields the port.
 
-    It makes each page on the event loop, at each request; one that raises becomes a 500. Raises Rejected if `listen`
-    is not an address, Unavailable if it cannot be used.
+    Port 0 picks a free one. It makes a page on the event loop at each request; one that raises becomes a 500. /state is
+    refused (421) under a host name that is not this machine's. The exit closes all connections. Raises Rejected if
+    `listen` is not an address, Unavailable if it cannot be used.
     """
     host, port = parse_listen_address(listen)
     http_server = _HttpServer(pages, own_names=frozenset({"localhost", host.lower(), socket.gethostname().lower()}))

@@ -56,9 +56,10 @@ MIGRATIONS = (
 
 
 class JournalLock:
-    """An exclusive lock beside the journal; the kernel releases it when the process ends.
+    """An exclusive lock on the journal at `path`; creating the object takes the lock.
 
-    Creates the folder if needed. Raises Rejected if another process has the lock, or the folder is not usable.
+    It locks the file `{path}.lock`, and creates it and its folder if needed. Raises Rejected, without waiting, if
+    another process has the lock, or if the folder is not usable. The kernel releases it when the process ends.
     """
 
     def __init__(self, path: Path) -> None:
@@ -77,12 +78,15 @@ class JournalLock:
             ) from error
 
     def release(self) -> None:
-        """Releases the lock; call it once."""
+        """Releases the lock, and leaves its file; call it once."""
         os.close(self._fd)
 
 
 def is_journal_locked(path: Path) -> bool:
-    """Whether a running agent uses this journal; False if its lock file is absent or not readable."""
+    """True if a process (an agent or a repair) holds the lock of the journal at `path`; does not wait.
+
+    False if the lock file is absent or not readable.
+    """
     try:
         fd = os.open(path.with_name(f"{path.name}.lock"), os.O_RDONLY | os.O_CLOEXEC)
     except OSError:
@@ -97,10 +101,11 @@ def is_journal_locked(path: Path) -> bool:
 
 
 def open_journal(path: Path, config_file: Path | None = None) -> sqlite3.Connection:
-    """Opens the journal for writing; creates or migrates it if needed. Take the lock first.
+    """Opens the journal for writing; creates the file or migrates it to the current schema if needed.
 
-    `config_file` is the agent's file, for messages. Raises Rejected if the journal cannot be opened, is
-    damaged, or is from a newer forewarn.
+    Take the lock (`JournalLock`) first. Returns a connection in autocommit mode that the caller closes; each commit
+    is synced to disk. `config_file` is the agent's file, for messages. Raises Rejected if the journal cannot be
+    opened or is from a newer forewarn, JournalDamaged if it is damaged.
     """
     try:
         os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))  # only the owner may read the notes
@@ -123,10 +128,10 @@ def open_journal(path: Path, config_file: Path | None = None) -> sqlite3.Connect
 
 
 def open_journal_readonly(path: Path, config_file: Path | None = None) -> sqlite3.Connection:
-    """Opens a journal for reading, also while an agent uses it.
+    """Opens a journal for reading, without the lock, also while an agent uses it; the caller closes it.
 
-    `config_file` is the agent's file, for messages. Raises Rejected if the journal does not exist, is empty,
-    damaged, or from an older or newer forewarn.
+    It creates and migrates nothing. `config_file` is the agent's file, for messages. Raises Rejected if the journal
+    does not exist, is empty, or is from an older or newer forewarn, JournalDamaged if it is damaged.
     """
     if not path.exists():
         raise Rejected(f"the journal {str(path)!r} does not exist: start the agent once")
@@ -193,9 +198,10 @@ class JournalDamaged(Rejected):
 
 
 def unusable_journal_error(path: Path, error: Exception, config_file: Path | None = None) -> Rejected:
-    """The error to raise for a database error: the file is damaged, or not usable (disk, permissions).
+    """Returns the error to raise for an error while the journal at `path` was read or opened.
 
-    `config_file` is the agent's file; the message shows it in the command that repairs the journal.
+    It is JournalDamaged, whose message names the repair command with `config_file`, the agent's file; for an
+    operational error of SQLite (disk, permissions, lock) a plain Rejected that the journal cannot be opened.
     """
     if isinstance(error, sqlite3.OperationalError) and not _is_about_content(error):
         return _cannot_open_error(path, error)
@@ -213,7 +219,10 @@ _CONFLICT_COLUMNS = {"events": "key", "steps": "event_key, step, phase"}
 
 
 def event_row(record: EventRecord, number: int) -> SqlRow:
-    """The row of the table `events` for a record; `number` is its place in the order of events."""
+    """The row of the table `events` for a record, values by column; event and plan become JSON.
+
+    `number` is its place in the order in which events were first saved. Step runs and approvals are not in it.
+    """
     return {
         "key": record.key,
         "id": event_key(record.event),
@@ -233,12 +242,18 @@ def event_row(record: EventRecord, number: int) -> SqlRow:
 
 
 def step_run_row(key: str, number: int, run: StepRun) -> SqlRow:
-    """The row of the table `steps` for a run; `number` is its place within the event."""
+    """The row of the table `steps` for a run of the event `key`, values by column; notes become JSON.
+
+    `number` is the run's place among the runs of the event.
+    """
     return {**asdict(run), "event_key": key, "number": number, "notes": json.dumps(dict(run.notes))}
 
 
 def upsert(db: sqlite3.Connection, table: str, row: SqlRow) -> None:
-    """Inserts a row or updates the one with the same key; the caller has the transaction."""
+    """Inserts a row, or updates all its columns in the one with the same primary key.
+
+    `table` is `events`, `steps`, `approvals` or `consents`. Neither begins nor commits a transaction.
+    """
     names, marks = ", ".join(row), ", ".join(f":{name}" for name in row)
     changes = ", ".join(f"{name} = excluded.{name}" for name in row)
     key = _CONFLICT_COLUMNS.get(table, "event_key")
@@ -251,9 +266,10 @@ def record_from_rows(
     approvals: Sequence[sqlite3.Row],
     checks: Sequence[sqlite3.Row],
 ) -> EventRecord:
-    """Builds a record from its rows in the four tables; `steps` in order, at most one approval and check.
+    """Builds a record from its rows of the tables events, steps, approvals and consents (`checks`).
 
-    Raises one of UNREADABLE_ROW_ERRORS.
+    The runs keep the order of `steps`; only the first approval and check count, and none may exist. Raises one of
+    UNREADABLE_ROW_ERRORS if a value is not valid.
     """
     return EventRecord(
         key=row["key"],
@@ -279,7 +295,10 @@ def _event_from_json(facts: str) -> Event:
 
 
 def step_run_from_row(row: sqlite3.Row) -> StepRun:
-    """Builds a run from its row of the table `steps`. Raises one of UNREADABLE_ROW_ERRORS."""
+    """Builds a run from its row of the table `steps`; its notes are JSON.
+
+    Raises one of UNREADABLE_ROW_ERRORS if a value is not valid.
+    """
     return StepRun(
         step=row["step"],
         phase=StepPhase(row["phase"]),
@@ -308,11 +327,11 @@ MAX_CLOSED_EVENTS = 1000  # older closed events are deleted
 
 
 class AgentJournal:
-    """The journal of one agent; `open_records` always equals what is on disk.
+    """The journal of one agent, an SQLite file; `open_records` always equals the open records on disk.
 
     Opening it takes the lock (Rejected if another agent has it), and creates or migrates the file. With `readonly` it
-    does neither, and `open_records` is as of the opening. `config_file` is the agent's file, for messages. Raises
-    Rejected if the journal cannot be used.
+    does neither, and `open_records` is as of the opening. `config_file` is the agent's file, for messages. Opening and
+    reading raise Rejected if the file cannot be used, JournalDamaged if it is damaged. Close it after use.
     """
 
     def __init__(self, path: Path, *, readonly: bool = False, config_file: Path | None = None) -> None:
@@ -326,13 +345,14 @@ class AgentJournal:
             self._opened = opened.pop_all()
 
     def close(self) -> None:
-        """Closes the database and releases the lock."""
+        """Closes the database and releases the lock, if it has it."""
         self._opened.close()
 
     def save(self, *records: EventRecord) -> None:
-        """Adds or replaces these records in one transaction; durable when it returns.
+        """Adds the records, or replaces those with the same keys, in one transaction; durable when it returns.
 
-        Then updates `open_records`. Raises Unavailable, and changes nothing, if the file cannot be written.
+        Then updates `open_records`, which drops the closed ones. Raises Unavailable, and changes nothing, if the file
+        cannot be written.
         """
         with self._transaction():
             for record in records:
@@ -346,7 +366,7 @@ class AgentJournal:
         return int(count)
 
     def keys(self) -> tuple[str, ...]:
-        """The keys of all records, open and closed, oldest first."""
+        """The keys of all records, open and closed, in the order in which they were first saved."""
         return tuple(row[0] for row in self._select("SELECT key FROM events ORDER BY number"))
 
     def records(self, limit: int = MAX_CLOSED_EVENTS) -> tuple[EventRecord, ...]:
@@ -354,12 +374,18 @@ class AgentJournal:
         return tuple(self._read_records("WHERE 1 ORDER BY number DESC LIMIT ?", limit))
 
     def find_by_prefix(self, prefix: str) -> tuple[EventRecord, ...]:
-        """The records, open and closed, whose key begins with this text in any case; oldest first."""
+        """The records, open and closed, whose key begins with this text, ignoring case; oldest first.
+
+        () if none does; "" finds all.
+        """
         pattern = prefix.upper().replace("\\", "\\\\").replace("%", "\\%").replace("_", "\\_") + "%"
         return tuple(self._read_records("WHERE key LIKE ? ESCAPE '\\' ORDER BY number", pattern))
 
     def load_value(self, name: str) -> Any:
-        """The value that `save_value` stored under this name; None if there is none."""
+        """The value that `save_value` stored under this name; None if there is none.
+
+        Raises JournalDamaged if it is not JSON, Rejected if the file cannot be read.
+        """
         rows = self._select("SELECT value FROM memory WHERE name = ?", name)
         try:
             return json.loads(rows[0][0]) if rows else None
@@ -367,12 +393,18 @@ class AgentJournal:
             raise self._unusable_error(error) from error
 
     def save_value(self, name: str, value: Any) -> None:
-        """Stores or replaces a JSON value under a name; durable when it returns. Raises Unavailable."""
+        """Stores a value as JSON under a name, over an earlier one; durable when it returns.
+
+        Raises Unavailable if the file cannot be written.
+        """
         with self._transaction():
             self._db.execute("INSERT OR REPLACE INTO memory VALUES (?, ?)", (name, json.dumps(value)))
 
     def verify(self) -> None:
-        """Reads everything, open and closed. Raises JournalDamaged if a page or a record is not readable."""
+        """Checks SQLite's pages and reads every record, open and closed, and every stored value.
+
+        Raises JournalDamaged if one of them is not readable; returns and changes nothing.
+        """
         problems = [row[0] for row in self._select("PRAGMA integrity_check(1)") if row[0] != "ok"]
         if problems:
             raise self._unusable_error(sqlite3.DatabaseError(problems[0]))
@@ -381,7 +413,10 @@ class AgentJournal:
             self.load_value(row[0])
 
     def prune(self, keep: int = MAX_CLOSED_EVENTS) -> None:
-        """Deletes all closed records except the newest `keep`. Raises Unavailable."""
+        """Deletes all closed records except the newest `keep`, with their step runs and approvals.
+
+        Open records are not touched. Raises Unavailable if the file cannot be written.
+        """
         with self._transaction():
             self._db.execute(
                 "DELETE FROM events WHERE closed = 1 AND key NOT IN"

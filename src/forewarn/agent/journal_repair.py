@@ -50,7 +50,7 @@ RowKey = tuple[str, ...]
 class JournalRepair:
     """What a repair kept and what it could not read."""
 
-    damaged_copy: Path | None = None  # None: the journal is not damaged, and nothing was changed
+    damaged_copy: Path | None = None  # where the damaged file is kept; None: it is not damaged, nothing was changed
     kept: tuple[str, ...] = ()  # keys of the events' records, oldest first
     unreadable: tuple[str, ...] = ()  # one text for each lost row or value, with the consequence
     step_folders: Path | None = None  # where step folders of lost events are now; None: there are none
@@ -68,8 +68,10 @@ class _SalvagedTable:
 def repair_journal(path: Path, step_folders: Path, now: float) -> JournalRepair:
     """Replaces a damaged journal with one that has everything readable; an undamaged one is not changed.
 
-    `now` (POSIX seconds) names the copy of the damaged file. Until the new journal is complete, nothing is replaced.
-    Raises Rejected if an agent uses the journal, or if it does not exist, is of another version or cannot be written.
+    Holds the journal's lock meanwhile. Copies the damaged file beside it, and moves the folders below `step_folders`
+    whose events are lost into a folder beside that; `now` (POSIX seconds) is part of both names. Nothing is replaced
+    until the new journal is complete. Raises Rejected if an agent uses the journal, or if it does not exist, is of
+    another version or cannot be read or copied; Unavailable if the new one cannot be written.
     """
     if not path.exists():
         raise Rejected(f"the journal {str(path)!r} does not exist: there is nothing to repair")

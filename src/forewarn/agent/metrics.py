@@ -31,15 +31,18 @@ SILENCE_LIMIT_S = 90.0  # 410 lasts for up to 70 s (spec §11), and a long poll 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EndpointHealth:
-    """Whether the endpoint answers, and a text for people."""
+    """Whether the endpoint has answered recently enough, from `EndpointHealthTracker.health`."""
 
     ok: bool
-    text: str
+    text: str  # for people: the last failure or the silence; "" if there is nothing to say
     silent_s: float | None  # seconds since the last answer; None: no answer yet
 
 
 class EndpointHealthTracker:
-    """Tracks answers and failures of the endpoint, by `clock` (seconds); it begins when it is created."""
+    """Tracks when the endpoint last answered and why it failed since; it begins when it is created.
+
+    `clock` returns seconds from any origin, and is the machine's monotonic clock by default.
+    """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -48,17 +51,18 @@ class EndpointHealthTracker:
         self._last_error = ""
 
     def record_answer(self) -> None:
-        """Records that the endpoint answered now."""
+        """Records that the endpoint answered now, and forgets the last failure."""
         self._answered_at, self._last_error = self._clock(), ""
 
     def record_failure(self, reason: str) -> None:
-        """Records why a poll failed; the next answer clears it."""
+        """Records why a poll failed, over an earlier reason; the next answer clears it."""
         self._last_error = reason
 
     def health(self) -> EndpointHealth:
-        """The health now; not ok if the endpoint has been silent for too long; `text` may be "" if ok.
+        """The health now: not ok once the endpoint has been silent for too long.
 
-        The limit is FIRST_ANSWER_LIMIT_S before the first answer, and SILENCE_LIMIT_S after it.
+        The limit is FIRST_ANSWER_LIMIT_S from the beginning, and SILENCE_LIMIT_S from the last answer. Within it a
+        failure is ok too, with its reason as `text`.
         """
         now = self._clock()
         waited_s = now - (self._started_at if self._answered_at is None else self._answered_at)
@@ -97,7 +101,8 @@ M = TypeVar("M", Counter, Gauge, Histogram)
 class AgentMetrics:
     """An `AgentObserver` that counts events, polls and steps, and tracks the endpoint's health.
 
-    `steps` are the names of all configured steps. Counts are in memory only.
+    `steps` are the names of all configured steps, `endpoint_health` the tracker to use (None: a new one), `read_time`
+    returns the real time in POSIX seconds. Counts are in memory only.
     """
 
     def __init__(
@@ -141,7 +146,10 @@ class AgentMetrics:
         self._ready = self._gauge("ready", "1 if /ready answers 200, 0 while a readiness step is in effect.")
 
     def add_steps(self, names: Iterable[str]) -> None:
-        """Creates the series of steps that a new configuration adds; series of removed steps stay."""
+        """Creates the series of these steps at 0, after a reload; those that exist keep their values.
+
+        Series of steps that are not named stay too.
+        """
         labels = {"step": tuple(names), "phase": tuple(StepPhase), "outcome": ("done", "failed")}
         _with_all_labels(self._durations, labels)
         _with_all_labels(self._cuts, {"step": labels["step"]})
@@ -157,7 +165,10 @@ class AgentMetrics:
         return _with_all_labels(histogram, labels)
 
     def poll_answered(self, lag_s: float) -> None:
-        """Counts an answered poll, with its lag and time, and records it in `endpoint_health`."""
+        """Counts an answered poll, and adds `lag_s` to its histogram; a negative one counts as 0.
+
+        It also sets the real time of the last answer, and records the answer in `endpoint_health`.
+        """
         self.endpoint_health.record_answer()
         self._polls.labels("answered").inc()
         self._lag.observe(max(0.0, lag_s))
@@ -169,16 +180,16 @@ class AgentMetrics:
         self._polls.labels("failed").inc()
 
     def event_first_seen(self, event: Event, notice_s: float | None) -> None:
-        """Adds the announced notice to its histogram, by kind; None adds nothing."""
+        """Adds the announced notice in seconds to its histogram, by the event's kind; None adds nothing."""
         if notice_s is not None:
             self._promised_notice.labels(_kind_label(event)).observe(max(0.0, notice_s))
 
     def event_started(self, event: Event, notice_s: float) -> None:
-        """Adds the actual notice to its histogram, by kind."""
+        """Adds the actual notice in seconds to its histogram, by the event's kind."""
         self._actual_notice.labels(_kind_label(event)).observe(max(0.0, notice_s))
 
     def notice_missed(self, event: Event) -> None:
-        """Counts an event whose notice the agent did not see."""
+        """Counts an event whose notice the agent did not see, by the event's kind."""
         self._missed.labels(_kind_label(event)).inc()
 
     def step_ended(self, step: StepConfig, phase: StepPhase, outcome: StepOutcome, took_s: float) -> None:
@@ -187,7 +198,7 @@ class AgentMetrics:
         self._durations.labels(step.name, phase.value, result).observe(max(0.0, took_s))
 
     def step_cut(self, step: StepConfig, event: Event) -> None:
-        """Counts a step that was cut, by step."""
+        """Counts a step that was cut, by the step's name; `event` does not matter."""
         self._cuts.labels(step.name).inc()
 
     def event_approved(self, event: Event) -> None:
@@ -199,7 +210,10 @@ class AgentMetrics:
         self._gone.labels(_kind_label(event), outcome if outcome in _OUTCOMES else EventOutcome.UNKNOWN).inc()
 
     def render(self, status: MaintenanceStatus) -> bytes:
-        """All metrics in Prometheus' text format, with the gauges of the given status."""
+        """All metrics in Prometheus' text format, as UTF-8.
+
+        It first sets the gauges of listed events by kind, of maintenance and of readiness from `status`.
+        """
         listed = [_kind_label(event) for event in status.listed]
         for kind in KINDS:
             self._pending.labels(kind).set(listed.count(kind))

@@ -28,9 +28,10 @@ LoadConfig = Callable[[], AgentConfig]  # reads the configuration again; raises 
 async def run_until_signal(config: AgentConfig, load_again: LoadConfig) -> None:
     """Runs the agent and serves its pages until SIGTERM or SIGINT; sets the handlers of these signals.
 
-    SIGHUP loads the configuration again and uses it, if it is valid; at a terminal it stops the agent, because the
-    terminal has closed. An address that is taken is logged and retried. Raises Rejected if prometheus_client is
-    missing, or the journal or the cursor cannot be used.
+    SIGHUP calls `load_again` and uses what it returns; if that is not valid, it logs why and keeps the old one. At a
+    terminal SIGHUP stops the agent, because the terminal has closed. An address that is taken is logged and retried.
+    Without `listen` it serves no pages. Raises Rejected if prometheus_client, which the pages need, is missing, or the
+    journal or the cursor cannot be used; Unavailable if the journal cannot be written at the start.
     """
     if not config.listen:
         await _run_daemon(AgentDaemon(config), config, load_again, lambda steps: None)
@@ -48,9 +49,10 @@ async def run_until_signal(config: AgentConfig, load_again: LoadConfig) -> None:
 
 
 async def run_once(config: AgentConfig) -> None:
-    """Polls once, runs what is due, and returns; serves no pages.
+    """Polls the endpoint once, runs the actions that are due, and returns when they end; serves no pages.
 
-    SIGTERM, SIGINT and SIGHUP cancel it (CancelledError), and the next run resumes. Raises as `AgentDaemon.run_once`.
+    It sets handlers: SIGTERM, SIGINT and SIGHUP cancel it (CancelledError), and the next run resumes the steps. Raises
+    Rejected if the journal cannot be used, and as `AgentDaemon.run_once`.
     """
     task = asyncio.current_task()
     assert task is not None

@@ -30,16 +30,21 @@ HEARTBEAT_INTERVAL_S = 3.0
 
 
 class ReadinessBoard:
-    """The shared folder, for one VM. Its methods block on the file system: call them in a thread."""
+    """The readiness board, a folder shared by all VMs, as the VM `vm` uses it.
+
+    Each VM publishes there that it is alive and for which events it is ready. The methods block on the file system:
+    call them in a thread. Creating the object touches nothing.
+    """
 
     def __init__(self, folder: Path, vm: str) -> None:
         self._folder, self._name = folder, _safe_file_name(normalize_vm_name(vm))
 
     def publish_and_read(self, ready: Iterable[str], listed: Iterable[str]) -> BoardView:
-        """Publishes the heartbeat and the ready events of this VM; returns what all VMs show.
+        """Publishes this VM's heartbeat and the events it is ready for; returns what all VMs have published.
 
-        `ready` are the `event_key`s this VM is ready for, `listed` those it reads about; it withdraws readiness for
-        the others of `listed`. The view includes this VM. Raises OSError.
+        `ready` are the `event_key`s for which this VM is ready; for those of `listed` that are not among them it
+        withdraws its readiness. The view has the ages of all heartbeats and, for each event of `listed`, the ready VMs;
+        both include this VM. Raises OSError.
         """
         event_ids, ready_ids = frozenset(listed), frozenset(ready)
         own_heartbeat_at = _touch(self._folder / "alive" / self._name)
@@ -58,7 +63,10 @@ class ReadinessBoard:
         )
 
     def remove_event(self, event_id: str) -> None:
-        """Removes this VM's file for an event that is gone, and the event's folder if empty; ignores errors."""
+        """Withdraws this VM's readiness for an event (`event_key`) that is gone; ignores errors.
+
+        It removes the event's folder too, if no other VM has a file in it.
+        """
         with suppress(OSError):
             (self._event_folder(event_id) / self._name).unlink(missing_ok=True)
             self._event_folder(event_id).rmdir()
@@ -97,7 +105,8 @@ LOG = logging.getLogger("forewarn.agent")
 class BoardSynchronizer:
     """Publishes this VM's readiness and reads the others', every few seconds and when woken.
 
-    `view` is the board when an event last waited for all VMs, `problem` why it cannot be used ("": it can).
+    `get_snapshot` returns the agent's current state, `on_change` is called when `view` has changed. `view` is the board
+    as read when an event last waited for all VMs, `problem` why it cannot be used ("": it can).
     """
 
     def __init__(
@@ -110,7 +119,10 @@ class BoardSynchronizer:
         self.problem = ""
 
     def wake(self) -> None:
-        """Makes `run` synchronize now, because an event may have become ready. Call it on the event loop."""
+        """Makes `run` synchronize now, because an event may have become ready; returns at once.
+
+        Call it on the event loop.
+        """
         self._woken.set()
 
     async def run(self) -> None:
@@ -124,9 +136,10 @@ class BoardSynchronizer:
                     await self._woken.wait()
 
     async def synchronize(self) -> None:
-        """Publishes and reads once, in a thread. An OSError becomes `problem`.
+        """Publishes and reads once, in a thread: the listed events whose rule waits for all VMs.
 
-        Updates `view`, and calls `on_change` if it changed, only while an event waits for all VMs.
+        Removes this VM's files for events that are not among them any more. Only if there are such events does it
+        update `view`, and call `on_change` if that differs. An OSError is logged and becomes `problem`.
         """
         snapshot = self._snapshot()
         shared = [record for record in snapshot.open_records if _needs_all_vms(record, snapshot)]

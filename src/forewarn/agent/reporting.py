@@ -20,16 +20,22 @@ LOG = logging.getLogger("forewarn.agent")
 
 
 class AgentObserver(Protocol):
-    """Receives what the agent sees and does; events and steps are already journalled by then."""
+    """Receives what the agent sees and does; events and steps are already journalled by then.
+
+    The agent calls it on the event loop, so its methods must return at once.
+    """
 
     def poll_answered(self, lag_s: float) -> None:
-        """The endpoint answered, `lag_s` seconds after its last answer; time of a held poll is excluded.
+        """The endpoint answered a poll, `lag_s` real seconds after its last answer; 0.0 for the first answer.
 
-        0.0 for the first answer.
+        The time for which the server held the poll is not part of `lag_s`.
         """
 
     def poll_failed(self, reason: str) -> None:
-        """A poll, or the question for this VM's name, got no usable answer."""
+        """A poll, or the question for this VM's name, got no usable answer; `reason` is for people.
+
+        Also called if a change could not be journalled.
+        """
 
     def event_first_seen(self, event: Event, notice_s: float | None) -> None:
         """An event is new, with `notice_s` seconds of notice left; None: it has started, or gives no time."""
@@ -38,13 +44,19 @@ class AgentObserver(Protocol):
         """An event of this VM was first seen started, or with its NotBefore passed."""
 
     def event_started(self, event: Event, notice_s: float) -> None:
-        """An event that was seen scheduled has started, `notice_s` seconds after it was first seen."""
+        """An event that was seen scheduled has started, `notice_s` seconds after it was first seen.
+
+        Not called for an event that was first seen started.
+        """
 
     def step_ended(self, step: StepConfig, phase: StepPhase, outcome: StepOutcome, took_s: float) -> None:
-        """A step or its undo that was run has ended, after `took_s` seconds; also if it failed."""
+        """A step or its undo that was run has ended, after `took_s` real seconds; also if it failed.
+
+        Not called for a step that was cut, skipped or reused, nor for one that a check ended after an interruption.
+        """
 
     def step_cut(self, step: StepConfig, event: Event) -> None:
-        """A step was cut for lack of time."""
+        """A step was cut (not run) for this event, for lack of time or because the event has started."""
 
     def event_approved(self, event: Event) -> None:
         """The endpoint accepted the agent's approval."""
@@ -103,29 +115,34 @@ class _ErrorLoggingObserver:
 
 
 def with_errors_logged(observer: AgentObserver) -> AgentObserver:
-    """Wraps an observer so that its errors are logged and do not stop the agent."""
+    """Returns an observer that forwards every call to this one, and logs exceptions instead of raising."""
     return cast("AgentObserver", _ErrorLoggingObserver(observer))
 
 
 def log_startup(config: AgentConfig) -> None:
-    """Logs that the agent runs, with its steps and the address of its pages."""
+    """Logs at level INFO that the agent runs, with the names of its steps and the address of its pages."""
     pages = f"http://{config.listen}" if config.listen else "none"
     LOG.info("the agent runs; steps: %s; pages: %s", ", ".join(config.steps) or "none", pages)
 
 
 class SingleLineFormatter(logging.Formatter):
-    """Escapes control characters, so that a server cannot forge log lines."""
+    """A log formatter that escapes unprintable characters, so that a server cannot forge log lines."""
 
     def formatMessage(self, record: logging.LogRecord) -> str:
-        """Formats the message on one line; a traceback still follows on its own lines."""
+        """The formatted message with unprintable characters, such as newlines, written as escapes.
+
+        A traceback is not part of it, and still follows on its own lines.
+        """
         line = super().formatMessage(record)
         return "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in line)
 
 
 def report_event_change(observer: AgentObserver, record: EventRecord, *, is_new: bool, vm: str, now: float) -> None:
-    """Logs and reports that an event is new, has started or is gone; `record` is the one after that.
+    """Logs, and tells the observer, that an event is new, has started or is gone.
 
-    For a new event of this VM without notice it reports the missed notice too. Other changes are not reported.
+    `record` is the event's record after the change, `is_new` says that it had none before, `now` is the server's time.
+    For a new event that lists `vm`, this VM, and has no notice left it reports the missed notice too. Other changes are
+    neither logged nor reported.
     """
     event, left = record.event, notice_left_s(record.event, now)
     if record.gone_at is not None:
@@ -144,7 +161,10 @@ def report_event_change(observer: AgentObserver, record: EventRecord, *, is_new:
 def report_step_end(
     observer: AgentObserver, record: EventRecord, action: RecordStepEnd, steps: Mapping[str, StepConfig]
 ) -> None:
-    """Logs the end of a step that was not run; reports it only if the step was cut."""
+    """Logs, as a warning, the end of a step or undo that was not run: cut, skipped, reused or interrupted.
+
+    Tells the observer only if the step was cut and is in `steps`, the configured ones by name.
+    """
     run = action.step_run
     LOG.warning("%s %s %s for %s: %s", run.phase, run.step, run.state, record.key, run.text)
     if run.state is StepState.CUT and run.step in steps:

@@ -55,14 +55,17 @@ from forewarn.errors import ForewarnError, Rejected
 
 @dataclass(slots=True, kw_only=True)
 class AgentContext:
-    """What the agent's parts share; `vm` changes once it is known, `steps` and `rules` with a reload."""
+    """What `AgentDaemon` shares with its `ActionRunner`; the daemon changes it in place.
 
-    vm: str  # "" until the endpoint has given it
-    boot_id: str
-    clock: Clock
-    step_folders: Path
-    steps: Mapping[str, StepConfig]
-    rules: tuple[RuleConfig, ...]
+    `vm` changes once it is known, `steps` and `rules` with a reload.
+    """
+
+    vm: str  # this VM's name; "" until the endpoint has given it
+    boot_id: str  # of the current boot
+    clock: Clock  # the server's time
+    step_folders: Path  # the folder that contains EVENT/STEP
+    steps: Mapping[str, StepConfig]  # by name
+    rules: tuple[RuleConfig, ...]  # the first that matches an event applies
 
 
 LOG = logging.getLogger("forewarn.agent")
@@ -71,9 +74,11 @@ CANCEL_TIMEOUT_S = 2.0  # for a cancelled reaction to end
 
 
 class ActionRunner:
-    """Runs actions as asyncio tasks. It calls `on_change` when a task has ended and its end is journalled.
+    """Runs actions as asyncio tasks: steps, approval checks and approvals, one task for each.
 
-    A task whose end could not be journalled counts as running for FAILED_TASK_DELAY_S more. Use it on the event loop.
+    A task saves its end in the journal. `on_change` is called when a task does not count as running any more: it has
+    ended or was cancelled. One whose end could not be journalled counts as running for FAILED_TASK_DELAY_S more. Use
+    it on the event loop.
     """
 
     def __init__(
@@ -91,13 +96,14 @@ class ActionRunner:
 
     @property
     def running_tasks(self) -> frozenset[TaskKey]:
-        """The keys of the tasks that run now, also of approvals and approval checks."""
+        """The keys of the tasks that count as running now: of steps, undos, approvals and approval checks."""
         return frozenset(self._tasks)
 
     def start(self, action: AgentAction) -> None:
-        """Starts the task for an action, which is already journalled; a StopStep cancels its task.
+        """Starts the task for an action, which is already journalled, and returns at once.
 
-        Does nothing for other actions. The step of the action must not be running.
+        A StopStep instead cancels its task, if that runs; the step then ends as failed. Does nothing for RecordStepEnd,
+        CloseEvent and WaitUntil. The step of the action must not be running.
         """
         match action:
             case StartStep(key=key, step=step, phase=phase):
@@ -112,7 +118,10 @@ class ActionRunner:
                 self._spawn((key, APPROVAL_TASK), self._send_approval(key))
 
     async def shut_down(self, grace_s: float) -> None:
-        """Waits up to `grace_s` for running tasks, then cancels them; their steps stay journalled as begun."""
+        """Waits up to `grace_s` real seconds for running tasks, then cancels the rest and awaits their end.
+
+        The steps of cancelled tasks stay journalled as begun, so that the next agent resumes them.
+        """
         if self._tasks:
             await asyncio.wait(self._tasks.values(), timeout=grace_s)
         for task in list(self._tasks.values()):
@@ -289,7 +298,8 @@ ANSWER_BY_EXIT_STATUS = {0: "yes", 1: "no"}  # of an approval check; any other s
 async def run_approval_check(check: ApprovalCheckConfig, context: StepContext) -> tuple[str, str]:
     """Runs the approval check once; returns its answer ("yes", "no", "" if none) and a text for people.
 
-    Failures and timeouts are no answer; it does not raise them.
+    A command answers by exit status 0 or 1 and ends with the context's time, a webhook by {"approve": true or false}
+    in a 2xx within `timeout_s`. Failures and timeouts are no answer; it does not raise them. It journals nothing.
     """
     return await (_check_by_command(check, context) if check.command else _check_by_webhook(check, context))
 
@@ -319,9 +329,9 @@ _MAX_FOLDER_NAME = 120
 
 
 def make_step_folder(root: Path, key: str, step: str) -> Path:
-    """Creates the folder of a step of an event if needed, for the owner only, and returns it.
+    """Creates the folder EVENT/STEP below `root` if needed, readable by the owner only, and returns it.
 
-    `key` is the event's key. Raises OSError.
+    `key` is the key of the event's record, which is encoded as EVENT; `step` is the step's name. Raises OSError.
     """
     root.mkdir(mode=0o700, parents=True, exist_ok=True)
     folder = root / _event_folder_name(key) / step
@@ -331,14 +341,20 @@ def make_step_folder(root: Path, key: str, step: str) -> Path:
 
 
 def keys_with_step_folders(records: Iterable[EventRecord]) -> Iterator[str]:
-    """Yields the keys whose folders these records need: their own, and those whose runs they share."""
+    """Yields the keys of the events whose step folders these records need; a key may come repeatedly.
+
+    These are their own keys, and those of events whose runs of a step they share.
+    """
     for record in records:
         yield record.key
         yield from (run.holder for run in record.step_runs if run.holder)
 
 
 def stale_step_folders(root: Path, keys: Iterable[str]) -> Iterator[Path]:
-    """Yields the folders of events that are not among these keys."""
+    """Yields the folders of events directly below `root` that belong to none of these keys, by name.
+
+    Yields nothing if `root` does not exist; deletes nothing.
+    """
     kept = {_event_folder_name(key) for key in keys}
     for folder in sorted(root.iterdir()) if root.is_dir() else ():
         if folder.name not in kept:
@@ -346,9 +362,9 @@ def stale_step_folders(root: Path, keys: Iterable[str]) -> Iterator[Path]:
 
 
 def set_step_folders_aside(root: Path, now: float) -> Path | None:
-    """Moves the folder of all steps aside; returns its new path, or None if it is missing or empty.
+    """Renames `root`, the folder of all step folders; returns its new path, None if missing or empty.
 
-    `now` (POSIX seconds) is part of the new name. Raises OSError.
+    The new name adds `.damaged-` and `now` (POSIX seconds) as time stamp. Raises OSError.
     """
     if not root.is_dir() or not any(root.iterdir()):
         return None
@@ -358,12 +374,12 @@ def set_step_folders_aside(root: Path, now: float) -> Path | None:
 
 
 def file_time_stamp(now: float) -> str:
-    """The time for names of files that are kept, such as 20260131T235959Z."""
+    """The time `now` (POSIX seconds) in UTC, for names of files that are kept: 20260131T235959Z."""
     return datetime.fromtimestamp(now, UTC).strftime("%Y%m%dT%H%M%SZ")
 
 
 def remove_stale_step_folders(root: Path, keys: Iterable[str]) -> None:
-    """Removes the folders of events that are not among these keys; ignores errors."""
+    """Deletes the folders of events directly below `root` that have none of these keys; ignores errors."""
     for folder in stale_step_folders(root, keys):
         shutil.rmtree(folder, ignore_errors=True)
 

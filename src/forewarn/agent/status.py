@@ -23,12 +23,12 @@ READINESS_REACTION_NAME = "readiness"  # the reaction that sets /ready to 503
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReadinessHold:
-    """A readiness step in effect, which makes /ready answer 503."""
+    """A step with the reaction `readiness` that is in effect, which makes the page /ready answer 503."""
 
-    step: str
-    event: str  # key of its record
-    kind: str
-    since: float  # server time at which the step began
+    step: str  # its name
+    event: str  # key of the record of the event for which it was run
+    kind: str  # of the event, such as Reboot
+    since: float  # server time at which the step began, in POSIX seconds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,13 +38,16 @@ class MaintenanceStatus:
     Maintenance lasts from the first step for an event, or its start, until all is undone.
     """
 
-    listed: tuple[Event, ...] = ()
-    in_maintenance: bool = False
-    holds: tuple[ReadinessHold, ...] = ()
+    listed: tuple[Event, ...] = ()  # oldest first
+    in_maintenance: bool = False  # for an event that has a rule or lists this VM
+    holds: tuple[ReadinessHold, ...] = ()  # (): this VM is ready
 
 
 def maintenance_status(open_records: OpenRecords, steps: Mapping[str, StepConfig], vm: str) -> MaintenanceStatus:
-    """Computes the status from the open records; `vm` is the name of this VM."""
+    """Computes the status from the open records; `steps` are the configured ones by name, `vm` is this VM.
+
+    A step that is not configured any more does not hold the readiness.
+    """
     return MaintenanceStatus(
         listed=tuple(record.event for record in open_records if record.gone_at is None),
         in_maintenance=any(_is_in_maintenance(record, vm) for record in open_records),
@@ -80,25 +83,28 @@ def _holds_readiness(run: StepRun, undo: StepRun | None) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AgentReport:
-    """A report about a running agent: endpoint, VM, problems, events and what they wait for."""
+    """A report about a running agent, from `AgentDaemon.report`: endpoint, VM, problems, events and waits."""
 
     endpoint: str  # "": not known yet
-    vm: str
-    boot_id: str
-    now: float  # the server's time
-    silent_s: float | None  # seconds since the endpoint's last answer; None: no answer yet
-    problems: tuple[str, ...]
-    events: tuple[tuple[EventRecord, tuple[ScheduledStep, ...]], ...]  # with the remaining steps
+    vm: str  # this VM's name; "": not known yet
+    boot_id: str  # of the current boot
+    now: float  # the server's time, in POSIX seconds
+    silent_s: float | None  # real seconds since the endpoint's last answer; None: no answer yet
+    problems: tuple[str, ...]  # sentences: of endpoint, journal and board, then those of `open_problems`
+    events: tuple[tuple[EventRecord, tuple[ScheduledStep, ...]], ...]  # as `events_with_schedule` returns them
     waits: tuple[tuple[str, str], ...] = ()  # (key of an event, what it waits for)
 
 
 def events_with_schedule(snapshot: AgentSnapshot) -> tuple[tuple[EventRecord, tuple[ScheduledStep, ...]], ...]:
-    """Each open record, oldest first, with the schedule of its steps that have not begun."""
+    """Pairs of each open record, oldest first, and the schedule of its steps without a run yet."""
     return tuple((record, remaining_schedule(record, snapshot)) for record in snapshot.open_records)
 
 
 def open_problems(open_records: OpenRecords) -> Iterator[str]:
-    """Yields a sentence for each failed or cut step and each refused approval of the open records."""
+    """Yields a sentence for each failed step or undo, cut step and refused approval of the open records.
+
+    It goes by record, oldest first.
+    """
     for record in open_records:
         for run in record.step_runs:
             if run.state is StepState.FAILED:
@@ -114,7 +120,11 @@ JsonObject = dict[str, Any]
 
 
 def state_view(snapshot: AgentSnapshot) -> JsonObject:
-    """The JSON of /state: status and open events, oldest first. Times are the server's, in POSIX seconds."""
+    """The JSON object of the page /state. Times are the server's, in POSIX seconds.
+
+    Its keys are `vm`, `now`, `in_maintenance`, `ready`, `holds` (of the readiness, a list of ReadinessHold as objects)
+    and `events`: the `event_view` of each open record, oldest first.
+    """
     status = maintenance_status(snapshot.open_records, snapshot.steps, snapshot.vm)
     waits = {action.key: action for action in next_actions(snapshot) if isinstance(action, WaitUntil)}
     return {
@@ -136,9 +146,11 @@ def event_view(
     steps: Mapping[str, StepConfig],
     wait: WaitUntil | None = None,
 ) -> JsonObject:
-    """The JSON of one event: facts, steps without their notes, approval, and what it waits for.
+    """The JSON object of one event: facts, times, steps, approval, approval check, and what it waits for.
 
-    `schedule` has the remaining steps, `steps` the configured ones by name.
+    `steps` of the result lists all steps of the event's plan with their `do` and `undo` run (null if none), without
+    the notes, which may be secret. `schedule` has the remaining steps, `steps` the configured ones by name, and `wait`
+    is the event's WaitUntil, None if it waits for nothing.
     """
     event, coming = record.event, {scheduled.step.name: scheduled for scheduled in schedule}
     return {

@@ -24,11 +24,12 @@ RETRY_S = 5.0  # after the endpoint refused
 
 
 class EventWatcher:
-    """Polls the endpoint and passes on each change.
+    """Polls the endpoint and passes each change of an event to `on_change`.
 
     A change counts as handled once `on_change` has returned; it comes again if that raised, and perhaps after a
-    crash. `on_poll` is called after each answer and its changes. `problem` says why the latest poll failed, or
-    why only a part of its document is usable; else "".
+    crash. `cursor` is the file that remembers this. `on_poll` is called after each answer and its changes; the
+    observer hears of each poll. The server may hold a poll for `hold_s` seconds. `problem` says why the latest poll
+    failed, or why only a part of its document is usable; else "".
     """
 
     def __init__(
@@ -47,7 +48,10 @@ class EventWatcher:
         self.problem = ""
 
     async def run(self) -> None:
-        """Watches for ever; after a refusal, or a ForewarnError of `on_change`, again after RETRY_S."""
+        """Watches until cancelled; after a refusal, or a ForewarnError of `on_change`, again after RETRY_S.
+
+        Such an error is logged, becomes `problem`, and is reported to the observer as a failed poll.
+        """
         while True:
             try:
                 await self.watch()
@@ -58,8 +62,9 @@ class EventWatcher:
     async def watch(self, *, once: bool = False) -> None:
         """Watches through outages, until the endpoint refuses: raises NotFound or Rejected.
 
-        With `once` it returns after the first answer, and raises Unavailable after MAX_FIRST_POLL_FAILURES. Raises
-        Rejected also if the cursor file cannot be used, and what `on_change` raises.
+        With `once` it returns after the first answer and its changes, and raises Unavailable after
+        MAX_FIRST_POLL_FAILURES in a row. Raises Rejected also if the cursor file cannot be used, and what `on_change`
+        or `on_poll` raises.
         """
         failures, mark_handled = 0, _do_nothing
         within_s = 0.0 if once else self._hold_s
@@ -107,10 +112,12 @@ def _do_nothing() -> None:
 
 
 def repair_cursor(path: Path, journal: AgentJournal, boot_id: str) -> None:
-    """Makes the cursor file know exactly the journal's listed events, so that missing changes come again.
+    """Makes the cursor file at `path` know exactly the events that the journal has as listed.
 
-    Its unhandled changes count as journalled, because they come before those of the next document. Writes only if they
-    differ. A damaged file is replaced; raises Rejected if it cannot be read or written.
+    So the watch delivers again what the journal lacks, and reports as gone what it has too much. Changes that the file
+    still has as unhandled count as journalled, because the watch delivers them first. Writes the file, with `boot_id`
+    (the current boot's), only if the events differ. A damaged or missing file counts as empty; raises Rejected if it
+    cannot be read or written.
     """
     try:
         cursor = load_cursor(path)
