@@ -21,7 +21,7 @@ _OPEN_LABS = pytest.StashKey[list["Lab"]]()
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Register the marker `scheduled_events`, whose arguments are those of `Lab`."""
+    """Hook of pytest: register the marker `scheduled_events`, whose arguments are those of `Lab`."""
     config.addinivalue_line(
         "markers",
         f"{_MARKER}(vms=…, spot=…, availability_set=…, fleet=…, at=…, enablement=…, simulate=…): "
@@ -31,14 +31,21 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.fixture
 def scheduled_events(request: pytest.FixtureRequest, scheduled_events_factory: Callable[..., Lab]) -> Lab:
-    """A lab of forewarn, open during the test; the marker of the same name gives its arguments."""
+    """Fixture: a lab of forewarn, open during the test; the marker of the same name gives its arguments.
+
+    Without the marker it is `Lab()`.
+    """
     marker = request.node.get_closest_marker(_MARKER)
     return scheduled_events_factory(*(marker.args if marker else ()), **(marker.kwargs if marker else {}))
 
 
 @pytest.fixture
 def scheduled_events_factory(request: pytest.FixtureRequest) -> Iterator[Callable[..., Lab]]:
-    """A function that opens a lab of forewarn, with the arguments of `Lab`; all close after the test."""
+    """Fixture: a function that opens a lab and returns it, with the arguments of `Lab`.
+
+    A test may call it several times; all labs close after the test. If the [server] extra is missing, the test fails
+    with a sentence that says so.
+    """
     with ExitStack() as stack:
 
         def make(*arguments: Any, **options: Any) -> Lab:
@@ -51,7 +58,10 @@ def scheduled_events_factory(request: pytest.FixtureRequest) -> Iterator[Callabl
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """Add the report of each lab of a failed test to the test's report."""
+    """Hook of pytest: add the report of each lab (`Lab.story`) to the report of a test that failed.
+
+    Failures of setup or teardown get none. Returns the report of the other hooks.
+    """
     report = yield
     if report.failed and report.when == "call":
         report.sections.extend((_REPORT_TITLE, _lab_report(lab)) for lab in item.stash.get(_OPEN_LABS, []))

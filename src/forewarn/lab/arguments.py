@@ -21,7 +21,8 @@ _DURATION_PART = re.compile(r"(\d+(?:\.\d+)?)([wdhms])", re.ASCII | re.IGNORECAS
 def duration_seconds(duration: DurationLike) -> float:
     """The seconds of a duration; a number is seconds, text has units (w, d, h, m, s) in any case.
 
-    Raises Rejected for other text, also for a number as text.
+    Text may have several parts and spaces, as "1h 30m". Raises Rejected for other text, also for a number as text. A
+    negative number stays negative.
     """
     if isinstance(duration, timedelta):
         return duration.total_seconds()
@@ -34,7 +35,7 @@ def duration_seconds(duration: DurationLike) -> float:
 
 
 def utc_datetime(at: float) -> datetime:
-    """A time in seconds since the epoch as a datetime in UTC."""
+    """A time in POSIX seconds as a datetime with the time zone UTC."""
     return datetime.fromtimestamp(at, UTC)
 
 
@@ -43,7 +44,10 @@ _TERMINATE_NOTICE_MIN = 5
 
 
 def load_fleet(path: str | Path) -> DeclaredFleet:
-    """Read a fleet file; raises Rejected if it cannot be read, InvalidFleetFile if it has problems."""
+    """Read a fleet file and return the fleet that it declares; the path is its source in messages.
+
+    Raises Rejected if it cannot be read or is not UTF-8, InvalidFleetFile if its content has problems.
+    """
     try:
         text = Path(path).read_text(encoding="utf-8")
     except OSError as error:
@@ -56,9 +60,9 @@ def load_fleet(path: str | Path) -> DeclaredFleet:
 def fleet_file_text(vms: Sequence[str], *, spot: Sequence[str] = (), availability_set: str = "") -> str:
     """The TOML text of a fleet file with the VMs of both lists, each on its own host, and one spare host.
 
-    Maintenance of a host therefore affects one VM. `spot` are more VMs, which are Spot; only `vms` are in the
-    availability set, and only they have a terminate notification (5 minutes). Raises Rejected for no names at all, or
-    for a text instead of a list.
+    Maintenance of a host therefore affects one VM. `spot` are more VMs, which are Spot; only `vms` have a terminate
+    notification (5 minutes), and only they are in the availability set, if its name is not "". It has as many update
+    domains as `vms`, at most MAX_UPDATE_DOMAINS. Raises Rejected for no names at all, or for a text instead of a list.
     """
     names = (*_name_list("vms", vms), *_name_list("spot", spot))
     if not names:

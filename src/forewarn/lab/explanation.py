@@ -28,12 +28,18 @@ class LabReader(Protocol):
 
 
 def history_lines(service: LabService, after: int = 0) -> tuple[str, ...]:
-    """The history entries with a sequence number above `after`, oldest first: time, kind and text of each."""
+    """The history entries with a sequence number above `after`, oldest first, one line each.
+
+    A line has the time since the start of the lab (`format_offset`), the entry's kind and its text.
+    """
     return tuple(_entry_line(service, entry) for entry in service.store.history(after=after))
 
 
 def explanation_of(service: LabService, thing: Event | Vm) -> Explanation:
-    """What happened to an event, or to a VM and its events, why, and what it waits for."""
+    """What happened to an event, or to a VM, why, and what it waits for.
+
+    The lines are the event's timeline, oldest first; of a VM, one for each of its events, newest first.
+    """
     if isinstance(thing, Event):
         return event_explanation(thing, _explanation_input(service, thing.scope_id, [thing]))
     listed = [event for event in service.store.events(scope_id=thing.scope_id) if thing.name in event.vms]
@@ -53,9 +59,9 @@ def format_explanation(service: LabService, explanation: Explanation) -> str:
 
 
 def format_in_one_line(service: LabService, explanation: Explanation) -> str:
-    """An explanation in one line for a `repr`: title, what happened, and one sentence about now.
+    """An explanation in one line for a `repr`: title, what happened, and the first sentence about now.
 
-    Test runners cut the middle of a long line.
+    It leaves out details, because test runners cut the middle of a long line.
     """
     lines = (f"{format_offset(service.started_at, line.at)} {line.text}" for line in explanation.lines)
     return f"{explanation.title} · {' · '.join((*lines, *explanation.now[:1]))}"

@@ -105,7 +105,10 @@ class Lab:
         return lab
 
     def open(self) -> Self:
-        """Start the service on loopback and return the lab. Raises Refused if it was opened before."""
+        """Start the service on loopback and return the lab.
+
+        Raises Refused if it was opened before, and the error with which the service could not start.
+        """
         if self._loop_thread is not None:
             raise Refused("the lab was opened before and cannot be reopened: create another")
         policy = Policy(enablement=self._enablement)
@@ -138,7 +141,7 @@ class Lab:
 
     @property
     def now(self) -> datetime:
-        """The lab's time, in UTC; stays the same until `advance` or `run_until`."""
+        """The lab's time, with the time zone UTC; stays the same until `advance` or `run_until`."""
         return utc_datetime(self.read(LabService.now))
 
     def advance(self, by: DurationLike, *, without_polls: bool = False) -> tuple[str, ...]:
@@ -179,28 +182,33 @@ class Lab:
         return value
 
     def reboot(self, vm: str, *, notice: DurationLike | None = None) -> LabEvent:
-        """Request a restart by the VM's user: a Reboot event with 15 minutes of notice or `notice`."""
+        """Request a restart by the VM's user: a Reboot event with 15 minutes of notice or `notice`.
+
+        Raises Refused if the VM is not running, or another operation of its user is pending.
+        """
         return self._request(RequestedOperation.RESTART, vm, notice)
 
     def redeploy(self, vm: str, *, notice: DurationLike | None = None) -> LabEvent:
         """Request a redeploy by the VM's user: a Redeploy event with 10 minutes of notice or `notice`.
 
-        Raises Refused if no other healthy host can take the VM.
+        A pending restart is replaced. Raises Refused if no other healthy host can take the VM, if it is deallocated, or
+        if another operation of its user is pending.
         """
         return self._request(RequestedOperation.REDEPLOY, vm, notice)
 
     def evict(self, vm: str, *, notice: DurationLike | None = None) -> LabEvent:
         """Evict a Spot VM: a Preempt event with 30 seconds of notice or `notice`.
 
-        Raises Refused for a VM that is not Spot.
+        Raises Refused for a VM that is not Spot or is deallocated, or whose eviction is pending.
         """
         return self._request(RequestedOperation.EVICT, vm, notice)
 
     def terminate(self, vm: str, *, notice: DurationLike | None = None) -> LabEvent:
         """Request a deletion by the VM's user: a Terminate event with the notice that the VM has configured.
 
-        A Spot VM, or one without terminate notification, is deleted without notice. Raises Refused if `notice` is
-        given for a VM without terminate notification.
+        `notice` replaces it. A Spot VM, or one without terminate notification, is deleted without notice. A pending
+        restart or redeploy is replaced. Raises Refused if `notice` is given for a VM without terminate notification, or
+        if another operation of its user is pending.
         """
         return self._request(RequestedOperation.DELETE, vm, notice)
 
@@ -232,7 +240,9 @@ class Lab:
     def roll_out(self, vm: str, *, impact: str = "update", notice: DurationLike | None = None) -> tuple[LabEvent, ...]:
         """Start a rollout over this VM's scope, one update domain at a time; returns the first events.
 
-        The impact is `update`, `migrate` or `reboot`. Later events are in `events` once the clock has moved.
+        The scope is the VM's availability set, scale set or cloud service, or the VM alone. The impact is `update` or
+        `migrate` (a Freeze), or `reboot`. Later events are in `events` once the clock has moved. Raises Rejected for
+        another impact, and Refused if VMs must move and no host can take them.
         """
         rollout = Rollout(impact=request.parse_impact(impact), scope_id=self._scope_id(vm))
         return self._lab_events(
@@ -242,27 +252,34 @@ class Lab:
     def degrade(self, host: str, *, in_: DurationLike = "7d") -> tuple[LabEvent, ...]:
         """Predict that a host fails after `in_`, which is the notice: a Redeploy event for each of its VMs.
 
-        Raises Refused unless the host is healthy.
+        Returns the events. Raises NotFound for an unknown host, Refused if it is not healthy or no other healthy host
+        can take a VM.
         """
         return self._lab_events(
             self._run_and_settle(lambda service: request.degrade_host(service, host, RequestedNotice(in_)))
         )
 
     def fail_host(self, host: str) -> tuple[LabEvent, ...]:
-        """Make a host fail now: its VMs are redeployed to other hosts without notice. Returns their events."""
+        """Make a host fail now: its VMs are redeployed to other hosts without notice. Returns their events.
+
+        VMs that were being redeployed to it are among them. Raises NotFound for an unknown host, Refused if it has
+        failed already or no other healthy host can take a VM.
+        """
         return self._lab_events(self._run_and_settle(lambda service: request.fail_host(service, host)))
 
     def power_off(self, vm: str) -> LabEvent:
         """Power a VM off without notice; returns an event that documents never show.
 
-        The act takes lab time: the VM is `stopped` once the clock has moved.
+        The act takes lab time: the VM is `stopped` once the clock has moved. Raises Refused if it is deallocated, or
+        another operation of its user is pending.
         """
         return self._request(RequestedOperation.POWER_OFF, vm, None)
 
     def start(self, vm: str) -> LabEvent:
         """Start a stopped or deallocated VM without notice; returns an event that documents never show.
 
-        The act takes lab time, as that of `power_off`. Raises Refused if the VM is running.
+        The act takes lab time, as that of `power_off`. Raises Refused if the VM is running, or another operation of its
+        user is pending.
         """
         return self._request(RequestedOperation.START, vm, None)
 
@@ -290,7 +307,8 @@ class Lab:
 
         It affects at most `times` requests or events in total, and ends after `lasts`: real time for faults of
         requests, lab time for faults of events. Without both it stays until `clear_faults`, unless its kind has a
-        longest duration. A fault that happens at once takes neither. Raises Rejected for bad values.
+        longest duration. A fault that happens at once takes neither. Raises Rejected for bad values, NotFound for an
+        unknown VM, Refused if the fault cannot happen now.
         """
         spec = self.read(lambda service: request.fault_request(service, kind, vm, times, lasts, parameters))
         fault = self._run_and_settle(lambda service: service.control.faults.set(spec, who=TEST_ACTOR))
@@ -323,16 +341,19 @@ class Lab:
 
     @property
     def history(self) -> tuple[str, ...]:
-        """All history entries, oldest first, one line each: time since the start, kind and text."""
+        """All history entries, oldest first, one line each: lab time since the start, kind and text."""
         return self.read(history_lines)
 
     @property
     def story(self) -> str:
-        """The lab's report: the history, then the explanations of the ten newest events."""
+        """The lab's report as text: the history, then the explanations of the ten newest events, oldest first."""
         return self.read(full_report)
 
     def explain(self, thing: LabEvent | LabVm | str) -> str:
-        """What happened to an event or VM, why, and what it waits for, in several lines; a text names a VM."""
+        """What happened to an event or VM, why, and what it waits for, in several lines; a text names a VM.
+
+        Raises NotFound or Refused as `vm`.
+        """
         return str(self.vm(thing) if isinstance(thing, str) else thing)
 
     def __repr__(self) -> str:

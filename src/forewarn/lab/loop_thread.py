@@ -19,7 +19,8 @@ TIMEOUT_S = 60.0  # real time, for opening, each piece of work, and closing; a l
 class LoopThread(Generic[S]):
     """Runs an async context manager on an event loop in its own thread, from `open` to `close`.
 
-    Other threads call its methods, also several at once. It can be opened once.
+    `open_service` makes the context manager, which yields the service. Other threads call its methods, also several at
+    once. It can be opened once.
     """
 
     def __init__(self, open_service: Callable[[], AbstractAsyncContextManager[S]]) -> None:
@@ -45,7 +46,7 @@ class LoopThread(Generic[S]):
             raise
 
     def run(self, work: Callable[[S], Coroutine[Any, Any, T]], timeout_s: float = TIMEOUT_S) -> T:
-        """Run work on the loop, wait for it, and return its result or raise its error.
+        """Run `work(service)` on the loop, wait for it, and return its result or raise its error.
 
         Raises Unavailable, and cancels the work, after `timeout_s` of real time. Raises Refused if the service is not
         open, or is closed meanwhile.
@@ -72,7 +73,8 @@ class LoopThread(Generic[S]):
     def close(self) -> None:
         """Leave the context manager and wait for the thread to end, up to TIMEOUT_S. May be repeated.
 
-        The first call raises the error with which the service failed after it was opened.
+        From then on `run` raises Refused. The first call raises the error with which the service failed after it was
+        opened, if it did.
         """
         self._stop_thread()
         failure, self._failure = self._failure, None

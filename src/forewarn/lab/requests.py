@@ -46,14 +46,18 @@ class RequestedNotice:
 
     @property
     def is_short(self) -> bool:
-        """Whether the notice may be below the platform's minimum: true for every notice above 0."""
+        """Whether the notice may be below the platform's minimum: True for every notice above 0.
+
+        Raises Rejected as `seconds`.
+        """
         return self.seconds > 0
 
 
 async def request_for_vm(service: LabService, what: RequestedOperation, name: str, notice: RequestedNotice) -> Event:
-    """Request an operation on one VM; returns its event, which may have started already.
+    """Request an operation on the VM `name`; returns its event, which may have started already.
 
-    Raises Refused if the state of the VM forbids it.
+    Does everything due. Raises NotFound or Refused as `find_vm`, Rejected for a bad notice, Refused if the state of the
+    VM or another pending operation forbids it.
     """
     vm = find_vm(service, name)
     receipt = await service.control.requests.request_for_vms(
@@ -66,10 +70,11 @@ async def request_for_vm(service: LabService, what: RequestedOperation, name: st
 async def request_host_maintenance(
     service: LabService, impact: RolloutImpact, name: str, notice: RequestedNotice
 ) -> Event:
-    """Start a rollout over a VM's host, which affects every VM there; returns the event of this VM.
+    """Start a rollout over the host of VM `name`, which affects every VM there; returns this VM's event.
 
-    Raises Refused if this VM's event is not published yet because another update domain comes first; the rollout
-    continues all the same.
+    Does everything due. Raises NotFound or Refused as `find_vm`, and what `start_rollout` raises. Also raises Refused
+    if this VM's event is not published yet because another update domain comes first; the rollout continues all the
+    same.
     """
     vm = find_vm(service, name)
     events = await start_rollout(service, Rollout(impact=impact, hosts=(vm.host,)), notice)
@@ -83,7 +88,11 @@ async def request_host_maintenance(
 
 
 async def start_rollout(service: LabService, rollout: Rollout, notice: RequestedNotice) -> list[Event]:
-    """Start a rollout; returns the events published at once. The next ones follow when these are over."""
+    """Start a rollout and do everything due; returns the events published by then, oldest first.
+
+    The next ones follow when these are over. Raises Rejected for a bad notice, NotFound for an unknown host or scope,
+    Refused if VMs must move and no host can take them.
+    """
     request = await service.control.requests.start_rollout(
         rollout, who=TEST_ACTOR, notice_s=notice.seconds, short_notice=notice.is_short
     )
@@ -92,9 +101,10 @@ async def start_rollout(service: LabService, rollout: Rollout, notice: Requested
 
 
 async def degrade_host(service: LabService, host: str, notice: RequestedNotice) -> list[Event]:
-    """Predict that a host fails after this notice; returns a Redeploy for each VM on it.
+    """Predict that a host fails after this notice; returns a Redeploy event for each VM on it.
 
-    Raises Refused unless the host is healthy.
+    Does everything due. Deallocated VMs get no event. Raises NotFound for an unknown host, Rejected for a bad notice,
+    Refused if the host is not healthy or no other host can take a VM.
     """
     receipt = await service.control.requests.degrade_host(
         host, who=TEST_ACTOR, notice_s=notice.seconds, short_notice=notice.is_short
@@ -104,9 +114,10 @@ async def degrade_host(service: LabService, host: str, notice: RequestedNotice) 
 
 
 async def fail_host(service: LabService, host: str) -> list[Event]:
-    """Make a host fail now; returns the events of its VMs and of those moving to it.
+    """Make a host fail now; returns the Redeploy events of its VMs and of those being redeployed to it.
 
-    Raises Refused if it has failed already.
+    Does everything due, so the events have started. Deallocated VMs get no event. Raises NotFound for an unknown host,
+    Refused if it has failed already or no other host can take a VM.
     """
     receipt = await service.control.requests.fail_host(host, who=TEST_ACTOR)
     await service.settle()
@@ -114,7 +125,7 @@ async def fail_host(service: LabService, host: str) -> list[Event]:
 
 
 def parse_impact(name: str) -> RolloutImpact:
-    """The impact of this name: `update`, `migrate` or `reboot`. Raises Rejected for another."""
+    """The rollout impact of this name: `update`, `migrate` or `reboot`. Raises Rejected for another."""
     try:
         return RolloutImpact(name)
     except ValueError:
@@ -129,10 +140,11 @@ def fault_request(
     lasts: DurationLike | None,
     parameters: dict[str, DurationLike],
 ) -> FaultSpec:
-    """The fault that a test asked for, not set yet; `vm` None means all VMs.
+    """The description of the fault that a test asked for, which is not set yet; `vm` None means all VMs.
 
-    A parameter in seconds is named with or without `_s`. Raises NotFound, Refused or Rejected for an unknown kind, an
-    unknown or ambiguous VM, or a bad duration; whether limits and parameters suit the kind is checked when it is set.
+    It affects at most `times` requests or events and ends after `lasts`; None: no such limit. A parameter in seconds is
+    named with or without `_s`. Raises Rejected for an unknown kind or a bad duration, NotFound or Refused as `find_vm`;
+    whether limits and parameters suit the kind is checked when it is set.
     """
     fault_kind = parse_fault_kind(kind)
     target = None if vm is None else find_vm(service, vm)

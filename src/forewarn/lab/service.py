@@ -35,9 +35,9 @@ class LabService:
     Use it on its event loop only; after it was closed, any thread may read the store.
     """
 
-    control: ControlPlane
+    control: ControlPlane  # takes requests, faults and approvals, and moves the clock
     store: MemoryStore
-    publisher: MetadataPublisher
+    publisher: MetadataPublisher  # answers the VMs on loopback
     started_at: float  # lab time at the start, in seconds since 1970
     requests_touched: Counter[str] = field(default_factory=Counter)  # fault id → requests that it affected
 
@@ -66,7 +66,8 @@ async def open_lab_service(
 ) -> AsyncIterator[LabService]:
     """Open a lab's service with this fleet, its clock stopped at `at`; closes it at the end of the block.
 
-    Each VM has its own port on loopback. Lets requests in progress finish when it closes, for up to a second.
+    `at` is lab time in seconds since 1970, `behaviour` makes acts on VMs slow or fail. Each VM has its own port on
+    loopback. Lets requests in progress finish when it closes, for up to a second.
     """
     async with AsyncExitStack() as stack:
         store = MemoryStore()

@@ -24,7 +24,8 @@ from forewarn.protocol.versions import NEWEST_VERSION
 class LabEvent:
     """An event of the lab: maintenance of some VMs. `repr` explains it in one line, `str` in full.
 
-    Two are equal if they are the same event of the same lab. Times are lab time.
+    Requests of `Lab` return it. Properties read the event's current state. Two are equal if they are the same event of
+    the same lab. Times are lab time.
     """
 
     def __init__(self, lab: LabReader, event_id: str) -> None:
@@ -41,12 +42,12 @@ class LabEvent:
 
     @property
     def vms(self) -> tuple[str, ...]:
-        """The names of the VMs that it affects."""
+        """The names of the VMs that it affects, as documents list them."""
         return self._event.vms
 
     @property
     def status(self) -> str:
-        """`scheduled`, `started` or `over`."""
+        """`scheduled` (published, not started), `started`, or `over` (finished, failed or withdrawn)."""
         return str(self._event.status)
 
     @property
@@ -161,13 +162,17 @@ def _find_event(service: LabService, event_id: str) -> Event:
 
 
 class LabVm:
-    """A VM of the lab, or one that was deleted, and its endpoint. `str` explains what happened to it."""
+    """A VM of the lab, or one that was deleted, and its endpoint. `str` explains what happened to it.
+
+    `Lab.vm` and `Lab.vms` return it. Properties read the VM's current state. Requests to `endpoint`, which is
+    http://127.0.0.1:PORT, count as this VM's.
+    """
 
     def __init__(self, lab: LabReader, key: str, name: str, endpoint: str) -> None:
         self._lab = lab
         self._key = key
         self.name = name
-        self.endpoint = endpoint  # http://127.0.0.1:PORT; requests to this port count as this VM's
+        self.endpoint = endpoint
 
     @property
     def url(self) -> str:
@@ -176,7 +181,10 @@ class LabVm:
 
     @property
     def environment(self) -> dict[str, str]:
-        """Environment variables that give a handler's process the endpoint: a new dict with two entries."""
+        """Environment variables that give a handler's process the endpoint, as a new dict.
+
+        FOREWARN_ENDPOINT is its URL, SCHEDULEDEVENTSIP its address and port.
+        """
         return {"FOREWARN_ENDPOINT": self.endpoint, "SCHEDULEDEVENTSIP": self.endpoint.removeprefix("http://")}
 
     @property
@@ -212,10 +220,10 @@ class LabVm:
         return self._lab.read(lambda service: sum(p.count for p in service.store.last_polls() if p.vm == self._key))
 
     def document(self, version: str = NEWEST_VERSION) -> dict[str, Any]:
-        """The document of its scope now, as it would receive it without faults; does not count as a poll.
+        """The document of its scope now, decoded from JSON, as it would receive it without faults.
 
-        With the enablement "on-request", its incarnation is 0 before the first poll, which would receive 1. Raises
-        KeyError for an unknown api-version.
+        This does not count as a poll. With the enablement "on-request", its incarnation is 0 before the first poll,
+        which would receive 1. Raises KeyError for an unknown api-version.
         """
 
         def query(service: LabService) -> bytes:
@@ -240,12 +248,12 @@ class LabVm:
 
 
 class LabFault:
-    """A fault that was injected into the lab; it may be over by now."""
+    """A fault that `Lab.fault` injected; it may be over by now. `id` is such as f1, `kind` internal-error."""
 
     def __init__(self, lab: LabReader, fault_id: str, kind: str) -> None:
         self._lab = lab
-        self.id = fault_id  # such as f1
-        self.kind = kind  # such as internal-error
+        self.id = fault_id
+        self.kind = kind
 
     @property
     def touched(self) -> int:

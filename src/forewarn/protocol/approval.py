@@ -20,8 +20,9 @@ _DUPLICATE = object()  # replaces the value of a member that the object has twic
 def parse_approval(body: bytes) -> tuple[str, ...]:
     """Return the approved event ids in upper case, without duplicates, in the order of the body.
 
-    Empty if StartRequests is empty. Names of members are case-sensitive; unknown members are ignored. Raises
-    InvalidApproval if the body is not JSON of the expected form.
+    Empty if StartRequests is empty. Does not check what an id looks like. Names of members are case-sensitive; unknown
+    members are ignored. Raises InvalidApproval if the body is not JSON of the form
+    `{"StartRequests": [{"EventId": "..."}]}`.
     """
     common = _COMMON_BODY.fullmatch(body)
     if common is not None:

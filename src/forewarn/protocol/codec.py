@@ -28,11 +28,11 @@ class ReceivedEvent:
     missing or of the wrong type is "".
     """
 
-    id: str = ""
-    status: str = ""
-    kind: str = ""
+    id: str = ""  # EventId
+    status: str = ""  # EventStatus, such as Scheduled
+    kind: str = ""  # EventType, such as Reboot
     resource_type: str = ""
-    resources: tuple[str, ...] = ()
+    resources: tuple[str, ...] = ()  # names of the VMs that the event affects, as the server sent them
     not_before: float | None = None  # POSIX seconds; None if it is missing or not a date
     not_before_text: str = ""  # NotBefore as the server sent it
     description: str = ""
@@ -50,16 +50,17 @@ class Received:
     else "". An event that is missing while `unusable` contains its id, or a "", is not known to be over.
     """
 
-    incarnation: int
+    incarnation: int  # DocumentIncarnation, at least 0
     events: tuple[ReceivedEvent, ...] = ()  # the usable ones, in the document's order
     unusable: tuple[str, ...] = ()
 
 
 def encode_document(document: Document, version: str, *, iso_dates: bool = False) -> bytes:
-    """Encode the document as JSON in this api-version: only its event kinds and its fields.
+    """Encode the document as JSON in this api-version: only the event kinds and fields that it has.
 
-    `iso_dates` has an effect only up to 2017-08-01, which Azure documented with ISO dates. KeyError if the version is
-    not in VERSIONS.
+    NotBefore is "" for a started event, else an RFC 1123 date; with `iso_dates`, up to 2017-08-01, an ISO date, as
+    Azure documented then. In 2017-03-01 VM names get a leading underscore, unless `document.roles`. KeyError if the
+    version is not in VERSIONS.
     """
     features = version_features(version)
     format_date = iso_date if iso_dates and features.iso_dates else http_date
@@ -95,9 +96,10 @@ def _event_fields(
 def decode_document(raw: bytes) -> Received:
     """Decode the body of a poll response. Events may lack fields, and have unknown ones.
 
-    Raises InvalidDocument if the body is empty (real servers send that), not a JSON object, has no integer
-    DocumentIncarnation or no list Events, or if none of its elements is a usable event: such a body says nothing about
-    the events, and must not be taken for a document without events.
+    An element of Events without id, status, kind or resources is not usable: it appears in `unusable` only. Raises
+    InvalidDocument if the body is empty (real servers send that), not a JSON object, has no integer DocumentIncarnation
+    or no list Events, or if it has elements and none is a usable event: such a body says nothing about the events, and
+    must not be taken for a document without events.
     """
     content = _decode_object(raw)
     incarnation, elements = _incarnation(content.get("DocumentIncarnation")), content.get("Events")
@@ -161,7 +163,10 @@ _MAX_INTEGER = 2**63 - 1  # a signed 64-bit integer, which every consumer can st
 
 
 def decode_event(event: dict[str, object]) -> ReceivedEvent:
-    """Decode one element of Events; fields may be missing, unknown or of the wrong type."""
+    """Decode one element of Events, usable or not. Raises nothing.
+
+    A field that is missing or of the wrong type has its default in the result; unknown fields are in `extra`.
+    """
     not_before_text = _text(event.get("NotBefore"))
     return ReceivedEvent(
         id=_text(event.get("EventId")),

@@ -10,7 +10,7 @@ class Kind(StrEnum):
     """The event types: what will happen to the VMs (spec §4.2)."""
 
     FREEZE = "Freeze"  # paused for seconds; memory and open files stay
-    REBOOT = "Reboot"
+    REBOOT = "Reboot"  # memory is lost, disks stay
     REDEPLOY = "Redeploy"  # moved to another host; ephemeral disks are lost
     PREEMPT = "Preempt"  # a Spot VM is evicted
     TERMINATE = "Terminate"  # deleted
@@ -32,7 +32,7 @@ class EventSource(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EventNotice:
-    """One event of a document, before an api-version selects its fields."""
+    """One event as the service lists it in a document, before an api-version selects its fields."""
 
     id: str
     status: NoticeStatus
@@ -51,6 +51,6 @@ class Document:
     Documents of a scope with the same incarnation have the same content (spec §4.2).
     """
 
-    incarnation: int
-    notices: tuple[EventNotice, ...] = ()
+    incarnation: int  # grows with each event that is added, started or removed
+    notices: tuple[EventNotice, ...] = ()  # events of every kind; encoding leaves out what a version does not list
     roles: bool = False  # True: the scope is a cloud service; then names have no underscore in 2017 versions

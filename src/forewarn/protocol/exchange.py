@@ -65,18 +65,18 @@ class EndpointRules:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PollRequest:
-    """GET of the scheduled events document; with `wait_s` a long poll."""
+    """GET of the scheduled events document, checked; with `wait_s` a long poll, which may be held."""
 
     version: str  # the api-version that serves it
     if_none_match: str | None = None  # the header unchanged
-    wait_s: int | None = None  # from Prefer: wait; only together with if_none_match
+    wait_s: int | None = None  # seconds, from Prefer: wait, at most EndpointRules.max_wait_s; only with if_none_match
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ApprovalRequest:
     """POST that approves events (spec §5); whether they exist is not checked yet."""
 
-    version: str
+    version: str  # the api-version that serves it
     event_ids: tuple[str, ...]  # upper case, no duplicates, in the order of the body
 
 
@@ -91,9 +91,9 @@ class _UnreadApproval:
 class InstanceRequest:
     """GET of an element below /metadata/instance (spec §2.6)."""
 
-    version: str
+    version: str  # the api-version that serves it
     path: tuple[str, ...] = ()  # below /metadata/instance, in the case of the request
-    as_text: bool = False  # format=text
+    as_text: bool = False  # format=text; else JSON
 
 
 Headers = tuple[tuple[str, str], ...]
@@ -112,8 +112,8 @@ def read_request(
 ) -> MetadataRequest | HttpResponse:
     """Check a request and return what it requests, or the response if that needs no state.
 
-    An invalid request gets its error response. `is_known_caller`: the caller is one of our VMs; every other caller
-    gets 404.
+    An invalid request gets its error response, a valid one for /metadata/versions the list of instance versions. All
+    others are for the caller to answer. `is_known_caller`: one of our VMs sent it; every other caller gets 404.
     """
     try:
         return _read_checked(request, is_known_caller=is_known_caller, rules=rules)
@@ -273,8 +273,8 @@ def poll_response(
 ) -> HttpResponse:
     """Build the response to a poll: 200 with the document, or 304 if the client has it.
 
-    `tag` is the document's ETag. `body` is the encoded document if the caller has it already; then `document` and
-    `rules` are not used.
+    The document is encoded in the poll's api-version. Both responses have `tag`, the document's ETag, as a header.
+    `body` is the encoded document if the caller has it already; then `document` and `rules` are not used.
     """
     etag_header = ("ETag", tag)
     if client_has_document(poll, tag):
@@ -285,17 +285,20 @@ def poll_response(
 
 
 def with_preference_applied(response: HttpResponse, wait_s: int) -> HttpResponse:
-    """Return the response with `Preference-Applied: wait=N`, for a poll that asked to be held."""
+    """Return a copy of the response with `Preference-Applied: wait=N`, for a poll that asked to be held.
+
+    `wait_s` is the N: the seconds for which the poll may have been held.
+    """
     return replace(response, headers=(*response.headers, ("Preference-Applied", f"wait={wait_s}")))
 
 
 @lru_cache(maxsize=1024)
 def etag(scope_id: str, epoch: int, incarnation: int, store_tag: str = "") -> str:
-    """Return the quoted ETag of a scope's document.
+    """Return the ETag of a scope's document, with its quotes: `"EPOCH-INCARNATION-CHECKSUM"`.
 
     The epoch distinguishes a scope from the same scope enabled again. The checksum of the scope id distinguishes
     scopes: a VM that moves to another scope with equal numbers must not get 304. `store_tag`, random hexadecimal
-    digits of the store, distinguishes stores: a new store counts from 1 again.
+    digits of the store that follow the checksum, distinguishes stores: a new store counts from 1 again.
     """
     return f'"{epoch}-{incarnation}-{crc32(scope_id.encode()):08x}{store_tag}"'
 

@@ -17,10 +17,10 @@ XML_CONTENT_TYPE = ("Content-Type", "text/xml; charset=utf-8")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HttpRequest:
-    """A complete HTTP request; the target is unparsed text (see `parse_target`)."""
+    """A complete HTTP request, to be sent or as received."""
 
     method: str
-    target: str
+    target: str  # path and query as on the request line, not parsed (see `parse_target`)
     headers: tuple[tuple[str, str], ...] = ()  # names in lower case, in the order sent
     body: bytes = b""
 
@@ -34,7 +34,7 @@ class HttpResponse:
     """An HTTP response without Content-Length, Date and Connection, which the writer adds."""
 
     status: int
-    headers: tuple[tuple[str, str], ...] = ()
+    headers: tuple[tuple[str, str], ...] = ()  # in order; names in lower case if the client received it
     body: bytes = b""
     head_only: bool = False  # send the Content-Length of the body, but not the body (HEAD)
 
@@ -60,7 +60,10 @@ class RequestTarget:
         return next((value for parameter, value in self.parameters if parameter == name), None)
 
     def duplicate_parameter(self) -> str | None:
-        """Return the first parameter name that occurs twice, compared without case (spec §2.3), or None."""
+        """Return the first parameter name that is repeated, in lower case; None if each occurs once.
+
+        Names are compared without case (spec §2.3).
+        """
         seen: set[str] = set()
         for name, _ in self.parameters:
             if name in seen:
@@ -72,8 +75,8 @@ class RequestTarget:
 def parse_target(text: str) -> RequestTarget | None:
     """Split a request target into path and query; None if it has no path, such as `*` or `host:80`.
 
-    A client behind a proxy may send an absolute URL. Segments are split before they are
-    decoded, so %2F never separates segments. One slash at the end is ignored; dot segments are kept.
+    A client behind a proxy may send an absolute URL; its host is then the `authority`. Segments are split before they
+    are percent-decoded, so %2F never separates segments. One slash at the end is ignored; dot segments are kept.
     """
     absolute = _ABSOLUTE_FORM.match(text)
     path, _, query = text[absolute.end() if absolute else 0 :].partition("?")

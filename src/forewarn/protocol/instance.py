@@ -19,7 +19,10 @@ MetadataElement = str | list["MetadataElement"] | dict[str, "MetadataElement"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InstanceFacts:
-    """The facts of one VM that its instance metadata shows. Only the name is required."""
+    """The facts of one VM that its instance metadata shows, as texts; "" means unknown or none.
+
+    Only the name is required.
+    """
 
     name: str
     vm_id: str = ""
@@ -61,14 +64,18 @@ class InstanceFacts:
 
 
 def metadata_tree(facts: InstanceFacts) -> dict[str, MetadataElement]:
-    """Build the complete tree below /metadata/instance: `compute` and `network`."""
+    """Build the complete tree below /metadata/instance: a dict with the keys `compute` and `network`.
+
+    Every leaf is a string. `compute` has its keys in alphabetical order, `network` has one interface.
+    """
     return {"compute": _sorted_by_name(_compute_fields(facts)), "network": {"interface": [_network_interface(facts)]}}
 
 
 def instance_response(request: InstanceRequest, facts: InstanceFacts) -> HttpResponse:
     """Build the response with the requested element: JSON, or as text a leaf or the names of the children.
 
-    The path is compared without case. 404 if it leads to no element, 400 if a leaf is requested as JSON.
+    The names are one per line, with a slash if they have children themselves. The path is compared without case. 404 if
+    it leads to no element, 400 if a leaf is requested as JSON.
     """
     element = _find_element(metadata_tree(facts), request.path)
     if element is None:

@@ -21,7 +21,7 @@ _MAX_QUOTED_LENGTH = 100  # characters of a request that an error repeats
 class TokenRequest:
     """A request for a token for `resource`. The other fields name an identity; "": any that the VM has."""
 
-    resource: str
+    resource: str  # the URI of the service that shall accept the token
     client_id: str = ""
     object_id: str = ""
     resource_id: str = ""
@@ -35,9 +35,9 @@ class ManagedIdentity:
     """
 
     vm: str  # its key
-    vm_id: str
+    vm_id: str  # the GUID from which the ids are derived
     name: str
-    resource_id: str
+    resource_id: str  # of the VM
 
     @property
     def client_id(self) -> str:
@@ -121,9 +121,10 @@ def read_token_request(
 def token_response(
     token: ManagedIdentityToken | WrongResource, *, request: TokenRequest, identity: ManagedIdentity, now: float
 ) -> HttpResponse:
-    """Build the response to a token request: 200 with the token, 400 for a WrongResource.
+    """Build the JSON response to a token request: 200 with the token, 400 for a WrongResource.
 
-    `now` is real time, from which `expires_in` counts (spec §12).
+    `identity` gives the `client_id` in it. `now` is real time in POSIX seconds, from which `expires_in` counts
+    (spec §12).
     """
     if isinstance(token, WrongResource):
         return _wrong_resource_error(request.resource, token.accepted)
@@ -142,7 +143,7 @@ def token_response(
 
 
 def identity_not_found() -> HttpResponse:
-    """400: the request names an identity that this VM does not have."""
+    """400 with an OAuth error as JSON: the request names an identity that this VM does not have."""
     return _oauth_error(400, "invalid_request", "Identity not found")
 
 

@@ -37,7 +37,7 @@ def _json_error(status: int, text: str) -> HttpResponse:
 
 
 def bad_request(reason: str) -> HttpResponse:
-    """400 with this reason as a JSON error, in Azure's form."""
+    """400 with a JSON body in Azure's form, whose `error` is "Bad request. " and this reason."""
     return _json_error(400, f"Bad request. {reason}")
 
 
@@ -83,7 +83,7 @@ def forwarded_for_not_allowed() -> HttpResponse:
 
 
 def duplicate_parameter(name: str) -> HttpResponse:
-    """400: the query has this parameter twice."""
+    """400: the query has the parameter `name` twice; the reason names it."""
     return bad_request(f"Duplicate query parameter: {name}")
 
 
@@ -93,7 +93,7 @@ def metadata_header_missing() -> HttpResponse:
 
 
 def unsupported_version(served: Sequence[str]) -> HttpResponse:
-    """400: the api-version is missing or not served; the body lists the newest three that are."""
+    """400: the api-version is missing or not served; the JSON body lists the newest three of `served`."""
     text = {"error": _INVALID_VERSION_MESSAGE, "newest-versions": newest_three_versions(served)}
     return HttpResponse(
         status=400, headers=(JSON_CONTENT_TYPE,), body=json.dumps(text, separators=(",", ":")).encode("ascii")
@@ -121,7 +121,7 @@ def too_many_requests() -> HttpResponse:
 
 
 def service_unavailable(retry_after_s: int = 5) -> HttpResponse:
-    """503 with Retry-After: the store is out of reach, and nothing was changed."""
+    """503 with a Retry-After of this many seconds: the store is out of reach, and nothing was changed."""
     response = _json_error(503, f"Service unavailable. Nothing was changed, retry after {retry_after_s} seconds")
     return replace(response, headers=(*response.headers, ("Retry-After", str(retry_after_s))))
 

@@ -21,10 +21,10 @@ class UnknownVersionPolicy(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VersionFeatures:
-    """How an api-version renders a document, and what it requires of a request.
+    """How one api-version of scheduled events renders a document, and what it requires of a request.
 
-    `underscore`: VM names have one leading underscore. `iso_dates`: dates are ISO if the operator enables that, else
-    HTTP dates as in other versions.
+    `underscore`: VM names have one leading underscore. `requires_header`: the Metadata header is required. `iso_dates`:
+    dates are ISO if the operator enables that, else HTTP dates as in other versions.
     """
 
     kinds: frozenset[Kind]  # events of other kinds are not listed
@@ -89,7 +89,10 @@ def event_fields(version: str) -> tuple[str, ...]:
 
 
 def requires_metadata_header(version: str | None) -> bool:
-    """Whether `Metadata: true` is required for scheduled events: True for unknown versions and for None."""
+    """Whether a request for scheduled events in this version must have the header `Metadata: true`.
+
+    False only for 2017-03-01; True also for unknown versions and for None (no version in the request).
+    """
     return version is None or version not in _FEATURES_BY_VERSION or _FEATURES_BY_VERSION[version].requires_header
 
 
@@ -104,9 +107,10 @@ def is_version_date(version: str) -> bool:
 
 
 def resolve_version(requested: str, served: Sequence[str], policy: UnknownVersionPolicy) -> str | None:
-    """Return the version that serves a request for `requested`; None if no version does.
+    """Return the version of `served` that serves a request for `requested`; None if no version does.
 
-    LENIENT takes the newest served version that is not newer than the requested date; None if all are newer.
+    A served version serves itself. For any other date, LENIENT takes the newest served version that is not newer; the
+    other policies give None. Text that is not a date gives None.
     """
     if requested in served:
         return requested
