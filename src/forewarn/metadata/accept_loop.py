@@ -28,7 +28,11 @@ _ACCEPT_PAUSE_S = 1.0
 
 
 class AcceptLoop:
-    """Accepts the connections of one listening socket, from `start` to `stop`."""
+    """Accepts the connections of one socket of `listener` on the event loop, from `start` to `stop`.
+
+    Finds the VM of each connection in `callers`, closes those beyond a limit of `state`, answers a first request that
+    is in the response cache, and makes a `MetadataConnection` of every connection that stays open.
+    """
 
     def __init__(self, state: ServerState, callers: CallerDirectory, listener: VmListener, sock: socket.socket) -> None:
         self._state, self._callers, self._sock = state, callers, sock
@@ -37,7 +41,10 @@ class AcceptLoop:
         self._attaching: set[asyncio.Task[None]] = set()
 
     def start(self) -> None:
-        """Start to listen and to accept on the event loop. Raises OSError, such as if the device is gone."""
+        """Start to listen and to accept on the event loop; returns at once.
+
+        Raises OSError if the socket cannot listen, such as if its device is gone.
+        """
         self._sock.setblocking(False)
         self._sock.listen(LISTEN_BACKLOG)
         option = getattr(socket, "TCP_DEFER_ACCEPT", None)
@@ -47,7 +54,10 @@ class AcceptLoop:
         self._state.loop.add_reader(self._sock.fileno(), self._accept_batch)
 
     async def stop(self) -> None:
-        """Accept no more connections and close the socket; accepted ones have their transport on return."""
+        """Accept no more connections and close the listening socket; connections that were accepted stay open.
+
+        On return each of these has its transport, so that it can be drained.
+        """
         if self._pause_timer is not None:
             self._pause_timer.cancel()
         self._state.loop.remove_reader(self._sock.fileno())

@@ -20,9 +20,10 @@ T = TypeVar("T")
 
 
 class CoarseTimers(Generic[T]):
-    """Calls one callback for each scheduled item, after its time but within about `resolution_s`.
+    """Calls `callback(item)` for each scheduled item, after its time but within about `resolution_s`.
 
-    Items must be hashable. An error of the callback is logged, and the other items are not affected.
+    Times are those of `loop`. Items must be hashable. An error of the callback is logged, and the other items are not
+    affected.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, *, resolution_s: float, callback: Callable[[T], None]) -> None:
@@ -32,9 +33,10 @@ class CoarseTimers(Generic[T]):
         self._timer: asyncio.TimerHandle | None = None
 
     def schedule(self, at: float, item: T) -> int:
-        """Call back once for the item at this loop time; returns the slot, which `cancel` needs.
+        """Call back once for the item soon after the loop time `at`; soon, if that is in the past.
 
-        Scheduling an item twice in the same slot calls back once; in different slots, once for each.
+        Returns the slot, the number of the time step at which the item is due, which `cancel` needs. An item that is
+        scheduled twice in the same slot gets one call; in different slots, one for each.
         """
         slot = int(at / self._resolution_s) + 1
         items = self._slots.get(slot)
@@ -47,7 +49,7 @@ class CoarseTimers(Generic[T]):
         return slot
 
     def cancel(self, slot: int, item: T) -> None:
-        """Do not call back for the item; does nothing if it is not in the slot."""
+        """Do not call back for the item in the slot that `schedule` returned; does nothing if it is not there."""
         items = self._slots.get(slot)
         if items is not None:
             items.pop(item, None)

@@ -39,10 +39,11 @@ _NO_RESPONSES: CachedResponses = {}
 
 
 class MetadataConnection(asyncio.Protocol):
-    """The asyncio protocol of one client connection.
+    """The asyncio protocol of one client connection; answers its requests one after the other.
 
     It is idle, or busy with one request: the response is held (`_held`), waits for the backend (`_is_pending`), or
-    its body is written slowly (`_slow_body`).
+    its body is written slowly (`_slow_body`). `received`: bytes that the accept loop has read; `unsent`: the rest of a
+    response it has begun, after which the connection closes unless `keep_alive`.
     """
 
     __slots__ = (  # there are thousands of connections, nearly all idle
@@ -77,7 +78,6 @@ class MetadataConnection(asyncio.Protocol):
     def __init__(
         self, state: ServerState, caller: Caller, *, received: bytes = b"", unsent: bytes = b"", keep_alive: bool = True
     ) -> None:
-        """`received`: bytes that the accept loop has read; `unsent`: the rest of a response it has begun."""
         self.caller = caller
         self._state = state
         self._transport: asyncio.Transport
@@ -104,7 +104,7 @@ class MetadataConnection(asyncio.Protocol):
         self._close_timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Start to serve the connection (called by asyncio)."""
+        """Start to serve the connection on this transport (called by asyncio)."""
         self._transport, self._is_connected = cast(asyncio.Transport, transport), True
         self._transport.set_write_buffer_limits(high=self._state.limits.write_bytes)
         self._idle_slot = self._state.idle_timers.schedule(self._idle_since + self._state.limits.idle_s, self)
@@ -120,7 +120,10 @@ class MetadataConnection(asyncio.Protocol):
             self._cached_when_idle = self._cached
 
     def data_received(self, data: bytes) -> None:
-        """Answer a cached request at once, or parse the data (called by asyncio). This is the fast path."""
+        """Answer the data at once if they are exactly one cached request, else parse them (called by asyncio).
+
+        Data that arrive while the connection closes are discarded. This is the fast path.
+        """
         entry = self._cached_when_idle.get(data)
         if entry is None:
             self._receive(data)
@@ -154,7 +157,11 @@ class MetadataConnection(asyncio.Protocol):
         return True
 
     def eof_received(self) -> bool:
-        """Answer the requests received so far: a client may close only its sending side."""
+        """Answer the requests received so far, then close: a client may close only its sending side.
+
+        A held long poll is answered at once. Returns True, by which asyncio keeps the transport open for writing; False
+        if the connection is closing already.
+        """
         if self._is_closing:
             return False
         self._has_eof = True
@@ -165,7 +172,10 @@ class MetadataConnection(asyncio.Protocol):
         return True
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Stop timers and remove the connection from the server state (called by asyncio)."""
+        """Stop timers and remove the connection from the server state (called by asyncio); `exc` is ignored.
+
+        A backend call in progress goes on.
+        """
         self._stop_processing()
         self._end_hold()
         if self._slow_body is not None:
@@ -177,13 +187,16 @@ class MetadataConnection(asyncio.Protocol):
         self._state.remove_connection(self)
 
     def pause_writing(self) -> None:
-        """Process no further request until the client reads (called by asyncio)."""
+        """Read and process no further request until `resume_writing` (called by asyncio).
+
+        asyncio calls it when the client has left `Limits.write_bytes` of responses unread.
+        """
         self._writes_paused = True
         self._cached_when_idle = _NO_RESPONSES
         self._update_reading()
 
     def resume_writing(self) -> None:
-        """Process requests again (called by asyncio)."""
+        """Process requests again, because the client has read responses (called by asyncio)."""
         self._writes_paused = False
         self._idle_since = self._state.loop.time()
         self._process_requests()
@@ -191,19 +204,22 @@ class MetadataConnection(asyncio.Protocol):
             self._close(linger=False)
 
     def wake(self) -> None:
-        """Answer the held poll, if any, because the document of its scope has changed."""
+        """Answer the held long poll, if there is one, because the document of its scope has changed.
+
+        A response that is only delayed stays held.
+        """
         if self._held is not None and self._held.scope_id:
             self._resume_held(expired=False)
 
     def on_hold_timeout(self) -> None:
-        """Answer the held request, because its time is over."""
+        """Answer the held request, if there is one, because its time is over."""
         self._resume_held(expired=True)
 
     def drain(self, *, close_idle: bool) -> None:
-        """Answer a held request or finish a slow body at once, then close.
+        """Answer a held request or finish a slow body at once, then close. Only while the state is draining.
 
-        A request that waits for the backend, or has only begun to arrive, is answered first. An idle connection closes
-        at once if `close_idle`, else after its next request.
+        A request that waits for the backend, or has only begun to arrive, is answered first: then the connection closes
+        after this call. An idle connection closes at once if `close_idle`, else after its next request.
         """
         if self._held is not None:
             self._resume_held(expired=True)
@@ -213,13 +229,13 @@ class MetadataConnection(asyncio.Protocol):
             self._close(linger=False)
 
     def abort(self) -> None:
-        """Close at once, without sending buffered data."""
+        """Close at once, without sending buffered data. Needs a transport (`connection_made`)."""
         self._stop_processing()
         self._transport.abort()
 
     @property
     def buffered_bytes(self) -> int:
-        """The bytes that wait to be parsed or sent."""
+        """The number of bytes of this connection that wait to be parsed or sent."""
         unread = self._transport.get_write_buffer_size() if self._is_connected else 0
         return self._parser.buffered_bytes + len(self._unsent) + unread
 
@@ -418,7 +434,11 @@ class MetadataConnection(asyncio.Protocol):
             self._refuse_and_close(request_timeout())
 
     def check_idle(self) -> None:
-        """Close the connection if it was idle for too long, else schedule the next check."""
+        """Close the connection if it was idle for `Limits.idle_s`, else schedule the next check.
+
+        Aborts it if the client has not read responses for that long. A connection that is busy with a request, or
+        receives one, is not idle.
+        """
         idle_s, now = self._state.limits.idle_s, self._state.time()
         is_busy = (
             self._is_pending or self._held is not None or self._slow_body is not None or self._request_timer is not None

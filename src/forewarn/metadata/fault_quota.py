@@ -20,16 +20,19 @@ _MAX_LOCK_ATTEMPTS = 2000  # a few milliseconds; a process holds the lock for mi
 
 
 class FaultQuota(Protocol):
-    """Counts the requests that each fault has affected, up to its limit `Fault.count` (None: no limit)."""
+    """Counts the requests that each fault has affected, up to its limit `Fault.count` (None: no limit).
+
+    Only for transport faults, which affect requests.
+    """
 
     def set_active(self, faults: Iterable[Fault]) -> None:
         """Replace the active faults; `Fault.touched` says how many requests each has affected before."""
 
     def has_remaining(self, fault: Fault) -> bool:
-        """Whether the fault may affect one more request."""
+        """Whether the fault may affect one more request; counts nothing."""
 
     def consume(self, fault: Fault) -> bool:
-        """Count one more affected request; False, without counting, if the fault has reached its limit."""
+        """Count one more affected request and return True; False, uncounted, if the fault is at its limit."""
 
 
 class LocalFaultQuota:
@@ -46,11 +49,11 @@ class LocalFaultQuota:
         self._used = {fault.id: max(self._used.get(fault.id, 0), fault.touched) for fault in faults}
 
     def has_remaining(self, fault: Fault) -> bool:
-        """Whether the fault may affect one more request."""
+        """Whether the fault may affect one more request; one that was not set counts from 0."""
         return fault.count is None or self._used.get(fault.id, 0) < fault.count
 
     def consume(self, fault: Fault) -> bool:
-        """Count one more affected request; False if the fault has reached its limit."""
+        """Count one more affected request and return True; False, uncounted, if the fault is at its limit."""
         if not self.has_remaining(fault):
             return False
         self._used[fault.id] = self._used.get(fault.id, 0) + 1
@@ -58,52 +61,59 @@ class LocalFaultQuota:
 
 
 class SharedFaultQuota:
-    """A fault quota in a file that several processes share, one counter per fault with a limit.
+    """A fault quota in a file that several processes share, with one counter per fault that has a limit.
 
-    The process that created the file assigns the offsets of the counters and sends them to the others.
+    `file` is a descriptor of the file, which other processes inherit from the one that created it. That process assigns
+    the offsets of the counters; the others get them in messages and set `offsets`.
     """
 
     def __init__(self, file: int) -> None:
-        """`file` is a descriptor of the file, inherited from the process that created it."""
         self.file = file
         self._next_offset = _COUNTER_FORMAT.size
         self.offsets: Mapping[str, int] = {}  # fault id → offset of its counter; only faults with a limit
 
     @classmethod
     def create(cls) -> SharedFaultQuota:
-        """Create the file: in memory where the system can, else a temporary one without a name."""
+        """Create the file, in memory where the system can, else a temporary one without a name.
+
+        Returns a quota without counters, which the caller closes.
+        """
         if hasattr(os, "memfd_create"):
             return cls(os.memfd_create("forewarn-allowance"))
         with tempfile.TemporaryFile() as file:
             return cls(os.dup(file.fileno()))
 
     def close(self) -> None:
-        """Close the file; may be called twice. `assign_offsets` still works afterwards and writes nothing."""
+        """Close the file; may be called twice. `assign_offsets` still works afterwards, but writes nothing."""
         file, self.file = self.file, -1
         if file >= 0:
             os.close(file)
 
     def assign_offsets(self, faults: Iterable[Fault]) -> Mapping[str, int]:
-        """Return the offset of the counter of each fault with a limit, for the other processes.
+        """Give each fault that has a limit a counter; return and keep the offsets in the file, by fault id.
 
-        A fault that was in the last call keeps its counter; any other gets a new one, which starts at
-        `Fault.touched`. Offsets are never reused.
+        For the process that created the file. A fault that was in the last call keeps its counter; any other gets a new
+        one, which starts at `Fault.touched`. Offsets are never reused.
         """
         limited = [fault for fault in faults if fault.count is not None]
         self.offsets = {fault.id: self.offsets.get(fault.id) or self._allocate_offset(fault) for fault in limited}
         return self.offsets
 
     def set_active(self, faults: Iterable[Fault]) -> None:
-        """Do nothing: the owner of the file calls `assign_offsets` instead."""
+        """Do nothing: the process that created the file calls `assign_offsets` instead."""
 
     def has_remaining(self, fault: Fault) -> bool:
-        """Whether the fault may affect one more request, in any process. KeyError without an offset."""
+        """Whether the fault may affect one more request, in any process; True for a fault without a limit.
+
+        Raises KeyError for a limited fault without an offset.
+        """
         return fault.count is None or self._read_count(self.offsets[fault.id]) < fault.count
 
     def consume(self, fault: Fault) -> bool:
-        """Count one more affected request; False at the limit, or if another process keeps the lock.
+        """Count one more affected request for all processes and return True; False, uncounted, at the limit.
 
-        Always True for a fault without a limit. Raises KeyError for a limited fault without an offset.
+        Also False if another process keeps the lock of the file for milliseconds. Always True, and uncounted, for a
+        fault without a limit. Raises KeyError for a limited fault without an offset.
         """
         if fault.count is None:
             return True

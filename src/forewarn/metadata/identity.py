@@ -20,23 +20,32 @@ PeerAddress: TypeAlias = Any  # the address that socket.accept returns
 
 
 class IdentityKind(StrEnum):
-    """The kinds of identity strategies. The values are JSON values of `GET /service` and must not change."""
+    """The kinds of identity strategies: by what the VM of a connection is identified.
 
-    CALLED_ADDRESS = "CalledAddress"
-    SOURCE_ADDRESS = "SourceAddress"
-    PORT = "PerPort"
-    DEDICATED = "Fixed"
-    DEVICE = "BoundDevice"
-    MARK = "Mark"
+    The values are JSON values of `GET /service` and must not change.
+    """
+
+    CALLED_ADDRESS = "CalledAddress"  # the local address that was called
+    SOURCE_ADDRESS = "SourceAddress"  # the address of the caller
+    PORT = "PerPort"  # the local port that was called
+    DEDICATED = "Fixed"  # the listener itself, which only one VM can reach
+    DEVICE = "BoundDevice"  # the network device of the listener
+    MARK = "Mark"  # the firewall mark of the connection
 
 
 class IdentityStrategy(Protocol):
-    """Identifies the VMs of one listener."""
+    """Finds out where a connection to a listener came in, its attachment, which tells VMs apart.
+
+    `CallerDirectory` says which VM has the attachment.
+    """
 
     kind: ClassVar[IdentityKind]
 
     def attachment(self, sock: socket.socket, peer: PeerAddress) -> str:
-        """Return where this accepted connection came in; "" if it cannot be determined."""
+        """Return the attachment of an accepted connection; "" if it cannot be determined.
+
+        `sock` is the accepted socket, `peer` the address that `accept` returned with it.
+        """
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,19 +55,19 @@ class CalledAddressIdentity:
     kind: ClassVar[IdentityKind] = IdentityKind.CALLED_ADDRESS
 
     def attachment(self, sock: socket.socket, peer: PeerAddress) -> str:
-        """Return the local address of the connection."""
+        """Return the local IP address of the connection, which is the VM's."""
         return str(sock.getsockname()[0])
 
 
 @dataclass(frozen=True, slots=True)
 class SourceAddressIdentity:
-    """For networks that prevent forged addresses. `network` distinguishes networks with equal addresses."""
+    """For networks that prevent forged addresses: identifies a VM by its source address."""
 
     kind: ClassVar[IdentityKind] = IdentityKind.SOURCE_ADDRESS
-    network: str = ""
+    network: str = ""  # distinguishes networks with equal addresses; "": the network of the fleet's addresses
 
     def attachment_of(self, address: str) -> str:
-        """Return the attachment of the VM with this source address."""
+        """Return the attachment of the VM with this source address: NETWORK/ADDRESS, or only the address."""
         return f"{self.network}/{address}" if self.network else address
 
     def attachment(self, sock: socket.socket, peer: PeerAddress) -> str:
@@ -73,7 +82,7 @@ class PortIdentity:
     kind: ClassVar[IdentityKind] = IdentityKind.PORT
 
     def attachment(self, sock: socket.socket, peer: PeerAddress) -> str:
-        """Return the local port of the connection."""
+        """Return the local port of the connection, as text."""
         return str(sock.getsockname()[1])
 
 
@@ -85,12 +94,12 @@ class DedicatedIdentity:
     vm: str  # the VM's key, or the name of its network namespace
 
     def attachment(self, sock: socket.socket, peer: PeerAddress) -> str:
-        """Return the same attachment for every connection."""
+        """Return the same attachment for every connection, `dedicated_attachment(self.vm)`."""
         return dedicated_attachment(self.vm)
 
 
 def dedicated_attachment(vm: str) -> str:
-    """Return the attachment of a listener that only this VM can reach (see `DedicatedIdentity.vm`)."""
+    """Return `within:VM`, the attachment of a listener that only this VM (see `DedicatedIdentity.vm`) reaches."""
     return f"within:{vm}"
 
 
@@ -99,14 +108,14 @@ class DeviceIdentity:
     """For hosts with one network device per VM, such as a tap: identifies by the device of the connection."""
 
     kind: ClassVar[IdentityKind] = IdentityKind.DEVICE
-    namespace: str = ""
+    namespace: str = ""  # network namespace of the device; "": the one of this process
 
     def attachment_of(self, device: str) -> str:
-        """Return the attachment of the VM with this network device."""
+        """Return the attachment of the VM with this network device: `device:NAMESPACE/DEVICE`."""
         return f"device:{self.namespace}/{device}"
 
     def attachment(self, sock: socket.socket, peer: PeerAddress) -> str:
-        """Return the attachment for the device that the socket is bound to; "" if that is gone."""
+        """Return the attachment for the device that the socket is bound to; "" if there is none or it is gone."""
         device = bound_device(sock)
         return self.attachment_of(device) if device else ""
 
@@ -116,11 +125,11 @@ class MarkIdentity:
     """For a bridge whose ports set a firewall mark; tcp_fwmark_accept copies it to the accepted socket."""
 
     kind: ClassVar[IdentityKind] = IdentityKind.MARK
-    device: str
-    namespace: str = ""
+    device: str  # of the listener, such as the bridge
+    namespace: str = ""  # network namespace of the device; "": the one of this process
 
     def attachment_of(self, mark: int) -> str:
-        """Return the attachment of the VM whose packets have this mark."""
+        """Return the attachment of the VM whose packets have this mark: `mark:NAMESPACE/DEVICE/MARK`."""
         return f"mark:{self.namespace}/{self.device}/{mark}"
 
     def attachment(self, sock: socket.socket, peer: PeerAddress) -> str:
@@ -151,7 +160,10 @@ def is_loopback_peer(strategy: IdentityStrategy, peer: PeerAddress) -> bool:
 
 
 class CallerDirectory:
-    """Maps attachments to VM keys; assignments may change while the server runs."""
+    """Maps attachments (where connections come in, see `IdentityStrategy`) to the keys of VMs.
+
+    Assignments may change while the server runs. An attachment has at most one VM, a VM may have several.
+    """
 
     def __init__(self) -> None:
         self._vm_by_attachment: dict[str, str] = {}
@@ -159,7 +171,7 @@ class CallerDirectory:
         self._assignment_subscribers: list[Callable[[str, str | None], None]] = []
 
     def subscribe_assignments(self, callback: Callable[[str, str | None], None]) -> None:
-        """Call back with (attachment, VM key), now for each assignment and then at every change.
+        """Call `callback(attachment, VM key)`, now for each assignment and then within every change.
 
         The VM is None when an attachment is released, which also happens before it gets another VM.
         """
@@ -168,11 +180,14 @@ class CallerDirectory:
             callback(attachment, vm)
 
     def subscribe_releases(self, callback: Callable[[list[str]], None]) -> None:
-        """Call back with [key of the VM that loses an attachment], before another VM can get it."""
+        """Call `callback([key])` with the VM that loses an attachment, before another VM can get that."""
         self._release_subscribers.append(callback)
 
     def assign(self, attachment: str, vm: str) -> None:
-        """Assign an attachment to a VM (its key); another VM that had it loses it first."""
+        """Assign an attachment to a VM (its key); another VM that had it loses it first.
+
+        Calls the subscribers. Does nothing if the VM has it already.
+        """
         if self._vm_by_attachment.get(attachment) != vm:
             self.release(attachment)
             self._vm_by_attachment[attachment] = vm
@@ -180,7 +195,7 @@ class CallerDirectory:
                 callback(attachment, vm)
 
     def release(self, attachment: str) -> None:
-        """Remove the assignment of an attachment, if it has one."""
+        """Remove the assignment of an attachment and call the subscribers; does nothing if it has none."""
         vm = self._vm_by_attachment.pop(attachment, None)
         if vm is not None:
             for on_release in self._release_subscribers:
@@ -189,18 +204,18 @@ class CallerDirectory:
                 on_assignment(attachment, None)
 
     def vm_at(self, attachment: str) -> str | None:
-        """Return the key of the VM at this attachment, or None."""
+        """Return the key of the VM that has this attachment, or None."""
         return self._vm_by_attachment.get(attachment)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Caller:
-    """The client of one connection; does not change while the connection is open.
+    """The client of one connection, as identified when that was accepted; it does not change afterwards.
 
     If the attachment is assigned to another VM, connections of the previous VM become those of an unknown caller.
     """
 
-    attachment: str
+    attachment: str  # where the connection came in; "": could not be determined
     vm: str | None  # key; None: unknown caller
     is_loopback: bool  # the listener is on loopback
     from_loopback: bool = False  # identified by a loopback source address

@@ -14,57 +14,66 @@ from forewarn.protocol.managed_identity import ManagedIdentity, ManagedIdentityT
 
 
 class MetadataBackend(Protocol):
-    """The calls that need more than published data. Changes are durable on return.
+    """What the metadata server calls for requests that published data cannot answer; VMs are named by key.
 
-    They raise Unavailable or Conflict if a retry may help, and NotFound if the VM was removed.
+    Changes are durable on return. `enable` and `approve` raise NotFound if the VM was removed; every request raises
+    Unavailable or Conflict if a retry may help. Implemented by the owner process and, as a proxy of it, by workers.
     """
 
     async def enable(self, vm: str) -> None:
-        """Enable the VM's scope at its first request (spec §8.1); the scope is published on return."""
+        """Enable scheduled events for the VM's scope at its first request (spec §8.1).
+
+        The enabled scope is published on return. Does nothing to a scope that is enabled already.
+        """
 
     async def approve(self, vm: str, event_ids: tuple[str, ...]) -> str | None:
-        """Approve all events; if an id was never an event of the VM's scope, approve none and return that id.
+        """Approve these events for the VM (spec §5.2); ids are in upper case.
 
-        Spec §5.2. Returns None if all were approved.
+        Returns None if all are approved now. If an id was never an event of the VM's scope, approves none and returns
+        the first such id.
         """
 
     async def token(self, identity: ManagedIdentity, resource: str) -> ManagedIdentityToken | WrongResource:
-        """Issue a token for a VM's identity; WrongResource if no token is valid for this resource (spec §2.8).
+        """Return a new access token for a VM's identity (spec §2.8); stores nothing.
 
-        Does not use the store.
+        `resource` is the audience that the client asks for. Returns WrongResource, with the accepted audiences, if
+        there are no tokens for it.
         """
 
     def now(self) -> float:
-        """Return lab time in POSIX seconds, which VMs and the history show (spec §12)."""
+        """Return lab time, as VMs and the history show it, in POSIX seconds (spec §12); real time if no lab."""
 
 
 @dataclass(frozen=True, slots=True)
 class ResetConnection:
-    """Stands for a response: the server resets the connection instead."""
+    """Takes the place of a response: the server answers the request by resetting the connection (TCP RST)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PublishedScope:
-    """Everything that the VMs of one scope may see, as of one commit."""
+    """Everything that the VMs of one scope may see, as of one commit; made by the publisher."""
 
     scope_id: str
     enabled: bool  # False: the first request calls `MetadataBackend.enable`
     epoch: int  # another one each time the scope is enabled; part of the ETag
-    document: Document
-    vms: Mapping[str, InstanceFacts]  # by VM key
+    document: Document  # its scheduled events
+    vms: Mapping[str, InstanceFacts]  # by VM key; only VMs that are not removed
     poll_override: HttpResponse | ResetConnection | None = None  # the response to polls instead of the document
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GuestView:
-    """Everything that one VM may see; the fields without a comment are those of its `PublishedScope`."""
+    """Everything that one VM may see; `PublishedDocuments.view` makes it.
+
+    Its fields without a comment are those of the VM's `PublishedScope`.
+    """
 
     vm: str  # key
     scope_id: str
     enabled: bool
     epoch: int
     document: Document
-    facts: InstanceFacts
+    facts: InstanceFacts  # of this VM, for the instance endpoint
     poll_override: HttpResponse | ResetConnection | None = None
     delayed_until: float = 0.0  # loop time until which responses are delayed (spec §8.1)
     store_tag: str = ""  # distinguishes the ETags of this store from those of any other
@@ -76,7 +85,10 @@ class GuestView:
 
     @property
     def etag(self) -> str:
-        """The quoted ETag of the document."""
+        """The ETag of the document as the response header has it, in quotes.
+
+        It changes with the scope, its epoch, the document's incarnation and the store.
+        """
         return etag(self.scope_id, self.epoch, self.document.incarnation, self.store_tag)
 
     @property

@@ -22,7 +22,7 @@ def _default_max_connections() -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """What the server allows its clients: sizes, times, connections and request rate."""
+    """What a metadata server allows its clients: sizes, times (real time), connections and request rate."""
 
     head_bytes: int = MAX_HEAD_BYTES  # request line and headers
     body_bytes: int = MAX_BODY_BYTES
@@ -30,13 +30,17 @@ class Limits:
     idle_s: float = 75.0  # without a request, or with responses that the client does not read
     linger_s: float = 2.0  # lingering close: time for a refused client to read the error
     write_bytes: int = 64 * 1024  # unread responses; above this no further request is processed
-    connections_per_vm: int = 1000
-    connections: int = field(default_factory=_default_max_connections)  # of all VMs and unknown callers
+    connections_per_vm: int = 1000  # open at a time; see also `max_connections_per_vm`
+    # Open at a time, of all VMs and unknown callers; by default the limit of open files, less 128.
+    connections: int = field(default_factory=_default_max_connections)
     requests_per_s: float | None = None  # per VM (spec §8.5); None: no limit
 
     @property
     def max_connections_per_vm(self) -> int:
-        """The connections that one VM may have: never more than a quarter of all, so others can connect."""
+        """How many connections one VM may have open: `connections_per_vm`, but at most a quarter of all.
+
+        All are `connections`. So one VM cannot keep the others from connecting.
+        """
         return min(self.connections_per_vm, self.connections // _MIN_VM_SHARES)
 
 
@@ -50,7 +54,10 @@ class _TokenBucket:
 
 
 class VmRateLimiter:
-    """A token bucket per VM: `requests_per_s` on average and, at least 1, as a burst. None: no limit."""
+    """Limits the requests of each VM with a token bucket, in real time.
+
+    A VM may send `requests_per_s` on average, and as many (at least 1) at once. None: no limit.
+    """
 
     def __init__(self, requests_per_s: float | None) -> None:
         self._requests_per_s = requests_per_s
@@ -58,11 +65,14 @@ class VmRateLimiter:
 
     @property
     def is_enabled(self) -> bool:
-        """Whether there is a limit."""
+        """Whether there is a limit, so that `allows` may return False."""
         return self._requests_per_s is not None
 
     def allows(self, vm: str, now: float) -> bool:
-        """Count a request of the VM at `now` (loop time); False, without counting, if it exceeds the limit."""
+        """Count one request of the VM (its key) at `now` (event loop time) and return True.
+
+        Returns False, without counting it, if it exceeds the limit. Always True if there is no limit.
+        """
         if self._requests_per_s is None:
             return True
         capacity = max(1.0, self._requests_per_s)

@@ -42,10 +42,10 @@ _MAX_MARK = 0xFFFFFFFF
 
 
 def parse_listeners(tables: Sequence[Mapping[str, Any]]) -> tuple[ListenerSpec, ...]:
-    """Parse the `[[listeners]]` tables.
+    """Return the listeners that the `[[listeners]]` tables of the settings define, in the same order.
 
-    Raises Rejected if one is invalid, two listen on the same address, or the same callers are two VMs. The message
-    names the listener by its number, from 1.
+    Raises Rejected if a table is invalid, two listen on the same address, port, device and namespace, or one attachment
+    is assigned to two VMs. The message names the listener by its number, from 1. Opens nothing.
     """
     specs = []
     for number, table in enumerate(tables, 1):
@@ -58,9 +58,10 @@ def parse_listeners(tables: Sequence[Mapping[str, Any]]) -> tuple[ListenerSpec, 
 
 
 def parse_listen_address(text: str) -> ListenerSpec:
-    """Parse the ADDRESS:PORT of --listen, an IPv6 address in brackets. Raises Rejected.
+    """Return the listener for the ADDRESS:PORT of --listen; an IPv6 address is in brackets.
 
-    Its callers are identified by the addresses of the fleet's VMs. The address must exist when the service starts.
+    It identifies VMs by source address, the address that each has in the fleet, and its own address must exist when
+    the service starts. Raises Rejected if the text is not an IP address and a port from 1 to 65535. Opens nothing.
     """
     address, _, port = text.rpartition(":")
     address = address.removeprefix("[").removesuffix("]")
@@ -196,7 +197,7 @@ def _quoted_alternatives(values: Iterable[str]) -> str:
 
 
 def is_ip_address(text: str) -> bool:
-    """Whether the text is an IPv4 or IPv6 address."""
+    """Whether the text is an IPv4 or IPv6 address, without brackets and without a port."""
     try:
         ip_address(text)
     except ValueError:

@@ -23,18 +23,21 @@ _DEBOUNCE_S = 0.02  # a new device causes several netlink messages
 
 @dataclass(frozen=True, slots=True)
 class ListenerChange:
-    """A configured listener that was opened, closed or opened again."""
+    """A configured listener that was opened, closed or opened again; `ListenerManager` makes it."""
 
     spec: ListenerSpec
     listener: VmListener | None  # the open one; None: it is closed
-    previous: VmListener | None = None  # no longer works; its server closes it
+    previous: VmListener | None = None  # was open, no longer works; the receiver closes it. None: it was closed
 
 
 class ListenerManager:
-    """Keeps the configured listeners open: call `open_all` once, then `run` or repeatedly `refresh`."""
+    """Keeps the configured listeners open: call `open_all` once, then `run` or repeatedly `refresh`.
+
+    It opens sockets but does not accept on them. `shared`: open them with SO_REUSEPORT, so that another process can
+    take over.
+    """
 
     def __init__(self, specs: Iterable[ListenerSpec], *, shared: bool = False) -> None:
-        """`shared`: open the sockets with SO_REUSEPORT, so that another process can take over."""
         self._specs = tuple(specs)
         self._shared = shared
         self._open: dict[ListenerSpec, OpenListener] = {}
@@ -42,13 +45,14 @@ class ListenerManager:
 
     @property
     def waiting(self) -> dict[ListenerSpec, str]:
-        """The listeners that could not be opened at the last attempt, each with the reason."""
+        """A copy of the listeners that could not be opened at the last attempt, each with the reason in words."""
         return dict(self._waiting)
 
     def open_all(self) -> list[ListenerChange]:
-        """Open all listeners and return those that are open; the others are `waiting`.
+        """Open all listeners; return one change, without `previous`, for each that is open now.
 
-        Raises Rejected if one can never be opened, or is unavailable and must not wait; then all are closed.
+        A listener whose device, address or namespace does not exist is `waiting`, which is logged. Raises Rejected if
+        one can never be opened, or is unavailable and has no `wait_until_available`; then all are closed.
         """
         for spec in self._specs:
             try:
@@ -62,22 +66,23 @@ class ListenerManager:
         return [ListenerChange(spec, opened.listener) for spec, opened in self._open.items()]
 
     def close(self) -> None:
-        """Close the open listeners; only if no server was started on them."""
+        """Close the sockets of all open listeners; call it only if no server was started on them."""
         for opened in self._open.values():
             opened.listener.close()
 
     def refresh(self) -> list[ListenerChange]:
-        """Check every listener, open or reopen what is possible now, and return the changes.
+        """Check every listener, open or reopen what is possible now, and return only those that changed.
 
-        The caller closes the `previous` of each change. A listener that cannot be opened is `waiting`; no error.
+        A listener changes if its device or namespace is gone or new. The caller closes the `previous` of each change. A
+        listener that cannot be opened is `waiting` and logged; that raises no error.
         """
         changes = (self._refresh_one(spec) for spec in self._specs)
         return [change for change in changes if change is not None]
 
     async def run(self, on_change: Callable[[ListenerChange], None]) -> None:
-        """Refresh until cancelled, after each change that netlink reports and at least every second.
+        """Call `refresh` until cancelled, after each change that netlink reports and about every second.
 
-        Calls `on_change` with each change that `refresh` returns.
+        Calls `on_change` with each change that `refresh` returns; it must close the `previous` of the change.
         """
         monitor = LinkMonitor()
         try:
@@ -122,7 +127,7 @@ _NETLINK_READ_BYTES = 65536
 class LinkMonitor:
     """Waits for changes of devices and addresses in the network namespace of this process, by netlink.
 
-    Where netlink cannot be used it notices nothing. Create it inside a running event loop.
+    Where netlink does not exist or is forbidden it notices nothing. Create it inside a running event loop.
     """
 
     def __init__(self) -> None:
@@ -133,14 +138,17 @@ class LinkMonitor:
             self._loop.add_reader(self._sock.fileno(), self._on_readable)
 
     async def wait_for_change(self, timeout_s: float) -> None:
-        """Return at the next change, at once if one came since the last call, or after `timeout_s`."""
+        """Return at the next change, at once if one came since the last call, or after `timeout_s` seconds.
+
+        Does not say which of them it was.
+        """
         with suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
                 await self._changed.wait()
         self._changed.clear()
 
     def close(self) -> None:
-        """Close the netlink socket; may be called twice."""
+        """Close the netlink socket; may be called twice. `wait_for_change` then only times out."""
         if self._sock is not None:
             self._loop.remove_reader(self._sock.fileno())
             self._sock.close()

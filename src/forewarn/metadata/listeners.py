@@ -37,14 +37,14 @@ _MAX_PORTS_TRIED = 20  # for a VM that is added to a running lab
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VmListener:
-    """Listening sockets, and the strategy that identifies the VMs that connect to them."""
+    """Open listening sockets, and the strategy that identifies the VMs that connect to them."""
 
     sockets: tuple[socket.socket, ...]
     strategy: IdentityStrategy
     is_loopback: bool  # only programs on this machine can connect
 
     def close(self) -> None:
-        """Close the sockets; only if no server was started on them."""
+        """Close the sockets; only if no server was started on them, because that closes them itself."""
         for sock in self.sockets:
             sock.close()
 
@@ -58,7 +58,7 @@ class LabListenMode(StrEnum):
 
 
 class ListenModeUnsupported(Exception):
-    """This machine does not support the mode, or it does not have the device or address."""
+    """A socket cannot be opened: this machine cannot bind it to a device, or lacks the device or address."""
 
 
 def open_network_listener(
@@ -66,8 +66,9 @@ def open_network_listener(
 ) -> VmListener:
     """Open a listener that identifies VMs by source address; use it where addresses cannot be forged.
 
-    `network` distinguishes networks with equal addresses; `setting` names the port's setting in errors. Raises
-    Rejected if the socket cannot be opened, Unavailable if the system has no socket left.
+    `address` is an IP address, port 0 any free port, `device` the network device to bind to ("": none). `network`
+    distinguishes networks with equal addresses; `setting` names the port's setting in errors. Raises Rejected if the
+    socket cannot be opened, Unavailable if the system has no socket left.
     """
     try:
         sock = open_listening_socket(address, port, device=device, setting=setting)
@@ -79,34 +80,39 @@ def open_network_listener(
 
 @dataclass(slots=True, kw_only=True)
 class LabListeners:
-    """The listeners of a lab. Each VM has a loopback address; `endpoint` says where it must connect."""
+    """The listeners of a lab, made by `open_lab_listeners`.
+
+    Each VM has a loopback address of its own; `endpoint` says where a program must connect to be that VM.
+    """
 
     mode: LabListenMode
-    port: int  # of every address; in mode PORTS the first one
+    port: int  # the bound port of every address; in mode PORTS that of the first VM
     setting: str  # the name of the port's setting, for errors
-    listener: VmListener  # without those that `add_address` returned
-    _any_port: bool
+    listener: VmListener  # of the first addresses; without those that `add_address` returned
+    _any_port: bool  # the configured port is 0
     _ports: dict[str, int]  # by address; empty for LabListenMode.DEVICE
 
     def endpoint(self, address: str) -> tuple[str, int]:
-        """Return the address and port to which the VM with this address must connect.
+        """Return the address and port to which a program connects to be the VM with this loopback address.
 
-        In mode PORTS: 127.0.0.1, and KeyError if the address is not served.
+        That is this address and `port`; in mode PORTS 127.0.0.1 and the VM's port, and KeyError if the address is not
+        served.
         """
         return (_LOOPBACK_ADDRESS, self._ports[address]) if self.mode is LabListenMode.PORTS else (address, self.port)
 
     def attachment(self, address: str) -> str:
-        """Return the attachment of the VM with this address, for `CallerDirectory.assign`.
+        """Return the attachment by which the VM with this address is identified, for `CallerDirectory.assign`.
 
-        KeyError in mode PORTS if the address is not served.
+        That is the address; in mode PORTS the VM's port as text, and KeyError if the address is not served.
         """
         return str(self._ports[address]) if self.mode is LabListenMode.PORTS else address
 
     def add_address(self, address: str) -> VmListener | None:
-        """Open a listener for one more address, to start a server on; None if the address is served already.
+        """Open and return a listener for one more address, on which the caller starts a server.
 
-        Raises Rejected if no port is free or this machine does not have the address, Unavailable if the system has no
-        socket left.
+        None if the address is served already, as all are in mode DEVICE. In mode PORTS takes the next free port. Raises
+        Rejected if no port is free or this machine does not have the address, Unavailable if the system has no socket
+        left.
         """
         if self.mode is LabListenMode.DEVICE or address in self._ports:
             return None
@@ -137,10 +143,10 @@ def open_lab_listeners(
     modes: Sequence[LabListenMode] = tuple(LabListenMode),
     setting: str = "metadata port",
 ) -> LabListeners:
-    """Listen for VMs on these loopback addresses, in the first mode that works on this machine.
+    """Open sockets for VMs with these loopback addresses, in the first of `modes` that works here.
 
-    Port 0 is any free port. Raises Rejected if no mode works or the port is in use, Unavailable if the system has no
-    socket left.
+    Port 0 is any free port; `setting` names the port's setting in errors. Raises Rejected if no mode works or the port
+    is in use, Unavailable if the system has no socket left.
     """
     for mode in modes:
         try:
@@ -182,11 +188,12 @@ def _open_socket_per_vm(mode: LabListenMode, addresses: Sequence[str], port: int
 def open_listening_socket(
     address: str, port: int, *, device: str = "", setting: str, shared: bool = False
 ) -> socket.socket:
-    """Open a non-blocking listening TCP socket; port 0 is any free port.
+    """Open a non-blocking listening TCP socket on an IP address; port 0 is any free port.
 
-    `shared` sets SO_REUSEPORT, so that another process can take over; `setting` names the port's setting in errors.
-    Raises ListenModeUnsupported if it cannot be bound to the device or the address does not exist here, Rejected if
-    it cannot listen on the port, Unavailable if the system cannot create a socket.
+    `device` is the network device to bind to ("": none). `shared` sets SO_REUSEPORT, so that another process can take
+    over; `setting` names the port's setting in errors. Raises ListenModeUnsupported if it cannot be bound to the device
+    or the address does not exist here, Rejected if it cannot listen on the port, Unavailable if the system cannot
+    create a socket.
     """
     family = socket.AF_INET6 if ip_address(address).version == 6 else socket.AF_INET
     try:
@@ -263,15 +270,18 @@ class ListenerSpec:
     identify_by: IdentifyBy
     address: str = METADATA_ADDRESS
     port: int = METADATA_PORT
-    device: str = ""
-    namespace: str = ""  # network namespace; "": the one of this process
+    device: str = ""  # the network device to bind to; "": any
+    namespace: str = ""  # network namespace, a name of `ip netns` or a path; "": the one of this process
     network: str = ""  # the network of the source addresses; "": the addresses of the fleet
-    assignments: tuple[tuple[str, str], ...] = ()  # attachment → VM name
+    assignments: tuple[tuple[str, str], ...] = ()  # pairs of attachment and VM name
     wait_until_available: bool = True  # for device, address and namespace; else they must exist at the start
 
     @property
     def name(self) -> str:
-        """A name for people; the same in every process that reads the same settings."""
+        """A name for people, such as `169.254.169.254:80 by device tap0`.
+
+        The same in every process that reads the same settings, so it also names the listener between processes.
+        """
         suffixes = {
             IdentifyBy.DEVICE: f" by device {self.device}",
             IdentifyBy.NAMESPACE: f" by namespace {self.namespace}",
@@ -283,7 +293,7 @@ class ListenerSpec:
 
     @property
     def strategy(self) -> IdentityStrategy:
-        """The identity strategy for connections to this listener."""
+        """A new identity strategy for connections to this listener, as `identify_by` says."""
         match self.identify_by:
             case IdentifyBy.DEVICE:
                 return DeviceIdentity(self.namespace)
@@ -297,26 +307,27 @@ class ListenerSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpenListener:
-    """An open listener, with the device and namespace it was opened on."""
+    """An open listener, with the device and namespace it was opened on; made by `open_listener`."""
 
     listener: VmListener
-    device: str
-    namespace: str
-    netns_id: NamespaceId
+    device: str  # "": not bound to a device
+    namespace: str  # "": the one of this process
+    netns_id: NamespaceId  # of the namespace when it was opened
 
     @property
     def is_current(self) -> bool:
-        """False if its device or namespace is gone, or was created again under the same name."""
+        """Whether its device and namespace still exist, and were not created again under the same name."""
         if self.namespace and namespace_id(self.namespace) != self.netns_id:
             return False
         return not self.device or all(bound_device(sock) == self.device for sock in self.listener.sockets)
 
 
 def open_listener(spec: ListenerSpec, *, shared: bool = False) -> OpenListener:
-    """Open the listener.
+    """Open the socket of a configured listener, in its namespace; accepts nothing yet.
 
-    Raises Unavailable if the device, address or namespace does not exist yet or the system has no socket left, and
-    Rejected if it cannot be opened for another reason.
+    `shared` sets SO_REUSEPORT, so that another process can take over. Raises Unavailable if the device, address or
+    namespace does not exist yet or the system has no socket left, and Rejected if it cannot be opened for another
+    reason.
     """
     netns_id = namespace_id(spec.namespace) if spec.namespace else None
     try:
@@ -332,7 +343,7 @@ def open_listener(spec: ListenerSpec, *, shared: bool = False) -> OpenListener:
 
 
 def listener_for_socket(spec: ListenerSpec, sock: socket.socket) -> VmListener:
-    """Return the listener for a socket that this or another process has opened for the spec."""
+    """Return a listener on a socket that this or another process has opened for the spec; opens nothing."""
     on_loopback_device = spec.device == _LOOPBACK_DEVICE and not spec.namespace
     is_loopback = ip_address(spec.address).is_loopback or on_loopback_device
     return VmListener(sockets=(sock,), strategy=spec.strategy, is_loopback=is_loopback)

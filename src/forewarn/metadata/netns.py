@@ -17,12 +17,18 @@ NamespaceId: TypeAlias = "tuple[int, int] | None"
 
 
 def namespace_path(namespace: str) -> Path:
-    """Return the path of a namespace, given its name in `ip netns` or an absolute path."""
+    """Return the path of a network namespace, given its name in `ip netns` or an absolute path.
+
+    Does not check whether it exists.
+    """
     return NETNS_DIRECTORY / namespace
 
 
 def namespace_id(namespace: str) -> NamespaceId:
-    """Return an id that changes if the namespace is created again; None if it does not exist."""
+    """Return an id of the namespace (a name or path), which changes if it is created again.
+
+    The id is the pair of device and inode number of its file; None if that does not exist or cannot be read.
+    """
     try:
         status = namespace_path(namespace).stat()
     except OSError:

@@ -60,7 +60,9 @@ class _VmActivity:
 class GuestObservations:
     """Collects polls and event deliveries of VMs in memory until a writer takes them in batches.
 
-    Times of polls and deliveries (`at`) are lab time; intervals are measured in real time.
+    Times of polls and deliveries (`at`) are lab time; intervals are measured by `real_time` (monotonic seconds). At
+    most `max_deliveries` wait; further ones are dropped and counted in `lost_deliveries`. Of more than `max_vms` VMs,
+    the one that was first seen longest ago is forgotten. VMs are named by key.
     """
 
     def __init__(
@@ -85,7 +87,10 @@ class GuestObservations:
         self.lost_deliveries = 0  # dropped because too many waited to be written
 
     def restore_counts(self, polls: Iterable[LastPoll]) -> None:
-        """Continue the poll counts from the stored ones; call it after a restart, before the first poll."""
+        """Continue the poll counts from these stored polls; call it after a restart, before the first poll.
+
+        The polls themselves are not queued for writing.
+        """
         for poll in polls:
             activity = self._activity_of(poll.vm)
             activity.count, activity.scope_id, activity.vm_id = poll.count, poll.scope_id, poll.vm_id
@@ -99,27 +104,35 @@ class GuestObservations:
         self._start_activity(vm, vm_id)
 
     def set_flush_hooks(self, flush: Callable[[], None], flush_vm: Callable[[str], None]) -> None:
-        """Set the functions that record hits of the response cache which are not recorded yet.
+        """Set the functions that record here the hits which the response cache has only counted so far.
 
-        `flush` is called before a batch is taken and may record a part of the VMs; `flush_vm` records one VM.
+        `flush()` is called before a batch is taken, and may record a part of the VMs; `flush_vm(vm)` is called before
+        the data of one VM are read or replaced. Until this is called, nothing is flushed.
         """
         self._flush_hits, self._flush_hits_of = flush, flush_vm
 
     def subscribe_deliveries(self, callback: Callable[[Sequence[EventDelivery]], None]) -> Callable[[], None]:
-        """Call back with deliveries once they are stored (`notify_written`); returns an unsubscribe function."""
+        """Call back with each batch of deliveries once it is stored (`notify_written`), unless it is empty.
+
+        Returns a function that unsubscribes.
+        """
         self._delivery_subscribers.append(callback)
         return lambda: self._delivery_subscribers.remove(callback)
 
     def subscribe_polling_starts(self, callback: Callable[[Sequence[str]], None]) -> Callable[[], None]:
         """Call back with the keys of VMs that poll for the first time or after a silence.
 
-        The call comes with the next `notify_written`. Returns an unsubscribe function.
+        The call comes with the next `notify_written`. Polls before the first subscription are not reported. Returns a
+        function that unsubscribes.
         """
         self._start_subscribers.append(callback)
         return lambda: self._start_subscribers.remove(callback)
 
     def notify_written(self, deliveries: Sequence[EventDelivery]) -> None:
-        """Notify subscribers that a batch with these deliveries is stored, and of VMs that started to poll."""
+        """Call the subscribers of deliveries with these, which are stored now, and those of polling starts.
+
+        The former are not called if there are no deliveries, the latter not if no VM started to poll.
+        """
         for on_deliveries in tuple(self._delivery_subscribers) if deliveries else ():
             on_deliveries(deliveries)
         started, self._started_polling = tuple(self._started_polling), {}
@@ -129,9 +142,10 @@ class GuestObservations:
     def record_poll(
         self, view: GuestView, version: str, at: float, *, count: int = 1, user_agent: str = "", wait_s: int = 0
     ) -> None:
-        """Record `count` polls or approvals of the VM, the last at `at` (lab time).
+        """Record `count` polls or approvals of the view's VM, the last at `at` (lab time) in this api-version.
 
-        `wait_s`: how long the response to the last one may be held; the VM is not silent meanwhile.
+        Replaces the VM's poll that waits to be taken; its count is the total so far. `wait_s`: how long the response
+        to the last one may be held; the VM is not silent meanwhile.
         """
         vm, vm_id, scope_id = view.vm, view.facts.vm_id, view.scope_id
         activity = self._activity.get(vm) or self._activity_of(vm)
@@ -154,9 +168,10 @@ class GuestObservations:
         )
 
     def record_delivery(self, view: GuestView, version: str, at: float) -> None:
-        """Record that the VM was sent the view's document in this version, at `at` (lab time).
+        """Record that the view's VM was sent its document in this api-version, at `at` (lab time).
 
-        Adds one delivery for each listed event that the version shows and this VM has not yet received in this status.
+        Queues one delivery for each listed event that the version shows and this VM has not yet received in this
+        status; none if it got the same document before.
         """
         activity = self._activity_of(view.vm)
         delivered = (view.scope_id, view.epoch, view.document.incarnation, version)
@@ -171,16 +186,19 @@ class GuestObservations:
                 self._queue_deliveries([_make_delivery(notice, view, version, at)])
 
     def take_increments(self, min_interval_s: float = 0.0) -> ObservationBatch:
-        """Like `take_batch`, but each count is the increment since the VM's last batch; for workers."""
+        """Like `take_batch`, but each poll's count is the increment since the VM's last batch; for workers.
+
+        Sets the counts of these VMs to 0. The owner process passes the result to `merge_increments`.
+        """
         polls, deliveries = self.take_batch(min_interval_s)
         for poll in polls:
             self._activity_of(poll.vm).count = 0
         return polls, deliveries
 
     def merge_increments(self, polls: Sequence[LastPoll], deliveries: Sequence[EventDelivery]) -> None:
-        """Add the batch of another process (see `take_increments`); its counts are added to those here.
+        """Queue the batch of another process (see `take_increments`); its poll counts are added to those here.
 
-        Polls of a VM that was replaced (see `replace_vm`) are ignored.
+        Polls of a VM that was replaced (see `replace_vm`) are ignored. A VM's time of last poll never goes back.
         """
         for poll in polls:
             if self._is_of_replaced_vm(poll):
@@ -193,10 +211,11 @@ class GuestObservations:
         self._queue_deliveries(deliveries)
 
     def take_batch(self, min_interval_s: float = 0.0) -> ObservationBatch:
-        """Take the last polls of at most BATCH_SIZE VMs, new ones first, and all deliveries.
+        """Remove and return the last polls of at most BATCH_SIZE VMs, and all deliveries that wait.
 
-        Leaves out VMs that were in a batch less than `min_interval_s` ago (real time). If the batch cannot be stored,
-        give it back with `return_batch`.
+        Flushes hits of the response cache first. VMs that were never in a batch come first. Leaves out VMs that were in
+        a batch less than `min_interval_s` ago (real time), and those queued behind them. If the batch cannot be stored,
+        give it back with `return_batch`; else call `notify_written`.
         """
         now = self._flush_time = self._real_time()
         self._flush_hits()
@@ -211,7 +230,7 @@ class GuestObservations:
         return polls, deliveries
 
     def return_batch(self, polls: Sequence[LastPoll], deliveries: Sequence[EventDelivery]) -> None:
-        """Give back a batch that could not be stored, to be taken again first.
+        """Queue a batch of `take_batch` that could not be stored again, before all others.
 
         A poll is dropped if a newer one of the same VM waits, or if another VM has its key now.
         """
@@ -222,18 +241,18 @@ class GuestObservations:
         self._queue_deliveries(newer)
 
     def pace(self, vm: str) -> PollingPace | None:
-        """Return how often this VM (its key) polls, and how long ago it did; None if it never has.
+        """Return the gap between this VM's polls and how long it is silent; None if it has never polled.
 
-        A VM that has not polled since this process started counts as silent since then.
+        A VM that has polled, but not since this process started, counts as silent since then.
         """
         self._flush_hits_of(vm)
         activity = self._activity.get(vm)
         return None if activity is None or not activity.count else self._pace(activity, self._real_time())
 
     def paces(self) -> Iterator[tuple[str, PollingPace]]:
-        """Yield (scope id, pace) of every VM that has polled, also of removed ones.
+        """Yield (scope id, `pace`) for every VM that has ever polled, also for removed ones, in no order.
 
-        VMs that start to poll meanwhile may be missing.
+        VMs that start to poll during the iteration may be missing.
         """
         now = self._real_time()
         for vm, activity in tuple(self._activity.items()):

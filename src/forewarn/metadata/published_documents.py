@@ -27,7 +27,7 @@ _SharedResponses = dict[tuple[PollRequest, bool], HttpResponse]
 
 
 class ChangeWaiter(Protocol):
-    """A connection with a held poll."""
+    """A connection with a held long poll, which waits for a change of its scope."""
 
     def wake(self) -> None:
         """Called once after the scope has changed; does nothing if the connection no longer waits."""
@@ -44,13 +44,14 @@ class _PublishedEntry:
 
 
 class PublishedDocuments:
-    """The published scopes. Not thread-safe; `publish` and `remove` need a running event loop."""
+    """The published scopes in memory, from which polls are answered.
+
+    `first_answer_delay_s`: how long (real time) responses are delayed after a scope was enabled (spec §8.1).
+    `store_tag`: the part of every ETag that distinguishes this store from any other (spec §4.3). Not thread-safe;
+    `publish` and `remove` need a running event loop.
+    """
 
     def __init__(self, *, first_answer_delay_s: float = 0.0, store_tag: str = "") -> None:
-        """`first_answer_delay_s`: how long responses are delayed after a scope was enabled (spec §8.1).
-
-        `store_tag`: the part of every ETag that distinguishes this store from any other (spec §4.3).
-        """
         self._first_answer_delay_s, self._store_tag = first_answer_delay_s, store_tag
         self._entries: dict[str, _PublishedEntry] = {}
         self._scope_id_by_vm: dict[str, str] = {}
@@ -60,14 +61,18 @@ class PublishedDocuments:
         self._render = lru_cache(maxsize=_CACHED_BODIES)(encode_document)
 
     def subscribe(self, callback: Callable[[Iterable[str]], None]) -> None:
-        """Call back, within `publish` and `remove`, with all VMs that the scope has or had.
+        """Call back, within `publish` and `remove`, with the keys of all VMs that the scope has or had.
 
-        A VM may be reported twice, or although its view is equal.
+        There is one call for the VMs it has, and one for those it had. A VM may be reported although it sees the same.
         """
         self._subscribers.append(callback)
 
     def publish(self, scope: PublishedScope) -> None:
-        """Replace what the scope's VMs see; if responses to polls change, wake its long polls soon after."""
+        """Replace what the scope's VMs see, or add the scope; calls the subscribers.
+
+        If responses to polls change, its long polls are woken soon after. A VM that the scope no longer has is unknown
+        from now on, unless another scope has it.
+        """
         before = self._entries.get(scope.scope_id)
         entry = _PublishedEntry(scope, delayed_until=self._delayed_until(before, scope))
         self._entries[scope.scope_id] = entry
@@ -87,7 +92,7 @@ class PublishedDocuments:
     def remove(self, scope_id: str) -> None:
         """Remove a scope: its VMs are unknown from now on, and its long polls are woken soon after.
 
-        Does nothing if the scope is not published.
+        Calls the subscribers. Does nothing if the scope is not published.
         """
         removed = self._entries.pop(scope_id, None)
         if removed is not None:
@@ -96,7 +101,7 @@ class PublishedDocuments:
             self._wake(removed.waiters)
 
     def view(self, vm: str) -> GuestView | None:
-        """Return what this VM sees now; None if no scope has it.
+        """Return what this VM (its key) sees now; None if no published scope has it.
 
         The same object until its scope is published again.
         """
@@ -110,24 +115,27 @@ class PublishedDocuments:
         return view
 
     def shared_response(self, view: GuestView, poll: PollRequest, *, iso_dates: bool) -> HttpResponse | None:
-        """Return the response of an equal poll of any VM of the scope (see `share_response`).
+        """Return the response that `share_response` kept for an equal poll of any VM of the view's scope.
 
-        None if there is none, or the view is outdated.
+        `iso_dates` must be equal too (see `EndpointRules`). None if there is none, or the view is outdated.
         """
         entry = self._entry_for(view)
         return None if entry is None else entry.responses.get((poll, iso_dates))
 
     def share_response(self, view: GuestView, poll: PollRequest, response: HttpResponse, *, iso_dates: bool) -> None:
-        """Keep the response with the document (200) for equal polls of the scope, until that changes.
+        """Keep a response with the document (200) for equal polls of all VMs of the scope.
 
-        Does nothing if the view is outdated or the scope has enough of them.
+        It is kept until responses to polls change. Does nothing if the view is outdated or the scope has 64 of them.
         """
         entry = self._entry_for(view)
         if entry is not None and len(entry.responses) < _MAX_SHARED_RESPONSES:
             entry.responses[poll, iso_dates] = response
 
     def document_bytes(self, view: GuestView, version: str, *, iso_dates: bool) -> bytes:
-        """Return the view's document encoded in this api-version; cached, also that of an outdated view."""
+        """Return the view's document as JSON in this api-version; cached, also that of an outdated view.
+
+        `iso_dates`: NotBefore as an ISO date in the 2017 versions.
+        """
         entry = self._entry_for(view)
         if entry is None:
             return self._render(view.document, version, iso_dates=iso_dates)
@@ -139,11 +147,14 @@ class PublishedDocuments:
         return body
 
     def add_waiter(self, scope_id: str, waiter: ChangeWaiter) -> None:
-        """Wake the waiter once, after the next change of the scope. KeyError if it is not published."""
+        """Call the waiter's `wake` once, after the next change of responses to polls of the scope.
+
+        Also after the scope is removed. KeyError if it is not published.
+        """
         self._entries[scope_id].waiters[waiter] = None
 
     def remove_waiter(self, scope_id: str, waiter: ChangeWaiter) -> None:
-        """Stop waiting; does nothing if the waiter does not wait."""
+        """Do not wake the waiter, unless a change has come already; does nothing if it does not wait."""
         entry = self._entries.get(scope_id)
         if entry is not None:
             entry.waiters.pop(waiter, None)
@@ -214,14 +225,17 @@ _STALE_RETENTION_S = 60.0
 
 
 class StaleDocuments:
-    """Keeps replaced scopes for a minute, so that a fault can serve old documents. Off by default."""
+    """Keeps replaced scopes for a minute (real time), so that a fault can serve old documents.
+
+    It keeps nothing until `set_enabled(True)`.
+    """
 
     def __init__(self) -> None:
         # scope id → (loop time until which it was published, scope), oldest first; None: off
         self._replaced: dict[str, deque[tuple[float, PublishedScope]]] | None = None
 
     def set_enabled(self, enabled: bool) -> None:
-        """Start to keep replaced scopes, or stop and drop them all."""
+        """Start to keep replaced scopes, or stop and drop them all; does nothing if that is so already."""
         if not enabled:
             self._replaced = None
         elif self._replaced is None:
@@ -238,9 +252,10 @@ class StaleDocuments:
             history.popleft()
 
     def view_at(self, view: GuestView, at: float) -> GuestView:
-        """Return the view with the epoch and document of `at` (loop time).
+        """Return a copy of the view with the epoch and document that its scope had at `at` (event loop time).
 
-        The view itself if they have not changed since, if this is off, or if the scope was not enabled then.
+        Returns the view itself if they have not changed since, if nothing is kept, or if the scope was not enabled
+        then. A time before the oldest kept scope gives that one.
         """
         history = self._replaced.get(view.scope_id, ()) if self._replaced is not None else ()
         earlier = next((scope for until, scope in history if until >= at), None)

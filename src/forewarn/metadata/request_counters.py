@@ -38,13 +38,14 @@ OTHER_REQUEST = RequestCategory(OTHER)
 def request_category(request: HttpRequest) -> RequestCategory:
     """Return the category of a VM's request, by method, path (in any case) and api-version.
 
-    Never UNKNOWN_CALLER, which only the connection can tell.
+    OTHER for any other path, and for any method but GET and POST of scheduled events. Never UNKNOWN_CALLER, which only
+    the connection can tell.
     """
     return _category_of_target(request.method, request.target)
 
 
 def user_agent_of(request: HttpRequest) -> str:
-    """Return the printable characters of the User-Agent header, at most 120; "" if there is none."""
+    """Return the printable characters of the first User-Agent header, at most 120; "" if there is none."""
     user_agent = next((value for name, value in request.headers if name == "user-agent"), "")
     return _printable_prefix(user_agent) if user_agent else ""
 
@@ -78,18 +79,21 @@ class RequestTotals(msgspec.Struct, frozen=True, kw_only=True):
 
     answered: tuple[tuple[str, str, int, int], ...] = ()  # kind, api-version, status, count
     accepted: int = 0  # connections
-    refused: int = 0  # connections
+    refused: int = 0  # connections that a limit or a drain closed at once
     lost: int = 0  # event deliveries that could not be queued
     held: int = 0  # requests that are held now (a gauge)
     connections: int = 0  # open now (a gauge)
 
     def without_gauges(self) -> RequestTotals:
-        """Return the counts that remain when the process has ended: held and connections are 0."""
+        """Return a copy with the counts that remain when the process has ended: held and connections are 0."""
         return msgspec.structs.replace(self, held=0, connections=0)
 
 
 def sum_totals(*parts: RequestTotals) -> RequestTotals:
-    """Add up the totals of several processes."""
+    """Return the sum of the totals of several processes, gauges included.
+
+    Its `answered` has one tuple for each kind, api-version and status. Without arguments every count is 0.
+    """
     answered: Counter[tuple[str, str, int]] = Counter()
     for part in parts:
         for kind, version, status, count in part.answered:
@@ -109,22 +113,26 @@ RESET_STATUS = 0  # counted instead of an HTTP status: the connection was reset
 
 @dataclass(slots=True)
 class RequestCounters:
-    """The request counts of one server since its start; cache hits are added when they are flushed."""
+    """The request counts of one server since its start, which its connections increase in place.
+
+    Requests that the response cache answered are added when the cache flushes its hits.
+    """
 
     accepted: int = 0  # connections
-    refused: int = 0  # connections beyond a limit
+    refused: int = 0  # connections beyond a limit or while draining
     held: int = 0  # requests that are held now
-    requests: int = 0  # all, also those not answered yet
-    answered: Counter[tuple[RequestCategory, int]] = field(default_factory=Counter)  # by category and status
+    requests: int = 0  # valid HTTP requests, also those not answered yet
+    # Responses by category and status (RESET_STATUS: a reset), also to requests that are not valid HTTP.
+    answered: Counter[tuple[RequestCategory, int]] = field(default_factory=Counter)
 
     def count_cached(self, category: RequestCategory, status: int, count: int) -> None:
-        """Add requests that were answered from the response cache."""
+        """Add `count` requests that the response cache answered to `requests` and `answered`."""
         self.requests += count
         self.answered[category, status] += count
 
     @property
     def responses_by_status(self) -> Counter[int]:
-        """The number of responses by HTTP status; resets are left out."""
+        """The number of responses by HTTP status, summed over categories, as a new Counter; without resets."""
         by_status: Counter[int] = Counter()
         for (_, status), count in self.answered.items():
             if status != RESET_STATUS:

@@ -36,7 +36,7 @@ _MAX_CACHED_HEAD_BYTES = 1024
 
 
 class ParsedRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """A complete request."""
+    """A complete and valid HTTP request, as `RequestParser` returns it."""
 
     request: HttpRequest
     keep_alive: bool  # the client wants the connection to stay open
@@ -47,7 +47,7 @@ class ParsedRequest(msgspec.Struct, frozen=True, kw_only=True):
 class RefusedRequest:
     """The bytes are not a valid request: send this response and close the connection."""
 
-    response: HttpResponse
+    response: HttpResponse  # the error, such as 400 or 413
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,7 +103,7 @@ class _ParserCallbacks:
 class RequestParser:
     """Parses the bytes of one connection: `feed` them, then call `next_request` until it returns None.
 
-    After a RefusedRequest the parser must not be used again.
+    It applies the size limits of `limits`. After a RefusedRequest the parser must not be used again.
     """
 
     __slots__ = ("_body", "_buffer", "_expects_continue", "_head", "_limits", "_scanned")
@@ -118,28 +118,31 @@ class RequestParser:
 
     @property
     def buffered_bytes(self) -> int:
-        """The number of bytes that are not parsed yet."""
+        """The number of bytes that were fed and not parsed yet, without those of an incomplete request's body."""
         return len(self._buffer)
 
     @property
     def has_partial_request(self) -> bool:
-        """Whether there are unparsed bytes or an incomplete request."""
+        """Whether there are unparsed bytes or an incomplete request; False between two requests."""
         return bool(self._buffer) or self._head is not None
 
     def take_continue(self) -> bool:
         """Return True once if the client waits for 100 Continue and has sent no part of the body yet.
 
-        Call it after `next_request` has returned None.
+        Else returns False. Call it after `next_request` has returned None; the caller then sends 100 Continue.
         """
         expects_continue, self._expects_continue = self._expects_continue, False
         return expects_continue
 
     def feed(self, data: bytes) -> None:
-        """Append bytes received from the client; any number, the limits apply in `next_request`."""
+        """Append bytes received from the client; parses nothing. The limits apply in `next_request`."""
         self._buffer += data
 
     def next_request(self) -> ParsedRequest | RefusedRequest | None:
-        """Return the next complete request, or None; RefusedRequest if it is not HTTP or exceeds a limit."""
+        """Take the next complete request out of the buffered bytes; None if more bytes are needed.
+
+        Returns RefusedRequest if the bytes are not valid HTTP/1.0 or 1.1 or exceed a limit.
+        """
         try:
             if self._head is None or self._body is None:
                 return self._parse_head()

@@ -60,19 +60,20 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeldResponse:
-    """A response that waits until a time, or until the document of a scope changes.
+    """A response that waits, until a time or until the document of a scope changes: a long poll or delay.
 
-    `resume(expired)` returns the response, or another HeldResponse; `expired`: the time is over or the wait must end.
+    The connection then calls `resume(expired)` for the response, which may be another HeldResponse. `expired` is True
+    if the time is over or the wait must end, False if the document has changed.
     """
 
-    until: float  # loop time
+    until: float  # event loop time
     resume: Callable[[bool], AnyResponse]
     scope_id: str = ""  # "": it does not wait for a document
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SlowResponse:
-    """A response whose body is to be sent slowly, over `duration_s` (a fault)."""
+    """A response whose body is to be sent slowly, over `duration_s` of real time, because of a fault."""
 
     response: HttpResponse
     duration_s: float
@@ -84,7 +85,10 @@ PendingResponse: TypeAlias = Coroutine[Any, Any, FinishResponse]  # waits for th
 
 
 class Responder:
-    """Decides the responses to the requests of all connections."""
+    """Decides the responses to the requests of all connections of a server.
+
+    `rules_for(location)` returns the endpoint rules for VMs of that location.
+    """
 
     def __init__(
         self,
@@ -111,14 +115,15 @@ class Responder:
         self._enable_tasks: dict[str, asyncio.Task[None]] = {}
 
     def is_known(self, caller: Caller) -> bool:
-        """Whether the caller is a VM of a published scope and its attachment is still that VM's."""
+        """Whether the caller is a VM of a published scope, and its attachment is still assigned to that VM."""
         return self._current_view(caller) is not None
 
     def respond(self, caller: Caller, request: HttpRequest) -> AnyResponse:
-        """Decide the response to a request; records polls, and consumes faults and the rate limit.
+        """Return the response to a request, or what leads to it (see `AnyResponse`).
 
-        An unknown caller gets 404, and is logged. Only a coroutine (PendingResponse), once run, calls the backend; its
-        errors become 404 or 503.
+        Records polls, approvals and deliveries, and consumes faults and the rate limit. An unknown caller gets 404, and
+        is logged. Only a coroutine (PendingResponse), once run, calls the backend: Unavailable and Conflict become 503,
+        and NotFound of an approval or a first request becomes 404.
         """
         view = self._current_view(caller)
         if view is None:
@@ -149,10 +154,11 @@ class Responder:
         return self._record_and_serve(caller, read, user_agent_of(request), vm_faults)
 
     def cacheable_view(self, caller: Caller, request: HttpRequest) -> tuple[GuestView, str] | None:
-        """Return the view and api-version of a request whose response may be cached until the view changes.
+        """Return the caller's view and the api-version, if the response may be cached until the view changes.
 
-        That is a poll, or an approval that changes nothing (clients approve every listed event again and again),
-        without a fault and without a rate limit. None for any other request. Call it after `respond`.
+        That is for a poll, or for an approval that changes nothing (clients approve every listed event again and
+        again), without a fault and without a rate limit. None for any other request, and for an unknown caller. Call
+        it after `respond`; it counts and records nothing.
         """
         view = self._current_view(caller)
         if view is None or self._rate_limiter.is_enabled or self._faults.faults_for(view) is not None:
@@ -346,9 +352,9 @@ _MAX_KNOWN_APPROVALS = 10_000  # beyond, the oldest is dropped and goes to the b
 
 
 class KnownApprovals:
-    """Remembers approvals that are stored, so that repeated ones need no backend call.
+    """Remembers which events are approved in the store, so that repeated approvals need no backend call.
 
-    Keeps the latest `max_size` events.
+    Keeps the latest `max_size` events, with their scope.
     """
 
     def __init__(self, *, max_size: int = _MAX_KNOWN_APPROVALS) -> None:
@@ -356,14 +362,17 @@ class KnownApprovals:
         self._approved: dict[tuple[str, str], None] = {}  # scope id and event id
 
     def add(self, scope_id: str, event_ids: tuple[str, ...]) -> None:
-        """Remember that the backend has stored an approval of these events (ids in upper case)."""
+        """Remember that the backend has stored an approval of these events (ids in upper case).
+
+        Forgets the events that were added first if there are too many.
+        """
         for event_id in event_ids:
             if len(self._approved) >= self._max_size:
                 del self._approved[next(iter(self._approved))]
             self._approved[scope_id, event_id] = None
 
     def covers(self, view: GuestView, event_ids: tuple[str, ...]) -> bool:
-        """Whether there are ids, and none of them needs an approval: it is stored, or the event has started."""
+        """Whether there are ids, and none needs an approval: it was added, or the view lists it as started."""
         return bool(event_ids) and all(self._needs_no_approval(view, event_id) for event_id in event_ids)
 
     def _needs_no_approval(self, view: GuestView, event_id: str) -> bool:
@@ -377,7 +386,7 @@ _MAX_LOGGED_CALLERS = 1000
 
 
 class UnknownCallerLog:
-    """Logs requests of unknown callers, each caller at most once a minute.
+    """Logs requests of unknown callers as warnings, each caller (by its attachment) at most once a minute.
 
     Remembers the callers of the last minute, at most `max_callers`; further ones share one message a minute.
     """
@@ -388,7 +397,7 @@ class UnknownCallerLog:
         self._overflow_logged_at: float | None = None
 
     def record(self, caller: Caller, now: float) -> None:
-        """Log a request of this caller at `now` (loop time), unless it was logged less than a minute ago."""
+        """Log that a request of this caller at `now` (loop time) got 404, unless one was in the last minute."""
         since = now - _UNKNOWN_CALLER_INTERVAL_S
         if self._logged_at.get(caller.attachment, since) > since:
             return

@@ -28,7 +28,11 @@ CachedResponses = dict[bytes, "CachedResponse"]  # by the exact bytes of the req
 
 
 class CachedResponse:
-    """A cache entry: the prepared response to one exact request of one VM, and its unrecorded hits."""
+    """A cache entry: the prepared response to one exact request of one VM.
+
+    `keep_alive`: the connection stays open after it. `status`, `version` (api-version), `category` and `user_agent` are
+    those under which its hits are recorded. `hits` counts requests that it answered and that are not recorded yet.
+    """
 
     __slots__ = ("category", "hits", "keep_alive", "prepared", "status", "user_agent", "version", "vm_cache")
 
@@ -45,11 +49,14 @@ class CachedResponse:
     ) -> None:
         self.vm_cache, self.prepared, self.keep_alive = vm_cache, prepared, keep_alive
         self.status, self.version, self.category, self.user_agent = status, version, category, user_agent
-        self.hits = 0  # not flushed yet
+        self.hits = 0  # since the last flush
 
 
 class VmResponseCache:
-    """The cache entries of one VM; they are valid for one view of it."""
+    """The cache entries of one VM, by kind of caller; valid only as long as `view` is what the VM sees.
+
+    `last_hit` is the entry that was used last, None if none was since the last flush; `last_hit_at` is its lab time.
+    """
 
     __slots__ = ("last_hit", "last_hit_at", "responses", "view")
 
@@ -61,7 +68,12 @@ class VmResponseCache:
 
 
 class ResponseCache:
-    """The response cache of one server. Connections look up entries themselves and call `serve_hit`."""
+    """The response cache of one server. Connections look up entries themselves and call `serve_hit`.
+
+    Hits are counted in the entries. A flush records them: it calls `count_hits(category, status, count)` and
+    `observations.record_poll`. The cache sets itself as the flush hooks of `observations`. `now` returns lab time. With
+    `is_enabled=False` nothing is ever cached.
+    """
 
     def __init__(
         self,
@@ -72,7 +84,6 @@ class ResponseCache:
         count_hits: Callable[[RequestCategory, int, int], None],
         is_enabled: bool = True,
     ) -> None:
-        """`now` is lab time; `count_hits(category, status, count)` is called when hits are flushed."""
         self._writer, self._observations, self._now, self._count_hits = writer, observations, now, count_hits
         self._is_enabled = is_enabled
         self._vm_caches: dict[str, VmResponseCache] = {}
@@ -81,15 +92,19 @@ class ResponseCache:
         observations.set_flush_hooks(self.flush_hits, self.flush_hits_of)
 
     def responses_for(self, vm: str | None, is_loopback: bool, from_loopback: bool) -> CachedResponses | None:
-        """Return the VM's entries for callers of this kind (see `Caller`), by request bytes; None if none.
+        """Return the VM's cached responses for callers of this kind (see `Caller`), by request bytes.
 
-        The dictionary may be kept: it is emptied when the entries become invalid.
+        `vm` is a key. None if nothing is cached for them, or `vm` is None (an unknown caller). The dictionary is the
+        cache's own, and may be kept: it is emptied when the entries become invalid.
         """
         vm_cache = self._vm_caches.get(vm) if vm is not None else None
         return None if vm_cache is None else vm_cache.responses.get((is_loopback, from_loopback))
 
     def serve_hit(self, entry: CachedResponse) -> bytes:
-        """Count a hit and return the bytes of the response with the current Date. The cost of a poll."""
+        """Count a hit of the entry and return the bytes to send, with the current Date in lab time.
+
+        The hit is recorded at the next flush. This is all that a cached poll costs.
+        """
         now = self._now()
         date = self._date
         if not date.valid_from <= now < date.valid_until:
@@ -115,9 +130,11 @@ class ResponseCache:
         category: RequestCategory,
         user_agent: str,
     ) -> CachedResponses:
-        """Cache the response to these request bytes; returns all entries of the VM for this kind of caller.
+        """Cache the response to these request bytes for the view's VM and callers of this kind.
 
-        Keeps an entry that is there already; if there are too many, drops the oldest. Empty if the cache is disabled.
+        Keeps an entry that is there already. Drops the oldest of more than 16 entries, and all entries of an older view
+        of the VM. Returns the VM's entries for this kind of caller, as `responses_for` does; empty, if disabled. The
+        arguments after `view` are the fields of `CachedResponse`.
         """
         if not self._is_enabled:
             return {}
@@ -140,28 +157,34 @@ class ResponseCache:
         return entries
 
     def invalidate(self, vms: Iterable[str]) -> None:
-        """Drop the entries of these VMs, after a change that concerns them; their hits are recorded first."""
+        """Drop the entries of these VMs (keys), after a change of what they see; records their hits first."""
         for vm in vms:
             vm_cache = self._vm_caches.pop(vm, None)
             if vm_cache is not None:
                 self._clear(vm_cache)
 
     def invalidate_all(self) -> None:
-        """Drop all entries; their hits are recorded first."""
+        """Drop the entries of all VMs; records their hits first."""
         self.invalidate(tuple(self._vm_caches))
 
     def disable(self) -> None:
-        """Drop all entries, and add no more from now on."""
+        """Drop the entries of all VMs, after recording their hits, and cache nothing from now on."""
         self._is_enabled = False
         self.invalidate_all()
 
     def flush_hits(self) -> None:
-        """Record hits in counters and observations, of at most BATCH_SIZE VMs: those that wait the longest."""
+        """Record hits in counters and observations, of at most BATCH_SIZE VMs: those that wait the longest.
+
+        The hits of all other VMs stay counted in their entries, for a later call.
+        """
         for vm_cache in tuple(islice(self._caches_with_hits, BATCH_SIZE)):
             self._flush(vm_cache)
 
     def flush_hits_of(self, vm: str) -> None:
-        """Record the hits of one VM, so that its next request is recorded after them."""
+        """Record the hits of one VM (its key), so that its next request is recorded after them.
+
+        Does nothing if it has none.
+        """
         vm_cache = self._vm_caches.get(vm)
         if vm_cache is not None:
             self._flush(vm_cache)

@@ -22,7 +22,10 @@ _CACHED_RESPONSES = 1024
 
 
 class DateHeader:
-    """The Date header line for one second of lab time: `valid_from` <= time < `valid_until`."""
+    """The Date header for the second of lab time that contains `now` (POSIX seconds).
+
+    `line` is the header's bytes, right for `valid_from` <= time < `valid_until`.
+    """
 
     __slots__ = ("line", "valid_from", "valid_until")
 
@@ -33,7 +36,10 @@ class DateHeader:
 
 
 class PreparedResponse:
-    """A rendered response without its Date header; `raw` is the response with the Date header `date`."""
+    """A rendered response without its Date header, which goes between the bytes `before` and `after`.
+
+    `raw` is the complete response with the Date header `date`, as `bytes_at` made it last; `date` is None before.
+    """
 
     __slots__ = ("_after", "_before", "date", "raw")
 
@@ -43,14 +49,14 @@ class PreparedResponse:
         self.raw = b""
 
     def bytes_at(self, date: DateHeader) -> bytes:
-        """Return the complete response with this Date header."""
+        """Return the complete response with this Date header, and keep it in `raw` and `date`."""
         if self.date is not date:
             self.date, self.raw = date, self._before + date.line + self._after
         return self.raw
 
 
 class ResponseWriter:
-    """Renders responses to bytes, with a Date in lab time, which `now` returns (spec §12)."""
+    """Renders responses to bytes: status line, headers, body. `now` returns lab time, for Date (spec §12)."""
 
     def __init__(self, now: Callable[[], float]) -> None:
         self._now = now
@@ -59,9 +65,10 @@ class ResponseWriter:
         self._last: tuple[HttpResponse, bool, bool, PreparedResponse] | None = None
 
     def bytes_for(self, response: HttpResponse, *, keep_alive: bool, is_http10: bool) -> bytes:
-        """Return the bytes of a response with the current Date.
+        """Return the bytes of a response with the current Date, Content-Length (not in a 304) and Connection.
 
-        The last response is kept, because many long polls get the same object.
+        Connection is `close` without `keep_alive`, and `keep-alive` for HTTP/1.0 with it. The last response is kept,
+        because many long polls get the same object.
         """
         last = self._last
         if last is None or last[0] is not response or last[1] is not keep_alive or last[2] is not is_http10:
@@ -69,11 +76,14 @@ class ResponseWriter:
         return last[3].bytes_at(self.date_header_at(self._now()))
 
     def prepare(self, response: HttpResponse, *, keep_alive: bool, is_http10: bool) -> PreparedResponse:
-        """Return the response prepared for repeated writing; equal responses share one object."""
+        """Return the response prepared for repeated writing, for the response cache; see `bytes_for`.
+
+        Equal responses share one object, as long as it is among the 1024 used last.
+        """
         return self._prepare_cached(response, keep_alive, is_http10)
 
     def date_header_at(self, now: float) -> DateHeader:
-        """Return the Date header for `now` (lab time); the same object within a second."""
+        """Return the Date header for `now` (lab time); the same object for all times within one second."""
         if not self._date.valid_from <= now < self._date.valid_until:
             self._date = DateHeader(now)
         return self._date
@@ -98,7 +108,10 @@ _MAX_SLOW_CHUNKS = 20
 
 
 class SlowBodyWriter:
-    """Writes the head of a response when created and its body over `duration_s`, then calls `on_done`."""
+    """Writes the head of a response when created and its body over `duration_s`, then calls `on_done`.
+
+    The body is written with `write` in at most 20 pieces, in real time. Create it inside a running event loop.
+    """
 
     def __init__(
         self,
@@ -118,7 +131,7 @@ class SlowBodyWriter:
         self._timer = self._loop.call_later(self._interval_s, self._write_chunk)
 
     def finish(self) -> None:
-        """Write the rest of the body at once, and call `on_done`."""
+        """Write the rest of the body at once, and call `on_done` before returning."""
         self.stop()
         rest, self._remaining = self._remaining, b""
         self._write(rest)

@@ -25,7 +25,13 @@ from forewarn.protocol.exchange import EndpointRules
 
 
 class MetadataServer:
-    """The HTTP server for VMs. Create and use it inside a running event loop; `start`, then `drain`."""
+    """The HTTP server for VMs. Create and use it inside a running event loop; `start`, then `drain`.
+
+    It serves what `documents` has. `rules_for(location)` returns the endpoint rules for VMs of that location. `limits`:
+    None means the defaults. `use_response_cache=False` changes only the speed. `fault_quota` is shared if several
+    processes serve VMs; None: a local one. Faults expire by `real_time` (POSIX seconds). `observations` collects polls
+    and deliveries, `faults` has the transport faults and their hits.
+    """
 
     def __init__(
         self,
@@ -39,11 +45,6 @@ class MetadataServer:
         fault_quota: FaultQuota | None = None,
         real_time: Callable[[], float] = read_real_time,
     ) -> None:
-        """`rules_for(location)` returns the endpoint rules for VMs of that location.
-
-        `use_response_cache=False` changes only the speed. `fault_quota` is shared if several processes serve VMs.
-        Faults expire by `real_time`.
-        """
         limits = limits or Limits()
         self.observations = GuestObservations()
         self.faults = FaultTable(documents.stale_documents, now=backend.now, real_time=real_time, quota=fault_quota)
@@ -83,12 +84,15 @@ class MetadataServer:
 
     @property
     def counters(self) -> RequestCounters:
-        """The request counters, after recording cache hits of at most BATCH_SIZE VMs; others follow later."""
+        """The live request counters, after recording cache hits of at most BATCH_SIZE VMs; others come later."""
         self._response_cache.flush_hits()
         return self._counters
 
     def request_totals(self) -> RequestTotals:
-        """Return `counters` and the open connections now, as a value that can be sent and added up."""
+        """Return the counts of `counters`, the lost deliveries and the open connections now, as a new value.
+
+        Workers send it to the owner process, where `sum_totals` adds it up.
+        """
         counters = self.counters
         return RequestTotals(
             answered=tuple((*category, status, count) for (category, status), count in counters.answered.items()),
@@ -106,7 +110,7 @@ class MetadataServer:
 
     @property
     def buffered_bytes(self) -> int:
-        """The bytes of all connections that wait to be parsed or sent."""
+        """The number of bytes of all connections that wait to be parsed or sent."""
         return self._state.buffered_bytes
 
     def set_faults(self, faults: Sequence[Fault]) -> None:
@@ -116,20 +120,24 @@ class MetadataServer:
     async def start(self, listeners: Sequence[VmListener]) -> None:
         """Accept connections on these listeners too; may be called again while the server runs.
 
-        Raises OSError if a socket cannot listen, such as one whose device is gone.
+        The server owns their sockets from now on. Raises OSError if a socket cannot listen, such as one whose device is
+        gone; sockets before it are served.
         """
         for listener in listeners:
             self._start_listener(listener)
 
     async def stop(self, listener: VmListener) -> None:
-        """Close a listener and its sockets; open connections stay. Does nothing if it was not started."""
+        """Stop accepting on a listener and close its sockets; open connections stay.
+
+        Does nothing if it was not started.
+        """
         for accept_loop in self._accept_loops.pop(listener, ()):
             await accept_loop.stop()
 
     def add_connection(self, caller: Caller) -> MetadataConnection:
-        """Add a connection without a listener; returns the asyncio protocol for the caller's transport.
+        """Add a connection of this caller without a listener; returns its asyncio protocol for a transport.
 
-        The limits on connections do not apply to it.
+        The limits on the number of connections do not apply to it.
         """
         connection = MetadataConnection(self._state, caller)
         self._state.add_connection(connection, caller)
@@ -147,7 +155,7 @@ class MetadataServer:
         await self._state.drain(timeout_s, idle_grace_s=idle_grace_s)
 
     def end_idle_grace(self) -> None:
-        """Close idle connections now, in a drain that lets them wait for a request."""
+        """End the wait of idle connections in a `drain` with `idle_grace_s`: they close now. Returns at once."""
         self._state.end_idle_grace()
 
     def _start_listener(self, listener: VmListener) -> None:

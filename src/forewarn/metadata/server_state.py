@@ -23,16 +23,17 @@ _IDLE_TIMER_STEPS = 100  # resolution of the idle timeout
 
 
 class OpenConnection(Protocol):
-    """The part of a connection that the server state uses."""
+    """The part of a connection that the server state uses; see `MetadataConnection`."""
 
     def drain(self, *, close_idle: bool) -> None:
         """Answer the request in progress, also one that has only begun to arrive, then close.
 
-        An idle connection closes at once if `close_idle`, else after its next request.
+        Returns at once; the connection may close later. An idle connection closes at once if `close_idle`, else after
+        its next request.
         """
 
     def abort(self) -> None:
-        """Close at once."""
+        """Close at once, without sending buffered data."""
 
     def on_hold_timeout(self) -> None:
         """Answer the held request, because its time is over."""
@@ -42,11 +43,14 @@ class OpenConnection(Protocol):
 
     @property
     def buffered_bytes(self) -> int:
-        """The bytes that wait to be parsed or sent."""
+        """The number of bytes that wait to be parsed or sent."""
 
 
 class ServerState:
-    """The parts of a server that its connections use, and the set of open connections."""
+    """The parts of a server that its connections use, the set of open connections, and their timers.
+
+    Create it inside a running event loop. The arguments become attributes of the same names.
+    """
 
     def __init__(
         self,
@@ -87,13 +91,13 @@ class ServerState:
 
     @property
     def buffered_bytes(self) -> int:
-        """The bytes of all connections that wait to be parsed or sent."""
+        """The number of bytes of all connections that wait to be parsed or sent."""
         return sum(connection.buffered_bytes for connection in self._connections)
 
     def admit_connection(self, vm: str | None) -> bool:
-        """Whether one more connection of the VM may be added; counts it as accepted or refused.
+        """Whether one more connection of the VM (its key) may be added; counts it as accepted or refused.
 
-        None is an unknown caller; all of them together have the limit of one VM. False while draining.
+        Does not add it. None is an unknown caller; all of them together have the limit of one VM. False while draining.
         """
         is_full = self._per_vm.get(vm, 0) >= self._max_per_vm or len(self._connections) >= self.limits.connections
         if is_full or self.is_draining:
@@ -103,12 +107,15 @@ class ServerState:
         return True
 
     def add_connection(self, connection: OpenConnection, caller: Caller) -> None:
-        """Add an open connection, without checking limits; remove it when it is lost."""
+        """Add an open connection of the caller's VM, without checking limits.
+
+        It must call `remove_connection` when it is lost.
+        """
         self._connections[connection] = caller.vm
         self._per_vm[caller.vm] += 1
 
     def remove_connection(self, connection: OpenConnection) -> None:
-        """Remove a connection; does nothing if it is not there."""
+        """Forget a connection that is closed; does nothing if it is not there."""
         if connection not in self._connections:
             return
         vm = self._connections.pop(connection)
@@ -119,9 +126,9 @@ class ServerState:
             self._drain_progress.set()
 
     def run_pending(self, pending: PendingResponse, on_done: Callable[[asyncio.Task[FinishResponse]], None]) -> None:
-        """Run a backend call to its end, even if the client disconnects, then call `on_done` with the task.
+        """Start a backend call as a task and return at once; when it ends, `on_done` is called with the task.
 
-        Only `drain` cancels it, after its timeout.
+        It runs to its end even if the client disconnects. Only `drain` cancels it, after its timeout.
         """
         task = self.loop.create_task(pending)
         self._pending_tasks.add(task)
@@ -129,11 +136,11 @@ class ServerState:
         task.add_done_callback(on_done)
 
     async def drain(self, timeout_s: float, *, idle_grace_s: float = 0.0) -> None:
-        """Answer the requests in progress and close all connections; no more are admitted.
+        """Answer the requests in progress and close all connections; no more are admitted, nothing is cached.
 
         Idle connections stay open for up to `idle_grace_s`, and close when their next request is answered: closed at
         once, they would lose a request that is on its way. Aborts connections and cancels backend calls that remain
-        after `timeout_s` (0: all at once).
+        after `timeout_s` (0: all at once). Returns when no connection is left.
         """
         self.is_draining = True
         self.response_cache.disable()
@@ -148,7 +155,7 @@ class ServerState:
         await self._wait_until_empty()
 
     def end_idle_grace(self) -> None:
-        """Close idle connections now, in a drain that lets them wait for a request."""
+        """End the wait of idle connections in a `drain` with `idle_grace_s`: they close now. Returns at once."""
         self._is_grace_over = True
         self._drain_progress.set()
 

@@ -26,14 +26,17 @@ _ACCEPT_RETRY_S = 0.2
 
 
 class SocketDistributor:
-    """Passes the open sockets, and later changes, to each connected client."""
+    """Keeps the open listening sockets, and passes them and later changes to each connected client.
+
+    A client is the service.
+    """
 
     def __init__(self) -> None:
         self._open_sockets: dict[str, socket.socket] = {}
         self._client_queues: set[asyncio.Queue[str]] = set()
 
     def update(self, change: ListenerChange) -> None:
-        """Take over an opened socket, close a replaced one, and send the change to every client."""
+        """Take over an opened socket, close the previous one, and queue the change for every client."""
         name = change.spec.name
         if change.previous is not None:
             change.previous.close()
@@ -44,7 +47,10 @@ class SocketDistributor:
             queue.put_nowait(name)
 
     async def send_to_client(self, client: socket.socket) -> None:
-        """Send every open socket, then every change, until the client disconnects; closes the connection."""
+        """Send every open socket, then every change, until the client disconnects; closes the connection.
+
+        `client` is a connected non-blocking Unix socket. May run for several clients at the same time.
+        """
         queue: asyncio.Queue[str] = asyncio.Queue()
         for name in self._open_sockets:
             queue.put_nowait(name)
@@ -74,7 +80,8 @@ Announce = Callable[[list[ListenerSpec], dict[ListenerSpec, str]], None]
 def run_socket_helper(listeners: Sequence[ListenerSpec], directory: Path, announce: Announce) -> None:
     """Pass the sockets of `listeners` to the service of the data directory, until SIGINT or SIGTERM.
 
-    `announce` is called once, with the listeners that are open and, for the others, what each waits for. Raises
+    Opens them when their device, address or namespace exists. `directory` is the data directory. `announce` is called
+    once, with the listeners that are open and, for the others, what each waits for. Blocks. Raises
     Rejected if a listener or the data directory cannot be used, Refused if another helper runs there. Increases the
     limit of open files of this process.
     """
@@ -105,7 +112,10 @@ async def _run_until_signal(listeners: Sequence[ListenerSpec], directory: Path, 
 
 
 async def accept_clients(server: socket.socket, distributor: SocketDistributor, owner: int) -> None:
-    """Accept clients until cancelled; disconnect those that run neither as root nor as user id `owner`."""
+    """Accept clients on the Unix socket `server` until cancelled, and pass them the distributor's sockets.
+
+    Disconnects, and logs, clients that run neither as root nor as user id `owner`.
+    """
     async with asyncio.TaskGroup() as group:
         while True:
             try:

@@ -23,16 +23,17 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class SocketPacket:
-    """A listener that opened or closed."""
+    """A message from `forewarn sockets` to the service: a listener that opened or closed."""
 
     listener_name: str  # ListenerSpec.name
-    sock: socket.socket | None  # None: it closed
+    sock: socket.socket | None  # its listening socket; None: it closed
 
 
 async def send_packet(link: socket.socket, packet: SocketPacket) -> None:
-    """Send a packet over the non-blocking Unix socket `link`; OSError if the other side is gone.
+    """Send a packet over the non-blocking Unix socket `link`, waiting until that takes it.
 
-    If the packet's socket has closed meanwhile, it is sent as closed.
+    Raises OSError if the other side is gone. If the packet's socket has been closed meanwhile, sends that the listener
+    closed. The sender keeps its own copy of the socket.
     """
     while True:
         fd = packet.sock.fileno() if packet.sock else -1  # the socket may have closed while this waited
@@ -44,7 +45,10 @@ async def send_packet(link: socket.socket, packet: SocketPacket) -> None:
 
 
 async def receive_packet(link: socket.socket) -> SocketPacket | None:
-    """Receive the next packet, whose socket the caller owns; None if the other side is gone."""
+    """Wait for the next packet on the non-blocking Unix socket `link`; None if the other side is gone.
+
+    The caller owns the packet's socket, which is non-blocking.
+    """
     while True:
         try:
             name, fds, _, _ = socket.recv_fds(link, _MAX_NAME_BYTES, 1)
@@ -59,9 +63,10 @@ async def receive_packet(link: socket.socket) -> SocketPacket | None:
 
 
 async def receive_packets_forever(path: Path) -> AsyncGenerator[SocketPacket, None]:
-    """Yield the packets of the helper at `path` without end; waits while the helper is not running.
+    """Connect to the helper's Unix socket at `path` and yield its packets, without end.
 
-    After each connect it yields every open listener again; sockets received before stay open.
+    While the helper is not running, logs that once and tries again every 0.2 s. After each connect it yields every
+    open listener again; sockets received before stay open. The caller owns the sockets.
     """
     is_logged = False
     while True:

@@ -31,7 +31,11 @@ RenderView = Callable[[PollRequest, GuestView], HttpResponse]  # the response wi
 
 
 class FaultTable:
-    """The active transport faults, and the requests that they affected (hits) until they are taken."""
+    """The active transport faults, and the requests that they affected (hits) until they are taken.
+
+    `now` is lab time, for hits; `real_time` (POSIX seconds) decides when a fault ends. `quota` counts the requests of
+    faults with a limit; None: only those of this process. `stale_documents` are kept while a fault needs them.
+    """
 
     def __init__(
         self,
@@ -41,7 +45,6 @@ class FaultTable:
         real_time: Callable[[], float] = read_real_time,
         quota: FaultQuota | None = None,
     ) -> None:
-        """`now` is lab time, for hits; `real_time` decides when a fault ends."""
         self.stale_documents = stale_documents
         self._now, self._real_time = now, real_time
         self._quota = quota or LocalFaultQuota()
@@ -54,15 +57,22 @@ class FaultTable:
         self._hit_subscribers: list[Callable[[], None]] = []
 
     def subscribe_changes(self, callback: Callable[[Sequence[str] | None], None]) -> None:
-        """Call back within `set_faults` with the VMs whose faults changed; None: maybe all VMs."""
+        """Call back, within `set_faults`, with the keys of the VMs whose faults were added or removed.
+
+        With None if one of these faults is not limited to a VM, so that any VM may be concerned. Changed hit counts are
+        not reported.
+        """
         self._change_subscribers.append(callback)
 
     def subscribe_hits(self, callback: Callable[[], None]) -> None:
-        """Call back after each hit that `consume` counts; not after `add_hits`."""
+        """Call back, without arguments, after each hit that `consume` counts; not after `add_hits`."""
         self._hit_subscribers.append(callback)
 
     def set_faults(self, faults: Sequence[Fault]) -> None:
-        """Replace the active faults; those that are not transport faults are ignored. Needs a running loop."""
+        """Replace the active faults; those that are not transport faults are ignored. Needs a running loop.
+
+        Calls the subscribers of changes if a fault was added or removed. A fault that stays continues its counts.
+        """
         active = tuple(fault for fault in faults if fault.category is FaultCategory.TRANSPORT)
         at = asyncio.get_running_loop().time()
         changed = _changed_faults(self._active or (), active)
@@ -75,7 +85,10 @@ class FaultTable:
             self._drop_cached_faults(changed)
 
     def faults_for(self, view: GuestView) -> VmFaults | None:
-        """Return the faults that cover this VM or its scope, or None; some may be over or at their limit."""
+        """Return the faults that cover the view's VM, its scope or everything; None if there are none.
+
+        Some may be over or at their limit.
+        """
         if self._active is None:
             return None
         scope_id, vm_faults = self._faults_by_vm.get(view.vm, ("", None))
@@ -85,25 +98,25 @@ class FaultTable:
         return vm_faults
 
     def take_hits(self) -> list[FaultHits]:
-        """Take the hits since the last call, summed per fault and VM."""
+        """Remove and return the hits since the last call, summed per fault and VM."""
         hits, self._untaken_hits = list(self._untaken_hits.values()), {}
         return hits
 
     def add_hits(self, hits: Sequence[FaultHits]) -> None:
-        """Add hits of other processes, or give back hits that could not be stored."""
+        """Add hits of other processes, or give back taken hits that could not be stored; consumes no quota."""
         for hit in hits:
             self._add_hit(hit)
 
     def is_active(self, fault: Fault) -> bool:
-        """Whether the fault is set, within its limit, and not over."""
+        """Whether the fault is set, within its limit, and not over in real time; consumes nothing."""
         if fault.id not in self._active_since or not self._quota.has_remaining(fault):
             return False
         return fault.until is None or self._real_time() < fault.until
 
     def consume(self, fault: Fault, vm: str) -> bool:
-        """Count one request of the VM that the fault affects, and add a hit.
+        """Count one request of the VM (its key) that the fault affects, add a hit, and return True.
 
-        False, without a hit, if the fault has reached its limit.
+        Calls the subscribers of hits. Returns False, without a hit, if the fault has reached its limit.
         """
         if not self._quota.consume(fault):
             return False
@@ -113,15 +126,18 @@ class FaultTable:
         return True
 
     def delayed_until(self, fault: Fault, vm: str) -> float:
-        """Return the loop time until which the VM gets no response.
+        """Return the loop time until which a LATE_FIRST_ANSWER fault gives the VM (its key) no response.
 
-        The delay begins with the first call for this fault and VM.
+        The delay, the fault's parameter `delay_s`, begins with the first call for this fault and VM.
         """
         first = self._first_request_at.setdefault((fault.id, vm), asyncio.get_running_loop().time())
         return first + fault.parameter("delay_s")
 
     def stale_view(self, fault: Fault, view: GuestView) -> GuestView:
-        """Return what the VM saw `age_s` ago, but not before the fault was set."""
+        """Return what the VM saw `age_s` ago, but not before the fault was set.
+
+        `age_s` is the parameter of a fault of kind STALE. The view itself if that is what the VM sees now.
+        """
         at = asyncio.get_running_loop().time() - fault.parameter("age_s")
         return self.stale_documents.view_at(view, max(at, self._active_since.get(fault.id, at)))
 
@@ -148,22 +164,29 @@ class FaultTable:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VmFaults:
-    """The transport faults that cover one VM, oldest first."""
+    """The transport faults that cover one VM; changes its responses by them. Made by `FaultTable`.
+
+    To consume a fault is to count one request that it affects (see `FaultTable.consume`).
+    """
 
     table: FaultTable
-    vm: str
-    faults: tuple[Fault, ...]
+    vm: str  # key
+    faults: tuple[Fault, ...]  # oldest first; never empty
 
     def adjusted_rules(self, rules: EndpointRules) -> EndpointRules:
-        """Return the rules, with 404 for unknown versions while that fault is active."""
+        """Return the rules; with 404 for unknown api-versions while a fault of that kind is active.
+
+        Consumes nothing: see `keeps_refusal`.
+        """
         if self._first_active(FaultKind.UNKNOWN_VERSION_404) is None:
             return rules
         return replace(rules, unknown_version=UnknownVersionPolicy.NOT_FOUND)
 
     def keeps_refusal(self, refusal: HttpResponse) -> bool:
-        """Whether to send a refusal that `adjusted_rules` led to; consumes the fault if that caused it.
+        """Whether to send an error that reading the request under `adjusted_rules` gave.
 
-        False if the fault has just reached its limit or ended: then the normal rules apply.
+        If the error is the 404 of the fault, consumes the fault; False if that has just reached its limit or ended, so
+        that the request must be read under the normal rules. True for any other error.
         """
         if refusal != version_not_found():
             return True
@@ -171,7 +194,10 @@ class VmFaults:
         return fault is not None and self.consume(fault)
 
     def refusal_response(self) -> HttpResponse | ResetConnection | None:
-        """Return the response of the oldest fault that refuses requests, or None; consumes the fault."""
+        """Return the response of the oldest active fault that refuses requests, and consume that fault.
+
+        That is 410, 429, 500 or a reset, as its kind says. None if no such fault is active.
+        """
         for fault in self._active_of_kinds(*_REFUSAL_RESPONSES):
             if self.consume(fault):
                 return _REFUSAL_RESPONSES[fault.kind](fault)
@@ -180,9 +206,10 @@ class VmFaults:
     def serve(
         self, request: PollRequest | ApprovalRequest, view: GuestView, serve: ServeNormally, render: RenderView
     ) -> AnyResponse:
-        """Return the response changed by the oldest fault that applies, else the normal response.
+        """Return the response changed by the oldest active fault that applies, else the normal response.
 
-        Consumes the fault that changes it. `serve` and `render` make the responses.
+        These faults delay it, empty or slow down its body, or give a stale document; the one that changes it is
+        consumed. `serve(request)` makes the normal response, `render(poll, view)` one with that view's document.
         """
         for fault in self.faults:
             apply_fault = _RESPONSE_FAULTS.get(fault.kind)
@@ -193,7 +220,7 @@ class VmFaults:
         return serve(request)
 
     def consume(self, fault: Fault) -> bool:
-        """Count one request of this VM that the fault affects; False if the fault has reached its limit."""
+        """Count one request of this VM that the fault affects and return True; False if it is at its limit."""
         return self.table.consume(fault, self.vm)
 
     def _first_active(self, *kinds: FaultKind) -> Fault | None:
