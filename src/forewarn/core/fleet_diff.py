@@ -22,7 +22,7 @@ from forewarn.errors import Refused
 
 
 class FieldChange(msgspec.Struct, frozen=True, kw_only=True):
-    """A field of a VM or host that a fleet file would change, with both values as JSON has them."""
+    """A field of a VM or host that a fleet file would change, with both values as plain JSON types."""
 
     field: str
     old: Any
@@ -51,7 +51,7 @@ class FleetDiff(msgspec.Struct, frozen=True, kw_only=True):
     Added and resurrected VMs have no vm_id yet. They have a host, unless a problem says why not.
     """
 
-    source: str
+    source: str  # the name of the file, for messages
     hosts_added: tuple[Host, ...] = ()
     hosts_changed: tuple[HostChange, ...] = ()
     hosts_removed: tuple[Host, ...] = ()
@@ -102,7 +102,10 @@ class FleetDiff(msgspec.Struct, frozen=True, kw_only=True):
         return [line for section in sections for line in _limited(section, limit)] + [self.summary()]
 
     def summary(self) -> str:
-        """Return one line that counts additions, changes and removals, and says if it cannot be applied."""
+        """Return one line that counts additions, changes and removals, or says `nothing to do`.
+
+        With problems, it ends with `cannot be applied`.
+        """
         if self.is_empty:
             return "nothing to do" if not self.problems else "cannot be applied"
         vms = len(self.added) + len(self.resurrected), len(self.changed), len(self.removed)
@@ -112,13 +115,13 @@ class FleetDiff(msgspec.Struct, frozen=True, kw_only=True):
         return f"{counts}; cannot be applied" if self.problems else counts
 
     def to_builtins(self) -> dict[str, Any]:
-        """Return the diff as dictionaries and lists, ready for JSON."""
+        """Return all fields of the diff by name, as dictionaries and lists, ready for JSON."""
         plain: dict[str, Any] = msgspec.to_builtins(self)
         return plain
 
 
 def require_applicable_diff(diff: FleetDiff) -> None:
-    """Raise Refused with every problem if the diff has any."""
+    """Raise Refused, with one line per problem, if the diff has any; else do nothing."""
     if diff.problems:
         problems = "\n".join(problem.sentence(diff.source) for problem in diff.problems)
         raise Refused(f"{diff.source} cannot be applied, and nothing was changed:\n{problems}")
@@ -135,8 +138,9 @@ def diff_fleet(
 ) -> FleetDiff:
     """Return what applying the declared fleet would do to the running one. Problems are in the result.
 
-    `vms` includes removed VMs. `resurrect` adds deleted VMs again; `remove_missing` removes what the file lacks.
-    Changes nothing.
+    `vms` includes removed VMs; `live_events` are the events that are not over, which may forbid changes. `resurrect`
+    adds deleted VMs again, which else stay deleted. `remove_missing` removes what the file lacks, which else is kept.
+    Stores nothing.
     """
     merge = merge_fleet(
         declared,
@@ -187,7 +191,11 @@ def _limited(lines: list[str], limit: int | None) -> list[str]:
 
 
 def merge_problems(merge: FleetMerge) -> tuple[FleetFileProblem, ...]:
-    """Return why the merged fleet cannot be applied, by line, those without a line first; () if it can."""
+    """Return why the merged fleet cannot be applied, by line, those without a line first; () if it can.
+
+    Such as a VM that would change its scope or location, a removed VM whose event has started, a removed host that is
+    in use, a new VM without a healthy host, an address that two VMs would have.
+    """
     events_by_vm = _events_by_vm(merge)
     found = (
         *_removed_vms_with_started_events(merge, events_by_vm),

@@ -26,29 +26,32 @@ _DECLARED_FIELDS = frozenset(
 
 
 class FleetMerge(msgspec.Struct, frozen=True, kw_only=True):
-    """A declared fleet matched with the running one: every host and VM of either, by what happens to it."""
+    """A declared fleet matched with the running one: every host and VM of either, by what happens to it.
+
+    `merge_fleet` makes it; nothing of it is stored yet.
+    """
 
     declared: DeclaredFleet
     hosts: tuple[tuple[Host, Host], ...]  # in both fleets: (as it is, as it would be)
-    new_hosts: tuple[Host, ...]
-    missing_hosts: tuple[Host, ...]
+    new_hosts: tuple[Host, ...]  # only declared
+    missing_hosts: tuple[Host, ...]  # only in the running fleet
     vms: tuple[tuple[Vm, Vm], ...]  # in both fleets: (as it is, as it would be)
-    new_vms: tuple[Vm, ...]
+    new_vms: tuple[Vm, ...]  # only declared; with hosts, where there is a healthy one
     resurrected_vms: tuple[Vm, ...]  # were deleted, and are added again
     still_deleted_vms: tuple[Vm, ...]  # declared, but were deleted and stay deleted
-    missing_vms: tuple[Vm, ...]
-    remove_missing: bool
-    live_events: tuple[Event, ...]
+    missing_vms: tuple[Vm, ...]  # only in the running fleet, without deleted ones
+    remove_missing: bool  # whether the missing hosts and VMs are removed; else they are kept
+    live_events: tuple[Event, ...]  # of the running fleet
 
     @property
     def hosts_after(self) -> tuple[Host, ...]:
-        """All hosts that the fleet would have after the merge."""
+        """All hosts that the fleet would have after the merge; without missing ones if they are removed."""
         kept = () if self.remove_missing else self.missing_hosts
         return (*(new for _, new in self.hosts), *self.new_hosts, *kept)
 
     @property
     def vms_after(self) -> tuple[Vm, ...]:
-        """All VMs that the fleet would have after the merge, without deleted ones."""
+        """All present VMs that the fleet would have after the merge; without missing ones if they are removed."""
         kept = () if self.remove_missing else self.missing_vms
         return (*(new for _, new in self.vms), *self.new_vms, *self.resurrected_vms, *kept)
 
@@ -64,8 +67,9 @@ def merge_fleet(
 ) -> FleetMerge:
     """Match a declared fleet with the running one, and choose hosts for new VMs that name none.
 
-    `vms` includes removed VMs. `resurrect` adds deleted VMs again; `remove_missing` removes what the file lacks. A new
-    VM that no healthy host can take has no host in the result. `fleet_diff.merge_problems` says what forbids it all.
+    `vms` includes removed VMs. `resurrect` adds deleted VMs again, with their old address if it is free; else they stay
+    deleted. `remove_missing` removes what the file lacks. A new VM that no healthy host can take has no host in the
+    result. Raises nothing: `fleet_diff.merge_problems` says what forbids the result.
     """
     known_hosts = {host.name.casefold(): host for host in hosts}
     named_hosts = {host.name.casefold(): host for host in declared.hosts}

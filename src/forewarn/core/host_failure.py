@@ -19,8 +19,9 @@ from forewarn.core.scope import Scope
 def end_acts_on_failed_hosts(scope: Scope, context: DecisionContext, *, names: Collection[str] | None = None) -> Scope:
     """Return the scope with a failed outcome for each act that cannot continue because a host has failed.
 
-    Such an act moves a VM to that host, or its VM is still there. An act that moves a VM away from a failed host, or
-    removes it, continues. `names` limits this to the acts of these VMs.
+    Such an act brings a VM to that host, or it began before the host failed and its VM is still there. An act that
+    began after the failure of its VM's host, which redeploys or removes the VM, continues. `names` limits this to the
+    acts of VMs with these names; None: all. Returns the same scope if no act ends. VMs stay unchanged.
     """
     for started in scope.live_events(EventState.STARTED):
         for act in started.unfinished_acts:
@@ -43,8 +44,8 @@ def has_act_on_failed_host(scope: Scope, event: Event, context: DecisionContext)
 def needs_recovery(scope: Scope, vm: Vm, host: str, failed_hosts: Set[str] = frozenset()) -> bool:
     """Return whether the failure of this host must move the VM: it is there, or is being redeployed to it.
 
-    A VM that is already being moved away from a failed host, because this one failed before, moves only once. If its
-    redeployment to this host has ended as failed, it moves if it is still on one of `failed_hosts`.
+    False if a redeployment that began after the failure already moves the VM to another host. True also if the VM is on
+    one of `failed_hosts` (names) and not being redeployed: its redeployment to this host has ended as failed.
     """
     moves = [
         act
@@ -58,10 +59,10 @@ def needs_recovery(scope: Scope, vm: Vm, host: str, failed_hosts: Set[str] = fro
 
 
 def outcome_on_failed_host(act: Act, outcome: ActOutcome, context: DecisionContext) -> ActOutcome:
-    """Return the outcome to record for an act that the hypervisor has performed.
+    """Return the outcome to record for an act that the hypervisor has performed: in general the given one.
 
-    A VM that migrates to a failed host, or starts there, has not arrived: the failure has no event for it, so it
-    would stay there. A redeployed VM arrives, and is moved on.
+    A success that brought a VM to a host that has failed becomes a failure: the host's failure has no event for this
+    VM, so it would stay there. A redeployed VM arrives, because that failure moves it on.
     """
     if not outcome.ok or act.verb is Verb.REDEPLOY or act.to_host not in context.failed_hosts:
         return outcome

@@ -21,9 +21,10 @@ _DomainsByHost = dict[str, set[int]]  # the update domains of one scope on each 
 class HostAllocator:
     """Chooses hosts for many VMs, one after another, and counts the VMs on each healthy host.
 
-    The host with the fewest VMs wins. A host with another update domain of the VM's scope is the last choice.
-    `placed_vms` count on their hosts from the beginning. Counts only grow; an outdated heap entry is put back with its
-    new count when it reaches the top.
+    Only healthy hosts in the location and zone of a VM are possible. The one with the fewest VMs wins, of several the
+    first by name. A host with another update domain of the VM's scope is the last choice. `placed_vms` count on their
+    hosts from the beginning. Counts only grow; an outdated heap entry is put back with its new count when it reaches
+    the top.
     """
 
     def __init__(self, hosts: Iterable[Host], placed_vms: Iterable[Vm] = ()) -> None:
@@ -42,7 +43,10 @@ class HostAllocator:
             self.assign(vm, vm.host)
 
     def choose_host(self, vm: Vm) -> str | None:
-        """Return the best host for the VM, without counting it; None if its location and zone have none."""
+        """Return the name of the best host for the VM; None if its location and zone have no healthy one.
+
+        The VM does not count there until `assign` is called.
+        """
         heap = self._heaps.get((vm.location, vm.zone))
         if not heap:
             return None
@@ -54,7 +58,7 @@ class HostAllocator:
         return (own or free or self._least_loaded(heap))[1]
 
     def assign(self, vm: Vm, host: str) -> None:
-        """Count the VM on this host from now on. A host that is unknown or not healthy is ignored."""
+        """Count the VM on the host with this name from now on; ignored if that is unknown or not healthy."""
         place = self._locations.get(host)
         if place is None:
             return
@@ -106,7 +110,10 @@ def _has_own_scope(vm: Vm) -> bool:
 
 
 class HostOccupancy(Protocol):
-    """Which VMs and which maintenance a host has: what choosing a destination for one VM depends on."""
+    """Which VMs and which maintenance a host has: what choosing a destination for one VM depends on.
+
+    Hosts are given by name.
+    """
 
     def has_announced_work(self, host: str) -> bool:
         """Return whether maintenance of the host is scheduled or started."""
@@ -119,11 +126,11 @@ class HostOccupancy(Protocol):
 
 
 def choose_destination(vm: Vm, hosts: Iterable[Host], occupancy: HostOccupancy) -> str | None:
-    """Return the host that a VM moves to (spec §6.4); None if no host is possible.
+    """Return the name of the host that a VM moves to (spec §6.4); None if no host is possible.
 
     Only other healthy hosts in the same location and zone are possible. It prefers hosts without announced maintenance,
     which would soon affect the VM again; then hosts without another update domain of the VM's scope, so that later
-    work on a host stays within one update domain; then the host with the fewest VMs.
+    work on a host stays within one update domain; then the host with the fewest VMs; then the first by name.
     """
     possible = [host.name for host in hosts if is_destination(host, vm)]
     return min(
@@ -149,7 +156,7 @@ def is_destination(host: Host, vm: Vm) -> bool:
 
 
 def require_destination(vm: Vm, hosts: Iterable[Host]) -> None:
-    """Raise Refused if the VM has no healthy host to move to (spec §6.4)."""
+    """Raise Refused if none of these hosts is one that the VM can move to, see `is_destination`."""
     if not any(is_destination(host, vm) for host in hosts):
         where = f"location {vm.location!r}" + (f", zone {vm.zone!r}" if vm.zone else "")
         besides = f" besides {vm.host!r}" if vm.host else ""

@@ -53,9 +53,10 @@ NewId = Callable[[], str]  # returns a new event id
 def plan_events_for_vms(
     request: MaintenanceRequest, vms: Iterable[Vm], new_id: NewId, *, host: str = ""
 ) -> tuple[PlannedEvent, ...]:
-    """Return one planned event per VM, for an operation in OPERATION_CAUSES; KeyError for another.
+    """Return one planned event per VM, in order; KeyError for an operation not in OPERATION_CAUSES.
 
-    `host` is the host that the request is about, if any. Raises Rejected or Refused as `notice_seconds` does.
+    `host` is the name of the host that the request is about, if any. Nothing is published: `apply_planned_event` does
+    that. Raises Rejected or Refused as `notice_seconds` does.
     """
     cause = OPERATION_CAUSES[request.ask]
     return tuple(
@@ -77,8 +78,9 @@ def plan_events_for_vms(
 def notice_seconds(request: MaintenanceRequest, rules: CauseRules, vm: Vm) -> float:
     """Return the notice that this VM gets in seconds: the requested one, else the minimum (spec §6.3).
 
-    With `short_notice` it is what was requested, even 0. Otherwise Rejected if it is shorter than the minimum. With
-    either field, Rejected if the operation gives no notice, Refused if the VM has no terminate notification to give.
+    The minimum of a Terminate is the VM's setting, 0 without one; of others, that of the rules. With `short_notice` it
+    is what was requested, even 0. Otherwise Rejected if it is shorter than the minimum. With a notice or `short_notice`
+    in the request, Rejected if the operation gives no notice, Refused if the VM has no terminate notification to give.
     """
     minimum = vm.terminate_notice_min * 60 if rules.kind is Kind.TERMINATE else rules.minimum_notice_s
     if not request.notice_s and not request.short_notice:
@@ -96,7 +98,8 @@ def notice_seconds(request: MaintenanceRequest, rules: CauseRules, vm: Vm) -> fl
 def allowed_notice(rules: CauseRules, minimum_s: float, *, notice_s: float, short_notice: bool) -> float:
     """Return the notice to give in seconds: the requested one, else the minimum (spec §6.3).
 
-    With `short_notice` it is what was requested, even 0. Otherwise Rejected if it is shorter than the minimum.
+    `notice_s` 0 requests none. With `short_notice` the result is `notice_s`, even 0. Otherwise Rejected if it is
+    shorter than the minimum; `rules` only name the event type in that message.
     """
     if short_notice:
         return notice_s
@@ -112,8 +115,9 @@ def allowed_notice(rules: CauseRules, minimum_s: float, *, notice_s: float, shor
 def apply_planned_event(scope: Scope, planned: PlannedEvent, context: DecisionContext) -> Scope:
     """Return the scope with the planned event published, started or performed at once.
 
-    Withdraws the events that it replaces, and leaves out VMs that are gone. Applying it again changes nothing. Refused
-    if all its VMs are gone, if their state or another pending operation forbids it, or if too many are scheduled.
+    Withdraws the events that it replaces, and leaves out VMs that are gone, have left its host, or are in another
+    update domain by now. Applying it again returns the same scope. Refused if no VM is left, if their state or another
+    operation on them forbids it, or if the scope has too many user operations scheduled.
     """
     if scope.event(planned.event_id) is not None:
         return scope
@@ -143,7 +147,8 @@ def apply_planned_event(scope: Scope, planned: PlannedEvent, context: DecisionCo
 def may_start_at_once(scope: Scope, planned: PlannedEvent, context: DecisionContext) -> bool:
     """Return whether `apply_planned_event` could start this event at once.
 
-    It could without a notice, by a policy, or by a fault. If not, it only publishes the event, and no VM moves yet.
+    It could if a host failed, if no document would show the event, if a policy approves it, or if any fault on events
+    is active. If not, it only publishes the event, and no VM moves yet.
     """
     rules = CAUSE_RULES[planned.cause]
     if context.faults or planned.cause is Cause.HOST_FAILED or rules.kind is None:
@@ -291,9 +296,9 @@ _ALLOWED_WHEN_DEALLOCATED = frozenset({Cause.USER_DELETE, Cause.SCALE_IN, Cause.
 
 
 def pending_platform_events(scope: Scope, name: str) -> tuple[Event, ...]:
-    """Return the scheduled planned maintenance of a VM, which its user may start now (spec §6.4).
+    """Return the scheduled events of planned maintenance that list a VM, oldest first (spec §6.4).
 
-    The name may be in any case. Refused if there is none.
+    Its user may start them now. The name may be in any case. Refused if there is none.
     """
     wanted = name.casefold()
     pending = tuple(

@@ -21,7 +21,10 @@ def document_for(scope: Scope) -> wire.Document:
 
 
 def wire_notice(event: Event) -> wire.EventNotice:
-    """Return a live event as documents show it, without NotBefore once started. It must have a kind."""
+    """Return a live event as documents show it, without NotBefore once it has started.
+
+    Its cause must have an event type: other events are never listed.
+    """
     rules = event.rules
     assert rules.kind is not None
     started = event.status is EventState.STARTED
@@ -38,7 +41,11 @@ def wire_notice(event: Event) -> wire.EventNotice:
 
 
 def instance_facts(vm: Vm) -> InstanceFacts:
-    """Return what the instance metadata endpoint tells a VM about itself."""
+    """Return what the instance metadata endpoint tells a VM about itself.
+
+    Priority and eviction policy are "" unless it is a Spot VM. The hostname is its name if it has no other, the address
+    its lab address if it has no other; the MAC address is derived from its vm_id.
+    """
     spot = vm.priority is Priority.SPOT
     return InstanceFacts(
         name=vm.name,

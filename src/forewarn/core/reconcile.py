@@ -25,7 +25,8 @@ PLATFORM_ACTOR = "platform"  # who history entries name when the service itself 
 def reconcile_scope(scope: Scope, context: DecisionContext) -> Scope:
     """Return the scope after all that is due now: failed acts, withdrawals, ends, starts, disabling.
 
-    Returns the same object if nothing is due. Performs no acts: `record_act_outcome` takes their outcomes.
+    Returns the same object if nothing is due. It makes the acts of events that start but performs none:
+    `record_act_outcome` takes their outcomes. Leaves `wakes_at` as it is.
     """
     while True:
         reconciled = disable_scope_if_idle(scope, context.policy, context.now)
@@ -48,7 +49,8 @@ def next_wake_at(scope: Scope, context: DecisionContext) -> float | None:
 def record_act_outcome(scope: Scope, act: Act, outcome: ActOutcome) -> Scope:
     """Return the scope with the outcome of an act, and with its VM changed if the act succeeded.
 
-    A second outcome of the same act, or one for an event that the scope does not have, changes nothing.
+    The VM stays as it is if it has been removed, or deallocated so that the verb is no longer possible. A second
+    outcome of the same act, or one for an event that the scope does not have, returns the same scope.
     """
     event = scope.event(act.event_id)
     if event is None or all(unfinished.id != act.id for unfinished in event.unfinished_acts):
@@ -63,8 +65,8 @@ def record_act_outcome(scope: Scope, act: Act, outcome: ActOutcome) -> Scope:
 def start_event(scope: Scope, event: Event, context: DecisionContext) -> Scope:
     """Return the scope with a scheduled event started for its affected VMs (spec §4.2).
 
-    It is withdrawn instead if no VM is left, or by a fault. Refused if it is not scheduled. Does not check what it
-    waits for: see `release.start_wait`.
+    The history says which of its VMs are skipped. It is withdrawn instead if no VM is left, or by a fault. Refused if
+    it is not scheduled. Does not check what it waits for: see `release.start_wait`.
     """
     if context.faults and (without_it := fault_effects.withdraw_after_approval(scope, event, context)) is not None:
         return without_it
@@ -151,5 +153,5 @@ def _due_times(scope: Scope, context: DecisionContext) -> Iterator[float | None]
 
 
 def with_next_wake(scope: Scope, context: DecisionContext) -> Scope:
-    """Return the scope with `wakes_at` set to `next_wake_at`, ready to be committed."""
+    """Return the scope with `wakes_at` set to what `next_wake_at` returns, ready to be committed."""
     return replace(scope, wakes_at=next_wake_at(scope, context))

@@ -33,7 +33,7 @@ class StartWait:
 
     reason: WaitReason
     text: str  # completes the sentence "it waits for …"
-    until: float | None = None  # when the wait ends at the latest; None: another event or VM decides
+    until: float | None = None  # lab time when this wait ends at the latest; None: another event or VM decides
 
 
 def start_wait(scope: Scope, event: Event, context: DecisionContext) -> StartWait | None:
@@ -54,7 +54,7 @@ def start_wait(scope: Scope, event: Event, context: DecisionContext) -> StartWai
 def waits_only_for_gate(scope: Scope, event: Event, context: DecisionContext) -> bool:
     """Return whether a scheduled event waits for nothing, or only for its gate.
 
-    A gate is released once this is true of all its events.
+    A gate is released once this is true of all its events. Terminates have no gate, so their wait is not checked.
     """
     return (
         _notice_wait(event, context) is None
@@ -65,9 +65,10 @@ def waits_only_for_gate(scope: Scope, event: Event, context: DecisionContext) ->
 
 
 def describe_gate_wait(event: Event, unready: Sequence[Event]) -> StartWait:
-    """Return the wait for a gate, with the names of the VMs of `unready`; without any, no names.
+    """Return the wait of `event` for its gate, with the names of the VMs of the events `unready`.
 
-    For operators only: it names VMs of other scopes.
+    They are the events behind the gate that are not ready; without any, no names. For operators only: it names VMs of
+    other scopes.
     """
     names = list(dict.fromkeys(name for other in unready for name in other.vms))
     if not names:

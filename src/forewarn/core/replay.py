@@ -25,7 +25,7 @@ KNOWN_EVENT_IDS_S = 24 * 3600.0  # after a replay, approvals of its event ids ar
 class ReplayEnding(StrEnum):
     """How a replay ended: finished, stopped by a user, or interrupted by a real event or a removed VM."""
 
-    FINISHED = "finished"
+    FINISHED = "finished"  # all loops were shown
     STOPPED = "stopped"  # by a user
     INTERRUPTED = "interrupted"  # by a real event of the scope, or because the VM was removed
 
@@ -34,22 +34,22 @@ class Replay(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The state of a replay of a recording in the scope of one VM, stored with its request."""
 
     vm: str  # the VM's key
-    name: str
-    scope_id: str
-    begun_at: float  # when the current loop began
+    name: str  # the VM's name
+    scope_id: str  # all VMs of this scope see the replay
+    begun_at: float  # when the current loop began, in lab time
     steps: int  # of one loop
     length_s: float  # of one loop, at the recorded speed
     speed: float = 1.0  # 2: twice as fast as recorded
     loops: int = 1  # in all
     loop: int = 0  # completed loops
     done: int = 0  # steps of the current loop that were shown
-    ended: ReplayEnding | None = None
-    ended_at: float | None = None
-    reason: str = ""
+    ended: ReplayEnding | None = None  # None: it goes on
+    ended_at: float | None = None  # lab time
+    reason: str = ""  # for people: why it ended early
 
     @property
     def ends_at(self) -> float:
-        """When its last loop ends, in lab time."""
+        """When its last loop ends, in lab time, if nothing ends it before."""
         return self.begun_at + (self.loops - self.loop) * self.length_s / self.speed
 
 
@@ -58,7 +58,7 @@ class ReplayedAnswer:
     """What VMs get during a replay: this document, or the answer `instead` of any document."""
 
     document: Document
-    instead: SubstituteAnswer | None = None
+    instead: SubstituteAnswer | None = None  # None: the document
 
 
 def next_step_at(replay: Replay, script: ReplayScript) -> float | None:
@@ -67,14 +67,14 @@ def next_step_at(replay: Replay, script: ReplayScript) -> float | None:
 
 
 def next_step(replay: Replay, script: ReplayScript) -> ReplayStep:
-    """Return the step to show next. The replay must not have ended."""
+    """Return the step of the script to show next, due or not. The replay must not have ended."""
     return script.steps[replay.done]
 
 
 def advance_replay(replay: Replay, script: ReplayScript, now: float) -> Replay:
     """Return the replay after its next step was shown: one step further, in the next loop, or finished.
 
-    `now` becomes the time of its end.
+    After the last step of the last loop it has ended, at lab time `now`.
     """
     if replay.done + 1 < len(script.steps):
         return msgspec.structs.replace(replay, done=replay.done + 1)
@@ -85,7 +85,10 @@ def advance_replay(replay: Replay, script: ReplayScript, now: float) -> Replay:
 
 
 def interruption_reason(replay: Replay, scope: Scope | None) -> str:
-    """Return why the replay must end: its VM was removed, or the scope lists an event of its own. Else ""."""
+    """Return why the replay must end: its VM was removed, or the scope lists an event of its own. Else "".
+
+    `scope` is the replay's scope as it is now; None: it does not exist any more, and so neither does the VM.
+    """
     if scope is None or all(vm.key != replay.vm for vm in scope.present_vms):
         return f"VM {replay.name} was removed"
     own = next((event for event in scope.live_events() if event.listed), None)
@@ -95,7 +98,8 @@ def interruption_reason(replay: Replay, scope: Scope | None) -> str:
 def current_answer(replay: Replay, script: ReplayScript, replay_id: str, scope: Scope) -> ReplayedAnswer | None:
     """Return what polls of the scope get now because of the replay; None: the scope's own document.
 
-    That is so before the first step, after the end, and if there is an `interruption_reason`.
+    It is None before the first step, after the end, and if there is an `interruption_reason`. `replay_id` is the id of
+    the replay's request. The document has the scope's incarnation and the notices of the last step shown.
     """
     if replay.ended or not replay.done or interruption_reason(replay, scope):
         return None
@@ -107,7 +111,7 @@ def current_answer(replay: Replay, script: ReplayScript, replay_id: str, scope: 
 
 
 def step_notices(step: ReplayStep, replay: Replay, replay_id: str) -> tuple[EventNotice, ...]:
-    """Return the notices of a step with the event ids and the lab times of the current loop."""
+    """Return the event notices of a step with the ids and the NotBefore (lab time) of the current loop."""
     return tuple(
         replace(
             notice,
@@ -132,7 +136,10 @@ def replayed_event_id(replay_id: str, loop: int, event_id: str) -> str:
 
 
 def shown_event_ids(replay: Replay, script: ReplayScript, replay_id: str, *, only_now: bool = False) -> Iterator[str]:
-    """Yield the event ids that VMs were shown so far, or with `only_now` in the current loop, unordered."""
+    """Yield the event ids that VMs were shown so far, or with `only_now` in the current loop, unordered.
+
+    They are the ids that VMs see, see `replayed_event_id`; those of an earlier loop include all its steps.
+    """
     for loop in range(replay.loop if only_now else 0, replay.loop + 1):
         steps = script.steps if loop < replay.loop else script.steps[: replay.done]
         for event_id in {notice.id for step in steps for notice in step.notices}:
@@ -140,7 +147,7 @@ def shown_event_ids(replay: Replay, script: ReplayScript, replay_id: str, *, onl
 
 
 def describe_step(step: ReplayStep) -> str:
-    """Return a step in words, for the history."""
+    """Return a step in words, for the history: `Freeze of web scheduled`, `no events`, `status 503`."""
     if step.instead is not None:
         return _describe_substitute(step.instead)
     if not step.notices:

@@ -29,10 +29,10 @@ class RecordedAnswer(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     """One recorded answer of the metadata endpoint: when it came, and what it was; no status: no answer."""
 
     at_s: Seconds  # since the start, by the recorder's clock
-    date: Seconds | None = None  # by the server's clock
+    date: Seconds | None = None  # its Date header: POSIX time by the server's clock; None: it had none
     status: int | None = None  # None: the connection broke
-    content_type: HeaderText = ""
-    retry_after: HeaderText = ""
+    content_type: HeaderText = ""  # header; "": it had none
+    retry_after: HeaderText = ""  # header, likewise
     body: bytes = b""
 
 
@@ -40,10 +40,10 @@ class UploadedRecording(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     """A recording as a client uploads it for a replay: the answers that one VM got."""
 
     vm: str  # the name of the VM it was made in; "": not known
-    api_version: str
-    started_at: Seconds
-    ended_s: Seconds | None = None  # None: it ends with its last answer
-    ended_date: Seconds | None = None
+    api_version: str  # of the recorded polls
+    started_at: Seconds  # POSIX time by the recorder's clock
+    ended_s: Seconds | None = None  # since the start; None: it ends with its last answer
+    ended_date: Seconds | None = None  # the end as POSIX time by the server's clock; None: not known
     answers: Annotated[tuple[RecordedAnswer, ...], Meta(min_length=1, max_length=100_000)]
 
 
@@ -57,15 +57,15 @@ class SubstituteAnswer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=
 
 
 class ReplayStep(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What polls get from `at_s` on until the next step: a list of notices, or the answer `instead`.
+    """What polls get from `at_s` on until the next step: a list of event notices, or the answer `instead`.
 
     `grows` is how much the incarnation grows with it.
     """
 
-    at_s: float  # since the start of the loop
+    at_s: float  # seconds since the start of the loop, at the recorded speed
     notices: tuple[wire.EventNotice, ...] = ()  # with `instead`, those of the step before
     grows: int = 0  # how much the incarnation grows
-    instead: SubstituteAnswer | None = None
+    instead: SubstituteAnswer | None = None  # None: a document with the notices
 
 
 class ReplayScript(msgspec.Struct, frozen=True, kw_only=True):
@@ -75,7 +75,7 @@ class ReplayScript(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def length_s(self) -> float:
-        """The duration of one loop at the recorded speed."""
+        """The duration of one loop at the recorded speed, in seconds."""
         return self.steps[-1].at_s
 
 

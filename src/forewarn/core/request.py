@@ -18,17 +18,17 @@ class RequestedOperation(StrEnum):
     """What a maintenance request asks for. The values are stored, and users type them."""
 
     RESTART = "restart"
-    REDEPLOY = "redeploy"
+    REDEPLOY = "redeploy"  # boot the VM on another host
     EVICT = "evict"  # a Spot VM
     DELETE = "delete"
-    SCALE_IN = "scale-in"
+    SCALE_IN = "scale-in"  # delete VMs of a scale set
     POWER_OFF = "power-off"
     START = "start"
     DEALLOCATE = "deallocate"
     REAPPLY = "reapply"
     REIMAGE = "reimage"
     PERFORM_MAINTENANCE = "perform-maintenance"  # start the pending maintenance of a VM now
-    ROLLOUT = "rollout"
+    ROLLOUT = "rollout"  # platform maintenance of hosts or of a scope
     DEGRADE = "degrade"  # a host is predicted to fail
     FAIL = "fail"  # a host fails
     REPLAY = "replay"  # show a VM's scope the answers of a recording
@@ -54,40 +54,43 @@ class RolloutState(StrEnum):
     """The state of a rollout: running, paused, stopped (by failures), aborted (by a user) or completed."""
 
     RUNNING = "running"
-    PAUSED = "paused"
+    PAUSED = "paused"  # by a user; it publishes nothing until it is resumed
     STOPPED = "stopped"  # by itself, because too many VMs failed
     ABORTED = "aborted"  # by a user
-    COMPLETED = "completed"
+    COMPLETED = "completed"  # no VM is left, and all its events are over
 
 
 class RolloutTally(msgspec.Struct, frozen=True, kw_only=True):
     """The progress of a rollout in VMs, each counted once; computed from its events while it is open."""
 
-    total: int
+    total: int  # the sum of the others
     done: int  # their act was performed, and their event is over
-    failed: int
-    withdrawn: int
-    started: int
-    scheduled: int
+    failed: int  # their act failed
+    withdrawn: int  # their event was withdrawn before its start
+    started: int  # their event has started and is not over
+    scheduled: int  # their event has not started
     waiting: int  # no event has listed them yet
     not_needed: int = 0  # they left the host, or were removed, before anything was performed on them (spec §6.4)
 
 
 class Rollout(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Platform maintenance of the VMs on some hosts or of one scope, update domain by update domain."""
+    """Platform maintenance of the VMs on some hosts or of one scope, update domain by update domain.
+
+    Stored as part of its request. The reconciler changes `progress` and what follows; users pause, resume and abort it.
+    """
 
     impact: RolloutImpact
-    hosts: tuple[str, ...] = ()  # either the VMs on these hosts
+    hosts: tuple[str, ...] = ()  # either the VMs on these hosts (names)
     scope_id: str = ""  # or the VMs of this scope
     max_failures: int = 1  # it stops after this many failed VMs; 0: never
     progress: RolloutState = RolloutState.RUNNING
     why: str = ""  # for people: why it ended
     closed: bool = False  # nothing is left to publish, withdraw or wait for
-    tally: RolloutTally | None = None  # stored when it closes, because its events are pruned later
+    tally: RolloutTally | None = None  # set when it closes, because its events are pruned later; None before
 
     @property
     def cause(self) -> Cause:
-        """The cause of its events."""
+        """The cause of its events, by its impact."""
         return IMPACT_CAUSES[self.impact]
 
 
@@ -101,10 +104,10 @@ class MaintenanceRequest(msgspec.Struct, frozen=True, kw_only=True, omit_default
     targets: tuple[str, ...]  # names of VMs or hosts, or the name of a scope, as people see them
     notice_s: float = 0  # 0: the minimum
     short_notice: bool = False  # the notice may be shorter than the minimum, for testing
-    rollout: Rollout | None = None
-    replay: Replay | None = None
+    rollout: Rollout | None = None  # only if it asks for one
+    replay: Replay | None = None  # likewise
     approves: tuple[str, ...] = ()  # ids of pending events that it approved instead of publishing its own
-    version: int = 0
+    version: int = 0  # of the stored row, for optimistic commits
 
     @property
     def is_open(self) -> bool:
@@ -117,13 +120,13 @@ class MaintenanceRequest(msgspec.Struct, frozen=True, kw_only=True, omit_default
 class PlannedEvent(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """An event that a request will publish in one scope: decided, but not yet applied to the scope."""
 
-    event_id: str
+    event_id: str  # the id that the event will have
     request_id: str
     scope_id: str
     cause: Cause
     who: str
     vms: tuple[str, ...]  # names
-    notice_s: float
+    notice_s: float  # from its publication to its NotBefore
     update_domain: int = 0
-    host: str = ""
-    gate_id: str = ""
+    host: str = ""  # the host that the work is about; "": none
+    gate_id: str = ""  # of the gate that it will wait for; "": none

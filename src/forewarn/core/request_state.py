@@ -18,8 +18,8 @@ _HOST_WORK = frozenset({RequestedOperation.ROLLOUT, RequestedOperation.DEGRADE, 
 class RequestState(StrEnum):
     """The state of a request (spec §9). Our API shows the values."""
 
-    IN_PROGRESS = "in progress"
-    SUCCEEDED = "succeeded"
+    IN_PROGRESS = "in progress"  # an event of it is planned or not over, or its rollout or replay goes on
+    SUCCEEDED = "succeeded"  # no act failed, and something of it was done or nothing was needed
     FAILED = "failed"  # one of its acts failed
     CANCELED = "canceled"  # nothing of it was done, because events were withdrawn
 

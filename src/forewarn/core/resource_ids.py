@@ -20,7 +20,10 @@ _RESOURCE_ID_PATTERN = re.compile(
 
 
 def vm_resource_id(vm: Vm) -> str:
-    """Return the Azure resource id of a VM: as a scale set or role instance if it is one."""
+    """Return the Azure resource id of a VM: below its scale set or cloud service if it is in one.
+
+    An instance of a scale set has its instance id there instead of its name.
+    """
     group = group_resource_id(vm.subscription_id, vm.resource_group)
     if vm.cloud_service:
         return f"{group}/{_PROVIDER}/cloudServices/{vm.cloud_service}/roleInstances/{vm.name}"
@@ -55,7 +58,10 @@ def scale_set_instance_id(vm: Vm) -> str:
 
 
 def is_within_resource(over: str, resource: str) -> bool:
-    """Return whether `resource` is `over` or below it, ignoring case as Azure does."""
+    """Return whether the resource id `resource` is `over` or below it, ignoring case as Azure does.
+
+    Every resource is below ROOT_RESOURCE.
+    """
     if over == ROOT_RESOURCE:
         return True
     above, below = over.casefold(), resource.casefold()

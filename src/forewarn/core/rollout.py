@@ -41,9 +41,10 @@ def next_wave(
 ) -> RolloutWave:
     """Return the events and gates that a rollout publishes next; empty if it must wait or has none left.
 
-    `vms` are all VMs of the rollout, `events` and `planned` all its events so far. `closed_gates` are its gates that
-    are not released, by host: a VM that arrived on such a host starts together with the others (spec §6.4). Whether it
-    is paused or has ended is not checked.
+    `request` must carry a rollout. `vms` are the VMs now on its hosts or in its scope, done or not; `events` and
+    `planned` all its events so far; `new_id` makes ids of events and gates. `closed_gates` are its gates that are not
+    released, by host name: a VM that arrived on such a host starts together with the others (spec §6.4). Whether it is
+    paused or has ended is not checked.
     """
     rollout = _rollout_of(request)
     remaining = remaining_vms(rollout, vms, events, planned)
@@ -65,9 +66,10 @@ def next_wave(
 def remaining_vms(
     rollout: Rollout, vms: Iterable[Vm], events: Sequence[Event], planned: Sequence[PlannedEvent]
 ) -> list[Vm]:
-    """Return the VMs that the rollout can affect and that no event handles, published or planned.
+    """Return those of `vms` that the rollout can affect and that no event handles, published or planned.
 
-    A VM that left a host before its event started, and is on a host of the rollout again, is not handled.
+    `vms` are the VMs now on its hosts or in its scope, `events` and `planned` all its events so far. In a rollout over
+    hosts, an event no longer handles a VM that had left the host before it started, so one that came back remains.
     """
     handled = {(e.scope_id, name) for e in events for name in _handled_vms(rollout, e)}
     handled |= {(p.scope_id, name) for p in planned for name in p.vms}
@@ -142,8 +144,8 @@ def _planned_events(
 def next_rollout_state(rollout: Rollout, events: Sequence[Event], remaining: int) -> RolloutState:
     """Return the next state of a rollout: stopped after `max_failures` failed VMs, completed, or as it is.
 
-    `events` are all its events; `remaining` is the number of VMs that none has listed yet. It completes, also while it
-    is paused, when none remain and all events are over.
+    `events` are all its events that were published; `remaining` counts the `remaining_vms` and the planned events. It
+    completes, also while it is paused, when none remain and all events are over. Changes nothing.
     """
     if rollout.progress not in (RolloutState.RUNNING, RolloutState.PAUSED):
         return rollout.progress
@@ -157,7 +159,8 @@ def next_rollout_state(rollout: Rollout, events: Sequence[Event], remaining: int
 def rollout_end_reason(rollout: Rollout, events: Sequence[Event], progress: RolloutState) -> str:
     """Return why a rollout whose state becomes `progress` stopped, or which VMs failed, for people.
 
-    "" if nothing failed, or if it neither stopped by itself nor completed.
+    Names the first failed VMs with their reasons, and counts the rest. "" if nothing failed, or if it neither stopped
+    by itself nor completed.
     """
     failed = [act for event in events for act in event.failed_acts]
     if not failed or progress not in (RolloutState.STOPPED, RolloutState.COMPLETED):
@@ -174,8 +177,8 @@ def rollout_end_reason(rollout: Rollout, events: Sequence[Event], progress: Roll
 def count_rollout_vms(vms: Iterable[Vm], events: Sequence[Event]) -> RolloutTally:
     """Count the VMs of a rollout by what happened to them.
 
-    `vms` are all its VMs, `events` all its events, oldest first. A VM counts once, by its newest event: a VM that
-    came back to a host has several.
+    `vms` are the VMs now on its hosts or in its scope, `events` all its events, oldest first; VMs of either are
+    counted. A VM counts once, by its newest event: a VM that came back to a host has several.
     """
     states = {(vm.scope_id, vm.name): "waiting" for vm in vms}
     for event in events:

@@ -26,10 +26,10 @@ class Scope(msgspec.Struct, frozen=True, kw_only=True):
     version: int = 0  # of the stored row, for optimistic commits; not the incarnation
     epoch: int = 0  # how often it was enabled or reset
     incarnation: int = 0  # of its document, within the epoch
-    enabled_at: float | None = None
-    last_request_at: float | None = None
+    enabled_at: float | None = None  # None: scheduled events are disabled
+    last_request_at: float | None = None  # the latest poll of one of its VMs; None: none yet
     next_seq: int = 1  # of the next event
-    wakes_at: float | None = None  # when to reconcile it next; set before a commit
+    wakes_at: float | None = None  # when to reconcile it next, None: not by time alone; set before a commit
     vms: tuple[Vm, ...] = ()  # in the order they were added; with those removed since the scope was loaded
     events: tuple[Event, ...] = ()  # live ones in order of publication; with those that ended since it was loaded
     new_entries: tuple[HistoryEntry, ...] = ()  # to be committed with the scope
@@ -51,7 +51,7 @@ class Scope(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def present_vms(self) -> tuple[Vm, ...]:
-        """Its VMs that were not removed."""
+        """Its VMs that were not removed, in the order they were added."""
         return tuple(vm for vm in self.vms if vm.removed_at is None)
 
     def vm(self, name: str) -> Vm | None:
@@ -68,7 +68,7 @@ class Scope(msgspec.Struct, frozen=True, kw_only=True):
         return tuple(e for e in self.events if e.is_live and (status is None or e.status is status))
 
     def with_event(self, event: Event) -> Scope:
-        """Return the scope with this event in place of the one with its id, or added with the next number."""
+        """Return the scope with this event in place of the one with its id, or added with the next `seq`."""
         if self.event(event.id) is None:
             numbered = msgspec.structs.replace(event, seq=self.next_seq)
             return msgspec.structs.replace(self, events=(*self.events, numbered), next_seq=self.next_seq + 1)
@@ -120,7 +120,8 @@ def scope_title_from_id(scope_id: str) -> str:
 def enable_scope(scope: Scope, *, by: str, now: float) -> Scope:
     """Return the scope enabled, at incarnation 1 of a new epoch. Pending events stay listed (spec §4.2).
 
-    An enabled scope is returned unchanged.
+    It counts as polled at lab time `now`, and the history says who (`by`) enabled it. An enabled scope is returned
+    unchanged.
     """
     if scope.is_enabled:
         return scope
@@ -142,14 +143,21 @@ def hours_text(seconds: float) -> str:
 
 
 def scope_idle_at(scope: Scope, policy: Policy) -> float | None:
-    """Return when the scope will be disabled if no VM polls until then; None: never, or it is disabled."""
+    """Return the lab time when the scope will be disabled if no VM polls until then.
+
+    None if that never happens: the policy enables scopes always, or this one is disabled.
+    """
     if policy.enablement is EnablementMode.ALWAYS or scope.enabled_at is None:
         return None
     return max(scope.enabled_at, scope.last_request_at or 0) + policy.idle_s
 
 
 def disable_scope_if_idle(scope: Scope, policy: Policy, now: float) -> Scope:
-    """Return the scope disabled if it is enabled and idle for `policy.idle_s`, else unchanged (spec §8.2)."""
+    """Return the scope disabled if it is enabled and idle for `policy.idle_s`, else the same (spec §8.2).
+
+    Disabling adds a history entry; events and incarnation stay. `now` is lab time. In the mode `always`, no scope is
+    disabled.
+    """
     at = scope_idle_at(scope, policy)
     if at is None or now < at:
         return scope

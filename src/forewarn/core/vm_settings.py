@@ -23,11 +23,11 @@ T = TypeVar("T")
 class VmSettingsChange(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A change of VM settings. None leaves a setting unchanged; a notice of 0 switches it off."""
 
-    terminate_notice_min: int | None = None
-    os_image_notice_min: int | None = None
-    approve_restart: bool | None = None
-    approve_redeploy: bool | None = None
-    publish_outside: bool | None = None
+    terminate_notice_min: int | None = None  # minutes
+    os_image_notice_min: int | None = None  # minutes
+    approve_restart: bool | None = None  # whether policy approves restarts by users
+    approve_redeploy: bool | None = None  # whether policy approves redeploys by users
+    publish_outside: bool | None = None  # whether webhooks for opted-in VMs receive its events
     tags: dict[str, str] | None = None  # to add or replace
     untagged: tuple[str, ...] = ()  # names of tags to remove
 
@@ -54,7 +54,7 @@ def current_settings(vm: Vm) -> VmSettingsChange:
 
 
 def apply_settings(vm: Vm, change: VmSettingsChange) -> Vm:
-    """Return the VM with the change applied, unchecked. Tags are removed first, then added."""
+    """Return the VM with the change applied; nothing is checked. Tags are removed first, then added."""
     approve = AutoApproval(
         restart=_new_or_old(change.approve_restart, vm.auto_approve.restart),
         redeploy=_new_or_old(change.approve_redeploy, vm.auto_approve.redeploy),
@@ -73,7 +73,7 @@ def apply_settings(vm: Vm, change: VmSettingsChange) -> Vm:
 def apply_settings_in_scope(scope: Scope, keys: Collection[str], change: VmSettingsChange) -> Scope:
     """Return the scope with the change applied to its present VMs with these keys; other keys are ignored.
 
-    Refused if a VM cannot have the setting, or if only part of a set would get another policy.
+    Refused if a Spot VM would get a terminate notification, or if only part of a set would get another policy.
     """
     _require_whole_set(scope, keys, change)
     for vm in scope.present_vms:
@@ -86,7 +86,7 @@ def apply_settings_in_scope(scope: Scope, keys: Collection[str], change: VmSetti
 def describe_settings(change: VmSettingsChange, called: str) -> str:
     """Return what was set on `called`: `the terminate notice of workers to 10 min, the tags to team=shop`.
 
-    Removed tags are left out; "" if nothing else changed.
+    `called` is the name of the VM or set. Removed tags are left out; "" if nothing else changed.
     """
     parts = [f"the {what} to {value}" for what, value in _described_parts(change)]
     return ", ".join(parts).replace(" to ", f" of {called} to ", 1)

@@ -21,8 +21,8 @@ class EventGridStatus(StrEnum):
 
     SCHEDULED = "Scheduled"
     STARTED = "Started"
-    COMPLETED = "Completed"
-    CANCELED = "Canceled"
+    COMPLETED = "Completed"  # it had started, and is over
+    CANCELED = "Canceled"  # it ended without a start
 
 
 class WebhookSubscription(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -33,7 +33,7 @@ class WebhookSubscription(msgspec.Struct, frozen=True, kw_only=True, omit_defaul
     """
 
     id: str
-    url: str
+    url: str  # of the receiver
     secret: str  # signs messages
     schema: WebhookSchema = WebhookSchema.EVENT_GRID
     over: str = ROOT_RESOURCE  # only events of VMs within this resource
@@ -48,4 +48,4 @@ class WebhookCursor(msgspec.Struct, frozen=True, kw_only=True):
     """The new position of a webhook in the history. Committing it for a removed webhook changes nothing."""
 
     webhook_id: str
-    seq: int
+    seq: int  # the new value of `WebhookSubscription.cursor`
