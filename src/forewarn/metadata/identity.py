@@ -99,7 +99,10 @@ class DedicatedIdentity:
 
 
 def dedicated_attachment(vm: str) -> str:
-    """Return `within:VM`, the attachment of a listener that only this VM (see `DedicatedIdentity.vm`) reaches."""
+    """Return `within:VM`, the attachment of a listener that only this VM can reach.
+
+    `vm` is the VM's key, or the name of its network namespace.
+    """
     return f"within:{vm}"
 
 
