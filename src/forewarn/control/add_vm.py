@@ -49,7 +49,7 @@ class NewVm(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     name: Annotated[str, Meta(min_length=1)]
     subscription_id: str = ""  # "": where most VMs are; the same for the resource group
     resource_group: str = ""
-    location: str = ""  # "": that of its set, else the only location of the hosts
+    location: str = ""  # "": that of its set, else of its host, else the only one of all hosts
     zone: str = ""
     host: str = ""  # "": one is chosen
     computer_name: str = ""
@@ -86,10 +86,9 @@ def fleet_file_for(
     """Return the text of a fleet file (TOML) with this VM, its set, the known subscriptions and all hosts.
 
     It has the missing location, domains and placement group of the VM filled in; no other VM is in it. `usual_group`:
-    the subscription id and resource group to use if the VM names none; None: the defaults of a fleet
-    file. `subscriptions` are ids. Writes nothing. Raises Rejected if the name contains braces, if the set does not have
-    the VM's update domain or fault domain, or if hosts are in several locations and neither the VM nor its set names
-    one.
+    the subscription id and resource group to use if the VM names none; None: the defaults of a fleet file.
+    `subscriptions` are ids. Writes nothing. Raises Rejected if the name contains braces, if the set does not have the
+    VM's update domain or fault domain, or if hosts are in several locations and neither the VM nor its set names one.
     """
     if "{" in new_vm.name or "}" in new_vm.name:
         raise Rejected(f"the name {new_vm.name!r} contains braces: give the name of one VM, such as 'web-3'")

@@ -66,10 +66,10 @@ class _RunningAttempt:
 class ActExecutor:
     """Performs acts on the hypervisor and keeps their outcomes until the reconciler takes them.
 
-    `wake` is called after every attempt. Acts start in the order in which they became due, one per VM at a time, as far
-    as the limits allow: an act that waits for its host does not delay acts on other hosts. An attempt without an answer
-    for ten seconds of real time no longer counts overall, only on its hosts. An act that has used up its attempts gets
-    a failed outcome.
+    `wake` is called after every attempt, and when one counts as unanswered. Acts start in the order in which they
+    became due, one per VM at a time, as far as the limits allow: an act that waits for its host does not delay acts on
+    other hosts. An attempt without an answer for ten seconds of real time no longer counts overall, only on its hosts.
+    An act that has used up its attempts gets a failed outcome.
     """
 
     def __init__(

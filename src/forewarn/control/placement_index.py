@@ -65,7 +65,7 @@ class PlacementIndex:
         return self._vm_counts[host]
 
     def vm_keys(self) -> list[str]:
-        """Return the keys of all VMs, and of those removed since the index was built, in the order of adding."""
+        """Return the keys of all VMs, and of those removed since the index was built, oldest first."""
         return list(self._vms)
 
     def scope_of(self, key: str) -> str:
@@ -114,8 +114,8 @@ class PlacementIndex:
     def reserve_destinations(self, vms: Iterable[Vm]) -> Iterator[dict[str, str]]:
         """Choose a destination for each VM, and count the VM there within the block.
 
-        So concurrent moves spread out. Yields VM key → host; a VM that no host can take has no entry. After the block a
-        VM counts where the committed state has it.
+        So concurrent moves spread out. Use it with `with`. Yields VM key → name of the host; a VM that no host can take
+        has no entry. After the block a VM counts where the committed state has it.
         """
         destinations: dict[str, str] = {}
         try:

@@ -85,8 +85,7 @@ class RequestService:
         """Mark a host as predicted to fail (DEGRADED), and schedule the redeployment of its VMs (spec §6.4).
 
         `notice_s` and `short_notice` are as for `request_for_vms`. Deallocated VMs stay. The reconciler publishes the
-        events; the receipt has none. Raises Refused if the host is not healthy or a VM has
-        no host to move to.
+        events; the receipt has none. Raises Refused if the host is not healthy or a VM has no host to move to.
         """
 
         async def attempt() -> RequestReceipt:

@@ -79,7 +79,10 @@ class WebhookService:
         return webhook
 
     async def remove(self, webhook_id: str, *, who: str) -> WebhookSubscription:
-        """Remove a webhook durably, named as for `find`, and return it; raises what `find` raises."""
+        """Remove a webhook durably, named as for `find`, and return it; the dispatcher stops delivering to it.
+
+        Raises what `find` raises.
+        """
         webhook = self.find(webhook_id)
         entry = self._history_entry(who, f"{webhook_title(webhook)} was removed")
         await self._store.commit(Commit(removed_webhooks=(webhook.id,), entries=(entry,)))
@@ -113,8 +116,8 @@ def webhook_title(webhook: WebhookSubscription) -> str:
 def parse_webhook_url(text: str) -> str:
     """Return the URL without blanks around it; raises Rejected if it is not a usable http or https URL.
 
-    It must be ASCII of at most 2000 characters, without user, password and fragment. The message never repeats the
-    URL, which may contain a password.
+    It must be ASCII of at most 2000 characters, without user, password and fragment. The message never repeats the URL,
+    which may contain a password.
     """
     url = _split_url(text.strip())
     if url is None or url.scheme not in ("http", "https") or not url.hostname:
