@@ -29,9 +29,10 @@ _WRONG_TOKEN_MESSAGE = (
 def require_csrf_token(
     session: CurrentSession, headers: Mapping[str, str], fields: Mapping[str, str | Sequence[str]]
 ) -> None:
-    """Raises Forbidden unless the request holds the session's token and comes from our own origin.
+    """Raises Forbidden unless the request holds the session's CSRF token and comes from our own origin.
 
-    The token is in the form field CSRF_FIELD, or else in the header CSRF_HEADER.
+    The token is in the form field CSRF_FIELD, or else in the header CSRF_HEADER. `fields` are those of the submitted
+    form, each with one value or several, of which the first counts.
     """
     require_same_origin(headers)
     submitted = fields.get(CSRF_FIELD) or headers.get(CSRF_HEADER) or ""
@@ -43,7 +44,7 @@ def require_csrf_token(
 def require_same_origin(headers: Mapping[str, str]) -> None:
     """Raises Forbidden if the headers Sec-Fetch-Site or Origin say that another origin sent the request.
 
-    A header that is missing is not checked.
+    Origin is compared with Host, so another port is another origin. A header that is missing is not checked.
     """
     if headers.get("sec-fetch-site", "none") not in _TRUSTED_FETCH_SITES:
         raise Forbidden(_CROSS_ORIGIN_MESSAGE)
@@ -90,9 +91,10 @@ _SECURITY_HEADERS = {
 
 
 class SecurityHeadersMiddleware:
-    """Adds security and caching headers to every response of `/portal` and `/`; others pass unchanged.
+    """ASGI middleware that adds security and caching headers to every response of `/portal` and `/`.
 
-    A header that the response already has stays as it is.
+    Browsers may cache static files if they revalidate them, and nothing else. A header that the response already has
+    stays as it is. Responses of other paths pass unchanged.
     """
 
     def __init__(self, app: ASGIApp) -> None:

@@ -32,14 +32,17 @@ ResultFuture = asyncio.Future[str]
 
 
 class IdempotencyKeys:
-    """Keys of confirmation pages, each of which runs its action once; in memory, bounded per user."""
+    """Keys of confirmation pages, so that a button pressed twice submits once; at most 300 per user.
+
+    A page is shown with a new key; its submission runs an action once per key. They are in memory only.
+    """
 
     def __init__(self) -> None:
         # Principal id → key → the result; None until the action runs.
         self._keys: defaultdict[str, OrderedDict[str, ResultFuture | None]] = defaultdict(OrderedDict)
 
     def issue(self, principal_id: str) -> str:
-        """A new key for this user, whose oldest key is dropped if they have more than 300."""
+        """Returns a new random key for this user, whose oldest key is dropped if they have more than 300."""
         key = secrets.token_urlsafe(16)
         keys = self._keys[principal_id]
         keys[key] = None
@@ -52,10 +55,10 @@ class IdempotencyKeys:
         return key in self._keys.get(principal_id, ())
 
     async def run_once(self, principal_id: str, key: str, action: Callable[[], Awaitable[str]]) -> str:
-        """The result of `action`, which runs for the first call with this key; later calls get its result.
+        """Runs `action` for the first call with this key; later calls wait for it and return its result.
 
-        If the action raises, the first call and all that wait raise the same error, and the key is dropped. An unknown
-        key counts as a new one: check `is_known` first.
+        If the action raises, the first call and all that wait raise the same error, and the key is dropped, so that the
+        user may try again. An unknown key counts as a new one: check `is_known` first.
         """
         keys = self._keys[principal_id]
         if (result := keys.get(key)) is not None:
@@ -80,7 +83,7 @@ _MAX_NAMED = 5  # scopes, hosts or VMs in a warning
 
 
 class SubmittedValue(msgspec.Struct, frozen=True, kw_only=True):
-    """An entered value, which the confirmation submits again as a hidden field."""
+    """A value that the user entered in the form, which the confirmation submits again as a hidden field."""
 
     name: str  # of the field; it may occur several times
     value: str
@@ -91,25 +94,26 @@ class ConfirmationPage(msgspec.Struct, frozen=True, kw_only=True):
 
     name: str  # of the form
     title: str
-    button: str
-    is_destructive: bool
+    button: str  # its label
+    is_destructive: bool  # the button warns
     sentences: tuple[str, ...]  # what would happen
     warnings: tuple[str, ...]
     events: tuple[PreviewedEvent, ...]  # that would be published, at most 200; empty for forms without a preview route
-    events_left_out: int
+    events_left_out: int  # how many more would be published
     now: float  # lab time
     values: tuple[SubmittedValue, ...]
-    idempotency_key: str
-    note: str = ""  # why the user has to confirm again
+    idempotency_key: str  # makes the submission run once
+    note: str = ""  # why the user has to confirm again; "": it is the first time
 
 
 async def confirmation_page(
     context: PortalContext, form: Form, call: HandlerCall, values: FormValues, key: str, note: str = ""
 ) -> ConfirmationPage:
-    """The confirmation of a form, with its preview; changes nothing.
+    """Builds the confirmation page of a form, with preview and warnings; changes nothing.
 
-    Raises the errors of submitting the form, as far as they are known beforehand. `call` is the API call that the form
-    makes, `key` a new idempotency key. For a request too large for a preview the page says so.
+    `call` is the API call that the form makes, `values` the entered texts, `key` a new idempotency key, `note` why the
+    user has to confirm again. Raises the errors of submitting the form, as far as they are known beforehand. For a
+    request too large for a preview the page says so.
     """
     sentences, events = await _preview(context, form, call)
     return ConfirmationPage(

@@ -20,7 +20,8 @@ PORTAL_PREFIX = "/portal"  # of the path of every page
 class PortalContext(RequestContext):
     """The request context of a page: one user's view of the service, with what only the portal needs.
 
-    Forms call the handlers of `api_routes`, so that the API alone decides what a user may do.
+    `overview` has the states of all VMs in memory. `api_routes` are the API's routes by method and path: forms call
+    their handlers, so that the API alone decides what a user may do. `again` authenticates the same user anew.
     """
 
     def __init__(
@@ -39,11 +40,11 @@ class PortalContext(RequestContext):
 
 
 class CurrentSession(msgspec.Struct, frozen=True, kw_only=True):
-    """The signed-in session that a request belongs to."""
+    """The signed-in session that a request belongs to, made from its cookie for each request."""
 
-    principal: Principal
+    principal: Principal  # the user with their current grants
     csrf_token: str  # every form repeats it, so that no other site can submit one
-    ends_at: float  # in real time
+    ends_at: float  # POSIX seconds in real time
     history_seq: int = 0  # the page shows everything up to this entry of the history, and perhaps later ones; 0: unset
 
 

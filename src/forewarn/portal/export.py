@@ -16,15 +16,18 @@ MAX_EXPORT_ROWS = 100_000  # VMs or history entries in one file
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExportTable:
-    """The table that a CSV file holds."""
+    """The table that a page exports as a CSV file."""
 
-    columns: Sequence[str]  # the first line
+    columns: Sequence[str]  # their names: the first line
     rows: Sequence[Sequence[Any]]  # cells in the order of the columns; None is an empty cell
     note: str = ""  # a last line, such as that rows are missing; "": none
 
 
 def truncation_note(is_cut: bool, exported: int, found: int | None = None) -> str:
-    """The last line of a file that holds only `exported` rows of `found`; "" unless `is_cut`."""
+    """The last line of a file that holds only `exported` rows; "" unless `is_cut`.
+
+    `found` is how many there are; None if that is not known.
+    """
     return f"cut after {exported}{f' of {found}' if found else ''} rows: use a narrower search" if is_cut else ""
 
 
@@ -47,9 +50,9 @@ class SvgExportable(Protocol):
 
 
 def encode_csv(view: CsvExportable) -> bytes:
-    """A page as a CSV file in UTF-8. Call it in a thread: the whole fleet takes a while.
+    """The table of a page as a CSV file in UTF-8. Call it in a thread: the whole fleet takes a while.
 
-    Puts an apostrophe before text that a spreadsheet would run as a formula.
+    A cell whose text a spreadsheet would run as a formula begins with an apostrophe. The table's note is the last line.
     """
     table = view.table()
     text = io.StringIO()

@@ -27,7 +27,10 @@ _STANDALONE_PREFIX = "vms"
 
 
 class VmBlock:
-    """The VMs of one scope, or all standalone VMs of a resource group. `size` is how many they are."""
+    """The VMs of one scope, or all standalone VMs of a resource group; `size` is how many they are.
+
+    Its `id` is that of the scope, or `vms:SUBSCRIPTION/GROUP`. Change it through its group only.
+    """
 
     __slots__ = ("_group", "_keys", "id", "size")
 
@@ -44,13 +47,13 @@ class VmBlock:
 
     @property
     def keys(self) -> Sequence[str]:
-        """The keys of the VMs in this block, in order of addition; do not change the list."""
+        """The keys of the VMs in this block, in the order of their addition; do not change the list."""
         if len(self._keys) != self.size:
             self._compact()
         return self._keys
 
     def add(self, key: str) -> None:
-        """Adds a VM that is not in this block. `GroupOverview.remove_vm` removes it."""
+        """Adds the key of a VM that is not in this block. Only `GroupOverview.add_vm` calls it."""
         if len(self._keys) > 2 * self.size + 16:
             self._compact()
         self._keys.append(key)
@@ -61,7 +64,11 @@ class VmBlock:
 
 
 class GroupOverview:
-    """A resource group: its blocks by id, and the states of its VMs. Its id is `SUBSCRIPTION/GROUP`."""
+    """A resource group: its VMs with their states, in blocks, each a scope or all standalone VMs together.
+
+    `id` is `SUBSCRIPTION/GROUP` in lower case, `resource` its Azure resource id. `blocks` are by id; `non_running` has
+    the state of each VM by key, without those that are running.
+    """
 
     __slots__ = ("_block_by_vm", "blocks", "id", "non_running", "resource")
 
@@ -78,23 +85,27 @@ class GroupOverview:
         return len(self._block_by_vm)
 
     def block_of(self, key: str) -> VmBlock | None:
-        """The block that a VM is in; None if it is not in this group."""
+        """The block that the VM with this key is in; None if it is not in this group."""
         return self._block_by_vm.get(key)
 
     def state_of(self, key: str) -> VmState:
-        """The state of a VM; GONE if it is not in this group."""
+        """The state of the VM with this key; GONE if it is not in this group."""
         return self.non_running.get(key, VmState.RUNNING) if key in self._block_by_vm else VmState.GONE
 
     def count_states(self, visible: VisibleKeys) -> Counter[VmState]:
-        """How many of the visible VMs are in each state; states of no VM may be missing."""
+        """How many of the VMs are in each state; states of no VM may be missing.
+
+        `visible` are the keys of those VMs of this group that count; None counts all.
+        """
         counts = Counter(state for key, state in self.non_running.items() if visible is None or key in visible)
         counts[VmState.RUNNING] = (self.size if visible is None else len(visible)) - counts.total()
         return counts
 
     def add_vm(self, key: str, block_id: str) -> bool:
-        """Puts a VM into a block, as running, also from another block; False if it is there already.
+        """Puts the VM with this key into a block of this group, as running; takes it out of another block.
 
-        Creates the block if there is none with this id.
+        Creates the block if there is none with this id. Returns False, and changes nothing, if the VM is in that block
+        already; else True.
         """
         block = self._block_by_vm.get(key)
         if block is not None and block.id == block_id:
@@ -107,7 +118,7 @@ class GroupOverview:
         return True
 
     def remove_vm(self, key: str) -> bool:
-        """Removes a VM and, if it was the last, its block; returns whether it was in the group."""
+        """Removes a VM and, if it was the last one, its block; returns whether the VM was in the group."""
         block = self._block_by_vm.pop(key, None)
         self.non_running.pop(key, None)
         if block is None:
@@ -138,10 +149,10 @@ _MAX_CACHED_VIEWERS = 64  # sets of grants whose visible VMs are cached
 
 
 class FleetOverview:
-    """The state of every VM, by resource group. Await `ensure_built` before any other method.
+    """The state of every present VM, by resource group. Await `ensure_built` before any other method.
 
-    Follows the commits of the store once it is built. A VM's state changes here with the commit that changes it.
-    Methods that take a directory answer for the user whose directory it is.
+    Follows the commits of the store once it is built. A VM's state changes here with the commit that changes it; `seq`
+    is the last history entry that it includes. Methods that take a directory answer for the user whose directory it is.
     """
 
     def __init__(self, store: Store, placement: PlacementIndex, directory: FleetDirectory) -> None:
@@ -169,7 +180,7 @@ class FleetOverview:
         await asyncio.shield(self._build_task)
 
     def changes_in(self, commit: Commit) -> Sequence[VmStateChange]:
-        """The VMs whose state a commit changed, with added ones, and removed ones as GONE.
+        """Key and new state of each VM whose state or block a commit changed; removed ones are GONE.
 
         Applies the commit if the overview has not yet. Call it only in a subscriber of the store, for the commit being
         published; several subscribers may call it.
@@ -179,12 +190,12 @@ class FleetOverview:
         return self._last_changes
 
     def state_of(self, key: str) -> VmState:
-        """The state of a VM; GONE if there is none with this key."""
+        """The state of the VM with this key; GONE if no present VM has it."""
         group = self._groups.get(_group_id_of(key))
         return group.state_of(key) if group is not None else VmState.GONE
 
     def count_states(self, directory: VisibleDirectory) -> dict[VmState, int]:
-        """How many of the VMs that the user may see are in each state, 0 included; without GONE."""
+        """How many of the VMs that the user may see are in each state: a key for each state except GONE."""
         counts: Counter[VmState] = Counter()
         for group, visible in self.visible_groups(directory):
             counts.update(group.count_states(visible))
@@ -193,7 +204,8 @@ class FleetOverview:
     def cached(self, derive: Callable[[FleetOverview], Derived]) -> Derived:
         """The result of `derive(self)`, cached until a VM is added, removed or moved to another block.
 
-        `derive` is the key, so it must be a module-level function; its result must suit every user.
+        `derive` is the key of the cache, so it must be a module-level function. Its result must not depend on states of
+        VMs, and must suit every user.
         """
         if derive not in self._derived:
             self._derived[derive] = derive(self)
@@ -205,7 +217,7 @@ class FleetOverview:
         return list(self._groups.values())
 
     def visible_groups(self, directory: VisibleDirectory) -> Iterator[tuple[GroupOverview, VisibleKeys]]:
-        """The resource groups in which the user may see a VM, each with the keys of these VMs (None: all)."""
+        """The groups in which the user may see a VM, each with the keys of these VMs (None: all of the group)."""
         for group in self._groups.values():
             visible = self._visible_keys_in(group, directory)
             if visible is None or visible:

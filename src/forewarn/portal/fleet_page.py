@@ -30,7 +30,7 @@ MAX_BLOCKS_PER_PAGE = 40  # scopes, or runs of standalone VMs
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VmFilter:
-    """A search: VMs whose name, scope or group contains `text`, or that are on such a host, in `state`."""
+    """A search: VMs in `state` whose name, scope or group contains `text`, or that are in `on_hosts`."""
 
     text: str = ""  # in lower case; "" matches all
     on_hosts: frozenset[str] = frozenset()  # keys of the VMs on hosts whose name contains `text`
@@ -39,15 +39,21 @@ class VmFilter:
 
 @dataclass(frozen=True, slots=True)
 class SelectedBlock:
-    """The VMs of one block that match a filter, or those of them that are on one page."""
+    """The VMs of one block that match a filter, or those of them that are on one page.
+
+    A block is a scope of several VMs, or all standalone VMs of a resource group.
+    """
 
     group: GroupOverview
     block: VmBlock
-    keys: Sequence[str]  # in the order of the block
+    keys: Sequence[str]  # of these VMs, in the order of the block
 
 
 def select_blocks(overview: FleetOverview, directory: VisibleDirectory, vm_filter: VmFilter) -> list[SelectedBlock]:
-    """The blocks with VMs that the user may see and the filter matches, in the order of the fleet."""
+    """The blocks with VMs that the user may see and the filter matches, each with these VMs.
+
+    In the order of the fleet; blocks without such VMs are left out. `directory` is the user's.
+    """
     return [
         selected
         for group, visible in overview.visible_groups(directory)
@@ -90,9 +96,9 @@ PageStart = tuple[int, int]  # the index of a page's first block, and of the fir
 
 @dataclass(frozen=True, slots=True)
 class FleetPagination:
-    """The selected blocks, divided into pages."""
+    """The VMs that a search selects, divided into pages."""
 
-    blocks: Sequence[SelectedBlock]
+    blocks: Sequence[SelectedBlock]  # on all pages
     starts: Sequence[PageStart]  # one for each page; empty if there are no VMs
     vm_count: int  # on all pages
 
@@ -102,7 +108,10 @@ class FleetPagination:
         return max(1, len(self.starts))
 
     def blocks_on_page(self, number: int) -> list[SelectedBlock]:
-        """The blocks on a page from 1 to `page_count`, each with its VMs there; [] if there are no VMs."""
+        """The blocks on a page, each with only its VMs on that page; [] if there are no VMs.
+
+        `number` is from 1 to `page_count`; it is not checked.
+        """
         if not self.starts:
             return []
         first, start = self.starts[number - 1]
@@ -114,7 +123,10 @@ class FleetPagination:
         return [selected for selected in blocks if selected.keys]
 
     def first_vms(self, max_vms: int) -> list[SelectedBlock]:
-        """The blocks with the first `max_vms` VMs, for an export; standalone VMs in pieces of one page each."""
+        """The blocks with the first `max_vms` VMs of all pages, for an export.
+
+        Standalone VMs of a group are divided into several blocks of at most MAX_VMS_PER_PAGE.
+        """
         blocks: list[SelectedBlock] = []
         left = max_vms
         for selected in self.blocks:
@@ -127,9 +139,10 @@ class FleetPagination:
 
 
 def paginate_fleet(overview: FleetOverview, directory: VisibleDirectory, vm_filter: VmFilter) -> FleetPagination:
-    """Divides the visible VMs that match into pages of up to MAX_VMS_PER_PAGE and MAX_BLOCKS_PER_PAGE.
+    """Divides the VMs that the user may see and the filter matches into pages.
 
-    A scope that fits on a page is on one page. The pages of the whole fleet are cached.
+    A page has up to MAX_VMS_PER_PAGE VMs in up to MAX_BLOCKS_PER_PAGE blocks (scopes, or runs of standalone VMs). A
+    scope that fits on a page is on one page. `directory` is the user's. The pages of the whole fleet are cached.
     """
     if directory.sees_everything and vm_filter == VmFilter():
         return overview.cached(_paginate_all)
@@ -170,11 +183,11 @@ class FleetPageQuery(StrictBody, frozen=True, kw_only=True):
 
     q: Annotated[str, Meta(max_length=200)] = ""  # searched in name, scope, group and host, in any case
     state: str = ""  # a VmState; "": all
-    page: Annotated[int, Meta(ge=1, le=1_000_000)] = 1
+    page: Annotated[int, Meta(ge=1, le=1_000_000)] = 1  # from 1
 
 
 class ResourceGroupView(BaseView, frozen=True, kw_only=True):
-    """A resource group with its blocks of VMs on this page."""
+    """A resource group with those of its VMs that are on this page, by block: a scope, or standalone VMs."""
 
     name: str
     subscription_id: str
@@ -187,10 +200,10 @@ class FleetPage(BaseView, frozen=True, kw_only=True):
     counts: dict[str, int]  # of all VMs that the user may see, by VmState, without gone
     total: int  # all VMs that the user may see
     found: int  # VMs that match
-    q: str
+    q: str  # the search, as `state`; of the query
     state: str
-    page: int
-    pages: int
+    page: int  # its number
+    pages: int  # how many there are; an export is one
     is_cut: bool  # this export does not hold all VMs that match
     groups: tuple[ResourceGroupView, ...]
 
@@ -200,7 +213,7 @@ class FleetPage(BaseView, frozen=True, kw_only=True):
         return sum(len(block.vms) for group in self.groups for block in group.blocks)
 
     def table(self) -> ExportTable:
-        """The CSV export, with one row per VM."""
+        """The CSV export, with one row per VM on this page, or in this export."""
         cells = ((group, block, cell) for group in self.groups for block in group.blocks for cell in block.vms)
         rows = [
             (c.name, c.state, group.name, block.scope or f"vm:{c.key}", c.update_domain, c.fault_domain, c.host, c.key)
@@ -210,9 +223,10 @@ class FleetPage(BaseView, frozen=True, kw_only=True):
 
 
 async def show_fleet_page(context: PortalContext, call: HandlerCall, query: FleetPageQuery) -> FleetPage:
-    """Shows the VMs that match a search and a state; an export holds all pages, up to MAX_EXPORT_ROWS VMs.
+    """Shows one page of the VMs that the user may see and that match a search and a state.
 
-    Raises Rejected for an unknown state, or a page after the last one.
+    An export holds all pages, up to MAX_EXPORT_ROWS VMs. Raises Rejected for an unknown state, or a page after the last
+    one.
     """
     counts = context.overview.count_states(context.directory)
     pagination = paginate_fleet(context.overview, context.directory, _vm_filter(context, query))

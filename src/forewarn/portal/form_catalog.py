@@ -433,15 +433,15 @@ FORMS: Mapping[str, Form] = MappingProxyType(
 
 
 class DoneMessageQuery(StrictBody, frozen=True, kw_only=True):
-    """The query of pages that forms lead to."""
+    """The query of pages that show a message after a form was submitted."""
 
-    done: str = ""  # name of the form that led here
+    done: str = ""  # name of the form that led here; "": none did
 
 
 def done_message(query: DoneMessageQuery) -> str:
-    """The done message of the form that led here; "" for no form or an unknown one.
+    """The message that the form which led to this page was done; "" for no form or an unknown one.
 
-    A link therefore cannot make the page show any other text.
+    The query has the form's name only, so that a link cannot make the page show any other text.
     """
     form = FORMS.get(query.done)
     return form.done_message if form is not None else ""

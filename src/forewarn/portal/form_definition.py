@@ -28,21 +28,21 @@ FREE_TEXT_SUFFIX = "_more"  # of the text input beside check boxes, which takes 
 
 
 class FieldKind(StrEnum):
-    """What a field holds, such as VMs, an id or a duration; decides how it is shown and parsed.
+    """What a form field holds, such as VMs, an id or a duration; decides how it is shown and parsed.
 
     The values are used in templates.
     """
 
     VMS = "vms"  # names or keys
-    VM = "vm"
-    HOSTS = "hosts"
-    HOST = "host"
+    VM = "vm"  # a name or key
+    HOSTS = "hosts"  # names
+    HOST = "host"  # a name
     IDS = "things"  # of faults and storms
     SCOPE = "scope"  # its name or id
     ID = "thing"  # of an event, a rollout or a replay
     DURATION = "duration"  # such as 15m; parsed to seconds
     INSTANT = "instant"  # ISO 8601, UTC without an offset; parsed to POSIX seconds
-    NUMBER = "number"
+    NUMBER = "number"  # parsed to an int if it is whole, else to a float
     CHECK = "check"  # parsed to True, or None if it is not checked
     CHOICE = "choice"  # one of the field's `choices`
     TEXT = "text"
@@ -51,21 +51,22 @@ class FieldKind(StrEnum):
 class FormField(msgspec.Struct, frozen=True, kw_only=True):
     """One field of a form: how it is shown, and where its value goes in the call of the API."""
 
-    name: str
+    name: str  # in the submitted form
     kind: FieldKind
     label: str
-    hint: str = ""
-    body_member: str = ""  # name in the JSON body; `a.b` is member b of the object a
-    path_parameter: str = ""  # name in the path of the API route
-    default: str = ""
+    hint: str = ""  # text below the field
+    body_member: str = ""  # name in the JSON body; `a.b` is member b of the object a; "": not in the body
+    path_parameter: str = ""  # name in the path of the API route; "": not in the path
+    default: str = ""  # what a new form shows in it
     choices: tuple[tuple[str, str], ...] = ()  # value and text of each
     is_required: bool = False
     fault_kind: str = ""  # the only kind of fault that has this parameter; "" for other fields
 
     def parse(self, values: FormValues) -> Any:
-        """The value for the API; None if the field is empty. Raises Rejected for text that cannot be parsed.
+        """The value for the API, from the entered texts of the whole form; None if this field is empty.
 
-        A list for VMS, HOSTS and IDS; for other kinds the last text counts. Does not check `choices` or `is_required`.
+        It is a list for VMS, HOSTS and IDS, each text once; for other kinds the last text counts. Raises Rejected for
+        text that cannot be parsed. Does not check `choices` or `is_required`.
         """
         return _PARSERS[self.kind](self, self.entered_texts(values))
 
@@ -154,14 +155,14 @@ class Form:
 
     name: str  # in its URL
     title: str
-    button: str  # its label
-    description: str
+    button: str  # the label with which the user confirms it
+    description: str  # what it does, shown above the fields
     route: str  # of the API, such as `POST /requests`
     done_message: str  # shown on the page that follows
-    result_url: ResultUrl
+    result_url: ResultUrl  # the page that follows
     fields: tuple[FormField, ...] = ()
     fixed_body: Mapping[str, Any] = field(default_factory=dict)  # body members that no field sets
-    extra_body: ExtraBody = _no_extra_body
+    extra_body: ExtraBody = _no_extra_body  # more body members, from all values together
     preview: PreviewSentences | str = ""  # a function that describes the effect, or the path of an API preview route
     is_destructive: bool = False  # its button warns
     confirms_directly: bool = False  # a link that fills in a field skips to the confirmation
@@ -172,12 +173,15 @@ class Form:
         return routes[method, path]
 
     def preview_route(self, routes: ApiRouteTable) -> ApiRoute | None:
-        """The route of the API that previews this form; None if `preview` is a function."""
+        """The route of the API that previews this form; None if `preview` is a function.
+
+        Raises KeyError if `routes` does not have it.
+        """
         return routes["POST", self.preview] if isinstance(self.preview, str) else None
 
 
 def request_url(response: Any) -> str:
-    """The URL of the page of `response.request`, a request that the API has accepted."""
+    """The path of the page of a request; `response` is the receipt of the API's handler, which has it."""
     return f"{PORTAL_PREFIX}/requests/{response.request.id}"
 
 
@@ -192,7 +196,7 @@ def event_url(response: Any) -> str:
 
 
 def first_event_url(response: Any) -> str:
-    """The URL of the page of the first of `response.events`, of which there must be one."""
+    """The path of the page of the first of `response.events`. Raises IndexError if there are none."""
     return f"{PORTAL_PREFIX}/events/{response.events[0].id}"
 
 
@@ -202,7 +206,7 @@ def host_url(response: Any) -> str:
 
 
 def lab_url(response: Any) -> str:
-    """The URL of the lab page; `response` does not matter."""
+    """The path of the lab page, whatever the API's handler returned."""
     return f"{PORTAL_PREFIX}/lab"
 
 
@@ -231,7 +235,10 @@ SCOPE_FIELD = FormField(
 
 
 def require_notice_length(context: RequestContext, values: FormValues) -> dict[str, Any]:
-    """An `ExtraBody` that adds nothing; raises Rejected for a short notice without a length."""
+    """Raises Rejected if the form allows a shorter notice but gives no notice; returns {} otherwise.
+
+    It is the `extra_body` of forms with these two fields: it adds nothing to the body.
+    """
     if SHORT_NOTICE_FIELD.parse(values) and NOTICE_FIELD.parse(values) is None:
         raise Rejected("a short notice needs a length", Remedy.GIVE_NOTICE)
     return {}

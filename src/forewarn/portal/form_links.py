@@ -35,17 +35,17 @@ _FORMS_BY_HEALTH = {
 
 
 class FormLink(BaseView, frozen=True, kw_only=True):
-    """A button that opens a form."""
+    """A button on a page that opens a form."""
 
     form: str  # its name, a key of FORMS
     title: str  # of the button
 
 
 def form_links_for_vm(context: RequestContext, vm: Vm, scope: Scope | None) -> tuple[FormLink, ...]:
-    """The forms that the user may submit for a VM in its current state; none for a removed VM.
+    """Links to the forms that the user may submit for a VM in its current state; none for a removed VM.
 
-    These are operations, for users with the right to operate the VM, and a fault, for those with the platform right.
-    `scope` is that of the VM; without it, pending maintenance is not offered.
+    These are operations, for users with the right to operate the VM, and last a fault, for those with the platform
+    right. `scope` is that of the VM; with None, performing pending maintenance is not offered.
     """
     if vm.removed_at is not None:
         return ()
@@ -54,12 +54,12 @@ def form_links_for_vm(context: RequestContext, vm: Vm, scope: Scope | None) -> t
 
 
 def form_links_for_host(context: RequestContext, host: Host) -> tuple[FormLink, ...]:
-    """The forms that the user may submit for a host with its health; none without the platform right."""
+    """Links to the forms that suit a host of its health; none if the user has no platform right."""
     return tuple(map(_form_link, _platform_forms(context, *_FORMS_BY_HEALTH[host.health])))
 
 
 def form_links_for_scope(context: RequestContext) -> tuple[FormLink, ...]:
-    """The form of a rollout, which suits any scope; none without the platform right."""
+    """A link to the form of a rollout, which suits any scope; none without the platform right."""
     return tuple(map(_form_link, _platform_forms(context, "rollout")))
 
 

@@ -36,7 +36,11 @@ _MAX_EVENTS_READ = 20_000
 
 
 def preview_perform_maintenance(context: RequestContext, call: HandlerCall) -> list[str]:
-    """Says when the pending maintenance of the VM `name` would start. Raises Refused if there is none."""
+    """Says when the pending maintenance of a VM would start if it were approved now.
+
+    One sentence per event. The path parameter `name` names the VM. Raises Refused if it has no pending maintenance or
+    several VMs match, and NotFound.
+    """
     vm = context.directory.find(call.path_params["name"])
     scope = context.control.transactions.load(vm.scope_id)
     return [
@@ -47,9 +51,9 @@ def preview_perform_maintenance(context: RequestContext, call: HandlerCall) -> l
 
 
 def preview_approve(context: RequestContext, call: HandlerCall) -> list[str]:
-    """Says when the event `id` would start if approved now. Raises Refused if it is over.
+    """Says when the event of the path parameter `id` would start if it were approved now.
 
-    Says that nothing would change if it is approved or has started.
+    Says that nothing would change if it is approved or has started. Raises Refused if it is over, and NotFound.
     """
     event = context.find_event(call.path_params["id"])
     if not event.is_live:
@@ -78,7 +82,10 @@ def _describe_approval(context: RequestContext, scope: Scope, event: Event) -> l
 
 
 def preview_withdraw(context: RequestContext, call: HandlerCall) -> list[str]:
-    """Says what withdrawing the event `id` would do. Raises Refused if it can no longer be withdrawn."""
+    """Says what withdrawing the event of the path parameter `id` would do, and how many VMs received it.
+
+    Raises Refused if it can no longer be withdrawn, and NotFound.
+    """
     event = context.find_event(call.path_params["id"])
     scope = context.control.transactions.load(event.scope_id)
     lifecycle.withdraw(scope, scope.event(event.id) or event, by=context.caller_name, reason="", now=context.now())
@@ -92,7 +99,10 @@ def preview_withdraw(context: RequestContext, call: HandlerCall) -> list[str]:
 
 
 def rollout_change_preview(effect: str) -> PreviewSentences:
-    """A preview that shows the progress of the rollout `id`, followed by `effect`, which is a sentence."""
+    """Returns a preview of a change to a rollout: its progress so far, then the sentence `effect`.
+
+    The preview finds the rollout by the path parameter `id`, and raises NotFound.
+    """
 
     def preview(context: RequestContext, call: HandlerCall) -> list[str]:
         request = context.find_rollout(call.path_params["id"])
@@ -107,7 +117,10 @@ def rollout_change_preview(effect: str) -> PreviewSentences:
 
 
 def preview_repair_host(context: RequestContext, call: HandlerCall) -> list[str]:
-    """Says that the host `name` becomes healthy; does not check that it can be repaired now."""
+    """Says that the host of the path parameter `name` becomes healthy. Raises NotFound.
+
+    Does not check that it can be repaired now.
+    """
     host = context.control.requests.host(call.path_params["name"])
     return [f"Host {host.name} is {host.health} and becomes healthy: VMs may move to it again."]
 
@@ -137,7 +150,7 @@ def preview_fault(context: RequestContext, call: HandlerCall) -> list[str]:
 
 
 def preview_clear_faults(context: RequestContext, call: HandlerCall) -> list[str]:
-    """Says which faults and storms would be cleared; does not check that they exist."""
+    """Says which faults and storms the body of the call would clear; does not check that they exist."""
     body = call.parse_body(ClearFaultsBody)
     active = context.control.faults.active
     if body.all and not (body.ids or body.kind or body.vm or body.scope):
@@ -159,7 +172,7 @@ def preview_storm(context: RequestContext, call: HandlerCall) -> list[str]:
 
 
 def preview_stop_replay(context: RequestContext, call: HandlerCall) -> list[str]:
-    """Says after how many of its steps the replay `id` would end."""
+    """Says after how many of its steps the replay of the path parameter `id` would end. Raises NotFound."""
     replay = context.control.replays.find(call.path_params["id"]).replay
     assert replay is not None
     return [
@@ -169,7 +182,10 @@ def preview_stop_replay(context: RequestContext, call: HandlerCall) -> list[str]
 
 
 def preview_advance_clock(context: RequestContext, call: HandlerCall) -> list[str]:
-    """Says which visible notices would end on the way. Raises Rejected if the clock shows real time."""
+    """Says by how much lab time would advance, and which visible events' notices would end on the way.
+
+    Raises Rejected if the clock shows real time.
+    """
     context.control.lab_clock.require_lab_clock("advanced")
     by_s = call.parse_body(AdvanceClockBody).by_s
     until = context.now() + by_s
@@ -183,7 +199,10 @@ def preview_advance_clock(context: RequestContext, call: HandlerCall) -> list[st
 
 
 def preview_clock_speed(context: RequestContext, call: HandlerCall) -> list[str]:
-    """Says how fast lab time would run. Raises Rejected if the clock shows real time."""
+    """Says how fast lab time would run, or that it would pause.
+
+    Raises Rejected if the clock shows real time.
+    """
     context.control.lab_clock.require_lab_clock("set to another speed")
     speed = call.parse_body(ClockSpeedBody).speed
     if speed == 0:

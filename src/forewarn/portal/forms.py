@@ -45,13 +45,13 @@ class FieldChoice(msgspec.Struct, frozen=True, kw_only=True):
     value: str  # that the form submits, such as a VM's key
     text: str  # its label
     note: str = ""  # after the label, such as the host of a VM
-    is_chosen: bool = False
+    is_chosen: bool = False  # the user has chosen it before
 
 
 class FormFieldView(msgspec.Struct, frozen=True, kw_only=True):
     """A form field as the template shows it, with its current value and its choices."""
 
-    name: str
+    name: str  # this and the next four are those of the FormField
     kind: str
     label: str
     hint: str
@@ -65,18 +65,19 @@ class FormFieldView(msgspec.Struct, frozen=True, kw_only=True):
 class FormPage(msgspec.Struct, frozen=True, kw_only=True):
     """The page of a form to fill in."""
 
-    name: str
+    name: str  # of the form, as in its URL
     title: str
     description: str
-    button: str
+    button: str  # the label with which the user confirms the form later
     fields: tuple[FormFieldView, ...]
-    error: str = ""  # why the submitted values were rejected
+    error: str = ""  # why the submitted values were rejected; "": they were not
 
 
 def form_page(context: PortalContext, form: Form, values: FormValues, error: str = "") -> FormPage:
-    """The page of a form, filled in with `values`; a field that these leave out has its default.
+    """Builds the page of a form, filled in with `values`; a field that these leave out has its default.
 
-    A field offers up to MAX_CHOICES hosts or scopes that the user may see, or VMs for which they may submit the form.
+    `error` says why submitted values were rejected. A field offers up to MAX_CHOICES hosts or scopes that the user may
+    see, or VMs for which they may submit the form.
     """
     fields = tuple(_field_view(context, form, field, values) for field in form.fields)
     return FormPage(
@@ -212,9 +213,10 @@ _PAGES_WITH_DONE_MESSAGE = ("/requests/", "/rollouts/", "/lab")
 
 
 def form_routes(authenticate: PageAuthenticator) -> list[BaseRoute]:
-    """The route of all forms, `/portal/forms/NAME`: GET shows a form, POST previews or submits it.
+    """The route of all forms, `/portal/forms/NAME`: GET shows a form, POST asks to confirm or submits it.
 
-    Its idempotency keys are in memory.
+    A confirmed form calls the API's handler once and redirects to the page of its result. What keeps a repeated
+    confirmation from calling again is in memory.
     """
     idempotency_keys = IdempotencyKeys()
 

@@ -23,7 +23,7 @@ T = TypeVar("T")
 
 
 class LiveChange(msgspec.Struct, frozen=True, kw_only=True):
-    """The message `change` of the live stream, for one user. Field names are JSON keys.
+    """What changed, for one user: the message `change` of the live stream. Field names are JSON keys.
 
     It covers the history up to the entry `seq`. `what` has the kinds of the history entries, `vms` the key and current
     state of each VM whose state changed; the other tuples have the ids of what changed.
@@ -36,41 +36,44 @@ class LiveChange(msgspec.Struct, frozen=True, kw_only=True):
     requests: tuple[str, ...]
     hosts: tuple[str, ...]
     vms: tuple[tuple[str, str], ...]  # key and current state of each VM whose state changed
-    what: tuple[str, ...]  # the kinds of the history entries
+    what: tuple[str, ...]  # the kinds of the history entries, each once, sorted
 
     @property
     def is_empty(self) -> bool:
-        """Whether there is nothing to send; `seq` and `now` do not count."""
+        """Whether it names nothing that changed, so that it need not be sent; `seq` and `now` do not count."""
         return not (self.scopes or self.events or self.requests or self.hosts or self.vms or self.what)
 
 
 @dataclass(frozen=True, kw_only=True)
 class ChangeBatch:
-    """The changes of several commits, built once for all subscribers."""
+    """The changes of several commits, built once for all open pages; a ChangeCollector makes it."""
 
     seq: int  # of the history; the batch covers everything up to it
     now: float  # lab time
-    scopes: frozenset[str]
-    events: Mapping[str, str]  # id → its scope
-    requests: frozenset[str]
-    hosts: frozenset[str]
-    vms: Mapping[str, str]  # key → state
+    scopes: frozenset[str]  # ids
+    events: Mapping[str, str]  # id → id of its scope
+    requests: frozenset[str]  # ids
+    hosts: frozenset[str]  # names; "" does not count
+    vms: Mapping[str, str]  # key → new VmState
     hosts_by_id: Mapping[str, Set[str]]  # an event's id or a VM's key → hosts whose pages show it
-    entries: Sequence[HistoryEntry]
+    entries: Sequence[HistoryEntry]  # of these commits
 
     @cached_property
     def full_change(self) -> LiveChange:
-        """The change for users who may see everything."""
+        """The change for users who may see everything; built once."""
         hosts = self.hosts.union(*self.hosts_by_id.values())
         return self._build_change(self.scopes, self.events, self.requests, hosts, self.vms, self.entries)
 
     @cached_property
     def full_change_json(self) -> bytes:
-        """`full_change` as JSON."""
+        """`full_change` encoded as JSON, once for all these users."""
         return msgspec.json.encode(self.full_change)
 
     def visible_change(self, visible: Visibility, store: Store) -> LiveChange:
-        """The change for a user, without what they may not see; it may be empty."""
+        """The change for a user, without what `visible` says that they may not see; it may be empty.
+
+        Reads the changed VMs and requests from the store, unless the user sees everything.
+        """
         if visible.sees_everything:
             return self.full_change
         events = [event_id for event_id, scope_id in self.events.items() if visible.can_see_scope(scope_id)]
@@ -123,7 +126,10 @@ class ChangeCollector:
         self._entries: list[HistoryEntry] = []
 
     def add_commit(self, commit: Commit) -> None:
-        """Adds everything that a commit changed, except the states of VMs (see `add_vm_states`)."""
+        """Adds what a commit changed: scopes, requests, hosts, events and history entries.
+
+        The new states of VMs are not in a commit: give them to `add_vm_states`.
+        """
         self._scopes.update(scope.id for scope in commit.scopes)
         self._scopes.update(vm.scope_id for vm in commit.vms)
         self._requests.update(request.id for request in commit.requests)
@@ -168,13 +174,14 @@ class ChangeCollector:
 
     @property
     def scope_ids(self) -> frozenset[str]:
-        """The ids of the scopes that changed so far."""
+        """The ids of the scopes that were added so far as changed."""
         return frozenset(self._scopes - {""})
 
     def to_batch(self, seq: int, now: float, host_of: Callable[[str], str]) -> ChangeBatch:
         """The batch of everything collected. Add nothing afterwards: the batch shares the collected data.
 
-        `seq` is the last history entry that it covers, `now` lab time; `host_of` gives the host of a VM by its key.
+        `seq` is the number of the last history entry that it covers, `now` lab time; `host_of` gives the name of a VM's
+        host by the VM's key, "" for none.
         """
         for key in self.vm_states:
             self._hosts_by_id[key].add(host_of(key))

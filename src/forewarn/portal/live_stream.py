@@ -31,17 +31,18 @@ SIGNED_OUT_MESSAGE = b'event: over\ndata: {"text":"You are signed out."}\n\n'
 
 
 class LiveMessageEncoder:
-    """Encodes updates as server-sent events, with only what the user of `context` may see now."""
+    """Encodes updates of pages as server-sent events, with only what the user of `context` may see now."""
 
     def __init__(self, context: RequestContext, hub: LiveUpdateHub) -> None:
         self._context = context
         self._hub = hub
 
     def initial_messages(self, after: int | None, age_s: float | None = None) -> bytes:
-        """The first messages of a stream: clock, health and counts, and what the page missed, or a reset.
+        """The first messages of a stream: clock, health of the store, what the page missed, and counts of VMs.
 
-        `after` is the last history entry that the page knows, None for the current one. `age_s` is how many seconds ago
-        it was up to date; None if it needs no changes of polling.
+        If it missed too much, a reset instead, which makes it reload everything. `after` is the number of the last
+        history entry that the page knows, None for the current one. `age_s` is how many real seconds ago it was up to
+        date; None if it needs no changes of polling.
         """
         known = self._context.store.last_seq() if after is None else after
         batch = self._hub.changes_since(known)
@@ -58,7 +59,7 @@ class LiveMessageEncoder:
         )
 
     def encode_updates(self, pending: PendingUpdates) -> bytes:
-        """The messages for pending updates; b"" if there are none, or the user may see none of them."""
+        """The messages for pending updates, joined; b"" if there are none or the user may see none of them."""
         return b"".join(self._update_messages(pending))
 
     def _update_messages(self, pending: PendingUpdates) -> Iterator[bytes]:
@@ -74,7 +75,7 @@ class LiveMessageEncoder:
             yield self._health_message()
 
     def reset_message(self) -> bytes:
-        """The message that makes the page reload everything; later changes follow as usual."""
+        """The message that makes the page reload everything; its id is that of the newest history entry."""
         return _json_message("reset", {}, seq=self._context.store.last_seq())
 
     def _change_message(self, batch: ChangeBatch) -> bytes:
@@ -122,9 +123,10 @@ _STREAM_HEADERS = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
 
 
 def live_routes(authenticate: PageAuthenticator) -> list[BaseRoute]:
-    """The route `/portal/live`. All streams share one hub, made for the first.
+    """The route `/portal/live`, which streams to an open page what changes, as server-sent events.
 
-    An error before a stream, such as too many open streams, is answered as plain text with its status.
+    All streams share one hub, made for the first. An error before a stream, such as too many open streams, is answered
+    as plain text with its status.
     """
     hubs: list[LiveUpdateHub] = []  # created with the first stream
 
@@ -164,10 +166,11 @@ def _page_age_s(request: Request) -> float | None:
 
 
 class LiveStreamResponse(Response):
-    """Server-sent events until the browser disconnects, the session ends or the service stops.
+    """Streams server-sent events until the browser disconnects, the session ends or the service stops.
 
-    `after` and `age_s` are those of `LiveMessageEncoder.initial_messages`. Checks every few seconds that the user is
-    still signed in, and sends KEEP_ALIVE_MESSAGE while there are no updates.
+    `after` is the number of the last history entry that the page knows (None: the current one), `age_s` how many real
+    seconds ago it was up to date. Checks every few seconds that the user is still signed in; if not, the last message
+    says so. Sends KEEP_ALIVE_MESSAGE after 15 seconds without updates.
     """
 
     def __init__(self, context: PortalContext, hub: LiveUpdateHub, after: int | None, age_s: float | None) -> None:

@@ -30,14 +30,14 @@ MAX_PENDING_BATCHES = 100  # of a slow subscriber; with more, it has to reload e
 
 @dataclass(kw_only=True)
 class PendingUpdates:
-    """Updates that wait for one subscriber, sent in the order of the fields; `bool` says if there are any."""
+    """Updates that wait for one open page, sent in the order of the fields; true if there are any."""
 
     needs_reset: bool = False  # there were too many: the page has to reload everything
-    batches: list[ChangeBatch] = field(default_factory=list)
-    polling_scopes: ChangedScopes = frozenset()  # None: any scope
-    clock_changed: bool = False
-    counts_changed: bool = False
-    health_changed: bool = False
+    batches: list[ChangeBatch] = field(default_factory=list)  # oldest first
+    polling_scopes: ChangedScopes = frozenset()  # ids of scopes where VMs started or stopped polling; None: any scope
+    clock_changed: bool = False  # the lab clock was advanced or has another speed
+    counts_changed: bool = False  # of VMs by state
+    health_changed: bool = False  # of the store
 
     def __bool__(self) -> bool:
         if self.needs_reset or self.batches or self.polling_scopes is None or self.polling_scopes:
@@ -48,7 +48,8 @@ class PendingUpdates:
 class LiveSubscriber:
     """One open page with its pending updates, which are bounded for a page that reads slowly.
 
-    Every method that adds an update ends a `wait`. Use it on the event loop only.
+    The LiveUpdateHub makes it, adds updates and closes it; the page's stream takes them with `wait`. Every method that
+    adds an update ends a `wait`. Use it on the event loop only.
     """
 
     def __init__(self, principal_id: str) -> None:
@@ -58,7 +59,10 @@ class LiveSubscriber:
         self.is_closed = False
 
     def add_batch(self, batch: ChangeBatch) -> None:
-        """Queues changes; a full queue becomes a reset, and a pending reset covers later changes."""
+        """Queues changes. If MAX_PENDING_BATCHES wait already, the page has to reload everything instead.
+
+        Does nothing while such a reset is pending, since it covers these changes too.
+        """
         if len(self._pending.batches) == MAX_PENDING_BATCHES:
             self.require_reset()
         elif not self._pending.needs_reset:
@@ -66,13 +70,16 @@ class LiveSubscriber:
             self._wakeup.set()
 
     def require_reset(self) -> None:
-        """Makes the page reload everything, instead of the changes that are queued."""
+        """Queues a reset, which makes the page reload everything, in place of the changes that are queued."""
         self._pending.batches.clear()
         self._pending.needs_reset = True
         self._wakeup.set()
 
     def add_polling_scopes(self, scopes: ChangedScopes) -> None:
-        """Adds scopes in which a VM started or stopped polling; too many become None, which is any scope."""
+        """Queues the ids of scopes in which a VM started or stopped polling; None means any scope.
+
+        More than MAX_CHANGED_SCOPES become None.
+        """
         known = self._pending.polling_scopes
         merged = None if known is None or scopes is None else known | scopes
         self._pending.polling_scopes = merged if merged is not None and len(merged) <= MAX_CHANGED_SCOPES else None
@@ -99,7 +106,7 @@ class LiveSubscriber:
         self._wakeup.set()
 
     async def wait(self, timeout_s: float) -> PendingUpdates:
-        """Takes the pending updates, waiting up to `timeout_s` for the first.
+        """Returns the pending updates and forgets them; waits up to `timeout_s` real seconds for the first.
 
         They are empty on timeout, and may be empty after `close`.
         """
@@ -126,7 +133,7 @@ MAX_SUBSCRIBERS_PER_PRINCIPAL = 100  # so that one user does not use up all of t
 class LiveUpdateHub:
     """Sends changes of the store and its health, of polling and of the clock to all open pages.
 
-    Works only while a page is subscribed. Commits within BATCH_WINDOW_S become one batch. Needs a built overview.
+    Works only while a page is subscribed. Commits within BATCH_WINDOW_S become one batch. The overview must be built.
     """
 
     def __init__(self, dependencies: Dependencies, overview: FleetOverview) -> None:
@@ -151,9 +158,10 @@ class LiveUpdateHub:
         return self._store_monitor.health
 
     def counts_json(self, directory: VisibleDirectory) -> bytes:
-        """The counts of the VMs that a user may see, by state, as JSON; counted once for equal grants.
+        """How many of the VMs that a user may see are in each VmState, as a JSON object.
 
-        Cached until counts are next sent to pages, at most every COUNTS_INTERVAL_S.
+        `directory` is the user's. Counted once for users with equal grants, and cached until counts are next sent to
+        pages, at most every COUNTS_INTERVAL_S.
         """
         grants = None if directory.sees_everything else directory.grants
         if grants not in self._counts_cache:
@@ -161,7 +169,7 @@ class LiveUpdateHub:
         return self._counts_cache[grants]
 
     def require_capacity(self, principal_id: str) -> None:
-        """Raises Unavailable if too many pages are open, of all users or of this one."""
+        """Raises Unavailable if the limit of open pages is reached, that of all users or of this one."""
         shares = self._dependencies.connection_shares
         limit = min(MAX_SUBSCRIBERS, shares.streams)
         if len(self._subscribers) >= limit:
@@ -172,9 +180,10 @@ class LiveUpdateHub:
 
     @contextmanager
     def subscribe(self, principal_id: str) -> Iterator[LiveSubscriber]:
-        """Adds an open page of a user, until the `with` block ends. Call `require_capacity` first.
+        """Adds an open page of a user, until the `with` block ends. Does not check `require_capacity`.
 
-        The subscriber is closed when the service stops, or at once if it is stopping.
+        The first page starts the hub's work, and the end of the last stops it. The subscriber is closed when the
+        service stops, or at once if it is stopping.
         """
         subscriber = LiveSubscriber(principal_id)
         self._subscribers.add(subscriber)
@@ -190,10 +199,11 @@ class LiveUpdateHub:
                 self._stop()
 
     def changes_since(self, after: int) -> ChangeBatch | None:
-        """The changes after a history entry, with the current states of all VMs in the changed scopes.
+        """The changes after the history entry of this number, for a page that missed them.
 
-        None if the page has to reload everything: it missed more than MAX_MISSED_ENTRIES entries or MAX_VMS_PER_CHANGE
-        VMs, entries were pruned, or `after` is in the future.
+        With the current states of all VMs in the changed scopes. None if the page has to reload everything: it missed
+        more than MAX_MISSED_ENTRIES entries or MAX_VMS_PER_CHANGE VMs, entries were pruned, or `after` is in the
+        future.
         """
         last = self._store.last_seq()
         if not 0 <= last - after <= MAX_MISSED_ENTRIES:
@@ -210,9 +220,9 @@ class LiveUpdateHub:
         return self._to_batch(collector, last)
 
     def polling_changes_within(self, age_s: float) -> ChangedScopes:
-        """The scopes in which a VM started or stopped polling within the last `age_s` real seconds.
+        """The ids of the scopes in which a VM started or stopped polling within the last `age_s` real seconds.
 
-        None, which is any scope, if the hub does not know all of them.
+        Also those of PAGE_LAG_S before. None, which is any scope, if the hub does not know all of them.
         """
         return self._polling_monitor.changes_within(age_s)
 

@@ -23,10 +23,10 @@ ChangedScopes = frozenset[str] | None  # ids of scopes in which a VM started or 
 
 
 class PollingMonitor:
-    """Notes the scopes in which VMs start or stop polling, from `start` on; `take_changes` returns them.
+    """Notes the scopes in which VMs start or stop polling for events, from `start` on, for open pages.
 
-    Calls `on_change`, on the event loop, after each change. After `stop` it notices only starts, and IDLE_GRACE_S later
-    it forgets everything.
+    `take_changes` returns them. Calls `on_change`, on the event loop, after each change. After `stop` it notices only
+    starts, and IDLE_GRACE_S real seconds later it forgets everything.
     """
 
     def __init__(self, dependencies: Dependencies, on_change: Callable[[], None]) -> None:
@@ -65,14 +65,18 @@ class PollingMonitor:
         self._reset_timer = asyncio.get_running_loop().call_later(IDLE_GRACE_S, self._reset)
 
     def take_changes(self) -> ChangedScopes:
-        """The scopes that changed since the last call or `start`; None if more than MAX_CHANGED_SCOPES did."""
+        """Returns and drops the ids of the scopes in which VMs started or stopped polling since the last call.
+
+        Changes before `start` are left out. None, which means any scope, if there are more than MAX_CHANGED_SCOPES.
+        """
         changes, self._new_changes = self._new_changes, {}
         return frozenset(changes) if len(changes) <= MAX_CHANGED_SCOPES else None
 
     def changes_within(self, age_s: float) -> ChangedScopes:
-        """The scopes that changed within the last `age_s` + PAGE_LAG_S real seconds.
+        """The ids of the scopes in which VMs started or stopped polling within `age_s` + PAGE_LAG_S.
 
-        None if the monitor does not remember all of them. Takes nothing away from `take_changes`.
+        Both are seconds of real time until now. None, which means any scope, if the monitor does not remember all of
+        them. `take_changes` still returns them.
         """
         since = _loop_time() - age_s - PAGE_LAG_S
         if since <= self._complete_since:

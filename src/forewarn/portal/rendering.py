@@ -52,14 +52,17 @@ def template_environment() -> Environment:
 
 
 def render_template(template: str, **values: Any) -> str:
-    """The text of a template file, which sees `values` as its variables; an undefined variable raises."""
+    """The rendered text of a template file of the portal, which sees `values` as its variables.
+
+    Raises jinja2's UndefinedError if the template uses a variable that is not defined.
+    """
     return template_environment().get_template(template).render(**values)
 
 
 def time_element(at: float | None, near: float | None = None) -> Markup:
     """A `<time>` element with the time of day in UTC, for POSIX seconds; "—" for None.
 
-    It shows the date too if `near` is given and on another day.
+    It shows day and month too if `near`, also POSIX seconds, is given and on another day.
     """
     if at is None:
         return Markup("—")
@@ -98,7 +101,7 @@ def quote_path(text: str) -> str:
 
 
 def vm_state_label(state: str) -> str:
-    """What pages call a VmState: `event scheduled` for `noticed`; else the state itself."""
+    """What pages call the value of a VmState: `event scheduled` for `noticed`; else the value itself."""
     return _STATE_LABELS.get(state, state)
 
 
@@ -121,7 +124,8 @@ def page_response(
 ) -> Response:
     """A page for a signed-in user, with header, lab clock and CSRF token; the template sees `values`.
 
-    It also sees `may(right, over)`, which says whether the user has a right over a resource, by default the root.
+    It also sees the user's name, the path and query, lab time, and `may(right, over)`, which says whether the user has
+    a right over a resource id, by default the root.
     """
     now, speed, is_lab = context.control.lab_clock.status()
 
@@ -154,9 +158,10 @@ async def run_page_request(
     authenticate: PageAuthenticator,
     answer: Callable[[PortalContext, CurrentSession], Awaitable[Response]],
 ) -> Response:
-    """Answers a request of a signed-in user with `answer`; redirects others to sign in. Does not raise.
+    """Returns the response of `answer` to a signed-in user; redirects others to sign in. Does not raise.
 
-    An error becomes a page with its status; an unexpected one is logged.
+    `answer` gets the context and session that `authenticate` returns. An error of either becomes a page with its
+    status; an unexpected one is logged.
     """
 
     async def handle(caller: tuple[PortalContext, CurrentSession]) -> Response:
@@ -173,7 +178,7 @@ def error_page_response(
 ) -> Response:
     """A page for a signed-in user that says what went wrong and what to do, with the status of the error.
 
-    An error that is not a ForewarnError is logged, with status 500.
+    An unexpected error, one that is not a ForewarnError, is logged and has status 500.
     """
     status, sentence = status_and_message(error, Surface.PORTAL)
     title = _ERROR_TITLES.get(status, "Not done")
@@ -181,7 +186,11 @@ def error_page_response(
 
 
 def sign_in_redirect(error: Exception, request: Request) -> Response:
-    """Redirects to the sign-in page, which leads back; for an error that is not Unauthenticated, a page."""
+    """The answer to a request that could not be authenticated because of `error`.
+
+    For Unauthenticated a redirect to the sign-in page, which leads back to the requested page; for other errors a page
+    that says what went wrong, with the status of the error.
+    """
     if isinstance(error, Unauthenticated):
         target = request.url.path + (f"?{request.url.query}" if request.url.query else "")
         return RedirectResponse(f"{SIGN_IN_PATH}?{urlencode({'to': target})}", status_code=303)

@@ -58,15 +58,18 @@ class PageRoute:
     The handler returns a msgspec struct. The template receives it as `page`; `?as=json` exports it unchanged.
     """
 
-    path: str
-    handler: Handler
-    template: str
+    path: str  # below /portal, in starlette's syntax
+    handler: Handler  # takes the PortalContext, the HandlerCall, and `query` if it declares one
+    template: str  # name of its file
     right: Right = Right.READ
     resources: ResourceSelector = listing  # the resources on which the user needs `right`
 
     @property
     def signature(self) -> HandlerSignature:
-        """How the query of a request becomes the arguments of the handler; read from its annotations."""
+        """What the handler declares by its annotations: the struct of its query, and the page that it returns.
+
+        Raises TypeError if its parameters are not those of a handler.
+        """
         return handler_signature(self.handler)
 
 
@@ -100,8 +103,9 @@ def portal_routes(
 ) -> list[BaseRoute]:
     """The routes under /portal that need a signed-in user, and the redirect from / to them.
 
-    They share one fleet overview, which the first request builds. Static files need no sign-in. The last route answers
-    every other path under /portal with 404, so sign-in routes (`sign_in`) must come before these.
+    `authenticate_session` resolves the session of a request; `api_routes` are the API's routes, which forms call. All
+    share one fleet overview, which the first request builds. Static files need no sign-in. The last route answers every
+    other path under /portal with 404, so sign-in routes (`sign_in`) must come before these.
     """
     export_slots = asyncio.Semaphore(_MAX_CONCURRENT_EXPORTS)
     overview = FleetOverview(dependencies.control.store, dependencies.control.placement, directory)

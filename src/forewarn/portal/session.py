@@ -31,7 +31,7 @@ class ServiceCookie:
     """A cookie of this service: HttpOnly and SameSite=Strict; over TLS also Secure and bound to this host.
 
     Its name ends with the first eight characters of the tenant id, so that two services on one machine do not overwrite
-    each other's cookies.
+    each other's cookies. `max_age_s` is how long browsers keep it.
     """
 
     def __init__(self, name: str, tenant_id: str, *, max_age_s: int) -> None:
@@ -43,11 +43,11 @@ class ServiceCookie:
         return request.cookies.get(self._name_for(request), "")
 
     def write(self, request: Request, response: Response, text: str) -> None:
-        """Sets the cookie with `response`, for `max_age_s`; `request` says whether the connection is TLS."""
+        """Adds the cookie to `response`, for `max_age_s`; `request` says whether the connection is TLS."""
         self._set_cookie(request, response, text, self._max_age_s)
 
     def clear(self, request: Request, response: Response) -> None:
-        """Makes the browser delete the cookie when it receives `response`."""
+        """Adds to `response` that the browser deletes the cookie; `request` says whether that needs TLS."""
         self._set_cookie(request, response, "", 0)
 
     def _set_cookie(self, request: Request, response: Response, text: str, max_age_s: int) -> None:
@@ -93,7 +93,8 @@ class SessionManager:
     async def authenticate(self, request: Request) -> CurrentSession:
         """The session of a request, with the user's current rights; `history_seq` is not set.
 
-        Raises Unauthenticated if there is no session, if it is forged, expired or ended, or if the user was removed.
+        Raises Unauthenticated if there is no session, if it is forged, expired or ended, if the user was removed or has
+        another secret now, or if users sign in at another issuer now.
         """
         text = self._cookie.read(request)
         session = self._read_session(text)
@@ -126,7 +127,7 @@ class SessionManager:
         self.clear_cookie(request, response)
 
     def clear_cookie(self, request: Request, response: Response) -> None:
-        """Makes the browser delete the session cookie, without ending the session."""
+        """Adds to `response` that the browser deletes the session cookie; does not end the session."""
         self._cookie.clear(request, response)
 
     def _read_session(self, text: str) -> PortalSession:

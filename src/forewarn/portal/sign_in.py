@@ -37,7 +37,10 @@ SignInEndpoint = Callable[[Request], Awaitable[Response]]
 
 
 def with_error_page(handle: SignInEndpoint) -> SignInEndpoint:
-    """Wraps an endpoint so that an error becomes the page of `sign_in_error_page`."""
+    """Wraps an endpoint so that an error becomes a page that says why the user is not signed in.
+
+    The page has the status of the error; if the browser has gone, the response is an empty 400.
+    """
 
     async def endpoint(request: Request) -> Response:
         try:
@@ -51,13 +54,16 @@ def with_error_page(handle: SignInEndpoint) -> SignInEndpoint:
 
 
 def sign_in_error_page(error: Exception) -> Response:
-    """A page that says why the user is not signed in, with the status of the error; logs unexpected ones."""
+    """A public page that says why the user is not signed in, with the HTTP status of the error.
+
+    An unexpected error is logged and has status 500.
+    """
     status, sentence = status_and_message(error, Surface.PORTAL)
     return public_page_response("public.html", status=status, title="Not signed in", sentence=sentence)
 
 
 def continue_page(to: str, title: str) -> Response:
-    """A page that continues to the path `to` at once, without a check of it.
+    """A page that makes the browser continue to the path `to` at once; `to` is not checked.
 
     After a redirect from another site a browser sends no SameSite=Strict cookie; from this page it does.
     """
@@ -78,8 +84,9 @@ _FLOW_EXPIRED_MESSAGE = "this sign-in was started in another browser, or more th
 def oidc_routes(sessions: SessionManager, code_flow: AuthorizationCodeFlow) -> list[BaseRoute]:
     """The routes of a sign-in at an OpenID Connect issuer: start, callback and finish.
 
-    A cookie ties them to one browser for ten minutes. The redirect URI to register there ends with
-    OIDC_CALLBACK_PATH.
+    Start redirects to the issuer, which sends the browser to callback; finish redeems the code, starts the session and
+    redirects to the page that the user wanted. A cookie ties them to one browser for ten minutes. The redirect URI to
+    register at the issuer ends with OIDC_CALLBACK_PATH.
     """
     cookie = ServiceCookie("forewarn-flow", sessions.sign_in.tenant_id, max_age_s=_FLOW_LIFETIME_S)
     issuer = code_flow.issuer.url
@@ -164,8 +171,8 @@ def sign_in_routes(
 ) -> list[BaseRoute]:
     """The routes that need no session: sign-in by secret or one-time link, sign-out, and OpenID Connect.
 
-    With `code_flow`, users sign in at its issuer. A service with an external issuer refuses secrets, and one-time links
-    of anyone but its owner.
+    `code_flow` adds the sign-in at an OpenID Connect issuer; None leaves it out. A service with an external issuer
+    refuses secrets, and one-time links of anyone but its owner.
     """
     form = partial(_sign_in_form, sessions, code_flow is not None)
 
@@ -233,7 +240,7 @@ def _sign_in_form(sessions: SessionManager, has_code_flow: bool, *, status: int 
 
 
 async def read_form_fields(request: Request) -> dict[str, str]:
-    """The fields of a submitted form; the last value of each.
+    """Reads the fields of a submitted form: the last value of each, by name, empty ones included.
 
     Raises Rejected if the body is no form or longer than MAX_FORM_BYTES, and ClientDisconnect.
     """

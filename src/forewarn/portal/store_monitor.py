@@ -23,7 +23,7 @@ _CHECK_KEY = "portal looked"  # in the store; must not change
 class StoreHealth(msgspec.Struct, frozen=True, kw_only=True):
     """Whether the store accepts writes. Field names are JSON keys of the live stream."""
 
-    ok: bool
+    ok: bool  # it does
     text: str  # what pages show; "" while `ok`
 
 
@@ -36,9 +36,9 @@ NOT_WRITABLE = StoreHealth(
 
 
 class StoreHealthMonitor:
-    """Checks that the store accepts writes, and calls `on_change` when that changes, on the event loop.
+    """Checks that the store accepts writes, and calls `on_change` with the new health when that changes.
 
-    `health` is HEALTHY until a check fails.
+    Checks only while `run` runs. `health` is the last known one, HEALTHY until a check fails.
     """
 
     def __init__(self, store: Store, on_change: Callable[[StoreHealth], None]) -> None:
@@ -49,14 +49,15 @@ class StoreHealthMonitor:
         self.health = HEALTHY
 
     def on_commit(self) -> None:
-        """Call it after each commit: the store is healthy, and the next check is left out."""
+        """Tells the monitor of a commit: the store is healthy, and the next check is left out."""
         self._has_committed = True
         self._set_health(HEALTHY)
 
     async def run(self) -> None:
-        """Checks the store at intervals by writing to it, until it is cancelled; no check follows a commit.
+        """Writes to the store at intervals, until it is cancelled: CHECK_INTERVAL_S, shorter while it fails.
 
-        An Unavailable store, or one that takes longer than WRITE_TIMEOUT_S, is NOT_WRITABLE.
+        Leaves out a check if there was a commit since the last one. An Unavailable store, or one that takes longer than
+        WRITE_TIMEOUT_S, is NOT_WRITABLE.
         """
         while True:
             self._has_committed = False

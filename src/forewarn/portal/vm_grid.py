@@ -31,7 +31,7 @@ class UpdateDomainRow(BaseView, frozen=True, kw_only=True):
 
     update_domain: int
     at_work: bool  # an event is being performed on one of its VMs
-    places: tuple[tuple[VmCell, ...], ...]  # its VMs in each fault domain of the grid, in order; some may be empty
+    places: tuple[tuple[VmCell, ...], ...]  # its VMs in each of the grid's `fault_domains`, in order; some may be empty
 
 
 class VmBlockView(BaseView, frozen=True, kw_only=True):
@@ -45,17 +45,17 @@ class VmBlockView(BaseView, frozen=True, kw_only=True):
     enabled: int  # how many of the scopes are enabled
     silent_s: float | None  # real time since the last poll of any of its VMs; None: none ever polled
     asking: int  # VMs that polled in the last minute
-    events: int  # live events
+    events: int  # live events of its scopes
     next_not_before: float | None  # the earliest of the scheduled ones; None: there are none
     at_work: tuple[int, ...]  # update domains on which an event is being performed; empty for standalone VMs
 
     @property
     def fault_domains(self) -> tuple[int, ...]:
-        """The fault domains of the VMs on this page, in order: the columns of the grid."""
+        """The numbers of the fault domains of the VMs on this page, sorted: the columns of the grid."""
         return tuple(sorted({cell.fault_domain for cell in self.vms}))
 
     def rows(self) -> tuple[UpdateDomainRow, ...]:
-        """The rows of the grid, one per update domain of the VMs on this page, in order."""
+        """The rows of the grid, one per update domain of the VMs on this page, sorted by number."""
         places: dict[tuple[int, int], list[VmCell]] = defaultdict(list)
         for cell in self.vms:
             places[cell.update_domain, cell.fault_domain].append(cell)
@@ -70,7 +70,7 @@ class VmBlockView(BaseView, frozen=True, kw_only=True):
 
 
 def vm_cell(vm: Vm, overview: FleetOverview) -> VmCell:
-    """The cell of a VM, with its current state."""
+    """The cell of a VM, with its current state from the overview."""
     return VmCell(
         key=vm.key,
         name=vm.name,
@@ -92,7 +92,8 @@ def vm_block_view(
 ) -> VmBlockView:
     """The view of a block: one scope, or the scopes of standalone VMs.
 
-    `vms` are on this page; `visible_keys` are all VMs of the scopes that the user may see. Events of all VMs count.
+    `vms` are those on this page; `visible_keys` are the keys of all VMs of the scopes that the user may see, by which
+    size and polling are counted. Events of all VMs count, visible or not.
     """
     single_scope = scopes[0] if len(scopes) == 1 and not scopes[0].id.startswith("vm:") else None
     paces = [pace for pace in map(pace_of, visible_keys) if pace is not None]
