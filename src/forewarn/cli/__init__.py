@@ -2,6 +2,7 @@
 
 A command parses its arguments, makes calls to the operator API (unix socket or HTTPS) or to a VM's endpoint, and
 prints the answer as text or, with --json, as JSON. Nothing here opens the database or decides about maintenance.
+A command's docstring is its help; what follows a form feed in it is for readers of the code, and click leaves it out.
 Start with `root_command` (which command is in which module), then `invocation`. This file imports the standard
 library only, so that it can say which extra is missing.
 """

@@ -35,7 +35,12 @@ def _secret_file_option(function: CommandFunction) -> CommandFunction:
 @_secret_file_option
 @service_command
 def add(call: Invocation, client_id: str | None, called: str, secret_file: Path | None) -> None:
-    """Create a client, and show its secret once. Without an ID the client gets a GUID."""
+    """Create a client, and show its secret once. Without an ID the client gets a GUID.
+
+    \f
+    `called` is its display name. Raises Rejected, before a client is created, if `secret_file` exists or has no
+    directory.
+    """
     if secret_file is not None and secret_file.exists():
         raise Rejected(f"{str(secret_file)!r} exists already and is not overwritten: give another --secret-file")
     _require_parent_directory(secret_file)
@@ -51,7 +56,12 @@ def add(call: Invocation, client_id: str | None, called: str, secret_file: Path 
 @_secret_file_option
 @service_command
 def renew(call: Invocation, client_id: str, secret_file: Path | None) -> None:
-    """Give a client a new secret; the old one is no longer valid."""
+    """Give a client a new secret; the old one is no longer valid.
+
+    \f
+    Writes the secret to `secret_file`, else to the local service's own secret file of this client if there is one, else
+    prints it. Raises Rejected, before anything is changed, if `secret_file` has no directory.
+    """
     _require_parent_directory(secret_file)
     renewed = call.api.post("access", "clients", client_id, "secret")
     _print_secret(call, renewed, secret_file or _local_secret_file(call, renewed), "given a new secret")
@@ -61,7 +71,11 @@ def renew(call: Invocation, client_id: str, secret_file: Path | None) -> None:
 @click.argument("client_id", type=non_empty_name, metavar="ID", shell_complete=client_ids)
 @service_command
 def remove(call: Invocation, client_id: str) -> None:
-    """Remove a client, and its grants."""
+    """Remove a client, and its grants.
+
+    \f
+    Prints how many grants were removed with it.
+    """
     removed = call.api.delete("access", "clients", client_id)
     if call.output.as_json:
         call.output.print_json(removed)
@@ -164,6 +178,10 @@ def grant(
     ScheduledEventContributor  view, and approve events
     Platform                   view, and operate hosts, rollouts, faults and the clock
     Administrator              everything
+
+    \f
+    Raises Rejected unless exactly one grantee (`client_id`, `to_vm`, `to_external`) and exactly one resource (the other
+    options) is given.
     """
     to = _exactly_one(
         _NEEDS_ONE_TO,

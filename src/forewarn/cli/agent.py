@@ -69,6 +69,10 @@ def run(call: Invocation, file: Path, endpoint: str | None, dry_run: bool, once:
     """Run the agent until it is stopped.
 
     It polls for events, takes the steps of its file, approves, and undoes the steps when the event is over.
+
+    \f
+    Replaces this process by `python -m forewarn.agent`. With `dry_run` stays and prints, for each new document, what
+    the agent would do; with `once` for one document. `endpoint` None: that of the file.
     """
     config = read_agent_config(file)
     if dry_run:
@@ -106,6 +110,9 @@ def check(call: Invocation, named: Path | None, file: Path) -> None:
     """Check the agent's file, and show when its steps would start.
 
     For each rule, shows its steps with a notice of 15 minutes, 30 seconds and 7 days.
+
+    \f
+    `named` is the file to check, if given, else `file`. Raises InvalidFile with the problems of the file.
     """
     file = named or file
     config = read_agent_config(file)
@@ -166,7 +173,10 @@ def repair(call: Invocation, file: Path) -> None:
 
 
 def repair_document(done: JournalRepair) -> JsonObject:
-    """The JSON answer of `agent repair`: whether it repaired anything, what it kept and what is lost."""
+    """The JSON answer of `agent repair`: whether it repaired anything, what it kept and what is lost.
+
+    Keys: `repaired`; `damaged_copy` and `step_folders`, paths or None; `kept`, keys of events; `unreadable`, texts.
+    """
     return {
         "repaired": done.damaged_copy is not None,
         "damaged_copy": None if done.damaged_copy is None else str(done.damaged_copy),
@@ -177,7 +187,10 @@ def repair_document(done: JournalRepair) -> JsonObject:
 
 
 def print_repair(call: Invocation, journal: Path, done: JournalRepair) -> None:
-    """Print the answer of `agent repair` as text: what was kept, then a line for each thing that is lost."""
+    """Print the answer of `agent repair` as text: what was kept, then a line for each thing that is lost.
+
+    One sentence if the journal, whose path is `journal`, was not damaged.
+    """
     if done.damaged_copy is None:
         call.output.print_line(f"{journal} is not damaged: nothing was changed.")
         return
@@ -192,7 +205,10 @@ def print_repair(call: Invocation, journal: Path, done: JournalRepair) -> None:
 
 
 def read_agent_config(file: Path) -> AgentConfig:
-    """Read the agent's file; raises InvalidFile with all its problems, Rejected if it cannot be read."""
+    """Read and check the agent's file; raises InvalidFile with all its problems and the file's name.
+
+    Raises Rejected if it cannot be read or is not UTF-8.
+    """
     try:
         return load_config(file)
     except BadConfig as error:
@@ -211,9 +227,9 @@ _MIN_ID_PREFIX = 4
 def agent_state(config: AgentConfig | None, at: str | None) -> JsonObject:
     """The agent's state: from the agent that listens at `at` or as configured, else from its journal.
 
-    Adds `running` (an agent answers or has its journal open) and `unheard` (the state comes from the journal). Raises
-    Unavailable if no agent answers and there is no configuration, hence no journal; Rejected if something else answers
-    or the journal cannot be read.
+    The JSON object of the agent's page /state, plus `running` (an agent answers or has its journal open) and `unheard`
+    (the state comes from the journal). Raises Unavailable if no agent answers and there is no configuration, hence no
+    journal; Rejected if something else answers, the address is invalid, or the journal cannot be read.
     """
     address = at or (config.listen if config else "")
     state = _state_from_agent(address) if address else None
@@ -269,10 +285,11 @@ def _state_from_journal(config: AgentConfig) -> JsonObject:
 
 
 def event_explanations(config: AgentConfig, id_prefix: str) -> list[JsonObject]:
-    """What the agent did, by its journal, for the event with this id or prefix, in any case.
+    """What the agent did, by its journal, for the event whose id begins with the prefix, in any case.
 
-    One entry for each time the event appeared, oldest first. Raises NotFound if no event begins with the prefix;
-    Rejected if several do, if it has fewer than 4 characters, or if the journal cannot be read.
+    One explanation for each time the event appeared, oldest first: an object with `title`, `lines` (each with `at`,
+    `text` and `detail`) and `now`, the current state in words. Raises NotFound if no event begins with it; Rejected if
+    several do, if it has fewer than 4 characters, or if the journal cannot be read.
     """
     rules = {rule.name: rule for rule in config.rules}
     is_running = is_journal_locked(config.journal_path)
@@ -305,7 +322,11 @@ _EVENT_HEADERS = ("event", "kind", "status", "VMs", "not before", "rule", "now")
 
 
 def plan_document(file: str, config: AgentConfig) -> JsonObject:
-    """The JSON answer of `agent check`: rules, steps, and when each step starts with the sample notices."""
+    """The JSON answer of `agent check`: rules, steps, and when each step starts with the sample notices.
+
+    Keys: `file`; `steps`, all names; `rules`, each with its `name`, `for`, `approve` and `steps`, of which `begins`
+    says in words, by notice, when the step starts.
+    """
     return {"file": file, "steps": list(config.steps), "rules": [_rule_document(rule) for rule in config.rules]}
 
 
@@ -324,7 +345,10 @@ def _rule_document(rule: RuleConfig) -> JsonObject:
 
 
 def print_plan(call: Invocation, file: str, config: AgentConfig) -> None:
-    """Print the answer of `agent check` as text: a table of the steps of each rule."""
+    """Print the answer of `agent check` as text: the counts, then for each rule a table of its steps.
+
+    A row has the step's name, what it uses, its budget, and when it starts with each of SAMPLE_NOTICES_S.
+    """
     call.output.print_line(
         f"{file} is valid: {count_noun(len(config.rules), 'rule')}, {count_noun(len(config.steps), 'step')}."
     )
@@ -360,12 +384,18 @@ def _rule_bounds(rule: RuleConfig) -> Iterator[str]:
 
 
 def dry_run_document(dry_run: DryRun) -> JsonObject:
-    """The JSON form of what the agent would do for one event, with the event's id and kind only."""
+    """The JSON form of what the agent would do for one event.
+
+    Keys: `event` (only its id), `kind`, `rule`, `title`, `steps` and `approval` as in DryRun.
+    """
     return {**asdict(dry_run), "event": dry_run.event.id, "kind": dry_run.event.kind}
 
 
 def print_dry_runs(call: Invocation, vm: str, dry_runs: Sequence[DryRun]) -> None:
-    """Print as text what the agent would do for each pending event of the VM named `vm`."""
+    """Print as text what the agent would do for each pending event of the VM named `vm`.
+
+    A sentence if there is no event.
+    """
     if not dry_runs:
         call.output.print_line(f"No event is pending for {vm}: nothing would be done.")
     for dry_run in dry_runs:
@@ -375,7 +405,10 @@ def print_dry_runs(call: Invocation, vm: str, dry_runs: Sequence[DryRun]) -> Non
 
 
 def print_agent_state(call: Invocation, state: JsonObject) -> None:
-    """Print the state that `agent_state` returned as text: facts, then a table of the open events."""
+    """Print the state that `agent_state` returned as text: facts, then a table of the events under way.
+
+    A sentence instead of the table if there are none.
+    """
     call.output.print_facts(_state_facts(state))
     if not state["events"]:
         call.output.print_line("No event is under way.")
@@ -441,7 +474,10 @@ def _step_phase_name(step: str, phase: str) -> str:
 
 
 def print_explanation(call: Invocation, explanation: JsonObject) -> None:
-    """Print one of the explanations that `event_explanations` returned as text, one line per step."""
+    """Print one of the explanations that `event_explanations` returned as text.
+
+    Its title, each line with its local time and below it the detail, then what is now.
+    """
     call.output.print_line(bold(explanation["title"]))
     lines: list[dict[str, Any]] = list(explanation["lines"])
     times = clock_times((line["at"] for line in lines), lines[-1]["at"] if lines else 0.0)

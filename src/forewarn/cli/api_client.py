@@ -30,15 +30,24 @@ QueryParameters = Mapping[str, object]  # parameters whose value is None are not
 
 
 class ServiceNotRunning(Unavailable):
-    """No service answers on the socket of the data directory, or the socket belongs to another user."""
+    """No service answers on the socket of the data directory, or the socket belongs to another user.
+
+    `LocalTransport` raises it. Exit code 3.
+    """
 
 
 class ServiceFailure(ForewarnError):
-    """The service failed: an internal error, or no JSON. The caller cannot fix it. Exit code 1."""
+    """The service failed: an error answer with an unknown code, or an answer that is no JSON object.
+
+    The caller cannot fix it. Exit code 1.
+    """
 
 
 class InvalidFile(Rejected):
-    """A fleet file or agent file that is invalid, with its problems. Set `file_name` to its name."""
+    """A fleet file or agent file that is invalid, with its problems.
+
+    `file_name`, at first "the file", is for the one who knows it to set; `code` is the error's code in the API.
+    """
 
     def __init__(self, message: str, problems: list[JsonObject], code: str = "Rejected") -> None:
         """Each problem has the keys `what`, `remedy` and `line` (from 1; None or missing: no line)."""
@@ -48,9 +57,9 @@ class InvalidFile(Rejected):
         self.file_name = "the file"
 
     def problem_lines(self) -> list[str]:
-        """One line per problem, `FILE:LINE: what: remedy`, so that editors can jump to it.
+        """One line of text per problem, `FILE:LINE: what: remedy`, so that editors can jump to it.
 
-        A problem without a line has `FILE: what: remedy`.
+        FILE is `file_name`. A problem without a line has `FILE: what: remedy`.
         """
         return [
             f"{self._problem_location(problem)}: {problem['what']}: {problem['remedy']}" for problem in self.problems
@@ -77,14 +86,20 @@ _ERROR_CLASSES: dict[str, type[ForewarnError]] = {
 
 
 def error_code(error: ForewarnError) -> str:
-    """The API's code for an error, such as `NotFound`, also for errors of the CLI itself; else `Internal`."""
+    """The API's code for an error: the name of its most specific class that has one, such as `NotFound`.
+
+    Errors of the CLI itself get the code of the class they extend, an InvalidFile its own `code`, others `Internal`.
+    """
     if isinstance(error, InvalidFile):
         return error.code
     return next((code for code, kind in reversed(_ERROR_CLASSES.items()) if isinstance(error, kind)), "Internal")
 
 
 def named_error(code: str, message: str) -> ForewarnError:
-    """The error of this code, such as `NotFound`; ServiceFailure if the code is unknown."""
+    """Make (not raise) the error of the class with this code, such as `NotFound`, and this message.
+
+    A ServiceFailure if the code is unknown.
+    """
     return _ERROR_CLASSES.get(code, ServiceFailure)(message)
 
 
@@ -93,7 +108,7 @@ class HttpAnswer(NamedTuple):
 
     status: int
     body: bytes
-    now: float | None  # None if the answer does not say it
+    now: float | None  # lab time in POSIX seconds; None if the answer does not say it
 
 
 class Transport(Protocol):
@@ -104,10 +119,10 @@ class Transport(Protocol):
         """`in DIRECTORY` or `at URL`, to complete the sentence "the service …"."""
 
     def send(self, method: str, target: str, payload: bytes | None, timeout_s: float) -> HttpAnswer:
-        """Send one request to a path with query; returns the answer, also one with an error.
+        """Send one request; returns the answer, also one with an error status.
 
-        `payload` is JSON. Raises OSError or HTTPException if the connection fails, or a ForewarnError if there is no
-        service or no access to it.
+        `target` is the path with query, `payload` the JSON body (None: no body). Raises TimeoutError after `timeout_s`,
+        OSError or HTTPException if the connection fails, a ForewarnError if there is no service or no access to it.
         """
 
 
@@ -129,21 +144,27 @@ class ApiClient:
         return self._transport.location
 
     def get(self, *path: str, query: QueryParameters | None = None, timeout_s: float = TIMEOUT_S) -> JsonObject:
-        """GET the resource at these path segments, which are quoted here."""
+        """GET the resource at these path segments below /forewarn/v1, which are quoted here.
+
+        Parameters of `query` that are None are not sent.
+        """
         return self._call("GET", _request_target(path, query or {}), timeout_s=timeout_s)
 
     def post(self, *path: str, body: Mapping[str, object] | None = None, timeout_s: float = TIMEOUT_S) -> JsonObject:
-        """POST a JSON body to these path segments, which are quoted here."""
+        """POST a JSON body, {} if None, to these path segments below /forewarn/v1, which are quoted here."""
         return self._call("POST", _request_target(path, {}), body or {}, timeout_s=timeout_s)
 
     def delete(self, *path: str) -> JsonObject:
-        """DELETE the resource at these path segments, which are quoted here."""
+        """DELETE the resource at these path segments below /forewarn/v1, which are quoted here.
+
+        Returns the API's view of what was deleted.
+        """
         return self._call("DELETE", _request_target(path, {}))
 
     def now(self) -> float:
-        """The service's time as of its last answer, in seconds since 1970; asks if there was none yet.
+        """The service's (lab) time in seconds since 1970, as its last answer to this client said.
 
-        A lab's time differs from this machine's.
+        Asks the service if no answer has said it yet. A lab's time differs from this machine's.
         """
         return self._now if self._now is not None else float(self.get("clock")["now"])
 
@@ -167,9 +188,10 @@ class ApiClient:
 def send_request(
     connection: http.client.HTTPConnection, method: str, target: str, payload: bytes | None, headers: dict[str, str]
 ) -> HttpAnswer:
-    """Open the connection, send one request as the CLI, close it, and return the answer.
+    """Open the connection, send one request as the CLI, close it, and return the answer, of any status.
 
-    `headers` come on top of the usual ones. Raises OSError or HTTPException if the connection fails.
+    `headers` come on top of Forewarn-Surface and, with a `payload`, the Content-Type of JSON, or replace them. Raises
+    OSError or HTTPException if the connection fails.
     """
     try:
         connection.connect()

@@ -19,6 +19,9 @@ def backup(call: Invocation, file: Path) -> None:
     """Copy the running service's store to a new file.
 
     The service writes the file on its own machine.
+
+    \f
+    Prints the path and size. Raises Rejected for a relative path if the service is a remote one.
     """
     answer = call.api.post("backup", body={"path": _path_for_service(call, file)}, timeout_s=_TIMEOUT_S)
     if call.output.as_json:
@@ -51,6 +54,9 @@ def restore(call: Invocation, file: Path, change_purpose: bool) -> None:
 
     The old store is moved aside, never deleted. A backup of a lab does not replace a production store, nor the
     reverse, without --change-purpose.
+
+    \f
+    Prints where the old store is now. Raises if a service runs in the data directory.
     """
     with require_server_extra("restore"):
         from forewarn.clock import read_real_time

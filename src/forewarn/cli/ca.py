@@ -20,7 +20,11 @@ _STDOUT = "-"
 @click.group(invoke_without_command=True)
 @local_command
 def ca(call: Invocation) -> None:
-    """Show the CA of the service's HTTPS certificate, or export it."""
+    """Show the CA of the service's HTTPS certificate, or export it.
+
+    \f
+    Without a subcommand prints its path, fingerprint and end, and the names of the server's certificate.
+    """
     if click.get_current_context().invoked_subcommand is not None:
         return
     _read_ca(call)
@@ -49,7 +53,11 @@ def ca(call: Invocation) -> None:
 @click.argument("file", default=_STDOUT, metavar="[FILE]")
 @local_command
 def export(call: Invocation, file: str) -> None:
-    """Write the CA's certificate to a file, or to standard output."""
+    """Write the CA's certificate to a file, or to standard output.
+
+    \f
+    `file` is "-" for standard output. Raises NotFound without a CA, Rejected if the file exists with other content.
+    """
     pem = _read_ca(call)
     if file != _STDOUT:
         _write_ca(Path(file).expanduser(), pem)
@@ -65,7 +73,7 @@ def export(call: Invocation, file: str) -> None:
 
 
 def ca_file(data: Path) -> Path:
-    """The path of the CA certificate in a data directory; it may not exist."""
+    """The path of the CA certificate, tls/ca.pem, in a data directory; it may not exist."""
     return data / "tls" / "ca.pem"
 
 

@@ -54,7 +54,10 @@ def advance(call: Invocation, by: float, without_polls: bool) -> None:
 
 
 def speed_factor(text: str) -> float:
-    """Click type of a speed: a finite number, 0 or more; raises BadParameter for anything else."""
+    """Click type of a speed: returns a finite number, 0 or more; raises BadParameter for anything else.
+
+    The service rejects numbers that are too high.
+    """
     try:
         number = float(text)
     except ValueError:

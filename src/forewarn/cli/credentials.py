@@ -21,7 +21,7 @@ from forewarn.errors import NotFound, Rejected, Unauthenticated
 
 
 def read_private_file(path: Path) -> str:
-    """Read a UTF-8 file that holds a secret.
+    """Return the whole text of a UTF-8 file that holds a secret.
 
     Raises NotFound if it does not exist; Rejected if group or others have any access to it, or if it cannot be read
     or is not a regular text file.
@@ -49,12 +49,18 @@ def read_private_file(path: Path) -> str:
 
 
 def read_secret_file(path: Path) -> str:
-    """Read the one-line secret in a private file; raises as `read_private_file` and `parse_secret` do."""
+    """Return the one-line secret in a private file, without blanks around it.
+
+    Raises as `read_private_file` and `parse_secret` do.
+    """
     return parse_secret(read_private_file(path), f"file {str(path)!r}")
 
 
 def parse_secret(text: str, source: str) -> str:
-    """The text without surrounding blanks; raises Rejected, naming `source`, unless it is one line."""
+    """Return the text without blanks around it; raises Rejected if that is empty or several lines.
+
+    `source` says in the error where the text comes from, such as "standard input".
+    """
     secret = text.strip()
     if not secret:
         raise Rejected(f"{source} is empty: put the secret in it")
@@ -91,18 +97,21 @@ _PROFILE_NAME = re.compile(r"[\w.-]+", re.ASCII)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Profile:
-    """How to reach one remote service and sign in there; stored in profiles.toml under these field names."""
+    """How to reach one remote service and sign in there; stored in profiles.toml under these field names.
 
-    server: str
+    `forewarn login` makes it, or `resolve_profile` from the environment.
+    """
+
+    server: str  # its https URL, as `str(ServerAddress)` writes it
     client_id: str
-    secret: str = field(default="", repr=False)
+    secret: str = field(default="", repr=False)  # the client's secret; "": it is in `secret_file`
     secret_file: str = ""  # path of a file with the secret, instead of `secret`
     ca: str = ""  # path of the server's CA; "": the CAs that the system trusts
     issuer: str = ""  # "": the issuer that the server names
     scope: str = ""  # "": the scope of the server's audience
 
     def read_secret(self) -> str:
-        """The secret itself, or else what its file contains; raises as `read_secret_file` does."""
+        """Return the stored secret, or else the one in `secret_file`; raises as `read_secret_file` does."""
         return self.secret or read_secret_file(Path(self.secret_file))
 
 
@@ -117,11 +126,11 @@ class ProfileFile:
 
     @classmethod
     def from_environment(cls, environ: Mapping[str, str]) -> ProfileFile:
-        """The file in the user's configuration directory; it may not exist."""
+        """The file profiles.toml in the user's configuration directory (`config_directory`); it may not exist."""
         return cls(config_directory(environ) / "profiles.toml")
 
     def read_all(self) -> dict[str, Profile]:
-        """All profiles by name, in the file's order; none if the file does not exist."""
+        """Return all profiles by name, in the file's order; {} if the file does not exist."""
         if not self.path.exists():
             return {}
         try:
@@ -134,7 +143,7 @@ class ProfileFile:
             ) from None
 
     def find(self, name: str) -> Profile:
-        """The profile of this name; raises NotFound if there is none."""
+        """Return the profile of this name; raises NotFound if there is none."""
         known = self.read_all()
         if name not in known:
             remedy = f"give one of {', '.join(known)}" if known else "create one with `forewarn login`"
@@ -142,7 +151,7 @@ class ProfileFile:
         return known[name]
 
     def save(self, name: str, profile: Profile) -> None:
-        """Write a profile to the file, in place of an earlier one of this name."""
+        """Write a profile to the file, which is created if missing, in place of an earlier one of this name."""
         self._write({**self.read_all(), name: profile})
 
     def remove(self, name: str) -> Profile:
@@ -156,7 +165,7 @@ class ProfileFile:
 
 
 def require_printable(text: str, what: str) -> str:
-    """Return the text if it is printable and not blank, else raise Rejected, calling it `what`."""
+    """Return the text unchanged if it is printable and not blank, else raise Rejected, calling it `what`."""
     if not text.isprintable() or not text.strip():
         raise Rejected(f"{text!r} is not a {what}: give the one that you received")
     return text
@@ -170,11 +179,12 @@ def require_profile_name(name: str) -> str:
 
 
 def resolve_profile(selection: RemoteSelection, profiles: ProfileFile, environ: Mapping[str, str]) -> Profile:
-    """The profile of a remote selection: the named one, else the one for its server.
+    """Return the profile of a remote selection that is not falsy: the named one, else its server's.
 
-    For a server, FOREWARN_CLIENT_ID and FOREWARN_SECRET_FILE come before saved profiles. FOREWARN_CA is the CA if the
-    profile has none. Raises NotFound if the named profile does not exist, Unauthenticated if none is for the server,
-    Rejected if several are, or if the named one is for another server.
+    For a server without a name, FOREWARN_CLIENT_ID and FOREWARN_SECRET_FILE, if set, make a profile and come before
+    the only saved one for that server. FOREWARN_CA is the CA if the profile has none. Raises NotFound if the named
+    profile does not exist; Unauthenticated if none is for the server; Rejected if several are, if the named one is for
+    another server, if only one of the two variables is set, or if the server is not an https URL.
     """
     if selection.profile:
         profile = profiles.find(selection.profile)

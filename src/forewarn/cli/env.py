@@ -26,16 +26,19 @@ _POWERSHELL_SINGLE_QUOTES = re.compile("['\u2018\u2019\u201a\u201b]")  # all of 
 class ShellSyntax:
     """How one shell quotes a text and sets an environment variable."""
 
-    quote: Callable[[str], str]
+    quote: Callable[[str], str]  # the text as one word that the shell does not interpret
     assignment: str  # a format with the fields `name` and `value`
 
     def variable(self, name: str, value: str) -> str:
-        """The command that sets a variable, with its value quoted."""
+        """The shell's command that sets and exports a variable, with its value quoted."""
         return self.assignment.format(name=name, value=self.quote(value))
 
 
 def shell_comment(text: str) -> str:
-    """A comment line; unprintable characters become `?`, because a line break would begin a command."""
+    """The text as a comment line, `# text`, for any of the shells.
+
+    Unprintable characters become `?`, because a line break would begin a command.
+    """
     return f"# {''.join(char if char.isprintable() else '?' for char in text)}"
 
 

@@ -39,7 +39,12 @@ _NO_EVENTS = "No event is pending. Request one: forewarn restart VM, or forewarn
 @click.option("--limit", type=click.IntRange(1), metavar="N", help="Show at most N events.")
 @service_command
 def events(call: Invocation, watch: bool, over_too: bool, limit: int | None, **selection: str | None) -> None:
-    """Show pending events."""
+    """Show pending events.
+
+    \f
+    `selection` has the options vm, scope, host and rollout. With `watch` never returns: prints a live table on a
+    terminal, a line for each change in a pipe, or a JSON page for each change.
+    """
     query = {"all": over_too or None, "limit": limit, **selection}
     page = call.api.get("events", query=query)
     if watch:
@@ -95,7 +100,7 @@ def _print_changes(call: Invocation, before: list[JsonObject], after: list[JsonO
 
 
 def changed_events(before: list[JsonObject], after: list[JsonObject]) -> list[JsonObject]:
-    """The events of `after`, in its order, that are new or whose status, approval or ending changed."""
+    """The events of `after`, in its order, that are new or have another status, approval or ending."""
     known = {event["id"]: _comparable_state(event) for event in before}
     return [event for event in after if known.get(event["id"]) != _comparable_state(event)]
 
@@ -147,6 +152,11 @@ def approve(call: Invocation, events: tuple[str, ...], **selection: str | None) 
     """Approve events, so that they may start before their notice ends.
 
     EVENT is an event's id, or the first four or more characters of it.
+
+    \f
+    `selection` has the options vm, host and rollout. Returns the exit code: 2 if some event could not be approved (the
+    others are), else 0. Raises Rejected unless either `events` or a selection is given, and the error of a single
+    event.
     """
     return _change_events(call, "approve", "approved", _selection_body(events, selection))
 
@@ -159,6 +169,9 @@ def withdraw(call: Invocation, events: tuple[str, ...], reason: str | None, **se
     """Withdraw events that have not started.
 
     EVENT is an event's id, or the first four or more characters of it.
+
+    \f
+    Selects, returns and raises as `approve` does.
     """
     body = _selection_body(events, selection)
     return _change_events(call, "withdraw", "withdrawn", {**body, **({"reason": reason} if reason else {})})

@@ -142,7 +142,10 @@ _NO_FAULTS = "No fault is active. `forewarn fault list --kinds` shows the kinds 
 
 
 def print_faults(call: Invocation, view: JsonObject) -> None:
-    """Print the active faults and storms of the API's view as tables, or a sentence if there are none."""
+    """Print as text the active faults and storms: a table of the faults, and one for each storm.
+
+    `view` is the API's answer with `faults` and `storms`. A sentence if there are none.
+    """
     faults, storms = view["faults"], view["storms"]
     if not faults and not storms:
         call.output.print_line(_NO_FAULTS)
@@ -190,7 +193,10 @@ def _touched_count(fault: JsonObject) -> str:
 
 
 def print_fault(call: Invocation, fault: JsonObject) -> None:
-    """Print a fault that was just set, as sentences or with --json as JSON."""
+    """Print a fault (the API's view of it) that was just set: what a client sees, and how to clear it.
+
+    With --json as JSON.
+    """
     if call.output.as_json:
         call.output.print_json(fault)
         return
@@ -206,7 +212,10 @@ def print_fault(call: Invocation, fault: JsonObject) -> None:
 
 
 def print_cleared(call: Invocation, view: JsonObject) -> None:
-    """Print the faults and storms that were just cleared, as sentences or with --json as JSON."""
+    """Print one sentence for each storm and fault that was just cleared, or with --json the view as JSON.
+
+    `view` is the API's answer with `cleared` (faults) and `storms`. "No such fault is active." if both are empty.
+    """
     if call.output.as_json:
         call.output.print_json(view)
         return
@@ -223,7 +232,7 @@ def print_cleared(call: Invocation, view: JsonObject) -> None:
 
 
 def print_storm(call: Invocation, storm: JsonObject) -> None:
-    """Print a storm that was just started: a row for each of its faults, or with --json its JSON."""
+    """Print a storm that was just started: a table with a row for each of its faults; JSON with --json."""
     if call.output.as_json:
         call.output.print_json(storm)
     else:
@@ -248,7 +257,10 @@ def _storm_row(step: JsonObject) -> list[Cell]:
 
 
 def print_fault_kinds(call: Invocation, kinds: list[JsonObject]) -> None:
-    """Print a table of all kinds of faults, with their parameters and what a client sees."""
+    """Print as text a table of kinds of faults: what each affects, its parameters, and what a client sees.
+
+    A parameter is shown with its default and its maximum. `kinds` are objects of the API, in this order.
+    """
     rows: list[list[Cell]] = [
         [bold(kind["kind"]), kind["strikes"], _parameter_ranges(kind), kind["seen"]] for kind in kinds
     ]

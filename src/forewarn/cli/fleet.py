@@ -56,7 +56,11 @@ def show(call: Invocation, vm: str | None, scope: str | None, host: str | None, 
 @click.option("--spot", "priority", flag_value="Spot", help="Make it a Spot VM, which can be evicted.")
 @service_command
 def add(call: Invocation, name: str, **facts: Any) -> None:
-    """Add one VM."""
+    """Add one VM.
+
+    \f
+    `facts` has the other options by name; those that are None are left to the service. Prints the VM.
+    """
     given = {fact: value for fact, value in facts.items() if value is not None}
     _print_changed_vm(call, call.api.post("fleet", "vms", body={"name": name, **given}), "added")
 
@@ -104,7 +108,11 @@ def remove_host(call: Invocation, host: str) -> None:
 @file_argument
 @service_command
 def check(call: Invocation, file: IO[bytes]) -> None:
-    """Check a fleet file, and show what it would change."""
+    """Check a fleet file, and show what it would change.
+
+    \f
+    Changes nothing. Without a running service checks only the file itself. Raises InvalidFile with the file's problems.
+    """
     proposal = _read_proposal(file)
     try:
         answer = _send_proposal(call, proposal, "check")
@@ -147,6 +155,10 @@ def apply(call: Invocation, file: IO[bytes], yes: bool, dry_run: bool, resurrect
     """Make the fleet what a file describes.
 
     Shows the difference first, and asks before it applies it.
+
+    \f
+    Returns the exit code: 1 if the user declines, else 0. Raises InvalidFile with the file's problems, and Rejected if
+    there is no terminal to ask on; with `yes` it does not ask.
     """
     proposal: dict[str, object] = {**_read_proposal(file), "resurrect": resurrect}
     if yes and not dry_run:
@@ -210,7 +222,10 @@ def _send_proposal(call: Invocation, proposal: dict[str, object], verb: str) -> 
 
 
 def invalid_fleet_file(message: str, problems: list[JsonObject], source: str) -> InvalidFile:
-    """Make the error for a fleet file with these problems (see InvalidFile); `source` is the file's name."""
+    """Return (not raise) the error for a fleet file with these problems; `source` is the file's name.
+
+    InvalidFile says which keys a problem has.
+    """
     error = InvalidFile(message, problems)
     error.file_name = source
     return error
@@ -231,7 +246,10 @@ _EMPTY_FLEET = (
 
 
 def print_fleet(call: Invocation, view: JsonObject) -> None:
-    """Print tables of hosts and VMs, or a sentence if there are none; a terminal also gets the counts."""
+    """Print as text tables of hosts and VMs, or a sentence if there are none; a terminal also gets counts.
+
+    `view` is the API's answer with `hosts`, `vms` and `scopes`. The VMs' endpoints are a column only if one has a URL.
+    """
     hosts, vms = view["hosts"], view["vms"]
     if not hosts and not vms:
         call.output.print_line(_EMPTY_FLEET)
@@ -285,7 +303,7 @@ def _endpoint_text(vm: JsonObject) -> str:
 
 
 def print_vm(call: Invocation, vm: JsonObject) -> None:
-    """Print one VM as text: its facts, then a table of its events."""
+    """Print one VM, the API's view of it, as text: its facts, then a table of its events if it has any."""
     now = call.api.now()
     call.output.print_line(bold(vm["name"]))
     call.output.print_facts((name, value) for name, value in _vm_facts(vm, now) if str(value))

@@ -28,28 +28,31 @@ HistoryFilter = Mapping[str, str]  # query parameters of the history: vm, event,
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Snapshot:
-    """The state of what is followed: its API view, whether it is over, and what a terminal shows of it."""
+    """The state of what is followed, at one time; see `follow`."""
 
-    view: JsonObject
-    is_over: bool
-    renderable: RenderableType
+    view: JsonObject  # the API's view of it
+    is_over: bool  # it is over: nothing is left to follow
+    renderable: RenderableType  # what the live area of a terminal shows of it
 
 
 class LiveArea:
-    """The updating area below the printed lines of a terminal; in a pipe (`live` is None) shows nothing."""
+    """The updating area below the printed lines of a terminal; made by `live_area`.
+
+    In a pipe and with --json (`live` is None) it shows nothing.
+    """
 
     def __init__(self, live: Live | None) -> None:
         self._live = live
 
     def show(self, renderable: RenderableType) -> None:
-        """Replace what the area shows."""
+        """Replace what the area shows, at once; does nothing if it shows nothing."""
         if self._live is not None:
             self._live.update(renderable, refresh=True)
 
 
 @contextmanager
 def live_area(call: Invocation, *, keep_visible: bool = False) -> Iterator[LiveArea]:
-    """Open the live area of a terminal; it is erased at the end unless `keep_visible`.
+    """Context manager of the live area of a terminal; the area is erased at the end unless `keep_visible`.
 
     In a pipe and with --json the area shows nothing.
     """
@@ -63,10 +66,10 @@ def live_area(call: Invocation, *, keep_visible: bool = False) -> Iterator[LiveA
 def follow(
     call: Invocation, take_snapshot: Callable[[], Snapshot], *, entries_of: HistoryFilter, quiet: bool = False
 ) -> JsonObject:
-    """Take snapshots until one is over, and return its view.
+    """Take snapshots until one is over, and return its view. A terminal shows each one in a live area.
 
-    Prints the history entries that match `entries_of`, earlier ones first, unless `quiet` or --json. Takes a snapshot
-    after each new entry, and at least every 10 s (1 s on a terminal).
+    Prints the history entries that match `entries_of`, past and new, oldest first, unless `quiet` or --json. Takes a
+    snapshot first, when there are new entries, and at least every 10 s (1 s on a terminal).
     """
     interval_s = TERMINAL_INTERVAL_S if call.output.is_terminal else PIPE_INTERVAL_S
     with live_area(call) as area:
@@ -90,7 +93,10 @@ def _print_new_entries(call: Invocation, seq: int, *, wait_s: int, quiet: bool, 
 
 
 def print_entries(call: Invocation, entries: list[JsonObject], now: float) -> None:
-    """Print history entries as text: time, kind and sentence of each. `now` decides which need a date."""
+    """Print history entries as text, in their order: local time, kind and sentence of each.
+
+    All get a date if one is not of the day of `now` (the service's time).
+    """
     for label, sentence in history_lines(entries, now):
         call.output.print_labelled(label, sentence)
 
@@ -98,9 +104,10 @@ def print_entries(call: Invocation, entries: list[JsonObject], now: float) -> No
 def wait_for_entries(
     call: Invocation, after: int, *, wait_s: int, entries_of: HistoryFilter = MappingProxyType({})
 ) -> JsonObject:
-    """A page of the oldest history entries after number `after`; waits up to `wait_s` for the first one.
+    """Return a page of the oldest history entries after number `after` that match `entries_of`.
 
-    The page has `entries`, at most 500 and maybe none, and `seq`, the number to continue after.
+    If there are none, the service waits for one, up to `wait_s` seconds of real time. The page is an object with
+    `entries`, at most 500, oldest first, maybe none, and `seq`, the number to continue after.
     """
     timeout_s = wait_s + 30.0
     query = {"after": after, "wait_s": wait_s, "limit": _ENTRIES_PER_PAGE, **entries_of}

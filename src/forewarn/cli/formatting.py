@@ -14,7 +14,7 @@ from forewarn.wording import first_names
 
 
 def local_time(at: float) -> datetime:
-    """A time in seconds since 1970, in this machine's time zone.
+    """A time in seconds since 1970 as a datetime in this machine's time zone.
 
     Raises ValueError, OverflowError or OSError if it is out of range.
     """
@@ -22,9 +22,9 @@ def local_time(at: float) -> datetime:
 
 
 def clock_time(at: float, now: float, *, dated: bool = False) -> str:
-    """The local time of day, with the date if that is not the date of `now` or if `dated`.
+    """The local time of day, `12:00:05`, with the date, `2026-03-01 12:00:05`, if that is not today's.
 
-    "never" if the time is out of range.
+    Today is the date of `now`. With `dated` always with the date. "never" if a time is out of range.
     """
     try:
         shown, today = local_time(at), local_time(now).date()
@@ -34,7 +34,7 @@ def clock_time(at: float, now: float, *, dated: bool = False) -> str:
 
 
 def clock_times(ats: Iterable[float], now: float) -> list[str]:
-    """The times of one column as local times: all with their date if any of them needs it."""
+    """The times of one column as `clock_time`, in the same order; all with the date if any needs it."""
     listed = list(ats)
     plain = [clock_time(at, now) for at in listed]
     alike = len({len(text) for text in plain if text != "never"}) <= 1
@@ -42,7 +42,10 @@ def clock_times(ats: Iterable[float], now: float) -> list[str]:
 
 
 def relative_time(at: float, now: float, *, units: int = 2) -> str:
-    """Returns `in 5m 3s`, `2h ago`, or `now` if less than 1 s away; shows up to `units` units (1 or 2)."""
+    """Returns how far `at` is from `now`: `in 5m 3s`, `2h ago`, or `now` if less than 1 s.
+
+    Shows up to `units` units: with 1, `in 5m`; more than 2 are never shown.
+    """
     if abs(at - now) < 1:
         return "now"
     far = " ".join(format_duration(abs(at - now)).split()[:units])
@@ -50,7 +53,7 @@ def relative_time(at: float, now: float, *, units: int = 2) -> str:
 
 
 def describe_time(at: float | None, now: float) -> str:
-    """Returns `12:00:05 (in 5m)`, or `-` for None."""
+    """Returns `12:00:05 (in 5m)`: `clock_time` and `relative_time`; `-` for None."""
     return "-" if at is None else f"{clock_time(at, now)} ({relative_time(at, now)})"
 
 
@@ -68,17 +71,20 @@ _ENTRIES_WITH_ACTOR = frozenset(
 
 
 def join_names(listed: Sequence[str], most: int = MAX_NAMES_SHOWN) -> str:
-    """The first `most` names, then how many more: `a, b, c and 97 more`; `-` for none."""
+    """The first `most` names, then how many more: `a, b, c and 97 more`; `-` for none.
+
+    A single further name is shown too.
+    """
     return first_names(listed, most) or "-"
 
 
 def count_noun(count: int, thing: str, things: str = "") -> str:
-    """`1 event`, `3 events`; `things` is the plural, if it has another ending."""
+    """The count with its noun: `1 event`, `0 events`; `things` is the plural if it does not just add an s."""
     return f"{count} {thing}" if count == 1 else f"{count} {things or f'{thing}s'}"
 
 
 def action_noun(verb: str) -> str:
-    """The noun of a verb, for texts such as `eviction of web`; only evict has its own."""
+    """The noun of a verb, for texts such as `eviction of web`: `eviction` for evict, else the verb itself."""
     return "eviction" if verb == "evict" else verb
 
 
@@ -104,23 +110,27 @@ def describe_resource(resource: str) -> str:
 
 
 def event_kind(event: JsonObject) -> str:
-    """The kind that VMs see, such as `Reboot`; the verb for events that VMs never see."""
+    """The kind of an event (its API view) that VMs see, such as `Reboot`; the verb if VMs never see it."""
     return str(event["kind"] or event["verb"])
 
 
 def status_text(event: JsonObject) -> Text:
-    """The event's ending if it is over, else its status, in its colour."""
+    """The event's ending (`finished`) if it is over, else its status (`started`), in its colour."""
     return state_text(event["ending"] or event["status"])
 
 
 def relevant_time(event: JsonObject, now: float) -> str:
-    """When the event ended, else started, else may start: `12:00:05 (in 5 m)`, or `-` if none is known."""
+    """When the event ended, else started, else may start: `12:00:05 (in 5m)`, or `-` if none is known."""
     at = event["over_at"] or event["started_at"] or event["not_before"]
     return describe_time(at, now)
 
 
 def waiting_reason(event: JsonObject, now: float) -> str:
-    """What the event waits for, what is being done, or why it ended; may be empty."""
+    """What the event waits for and until when, or what is being done, or why it ended; may be "".
+
+    A scheduled event: the text of its wait and, if known, when that ends: `… (in 5m)`. A started one: `reboot of web-0`
+    with the VMs whose acts are unfinished. One that is over: its reason, else its note.
+    """
     wait = event["waits_for"]
     if not wait:
         return str(event["reason"] or event["note"] or "") if event["status"] == "over" else _acts_under_way(event)
@@ -137,14 +147,20 @@ EVENT_HEADERS = ("event", "kind", "status", "VMs", "when", "waits for")
 
 
 def event_headers(events: Sequence[JsonObject]) -> tuple[str, ...]:
-    """Headers for `event_row`; the last one depends on whether the events are pending or over."""
+    """Headers for rows of `event_row`: EVENT_HEADERS with a last one that fits the events.
+
+    `waits for` if all are pending, `why` if all are over, else `waits for, why`.
+    """
     over = [event["status"] == "over" for event in events]
     last = "why" if all(over) else "waits for, why" if any(over) else "waits for"
     return (*EVENT_HEADERS[:-1], last)
 
 
 def event_row(event: JsonObject, now: float, shown_id: str) -> list[Cell]:
-    """The cells of one event, in the order of EVENT_HEADERS; `shown_id` is its id, maybe shortened."""
+    """The table cells of one event, in the order of EVENT_HEADERS; `shown_id` is its id, maybe shortened.
+
+    An event that waits for its notice shows `an approval` as what it waits for: that would start it earlier.
+    """
     approved = dim(" approved") if event["approved_at"] and event["status"] == "scheduled" else Text()
     return [
         bold(shown_id),
@@ -163,7 +179,10 @@ def _short_waiting_reason(event: JsonObject, now: float) -> str:
 
 
 def history_lines(entries: Sequence[JsonObject], now: float) -> list[tuple[Text, Text]]:
-    """A label (time and kind) and a sentence for each history entry, in the same order."""
+    """A label (local time and kind) and a sentence for each history entry, in the same order.
+
+    The sentence ends with the actor in parentheses where a person may have acted and the text does not name them.
+    """
     times = clock_times((entry["at"] for entry in entries), now)
     return [_history_line(entry, time) for entry, time in zip(entries, times, strict=True)]
 
@@ -176,7 +195,10 @@ def _history_line(entry: JsonObject, time: str) -> tuple[Text, Text]:
 
 
 def failure_reasons(events: Iterable[JsonObject]) -> list[str]:
-    """A clause for each event that failed or was withdrawn; an event that was not needed did neither."""
+    """A clause with the reasons for each event that failed or was withdrawn: `event ID failed (web-0: …)`.
+
+    Other events, also those that were not needed, are left out.
+    """
     return [_failure_of_event(event) for event in events if event["ending"] in ("failed", "withdrawn")]
 
 

@@ -25,7 +25,10 @@ _NO_EVENTS_YET = f"{_NO_EVENTS} `forewarn guest watch` waits for one."
 
 
 def endpoint_option(function: CommandFunction) -> CommandFunction:
-    """Decorate a command that polls a VM's endpoint: adds --endpoint to an offline command."""
+    """Decorate a command that polls a VM's endpoint: an `offline_command` with the option --endpoint.
+
+    The function gets the Invocation first, and `endpoint`: a URL, or None to discover it.
+    """
     return click.option(
         "--endpoint",
         metavar="URL",
@@ -97,7 +100,7 @@ def approve(call: Invocation, ids: tuple[str, ...], mine: bool, endpoint: str | 
 
 
 def complete_event_id(given: str, listed: tuple[ReceivedEvent, ...]) -> str:
-    """The id of the listed event that begins with `given`, in any case.
+    """Return the full id of the one listed event whose id begins with `given`, in any case.
 
     A full id (36 characters) is returned in capitals even if it is not listed. Raises NotFound if no event begins with
     it, Rejected if several do or it has fewer than 4 characters.
@@ -115,7 +118,7 @@ def complete_event_id(given: str, listed: tuple[ReceivedEvent, ...]) -> str:
 
 
 def vm_name_or_none(client: Client) -> str | None:
-    """Ask the endpoint for the VM's name; None if it does not serve it or does not answer."""
+    """Ask the endpoint for the VM's name and return it; None if it does not serve it or does not answer."""
     try:
         return client.name()
     except ForewarnError:

@@ -24,7 +24,12 @@ host_argument = click.argument("host", metavar="HOST", shell_complete=host_names
 @wait_option
 @service_command
 def degrade(call: Invocation, host: str, in_s: float, short_notice: bool, dry_run: bool, wait: bool) -> int:
-    """Predict a host's failure: each of its VMs gets a Redeploy event."""
+    """Predict a host's failure: each of its VMs gets a Redeploy event.
+
+    \f
+    `in_s` is the notice in seconds. With `dry_run` only prints a preview. Returns the exit code: with `wait`, which
+    follows the request to its end, 1 unless it succeeded, else 0.
+    """
     body: dict[str, object] = {"in_s": in_s}
     if short_notice:
         body["short_notice"] = True
@@ -40,7 +45,11 @@ def degrade(call: Invocation, host: str, in_s: float, short_notice: bool, dry_ru
 @wait_option
 @service_command
 def fail(call: Invocation, host: str, dry_run: bool, wait: bool) -> int:
-    """Make a host fail now: its VMs are redeployed with no notice."""
+    """Make a host fail now: its VMs are redeployed with no notice.
+
+    \f
+    `dry_run`, `wait` and the exit code are as in `degrade`.
+    """
     if dry_run:
         show_preview(call, call.api.post("hosts", host, "fail", "preview"))
         return 0

@@ -31,24 +31,28 @@ CommandFunction = Callable[..., Any]
 class Invocation:
     """One run of the command: its common options, its output, and the client of the selected service.
 
-    The options' callbacks fill in `as_json` and `given_…`; properties must be read after that.
+    Every command gets it as its first argument, `call`. The options' callbacks fill in `as_json` and `given_…`, as
+    typed; properties must be read after that.
     """
 
     def __init__(self) -> None:
-        self.as_json = False
-        self.given_data: str | None = None
-        self.given_server = ""
-        self.given_profile = ""
-        self._is_local = False
+        self.as_json = False  # --json
+        self.given_data: str | None = None  # --data
+        self.given_server = ""  # --server
+        self.given_profile = ""  # --profile
+        self._is_local = False  # after `require_local`
 
     @property
     def data(self) -> Path:
-        """The absolute path of the local service's data directory; see `data_directory`."""
+        """The path of the local service's data directory: --data, else the environment's or the default one.
+
+        See `data_directory`. It may not exist.
+        """
         return data_directory(self.given_data, os.environ)
 
     @cached_property
     def output(self) -> Output:
-        """Where this run prints; made at the first use, which must come after the options were parsed."""
+        """Where this run prints, with --json as JSON; made at the first use, after the options were parsed."""
         return Output(as_json=self.as_json, program=self._command_prefix)
 
     @property
@@ -60,7 +64,7 @@ class Invocation:
 
     @property
     def remote_selection(self) -> RemoteSelection:
-        """The remote service that options or environment select; falsy for the local service.
+        """The remote service that options, else the environment, select; falsy for the local service.
 
         Raises Rejected if --data is given together with --server or --profile. After `require_local` the environment
         is ignored.
@@ -72,7 +76,7 @@ class Invocation:
 
     @property
     def profiles(self) -> ProfileFile:
-        """The user's file of sign-in profiles; it may not exist."""
+        """The user's file of sign-in profiles, made anew by each access; the file may not exist."""
         return ProfileFile.from_environment(os.environ)
 
     @cached_property
@@ -92,9 +96,9 @@ class Invocation:
         return ApiClient(LocalTransport(self.data, ", or choose a remote one with --profile" if is_signed_in else ""))
 
     def require_local(self, command: str) -> None:
-        """Select the local service, whatever the environment says.
+        """Select the local service for this run, also if the environment selects a remote one.
 
-        Raises Rejected if the options select a remote one; `command` is the command's full name, for the message.
+        Raises Rejected if --server or --profile was given; `command` is the command's full name, for the message.
         """
         self._is_local = True
         if self.given_server or self.given_profile:
@@ -134,7 +138,10 @@ data_option = click.option(
 
 
 def remote_options(function: CommandFunction, *, hidden: bool = False) -> CommandFunction:
-    """Add the options --server and --profile, which select a remote service; `hidden`: not in the help."""
+    """Decorate a command with the options --server and --profile, which select a remote service.
+
+    Their values go to the Invocation, not to the function. With `hidden` the help does not show them.
+    """
     options = (
         click.option(
             "--server",
@@ -171,9 +178,9 @@ def _with_invocation(function: CommandFunction, *, is_local: bool) -> CommandFun
 
 
 def offline_command(function: CommandFunction) -> CommandFunction:
-    """Decorate a command that calls no remote service: it gets the Invocation first.
+    """Decorate a command that calls no remote service: it gets the Invocation as its first argument.
 
-    Adds --json; --server and --profile are refused.
+    Adds --json. --server and --profile are accepted only to be rejected when the command runs.
     """
     return remote_options(_with_invocation(function, is_local=True), hidden=True)
 
@@ -184,7 +191,7 @@ def local_command(function: CommandFunction) -> CommandFunction:
 
 
 def profile_command(function: CommandFunction) -> CommandFunction:
-    """Decorate a command about sign-in profiles: it gets the Invocation first, and has no --data.
+    """Decorate a command about sign-in profiles: it gets the Invocation as first argument, and no --data.
 
     Adds --server, --profile and --json.
     """
@@ -192,7 +199,7 @@ def profile_command(function: CommandFunction) -> CommandFunction:
 
 
 def service_command(function: CommandFunction) -> CommandFunction:
-    """Decorate a command that calls the selected service: it gets the Invocation first.
+    """Decorate a command that calls the selected service: it gets the Invocation as its first argument.
 
     Adds --data, --server, --profile and --json.
     """
@@ -200,14 +207,20 @@ def service_command(function: CommandFunction) -> CommandFunction:
 
 
 def non_empty_name(text: str) -> str:
-    """Click type of a name: raises BadParameter for a blank one, such as an unset variable in a script."""
+    """Click type of a name: returns it unchanged; raises BadParameter for a blank one.
+
+    A blank one is often a variable of a script that is not set.
+    """
     if not text.strip():
         raise click.BadParameter("the name is empty: give one (in a script, look for a variable that is not set)")
     return text
 
 
 def duration(text: str) -> float:
-    """Click type of a length of time such as 20m or 1h30m, in seconds; raises BadParameter."""
+    """Click type of a length of time such as 20m or 1h30m: returns seconds.
+
+    Raises BadParameter where `parse_duration` raises ValueError.
+    """
     try:
         return parse_duration(text)
     except ValueError as error:
@@ -216,7 +229,11 @@ def duration(text: str) -> float:
 
 @contextmanager
 def require_server_extra(command: str) -> Iterator[None]:
-    """Wrap a command's imports; raises Rejected with the pip command if the [server] extra is missing."""
+    """Context manager for a command's imports; raises Rejected if the [server] extra is not installed.
+
+    The message has the pip command. `command` is the command without `forewarn`. If a module of forewarn itself is
+    missing, that error is raised.
+    """
     try:
         yield
     except ModuleNotFoundError as error:

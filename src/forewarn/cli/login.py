@@ -46,6 +46,9 @@ def login(call: Invocation, client_id: str, secret_file: Path | None, ca: Path |
     forewarn --profile lab events
 
     Without --secret-file the command prompts for the secret, or reads it from standard input, and saves it.
+
+    \f
+    Saves the profile only if the sign-in works; replaces one of the same name.
     """
     name = require_profile_name(call.remote_selection.profile or DEFAULT_PROFILE)
     if not call.remote_selection.server:
@@ -177,7 +180,11 @@ _REDIRECT_PAGE = '<!doctype html><title>forewarn</title><meta http-equiv="refres
 @click.option("--open", "in_browser", is_flag=True, help="Open it in a browser.")
 @service_command
 def portal(call: Invocation, in_browser: bool) -> None:
-    """Print a link that signs you in to the portal once."""
+    """Print a link that signs you in to the portal once.
+
+    \f
+    The link is valid for 15 minutes. With `in_browser` also opens it; raises Unavailable if no browser can be started.
+    """
     link = _with_reachable_url(call, call.api.post("access", "links"))
     if call.output.as_json:
         call.output.print_json(link)

@@ -33,27 +33,33 @@ STATE_STYLES = {  # state in lower case → style of rich
 
 
 def without_control_characters(text: object) -> str:
-    """The text with U+FFFD for each unprintable character but line breaks, so that none steers a terminal."""
+    """`str(text)` with U+FFFD for each unprintable character except line feeds.
+
+    So text from elsewhere cannot steer the terminal.
+    """
     return "".join(char if char.isprintable() or char == "\n" else "\ufffd" for char in str(text))
 
 
 def state_text(text: object) -> Text:
-    """A state such as `scheduled`, in its colour."""
+    """A state such as `scheduled` in its colour of STATE_STYLES; other words without colour."""
     return Text(without_control_characters(text), style=STATE_STYLES.get(str(text).lower(), ""))
 
 
 def dim(text: object) -> Text:
-    """Grey text, for what matters less."""
+    """The text in grey, for what matters less, without control characters."""
     return Text(without_control_characters(text), style="bright_black")
 
 
 def bold(text: object) -> Text:
-    """Bold text."""
+    """The text in bold, without control characters."""
     return Text(without_control_characters(text), style="bold")
 
 
 def join_text(*parts: object) -> Text:
-    """Join pieces into one line; each keeps its own style."""
+    """Join pieces without a separator into one text; each Text keeps its own style.
+
+    Other pieces become plain text without control characters.
+    """
     line = Text()
     for part in parts:
         line.append_text(part if isinstance(part, Text) else Text(without_control_characters(part)))
@@ -61,10 +67,10 @@ def join_text(*parts: object) -> Text:
 
 
 class Output:
-    """Prints answers to stdout, and errors to stderr, with `as_json` as JSON.
+    """Prints answers to stdout, and errors to stderr.
 
-    For answers the caller chooses between `print_json` and the other methods, which print text. `program` replaces
-    `forewarn` in hints.
+    Only `print_error` looks at `as_json` itself: for answers the caller chooses between `print_json` and the other
+    methods, which print text. `program` replaces `forewarn` in hints.
     """
 
     def __init__(self, *, as_json: bool = False, program: str = "forewarn") -> None:
@@ -83,17 +89,20 @@ class Output:
         return str(long_id)[:_SHORT_ID_LENGTH] if self.is_terminal else str(long_id)
 
     def print_json(self, view: Any) -> None:
-        """Print a JSON document on one line, so that watching commands can print one per line."""
+        """Print a value to stdout as JSON on one line, so that watching commands can print one per line."""
         click.echo(json.dumps(view, ensure_ascii=False, separators=(",", ":")))
 
     def print_line(self, *parts: object) -> None:
-        """Print pieces, each in its own style, as one line of text; a terminal wraps it between words."""
+        """Print pieces, each in its own style, as one line of text to stdout; without pieces an empty line.
+
+        A terminal wraps it between words; in a pipe it stays one line.
+        """
         self.stdout.print(join_text(*parts), soft_wrap=not self.is_terminal)
 
     def print_error(self, message: object, *, code: str = "Failed", problems: Sequence[Any] = ()) -> None:
-        """Print an error to stderr: a sentence, or a document `{"error": …}` with --json.
+        """Print an error to stderr: the message in red, or with --json the document `{"error": {…}}`.
 
-        Only the document has `code` and `problems`.
+        Only the document has `code` and, if there are any, `problems` (objects) besides `message`.
         """
         if self.as_json:
             error = {"code": code, "message": str(message), **({"problems": list(problems)} if problems else {})}
@@ -102,11 +111,14 @@ class Output:
             self.print_note(message)
 
     def print_note(self, message: object) -> None:
-        """Print a remark for people to stderr, also with --json."""
+        """Print a remark for people to stderr, in red, as text also with --json."""
         self.stderr.print(Text(without_control_characters(message), style="red"), soft_wrap=True)
 
     def print_table(self, headers: Sequence[str], rows: Iterable[Sequence[Cell]]) -> None:
-        """Print a table: wrapped to the terminal's width, or one unbroken line per row in a pipe."""
+        """Print a table as text, with the headers in capitals; each row has one cell per header.
+
+        Cells wrap to the terminal's width; in a pipe each row is one unbroken line.
+        """
         cells = [
             [cell if isinstance(cell, Text) else Text(without_control_characters(cell)) for cell in row] for row in rows
         ]
@@ -117,14 +129,17 @@ class Output:
                 click.echo(line)
 
     def print_facts(self, pairs: Iterable[tuple[str, Cell]]) -> None:
-        """Print names and values, one pair per line, with the values in one column."""
+        """Print names, in grey, and values as text, one indented pair per line, with the values in one column."""
         listed = list(pairs)
         width = max((len(name) for name, _ in listed), default=0)
         for name, value in listed:
             self.print_labelled(join_text("  ", dim(f"{name:<{width}}"), "  "), value)
 
     def print_labelled(self, label: Text, value: Cell) -> None:
-        """Print a text beside its label; on a terminal its further lines are indented below the text."""
+        """Print a text beside its label, with nothing in between.
+
+        On a terminal the text wraps below itself, not below the label; without blanks, as a URL, it is not broken.
+        """
         if not self.is_terminal:
             self.print_line(label, value)
             return
@@ -138,7 +153,7 @@ class Output:
         self.stdout.print(grid)
 
     def print_hints(self, pairs: Iterable[tuple[str, str]]) -> None:
-        """Print an empty line, then commands to try next, each with what it does.
+        """Print an empty line, then commands to try next: pairs of a command and what it does.
 
         A command's `forewarn` becomes the way this program was called, with the options that select the service.
         """
@@ -158,7 +173,10 @@ class Output:
 
 
 def build_table(headers: Sequence[str], rows: Iterable[Sequence[Cell]], width: int) -> Table:
-    """A table for a terminal of this width, with columns sized by `column_widths`."""
+    """A table, headers in capitals, for a terminal of this width in characters, not printed yet.
+
+    `column_widths` sizes the columns; if they do not fit, rich does.
+    """
     table = Table(box=None, pad_edge=False, padding=(0, _COLUMN_GAP, 0, 0), header_style="bright_black")
     listed = list(rows)
     columns = list(zip(headers, *([str(cell) for cell in row] for row in listed), strict=True))
@@ -173,8 +191,9 @@ def build_table(headers: Sequence[str], rows: Iterable[Sequence[Cell]], width: i
 def column_widths(columns: Sequence[Sequence[str]], width: int) -> list[int]:
     """Column widths that break cells only between pieces; an empty list if the pieces do not fit.
 
-    A piece is a word, a time, or a text in parentheses. Each column gets the width of its longest piece. Then, from
-    the left, each column that fits whole gets its full width, and the column that lacks most gets what remains.
+    `columns` has the texts of each column, `width` is that of the table. A piece is a word, a time, or a text in
+    parentheses. Each column gets the width of its longest piece. Then, from the left, each column that fits whole gets
+    its full width, and the column that lacks most gets what remains.
     """
     least = [
         max(cell_len(piece) for text in column for piece in _UNBREAKABLE_PIECE.findall(text) or [""])
@@ -193,7 +212,7 @@ def column_widths(columns: Sequence[Sequence[str]], width: int) -> list[int]:
 
 
 def align_columns(rows: Sequence[Sequence[Text]]) -> list[str]:
-    """The rows as plain lines, with two blanks between columns and nothing cut off."""
+    """One plain line per row, with each column as wide as its widest cell, and two blanks between columns."""
     widths = [max(cell.cell_len for cell in column) for column in zip(*rows, strict=True)]
     return [
         "  ".join(cell.plain + " " * (width - cell.cell_len) for cell, width in zip(row, widths, strict=True)).rstrip()
@@ -202,7 +221,10 @@ def align_columns(rows: Sequence[Sequence[Text]]) -> list[str]:
 
 
 def discard_unwritable_output() -> None:
-    """Drop buffered output that cannot be written, so that the interpreter does not fail on it at exit."""
+    """Flush stdout and stderr; redirect one that cannot be written, with what it buffers, to /dev/null.
+
+    Otherwise the interpreter would fail on it at exit, for instance after the reader of a pipe has ended.
+    """
     for stream in (sys.stdout, sys.stderr):
         try:
             stream.flush()

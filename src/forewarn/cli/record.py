@@ -127,7 +127,10 @@ def _write_durably(file: BinaryIO, part: RecordingHeader | RecordedResponse | Re
 
 
 def answer_text(answer: RecordedResponse) -> str:
-    """One line about an answer: its events, else its status, what is wrong with it, or why none came."""
+    """One line about a recorded answer: `incarnation 2: Reboot of web-0 scheduled`, or `…: no events`.
+
+    Else why no answer came, its status if that is not 200, or what is wrong with its document.
+    """
     if answer.status is None:
         return f"no answer: {answer.broke}"
     if answer.status != 200:

@@ -41,6 +41,10 @@ def replay(call: Invocation, file: Path, vm: str, speed: float, loops: int, pair
 
     The VM's scope sees the recorded events, at the pace of the lab's clock, with new ids and times. Nothing is done to
     the VM. A real event of the scope ends the replay.
+
+    \f
+    `pairs` are texts OLD=NEW. Returns the exit code: with `wait` 1 unless the replay ran to its end, else 0. Raises
+    Rejected if the file cannot be read.
     """
     recording = _recording_body(_read_file(file))
     body = {"vm": vm, "recording": recording, "speed": speed, "loops": loops, "map": _parse_name_map(pairs)}
@@ -55,7 +59,11 @@ def replay(call: Invocation, file: Path, vm: str, speed: float, loops: int, pair
 @click.option("--stop", metavar="REPLAY", help="Stop this replay: its id, or a unique beginning.")
 @service_command
 def replays(call: Invocation, stop: str | None) -> None:
-    """List the replays, or stop one."""
+    """List the replays, or stop one.
+
+    \f
+    `stop` is the id, or a unique beginning, of the replay to stop; None lists them all.
+    """
     if stop is not None:
         _print_replay(call, call.api.delete("replays", stop))
         return

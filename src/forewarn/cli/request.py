@@ -55,11 +55,12 @@ def send_maintenance_request(
     short_notice: bool = False,
     dry_run: bool = False,
 ) -> int:
-    """Send a maintenance request, print the result, and with `wait` follow it to its end.
+    """Send a maintenance request for these VMs, print the result, and with `wait` follow it to its end.
 
-    `what` is the request's `ask`, such as "restart". With `dry_run` only prints a preview. Returns the exit code: 1 if
-    it was followed and did not succeed, else 0. Raises Rejected if the notice options contradict each other, and as
-    ApiClient does.
+    `what` is the request's `ask`, such as "restart". `notice_s` None is the default notice; `short_notice` allows less
+    than the minimum. With `dry_run` only prints a preview. Returns the exit code: 1 if it was followed and did not
+    succeed, else 0. Raises Rejected for a notice of 0 without `short_notice` and for `short_notice` without a notice,
+    and as ApiClient does.
     """
     if notice_s == 0 and not short_notice:
         raise Rejected(_ZERO_NOTICE)
@@ -84,7 +85,11 @@ def send_maintenance_request(
 @_request_options
 @service_command
 def restart(call: Invocation, vms: tuple[str, ...], **options: Any) -> int:
-    """Restart VMs, with notice."""
+    """Restart VMs, with notice.
+
+    \f
+    Sends the request `restart`. `options`, the exit code and the errors are those of `send_maintenance_request`.
+    """
     return send_maintenance_request(call, "restart", vms, **options)
 
 
@@ -92,7 +97,11 @@ def restart(call: Invocation, vms: tuple[str, ...], **options: Any) -> int:
 @_request_options
 @service_command
 def redeploy(call: Invocation, vms: tuple[str, ...], **options: Any) -> int:
-    """Move VMs to another host, with notice."""
+    """Move VMs to another host, with notice.
+
+    \f
+    Sends the request `redeploy`. `options`, the exit code and the errors are those of `send_maintenance_request`.
+    """
     return send_maintenance_request(call, "redeploy", vms, **options)
 
 
@@ -100,7 +109,11 @@ def redeploy(call: Invocation, vms: tuple[str, ...], **options: Any) -> int:
 @_request_options
 @service_command
 def evict(call: Invocation, vms: tuple[str, ...], **options: Any) -> int:
-    """Evict Spot VMs, with 30 seconds of notice."""
+    """Evict Spot VMs, with 30 seconds of notice.
+
+    \f
+    Sends the request `evict`. `options`, the exit code and the errors are those of `send_maintenance_request`.
+    """
     return send_maintenance_request(call, "evict", vms, **options)
 
 
@@ -109,7 +122,12 @@ def evict(call: Invocation, vms: tuple[str, ...], **options: Any) -> int:
 @_request_options
 @service_command
 def delete(call: Invocation, vms: tuple[str, ...], scale_in: bool, **options: Any) -> int:
-    """Delete VMs, with notice where that is enabled."""
+    """Delete VMs, with notice where that is enabled.
+
+    \f
+    Sends the request `delete`, or `scale-in`. `options`, the exit code and the errors are those of
+    `send_maintenance_request`.
+    """
     return send_maintenance_request(call, "scale-in" if scale_in else "delete", vms, **options)
 
 
@@ -140,7 +158,12 @@ def _complete_power_arguments(ctx: click.Context, param: click.Parameter, incomp
 @wait_option
 @service_command
 def power(call: Invocation, words: tuple[str, ...], wait: bool, dry_run: bool) -> int:
-    """Turn VMs off or on, deallocate, reapply, reimage."""
+    """Turn VMs off or on, deallocate, reapply, reimage.
+
+    \f
+    `words` are names of VMs, then one of off, start, deallocate, reapply and reimage; raises Rejected otherwise. The
+    rest is as in `send_maintenance_request`.
+    """
     *vms, what = words
     if not vms or what not in _POWER_ACTIONS:
         raise Rejected(f"give VMs, then one of {', '.join(_POWER_ACTIONS)}: forewarn power {_corrected(words)}")
@@ -158,7 +181,12 @@ def _corrected(words: tuple[str, ...]) -> str:
 @wait_option
 @service_command
 def perform_maintenance(call: Invocation, vm: str, wait: bool) -> int:
-    """Start a VM's pending platform maintenance now."""
+    """Start a VM's pending platform maintenance now.
+
+    \f
+    Prints its events. Returns the exit code: with `wait`, which follows the request to its end, 1 unless it succeeded,
+    else 0.
+    """
     answer = call.api.post("vms", vm, "perform-maintenance")
     if wait:
         return wait_for_request(call, answer)

@@ -31,7 +31,10 @@ dry_run_option = click.option("--dry-run", is_flag=True, help="Show what would h
 
 
 def show_preview(call: Invocation, view: JsonObject) -> None:
-    """Print the answer to a --dry-run: what would happen, and a table of the events; JSON with --json."""
+    """Print the API's answer to a --dry-run; JSON with --json.
+
+    As text: sentences about what would happen, and a table of the listed events, 40 at most.
+    """
     if call.output.as_json:
         call.output.print_json(view)
         return
@@ -67,7 +70,10 @@ _IN_PROGRESS, _SUCCEEDED = "in progress", "succeeded"  # states of a request
 
 
 def show_receipt(call: Invocation, answer: JsonObject) -> None:
-    """Print the answer to a maintenance request: what was accepted, and its events; JSON with --json."""
+    """Print the API's answer to a request: what was accepted, and its events; JSON with --json.
+
+    The answer has `request`, `events` and what `show_events` needs.
+    """
     if call.output.as_json:
         call.output.print_json(answer)
         return
@@ -96,7 +102,8 @@ def _headline(events: list[JsonObject], listed: list[JsonObject]) -> str:
 def show_events(call: Invocation, answer: JsonObject) -> None:
     """Print as text up to three events of an answer in full, more as a table, then commands to try next.
 
-    The answer also has the `scopes` of its events, and those `replaced_events`, if any. Prints nothing without events.
+    Besides `events` the answer has their `scopes`, and maybe `replaced_events`: pending events that they replace.
+    Prints nothing without events.
     """
     now, events = call.api.now(), answer["events"]
     if not events:
@@ -162,6 +169,7 @@ def _print_hints(call: Invocation, events: list[JsonObject]) -> None:
 def wait_for_request(call: Invocation, answer: JsonObject) -> int:
     """Follow a request until it is over, and print the outcome; returns 0 if it succeeded, else 1.
 
+    `answer` is the API's answer to the request. Prints its history entries meanwhile; with --json only its final view.
     After Ctrl-C the request continues: prints how to see its progress, and raises KeyboardInterrupt.
     """
     request_id = answer["request"]["id"]

@@ -74,7 +74,13 @@ def start(
     dry_run: bool,
     **options: Any,
 ) -> int:
-    """Start a rollout."""
+    """Start a rollout.
+
+    \f
+    `options` has impact, max_failures, keep_going, notice_s and short_notice. With `dry_run` only prints a preview;
+    with `wait` follows it to its end. Returns the exit code: 1 if it was followed and did not complete without
+    failures, else 0. Raises Rejected unless exactly one of `hosts`, `all_hosts` and `scope` is given.
+    """
     body = {name: value for name, value in options.items() if value is not None and value is not False}
     body |= _failure_limit(body.pop("max_failures", None), body.pop("keep_going", False))
     body |= _rollout_targets(hosts, all_hosts, scope)
@@ -109,7 +115,12 @@ def _rollout_targets(hosts: tuple[str, ...], all_hosts: bool, scope: str | None)
 @click.option("--watch", is_flag=True, help="Wait until it is over.")
 @service_command
 def show(call: Invocation, rollout_id: str | None, watch: bool) -> int:
-    """Show all rollouts, or one, by its id or a unique beginning of it."""
+    """Show all rollouts, or one, by its id or a unique beginning of it.
+
+    \f
+    With `watch` follows it to its end. Returns the exit code: 1 if it was followed and did not complete without
+    failures, else 0. Raises Rejected for `watch` without a rollout.
+    """
     if rollout_id is None:
         if watch:
             raise Rejected("--watch needs a rollout: give one of those that `forewarn rollout show` lists")
@@ -149,7 +160,11 @@ _BAR_PARTS = (
 
 
 def progress_line(view: JsonObject) -> Text:
-    """How many VMs are in which state: `12 of 40 done · 4 started · 4 scheduled · 20 waiting`."""
+    """How many VMs are in which state: `12 of 40 done · 4 started · 4 scheduled · 20 waiting`.
+
+    `view` is the API's view of a rollout. States without VMs are left out. Once it has ended, VMs that wait are `never
+    started`.
+    """
     tally = view["tally"]
     line = join_text(bold(f"{tally['done']} of {tally['total']} done"))
     for name, style in _BAR_PARTS[1:]:
@@ -203,7 +218,10 @@ _NO_ROLLOUTS = "There are no rollouts. Start one: forewarn rollout start --all-h
 
 
 def bar_cells(counts: list[int], width: int) -> list[int]:
-    """The number of bar cells for each count: proportional, together exactly the width (0 if all are 0)."""
+    """The number of bar cells for each count, in order: proportional, together exactly `width` cells.
+
+    All are 0 if all counts are.
+    """
     total = sum(counts)
     if total == 0:
         return [0] * len(counts)
@@ -212,7 +230,10 @@ def bar_cells(counts: list[int], width: int) -> list[int]:
 
 
 def progress_bar(tally: JsonObject, width: int = _BAR_WIDTH) -> Text:
-    """A bar of `width` cells with one colour for each state of the rollout's VMs; empty without VMs."""
+    """A bar of `width` characters with one colour for each state of the rollout's VMs; empty without VMs.
+
+    `tally` is the API's count of VMs by state.
+    """
     text = Text()
     for cells, (_, style) in zip(
         bar_cells([int(tally[name]) for name, _ in _BAR_PARTS], width), _BAR_PARTS, strict=True
@@ -222,7 +243,10 @@ def progress_bar(tally: JsonObject, width: int = _BAR_WIDTH) -> Text:
 
 
 def rollout_panel(call: Invocation, view: JsonObject) -> RenderableType:
-    """What a terminal shows while a rollout runs: title, progress bar, and the first events not over."""
+    """Return what a terminal shows while a rollout runs: title, progress bar, and `live_event_lines`.
+
+    `view` is the API's view of the rollout.
+    """
     now = call.api.now()
     lines: list[Text] = [_rollout_title(call, view), join_text(progress_bar(view["tally"]), "  ", progress_line(view))]
     lines += [join_text("  ", line) for line in live_event_lines(view, now)]
@@ -230,7 +254,10 @@ def rollout_panel(call: Invocation, view: JsonObject) -> RenderableType:
 
 
 def live_event_lines(view: JsonObject, now: float) -> Iterator[Text]:
-    """Yields a line for each of the first four events that are not over, then how many more there are."""
+    """Yields a line for each of the first four events that are not over, then how many more there are.
+
+    A line has the status, the update domain, the VMs, and what the event waits for or does.
+    """
     live = [event for event in view.get("events", ()) if event["status"] != "over"]
     for event in live[:4]:
         head = join_text(
@@ -252,7 +279,7 @@ def _rollout_title(call: Invocation, view: JsonObject) -> Text:
 
 
 def rollout_state(view: JsonObject) -> Text:
-    """The rollout's progress as text, such as `stopped`; only a completed one counts its failed VMs."""
+    """The rollout's state in its colour, such as `stopped`; `completed with 2 failed VMs` if some failed."""
     failed = view["tally"]["failed"]
     if view["progress"] != "completed" or not failed:
         return state_text(view["progress"])
@@ -266,7 +293,11 @@ def _targets_text(view: JsonObject) -> str:
 
 
 def print_rollout(call: Invocation, view: JsonObject) -> None:
-    """Print one rollout: its progress, its events, and commands to try next; JSON with --json."""
+    """Print one rollout, the API's view of it; JSON with --json.
+
+    As text: title, progress (on a terminal with a bar), why it ended, a table of its events, and, if it has not ended,
+    commands to try next.
+    """
     if call.output.as_json:
         call.output.print_json(view)
         return
@@ -292,7 +323,7 @@ def _rollout_hints(shown: str, *, paused: bool) -> list[tuple[str, str]]:
 
 
 def print_rollouts(call: Invocation, page: JsonObject) -> None:
-    """Print a table of rollouts, or a sentence if there are none; JSON with --json."""
+    """Print a table of the API's page of rollouts, or a sentence if there are none; JSON with --json."""
     if call.output.as_json:
         call.output.print_json(page)
     elif page["rollouts"]:

@@ -71,10 +71,13 @@ _COMMAND_MODULES = {name: module for section in _HELP_SECTIONS.values() for name
 
 
 class RootCommand(click.Group):
-    """The root click group: imports a command's module on first use and maps errors to exit codes."""
+    """The root click group: imports a command's module on first use and maps errors to exit codes.
+
+    The module docstring lists the exit codes.
+    """
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """The names of all commands, in the order of the help."""
+        """The names of all commands, in the order of the help. Imports none of them."""
         return list(_COMMAND_MODULES)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
@@ -88,7 +91,7 @@ class RootCommand(click.Group):
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the commands of the help, grouped by section."""
+        """Write all commands, by section, each with its short help, to the formatter. Imports their modules."""
         for title, names in _HELP_SECTIONS.items():
             commands = ((name, self.get_command(ctx, name)) for name in names)
             with formatter.section(title):
@@ -97,8 +100,9 @@ class RootCommand(click.Group):
     def main(self, *args: Any, **kwargs: Any) -> NoReturn:
         """Run the command line and exit; errors go to stderr as a sentence, or as JSON with --json.
 
-        Exit codes: what the command returns, or 0; 1 for a ServiceFailure or a full disk, 3 for Unavailable, 2 for
-        other ForewarnErrors and wrong usage, 130 after Ctrl-C. Other exceptions are raised.
+        Never returns. Takes the arguments of `click.Group.main`, with a new Invocation. Exit codes: what the command
+        returns, or 0; 1 for a ServiceFailure or a full disk, 3 for Unavailable, 2 for other ForewarnErrors and wrong
+        usage, 130 after Ctrl-C. Other exceptions are raised.
         """
         kwargs["standalone_mode"] = False
         call = kwargs["obj"] = Invocation()

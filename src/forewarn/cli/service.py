@@ -53,6 +53,9 @@ def up(call: Invocation, **options: Any) -> None:
     """Start a lab: a sample fleet, and a clock that can be moved.
 
     Each VM has its own loopback address; a request to that address counts as coming from that VM.
+
+    \f
+    Runs until it is stopped. `options` override the settings of environment and file by name.
     """
     _run_service(call, "up", options, lab=True)
 
@@ -61,7 +64,11 @@ def up(call: Invocation, **options: Any) -> None:
 @_settings_options
 @local_command
 def serve(call: Invocation, **options: Any) -> None:
-    """Start the service for real VMs, in real time."""
+    """Start the service for real VMs, in real time.
+
+    \f
+    Runs until it is stopped. `options` override the settings of environment and file by name.
+    """
     _run_service(call, "serve", options, lab=False)
 
 
@@ -102,8 +109,9 @@ def _print_running_supervisors(output: Output, pids: list[int]) -> None:
 def print_service(output: Output, info: JsonObject, endpoints: list[tuple[str, str]], link: str = "") -> None:
     """Print the banner of a service that has started, or `info` as JSON with --json.
 
-    `info` is the API's view of the service. `endpoints` are the first VMs of a lab with the URL that serves each;
-    `link` signs in to the portal once.
+    `info` is the API's view of the service. `endpoints` are the first VMs of a lab by name, with the URL that serves
+    each. `link` signs in to the portal once, and is a secret; "" prints the portal's plain URL. A terminal also gets
+    commands to try first.
     """
     if output.as_json:
         output.print_json(info)
@@ -198,7 +206,12 @@ def sockets(call: Invocation, config: Path | None) -> None:
 @click.command()
 @service_command
 def doctor(call: Invocation) -> int:
-    """Check this machine and the service."""
+    """Check this machine and the service.
+
+    \f
+    The service makes the checks; if none runs, this process makes those of the machine. Returns the exit code: 3 if no
+    service runs, 1 if a check failed, else 0.
+    """
     try:
         checks: list[JsonObject] = [*call.api.get("doctor")["checks"], _service_answers_check(call)]
         running = True

@@ -19,7 +19,8 @@ SOCKET_NAME = "forewarn.sock"
 def data_directory(explicit: str | None, environ: Mapping[str, str]) -> Path:
     """The data directory: `explicit` (--data), else FOREWARN_DATA, else `forewarn` in the state directory.
 
-    The state directory is XDG_STATE_HOME or ~/.local/state. Creates nothing.
+    The state directory is XDG_STATE_HOME or ~/.local/state. A given path is made absolute, and `~` expanded. Creates
+    nothing.
     """
     given = explicit or environ.get("FOREWARN_DATA")
     if given:
@@ -39,10 +40,13 @@ def config_directory(environ: Mapping[str, str]) -> Path:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RemoteSelection:
-    """The remote service that options or environment select: a URL, a profile, or both. Falsy: none."""
+    """The remote service that options or environment select: a URL, a profile, or both.
 
-    server: str = ""
-    profile: str = ""
+    Falsy if it has neither: then the local service is selected.
+    """
+
+    server: str = ""  # its URL as typed, not checked yet; "": that of the profile
+    profile: str = ""  # the name of a saved profile; "": not given
 
     def __bool__(self) -> bool:
         return bool(self.server or self.profile)
@@ -51,8 +55,9 @@ class RemoteSelection:
 def select_remote_service(flags: RemoteSelection, data: str | None, environ: Mapping[str, str]) -> RemoteSelection:
     """The remote service of the options, else of the environment; a falsy one selects the local service.
 
-    If any option, --data included, selects a service, the environment is ignored, so the two are never mixed. Raises
-    Rejected if --data is given together with --server or --profile.
+    `flags` are --server and --profile, `data` is --data (None: not given). The variables are FOREWARN_SERVER and
+    FOREWARN_PROFILE. If any option, --data included, selects a service, the environment is ignored, so the two
+    are never mixed. Raises Rejected if --data is given together with --server or --profile.
     """
     if flags and data:
         given = "--server" if flags.server else "--profile"
@@ -67,9 +72,9 @@ _HOST_AND_PORT = re.compile(r"[\w.-]+(:\d{1,5})?", re.ASCII)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerAddress:
-    """Host and port of a remote service; `str` gives its https URL."""
+    """Host and port of a remote service; `str` gives its https URL, without port 443."""
 
-    host: str
+    host: str  # a name in lower case, or an address; IPv6 without brackets
     port: int
 
     def __str__(self) -> str:
@@ -78,7 +83,10 @@ class ServerAddress:
 
 
 def parse_server_url(text: str) -> ServerAddress:
-    """Parse `https://HOST[:PORT]`, port 443 by default; raises Rejected for anything else."""
+    """Parse `https://HOST[:PORT]`, port 443 by default; raises Rejected for anything else.
+
+    A final slash and blanks around it are ignored; a path, query or user name is rejected.
+    """
     try:
         parts = urlsplit(text.strip())
         server = ServerAddress(host=parts.hostname or "", port=443 if parts.port is None else parts.port)

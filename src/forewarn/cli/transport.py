@@ -26,7 +26,10 @@ from forewarn.errors import Rejected, Unauthenticated, Unavailable
 
 
 class LocalTransport:
-    """Reaches the service on this machine over the unix socket in its data directory."""
+    """Reaches the service on this machine over the unix socket in its data directory `data`.
+
+    Opens a connection for each request. A Transport of ApiClient.
+    """
 
     def __init__(self, data: Path, extra_remedy: str = "") -> None:
         """`extra_remedy` is added to the message that no service runs, after "start one with `forewarn up`"."""
@@ -35,11 +38,11 @@ class LocalTransport:
 
     @property
     def location(self) -> str:
-        """`in DIRECTORY`."""
+        """`in DIRECTORY`, to complete the sentence "the service …"."""
         return f"in {self._data}"
 
     def send(self, method: str, target: str, payload: bytes | None, timeout_s: float) -> HttpAnswer:
-        """Send one request; returns the answer.
+        """Send one request; returns the answer, also one with an error status; see `Transport.send`.
 
         Raises ServiceNotRunning if nothing serves the socket or it belongs to another user, Rejected if its path is too
         long, OSError or HTTPException if the connection fails later.
@@ -85,23 +88,26 @@ _RENEW_EARLY_S = 60.0
 class BearerToken:
     """An access token for the remote API, with the times that say how long it is valid."""
 
-    text: str = field(repr=False)
+    text: str = field(repr=False)  # the token itself, a secret
     issued_at: float  # seconds since 1970, by this machine's clock
-    lifetime_s: float
+    lifetime_s: float  # as the issuer says; 0: not known
 
     def is_valid_at(self, now: float) -> bool:
-        """Whether to use it still: not in its last minute, or in its last half if it is short-lived.
+        """Return whether it may still be used at `now`, seconds since 1970 by this machine's clock.
 
-        Also false before it was issued: then the clock was set back.
+        False in its last minute (in its last half if it lives for less than two), and before it was issued: then the
+        clock was set back.
         """
         return self.issued_at <= now < self.issued_at + max(self.lifetime_s - _RENEW_EARLY_S, self.lifetime_s / 2)
 
 
 def fetch_token(profile: Profile, connect: ConnectFunction, now: float) -> BearerToken:
-    """Sign in with a profile's client secret; returns an access token.
+    """Sign in with a profile's client secret; returns an access token. Stores nothing.
 
-    Issuer and scope come from the server unless the profile has them. Raises Unauthenticated if the issuer refuses
-    the secret, Rejected if the server or issuer is not one, Unavailable if either does not answer.
+    `connect` makes a connection to a server, `now` is this machine's time. Issuer and scope come from the server unless
+    the profile has them. Raises Unauthenticated if the issuer refuses the secret; Rejected if the server names no
+    issuer, the issuer no token endpoint, or a URL is not https; Unavailable if one of them fails; and as
+    `Profile.read_secret` and `send_request` do.
     """
     issuer, scope = profile.issuer, profile.scope
     if not (issuer and scope):
@@ -204,7 +210,8 @@ _NAME_MISMATCH_CODES = (62, 64)  # X509_V_ERR_HOSTNAME_MISMATCH and …_IP_ADDRE
 class RemoteTransport:
     """Reaches a service over HTTPS, signing in with a profile's client when a token is needed.
 
-    Keeps the token in memory only. The constructor raises Rejected if the profile's server is not an https URL.
+    Opens a connection for each request, and keeps the token in memory only. A Transport of ApiClient. The constructor
+    raises Rejected if the profile's server is not an https URL.
     """
 
     def __init__(self, profile: Profile) -> None:
@@ -214,14 +221,15 @@ class RemoteTransport:
 
     @property
     def location(self) -> str:
-        """`at URL`."""
+        """`at URL`, to complete the sentence "the service …"."""
         return f"at {self._server}"
 
     def send(self, method: str, target: str, payload: bytes | None, timeout_s: float) -> HttpAnswer:
-        """Send one request with a valid token; returns the answer.
+        """Send one request with a valid token; returns the answer, also one with an error status.
 
-        Signs in first without one, and again, once, if the server refuses a token that was kept. Raises as
-        `fetch_token` does, and OSError or HTTPException if the connection fails.
+        Signs in first if it has no valid token. If the server refuses (401) a token that was kept from an earlier
+        request, signs in again and repeats the request once. Raises as `fetch_token` does, Rejected if a certificate or
+        the CA file cannot be trusted, and OSError or HTTPException if the connection fails.
         """
         known = self._valid_token()
         token = known or self._fetch_token(timeout_s)

@@ -77,7 +77,11 @@ def run(call: Invocation, command: tuple[str, ...], detached: bool, **options: A
 @_vm_options
 @local_command
 def shell(call: Invocation, **options: Any) -> int:
-    """Start a shell inside a VM."""
+    """Start a shell inside a VM.
+
+    \f
+    Runs $SHELL, or /bin/sh, as `run` does, and returns its exit code.
+    """
     return _run_in_vm(call, (os.environ.get("SHELL") or "/bin/sh",), detached=False, **options)
 
 

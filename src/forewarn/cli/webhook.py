@@ -66,6 +66,10 @@ def add_webhook(
     """Notify URL of what happens to events, from now on.
 
     Each delivery is signed.
+
+    \f
+    Prints the secret once if the service made it. `happenings` () means all. Raises Rejected if both `resource` and
+    `over_group` are given; with neither all VMs count.
     """
     body: JsonObject = {"url": url, "schema": schema, "over": _resource_filter(resource, over_group)}
     body |= {"happenings": list(happenings)}
@@ -166,7 +170,11 @@ def remove_webhook(call: Invocation, webhook_id: str) -> None:
 @id_argument
 @service_command
 def test_webhook(call: Invocation, webhook_id: str) -> int:
-    """Send it one test message, and show the answer."""
+    """Send it one test message, and show the answer.
+
+    \f
+    Returns the exit code: 1 if the receiver did not accept the message, else 0.
+    """
     view = call.api.post("webhooks", webhook_id, "test")
     if call.output.as_json:
         call.output.print_json(view)
