@@ -35,13 +35,16 @@ _LOOPBACK_CONSTRAINTS = (
 
 
 class CertificateAuthority(msgspec.Struct, frozen=True, kw_only=True):
-    """The certificate of a CA and its private key."""
+    """The certificate of a CA and its private key, in memory."""
 
     certificate: x509.Certificate
     key: ec.EllipticCurvePrivateKey
 
     def may_sign(self, name: str) -> bool:
-        """Return whether it may issue a certificate for this name or address: if constrained, only loopback."""
+        """Return whether it may issue a certificate for this name or address: if constrained, only loopback.
+
+        The name is in lower case, as `certificate_names` returns it.
+        """
         return is_loopback_name(name) or not _has_name_constraints(self.certificate)
 
     def has_signed(self, certificate: x509.Certificate) -> bool:
@@ -63,8 +66,8 @@ def new_certificate_authority(
 ) -> CertificateAuthority:
     """Return a new self-signed CA with this key, valid for ten years from an hour before `now`.
 
-    If all `names` are loopback names, it can sign only loopback names, so trusting it carries little risk; otherwise it
-    can sign any name.
+    `now` is real time in POSIX seconds. If all `names` are loopback names, it can sign only loopback names, so trusting
+    it carries little risk; otherwise it can sign any name. Writes no file.
     """
     identifier = x509.SubjectKeyIdentifier.from_public_key(key.public_key())
     subject = _x509_name(f"forewarn local CA {identifier.digest.hex()[:8]}")  # unique, for bundles with several CAs
@@ -81,9 +84,10 @@ def new_certificate_authority(
 def issue_server_certificate(
     authority: CertificateAuthority, key: ec.EllipticCurvePrivateKey, names: Iterable[str], now: float
 ) -> x509.Certificate:
-    """Return a new server certificate of the CA for this key and these names.
+    """Return a new server certificate of the CA for this key and these names. Writes no file.
 
-    Valid for 397 days from an hour before `now`, but only while the CA is. Does not check `may_sign`.
+    Valid for 397 days from an hour before `now` (real time, POSIX seconds), but only while the CA is. Does not check
+    `may_sign`.
     """
     issuer = authority.certificate
     begins = max(_to_datetime(now) - _CLOCK_SKEW, issuer.not_valid_before_utc)
@@ -102,7 +106,10 @@ def issue_server_certificate(
 
 
 def certificate_names(names: Iterable[str]) -> tuple[str, ...]:
-    """Return the loopback names, then these in lower case, each once. Rejected if one is not valid."""
+    """Return LOOPBACK_NAMES, then these host names and addresses in lower case, each once.
+
+    Rejected if one is neither a host name (perhaps with a wildcard `*.`) nor an address.
+    """
     return tuple(dict.fromkeys((*LOOPBACK_NAMES, *map(_normalize_name, names))))
 
 
@@ -117,7 +124,7 @@ def names_in_certificate(certificate: x509.Certificate) -> tuple[str, ...]:
 
 
 def is_loopback_name(name: str) -> bool:
-    """Return whether this is a loopback address, `localhost`, or a name below it, in lower case."""
+    """Return whether this is a loopback address, `localhost`, or a name below it; give it in lower case."""
     try:
         return ip_address(name).is_loopback
     except ValueError:

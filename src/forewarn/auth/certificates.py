@@ -30,7 +30,7 @@ _REPLACE_CA_ADVICE = "move 'ca.pem' and 'ca.key' away to get a new CA, which cli
 
 
 class ServiceCertificates(msgspec.Struct, frozen=True, kw_only=True):
-    """The CA and the server certificate in the service's directory `tls`."""
+    """The CA and the server certificate in the service's directory `tls`; `load_or_create` makes it."""
 
     ca: CertificateFiles
     server: CertificateFiles
@@ -39,11 +39,11 @@ class ServiceCertificates(msgspec.Struct, frozen=True, kw_only=True):
     def load_or_create(cls, directory: Path, names: Iterable[str], now: float) -> ServiceCertificates:
         """Load both; create what is missing, and renew a server certificate that is no longer usable.
 
-        It is renewed, with a new key, if it is damaged or not of this CA, lacks one of `names` or the loopback names,
-        or expires within 30 days. An existing CA is never changed: Rejected if it is not usable or may not sign the
-        names. While the CA is not valid, because the clock is wrong or its ten years are over, the server certificate
-        stays, and both have a `problem`. Rejected also if others can read a key; Unavailable if a file cannot be
-        written.
+        `now` is real time. The server certificate is renewed, with a new key, if it is damaged or not of this CA, lacks
+        one of `names` or the loopback names, or expires within 30 days. An existing CA is never changed: Rejected if it
+        is not usable or may not sign the names. While the CA is not valid, because the clock is wrong or its ten years
+        are over, the server certificate stays, and both have a `problem`. Rejected also if others can read a key;
+        Unavailable if a file cannot be written.
         """
         wanted = certificate_names(names)
         secure_files.make_directory(directory)
@@ -62,8 +62,8 @@ class ServiceCertificates(msgspec.Struct, frozen=True, kw_only=True):
 def load_user_certificate(certificate: Path, key: Path, *, now: float) -> CertificateFiles:
     """Load the user's certificate, which its chain may follow, and its key, which must not be encrypted.
 
-    Rejected if a file cannot be read, they do not belong together, or TLS refuses the certificate. One that is not
-    valid now has a `problem`.
+    Both are PEM files; `now` is real time. Rejected if a file cannot be read, they do not belong together, or TLS
+    refuses the certificate. One that is not valid now is returned with a `problem`.
     """
     leaf, private = pem.read_certificate(certificate), pem.parse_private_key(secure_files.read_public(key), key)
     if not pem.public_keys_match(leaf, private):
@@ -81,7 +81,7 @@ def load_user_certificate(certificate: Path, key: Path, *, now: float) -> Certif
 
 
 def ca_certificate_path(directory: Path) -> Path:
-    """Return the path of the CA certificate in the directory `tls`."""
+    """Return the path of our CA certificate, `ca.pem`, in the directory `tls`; it may not exist yet."""
     return directory / "ca.pem"
 
 
@@ -188,8 +188,9 @@ _USUAL_BUNDLE_PATHS = (
 def write_ca_bundle(directory: Path, system: Iterable[Path] | None = None) -> Path:
     """Write `ca-bundle.pem`, the system's CAs and ours, beside our CA if it is missing or outdated.
 
-    Returns its path. The first bundle that exists in `system` (None: the usual paths) is the system's; without one, the
-    bundle has only our CA, which must exist. Unavailable if it cannot be written.
+    Returns its path. `directory` is that of our CA. The first bundle that exists in `system` (None: the usual paths) is
+    the system's; without one, the bundle has only our CA, which must exist (NotFound). Unavailable if it cannot be
+    written.
     """
     path = directory / "ca-bundle.pem"
     known = _read_system_bundle(_system_bundle_paths() if system is None else system, directory)

@@ -40,12 +40,12 @@ class InvalidToken(Rejected):
 class Claims(msgspec.Struct, frozen=True, kw_only=True):
     """Who a verified token belongs to, and until when (real time). Grants may name any of `ids`."""
 
-    ids: tuple[str, ...]
-    name: str
+    ids: tuple[str, ...]  # principal ids, such as `client:ID`; at least one
+    name: str  # for people
     tenant: str  # "": not known
     expires_at: float  # 0: not from a token
     secret_fingerprint: str = ""  # of the secret with which a client signed in
-    vm_key: str = ""  # only for a VM's managed identity
+    vm_key: str = ""  # only for a VM's managed identity, as the next
     vm_id: str = ""
 
     @property
@@ -55,12 +55,12 @@ class Claims(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RegisteredClaims(msgspec.Struct, frozen=True, kw_only=True):
-    """The claims of RFC 7519 that every token must have, from any issuer."""
+    """The claims of RFC 7519 that every token must have, from any issuer; base of the payloads."""
 
-    iss: str
-    aud: str | list[str]
-    exp: float
-    nbf: float = 0
+    iss: str  # the issuer
+    aud: str | list[str]  # the audience, or several
+    exp: float  # not valid from then on, in POSIX seconds
+    nbf: float = 0  # not valid before
 
 
 def check_claims(token: RegisteredClaims, *, issuer: str, audiences: frozenset[str], now: float) -> None:
@@ -110,7 +110,7 @@ def normalize_audiences(audiences: Iterable[str]) -> frozenset[str]:
 
 
 def quote_excerpt(text: str) -> str:
-    """Return untrusted text quoted and cut to 100 characters, for messages."""
+    """Return untrusted text quoted as by `repr`, and cut after 100 characters with `…`, for messages."""
     return repr(text if len(text) <= 100 else f"{text[:100]}…")
 
 

@@ -41,7 +41,10 @@ def secret_matches(secret: str, secret_hash: bytes) -> bool:
 
 
 def secret_fingerprint(secret_hash: bytes) -> str:
-    """Return a short id of a result of `hash_secret`, which reveals nothing about the secret or its hash."""
+    """Return a short id, 16 hex digits, of a result of `hash_secret`; it reveals nothing about the secret.
+
+    Tokens contain it, so that they are invalid once the client has another secret.
+    """
     return hashlib.sha256(b"mark" + secret_hash).hexdigest()[:_FINGERPRINT_CHARACTERS]
 
 

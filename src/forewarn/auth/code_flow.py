@@ -26,9 +26,12 @@ _SCOPE = "openid profile email"
 
 
 class PendingSignIn(msgspec.Struct, frozen=True):
-    """One sign-in in progress. Only the browser that knows its secret can complete it."""
+    """One sign-in in progress. Only the browser that knows its secret can complete it.
 
-    secret: str
+    The properties are derived from the secret, so equal secrets give equal values.
+    """
+
+    secret: str  # the browser keeps it in a cookie
 
     @classmethod
     def start(cls) -> PendingSignIn:
@@ -47,12 +50,12 @@ class PendingSignIn(msgspec.Struct, frozen=True):
 
     @property
     def verifier(self) -> str:
-        """The code verifier of PKCE."""
+        """The code verifier of PKCE, which is sent to the issuer with the code."""
         return self._derive("verifier")
 
     @property
     def challenge(self) -> str:
-        """The S256 code challenge of PKCE."""
+        """The S256 code challenge of PKCE: the hash of `verifier`, for the authorization URL."""
         return _base64(hashlib.sha256(self.verifier.encode()).digest())
 
     def matches_state(self, state: str) -> bool:
@@ -107,8 +110,9 @@ class AuthorizationCodeFlow:
     async def redeem_code(self, code: str, sign_in: PendingSignIn, redirect_uri: str, now: float) -> Claims:
         """Exchange the code for an id token, and return the claims of the verified id token.
 
-        The caller checks `matches_state` before; `redirect_uri` is the same as in `authorization_url`. Unauthenticated
-        if the issuer refuses the code, InvalidToken if the id token is not valid, Unavailable if the issuer fails.
+        The caller checks `matches_state` before; `redirect_uri` is the same as in `authorization_url`; `now` is real
+        time. At most three exchanges run at once; others wait. Unauthenticated if the issuer refuses the code,
+        InvalidToken if the id token is not valid, Unavailable if the issuer fails.
         """
         configuration = await self._current_configuration(now)
         form = {

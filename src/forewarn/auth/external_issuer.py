@@ -167,7 +167,8 @@ class ExternalIssuer:
     async def verify_id_token(self, id_token: str, *, client_id: str, nonce: str, now: float) -> Claims:
         """Return the claims of the id token of a sign-in, with the same ids as the person's access tokens.
 
-        The token must be for `client_id` and contain `nonce`. Raises InvalidToken, or Unavailable if no key is known.
+        The token must be for `client_id` and contain `nonce`; `now` is real time. Raises InvalidToken, or Unavailable
+        if no key is known.
         """
         payload = await self._verified_payload(id_token, frozenset({normalize_audience(client_id)}), now)
         if payload.azp is not None and payload.azp != client_id:

@@ -25,13 +25,13 @@ PayloadT = TypeVar("PayloadT")
 class JwsHeader(msgspec.Struct, frozen=True, kw_only=True):
     """The header of a token, not verified. Keys and addresses of keys in a header are ignored."""
 
-    alg: str
-    kid: str = ""
-    crit: Any = None
+    alg: str  # the algorithm of the signature
+    kid: str = ""  # the id of the key
+    crit: Any = None  # extensions that a verifier must understand; we accept none
 
 
 def sign(content: bytes, key: rsa.RSAPrivateKey, *, algorithm: str, kid: str) -> str:
-    """Return a signed token with this payload, in the compact form of RFC 7515."""
+    """Return a signed token with this payload, in the compact form of RFC 7515; `kid` is the key's id."""
     return _pyjws.encode(content, key, algorithm=algorithm, headers={"kid": kid})
 
 
@@ -51,7 +51,7 @@ def parse_header(token: str) -> JwsHeader:
 
 
 def require_algorithm(allowed: Collection[str], header: JwsHeader) -> None:
-    """Raise InvalidToken if the header names an algorithm that is not allowed."""
+    """Raise InvalidToken (BAD_SIGNATURE) if the header names an algorithm that is not allowed."""
     if header.alg not in allowed:
         sentence = (
             f"the token is signed with {quote_excerpt(header.alg)}: get one signed with {', '.join(sorted(allowed))}"

@@ -20,8 +20,8 @@ _FORM_HEADERS = {**_HEADERS, "Content-Type": "application/x-www-form-urlencoded"
 async def fetch_document(client: HttpClient, url: str) -> bytes:
     """Return the body of the answer to a GET request.
 
-    Unavailable if there is no answer, or if it is not 2xx (redirects are not followed), breaks off or is longer than
-    1 MiB. Raises Rejected as `require_https` does.
+    Unavailable if there is no answer within five seconds, or if it is not 2xx (redirects are not followed), breaks off
+    or is longer than 1 MiB. Raises Rejected as `require_https` does.
     """
     status, content = await _exchange(client, "GET", url, _HEADERS)
     if status >= 300:
@@ -34,8 +34,9 @@ async def post_form(
 ) -> tuple[int, bytes]:
     """Send a form by POST, and return the status and body of the answer, also of a redirect or an error.
 
-    Unavailable if there is no answer, or if it breaks off or is longer than 1 MiB. Raises Rejected as `require_https`
-    does.
+    `authorization` is the value of that header; "": none. Unavailable if there is no answer within five seconds, or if
+    a 2xx answer breaks off or is longer than 1 MiB; the body of another answer may be cut. Raises Rejected as
+    `require_https` does.
     """
     headers = {**_FORM_HEADERS, **({"Authorization": authorization} if authorization else {})}
     return await _exchange(client, "POST", url, headers, urlencode(fields).encode())
@@ -81,10 +82,10 @@ _BASIC, _POST = "client_secret_basic", "client_secret_post"
 class OidcConfiguration(msgspec.Struct, frozen=True):
     """The parts of an issuer's openid-configuration that sign-in and verification need."""
 
-    issuer: str
-    jwks_uri: str
-    authorization_endpoint: str = ""
-    token_endpoint: str = ""
+    issuer: str  # its URL
+    jwks_uri: str  # where its public keys are
+    authorization_endpoint: str = ""  # where browsers sign in
+    token_endpoint: str = ""  # where codes are exchanged for tokens
     token_endpoint_auth_methods_supported: tuple[str, ...] = (_BASIC,)
 
     @property
@@ -97,7 +98,7 @@ class OidcConfiguration(msgspec.Struct, frozen=True):
 async def fetch_oidc_configuration(client: HttpClient, issuer_url: str) -> OidcConfiguration:
     """Fetch an issuer's openid-configuration. Unavailable if it cannot be read or names another issuer.
 
-    Raises Rejected as `require_https` does for the issuer's URL.
+    The URLs in it are not checked. Raises Rejected as `require_https` does for the issuer's URL.
     """
     try:
         content = await fetch_document(client, f"{issuer_url.rstrip('/')}/.well-known/openid-configuration")

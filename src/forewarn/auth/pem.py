@@ -22,8 +22,8 @@ class CertificateFacts(msgspec.Struct, frozen=True, kw_only=True):
     """The facts that people compare and check about a certificate. Times are POSIX seconds."""
 
     fingerprint: str  # SHA-256, as openssl prints it
-    names: tuple[str, ...]
-    not_before: float
+    names: tuple[str, ...]  # host names in lower case, then addresses
+    not_before: float  # the first and the last second of its validity
     not_after: float
 
 
@@ -33,9 +33,9 @@ class CertificateFiles(msgspec.Struct, frozen=True, kw_only=True):
     `problem` says why clients do not trust it and what to do, if it or its CA is not valid now; else it is "".
     """
 
-    certificate: Path
-    key: Path
-    facts: CertificateFacts
+    certificate: Path  # PEM, perhaps with its chain
+    key: Path  # PEM, not encrypted
+    facts: CertificateFacts  # of the first certificate in the file
     problem: str = ""
 
 
@@ -47,7 +47,10 @@ class HasPublicKey(Protocol):
 
 
 def read_certificate(path: Path) -> x509.Certificate:
-    """Return the first certificate in a PEM file. Rejected if there is none, NotFound if there is no file."""
+    """Return the first certificate in a PEM file.
+
+    Rejected if it contains none or cannot be read, NotFound if there is no file.
+    """
     try:
         return x509.load_pem_x509_certificates(secure_files.read_public(path))[0]
     except ValueError as error:
@@ -57,7 +60,10 @@ def read_certificate(path: Path) -> x509.Certificate:
 
 
 def parse_private_key(content: bytes, path: Path) -> PrivateKeyTypes:
-    """Return the private key in PEM content. Rejected, naming `path`, if it is none or is encrypted."""
+    """Return the private key in PEM content; `path` is only named in errors.
+
+    Rejected if the content is no private key, or is encrypted.
+    """
     try:
         return serialization.load_pem_private_key(content, password=None)
     except TypeError:
@@ -68,13 +74,19 @@ def parse_private_key(content: bytes, path: Path) -> PrivateKeyTypes:
 
 
 def write_key(path: Path, key: PrivateKeyTypes) -> None:
-    """Write a private key unencrypted to a file with mode 0600, atomically. Unavailable if that fails."""
+    """Write a private key unencrypted (PEM, PKCS 8) to a file with mode 0600, atomically.
+
+    Replaces an existing file. Unavailable if that fails.
+    """
     pkcs8, unencrypted = serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
     secure_files.write_private(path, key.private_bytes(serialization.Encoding.PEM, pkcs8, unencrypted))
 
 
 def write_certificate(path: Path, certificate: x509.Certificate) -> None:
-    """Write a certificate to a file that everybody may read, atomically. Unavailable if that fails."""
+    """Write a certificate as PEM to a file that everybody may read, atomically, replacing an existing one.
+
+    Unavailable if that fails.
+    """
     secure_files.write_public(path, certificate.public_bytes(serialization.Encoding.PEM))
 
 
@@ -86,7 +98,8 @@ def public_keys_match(one: HasPublicKey, other: HasPublicKey) -> bool:
 def validity_problem(path: Path, facts: CertificateFacts, now: float, advice: str) -> str:
     """Return why the certificate with these facts is not valid now, with `advice`; "" if it is valid.
 
-    This is no error: the clock may be wrong, and VMs must be served all the same.
+    `path` is named in the text; `now` is real time. This is no error: the clock may be wrong, and VMs must be served
+    all the same.
     """
     if now >= facts.not_after:
         return f"certificate {str(path)!r} expired at {iso_date(facts.not_after)}: {advice}"

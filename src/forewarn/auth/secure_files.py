@@ -15,12 +15,18 @@ _PRIVATE_MODE, _PUBLIC_MODE = 0o600, 0o644
 
 
 def write_private(path: Path, content: bytes) -> None:
-    """Write a file with mode 0600, atomically and durably. Unavailable if that fails."""
+    """Write a file with mode 0600, atomically and durably; it replaces an existing one.
+
+    Unavailable if that fails, also if there is no such directory.
+    """
     _write_atomically(path, content, _PRIVATE_MODE)
 
 
 def write_public(path: Path, content: bytes) -> None:
-    """Write a file with mode 0644, atomically and durably. Unavailable if that fails."""
+    """Write a file with mode 0644, atomically and durably; it replaces an existing one.
+
+    Unavailable if that fails, also if there is no such directory.
+    """
     _write_atomically(path, content, _PUBLIC_MODE)
 
 

@@ -31,7 +31,7 @@ _LINK_INVALID_TEXT = (
 class SignInIdentity:
     """The person or client whom a link signs in; `is_owner` makes it a session of the service's owner."""
 
-    claims: Claims
+    claims: Claims  # not from a token, so without an expiry
     is_owner: bool = False
 
 
@@ -44,7 +44,10 @@ class SignInLink:
 
 
 class SignInLinks:
-    """Makes and redeems sign-in links: `prefix` and a code. They are kept in memory only, at most 256."""
+    """Makes and redeems sign-in links. They are kept in memory only, at most 256.
+
+    The URL of a link is `prefix` and a random code; `real_time` returns POSIX seconds.
+    """
 
     def __init__(self, prefix: str, real_time: Callable[[], float]) -> None:
         self._prefix = prefix
@@ -62,7 +65,7 @@ class SignInLinks:
     def redeem(self, code: str) -> SignInIdentity:
         """Return the identity of the link that ends with this code, and invalidate the link.
 
-        Unauthenticated if there is no such link, or if it was used or has expired.
+        Unauthenticated if there is no such link, or if it was used, dropped or has expired.
         """
         identity, ends_at = self._open_links.pop(_hash_link_code(code), (None, 0.0))
         if identity is None or not self._real_time() < ends_at:
@@ -84,8 +87,8 @@ _SESSION_ENDED_TEXT = "the session is over: sign in again"
 class PortalSession(msgspec.Struct, frozen=True, kw_only=True):
     """A verified portal session: who signed in, and how. Grants are looked up at every request."""
 
-    id: str
-    ends_at: float
+    id: str  # random
+    ends_at: float  # real time
     claims: Claims
     issuer: str = ""  # the external issuer that identified the person; "": this service did
     is_owner: bool = False  # signed in with a link that only the service's owner can make
@@ -115,7 +118,10 @@ class EndedSessions(msgspec.Struct, frozen=True, kw_only=True):
         return session.id in self.ids.get(who, {}) or session.ends_at <= self.until.get(who, 0.0)
 
     def with_session(self, session: PortalSession, now: float, limit: int = _MAX_ENDED_PER_PERSON) -> EndedSessions:
-        """Return the ended sessions with this one added and expired ones removed; at most `limit` per person."""
+        """Return new ended sessions, with this one added and those that have expired at `now` removed.
+
+        At most `limit` sessions per person are listed; `until` covers those that expire earliest. `self` is unchanged.
+        """
         who = session.claims.primary_id
         remaining = {person: sessions for person in self.ids if (sessions := _unexpired(self.ids[person], now))}
         latest = sorted([*remaining.get(who, {}).items(), (session.id, session.ends_at)], key=lambda each: -each[1])
@@ -130,7 +136,10 @@ def _unexpired(ends: dict[str, float], now: float) -> dict[str, float]:
 
 
 class SessionIssuer:
-    """Issues and verifies the session cookies of the service with this tenant id. Stores no sessions."""
+    """Issues and verifies the session cookies of the service with this tenant id. Stores no sessions.
+
+    Times are real time, in POSIX seconds.
+    """
 
     def __init__(self, *, key: SigningKey, tenant_id: str) -> None:
         self._key = key
@@ -140,7 +149,8 @@ class SessionIssuer:
     def issue(self, claims: Claims, now: float, *, issuer: str = "", is_owner: bool = False) -> str:
         """Return a new session as a signed text for a cookie, valid for 12 hours of real time from `now`.
 
-        `issuer` is the external issuer that identified the person; "": this service did.
+        `issuer` is the external issuer that identified the person; "": this service did. The expiry of `claims` does
+        not matter.
         """
         payload = _SessionPayload(
             iss=self._tenant_id,
@@ -159,7 +169,7 @@ class SessionIssuer:
     def verify(self, text: str, now: float) -> PortalSession:
         """Return the session in a cookie. Raises InvalidToken if it is forged or expired at `now`.
 
-        The caller checks EndedSessions.
+        The caller checks whether EndedSessions contains it, and whether its client still exists.
         """
         payload = self._verified.get(text) or self._verify_signature(text)
         check_claims(payload, issuer=self._tenant_id, audiences=_SESSION_AUDIENCE, now=now)

@@ -21,7 +21,10 @@ _ID_NAMESPACE = uuid.UUID("5e3f0a51-7a0c-4c52-9d0b-61a2f0f7c3d4")  # for the obj
 
 
 class TokenService:
-    """Issues tokens to authenticated clients and VMs, and verifies the tokens of callers, in real time."""
+    """Issues tokens to authenticated clients and VMs, and verifies the tokens of callers.
+
+    `issuer` makes our own tokens; `external` is None without an external issuer. Every `now` is real time.
+    """
 
     def __init__(self, *, issuer: TokenIssuer, tenant_id: str, external: ExternalIssuer | None = None) -> None:
         self.issuer = issuer
@@ -29,11 +32,14 @@ class TokenService:
         self.external = external
 
     def issue_for_client(self, client: RegisteredClient, audience: str, now: float) -> IssuedToken:
-        """Return a token for a client that has proven its secret to the caller. The audience is not checked."""
+        """Return a token for a client that has proven its secret to the caller. The audience is not checked.
+
+        It may be a cached one, see `TokenIssuer.issue_token`.
+        """
         return self.issuer.issue_token(self._client_subject(client), audience, now)
 
     def issue_for_vm(self, identity: ManagedIdentity, audience: str, now: float) -> IssuedToken:
-        """Return a token for a VM's managed identity. The audience is not checked."""
+        """Return a token, perhaps a cached one, for a VM's managed identity. The audience is not checked."""
         return self.issuer.issue_token(self._identity_subject(identity), audience, now)
 
     def subject_of_vm(self, vm: Vm) -> TokenSubject:
@@ -108,7 +114,10 @@ class VmTokens:
         self._accepted_audiences = (*MANAGEMENT_AUDIENCES, url) if token_service else ()
 
     async def token(self, identity: ManagedIdentity, resource: str) -> ManagedIdentityToken | WrongResource:
-        """Return a token of the VM for this resource (an audience), or WrongResource with the accepted ones."""
+        """Return a token of the VM for this resource (an audience), or WrongResource with the accepted ones.
+
+        WrongResource accepts none if there is no `token_service`.
+        """
         if self._token_service is None or not self._token_service.issuer.accepts(resource):
             return WrongResource(accepted=self._accepted_audiences)
         # Normalized, because every other spelling would need another signature.

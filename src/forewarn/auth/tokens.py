@@ -34,7 +34,10 @@ _RSA_BITS = 2048
 
 
 class SigningKey:
-    """The RSA key that signs tokens and sessions; its id is its thumbprint (RFC 7638)."""
+    """The RSA key that signs tokens and sessions; its id `kid` is its thumbprint (RFC 7638).
+
+    `private` and `public` are its two halves.
+    """
 
     def __init__(self, private: rsa.RSAPrivateKey) -> None:
         self.private = private
@@ -93,10 +96,10 @@ _MAX_CACHED_TOKENS = 1024  # signing a token takes about a millisecond
 class TokenSubject(msgspec.Struct, frozen=True, kw_only=True):
     """The owner of a token: a client, or a VM's managed identity if `vm_id` is given."""
 
-    client_id: str
-    object_id: str
-    tenant: str
-    name: str = ""
+    client_id: str  # the claim `appid`
+    object_id: str  # the claims `oid` and `sub`
+    tenant: str  # the claim `tid`
+    name: str = ""  # for people
     secret_fingerprint: str = ""  # of the secret that a client has proven
     vm_key: str = ""
     vm_id: str = ""
@@ -153,7 +156,10 @@ class TokenIssuer:
         return self.issue_token(subject, audience, now).token
 
     def issue_token(self, subject: TokenSubject, audience: str, now: float) -> IssuedToken:
-        """Return a token for any audience, a cached one while more than half of its lifetime is left."""
+        """Return a token for any audience, a cached one while more than half of its lifetime is left.
+
+        A new one is valid for `lifetime_s` from `now`.
+        """
         key = (subject, audience)
         token = self._cached_tokens.get(key)
         if token is None or not token.is_fresh(now):
@@ -183,7 +189,7 @@ class TokenIssuer:
         return _claims_from_payload(payload)
 
     def jwks(self) -> dict[str, list[dict[str, str]]]:
-        """Return the JWKS document with the public key."""
+        """Return the JWKS document (RFC 7517) with the public key, as a JSON object: its list is under `keys`."""
         return {"keys": [self._key.jwk]}
 
     def _sign(self, subject: TokenSubject, audience: str, now: int) -> IssuedToken:

@@ -28,7 +28,8 @@ SendMessage = Callable[[JsonMessage], Awaitable[None]]  # to the service; drops 
 def finish_interrupted_acts(journal: VmActJournal, vm: VmDescription) -> None:
     """Record the acts that a killed supervisor left unfinished as done; empty the disk if they wipe it.
 
-    The VM died with that supervisor and is about to start again. OSError if the journal or the disk cannot be written.
+    The disk is the VM's ephemeral directory. The VM died with that supervisor and is about to start again. OSError if
+    the journal or the disk cannot be written.
     """
     for act, verb in journal.unfinished.items():
         if verb in WIPING_VERBS:
@@ -39,13 +40,14 @@ def finish_interrupted_acts(journal: VmActJournal, vm: VmDescription) -> None:
 class VmActExecutor:
     """Executes orders on one VM, one at a time in their order, and sends progress and outcomes.
 
-    Acts wait until its owner sets `vm_started`. An evicted or deleted VM sets `vm_removed`, after its outcome was sent.
+    `send` sends a message to the service. Acts wait until the owner sets `vm_started`. After the outcome of a
+    successful eviction or deletion was sent, it sets `vm_removed` and `removal_reason`.
     """
 
     def __init__(
         self, *, machine: Machine, journal: VmActJournal, send: SendMessage, default_duration_s: float
     ) -> None:
-        """`default_duration_s`: the expected duration of acts that do not freeze the VM."""
+        """`default_duration_s`: the expected duration of acts that do not freeze the VM, in real time."""
         self.vm_started = asyncio.Event()  # acts wait for it
         self.vm_removed = asyncio.Event()  # the VM was evicted or deleted
         self.removal_reason = ""  # "evicted" or "deleted" once `vm_removed` is set
@@ -75,7 +77,7 @@ class VmActExecutor:
         """Start the act and send its progress; returns before it is over, and its outcome is sent then.
 
         For an act that is over, sends the recorded outcome; for one in progress or waiting, only its progress. An act
-        that does not freeze ends all freezes.
+        that does not freeze ends all freezes. An act that fails or has an unknown verb has a failure as its outcome.
         """
         if await self._answer_if_known(order.act):
             return

@@ -49,13 +49,16 @@ class VmActJournal:
         return dict(self._begun)
 
     def begin(self, act: str, verb: str) -> None:
-        """Record that an act begins, durably. OSError if that fails: then the act must not begin."""
+        """Record that an act (by its id) begins, durably. OSError if that fails: then the act must not begin."""
         entry = {"act": act, "verb": verb}
         self._write(entry)
         self._apply_entry(entry)
 
     def finish(self, act: str, outcome: VmActOutcome) -> None:
-        """Record the outcome of an act, durably. After an OSError it is known only while this journal is open."""
+        """Record the outcome of an act (by its id), durably; it is no longer `unfinished`.
+
+        After an OSError the outcome is known only while this journal is open.
+        """
         entry = {"act": act, **asdict(outcome)}
         self._apply_entry(entry)
         self._write(entry)

@@ -15,7 +15,10 @@ _READ_BYTES = 65536
 
 
 class ServiceConnection:
-    """An open connection, bound to no event loop: it can be opened before a fork and used after it."""
+    """An open connection to the service, bound to no event loop: it can be used after a fork.
+
+    Make it with `open`; the async methods use the event loop that runs them.
+    """
 
     def __init__(self, sock: socket.socket) -> None:
         self._sock = sock
@@ -47,7 +50,7 @@ class ServiceConnection:
         await asyncio.get_running_loop().sock_sendall(self._sock, data)
 
     async def receive(self) -> JsonMessage | None:
-        """Wait for the next message; None when the service is gone."""
+        """Wait for the next message and return it, decoded; None when the service is gone."""
         while b"\n" not in self._buffer:
             try:
                 received = await asyncio.get_running_loop().sock_recv(self._sock, _READ_BYTES)
@@ -61,7 +64,7 @@ class ServiceConnection:
         return message
 
     async def send_hello(self, hello: JsonMessage) -> VmDescription:
-        """Send the hello, and return the service's description of the VM.
+        """Send the hello (see `messages.hello_message`), and return the service's description of the VM.
 
         Raises Refused with the service's message, Unavailable if it does not reply within 60 s, OSError if it is gone.
         """

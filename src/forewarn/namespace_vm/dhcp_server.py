@@ -43,7 +43,8 @@ class DhcpLease:
 def dhcp_reply(packet: bytes, lease: DhcpLease) -> bytes | None:
     """The reply to a client's packet: an offer to DISCOVER, an acknowledgement to REQUEST and INFORM.
 
-    None if the packet is malformed or of another type.
+    It offers the lease, regardless of what the client asked for, and names the endpoint in option 245. None if the
+    packet is malformed or of another type.
     """
     if len(packet) <= _OPTIONS_AT or packet[0] != 1 or packet[_COOKIE_AT:_OPTIONS_AT] != _MAGIC_COOKIE:
         return None

@@ -62,7 +62,12 @@ def run_init(control: socket.socket, spec: VmSpec) -> NoReturn:
 
 
 class VmInit:
-    """The init process of a VM: executes the supervisor's commands, and reports exits and stops."""
+    """The init process of a VM: executes the supervisor's commands, and reports exits and stops.
+
+    Commands are start, freeze, thaw, signal, continue and listen. Events are `exited` (the program, with code or
+    signal), `stopped` (the program, not by a freeze) and `empty` (no process is left). `control` is the socket to the
+    supervisor.
+    """
 
     def __init__(self, control: socket.socket, spec: VmSpec, net: network.VmNetwork) -> None:
         self.network = net
@@ -229,7 +234,8 @@ def _encode_error(error: OSError) -> bytes:
 def start_program(spec: VmSpec, changes: Mapping[str, str]) -> int:
     """Start the program in a process group of its own, and return its pid.
 
-    `changes` are added to the environment of the spec, and override it. OSError if it cannot be executed.
+    `changes` are added to the environment of the spec, and override it. Returns once the program is executed; OSError
+    if it cannot be.
     """
     read_end, write_end = os.pipe()
     pid = os.fork()
@@ -283,9 +289,9 @@ def signal_all(number: int) -> None:
 
 
 def stop_all() -> frozenset[int]:
-    """Stop every process of the VM except init; returns the pids that were stopped before.
+    """Stop every process of the VM except init with SIGSTOP; returns the pids that were stopped before.
 
-    Waits until they have stopped, for about 0.2 s at most.
+    Waits until they have stopped, for about 0.2 s at most. The result is for `continue_all`.
     """
     before = frozenset(pid for pid in list_pids() if thread_states(pid) == {"T"})
     signal_all(signal.SIGSTOP)
@@ -294,9 +300,9 @@ def stop_all() -> frozenset[int]:
 
 
 def continue_all(excluded: frozenset[int]) -> None:
-    """Continue every process except init and `excluded`; all if /proc does not list them.
+    """Continue every process except init and the pids in `excluded`; all if /proc does not list them.
 
-    Children come before their parents, so that no shell sees stopped jobs.
+    Higher pids come first, so usually children before their parents, and no shell sees stopped jobs.
     """
     try:
         pids = set(list_pids()) if is_own_proc_mounted() else None

@@ -17,7 +17,7 @@ _INIT_KILLED = VmProgramExit(signal=signal.SIGKILL)
 
 
 def boot_id_file(vm: VmDescription) -> Path:
-    """The file that the program reads as /proc/sys/kernel/random/boot_id."""
+    """The path of the file that the program reads as /proc/sys/kernel/random/boot_id."""
     return vm.directory / "boot_id"
 
 
@@ -25,13 +25,14 @@ class Machine:
     """The state of one VM, and the operations on it. `state` is RUNNING, FROZEN or DOWN.
 
     Its owner passes events of init to `handle_init_event`. Async methods raise OSError if init is gone. Call one
-    operation at a time, except for `kill`.
+    operation at a time, except for `kill`. `grace_s` is the real time between SIGTERM and SIGKILL; `boot_id` is that of
+    the first boot.
     """
 
     def __init__(self, namespaces: VmNamespaces, vm: VmDescription, *, grace_s: float, boot_id: str) -> None:
         self.state = RUNNING  # although it starts only when the service listens
         self.boot_id = boot_id  # of the first boot, then of the latest
-        self.host = vm.host
+        self.host = vm.host  # the program sees it as FOREWARN_HOST from the next boot on
         self.last_exit = VmProgramExit()  # of the program's latest run that ended
         self.exited_by_itself = asyncio.Event()  # the program ended without `stop`, or init was killed
         self._namespaces = namespaces
@@ -42,9 +43,9 @@ class Machine:
         self._no_processes_left = asyncio.Event()
 
     async def start(self) -> None:
-        """Boot: start the program, with a new boot id except the first time.
+        """Boot: start the program, with a new boot id except the first time. The VM is running then.
 
-        OSError if it cannot be executed: then the VM is down.
+        Writes the boot id to its file. OSError if the program cannot be executed: then the VM is down.
         """
         if self._has_booted:
             self.boot_id = str(uuid4())
@@ -58,7 +59,7 @@ class Machine:
     async def stop(self, number: int = signal.SIGTERM) -> None:
         """Send a signal to all processes, also frozen ones, and SIGKILL after the grace period.
 
-        Returns when none is left; at once if there was none.
+        Returns when none is left, at once if there was none. The VM is down then; `exited_by_itself` is not set.
         """
         self._is_stopping = True
         self._no_processes_left.clear()
@@ -93,7 +94,7 @@ class Machine:
     async def has_background_processes(self) -> bool:
         """Whether the program exited with code 0 and left other processes behind, as a daemon does.
 
-        Continues those that are stopped.
+        Continues those that are stopped, unless the program exited otherwise.
         """
         return self.last_exit.code == 0 and bool((await self._namespaces.call("signal", signal.SIGCONT)).value)
 
@@ -110,7 +111,10 @@ class Machine:
         }
 
     def handle_init_event(self, event: InitEvent) -> None:
-        """Update the state from an event of the init process; ignores `stopped`."""
+        """Update the state from an event of the init process; ignores `stopped`.
+
+        If the program exited without `stop`, or init is gone, the VM is down and `exited_by_itself` is set.
+        """
         match event["event"]:
             case "empty":
                 self._no_processes_left.set()

@@ -26,7 +26,7 @@ class VmDescription:
 
     @classmethod
     def from_welcome(cls, message: JsonMessage) -> VmDescription:
-        """The description in the value of the service's `welcome` message."""
+        """Returns the description in the value of the service's `welcome` message."""
         vm = message["vm"]
         return cls(
             name=vm["name"],
@@ -42,14 +42,14 @@ class VmActOrder:
     """An order of the service to perform an act."""
 
     act: str  # its id
-    verb: str
+    verb: str  # such as freeze, reboot or evict
     duration_s: float = 0.0  # of a freeze or migration; ignored for other verbs
     host: str = ""  # the host of the VM after it; "": unchanged
     abrupt: bool = False  # the VM's host has failed: kill without SIGTERM
 
     @classmethod
     def from_message(cls, message: JsonMessage) -> VmActOrder:
-        """The order in the value of the service's `order` message."""
+        """Returns the order in the value of the service's `order` message; KeyError without act or verb."""
         return cls(
             act=message["act"],
             verb=message["verb"],
@@ -84,15 +84,19 @@ def hello_message(
 ) -> JsonMessage:
     """Make the supervisor's first message: the VM, the supervisor's process, and the outcomes it knows.
 
-    `vm` is the VM's name or key, `started` the start time of process `pid` in clock ticks since boot, `state` running,
-    frozen or down; `known` has the outcomes by act id.
+    `vm` is the VM's name or key, `started` the start time of process `pid` in clock ticks since boot, `program` the
+    command line of the VM (None: none), `state` running, frozen or down; `known` has the outcomes by act id. The result
+    has the one key `hello`.
     """
     fields = {"vm": vm, "pid": pid, "started": started, "boot_id": boot_id, "program": program, "state": state}
     return {"hello": {**fields, "known": {act: asdict(outcome) for act, outcome in known.items()}}}
 
 
 def listener_message(address: str, port: int) -> JsonMessage:
-    """Make the message that offers a listening socket, whose file descriptor is sent along."""
+    """Make the message that offers a listening socket, whose file descriptor must be sent along.
+
+    `address` and `port` are those that it listens on inside the VM.
+    """
     return {"listener": {"address": address, "port": port}, "fds": 1}
 
 
@@ -102,7 +106,7 @@ def progress_message(act: str, until_s: float) -> JsonMessage:
 
 
 def outcome_message(act: str, outcome: VmActOutcome, *, boot_id: str, state: str) -> JsonMessage:
-    """Make the message that an act is over, with the boot id and the state of the VM after it."""
+    """Make the message that an act (by its id) is over, with the VM's boot id and state after it."""
     return {"act": act, **asdict(outcome), "boot_id": boot_id, "state": state}
 
 

@@ -29,7 +29,10 @@ _PRIVATE_NAMESPACES = syscalls.CLONE_NEWNS | syscalls.CLONE_NEWUTS | syscalls.CL
 
 @dataclass(frozen=True, slots=True)
 class InitReply:
-    """The reply of init to a command, with file descriptors that the caller must close."""
+    """The reply of init to a command, with file descriptors that the caller must close.
+
+    Only `listen` has descriptors: of listening sockets.
+    """
 
     # Of start: the pid; of signal: whether processes are left; of listen: [address, port] per descriptor; else None.
     value: Any
@@ -42,7 +45,8 @@ class VmNamespaces:
     def __init__(self, spec: VmSpec) -> None:
         """Create the namespaces and start init, but not yet the program.
 
-        This process also adopts orphaned descendants from now on. Raises Refused if this machine does not allow it.
+        This process also adopts orphaned descendants from now on. Waits until init is ready. Raises Refused if this
+        machine does not allow it.
         """
         self._control, init_socket = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._control.settimeout(_SETUP_TIMEOUT_S)
@@ -60,13 +64,14 @@ class VmNamespaces:
 
     @property
     def pid(self) -> int:
-        """The pid of the VM's init process, in the pid namespace of this process."""
+        """The pid of the VM's init process, in the pid namespace of this process; 0 after `close`."""
         return self._pid
 
     def watch_events(self, on_event: Callable[[InitEvent], None]) -> None:
         """Receive from init on the running event loop: replies for `call`, and events for `on_event`.
 
-        Call it once, before `call`. The last event is `gone`, when init has ended.
+        Call it once, before `call`. An event is a mapping whose key `event` is `exited` (with `code` and `signal` of
+        the program), `stopped`, `empty` (no process is left) or, as the last one, `gone` (init has ended).
         """
         self._control.setblocking(False)
         asyncio.get_running_loop().add_reader(self._control, self._receive, on_event)

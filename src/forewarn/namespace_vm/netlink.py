@@ -55,7 +55,7 @@ def add_veth_pair(device: str, peer: str, peer_namespace: int) -> None:
 
 
 def add_route(device: str, destination: IPv4Interface, gateway: IPv4Address | None = None) -> None:
-    """Add a route to the network of `destination` through a device, directly or through a gateway.
+    """Add a route to the network of `destination` through a device, through a gateway or (None) directly.
 
     OSError if the route exists or the kernel refuses.
     """

@@ -37,14 +37,20 @@ class VmNetwork(Protocol):
         """The socket on which DHCP requests of the VM arrive; None if the network needs no DHCP."""
 
     def listen(self) -> list[socket.socket]:
-        """Open a new listening socket on each port of the endpoint. OSError if another socket listens there."""
+        """Open a new listening socket on each port of the endpoint; the caller closes them.
+
+        OSError if another socket listens there.
+        """
 
     def restore(self) -> None:
-        """Undo all changes to a network namespace that is not the VM's own; may be called twice."""
+        """Undo all changes to a network namespace that is the user's, not the VM's own; may be called twice."""
 
 
 def set_up_network(mode: NetworkMode) -> VmNetwork:
-    """Set up the current network namespace in this mode. OSError if the kernel refuses."""
+    """Set up the current network namespace in this mode, and return its network. OSError if refused.
+
+    The process must be in the new (OWN, NO_VNET) or joined (JOINED) namespace already.
+    """
     kinds: dict[NetworkMode, Callable[[], VmNetwork]] = {
         NetworkMode.OWN: OwnNetwork,
         NetworkMode.JOINED: JoinedNetwork,
@@ -54,7 +60,7 @@ def set_up_network(mode: NetworkMode) -> VmNetwork:
 
 
 class OwnNetwork:
-    """A new namespace with only loopback and the metadata endpoint."""
+    """A new namespace with only loopback and the metadata endpoint, 169.254.169.254, on it."""
 
     address = METADATA_ADDRESS
     dhcp_socket: socket.socket | None = None

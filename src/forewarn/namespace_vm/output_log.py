@@ -19,7 +19,8 @@ _TAIL_BYTES = 4096
 class OutputLog:
     """Copies the output of a VM's program from a pipe to a file, and keeps the end of it in memory.
 
-    Output that cannot be written, on a full disk, is dropped: the program must not wait for it.
+    Output that cannot be written, on a full disk, is dropped: the program must not wait for it. A file that would grow
+    beyond `max_bytes` is renamed to end in `.1`, in place of an older one.
     """
 
     def __init__(self, path: Path, *, max_bytes: int = MAX_LOG_BYTES) -> None:
@@ -39,11 +40,14 @@ class OutputLog:
             os.close(self.write_end)
 
     def watch(self) -> None:
-        """Copy output on the running event loop whenever there is some."""
+        """Copy output on the running event loop whenever there is some, until nobody can write any more."""
         asyncio.get_running_loop().add_reader(self._read_end, self._on_readable)
 
     def tail(self) -> str:
-        """Copy what is in the pipe, and return the last 4096 bytes of the output of this VM."""
+        """Copy what is in the pipe to the file, and return the last 4096 bytes of this VM's output as text.
+
+        Output of earlier runs of the VM does not count.
+        """
         self._copy_available()
         return self._tail.decode(errors="replace")
 

@@ -35,7 +35,7 @@ _NAMED_NETNS_DIRECTORY = Path("/run/netns")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VmRunOptions:
-    """The options of `forewarn vm run`."""
+    """The options of `forewarn vm run`: which VM of which service, its program, and its network."""
 
     vm: str  # name or key
     program: tuple[str, ...]  # with its arguments
@@ -44,17 +44,17 @@ class VmRunOptions:
     joined_netns: str | None = None  # a path, or a name below /run/netns
     is_isolated: bool = False  # no outbound network
     is_detached: bool = False  # no terminal: the program's output goes to a file beside its journal
-    grace_s: float = DEFAULT_GRACE_S
+    grace_s: float = DEFAULT_GRACE_S  # real time between SIGTERM and SIGKILL
     environment: Mapping[str, str] = field(default_factory=lambda: dict(os.environ))  # of the program
 
 
 def run_vm(options: VmRunOptions, print_message: PrintMessage) -> int:
     """Create the VM, run its program, and supervise it until the end; returns the program's exit code.
 
-    That is 128 plus the number for a signal, 0 if the VM was evicted or deleted, 127 or 126 if the program cannot be
-    started. Blocks; call it in the main thread, without an event loop. Raises Unavailable if no service answers,
-    Refused if the service or this machine does not allow it, Rejected if `data` is too long a path, OSError if the
-    files of the VM cannot be written.
+    `print_message` prints remarks for the user. The exit code is 128 plus the number for a signal, 0 if the VM was
+    evicted or deleted, 127 or 126 if the program cannot be started. Blocks; call it in the main thread, without an
+    event loop. Raises Unavailable if no service answers, Refused if the service or this machine does not allow it,
+    Rejected if `data` is too long a path, OSError if the files of the VM cannot be written.
     """
     config = SupervisorConfig(
         name=options.vm, program=options.program, data=options.data, grace_s=options.grace_s, first_boot_id=str(uuid4())

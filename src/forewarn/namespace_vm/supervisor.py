@@ -36,7 +36,7 @@ PrintMessage = Callable[[str], None]  # prints a line for the user
 
 
 def is_in_terminal_foreground() -> bool:
-    """Whether this process is in the foreground of a terminal on stdin."""
+    """Whether stdin is a terminal and this process is in its foreground process group."""
     try:
         return os.isatty(_STDIN) and os.tcgetpgrp(_STDIN) == os.getpgrp()
     except OSError:
@@ -44,14 +44,17 @@ def is_in_terminal_foreground() -> bool:
 
 
 class Terminal:
-    """The terminal on stdin, with the modes it had at first. Makes this process ignore SIGTTOU."""
+    """The terminal on stdin, with the modes it had when this was made. Makes this process ignore SIGTTOU."""
 
     def __init__(self) -> None:
         signal.signal(signal.SIGTTOU, signal.SIG_IGN)  # `restore` is called from the background
         self._modes = termios.tcgetattr(_STDIN)
 
     def suspend(self) -> None:
-        """Stop together with the program, as one job of the user's shell, until the shell continues the job."""
+        """Stop together with the program, as one job of the user's shell, until the shell continues the job.
+
+        If the job continues in the foreground, the program gets the terminal back, with its modes.
+        """
         program, modes = os.tcgetpgrp(_STDIN), termios.tcgetattr(_STDIN)
         self.restore()
         os.killpg(os.getpgrp(), signal.SIGTSTP)  # a shell with job control continues it; without one nothing stops
@@ -211,7 +214,7 @@ class VmSupervisor:
             return connection
 
     def hello(self) -> JsonMessage:
-        """The hello message with the current state of the VM and all outcomes of its journal."""
+        """Returns the hello message with the current state of the VM and all outcomes of its journal."""
         machine = self._machine
         return build_hello(self._config, boot_id=machine.boot_id, state=machine.state, known=self._journal.outcomes)
 
@@ -301,7 +304,10 @@ class VmSupervisor:
 def build_hello(
     config: SupervisorConfig, *, boot_id: str, state: str, known: Mapping[str, VmActOutcome]
 ) -> JsonMessage:
-    """The hello message of this process as supervisor; `known` has outcomes of acts by act id."""
+    """Returns the hello message of this process as supervisor; `known` has outcomes of acts by act id.
+
+    `state` is running, frozen or down. Sends nothing.
+    """
     return messages.hello_message(
         vm=config.name,
         pid=os.getpid(),

@@ -33,7 +33,7 @@ def enter_namespace(namespace: int) -> None:
 
 
 def owning_user_namespace(namespace: int) -> int:
-    """A new file descriptor of the user namespace that owns this namespace (a descriptor too).
+    """Returns a new file descriptor of the user namespace that owns this namespace (a descriptor too).
 
     The caller closes it. OSError if the owner is not visible from here.
     """
@@ -47,7 +47,7 @@ def set_hostname(name: str) -> None:
 
 
 def die_with_parent(number: int) -> None:
-    """Have the kernel send this process this signal when its parent ends. Children do not inherit it."""
+    """Have the kernel send this process signal `number` when its parent ends. Children do not inherit it."""
     _raise_on_error(_libc.prctl(_PR_SET_PDEATHSIG, ctypes.c_ulong(number), 0, 0, 0), "prctl")
 
 
@@ -57,7 +57,10 @@ def become_subreaper() -> None:
 
 
 def make_mounts_private() -> None:
-    """Keep later mounts of this mount namespace out of others, and theirs out of it. OSError if refused."""
+    """Keep later mounts of this mount namespace out of others, and theirs out of it. OSError if refused.
+
+    Applies to `/` and all mounts below it.
+    """
     _mount("none", "/", None, _MS_REC | _MS_PRIVATE)
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 
 class NetworkMode(Enum):
-    """The network of the program."""
+    """The network of the VM's program: one of its own, one outside a virtual network, or one of the user."""
 
     OWN = "own"  # a new network that has 169.254.169.254
     NO_VNET = "no-vnet"  # outside a virtual network: DHCP names the endpoint (spec §2.5)
@@ -21,13 +21,13 @@ class NetworkMode(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VmSpec:
-    """How to create a VM."""
+    """How to create a VM: its program, environment, network and terminal. `run_vm` makes it."""
 
     hostname: str
     argv: tuple[str, ...]  # the program, found on PATH, and its arguments
     environment: Mapping[str, str]  # all of it, except for the FOREWARN_… variables of each boot
     boot_id_file: Path  # what the program reads as /proc/sys/kernel/random/boot_id
     network_mode: NetworkMode = NetworkMode.OWN
-    joined_netns: Path | None = None  # the network namespace to join
+    joined_netns: Path | None = None  # the network namespace to join; None unless the mode is JOINED
     output: int | None = None  # file descriptor for the program's output; None: inherited
     owns_terminal: bool = False  # put the program in the terminal's foreground
