@@ -41,7 +41,7 @@ class VmBatch:
     """The VMs that one table declares, with the facts that later checks need."""
 
     table: ParsedTable[Any]
-    vms: list[Vm]
+    vms: list[Vm]  # without vm_id, and with a host only if the table names one
     unspecified_fields: frozenset[str]  # fields of Vm that the file does not set
     has_clear_location: bool  # False: a reported problem leaves their location or parent unclear
 
@@ -51,7 +51,8 @@ def expand_hosts(
 ) -> list[tuple[Host, ParsedTable[tables.HostsTable]]]:
     """Return the hosts of all [[hosts]] tables in the order of the file, each with its table.
 
-    Tables with an invalid name are left out, and reported to `problems`.
+    A table with a count gives several. A table with an invalid name is reported to `problems` and left out; one with
+    both zone and zones is reported and kept.
     """
     found: list[tuple[Host, ParsedTable[tables.HostsTable]]] = []
     for table in file.hosts:
@@ -72,7 +73,8 @@ def _numbered_hosts(table: ParsedTable[tables.HostsTable], location: str) -> Ite
 def expand_vms(file: ParsedFleetFile, inherited: InheritedValues, problems: ProblemCollector) -> list[VmBatch]:
     """Return the VMs of all tables, one batch per table in file order. No host is chosen for them yet.
 
-    Reports the problems of single tables to `problems`; [[vms]] and roles with an invalid name are left out.
+    A scale set has a batch if it has a count, a cloud service one per role. Reports the problems of single tables to
+    `problems`; [[vms]] and roles with an invalid name are left out.
     """
     parents = read_parents(file, inherited)
     check_groups(file, problems)
@@ -210,21 +212,21 @@ _METADATA_ADDRESS = "169.254.169.254"  # of the metadata endpoint itself (spec Â
 class VmSeries:
     """How the VMs of one table are made: a template, and what depends on the number of a VM."""
 
-    table: ParsedTable[Any]
-    template: Vm
-    parent: ParentResource | None
+    table: ParsedTable[Any]  # a scale set, a role or [[vms]]
+    template: Vm  # a nameless VM with the values that all of them have
+    parent: ParentResource | None  # None: they are in no set or service
     name: Callable[[int], str]  # by number
     computer_name: Callable[[int], str]  # by number
     rotation_key: str = ""  # series with the same key share one rotation of update domains and placement groups
     count: int = 1
-    first: int = 0
-    zones: tuple[str, ...] = ()
-    address: str = ""
-    host: str = ""
+    first: int = 0  # the number of the first VM
+    zones: tuple[str, ...] = ()  # given to the VMs in turn; (): the zone of the template
+    address: str = ""  # of the first VM, counted up from there, or a pattern with {n}; "": none
+    host: str = ""  # a name or a pattern with {n}; "": chosen later
 
     @property
     def unspecified_fields(self) -> frozenset[str]:
-        """Fields of Vm that the file does not set: chosen when the VM is added, and kept from then on."""
+        """Names of fields of Vm that the file does not set: chosen when the VM is added, and then kept."""
         chosen = set(_CHOSEN_FIELDS - self.table.given_keys)
         if self.template.placement_group == tables.AUTO_PLACEMENT_GROUP:
             chosen.add("placement_group")
@@ -236,13 +238,16 @@ class VmSeries:
 
 
 class DomainRotation:
-    """Counts the VMs of each set over all tables that declare them, to give them domains in turn."""
+    """Counts the VMs of each set over all tables that declare them, to give them domains in turn.
+
+    One instance serves a whole file.
+    """
 
     def __init__(self) -> None:
         self._taken: Counter[str] = Counter()
 
     def next_index(self, series: VmSeries) -> int:
-        """Return how many VMs of the same set and placement group came before, and count one more."""
+        """Return how many VMs of the series' set and placement group came before (from 0), and count one more."""
         key = f"{series.rotation_key} {series.template.placement_group}"
         self._taken[key] += 1
         return self._taken[key] - 1
@@ -251,7 +256,7 @@ class DomainRotation:
 def expand_series(series: VmSeries, rotation: DomainRotation, problems: ProblemCollector) -> Iterator[Vm]:
     """Yield the VMs of a series, numbered, with zones, domains and placement groups in turn.
 
-    Reports invalid addresses to `problems`.
+    Counts them in `rotation`. Reports invalid addresses to `problems`; a VM whose address cannot be read has none.
     """
     template, parent, zones = series.template, series.parent, series.zones
     update_domains = parent.update_domains if parent and not series.table.has("update_domain") else 0

@@ -14,7 +14,7 @@ from forewarn.core.fleetfile.problems import ProblemCollector
 
 
 def check_hosts(hosts: list[tuple[Host, ParsedTable[tables.HostsTable]]], problems: ProblemCollector) -> None:
-    """Report hosts whose names occur twice, ignoring case."""
+    """Report hosts whose names occur twice, ignoring case, to `problems`."""
     seen: dict[str, int] = {}
     for host, table in hosts:
         first = seen.get(host.name.casefold())
@@ -25,7 +25,10 @@ def check_hosts(hosts: list[tuple[Host, ParsedTable[tables.HostsTable]]], proble
 
 
 def check_fleet(batches: list[VmBatch], problems: ProblemCollector) -> None:
-    """Report VMs with the same name or address, too large placement groups, and sets in several locations."""
+    """Report VMs with the same name or address, too large placement groups, and sets in several locations.
+
+    Names count within a resource group, ignoring case. Everything is added to `problems`, nothing is raised.
+    """
     _check_names(batches, problems)
     _check_addresses(batches, problems)
     _check_placement_groups(batches, problems)
@@ -89,10 +92,10 @@ def _check_locations(batches: list[VmBatch], problems: ProblemCollector) -> None
 
 
 def check_named_hosts(batches: list[VmBatch], hosts: dict[str, Host], problems: ProblemCollector) -> None:
-    """Report VMs whose named host is not declared, or is in another location or zone.
+    """Report VMs whose named host is not declared, or is in another location or zone, to `problems`.
 
-    The keys of `hosts` are names in lower case. Where another problem leaves the location of the VMs unclear, it is not
-    compared.
+    VMs that name no host are skipped. The keys of `hosts` are names in lower case. Where another problem leaves the
+    location of the VMs unclear, it is not compared.
     """
     for vm, batch in _vms_with_batches(batches):
         if not vm.host:

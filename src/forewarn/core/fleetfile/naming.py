@@ -10,7 +10,10 @@ _BASE36_DIGITS = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 
 
 def name_error(name: str, *, limit: int = MAX_NAME_LENGTH) -> str | None:
-    """Return why a name is not allowed, to follow the name in a sentence; None if it is allowed."""
+    """Return why a name is not allowed, to follow the name in a sentence; None if it is allowed.
+
+    It must have 1 to `limit` characters, no blanks around it, no slashes or backslashes, and no control characters.
+    """
     if not name.strip():
         return "is empty"
     if len(name) > limit:
@@ -29,7 +32,10 @@ def pattern_error(pattern: str) -> str | None:
 
 
 def plain_name_error(name: str, *, limit: int) -> str | None:
-    """Return why a name that cannot have a number is not allowed, like `name_error`; braces are not."""
+    """Return why a name that cannot have a number is not allowed, as `name_error` does, or None.
+
+    In addition, it may contain no braces.
+    """
     return "contains braces" if "{" in name or "}" in name else name_error(name, limit=limit)
 
 

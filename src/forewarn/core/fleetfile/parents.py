@@ -33,9 +33,9 @@ class ParentResource:
     key: str  # the key by which a VM names it: "availability_set"
     table: ParsedTable[tables.CommonVmTable]
     template: Vm  # a nameless VM with the values that its VMs inherit
-    update_domains: int
-    fault_domains: int
-    zones: tuple[str, ...] = ()
+    update_domains: int  # their number
+    fault_domains: int  # their number
+    zones: tuple[str, ...] = ()  # given to its VMs in turn; (): the zone of the template
 
     @property
     def name(self) -> str:
@@ -49,9 +49,10 @@ class ParentResource:
 
 
 class InheritedValues:
-    """The values that tables inherit from subscriptions, resource groups and defaults.
+    """The values that tables of one file inherit from subscriptions, resource groups and defaults.
 
-    Reports subscriptions that are not declared and invalid resource groups to `problems`.
+    Both methods and the constructor report subscriptions that are not declared and invalid resource groups to
+    `problems`.
     """
 
     def __init__(self, file: ParsedFleetFile, problems: ProblemCollector) -> None:
@@ -76,7 +77,10 @@ class InheritedValues:
         return known or named
 
     def template(self, table: ParsedTable[tables.CommonVmTable]) -> Vm:
-        """Return a nameless VM with the values of the table, else of its group or the defaults; in no set."""
+        """Return a nameless VM with the values of the table, else of its group or the defaults; in no set.
+
+        A resource group gives only its location. Reports an invalid resource group or an unknown subscription.
+        """
         content, defaults = table.content, self._defaults.content
         group = content.resource_group or defaults.resource_group
         self._check_group(table, group)
@@ -105,7 +109,11 @@ class InheritedValues:
 
 
 def apply_table(base: Vm, table: ParsedTable[Any]) -> Vm:
-    """Return `base` with the values that the table gives; tags and environment are added to its own."""
+    """Return `base` with the values that the table gives; tags and environment are added to its own.
+
+    These are the values that VMs inherit, such as size, location and priority; names, sets, hosts and addresses are
+    not copied.
+    """
     content = table.content
     values: dict[str, Any] = {key: getattr(content, key) for key in _COPIED_KEYS if table.has(key)}
     if table.has("tags"):
@@ -127,7 +135,10 @@ def _notice_minutes(value: bool | int) -> int:
 
 
 def read_parents(file: ParsedFleetFile, inherited: InheritedValues) -> list[ParentResource]:
-    """Return all parents of the file: availability sets, then scale sets, then cloud services."""
+    """Return all parents of the file: availability sets, then scale sets, then cloud services, in order.
+
+    A template may report problems, see `InheritedValues`.
+    """
     sets = [_read_parent("availability set", table, inherited) for table in file.availability_sets]
     scale_sets = [_read_parent("scale set", table, inherited) for table in file.scale_sets]
     return [*sets, *scale_sets, *(_read_parent("cloud service", table, inherited) for table in file.cloud_services)]
@@ -161,8 +172,8 @@ def find_parent(
 ) -> ParentResource | None:
     """Return the set or service that a [[vms]] table names; None unless it is exactly one, and declared.
 
-    Reports several and an unknown one. It is searched in the resource group of `template`, then, if the table names no
-    group or subscription and only one has that name, in all groups.
+    Reports a table that names several or an unknown one to `problems`. It is searched in the resource group of
+    `template`, then, if the table names no group or subscription and only one has that name, in all groups.
     """
     named = sorted(key for key in PARENT_KEYS if table.has(key))
     if len(named) > 1:

@@ -23,10 +23,10 @@ T_co = TypeVar("T_co", bound=msgspec.Struct, covariant=True)
 class ParsedTable(Generic[T_co]):
     """One table of the file, with the line numbers of its keys."""
 
-    content: T_co
+    content: T_co  # its values; a key that is missing or invalid has its default
     title: str  # as the file writes it: "[[vms]]"
-    path: TomlPath
-    lines: TomlLineIndex
+    path: TomlPath  # where it is in the file: ("vms", 0)
+    lines: TomlLineIndex  # of the whole file
     given_keys: frozenset[str]  # keys that the table has, with valid values
     invalid_keys: frozenset[str]  # keys with invalid values; checks that depend on them are left out
 
@@ -61,7 +61,8 @@ class ParsedFleetFile:
 def parse_fleet_file(text: str, problems: ProblemCollector) -> ParsedFleetFile | None:
     """Parse the text, and report its problems to `problems`; None if it is not TOML.
 
-    A table that lacks a valid required key is left out; any other invalid value is replaced by the default.
+    A table that lacks a valid required key is left out; any other invalid value is replaced by the default; unknown
+    keys are reported and ignored. References between tables are not checked.
     """
     try:
         data = tomli.loads(text)

@@ -13,8 +13,8 @@ class FleetFileProblem(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=
     """One problem of a fleet file: its line, what is wrong, and what to write instead. Shown as JSON too."""
 
     line: int  # 0: the problem is in the running fleet, not in a line of the file
-    what: str
-    remedy: str
+    what: str  # a clause that says what is wrong
+    remedy: str  # a clause that says what to write or do instead
 
     def sentence(self, source: str) -> str:
         """Return the problem in one line: `source:line: what: remedy`, without a line number if it has none."""
@@ -23,7 +23,10 @@ class FleetFileProblem(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=
 
 
 class InvalidFleetFile(Rejected):
-    """The fleet file is not valid. `problems` has all its problems in the order of their lines."""
+    """The fleet file is not valid. `problems` has all its problems in the order of their lines.
+
+    `source` is the name of the file; the message has one line per problem.
+    """
 
     def __init__(self, problems: Sequence[FleetFileProblem], *, source: str) -> None:
         self.problems = tuple(problems)

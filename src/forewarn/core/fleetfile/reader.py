@@ -17,7 +17,7 @@ from forewarn.core.placement import HostAllocator
 
 
 class DeclaredSubscription(msgspec.Struct, frozen=True, kw_only=True):
-    """A [[subscriptions]] table."""
+    """A [[subscriptions]] table: the name that a fleet file gives to a subscription id."""
 
     id: str
     name: str
@@ -35,7 +35,7 @@ class DeclaredResourceGroup(msgspec.Struct, frozen=True, kw_only=True, omit_defa
 class VmDeclaration(msgspec.Struct, frozen=True, kw_only=True):
     """The line of the file that declares a VM, and the fields that the file does not set."""
 
-    line: int
+    line: int  # of the name in the table that declares it
     unspecified_fields: frozenset[str]  # fields of Vm: chosen when the VM is added, and kept from then on
 
 
@@ -46,10 +46,10 @@ class DeclaredFleet(msgspec.Struct, frozen=True, kw_only=True):
     only if the file gives one.
     """
 
-    source: str
+    source: str  # the name of the file, for messages
     hosts: tuple[Host, ...]
     vms: tuple[Vm, ...]
-    origins: dict[str, VmDeclaration]  # by the key of the VM
+    origins: dict[str, VmDeclaration]  # where each VM is declared, by its key
     subscriptions: tuple[DeclaredSubscription, ...] = ()
     resource_groups: tuple[DeclaredResourceGroup, ...] = ()
 
@@ -57,7 +57,7 @@ class DeclaredFleet(msgspec.Struct, frozen=True, kw_only=True):
 def read_fleet_file(text: str, *, source: str = "fleet.toml") -> DeclaredFleet:
     """Return the fleet that the text of a fleet file declares. Raises InvalidFleetFile with all problems.
 
-    `source` is the name of the file in messages; no file is opened.
+    The text is TOML. `source` is the name of the file in messages; no file is opened.
     """
     problems = ProblemCollector()
     file = parse_fleet_file(text, problems)

@@ -14,7 +14,7 @@ from forewarn.core.fleetfile.problems import ProblemCollector
 
 
 def check_groups(file: ParsedFleetFile, problems: ProblemCollector) -> None:
-    """Report subscriptions and resource groups with bad names, and those declared twice."""
+    """Report subscriptions and resource groups with bad names, and those declared twice, to `problems`."""
     duplicates = _DuplicateCheck(problems)
     for subscription in file.subscriptions:
         content = subscription.content
@@ -28,7 +28,7 @@ def check_groups(file: ParsedFleetFile, problems: ProblemCollector) -> None:
 
 
 def check_parents(parents: list[ParentResource], problems: ProblemCollector) -> None:
-    """Report sets and services with bad names, zones or priorities, and those declared twice."""
+    """Report sets and services with bad names, zones or priorities, or declared twice, to `problems`."""
     duplicates = _DuplicateCheck(problems)
     for parent in parents:
         thing = f"{parent.label} {parent.name!r}"
@@ -69,7 +69,10 @@ def _check_plain_name(table: ParsedTable[Any], name: str, problems: ProblemColle
 def check_names(
     table: ParsedTable[tables.VmsTable] | ParsedTable[tables.HostsTable], thing: str, problems: ProblemCollector
 ) -> bool:
-    """Return whether the names that the table makes are valid; report it if not. `thing`: VM or host."""
+    """Return whether the names that the table makes are valid; report it if not.
+
+    Only the name with the highest number, the longest, is checked. `thing` is `VM` or `host`, for the message.
+    """
     content = table.content
     error = pattern_error(content.name)
     if not error:
@@ -105,7 +108,10 @@ def check_priority(table: ParsedTable[Any], template: Vm, thing: str, problems: 
 def check_vms(
     table: ParsedTable[tables.VmsTable], template: Vm, parent: ParentResource | None, problems: ProblemCollector
 ) -> None:
-    """Report contradictions in a [[vms]] table: zones, priority, placement group, approval, domains."""
+    """Report contradictions in a [[vms]] table: zones, priority, placement group, approval, domains.
+
+    `template` has its values with inherited ones; `parent` is the set or service that it names, None: no valid one.
+    """
     thing = f"VM {table.content.name!r}"
     check_zone(table, thing, problems)
     check_priority(table, template, thing, problems)

@@ -100,16 +100,19 @@ class HostsTable(msgspec.Struct, frozen=True, kw_only=True):
 
     name: Name
     count: Count = 1
-    first: FirstNumber = 0
+    first: FirstNumber = 0  # the number of the first one
     location: Location = ""
     zone: Zone = ""
     zones: Zones = ()
 
 
 class CommonVmTable(msgspec.Struct, frozen=True, kw_only=True):
-    """Keys that [[vms]], sets and cloud services have in common; VMs inherit them from their set."""
+    """Keys that [[vms]], sets and cloud services have in common; VMs inherit them from their set.
 
-    name: Name
+    A key that is left out is inherited from the set, the resource group or [defaults].
+    """
+
+    name: Name  # of the VM, with {n} in place of its number, or of the set
     subscription: Text = ""
     resource_group: Text = ""
     location: Location = ""
@@ -147,7 +150,7 @@ class ScaleSetTable(CommonVmTable, frozen=True, kw_only=True):
 
 
 class RoleTable(msgspec.Struct, frozen=True, kw_only=True):
-    """[[cloud_services.roles]]: a role with `count` instances."""
+    """[[cloud_services.roles]]: a role of a cloud service, with `count` instances (NAME_IN_0, …)."""
 
     name: Name
     count: Count = 1
@@ -169,10 +172,13 @@ class CloudServiceTable(CommonVmTable, frozen=True, kw_only=True):
 
 
 class VmsTable(CommonVmTable, frozen=True, kw_only=True):
-    """[[vms]]: one VM, or `count` numbered ones, on its own or in a set or service."""
+    """[[vms]]: one VM, or `count` numbered ones, on its own or in a set or service.
+
+    Values with {n} (name, computer_name, address, host) get the number of each VM.
+    """
 
     count: Count = 1
-    first: FirstNumber = 0
+    first: FirstNumber = 0  # the number of the first one
     computer_name: Name = ""
     zone: Zone = ""
     zones: Zones = ()
