@@ -26,26 +26,38 @@ _MAX_PERFORM_CALLS = 1000  # calls after which an act counts as never done
 
 
 class HypervisorConformance(ABC):
-    """The tests that every `Hypervisor` must pass. Subclass it and define `open` and `effects`."""
+    """The tests that every `Hypervisor` must pass. Subclass it and define `open` and `effects`.
+
+    pytest collects the tests. Override `act`, `wait_until` and `start_time` if your hypervisor needs that.
+    """
 
     start_time = 1_700_000_000.0  # the `now` of the first `perform`, in seconds since 1970; may be overridden
 
     @abstractmethod
     async def open(self) -> Hypervisor:
-        """Open the hypervisor under test; a second call within one test must find the state of the first."""
+        """Open and return the hypervisor under test; the suite closes it.
+
+        A second call within one test must find the state that the first one left.
+        """
 
     @abstractmethod
     def effects(self, act: Act) -> int:
-        """Return how often the act took effect, seen from outside; called while no hypervisor is open."""
+        """Return how often the act, found by its id, took effect on its VM, such as how often the VM rebooted.
+
+        Count from outside of the hypervisor: it is called while none is open.
+        """
 
     async def wait_until(self, at: float) -> float:
-        """Return `at` at once; override it to wait and return the time then if acts take real time."""
+        """Return `at` (seconds since 1970) at once, as virtual time allows.
+
+        If acts take real time, override it to wait until then, and to return the time after the wait.
+        """
         return at
 
     def act(self, verb: Verb, event_id: str = "6D9F3C1A-0000-4000-8000-000000000001") -> Act:
-        """Return an act for the hypervisor to perform, with an id of its own for each event id.
+        """Return an act with this verb for the hypervisor to perform, on VM `vm-1` of host `host-1`.
 
-        Override it to name a VM of yours.
+        Each event id gives another act id; a migration or redeploy goes to `host-2`. Override it to name a VM of yours.
         """
         to_host = "host-2" if verb in _MOVING_VERBS else ""
         return Act(
@@ -60,7 +72,7 @@ class HypervisorConformance(ABC):
 
     @asynccontextmanager
     async def opened(self) -> AsyncIterator[Hypervisor]:
-        """Open the hypervisor under test, and close it at the end of the block."""
+        """Open the hypervisor under test for an `async with` block, which gets it; close it at the end."""
         hypervisor = await self.open()
         try:
             yield hypervisor
@@ -70,8 +82,9 @@ class HypervisorConformance(ABC):
     async def perform_until_done(self, hypervisor: Hypervisor, act: Act, now: float) -> tuple[ActDone, float]:
         """Call `perform` as the executor does until the act is done; return its result and the time then.
 
-        After Unavailable it tries again a second later. AssertionError after 1000 calls, or if ActUnderWay names a time
-        that is not in the future.
+        `now` is the time of the first call in seconds since 1970; `wait_until` gives that of each later one. After
+        Unavailable it tries again a second later. AssertionError after 1000 calls, or if ActUnderWay names a time that
+        is not in the future.
         """
         for _ in range(_MAX_PERFORM_CALLS):
             try:
@@ -86,6 +99,8 @@ class HypervisorConformance(ABC):
         raise AssertionError(f"act {act.id!r} was not done after {_MAX_PERFORM_CALLS} calls of perform")
 
     def test_every_verb_can_be_performed(self) -> None:
+        """Performs an act of each verb until it is done: each succeeds, and takes effect exactly once."""
+
         async def scenario(verb: Verb) -> None:
             async with self.opened() as hypervisor:
                 done, _ = await self.perform_until_done(hypervisor, self.act(verb, f"event-{verb}"), self.start_time)
@@ -96,6 +111,10 @@ class HypervisorConformance(ABC):
             _run(scenario(verb))
 
     def test_performing_an_act_again_before_it_is_done_changes_nothing(self) -> None:
+        """Calls `perform` four times at the same time, then until the act is done: it takes effect once.
+
+        Each ActUnderWay must name a time in the future.
+        """
         act = self.act(Verb.REBOOT)
 
         async def scenario() -> None:
@@ -109,6 +128,7 @@ class HypervisorConformance(ABC):
         assert self.effects(act) == 1
 
     def test_a_finished_act_returns_the_same_result_again(self) -> None:
+        """Calls `perform` twice more after the act is done: the results are equal, and it took effect once."""
         act = self.act(Verb.REDEPLOY)
 
         async def scenario() -> None:
@@ -121,6 +141,7 @@ class HypervisorConformance(ABC):
         assert self.effects(act) == 1
 
     def test_concurrent_calls_for_one_act_take_effect_once(self) -> None:
+        """Calls `perform` five times concurrently, then until the act is done: it takes effect once."""
         act = self.act(Verb.REBOOT)
 
         async def scenario() -> None:
@@ -132,6 +153,7 @@ class HypervisorConformance(ABC):
         assert self.effects(act) == 1
 
     def test_two_acts_on_one_vm_both_take_effect(self) -> None:
+        """Performs two acts of different events on one VM, one after the other: each takes effect once."""
         acts = [self.act(Verb.REBOOT, "event-1"), self.act(Verb.REBOOT, "event-2")]
 
         async def scenario() -> None:
@@ -143,6 +165,7 @@ class HypervisorConformance(ABC):
         assert [self.effects(act) for act in acts] == [1, 1]
 
     def test_an_act_under_way_survives_reopening(self) -> None:
+        """Begins an act, opens the hypervisor again and completes it there: it succeeds and takes effect once."""
         act = self.act(Verb.REDEPLOY)
 
         async def scenario() -> None:
@@ -156,6 +179,7 @@ class HypervisorConformance(ABC):
         assert self.effects(act) == 1
 
     def test_a_finished_act_survives_reopening(self) -> None:
+        """Completes an act and opens the hypervisor again: `perform` returns an equal result, without effect."""
         act = self.act(Verb.REBOOT)
 
         async def scenario() -> None:
@@ -168,6 +192,8 @@ class HypervisorConformance(ABC):
         assert self.effects(act) == 1
 
     def test_a_hypervisor_can_be_closed_twice(self) -> None:
+        """Calls `close` twice on an open hypervisor: the second call raises nothing."""
+
         async def scenario() -> None:
             hypervisor = await self.open()
             await hypervisor.close()

@@ -16,4 +16,7 @@ from forewarn.conformance.store_scopes import StoreScopeTests
 
 
 class StoreConformance(StoreScopeTests, StoreCommitTests, StoreQueryTests, StoreHistoryTests, StorePruningTests):
-    """The tests that every `Store` must pass. Subclass it and define `open`."""
+    """The tests that every `Store` must pass: those of all store suites.
+
+    Subclass it in a test module and define `open`, which opens the store under test. pytest collects the tests.
+    """

@@ -31,10 +31,15 @@ def _versioned_row(kind: str) -> Any:
 
 
 class StoreCommitTests(StoreSuite):
-    """Tests of versions and conflicts, of subscribers, and of closing."""
+    """Tests of versions and conflicts, of subscribers, and of closing; part of `StoreConformance`."""
 
     @pytest.mark.parametrize("kind", ["scopes", "gates", "requests"])
     def test_a_commit_on_an_outdated_version_is_a_conflict_that_names_the_row(self, kind: str) -> None:
+        """A commit of a row of this kind must carry its current version, 0 for a new row; else Conflict.
+
+        The message names the row, its version and the expected one. Each commit raises the version by one.
+        """
+
         async def scenario(store: Store) -> None:
             row = _versioned_row(kind)
             await store.commit(Commit(**{kind: (row,)}))
@@ -51,6 +56,8 @@ class StoreCommitTests(StoreSuite):
 
     @pytest.mark.parametrize("kind", ["scopes", "gates", "requests"])
     def test_a_conflict_leaves_nothing_of_its_commit(self, kind: str) -> None:
+        """If one row of this kind conflicts, no row and no entry of its commit is stored, no number used."""
+
         async def scenario(store: Store) -> None:
             await store.commit(Commit(**{kind: (_versioned_row(kind),)}, entries=(sample_history_entry("kept"),)))
             rest = Commit(vms=(sample_vm("a"),), events=(sample_event("E"),), hosts=(Host(name="h", location="l"),))
@@ -71,6 +78,8 @@ class StoreCommitTests(StoreSuite):
         self.run_scenarios(scenario)
 
     def test_one_row_cannot_change_twice_from_the_same_version(self) -> None:
+        """A commit with a scope twice at the same version raises Conflict; at successive versions, both apply."""
+
         async def scenario(store: Store) -> None:
             with pytest.raises(Conflict):
                 await store.commit(Commit(scopes=(Scope(id=SAMPLE_SCOPE_ID), Scope(id=SAMPLE_SCOPE_ID))))
@@ -83,6 +92,11 @@ class StoreCommitTests(StoreSuite):
         self.run_scenarios(scenario)
 
     def test_subscribers_get_every_commit_in_order_before_the_caller_continues(self) -> None:
+        """A subscriber gets each applied commit, with numbered entries, before its `commit` returns.
+
+        Commits come in the order of their numbers, those that raise Conflict never, and none after unsubscribing.
+        """
+
         async def scenario(store: Store) -> None:
             applied: list[AppliedCommit] = []
             stop = store.subscribe(applied.append)
@@ -106,6 +120,11 @@ class StoreCommitTests(StoreSuite):
         self.run_scenarios(scenario)
 
     def test_a_failing_subscriber_does_not_block_the_others(self) -> None:
+        """If a subscriber raises, the commit succeeds and other subscribers get it.
+
+        The event loop's exception handler gets the error.
+        """
+
         async def scenario(store: Store) -> None:
             reported: list[dict[str, Any]] = []
             applied: list[AppliedCommit] = []
@@ -123,6 +142,11 @@ class StoreCommitTests(StoreSuite):
         self.run_scenarios(scenario)
 
     def test_a_closed_store_rejects_writes_and_has_lost_none(self) -> None:
+        """`close` completes the commits that wait; later writes raise Unavailable.
+
+        The store may be closed twice. Reopened, it has all commits from before and none from after.
+        """
+
         async def write(store: Store) -> None:
             commits = [store.commit(Commit(entries=(sample_history_entry(f"{number}"),))) for number in range(10)]
             waiting = asyncio.gather(*commits)

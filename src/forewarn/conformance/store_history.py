@@ -22,9 +22,14 @@ from forewarn.store.interface import Store
 
 
 class StoreHistoryTests(StoreSuite):
-    """Tests of the history, of deliveries and polls, and of saved values."""
+    """Tests of the history, of deliveries and polls, and of saved values; part of `StoreConformance`."""
 
     def test_history_is_numbered_without_gaps(self) -> None:
+        """`commit` numbers its entries from 1 on and returns the last number.
+
+        It ignores the `seq` of the given entries. A commit without entries and one that raises Conflict use no number.
+        """
+
         async def scenario(store: Store) -> None:
             assert await store.commit(Commit(entries=(sample_history_entry("a"), sample_history_entry("b")))) == 2
             assert await store.commit(Commit()) == 2
@@ -37,6 +42,12 @@ class StoreHistoryTests(StoreSuite):
         self.run_scenarios(scenario)
 
     def test_history_is_filtered_by_scope_event_request_and_vm(self) -> None:
+        """`history` returns the entries that match all conditions, oldest first.
+
+        Conditions are scope, event, request and VM. `after` and `before` exclude the entry with that number. `limit`
+        keeps the newest entries, with `newest=False` the oldest.
+        """
+
         async def scenario(store: Store) -> None:
             a = sample_history_entry("a", scope_id="s", event_id="e", request_id="r", vm="v")
             b, c = (
@@ -66,6 +77,8 @@ class StoreHistoryTests(StoreSuite):
         self.run_scenarios(scenario)
 
     def test_entries_after_a_sequence_number_are_oldest_first_and_limited(self) -> None:
+        """`entries_after` returns the first `limit` entries above a number, oldest first, also after pruning."""
+
         async def scenario(store: Store) -> None:
             entries = tuple(sample_history_entry(text, at=at) for at, text in enumerate("abcde"))
             await store.commit(Commit(entries=entries))
@@ -84,6 +97,11 @@ class StoreHistoryTests(StoreSuite):
         self.run_scenarios(scenario)
 
     def test_only_the_first_delivery_of_a_status_is_kept(self) -> None:
+        """Of deliveries with the same event, VM and status, the one that was recorded first stays.
+
+        `deliveries` filters by event and VM.
+        """
+
         async def scenario(store: Store) -> None:
             first, started = sample_delivery("E"), sample_delivery("E", status="Started")
             other = sample_delivery("F", "web-1")
@@ -97,6 +115,11 @@ class StoreHistoryTests(StoreSuite):
         self.run_scenarios(scenario)
 
     def test_deliveries_are_sorted_by_time_event_vm_and_status(self) -> None:
+        """`deliveries` sorts by time, then event id, VM and status, not by the order of recording.
+
+        Times keep their full precision.
+        """
+
         async def scenario(store: Store) -> None:
             late, early = sample_delivery("E", at=1_700_000_000.1234567), sample_delivery("Z", at=19.25)
             same_time = [sample_delivery("F", vm, status=status) for vm in "ba" for status in ("s2", "s1")]
@@ -114,6 +137,11 @@ class StoreHistoryTests(StoreSuite):
         self.run_scenarios(scenario)
 
     def test_the_latest_poll_of_each_vm_is_kept(self) -> None:
+        """Of the polls of one VM, the one with the latest time stays, with its count and other fields.
+
+        `last_polls` sorts by VM, and filters by scope.
+        """
+
         async def scenario(store: Store) -> None:
             await store.record_observations([sample_poll("b", 10.0), sample_poll("a", 11.0, scope_id="other")], [])
             again = sample_poll("b", 20.0, count=7, agent="curl/8.1", wait_s=30)
@@ -142,6 +170,8 @@ class StoreHistoryTests(StoreSuite):
         self.run_scenarios(scenario)
 
     def test_a_saved_value_is_replaced(self) -> None:
+        """`save` replaces the bytes under a name; `load` returns the latest, and None for an unknown name."""
+
         async def scenario(store: Store) -> None:
             await store.save("clock", b"1")
             await store.save("clock", b"2")

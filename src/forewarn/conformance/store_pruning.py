@@ -27,10 +27,17 @@ def _gate(request_id: str) -> Gate:
 
 
 class StorePruningTests(StoreSuite):
-    """Tests of pruning: what is deleted, and what is kept because something kept refers to it."""
+    """Tests of `prune`: what is deleted, and what is kept because something kept refers to it.
+
+    Part of `StoreConformance`.
+    """
 
     def test_pruning_removes_old_entries_and_ended_events_but_no_live_event(self) -> None:
-        """Spec §5.2: an event that is over stays known for a while; a live event always stays."""
+        """Spec §5.2: an event that is over stays known for a while; a live event always stays.
+
+        `prune(before)` deletes the entries and the ended events of an earlier time, with their deliveries, and returns
+        the number of entries. Sequence numbers go on.
+        """
 
         async def scenario(store: Store) -> None:
             past, recent, live = (
@@ -72,7 +79,7 @@ class StorePruningTests(StoreSuite):
         self.run_scenarios(scenario)
 
     def test_pruning_removes_deliveries_of_events_that_are_not_stored_by_their_age(self) -> None:
-        """A replay shows events that exist in no other row."""
+        """A replay shows events that exist in no other row: the time of an event's first delivery counts."""
 
         async def scenario(store: Store) -> None:
             await store.record_observations([], [sample_delivery("old", at=9.0), sample_delivery("new", at=10.0)])
@@ -83,6 +90,11 @@ class StorePruningTests(StoreSuite):
         self.run_scenarios(scenario)
 
     def test_pruning_removes_a_request_with_its_gate_and_its_script(self) -> None:
+        """`prune` deletes requests made before the given time, their gates, and their saved replay scripts.
+
+        Other saved values stay.
+        """
+
         async def scenario(store: Store) -> None:
             requests = (sample_request("old", at=9.0), sample_request("new", at=10.0))
             gates = tuple(_gate(request.id) for request in requests)
@@ -112,6 +124,8 @@ class StorePruningTests(StoreSuite):
         ids=["live event", "kept event", "planned event", "history entry", "open rollout"],
     )
     def test_pruning_keeps_a_request_that_something_kept_refers_to(self, reference: Commit) -> None:
+        """An old request and its gate stay while what `reference` commits refers to the request."""
+
         async def scenario(store: Store) -> None:
             await store.commit(Commit(requests=(sample_request("r", at=1.0),), gates=(_gate("r"),)))
             await store.commit(reference)
@@ -122,6 +136,8 @@ class StorePruningTests(StoreSuite):
         self.run_scenarios(scenario)
 
     def test_pruning_keeps_a_gate_with_events_of_another_request(self) -> None:
+        """`prune` deletes an old request, but not its gate while a live event of another request is behind it."""
+
         async def scenario(store: Store) -> None:
             event = sample_event("E", request_id="other", gate_id="gate of r")
             await store.commit(Commit(requests=(sample_request("r", at=1.0),), gates=(_gate("r"),), events=(event,)))
@@ -132,6 +148,11 @@ class StorePruningTests(StoreSuite):
         self.run_scenarios(scenario)
 
     def test_pruning_removes_vms_that_were_removed_with_their_polls(self) -> None:
+        """`prune` deletes VMs that were removed before the given time, and their last polls.
+
+        A VM that is added again under such a name goes to the end.
+        """
+
         async def scenario(store: Store) -> None:
             vms = (sample_vm("old", removed_at=9.0), sample_vm("new", removed_at=10.0), sample_vm("present"))
             await store.commit(Commit(vms=vms))
@@ -155,6 +176,8 @@ class StorePruningTests(StoreSuite):
         ids=["live event", "kept event", "planned event"],
     )
     def test_pruning_keeps_a_removed_vm_that_an_event_lists(self, listing: Event | PlannedEvent) -> None:
+        """A VM that was removed long ago stays while `listing`, a kept or planned event, names it; others go."""
+
         async def scenario(store: Store) -> None:
             gone, other = sample_vm("gone", removed_at=1.0), sample_vm("web-0", removed_at=1.0)
             is_event = isinstance(listing, Event)
@@ -167,6 +190,8 @@ class StorePruningTests(StoreSuite):
         self.run_scenarios(scenario)
 
     def test_pruning_keeps_a_removed_vm_that_a_kept_event_was_delivered_to(self) -> None:
+        """A VM that was removed long ago stays until the events that were delivered to it are pruned too."""
+
         async def scenario(store: Store) -> None:
             gone, event = sample_vm("gone", removed_at=1.0), sample_event("E")
             await store.commit(Commit(vms=(gone,), events=(event,)))

@@ -32,9 +32,17 @@ def _loaded_scope(store: Store) -> Scope:
 
 
 class StoreQueryTests(StoreSuite):
-    """Tests of queries for VMs, hosts, events, gates, requests, clients, grants and webhooks."""
+    """Tests of queries for VMs, hosts, events, gates, requests, clients, grants and webhooks.
+
+    Part of `StoreConformance`.
+    """
 
     def test_vms_keep_the_order_they_were_added_in(self) -> None:
+        """`vms` and the VMs of a scope keep the order of addition when a VM changes.
+
+        With `removed`, removed ones are included. A VM that is added again, or moves to another scope, goes to the end.
+        """
+
         async def scenario(store: Store) -> None:
             await store.commit(
                 Commit(scopes=(Scope(id=SAMPLE_SCOPE_ID),), vms=(sample_vm("c"), sample_vm("a"), sample_vm("b")))
@@ -49,6 +57,8 @@ class StoreQueryTests(StoreSuite):
         self.run_scenarios(scenario)
 
     def test_vms_are_found_by_scope_and_by_host(self) -> None:
+        """`vms` returns those that match scope and host, removed ones only if asked; `vm` finds any by key."""
+
         async def scenario(store: Store) -> None:
             vms = (
                 sample_vm("a"),
@@ -65,6 +75,8 @@ class StoreQueryTests(StoreSuite):
         self.run_scenarios(scenario)
 
     def test_hosts_are_added_changed_and_removed(self) -> None:
+        """`hosts` is sorted by name; a new host has version 1, a change raises it, a removed host is gone."""
+
         async def scenario(store: Store) -> None:
             await store.commit(Commit(hosts=(Host(name="h2", location="l"), Host(name="h1", location="l"))))
             h1, h2 = store.hosts()
@@ -76,6 +88,11 @@ class StoreQueryTests(StoreSuite):
         self.run_scenarios(scenario)
 
     def test_a_change_of_a_host_conflicts_with_one_decided_on_an_earlier_version(self) -> None:
+        """A commit that adds an existing host, or uses an outdated or unknown one, raises Conflict.
+
+        It changes nothing. Names that differ only in case are the same host.
+        """
+
         async def scenario(store: Store) -> None:
             await store.commit(Commit(hosts=(Host(name="h", location="l"),)))
             (host,) = store.hosts()
@@ -96,7 +113,10 @@ class StoreQueryTests(StoreSuite):
         self.run_scenarios(scenario)
 
     def test_a_move_to_a_host_conflicts_with_its_change_but_not_with_other_moves(self) -> None:
-        """Spec §6.4: a VM must not be sent to a host that fails or is removed in the meantime."""
+        """Spec §6.4: a VM must not be sent to a host that fails or is removed in the meantime.
+
+        Each host in `destinations` raises its `arrivals`; a change decided on earlier ones raises Conflict.
+        """
 
         async def scenario(store: Store) -> None:
             await store.commit(Commit(hosts=(Host(name="h", location="l"),)))
@@ -113,6 +133,11 @@ class StoreQueryTests(StoreSuite):
         self.run_scenarios(scenario)
 
     def test_events_are_found_oldest_first(self) -> None:
+        """`events` returns those that match scope, request, gate and statuses, in the order of addition.
+
+        `limit` keeps the newest.
+        """
+
         async def scenario(store: Store) -> None:
             e1, e2 = sample_event("Z", request_id="r1", gate_id="g"), sample_event("Y", request_id="r2", gate_id="g")
             e3 = finished_event(sample_event("X", scope_id="other", request_id="r2"), 5.0)
@@ -132,7 +157,10 @@ class StoreQueryTests(StoreSuite):
         self.run_scenarios(scenario)
 
     def test_waking_a_gate_makes_earlier_decisions_about_it_conflict(self) -> None:
-        """Spec §6.2: a gate must not miss an event that became ready while the gate was being decided."""
+        """Spec §6.2: a gate must not miss an event that became ready while the gate was being decided.
+
+        `wake_gates` makes a gate due at once and raises its version; an unknown gate is ignored.
+        """
 
         async def scenario(store: Store) -> None:
             await store.commit(Commit(gates=(Gate(id="g", request_id="r", host="h", wakes_at=None),)))
@@ -148,6 +176,11 @@ class StoreQueryTests(StoreSuite):
         self.run_scenarios(scenario)
 
     def test_due_scopes_and_gates_come_in_time_order(self) -> None:
+        """`due_scopes` and `due_gates` return up to `limit` that wake at or before a time, earliest first.
+
+        `next_wake_at` is the earliest of both; None in `wakes_at` means never.
+        """
+
         async def scenario(store: Store) -> None:
             scopes = [("a", 30.0), ("b", 10.0), ("c", None), ("d", 10.0)]
             gates = tuple(Gate(id=f"g{at}", request_id="r", host="h", wakes_at=at) for at in (9.0, 7.0))
@@ -166,6 +199,11 @@ class StoreQueryTests(StoreSuite):
         self.run_scenarios(scenario)
 
     def test_requests_are_found_oldest_first(self) -> None:
+        """`requests` returns them in the order they were first stored; `limit` keeps the newest.
+
+        `open_only` returns those with a rollout that is not closed.
+        """
+
         async def scenario(store: Store) -> None:
             closed, open_ = sample_request("z", at=9.0), sample_rollout("y", at=1.0)
             await store.commit(Commit(requests=(closed,)))
@@ -179,6 +217,11 @@ class StoreQueryTests(StoreSuite):
         self.run_scenarios(scenario)
 
     def test_ended_events_are_found_by_the_time_they_ended(self) -> None:
+        """`events_ended_between` includes both ends and sorts by the time of the end, then by age.
+
+        `limit` keeps the newest, with `newest=False` the oldest. Live events are not in it.
+        """
+
         async def scenario(store: Store) -> None:
             late, soon, twin = (
                 finished_event(sample_event(name), at) for name, at in (("A", 9.0), ("B", 5.0), ("C", 5.0))
@@ -193,6 +236,11 @@ class StoreQueryTests(StoreSuite):
         self.run_scenarios(scenario)
 
     def test_events_behind_several_gates_are_found_with_one_query(self) -> None:
+        """`events_behind_gates` returns the scheduled events of these gates, oldest first.
+
+        It also returns the set of those gates that have planned events. Unknown gates are ignored.
+        """
+
         async def scenario(store: Store) -> None:
             e1, e2, e3 = (
                 sample_event("Z", gate_id="g1"),
@@ -220,6 +268,11 @@ class StoreQueryTests(StoreSuite):
         self.run_scenarios(scenario)
 
     def test_planned_events_are_kept_until_they_are_unplanned(self) -> None:
+        """`planned` returns planned events in the order they were added, and filters by request.
+
+        `unplanned` removes by event id, also those of the same commit; unknown ids are ignored.
+        """
+
         async def scenario(store: Store) -> None:
             p1, p2, p3 = (
                 sample_planned_event("P2"),
@@ -239,6 +292,10 @@ class StoreQueryTests(StoreSuite):
         self.run_scenarios(scenario)
 
     def test_clients_and_grants_are_stored_replaced_and_removed(self) -> None:
+        """Clients and grants survive reopening, and are replaced and removed by id; unknown ids are ignored.
+
+        `clients` is sorted by id, `grants` by addition; `grants` filters by principal.
+        """
         one = RegisteredClient(id="app", secret_hash=b"\x00\xff", name="An app", by="ann", at=1.5)
         two = RegisteredClient(id="bot", secret_hash=b"h")
         read = Grant(id="g1", role=Role.READER, to="client:app", over="/", by="ann", at=2.5)
@@ -262,6 +319,10 @@ class StoreQueryTests(StoreSuite):
         self.run_scenarios(first, second, third)
 
     def test_a_webhook_cursor_only_moves_forward_and_restores_no_removed_webhook(self) -> None:
+        """A cursor with a lower number changes nothing, and one of a removed webhook does not bring it back.
+
+        `webhooks` keeps the order in which they were added, also after reopening.
+        """
         hook = WebhookSubscription(
             id="w1",
             url="https://x",

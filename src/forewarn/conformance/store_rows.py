@@ -24,7 +24,7 @@ replace_fields = msgspec.structs.replace  # a copy of a frozen struct with some 
 
 
 def sample_vm(name: str, **facts: Any) -> Vm:
-    """Return a VM of availability set `web` on host `h1`; `facts` sets other fields."""
+    """Return a VM of availability set `web` on host `h1`; `facts` sets or replaces fields by name."""
     where = {"subscription_id": "sub", "resource_group": "group", "location": "north", "availability_set": "web"}
     return Vm(**{"name": name, "vm_id": f"id of {name}", "host": "h1", **where, **facts})
 
@@ -33,42 +33,54 @@ SAMPLE_SCOPE_ID = sample_vm("any").scope_id  # the scope of the sample VMs
 
 
 def sample_event(event_id: str, **facts: Any) -> Event:
-    """Return a scheduled restart of `web-0`, of request `r1`; `facts` sets other fields."""
+    """Return a scheduled restart of `web-0`, of request `r1`; `facts` sets or replaces fields by name.
+
+    It is in the sample scope, published at 10.0, with NotBefore at 910.0.
+    """
     given: dict[str, Any] = {"scope_id": SAMPLE_SCOPE_ID, "request_id": "r1", "cause": Cause.USER_RESTART, "who": "ann"}
     return Event(**{"id": event_id, "vms": ("web-0",), "published_at": 10.0, "not_before": 910.0, **given, **facts})
 
 
 def finished_event(event: Event, at: float) -> Event:
-    """Return a copy of the event, over since the time `at` and finished."""
+    """Return a copy of the event, over since the time `at` (seconds) with the ending FINISHED."""
     return replace_fields(event, status=EventState.OVER, over_at=at, ending=Ending.FINISHED)
 
 
 def sample_request(request_id: str, **facts: Any) -> MaintenanceRequest:
-    """Return a request to restart `web-0`; `facts` sets other fields."""
+    """Return a request to restart `web-0`, made by `ann` at 1.5; `facts` sets or replaces fields by name."""
     return MaintenanceRequest(
         **{"id": request_id, "ask": RequestedOperation.RESTART, "who": "ann", "at": 1.5, "targets": ("web-0",), **facts}
     )
 
 
 def sample_rollout(request_id: str, *, closed: bool = False, **facts: Any) -> MaintenanceRequest:
-    """Return the request of a paused rollout over `h1`, open unless `closed`; `facts` sets other fields."""
+    """Return the request of a paused rollout over host `h1`, open unless `closed`.
+
+    `facts` sets or replaces fields of the request by name.
+    """
     rollout = Rollout(impact=RolloutImpact.UPDATE, hosts=("h1",), progress=RolloutState.PAUSED, closed=closed)
     return sample_request(request_id, ask=RequestedOperation.ROLLOUT, rollout=rollout, **facts)
 
 
 def sample_planned_event(event_id: str, **facts: Any) -> PlannedEvent:
-    """Return a planned host update of `web-0`, of request `r1`; `facts` sets other fields."""
+    """Return a planned host update of `web-0`, of request `r1`, with 900 seconds of notice.
+
+    `facts` sets or replaces fields by name.
+    """
     given: dict[str, Any] = {"request_id": "r1", "scope_id": SAMPLE_SCOPE_ID, "cause": Cause.HOST_UPDATE, "who": "ann"}
     return PlannedEvent(**{"event_id": event_id, "vms": ("web-0",), "notice_s": 900.0, **given, **facts})
 
 
 def sample_history_entry(text: str, **facts: Any) -> HistoryEntry:
-    """Return a history entry of kind FLEET with this text; `facts` sets other fields."""
+    """Return a history entry of kind FLEET with this text, at 5.0; `facts` sets or replaces fields."""
     return HistoryEntry(**{"at": 5.0, "what": EntryKind.FLEET, "text": text, **facts})
 
 
 def sample_delivery(event_id: str, vm: str = "web-0", **facts: Any) -> EventDelivery:
-    """Return the delivery of the event to this VM, at 20.0 and as Scheduled; `facts` sets other fields."""
+    """Return the delivery of the event to this VM in a document, at 20.0 and as Scheduled.
+
+    `facts` sets or replaces fields by name.
+    """
     given: dict[str, Any] = {
         "scope_id": SAMPLE_SCOPE_ID,
         "status": "Scheduled",
@@ -79,5 +91,8 @@ def sample_delivery(event_id: str, vm: str = "web-0", **facts: Any) -> EventDeli
 
 
 def sample_poll(vm: str, at: float, **facts: Any) -> LastPoll:
-    """Return the last poll of this VM, at the time `at` in the sample scope; `facts` sets other fields."""
+    """Return the last poll of this VM, at the time `at` (seconds) in the sample scope, with the count 1.
+
+    `facts` sets or replaces fields by name.
+    """
     return LastPoll(**{"vm": vm, "scope_id": SAMPLE_SCOPE_ID, "at": at, "version": "2020-07-01", "count": 1, **facts})

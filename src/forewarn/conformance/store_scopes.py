@@ -26,9 +26,11 @@ from forewarn.store.interface import Store, StoreCounts
 
 
 class StoreScopeTests(StoreSuite):
-    """Tests of scopes, of counts, and that every field of every value is read back."""
+    """Tests of scopes, of counts, and that every field is read back; part of `StoreConformance`."""
 
     def test_a_new_store_is_empty(self) -> None:
+        """Every query of a new store returns None, an empty list, or the sequence number 0."""
+
         async def scenario(store: Store) -> None:
             assert store.scope(SAMPLE_SCOPE_ID) is None
             assert store.vm("no") is None
@@ -47,6 +49,10 @@ class StoreScopeTests(StoreSuite):
         self.run_scenarios(scenario)
 
     def test_every_field_of_every_value_is_read_back(self) -> None:
+        """Writes values of each kind with many fields set, and reads them equal after reopening the store.
+
+        Versioned rows come back with version 1, and the entry with its number.
+        """
         vm = sample_vm("web-0", tags={"a": "ü"}, auto_approve=AutoApproval(restart=True), removed_at=7.25)
         act = Act(id="E1:web-0", vm=vm.key, name="web-0", verb=Verb.REBOOT, event_id="E1", duration_s=9)
         event = sample_event(
@@ -83,6 +89,10 @@ class StoreScopeTests(StoreSuite):
         self.run_scenarios(write, read)
 
     def test_a_scope_consists_of_its_row_its_present_vms_and_its_live_events(self) -> None:
+        """`scope` combines the row with its present VMs, as added, and its live events in order of `seq`.
+
+        Removed VMs, ended events and VMs of other scopes are not in it.
+        """
         row = Scope(
             id=SAMPLE_SCOPE_ID, epoch=2, incarnation=3, enabled_at=1.0, last_request_at=4.0, next_seq=9, wakes_at=5.0
         )
@@ -109,6 +119,10 @@ class StoreScopeTests(StoreSuite):
         self.run_scenarios(write, read)
 
     def test_reading_all_scopes_gives_the_same_as_reading_each(self) -> None:
+        """`scopes` yields what `scope` returns for each id, in the order of `scope_ids`.
+
+        `scope_ids` is sorted, and filters by whether the scope is enabled.
+        """
         rows = (Scope(id="b", enabled_at=1.0), Scope(id=SAMPLE_SCOPE_ID, incarnation=3, wakes_at=5.0), Scope(id="a"))
         vms = (
             sample_vm("z"),
@@ -133,6 +147,8 @@ class StoreScopeTests(StoreSuite):
         self.run_scenarios(write, read)
 
     def test_reading_all_scopes_gives_a_snapshot(self) -> None:
+        """A commit after the call of `scopes` does not change what its result yields."""
+
         async def scenario(store: Store) -> None:
             await store.commit(Commit(scopes=(Scope(id="a"), Scope(id="b"))))
             scopes = store.scopes()
@@ -142,6 +158,7 @@ class StoreScopeTests(StoreSuite):
         self.run_scenarios(scenario)
 
     def test_counts_cover_present_vms_and_live_events_only(self) -> None:
+        """`counts` gives the numbers of scopes, hosts, VMs that are not removed, and events that are not over."""
         vms = (sample_vm("a"), sample_vm("b"), sample_vm("gone", removed_at=3.0))
         events = (
             sample_event("E1"),
@@ -160,6 +177,11 @@ class StoreScopeTests(StoreSuite):
         self.run_scenarios(scenario)
 
     def test_enabled_scopes_are_counted(self) -> None:
+        """`enabled_scope_count` counts the scopes that have an `enabled_at`.
+
+        Successful writes do not count in `failed_writes`.
+        """
+
         async def scenario(store: Store) -> None:
             assert store.enabled_scope_count() == 0
             ids = (SAMPLE_SCOPE_ID, "other", "disabled")
@@ -171,6 +193,8 @@ class StoreScopeTests(StoreSuite):
         self.run_scenarios(scenario)
 
     def test_committing_a_scope_writes_only_its_row(self) -> None:
+        """VMs, events and new entries inside a committed `Scope` are not stored: only its own row is."""
+
         async def scenario(store: Store) -> None:
             carried: dict[str, Any] = {
                 "vms": (sample_vm("a"),),
@@ -184,7 +208,10 @@ class StoreScopeTests(StoreSuite):
         self.run_scenarios(scenario)
 
     def test_the_last_request_time_of_a_scope_never_decreases(self) -> None:
-        """Spec §8.2: the 24 hours count from the last request, which commits and observations both write."""
+        """Spec §8.2: the 24 hours count from the last request, which commits and observations both write.
+
+        Neither a commit nor a poll with an earlier time, or without one, lowers `last_request_at`.
+        """
 
         async def scenario(store: Store) -> None:
             await store.commit(Commit(scopes=(Scope(id=SAMPLE_SCOPE_ID),)))

@@ -15,14 +15,20 @@ LIVE_STATUSES = (EventState.SCHEDULED, EventState.STARTED)
 
 
 class StoreSuite(ABC):
-    """Base of the store suites; a subclass defines `open`."""
+    """Base of the store suites, without tests; a subclass defines `open`."""
 
     @abstractmethod
     def open(self) -> Store:
-        """Open the store under test, empty at first; a second call in one test must find what was committed."""
+        """Open the store under test; `run_scenarios` calls it for each scenario and closes the store.
+
+        At the first call in a test the store is empty; a later call in the same test must find what was committed.
+        """
 
     def run_scenarios(self, *scenarios: StoreScenario) -> None:
-        """Run the scenarios in order, each in its own event loop, on the store opened again and then closed."""
+        """Run the scenarios in order, each in its own event loop; open the store before each, close it after.
+
+        So the second one shows what survived closing and reopening. Raises what a scenario raises.
+        """
         for scenario in scenarios:
             asyncio.run(self._run_one(scenario))
 
