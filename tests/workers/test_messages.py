@@ -80,7 +80,7 @@ def test_published_scopes_arrive_unchanged_however_the_bytes_are_split(
     cuts = sorted(data.draw(st.lists(st.integers(0, len(raw)), max_size=8)))
     frames = FrameDecoder(for_worker=True)
     received = [
-        message.to_scope_view()
+        message.to_published_scope()
         for begin, end in zip([0, *cuts], [*cuts, len(raw)], strict=True)
         for message in frames.feed(raw[begin:end])
     ]
@@ -90,7 +90,7 @@ def test_published_scopes_arrive_unchanged_however_the_bytes_are_split(
 def test_equal_documents_share_one_object() -> None:
     view = PublishedScope(scope_id="a", enabled=True, epoch=1, document=Document(incarnation=7), vms={})
     raw = encode_frames(scope_message(view), scope_message(view))
-    one, other = (message.to_scope_view() for message in FrameDecoder(for_worker=True).feed(raw))
+    one, other = (message.to_published_scope() for message in FrameDecoder(for_worker=True).feed(raw))
     assert one.document is other.document
 
 

@@ -22,7 +22,12 @@ _MAX_BATCH_FDS = 64
 
 
 class WorkerChannel:
-    """One end of the channel: sends messages in batches, and calls back for each message received."""
+    """One end of the channel: sends messages in batches, and calls `on_message` with each one received.
+
+    Create it inside a running event loop; it starts to read from `sock`, and owns that. `for_worker`: this is the
+    worker's end. An error that `on_message` raises makes the channel fail. `on_lost(reason)` is called once, when the
+    channel has failed and is closed, but not after `close`.
+    """
 
     def __init__(
         self,
@@ -32,12 +37,6 @@ class WorkerChannel:
         on_message: Callable[[Any], None],
         on_lost: Callable[[str], None],
     ) -> None:
-        """Start reading from `sock`, inside a running event loop.
-
-        `for_worker`: this is the worker's end. `on_message` is called for each message; an error that it raises makes
-        the channel fail. `on_lost` is called once, with the reason, when the channel has failed and is closed, but not
-        after `close`.
-        """
         self._sock, self._message_callback, self._lost_callback = sock, on_message, on_lost
         self._loop = asyncio.get_running_loop()
         self._decoder = FrameDecoder(for_worker=for_worker)
@@ -59,8 +58,9 @@ class WorkerChannel:
     def send_latest(self, key: MessageKey, payload: bytes, sock: socket.socket | None = None) -> None:
         """Send this payload, with a socket if given, in place of an unsent one with the same key.
 
-        Returns at once; does nothing after `close`. The caller keeps the socket: if it closes that before the payload
-        is sent, the payload is not sent either.
+        A payload is an encoded message; it takes the older one's place in the order. Returns at once; does nothing
+        after `close`. The caller keeps the socket: if it closes that before the payload is sent, the payload is not
+        sent either.
         """
         if self._is_closed:
             return
@@ -68,12 +68,18 @@ class WorkerChannel:
         self._start_writing()
 
     def send(self, payload: bytes) -> None:
-        """Send this payload after those that wait; it replaces none and is never replaced. Returns at once."""
+        """Send this payload after those that wait; it replaces none and is never replaced.
+
+        A payload is an encoded message. Returns at once; sends nothing after `close`.
+        """
         self.sent_count += 1
         self.send_latest(("message", self.sent_count), payload)
 
     def take_received_fd(self) -> int:
-        """The file descriptor that came with the message being handled, each once; the caller owns it."""
+        """Return the file descriptor that came with the message being handled; the caller owns it.
+
+        Each is returned once, in the order received. Raises IndexError if there is none.
+        """
         return self._received_fds.popleft()
 
     def close(self) -> None:

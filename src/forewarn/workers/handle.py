@@ -22,7 +22,12 @@ _PAYLOADS_PER_ECHO = 250  # shows progress of a worker that receives a whole fle
 
 
 class WorkerHandle:
-    """The owner's handle of one worker process."""
+    """The owner's handle of one worker process, which it starts when created.
+
+    Create it inside a running event loop; OSError if the process cannot be started. `slot`: its position in the pool.
+    `fault_quota_fd`: the file of the shared counters of faults. `on_message(handle, message)` gets every message of the
+    worker; `on_lost(handle)` is called once, when the channel is gone.
+    """
 
     def __init__(
         self,
@@ -32,11 +37,6 @@ class WorkerHandle:
         on_message: Callable[[WorkerHandle, Any], None],
         on_lost: Callable[[WorkerHandle], None],
     ) -> None:
-        """Start the process, inside a running event loop; OSError if that fails.
-
-        `slot`: its position in the pool. `fault_quota_fd`: the shared counters of faults. `on_message` gets every
-        message of the worker; `on_lost` is called once, when the channel is gone.
-        """
         self.slot = slot
         self.is_ready = self.is_draining = False  # the pool sets them
         self.has_ever_answered = False
@@ -66,9 +66,10 @@ class WorkerHandle:
         return self.is_ready and not self.is_draining and not self.disconnected.is_set()
 
     def send_latest(self, key: MessageKey, payload: bytes, sock: socket.socket | None = None) -> None:
-        """Send a payload that replaces an unsent one with the same key; `sock` is sent along.
+        """Send an encoded message in place of an unsent one with the same key, with a socket if given.
 
-        See `WorkerChannel.send_latest`. After every 250 payloads it requests an echo.
+        Returns at once; does nothing if the worker is gone. See `WorkerChannel.send_latest`. Every 250th call also
+        requests an echo, so that a worker that receives a whole fleet shows progress.
         """
         self._channel.send_latest(key, payload, sock)
         self._latest_sent += 1
@@ -76,20 +77,29 @@ class WorkerHandle:
             self.request_echo()
 
     def send(self, message: messages.ToWorker) -> None:
-        """Send a message that a newer one must not replace; does nothing if the worker is gone."""
+        """Send a message that no newer one replaces, after those that wait.
+
+        Returns at once; does nothing if the worker is gone.
+        """
         self._channel.send(messages.encode_message(message))
 
     def send_heartbeat(self) -> asyncio.Future[None]:
-        """As `request_echo`, but counted in `missed_heartbeats` until the worker answers any request."""
+        """As `request_echo`, but also adds 1 to `missed_heartbeats`, which any answer of the worker sets to 0."""
         self.missed_heartbeats += 1
         return self.request_echo()
 
     def request_echo(self) -> asyncio.Future[None]:
-        """A future that is done once the worker has applied everything sent so far, or is gone."""
+        """Send an echo request; returns a future, done when the worker has applied everything sent so far.
+
+        It is also done if the worker is gone. The answer sets `lag_s`.
+        """
         return self._request(messages.EchoRequest)
 
     def request_report(self) -> asyncio.Future[None]:
-        """A future that is done once the worker's observations have arrived here, or it is gone."""
+        """Ask for a report; returns a future that is done when all observations until now have arrived here.
+
+        It is also done if the worker is gone. The reports themselves go to `on_message`. The last one sets `lag_s`.
+        """
         return self._request(messages.ReportRequest)
 
     def silent_s(self) -> float:
@@ -98,7 +108,7 @@ class WorkerHandle:
         return 0.0 if requested_at is None else self._loop.time() - requested_at
 
     def kill(self) -> None:
-        """Send SIGKILL to the process, if it still runs."""
+        """Send SIGKILL to the process, if it still runs; does not wait for its end."""
         if self._process.poll() is None:
             self._process.kill()
 

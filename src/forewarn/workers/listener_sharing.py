@@ -23,7 +23,8 @@ _SO_NETNS_COOKIE, _COOKIE_BYTES = 71, 8  # Linux 5.14; the socket module does no
 def open_reuseport_sockets(sock: socket.socket, count: int) -> list[socket.socket]:
     """Open `count` more listening sockets on the address and device of `sock`, with SO_REUSEPORT.
 
-    Empty if that is impossible, as in another network namespace: then workers share `sock`.
+    Sets SO_REUSEPORT on `sock` too. Returns none if that is impossible, as in another network namespace: then workers
+    share `sock`.
     """
     siblings: list[socket.socket] = []
     with suppress(OSError):
@@ -73,18 +74,17 @@ class SharedSocket:
     """A listening socket of the owner, and the slot of the worker that accepts on it."""
 
     sock: socket.socket
-    slot: int | None  # None: all workers accept on it
+    slot: int | None  # position of the worker in the pool; None: all workers accept on it
     open_message: bytes  # encoded `OpenListenerRequest`
 
 
 class SharedListeners:
     """The open listeners of a pool, and which worker accepts on which of their sockets.
 
-    Workers learn of `add` and `remove` with the next `assign`.
+    `slots` is the number of workers. They learn of `add` and `remove` with the next `assign`.
     """
 
     def __init__(self, slots: int) -> None:
-        """`slots`: the number of workers."""
         self._slots = slots
         self._socket_ids = count(1)
         self._sockets: dict[int, SharedSocket] = {}
@@ -92,11 +92,14 @@ class SharedListeners:
 
     @property
     def listeners(self) -> tuple[VmListener, ...]:
-        """The open listeners."""
+        """The listeners that were added and not removed, in the order they were added."""
         return tuple(self._ids_by_listener)
 
     def add(self, listener: VmListener) -> None:
-        """Add a listener, with one socket per worker where possible; else all workers share its sockets."""
+        """Add an open listener; where possible, open sockets for a total of one per worker.
+
+        Else all workers share its sockets. Its sockets are closed by `remove`. Sends nothing.
+        """
         for sock in listener.sockets:
             siblings = open_reuseport_sockets(sock, self._slots - 1)
             if len(siblings) < self._slots - 1:
@@ -106,12 +109,18 @@ class SharedListeners:
                 self._add_socket(listener, shared_sock, slot)
 
     def remove(self, listener: VmListener) -> None:
-        """Remove a listener and close its sockets in this process; does nothing if it was not added."""
+        """Remove a listener and close its sockets in this process; does nothing if it was not added.
+
+        Sends nothing.
+        """
         for number in self._ids_by_listener.pop(listener, ()):
             self._sockets.pop(number).sock.close()
 
     def assign(self, serving: Sequence[WorkerHandle]) -> None:
-        """Send each serving worker the sockets to open and close. Those of a missing one go to another."""
+        """Send each serving worker the sockets to accept on or to close, as far as that has changed.
+
+        The sockets of a slot without a serving worker go to another one. Updates `WorkerHandle.socket_ids`.
+        """
         present_slots = {worker.slot for worker in serving}
         for worker in serving:
             mine = {

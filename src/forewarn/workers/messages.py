@@ -45,7 +45,7 @@ IDLE_GRACE_S = 2.0  # of a worker that is replaced, see `DrainWorker`; most clie
 
 
 class ChannelBroken(Exception):
-    """A frame is missing, out of order or unreadable: the channel must be closed."""
+    """A frame is missing, out of order, too large or unreadable: the channel must be closed."""
 
 
 class _Message(msgspec.Struct, frozen=True, array_like=True, tag=True):
@@ -56,8 +56,8 @@ class BeginServing(_Message, frozen=True):
     """To a worker: how to serve. The first message, sent once."""
 
     rules: EndpointRules
-    rules_by_location: dict[str, EndpointRules]  # where a location differs
-    first_answer_delay_s: float
+    rules_by_location: dict[str, EndpointRules]  # for locations that differ from `rules`
+    first_answer_delay_s: float  # how long responses are delayed after a scope was enabled (spec §8.1)
     requests_per_s: float | None  # per VM, in each worker; None: no limit
     store_tag: str = ""  # part of every ETag (spec §4.3)
 
@@ -69,32 +69,32 @@ class ClockUpdate(_Message, frozen=True):
 
 
 class FaultsUpdate(_Message, frozen=True):
-    """To a worker: the transport faults that are active now."""
+    """To a worker: the transport faults that are active now, in place of all earlier ones."""
 
     faults: tuple[Fault, ...]
-    offsets: dict[str, int] = {}  # fault id → offset of its counter in the shared file
+    offsets: dict[str, int] = {}  # fault id → offset of its counter in the shared file; only faults with a limit
 
 
 class VmPlacement(_Message, frozen=True):
-    """To a worker: which VM calls from this place (an attachment); None: no VM."""
+    """To a worker: which VM calls from this place; for its `CallerDirectory`."""
 
-    place: str
-    vm: str | None
+    place: str  # an attachment
+    vm: str | None  # key; None: no VM
 
 
 class ScopeUpdate(_Message, frozen=True):
-    """To a worker: what the VMs of a scope see from now on."""
+    """To a worker: what the VMs of a scope see from now on. Other fields are those of `PublishedScope`."""
 
     scope_id: str
     enabled: bool
     epoch: int
     document: Document
-    vms: dict[str, InstanceFacts]
-    instead: HttpResponse | None = None  # polls get this response
-    resets: bool = False  # polls get a connection reset
+    vms: dict[str, InstanceFacts]  # by VM key
+    instead: HttpResponse | None = None  # polls get this response; None: the document
+    resets: bool = False  # polls get a connection reset instead
 
-    def to_scope_view(self) -> PublishedScope:
-        """The scope to publish; equal documents share one object."""
+    def to_published_scope(self) -> PublishedScope:
+        """The scope that the worker publishes to its server; equal documents of scopes share one object."""
         return PublishedScope(
             scope_id=self.scope_id,
             enabled=self.enabled,
@@ -106,7 +106,7 @@ class ScopeUpdate(_Message, frozen=True):
 
 
 class StateComplete(_Message, frozen=True):
-    """To a worker: the state is complete; reply `WorkerReady`, and listeners follow."""
+    """To a worker: all of the state was sent; reply `WorkerReady`, and listeners follow."""
 
 
 class OpenListenerRequest(_Message, frozen=True):
@@ -114,11 +114,11 @@ class OpenListenerRequest(_Message, frozen=True):
 
     id: int
     strategy: IdentityKind
-    arguments: tuple[str, ...]  # the arguments of the strategy
-    is_loopback: bool
+    arguments: tuple[str, ...]  # the arguments of the strategy's class
+    is_loopback: bool  # only programs on this machine can connect
 
     def identity_strategy(self) -> IdentityStrategy:
-        """The strategy that identifies the VMs that call on this listener."""
+        """A new strategy, of this kind and with these arguments, that identifies the VMs of this listener."""
         strategy: IdentityStrategy = _STRATEGIES[self.strategy](*self.arguments)
         return strategy
 
@@ -128,15 +128,15 @@ class ServeMetrics(_Message, frozen=True):
 
 
 class CloseListener(_Message, frozen=True):
-    """To a worker: stop accepting on this socket; open connections stay."""
+    """To a worker: stop accepting on this socket and close it; open connections stay."""
 
-    id: int
+    id: int  # of the `OpenListenerRequest`
 
 
 class EchoRequest(_Message, frozen=True):
     """To a worker: send `EchoReply` once every earlier message is applied. Also the owner's heartbeat."""
 
-    id: int
+    id: int  # the reply has the same
 
 
 class ReportRequest(_Message, frozen=True):
@@ -152,60 +152,60 @@ class ResumeAccepting(_Message, frozen=True):
 class DrainWorker(_Message, frozen=True):
     """To a worker: stop accepting, answer the requests in progress, send the last report, and end."""
 
-    timeout_s: float
+    timeout_s: float  # after it, connections that are left are aborted
     idle_grace_s: float = 0.0  # how long idle connections may wait for one more request
 
 
 class RequestDone(_Message, frozen=True):
-    """To a worker: the request took effect, durably.
+    """To a worker: reply to `EnableRequest` or `ApproveRequest`: the request took effect, durably.
 
-    If `unknown` is set, nothing took effect, because the event with that id never existed.
+    If `unknown` is set, nothing took effect, because the VM's scope never had the event with that id.
     """
 
-    id: int
-    unknown: str | None = None
+    id: int  # of the request
+    unknown: str | None = None  # an event id; None: everything is approved or enabled
 
 
 class TokenGranted(_Message, frozen=True):
-    """To a worker: the token that was requested."""
+    """To a worker: the token that a `WorkerTokenRequest` asked for."""
 
-    id: int
+    id: int  # of the request
     token: ManagedIdentityToken
 
 
 class TokenDenied(_Message, frozen=True):
-    """To a worker: no token for this resource; `accepted` lists the resources that have one."""
+    """To a worker: there is no token for the requested resource; `accepted` lists the resources with one."""
 
-    id: int
+    id: int  # of the request
     accepted: tuple[str, ...]
 
 
 class RequestFailed(_Message, frozen=True):
-    """To a worker: the request failed with NotFound, Rejected or Unavailable, as `kind` names."""
+    """To a worker: a request failed with an error of the class that `kind` names."""
 
-    id: int
-    text: str
-    kind: str = Unavailable.__name__
+    id: int  # of the request
+    text: str  # the error's message
+    kind: str = Unavailable.__name__  # NotFound, Rejected or Unavailable
 
     def to_error(self) -> ForewarnError:
-        """The error to raise where the request was made."""
+        """A new error of that class with the text, to be raised where the request was made."""
         return _ERRORS[self.kind](self.text)
 
 
 class WorkerReady(_Message, frozen=True):
-    """To the owner: the state is complete here; give me listeners."""
+    """To the owner: the worker has the complete state, the reply to `StateComplete`; send it listeners."""
 
 
 class EchoReply(_Message, frozen=True):
-    """To the owner: every message before the echo request is applied."""
+    """To the owner: every message before the `EchoRequest` is applied."""
 
-    id: int
+    id: int  # of that request
 
 
 class ObservationReport(_Message, frozen=True):
     """To the owner: polls, deliveries and fault hits since the last report; poll counts are increments."""
 
-    polls: list[LastPoll] = []
+    polls: list[LastPoll] = []  # the last one of each VM that polled
     deliveries: list[EventDelivery] = []
     hits: list[FaultHits] = []
     id: int = 0  # of the report request that this completes; 0: none
@@ -213,14 +213,14 @@ class ObservationReport(_Message, frozen=True):
 
 
 class EnableRequest(_Message, frozen=True):
-    """To the owner: enable the scope of this VM (its key), then reply with this id."""
+    """To the owner: enable the scope of this VM (its key), then reply `RequestDone` with this id."""
 
     id: int
     vm: str
 
 
 class ApproveRequest(_Message, frozen=True):
-    """To the owner: this VM (its key) approves these events; reply with this id."""
+    """To the owner: this VM (its key) approves these events; reply `RequestDone` with this id."""
 
     id: int
     vm: str
@@ -228,7 +228,10 @@ class ApproveRequest(_Message, frozen=True):
 
 
 class WorkerTokenRequest(_Message, frozen=True):
-    """To the owner: issue a token of this identity for this resource."""
+    """To the owner: issue a token of this identity for this resource (an audience).
+
+    The reply is `TokenGranted` or `TokenDenied`.
+    """
 
     id: int
     identity: ManagedIdentity
@@ -236,11 +239,11 @@ class WorkerTokenRequest(_Message, frozen=True):
 
 
 class OwnerSilent(_Message, frozen=True):
-    """To the owner: I heard nothing for too long, and accept no connections until `ResumeAccepting`."""
+    """To the owner: the worker heard nothing for too long, and accepts nothing until `ResumeAccepting`."""
 
 
 class WorkerLeaving(_Message, frozen=True):
-    """To the owner: I was told to stop; I accept no connections and end when all requests are answered."""
+    """To the owner: the worker stops; it accepts no connection, and ends when all requests are answered."""
 
 
 # Each request of a worker has an id, and the owner's reply has the same one.
@@ -284,14 +287,15 @@ _FACT_DEFAULTS = {field.name: field.default for field in fields(InstanceFacts)}
 
 
 def encode_message(message: ChannelMessage) -> bytes:
-    """Encode a message as the payload of a frame."""
+    """Return the message encoded with msgpack, as the payload of a frame."""
     return _encode(message)
 
 
 def scope_message(scope: PublishedScope) -> ScopeUpdate:
-    """Make the message that publishes this scope; encode it first, its facts are plain dictionaries.
+    """Make the message that publishes this scope to a worker; only for `encode_message`.
 
-    Facts that have their default value are left out.
+    The facts of its VMs are plain dictionaries without default values, to be short. Decoding gives a proper
+    `ScopeUpdate`.
     """
     facts: Any = {vm: _non_default_facts(result) for vm, result in scope.vms.items()}
     return ScopeUpdate(
@@ -306,13 +310,16 @@ def scope_message(scope: PublishedScope) -> ScopeUpdate:
 
 
 def open_message(number: int, strategy: IdentityStrategy, *, is_loopback: bool) -> OpenListenerRequest:
-    """Make the message that opens a listener; the socket itself is sent along."""
+    """Make the message, with id `number`, that lets a worker accept on a socket; the socket is sent along."""
     names = getattr(strategy, "__slots__", ())
     return OpenListenerRequest(number, strategy.kind, tuple(getattr(strategy, name) for name in names), is_loopback)
 
 
 def reply_message(number: int, result: str | ManagedIdentityToken | WrongResource | None) -> OwnerReply:
-    """Make the reply to request `number`: an unknown event's id or None, a token, or a wrong resource."""
+    """Make the reply to request `number` from its result.
+
+    TokenGranted for a token, TokenDenied for a wrong resource, else RequestDone with an unknown event's id or None.
+    """
     if isinstance(result, ManagedIdentityToken):
         return TokenGranted(number, result)
     if isinstance(result, WrongResource):
@@ -323,19 +330,19 @@ def reply_message(number: int, result: str | ManagedIdentityToken | WrongResourc
 def failure_message(number: int, error: ForewarnError) -> RequestFailed:
     """Make the reply that lets request `number` fail with this error.
 
-    An error other than NotFound and Rejected becomes Unavailable.
+    A subclass becomes NotFound or Rejected; any error but these becomes Unavailable. The text stays.
     """
     kind = next((kind for kind in (NotFound, Rejected) if isinstance(error, kind)), Unavailable)
     return RequestFailed(number, str(error), kind.__name__)
 
 
 def encode_frame(number: int, payload: bytes) -> bytes:
-    """Encode a frame: a header with the payload's size and the frame's number, then the payload."""
+    """Return the bytes of a frame: a header with the payload's size and the frame's number, then payload."""
     return _FRAME_HEADER.pack(len(payload), number) + payload
 
 
 class FrameDecoder:
-    """Decodes bytes to messages, and checks that frame numbers follow each other, from 1.
+    """Decodes the bytes of a channel to messages, and checks that frame numbers follow each other, from 1.
 
     `for_worker`: the messages are those to a worker, else those to the owner.
     """
@@ -346,9 +353,9 @@ class FrameDecoder:
         self._number = 0  # of the last frame
 
     def feed(self, data: bytes) -> Iterator[Any]:
-        """Yield the messages that are complete now; the rest of the bytes waits for the next call.
+        """Append `data`, and yield each message that is complete now; the other bytes wait for the next call.
 
-        Raises ChannelBroken if a frame is out of order, too large or unreadable.
+        Does nothing before the iteration. Raises ChannelBroken if a frame is out of order, too large or unreadable.
         """
         self._buffer += data
         position = 0

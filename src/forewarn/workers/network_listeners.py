@@ -30,20 +30,26 @@ log = logging.getLogger(__name__)
 
 
 class ListenerHost(Protocol):
-    """Accepts connections of VMs on listeners: a `MetadataServer` or a `WorkerPool`."""
+    """What accepts connections of VMs on listeners: a `MetadataServer` or a `WorkerPool`."""
 
     async def start(self, listeners: Sequence[VmListener]) -> None:
-        """Start accepting on these listeners, in addition to those already open. May raise OSError."""
+        """Start accepting on these listeners, in addition to those already open, and own their sockets.
+
+        Raises OSError if a socket cannot listen, such as one whose device is gone.
+        """
 
     async def stop(self, listener: VmListener) -> None:
         """Stop accepting on this listener and close its sockets; open connections stay."""
 
 
 class NetworkListeners:
-    """The listeners of the settings, served by a `ListenerHost` from `start` to `stop`."""
+    """The listeners on real networks that the settings define, opened and closed with their devices.
+
+    `helper_socket`: where `forewarn sockets` passes the open sockets; None: this process opens them. Call `assign_vms`,
+    `bind` and `start`, in this order, and `stop` at the end.
+    """
 
     def __init__(self, specs: Sequence[ListenerSpec], *, helper_socket: Path | None = None) -> None:
-        """`helper_socket`: where `forewarn sockets` passes the open sockets; None: this process opens them."""
         self._specs_by_name = {spec.name: spec for spec in specs}
         self._helper_socket = helper_socket
         self._manager = ListenerManager(tuple(specs)) if helper_socket is None else None
@@ -52,9 +58,10 @@ class NetworkListeners:
         self._tasks: list[asyncio.Task[None]] = []
 
     def assign_vms(self, callers: CallerDirectory, store: Store) -> None:
-        """Record in `callers` which VM each attachment of the listeners belongs to, also a removed VM.
+        """Assign in `callers` the attachments for which the listeners name a VM, also a removed VM.
 
-        Raises Rejected if a listener names a VM that never existed, or a name that several VMs have.
+        Finds the VMs by name in `store`. Raises Rejected if a listener names a VM that never existed, or a name that
+        several VMs have.
         """
         if not any(spec.assignments for spec in self._specs_by_name.values()):
             return  # do not build the directory of the whole fleet for nothing
@@ -76,9 +83,10 @@ class NetworkListeners:
             self._changes.put_nowait(change)
 
     async def start(self, host: ListenerHost) -> None:
-        """Serve the sockets that are bound, then follow changes of devices, namespaces and passed sockets.
+        """Let `host` serve the sockets that are bound, then follow changes in the background until `stop`.
 
-        Returns once the bound sockets are served; a socket that cannot be served is logged.
+        Changes are those of devices and namespaces, or the sockets that the helper passes. Returns once the bound
+        sockets are served; a socket that cannot be served is logged.
         """
         if not self._specs_by_name:
             return  # there is nothing to follow
@@ -94,7 +102,10 @@ class NetworkListeners:
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     def describe(self) -> list[dict[str, Any]]:
-        """Address, port, kind of identity, name and whether it is open, of each listener (`GET /service`)."""
+        """One dictionary for each listener, as in `GET /service`, in the order of the settings.
+
+        Its keys: "address", "port", "identity" (an `IdentityKind`), "name", and "open" (it is served now).
+        """
         return [
             {
                 "address": spec.address,

@@ -44,6 +44,10 @@ class WorkerPool:
     """A fixed number of worker processes, used in place of a `MetadataServer` in this process.
 
     Call `start_workers`, then publish the state, then `complete_start`, then `start` with listeners; `drain` ends it.
+    Create it inside a running event loop. It has `size` slots, each with one worker, which another replaces when it
+    ends. `begin` is the first message to each worker; `backend` carries out their requests; `callers` and a lab's
+    `clock` are kept equal in all of them. `metrics_sockets`: one per worker, or none. A worker is killed if it does
+    not answer for `hung_timeout_s` or, before its first answer, for `start_timeout_s`.
     """
 
     def __init__(
@@ -58,11 +62,10 @@ class WorkerPool:
         hung_timeout_s: float = _HUNG_TIMEOUT_S,
         start_timeout_s: float = _START_TIMEOUT_S,
     ) -> None:
-        """Prepare `size` slots, inside a running event loop. `metrics_sockets`: one per worker, or none."""
         self.size = size
         self.observations = GuestObservations()
         self.faults = FaultTable(StaleDocuments(), now=backend.now)  # collects the hits that workers report
-        self.echo_delays_s: deque[float] = deque(maxlen=_LAGS_KEPT)  # from a heartbeat to its answer
+        self.echo_delays_s: deque[float] = deque(maxlen=_LAGS_KEPT)  # from a heartbeat to its answer, latest last
         self._backend = backend
         self._state: dict[MessageKey, bytes] = {"begin": messages.encode_message(begin)}
         self._fault_quota = SharedFaultQuota.create()
@@ -84,9 +87,9 @@ class WorkerPool:
         callers.subscribe_assignments(self._broadcast_placement)
 
     async def start_workers(self) -> None:
-        """Start the worker processes, and replace each that ends or hangs, until `drain`.
+        """Start the worker processes, and from now on replace each that ends or hangs, until `drain`.
 
-        They do not serve before `complete_start`.
+        Does not wait until they are ready. They do not serve before `complete_start`.
         """
         self._spawn(self._heartbeat_forever())
         for slot in range(self.size):
@@ -94,9 +97,9 @@ class WorkerPool:
         await asyncio.sleep(0)  # the tasks above start the processes
 
     async def complete_start(self) -> None:
-        """Declare the state complete, and wait until all workers have it.
+        """Tell all workers that the state is complete, and wait until each has it and is ready for listeners.
 
-        Raises Unavailable if one failed to start; then all are ended.
+        Raises Unavailable if one ended before; then all are killed and the pool is of no more use.
         """
         self._is_state_complete = True
         for worker in self._live_workers:
@@ -110,7 +113,7 @@ class WorkerPool:
     def publish(self, scope: PublishedScope) -> None:
         """Send this scope to every worker, for its VMs to see; does nothing if it is unchanged.
 
-        Returns at once; `wait_until_published` waits for the workers.
+        Workers that start later get it too. Returns at once; `wait_until_published` waits for the workers.
         """
         payload = messages.encode_message(messages.scope_message(scope))
         key = ("scope", scope.scope_id)
@@ -118,33 +121,42 @@ class WorkerPool:
             self._broadcast(key, payload)
 
     def set_faults(self, faults: Sequence[Fault]) -> None:
-        """Replace the active faults in every worker; those that are not transport faults are ignored."""
+        """Replace the active faults in every worker; those that are not transport faults are ignored.
+
+        Returns at once. A limit on requests counts over all workers.
+        """
         transport_faults = tuple(fault for fault in faults if fault.category is FaultCategory.TRANSPORT)
         offsets = self._fault_quota.assign_offsets(transport_faults)
         self._broadcast("faults", messages.encode_message(messages.FaultsUpdate(transport_faults, dict(offsets))))
 
     async def start(self, listeners: Sequence[VmListener]) -> None:
-        """Accept on these listeners too, once the workers have received them. May be called again later."""
+        """Let the workers accept on these listeners too; the pool then owns their sockets.
+
+        Returns before the workers have received them. May be called again later.
+        """
         for listener in listeners:
             self._shared_listeners.add(listener)
         self._assign_listeners()
 
     async def stop(self, listener: VmListener) -> None:
-        """Stop accepting on this listener and close its sockets; open connections stay."""
+        """Close the listener's sockets here, and tell the workers to stop accepting on it.
+
+        Open connections stay. Does nothing if it was not started.
+        """
         self._shared_listeners.remove(listener)
         self._assign_listeners()
 
     async def wait_until_published(self) -> None:
-        """Wait until every serving worker shows what was published so far, for at most a second.
+        """Wait until every serving worker has applied everything sent so far, but at most a second.
 
         Does not say whether that second was enough.
         """
         await self._wait_for_all(worker.request_echo() for worker in self._serving_workers)
 
     async def collect_reports(self) -> None:
-        """Fetch what workers observed so far into `observations` and `faults`, for at most a second.
+        """Ask the workers for what they observed so far; it is merged into `observations` and `faults`.
 
-        Reports that come later are merged too.
+        Waits for their reports at most a second. Those that come later are merged too.
         """
         await self._wait_for_all(worker.request_report() for worker in self._serving_workers)
 
@@ -176,7 +188,10 @@ class WorkerPool:
         await self._terminate()
 
     def describe(self) -> list[dict[str, Any]]:
-        """Process id, readiness and lag of each worker, as in `GET /service`; None where one is missing."""
+        """The worker of each slot, as in `GET /service`: "pid", "ready" (it serves) and "behind_ms" (its lag).
+
+        An empty slot has None, False and None.
+        """
         return [
             {
                 "pid": worker.pid if worker else None,
@@ -187,13 +202,13 @@ class WorkerPool:
         ]
 
     def request_totals(self) -> RequestTotals:
-        """The counts of requests of all workers, including those that are gone, from their last reports."""
+        """The sum of the request counts of all workers, also of those that are gone, from their last reports."""
         return sum_totals(self._counts_of_gone_workers, *(worker.request_counts for worker in self._live_workers))
 
     def worker_lags(self) -> list[tuple[float, float]]:
-        """Per slot, in seconds: the lag of its worker, and how long it owes an answer.
+        """For each slot, in seconds: how long its worker's last answer took, and how long it owes one now.
 
-        Both are infinite for an empty slot.
+        Both are infinite for an empty slot. See `WorkerHandle.lag_s` and `silent_s`.
         """
         return [(m.lag_s, m.silent_s()) if m else (math.inf, math.inf) for m in self._workers]
 

@@ -18,18 +18,22 @@ _MAX_WAIT_S = 30.0
 
 
 class PublishQueue:
-    """Scopes to publish, each once, in the order in which they were added."""
+    """Publishes scopes by calling `publish(scope_id)` on the event loop: few at once, many in turns.
+
+    `publish` publishes the current state of the scope. Those that wait are published once, in the order they were
+    added.
+    """
 
     def __init__(self, publish: Callable[[str], None]) -> None:
-        """`publish` publishes the current state of the scope with this id; it runs on the event loop."""
         self._publish = publish
         self._waiting: dict[str, None] = {}
         self._task: asyncio.Task[None] | None = None
 
     def add(self, scope_ids: Collection[str]) -> None:
-        """Publish these scopes: at once if they are few, also while others wait; otherwise soon.
+        """Publish the scopes with these ids: before it returns if they are at most 100, otherwise soon.
 
-        Call it from the event loop. Errors of `publish` pass through only if the scopes are few.
+        A few do not wait for many that were added before. Call it from the event loop. Errors of `publish` pass through
+        if the scopes are few; otherwise they are logged, and the scope is tried again.
         """
         if len(scope_ids) <= _MAX_AT_ONCE:
             for scope_id in scope_ids:
@@ -41,7 +45,10 @@ class PublishQueue:
             self._task = asyncio.get_running_loop().create_task(self._publish_waiting())
 
     async def wait_until_empty(self) -> None:
-        """Wait until no scope waits, for at most 30 seconds; returns at once if none does."""
+        """Wait until no scope waits, but at most 30 s (real time); returns at once if none does.
+
+        Does not say whether that time was enough.
+        """
         if self._task is not None:
             await asyncio.wait({self._task}, timeout=_MAX_WAIT_S)
 

@@ -57,22 +57,25 @@ PublishedVersion: TypeAlias = tuple[int, int, bool]  # epoch, incarnation, wheth
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PublisherConfig:
-    """The settings that a `MetadataPublisher` needs."""
+    """The settings that a `MetadataPublisher` needs; see `publisher_config`."""
 
     is_lab: bool = False  # serve each VM on a loopback address or port of its own
     port: int = 8254  # of the loopback addresses; 0: any free port
     one_port_per_vm: bool = False  # in a lab: a port of 127.0.0.1 per VM instead of a loopback address per VM
     workers: int = 0  # worker processes; 0: this process answers the VMs
-    first_answer_delay_s: float = 0.0  # spec §8.1
+    first_answer_delay_s: float = 0.0  # how long responses are delayed after a scope was enabled (spec §8.1)
     requests_per_s: int | None = None  # per VM; None: no limit
     rules: EndpointRules = field(default_factory=EndpointRules)
-    rules_by_location: Mapping[str, EndpointRules] = field(default_factory=dict)  # where a location differs
+    rules_by_location: Mapping[str, EndpointRules] = field(default_factory=dict)  # for locations that differ
     listeners: tuple[ListenerSpec, ...] = ()  # on real networks
     helper_socket: Path | None = None  # where `forewarn sockets` passes open sockets; None: open them here
 
 
 class GuestBackend:
-    """The `MetadataBackend` of the owner process: enables scopes, approves events and issues tokens."""
+    """The `MetadataBackend` of the owner process: enables scopes, approves events and issues tokens.
+
+    It does so through `control` and `tokens`; without `tokens` it issues none. `now` is the time of control's clock.
+    """
 
     def __init__(self, control: ControlPlane, tokens: VmTokens | None = None) -> None:
         self.enable = control.guests.enable_scope_of
@@ -84,7 +87,9 @@ class GuestBackend:
 class MetadataPublisher:
     """The metadata server with its listeners; keeps published scopes and VM places equal to the store.
 
-    `open` binds the sockets, `start` begins serving, `drain` ends it.
+    A VM's place is the attachment from which it calls. `open` makes the publisher and binds the sockets, `start` begins
+    serving, `drain` ends it. `lab` has the loopback listeners of a lab, None outside a lab; `callers` maps places to
+    VMs.
     """
 
     def __init__(
@@ -117,10 +122,10 @@ class MetadataPublisher:
 
     @classmethod
     def open(cls, config: PublisherConfig, control: ControlPlane) -> MetadataPublisher:
-        """Bind every socket, so that a port in use stops the start before anything is served.
+        """Make a publisher with every socket bound: a port in use stops the start before anything is served.
 
-        Raises Rejected if a socket cannot be bound, or a listener names a VM that never existed; Unavailable if the
-        system has no socket left.
+        Accepts nothing yet. Raises Rejected if a socket cannot be bound, or a listener names a VM that never existed;
+        Unavailable if the system has no socket left.
         """
         network_listeners = NetworkListeners(config.listeners, helper_socket=config.helper_socket)
         callers = CallerDirectory()
@@ -154,9 +159,9 @@ class MetadataPublisher:
         await self._network_listeners.start(server)
 
     async def listen_inside_vm(self, vm_key: str, sock: socket.socket) -> VmListener:
-        """Serve a VM on a listening socket from inside it, which no other VM can reach.
+        """Serve a VM (its key) on a listening socket inside its namespace, which no other VM can reach.
 
-        The server then owns the socket. `stop_listening` ends it.
+        The server then owns the socket. Returns the listener, for `stop_listening`, which ends it.
         """
         self._callers.assign(dedicated_attachment(vm_key), vm_key)
         listener = VmListener(sockets=(sock,), strategy=DedicatedIdentity(vm_key), is_loopback=False)
@@ -168,7 +173,10 @@ class MetadataPublisher:
         await self._running_server.stop(listener)
 
     async def drain(self, timeout_s: float) -> None:
-        """Stop accepting, answer the requests in progress within `timeout_s`, and end server and workers."""
+        """Stop accepting, answer the requests in progress within `timeout_s`, and end server and workers.
+
+        Scopes that still wait in the publish queue are not published. Only after `start`.
+        """
         await self._publish_queue.close()
         await self._network_listeners.stop()
         await self._running_server.drain(timeout_s)
@@ -182,15 +190,18 @@ class MetadataPublisher:
             await self._server.reload(timeout_s)
 
     async def collect_worker_reports(self) -> None:
-        """Fetch what workers observed into `observations` and `faults`, for at most a second.
+        """Ask the workers for what they observed, and merge it into `observations` and `faults`.
 
-        Does nothing without workers.
+        Waits at most a second; see `WorkerPool.collect_reports`. Does nothing without workers.
         """
         if isinstance(self._server, WorkerPool):
             await self._server.collect_reports()
 
     async def wait_until_published(self) -> None:
-        """Wait until VMs are shown what is committed now; for workers at most a second after it was published."""
+        """Wait until VMs are shown what is committed now: at most 30 s, and then a second for the workers.
+
+        Does not say whether that was enough.
+        """
         await self._publish_queue.wait_until_empty()
         if isinstance(self._server, WorkerPool):
             await self._server.wait_until_published()
@@ -202,13 +213,17 @@ class MetadataPublisher:
 
     @property
     def faults(self) -> FaultTable:
-        """The transport faults, with the requests that they affected in all processes."""
+        """The table of transport faults, with their hits: the requests that they affected in all processes.
+
+        With workers it has only the hits, as of their last reports.
+        """
         return self._running_server.faults
 
     def describe_listeners(self) -> list[dict[str, Any]]:
-        """Address, port and kind of identity of each listener, as in `GET /service`.
+        """One dictionary for each listening socket, as in `GET /service`; those inside VMs are left out.
 
-        Those of real networks also have a name and whether they are open; those inside VMs are left out.
+        Its keys: "address", "port" and "identity" (an `IdentityKind`). First those of a lab, then those of real
+        networks, which also have "name" and "open".
         """
         described = []
         for listener in self._listeners:
@@ -220,7 +235,10 @@ class MetadataPublisher:
         return described + self._network_listeners.describe()
 
     def describe_workers(self) -> list[dict[str, Any]]:
-        """The state of each worker process, as in `GET /service`; empty without workers."""
+        """The state of each worker process, as in `GET /service`; empty without workers.
+
+        See `WorkerPool.describe`.
+        """
         return self._server.describe() if isinstance(self._server, WorkerPool) else []
 
     def request_totals(self) -> RequestTotals:
@@ -228,9 +246,9 @@ class MetadataPublisher:
         return self._running_server.request_totals()
 
     def worker_lags(self) -> list[tuple[float, float]]:
-        """The lag and the silence of each worker, in seconds; empty without workers.
+        """For each worker, in seconds, how long its last answer took and how long it owes one now.
 
-        See `WorkerPool.worker_lags`.
+        Empty without workers. See `WorkerPool.worker_lags`.
         """
         return self._server.worker_lags() if isinstance(self._server, WorkerPool) else []
 
@@ -364,9 +382,9 @@ class MetadataPublisher:
 
 
 async def load_store_tag(store: Store) -> str:
-    """The random part of the store's ETags (spec §4.3), in hexadecimal digits.
+    """Return the random part of the store's ETags (spec §4.3), 8 hexadecimal digits.
 
-    A store without one gets it now, durably. Raises Unavailable if it cannot be saved.
+    It is the same at every call: a store without one gets it now, durably. Raises Unavailable if it cannot be saved.
     """
     saved = store.load(_STORE_TAG_SAVED_AS)
     if saved is None:
@@ -381,9 +399,10 @@ def _published_version(scope: Scope) -> PublishedVersion:
 
 
 def published_scope(scope: Scope, replayed: ReplayedAnswer | None = None) -> PublishedScope:
-    """The scope as its VMs see it: its own document, or the answer of a running replay.
+    """Return the scope as its VMs see it: with its own document, or what a running replay answers.
 
-    Removed VMs are left out.
+    `replayed` is the latter: the replay's document, or its response instead of one. None: no replay runs. Removed VMs
+    are left out. Publishes nothing.
     """
     return PublishedScope(
         scope_id=scope.id,

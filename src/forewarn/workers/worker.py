@@ -42,7 +42,7 @@ _DRAIN_TIMEOUT_S = 5.0
 
 
 def event_loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
-    """The factory of uvloop event loops; None, for asyncio's own, where uvloop is not installed."""
+    """The factory of uvloop event loops, for `asyncio.Runner`; None, for asyncio's own, without uvloop."""
     try:
         import uvloop
     except ImportError:  # not on every platform
@@ -53,8 +53,9 @@ def event_loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
 class OwnerBackend:
     """The `MetadataBackend` of a worker: sends each request to the owner and waits for its reply.
 
-    Requests raise Unavailable at once while the owner is silent, and NotFound, Rejected or Unavailable as the owner
-    replies. A request that was sent waits for its reply without a time limit.
+    `send` sends an encoded message to the owner. Requests raise Unavailable at once while the owner is silent, and
+    NotFound, Rejected or Unavailable as the owner replies. A request that was sent waits for its reply without a time
+    limit.
     """
 
     def __init__(self, send: Callable[[bytes], None]) -> None:
@@ -62,33 +63,36 @@ class OwnerBackend:
         self._request_ids = count(1)
         self._pending: dict[int, asyncio.Future[BackendResult]] = {}
         self.is_owner_responsive = True  # False while the owner is silent
-        self.clock: SystemClock | LabClock = SystemClock()
+        self.clock: SystemClock | LabClock = SystemClock()  # the worker replaces it if there is a lab
 
     def now(self) -> float:
         """The current time on the lab's clock, or the machine's if there is no lab, in POSIX seconds."""
         return self.clock.now()
 
     async def enable(self, vm: str) -> None:
-        """Have the owner enable the scope of this VM (its key)."""
+        """Have the owner enable the scope of this VM (its key); on return the worker has the enabled scope."""
         await self._request(lambda number: messages.EnableRequest(number, vm))
 
     async def approve(self, vm: str, event_ids: tuple[str, ...]) -> str | None:
-        """Have the owner approve these events for this VM, all or none.
+        """Have the owner approve these events for this VM (its key), all or none; durable on return.
 
-        Returns None, or the id of an event that never existed: then none is approved.
+        Returns None, or the id of an event that the VM's scope never had: then none is approved.
         """
         unknown = await self._request(lambda number: messages.ApproveRequest(number, vm, event_ids))
         assert unknown is None or isinstance(unknown, str)
         return unknown
 
     async def token(self, identity: ManagedIdentity, resource: str) -> ManagedIdentityToken | WrongResource:
-        """Have the owner issue a token of this identity; WrongResource if none is valid for this resource."""
+        """Have the owner issue a token of this identity; WrongResource if there are none for this resource."""
         result = await self._request(lambda number: messages.WorkerTokenRequest(number, identity, resource))
         assert isinstance(result, (ManagedIdentityToken, WrongResource))
         return result
 
     def on_reply(self, reply: messages.OwnerReply) -> None:
-        """Complete the request that this reply answers; does nothing if none waits for it."""
+        """Complete the request with the id of this reply, with its result or its error.
+
+        Does nothing if no request waits for it.
+        """
         future = self._pending.pop(reply.id, None)
         if future is None or future.done():
             return
@@ -116,15 +120,15 @@ class OwnerBackend:
 
 
 class PausableSocket(socket.socket):
-    """A listening socket that accepts only while `may_accept` says so.
+    """A listening socket that accepts only while `may_accept` returns True.
 
     Meanwhile callers wait in its backlog.
     """
 
-    may_accept: Callable[[], bool]
+    may_accept: Callable[[], bool]  # set by the worker before the first `accept`
 
     def accept(self) -> tuple[socket.socket, Any]:
-        """Accept a connection; BlockingIOError while accepting is paused or none waits."""
+        """Accept a connection, as `socket.accept`; BlockingIOError while accepting is paused or none waits."""
         if not self.may_accept():
             raise BlockingIOError
         return super().accept()
@@ -133,7 +137,8 @@ class PausableSocket(socket.socket):
 class Worker:
     """The worker process: receives the state, then serves until `run` returns.
 
-    Create it inside a running event loop. `silence_timeout_s`: the owner counts as silent after this time.
+    Create it inside a running event loop. `sock` is its end of the channel to the owner; `fault_quota` is the file of
+    counters that all workers share. The owner counts as silent when nothing came from it for `silence_timeout_s`.
     """
 
     def __init__(
@@ -160,7 +165,7 @@ class Worker:
             messages.ClockUpdate: self._set_clock,
             messages.FaultsUpdate: self._set_faults,
             messages.VmPlacement: self._set_placement,
-            messages.ScopeUpdate: lambda message: self._documents.publish(message.to_scope_view()),
+            messages.ScopeUpdate: lambda message: self._documents.publish(message.to_published_scope()),
             messages.StateComplete: self._on_complete,
             messages.OpenListenerRequest: self._open_socket,
             messages.ServeMetrics: self._serve_metrics,
@@ -176,7 +181,8 @@ class Worker:
     async def run(self) -> str:
         """Serve until the channel ends, the owner drains this worker or a signal stops it.
 
-        Returns DRAINED if it stopped in order, else the reason. Closes everything before it returns.
+        Returns DRAINED if it stopped in order, PEER_GONE if the owner is gone, else another reason in words. Closes
+        everything before it returns.
         """
         background = [self._loop.create_task(self._watch_owner()), self._loop.create_task(self._report_forever())]
         try:
@@ -198,7 +204,7 @@ class Worker:
 
         Idle connections wait for one more request, for up to `idle_grace_s`: another worker serves their clients next.
         Returns at once; `run` returns when it is done. A second call only ends the wait of idle connections, if its
-        `idle_grace_s` is 0: the whole service stops.
+        `idle_grace_s` is 0: the whole service stops. Before the first message of the owner, `run` just returns.
         """
         if self._server is None:
             self._finish("stopped before it began to serve")
@@ -213,7 +219,10 @@ class Worker:
             self._spawn(self._drain(timeout_s, idle_grace_s))
 
     def stop_when_complete(self) -> None:
-        """Stop after a signal, once the state is complete: until then the owner waits for this worker."""
+        """Call `stop` now or, if the state is not complete yet, when it is; the handler of SIGTERM.
+
+        Until the state is complete the owner waits for this worker, and takes its end for a failed start.
+        """
         if self._is_complete:
             self.stop()
         self._stops_when_complete = True
@@ -431,7 +440,10 @@ async def _run_worker(sock: socket.socket, fault_quota: SharedFaultQuota) -> Non
 
 
 def main() -> None:
-    """Run the worker process: `python -m forewarn.workers.worker CHANNEL_FD FAULT_QUOTA_FD`."""
+    """Run the worker process until it ends: `python -m forewarn.workers.worker CHANNEL_FD FAULT_QUOTA_FD`.
+
+    The owner starts it with these inherited descriptors: the channel's socket and the file of fault counters.
+    """
     # Ctrl-C reaches every process of the terminal; the owner handles it and stops its workers.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     logging.basicConfig(level=logging.WARNING, format=f"%(levelname)s worker {os.getpid()}: %(message)s")
