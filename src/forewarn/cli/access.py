@@ -217,7 +217,11 @@ def _exactly_one(message: str, *given: str | None) -> str:
 @click.argument("grant_id", type=non_empty_name, metavar="GRANT", shell_complete=grant_ids)
 @service_command
 def revoke(call: Invocation, grant_id: str) -> None:
-    """Revoke a granted role."""
+    """Revoke a granted role.
+
+    \f
+    `grant_id` is the grant's id, or a unique beginning of it. Prints the role that was revoked.
+    """
     revoked = call.api.delete("access", "grants", grant_id)
     if call.output.as_json:
         call.output.print_json(revoked)

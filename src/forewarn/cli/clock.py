@@ -22,7 +22,11 @@ def clock() -> None:
 @clock.command()
 @service_command
 def show(call: Invocation) -> None:
-    """Show the time."""
+    """Show the time.
+
+    \f
+    Prints the service's time, and for a lab how fast its clock runs.
+    """
     _print_clock(call, call.api.get("clock"))
 
 
@@ -35,6 +39,9 @@ def advance(call: Invocation, by: float, without_polls: bool) -> None:
 
     VMs that polled within the last minutes count as polling throughout. To see how a scope is disabled after 24 hours
     without polls, start the lab with `forewarn up --enablement on-request`, and add --without-polls here.
+
+    \f
+    `by` is in seconds of lab time. Waits until it is done, an hour at most, then prints the history entries of it.
     """
     body: dict[str, object] = {"by_s": by, **({"without_polls": True} if without_polls else {})}
     view = call.api.post("clock", "advance", body=body, timeout_s=_ADVANCE_TIMEOUT_S)
@@ -71,7 +78,11 @@ def speed_factor(text: str) -> float:
 @click.argument("speed", type=speed_factor, metavar="FACTOR")
 @service_command
 def speed(call: Invocation, speed: float) -> None:
-    """Run a lab's clock FACTOR times as fast as real time; 0 stops it."""
+    """Run a lab's clock FACTOR times as fast as real time; 0 stops it.
+
+    \f
+    Prints the clock as `show` does.
+    """
     _print_clock(call, call.api.post("clock", "speed", body={"speed": speed}))
 
 

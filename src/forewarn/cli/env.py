@@ -79,6 +79,11 @@ def env(call: Invocation, shell_name: str, vm: str | None, with_secret: bool) ->
     bash, zsh   eval "$(forewarn env)"
     fish        forewarn env --shell fish | source
     powershell  forewarn env --shell powershell | Out-String | Invoke-Expression
+
+    \f
+    Writes a bundle of the system's CAs and the service's beside the service's CA. `vm` selects the VM whose managed
+    identity is used. Raises Refused if the service does not serve HTTPS, or does not allow what `vm` or `with_secret`
+    asks for.
     """
     info = call.api.get("service", query={"vm": vm})
     console = info.get("console")

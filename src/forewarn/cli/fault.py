@@ -26,7 +26,11 @@ def fault() -> None:
 @click.option("--kinds", is_flag=True, help="Show every kind of fault, and what a client sees.")
 @service_command
 def list_faults(call: Invocation, kinds: bool) -> None:
-    """Show the active faults."""
+    """Show the active faults.
+
+    \f
+    And the active storms. With `kinds` shows the kinds of faults instead; the JSON has all three.
+    """
     view = call.api.get("faults")
     if call.output.as_json:
         call.output.print_json(view)
@@ -64,6 +68,10 @@ def set_fault(
 
     Without --count and --for it stays until it is cleared. Give parameters as
     NAME=VALUE, such as notice=5s; `forewarn fault list --kinds` shows them.
+
+    \f
+    A kind that happens at once does not stay, and a kind with a longest duration ends after it. `for_s` is in seconds.
+    Raises Rejected unless exactly one of `vm`, `scope` and `every` is given.
     """
     if [vm is not None, scope is not None, every].count(True) != 1:
         raise Rejected("a fault applies to a VM, a scope or every VM: give one of --vm, --scope and --all")
@@ -87,7 +95,12 @@ def set_fault(
 def clear_faults(
     call: Invocation, ids: tuple[str, ...], kind: str | None, vm: str | None, scope: str | None, every: bool
 ) -> None:
-    """Clear faults and storms, by id or by target."""
+    """Clear faults and storms, by id or by target.
+
+    \f
+    Clears the faults that match every given option; storms too if only `ids` or `every` is given. The faults that a
+    storm has set stay. Raises Rejected if nothing is given, NotFound for an id that is not active.
+    """
     if not ids and not every and kind is None and vm is None and scope is None:
         raise Rejected("no fault is selected: give ids, or --kind, --vm, --scope or --all")
     given = {"ids": list(ids) or None, "kind": kind, "vm": vm, "scope": scope, "all": every or None}
@@ -116,7 +129,11 @@ def clear_faults(
 )
 @service_command
 def storm(call: Invocation, seed: int, vms: tuple[str, ...], for_s: float) -> None:
-    """Start a storm: a mix of faults that a seed determines."""
+    """Start a storm: a mix of faults that a seed determines.
+
+    \f
+    `vms` () means all VMs. New faults begin for `for_s` seconds of lab time. Prints the schedule of the faults.
+    """
     body = {"seed": seed, "vms": list(vms), "for_s": for_s}
     print_storm(call, call.api.post("faults", "storm", body=body))
 

@@ -32,7 +32,11 @@ def fleet() -> None:
 @click.option("--limit", type=click.IntRange(1), metavar="N", help="Show at most N VMs.")
 @service_command
 def show(call: Invocation, vm: str | None, scope: str | None, host: str | None, limit: int | None) -> None:
-    """Show hosts and VMs, or one VM in detail."""
+    """Show hosts and VMs, or one VM in detail.
+
+    \f
+    `vm` None: all that `scope` and `host` select, at most `limit` VMs.
+    """
     if vm is not None:
         view = call.api.get("vms", vm)
     else:
@@ -100,7 +104,11 @@ def add_host(call: Invocation, name: str, location: str, zone: str | None) -> No
 @click.argument("host", metavar="HOST", shell_complete=host_names)
 @service_command
 def remove_host(call: Invocation, host: str) -> None:
-    """Remove one host from the fleet; it must have no VMs."""
+    """Remove one host from the fleet; it must have no VMs.
+
+    \f
+    Raises the service's refusal if it has VMs.
+    """
     print_host(call, call.api.delete("fleet", "hosts", host), "removed from the fleet")
 
 

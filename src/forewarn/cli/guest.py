@@ -44,7 +44,11 @@ def guest() -> None:
 @guest.command()
 @endpoint_option
 def events(call: Invocation, endpoint: str | None) -> None:
-    """Show the events of this VM."""
+    """Show the events of this VM.
+
+    \f
+    Polls once, and prints all events of the document; those that list this VM are marked. `endpoint` None: discovered.
+    """
     client = Client(endpoint)
     received = client.events()
     name = vm_name_or_none(client)
@@ -57,7 +61,11 @@ def events(call: Invocation, endpoint: str | None) -> None:
 @guest.command()
 @endpoint_option
 def watch(call: Invocation, endpoint: str | None) -> None:
-    """Keep running, and show every change."""
+    """Keep running, and show every change.
+
+    \f
+    Prints each new document of the endpoint as `events` does, with its incarnation. Never returns.
+    """
     client = Client(endpoint)
     name: str | None = None
     for received in client.documents():
@@ -78,6 +86,10 @@ def approve(call: Invocation, ids: tuple[str, ...], mine: bool, endpoint: str | 
     """Approve events, so that they may start before their notice ends.
 
     EVENT is an event's id, or the first four or more characters of it.
+
+    \f
+    `mine` approves all that list this VM. Raises Rejected unless either `ids` or `mine` is given, and as
+    `complete_event_id` does. Prints the ids that were approved.
     """
     if mine == bool(ids):
         raise Rejected("no events are selected, or twice: give their ids, or --mine for all that list this VM")

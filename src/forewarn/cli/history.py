@@ -38,7 +38,12 @@ def history(
     limit: int,
     watch: bool,
 ) -> None:
-    """Show what has happened, oldest first."""
+    """Show what has happened, oldest first.
+
+    \f
+    Shows the last `limit` entries that match all given options; with `watch` then prints new ones, and never returns.
+    Does nothing if a subcommand follows.
+    """
     if click.get_current_context().invoked_subcommand is not None:
         return
     given = {"vm": vm, "event": event, "request": request, "scope": scope}
@@ -81,6 +86,9 @@ def prune(call: Invocation, older_than: float) -> None:
     """Delete old history entries.
 
     Events, requests and VMs that ended or were removed before then are deleted too, and the space is returned.
+
+    \f
+    `older_than` is in seconds. Prints how many entries were deleted.
     """
     answer = call.api.post("history", "prune", body={"older_than_s": older_than}, timeout_s=600)
     if call.output.as_json:
@@ -98,6 +106,9 @@ def explain(call: Invocation, thing: str) -> None:
     """Explain what happened to something, why, and what it waits for.
 
     THING is a VM, an event, a host, a scope (its id, or the name of its set), a rollout or a request.
+
+    \f
+    Prints its timeline with local times, then what is now. Raises NotFound if there is no such thing.
     """
     explanation = call.api.get("explain", thing)
     if call.output.as_json:

@@ -73,7 +73,11 @@ def _print_answer(call: Invocation, host: str, what: str, answer: JsonObject, wa
 @host_argument
 @service_command
 def repair(call: Invocation, host: str) -> None:
-    """Make a host healthy again."""
+    """Make a host healthy again.
+
+    \f
+    A host that is degraded or has failed; prints its health.
+    """
     view = call.api.post("hosts", host, "repair")
     if call.output.as_json:
         call.output.print_json(view)

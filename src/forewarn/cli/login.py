@@ -116,6 +116,9 @@ def logout(call: Invocation) -> None:
     """Delete a profile, and the secret in it.
 
     The secret stays valid on the server; `forewarn access client renew` there replaces it.
+
+    \f
+    The profile is --profile, else the environment's, else `default`. Raises NotFound if it does not exist.
     """
     name = call.remote_selection.profile or DEFAULT_PROFILE
     removed = call.profiles.remove(name)
@@ -128,7 +131,11 @@ def logout(call: Invocation) -> None:
 @click.command()
 @profile_command
 def profiles(call: Invocation) -> None:
-    """Show the profiles that `forewarn login` saved."""
+    """Show the profiles that `forewarn login` saved.
+
+    \f
+    Never their secrets; marks those that a command would use now.
+    """
     known = call.profiles.read_all()
     used = {name for name in known if _is_selected(call.remote_selection, name, known[name])}
     if call.output.as_json:
@@ -162,7 +169,11 @@ def _profile_row(name: str, profile: Profile, is_used: bool) -> tuple[Cell, ...]
 @click.command()
 @service_command
 def whoami(call: Invocation) -> None:
-    """Show which service answers, and your identity there."""
+    """Show which service answers, and your identity there.
+
+    \f
+    Prints the caller's name, id and roles, and the data directory or URL of the service.
+    """
     me = call.api.get("access", "me")
     service = str(call.data) if call.remote_profile is None else call.remote_profile.server
     if call.output.as_json:

@@ -54,6 +54,10 @@ def record(
 
     Writes each answer that differs from the one before, errors included, at once. The only other fact it records is
     the VM's name.
+
+    \f
+    `every_s` and `for_s` are in seconds of real time. Ends after `for_s` or at Ctrl-C, then prints a summary. Raises
+    Rejected if the file exists or cannot be written; leaves no file if there was no poll.
     """
     if every_s < _MIN_INTERVAL_S:
         raise Rejected(f"--every {every_s:g} s is too often: give {_MIN_INTERVAL_S:g} s or more")

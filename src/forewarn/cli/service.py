@@ -181,6 +181,9 @@ def sockets(call: Invocation, config: Path | None) -> None:
 
     Run it as root beside a service that has `sockets = "helper"` in the same settings file.
     The service's user owns the data directory, and needs no privileges.
+
+    \f
+    Runs until it is stopped. Prints once how many sockets are open, and how many not yet; opens those later.
     """
     with require_server_extra("sockets"):
         from forewarn.metadata.socket_helper import run_socket_helper

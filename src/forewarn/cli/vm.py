@@ -69,6 +69,10 @@ def run(call: Invocation, command: tuple[str, ...], detached: bool, **options: A
 
     It runs as you, in this directory, and its exit code is returned. Maintenance of the VM affects it: a Freeze
     suspends it, a Reboot stops it and starts it again.
+
+    \f
+    `options` has name, netns, no_vnet, isolated and grace. Blocks until the program has ended; the exit code is that of `run_vm`. Raises
+    Rejected for both `netns` and `no_vnet`.
     """
     return _run_in_vm(call, command, detached=detached, **options)
 
@@ -88,7 +92,11 @@ def shell(call: Invocation, **options: Any) -> int:
 @vm.command("list")
 @service_command
 def list_(call: Invocation) -> None:
-    """Show the VMs that run a program."""
+    """Show the VMs that run a program.
+
+    \f
+    Prints state, supervisor process, boot id and program of each.
+    """
     answer = call.api.get("keepers")
     if call.output.as_json:
         call.output.print_json(answer)

@@ -101,7 +101,11 @@ def _print_added(call: Invocation, view: JsonObject, *, is_made: bool) -> None:
 @webhook.command("list")
 @service_command
 def list_webhooks(call: Invocation) -> None:
-    """Show the webhooks, and the state of their deliveries."""
+    """Show the webhooks, and the state of their deliveries.
+
+    \f
+    Their secrets are not shown.
+    """
     view = call.api.get("webhooks")
     if call.output.as_json:
         call.output.print_json(view)
