@@ -78,8 +78,8 @@ async def show_fleet(context: RequestContext, call: HandlerCall, query: FleetLis
 async def show_vm(context: RequestContext, call: HandlerCall) -> VmWithEvents:
     """Show one VM with its live events.
 
-    The path parameter `name` is its name, `group/name` or key. Raises NotFound, also for a removed VM, or Refused if
-    several VMs match.
+    And, for a running namespace VM, with its supervisor. The path parameter `name` is its name, `group/name` or key.
+    Raises NotFound, also for a removed VM, or Refused if several VMs match.
     """
     vm = context.directory.find(call.path_params["name"])
     await context.dependencies.flush_observations()

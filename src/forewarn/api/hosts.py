@@ -68,9 +68,9 @@ async def remove_host(context: RequestContext, call: HandlerCall) -> HostView:
 async def degrade_host(context: RequestContext, call: HandlerCall, body: DegradeHostBody) -> ReceiptView:
     """Predict that a host will fail, so that its VMs are moved away.
 
-    The path parameter `name` is its name, in any case. Schedules the redeployment of its VMs, except deallocated ones,
-    and returns the request with these events. Raises NotFound, Refused if the host is not healthy or a VM has no other
-    host, Rejected for too short a notice.
+    The path parameter `name` is its name, in any case. Marks the host as degraded, schedules the redeployment of its
+    VMs, except deallocated ones, and returns the request with these events. Raises NotFound, Refused if the host is not
+    healthy or a VM has no other host, Rejected for too short a notice.
     """
     receipt = await context.control.requests.degrade_host(
         call.path_params["name"], who=context.caller_name, notice_s=body.in_s, short_notice=body.short_notice
@@ -81,9 +81,9 @@ async def degrade_host(context: RequestContext, call: HandlerCall, body: Degrade
 async def fail_host(context: RequestContext, call: HandlerCall) -> ReceiptView:
     """Fail a host without notice.
 
-    The path parameter `name` is its name, in any case. Its VMs and those being redeployed to it are redeployed at once,
-    except deallocated ones; VMs that were migrating to it stay where they are. Returns the request with its events.
-    Raises NotFound, or Refused if the host has failed already or a VM has no other host.
+    The path parameter `name` is its name, in any case. Marks the host as failed. Its VMs and those being redeployed to
+    it are redeployed at once, except deallocated ones; VMs that were migrating to it stay where they are. Returns the
+    request with its events. Raises NotFound, or Refused if the host has failed already or a VM has no other host.
     """
     receipt = await context.control.requests.fail_host(call.path_params["name"], who=context.caller_name)
     return await receipt_view(context, receipt.request)

@@ -20,7 +20,7 @@ from forewarn.web.views import RolloutsView, RolloutView, RolloutWithEvents
 class NewRollout(StrictBody, frozen=True, kw_only=True):
     """A rollout over `hosts`, `all_hosts` or a `scope`; stops after `max_failures` failed VMs (0: never).
 
-    `notice_s` is 0 for the minimum notice; less than that needs `short_notice`.
+    `notice_s` is 0 for the minimum notice; less than that needs `short_notice`, which needs a `notice_s` above 0.
     """
 
     impact: RolloutImpact  # update (freezes VMs), migrate or reboot

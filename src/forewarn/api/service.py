@@ -68,9 +68,10 @@ async def show_clock(context: RequestContext, call: HandlerCall) -> ClockView:
 async def advance_clock(context: RequestContext, call: HandlerCall, body: AdvanceClockBody) -> ClockAdvanceView:
     """Advance the clock of a lab.
 
-    Everything that is due by then is done on return, step by step. VMs that polled within the last 330 seconds of real
-    time count as polling throughout, unless `without_polls`. Returns the visible history entries of that time. Raises
-    Rejected outside a lab, and unless `by_s` is above 0 and at most 366 days.
+    It stops at every due time on the way. Everything that is due by then is done on return, except for acts that the
+    hypervisor has not answered for ten seconds. VMs that polled within the last 330 seconds of real time count as
+    polling throughout, unless `without_polls`. Returns the visible history entries of that time. Raises Rejected
+    outside a lab, and unless `by_s` is above 0 and at most 366 days.
     """
     await context.dependencies.flush_observations()
     before = context.store.last_seq()

@@ -88,7 +88,7 @@ class Machine:
             self.state = RUNNING
 
     async def resume(self) -> None:
-        """Continue the program after the user suspended it from its terminal; not while the VM is frozen."""
+        """Continue the program after the user suspended it from its terminal; nothing while the VM is frozen."""
         await self._namespaces.call("continue")
 
     async def has_background_processes(self) -> bool:

@@ -44,7 +44,10 @@ def is_in_terminal_foreground() -> bool:
 
 
 class Terminal:
-    """The terminal on stdin, with the modes it had when this was made. Makes this process ignore SIGTTOU."""
+    """The terminal on stdin, with the modes it had when this was made. Makes this process ignore SIGTTOU.
+
+    The constructor raises termios.error if stdin is no terminal.
+    """
 
     def __init__(self) -> None:
         signal.signal(signal.SIGTTOU, signal.SIG_IGN)  # `restore` is called from the background
@@ -83,7 +86,11 @@ class SupervisorConfig:
 
 
 class VmSupervisor:
-    """Runs the program of one VM, keeps it connected to the service, and executes the service's acts."""
+    """Runs the program of one VM, keeps it connected to the service, and executes the service's acts.
+
+    `terminal` is None unless the program owns the terminal; `output` is None unless the program is detached. It closes
+    its connections, and nothing else that it was given.
+    """
 
     def __init__(
         self,

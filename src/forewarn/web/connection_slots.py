@@ -74,12 +74,18 @@ class ConnectionShares:
 
     @property
     def per_address(self) -> int:
-        """How many connections that are not signed in one address group of another machine may have."""
+        """How many connections that are not signed in one address group of another machine may have.
+
+        An eighth of the total, at least 1.
+        """
         return max(1, self.total // 8)
 
     @property
     def per_local_address(self) -> int:
-        """How many connections of this machine may be not signed in: a proxy here may serve many people."""
+        """How many connections of this machine may be not signed in: half of the total, at least 1.
+
+        A proxy here may serve many people.
+        """
         return max(1, self.total // 2)
 
     @property
@@ -191,7 +197,10 @@ class ConnectionSlots:
         return slot
 
     def claim(self, slot: ConnectionSlot, principal: Principal) -> None:
-        """Count an open slot for a principal; see `ConnectionSlot.claim`, which also sets the refusal."""
+        """Count an open slot for a principal, as `ConnectionSlot.claim` does; only that sets the refusal.
+
+        Moves a reserved slot of a caller who may not use it to the general ones. Raises the same errors.
+        """
         if slot not in self._slots or slot.principal_id == principal.id:
             return
         if self._by_principal[principal.id] >= self.shares.per_principal:

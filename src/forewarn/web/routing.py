@@ -41,7 +41,8 @@ def signed_in(context: RequestContext, call: HandlerCall) -> Iterable[str]:
 def listing(context: RequestContext, call: HandlerCall) -> Iterable[str]:
     """Selects no resource: the handler shows what the caller may read.
 
-    Raises Forbidden for a caller with no role that may read anything.
+    So the route's right is not checked before the handler. Raises Forbidden for a caller with no role that may read
+    anything.
     """
     if not context.principal.may_anywhere(Right.READ):
         _, _, external_id = context.principal.id.partition("oidc:")

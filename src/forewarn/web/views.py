@@ -229,9 +229,9 @@ class FleetCheckView(BaseView, frozen=True, kw_only=True):
 
 
 class FleetApplyView(FleetCheckView, frozen=True, kw_only=True):
-    """What a fleet file changed, or would change in a dry run; then, or without a change, not `applied`."""
+    """What a fleet file changed, or would change in a dry run."""
 
-    applied: bool
+    applied: bool  # false in a dry run, and if it changes nothing
 
 
 class RequestView(BaseView, frozen=True, kw_only=True):
@@ -257,7 +257,7 @@ class EventsInScopesView(EventListView, frozen=True, kw_only=True):
 
 
 class ReceiptView(EventsInScopesView, frozen=True, kw_only=True):
-    """An accepted request with the events it has published so far, and those that they replaced."""
+    """An accepted request with the events it has published or approved so far, and those they replaced."""
 
     request: RequestView
     replaced: tuple[str, ...]  # ids of the pending events that its events replaced
@@ -278,7 +278,7 @@ class RequestStatusView(EventListView, frozen=True, kw_only=True):
 
 
 class RolloutView(BaseView, frozen=True, kw_only=True):
-    """A host update rollout: its targets, progress, tally and the update domains that come next.
+    """A platform maintenance rollout: its targets, progress, tally and the update domains that come next.
 
     It covers `hosts` or one `scope`; the other is empty. `max_failures` is 0 if failures never stop it. `state` is that
     of any request: in progress, succeeded, failed or canceled.
