@@ -44,7 +44,7 @@ class ClientFilter(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class RosterEntry:
-    """One VM: how it polls, and the pending event that it is least prepared for, if any."""
+    """One VM of a roster: how it polls, and the pending event that it is least prepared for, if any."""
 
     key: str
     polling_state: PollingState
@@ -52,11 +52,14 @@ class RosterEntry:
 
     @property
     def is_unprepared(self) -> bool:
-        """Whether it has a pending event that no VM of its scope has received or is about to receive."""
+        """Whether it has a pending event that no VM of its scope has received or is about to receive.
+
+        Then no handler can prepare for the event.
+        """
         return self.pending_event is not None and self.pending_event.awareness is EventAwareness.NO_VM
 
     def matches(self, client_filter: ClientFilter) -> bool:
-        """Whether the filter includes this VM."""
+        """Whether a page with this filter lists this VM; ALL lists every VM."""
         match client_filter:
             case ClientFilter.UNPREPARED:
                 return self.is_unprepared
@@ -69,16 +72,17 @@ class RosterEntry:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PollingRoster:
-    """All VMs that the user may see, and those of them that match a search."""
+    """How the VMs poll that the user may see: counts of all, and the entries of those that match a search."""
 
-    counts: Mapping[PollingState, int]  # of all VMs, for every state
-    unprepared: list[RosterEntry]  # of all VMs; the one with the earliest event first
-    # VMs that match: unprepared ones first, then stopped, never polled, polling with an event, polling, not running.
+    counts: Mapping[PollingState, int]  # of all these VMs, for every state
+    unprepared: list[RosterEntry]  # of all these VMs; the one with the earliest event first
+    # VMs that match: unprepared ones first, then stopped, never polled, polling with an event, polling, not running;
+    # each of these by the time of its event, and those without one in the order of the fleet.
     entries: list[RosterEntry]
 
 
 async def read_polling_roster(context: PortalContext, *, text: str, client_filter: ClientFilter) -> PollingRoster:
-    """Reads how all visible VMs poll, and which of them match the filter and the text.
+    """Returns how the VMs poll that the user may see, and which of them match the filter and the text.
 
     `text` must be in lower case; it is searched in `group/name`, and "" matches all. Lets other tasks run meanwhile.
     """
@@ -131,8 +135,8 @@ class ClientsPageQuery(StrictBody, frozen=True, kw_only=True):
     """The query of the clients page."""
 
     q: Annotated[str, Meta(max_length=200)] = ""  # searched in group and name, in any case
-    only: str = ""  # a ClientFilter
-    page: Annotated[int, Meta(ge=1, le=1_000_000)] = 1
+    only: str = ""  # a ClientFilter; "": all VMs
+    page: Annotated[int, Meta(ge=1, le=1_000_000)] = 1  # from 1
 
 
 class PendingEventView(BaseView, frozen=True, kw_only=True):
@@ -151,25 +155,25 @@ class PollingClientView(BaseView, frozen=True, kw_only=True):
     name: str
     key: str
     resource_group: str
-    scope: str
+    scope: str  # its id
     asks: str  # a PollingState: now, stopped, never or off
     agent: str  # the User-Agent of the last poll; "" if it never polled
     version: str  # the api-version of the last poll; "" if it never polled
-    last_polled_at: float | None  # lab time
-    silent_s: float | None  # real time since the last poll
-    gap_s: float | None  # real time between two polls, on average
-    wait_s: int  # of its long polls; 0: none
+    last_polled_at: float | None  # lab time; None: it never polled
+    silent_s: float | None  # real time since the last poll; None: it never polled
+    gap_s: float | None  # real time between two polls, on average; None: not known
+    wait_s: int  # how long its last poll lets the server hold it, a long poll; 0: not
     polls: int  # so far
-    given_after_s: float | None  # from publication to delivery, on average over its last five events; None: no delivery
-    last_given_after_s: float | None
-    approvals: int  # of the last 200 events of its scope
-    last_approved_at: float | None
-    pending: PendingEventView | None
-    why: str  # it is unprepared; "": it is not
+    given_after_s: float | None  # lab time from publication to delivery, average of its last five events; None: of none
+    last_given_after_s: float | None  # the same, of the last of them
+    approvals: int  # how many of the last 200 events of its scope it approved
+    last_approved_at: float | None  # lab time; None: it approved none of them
+    pending: PendingEventView | None  # None: it has no pending event
+    why: str  # why it is unprepared, in words; "": it is not
 
     @property
     def is_unprepared(self) -> bool:
-        """Whether it has a pending event that no handler knows of or is about to."""
+        """Whether it has a pending event that no VM of its scope has received or is about to receive."""
         return self.pending is not None and self.pending.told == EventAwareness.NO_VM
 
 
@@ -182,20 +186,20 @@ class ClientsPage(BaseView, frozen=True, kw_only=True):
     now: float  # lab time
     total: int  # all VMs that the user may see
     asks: dict[str, int]  # of these, by PollingState
-    unprepared: int  # of these
+    unprepared: int  # of these: VMs with a pending event that no handler knows of
     unprepared_names: tuple[str, ...]  # the five with the earliest events
-    hit_from: float | None  # NotBefore of the first event of an unprepared VM, in lab time
-    q: str
+    hit_from: float | None  # NotBefore of the first event of an unprepared VM, in lab time; None: there is none
+    q: str  # the search, as `only`; of the query
     only: str
     found: int  # VMs that match
-    page: int
-    pages: int
+    page: int  # its number
+    pages: int  # how many there are; an export is one
     is_cut: bool  # this export does not hold all VMs that match
     clients: tuple[PollingClientView, ...]  # on this page, or in this export
 
     @property
     def headline(self) -> str:
-        """A sentence that names the unprepared VMs, without a full stop; "" if there are none."""
+        """How many VMs are unprepared and the names of the first, without a full stop; "" if there are none."""
         if not self.unprepared:
             return ""
         vms = (
@@ -218,9 +222,10 @@ def _csv_row(client: PollingClientView) -> tuple[object, ...]:
 
 
 async def show_clients_page(context: PortalContext, call: HandlerCall, query: ClientsPageQuery) -> ClientsPage:
-    """Shows which VMs poll, unprepared ones first; an export holds all pages, up to MAX_EXPORT_ROWS VMs.
+    """Shows how the VMs that match poll, unprepared ones first, CLIENTS_PER_PAGE per page.
 
-    First stores the polls observed so far. Raises Rejected for an unknown filter, or a page after the last one.
+    An export holds all pages, up to MAX_EXPORT_ROWS VMs. First stores the polls observed so far. Raises Rejected for an
+    unknown filter, or a page after the last one.
     """
     if query.only not in set(ClientFilter):
         raise Rejected(f"filter {query.only!r} does not exist: use {', '.join(filter(None, ClientFilter))}")
@@ -258,10 +263,10 @@ async def show_clients_page(context: PortalContext, call: HandlerCall, query: Cl
 
 
 class ScopeRecords:
-    """Reads polls and approvals of a scope once for all its VMs. Lives for one request.
+    """Reads polls and approvals of a scope once for all its VMs, and caches them. Lives for one request.
 
-    Both take a scope id: `polls` gives the last poll of each VM by key, `approvals` the times of approvals by the
-    approver's name.
+    Both methods take a scope id: `polls` gives the last poll of each VM by key, `approvals` the lab times of approvals
+    of its last 200 events by the approver's name.
     """
 
     def __init__(self, store: Store) -> None:

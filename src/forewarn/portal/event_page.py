@@ -45,7 +45,7 @@ from forewarn.web.views import BaseView, EventView
 class VersionRendering(BaseView, frozen=True, kw_only=True):
     """What VMs receive of an event with one api-version, and why nothing if that does not list it."""
 
-    version: str
+    version: str  # the api-version
     text: str  # the document as it is sent; of an event that is over, the event alone, or "" if `hidden`
     hidden: str  # why this version does not list the event; "" if it does
 
@@ -76,9 +76,10 @@ _NEVER_SHOWN = "The event was never in a document: it was performed at once, wit
 
 
 def wire_view(event: Event, scope: Scope | None, rules_for: Callable[[str], EndpointRules]) -> WireView:
-    """What VMs receive of an event; `scope` is that of the event, None if it does not exist any more.
+    """What VMs receive of an event in every api-version: now if it is live, else what they last received.
 
-    `rules_for` gives the rules of the metadata endpoint in a location.
+    `scope` is that of the event, None if it does not exist any more. `rules_for` gives the rules of the metadata
+    endpoint in a location.
     """
     kind = event.rules.kind
     if kind is None or not event.listed:
@@ -135,18 +136,18 @@ _MAX_VMS = 500
 
 
 class EventVmView(BaseView, frozen=True, kw_only=True):
-    """One VM of an event: deliveries, and the act performed on it. Field names are JSON keys."""
+    """One VM of an event: when it received the event, and what was done to it. Field names are JSON keys."""
 
     name: str
     key: str
     is_hit: bool  # the event affects it; else it only received the event, as a member of the scope
     is_known: bool  # the user may see its page
-    given_at: float | None  # first delivery as Scheduled, in lab time
+    given_at: float | None  # first delivery as Scheduled, in lab time; None: there was none
     version: str  # api-version of the first delivery; "": there was none
-    given_started_at: float | None  # first delivery as Started
-    verb: str  # of its act; "" before the event starts
-    ok: bool | None  # the act's outcome; None while it is performed
-    performed_at: float | None
+    given_started_at: float | None  # first delivery as Started, in lab time; None: there was none
+    verb: str  # of its act, what is done to it; "" before the event starts
+    ok: bool | None  # whether the act succeeded; None until its outcome is known
+    performed_at: float | None  # lab time of the outcome
     note: str  # of the outcome, such as why the act failed
 
     @property
@@ -160,21 +161,21 @@ class EventVmView(BaseView, frozen=True, kw_only=True):
 class EventPage(BaseView, frozen=True, kw_only=True):
     """The page of one event. Field names are JSON keys."""
 
-    now: float
+    now: float  # lab time
     event: EventView
-    lane: EventRow
+    lane: EventRow  # the same event as a row of the chart
     faults: tuple[str, ...]  # ids of faults that affected it; empty for users who may not see everything
     gate: str  # describes the gate that starts it together with others; "": none
     request_path: str  # URL of its request; "" if the user may not see that
     vms: tuple[EventVmView, ...]  # affected ones first, then others that received it; at most 500
     more_vms: int  # how many are left out
-    story: Explanation
-    wire: WireView
+    story: Explanation  # what happened, and what the event waits for, in sentences
+    wire: WireView  # what VMs receive of it
     may_approve: bool  # it awaits approval, and the user has the right
     may_withdraw: bool  # it has not started, and the user has the right
 
     def chart(self) -> TimelineChart:
-        """The event over time, as the page shows it."""
+        """The chart that the page shows: the event over time, without a title of its scope."""
         return build_chart([self.lane], window_for_rows([self.lane], self.now), self.now, banded=False)
 
     def svg(self) -> str:
@@ -192,9 +193,10 @@ class EventPage(BaseView, frozen=True, kw_only=True):
 
 
 async def show_event_page(context: RequestContext, call: HandlerCall) -> EventPage:
-    """Shows an event, by its id or a unique prefix of four characters or more, in any case.
+    """Shows an event, live or over, by its id or a unique prefix of four characters or more, in any case.
 
-    First stores the deliveries observed so far. Raises NotFound, or Refused if several events match.
+    First stores the polls and deliveries observed so far. Raises NotFound, also if the user may see no VM of its scope,
+    or Refused if several events match.
     """
     await context.dependencies.flush_observations()
     event = context.find_event(call.path_params["id"])

@@ -50,13 +50,13 @@ class HistoryPageQuery(StrictBody, frozen=True, kw_only=True):
     `after` and `before` are sequence numbers, both excluded.
     """
 
-    vm: str = ""
-    event: str = ""
-    request: str = ""
-    scope: str = ""
+    vm: str = ""  # a name, `group/name` or key; "": any, as in the next three
+    event: str = ""  # an id or its beginning
+    request: str = ""  # an id
+    scope: str = ""  # a name or id
     after: HistorySeq | None = None  # shows the oldest entries after this one
     before: HistorySeq | None = None  # shows the newest entries before this one
-    limit: Annotated[int, Meta(ge=1, le=_MAX_PAGE_SIZE)] = 100
+    limit: Annotated[int, Meta(ge=1, le=_MAX_PAGE_SIZE)] = 100  # entries on the page
 
 
 class HistoryPage(BaseView, frozen=True, kw_only=True):
@@ -64,31 +64,32 @@ class HistoryPage(BaseView, frozen=True, kw_only=True):
 
     now: float  # lab time
     entries: tuple[HistoryEntryView, ...]  # newest first
-    older: int | None  # the previous page has entries before this number; None: there are none
-    newer: int | None  # the next page has entries after this number; None: there are none
+    older: int | None  # `before` of a link to older entries; None: there are none
+    newer: int | None  # `after` of a link to newer entries; None: there are none
     is_cut: bool  # this export does not hold all entries
-    topic: str  # the live topic that updates this page; "": a page of the past, which does not change
+    topic: str  # what the page follows live, such as `event:ID` or `all`; "": it shows the past, which does not change
 
     def table(self) -> ExportTable:
-        """The CSV export, with one row per entry, newest first; times in ISO 8601."""
+        """The CSV export, with one row per entry of `entries`, newest first; times in ISO 8601."""
         note = truncation_note(self.is_cut, len(self.entries))
         return ExportTable(
             columns=HistoryEntryView.__struct_fields__, rows=[_csv_row(entry) for entry in self.entries], note=note
         )
 
     def actor_of(self, entry: HistoryEntryView) -> str:
-        """Who caused an entry; "" if its text says so, or for kinds of entries whose actor pages do not show."""
+        """Who caused an entry, for the page; "" if its text names them, or if its kind does not show an actor."""
         return entry.who if entry.what in _ENTRIES_WITH_ACTOR and entry.who not in entry.text else ""
 
     def vm_url(self, entry: HistoryEntryView) -> str:
-        """The URL of the page of the entry's VM, by key if the entry has a scope, else by name."""
+        """The path of the page of the entry's VM, by key if the entry has a scope, else by name; not quoted."""
         return f"/portal/vms/{vm_key_in_scope(entry.scope_id, entry.vm) if entry.scope_id else entry.vm}"
 
 
 async def show_history_page(context: RequestContext, call: HandlerCall, query: HistoryPageQuery) -> HistoryPage:
-    """Shows the visible history, newest first; an export holds the newest entries, up to MAX_EXPORT_ROWS.
+    """Shows one page of the history entries that the user may see and that match, newest first.
 
-    Raises NotFound or Refused for names and ids that match nothing or several things.
+    An export holds the newest entries that match, up to MAX_EXPORT_ROWS. Raises NotFound or Refused for names and ids
+    that match nothing or several things.
     """
     api_query = ApiHistoryQuery(vm=query.vm, event=query.event, request=query.request, scope=query.scope)
     entry_filter = history_filter(context, api_query)

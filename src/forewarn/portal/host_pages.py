@@ -32,7 +32,7 @@ class HostsPageQuery(StrictBody, frozen=True, kw_only=True):
 
     q: Annotated[str, Meta(max_length=200)] = ""  # searched in the names, in any case
     health: str = ""  # a HostHealth; "": all
-    page: Annotated[int, Meta(ge=1, le=1_000_000)] = 1
+    page: Annotated[int, Meta(ge=1, le=1_000_000)] = 1  # from 1
 
 
 class HostCard(BaseView, frozen=True, kw_only=True):
@@ -49,13 +49,13 @@ class HostCard(BaseView, frozen=True, kw_only=True):
 class HostsPage(BaseView, frozen=True, kw_only=True):
     """The list of hosts: counts by health, and one page of the hosts that match."""
 
-    counts: dict[str, int]  # of all hosts that the user may see, by health
+    counts: dict[str, int]  # of all hosts that the user may see, by HostHealth, 0 included
     total: int  # of these
     found: int  # hosts that match
-    q: str
+    q: str  # the search, as `health`; of the query
     health: str
-    page: int
-    pages: int
+    page: int  # its number
+    pages: int  # how many there are; an export is one
     is_cut: bool  # this export does not hold all hosts that match
     hosts: tuple[HostCard, ...]  # in natural order of their names
 
@@ -67,7 +67,7 @@ class HostsPage(BaseView, frozen=True, kw_only=True):
 
 
 class HostVmView(BaseView, frozen=True, kw_only=True):
-    """A VM on the page of a host. Field names are JSON keys and CSV columns."""
+    """A VM on the page of a host, or on its way there. Field names are JSON keys and CSV columns."""
 
     key: str
     name: str
@@ -85,23 +85,23 @@ class HostPage(BaseView, frozen=True, kw_only=True):
     name: str
     location: str
     zone: str
-    health: str
-    forms: tuple[FormLink, ...]
+    health: str  # a HostHealth
+    forms: tuple[FormLink, ...]  # that the user may submit for it
     vms: tuple[HostVmView, ...]  # that the user may see: those on it, then those that move to it
-    events: tuple[EventView, ...]  # live events about the host or a VM on it
+    events: tuple[EventView, ...]  # visible live events about the host or a VM on it, oldest first
     over: tuple[EventView, ...]  # past ones, newest first, at most 20
 
     def table(self) -> ExportTable:
-        """The CSV export, with one row per VM."""
+        """The CSV export, with one row per VM of `vms`."""
         columns = HostVmView.__struct_fields__
         return ExportTable(columns=columns, rows=[[getattr(vm, name) for name in columns] for vm in self.vms])
 
 
 async def show_hosts_page(context: PortalContext, call: HandlerCall, query: HostsPageQuery) -> HostsPage:
-    """Shows the hosts that match; users who may not see everything see hosts with a VM of theirs.
+    """Shows a page of the hosts that match a search and a health, 20 per page, in natural order of names.
 
-    An export holds all pages, up to about MAX_EXPORT_ROWS VMs. Raises Rejected for an unknown health, or a page after
-    the last one.
+    Users who may not see everything see only hosts with a VM that they may see. An export holds all pages, up to about
+    MAX_EXPORT_ROWS VMs. Raises Rejected for an unknown health, or a page after the last one.
     """
     if query.health and query.health not in set(HostHealth):
         raise Rejected(f"{query.health!r} is not a health of a host: use one of {', '.join(HostHealth)}")
@@ -166,7 +166,10 @@ def _visible_vms_on(context: PortalContext, host: Host) -> list[Vm]:
 
 
 async def show_host_page(context: PortalContext, call: HandlerCall) -> HostPage:
-    """Shows one host by its name. Raises NotFound, also if the user may see no VM on it."""
+    """Shows one host by its name, in any case, with its VMs, live events and past events.
+
+    Raises NotFound, also if the user may see no VM on it.
+    """
     host = context.find_host(call.path_params["name"])
     vms = _visible_vms_on(context, host)
     arriving = [

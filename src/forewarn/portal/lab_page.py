@@ -20,7 +20,7 @@ _CSV_COLUMNS = ("fault", "kind", "strikes", "for", "set_by", "set_at", "left", "
 
 
 class DueItem(BaseView, frozen=True, kw_only=True):
-    """Something that happens next when lab time advances."""
+    """Something that happens next when lab time advances: the end of a notice, or a fault of a storm."""
 
     at: float  # lab time
     text: str
@@ -33,17 +33,17 @@ class LabPage(BaseView, frozen=True, kw_only=True):
     now: float  # lab time
     speed: float  # lab seconds per real second; 0: paused
     is_lab: bool  # whether the clock can be changed; if not, it shows real time
-    due: tuple[DueItem, ...]  # the next few, in order of time
-    sees_all: bool  # if not, faults, storms, replays and entries are left out
-    faults: tuple[FaultView, ...]
-    storms: tuple[StormView, ...]
+    due: tuple[DueItem, ...]  # the next few that the user may see, in order of time
+    sees_all: bool  # whether the user may see everything; if not, faults, storms, replays and entries are left out
+    faults: tuple[FaultView, ...]  # active ones
+    storms: tuple[StormView, ...]  # active ones
     replays: tuple[ReplayView, ...]  # that have not ended
     lately: tuple[HistoryEntryView, ...]  # changes of the clock and of faults, newest first, at most 15
     done: str  # the done message of the form that led here; "": none
 
     @property
     def speed_choices(self) -> tuple[tuple[float, str], ...]:
-        """The speeds that the page offers, each with its label; 0 pauses the clock."""
+        """The speeds that the page offers, in lab seconds per real second, each with its label; 0 pauses."""
         return _SPEED_CHOICES
 
     @property
@@ -57,7 +57,10 @@ class LabPage(BaseView, frozen=True, kw_only=True):
 
 
 async def show_lab_page(context: RequestContext, call: HandlerCall, query: DoneMessageQuery) -> LabPage:
-    """Shows the clock and what is due next; to users who see everything also faults, storms and replays."""
+    """Shows the clock, which may show real time, and which notices of visible events end next.
+
+    To users who may see everything also active faults, storms and replays, and recent changes of them and the clock.
+    """
     now, speed, is_lab = context.control.lab_clock.status()
     sees_all = context.can_see_everything()
     active = await read_faults(context) if sees_all else None

@@ -53,11 +53,11 @@ class RequestTimeline(BaseView, frozen=True, kw_only=True):
     approvable: tuple[str, ...]  # ids of the events that the user may approve
 
     def chart(self) -> TimelineChart:
-        """The events over time, as the page shows them."""
+        """The chart that the page shows: the events of `lanes` over time, in a window that shows all of them."""
         return build_chart(self.lanes, window_for_rows(self.lanes, self.now), self.now)
 
     def svg(self) -> str:
-        """The SVG export: the events over time."""
+        """The text of the SVG export: the chart, with a note of how many events are left out."""
         return render_standalone_svg(self.chart(), more=self.more)
 
     def table(self) -> ExportTable:
@@ -66,7 +66,10 @@ class RequestTimeline(BaseView, frozen=True, kw_only=True):
 
 
 def request_timeline(context: RequestContext, events: Sequence[Event]) -> RequestTimeline:
-    """Those of the events that the user may see, over time; at most 100, live ones first."""
+    """The timeline of those of these events that the user may see; at most 100, live ones first.
+
+    Both live and past ones are newest first.
+    """
     visible = [event for event in events if context.can_see_scope(event.scope_id)]
     ordered = sorted(visible, key=lambda event: (event.is_live, event.published_at, event.seq), reverse=True)
     views = ViewBuilder(context)
@@ -94,8 +97,8 @@ def _csv_row(row: EventRow) -> list[object]:
 class RequestPage(BaseView, frozen=True, kw_only=True):
     """The page of one request. Field names are JSON keys."""
 
-    standing: RequestStatusView
-    course: RequestTimeline
+    standing: RequestStatusView  # the request with its state and what it waits for
+    course: RequestTimeline  # its events over time
     is_rollout: bool
     planned: int  # events that are not published yet
     over: int  # events that have ended, also those that the user may not see
@@ -107,11 +110,11 @@ class RequestPage(BaseView, frozen=True, kw_only=True):
         return self.standing.state != RequestState.IN_PROGRESS
 
     def svg(self) -> str:
-        """The SVG export: the events over time."""
+        """The text of the SVG export: the events over time."""
         return self.course.svg()
 
     def table(self) -> ExportTable:
-        """The CSV export, with one row per event."""
+        """The CSV export, with one row per event of `course`; times in ISO 8601."""
         return self.course.table()
 
 

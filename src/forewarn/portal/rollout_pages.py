@@ -27,11 +27,11 @@ _CSV_COLUMNS = ("rollout", "impact", "over", "progress", "asked_by", "asked_at",
 
 
 class ProgressPart(BaseView, frozen=True, kw_only=True):
-    """A part of a rollout's progress bar: how many VMs are done, started and so on."""
+    """One part of a rollout's progress bar, such as the VMs that are done."""
 
     name: str  # one of PROGRESS_PARTS
     count: int  # VMs
-    since: int  # VMs in the parts before it
+    since: int  # VMs in the parts before it: where it begins
 
 
 class RolloutRow(BaseView, frozen=True, kw_only=True):
@@ -50,7 +50,10 @@ class RolloutRow(BaseView, frozen=True, kw_only=True):
 
     @property
     def progress_text(self) -> str:
-        """Its progress in VMs, such as `12 of 40 done, 4 started, 24 waiting`; parts without VMs are left out."""
+        """Its progress in VMs, such as `12 of 40 done, 4 started, 24 waiting`; parts without VMs are left out.
+
+        Once it is closed, those that still wait are called `never started`.
+        """
         tally = self.rollout.tally
         rest = [f"{part.count} {_part_text(part.name, self.rollout)}" for part in self.parts if part.name != "done"]
         return ", ".join([f"{tally.done} of {tally.total} done", *rest])
@@ -60,17 +63,17 @@ class RolloutsPage(BaseView, frozen=True, kw_only=True):
     """The list of rollouts. Field names are JSON keys."""
 
     rollouts: tuple[RolloutRow, ...]  # open ones first, then closed ones, each newest first; at most 200
-    sees_all: bool  # if not, the list is empty
+    sees_all: bool  # whether the user may see everything; if not, the list is empty
 
     def table(self) -> ExportTable:
-        """The CSV export, with one row per rollout."""
+        """The CSV export, with one row per rollout of `rollouts`: its target, progress and counts of VMs."""
         return ExportTable(columns=_CSV_COLUMNS, rows=[_csv_row(row) for row in self.rollouts])
 
 
 class UpdateDomainProgress(BaseView, frozen=True, kw_only=True):
     """The progress of a rollout in one update domain of a scope."""
 
-    number: int
+    number: int  # of the update domain
     vms: int  # that the rollout affects
     done: int  # VMs whose event is over, however it ended
     state: str  # now: it has live events; next: comes next; waiting: comes later, or never if the rollout ended; done
@@ -79,9 +82,9 @@ class UpdateDomainProgress(BaseView, frozen=True, kw_only=True):
 class ScopeProgress(BaseView, frozen=True, kw_only=True):
     """The progress of a rollout in one scope, by update domain."""
 
-    id: str
+    id: str  # of the scope
     title: str
-    domains: tuple[UpdateDomainProgress, ...]
+    domains: tuple[UpdateDomainProgress, ...]  # by number
 
 
 class RolloutPage(BaseView, frozen=True, kw_only=True):
@@ -90,20 +93,23 @@ class RolloutPage(BaseView, frozen=True, kw_only=True):
     row: RolloutRow
     scopes: tuple[ScopeProgress, ...]  # those with live events first, else by id; at most 60
     more_scopes: int  # scopes that are left out
-    course: RequestTimeline
+    course: RequestTimeline  # its events over time
     done: str  # the done message of the form that led here; "": none
 
     def svg(self) -> str:
-        """The SVG export: the events over time."""
+        """The text of the SVG export: the events over time."""
         return self.course.svg()
 
     def table(self) -> ExportTable:
-        """The CSV export, with one row per event."""
+        """The CSV export, with one row per event of `course`; times in ISO 8601."""
         return self.course.table()
 
 
 async def show_rollouts_page(context: RequestContext, call: HandlerCall) -> RolloutsPage:
-    """Shows all open rollouts and recent ones; none to users who may not see everything."""
+    """Shows all open rollouts and then recent ones, each newest first, at most 200 together.
+
+    Shows none to users who may not see everything.
+    """
     if not context.can_see_everything():
         return RolloutsPage(rollouts=(), sees_all=False)
     newest = sorted(read_rollouts(context), key=lambda rollout: (not rollout.closed, rollout.at), reverse=True)
@@ -111,7 +117,7 @@ async def show_rollouts_page(context: RequestContext, call: HandlerCall) -> Roll
 
 
 async def show_rollout_page(context: RequestContext, call: HandlerCall, query: DoneMessageQuery) -> RolloutPage:
-    """Shows one rollout, by its id or a unique prefix of it.
+    """Shows one rollout, by its id or a unique prefix: its progress by scope, and its events over time.
 
     First stores the polls and deliveries observed so far. Raises NotFound, also for users who may not see everything,
     and Refused if several match.

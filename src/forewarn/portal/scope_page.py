@@ -24,7 +24,7 @@ _MAX_REMOVED_VMS = 20
 
 
 class ScopeMemberView(BaseView, frozen=True, kw_only=True):
-    """A VM of a scope. Field names are JSON keys and CSV columns."""
+    """A present VM of a scope, with its last poll. Field names are JSON keys and CSV columns."""
 
     key: str
     name: str
@@ -33,7 +33,7 @@ class ScopeMemberView(BaseView, frozen=True, kw_only=True):
     fault_domain: int
     host: str  # "": on none
     last_polled_at: float | None  # lab time; None: never
-    polled_version: str | None  # the api-version of its last poll
+    polled_version: str | None  # the api-version of its last poll; None: it never polled
     polls: int  # so far
     is_silent: bool  # it did not poll in the last minute of real time
 
@@ -43,7 +43,7 @@ class RemovedVmView(BaseView, frozen=True, kw_only=True):
 
     key: str
     name: str
-    removed_at: float
+    removed_at: float  # lab time
 
 
 class ScopePage(BaseView, frozen=True, kw_only=True):
@@ -52,11 +52,11 @@ class ScopePage(BaseView, frozen=True, kw_only=True):
     id: str
     title: str
     enabled: bool  # whether scheduled events are enabled for it
-    enabled_at: float | None
+    enabled_at: float | None  # lab time
     epoch: int  # how often it was enabled or reset
     incarnation: int  # of its document, within the epoch
-    forms: tuple[FormLink, ...]
-    block: VmBlockView
+    forms: tuple[FormLink, ...]  # that the user may submit for it
+    block: VmBlockView  # the same VMs as a grid, and how the scope polls
     vms: tuple[ScopeMemberView, ...]  # that the user may see
     gone: tuple[RemovedVmView, ...]  # removed VMs, the last first, at most 20
     events: tuple[EventView, ...]  # live events
@@ -65,15 +65,16 @@ class ScopePage(BaseView, frozen=True, kw_only=True):
     document: str  # that its VMs receive now, indented
 
     def table(self) -> ExportTable:
-        """The CSV export, with one row per VM."""
+        """The CSV export, with one row per VM of `vms`."""
         columns = ScopeMemberView.__struct_fields__
         return ExportTable(columns=columns, rows=[[getattr(vm, name) for name in columns] for vm in self.vms])
 
 
 async def show_scope_page(context: PortalContext, call: HandlerCall) -> ScopePage:
-    """Shows one scope, by its id, the name of its set or service, or a VM of it.
+    """Shows one scope: its VMs with their polls, its events, and the document that its VMs receive.
 
-    First stores the polls observed so far. Raises NotFound, or Refused if several match.
+    The path names it by its id, the name of its set or service, or a VM of it. First stores the polls observed so far.
+    Raises NotFound, also if the user may see no VM of it, or Refused if several match.
     """
     await context.dependencies.flush_observations()
     scope = context.find_scope(call.path_params["id"])

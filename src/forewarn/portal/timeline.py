@@ -42,13 +42,13 @@ EventKindFilter = Literal["", "Freeze", "Reboot", "Redeploy", "Preempt", "Termin
 
 
 class TimelineQuery(StrictBody, frozen=True, kw_only=True):
-    """The query of the timeline page."""
+    """The query of the timeline page: its time window, and filters that all have to match."""
 
-    span: str = ""  # such as 1h, which is the default
+    span: str = ""  # the length of the window, such as 1h, which is the default
     at: str = ""  # the centre of the window; "": the current time, which the page then follows
-    scope: str = ""
-    vm: str = ""
-    rollout: str = ""
+    scope: str = ""  # a name or id; "": all, as in the next three
+    vm: str = ""  # a name, `group/name` or key
+    rollout: str = ""  # an id or its beginning
     kind: EventKindFilter = ""  # unlisted: events that no document shows
     state: Literal["", "live", "all"] = ""  # "" is the same as all
 
@@ -62,10 +62,11 @@ class FoundEvents:
 
 
 def find_events(context: RequestContext, query: TimelineQuery, window: TimeWindow) -> FoundEvents:
-    """The visible events that match the filters of a query, in no order, in the window or not.
+    """The visible events that match the filters of a query, in no order; not all need be in the window.
 
     Without a scope, VM or rollout only live events, those that ended in the window, and the first that ended after it
-    are read. Raises NotFound or Refused for names that match nothing or several things.
+    are read. Each read is bounded; `is_cut` of the result says if a bound was reached. Raises NotFound or Refused for
+    names that match nothing or several things.
     """
     vm = context.directory.find_any(query.vm) if query.vm else None
     scope_id = context.find_scope(query.scope).id if query.scope else None
@@ -114,7 +115,7 @@ def _matches(event: Event, kind: str, vm: str) -> bool:
 
 
 def newest_visible_event(context: RequestContext) -> Event | None:
-    """The newest event that the user may see, whatever the filters; None if there is none.
+    """The newest event that the user may see, live or over, whatever the filters; None if there is none.
 
     For users who may not see everything only the newest 20,000 events are searched.
     """
@@ -142,15 +143,15 @@ class TimelinePage(BaseView, frozen=True, kw_only=True):
     lanes: tuple[EventRow, ...]  # newest first; at most MAX_EVENTS_SHOWN, of more the live ones and then the newest
     more: int  # events in the window that are left out
     is_cut: bool  # the search was bounded: older events may be missing
-    whole: TimelineLink | None  # shows all live events; None: there are none
-    newest: TimelineLink | None  # shows the newest event, if none is in the window; None: there is none at all
+    whole: TimelineLink | None  # to a window with all live events that match; None: there are none
+    newest: TimelineLink | None  # if `lanes` is empty: to the newest event that the user may see, if there is one
 
     def chart(self) -> TimelineChart:
         """The chart of `lanes` in the window, with a band for each scope."""
         return build_chart(self.lanes, self.window, self.now)
 
     def svg(self) -> str:
-        """The SVG export: the chart, with a note of how many events are left out."""
+        """The text of the SVG export: the chart, with a note of how many events are left out."""
         return render_standalone_svg(self.chart(), more=self.more)
 
     def table(self) -> ExportTable:
@@ -169,24 +170,25 @@ class TimelinePage(BaseView, frozen=True, kw_only=True):
 
     @property
     def span(self) -> str:
-        """The span of the window as `format_span` writes it."""
+        """The length of the window: the name of an offered span such as `1h`, else seconds such as `4000s`."""
         return format_span(self.window.span_s)
 
     @property
     def earlier(self) -> str:
-        """The centre of the window half a span earlier, in ISO 8601."""
+        """The centre of the window that begins half a span earlier, in ISO 8601, for a link."""
         return format_iso(self.window.centre - self.window.span_s / 2)
 
     @property
     def later(self) -> str:
-        """The centre of the window half a span later, in ISO 8601."""
+        """The centre of the window that begins half a span later, in ISO 8601, for a link."""
         return format_iso(self.window.centre + self.window.span_s / 2)
 
 
 async def show_timeline_page(context: RequestContext, call: HandlerCall, query: TimelineQuery) -> TimelinePage:
-    """Shows the visible events of a time window that match the filters.
+    """Shows the visible events that match the filters and overlap a time window, newest first.
 
-    Raises Rejected for a span or time that is not valid, NotFound or Refused for names as `find_events` does.
+    Raises Rejected for a span or time that is not valid, NotFound for a name that matches nothing and Refused for one
+    that matches several things.
     """
     now = context.now()
     window = window_around(parse_instant(query.at) if query.at else now, parse_span(query.span or DEFAULT_SPAN))

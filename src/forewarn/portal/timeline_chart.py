@@ -63,11 +63,11 @@ class TimeWindow(BaseView, frozen=True, kw_only=True):
         return (self.since + self.until) / 2
 
     def percent_at(self, at: float) -> float:
-        """The x position of an instant in percent of the width; beyond 0 to 100 outside of the window."""
+        """The x position of an instant in percent of the width; below 0 or above 100 outside of the window."""
         return 100 * (at - self.since) / self.span_s
 
     def overlaps(self, since: float, until: float) -> bool:
-        """Whether any part of this time is in the window; touching an edge counts."""
+        """Whether any part of the time from `since` to `until` is in the window; touching an edge counts."""
         return since <= self.until and until >= self.since
 
 
@@ -86,12 +86,16 @@ class AxisTick(BaseView, frozen=True, kw_only=True):
 
 
 def window_around(centre: float, span_s: float) -> TimeWindow:
-    """A window with this instant in the middle."""
+    """The window of this length in seconds with this instant, in POSIX seconds, in the middle."""
     return TimeWindow(since=centre - span_s / 2, until=centre + span_s / 2)
 
 
 def window_for_rows(rows: Sequence[EventRow], now: float) -> TimeWindow:
-    """A window that shows all events from publication to end, with margins; for no rows, a minute."""
+    """The window that shows all events from publication to end, with margins of at least half a minute.
+
+    An event that is not over reaches to `now`, which is lab time, or to its NotBefore. For no rows it is the minute
+    around `now`.
+    """
     since = min((row.published_at for row in rows), default=now)
     until = max((max(row.ends_at(now), row.not_before) for row in rows), default=now)
     margin = max((until - since) * _WINDOW_MARGIN, _MIN_WINDOW_S / 2)
@@ -137,7 +141,10 @@ def format_iso(at: float) -> str:
 
 
 def axis_ticks(window: TimeWindow) -> tuple[AxisTick, ...]:
-    """The ticks of a window in order, at whole steps of UTC: up to nine, more only beyond 40 days."""
+    """The ticks of a window in order of time, at whole steps such as 5 minutes or a day, counted in UTC.
+
+    There are up to nine; more only in a window beyond 40 days.
+    """
     step = next((s for s in _TICK_STEPS_S if window.span_s / s <= _MAX_TICKS), _TICK_STEPS_S[-1])
     first, last = math.ceil(window.since / step), math.floor(window.until / step)
     ticks: list[AxisTick] = []
@@ -188,10 +195,10 @@ class EventRow(BaseView, frozen=True, kw_only=True):
     published_at: float
     not_before: float
     approved_at: float | None
-    approved_by: str
+    approved_by: str  # "": nobody
     started_at: float | None
     over_at: float | None
-    promised_s: float | None  # seconds of notice; None: without notice
+    promised_s: float | None  # seconds from publication to NotBefore; None: without notice
     given_s: float | None  # seconds from publication to start; None before the start
     notice: str  # both in words
     waits_for: str  # what it waits for before it starts, in words; "" after that
@@ -202,14 +209,17 @@ class EventRow(BaseView, frozen=True, kw_only=True):
         return f"{self.kind} of {join_names(self.vms)}"
 
     def ends_at(self, now: float) -> float:
-        """When its bar ends: at its end, else now, but not before NotBefore for an event that has not started."""
+        """When its bar ends: at its end if it is over, else `now`; before its start not before NotBefore."""
         if self.over_at is not None:
             return self.over_at
         return now if self.started_at is not None else max(self.not_before, now)
 
 
 def event_row(event: Event, *, title_of_scope: str, waits_for: str = "") -> EventRow:
-    """The row of an event; `waits_for` says in words what it waits for before it starts."""
+    """The row of an event with this title of its scope; reads nothing else.
+
+    `waits_for` says in words what it waits for before it starts.
+    """
     return EventRow(
         id=event.id,
         scope=event.scope_id,
@@ -284,21 +294,23 @@ LEGEND = (
 class BarSegment(BaseView, frozen=True, kw_only=True):
     """A part of a bar, such as its notice, with its position. One that `grows` ends at the current time."""
 
-    what: str  # promised, notice, waiting or performing
+    # promised: publication to NotBefore; notice: the part of that before start or end; waiting: NotBefore to start;
+    # performing: start to end.
+    what: str
     since: float  # seconds since 1970, as `until`
     until: float
-    x: float  # percent of the chart's width, as `width`; clamped a little outside of the window
+    x: float  # of its left edge in percent of the chart's width, as `width`; clamped a little outside of the window
     width: float
-    grows: bool = False
+    grows: bool = False  # its end moves with the current time
 
 
 class ChartMark(BaseView, frozen=True, kw_only=True):
     """A mark on a bar, such as the approval of its event, with its position."""
 
-    what: str  # published, not-before, approved, started or a final state
+    what: str  # published, not-before, approved, started or a final state (finished, failed, withdrawn)
     at: float  # seconds since 1970
-    x: float  # percent of the width
-    text: str
+    x: float  # percent of the width, clamped a little outside of the window
+    text: str  # of the tooltip, such as who approved it
 
 
 class EventBar(BaseView, frozen=True, kw_only=True):
@@ -308,7 +320,7 @@ class EventBar(BaseView, frozen=True, kw_only=True):
     y: float  # of its top, in pixels
     parts: tuple[BarSegment, ...]  # in drawing order: later ones cover earlier ones
     marks: tuple[ChartMark, ...]  # in drawing order
-    label_x: float  # percent of the width
+    label_x: float  # of its label, percent of the width
     label_ends_at_x: bool  # the label ends at `label_x` instead of beginning there
     until: float  # when the bar ends, in seconds since 1970
 
@@ -333,7 +345,7 @@ class TimelineChart(BaseView, frozen=True, kw_only=True):
 
     window: TimeWindow
     now: float  # seconds since 1970
-    now_x: float  # percent of the width; outside of 0 to 100 if `now` is not in the window
+    now_x: float  # percent of the width; outside of 0 to 100, from -10 to 110, if `now` is not in the window
     ticks: tuple[AxisTick, ...]
     bands: tuple[ScopeBand, ...]
     height: float  # of the bands in pixels, without the axis
@@ -350,9 +362,10 @@ class TimelineChart(BaseView, frozen=True, kw_only=True):
 
 
 def build_chart(rows: Iterable[EventRow], window: TimeWindow, now: float, *, banded: bool = True) -> TimelineChart:
-    """The chart of a window: a band for each scope in natural order of titles, a bar for each row.
+    """The chart of a window: a band for each scope in natural order of titles, in it a bar for each row.
 
-    `banded` leaves room for the titles. Rows outside of the window get bars too, which are out of sight.
+    `now` is lab time. `banded` leaves room for the titles of bands. Rows outside of the window get bars too, which are
+    out of sight.
     """
     bands: list[ScopeBand] = []
     y = 0.0
@@ -438,14 +451,20 @@ def _clamped_percent(window: TimeWindow, at: float) -> float:
 
 
 def event_row_for(views: ViewBuilder, event: Event) -> EventRow:
-    """The row of an event, with the title of its scope and what it waits for, which `views` reads."""
+    """The row of an event, with the title of its scope and what it waits for, which `views` reads.
+
+    If the scope is not stored any more, its title comes from its id.
+    """
     scope = views.load_scope(event.scope_id) or Scope(id=event.scope_id)
     wait = views.pending_wait(event)
     return event_row(event, title_of_scope=scope_title(scope), waits_for=wait.text if wait else "")
 
 
 def render_standalone_svg(chart: TimelineChart, *, more: int = 0) -> str:
-    """The text of an SVG file: the chart with style, title and legend; `more` counts events left out."""
+    """The text of an SVG file of its own: the chart with style, title and legend.
+
+    `more` is the number of events that the chart leaves out, which the file mentions if it is not 0.
+    """
     return render_template("timeline.svg", chart=chart, style=_chart_stylesheet(), legend=LEGEND, more=more)
 
 

@@ -23,29 +23,30 @@ _MAX_PAST_EVENTS = 20
 
 
 class VmPage(BaseView, frozen=True, kw_only=True):
-    """The page of one VM. Field names are JSON keys."""
+    """The page of one VM, present or removed. Field names are JSON keys."""
 
-    vm: VmView
+    vm: VmView  # its settings, its place and its last poll
     state: str  # a VmState
     resource: str  # its Azure resource id
-    removed_at: float | None  # None: it exists
+    removed_at: float | None  # lab time; None: it exists
     poll: str  # a curl command that polls as the VM does; "" if the VM has no address of its own
-    forms: tuple[FormLink, ...]
+    forms: tuple[FormLink, ...]  # that the user may submit for it
     events: tuple[EventView, ...]  # live events that affect it
     over: tuple[EventView, ...]  # past ones, newest first, at most 20
     faults: tuple[FaultView, ...]  # active for it; empty for users who may not see everything
     keeper: VmSupervisorView | None  # the connected supervisor of a namespace VM; None: there is none
-    story: Explanation
+    story: Explanation  # what happened to it, and whether it polls, in sentences
 
     def table(self) -> ExportTable:
-        """The CSV export, with one row per event, live ones first."""
+        """The CSV export, with one row per event of the page, live ones first; times in POSIX seconds."""
         return events_export_table((*self.events, *self.over))
 
 
 async def show_vm_page(context: RequestContext, call: HandlerCall) -> VmPage:
-    """Shows one VM, also a removed one, by its name, `group/name` or key.
+    """Shows one VM, also a removed one, by its name, `group/name` or key in the path, in any case.
 
-    First stores the polls observed so far. Raises NotFound, or Refused if several VMs match.
+    First stores the polls observed so far. Raises NotFound, also if the user may not see it, or Refused if several VMs
+    match.
     """
     vm = context.directory.find_any(call.path_params["name"])
     await context.dependencies.flush_observations()
@@ -89,7 +90,7 @@ async def _active_faults(context: RequestContext, vm: Vm) -> tuple[FaultView, ..
 
 
 def events_export_table(events: tuple[EventView, ...]) -> ExportTable:
-    """Events as rows of a CSV file, in the given order; times in POSIX seconds."""
+    """The table of a CSV file with one row per event, in the given order; times are POSIX seconds."""
     columns = (
         "id",
         "kind",
