@@ -71,8 +71,8 @@ def run(call: Invocation, command: tuple[str, ...], detached: bool, **options: A
     suspends it, a Reboot stops it and starts it again.
 
     \f
-    `options` has name, netns, no_vnet, isolated and grace. Blocks until the program has ended; the exit code is that of `run_vm`. Raises
-    Rejected for both `netns` and `no_vnet`.
+    `options` has name, netns, no_vnet, isolated and grace. Blocks until the program has ended; the exit code is that of
+    `run_vm`. Raises Rejected for both `netns` and `no_vnet`.
     """
     return _run_in_vm(call, command, detached=detached, **options)
 
