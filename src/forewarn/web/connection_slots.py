@@ -171,8 +171,8 @@ class ConnectionSlots:
         """Return a slot for a new connection of this address group, which may hold `share` before sign-in.
 
         Its `refusal` is set if the connection may only be answered with that error. Returns None if no slot is free for
-        that either: then close the connection. `evict` must close the new connection; it is called if that waits for
-        its peer while another one needs its slot. So may the `evict` of another slot be called now.
+        that either: then close the connection. May evict another connection that waits for its peer: it releases that
+        slot and calls its `evict`, which must close the connection.
         """
         pool, refusal = self._choose_pool(group, share, now)
         if refusal is not None:
