@@ -28,8 +28,8 @@ class EventGridStatus(StrEnum):
 class WebhookSubscription(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A webhook: the receiver's address, which events it receives, and its position in the history.
 
-    It receives the statuses in `happenings` of events within the resource `over`; with `opted_in_only`, only those of
-    VMs whose owners publish them.
+    It receives the statuses in `happenings` of events within the resource `over`; with `opted_in_only`, only of events
+    that list at least one VM whose owner publishes them.
     """
 
     id: str

@@ -41,7 +41,7 @@ _OLDEST_STARTED_HELP = "Time since the start of the event that has been started 
 class EventMetrics:
     """The metrics of events and acts, counted from each commit of the store until `close` is called.
 
-    Counters start at 0 with the process.
+    Counters start at 0 with the process. Of events that no document lists, only acts and retries count.
     """
 
     def __init__(self, registry: CollectorRegistry, store: Store) -> None:
@@ -70,7 +70,10 @@ class EventMetrics:
         self.close = store.subscribe(self.on_commit)  # a function that stops following the store
 
     def on_commit(self, committed: AppliedCommit) -> None:
-        """Count the changes of events, the outcomes of acts, and retries in one commit, which comes once."""
+        """Count the changes of events, the outcomes of acts, and retries in one commit of the store.
+
+        The store calls it once for each commit, after it was applied.
+        """
         for event in committed.commit.events:
             self._track_event(event)
         for entry in committed.commit.entries:
@@ -79,11 +82,14 @@ class EventMetrics:
 
     @property
     def live_events(self) -> list[Event]:
-        """The events that are not over as of the last commit, also those that no document lists."""
+        """A new list of the events that are not over as of the last commit, also of those no document lists."""
         return list(self._events.values())
 
     def refresh(self, now: float) -> None:
-        """Set the gauges to the state at `now`, in lab time; only events that documents list count."""
+        """Set the gauges to the state at `now`, in lab time; only events that documents list count.
+
+        They are the number of live events, by kind and state, and the age of the start that is longest ago.
+        """
         counts = Counts((event.rules.kind, event.status) for event in self._events.values() if event.listed)
         for kind, status in product(Kind, LIVE_STATUSES):
             self._live_gauge.labels(kind.value, status.value).set(counts[kind, status])

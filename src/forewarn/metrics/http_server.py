@@ -26,9 +26,9 @@ _REASON_PHRASES = {200: "OK", 404: "Not Found", 405: "Method Not Allowed"}
 
 
 def bind_metrics_sockets(host: str, port: int, *, workers: int) -> tuple[socket.socket, ...]:
-    """Bind `port` for the owner and the ports after it, one per worker; returns them in that order.
+    """Listen on `port` for the owner and on one port after it per worker; returns the sockets, in order.
 
-    Raises Rejected if one cannot be bound, such as if it is in use; then none is bound.
+    Raises Rejected if one cannot be bound, such as if it is in use; then none stays bound. The caller closes them.
     """
     sockets: list[socket.socket] = []
     try:
@@ -60,7 +60,10 @@ def _bind_socket(host: str, port: int) -> socket.socket:
 
 
 class MetricsServer:
-    """Serves the metrics of one process on a listening socket, from `start` to `close`."""
+    """Serves the metrics of one process on a listening socket, from `start` to `close`.
+
+    `render` makes the Prometheus text, and is called for each GET or HEAD of `/metrics`.
+    """
 
     def __init__(self, render: RenderMetrics) -> None:
         self._render = render
@@ -73,7 +76,7 @@ class MetricsServer:
         self._server = await asyncio.start_server(self._on_connection, sock=sock, limit=_MAX_REQUEST_BYTES)
 
     async def close(self) -> None:
-        """Stop listening, close the socket and end all connections."""
+        """Stop listening, close the socket and end all connections at once. Does nothing before `start`."""
         if self._server is not None:
             self._server.close()
         for task in self._connection_tasks:

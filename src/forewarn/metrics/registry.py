@@ -27,7 +27,7 @@ def new_registry() -> CollectorRegistry:
 
 
 def render_text(registry: Collector) -> bytes:
-    """The metrics in the Prometheus text format, without `_created` series."""
+    """The current metrics of a registry or collector as Prometheus text, without `_created` series."""
     return generate_latest(_WithoutCreatedSeries(registry))
 
 
@@ -35,7 +35,10 @@ class WorkerMetrics:
     """The metrics of a worker: the requests it answered, and how long its owner has been silent."""
 
     def __init__(self, *, request_totals: Callable[[], RequestTotals], silent_s: Callable[[], float]) -> None:
-        """`silent_s`: the seconds since the last message of the owner. Both are called at each scrape."""
+        """`silent_s`: the seconds since the last message of the owner. Both are called at each scrape.
+
+        The metrics are in a registry of their own, with those of `new_registry`.
+        """
         self._registry = new_registry()
         self._registry.register(RequestMetrics(request_totals))
         silence = Gauge(
@@ -46,7 +49,7 @@ class WorkerMetrics:
         silence.set_function(silent_s)
 
     async def render(self) -> bytes:
-        """The metrics of this worker as Prometheus text."""
+        """The metrics of this worker as Prometheus text, read now."""
         return render_text(self._registry)
 
 

@@ -48,7 +48,10 @@ _LOST_HELP = "Deliveries of events that were not recorded because too many waite
 
 
 class RequestMetrics(Collector):
-    """The metrics of requests and connections of VMs, read from `totals` at each scrape."""
+    """The metrics of requests and connections of VMs, read from `totals` at each scrape.
+
+    Register it in a registry, or render it alone with `render_text`.
+    """
 
     def __init__(self, totals: Callable[[], RequestTotals]) -> None:
         self._request_totals = totals
@@ -58,7 +61,11 @@ class RequestMetrics(Collector):
         return iter(())
 
     def collect(self) -> Iterator[Metric]:
-        """The metric families of one scrape, with the totals of this moment."""
+        """The metric families of one scrape, with the totals of this moment.
+
+        Counters of polls, other requests, opened connections and lost deliveries; gauges of waiting requests and open
+        connections.
+        """
         totals = self._request_totals()
         polls: Counter[tuple[str, ...]] = Counter()
         others: Counter[tuple[str, ...]] = Counter()

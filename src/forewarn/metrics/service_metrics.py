@@ -48,7 +48,10 @@ WorkerLags = Callable[[], list[tuple[float, float]]]  # per worker: its lag and 
 
 
 class ServiceMetrics:
-    """The Prometheus metrics of the owner process."""
+    """The Prometheus metrics of the owner process: events, fleet, reconciler, requests, workers, webhooks.
+
+    It counts events from its creation until `close`, and reads the rest when metrics are rendered.
+    """
 
     def __init__(
         self,
@@ -73,20 +76,20 @@ class ServiceMetrics:
         self._fleet_counted_at = -math.inf
 
     def close(self) -> None:
-        """Stop following the commits of the store."""
+        """Stop following the commits of the store; counters of events no longer grow."""
         self._event_metrics.close()
 
     async def render_all(self) -> bytes:
-        """All metrics as Prometheus text, with the requests that all processes answered.
+        """All metrics as Prometheus text, with the requests that all processes answered, workers included.
 
-        Counts over the whole fleet are at most FLEET_COUNT_MAX_AGE_S old.
+        Counts over the whole fleet are at most FLEET_COUNT_MAX_AGE_S (5 s of real time) old.
         """
         return await self._render() + render_text(self._request_metrics)
 
     async def render_own(self) -> bytes:
-        """The metrics of this process as Prometheus text: all; with workers, without requests of VMs.
+        """The metrics of this process as Prometheus text: the same as `render_all` if there are no workers.
 
-        Each worker serves the metrics of its own requests.
+        With workers, the metrics of requests of VMs are left out, because each worker serves those of its own.
         """
         return await (self._render() if self._worker_lags() else self.render_all())
 

@@ -21,7 +21,11 @@ _RETRY_S = 5.0  # after the webhooks could not be read
 
 
 class WebhookDispatcher:
-    """Sends events to all webhooks while `run` runs: one `WebhookSender` task for each stored webhook."""
+    """Sends events to all webhooks while `run` runs: one `WebhookSender` task for each stored webhook.
+
+    `limits` apply to each request. `real_time` is the clock of signatures and reports, `sleep` waits in real time, and
+    `random` (0 to 1) spreads retries; tests replace them. `verification` tests and validates single receivers.
+    """
 
     def __init__(
         self,
@@ -42,16 +46,22 @@ class WebhookDispatcher:
         self.verification = ReceiverVerification(send=send, real_time=real_time)
 
     def require_allowed(self, url: str) -> None:
-        """Raises Rejected if the URL names an address that the service may not call."""
+        """Raises Rejected if this is not a URL, or names an address that the service may not call.
+
+        Host names other than `localhost` are not resolved here; sending checks their addresses.
+        """
         self._client.require_allowed(url)
 
     @property
     def real_time(self) -> Callable[[], float]:
-        """The clock of deliveries: real time, not lab time."""
+        """The clock of deliveries, a function that returns real time (POSIX seconds), not lab time."""
         return self._dependencies.real_time
 
     def delivery_report(self, webhook: WebhookSubscription) -> DeliveryReport:
-        """The delivery state of a stored webhook; before its sender has started, only what is pending."""
+        """The delivery state of a stored webhook; before its sender has started, only what is pending.
+
+        Raises ForewarnError if the history cannot be read.
+        """
         return (self._senders.get(webhook.id) or WebhookSender(webhook, self._dependencies)).delivery_report()
 
     async def run(self) -> None:

@@ -47,10 +47,10 @@ class WebhookStore(Protocol):
 
 
 class WebhookRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """An HTTP request to a receiver."""
+    """An HTTP request to a receiver, signed already; see `build_request`."""
 
     url: str
-    headers: dict[str, str]
+    headers: dict[str, str]  # by name; the signature is among them
     body: bytes = b""
     method: str = "POST"
 
@@ -60,7 +60,7 @@ class WebhookResponse(msgspec.Struct, frozen=True, kw_only=True):
 
     status: int
     headers: dict[str, str] = {}  # names in lower case
-    body: bytes = b""
+    body: bytes = b""  # at most as much as `HttpLimits` allow
 
     @property
     def is_success(self) -> bool:
@@ -69,7 +69,7 @@ class WebhookResponse(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ReceiverUnreachable(Unavailable):
-    """The receiver gave no HTTP response; the message says why, without naming its address."""
+    """The receiver gave no HTTP response, or may not be called; the message says why, without its address."""
 
 
 SendRequest = Callable[[WebhookRequest], Awaitable[WebhookResponse]]  # raises ReceiverUnreachable
@@ -78,7 +78,8 @@ SendRequest = Callable[[WebhookRequest], Awaitable[WebhookResponse]]  # raises R
 def send_with(client: HttpClient, limits: HttpLimits) -> SendRequest:
     """Return the function that sends webhook requests with this HTTP client, within these limits.
 
-    It returns the response of any status, with the beginning of its body, and raises ReceiverUnreachable.
+    It returns the response of any status, with the beginning of its body, follows no redirect and does not retry. It
+    raises ReceiverUnreachable if there is no response.
     """
 
     async def send(request: WebhookRequest) -> WebhookResponse:
@@ -102,9 +103,10 @@ _CONTENT_TYPES = {
 def build_request(
     webhook: WebhookSubscription, message: NotificationMessage, now: float, *, aeg_type: str = "Notification"
 ) -> WebhookRequest:
-    """The signed request that delivers a message in the webhook's schema; `now` is real time.
+    """The signed POST request that delivers a message in the webhook's schema; `now` is real time.
 
-    `aeg_type` is sent to Event Grid receivers only.
+    Its header X-Forewarn-Delivery has the message's id. `aeg_type` is the value of the header aeg-event-type, which
+    only Event Grid receivers get. Sends nothing.
     """
     body = render_message(message, webhook.schema)
     headers = {"Content-Type": _CONTENT_TYPES[webhook.schema], "X-Forewarn-Delivery": message.id}
@@ -116,7 +118,11 @@ def build_request(
 
 
 def signature_headers(secret: str, body: bytes, now: float) -> dict[str, str]:
-    """The headers, with User-Agent, that prove origin, integrity and age; `now` is real time."""
+    """The headers, by name, that prove origin, integrity and age; `now` is real time.
+
+    X-Forewarn-Timestamp has `now` in whole seconds, X-Forewarn-Signature `sha256=` and the hexadecimal HMAC-SHA256 of
+    `timestamp.body` with the secret. User-Agent is among them too.
+    """
     timestamp = str(int(now))
     digest = hmac.new(secret.encode(), f"{timestamp}.".encode() + body, hashlib.sha256).hexdigest()
     return {

@@ -34,7 +34,7 @@ _MAX_COUNTED_ENTRIES = 1000  # history entries scanned to count pending messages
 
 
 def retry_delay_s(failures: int, random: float) -> float:
-    """The delay in seconds after this many failures in a row (1 or more).
+    """The delay before the next try, in seconds, after this many failures in a row (1 or more).
 
     Doubles from 1 s to 5 min; `random` (0 to 1) takes off up to half, but never below 1 s.
     """
@@ -47,25 +47,28 @@ class SenderDependencies:
     """What all senders share: the store, the HTTP client, real time, sleep and randomness."""
 
     store: WebhookStore
-    send: SendRequest
-    real_time: Callable[[], float]
-    sleep: Callable[[float], Awaitable[None]]
+    send: SendRequest  # sends one request, and raises ReceiverUnreachable
+    real_time: Callable[[], float]  # POSIX seconds
+    sleep: Callable[[float], Awaitable[None]]  # waits this many seconds of real time
     random: Callable[[], float]  # from 0 to 1
 
 
 class DeliveryReport(msgspec.Struct, frozen=True, kw_only=True):
     """The delivery state of one webhook since its sender was created; times are real time."""
 
-    last_success_at: float | None = None
-    failures: int = 0  # in a row
-    error: str = ""  # of the last failure
+    last_success_at: float | None = None  # None: none yet
+    failures: int = 0  # in a row, since the last success
+    error: str = ""  # of the last failure, for people; "" after a success
     next_try_at: float | None = None  # None: the last delivery succeeded, or there was none
-    pending: int = 0  # messages
+    pending: int = 0  # messages that wait for delivery
     has_more: bool = False  # more than `pending` may be pending
 
 
 class WebhookSender:
-    """Delivers the messages of one webhook in order, at least once each, from its cursor on."""
+    """Delivers the messages of one webhook in order, at least once each, from its cursor on.
+
+    Delivered means that the receiver answered 2xx; a message that fails delays those after it.
+    """
 
     def __init__(self, webhook: WebhookSubscription, dependencies: SenderDependencies) -> None:
         self._webhook = webhook
@@ -76,7 +79,7 @@ class WebhookSender:
         self._last_report = DeliveryReport()
 
     def wake(self) -> None:
-        """Says that the history has new entries. It does not shorten the delay after a failure."""
+        """Tells `run` that the history has new entries. It does not shorten the delay after a failure."""
         self._new_entries.set()
 
     async def run(self) -> None:
@@ -92,10 +95,11 @@ class WebhookSender:
                 await asyncio.sleep(0)  # lets other tasks run while it reads a long history
 
     async def send_batch(self) -> float | None:
-        """Delivers one batch of the history, up to the first failure, and saves the cursor.
+        """Delivers the messages of the next 200 history entries, up to the first failure.
 
-        Returns the seconds to wait before the next batch: 0 if more entries may follow, the delay after a failure, None
-        to wait for new entries. Raises ForewarnError if the history cannot be read.
+        Saves the cursor after each message, and every 1000 entries without one; a failure of that is only logged.
+        Returns the seconds to wait before the next batch: 0 if more entries may follow, the delay after a failed
+        delivery, None to wait for new entries. Raises ForewarnError if the history cannot be read.
         """
         entries = self._dependencies.store.entries_after(self._position, _BATCH_ENTRIES)
         for entry in entries:
@@ -110,7 +114,10 @@ class WebhookSender:
         return 0 if len(entries) == _BATCH_ENTRIES else None
 
     def delivery_report(self) -> DeliveryReport:
-        """The current delivery state, with the messages pending among the next 1000 history entries."""
+        """The current delivery state, with the messages pending among the next 1000 history entries.
+
+        Reads them from the store at each call; raises ForewarnError if that fails.
+        """
         entries = self._dependencies.store.entries_after(self._position, _MAX_COUNTED_ENTRIES)
         pending = sum(self._notification_to_send(entry) is not None for entry in entries)
         has_more = len(entries) == _MAX_COUNTED_ENTRIES

@@ -27,9 +27,9 @@ _SOURCE = "/forewarn"
 class DeliveryTestResult(msgspec.Struct, frozen=True, kw_only=True):
     """The result of a test message; `text` is a clause for people, such as `it answered 200`."""
 
-    ok: bool
-    status: int | None  # None if there was no response
-    text: str
+    ok: bool  # whether the receiver answered 2xx
+    status: int | None  # of its answer; None if there was no response
+    text: str  # a clause for people
 
 
 class ValidationResponse(msgspec.Struct, frozen=True, kw_only=True):
@@ -39,14 +39,20 @@ class ValidationResponse(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ReceiverVerification:
-    """Tests and validates receivers, with one request each and no retry; the webhook stays as it is."""
+    """Tests and validates receivers, with one request each and no retry; the webhook stays as it is.
+
+    `send` sends the requests; `real_time` returns POSIX seconds.
+    """
 
     def __init__(self, *, send: SendRequest, real_time: Callable[[], float]) -> None:
         self._send = send
         self._real_time = real_time
 
     async def send_test(self, webhook: WebhookSubscription) -> DeliveryTestResult:
-        """Sends one signed test message in the webhook's schema. A failure is a result, not an error."""
+        """Sends one signed test message in the webhook's schema, and returns how the receiver answered.
+
+        No answer, or another one than 2xx, is a result and not an error.
+        """
         data = {"message": "A test: nothing happened to any VM."}
         request = build_request(webhook, self._new_message(TEST_EVENT_TYPE, "3.0", data), self._real_time())
         try:
@@ -57,7 +63,11 @@ class ReceiverVerification:
         return DeliveryTestResult(ok=response.is_success, status=response.status, text=text)
 
     async def validate(self, webhook: WebhookSubscription) -> None:
-        """Asks the receiver whether it agrees to receive messages; raises Refused, with what to do, if not."""
+        """Asks the receiver whether it agrees to receive messages; raises Refused, with what to do, if not.
+
+        It agrees with 2xx: in the schema Event Grid by returning the validation code of the message, in CloudEvents by
+        answering OPTIONS with the allowed origin. Refused also if it gives no response.
+        """
         try:
             if webhook.schema is WebhookSchema.CLOUD_EVENTS:
                 await self._validate_cloud_events(webhook)
