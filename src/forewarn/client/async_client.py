@@ -125,10 +125,10 @@ async def _unless_interrupted(work: Awaitable[T], interrupt: asyncio.Event | Non
 
 
 class AsyncClient(ClientProperties):
-    """`Client` for asyncio: the same methods, awaited. Tasks of one event loop may share it.
+    """`Client` for asyncio: the same arguments and methods, awaited. Tasks of one event loop may share it.
 
-    There is no property `endpoint`: await `discover()`. `documents`, `watch`, `follow` and `hear` return async
-    generators; close one that you leave early with `aclose()`.
+    There is no property `endpoint`: await `discover()`. `sleep` is awaited. `documents`, `watch`, `follow` and `hear`
+    return async generators; close one that you leave early with `aclose()`.
     """
 
     def __init__(
@@ -179,7 +179,7 @@ class AsyncClient(ClientProperties):
         await self.ask(self._session.approve(events))
 
     def time_left(self, event: Event) -> float | None:
-        """Returns the seconds until NotBefore by the service's time, negative after it.
+        """Returns the seconds from now until the event's NotBefore by the service's time, negative after it.
 
         None if the event has no NotBefore, or before the first answer with a Date. Sends nothing.
         """
@@ -195,8 +195,8 @@ class AsyncClient(ClientProperties):
     def watch(self, cursor: Path | str | None = None, *, explicit: bool = False) -> AsyncGenerator[Change, None]:
         """Yields each change of each event, also of other VMs' events, for ever, at least once.
 
-        A change is handled when the next one is requested or when its `done()` is called; with `explicit` only by
-        `done()`. Cursor file, repetitions and errors are as in `Client.watch`.
+        A change is a Scheduled, Started or Gone. It is handled when the next one is requested or when its `done()` is
+        called; with `explicit` only by `done()`. Cursor file, repetitions and errors are as in `Client.watch`.
         """
         return self.follow(cursor, WatchOptions(explicit=explicit))
 
@@ -212,7 +212,10 @@ class AsyncClient(ClientProperties):
         return self.hear(flow, interrupt=interrupt)
 
     async def ask(self, flow: Flow[T]) -> T:
-        """Runs a flow that yields no items, and returns its result; raises what the flow raises."""
+        """Runs a flow (a generator of effects) that yields no items, and returns its result.
+
+        Performs its effects on a connection of its own. Raises what the flow raises.
+        """
         runner = FlowRunner(flow)
         with AsyncConnection() as connection:
             while (effect := runner.next_effect()) is not None:
@@ -220,7 +223,7 @@ class AsyncClient(ClientProperties):
         return runner.result
 
     async def hear(self, flow: Flow[None], *, interrupt: asyncio.Event | None = None) -> AsyncGenerator[Any, None]:
-        """Runs a flow and yields its items as they come; raises what the flow raises.
+        """Runs a flow (a generator of effects) and yields its items as they come; raises what it raises.
 
         Closing the generator ends the flow and closes its connection; so does `interrupt`, with WatchInterrupted.
         """

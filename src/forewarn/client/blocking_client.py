@@ -221,7 +221,7 @@ class Client(ClientProperties):
         self.ask(self._session.approve(events))
 
     def time_left(self, event: Event) -> float | None:
-        """Returns the seconds until NotBefore by the service's time, negative after it.
+        """Returns the seconds from now until the event's NotBefore by the service's time, negative after it.
 
         None if the event has no NotBefore, or before the first answer with a Date. Sends nothing.
         """
@@ -238,10 +238,11 @@ class Client(ClientProperties):
     def watch(self, cursor: Path | str | None = None, *, explicit: bool = False) -> Generator[Change, None, None]:
         """Yields each change of each event, also of other VMs' events, for ever, at least once.
 
-        A change is handled when the next one is requested or when its `done()` is called; with `explicit` only by
-        `done()`. The next watch with the same cursor file first repeats the changes that were not handled; without a
-        file it begins with all listed events. Outages and errors are as in `documents`; it also raises Rejected if the
-        cursor file cannot be read or written at the start. A damaged one is replaced, with a warning in the log.
+        A change is a Scheduled, Started or Gone. It is handled when the next one is requested or when its `done()` is
+        called; with `explicit` only by `done()`. The next watch with the same cursor file first repeats the changes
+        that were not handled; without a file it begins with all listed events. Outages and errors are as in
+        `documents`; it also raises Rejected if the cursor file cannot be read or written at the start. A damaged one is
+        replaced, with a warning in the log.
         """
         return self.follow(cursor, WatchOptions(explicit=explicit))
 
@@ -257,7 +258,10 @@ class Client(ClientProperties):
         return self.hear(flow, interrupt=interrupt)
 
     def ask(self, flow: Flow[T]) -> T:
-        """Runs a flow that yields no items, and returns its result; raises what the flow raises."""
+        """Runs a flow (a generator of effects) that yields no items, and returns its result.
+
+        Performs its effects on a connection of its own. Raises what the flow raises.
+        """
         runner = FlowRunner(flow)
         with BlockingConnection() as connection:
             while (effect := runner.next_effect()) is not None:
@@ -265,7 +269,7 @@ class Client(ClientProperties):
         return runner.result
 
     def hear(self, flow: Flow[None], *, interrupt: WatchInterrupt | None = None) -> Generator[Any, None, None]:
-        """Runs a flow and yields its items as they come; raises what the flow raises.
+        """Runs a flow (a generator of effects) and yields its items as they come; raises what it raises.
 
         Closing the generator ends the flow and closes its connection; so does `interrupt`, with WatchInterrupted.
         """

@@ -142,7 +142,7 @@ def load_cursor(path: Path) -> WatchCursor:
 
 
 def save_cursor(path: Path, cursor: WatchCursor) -> None:
-    """Writes the cursor durably and atomically, with a temporary file beside it.
+    """Writes the cursor durably and atomically in place of the file, with a temporary file beside it.
 
     Raises Rejected if the file cannot be written; its folder must exist.
     """

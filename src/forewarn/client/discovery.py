@@ -31,8 +31,8 @@ class Discovery:
     """
 
     well_known: Endpoint = _WELL_KNOWN_ENDPOINT  # tried first
-    connect_s: float = PROBE_CONNECT_TIMEOUT_S  # to connect to an endpoint that is tried
-    answer_s: float = 150.0  # the first answer may take two minutes (spec §8.1)
+    connect_s: float = PROBE_CONNECT_TIMEOUT_S  # longest time to connect to an endpoint that is tried
+    answer_s: float = 150.0  # longest time until it answers: the first answer may take two minutes (spec §8.1)
     waits_s: Sequence[float] = dhcp.TRY_DELAYS_S
     interfaces: Callable[[], Sequence[dhcp.EthernetInterface]] = dhcp.ethernet_interfaces
     ask: Callable[[dhcp.EthernetInterface], str | None] = dhcp.ask_for_endpoint

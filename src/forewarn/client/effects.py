@@ -65,7 +65,7 @@ class SendRequest:
     request: HttpRequest
     timeout_s: float  # until the response begins, and between two reads of it
     body_timeout_s: float = BODY_TIMEOUT_S  # added to timeout_s for the whole response
-    connect_timeout_s: float = CONNECT_TIMEOUT_S  # at most timeout_s
+    connect_timeout_s: float = CONNECT_TIMEOUT_S  # to open a connection; timeout_s counts if it is shorter
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -78,15 +78,18 @@ class Handler:
         return partial(self._add_rule, _is_started, _checked_kinds(kinds, "started"), False)
 
     @overload
-    def gone(self, function: F, /) -> F: ...
+    def gone(self, function: F, /) -> F:
+        """Decorator without parentheses: calls the function with the Gone of an event of any kind; returns it."""
 
     @overload
-    def gone(self, *kinds: str) -> Callable[[F], F]: ...
+    def gone(self, *kinds: str) -> Callable[[F], F]:
+        """Decorator: calls the function with the Gone of an event of these kinds; no kinds means all."""
 
     def gone(self, *kinds: Any) -> Any:
         """Decorator: calls the function when an event is gone; `change.outcome` says how it ended.
 
-        Without parentheses or kinds it applies to all kinds. Functions of the event that have not run yet are dropped.
+        Without parentheses or kinds it applies to all kinds, whose case is ignored. The Gone drops other functions of
+        the event that are not running.
         """
         if len(kinds) == 1 and callable(kinds[0]):
             return self._add_rule(_is_gone, (), False, kinds[0])

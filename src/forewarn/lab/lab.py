@@ -184,22 +184,23 @@ class Lab:
     def reboot(self, vm: str, *, notice: DurationLike | None = None) -> LabEvent:
         """Request a restart by the VM's user: a Reboot event with 15 minutes of notice or `notice`.
 
-        Raises Refused if the VM is not running, or another operation of its user is pending.
+        Raises NotFound for an unknown VM, Refused if it is not running or another operation of its user is pending.
         """
         return self._request(RequestedOperation.RESTART, vm, notice)
 
     def redeploy(self, vm: str, *, notice: DurationLike | None = None) -> LabEvent:
         """Request a redeploy by the VM's user: a Redeploy event with 10 minutes of notice or `notice`.
 
-        A pending restart is replaced. Raises Refused if no other healthy host can take the VM, if it is deallocated, or
-        if another operation of its user is pending.
+        A pending restart is replaced. Raises NotFound for an unknown VM, Refused if no other healthy host can take it,
+        if it is deallocated, or if another operation of its user is pending.
         """
         return self._request(RequestedOperation.REDEPLOY, vm, notice)
 
     def evict(self, vm: str, *, notice: DurationLike | None = None) -> LabEvent:
         """Evict a Spot VM: a Preempt event with 30 seconds of notice or `notice`.
 
-        Raises Refused for a VM that is not Spot or is deallocated, or whose eviction is pending.
+        Raises NotFound for an unknown VM, Refused for one that is not Spot or is deallocated, or whose eviction is
+        pending.
         """
         return self._request(RequestedOperation.EVICT, vm, notice)
 
@@ -207,8 +208,8 @@ class Lab:
         """Request a deletion by the VM's user: a Terminate event with the notice that the VM has configured.
 
         `notice` replaces it. A Spot VM, or one without terminate notification, is deleted without notice. A pending
-        restart or redeploy is replaced. Raises Refused if `notice` is given for a VM without terminate notification, or
-        if another operation of its user is pending.
+        restart or redeploy is replaced. Raises NotFound for an unknown VM, Refused if `notice` is given for one without
+        terminate notification, or if another operation of its user is pending.
         """
         return self._request(RequestedOperation.DELETE, vm, notice)
 
@@ -217,23 +218,24 @@ class Lab:
     def freeze(self, vm: str, *, notice: DurationLike | None = None) -> LabEvent:
         """Update the VM's host: a Freeze of nine seconds for every VM on it, with 15 minutes of notice.
 
-        Returns the event of this VM. Raises Refused if another update domain on the host comes first: the maintenance
-        goes on all the same, and the VM's event follows later.
+        `notice` replaces the 15 minutes. Returns the event of this VM. Raises NotFound for an unknown VM, Refused if
+        another update domain on the host comes first: the maintenance goes on all the same, and the VM's event follows
+        later.
         """
         return self._request_host_maintenance(RolloutImpact.UPDATE, vm, notice)
 
     def migrate(self, vm: str, *, notice: DurationLike | None = None) -> LabEvent:
         """Live-migrate every VM of the VM's host: a Freeze of five seconds with 15 minutes of notice.
 
-        Returns the event of this VM. Raises Refused as `freeze` does, and, without starting anything, if no other
-        healthy host can take the VMs.
+        `notice` replaces the 15 minutes. Returns the event of this VM. Raises NotFound and Refused as `freeze` does,
+        and Refused, without starting anything, if no other healthy host can take the VMs.
         """
         return self._request_host_maintenance(RolloutImpact.MIGRATE, vm, notice)
 
     def reboot_host(self, vm: str, *, notice: DurationLike | None = None) -> LabEvent:
         """Reboot the VM's host: a platform Reboot event for every VM on it, with 15 minutes of notice.
 
-        Returns the event of this VM. Raises Refused as `freeze` does.
+        `notice` replaces the 15 minutes. Returns the event of this VM. Raises NotFound and Refused as `freeze` does.
         """
         return self._request_host_maintenance(RolloutImpact.REBOOT, vm, notice)
 
@@ -252,8 +254,8 @@ class Lab:
     def degrade(self, host: str, *, in_: DurationLike = "7d") -> tuple[LabEvent, ...]:
         """Predict that a host fails after `in_`, which is the notice: a Redeploy event for each of its VMs.
 
-        Returns the events. Raises NotFound for an unknown host, Refused if it is not healthy or no other healthy host
-        can take a VM.
+        With `in_` 0 it is ten minutes. Returns the events; deallocated VMs have none. Raises NotFound for an unknown
+        host, Refused if it is not healthy or no other healthy host can take a VM.
         """
         return self._lab_events(
             self._run_and_settle(lambda service: request.degrade_host(service, host, RequestedNotice(in_)))
@@ -262,24 +264,24 @@ class Lab:
     def fail_host(self, host: str) -> tuple[LabEvent, ...]:
         """Make a host fail now: its VMs are redeployed to other hosts without notice. Returns their events.
 
-        VMs that were being redeployed to it are among them. Raises NotFound for an unknown host, Refused if it has
-        failed already or no other healthy host can take a VM.
+        VMs that were being redeployed to it are among them, deallocated ones are not. Raises NotFound for an unknown
+        host, Refused if it has failed already or no other healthy host can take a VM.
         """
         return self._lab_events(self._run_and_settle(lambda service: request.fail_host(service, host)))
 
     def power_off(self, vm: str) -> LabEvent:
         """Power a VM off without notice; returns an event that documents never show.
 
-        The act takes lab time: the VM is `stopped` once the clock has moved. Raises Refused if it is deallocated, or
-        another operation of its user is pending.
+        The act takes lab time: the VM is `stopped` once the clock has moved. Raises NotFound for an unknown VM, Refused
+        if it is deallocated or another operation of its user is pending.
         """
         return self._request(RequestedOperation.POWER_OFF, vm, None)
 
     def start(self, vm: str) -> LabEvent:
         """Start a stopped or deallocated VM without notice; returns an event that documents never show.
 
-        The act takes lab time, as that of `power_off`. Raises Refused if the VM is running, or another operation of its
-        user is pending.
+        The act takes lab time, as that of `power_off`. Raises NotFound for an unknown VM, Refused if it is running or
+        another operation of its user is pending.
         """
         return self._request(RequestedOperation.START, vm, None)
 
@@ -291,7 +293,7 @@ class Lab:
         self._run_and_settle(lambda service: service.control.requests.approve(event.id, who=TEST_ACTOR))
 
     def withdraw(self, event: LabEvent) -> None:
-        """Withdraw an event. Raises Refused if it has started or is over."""
+        """Withdraw an event: it ends without a start. Raises Refused if it has started or is over."""
         self._run_and_settle(lambda service: service.control.requests.withdraw(event.id, who=TEST_ACTOR))
 
     def fault(
@@ -315,7 +317,10 @@ class Lab:
         return LabFault(self, fault.id, str(fault.kind))
 
     def fail_next_polls(self, times: int, *, vm: str | None = None) -> LabFault:
-        """Answer the next `times` polls and approvals with status 500, of this VM or of all VMs in total."""
+        """Answer the next `times` polls and approvals with status 500, of this VM or of all VMs in total.
+
+        Returns the fault, whose `touched` counts them. Raises as `fault`.
+        """
         return self.fault("internal-error", vm=vm, times=times)
 
     def clear_faults(self) -> None:

@@ -42,7 +42,10 @@ class LabService:
     requests_touched: Counter[str] = field(default_factory=Counter)  # fault id → requests that it affected
 
     async def settle(self) -> None:
-        """Store the observed polls and fault hits, then do everything that is due; does not move the clock."""
+        """Store the observed polls and fault hits, then do everything that is due; does not move the clock.
+
+        Adds the hits to `requests_touched`.
+        """
         await write_observation_batches(self.publisher.observations, self.store)
         hits = self.publisher.faults.take_hits()
         for hit in hits:
@@ -66,8 +69,9 @@ async def open_lab_service(
 ) -> AsyncIterator[LabService]:
     """Open a lab's service with this fleet, its clock stopped at `at`; closes it at the end of the block.
 
-    `at` is lab time in seconds since 1970, `behaviour` makes acts on VMs slow or fail. Each VM has its own port on
-    loopback. Lets requests in progress finish when it closes, for up to a second.
+    An async context manager. `at` is lab time in seconds since 1970, `policy` has the settings of decisions such as the
+    enablement, `behaviour` makes acts on VMs slow or fail. Each VM has its own port on loopback. Lets requests in
+    progress finish when it closes, for up to a second.
     """
     async with AsyncExitStack() as stack:
         store = MemoryStore()

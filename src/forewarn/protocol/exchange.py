@@ -53,13 +53,13 @@ _REFUSED_FETCH_SITES = frozenset({"cross-site", "same-site"})  # a page of anoth
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EndpointRules:
-    """How the endpoint behaves: settings of the operator, adjusted for the listener."""
+    """How the metadata endpoint behaves: settings of the operator, adjusted for the listener."""
 
     versions: tuple[str, ...] = VERSIONS  # api-versions of scheduled events that are served
     header_always: bool = False  # `Metadata: true` is required at 2017-03-01 too
-    unknown_version: UnknownVersionPolicy = UnknownVersionPolicy.REFUSE
+    unknown_version: UnknownVersionPolicy = UnknownVersionPolicy.REFUSE  # for versions that are not served
     iso_dates: bool = False  # NotBefore as an ISO date in the 2017 versions
-    max_wait_s: int = 300  # longest hold of a long poll
+    max_wait_s: int = 300  # longest hold of a long poll, in seconds
     gives_tokens: bool = False  # managed identity tokens; not where any program can pose as a VM (spec §2.8)
 
 
@@ -113,7 +113,8 @@ def read_request(
     """Check a request and return what it requests, or the response if that needs no state.
 
     An invalid request gets its error response, a valid one for /metadata/versions the list of instance versions. All
-    others are for the caller to answer. `is_known_caller`: one of our VMs sent it; every other caller gets 404.
+    others are for the caller to answer. `is_known_caller`: one of our VMs sent it; every other caller gets 404. The
+    response to a HEAD request is `head_only`.
     """
     try:
         return _read_checked(request, is_known_caller=is_known_caller, rules=rules)

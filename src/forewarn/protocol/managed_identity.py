@@ -36,7 +36,7 @@ class ManagedIdentity:
 
     vm: str  # its key
     vm_id: str  # the GUID from which the ids are derived
-    name: str
+    name: str  # of the VM
     resource_id: str  # of the VM
 
     @property
