@@ -130,6 +130,9 @@ def status(call: Invocation, file: Path, at: str | None) -> None:
     """Show the agent's status and events.
 
     Asks the running agent, or reads its journal if none is running.
+
+    \f
+    With `at` asks the agent there, and reads neither `file` nor the journal. Raises as `agent_state` does.
     """
     state = agent_state(None if at else read_agent_config(file), at)
     if call.output.as_json:

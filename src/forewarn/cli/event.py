@@ -171,7 +171,7 @@ def withdraw(call: Invocation, events: tuple[str, ...], reason: str | None, **se
     EVENT is an event's id, or the first four or more characters of it.
 
     \f
-    Selects, returns and raises as `approve` does.
+    Selects and raises as `approve` does. Returns the exit code: 2 if some event could not be withdrawn, else 0.
     """
     body = _selection_body(events, selection)
     return _change_events(call, "withdraw", "withdrawn", {**body, **({"reason": reason} if reason else {})})

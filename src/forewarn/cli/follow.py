@@ -28,7 +28,7 @@ HistoryFilter = Mapping[str, str]  # query parameters of the history: vm, event,
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Snapshot:
-    """The state of what is followed, at one time; see `follow`."""
+    """The state of a request, rollout or replay that is followed, at one time; `follow` asks for them."""
 
     view: JsonObject  # the API's view of it
     is_over: bool  # it is over: nothing is left to follow

@@ -48,7 +48,7 @@ def fail(call: Invocation, host: str, dry_run: bool, wait: bool) -> int:
     """Make a host fail now: its VMs are redeployed with no notice.
 
     \f
-    `dry_run`, `wait` and the exit code are as in `degrade`.
+    `dry_run` only previews it. Returns the exit code: 1 if it was followed (`wait`) and did not succeed, else 0.
     """
     if dry_run:
         show_preview(call, call.api.post("hosts", host, "fail", "preview"))

@@ -88,7 +88,9 @@ def restart(call: Invocation, vms: tuple[str, ...], **options: Any) -> int:
     """Restart VMs, with notice.
 
     \f
-    Sends the request `restart`. `options`, the exit code and the errors are those of `send_maintenance_request`.
+    Sends the request `restart` and prints its events. `options` has wait (follow it to its end), notice_s, short_notice
+    and dry_run (only preview it); see `send_maintenance_request`. Returns the exit code: 1 if it was followed and did
+    not succeed, else 0.
     """
     return send_maintenance_request(call, "restart", vms, **options)
 
@@ -100,7 +102,9 @@ def redeploy(call: Invocation, vms: tuple[str, ...], **options: Any) -> int:
     """Move VMs to another host, with notice.
 
     \f
-    Sends the request `redeploy`. `options`, the exit code and the errors are those of `send_maintenance_request`.
+    Sends the request `redeploy` and prints its events. `options` has wait (follow it to its end), notice_s,
+    short_notice and dry_run (only preview it); see `send_maintenance_request`. Returns the exit code: 1 if it was
+    followed and did not succeed, else 0.
     """
     return send_maintenance_request(call, "redeploy", vms, **options)
 
@@ -112,7 +116,9 @@ def evict(call: Invocation, vms: tuple[str, ...], **options: Any) -> int:
     """Evict Spot VMs, with 30 seconds of notice.
 
     \f
-    Sends the request `evict`. `options`, the exit code and the errors are those of `send_maintenance_request`.
+    Sends the request `evict` and prints its events. `options` has wait (follow it to its end), notice_s, short_notice
+    and dry_run (only preview it); see `send_maintenance_request`. Returns the exit code: 1 if it was followed and did
+    not succeed, else 0.
     """
     return send_maintenance_request(call, "evict", vms, **options)
 
@@ -125,8 +131,8 @@ def delete(call: Invocation, vms: tuple[str, ...], scale_in: bool, **options: An
     """Delete VMs, with notice where that is enabled.
 
     \f
-    Sends the request `delete`, or `scale-in`. `options`, the exit code and the errors are those of
-    `send_maintenance_request`.
+    Sends the request `delete`, or `scale-in`. `options` and the exit code are as in `restart`: 1 if it was followed and
+    did not succeed, else 0.
     """
     return send_maintenance_request(call, "scale-in" if scale_in else "delete", vms, **options)
 
@@ -161,8 +167,8 @@ def power(call: Invocation, words: tuple[str, ...], wait: bool, dry_run: bool) -
     """Turn VMs off or on, deallocate, reapply, reimage.
 
     \f
-    `words` are names of VMs, then one of off, start, deallocate, reapply and reimage; raises Rejected otherwise. The
-    rest is as in `send_maintenance_request`.
+    `words` are names of VMs, then one of off, start, deallocate, reapply and reimage; raises Rejected otherwise. With
+    `dry_run` only previews it. Returns the exit code: 1 if it was followed (`wait`) and did not succeed, else 0.
     """
     *vms, what = words
     if not vms or what not in _POWER_ACTIONS:
