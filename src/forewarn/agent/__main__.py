@@ -24,10 +24,11 @@ _LOG_FORMAT = "%(levelname)s %(message)s"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs the agent; returns the exit status: 0, 3 if unavailable, 2 for other errors, 130 if stopped.
+    """Runs the agent; returns the exit status: 0, 3 (unavailable), 2 (other errors) or 130 (interrupted).
 
-    Blocks until a signal, with --once until all that is due has run. Sets up logging to stderr, and prints the error
-    there before it returns 2 or 3. Raises SystemExit if the arguments are wrong; None means those of the process.
+    Blocks until SIGTERM or SIGINT, which give 0; with --once until all that is due has run, and a signal gives 130.
+    Sets up logging to stderr, and prints the error there before it returns 2 or 3. Raises SystemExit if the arguments
+    are wrong; None means those of the process.
     """
     options = _argument_parser().parse_args(arguments)
     handler = logging.StreamHandler(sys.stderr)

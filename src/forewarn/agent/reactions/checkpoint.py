@@ -27,10 +27,10 @@ _UNSAFE_CHARACTERS = re.compile(r"[^A-Za-z0-9_-]")  # a server may send any text
 class CheckpointOptions:
     """The validated options of the reaction `checkpoint`."""
 
-    save: CommandLine
-    restore: CommandLine = ()  # (): the checkpoint is kept
-    check: CommandLine = ()  # whether a save finished
-    directory: Path | None = None  # None: the step's own folder
+    save: CommandLine  # writes the checkpoint
+    restore: CommandLine = ()  # reads it again when the event is gone; (): the checkpoint is kept
+    check: CommandLine = ()  # exits with 0 if a save finished; (): it cannot tell
+    directory: Path | None = None  # where checkpoints are saved; None: the step's own folder
 
 
 class CheckpointReaction:
@@ -42,7 +42,8 @@ class CheckpointReaction:
     async def do(self, context: StepContext) -> StepOutcome:
         """Runs the save command, with the checkpoint's path in FOREWARN_CHECKPOINT.
 
-        Creates the path's folder, not the checkpoint. Success if the command exits with 0.
+        Creates the path's folder, not the checkpoint. If the command exits with 0, it notes the finished save for the
+        undo and succeeds; else the outcome is a failure.
         """
         path = self._checkpoint_path(context)
         try:
@@ -59,7 +60,10 @@ class CheckpointReaction:
         return StepOutcome(ok=True, text=f"saved in {path}", notes={"checkpoint": str(path)})
 
     async def undo(self, context: StepContext) -> StepOutcome:
-        """Runs the restore command, if a save finished and one is configured; else success at once."""
+        """Runs the restore command, with the checkpoint's path in FOREWARN_CHECKPOINT.
+
+        Success if it exits with 0; at once if no save finished, or no restore command is configured. Deletes no file.
+        """
         path = load_undo_notes(context).get("checkpoint")
         if path is None:
             return StepOutcome(ok=True, text="not restored: no complete checkpoint was saved")
@@ -69,9 +73,10 @@ class CheckpointReaction:
         return StepOutcome(ok=True, text=f"restored from {path}") if outcome.ok else outcome
 
     async def check(self, context: StepContext) -> bool | None:
-        """Whether the save finished, by the note or the check command; None if neither can tell.
+        """True if the save finished, by the note of `do` or by exit status 0 of the check command.
 
-        It notes a save that the check command confirms.
+        False if the check command exits with another status; None without a note if there is no check command, or it
+        cannot be run in time. It notes a save that the check command confirms.
         """
         if "checkpoint" in load_undo_notes(context):
             return True
@@ -88,7 +93,7 @@ class CheckpointReaction:
 
 
 def read_options(raw: RawOptions) -> CheckpointOptions:
-    """Validates the options of `checkpoint`. Raises BadOption."""
+    """Validates the options of `checkpoint`, of which `save` is required. Raises BadOption."""
     if "save" not in raw:
         raise BadOption("", "save is missing", 'write save = ["/usr/local/bin/save"]')
     return CheckpointOptions(

@@ -37,11 +37,12 @@ _NO_VARIABLES: Mapping[str, str] = {}
 async def run_command(
     command: CommandLine, context: StepContext, *, log: str = "", variables: Mapping[str, str] = _NO_VARIABLES
 ) -> StepOutcome:
-    """Runs a command for a step; success is exit status 0. Failures are outcomes, too.
+    """Runs a command for a step and waits for it; the outcome is a success if its exit status is 0.
 
-    Its output replaces {log}.log in the step's folder, up to MAX_LOG_BYTES; without `log` it is named after the phase.
-    The event is on its stdin and in its environment, to which `variables` are added. It is ended, with its children,
-    when the step's time is over or the call is cancelled.
+    It does not raise failures: they are outcomes, too. Its output replaces {log}.log in the step's folder, up to
+    MAX_LOG_BYTES; without `log` it is named after the phase. The event is on its stdin as JSON and in its environment,
+    to which `variables` are added. It is ended, with its children, when the step's time is over or the call is
+    cancelled.
     """
     log = log or context.phase
     try:
@@ -59,10 +60,10 @@ async def run_command(
 async def exit_status_of(
     command: CommandLine, context: StepContext, *, log: str, variables: Mapping[str, str] = _NO_VARIABLES
 ) -> int:
-    """Runs a command as `run_command` does; returns its exit status, negative if a signal ended it.
+    """Runs a command as `run_command` does; returns its exit status, or minus the signal that ended it.
 
-    It first ends what an earlier run in the step's folder left. Raises TimeoutError if the step's time was over,
-    OSError if it cannot be started.
+    It first ends what an earlier run in the step's folder left running. Raises TimeoutError if the step's time was
+    over, after it has ended the command; OSError if the command cannot be started.
     """
     grace_s = min(TERMINATE_GRACE_S, max(context.left_s(), 0.0) * 0.1)
     await end_orphan_processes(context.folder, grace_s)

@@ -16,7 +16,7 @@ _NO_VARIABLES: Mapping[str, str] = {}
 class CommandOptions:
     """The validated options of the reaction `command`: the commands to run, undo and check."""
 
-    run: CommandLine
+    run: CommandLine  # prepares for the event
     undo: CommandLine = ()  # (): nothing to undo
     check: CommandLine = ()  # (): it cannot tell
 
@@ -28,24 +28,31 @@ class CommandReaction:
         self._options = options
 
     async def do(self, context: StepContext) -> StepOutcome:
-        """Runs the command `run`; success if it exits with 0 in the step's time."""
+        """Runs the configured command `run`; success if it exits with 0 in the step's time."""
         return await child_process.run_command(self._options.run, context)
 
     async def undo(self, context: StepContext) -> StepOutcome:
-        """Runs the command `undo`; success without running anything if there is none."""
+        """Runs the configured command `undo`; success if it exits with 0, or at once if there is none."""
         if not self._options.undo:
             return StepOutcome(ok=True, text="nothing to undo")
         return await child_process.run_command(self._options.undo, context)
 
     async def check(self, context: StepContext) -> bool | None:
-        """Whether the command `check` exits with 0; None if there is none, or it cannot be run in time."""
+        """Runs the configured command `check`; True if it exits with 0, False with another status.
+
+        None if there is none, or it cannot be run or does not end in the step's time.
+        """
         return await run_check_command(self._options.check, context)
 
 
 async def run_check_command(
     check: CommandLine, context: StepContext, variables: Mapping[str, str] = _NO_VARIABLES
 ) -> bool | None:
-    """Whether the check command exits with 0; None if there is none or it cannot be run in time."""
+    """Runs the command `check`; returns True if it exits with 0, False with another status.
+
+    None if `check` is (), or it cannot be run or does not end in the step's time. `variables` are added to its
+    environment, and its output goes to check.log in the step's folder.
+    """
     if not check:
         return None
     try:
@@ -55,7 +62,7 @@ async def run_check_command(
 
 
 def read_options(raw: RawOptions) -> CommandOptions:
-    """Validates the options of `command`. Raises BadOption."""
+    """Validates the options of `command`, of which `run` is required. Raises BadOption."""
     if "run" not in raw:
         raise BadOption("", "run is missing", 'write run = ["/usr/local/bin/prepare"]')
     return CommandOptions(

@@ -29,7 +29,7 @@ _SERVER_ROW_TYPE = "2"  # value of the column `type` of `show stat`
 
 
 class HaproxyError(Unavailable):
-    """HAProxy cannot be reached or refuses a command."""
+    """HAProxy cannot be reached, gives no answer in time, or refuses a command; the message is for people."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,12 +37,12 @@ class HaproxyServer:
     """A server of HAProxy, and the state that an administrator has set for it."""
 
     name: str  # backend/server
-    admin_state: HaproxyAdminState
-    sessions: int  # current and queued ones
+    admin_state: HaproxyAdminState  # ready: normal; drain: no new sessions; maint: out of use
+    sessions: int  # number of current and queued ones
 
 
 class HaproxyRuntimeApi:
-    """HAProxy's runtime API; `address` is the path of a unix socket, or host:port.
+    """A client of HAProxy's runtime API; `address` is the absolute path of a unix socket, or host:port.
 
     Each command uses a new connection, and has 5 seconds.
     """
@@ -51,7 +51,7 @@ class HaproxyRuntimeApi:
         self._address = address
 
     async def servers(self) -> tuple[HaproxyServer, ...]:
-        """All servers of all backends, in HAProxy's order. Raises HaproxyError."""
+        """All servers of all backends as they are now, in HAProxy's order. Raises HaproxyError."""
         sessions = dict(_parse_sessions(await self._run_command("show stat")))
         states = _parse_admin_states(await self._run_command("show servers state"))
         return tuple(
@@ -59,7 +59,7 @@ class HaproxyRuntimeApi:
         )
 
     async def set_admin_state(self, server: str, admin: HaproxyAdminState) -> None:
-        """Sets the admin state of `backend/server`. Raises HaproxyError."""
+        """Sets the admin state of the server, named `backend/server`. Raises HaproxyError, also if unknown."""
         if answer := (await self._run_command(f"set server {server} state {admin}")).strip():
             raise HaproxyError(f"HAProxy does not set {server} to {admin}: {answer.splitlines()[0]}")
 
@@ -130,20 +130,21 @@ class DrainHaproxyOptions:
 
     socket: str  # path of a unix socket, or host:port
     servers: tuple[str, ...]  # patterns of backend/server, in which {vm} is this VM's name
-    wait: bool = True  # until their sessions have ended
+    wait: bool = True  # wait until their sessions have ended
 
 
 class DrainHaproxyReaction:
-    """Drains servers. It notes which were ready before it acts, and sets only those back."""
+    """Drains HAProxy servers. It notes which were ready before it acts, and its undo sets only those back."""
 
     def __init__(self, options: DrainHaproxyOptions) -> None:
         self._options = options
         self._runtime = HaproxyRuntimeApi(options.socket)
 
     async def do(self, context: StepContext) -> StepOutcome:
-        """Drains the matching servers that are ready, and waits for the sessions of all to end if `wait`.
+        """Drains the matching servers that are ready; if `wait`, waits until no matching one has sessions.
 
-        Fails if no server matches, or sessions remain at the end of the step's time.
+        It notes the servers that it drains before. The outcome is a failure if no server matches, HAProxy cannot be
+        reached or refuses, or sessions remain at the end of the step's time.
         """
         try:
             servers = await self._matching_servers(context)
@@ -173,7 +174,10 @@ class DrainHaproxyReaction:
         )
 
     async def undo(self, context: StepContext) -> StepOutcome:
-        """Sets the servers that `do` drained to ready again; those that someone else changed stay so."""
+        """Sets the servers that `do` drained to ready, if they still drain; others stay as they are now.
+
+        Success also if there are none; a failure if HAProxy cannot be reached or refuses.
+        """
         found = load_undo_notes(context)
         try:
             now = {server.name: server.admin_state for server in await self._runtime.servers()}
@@ -185,9 +189,9 @@ class DrainHaproxyReaction:
         return StepOutcome(ok=True, text=_undo_text(ours, {name: now.get(name, "gone") for name in found}))
 
     async def check(self, context: StepContext) -> bool | None:
-        """Whether no matching server is ready, and their sessions have ended if `wait`.
+        """True if no matching server is ready and, if `wait`, none has sessions; False if no server matches.
 
-        False if none matches, None if HAProxy gives no answer.
+        None if HAProxy gives no answer.
         """
         try:
             servers = await self._matching_servers(context)
@@ -223,7 +227,7 @@ def _undo_text(ours: list[str], found: dict[str, str]) -> str:
 
 
 def read_options(raw: RawOptions) -> DrainHaproxyOptions:
-    """Validates the options of `drain-haproxy`. Raises BadOption."""
+    """Validates the options of `drain-haproxy`; `socket` and `servers` are required. Raises BadOption."""
     socket = read_required_text(raw, "socket", '"/run/haproxy/admin.sock"')
     if not socket.startswith("/") and not _HOST_AND_PORT.fullmatch(socket):
         raise BadOption(

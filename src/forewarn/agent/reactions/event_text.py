@@ -16,7 +16,10 @@ from forewarn.agent.reactions.options import BadOption
 
 
 def event_sentence(context: StepContext) -> str:
-    """One line for people: `Reboot of web-0 not before Mon, 19 Sep …`, or `Reboot of web-0 is gone`."""
+    """One line about the event for people: `Reboot of web-0 not before Mon, 19 Sep …`.
+
+    Without a NotBefore it says `has started` or `is scheduled`; in the undo phase `Reboot of web-0 is gone`.
+    """
     what = f"{context.event.kind or 'An event'} of {', '.join(context.event.resources) or 'no VM'}"
     return _one_line(f"{what} is gone" if context.phase is StepPhase.UNDO else f"{what} {_when_text(context.event)}")
 
@@ -32,7 +35,10 @@ def _when_text(event: Event) -> str:
 
 
 def event_details(context: StepContext) -> str:
-    """Everything known about the event for people, one line per fact; unknown facts are left out."""
+    """The facts about the event for people, one line `Name: value` for each; unknown facts are left out.
+
+    In the undo phase its status is `gone`, and NotBefore is left out.
+    """
     event = context.event
     rows = {
         "Event": event.id,
@@ -54,9 +60,9 @@ def _impact_text(event: Event) -> str:
 
 
 def event_facts(context: StepContext) -> dict[str, object]:
-    """The event as JSON object: as in its document, with `Vm`, `Step` and `Phase` of the agent.
+    """The event as a JSON object: the fields of its document, with `Vm`, `Step` and `Phase` of the agent.
 
-    The fields that the agent reads are always present, "" or null if the document lacks them.
+    The fields that the agent reads are always present; if the document lacks them, they are "", [] or None.
     """
     event = context.event
     return dict(event.raw) | {
@@ -75,10 +81,10 @@ def event_facts(context: StepContext) -> dict[str, object]:
 
 
 def event_variables(context: StepContext) -> dict[str, str]:
-    """The event as variables FOREWARN_*, for commands that do not read JSON; "" if unknown.
+    """The event, VM, step and phase as environment variables FOREWARN_*, by name; "" if unknown.
 
-    FOREWARN_LEFT_S is the rest of the step's time in seconds, FOREWARN_FOLDER the step's folder. Values are not yet
-    safe for an environment: a server may send anything.
+    They are for commands that do not read JSON. FOREWARN_LEFT_S is the rest of the step's time in whole seconds,
+    FOREWARN_FOLDER the step's folder. Values are not yet safe for an environment: a server may send anything.
     """
     event = context.event
     return {
@@ -109,14 +115,18 @@ def placeholder_values(context: StepContext) -> dict[str, str]:
 
 
 def fill_url(url: str, context: StepContext) -> str:
-    """Fills the placeholders of a URL, percent-encoded; check it with `check_placeholders` before."""
+    """The URL with its placeholders (`$vm`, …) replaced by this step's values, percent-encoded.
+
+    Check it with `check_placeholders` before: an unknown placeholder raises KeyError or ValueError.
+    """
     return Template(url).substitute({name: quote(text, safe="") for name, text in placeholder_values(context).items()})
 
 
 def fill_body(body: object, context: StepContext) -> bytes:
-    """Fills the placeholders of a body: a string as text (not escaped), any other value as JSON.
+    """The bytes of a request body, with the placeholders (`$vm`, …) in it replaced by this step's values.
 
-    Check it with `check_placeholders` before.
+    A string is sent as text, with values not escaped; any other value as JSON, with placeholders filled in all its
+    strings. Check it with `check_placeholders` before: an unknown placeholder raises KeyError or ValueError.
     """
     if isinstance(body, str):
         return Template(body).substitute(placeholder_values(context)).encode()
@@ -132,7 +142,10 @@ def _fill(value: object, values_by_name: Mapping[str, str]) -> object:
 
 
 def check_placeholders(key: str, value: Any) -> None:
-    """Raises BadOption if a string in the value, at any depth, contains an unknown placeholder."""
+    """Raises BadOption, for the option `key`, if a string in the value has an unknown placeholder.
+
+    It looks at any depth of lists and tables; a single dollar sign is wrong too.
+    """
     try:
         _fill(value, dict.fromkeys(PLACEHOLDERS, ""))
     except (KeyError, ValueError):

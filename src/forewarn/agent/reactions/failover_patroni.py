@@ -34,19 +34,19 @@ class PatroniMember:
     """A member of a Patroni cluster; role and state are in Patroni's words."""
 
     name: str
-    role: str
-    state: str
+    role: str  # such as leader, replica or sync_standby
+    state: str  # such as running or streaming
     lag: int = 0  # bytes behind the leader; very large if unknown
-    may_lead: bool = True  # False: its tags exclude it
+    may_lead: bool = True  # False: its tags (`nofailover`, `failover_priority` 0) exclude it
 
     @property
     def is_leader(self) -> bool:
-        """Whether its role is a leader's, that of a standby cluster included."""
+        """True if its role is that of a leader, the leader of a standby cluster included."""
         return self.role in _LEADER_ROLES
 
     @property
     def is_running(self) -> bool:
-        """Whether PostgreSQL runs or replicates."""
+        """True if its state is running, streaming or in archive recovery."""
         return self.state in _RUNNING_STATES
 
 
@@ -55,12 +55,12 @@ class PatroniCluster:
     """A Patroni cluster as its REST API shows it."""
 
     own_name: str  # of the member that answered
-    members: tuple[PatroniMember, ...]
+    members: tuple[PatroniMember, ...]  # in Patroni's order
     is_paused: bool = False  # then Patroni requires a candidate
 
     @property
     def leader(self) -> PatroniMember | None:
-        """The leader; None if there is none."""
+        """The first member that is a leader, running or not; None if there is none."""
         return next((member for member in self.members if member.is_leader), None)
 
     @property
@@ -70,7 +70,10 @@ class PatroniCluster:
 
     @property
     def replicas(self) -> tuple[PatroniMember, ...]:
-        """The replicas that can take over: synchronous ones first, then those with the least lag."""
+        """The replicas that can take over, best first: synchronous ones, then those with the least lag.
+
+        These are the members that run, do not lead, and whose tags do not exclude them.
+        """
         candidates = [
             member for member in self.members if member.is_running and member.may_lead and not member.is_leader
         ]
@@ -79,12 +82,12 @@ class PatroniCluster:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PatroniApi:
-    """The REST API of one Patroni node; the password is read at each switchover."""
+    """A client of the REST API of one Patroni node; the password is read at each switchover."""
 
-    url: str
-    user: str = ""
-    password_file: Path | None = None
-    ca_file: Path | None = None
+    url: str  # the base URL
+    user: str = ""  # "": none
+    password_file: Path | None = None  # None: without authentication
+    ca_file: Path | None = None  # the CAs to trust for https; None: the system's
 
     async def cluster(self) -> PatroniCluster:
         """Reads the cluster, with two requests. Raises HttpCallFailed, also if the answer is not Patroni's."""
@@ -100,9 +103,10 @@ class PatroniApi:
         )
 
     async def switch_over(self, leader: str, candidate: str, timeout_s: float) -> HttpReply:
-        """Asks once for a switchover from `leader` to `candidate` ("": Patroni chooses).
+        """Asks Patroni once to switch over from the member `leader` to `candidate` ("": Patroni chooses).
 
-        Returns the reply, of any status. Raises HttpCallFailed, also after `timeout_s`, or SecretUnavailable.
+        Returns the reply, of any status; it does not check who leads then. Raises HttpCallFailed without a reply within
+        `timeout_s` seconds, SecretUnavailable if the password cannot be read.
         """
         body = {"leader": leader} | ({"candidate": candidate} if candidate else {})
         secret = self._authorization()
@@ -146,21 +150,25 @@ class FailoverPatroniOptions:
     """The validated options of the reaction `failover-patroni`."""
 
     api: PatroniApi
-    candidate: str = ""  # "": a replica the event spares, or Patroni chooses
-    return_leadership: bool = False  # take it back when the event is gone
+    candidate: str = ""  # name of the member to lead; "": a replica that the event does not list, or Patroni chooses
+    return_leadership: bool = False  # True: take leadership back when the event is gone
 
 
 class FailoverPatroniReaction:
-    """Gives leadership away. It notes before that this node led, and takes it back only then."""
+    """Hands the leadership of a Patroni cluster over if this node has it.
+
+    It notes before that this node led; its undo takes leadership back only then, and only if configured.
+    """
 
     def __init__(self, options: FailoverPatroniOptions) -> None:
         self._options = options
         self._api = options.api
 
     async def do(self, context: StepContext) -> StepOutcome:
-        """Switches over to a replica, and waits until this node follows it; success if it does not lead.
+        """Switches over to a replica, and waits until another member leads and this node runs as replica.
 
-        Waits for a replica that can take over; fails if none can, or Patroni refuses.
+        Success at once if this node does not lead. If no replica can take over, it first waits for one. The outcome is
+        a failure if Patroni refuses or cannot be reached, a secret cannot be read, or the step's time is over before.
         """
         try:
             cluster = await self._api.cluster()
@@ -220,9 +228,11 @@ class FailoverPatroniReaction:
         return bool(leader and leader.is_running and leader.name != cluster.own_name and own and own.is_running)
 
     async def undo(self, context: StepContext) -> StepOutcome:
-        """Takes leadership back, if configured and the successor of `do` still leads; else success.
+        """Takes leadership back by a switchover, and waits until this node leads.
 
-        Waits until this node runs in the cluster again, which takes a while after a reboot.
+        It first waits until this node runs in the cluster again, which takes a while after a reboot. Success without a
+        switchover if that is not configured, this node did not lead before `do`, leads already, or another member than
+        the successor of `do` leads. Fails as `do`.
         """
         found = load_undo_notes(context)
         if not self._options.return_leadership or "led" not in found:
@@ -262,7 +272,7 @@ class FailoverPatroniReaction:
         return _is_own_node_leader(await self._api.cluster())
 
     async def check(self, context: StepContext) -> bool | None:
-        """Whether another member leads and this node follows; None if Patroni gives no answer."""
+        """True if another member leads and runs, and this node runs too; None if Patroni gives no answer."""
         try:
             return not _is_own_node_leader(await self._api.cluster()) and await self._has_new_leader()
         except HttpCallFailed:
@@ -278,7 +288,10 @@ def _leader_name(cluster: PatroniCluster) -> str:
 
 
 def read_options(raw: RawOptions) -> FailoverPatroniOptions:
-    """Validates the options of `failover-patroni`; the default URL is this machine's. Raises BadOption."""
+    """Validates the options of `failover-patroni`, of which none is required. Raises BadOption.
+
+    The default URL is http://127.0.0.1:8008. `user` and `password_file` need each other.
+    """
     api = PatroniApi(
         url=read_url(raw, "url", "http://127.0.0.1:8008"),
         user=read_text(raw, "user"),

@@ -26,18 +26,18 @@ _RETRIED_STATUSES = frozenset({408, 425, 429, 500, 502, 503, 504})
 
 
 class HttpCallFailed(Unavailable):
-    """No usable reply came; the message is for people, and contains no secrets."""
+    """No complete reply came; the message has the host and the reason for people, and no secrets."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HttpCall:
-    """One HTTP request; `ca_file` is the CA to trust for https, None the system's."""
+    """One HTTP request to send."""
 
-    url: str
+    url: str  # http or https
     method: str = "GET"
-    headers: Mapping[str, str] = field(default_factory=dict, repr=False)
+    headers: Mapping[str, str] = field(default_factory=dict, repr=False)  # besides Host, User-Agent, Content-Length
     body: bytes = field(default=b"", repr=False)
-    ca_file: Path | None = None
+    ca_file: Path | None = None  # the CAs to trust for https; None: the system's
     secrets: tuple[str, ...] = field(default=(), repr=False)  # header values to remove from messages
 
 
@@ -46,17 +46,17 @@ class HttpReply:
     """The reply to a call, of any status."""
 
     status: int
-    text: str  # the whole body
+    text: str  # the whole body, decoded as UTF-8; it may contain secrets
     secrets: tuple[str, ...] = field(default=(), repr=False)  # those of the call
 
     @property
     def ok(self) -> bool:
-        """Whether the status is 2xx."""
+        """True if the status is 2xx."""
         return 200 <= self.status < 300
 
     @property
     def json(self) -> dict[str, Any]:
-        """The reply's JSON object; {} if it is not one."""
+        """The body as a JSON object, parsed at each access; {} if it is not JSON, or not an object."""
         try:
             value = json.loads(self.text)
         except (ValueError, RecursionError):
@@ -65,7 +65,10 @@ class HttpReply:
 
     @property
     def summary(self) -> str:
-        """Status and the first 120 characters of the text on one line, with secrets removed."""
+        """Status and the first 120 characters of the text on one line, for people: `503 (not ready)`.
+
+        Words of the call's secrets with six or more characters are replaced with an ellipsis.
+        """
         text = self.text
         for word in sorted({word for secret in self.secrets for word in secret.split()}, key=len, reverse=True):
             text = text.replace(word, "…") if len(word) >= _MIN_REDACTED_LENGTH else text
@@ -74,9 +77,10 @@ class HttpReply:
 
 
 async def send_call(call: HttpCall, *, timeout_s: float = CALL_TIMEOUT_S) -> HttpReply:
-    """Sends a call once and returns its reply, of any status; follows no redirects.
+    """Sends a call once, on a new connection, and returns its reply, of any status; follows no redirects.
 
-    Raises HttpCallFailed without a complete reply, also after `timeout_s`.
+    Raises HttpCallFailed if no complete reply has come within `timeout_s` seconds, or the server cannot be reached or
+    is not trusted.
     """
     host = urlsplit(call.url).netloc
     try:
@@ -90,10 +94,11 @@ async def send_call(call: HttpCall, *, timeout_s: float = CALL_TIMEOUT_S) -> Htt
 
 
 async def send_with_retries(call: HttpCall, context: StepContext, *, wait_s: float = 0.5) -> HttpReply:
-    """Sends a call; retries while there is no reply, or a status such as 429 or 503.
+    """Sends a call; retries while there is no reply, or the status is 408, 425, 429, 500, 502, 503 or 504.
 
-    The delays double from `wait_s` to 15 s. The receiver may get the call more than once. It ends with the step's
-    time: returns the last reply, of any status, or raises HttpCallFailed.
+    The delays double from `wait_s` to 15 s, as long as the step's time lasts. Returns the first reply of another
+    status, at the end of the time the last reply, of any status; raises HttpCallFailed if the last try got none. The
+    receiver may get the call more than once.
     """
     reserved_s = reserve_s(context)
     while True:

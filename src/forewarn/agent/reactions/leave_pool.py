@@ -39,17 +39,20 @@ _METHODS = ("GET", "POST", "PUT", "PATCH", "DELETE")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConfiguredCall:
-    """An HTTP call with placeholders in URL and body, as configured."""
+    """An HTTP call as configured, with placeholders such as `$vm` in URL and body not filled yet."""
 
     url: str
     method: str = "POST"
-    headers: Mapping[str, str] = field(default_factory=dict)
-    header_files: Mapping[str, Path] = field(default_factory=dict)  # headers whose values are secrets in files
+    headers: Mapping[str, str] = field(default_factory=dict)  # values by name
+    header_files: Mapping[str, Path] = field(default_factory=dict)  # files with the secret values, by header
     body: object = None  # a string is sent as it is, another value as JSON; None: no body
     expect: tuple[int, ...] = _SUCCESS_STATUSES  # the statuses that mean success
 
     def to_http_call(self, context: StepContext, ca_file: Path | None) -> HttpCall:
-        """The call to send: fills the placeholders and reads the secrets. Raises SecretUnavailable."""
+        """The call to send for this step: with placeholders filled, and secrets read from their files.
+
+        `ca_file` has the CAs to trust, None means the system's. Sends nothing. Raises SecretUnavailable.
+        """
         body = b"" if self.body is None else fill_body(self.body, context)
         kind = {} if self.body is None or isinstance(self.body, str) else {"Content-Type": "application/json"}
         secrets = {name: read_secret(file) for name, file in self.header_files.items()}
@@ -66,21 +69,24 @@ class ConfiguredCall:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConfiguredWait:
-    """A GET that is repeated every `every_s` seconds until its reply meets the condition."""
+    """A GET as configured, to be repeated until its reply meets the condition (`wait` or `wait_back`)."""
 
-    call: ConfiguredCall
+    call: ConfiguredCall  # its `expect` is part of the condition
     contains: str = ""  # text that the body must contain; "": any
     lacks: str = ""  # text that it must not contain; "": none
-    every_s: float = 1.0
+    every_s: float = 1.0  # seconds between two calls
 
     def is_met(self, reply: HttpReply) -> bool:
-        """Whether the reply has an expected status, and its text contains and lacks what it should."""
+        """True if the reply has an expected status, and its text contains `contains` and not `lacks`."""
         is_text_fit = self.contains in reply.text and not (self.lacks and self.lacks in reply.text)
         return reply.status in self.call.expect and is_text_fit
 
 
 def read_subtable(raw: RawOptions, key: str, read: Callable[[RawOptions], T]) -> T:
-    """Returns what `read` makes of the sub-table `key` (empty if absent). Raises BadOption under that key."""
+    """Returns what `read` makes of the sub-table `key` of the options; it gets {} if the key is absent.
+
+    A BadOption of `read` is raised again for the option `key`; raises BadOption also if that is not a table.
+    """
     raw_call = read_table(raw, key)
     try:
         return read(raw_call)
@@ -89,9 +95,10 @@ def read_subtable(raw: RawOptions, key: str, read: Callable[[RawOptions], T]) ->
 
 
 def read_call(raw_call: RawOptions, known: tuple[str, ...] = _CALL_KEYS, method: str = "POST") -> ConfiguredCall:
-    """Validates the table of an HTTP call; it may have only the keys `known`. Raises BadOption.
+    """Validates the table of an HTTP call, of which `url` is required; it may have only the keys `known`.
 
-    `method` is the default for the method. Files of secrets are not read yet.
+    `method` is used if the table has none. `expect` is 2xx by default. Files of secrets are not read yet. Raises
+    BadOption.
     """
     check_known_keys(raw_call, known)
     url = read_required_text(raw_call, "url", '"https://…"')
@@ -124,7 +131,10 @@ def _is_latin1(value: str) -> bool:
 
 
 def read_wait(raw_call: RawOptions) -> ConfiguredWait:
-    """Validates the table `wait` or `wait_back`; an interval below 0.1 s becomes 0.1 s. Raises BadOption."""
+    """Validates the table `wait` or `wait_back`, of which `url` is required. Raises BadOption.
+
+    The interval `every` is 1 s by default; one below 0.1 s becomes 0.1 s.
+    """
     return ConfiguredWait(
         call=read_call(raw_call, _WAIT_KEYS, method="GET"),
         contains=read_text(raw_call, "contains"),
@@ -137,32 +147,45 @@ def read_wait(raw_call: RawOptions) -> ConfiguredWait:
 class LeavePoolOptions:
     """The validated options of the reaction `leave-pool`."""
 
-    leave: ConfiguredCall
-    back: ConfiguredCall | None = None  # None: nothing to undo
-    wait: ConfiguredWait | None = None  # after `leave`
-    wait_back: ConfiguredWait | None = None  # after `back`
-    ca_file: Path | None = None
+    leave: ConfiguredCall  # takes the VM out of the pool
+    back: ConfiguredCall | None = None  # takes it back when the event is gone; None: nothing to undo
+    wait: ConfiguredWait | None = None  # to wait for after `leave`; None: do not wait
+    wait_back: ConfiguredWait | None = None  # to wait for after `back`; None: do not wait
+    ca_file: Path | None = None  # the CAs to trust; None: the system's
 
 
 class LeavePoolReaction:
-    """Leaves a pool and rejoins it. It rejoins whenever leaving was tried, even without a reply."""
+    """Takes the VM out of a load balancer's pool by HTTP calls, and back.
+
+    Its undo sends the `back` call whenever leaving was tried, even if that failed.
+    """
 
     def __init__(self, options: LeavePoolOptions) -> None:
         self._options = options
 
     async def do(self, context: StepContext) -> StepOutcome:
-        """Sends the `leave` call with retries, and waits for the condition of `wait`, if there is one."""
+        """Sends the `leave` call with retries, then repeats that of `wait`, if configured, until it is met.
+
+        The outcome is a failure if `leave` gets no reply or an unexpected status, a secret cannot be read, or `wait` is
+        not met at the end of the step's time. It notes before that leaving was tried.
+        """
         save_undo_notes(context, {"left": "tried"})
         return await self._call_and_wait(self._options.leave, self._options.wait, context, "left the pool")
 
     async def undo(self, context: StepContext) -> StepOutcome:
-        """Sends the `back` call if leaving was tried, and waits for the condition of `wait_back`."""
+        """Sends the `back` call with retries, then repeats that of `wait_back`, if configured, until met.
+
+        Success at once if there is no `back`, or leaving was not tried. Fails as `do`.
+        """
         if self._options.back is None or "left" not in load_undo_notes(context):
             return StepOutcome(ok=True, text="nothing to undo")
         return await self._call_and_wait(self._options.back, self._options.wait_back, context, "back in the pool")
 
     async def check(self, context: StepContext) -> bool | None:
-        """Whether the condition of `wait` is met now; None if there is none, or a secret is missing."""
+        """Sends the call of `wait` once; True if its condition is met, False if not, or without a reply.
+
+        None if no `wait` is configured, or a secret cannot be read.
+        """
         if self._options.wait is None:
             return None
         try:
@@ -193,7 +216,7 @@ class LeavePoolReaction:
 
 
 def read_options(raw: RawOptions) -> LeavePoolOptions:
-    """Validates the options of `leave-pool`. Raises BadOption."""
+    """Validates the options of `leave-pool`, of which `leave` is required. Raises BadOption."""
     if "leave" not in raw:
         raise BadOption("", "leave is missing", 'write leave = { method = "DELETE", url = "https://…/$vm" }')
     return LeavePoolOptions(

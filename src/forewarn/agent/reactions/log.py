@@ -24,18 +24,21 @@ _PRIORITY_WARNING, _PRIORITY_NOTICE = "4", "5"
 class LogOptions:
     """The validated options of the reaction `log`."""
 
-    file: Path | None = None  # None: the systemd journal
+    file: Path | None = None  # the file to append JSON lines to; None: write to the systemd journal
     journal: Path = SYSTEMD_JOURNAL_SOCKET  # the journal's socket
 
 
 class LogReaction:
-    """Writes a line when the event is announced, and one when it is gone; for each event."""
+    """Writes a line when an event is announced, and one when it is gone; for each event."""
 
     def __init__(self, options: LogOptions) -> None:
         self._options = options
 
     async def do(self, context: StepContext) -> StepOutcome:
-        """Writes the event: to the file, durably, or to the systemd journal. Fails if neither is possible."""
+        """Appends the event to the configured file, synced to disk; without a file, to the systemd journal.
+
+        The outcome is a failure if that cannot be written to; the other one is not tried.
+        """
         target_path = self._options.file or self._options.journal
         try:
             if self._options.file:
@@ -47,11 +50,11 @@ class LogReaction:
         return StepOutcome(ok=True, text=f"written to {target_path}")
 
     async def undo(self, context: StepContext) -> StepOutcome:
-        """Writes that the event is gone."""
+        """Writes that the event is gone, to the same place as `do`."""
         return await self.do(context)
 
     async def check(self, context: StepContext) -> bool | None:
-        """None: it cannot tell whether the line was written."""
+        """Always None: it cannot tell whether the line was written."""
         return None
 
 
@@ -61,9 +64,9 @@ def _json_row(context: StepContext) -> dict[str, object]:
 
 
 def append_json_line(file: Path, row: Mapping[str, object]) -> None:
-    """Appends a JSON line with a single write, so that concurrent lines stay whole; synced to disk.
+    """Appends `row` to the file as one JSON line, by a single write, so that concurrent lines stay whole.
 
-    Creates the file if needed. Raises OSError.
+    It is synced to disk when the call returns. Creates the file (mode 0640) if needed. Raises OSError.
     """
     fd = os.open(file, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o640)
     try:
@@ -91,7 +94,10 @@ def _journal_fields(context: StepContext) -> dict[str, str]:
 
 
 def send_to_systemd_journal(journal: Path, fields: Mapping[str, str]) -> None:
-    """Sends one entry to the journal's socket, without waiting. Raises OSError, also if it is full."""
+    """Sends one entry with these fields to the systemd journal, whose unix socket is `journal`.
+
+    Does not wait. Raises OSError, also if the socket's queue is full.
+    """
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sock:
         sock.setblocking(False)  # a full journal must not block the agent
         sock.sendto(b"".join(_encode_journal_field(name, text) for name, text in fields.items()), str(journal))
@@ -106,7 +112,7 @@ def _encode_journal_field(name: str, text: str) -> bytes:
 
 
 def read_options(raw: RawOptions) -> LogOptions:
-    """Validates the options of `log`. Raises BadOption."""
+    """Validates the options of `log`, of which none is required; paths must be absolute. Raises BadOption."""
     return LogOptions(file=read_path(raw, "file"), journal=read_path(raw, "journal") or SYSTEMD_JOURNAL_SOCKET)
 
 

@@ -50,8 +50,8 @@ class SmtpServerConfig:
 
     host: str
     port: int
-    security: SmtpSecurity = "starttls"
-    user: str = ""
+    security: SmtpSecurity = "starttls"  # tls: from the first byte on; none: not encrypted
+    user: str = ""  # "": no authentication
     password_file: Path | None = None  # None: no authentication
     ca_file: Path | None = None  # None: the system's CAs
 
@@ -62,8 +62,9 @@ class SmtpServerConfig:
 async def send_mail(server: SmtpServerConfig, mail: EmailMessage, sender: str, receivers: tuple[str, ...]) -> None:
     """Sends a mail once; returns when the server has accepted it for all receivers. Has no timeout.
 
-    Raises SmtpTemporaryError (a retry may help), SmtpRejected (also if it refuses one receiver) or
-    SecretUnavailable.
+    `sender` and `receivers` are the addresses of the SMTP envelope. Raises SmtpTemporaryError (a retry may help),
+    SmtpRejected (5xx, also for one receiver, or no STARTTLS) or SecretUnavailable (the password cannot be read). If the
+    connection breaks at the end, the server may have accepted the mail although SmtpTemporaryError is raised.
     """
     try:
         session = await _SmtpSession.open(server)
@@ -173,8 +174,8 @@ class MailOptions:
     """The validated options of the reaction `mail`."""
 
     server: SmtpServerConfig
-    sender: str
-    receivers: tuple[str, ...]
+    sender: str  # the mail address of `from`
+    receivers: tuple[str, ...]  # the mail addresses of `to`, at least one
 
 
 class MailReaction:
@@ -184,7 +185,11 @@ class MailReaction:
         self._options = options
 
     async def do(self, context: StepContext) -> StepOutcome:
-        """Sends the mail; retries while the server is busy, until the step's time is over."""
+        """Sends the mail of `compose_mail`; success when the server has accepted it for all receivers.
+
+        Retries while the server cannot be reached or answers 4xx, until the step's time is over. A failure then, or at
+        once if the server rejects the mail or the password cannot be read.
+        """
         mail, wait_s, end_s = compose_mail(context, self._options), _FIRST_RETRY_S, reserve_s(context)
         while True:
             left_s = context.left_s() - end_s
@@ -205,19 +210,19 @@ class MailReaction:
             wait_s = min(wait_s * 2, _MAX_RETRY_S)
 
     async def undo(self, context: StepContext) -> StepOutcome:
-        """Sends the mail that the event is gone, as `do`."""
+        """Sends the mail that the event is gone, with retries and success as for `do`."""
         return await self.do(context)
 
     async def check(self, context: StepContext) -> bool | None:
-        """None: it cannot tell whether the mail was sent."""
+        """Always None: it cannot tell whether the mail was sent."""
         return None
 
 
 def compose_mail(context: StepContext, options: MailOptions) -> EmailMessage:
-    """Builds the mail of this phase; both mails of a step about an event belong to one thread.
+    """Builds the mail of this phase: that the event is announced or, in the undo phase, that it is gone.
 
-    A repeated mail has the same Message-ID. The VM is part of it: an event lists several VMs, each with an agent, and
-    mail systems drop a second mail with the same id.
+    The second replies to the first, so that they belong to one thread. A repeated mail has the same Message-ID. The VM
+    is part of it: an event lists several VMs, each with an agent, and mail systems drop a second mail with the same id.
     """
     event = _UNSAFE_ID_CHARACTERS.sub("", context.key or context.event.id) or "event"
     thread = f"<{event}.{_UNSAFE_ID_CHARACTERS.sub('', context.step.name)}.{_encoded_vm_name(context.vm)}@forewarn>"
@@ -249,9 +254,10 @@ def _opening_sentences(context: StepContext) -> str:
 
 
 def read_options(raw: RawOptions) -> MailOptions:
-    """Validates the options of `mail`; the port follows from `security`. Raises BadOption.
+    """Validates the options of `mail`; `server`, `from` and `to` are required. Raises BadOption.
 
-    A user needs a password file and encryption.
+    `server` is host or host:port; without a port `security` decides it: 587 for starttls (the default), 465 for tls, 25
+    for none. A user needs a password file and encryption.
     """
     security = read_choice(raw, "security", ("starttls", "tls", "none"))
     host, port = _host_and_port(read_required_text(raw, "server", '"mail.example.org"'), _DEFAULT_PORTS[security])

@@ -20,7 +20,7 @@ from forewarn.errors import Rejected, Unavailable
 
 
 class BadOption(Rejected):
-    """An invalid option: its key ("": the whole step), what is wrong, and a remedy."""
+    """An invalid option of a step: its key ("": the whole step), what is wrong, and a remedy, for people."""
 
     def __init__(self, key: str, what: str, remedy: str) -> None:
         self.key, self.what, self.remedy = key, what, remedy
@@ -29,16 +29,13 @@ class BadOption(Rejected):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReactionKind:
-    """Describes one reaction to the configuration.
-
-    `read` validates the raw options (raises BadOption) and returns what `make` needs to build the reaction.
-    """
+    """Describes one reaction, which a step names with `use`, to the configuration."""
 
     name: str  # the value of `use`
     summary: str  # for people, begins with a verb
     options: tuple[str, ...]  # the keys that it accepts, also used for suggestions
-    read: Callable[[Mapping[str, Any]], Any]  # raises BadOption
-    make: Callable[[Any], Reaction]
+    read: Callable[[Mapping[str, Any]], Any]  # validates the raw options, returns those for `make`; raises BadOption
+    make: Callable[[Any], Reaction]  # builds a new reaction from what `read` returned
     has_undo: bool = True  # False: its steps are never undone, unless configured
     shared_by_events: bool = True  # one run for all events that need it; False (notifications): one for each
 
@@ -51,7 +48,7 @@ _MILLISECONDS = re.compile(r"(\d+(?:\.\d+)?)ms", re.ASCII)
 
 
 def read_text(raw: RawOptions, key: str, default: str = "") -> str:
-    """A non-empty string; the default if the key is absent. Raises BadOption, also for ""."""
+    """The non-empty string under `key`; the default if the key is absent. Raises BadOption, also for ""."""
     value = raw.get(key, default)
     if not isinstance(value, str) or (key in raw and not value):
         raise BadOption(key, f"{key} = {value!r} is not a string", f'write {key} = "…", or remove it')
@@ -59,14 +56,20 @@ def read_text(raw: RawOptions, key: str, default: str = "") -> str:
 
 
 def read_required_text(raw: RawOptions, key: str, example: str) -> str:
-    """A non-empty string that must be present (BadOption); `example` shows what to write."""
+    """The non-empty string under `key`. Raises BadOption if it is absent, empty or not a string.
+
+    `example` shows in the remedy for an absent key what to write.
+    """
     if key not in raw:
         raise BadOption("", f"{key} is missing", f"write {key} = {example}")
     return read_text(raw, key)
 
 
 def read_choice(raw: RawOptions, key: str, choices: tuple[str, ...]) -> str:
-    """One of the choices, in exactly this spelling; the first one is the default. Raises BadOption."""
+    """The value under `key`, which must be one of the choices in exactly this spelling.
+
+    Returns the first choice if the key is absent. Raises BadOption for another value.
+    """
     value = raw.get(key, choices[0])
     if value not in choices:
         known = ", ".join(f'"{choice}"' for choice in choices)
@@ -75,7 +78,7 @@ def read_choice(raw: RawOptions, key: str, choices: tuple[str, ...]) -> str:
 
 
 def read_flag(raw: RawOptions, key: str, *, default: bool) -> bool:
-    """A boolean; the default if the key is absent. Raises BadOption."""
+    """The boolean under `key`; the default if the key is absent. Raises BadOption if it is not a boolean."""
     value = raw.get(key, default)
     if not isinstance(value, bool):
         raise BadOption(key, f"{key} = {value!r} is neither true nor false", f"write {key} = true")
@@ -83,9 +86,9 @@ def read_flag(raw: RawOptions, key: str, *, default: bool) -> bool:
 
 
 def read_seconds(raw: RawOptions, key: str, default: float) -> float:
-    """A number of seconds, or a string such as "20s", "1h30m" or "500ms"; returns seconds.
+    """The duration under `key` in seconds: a number, or a string such as "20s", "1h30m" or "500ms".
 
-    The default if the key is absent. Raises BadOption, also for a negative number.
+    The default if the key is absent. Raises BadOption if it is not a duration, negative or infinite.
     """
     value = raw.get(key, default)
     if isinstance(value, str):
@@ -105,9 +108,9 @@ def _parse_seconds(text: str) -> float | None:
 
 
 def read_texts(raw: RawOptions, key: str, example: str = "") -> tuple[str, ...]:
-    """A list of non-empty strings, or a single one; () if absent. Raises BadOption.
+    """The non-empty strings under `key`, given as a list or a single string; () if the key is absent.
 
-    With an example it must be present and not empty.
+    With an example, which the remedy shows, the key must be present and the list not empty. Raises BadOption.
     """
     if example and key not in raw:
         raise BadOption("", f"{key} is missing", f"write {key} = {example}")
@@ -125,7 +128,10 @@ def read_texts(raw: RawOptions, key: str, example: str = "") -> tuple[str, ...]:
 
 
 def read_command_line(raw: RawOptions, key: str) -> CommandLine:
-    """A command: a list of words, or a string for `/bin/sh -c`; () if absent. Raises BadOption."""
+    """The command under `key` as its words; a string becomes `/bin/sh -c` with it. () if absent.
+
+    Raises BadOption if it is neither a string nor a list of strings, or is empty.
+    """
     value = raw.get(key, [])
     if isinstance(value, str) and value.strip():
         return ("/bin/sh", "-c", value)
@@ -136,9 +142,9 @@ def read_command_line(raw: RawOptions, key: str) -> CommandLine:
 
 
 def read_path(raw: RawOptions, key: str) -> Path | None:
-    """An absolute path, which need not exist; None if absent. Raises BadOption for a relative one.
+    """The absolute path under `key`, which need not exist; None if the key is absent.
 
-    The agent's working directory must not matter.
+    Raises BadOption for a relative one: the agent's working directory must not matter.
     """
     given = read_text(raw, key)
     if given and not given.startswith("/"):
@@ -147,7 +153,7 @@ def read_path(raw: RawOptions, key: str) -> Path | None:
 
 
 def read_url(raw: RawOptions, key: str, default: str = "") -> str:
-    """An http or https URL without a password; the default if the key is absent. Raises BadOption."""
+    """The http or https URL under `key`; the default if it is absent. Raises BadOption as `check_url`."""
     given = read_text(raw, key, default)
     if given:
         check_url(key, given)
@@ -155,7 +161,7 @@ def read_url(raw: RawOptions, key: str, default: str = "") -> str:
 
 
 def check_url(key: str, given: str) -> None:
-    """Raises BadOption if this is not an http or https URL, or contains a user or password."""
+    """Raises BadOption, for the option `key`, if `given` is no http or https URL, or has user or password."""
     try:
         parts = urlsplit(given)
         is_valid = parts.scheme in ("http", "https") and bool(parts.hostname) and (parts.port or 1) > 0
@@ -168,7 +174,10 @@ def check_url(key: str, given: str) -> None:
 
 
 def read_whole_numbers(raw: RawOptions, key: str, least: int, most: int) -> tuple[int, ...]:
-    """A list of whole numbers from `least` to `most`, or a single one; () if absent. Raises BadOption."""
+    """The whole numbers under `key`, given as a list or a single number; () if the key is absent.
+
+    Raises BadOption if one is not a whole number from `least` to `most`.
+    """
     value = raw.get(key, [])
     items = value if isinstance(value, list) else [value]
     if any(isinstance(each, bool) or not isinstance(each, int) or not least <= each <= most for each in items):
@@ -177,7 +186,7 @@ def read_whole_numbers(raw: RawOptions, key: str, least: int, most: int) -> tupl
 
 
 def read_table(raw: RawOptions, key: str) -> RawOptions:
-    """A table, with its values not validated; empty if absent. Raises BadOption."""
+    """The table under `key`, with its values not validated; {} if absent. Raises BadOption if it is none."""
     value = raw.get(key, {})
     if not isinstance(value, dict):
         raise BadOption(key, f"{key} = {value!r} is not a table", f"write {key} = {{ … }}")
@@ -185,7 +194,10 @@ def read_table(raw: RawOptions, key: str) -> RawOptions:
 
 
 def read_text_table(raw: RawOptions, key: str) -> dict[str, str]:
-    """A table of strings, which may be empty; {} if absent. Raises BadOption."""
+    """The table of strings under `key`, by name; the strings may be empty. {} if the key is absent.
+
+    Raises BadOption if it is not a table, or a value is not a string.
+    """
     value = read_table(raw, key)
     for name, each in value.items():
         if not isinstance(each, str):
@@ -194,18 +206,21 @@ def read_text_table(raw: RawOptions, key: str) -> dict[str, str]:
 
 
 def check_known_keys(raw: RawOptions, known: Iterable[str]) -> None:
-    """Raises BadOption if the table has a key that is not in `known`."""
+    """Raises BadOption, for the first such key, if the table has a key that is not in `known`."""
     for name in raw:
         if name not in known:
             raise BadOption(name, f"{name} is unknown", f"write one of {', '.join(known)}")
 
 
 class SecretUnavailable(Unavailable):
-    """The secret's file cannot be read, or is empty."""
+    """The file of a secret cannot be read, or its first line is empty."""
 
 
 def read_secret(path: Path) -> str:
-    """The first line of the file, stripped. Raises SecretUnavailable if it is empty or not readable."""
+    """The secret in the file: its first line, stripped; read anew at each call.
+
+    Raises SecretUnavailable if that line is empty, or the file is not readable or not UTF-8.
+    """
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:

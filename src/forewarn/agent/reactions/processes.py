@@ -19,20 +19,20 @@ _POLL_INTERVAL_S = 0.05
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessInfo:
-    """A process: its pid with its start time, because a pid may be reused."""
+    """A process of this machine: its pid with its start time, because a pid may be reused."""
 
     pid: int
     group: int  # process group id
-    start_ticks: int  # ticks since the boot
+    start_ticks: int  # clock ticks from the boot to its start
 
     @property
     def is_group_leader(self) -> bool:
-        """Whether it leads its process group."""
+        """True if it leads its process group, whose id then is its pid."""
         return self.group == self.pid
 
 
 def find_process(pid: int) -> ProcessInfo | None:
-    """The process with this pid; None if it has ended (a zombie counts as ended)."""
+    """The process that has this pid now; None if there is none (a zombie counts as ended)."""
     try:
         words = (_PROC / str(pid) / "stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
     except (FileNotFoundError, ProcessLookupError):
@@ -48,9 +48,10 @@ def other_processes() -> Iterator[ProcessInfo]:
 
 
 def process_from_pid_file(pid_file: Path) -> ProcessInfo | None:
-    """The process whose pid the file has; None if it has ended, or began after the file was written.
+    """The process whose pid is the first word of the file; None if it has ended.
 
-    None also if the file is not readable, or names this process or pid 1.
+    None also if it began after the file was written, because the pid was reused then; if the file is not readable or
+    has no number; and if it names this process or pid 1.
     """
     try:
         pid = int(pid_file.read_text(encoding="ascii").split()[0])
@@ -62,8 +63,9 @@ def process_from_pid_file(pid_file: Path) -> ProcessInfo | None:
 
 
 def find_processes(exe: str, command: tuple[str, ...], uid: int) -> list[ProcessInfo]:
-    """The processes of user `uid` with exactly this program file and command line; "" and () match any.
+    """The running processes of user `uid` with exactly this program file and command line, in no order.
 
+    `exe` is the path of the program file, "" matches any; `command` are the words of the command line, () matches any.
     This process is not among them.
     """
     return [each for each in other_processes() if _process_matches(each.pid, exe, command, uid)]
@@ -81,16 +83,17 @@ def _process_matches(pid: int, exe: str, command: tuple[str, ...], uid: int) -> 
 
 
 def remaining_processes(targets: Iterable[ProcessInfo]) -> list[ProcessInfo]:
-    """The targets that have not ended, and the running members of groups that a target led."""
+    """The targets that still run, and all running members of process groups that a target led; unordered."""
     target_list = list(targets)
     groups = {each.group for each in target_list if each.is_group_leader}
     return [each for each in other_processes() if each in target_list or each.group in groups]
 
 
 def send_signal(target: ProcessInfo, number: signal.Signals) -> None:
-    """Signals the whole group if the target leads one (not the agent's own), else only the target.
+    """Signals the whole process group if the target leads one, else only the target.
 
-    No effect on a process that has ended. Raises PermissionError.
+    A group is signalled as long as it has members, even if its leader has ended; this process's own group never is. No
+    effect on a single target that has ended. Raises PermissionError.
     """
     with suppress(ProcessLookupError):
         if target.is_group_leader and target.group != os.getpgrp():
@@ -100,9 +103,10 @@ def send_signal(target: ProcessInfo, number: signal.Signals) -> None:
 
 
 async def signal_and_wait(targets: Iterable[ProcessInfo], number: signal.Signals, timeout_s: float) -> bool:
-    """Signals the targets and waits up to `timeout_s`; returns whether they and their groups have ended.
+    """Signals the targets as `send_signal` does, and waits up to `timeout_s` seconds for them to end.
 
-    True at once without targets. Raises PermissionError.
+    Returns True as soon as they and the groups they led have ended, at once without targets; False if some still run
+    at the end of that time. Raises PermissionError.
     """
     target_list = list(targets)
     for target in target_list:

@@ -20,7 +20,10 @@ _ESTABLISHED_STATE = "01"
 
 
 def count_connections(ports: Collection[int], tables: Collection[Path] = TCP_TABLES) -> int:
-    """The number of established TCP connections, IPv4 and IPv6, whose local port is one of these."""
+    """The number of established TCP connections, IPv4 and IPv6, whose local port is one of these.
+
+    `tables` are files in the format of /proc/net/tcp; one that is missing counts as empty.
+    """
     return sum(_local_port(line) in ports for table in tables for line in _established_rows(table))
 
 
@@ -41,21 +44,26 @@ def _local_port(row: list[str]) -> int:
 class ReadinessOptions:
     """The validated options of the reaction `readiness`."""
 
-    file: Path | None = None  # exists while the VM is not ready
-    notice_s: float = 0.0  # seconds that health checks need to notice
-    ports: tuple[int, ...] = ()  # local ones: wait until they have no connections
+    file: Path | None = None  # created, to exist while the VM is not ready; None: no file
+    notice_s: float = 0.0  # seconds to wait for health checks to notice that the VM is not ready
+    ports: tuple[int, ...] = ()  # local TCP ports: wait until they have no connections; (): do not wait
 
 
 class ReadinessReaction:
-    """Marks the VM as not ready. A file that existed before belongs to someone else, and stays."""
+    """Marks the VM as not ready by a file, and waits for its connections to end.
+
+    The page /ready answers 503 while such a step is in effect; that is computed from the journal, not here. A file
+    that existed before belongs to someone else, and stays.
+    """
 
     def __init__(self, options: ReadinessOptions) -> None:
         self._options = options
 
     async def do(self, context: StepContext) -> StepOutcome:
-        """Creates the file, waits for health checks to notice and for connections to end.
+        """Creates the file, waits `notice_s`, and then until the ports have no connections.
 
-        Fails, and leaves the VM not ready, if connections remain at the end of the step's time.
+        The outcome is a failure if the file cannot be created, or if connections remain at the end of the step's time;
+        the VM then stays not ready.
         """
         try:
             self._create_file(context)
@@ -79,7 +87,7 @@ class ReadinessReaction:
             file.touch(mode=0o644)
 
     async def undo(self, context: StepContext) -> StepOutcome:
-        """Removes the file if `do` created it; does not wait."""
+        """Removes the file if `do` created it, without waiting; a failure only if that is not possible."""
         file = self._options.file
         try:
             if file is not None and load_undo_notes(context).get("file") == "ours":
@@ -91,7 +99,7 @@ class ReadinessReaction:
         return StepOutcome(ok=True, text="ready")
 
     async def check(self, context: StepContext) -> bool | None:
-        """Whether the file, if configured, exists and no connections are left; never None."""
+        """True if the file exists, or none is configured, and the ports have no connections; never None."""
         is_marked = self._options.file is None or self._options.file.exists()
         return is_marked and await self._is_idle()
 
@@ -100,7 +108,7 @@ class ReadinessReaction:
 
 
 def read_options(raw: RawOptions) -> ReadinessOptions:
-    """Validates the options of `readiness`. Raises BadOption."""
+    """Validates the options of `readiness`, of which none is required. Raises BadOption."""
     return ReadinessOptions(
         file=read_path(raw, "file"),
         notice_s=read_seconds(raw, "notice", 0.0),

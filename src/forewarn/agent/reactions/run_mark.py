@@ -31,16 +31,17 @@ _ORPHAN_GRACE_S = 5.0  # between SIGTERM and SIGKILL
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunMark:
-    """The content of a mark: the random id of the run, and its command if that is known to have started."""
+    """The content of a mark, the file in a step's folder that says that a command of the step is running."""
 
-    run_id: str
-    command: ProcessInfo | None = None  # of this boot
+    run_id: str  # the random id of the run, which its processes carry; "" if the file is damaged
+    command: ProcessInfo | None = None  # the command; None: not known to have started, or in an earlier boot
 
 
 def mark_command_run(folder: Path) -> str:
-    """Writes a mark with a new random run id to the folder, over an earlier one; call it before the start.
+    """Notes in a file (the mark) in the step's folder that a command is about to run; returns its run id.
 
-    Returns the id, which the command must get as RUN_VARIABLE, and by `open_input_file` as its standard input.
+    The id is new and random. The command must get it as the variable RUN_VARIABLE, and as standard input the file of
+    `open_input_file`, so that its processes can be found. Replaces an earlier mark. Raises OSError.
     """
     run_id = secrets.token_hex(16)
     _write_mark(folder, run_id)
@@ -48,7 +49,11 @@ def mark_command_run(folder: Path) -> str:
 
 
 def open_input_file(folder: Path, run_id: str, content: bytes) -> BinaryIO:
-    """Opens a file with this content, whose name has the run id; nothing else can open it afterwards."""
+    """Writes a file with this content and the run id in its name, and opens it for reading.
+
+    It is deleted from the folder at once, and the caller closes it. Processes that have it as standard input can be
+    recognized by its name. Raises OSError.
+    """
     path = folder / _input_file_name(run_id)
     path.write_bytes(content)
     try:
@@ -58,19 +63,25 @@ def open_input_file(folder: Path, run_id: str, content: bytes) -> BinaryIO:
 
 
 def mark_command_process(folder: Path, pid: int) -> None:
-    """Adds the command's process to the mark, if it has not ended yet; call it after the start."""
+    """Adds pid, start time and boot id of the command to the mark in the folder; call it after the start.
+
+    No effect if the command has already ended, or there is no mark. Raises OSError.
+    """
     mark, command = read_run_mark(folder), find_process(pid)
     if mark is not None and command is not None:
         _write_mark(folder, f"{mark.run_id} {command.pid} {command.start_ticks} {read_boot_id()}")
 
 
 def remove_run_mark(folder: Path) -> None:
-    """Removes the mark, if any, after the command has ended; processes that it left behind keep running."""
+    """Removes the mark in the folder, if any, once the command has ended; it signals no process."""
     (folder / _RUN_MARK_FILE).unlink(missing_ok=True)
 
 
 def read_run_mark(folder: Path) -> RunMark | None:
-    """The mark in this folder; None if there is none. The command is None after a reboot."""
+    """The mark in this folder; None if there is none, or it is not readable.
+
+    Its command is None if it was not marked yet, or was marked before a reboot.
+    """
     try:
         words = (folder / _RUN_MARK_FILE).read_text(encoding="ascii").split()
     except (OSError, ValueError):
@@ -85,8 +96,9 @@ def read_run_mark(folder: Path) -> RunMark | None:
 async def end_orphan_processes(folder: Path, grace_s: float) -> None:
     """Ends processes of an earlier run in this folder whose end no agent saw: SIGTERM, then SIGKILL.
 
-    SIGKILL follows after `grace_s` seconds. Removes the mark afterwards; does nothing without one. Logs an error and
-    keeps the mark if a process cannot be ended.
+    SIGKILL follows after `grace_s` seconds, if some still run, and the call returns when all have ended. It finds them
+    by the mark in the folder, which it removes then; does nothing without a mark. If a process cannot be ended, it
+    logs an error and keeps the mark.
     """
     mark = read_run_mark(folder)
     if mark is None:
@@ -106,7 +118,10 @@ async def end_orphan_processes(folder: Path, grace_s: float) -> None:
 
 
 async def end_all_orphan_processes(root: Path) -> None:
-    """Ends what an earlier agent left running in any step's folder below `root`; in all folders at once."""
+    """Ends the processes that an earlier agent left running for any step; `root` contains EVENT/STEP.
+
+    It logs a warning for each such command, and calls `end_orphan_processes` for all folders with a mark at once.
+    """
     folders = [mark.parent for mark in root.glob(f"*/*/{_RUN_MARK_FILE}")]
     for folder in folders:
         mark = read_run_mark(folder)

@@ -28,9 +28,10 @@ def reserve_s(context: StepContext) -> float:
 
 
 async def wait_until(context: StepContext, poll: Callable[[], Awaitable[T]], every_s: float = 0.25) -> T:
-    """Calls `poll` every `every_s` until its result is true or the step's time is over; at least once.
+    """Calls `poll` every `every_s` seconds, at least once, until its result is true or the time is over.
 
-    Returns the last result, true or not, `reserve_s` before the end of the time. Raises what `poll` raises.
+    The time is over `reserve_s` before the end of the step's budget; a `poll` that runs then is not cancelled. Returns
+    the last result, true or not. Raises what `poll` raises.
     """
     reserved_s = reserve_s(context)
     while not (result := await poll()) and (left_s := context.left_s() - reserved_s) > 0:
@@ -43,9 +44,9 @@ UndoNotes = dict[str, str]  # the original state, by names that the reaction cho
 
 
 def save_undo_notes(context: StepContext, notes: Mapping[str, str]) -> None:
-    """Adds notes to those in the step's folder, over those of the same name; durable when it returns.
+    """Adds notes for the undo to a file in the step's folder; they replace those of the same name.
 
-    Raises OSError.
+    They are on disk when it returns, so call it before acting. Raises OSError.
     """
     data = json.dumps(load_undo_notes(context) | dict(notes)).encode()
     new_file = context.folder / f"{_NOTES_FILE}.new"
@@ -59,7 +60,7 @@ def save_undo_notes(context: StepContext, notes: Mapping[str, str]) -> None:
 
 
 def load_undo_notes(context: StepContext) -> UndoNotes:
-    """The notes in the step's folder; {} if there are none or they are unreadable."""
+    """The notes by name that `save_undo_notes` wrote to the step's folder; {} if none, or not readable."""
     try:
         notes = json.loads((context.folder / _NOTES_FILE).read_bytes())
     except (OSError, ValueError):
@@ -76,5 +77,5 @@ def _fsync_folder(folder: Path) -> None:
 
 
 def delete_undo_notes(context: StepContext) -> None:
-    """Deletes all notes in the step's folder, if there are any."""
+    """Deletes all notes that `save_undo_notes` wrote to the step's folder, if any. Raises OSError."""
     (context.folder / _NOTES_FILE).unlink(missing_ok=True)

@@ -39,16 +39,16 @@ class StopProcessesOptions:
     The processes are given by `pid_file`, or by `exe` and `command` of the user with `uid`.
     """
 
-    pid_file: Path | None = None
-    exe: str = ""  # the exact program file; "": any
-    command: tuple[str, ...] = ()  # the exact words; (): any
-    uid: int
-    grace_s: float = 10.0  # between SIGTERM and SIGKILL, less if the step's time is short
+    pid_file: Path | None = None  # contains the pid; None: use `exe`, `command` and `uid`
+    exe: str = ""  # the exact path of the program file; "": any
+    command: tuple[str, ...] = ()  # the exact words of the command line; (): any
+    uid: int  # the user id of the processes; a `pid_file` ignores it
+    grace_s: float = 10.0  # seconds between SIGTERM and SIGKILL, less if the step's time is short
     start: CommandLine = ()  # starts them again; (): nothing does
 
 
 class StopProcessesReaction:
-    """Ends processes. It runs `start` afterwards, only if it stopped some and none is running again."""
+    """Ends processes. Its undo runs `start`, only if it stopped some and none is running again."""
 
     def __init__(self, options: StopProcessesOptions) -> None:
         self._options = options
@@ -56,7 +56,8 @@ class StopProcessesReaction:
     async def do(self, context: StepContext) -> StepOutcome:
         """Ends the processes and the groups they lead: SIGTERM, the grace period, then SIGKILL.
 
-        Success also if no such process is running.
+        Success if all have ended, also if no such process is running. It notes the pids before it acts. A failure if
+        the permission is missing, or some still run at the end of the step's time.
         """
         targets = self._find_targets()
         if not targets:
@@ -86,7 +87,10 @@ class StopProcessesReaction:
         )
 
     async def undo(self, context: StepContext) -> StepOutcome:
-        """Runs the `start` command, if `do` stopped processes and none is running; else success at once."""
+        """Runs the `start` command, and succeeds if it exits with 0.
+
+        Success at once if `do` stopped nothing, no command is configured, or such a process is running again.
+        """
         if "stopped" not in load_undo_notes(context) or not self._options.start:
             return StepOutcome(ok=True, text="nothing to undo")
         if running := self._find_targets():
@@ -94,7 +98,7 @@ class StopProcessesReaction:
         return await child_process.run_command(self._options.start, context)
 
     async def check(self, context: StepContext) -> bool | None:
-        """Whether no such process is running; never None."""
+        """True if no such process is running now, also if `do` never ran; never None."""
         return not self._find_targets()
 
     def _find_targets(self) -> list[ProcessInfo]:
@@ -111,9 +115,10 @@ def _process_list_text(targets: Iterable[ProcessInfo]) -> str:
 
 
 def read_options(raw: RawOptions) -> StopProcessesOptions:
-    """Validates the options of `stop-processes`; without `user` it is the agent's. Raises BadOption.
+    """Validates the options of `stop-processes`. Raises BadOption, also if `user` does not exist.
 
-    Either a pid file, or program or command (or both) must be given.
+    Either `pid_file` alone, or `exe` or `command` or both must be given. `user`, whose id becomes `uid`, is the
+    agent's own by default.
     """
     pid_file, exe, command = read_path(raw, "pid_file"), read_path(raw, "exe"), read_texts(raw, "command")
     if not (pid_file or exe or command):

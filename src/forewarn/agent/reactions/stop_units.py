@@ -24,17 +24,21 @@ class StopUnitsOptions:
     """The validated options of the reaction `stop-units`."""
 
     units: tuple[str, ...]  # in the order in which they are stopped
-    user: bool = False  # use the user's systemd instance
+    user: bool = False  # True: units of the agent's user (`systemctl --user`); False: of the system
 
 
 class StopUnitsReaction:
-    """Stops units. It notes which were running before it acts, and starts only those."""
+    """Stops systemd units. It notes which were running before it acts, and its undo starts only those."""
 
     def __init__(self, options: StopUnitsOptions) -> None:
         self._options = options
 
     async def do(self, context: StepContext) -> StepOutcome:
-        """Stops the units in order, and waits until each has stopped; ends at the first that fails."""
+        """Stops the units in order with systemctl, and waits until each is inactive or failed.
+
+        It notes the state of each unit before. The outcome is a failure, and later units are not stopped, at the first
+        unit that cannot be stopped in the step's time, or if systemctl does not show a state.
+        """
         try:
             await self._save_unit_states(context)
             for unit in self._options.units:
@@ -64,7 +68,10 @@ class StopUnitsReaction:
         return "" if await wait_until(context, has_ended) else f"{unit} is still {state} at the end of the step's time"
 
     async def undo(self, context: StepContext) -> StepOutcome:
-        """Starts the units that were running before `do`, in reverse order; ends at the first that fails."""
+        """Starts the units that were running before `do`, in reverse order; success also if none was.
+
+        It ends with a failure at the first unit that systemctl cannot start.
+        """
         states = load_undo_notes(context)
         ran = [unit for unit in reversed(self._options.units) if states.get(unit) in _RUNNING_STATES]
         for unit in ran:
@@ -73,7 +80,7 @@ class StopUnitsReaction:
         return StepOutcome(ok=True, text=f"started {', '.join(ran)}" if ran else "nothing to undo: no unit ran before")
 
     async def check(self, context: StepContext) -> bool | None:
-        """Whether all units are stopped, failed or absent; None if systemctl cannot tell."""
+        """True if all units are inactive, failed or absent, else False; None if systemctl cannot tell."""
         try:
             return all([await self._has_ended(unit, context) for unit in self._options.units])
         except _UnitStateUnknown:
@@ -103,7 +110,10 @@ class _UnitStateUnknown(Exception):
 
 
 def read_options(raw: RawOptions) -> StopUnitsOptions:
-    """Validates the options of `stop-units`. Raises BadOption, also for the agent's own unit."""
+    """Validates the options of `stop-units`, of which `units` is required.
+
+    Raises BadOption, also for a name that is not a unit's, or that is the agent's own unit.
+    """
     units = read_texts(raw, "units", _UNITS_EXAMPLE)
     for unit in units:
         if not _UNIT_NAME.fullmatch(unit):

@@ -31,19 +31,25 @@ _CLOUD_EVENT_TYPES = {StepPhase.DO: "Forewarn.Agent.EventNoticed", StepPhase.UND
 class WebhookOptions:
     """The validated options of the reaction `webhook`."""
 
-    url: str
-    secret_file: Path | None = None  # None: not signed
+    url: str  # receives the POST
+    secret_file: Path | None = None  # file with the key of the signature (HMAC-SHA256); None: not signed
     ca_file: Path | None = None  # None: the system's CAs
 
 
 class WebhookReaction:
-    """Posts the event. A repeated message has the same id, so that the receiver can recognize it."""
+    """Posts the event to a URL when it is announced and when it is gone.
+
+    A repeated message has the same id, so that the receiver can recognize it.
+    """
 
     def __init__(self, options: WebhookOptions) -> None:
         self._options = options
 
     async def do(self, context: StepContext) -> StepOutcome:
-        """Posts that the event was announced; retries in the step's time. Success is a 2xx."""
+        """Posts the `cloud_event` that the event was announced, with retries in the step's time.
+
+        Success if the receiver answers 2xx; another answer, none, or a secret that cannot be read is a failure.
+        """
         try:
             reply = await send_with_retries(self._http_call(context), context)
         except (HttpCallFailed, SecretUnavailable) as error:
@@ -51,11 +57,11 @@ class WebhookReaction:
         return StepOutcome(ok=reply.ok, text=f"the receiver answered {reply.status}")
 
     async def undo(self, context: StepContext) -> StepOutcome:
-        """Posts that the event is gone, as `do`."""
+        """Posts the `cloud_event` that the event is gone, with retries and success as for `do`."""
         return await self.do(context)
 
     async def check(self, context: StepContext) -> bool | None:
-        """None: it cannot tell whether the message was received."""
+        """Always None: it cannot tell whether the message was received."""
         return None
 
     def _http_call(self, context: StepContext) -> HttpCall:
@@ -67,7 +73,11 @@ class WebhookReaction:
 
 
 def cloud_event(context: StepContext) -> dict[str, object]:
-    """The CloudEvent for this step; its id depends only on event, VM, step and phase."""
+    """The CloudEvent (1.0) for this step and phase, as a JSON object.
+
+    Its type is Forewarn.Agent.EventNoticed, in the undo phase Forewarn.Agent.EventGone; its data are the
+    `event_facts` with a `Message` for people. Its id depends only on event, VM, step and phase.
+    """
     identity = f"{context.key or context.event.id}/{context.vm}/{context.step.name}/{context.phase}"
     return {
         "specversion": "1.0",
@@ -88,7 +98,7 @@ def _signature_headers(secret: str, body: bytes) -> dict[str, str]:
 
 
 def read_options(raw: RawOptions) -> WebhookOptions:
-    """Validates the options of `webhook`. Raises BadOption."""
+    """Validates the options of `webhook`, of which `url` is required. Raises BadOption; reads no file."""
     url = read_required_text(raw, "url", '"https://host/path"')
     check_url("url", url)
     return WebhookOptions(url=url, secret_file=read_path(raw, "secret_file"), ca_file=read_path(raw, "ca_file"))
