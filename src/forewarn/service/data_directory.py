@@ -34,7 +34,10 @@ _OWNERS = {
 
 
 class DataDirectory:
-    """An open data directory. Its lock is held until `close` or until the process ends."""
+    """A locked data directory; `acquire` makes it. Its properties are the paths of the files inside.
+
+    `lock` is the descriptor of the lock file; the lock is held until `close` or until the process ends.
+    """
 
     def __init__(self, path: Path, lock: int) -> None:
         self.path = path
@@ -42,9 +45,10 @@ class DataDirectory:
 
     @classmethod
     def acquire(cls, path: Path) -> DataDirectory:
-        """Create the directory if needed, for its owner only, and lock it.
+        """Create the directory if needed, for its owner only, and lock it for this process.
 
-        Raises Refused if another service uses it, Rejected if it cannot be created or opened.
+        Writes the process id to the lock file. Raises Refused if another service uses it, Rejected if it cannot be
+        created or opened.
         """
         try:
             path.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -73,7 +77,7 @@ class DataDirectory:
 
     @property
     def ledger(self) -> Path:
-        """The effect ledger of the simulated hypervisor."""
+        """The SQLite file of the simulated hypervisor's effect ledger, which records the acts on its VMs."""
         return self.path / LEDGER_FILE
 
     @property
@@ -88,17 +92,17 @@ class DataDirectory:
 
     @property
     def vms(self) -> Path:
-        """The parent of the directories of namespace VMs."""
+        """The directory that has one directory for each namespace VM."""
         return self.path / VMS_DIRECTORY
 
     @property
     def commands(self) -> Path:
-        """The journal and the output files of the command hypervisor."""
+        """The directory of the command hypervisor's journal and output files."""
         return self.path / COMMANDS_DIRECTORY
 
     @property
     def tls(self) -> Path:
-        """Certificates and keys."""
+        """The directory of the console's certificates and keys."""
         return self.path / TLS_DIRECTORY
 
     @property
@@ -107,10 +111,10 @@ class DataDirectory:
         return self.path / ADMIN_SECRET_FILE
 
     def check_store(self, purpose: StorePurpose, *, new_store: bool = False) -> None:
-        """Raise Refused if a service for this purpose must not open the store; change nothing.
+        """Raise Refused if a service for this purpose (a lab or production) must not open the store.
 
         That is a store for the other purpose, and a missing or empty one beside files of an earlier service, unless
-        `new_store`. Raises Rejected if `new_store` is asked for and there is a store.
+        `new_store`. Raises Rejected if `new_store` is asked for and there is a store. Changes nothing.
         """
         if is_new_file(self.database):
             if not new_store:
@@ -130,7 +134,10 @@ class DataDirectory:
             )
 
     def check_restore(self, backup: Path) -> None:
-        """Raise Refused if the store and this backup of one are for different purposes; change nothing."""
+        """Raise Refused if the store here and the store in the file `backup` are for different purposes.
+
+        Returns if one of them is missing or of unknown purpose. Changes nothing.
+        """
         found, restored = read_purpose(self.database), read_purpose(backup)
         if found is not None and restored is not None and found is not restored:
             raise Refused(
@@ -156,7 +163,10 @@ class DataDirectory:
 
 
 def files_of_earlier_service(data: Path) -> list[str]:
-    """The names of files in a data directory that only exist where a database existed before them."""
+    """Return the names of files in a data directory that a service only makes after its database.
+
+    Missing or empty ones are left out, so the list is empty where no service ran.
+    """
     return [name for name in _FILES_AFTER_DATABASE if _has_content(data / name)]
 
 
@@ -165,5 +175,8 @@ def _has_content(path: Path) -> bool:
 
 
 def live_supervisor_pids(data: Path) -> list[int]:
-    """The process ids of the live supervisors of this data directory, whether its service runs or not."""
+    """Return the process ids, sorted, of the live supervisors of namespace VMs of this data directory.
+
+    Works whether its service runs or not.
+    """
     return SupervisorRecords(data / VMS_DIRECTORY).live_pids

@@ -38,18 +38,19 @@ _MIN_FREE_BYTES = 100 * 1024 * 1024
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DoctorCheck:
-    """The result of one check; `remedy` says what to do, and has a meaning only if `ok` is False."""
+    """The result of one check of `forewarn doctor`."""
 
-    name: str
+    name: str  # what was checked, in one word
     ok: bool
-    text: str
-    remedy: str = ""
+    text: str  # what was found
+    remedy: str = ""  # what to do; to be shown only if `ok` is False
 
 
 def run_checks(settings: Settings, database: Path) -> list[DoctorCheck]:
-    """Run all checks of this machine and this data directory; blocks, and changes nothing.
+    """Run all checks of this machine, the data directory and its database; return good and bad results.
 
-    Works with and without a running service. A check that does not apply is left out.
+    Blocks, and changes nothing. Works with and without a running service. A check that does not apply is left out.
+    Raises OSError or sqlite3.OperationalError if the database cannot be read.
     """
     checks: list[Callable[[], Iterator[DoctorCheck]]] = [
         _check_python,
@@ -62,7 +63,10 @@ def run_checks(settings: Settings, database: Path) -> list[DoctorCheck]:
 
 
 def worker_checks(workers: Sequence[Mapping[str, Any]]) -> Iterator[DoctorCheck]:
-    """Yield one check of a running service's workers, given those of `GET /service`; none without workers."""
+    """Yield one check of a running service's workers, as `GET /service` lists them; none without workers.
+
+    It is bad if one of them is not ready.
+    """
     if workers:
         ready = sum(bool(worker["ready"]) for worker in workers)
         text = f"{ready} of {len(workers)} workers answer VMs"
@@ -75,7 +79,10 @@ def worker_checks(workers: Sequence[Mapping[str, Any]]) -> Iterator[DoctorCheck]
 
 
 def hypervisor_checks(unanswered_s: Mapping[str, float]) -> Iterator[DoctorCheck]:
-    """Yield one failed check if the hypervisor leaves acts unanswered; `unanswered_s`: act id → how long."""
+    """Yield one failed check if the hypervisor leaves acts unanswered, else nothing.
+
+    `unanswered_s`: act id → for how many seconds.
+    """
     if unanswered_s:
         acts = "act" if len(unanswered_s) == 1 else "acts"
         longest = duration_text(max(unanswered_s.values()))

@@ -32,7 +32,7 @@ _ADMIN_CREATED_KEY = "admin made"
 
 
 def sample_fleet() -> str:
-    """The text of the sample fleet file, which a lab without a fleet file uses."""
+    """Return the TOML text of the sample fleet file, which a lab without a fleet file uses."""
     return resources.files("forewarn.service").joinpath("sample-fleet.toml").read_text(encoding="utf-8")
 
 
@@ -63,8 +63,8 @@ async def _warn_about_ignored_fleet_file(control: ControlPlane, settings: Settin
 async def apply_initial_fleet(control: ControlPlane, settings: Settings) -> None:
     """Apply the fleet file, or the sample fleet of a lab, to an empty store; durable on return.
 
-    Raises Rejected if the file cannot be used. If the store has a fleet, it only logs a warning if the file has VMs
-    that the store never had, and ignores errors in the file.
+    Does nothing without a fleet file outside a lab. Raises Rejected if the file cannot be used. If the store has a
+    fleet, it only logs a warning if the file has VMs that the store never had, and ignores errors in the file.
     """
     counts = control.store.counts()
     if counts.scopes or counts.hosts:
@@ -98,7 +98,7 @@ def _read_fleet_file(path: Path) -> str:
 
 
 async def load_or_create_tenant_id(store: Store) -> str:
-    """The tenant id of this service, a GUID; created and stored at the first call.
+    """Return the tenant id of this service, a GUID in lower case; creates and stores it at the first call.
 
     It never changes, because tokens contain it and clients keep it.
     """

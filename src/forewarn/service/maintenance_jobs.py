@@ -23,9 +23,10 @@ _DAY_S = 24 * 3600.0
 
 
 async def write_observations_forever(observations: GuestObservations, store: Store, *, every_s: float = 1.0) -> None:
-    """Write observations to the store every `every_s` seconds, in batches; logs failures and retries.
+    """Write observations to the store every `every_s` seconds (real time), in batches, until cancelled.
 
-    Each VM is written at most every REPORT_INTERVAL_S.
+    Each VM's poll is written at most every REPORT_INTERVAL_S. A failure of the store is logged; the batch is kept and
+    written later.
     """
     while True:
         await asyncio.sleep(every_s)
@@ -44,7 +45,7 @@ async def write_observation_batches(observations: GuestObservations, store: Stor
 
 
 async def write_all_observations(observations: GuestObservations, store: Store) -> None:
-    """Write all observations, when the service stops. Those that cannot be written are lost."""
+    """Write all observations, when the service stops. A failure is logged, and the rest is not written."""
     while await write_observation_batch(observations, store):
         pass
 
@@ -54,8 +55,8 @@ async def write_observation_batch(
 ) -> bool:
     """Write one batch of observations and notify their subscribers; returns whether there may be more.
 
-    If the store fails, logs that, keeps the batch for the next call and returns False. `min_interval_s`: leave out VMs
-    that were written less than this ago.
+    If there is nothing to write, returns False. If the store fails, logs that, keeps the batch for the next call and
+    returns False. `min_interval_s`: leave out VMs that were written less than this ago (real time).
     """
     polls, deliveries = observations.take_batch(min_interval_s)
     if not polls and not deliveries:
@@ -71,16 +72,16 @@ async def write_observation_batch(
 
 
 async def record_fault_effects_forever(table: FaultTable, faults: FaultService, *, every_s: float = 1.0) -> None:
-    """Call `record_fault_effects` every `every_s` seconds."""
+    """Call `record_fault_effects` every `every_s` seconds (real time), until cancelled."""
     while True:
         await asyncio.sleep(every_s)
         await record_fault_effects(table, faults)
 
 
 async def record_fault_effects(table: FaultTable, faults: FaultService) -> None:
-    """Write fault hits to the store, and end the faults whose count or time (real time) is used up.
+    """Write the table's fault hits to the store, and remove the faults whose count or duration is used up.
 
-    Failures are logged; hits that were not written are kept for the next call.
+    Failures are logged; hits that were not written are given back to the table for the next call.
     """
     hits = table.take_hits()
     try:
@@ -96,14 +97,14 @@ async def record_fault_effects(table: FaultTable, faults: FaultService) -> None:
 
 
 async def save_clock_forever(lab_clock: LabClockService, *, every_s: float = 60.0) -> None:
-    """Save the position of the lab's clock every `every_s` seconds."""
+    """Save the position of the lab's clock every `every_s` seconds (real time), until cancelled."""
     while True:
         await asyncio.sleep(every_s)
         await save_clock(lab_clock)
 
 
 async def save_clock(lab_clock: LabClockService) -> None:
-    """Save the position of the lab's clock durably; a failure is logged. Does nothing on real time."""
+    """Save the lab time of now durably, for the next start; a failure is logged. No lab: does nothing."""
     try:
         await lab_clock.save_position()
     except ForewarnError as error:
@@ -111,9 +112,10 @@ async def save_clock(lab_clock: LabClockService) -> None:
 
 
 async def prune_history_forever(store: Store, clock: Clock, *, days: float, every_s: float = 3600.0) -> None:
-    """Prune what ended more than `days` ago (lab time), now and every `every_s` seconds.
+    """Delete from the store what ended or was removed more than `days` ago (lab time), until cancelled.
 
-    A failure is logged. Returns at once if `days` is 0, which keeps everything.
+    Does so at once and then every `every_s` seconds (real time); see `Store.prune`. A failure is logged. Returns at
+    once if `days` is 0, which keeps everything.
     """
     while days:
         try:

@@ -22,7 +22,7 @@ _GC_THRESHOLD = 20_000  # new objects before a collection: what some hundred req
 
 
 def run_service(settings: Settings, announce: Callable[[Service], None], *, new_store: bool = False) -> int | None:
-    """Run a service until a signal stops it. Calls `announce` once everything answers.
+    """Run a service until a signal stops it; blocks. Calls `announce(service)` once everything answers.
 
     `new_store` starts with an empty store where the database of an earlier service is missing. Returns the number of
     pending events at the end; None if a signal stopped it during the start. Raises what `running_service` raises.

@@ -92,17 +92,17 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     @property
     def directory(self) -> Path:
-        """The data directory as a path."""
+        """The data directory, `data`, as a path."""
         return Path(self.data)
 
     @property
     def metadata_listeners(self) -> tuple[ListenerSpec, ...]:
-        """The listeners on real networks, from `listen` and `listeners`. Rejected if one is wrong."""
+        """The listeners on real networks, parsed from `listen` and then `listeners`. Rejected if one is wrong."""
         return (*(parse_listen_address(text) for text in self.listen), *parse_listeners(self.listeners))
 
     @property
     def http_client(self) -> HttpClient:
-        """The HTTP client for webhooks and the external issuer."""
+        """A new HTTP client for webhooks and the external issuer, which calls `local_targets` only as allowed."""
         return HttpClient(local_targets=self.local_targets)
 
     @property
@@ -117,7 +117,10 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
 
 def default_data_directory(environ: Mapping[str, str] = os.environ) -> str:
-    """The data directory of a user's own service: $XDG_STATE_HOME/forewarn, else ~/.local/state/forewarn."""
+    """Return the data directory of a user's own service; creates nothing.
+
+    It is $XDG_STATE_HOME/forewarn, else ~/.local/state/forewarn, by the variables in `environ`.
+    """
     state = environ.get("XDG_STATE_HOME") or str(Path(environ.get("HOME", "~")).expanduser() / ".local" / "state")
     return str(Path(state) / "forewarn")
 
@@ -125,10 +128,11 @@ def default_data_directory(environ: Mapping[str, str] = os.environ) -> str:
 def load_settings(
     flags: Mapping[str, Any], *, lab: bool, config: Path | None = None, environ: Mapping[str, str] = os.environ
 ) -> Settings:
-    """Merge flags, environment, the settings file `config` and defaults. None as a flag: not given.
+    """Return the settings: flags over environment over the settings file `config` over defaults, checked.
 
-    `lab` selects the defaults of a lab. The data directory becomes an absolute path. Raises Rejected with the setting
-    and what to write instead.
+    `flags` are values by the name of the setting; None: not given. `lab` selects the defaults of a lab. `config` None:
+    no file. The data directory becomes an absolute path. Raises Rejected if a setting is unknown or wrong, or the file
+    cannot be read; the message names the setting and what to write instead.
     """
     defaults = {"data": default_data_directory(environ), "lab": lab}
     if lab:
@@ -203,7 +207,10 @@ def _remedy(name: str) -> str:
 
 
 def parse_console_address(text: str) -> tuple[str, int]:
-    """The address and port of the console; port 0 means any free port. Rejected if it is no ADDRESS:PORT."""
+    """Return the IP address and port of the setting `console`; port 0 means any free port.
+
+    The text has an IPv6 address in brackets, the result without them. Rejected if it is not ADDRESS:PORT in numbers.
+    """
     host, _, port = text.rpartition(":")
     host = host.removeprefix("[").removesuffix("]")
     if is_ip_address(host) and port.isdecimal() and int(port) < 65536:
@@ -212,7 +219,11 @@ def parse_console_address(text: str) -> tuple[str, int]:
 
 
 def parse_metrics_address(text: str) -> tuple[str, int]:
-    """The address and port of the owner's metrics; workers use the ports after it. Rejected if malformed."""
+    """Return the IP address and port of the owner's metrics, from the setting `metrics`.
+
+    Workers use the ports after it. The text has an IPv6 address in brackets, the result without them. Rejected if it
+    is not ADDRESS:PORT in numbers, or the port is 0.
+    """
     host, _, port = text.rpartition(":")
     host = host.removeprefix("[").removesuffix("]")
     if is_ip_address(host) and port.isdecimal() and 0 < int(port) < 65536:

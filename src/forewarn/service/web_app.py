@@ -39,9 +39,9 @@ _PLAIN_HTTP_PATHS = ("/", "/metrics", PORTAL_PREFIX)
 
 
 class ReadYourWritesMiddleware:
-    """Delays the response to a change until `wait_until_published` returns: then VMs can see it.
+    """ASGI middleware that delays the response to a change until `wait_until_published` returns.
 
-    Every HTTP request except GET and HEAD counts as a change.
+    Then VMs can see the change. Every HTTP request except GET and HEAD counts as a change.
     """
 
     def __init__(self, app: ASGIApp, *, wait_until_published: Callable[[], Awaitable[None]]) -> None:
@@ -59,10 +59,10 @@ class ReadYourWritesMiddleware:
 
 
 class PlainHttpMiddleware:
-    """Rejects plain HTTP except for the portal and /metrics on a loopback host name.
+    """ASGI middleware that rejects plain HTTP with 400, except for the portal and /metrics on loopback.
 
-    Only loopback connections get this far. A web site may resolve its own name to that address, so the Host header
-    counts too.
+    The path / counts as the portal. HTTPS passes unchanged. Only loopback connections get this far. A web site may
+    resolve its own name to that address, so the Host header must name loopback too.
     """
 
     def __init__(self, app: ASGIApp) -> None:
@@ -102,10 +102,11 @@ def metrics_routes(
     authenticate_session: SessionAuthenticator | None,
     make_context_for: Callable[..., RequestContext],
 ) -> list[BaseRoute]:
-    """The route of /metrics, for callers with the right to read the whole service.
+    """Return the route of GET /metrics, for callers with the right to read the whole service.
 
-    A request with an Authorization header gets its context from `make_context`. Otherwise `authenticate_session`
-    identifies a portal session (None: there is no portal), and `make_context_for` makes a context for its principal.
+    It answers in Prometheus's text format, or 404 if the service has no metrics. A request with an Authorization header
+    gets its context from `make_context`. Otherwise `authenticate_session` identifies a portal session (None: there is
+    no portal), and `make_context_for` makes a context for its principal.
     """
 
     async def endpoint(request: Request) -> Response:
@@ -145,7 +146,8 @@ def build_web_app(
 
     Without `authenticate`, every caller is the owner of the unix socket, who may do everything.
     `authenticate_session` identifies a portal session; without it there is no portal. `sign_in_routes` are the pages
-    where people sign in. `directory` may be shared between apps.
+    where people sign in. `directory`, the index of VM names, may be shared between apps; None: a new one. A change is
+    answered when VMs can see it, if `dependencies` can tell.
     """
     authenticate = authenticate or _authenticate_as_owner(dependencies)
     fleet_directory = directory or FleetDirectory(dependencies.control.store)

@@ -54,26 +54,26 @@ _INVALID_CHECK_S = 60.0  # while the certificate is not valid: the clock may be 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OperatorServer:
-    """The HTTPS port for operators, ready to serve: socket, certificate, tokens, sessions, links."""
+    """The HTTPS port for operators (the console), ready to serve; made by `open_operator_server`."""
 
-    sock: socket.socket
+    sock: socket.socket  # bound and listening
     url: str  # with https, and the port that is bound
-    certificate_files: CertificateFiles
+    certificate_files: CertificateFiles  # as of the start
     ensure_certificate: Callable[[], CertificateFiles]  # returns the current files; renews a certificate that ends soon
     ca_path: Path | None  # None: the certificate is not from the local CA
-    sign_in: TokenService
-    admin_secret_path: Path
+    sign_in: TokenService  # issues and verifies the tokens of operators
+    admin_secret_path: Path  # the file with the administrator client's secret; it may not exist
     portal_url: str  # over plain http, if a browser of this machine can reach it so
-    sessions: SessionIssuer
-    links: SignInLinks
+    sessions: SessionIssuer  # of the portal
+    links: SignInLinks  # one-time links that sign in to the portal
     code_flow: AuthorizationCodeFlow | None  # None: no sign-in to the portal at an external issuer
 
     @asynccontextmanager
     async def serve(self, dependencies: Dependencies, directory: FleetDirectory) -> AsyncIterator[None]:
-        """Serve API, ARM facade and portal to authenticated callers until the block is left.
+        """Serve API, ARM facade, /metrics and portal to authenticated callers until the block is left.
 
-        Checks every few hours whether the certificate needs renewal. A certificate that is not valid now is served
-        with a warning, and checked every minute.
+        `directory` is the index of VM names, shared with other apps. Checks every few hours whether the certificate
+        needs renewal. A certificate that is not valid now is served with a warning, and checked every minute.
         """
         sessions = SessionManager(dependencies=dependencies, sign_in=self.sign_in, sessions=self.sessions)
         bearer = BearerAuthenticator(sign_in=self.sign_in, store=dependencies.control.store)
@@ -114,9 +114,10 @@ class OperatorServer:
             problem = await self.renew_certificate(context)
 
     async def renew_certificate(self, context: ssl.SSLContext) -> str:
-        """Renew the certificate if it ends soon, and load it; if that fails, log it and keep the old one.
+        """Renew the certificate if it ends soon, and load its files into `context`, for new connections.
 
-        Returns why clients do not trust the certificate that is served now; "" if they do.
+        If that fails, logs it and keeps the old one. Returns why clients do not trust the certificate that is served
+        now, in words; "" if they do, or if loading or renewal failed.
         """
         try:
             files = await asyncio.to_thread(self.ensure_certificate)
@@ -127,7 +128,11 @@ class OperatorServer:
         return files.problem
 
     def describe(self) -> dict[str, Any]:
-        """URLs, tenant, client id and files of the console, without secrets, as in `GET /service`."""
+        """What `GET /service` says of the console, without secrets.
+
+        Its keys: "url", "portal", "tenant_id", "client_id", "ca" and "admin_secret" (paths), and "issuer" (the URL of
+        the external issuer). "ca" and "issuer" are "" if there is none.
+        """
         return {
             "url": self.url,
             "portal": self.portal_url,
@@ -144,8 +149,9 @@ async def open_operator_server(
 ) -> OperatorServer | None:
     """Bind the HTTPS port and prepare to serve it; None if the settings want no port.
 
-    Creates keys, the certificate and, unless clients sign in at an external issuer, once the administrator client.
-    `now` is lab time, for the history. Raises Rejected if the address or the certificate cannot be used.
+    Creates, where missing, keys, the certificate, the tenant id and, unless clients sign in at an external issuer, once
+    the administrator client. `now` is lab time, for the history. The caller closes the server's `sock`. Raises Rejected
+    if the address, the certificate or a secret's file cannot be used.
     """
     if not settings.console:
         return None

@@ -81,8 +81,8 @@ _SCOPES_PER_BATCH = 256  # concurrent transactions, which the store commits toge
 def open_hypervisor(settings: Settings, directory: DataDirectory, supervisors: SupervisorRegistry) -> Hypervisor:
     """Opens the hypervisor that the settings choose, on the files of the data directory.
 
-    The caller closes it. Raises Rejected if a rule of `simulate`, a command or one of these files is wrong, Unavailable
-    if the ledger cannot be opened.
+    `supervisors` is the registry that the process hypervisor uses. The caller closes the hypervisor. Raises Rejected if
+    a rule of `simulate`, a command or one of these files is wrong, Unavailable if the ledger cannot be opened.
     """
     if settings.hypervisor is HypervisorKind.COMMAND:
         return CommandHypervisor(settings.commands, directory.commands)
@@ -93,7 +93,7 @@ def open_hypervisor(settings: Settings, directory: DataDirectory, supervisors: S
 
 
 def publisher_config(settings: Settings) -> PublisherConfig:
-    """The part of the settings that the metadata publisher needs. Rejected if a listener is invalid."""
+    """Return the part of the settings that the metadata publisher needs. Rejected if a listener is wrong."""
     rules = EndpointRules(
         versions=VERSIONS,
         header_always=settings.require_header,
@@ -117,18 +117,21 @@ def publisher_config(settings: Settings) -> PublisherConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Service:
-    """A running service, for the code that reports on it."""
+    """A running service, as `running_service` yields it, for the code that reports on it."""
 
     settings: Settings
     control: ControlPlane
     publisher: MetadataPublisher
     supervisors: SupervisorRegistry
-    operator_server: OperatorServer | None  # None: only the unix socket
+    operator_server: OperatorServer | None  # None: operators are served only on the unix socket
     metrics: ServiceMetrics
     started_at: float  # lab time
 
     def info(self) -> dict[str, Any]:
-        """The answer to `GET /service`: version, process, clock, listeners, workers, console and counts."""
+        """The answer to `GET /service`: version, process, clock, listeners, workers, console and counts.
+
+        The values can be encoded as JSON. Times are lab time; "console" is None without an HTTPS port.
+        """
         now, speed, lab = self.control.lab_clock.status()
         return {
             "version": __version__,
@@ -147,16 +150,22 @@ class Service:
         }
 
     def pending_events(self) -> int:
-        """The number of events that are not over, scheduled or started."""
+        """The number of events of all scopes that are scheduled or started, and so not over."""
         return self.control.store.counts().events
 
     def lab_endpoints(self, limit: int) -> list[tuple[str, str]]:
-        """The first VMs of a lab as pairs of name and base URL, at most `limit`; empty outside a lab."""
+        """The first served VMs of a lab as pairs of name and base URL for polls; empty outside a lab.
+
+        At most `limit`, in the order in which the VMs were added to the fleet.
+        """
         endpoints = ((vm.name, self.publisher.lab_endpoint(vm)) for vm in self.control.store.vms())
         return list(islice(((name, url) for name, url in endpoints if url), limit))
 
     def sign_in_link(self) -> str:
-        """A new one-time link that signs the local user in to the portal; "" if the service has no portal."""
+        """Create a one-time link that signs the local user in to the portal; returns its URL.
+
+        "" if the service has no HTTPS port, and so no portal.
+        """
         if self.operator_server is None:
             return ""
         identity = sign_in_link_identity(
@@ -171,8 +180,8 @@ async def running_service(settings: Settings, *, new_store: bool = False) -> Asy
 
     `new_store` starts with an empty store where the database of an earlier service is missing. Raises Rejected if the
     settings, the data directory or a port cannot be used, Refused if another service uses the directory or its store
-    must not be opened, Unavailable if a worker fails to start. Stopping answers the requests in progress within
-    DRAIN_TIMEOUT_S.
+    must not be opened, Unavailable if a worker fails to start or the store cannot be written. Stopping answers the
+    requests in progress within DRAIN_TIMEOUT_S and writes all observations. Start and stop are in the history.
     """
     async with AsyncExitStack() as stack:
         directory = DataDirectory.acquire(settings.directory)
@@ -274,7 +283,7 @@ async def _serve_operators(
 
 
 def new_guid() -> str:
-    """A random GUID in upper case, as Azure writes event ids."""
+    """Return a new random GUID in upper case, as Azure writes event ids."""
     return str(uuid.uuid4()).upper()
 
 
@@ -355,7 +364,7 @@ def _web_dependencies(service: Service, directory: DataDirectory) -> Dependencie
 
 
 def owner_name() -> str:
-    """The name of the local user, as the history shows it."""
+    """Return `local user NAME`, with the login name of this process's user, as the history shows it."""
     return f"local user {getpass.getuser()}"
 
 
@@ -411,5 +420,8 @@ async def _enable_all_scopes(control: ControlPlane, settings: Settings) -> None:
 
 
 def program_entry(vm: Vm, what: EntryKind, text: str, at: float) -> HistoryEntry:
-    """A history entry about the program of a namespace VM."""
+    """Make a history entry about the program that a namespace VM runs; does not store it.
+
+    `what` is its kind, `text` what happened, in words, and `at` is lab time.
+    """
     return HistoryEntry(at=at, what=what, who="forewarn", text=text, scope_id=vm.scope_id, vm=vm.name)
