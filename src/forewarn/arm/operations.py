@@ -57,8 +57,9 @@ _REQUESTS_WITHOUT_OPERATION = frozenset(
 def status_document(context: RequestContext, status: RequestStatus) -> dict[str, Any]:
     """The status of a request as the body of `GET` of its operation, in Azure's format.
 
-    `status` is InProgress, Succeeded, Failed or Canceled; `endTime` is there once it is over, `error` if it failed or
-    was canceled. `properties` has its events, how many are not published yet (`toCome`), and what it waits for.
+    `name` is the request's id; `status` is InProgress, Succeeded, Failed or Canceled; `endTime` is there once it is
+    over, `error` if it failed or was canceled. `properties` has its events, how many are not published yet (`toCome`),
+    what it waits for, and why parts were skipped.
     """
     request = status.request
     document: dict[str, Any] = {
@@ -133,7 +134,7 @@ class OperationEventRenderer:
         self._polls_by_scope: dict[str, dict[str, str]] = {}  # scope id → VM name → time of its last poll
 
     def events(self, events: Iterable[Event]) -> list[dict[str, Any]]:
-        """One object per event, in the same order, for `properties.events` of the status document."""
+        """One JSON object per event, in the same order: id, type, status, VMs, NotBefore and what it awaits."""
         return [self._event(event) for event in events]
 
     def _event(self, event: Event) -> dict[str, Any]:

@@ -327,7 +327,7 @@ async def list_scale_sets(context: RequestContext, call: ArmCall) -> ArmResponse
 
 
 async def show_scale_set(context: RequestContext, call: ArmCall) -> ArmResponse:
-    """Shows the scale set that the path names, as its instances together show it, readable or not.
+    """Shows the scale set that the path names, made from all its instances, whether readable or not.
 
     Raises NotFound if it has no instance.
     """

@@ -19,7 +19,10 @@ T = TypeVar("T", bound=msgspec.Struct)
 
 
 class ResourceAbsent(NotFound):
-    """The called VM, instance or set does not exist, or the caller may not know of it."""
+    """The called VM, instance or set does not exist, or the caller may not know of it.
+
+    A DELETE answers it with 204, since there is nothing to delete; other calls with 404.
+    """
 
 
 class ArmEmptyBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -192,8 +192,8 @@ def read_profile(value: Any, path: MemberPath) -> VmSettingsChange:
     """The terminate and OS image notices of a `scheduledEventsProfile`, in minutes; 0 for one that is off.
 
     A notice is on if `enable` is true or, without `enable`, if it has a timeout; without a timeout it is the shortest
-    allowed one. `value` None switches both off. Raises ArmError, naming `path`, for an unknown member or a timeout that
-    is not allowed, even of a notice that is off.
+    allowed one. `value` None switches both off. Returns a change of only these two settings. Raises ArmError, naming
+    `path`, for an unknown member or a timeout that is not allowed, even of a notice that is off.
     """
     profile = _convert(value, _ScheduledEventsProfile, path)
     terminate = (*path, "terminateNotificationProfile", "notBeforeTimeout")
@@ -211,8 +211,8 @@ def read_profile(value: Any, path: MemberPath) -> VmSettingsChange:
 def read_policy(value: Any, path: MemberPath) -> VmSettingsChange:
     """The settings of a `scheduledEventsPolicy`: approval of restart and redeploy, and publishing.
 
-    A setting that is left out is off; `value` None switches all off. Raises ArmError, naming `path`, for an unknown
-    member or a wrong type.
+    A setting that is left out is off; `value` None switches all off. Returns a change of only these settings. Raises
+    ArmError, naming `path`, for an unknown member or a wrong type.
     """
     policy = _convert(value, _ScheduledEventsPolicy, path)
     targets = policy.scheduled_events_additional_publishing_targets

@@ -198,7 +198,7 @@ def _tag_changes(sent: JsonObject, old: dict[str, str], is_whole: bool) -> dict[
 def authorize_set_and_vms(context: RequestContext, call: ArmCall, right: Right) -> None:
     """Raises Forbidden unless the caller has the right over the set and over each of its present VMs.
 
-    The ids of an availability set's VMs are not below its own.
+    The ids of an availability set's VMs are not below its own, so the right over the set does not include them.
     """
     require_on_resource(context, call, right)
     if not context.principal.may_all(right, map(vm_resource_id, all_vms_in(context, call.resource))):

@@ -97,7 +97,7 @@ class ConfirmationPage(msgspec.Struct, frozen=True, kw_only=True):
     button: str  # its label
     is_destructive: bool  # the button warns
     sentences: tuple[str, ...]  # what would happen
-    warnings: tuple[str, ...]
+    warnings: tuple[str, ...]  # sentences, such as about scopes in which no client polls
     events: tuple[PreviewedEvent, ...]  # that would be published, at most 200; empty for forms without a preview route
     events_left_out: int  # how many more would be published
     now: float  # lab time

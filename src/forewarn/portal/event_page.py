@@ -78,6 +78,7 @@ _NEVER_SHOWN = "The event was never in a document: it was performed at once, wit
 def wire_view(event: Event, scope: Scope | None, rules_for: Callable[[str], EndpointRules]) -> WireView:
     """What VMs receive of an event in every api-version: now if it is live, else what they last received.
 
+    If scheduled events are not enabled in its scope, what the first poll would receive; of an unlisted event, nothing.
     `scope` is that of the event, None if it does not exist any more. `rules_for` gives the rules of the metadata
     endpoint in a location.
     """
@@ -179,7 +180,7 @@ class EventPage(BaseView, frozen=True, kw_only=True):
         return build_chart([self.lane], window_for_rows([self.lane], self.now), self.now, banded=False)
 
     def svg(self) -> str:
-        """The SVG export: the event over time, with the title of its scope."""
+        """The text of the SVG export: the event over time, with the title of its scope."""
         return render_standalone_svg(build_chart([self.lane], window_for_rows([self.lane], self.now), self.now))
 
     def table(self) -> ExportTable:

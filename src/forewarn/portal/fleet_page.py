@@ -44,7 +44,7 @@ class SelectedBlock:
     A block is a scope of several VMs, or all standalone VMs of a resource group.
     """
 
-    group: GroupOverview
+    group: GroupOverview  # the resource group of the block
     block: VmBlock
     keys: Sequence[str]  # of these VMs, in the order of the block
 
@@ -189,7 +189,7 @@ class FleetPageQuery(StrictBody, frozen=True, kw_only=True):
 class ResourceGroupView(BaseView, frozen=True, kw_only=True):
     """A resource group with those of its VMs that are on this page, by block: a scope, or standalone VMs."""
 
-    name: str
+    name: str  # as the fleet file spells it
     subscription_id: str
     blocks: tuple[VmBlockView, ...]
 

@@ -439,7 +439,7 @@ class DoneMessageQuery(StrictBody, frozen=True, kw_only=True):
 
 
 def done_message(query: DoneMessageQuery) -> str:
-    """The message that the form which led to this page was done; "" for no form or an unknown one.
+    """The done message of the form that led to this page, such as `Fault set.`; "" for an unknown form.
 
     The query has the form's name only, so that a link cannot make the page show any other text.
     """

@@ -54,7 +54,10 @@ def form_links_for_vm(context: RequestContext, vm: Vm, scope: Scope | None) -> t
 
 
 def form_links_for_host(context: RequestContext, host: Host) -> tuple[FormLink, ...]:
-    """Links to the forms that suit a host of its health; none if the user has no platform right."""
+    """Links to the forms that suit a host of its health; none if the user has no platform right.
+
+    Repair unless it is healthy; fail and rollout unless it has failed; degrade if it is healthy.
+    """
     return tuple(map(_form_link, _platform_forms(context, *_FORMS_BY_HEALTH[host.health])))
 
 

@@ -128,7 +128,8 @@ def preview_repair_host(context: RequestContext, call: HandlerCall) -> list[str]
 def preview_fault(context: RequestContext, call: HandlerCall) -> list[str]:
     """Says which VMs the fault would affect, what their clients would see, and how long it would last.
 
-    Raises Rejected for an unknown kind, or limits and parameters that do not suit it; NotFound for its VM or scope.
+    The body of the call is a NewFault. Raises Rejected for an unknown kind, or limits and parameters that do not suit
+    it; NotFound for its VM or scope. Does not check that it names only one of a VM, a scope or all.
     """
     body = call.parse_body(NewFault)
     kind = parse_fault_kind(body.kind)
@@ -161,9 +162,9 @@ def preview_clear_faults(context: RequestContext, call: HandlerCall) -> list[str
 
 
 def preview_storm(context: RequestContext, call: HandlerCall) -> list[str]:
-    """Says which VMs the storm would affect, and for how long.
+    """Says which VMs the storm would affect (all if it names none), for how long, and its seed.
 
-    Raises NotFound for an unknown VM, Refused if a name fits several.
+    The body of the call is a NewStorm. Raises NotFound for an unknown VM, Refused if a name fits several.
     """
     body = call.parse_body(NewStorm)
     vms = [context.directory.find(name).name for name in body.vms]

@@ -20,7 +20,10 @@ _CSV_COLUMNS = ("fault", "kind", "strikes", "for", "set_by", "set_at", "left", "
 
 
 class DueItem(BaseView, frozen=True, kw_only=True):
-    """Something that happens next when lab time advances: the end of a notice, or a fault of a storm."""
+    """Something that happens next when lab time advances: a notice ends, or a storm sets a fault.
+
+    If there are too many events to search, one item without an event stands for the next of them.
+    """
 
     at: float  # lab time
     text: str

@@ -50,7 +50,7 @@ class RequestTimeline(BaseView, frozen=True, kw_only=True):
     now: float  # lab time
     lanes: tuple[EventRow, ...]  # live events first, then past ones, each newest first
     more: int  # visible events that are left out
-    approvable: tuple[str, ...]  # ids of the events that the user may approve
+    approvable: tuple[str, ...]  # ids of those in `lanes` that await approval, and that the user may approve
 
     def chart(self) -> TimelineChart:
         """The chart that the page shows: the events of `lanes` over time, in a window that shows all of them."""

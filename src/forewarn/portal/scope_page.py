@@ -52,7 +52,7 @@ class ScopePage(BaseView, frozen=True, kw_only=True):
     id: str
     title: str
     enabled: bool  # whether scheduled events are enabled for it
-    enabled_at: float | None  # lab time
+    enabled_at: float | None  # lab time; None: it is not enabled
     epoch: int  # how often it was enabled or reset
     incarnation: int  # of its document, within the epoch
     forms: tuple[FormLink, ...]  # that the user may submit for it

@@ -47,7 +47,7 @@ class ServiceCookie:
         self._set_cookie(request, response, text, self._max_age_s)
 
     def clear(self, request: Request, response: Response) -> None:
-        """Adds to `response` that the browser deletes the cookie; `request` says whether that needs TLS."""
+        """Adds to `response` a header that makes the browser delete the cookie; `request` as for `write`."""
         self._set_cookie(request, response, "", 0)
 
     def _set_cookie(self, request: Request, response: Response, text: str, max_age_s: int) -> None:
@@ -127,7 +127,10 @@ class SessionManager:
         self.clear_cookie(request, response)
 
     def clear_cookie(self, request: Request, response: Response) -> None:
-        """Adds to `response` that the browser deletes the session cookie; does not end the session."""
+        """Adds to `response` a header that makes the browser delete the session cookie.
+
+        Does not end the session: a copy of the cookie stays valid.
+        """
         self._cookie.clear(request, response)
 
     def _read_session(self, text: str) -> PortalSession:

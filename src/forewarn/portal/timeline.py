@@ -143,8 +143,8 @@ class TimelinePage(BaseView, frozen=True, kw_only=True):
     lanes: tuple[EventRow, ...]  # newest first; at most MAX_EVENTS_SHOWN, of more the live ones and then the newest
     more: int  # events in the window that are left out
     is_cut: bool  # the search was bounded: older events may be missing
-    whole: TimelineLink | None  # to a window with all live events that match; None: there are none
-    newest: TimelineLink | None  # if `lanes` is empty: to the newest event that the user may see, if there is one
+    whole: TimelineLink | None  # to a window around all live events that match; None: there are none
+    newest: TimelineLink | None  # to the newest event that the user may see; None: there is none, or `lanes` has events
 
     def chart(self) -> TimelineChart:
         """The chart of `lanes` in the window, with a band for each scope."""

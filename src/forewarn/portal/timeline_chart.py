@@ -216,7 +216,7 @@ class EventRow(BaseView, frozen=True, kw_only=True):
 
 
 def event_row(event: Event, *, title_of_scope: str, waits_for: str = "") -> EventRow:
-    """The row of an event with this title of its scope; reads nothing else.
+    """The row of an event, made from the event, the title of its scope and what it waits for.
 
     `waits_for` says in words what it waits for before it starts.
     """

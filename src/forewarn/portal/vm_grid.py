@@ -43,10 +43,10 @@ class VmBlockView(BaseView, frozen=True, kw_only=True):
     size: int  # all VMs of the block that the user may see
     scopes: tuple[str, ...]  # ids; one per VM for standalone VMs
     enabled: int  # how many of the scopes are enabled
-    silent_s: float | None  # real time since the last poll of any of its VMs; None: none ever polled
-    asking: int  # VMs that polled in the last minute
+    silent_s: float | None  # real time since the latest poll of its visible VMs; None: none ever polled
+    asking: int  # visible VMs that polled in the last minute of real time
     events: int  # live events of its scopes
-    next_not_before: float | None  # the earliest of the scheduled ones; None: there are none
+    next_not_before: float | None  # the earliest NotBefore of the scheduled ones, in lab time; None: there are none
     at_work: tuple[int, ...]  # update domains on which an event is being performed; empty for standalone VMs
 
     @property
