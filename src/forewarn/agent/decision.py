@@ -82,9 +82,9 @@ def is_ready(record: EventRecord, snapshot: AgentSnapshot) -> bool:
 def resolve_interrupted_step(step: StepConfig, phase: StepPhase, is_done: bool | None) -> StepState | None:
     """The end of an interrupted step or undo: DONE, FAILED, or None to run it again.
 
-    `is_done` says whether the step is in effect. That is the aim of DO, so DONE, and the opposite of what UNDO wants,
-    so None; the reverse if False. If it is unknown (None), the step's `unclear` decides: `repeat` gives None, `skip`
-    DONE, `report` FAILED.
+    `is_done` says whether the step is in effect now. In phase DO, True gives DONE and False gives None; in phase UNDO,
+    False gives DONE and True gives None. If it is unknown (None), the step's `unclear` decides: `repeat` gives None,
+    `skip` DONE, `report` FAILED.
     """
     if is_done is None:
         return {"repeat": None, "skip": StepState.DONE, "report": StepState.FAILED}[step.unclear]

@@ -29,8 +29,9 @@ def record_after_change(
     """The new or changed record after a change, not yet journalled; None if nothing differs.
 
     A new event gets the first of `rules` that matches at `now`, the server's time, on the VM `vm`; a known one keeps
-    its rule. Gone sets time and outcome; it has no effect on an unknown event. After its start only Gone changes a
-    record. `count_records` returns how many records an `event_key` has already, which numbers the new key.
+    its rule, and gets the changed event and the time of its start. Gone sets time and outcome; it has no effect on an
+    unknown event. After its start only Gone changes a record. `count_records` returns how many records an `event_key`
+    has already, which numbers the new key.
     """
     event_id = event_key(change.event)
     known = next(

@@ -195,10 +195,11 @@ def _missing_approval_text(record: EventRecord, rule: RuleConfig | None) -> str:
 
 
 def step_plan_table(rule: RuleConfig, notices_s: tuple[float, ...]) -> list[tuple[StepConfig, list[str]]]:
-    """For each step of the rule, in order, the step and when it would begin, as one text for each notice.
+    """One pair for each step of the rule, in order: the step, and a text for each of the notices.
 
-    The notices are seconds until NotBefore. A text is `cut`, `at once, late` (it may not end in time), `at once, by
-    10m before` (NotBefore, at the latest), or `10m before` for a step that begins late.
+    The text says when the step would begin for an event that is seen that many seconds before its NotBefore: `cut`,
+    `at once, late` (it may not end in time), `at once, by 10m before` (NotBefore, at the latest), or `10m before` for a
+    step that begins late.
     """
     plans = [schedule_steps(rule.steps, notice, 0.0, begin=rule.begin, margin_s=rule.margin_s) for notice in notices_s]
     return [

@@ -18,7 +18,7 @@ from forewarn.agent.status import MaintenanceStatus, maintenance_status, state_v
 def build_pages(
     metrics: AgentMetrics, get_snapshot: Callable[[], AgentSnapshot], extra_state: Callable[[], Mapping[str, Any]]
 ) -> AgentPages:
-    """The agent's pages by path, as functions that make the page anew at each request.
+    """The pages /health, /ready, /metrics and /state, by path, as functions that make the page anew.
 
     `get_snapshot` returns the agent's current state; `extra_state` returns further keys for /state, such as endpoint
     and problems, which replace keys of the same name.

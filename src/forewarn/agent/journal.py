@@ -268,8 +268,8 @@ def record_from_rows(
 ) -> EventRecord:
     """Builds a record from its rows of the tables events, steps, approvals and consents (`checks`).
 
-    The runs keep the order of `steps`; only the first approval and check count, and none may exist. Raises one of
-    UNREADABLE_ROW_ERRORS if a value is not valid.
+    The runs keep the order of `steps`. Only the first row of `approvals` and `checks` counts; without one, the record
+    has none. Raises one of UNREADABLE_ROW_ERRORS if a value is not valid.
     """
     return EventRecord(
         key=row["key"],
@@ -403,7 +403,7 @@ class AgentJournal:
     def verify(self) -> None:
         """Checks SQLite's pages and reads every record, open and closed, and every stored value.
 
-        Raises JournalDamaged if one of them is not readable; returns and changes nothing.
+        Raises JournalDamaged if one of them is not readable; it repairs and changes nothing.
         """
         problems = [row[0] for row in self._select("PRAGMA integrity_check(1)") if row[0] != "ok"]
         if problems:

@@ -68,10 +68,10 @@ class _SalvagedTable:
 def repair_journal(path: Path, step_folders: Path, now: float) -> JournalRepair:
     """Replaces a damaged journal with one that has everything readable; an undamaged one is not changed.
 
-    Holds the journal's lock meanwhile. Copies the damaged file beside it, and moves the folders below `step_folders`
-    whose events are lost into a folder beside that; `now` (POSIX seconds) is part of both names. Nothing is replaced
-    until the new journal is complete. Raises Rejected if an agent uses the journal, or if it does not exist, is of
-    another version or cannot be read or copied; Unavailable if the new one cannot be written.
+    Returns what it kept and lost. Holds the journal's lock meanwhile. Copies the damaged file beside it, and moves the
+    folders below `step_folders` whose events are lost into a folder beside that; `now` (POSIX seconds) is part of both
+    names. Nothing is replaced until the new journal is complete. Raises Rejected if an agent uses the journal, or if it
+    does not exist, is of another version or cannot be read or copied; Unavailable if the new one cannot be written.
     """
     if not path.exists():
         raise Rejected(f"the journal {str(path)!r} does not exist: there is nothing to repair")

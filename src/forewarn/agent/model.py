@@ -134,7 +134,7 @@ class Reaction(Protocol):
         """
 
     async def check(self, context: StepContext) -> bool | None:
-        """Whether `do` is in effect now; None if that cannot be determined.
+        """True if `do` is in effect now, False if not; None if that cannot be determined.
 
         The agent asks this after an interruption of `do` or of `undo`.
         """

@@ -43,8 +43,8 @@ class ReadinessBoard:
         """Publishes this VM's heartbeat and the events it is ready for; returns what all VMs have published.
 
         `ready` are the `event_key`s for which this VM is ready; for those of `listed` that are not among them it
-        withdraws its readiness. The view has the ages of all heartbeats and, for each event of `listed`, the ready VMs;
-        both include this VM. Raises OSError.
+        withdraws its readiness. The view has the ages of all heartbeats and, for each event of `listed`, the ready VMs,
+        with what this VM has just published. Raises OSError.
         """
         event_ids, ready_ids = frozenset(listed), frozenset(ready)
         own_heartbeat_at = _touch(self._folder / "alive" / self._name)
@@ -126,7 +126,7 @@ class BoardSynchronizer:
         self._woken.set()
 
     async def run(self) -> None:
-        """Synchronizes every HEARTBEAT_INTERVAL_S and when woken, until cancelled."""
+        """Calls `synchronize` at once, then every HEARTBEAT_INTERVAL_S and when woken, until cancelled."""
         while True:
             self._woken.clear()
             await self.synchronize()
@@ -136,10 +136,11 @@ class BoardSynchronizer:
                     await self._woken.wait()
 
     async def synchronize(self) -> None:
-        """Publishes and reads once, in a thread: the listed events whose rule waits for all VMs.
+        """Publishes this VM's heartbeat and readiness and reads those of all VMs, once, in a thread.
 
-        Removes this VM's files for events that are not among them any more. Only if there are such events does it
-        update `view`, and call `on_change` if that differs. An OSError is logged and becomes `problem`.
+        That concerns the listed events whose rule approves when all VMs are done; for others it withdraws what it had
+        published. Only if there are such events does it update `view`, and calls `on_change` if that differs. An
+        OSError is logged and becomes `problem`.
         """
         snapshot = self._snapshot()
         shared = [record for record in snapshot.open_records if _needs_all_vms(record, snapshot)]

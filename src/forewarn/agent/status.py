@@ -148,9 +148,9 @@ def event_view(
 ) -> JsonObject:
     """The JSON object of one event: facts, times, steps, approval, approval check, and what it waits for.
 
-    `steps` of the result lists all steps of the event's plan with their `do` and `undo` run (null if none), without
-    the notes, which may be secret. `schedule` has the remaining steps, `steps` the configured ones by name, and `wait`
-    is the event's WaitUntil, None if it waits for nothing.
+    Times are the server's, in POSIX seconds. Its `steps` lists all steps of the event's plan with their `do` and `undo`
+    run (None if none), without the notes, which may be secret. The argument `schedule` has the remaining steps, `steps`
+    the configured ones by name, and `wait` is the event's WaitUntil, None if it waits for nothing.
     """
     event, coming = record.event, {scheduled.step.name: scheduled for scheduled in schedule}
     return {

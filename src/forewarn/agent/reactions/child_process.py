@@ -62,8 +62,9 @@ async def exit_status_of(
 ) -> int:
     """Runs a command as `run_command` does; returns its exit status, or minus the signal that ended it.
 
-    It first ends what an earlier run in the step's folder left running. Raises TimeoutError if the step's time was
-    over, after it has ended the command; OSError if the command cannot be started.
+    Its output replaces {log}.log in the step's folder; `variables` are added to its environment. It first ends what an
+    earlier run in the folder left running. Raises TimeoutError if the step's time was over, after it has ended the
+    command; OSError if the command cannot be started.
     """
     grace_s = min(TERMINATE_GRACE_S, max(context.left_s(), 0.0) * 0.1)
     await end_orphan_processes(context.folder, grace_s)

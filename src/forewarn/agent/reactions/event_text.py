@@ -108,7 +108,7 @@ PLACEHOLDERS = ("vm", "event_id", "kind", "phase", "step")  # written with a dol
 
 
 def placeholder_values(context: StepContext) -> dict[str, str]:
-    """The values of the placeholders for this step, by name without the dollar sign."""
+    """The values for this step by the names in PLACEHOLDERS: vm, event_id, kind, phase and step."""
     event = context.event
     values = (context.vm, event.id, event.kind, str(context.phase), context.step.name)
     return dict(zip(PLACEHOLDERS, values, strict=True))

@@ -272,7 +272,10 @@ class FailoverPatroniReaction:
         return _is_own_node_leader(await self._api.cluster())
 
     async def check(self, context: StepContext) -> bool | None:
-        """True if another member leads and runs, and this node runs too; None if Patroni gives no answer."""
+        """True if another member leads and runs, and this node runs as well; False otherwise.
+
+        None if Patroni gives no answer.
+        """
         try:
             return not _is_own_node_leader(await self._api.cluster()) and await self._has_new_leader()
         except HttpCallFailed:

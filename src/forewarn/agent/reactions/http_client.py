@@ -26,7 +26,7 @@ _RETRIED_STATUSES = frozenset({408, 425, 429, 500, 502, 503, 504})
 
 
 class HttpCallFailed(Unavailable):
-    """No complete reply came; the message has the host and the reason for people, and no secrets."""
+    """No usable reply came; the message has the host and the reason for people, and no secrets."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
