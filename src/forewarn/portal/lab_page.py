@@ -62,7 +62,8 @@ class LabPage(BaseView, frozen=True, kw_only=True):
 async def show_lab_page(context: RequestContext, call: HandlerCall, query: DoneMessageQuery) -> LabPage:
     """Shows the clock, which may show real time, and which notices of visible events end next.
 
-    To users who may see everything also active faults, storms and replays, and recent changes of them and the clock.
+    To users who may see everything also active faults, storms and replays, and recent changes of the clock and faults:
+    first stores the requests observed so far, and removes expired faults.
     """
     now, speed, is_lab = context.control.lab_clock.status()
     sees_all = context.can_see_everything()

@@ -45,8 +45,8 @@ class VmPage(BaseView, frozen=True, kw_only=True):
 async def show_vm_page(context: RequestContext, call: HandlerCall) -> VmPage:
     """Shows one VM, also a removed one, by its name, `group/name` or key in the path, in any case.
 
-    First stores the polls observed so far. Raises NotFound, also if the user may not see it, or Refused if several VMs
-    match.
+    First stores the polls observed so far, and removes expired faults. Raises NotFound, also if the user may not see
+    the VM, or Refused if several VMs match.
     """
     vm = context.directory.find_any(call.path_params["name"])
     await context.dependencies.flush_observations()
