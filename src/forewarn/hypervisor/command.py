@@ -52,7 +52,10 @@ class CommandSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
 
 def check_commands(commands: Mapping[str, CommandSpec]) -> None:
-    """Raises Rejected if a command has an unknown verb, no program, or a timeout that is not above 0."""
+    """Raises Rejected if a command has an unknown verb, no program, or a timeout that is not above 0.
+
+    `commands` has them by verb; the key `*` is the command of all verbs that have none of their own.
+    """
     for name, spec in commands.items():
         if name != ANY_VERB and name not in list(Verb):
             raise Rejected(
@@ -67,7 +70,8 @@ def check_commands(commands: Mapping[str, CommandSpec]) -> None:
 class CommandHypervisor:
     """Performs each act with the operator's command for its verb, and records each run in a journal.
 
-    A command that began and was not seen to end runs again, unless its check says that the act was done.
+    A command that began and was not seen to end runs again, unless its check says that the act was done. `commands` has
+    them by verb, with `*` for all other verbs.
     """
 
     def __init__(
@@ -91,9 +95,10 @@ class CommandHypervisor:
     async def perform(self, act: Act, now: float) -> ActDone | ActUnderWay:
         """Start the command of this act and wait for it for `perform_wait_s`, or return its recorded outcome.
 
-        The act fails if its verb has no command, or if the command cannot be started, ends with another code than 0, or
-        takes too long. Raises Unavailable if a check does not know whether the act was done, or if a command of an
-        earlier service does not end; ActNotTried if the journal cannot be used.
+        If the command still runs then, returns ActUnderWay, and the next call waits again. The act fails if its verb
+        has no command, or if the command cannot be started, ends with another code than 0, or takes too long. Raises
+        Unavailable if a check does not know whether the act was done, or if a command of an earlier service does not
+        end; ActNotTried if the journal cannot be used.
         """
         task = self._tasks.get(act.id)
         if task is None:
@@ -188,7 +193,11 @@ class CommandHypervisor:
 
 
 def command_input(act: Act) -> dict[str, str]:
-    """The input of a command: each value as FOREWARN_NAME in its environment, and all as JSON on stdin."""
+    """The input of a command: each value as FOREWARN_NAME in its environment, and all as JSON on stdin.
+
+    The keys are act (its id), vm (the name), key (of the VM), verb, kind (the event type; "" if the verb has none),
+    event (the id), host (where the VM is), to_host ("": none) and duration (in seconds; -1: not known).
+    """
     return {
         "act": act.id,
         "vm": act.name,

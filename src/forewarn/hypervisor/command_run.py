@@ -44,16 +44,16 @@ _CREATE_TABLE = (
 class CommandResult:
     """How a command ended: `code` is negative for a signal, None if it was killed after its timeout."""
 
-    code: int | None
-    output: str  # the last 4096 bytes of stdout and stderr
+    code: int | None  # the exit code
+    output: str  # the last 4096 bytes of stdout and stderr, or why they cannot be read
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CommandRun:
     """A command that was started: its process, the process's start time, and its output file."""
 
-    pid: int
-    started: str
+    pid: int  # also the id of its session and process group
+    started: str  # see `process_start_time`
     output: Path
 
     @classmethod
@@ -81,9 +81,10 @@ class CommandRun:
         return cls(pid=pid, started=process_start_time(pid), output=output)
 
     async def wait(self, *, within_s: float) -> CommandResult:
-        """Wait for its end; after `within_s` seconds kill it with its process group. Deletes the output file.
+        """Wait for its end, and return how it ended. Deletes the output file.
 
-        Only the process that started it may wait, and only once. If the wait is cancelled, the command goes on.
+        After `within_s` seconds of real time, kill it with its process group. Only the process that started it may
+        wait, and only once. If the wait is cancelled, the command goes on.
         """
         deadline = asyncio.get_running_loop().time() + within_s
         interval_s = 0.005
@@ -130,7 +131,10 @@ class CommandRun:
 
 
 def kill_process_group(pid: int) -> None:
-    """Kill the command and those of its children that stayed in its process group; ignored if it is gone."""
+    """Kill (SIGKILL) the command and its children that stayed in its process group; ignored if it is gone.
+
+    `pid` is the command's process id. Does not wait for the end.
+    """
     with suppress(ProcessLookupError, PermissionError):
         os.killpg(pid, signal.SIGKILL)
 
@@ -156,10 +160,10 @@ def _is_locked(output: Path) -> bool:
 
 
 async def end_orphaned_command(record: CommandRunRecord, output: Path, *, within_s: float) -> bool:
-    """Wait for a command that an earlier service started; kill it after `within_s` seconds.
+    """Wait for a command that an earlier service started; kill it after `within_s` seconds of real time.
 
-    Returns whether it is gone. If the service died before it recorded the process, the command cannot be killed, and
-    the lock on its output says whether it runs.
+    Returns whether it is gone. If that service died before it recorded the process, the command cannot be killed, and
+    the lock on its file `output` says whether it runs.
     """
     if not record.pid:
         return await _wait_until_unlocked(output, within_s=within_s)
@@ -179,14 +183,14 @@ async def _wait_until_unlocked(output: Path, *, within_s: float) -> bool:
 
 
 class CommandRunRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """The journal's entry about the command of one act."""
+    """The journal's entry about the latest run of the command of one act."""
 
     act_id: str
-    begun_at: float
+    begun_at: float  # lab time
     pid: int = 0  # 0: the command is not known to have started
     started: str = ""  # the process's start time, see `process_start_time`
-    ok: bool | None = None  # None: its end was not seen
-    note: str = ""
+    ok: bool | None = None  # whether the act succeeded; None: its end was not seen
+    note: str = ""  # of the outcome, for people
 
 
 class CommandRunJournal:
@@ -217,7 +221,7 @@ class CommandRunJournal:
         return msgspec.convert(values, CommandRunRecord, strict=False) if values else None
 
     def begin(self, act_id: str, now: float) -> None:
-        """Record that the command is about to start: from now on it may have had its effect.
+        """Record at lab time `now` that the command is about to start: from then on it may have an effect.
 
         Replaces the act's earlier entry, and deletes finished entries that began over 30 days of lab time ago.
         """
@@ -225,15 +229,15 @@ class CommandRunJournal:
         self._execute("INSERT OR REPLACE INTO attempt VALUES (?, ?, 0, '', NULL, '')", act_id, now)
 
     def record_process(self, act_id: str, pid: int, started: str) -> None:
-        """Record the process of the command; `begin` comes before."""
+        """Record the process of the command, by id and start time. Does nothing unless `begin` came before."""
         self._execute("UPDATE attempt SET pid = ?, started = ? WHERE act_id = ?", pid, started, act_id)
 
     def end(self, act_id: str, *, ok: bool, note: str) -> None:
-        """Record the outcome of the command; `begin` comes before."""
+        """Record the outcome of the command. Does nothing unless `begin` came before."""
         self._execute("UPDATE attempt SET ok = ?, note = ? WHERE act_id = ?", ok, note, act_id)
 
     def close(self) -> None:
-        """Close the file."""
+        """Close the file; later calls of the other methods raise ActNotTried."""
         self._connection.close()
 
     def _execute(self, sql: str, *values: object) -> list[tuple[object, ...]]:

@@ -14,20 +14,26 @@ from forewarn.errors import Unavailable
 
 
 class ActDone(msgspec.Struct, frozen=True):
-    """The act is over. Performing it again returns the same outcome."""
+    """The answer of `Hypervisor.perform`: the act is over. Performing it again returns the same outcome."""
 
     ok: bool  # False: the act failed
-    note: str = ""  # for the history
+    note: str = ""  # for people, in the history: what happened, or why it failed
 
 
 class ActUnderWay(msgspec.Struct, frozen=True):
-    """The act is under way: perform it again, with the same id, at lab time `at` or later."""
+    """The answer of `Hypervisor.perform`: the act is under way.
 
-    at: float
+    Perform it again, with the same id, at lab time `at` or later.
+    """
+
+    at: float  # lab time
 
 
 class ActNotTried(Unavailable):
-    """A local problem, such as a full disk, prevented the attempt, which does not count as one."""
+    """A local problem, such as a full disk, prevented the attempt, which does not count as one.
+
+    `Hypervisor.perform` raises it; the act is performed again later.
+    """
 
 
 class Hypervisor(Protocol):

@@ -60,9 +60,9 @@ class Effect(msgspec.Struct, frozen=True, kw_only=True):
     begun_at: float
     ends_at: float  # planned when it began
     ended: bool = False  # whether a perform at `ends_at` or later has seen its end
-    from_host: str = ""
-    to_host: str = ""
-    performs: int = 0  # how often perform was called for it
+    from_host: str = ""  # where the VM was when it began; "": on no host
+    to_host: str = ""  # where it brings the VM; "": it does not move
+    performs: int = 0  # how often `perform` was called for its act
 
 
 class VmHistory(msgspec.Struct, frozen=True, kw_only=True):
@@ -73,9 +73,10 @@ class VmHistory(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class EffectLedger:
-    """The ledger, a SQLite file or in memory. Open it with `EffectLedger.open`; its user must close it.
+    """The durable record of all effects on VMs, a SQLite file or in memory, at most one per act id.
 
-    Calls without `await` block, and are safe from any thread. All raise ActNotTried if the ledger cannot be used now.
+    Open it with `EffectLedger.open`; its user must close it. Calls without `await` block, and are safe from any thread.
+    All raise ActNotTried if the ledger cannot be used now.
     """
 
     def __init__(self, connection: sqlite3.Connection, name: str) -> None:
@@ -104,7 +105,7 @@ class EffectLedger:
 
     @contextmanager
     def transaction(self) -> Iterator[None]:
-        """Everything written inside the block becomes durable together at its end, or not at all.
+        """Everything written inside the block becomes durable together at its end, or after an error nothing.
 
         Other threads wait meanwhile. It cannot be nested.
         """
@@ -192,7 +193,7 @@ class EffectLedger:
         self._execute(f"DELETE {old}", up_to_seq, before)
 
     def mark_ended(self, act_id: str) -> None:
-        """Record that the effect of this act is over; does nothing if it has none."""
+        """Record that the effect of this act has ended; does nothing if the act has none."""
         self._execute("UPDATE effect SET ended = 1 WHERE act_id = ?", act_id)
 
     def find(self, act_id: str) -> Effect | None:
@@ -208,7 +209,10 @@ class EffectLedger:
         ]
 
     def vm_history(self, vm: str) -> VmHistory:
-        """How often this VM (by key) booted, and the host it is on, from the effects that ended."""
+        """How often this VM (by key) booted, and the host it is on, from the effects that ended.
+
+        For an unknown VM: no boots and no host. Effects that were deleted as old do not count.
+        """
         ended = sorted((e for e in self.effects(vm) if e.ended), key=lambda e: e.ends_at)
         host = ""
         for effect in ended:

@@ -22,7 +22,10 @@ def process_start_time(pid: int) -> str:
 
 
 def is_process_alive(pid: int, started: str) -> bool:
-    """Whether this process, and not a later one with the same pid, is alive; `started` is its start time."""
+    """Whether this process, and not a later one with the same pid, is alive.
+
+    `started` is what `process_start_time` returned for it; "" counts as not alive, and so does a zombie.
+    """
     return pid > 0 and started != "" and process_start_time(pid) == started
 
 

@@ -30,25 +30,25 @@ class _BaseRule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
 
 class DurationRule(_BaseRule, frozen=True, kw_only=True, tag="take"):
-    """The act takes this long, regardless of the duration it asks for."""
+    """The act takes this long, instead of the duration that it asks for or the usual one."""
 
     seconds: Annotated[float, msgspec.Meta(ge=0, le=1e9)]  # lab time
 
 
 class SlowRule(_BaseRule, frozen=True, kw_only=True, tag="slow"):
-    """The act takes `factor` times as long as usual, or as a DurationRule says."""
+    """The act takes `factor` times as long as usual, or as a DurationRule that matches too says."""
 
     factor: Annotated[float, msgspec.Meta(ge=0, le=1e6)] = 10.0
 
 
 class FailRule(_BaseRule, frozen=True, kw_only=True, tag="fail"):
-    """The act fails at once, without effect."""
+    """The act fails at once, without effect, unless it has begun already."""
 
-    note: str = "the simulated hypervisor was told to fail"
+    note: str = "the simulated hypervisor was told to fail"  # the reason that the history shows
 
 
 class UnreachableRule(_BaseRule, frozen=True, kw_only=True, tag="unavailable"):
-    """The first `times` calls of `perform` for each act raise Unavailable and have no effect."""
+    """The first `times` calls of `perform` for each act raise Unavailable and have no effect on the VM."""
 
     times: Annotated[int, msgspec.Meta(ge=1)] = 1
 
@@ -68,13 +68,16 @@ class SimulatedBehaviour(msgspec.Struct, frozen=True):
 
     @classmethod
     def from_rules(cls, rows: Sequence[Mapping[str, object]]) -> SimulatedBehaviour:
-        """The behaviour that the settings describe, one table per rule. Rejected names the wrong rule."""
+        """The behaviour that the settings describe, one table per rule, see `parse_rule`.
+
+        Raises Rejected, which names the first wrong rule, or if `rows` is not a list.
+        """
         if not isinstance(rows, list | tuple):
             raise Rejected(f"hypervisor rules {rows!r} are not a list: give a list of tables, one per rule")
         return cls(rules=tuple(parse_rule(row) for row in rows))
 
     def first_match(self, kind: type[_RuleT], act: Act) -> _RuleT | None:
-        """The first rule of this class that applies to the act, or None."""
+        """The first rule of this class whose VM name pattern and verb match the act, or None."""
         return next((rule for rule in self.rules if isinstance(rule, kind) and rule.matches(act)), None)
 
     def duration_s(self, act: Act, usual_s: float) -> float:
@@ -83,13 +86,17 @@ class SimulatedBehaviour(msgspec.Struct, frozen=True):
         return (duration_rule.seconds if duration_rule else usual_s) * (slow_rule.factor if slow_rule else 1.0)
 
     def unreachable_attempts(self, act: Act) -> int:
-        """How many calls of `perform` for this act raise Unavailable, 0 without a rule."""
+        """How many of the first calls of `perform` for this act raise Unavailable, 0 without a rule."""
         unreachable_rule = self.first_match(UnreachableRule, act)
         return unreachable_rule.times if unreachable_rule else 0
 
 
 def parse_rule(row: Mapping[str, object]) -> BehaviourRule:
-    """One rule from the settings. Rejected if it has unknown or wrong fields."""
+    """One rule from a table of the settings. Raises Rejected if it has unknown or wrong fields.
+
+    `then` chooses the kind: take, slow, fail, unavailable or lie. `vm` is a pattern for names, such as `web-*`, and
+    `verb` a verb; a rule without them matches all VMs or verbs.
+    """
     try:
         rule: BehaviourRule = msgspec.convert(row, BehaviourRule)
     except msgspec.ValidationError as error:
@@ -117,7 +124,7 @@ USUAL_DURATION_S: dict[Verb, float] = {  # of acts that do not say how long they
 
 
 class SimulatedHypervisor:
-    """Performs acts in its ledger, on lab time. It owns the ledger.
+    """Performs acts only in its ledger, on lab time: no real machine is touched. It owns the ledger.
 
     A change of the rules affects only acts that have not begun, except for rules that make it unreachable.
     """
@@ -136,13 +143,15 @@ class SimulatedHypervisor:
         self._behaviour = behaviour
 
     def has_begun(self, act_id: str) -> bool:
-        """Whether this act has taken effect, or is under way."""
+        """Whether this act has taken effect, or is under way; False for one that a rule made fail or lie."""
         return self._ledger.find(act_id) is not None
 
     async def perform(self, act: Act, now: float) -> ActDone | ActUnderWay:
         """Record the effect of the act, or return how it is going.
 
-        Raises Unavailable if a rule makes it unreachable, ActNotTried if the ledger cannot be written.
+        The first call begins the effect at lab time `now`. Until its end, calls return ActUnderWay with the time of the
+        end; from then on ActDone. A rule may make it fail or succeed at once without an effect. Raises Unavailable if a
+        rule makes it unreachable, ActNotTried if the ledger cannot be written.
         """
         answer = await self._ledger.write_in_group(lambda: self._perform_in_ledger(act, now))
         if answer is None:

@@ -36,7 +36,10 @@ _SHUTDOWN_VERBS = frozenset({Verb.EVICT, Verb.DELETE, Verb.POWER_OFF, Verb.DEALL
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SupervisorNotification:
-    """A message of a supervisor that is not an answer to an order: a hello, a listener or an exit."""
+    """A message of a supervisor that is not an answer to an order: a hello, a listener or an exit.
+
+    The fields of the others are None.
+    """
 
     hello: SupervisorHello | None = None
     listener: ListenerOffer | None = None
@@ -45,7 +48,11 @@ class SupervisorNotification:
 
 
 class SupervisorConnection:
-    """The connection to one supervisor. It owns its socket; an error or the supervisor's end closes it."""
+    """The service's connection to one supervisor, the process that holds a namespace VM.
+
+    It owns its socket; an error, an invalid message or the supervisor's end closes it, and sets `is_closed`. `hello`,
+    `boot_id` and `state` ("running", "frozen", "down" or "ended") say what is known about the VM after `identify`.
+    """
 
     def __init__(self, sock: socket.socket) -> None:
         """Start reading from a connected unix socket, inside a running event loop."""
@@ -75,7 +82,10 @@ class SupervisorConnection:
         return self.hello.program
 
     def identify(self, hello: SupervisorHello) -> None:
-        """Record the hello: which VM the supervisor holds, and the outcomes of acts that it knows."""
+        """Record the hello: which VM the supervisor holds, and the outcomes of acts that it knows.
+
+        They count as final answers. The hello is not checked, and nothing is sent.
+        """
         self.hello, self.boot_id, self.state = hello, hello.boot_id, hello.state
         known = (
             (act, SupervisorMessage(act=act, ok=outcome.ok, note=outcome.note)) for act, outcome in hello.known.items()
@@ -83,7 +93,10 @@ class SupervisorConnection:
         self._answers.update(known)
 
     async def receive(self) -> SupervisorNotification | None:
-        """The next message that is not an answer, in order; None after those of a connection that was closed."""
+        """Wait for the next message that is not an answer, in order of arrival, and return it.
+
+        None once the connection is closed and all earlier messages were received. The caller closes `fds`.
+        """
         notification = await self._received.get()
         if notification is None:
             self._received.put_nowait(None)  # for the next call
@@ -99,9 +112,9 @@ class SupervisorConnection:
             self._received.put_nowait(None)  # `receive` still reports the end
 
     def send(self, message: dict[str, Any]) -> None:
-        """Send a message, without waiting; does nothing if the connection is closed.
+        """Send a message (a JSON object), without waiting; does nothing if the connection is closed.
 
-        If that fails or the socket's buffer is full, the supervisor has stopped reading: then it closes.
+        If that fails or the socket's buffer is full, the supervisor has stopped reading: then the connection is closed.
         """
         if self.is_closed:
             return
@@ -124,7 +137,7 @@ class SupervisorConnection:
         self.send(order_message(act, duration_s))
 
     def send_thaw(self, act_id: str) -> None:
-        """Send the order to end the freeze of this act now."""
+        """Send the order to end the pause (freeze or migration) of this act now; the answer comes later."""
         self.send({"thaw": act_id})
 
     def final_answer(self, act_id: str) -> SupervisorMessage | None:
@@ -135,8 +148,8 @@ class SupervisorConnection:
     async def wait_for_answer(self, act_id: str, *, within_s: float, final: bool) -> SupervisorMessage | None:
         """Wait for the answer to an act, with `final` for its final answer, and return it.
 
-        After `within_s` seconds of real time return the latest answer, which may not be final, or None. Raises
-        Unavailable if the connection closes before.
+        An answer that is not final says that the act is under way. After `within_s` seconds of real time return the
+        latest answer, which may not be final, or None. Raises Unavailable if the connection closes before.
         """
         with suppress(TimeoutError):
             async with asyncio.timeout(within_s):

@@ -29,11 +29,15 @@ class FallbackHypervisor(Hypervisor, Protocol):
     """A hypervisor for VMs without a supervisor, which knows the acts that it has begun."""
 
     def has_begun(self, act_id: str) -> bool:
-        """Whether this act has taken effect there, or is under way."""
+        """Whether this act has taken effect in this hypervisor, or is under way there."""
 
 
 class ProcessHypervisor:
-    """Performs acts through supervisors; owns the fallback hypervisor. `answer_timeout_s` is real time."""
+    """Performs acts through the supervisors of VMs; VMs without one are left to `fallback`, which it owns.
+
+    A supervisor is the process that holds a namespace VM. One `perform` waits up to `answer_timeout_s` of real time for
+    its answer.
+    """
 
     def __init__(
         self,
@@ -52,8 +56,9 @@ class ProcessHypervisor:
     async def perform(self, act: Act, now: float) -> ActDone | ActUnderWay:
         """Order the act from the VM's supervisor, or perform it with the fallback if the VM has none.
 
-        An act that began with the fallback stays there. Raises Unavailable if the supervisor does not connect or answer
-        in time.
+        An act that began with the fallback stays there. A freeze or migration pauses the VM until its duration in real
+        time is over or lab time `now` has advanced by it; until then returns ActUnderWay. Raises Unavailable if the
+        supervisor does not connect or answer in time.
         """
         connection = await self._supervisors.wait_for_connection(act.vm)
         if connection is None or (connection.final_answer(act.id) is None and self._fallback.has_begun(act.id)):
@@ -68,7 +73,7 @@ class ProcessHypervisor:
         )
 
     async def close(self) -> None:
-        """Close the fallback hypervisor. Supervisors keep running."""
+        """Close the fallback hypervisor. Supervisors keep running, and their connections stay open."""
         await self._fallback.close()
 
     async def _perform_with_fallback(self, act: Act, now: float) -> ActDone | ActUnderWay:

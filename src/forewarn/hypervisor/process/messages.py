@@ -16,10 +16,10 @@ MAX_LINE_BYTES = 16 * 1024 * 1024  # the hello of a supervisor may list many act
 
 
 class KnownOutcome(msgspec.Struct, frozen=True, kw_only=True):
-    """The outcome of an act, from the supervisor's journal."""
+    """The outcome of an act, from the supervisor's journal; part of its hello."""
 
     ok: bool
-    note: str = ""
+    note: str = ""  # for people, in the history
 
 
 class SupervisorHello(msgspec.Struct, frozen=True, kw_only=True):
@@ -27,9 +27,9 @@ class SupervisorHello(msgspec.Struct, frozen=True, kw_only=True):
 
     vm: str  # its name, `group/name` or key
     pid: int  # of the supervisor
-    started: str | int  # field 22 of /proc/PID/stat
-    boot_id: str = ""
-    program: tuple[str, ...] | None = None
+    started: str | int  # when it started: field 22 of /proc/PID/stat
+    boot_id: str = ""  # changes with each boot of the VM
+    program: tuple[str, ...] | None = None  # the program inside the VM, with its arguments; None: none yet
     state: str = "running"  # or "frozen" or "down"
     known: dict[str, KnownOutcome] = {}  # by act id
 
@@ -40,14 +40,17 @@ class SupervisorHello(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ListenerOffer(msgspec.Struct, frozen=True, kw_only=True):
-    """A listening TCP socket from inside the VM, whose file descriptor is sent along."""
+    """A listening TCP socket from inside the VM, whose file descriptor is sent along.
+
+    The service serves metadata on it. Address and port are those inside the VM, only for information.
+    """
 
     address: str = ""
     port: int = 0
 
 
 class ProgramExitMessage(msgspec.Struct, frozen=True, kw_only=True):
-    """The program ended by itself."""
+    """The message that the program inside the VM ended by itself, not by an act."""
 
     code: int | None = None  # its exit code
     signal: int | str | None = None  # or the signal that ended it
@@ -61,16 +64,16 @@ class SupervisorMessage(msgspec.Struct, frozen=True, kw_only=True):
     listener: ListenerOffer | None = None
     exited: ProgramExitMessage | None = None
     act: str = ""  # the id of the act that it answers
-    until: float | None = None  # the act is under way, for this many more seconds
-    ok: bool | None = None  # the act is over, and succeeded or failed
-    note: str = ""
-    boot_id: str = ""  # after the act
-    state: str = ""  # after the act
+    until: float | None = None  # the act is under way, for this many more seconds of real time
+    ok: bool | None = None  # the act is over, and succeeded or failed; None: it is not over
+    note: str = ""  # of the outcome, for people
+    boot_id: str = ""  # after the act; "": unchanged
+    state: str = ""  # after the act; "": as its verb says
     fds: int = 0  # number of file descriptors sent along
 
     @property
     def is_final(self) -> bool:
-        """Whether this is the final answer to an act."""
+        """Whether this is the final answer to an act, which says if it succeeded."""
         return self.ok is not None
 
 
@@ -79,7 +82,7 @@ _encode = msgspec.json.Encoder().encode
 
 
 def decode_message(line: bytes) -> SupervisorMessage:
-    """Decode one line from a supervisor. Rejected if it is not a known message."""
+    """Decode one line (JSON) from a supervisor. Rejected if it is not a known message."""
     try:
         message = _decode(line)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
@@ -90,12 +93,16 @@ def decode_message(line: bytes) -> SupervisorMessage:
 
 
 def encode_message(message: dict[str, Any]) -> bytes:
-    """Encode a message to a supervisor as one line of JSON."""
+    """Encode a message to a supervisor as one line of JSON, with the newline."""
     return _encode(message) + b"\n"
 
 
 def order_message(act: Act, duration_s: float) -> dict[str, Any]:
-    """The message that orders this act, taking `duration_s` seconds; sends nothing."""
+    """The message that orders this act, to take `duration_s` seconds of real time; sends nothing.
+
+    It is `{"order": {"act": id, "verb": …, "duration_s": …, "host": …}}`, with `"abrupt": true` if the VM's host has
+    failed. The host is the act's destination, else where the VM is.
+    """
     host = act.to_host or act.from_host
     order: dict[str, Any] = {"act": act.id, "verb": act.verb, "duration_s": duration_s, "host": host}
     return {"order": order | {"abrupt": True} if act.abrupt else order}

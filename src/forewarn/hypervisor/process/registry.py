@@ -30,7 +30,7 @@ _POLL_INTERVAL_S = 0.1
 
 
 class SupervisorRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """The supervisor of a VM, as it was last seen."""
+    """The supervisor of a VM (the process that holds it), as it was last seen; stored in a file."""
 
     vm: str  # the VM's key
     pid: int = 0
@@ -39,12 +39,15 @@ class SupervisorRecord(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_alive(self) -> bool:
-        """Whether the supervisor process is alive."""
+        """Whether the supervisor process is alive now, and not another one with its pid."""
         return is_process_alive(self.pid, self.started)
 
 
 class SupervisorRecords:
-    """The supervisor records below a directory, one file per VM, read once. Unreadable ones are ignored."""
+    """The supervisor records below a directory, one file per VM, by VM key.
+
+    The constructor reads all of them; unreadable ones are logged and ignored. The directory need not exist.
+    """
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
@@ -68,7 +71,10 @@ class SupervisorRecords:
         return sorted(record.pid for record in self._records.values() if record.is_alive)
 
     def save(self, record: SupervisorRecord) -> None:
-        """Write the record of a VM to its file, in place of an earlier one; OSError if that fails."""
+        """Write the record of a VM to its file, in place of an earlier one; OSError if that fails.
+
+        Does nothing if the record is unchanged. Creates the VM's directory.
+        """
         if self._records.get(record.vm) == record:
             return
         self._records[record.vm] = record
@@ -126,7 +132,10 @@ class SupervisorRegistry:
         return record is not None and record.ended
 
     def require_no_other_supervisor(self, vm: str, hello: SupervisorHello) -> None:
-        """Raises Refused if another live process is the supervisor of this VM. The same one may connect again."""
+        """Raises Refused if another live process is recorded as the supervisor of this VM.
+
+        `hello` says which process asks; the recorded one itself may connect again.
+        """
         record = self._records.get(vm)
         if record is not None and (record.pid, record.started) != hello.process_identity and record.is_alive:
             raise Refused(
@@ -134,14 +143,15 @@ class SupervisorRegistry:
             )
 
     def is_recorded(self, vm: str, hello: SupervisorHello) -> bool:
-        """Whether this process is the recorded supervisor of the VM."""
+        """Whether the process of this hello is the recorded supervisor of the VM, connected or not."""
         record = self._records.get(vm)
         return record is not None and (record.pid, record.started) == hello.process_identity
 
     def register(self, vm: str, connection: SupervisorConnection) -> bool:
         """Make this the VM's connection, record its supervisor, and return whether that supervisor is new.
 
-        Closes an earlier connection. Raises Refused if another live process is the VM's supervisor.
+        The connection must be identified. Closes an earlier connection of the VM, and ends `wait_for_connection`.
+        Raises Refused if another live process is the VM's supervisor.
         """
         self.require_no_other_supervisor(vm, connection.hello)
         if (previous := self._connections.get(vm)) is not None:
@@ -161,7 +171,10 @@ class SupervisorRegistry:
         self._records.save(SupervisorRecord(vm=vm, pid=pid, started=started))
 
     def unregister(self, vm: str, connection: SupervisorConnection) -> bool:
-        """Forget this connection; returns False if the supervisor has already connected again on another one."""
+        """Forget this connection, and return True; False if it is no longer the VM's registered one.
+
+        That is so if the supervisor has already connected again. The record stays.
+        """
         was_registered = self._connections.get(vm) is connection
         if was_registered:
             del self._connections[vm]
@@ -176,7 +189,10 @@ class SupervisorRegistry:
             self._records.save(replace(record, ended=True))
 
     def forget(self, vm: str) -> None:
-        """Forget how the last program ended; without a live supervisor, delete the record."""
+        """Forget how the last program of this VM ended; without a live supervisor, delete the record.
+
+        Then a program may be started again.
+        """
         record = self._records.get(vm)
         if record is not None and self.is_supervised(vm):
             self._records.save(replace(record, ended=False))
@@ -201,7 +217,10 @@ class SupervisorRegistry:
         )
 
     def missing_supervisor_text(self, vm: str) -> str:
-        """A clause about a supervisor that died with its program; "" if none is missing."""
+        """A clause for people about a supervisor of this VM that died with its program; "" if none is missing.
+
+        None is missing if it is connected or alive, if its program had ended, or if the VM has no record.
+        """
         record = self._records.get(vm)
         if record is None or record.ended or self.is_supervised(vm):
             return ""

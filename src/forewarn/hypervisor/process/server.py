@@ -37,8 +37,9 @@ ListenInsideVm = Callable[[str, socket.socket], Awaitable[StopListening]]  # VM 
 class SupervisorServer:
     """Accepts supervisors, and serves the listening sockets that they send from inside their VMs.
 
-    It gets the rest of the service as functions. It refuses a supervisor whose VM is unknown or has another live
-    supervisor, and a new one whose VM is not running.
+    It gets the rest of the service as functions: `find_vm` (by name or key), `listen` (serves metadata to a VM on a
+    socket) and `write_history`. It refuses a supervisor whose VM is unknown or has another live supervisor, and a new
+    one whose VM is not running. Starts and ends of programs are written to the history.
     """
 
     def __init__(
@@ -57,10 +58,10 @@ class SupervisorServer:
 
     @asynccontextmanager
     async def serve(self, sock: socket.socket, path: Path) -> AsyncIterator[None]:
-        """Accept supervisors on a bound unix socket until the block is left; then close and remove it.
+        """Accept supervisors on a bound unix socket until the block is left; then close it and delete `path`.
 
-        Open connections are closed too. Supervisors keep running without the service, and connect again when it is
-        back.
+        `path` is the file of the socket. Only processes of the service's user and of root are accepted. Open
+        connections are closed too. Supervisors keep running without the service, and connect again when it is back.
         """
         sock.listen(_BACKLOG)
         sock.setblocking(False)

@@ -36,7 +36,7 @@ class ProgramStore(Protocol):
     """The part of the store that `ProgramStarter` reads."""
 
     def vms(self) -> Sequence[Vm]:
-        """The present VMs."""
+        """All present VMs."""
 
     def vm(self, key: str) -> Vm | None:
         """The VM with this key, also if it was removed; None if it never existed."""
@@ -60,7 +60,11 @@ class _StartAttempt:
 
 @dataclass(slots=True, kw_only=True)
 class ProgramStarter:
-    """Keeps a supervisor running for each running VM that has a program, until the program ends."""
+    """Keeps a supervisor running for each running VM that has a program, until the program ends.
+
+    A supervisor is the process that holds a namespace VM and the program inside it. `write_history` gets failed starts
+    and supervisors that ended with an error.
+    """
 
     store: ProgramStore
     supervisors: SupervisorRegistry
@@ -70,9 +74,9 @@ class ProgramStarter:
     _attempts: dict[str, _StartAttempt] = field(default_factory=dict)
 
     async def run(self) -> None:
-        """Start missing supervisors, twice a second, until cancelled; errors are logged.
+        """Call `reconcile` twice a second until cancelled; errors are logged.
 
-        Supervisors that run continue without the service.
+        It reads the VMs from the store once and follows its commits. Supervisors that run continue without the service.
         """
         for vm in self.store.vms():
             self._track_vm(vm)
@@ -91,7 +95,8 @@ class ProgramStarter:
     async def reconcile(self) -> None:
         """One pass: report supervisors that ended, start missing ones, and stop those of removed VMs.
 
-        It knows the VMs that `run` has read. It starts at most eight supervisors, and each again with backoff.
+        It knows only the VMs that `run` has read. It starts at most eight supervisors, each again with a backoff of up
+        to a minute, and none while an act on its VM is pending.
         """
         for vm in tuple(self._vms_with_program.values()):
             await self._check_supervisor(vm)
