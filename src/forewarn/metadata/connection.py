@@ -218,8 +218,8 @@ class MetadataConnection(asyncio.Protocol):
     def drain(self, *, close_idle: bool) -> None:
         """Answer a held request or finish a slow body at once, then close. Only while the state is draining.
 
-        A request that waits for the backend, or has only begun to arrive, is answered first: then the connection closes
-        after this call. An idle connection closes at once if `close_idle`, else after its next request.
+        With a request that waits for the backend, or has only begun to arrive, it closes once that is answered. An idle
+        connection closes at once if `close_idle`, else after its next request.
         """
         if self._held is not None:
             self._resume_held(expired=True)

@@ -22,7 +22,10 @@ def _default_max_connections() -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """What a metadata server allows its clients: sizes, times (real time), connections and request rate."""
+    """What a metadata server allows its clients: sizes, times (real time), connections and request rate.
+
+    By default `connections` is the number of files that this process may open, less a reserve of 128.
+    """
 
     head_bytes: int = MAX_HEAD_BYTES  # request line and headers
     body_bytes: int = MAX_BODY_BYTES
@@ -31,8 +34,7 @@ class Limits:
     linger_s: float = 2.0  # lingering close: time for a refused client to read the error
     write_bytes: int = 64 * 1024  # unread responses; above this no further request is processed
     connections_per_vm: int = 1000  # open at a time; see also `max_connections_per_vm`
-    # Open at a time, of all VMs and unknown callers; by default the limit of open files, less 128.
-    connections: int = field(default_factory=_default_max_connections)
+    connections: int = field(default_factory=_default_max_connections)  # open at a time, of all VMs and unknown callers
     requests_per_s: float | None = None  # per VM (spec §8.5); None: no limit
 
     @property

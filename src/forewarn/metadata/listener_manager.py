@@ -73,8 +73,8 @@ class ListenerManager:
     def refresh(self) -> list[ListenerChange]:
         """Check every listener, open or reopen what is possible now, and return only those that changed.
 
-        A listener changes if its device or namespace is gone or new. The caller closes the `previous` of each change. A
-        listener that cannot be opened is `waiting` and logged; that raises no error.
+        Those were opened, closed, or opened again because their device or namespace is a new one. The caller closes the
+        `previous` of each change. A listener that cannot be opened is `waiting` and logged; that raises no error.
         """
         changes = (self._refresh_one(spec) for spec in self._specs)
         return [change for change in changes if change is not None]

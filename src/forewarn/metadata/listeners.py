@@ -82,7 +82,7 @@ def open_network_listener(
 class LabListeners:
     """The listeners of a lab, made by `open_lab_listeners`.
 
-    Each VM has a loopback address of its own; `endpoint` says where a program must connect to be that VM.
+    Each VM has a loopback address of its own; `endpoint` says where a program connects to poll as that VM.
     """
 
     mode: LabListenMode
@@ -93,7 +93,7 @@ class LabListeners:
     _ports: dict[str, int]  # by address; empty for LabListenMode.DEVICE
 
     def endpoint(self, address: str) -> tuple[str, int]:
-        """Return the address and port to which a program connects to be the VM with this loopback address.
+        """Return the address and port to which a program connects to poll as the VM with this address.
 
         That is this address and `port`; in mode PORTS 127.0.0.1 and the VM's port, and KeyError if the address is not
         served.

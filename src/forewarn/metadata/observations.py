@@ -230,7 +230,7 @@ class GuestObservations:
         return polls, deliveries
 
     def return_batch(self, polls: Sequence[LastPoll], deliveries: Sequence[EventDelivery]) -> None:
-        """Queue a batch of `take_batch` that could not be stored again, before all others.
+        """Put back a batch of `take_batch` that could not be stored; the next calls take it first.
 
         A poll is dropped if a newer one of the same VM waits, or if another VM has its key now.
         """

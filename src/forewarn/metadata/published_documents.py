@@ -242,7 +242,7 @@ class StaleDocuments:
             self._replaced = {}
 
     def add(self, replaced: PublishedScope) -> None:
-        """Keep a scope that was replaced just now; does nothing while off."""
+        """Keep a scope that was replaced just now, and drop those older than a minute; nothing if not enabled."""
         if self._replaced is None:
             return
         now = asyncio.get_running_loop().time()

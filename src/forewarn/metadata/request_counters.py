@@ -38,8 +38,8 @@ OTHER_REQUEST = RequestCategory(OTHER)
 def request_category(request: HttpRequest) -> RequestCategory:
     """Return the category of a VM's request, by method, path (in any case) and api-version.
 
-    OTHER for any other path, and for any method but GET and POST of scheduled events. Never UNKNOWN_CALLER, which only
-    the connection can tell.
+    Scheduled events are POLL (GET) or APPROVAL (POST), the other endpoints INSTANCE or TOKEN, and all else is OTHER.
+    Never UNKNOWN_CALLER, which only the connection can tell.
     """
     return _category_of_target(request.method, request.target)
 
@@ -115,15 +115,15 @@ RESET_STATUS = 0  # counted instead of an HTTP status: the connection was reset
 class RequestCounters:
     """The request counts of one server since its start, which its connections increase in place.
 
-    Requests that the response cache answered are added when the cache flushes its hits.
+    Requests that the response cache answered are added when the cache flushes its hits. `answered` includes responses
+    to what is not valid HTTP, and resets (RESET_STATUS).
     """
 
     accepted: int = 0  # connections
     refused: int = 0  # connections beyond a limit or while draining
     held: int = 0  # requests that are held now
     requests: int = 0  # valid HTTP requests, also those not answered yet
-    # Responses by category and status (RESET_STATUS: a reset), also to requests that are not valid HTTP.
-    answered: Counter[tuple[RequestCategory, int]] = field(default_factory=Counter)
+    answered: Counter[tuple[RequestCategory, int]] = field(default_factory=Counter)  # responses by category and status
 
     def count_cached(self, category: RequestCategory, status: int, count: int) -> None:
         """Add `count` requests that the response cache answered to `requests` and `answered`."""

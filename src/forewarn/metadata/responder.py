@@ -119,11 +119,12 @@ class Responder:
         return self._current_view(caller) is not None
 
     def respond(self, caller: Caller, request: HttpRequest) -> AnyResponse:
-        """Return the response to a request, or what leads to it (see `AnyResponse`).
+        """Return the response to a request, or what leads to it.
 
-        Records polls, approvals and deliveries, and consumes faults and the rate limit. An unknown caller gets 404, and
-        is logged. Only a coroutine (PendingResponse), once run, calls the backend: Unavailable and Conflict become 503,
-        and NotFound of an approval or a first request becomes 404.
+        That is an HttpResponse or ResetConnection now, a HeldResponse (long poll or delay), a SlowResponse, or a
+        coroutine that waits for the backend (PendingResponse). Records polls, approvals and deliveries, and consumes
+        faults and the rate limit. An unknown caller gets 404, and is logged. Only the coroutine, once run, calls the
+        backend: Unavailable and Conflict become 503, and NotFound of an approval or a first request becomes 404.
         """
         view = self._current_view(caller)
         if view is None:

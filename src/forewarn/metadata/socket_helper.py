@@ -80,10 +80,10 @@ Announce = Callable[[list[ListenerSpec], dict[ListenerSpec, str]], None]
 def run_socket_helper(listeners: Sequence[ListenerSpec], directory: Path, announce: Announce) -> None:
     """Pass the sockets of `listeners` to the service of the data directory, until SIGINT or SIGTERM.
 
-    Opens them when their device, address or namespace exists. `directory` is the data directory. `announce` is called
-    once, with the listeners that are open and, for the others, what each waits for. Blocks. Raises
-    Rejected if a listener or the data directory cannot be used, Refused if another helper runs there. Increases the
-    limit of open files of this process.
+    Opens them when their device, address or namespace exists. `directory` is the data directory, in which the service
+    connects to a Unix socket. `announce` is called once, with the listeners that are open and, for the others, what
+    each waits for. Blocks. Raises Rejected if a listener or the data directory cannot be used, Refused if another
+    helper runs there. Increases the limit of open files of this process.
     """
     _raise_open_file_limit()
     asyncio.run(_run_until_signal(listeners, directory, announce))
@@ -114,7 +114,8 @@ async def _run_until_signal(listeners: Sequence[ListenerSpec], directory: Path, 
 async def accept_clients(server: socket.socket, distributor: SocketDistributor, owner: int) -> None:
     """Accept clients on the Unix socket `server` until cancelled, and pass them the distributor's sockets.
 
-    Disconnects, and logs, clients that run neither as root nor as user id `owner`.
+    `server` listens and is non-blocking. Clients that run neither as root nor as user id `owner` are disconnected and
+    logged.
     """
     async with asyncio.TaskGroup() as group:
         while True:

@@ -100,7 +100,7 @@ def _read_fleet_file(path: Path) -> str:
 async def load_or_create_tenant_id(store: Store) -> str:
     """Return the tenant id of this service, a GUID in lower case; creates and stores it at the first call.
 
-    It never changes, because tokens contain it and clients keep it.
+    It never changes, because tokens contain it and clients keep it. Raises Unavailable if it cannot be stored.
     """
     if (stored := store.load(_TENANT_KEY)) is not None:
         return stored.decode()
@@ -113,7 +113,8 @@ async def ensure_admin_client(store: Store, path: Path, now: float) -> None:
     """Create the administrator client with its secret file, once: a removed one is not created again.
 
     The file `path` is written before the commit. A crash in between leaves a file whose secret the next start uses.
-    `now` is lab time. Raises Rejected if others can read the file, or if it contains no text.
+    `now` is lab time. Raises Rejected if others can read the file, or if it contains no text; Unavailable if the file
+    or the store cannot be written.
     """
     if store.load(_ADMIN_CREATED_KEY) is not None:
         return

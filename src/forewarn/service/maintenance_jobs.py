@@ -35,7 +35,7 @@ async def write_observations_forever(observations: GuestObservations, store: Sto
 
 
 async def write_observation_batches(observations: GuestObservations, store: Store) -> None:
-    """Write at most BATCHES_PER_SECOND batches of observations: all of them, for most fleets.
+    """Write up to BATCHES_PER_SECOND batches of observations at once: all of them, for most fleets.
 
     Stops at a failure, which is logged; what was not written is kept.
     """

@@ -24,6 +24,7 @@ _GC_THRESHOLD = 20_000  # new objects before a collection: what some hundred req
 def run_service(settings: Settings, announce: Callable[[Service], None], *, new_store: bool = False) -> int | None:
     """Run a service until a signal stops it; blocks. Calls `announce(service)` once everything answers.
 
+    SIGINT and SIGTERM stop it; SIGHUP replaces the workers, but stops it too without workers or at a terminal.
     `new_store` starts with an empty store where the database of an earlier service is missing. Returns the number of
     pending events at the end; None if a signal stopped it during the start. Raises what `running_service` raises.
     Changes the umask and the limit of open files of this process.

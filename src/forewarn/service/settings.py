@@ -102,12 +102,12 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     @property
     def http_client(self) -> HttpClient:
-        """A new HTTP client for webhooks and the external issuer, which calls `local_targets` only as allowed."""
+        """A new HTTP client for webhooks and the external issuer; `local_targets` says where it may call."""
         return HttpClient(local_targets=self.local_targets)
 
     @property
     def policy(self) -> Policy:
-        """The settings that decisions about events use."""
+        """The part of the settings that decisions about events use, as a new Policy."""
         return Policy(
             enablement=self.enablement,
             max_user_operations=self.max_user_operations,

@@ -96,9 +96,9 @@ class SharedListeners:
         return tuple(self._ids_by_listener)
 
     def add(self, listener: VmListener) -> None:
-        """Add an open listener; where possible, open sockets for a total of one per worker.
+        """Add an open listener; if possible, open more sockets beside each of its own, one per worker.
 
-        Else all workers share its sockets. Its sockets are closed by `remove`. Sends nothing.
+        Else all workers share that socket. `remove` closes all of them. Sends nothing.
         """
         for sock in listener.sockets:
             siblings = open_reuseport_sockets(sock, self._slots - 1)

@@ -209,7 +209,7 @@ class ObservationReport(_Message, frozen=True):
     deliveries: list[EventDelivery] = []
     hits: list[FaultHits] = []
     id: int = 0  # of the report request that this completes; 0: none
-    counted: RequestTotals | None = None  # since the worker started; None: unchanged
+    counted: RequestTotals | None = None  # request counts since the worker started; None: as in the last report
 
 
 class EnableRequest(_Message, frozen=True):
@@ -330,7 +330,7 @@ def reply_message(number: int, result: str | ManagedIdentityToken | WrongResourc
 def failure_message(number: int, error: ForewarnError) -> RequestFailed:
     """Make the reply that lets request `number` fail with this error.
 
-    A subclass becomes NotFound or Rejected; any error but these becomes Unavailable. The text stays.
+    NotFound stays NotFound, any other Rejected becomes Rejected, and any other error Unavailable. The text stays.
     """
     kind = next((kind for kind in (NotFound, Rejected) if isinstance(error, kind)), Unavailable)
     return RequestFailed(number, str(error), kind.__name__)

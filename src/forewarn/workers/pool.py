@@ -163,9 +163,9 @@ class WorkerPool:
     async def reload(self, timeout_s: float) -> None:
         """Replace every worker process, one after the other, without refusing a connection.
 
-        A worker accepts until its successor does. Then it answers the requests in progress, and one more on each idle
-        connection, within `timeout_s`, and ends. If its successor fails to start, it stays. Concurrent calls run one
-        after the other.
+        A worker accepts until its successor does. Then it answers the requests in progress within `timeout_s` and, for
+        up to two seconds, one more on each idle connection, and ends. If its successor fails to start, it stays. Slots
+        without a serving worker are skipped. Returns when all are replaced. Concurrent calls run one after the other.
         """
         async with self._reload_lock:
             for slot in range(self.size):

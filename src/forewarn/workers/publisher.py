@@ -135,10 +135,10 @@ class MetadataPublisher:
         return cls(config, control, lab, network_listeners, callers)
 
     async def start(self, backend: GuestBackend, metrics_sockets: tuple[socket.socket, ...] = ()) -> None:
-        """Publish all scopes, follow every commit, and serve. `metrics_sockets`: one per worker, or none.
+        """Publish all scopes, follow every commit and fault change, and serve; returns when VMs are served.
 
-        Raises Unavailable if a worker fails to start or the store cannot be written. Most other methods work only
-        after `start`.
+        Continues the stored poll counts. `metrics_sockets`: one per worker, or none. Raises Unavailable if a worker
+        fails to start or the store cannot be written. Most other methods work only after `start`.
         """
         self._metrics_sockets = metrics_sockets
         self._store_tag = await load_store_tag(self._store)
