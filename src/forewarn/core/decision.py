@@ -10,9 +10,9 @@ from forewarn.core.faults import EventFault
 
 
 class EnablementMode(StrEnum):
-    """When scheduled events are enabled for a scope: from its first poll until a day without, or always."""
+    """When scheduled events are enabled for a scope: while its VMs poll, or always."""
 
-    ON_REQUEST = "on-request"  # from the first poll until a day without polls (spec §8.1, §8.2)
+    ON_REQUEST = "on-request"  # from the first poll until `Policy.idle_s` (a day) without polls (spec §8.1, §8.2)
     ALWAYS = "always"  # spec §8.3: in a lab, where even the first restart must publish an event
 
 

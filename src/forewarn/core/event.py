@@ -120,7 +120,7 @@ class Event(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         return tuple(act for act in self.acts if act.outcome is not None and not act.outcome.ok)
 
     def is_ready(self, now: float) -> bool:
-        """Return whether it is approved, or its NotBefore has passed (spec §6.2).
+        """Return whether it is approved, or lab time `now` has reached its NotBefore (spec §6.2).
 
         It may still wait for other events: `release.start_wait` says whether it starts.
         """

@@ -19,21 +19,21 @@ from forewarn.errors import Rejected, Remedy
 class FaultKind(StrEnum):
     """The faults that can be injected; FAULT_DEFINITIONS describes each. Users type the values."""
 
-    LATE_FIRST_ANSWER = "late-first-answer"
-    EMPTY_BODY = "empty-body"
-    GONE = "gone"
-    THROTTLED = "throttled"
-    INTERNAL_ERROR = "internal-error"
-    RESET = "reset"
-    SLOW_BODY = "slow-body"
-    STALE = "stale"
-    UNKNOWN_VERSION_404 = "unknown-version-404"
-    SHORT_NOTICE = "short-notice"
-    NO_NOTICE = "no-notice"
-    WITHDRAWN_AFTER_APPROVAL = "withdrawn-after-approval"
-    SEVERAL_AT_ONCE = "several-at-once"
-    NEIGHBOUR_ONLY = "neighbour-only"
-    INCARNATION_RESET = "incarnation-reset"
+    LATE_FIRST_ANSWER = "late-first-answer"  # answers wait until some time after the VM's first request
+    EMPTY_BODY = "empty-body"  # 200 without a document
+    GONE = "gone"  # 410
+    THROTTLED = "throttled"  # 429
+    INTERNAL_ERROR = "internal-error"  # 500
+    RESET = "reset"  # of the connection, instead of an answer
+    SLOW_BODY = "slow-body"  # the document arrives in small pieces
+    STALE = "stale"  # an older document
+    UNKNOWN_VERSION_404 = "unknown-version-404"  # 404 instead of 400
+    SHORT_NOTICE = "short-notice"  # an event's NotBefore is earlier than it should be
+    NO_NOTICE = "no-notice"  # an event is Started when it first appears
+    WITHDRAWN_AFTER_APPROVAL = "withdrawn-after-approval"  # an approved event disappears instead of starting
+    SEVERAL_AT_ONCE = "several-at-once"  # several Freezes appear in one document
+    NEIGHBOUR_ONLY = "neighbour-only"  # a Freeze of another VM of the scope appears
+    INCARNATION_RESET = "incarnation-reset"  # the incarnation is 1 again, in a new epoch
 
 
 class FaultCategory(StrEnum):

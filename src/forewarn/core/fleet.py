@@ -35,8 +35,8 @@ class Priority(StrEnum):
 class EvictionPolicy(StrEnum):
     """What an eviction does to a Spot VM: Deallocate or Delete, in Azure's words."""
 
-    DEALLOCATE = "Deallocate"
-    DELETE = "Delete"
+    DEALLOCATE = "Deallocate"  # it stays in the fleet, on no host, and can be started again
+    DELETE = "Delete"  # it is removed
 
 
 class Host(msgspec.Struct, frozen=True, kw_only=True):
@@ -112,7 +112,7 @@ class Vm(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     @property
     def scope_id(self) -> str:
-        """The id of the scope it belongs to (spec §7.1)."""
+        """The id of the scope it belongs to (spec §7.1), see `scope_id_for`."""
         return scope_id_for(self)
 
 

@@ -82,9 +82,9 @@ class ReplayScript(msgspec.Struct, frozen=True, kw_only=True):
 def build_replay_script(recording: UploadedRecording, *, name: str, names: Mapping[str, str]) -> ReplayScript:
     """Build the script that replays a recording in the VM called `name`.
 
-    `names` maps recorded VM names, in any case, to those of the lab; the recorded VM itself becomes `name`, and others
-    keep theirs. Rejected if an answer cannot be replayed, if the api-version is unknown, or if a name in `names` occurs
-    in no recorded event.
+    `names` maps recorded VM names, in any case, to those of the lab; else the recorded VM itself becomes `name`, and
+    others keep theirs. Rejected if an answer cannot be replayed, if the api-version is unknown, or if a name in `names`
+    is neither the recorded VM nor occurs in a recorded event.
     """
     if recording.api_version not in VERSIONS:
         raise Rejected(
@@ -190,7 +190,7 @@ class _ScriptBuilder:
 
 
 def count_changes(before: Sequence[wire.EventNotice], after: Sequence[wire.EventNotice]) -> int:
-    """Return how many notices, by id, were added, removed or changed; 1 if only their order changed."""
+    """Return how many notices, by id, were added, removed or changed; 1 if only their order was."""
     old, new = ({notice.id: notice for notice in notices} for notices in (before, after))
     count = len(old.keys() ^ new.keys()) + sum(old[key] != new[key] for key in old.keys() & new.keys())
     return count or int(tuple(before) != tuple(after))

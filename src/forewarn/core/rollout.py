@@ -28,7 +28,7 @@ class RolloutWave:
     """The events that a rollout publishes together, and their gates, new or not yet released."""
 
     planned: tuple[PlannedEvent, ...] = ()
-    gates: tuple[Gate, ...] = ()
+    gates: tuple[Gate, ...] = ()  # at most one per host; (): this work needs none
 
 
 def next_wave(

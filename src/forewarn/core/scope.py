@@ -20,7 +20,10 @@ _SCOPE_KINDS = {"set": "availability set", "placement": "scale set", "service": 
 
 
 class Scope(msgspec.Struct, frozen=True, kw_only=True):
-    """One scope with its VMs and live events, as a decision reads and returns it. Times are lab time."""
+    """One scope with its VMs and live events, as a decision reads and returns it. Times are lab time.
+
+    A scope is the VMs that share one document: a set, a placement group, a cloud service, or a single VM.
+    """
 
     id: str
     version: int = 0  # of the stored row, for optimistic commits; not the incarnation

@@ -71,17 +71,14 @@ class CommandHypervisor:
     """Performs each act with the operator's command for its verb, and records each run in a journal.
 
     A command that began and was not seen to end runs again, unless its check says that the act was done. `commands` has
-    them by verb, with `*` for all other verbs.
+    them by verb, with `*` for all other verbs. `directory`, created if missing, holds the journal, and the output of
+    commands until they end. One `perform` waits `perform_wait_s` of real time. The constructor raises Rejected if a
+    command is wrong or the journal cannot be used.
     """
 
     def __init__(
         self, commands: Mapping[str, CommandSpec], directory: Path, *, perform_wait_s: float = PERFORM_WAIT_S
     ) -> None:
-        """`directory` holds the journal of command runs, and the output of commands until they end.
-
-        It is created if missing. `perform_wait_s` is real time. Raises Rejected if a command is wrong or the journal
-        cannot be used.
-        """
         check_commands(commands)
         directory.mkdir(parents=True, exist_ok=True, mode=0o700)
         self._commands = commands

@@ -215,7 +215,7 @@ class CommandRunJournal:
             ) from error
 
     def find(self, act_id: str) -> CommandRunRecord | None:
-        """The entry of this act, or None."""
+        """The entry of this act; None if its command never began, or if its entry was deleted as old."""
         rows = self._execute("SELECT act_id, begun_at, pid, started, ok, note FROM attempt WHERE act_id = ?", act_id)
         values = dict(zip(CommandRunRecord.__struct_fields__, rows[0], strict=True)) if rows else None
         return msgspec.convert(values, CommandRunRecord, strict=False) if values else None

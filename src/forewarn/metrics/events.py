@@ -41,11 +41,11 @@ _OLDEST_STARTED_HELP = "Time since the start of the event that has been started 
 class EventMetrics:
     """The metrics of events and acts, counted from each commit of the store until `close` is called.
 
-    Counters start at 0 with the process. Of events that no document lists, only acts and retries count.
+    The constructor registers them in `registry`, loads the live events, and subscribes to the store. Counters start
+    at 0 with the process. Of events that no document lists, only acts and retries count.
     """
 
     def __init__(self, registry: CollectorRegistry, store: Store) -> None:
-        """Register the metrics in `registry`, load the live events from the store, and follow its commits."""
         self._registry = registry
         kinds = {"kind": EVENT_TYPES}
         self._notice_promised = self._histogram(

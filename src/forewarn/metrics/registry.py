@@ -32,13 +32,13 @@ def render_text(registry: Collector) -> bytes:
 
 
 class WorkerMetrics:
-    """The metrics of a worker: the requests it answered, and how long its owner has been silent."""
+    """The metrics of a worker: the requests it answered, and how long its owner has been silent.
+
+    `request_totals` returns the former, `silent_s` the seconds since the last message of the owner; both are called at
+    each scrape. The metrics that every process has are among them.
+    """
 
     def __init__(self, *, request_totals: Callable[[], RequestTotals], silent_s: Callable[[], float]) -> None:
-        """`silent_s`: the seconds since the last message of the owner. Both are called at each scrape.
-
-        The metrics are in a registry of their own, with those of `new_registry`.
-        """
         self._registry = new_registry()
         self._registry.register(RequestMetrics(request_totals))
         silence = Gauge(

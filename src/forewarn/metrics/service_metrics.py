@@ -50,7 +50,9 @@ WorkerLags = Callable[[], list[tuple[float, float]]]  # per worker: its lag and 
 class ServiceMetrics:
     """The Prometheus metrics of the owner process: events, fleet, reconciler, requests, workers, webhooks.
 
-    It counts events from its creation until `close`, and reads the rest when metrics are rendered.
+    It counts events from its creation until `close`, and reads the rest when metrics are rendered. `request_totals`
+    returns the requests of VMs in all processes, `worker_lags` the lag and silence of each worker (empty without
+    workers), `count_polling` counts over the whole fleet, given the events that are not over.
     """
 
     def __init__(
@@ -61,11 +63,6 @@ class ServiceMetrics:
         worker_lags: WorkerLags,
         count_polling: Callable[[Sequence[Event]], Awaitable[PollingReport]],
     ) -> None:
-        """Follow the commits of the store.
-
-        `request_totals`: the requests of VMs in all processes. `worker_lags`: empty without workers. `count_polling`:
-        counts over the whole fleet, given the events that are not over.
-        """
         self._control, self._worker_lags, self._count_polling = control, worker_lags, count_polling
         self._registry = new_registry()
         self._request_metrics = RequestMetrics(request_totals)

@@ -124,9 +124,9 @@ class CommonVmTable(msgspec.Struct, frozen=True, kw_only=True):
 class AvailabilitySetTable(CommonVmTable, frozen=True, kw_only=True):
     """[[availability_sets]]: an availability set; [[vms]] declares its VMs."""
 
-    update_domains: DomainCount = 5
-    fault_domains: DomainCount = 2
-    auto_approve: ApprovedOperations = ()
+    update_domains: DomainCount = 5  # how many
+    fault_domains: DomainCount = 2  # how many
+    auto_approve: ApprovedOperations = ()  # of its VMs
 
 
 class ScaleSetTable(CommonVmTable, frozen=True, kw_only=True):
@@ -134,11 +134,11 @@ class ScaleSetTable(CommonVmTable, frozen=True, kw_only=True):
 
     count: Count = 1
     zone: Zone = ""
-    zones: Zones = ()
+    zones: Zones = ()  # its VMs are in these in turn
     placement_group: Text = AUTO_PLACEMENT_GROUP
-    computer_name_prefix: Text = ""
-    update_domains: DomainCount = 5
-    fault_domains: DomainCount = 5
+    computer_name_prefix: Text = ""  # of the hostnames of instances; "": its name
+    update_domains: DomainCount = 5  # how many
+    fault_domains: DomainCount = 5  # how many
     priority: VmPriority = Priority.REGULAR
     eviction_policy: VmEvictionPolicy = EvictionPolicy.DEALLOCATE
     terminate_notification: NoticeMinutes = False
@@ -166,8 +166,8 @@ RoleTables = Annotated[tuple[RoleTable, ...], _field_meta("a list of tables", '[
 class CloudServiceTable(CommonVmTable, frozen=True, kw_only=True):
     """[[cloud_services]]: a cloud service and its roles; [[vms]] may declare more VMs."""
 
-    update_domains: DomainCount = 5
-    fault_domains: DomainCount = 2
+    update_domains: DomainCount = 5  # how many
+    fault_domains: DomainCount = 2  # how many
     roles: RoleTables = ()
 
 

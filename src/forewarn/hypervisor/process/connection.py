@@ -50,12 +50,12 @@ class SupervisorNotification:
 class SupervisorConnection:
     """The service's connection to one supervisor, the process that holds a namespace VM.
 
-    It owns its socket; an error, an invalid message or the supervisor's end closes it, and sets `is_closed`. `hello`,
-    `boot_id` and `state` ("running", "frozen", "down" or "ended") say what is known about the VM after `identify`.
+    It reads from its connected unix socket as soon as it is made, which must be in a running event loop. It owns the
+    socket; an error, an invalid message or the supervisor's end closes it, and sets `is_closed`. `hello`, `boot_id` and
+    `state` ("running", "frozen", "down" or "ended") say what is known about the VM after `identify`.
     """
 
     def __init__(self, sock: socket.socket) -> None:
-        """Start reading from a connected unix socket, inside a running event loop."""
         self._sock = sock
         self._loop = asyncio.get_running_loop()
         self._buffer = bytearray()

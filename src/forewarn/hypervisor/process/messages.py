@@ -58,7 +58,7 @@ class ProgramExitMessage(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SupervisorMessage(msgspec.Struct, frozen=True, kw_only=True):
-    """One message of a supervisor: a hello, a listener, an exit, or the answer to an act."""
+    """One message of a supervisor: a hello, a listener, an exit, or, with `act`, the answer to an act."""
 
     hello: SupervisorHello | None = None
     listener: ListenerOffer | None = None

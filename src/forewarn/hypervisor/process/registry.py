@@ -99,10 +99,13 @@ def _read_records(directory: Path) -> Iterator[SupervisorRecord]:
 
 
 class SupervisorRegistry:
-    """The supervisors of VMs, by VM key: those connected, and those whose processes are alive."""
+    """The supervisors of VMs, by VM key: those connected, and those whose processes are alive.
+
+    A supervisor is the process that holds a namespace VM; `records` remembers it over restarts of the service. An act
+    waits up to `grace_s` of real time for a supervisor to reconnect.
+    """
 
     def __init__(self, records: SupervisorRecords, *, grace_s: float = RECONNECT_GRACE_S) -> None:
-        """`grace_s`: how long an act waits, in real time, for a supervisor to reconnect."""
         self._records = records
         self._grace_s = grace_s
         self._connections: dict[str, SupervisorConnection] = {}
