@@ -69,7 +69,7 @@ class WebhookResponse(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ReceiverUnreachable(Unavailable):
-    """The receiver gave no HTTP response, or may not be called; the message says why, without its address."""
+    """The receiver gave no HTTP response, or may not be called; the message says why, as a clause `it …`."""
 
 
 SendRequest = Callable[[WebhookRequest], Awaitable[WebhookResponse]]  # raises ReceiverUnreachable
