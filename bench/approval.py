@@ -1,24 +1,31 @@
-"""Durable approvals a second of 64 clients, compared with single commits on the same disk.
+"""Durable approvals of 64 clients: their rate beside single commits on the same disk, and their CPU beside the store's.
 
 Each host has two VMs and only one approves, so no event starts and only the approval is measured. The second figure
-approves restarts, which start at once; the lab's hypervisor makes each act durable in a ledger of its own.
+approves restarts, which start at once; the lab's hypervisor makes each act durable in a ledger of its own. The third
+compares the CPU of the whole service per approval with that of its store alone, which commits the same changes.
 """
 
 from __future__ import annotations
 
+import asyncio
 import sqlite3
 import time
 from collections.abc import Callable, Collection, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from bench.clients import Client, ClientPool, approval_request, run_clients
 from bench.figure import Figure
-from bench.process import CLIENT_CORE, on_core
+from bench.process import CLIENT_CORE, SERVER_CORE, cpu_ns, on_core
 from bench.run_context import RunContext
 from bench.sample_statistics import median, ratio, spread
 from bench.service import BenchService, running_service, single_vms
+from forewarn.core import lifecycle
+from forewarn.core.commit import Commit, scope_commit
+from forewarn.service.data_directory import DATABASE_FILE
+from forewarn.store.sqlite import SqliteStore
 from tests.support.service_process import eventually
 
 _CLIENTS = 64
@@ -45,6 +52,8 @@ class ApprovalSamples:
 
     rates: list[float] = field(default_factory=list)  # approvals a second
     singles: list[float] = field(default_factory=list)  # single commits a second
+    cpu_us: list[float] = field(default_factory=list)  # of the service, per approval
+    store_cpu_us: list[float] = field(default_factory=list)  # of the store alone, per commit of an approval
 
     def figure(self, name: str, description: str) -> Figure:
         """Return the ratio of approvals to single commits."""
@@ -53,6 +62,12 @@ class ApprovalSamples:
         samples = {"approvals_per_s": tuple(self.rates), "single_commits_per_s": tuple(self.singles)}
         return Figure(name=name, value=ratio(self.rates, self.singles), note=note, samples=samples)
 
+    def cpu_figure(self, name: str) -> Figure:
+        """Return the ratio of the CPU of an approval over HTTP to that of the store's own commit."""
+        note = f"{median(self.cpu_us):,.0f} us over HTTP, {median(self.store_cpu_us):,.0f} us of the store alone"
+        samples = {"cpu_us": tuple(self.cpu_us), "store_cpu_us": tuple(self.store_cpu_us)}
+        return Figure(name=name, value=ratio(self.cpu_us, self.store_cpu_us), note=note, samples=samples)
+
 
 def measure(context: RunContext) -> tuple[Figure, ...]:
     waiting = _measure(context, "approvals that wait for another", 2, _updates)
@@ -60,6 +75,7 @@ def measure(context: RunContext) -> tuple[Figure, ...]:
     return (
         waiting.figure("approval-rate", f"{_CLIENTS} clients at a time; nothing starts"),
         starting.figure("approval-start-rate", "each starts an act, which is durable too"),
+        waiting.cpu_figure("approval-cpu"),
     )
 
 
@@ -115,11 +131,16 @@ async def _measure_clients(
 ) -> ApprovalSamples:
     pool, samples, ids = ClientPool(), ApprovalSamples(), list(events.values())
     await pool.connect(service.endpoints(list(events)), len(events))
+    store = _copy_store(service, context.directory / f"{description}.db")
     for run in context.track(f"{description}, and single commits in turn", range(context.runs)):
         some = slice(run * _PER_RUN, (run + 1) * _PER_RUN)
+        before = cpu_ns(service.pid)
         samples.rates.append(await _approve(pool, pool.clients[some], ids[some]))
+        samples.cpu_us.append((cpu_ns(service.pid) - before) / 1000 / _PER_RUN)
+        samples.store_cpu_us.append(await store_cpu_us(store, ids[some]))
         samples.singles.append(single_commits(context.directory / f"{description}-{run}.db", context.run_s / 2))
     pool.close()
+    await store.close()
     return samples
 
 
@@ -146,6 +167,36 @@ def single_commits(path: Path, seconds: float) -> float:
         rate = count / (time.perf_counter() - begin)
         db.close()
     return rate
+
+
+async def store_cpu_us(store: SqliteStore, event_ids: Sequence[str]) -> float:
+    """Return the CPU per commit of a store that nobody else uses: approvals of these events, 64 at a time."""
+    commits = [_approval_commit(store, event_id) for event_id in event_ids]
+    slots = asyncio.Semaphore(_CLIENTS)
+
+    async def commit_in_slot(commit: Commit) -> None:
+        async with slots:
+            await store.commit(commit)
+
+    with on_core(SERVER_CORE):
+        begin = time.process_time()
+        await asyncio.gather(*map(commit_in_slot, commits))
+        return (time.process_time() - begin) * 1e6 / len(commits)
+
+
+def _approval_commit(store: SqliteStore, event_id: str) -> Commit:
+    event = store.event(event_id)
+    assert event is not None
+    scope = store.scope(event.scope_id)
+    assert scope is not None
+    return scope_commit(scope, lifecycle.approve(scope, event, by=event.vms[0], now=event.published_at))
+
+
+def _copy_store(service: BenchService, path: Path) -> SqliteStore:
+    """Open a copy of the service's store, for measurements of the same commits without the service."""
+    with closing(sqlite3.connect(service.data / DATABASE_FILE)) as db, closing(sqlite3.connect(path)) as copy:
+        db.backup(copy)
+    return SqliteStore.open(path)
 
 
 def _row(number: int) -> bytes:

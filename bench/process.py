@@ -47,6 +47,11 @@ def cpu_s(pid: int) -> float:
     return sum(_ticks(member) for member in process_tree(pid)) / _TICKS_PER_S
 
 
+def cpu_ns(pid: int) -> int:
+    """Return the CPU time of the process's threads in nanoseconds; exact for short runs, unlike `cpu_s`."""
+    return sum(int(path.read_text().split()[0]) for path in Path(f"/proc/{pid}/task").glob("*/schedstat"))
+
+
 def connections_made() -> int:
     """Return how many TCP connections this machine has opened since it was started."""
     names, values = (line.split() for line in Path("/proc/net/snmp").read_text().splitlines() if line[:4] == "Tcp:")

@@ -32,7 +32,7 @@ ROWS: tuple[Row, ...] = (
         name="long-poll", measure=long_poll.measure, figures=("long-poll-last", "long-poll-thousand", "long-poll-alone")
     ),
     Row(name="memory", measure=memory.measure, figures=("idle-memory", "waiting-memory")),
-    Row(name="approval", measure=approval.measure, figures=("approval-rate", "approval-start-rate")),
+    Row(name="approval", measure=approval.measure, figures=("approval-rate", "approval-start-rate", "approval-cpu")),
     Row(name="scheduling", measure=scheduling.measure, figures=("schedule-growth",)),
     Row(name="start", measure=start.measure, figures=("start-time", "start-memory", "first-start-time")),
     Row(name="rollout", measure=rollout.measure, figures=("rollout-time", "rollout-growth")),

@@ -82,6 +82,7 @@ TARGETS: tuple[Target, ...] = (
     Target(name="waiting-memory", title="memory per waiting long poll", unit="KiB", at_most=20),
     Target(name="approval-rate", title="durable approvals, 64 clients : single SQLite commits", at_least=2),
     Target(name="approval-start-rate", title="the same, approvals that start an event"),
+    Target(name="approval-cpu", title="CPU per approval over HTTP : of the store alone", at_most=1.5),
     Target(name="schedule-growth", title="scheduling one event, 100,000 VMs : 10 VMs", at_most=1.3),
     Target(name="start-time", title="start with 100,000 VMs", unit="s", at_most=10),
     Target(name="start-memory", title="the same, peak memory", unit="MiB", at_most=1024),
