@@ -101,6 +101,38 @@ def test_waiting_writes_are_committed_together(tmp_path: Path) -> None:
     asyncio.run(scenario())
 
 
+def test_writes_of_one_iteration_of_the_event_loop_are_one_transaction(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        db = _new_database(tmp_path / "numbers.db")
+        statements: list[str] = []
+        db.set_trace_callback(statements.append)
+        writer = WriterThread(db, "numbers")
+        await asyncio.gather(*(writer.write(partial(_insert, number=n)) for n in range(64)))
+        await writer.finish()
+        db.set_trace_callback(None)
+        assert statements.count("COMMIT") == 1
+        writer.close()
+
+    asyncio.run(scenario())
+
+
+def test_a_write_that_an_ended_event_loop_left_behind_does_not_block_later_ones(tmp_path: Path) -> None:
+    writer = WriterThread(_new_database(tmp_path / "numbers.db"), "numbers")
+    ended = asyncio.new_event_loop()
+    left = ended.create_task(writer.write(partial(_insert, number=1)))
+    ended.call_soon(ended.stop)
+    ended.run_forever()
+    ended.close()
+
+    async def scenario() -> None:
+        await asyncio.wait_for(writer.write(partial(_insert, number=2)), 20)
+        await writer.finish()
+        writer.close()
+
+    asyncio.run(scenario())
+    assert not left.done()  # its loop is closed: nobody can answer it
+
+
 def test_a_cancelled_caller_does_not_affect_other_writes(tmp_path: Path) -> None:
     async def scenario() -> None:
         store = SqliteStore.open(tmp_path / "store.db")

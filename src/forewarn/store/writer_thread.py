@@ -9,11 +9,10 @@ from __future__ import annotations
 import asyncio
 import sqlite3
 from collections.abc import Callable
-from dataclasses import dataclass
 from itertools import groupby
 from queue import Empty, SimpleQueue
 from threading import Thread
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from forewarn.errors import Unavailable
 
@@ -23,8 +22,7 @@ Result = TypeVar("Result")
 WriteOutcome = tuple[Any, BaseException | None]  # result, or error
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _WriteJob:
+class _WriteJob(NamedTuple):
     write: Callable[[sqlite3.Connection], Any]
     on_commit: Callable[[Any], None] | None
     future: asyncio.Future[Any]
@@ -49,7 +47,9 @@ class WriterThread:
         self._db = db
         self._name = name
         self._check = check
-        self._queue: SimpleQueue[_WriteJob | None] = SimpleQueue()
+        self._unqueued: list[_WriteJob] = []  # of the current iteration of the event loop
+        self._queues_on: asyncio.AbstractEventLoop | None = None  # the loop that will call `_queue_writes`
+        self._queue: SimpleQueue[list[_WriteJob] | None] = SimpleQueue()
         self._is_open = True
         self.failures = 0  # writes that failed because of the file
         self._thread = Thread(target=self._run, name=f"writer of {name}", daemon=True)
@@ -66,8 +66,13 @@ class WriterThread:
         """
         if not self._is_open:
             raise Unavailable(f"the store {self._name!r} is closed and accepts no writes: open it again")
-        future = asyncio.get_running_loop().create_future()
-        self._queue.put(_WriteJob(write=write, on_commit=on_commit, future=future))
+        loop = asyncio.get_running_loop()
+        future = loop.create_future()
+        # The thread gets all writes of one iteration of the event loop together, so that one transaction has them all.
+        if self._queues_on is not loop:  # an earlier event loop may have ended before it queued its writes
+            self._queues_on = loop
+            loop.call_soon(self._queue_writes)
+        self._unqueued.append(_WriteJob(write=write, on_commit=on_commit, future=future))
         result: Result = await future
         return result
 
@@ -78,12 +83,19 @@ class WriterThread:
         """
         if self._is_open:
             self._is_open = False
+            self._queue_writes()
             self._queue.put(None)
         await asyncio.to_thread(self._thread.join)
 
     def close(self) -> None:
         """Close the connection; call `finish` first. Blocks while SQLite applies the log."""
         self._db.close()
+
+    def _queue_writes(self) -> None:
+        self._queues_on = None
+        jobs, self._unqueued = self._unqueued, []
+        if jobs:
+            self._queue.put(jobs)
 
     def _run(self) -> None:
         while jobs := self._take_jobs():
@@ -94,13 +106,13 @@ class WriterThread:
     def _take_jobs(self) -> list[_WriteJob]:
         """Wait for a write and return all that are queued; return an empty list after `finish`."""
         jobs: list[_WriteJob] = []
-        job = self._queue.get()
-        while job is not None:
-            jobs.append(job)
-            if len(jobs) == MAX_GROUP_SIZE:
+        queued = self._queue.get()
+        while queued is not None:
+            jobs += queued
+            if len(jobs) >= MAX_GROUP_SIZE:
                 return jobs
             try:
-                job = self._queue.get_nowait()
+                queued = self._queue.get_nowait()
             except Empty:
                 return jobs
         if jobs:
