@@ -36,7 +36,8 @@ class GuestService:
         Events that are approved, started or over already stay as they are.
         """
         vm = self._vm(vm_key)
-        scope = self._transactions.load(vm.scope_id)
+        scope_id = vm.scope_id
+        scope = self._transactions.load(scope_id)
         for event_id in event_ids:
             if not self._is_known(scope, event_id):
                 return event_id
@@ -48,7 +49,7 @@ class GuestService:
             entries = self._replays.approval_entries(scope, event_ids, by=vm.name, now=context.now)
             return approve_decision(event_ids, vm.name)(scope, context).with_entries(*entries)
 
-        await self._transactions.run(vm.scope_id, decision)
+        await self._transactions.run(scope_id, decision)
         return None
 
     def _changes_nothing(self, scope: Scope, event_ids: tuple[str, ...], by: str) -> bool:

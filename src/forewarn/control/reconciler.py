@@ -75,7 +75,8 @@ class Reconciler:
     def on_commit(self, applied: AppliedCommit) -> None:
         """Take new acts from a commit and wake `run`. Called for every commit, in order."""
         self._has_unapplied |= bool(applied.commit.planned)
-        self._has_new_failures |= any(host.health is HostHealth.FAILED for host in applied.commit.hosts)
+        if applied.commit.hosts:
+            self._has_new_failures |= any(host.health is HostHealth.FAILED for host in applied.commit.hosts)
         failed = self._transactions.placement.failed_hosts()
         for event in applied.commit.events:
             # The host may have failed after the decision that made these acts.
@@ -363,6 +364,10 @@ class Reconciler:
 
     def _next_ready_at(self, waiting: list[Event]) -> float | None:
         """Return _READY_NOW if all these events can start, else the time at which they might, or None."""
+        now = self._transactions.clock.now()
+        unready = [event.not_before for event in waiting if not event.is_ready(now)]
+        if unready and all(event.approved_at is not None or not event.is_ready(now) for event in waiting):
+            return max(unready)  # the usual case after an approval, decided without reading any scope
         instants: list[float | None] = []
         for event in waiting:
             scope = self._transactions.load(event.scope_id)

@@ -53,19 +53,24 @@ class RolloutService:
         An event that is published or starts needs no check, because the rollout has counted its VMs already.
         """
         commit = applied.commit
-        self._changed.update(request.id for request in commit.requests if request.is_open)
         for request in commit.requests:
             self._index_hosts(request)
+            if request.is_open:
+                self._changed.add(request.id)
         if self._by_host:
             for vm in commit.vms:  # a VM that arrives on a host needs an event too
                 for request_id in self._by_host.get(vm.host, ()):
                     self._unblocked.setdefault(request_id, self._now())
-        for event in (event for event in commit.events if event.rules.planned):
+        for event in commit.events:
+            if not event.rules.planned:
+                continue
             if event.failed_acts:
                 self._changed.add(event.request_id)  # enough failures stop the rollout
             elif not event.is_live:
                 self._unblocked.setdefault(event.request_id, self._now())
-        self._changed.update(entry.request_id for entry in commit.entries if entry.what is EntryKind.SKIPPED)
+        for entry in commit.entries:
+            if entry.what is EntryKind.SKIPPED:
+                self._changed.add(entry.request_id)
 
     def _index_hosts(self, request: MaintenanceRequest) -> None:
         for host in request.rollout.hosts if request.rollout is not None else ():

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TypeVar
 from weakref import WeakValueDictionary
 
@@ -18,6 +17,7 @@ from forewarn.control.placement_index import PlacementIndex
 from forewarn.core.acts import vms_needing_destination
 from forewarn.core.commit import Commit, merge_commits, new_destinations, scope_commit
 from forewarn.core.decision import DecisionContext, Policy
+from forewarn.core.fleet import Vm
 from forewarn.core.planning import may_start_at_once
 from forewarn.core.reconcile import with_next_wake
 from forewarn.core.request import PlannedEvent
@@ -53,37 +53,40 @@ class ScopeTransactions:
 
         `planned` are the planned events that the decision applies.
         """
-        gates = {e.gate_id for e in scope.events if e.gate_id} | {p.gate_id for p in planned if p.gate_id}
+        gates = [event.gate_id for event in scope.events if event.gate_id]
+        gates += [item.gate_id for item in planned if item.gate_id]
         return DecisionContext(
             now=self.clock.now(),
             policy=self.policy,
             resumed_at=self.resumed_at,
-            released_gates=frozenset(filter(self._is_gate_released, gates)) if gates else frozenset(),
+            released_gates=frozenset(filter(self._is_gate_released, gates)),
             failed_hosts=self.placement.failed_hosts(),
             faults=self.faults.event_faults(),
         )
 
-    @contextmanager
-    def deciding(self, scope: Scope, planned: Sequence[PlannedEvent] = ()) -> Iterator[DecisionContext]:
-        """Yield the context of a decision about this scope, with destinations for the VMs that it may move.
+    def deciding(self, scope: Scope, planned: Sequence[PlannedEvent] = ()) -> AbstractContextManager[DecisionContext]:
+        """Return a context manager with the context of a decision, with destinations for VMs that it may move.
 
         The destinations are reserved until the end of the block; commit within it.
         """
         context = self.context_for(scope, planned)
         starting = [item for item in planned if may_start_at_once(scope, item, context)]
         movers = vms_needing_destination(scope, starting, context.now)
-        if not movers:
-            yield context
-            return
+        return self._with_destinations(context, movers) if movers else nullcontext(context)
+
+    @contextmanager
+    def _with_destinations(self, context: DecisionContext, movers: Sequence[Vm]) -> Iterator[DecisionContext]:
         with self.placement.reserve_destinations(movers) as destinations:
-            yield dataclasses.replace(context, destinations=destinations)
+            yield replace(context, destinations=destinations)
 
     def commit_for(self, old: Scope | None, new: Scope) -> Commit:
         """Return the commit that changes a stored scope; it relies on the hosts to which it sends VMs."""
         change = scope_commit(old, new)
         names = new_destinations(old, change.events)
+        if not names:
+            return change
         hosts = tuple(host for host in map(self.placement.host, sorted(names)) if host is not None)
-        return replace(change, destinations=hosts) if hosts else change
+        return replace(change, destinations=hosts)
 
     def load(self, scope_id: str) -> Scope:
         """Return the committed scope; NotFound if it does not exist."""

@@ -34,9 +34,12 @@ def affected_vms(scope: Scope, event: Event) -> tuple[Vm, ...]:
 
     Maintenance of a host affects only the VMs that are still on it (spec §6.4).
     """
-    listed = (scope.vm(name) for name in event.vms)
-    present = (vm for vm in listed if vm is not None and can_act_on(vm, event.rules.verb))
-    return tuple(vm for vm in present if is_on_maintained_host(vm, event.rules, event.host))
+    rules, affected = event.rules, []
+    for name in event.vms:
+        vm = scope.vm(name)
+        if vm is not None and can_act_on(vm, rules.verb) and is_on_maintained_host(vm, rules, event.host):
+            affected.append(vm)
+    return tuple(affected)
 
 
 def is_on_maintained_host(vm: Vm, rules: CauseRules, host: str) -> bool:
@@ -101,11 +104,14 @@ def vms_needing_destination(scope: Scope, planned: Sequence[PlannedEvent], now: 
     These are VMs of scheduled events that are ready and of `planned`, the planned events that it may start, if the
     event moves its VMs or starts one that is on no host. Each VM is returned once.
     """
-    ready = [event for event in scope.live_events(EventState.SCHEDULED) if event.is_ready(now)]
-    moves = [(e.rules, e.vms) for e in ready] + [(CAUSE_RULES[p.cause], p.vms) for p in planned]
-    moves = [(rules, names) for rules, names in moves if rules.moves_vm or rules.verb is Verb.START]
-    listed = ((rules, scope.vm(name)) for rules, names in moves for name in names)
-    found = {vm.key: vm for rules, vm in listed if vm is not None and _needs_destination(vm, rules)}
+    ready = [event for event in scope.events if event.status is EventState.SCHEDULED and event.is_ready(now)]
+    items: list[Event | PlannedEvent] = [*ready, *planned]
+    found: dict[str, Vm] = {}
+    for item in items:
+        rules = CAUSE_RULES[item.cause]
+        if rules.moves_vm or rules.verb is Verb.START:
+            movers = (scope.vm(name) for name in item.vms)
+            found.update((vm.key, vm) for vm in movers if vm is not None and _needs_destination(vm, rules))
     return list(found.values())
 
 

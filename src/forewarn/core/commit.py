@@ -18,7 +18,7 @@ from forewarn.core.scope import Scope
 from forewarn.core.webhook import WebhookCursor, WebhookSubscription
 
 
-class Commit(msgspec.Struct, frozen=True, kw_only=True):
+class Commit(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     """Everything that one store transaction writes: all of it, or nothing.
 
     Scopes, hosts, gates and requests carry the version they were decided on (0: must not exist yet). If one of them has
@@ -57,13 +57,12 @@ def scope_commit(old: Scope | None, new: Scope) -> Commit:
     """
     known_vms = {vm.key: vm for vm in old.vms} if old and old.vms is not new.vms else {}
     known_events = {event.id: event for event in old.events} if old else {}
-    waiting = {e.gate_id for e in new.events if e.gate_id and e.status is EventState.SCHEDULED}
-    ended = {e.gate_id for e in new.events if e.gate_id and e.status is EventState.OVER}
+    gates = {e.gate_id for e in new.events if e.gate_id and e.status is not EventState.STARTED}
     return Commit(
         scopes=(new,),
         vms=() if old and old.vms is new.vms else tuple(vm for vm in new.vms if known_vms.get(vm.key) != vm),
         events=tuple(event for event in new.events if known_events.get(event.id) != event),
-        wake_gates=tuple(sorted(waiting | ended)),
+        wake_gates=tuple(sorted(gates)),
         entries=new.new_entries,
     )
 

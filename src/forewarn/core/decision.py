@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import StrEnum
+
+import msgspec
 
 from forewarn.core.faults import EventFault
 
@@ -32,8 +34,7 @@ class Policy:
     grace_s: float = 60  # after a restart, events whose notice ended while the service was down wait this long
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DecisionContext:
+class DecisionContext(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     """Inputs of a decision from outside its scope, all of them read before it begins.
 
     Nothing here changes while a decision uses it, so a decision can be repeated or discarded. By default no gate is
@@ -45,7 +46,5 @@ class DecisionContext:
     resumed_at: float | None = None  # lab time when the service started again after it was down; None: on a new store
     released_gates: frozenset[str] = frozenset()  # ids of released gates, among those of the scope's events
     failed_hosts: frozenset[str] = frozenset()  # names
-    destinations: Mapping[str, str] = field(
-        default_factory=dict
-    )  # VM key → the host it moves to; without an entry, none
+    destinations: Mapping[str, str] = {}  # VM key → the host it moves to; without an entry, none
     faults: tuple[EventFault, ...] = ()  # active faults on events, oldest first

@@ -33,7 +33,7 @@ class Ending(StrEnum):
     NOT_NEEDED = "not needed"  # it never started, because all its VMs left the host that it is about (spec §6.4)
 
 
-class ActOutcome(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class ActOutcome(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=True):
     """How one act ended, as the hypervisor reported it, or why the service itself ended it as failed.
 
     The service does so if the VM has no destination, or if a host that the act needs has failed.
@@ -44,7 +44,7 @@ class ActOutcome(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     note: str = ""  # for people, above all why it failed
 
 
-class Act(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class Act(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=True):
     """One operation on one VM, made when its event starts and performed until its outcome is known.
 
     Hypervisors recognize it by its id when it is performed again.
@@ -63,7 +63,7 @@ class Act(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     outcome: ActOutcome | None = None  # None: not known yet
 
 
-class Event(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class Event(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=True):
     """Maintenance of VMs of one scope and one update domain, from publication to its end. Stored as JSON.
 
     Times are lab time.
@@ -132,7 +132,7 @@ def act_id(event_id: str, vm_name: str) -> str:
     return f"{event_id}:{vm_name.casefold()}"
 
 
-class Gate(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class Gate(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=True):
     """Starts the events of several scopes on one host together: released once, when all of them are ready.
 
     Rollouts that work on whole hosts make gates. Times are lab time.

@@ -39,7 +39,7 @@ class EvictionPolicy(StrEnum):
     DELETE = "Delete"  # it is removed
 
 
-class Host(msgspec.Struct, frozen=True, kw_only=True):
+class Host(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     """A machine that runs VMs. Maintenance of it may affect several scopes at once.
 
     A decision that brings a VM to the host relies on its `version`; one that changes or removes it relies on
@@ -66,7 +66,7 @@ class AutoApproval(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     redeploy: bool = False
 
 
-class Vm(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class Vm(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=True):
     """One virtual machine: what its owner declared, and its current host, power state and addresses.
 
     A removed VM stays stored, with `removed_at` set.

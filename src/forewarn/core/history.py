@@ -40,7 +40,7 @@ class EntryKind(StrEnum):
     PROGRAM = "program"  # the program in a namespace VM started or ended
 
 
-class HistoryEntry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class HistoryEntry(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=True):
     """One entry of the append-only history: who did what when, as a sentence, and what it is about.
 
     Ids and names are "" where the entry is not about such a thing; `vm` is set only if it is about a single VM. The
@@ -59,7 +59,7 @@ class HistoryEntry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     seq: int = 0  # given by the store
 
 
-class EventDelivery(msgspec.Struct, frozen=True, kw_only=True):
+class EventDelivery(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     """The first poll in which a VM (by its key) was given an event with this status."""
 
     event_id: str

@@ -73,7 +73,7 @@ class RolloutTally(msgspec.Struct, frozen=True, kw_only=True):
     not_needed: int = 0  # they left the host, or were removed, before anything was performed on them (spec §6.4)
 
 
-class Rollout(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class Rollout(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=True):
     """Platform maintenance of the VMs on some hosts or of one scope, update domain by update domain.
 
     Stored as part of its request. The reconciler changes `progress` and what follows; users pause, resume and abort it.
@@ -94,7 +94,7 @@ class Rollout(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         return IMPACT_CAUSES[self.impact]
 
 
-class MaintenanceRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class MaintenanceRequest(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=True):
     """One request for maintenance, as it was accepted. Stored before it is answered; idempotent by its id."""
 
     id: str
@@ -117,7 +117,7 @@ class MaintenanceRequest(msgspec.Struct, frozen=True, kw_only=True, omit_default
         return self.rollout is not None and not self.rollout.closed
 
 
-class PlannedEvent(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class PlannedEvent(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=True):
     """An event that a request will publish in one scope: decided, but not yet applied to the scope."""
 
     event_id: str  # the id that the event will have

@@ -2,6 +2,9 @@
 
 The scope is the unit of delivery, of the incarnation and of every transaction. A decision is a function from Scope
 to Scope; history entries that it makes are collected in `new_entries` and committed with it.
+
+Stored values are structs with `gc=False`: they are immutable and refer only to values that are older, so they cannot
+form a cycle, and the garbage collector need not search the state of the whole fleet.
 """
 
 from __future__ import annotations
@@ -19,7 +22,7 @@ from forewarn.core.history import EntryKind, HistoryEntry
 _SCOPE_KINDS = {"set": "availability set", "placement": "scale set", "service": "cloud service", "vm": "VM"}
 
 
-class Scope(msgspec.Struct, frozen=True, kw_only=True):
+class Scope(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     """One scope with its VMs and live events, as a decision reads and returns it. Times are lab time.
 
     A scope is the VMs that share one document: a set, a placement group, a cloud service, or a single VM.
@@ -60,15 +63,23 @@ class Scope(msgspec.Struct, frozen=True, kw_only=True):
     def vm(self, name: str) -> Vm | None:
         """Return the present VM with this name, ignoring case, or None."""
         wanted = name.casefold()
-        return next((vm for vm in self.vms if vm.removed_at is None and vm.name.casefold() == wanted), None)
+        for vm in self.vms:
+            if vm.removed_at is None and vm.name.casefold() == wanted:
+                return vm
+        return None
 
     def event(self, event_id: str) -> Event | None:
         """Return the event with exactly this id, also one that ended since the scope was loaded, or None."""
-        return next((event for event in self.events if event.id == event_id), None)
+        for event in self.events:
+            if event.id == event_id:
+                return event
+        return None
 
     def live_events(self, status: EventState | None = None) -> tuple[Event, ...]:
         """Return the events that are not over, or only those in this state, in order of publication."""
-        return tuple(e for e in self.events if e.is_live and (status is None or e.status is status))
+        if status is None:
+            return tuple([e for e in self.events if e.is_live])
+        return tuple([e for e in self.events if e.status is status and e.is_live])
 
     def with_event(self, event: Event) -> Scope:
         """Return the scope with this event in place of the one with its id, or added with the next `seq`."""

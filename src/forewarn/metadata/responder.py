@@ -236,7 +236,7 @@ class Responder:
         wait_s = _hold_time_s(request, view)
         self._observations.record_poll(view, request.version, self._backend.now(), user_agent=user_agent, wait_s=wait_s)
         serve = self._serve_now if vm_faults is None else partial(self._serve_with_faults, vm_faults)
-        if view.delayed_until > _loop_time():
+        if view.delayed_until and view.delayed_until > _loop_time():
             return HeldResponse(until=view.delayed_until, resume=lambda expired: serve(caller, request))
         return serve(caller, request)
 

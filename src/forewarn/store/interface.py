@@ -22,7 +22,7 @@ LAB_CLOCK_NAME = "clock"  # the position of a lab's clock
 REPLAY_SCRIPT_PREFIX = "replay/"  # and a request's id: the name under which a replay's script is saved
 
 
-class LastPoll(msgspec.Struct, frozen=True, kw_only=True):
+class LastPoll(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     """The latest poll of one VM, and how often it has polled. Collected in memory, written in batches."""
 
     vm: str  # its key

@@ -74,7 +74,7 @@ class ScopeCache:
 
         A commit with a VM that is not cached in its scope empties the cache, because the VM may have left any of them.
         """
-        if any(not self._is_in_known_scope(vm) for vm in commit.vms):
+        if commit.vms and not all(map(self._is_in_known_scope, commit.vms)):
             self._clear()  # a new or moved VM may have been in any scope
         vms, events = _group_by_scope(commit.vms), _group_by_scope(commit.events)
         self.evict((vms.keys() | events.keys()) - {scope.id for scope in commit.scopes})
@@ -128,7 +128,7 @@ def _scope_weight(scope: Scope) -> int:
     return 1 + len(scope.vms)
 
 
-def _group_by_scope(rows: Iterable[T]) -> dict[str, list[T]]:
+def _group_by_scope(rows: Sequence[T]) -> dict[str, list[T]]:
     found: defaultdict[str, list[T]] = defaultdict(list)
     for row in rows:
         found[row.scope_id].append(row)
