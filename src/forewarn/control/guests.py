@@ -13,7 +13,7 @@ from forewarn.errors import NotFound
 
 
 class GuestService:
-    """Handles requests that come from inside a VM; raises NotFound for an unknown or removed VM."""
+    """Handles requests from inside a VM, given by its key; NotFound for an unknown or removed VM."""
 
     def __init__(self, transactions: ScopeTransactions, replays: ReplayService) -> None:
         self._transactions = transactions
@@ -21,7 +21,10 @@ class GuestService:
         self._store = transactions.store
 
     async def enable_scope_of(self, vm_key: str) -> None:
-        """Enable scheduled events for the VM's scope, durably (spec §8.1); an enabled scope stays as it is."""
+        """Enable scheduled events for the VM's scope, durably (spec §8.1); an enabled scope stays as it is.
+
+        The history names the VM as the one that enabled it.
+        """
         vm = self._vm(vm_key)
 
         def decision(scope: Scope, context: DecisionContext) -> Scope:
@@ -32,8 +35,9 @@ class GuestService:
     async def approve(self, vm_key: str, event_ids: tuple[str, ...]) -> str | None:
         """Approve events of the VM's scope durably (spec §5); return None, or the first id that is unknown.
 
-        Unknown is an id that was never shown to this scope, by a real event or a replay; then nothing is approved.
-        Events that are approved, started or over already stay as they are.
+        Ids must match exactly. Unknown is an id that is neither of a listed event of this scope, live or over and not
+        yet pruned, nor of an event that a replay showed it; then nothing is approved. Events that are approved, started
+        or over already stay as they are. The reconciler starts approved events.
         """
         vm = self._vm(vm_key)
         scope_id = vm.scope_id

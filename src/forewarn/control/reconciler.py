@@ -73,7 +73,10 @@ class Reconciler:
         self.pass_lock = asyncio.Lock()  # held during passes, by `run` or by the lab clock while it advances
 
     def on_commit(self, applied: AppliedCommit) -> None:
-        """Take new acts from a commit and wake `run`. Called for every commit, in order."""
+        """Queue the acts of a commit, pass it to rollouts and replays, and wake `run`.
+
+        Called for every commit, in order.
+        """
         self._has_unapplied |= bool(applied.commit.planned)
         if applied.commit.hosts:
             self._has_new_failures |= any(host.health is HostHealth.FAILED for host in applied.commit.hosts)
@@ -87,7 +90,10 @@ class Reconciler:
         self._wake_event.set()
 
     def resume_unfinished_acts(self) -> None:
-        """Queue the unfinished acts that an earlier process left; call it once, at the start."""
+        """Queue the unfinished acts of all started events, which an earlier process left; performs none yet.
+
+        Call it once, at the start.
+        """
         for event in self._store.events(statuses=[EventState.STARTED]):
             self._executor.add_acts(event)
 
@@ -154,10 +160,10 @@ class Reconciler:
             await self._executor.wait_for_any()
 
     async def reconcile(self) -> bool:
-        """Run one pass: do what is due now, and start acts; return whether there was anything.
+        """Run one pass: do what is due now, and start acts; return True if there was any: call it again.
 
-        Does not take `pass_lock`. A step that fails does not stop the others; the first error is raised at the end of
-        the pass.
+        It does not wait for the acts. Does not take `pass_lock`. A step that fails does not stop the others; the first
+        error is raised at the end of the pass.
         """
         did = False
         failure: Exception | None = None
@@ -409,10 +415,11 @@ def _scopes_by_gate(gates: Iterable[str], behind: GatedEvents) -> dict[str, set[
 
 
 def independent_rounds(scopes: Mapping[str, Set[str]]) -> list[list[str]]:
-    """Divide gates into rounds, so that no two gates of a round share a scope.
+    """Return the gates in rounds, as lists of gate ids, so that no two gates of a round share a scope.
 
-    Takes gate id → scope ids, returns gate ids; gates that share a scope keep their order. An event that one gate
-    starts may block another event in the same scope, so such gates are decided one after the other.
+    Takes gate id → ids of the scopes with events behind it. Gates that share a scope keep their order: the later one is
+    in a later round. An event that one gate starts may block another event in the same scope, so such gates are decided
+    one after the other.
     """
     rounds: list[list[str]] = []
     busy_until: dict[str, int] = {}  # scope id → the first round in which it is free

@@ -30,12 +30,15 @@ _MAX_UNUSED_S = 10.0  # lab time for which the next wave may wait while acts are
 class RolloutSnapshot:
     """The VMs and events of a rollout at one time; read once, because a large rollout has many."""
 
-    vms: list[Vm]
-    events: list[Event]
+    vms: list[Vm]  # present in its scope or on its hosts now
+    events: list[Event]  # all that its request has published, live or over, oldest first
 
 
 class RolloutService:
-    """Advances open rollouts that commits have changed, and reports their progress."""
+    """Advances open rollouts that commits have changed, and reports their progress.
+
+    A rollout is a request that publishes its events in waves, update domain by update domain.
+    """
 
     def __init__(self, *, transactions: ScopeTransactions, new_id: Callable[[], str]) -> None:
         self._transactions = transactions
@@ -48,7 +51,7 @@ class RolloutService:
             self._index_hosts(request)
 
     def on_commit(self, applied: AppliedCommit) -> None:
-        """Remember which rollouts a commit changed. Called for every commit, in order.
+        """Remember which rollouts a commit changed, for `reconcile`. Called for every commit, in order.
 
         An event that is published or starts needs no check, because the rollout has counted its VMs already.
         """
@@ -85,8 +88,9 @@ class RolloutService:
     async def reconcile(self, *, acts_are_due: bool = False) -> bool:
         """Advance the rollouts that changed; return whether anything was done. A step of the reconciler.
 
-        While `acts_are_due`, a rollout whose events ended waits for up to ten seconds of lab time, so that it is
-        checked once for many events that end together.
+        A running one publishes its next wave, or stops after too many failures, or completes; one that has ended
+        withdraws its scheduled events and is closed once no event is live. While `acts_are_due`, a rollout whose events
+        ended waits for up to ten seconds of lab time, so that it is checked once for many events that end together.
         """
         self._check_unblocked(acts_are_due)
         did = False
@@ -130,7 +134,10 @@ class RolloutService:
         return False
 
     def vms_of(self, rollout: Rollout) -> list[Vm]:
-        """Return the VMs that are now in the scope, or on the hosts, of a rollout, done or not."""
+        """Return the present VMs that are now in the scope, or on the hosts, of a rollout, done or not.
+
+        They are sorted by host, in the rollout's order, then in the order they were added.
+        """
         if rollout.scope_id:
             return self._store.vms(scope_id=rollout.scope_id)
         return [vm for host in rollout.hosts for vm in self._store.vms(host=host)]
@@ -172,7 +179,8 @@ class RolloutService:
     ) -> RolloutTally:
         """Return how many VMs of a rollout are done, failed and so on; for a closed one, as stored at its end.
 
-        `request` is the rollout's request; without a `snapshot` it reads one.
+        `request` is the rollout's request. `snapshot` is what `snapshot_of` returned, to save a second read; None: it
+        reads one.
         """
         if rollout.tally is not None:
             return rollout.tally

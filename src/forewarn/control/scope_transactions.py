@@ -33,7 +33,11 @@ T = TypeVar("T")
 
 
 class ScopeTransactions:
-    """Runs decisions about scopes against the store. All use cases and the reconciler share one."""
+    """Runs decisions about scopes against the store. All use cases and the reconciler share one.
+
+    A decision is a pure function that takes a scope and its context (time, policy, released gates, faults, …) and
+    returns the changed scope.
+    """
 
     def __init__(
         self, *, store: Store, clock: Clock, policy: Policy, placement: PlacementIndex, faults: FaultRegistry
@@ -51,7 +55,7 @@ class ScopeTransactions:
     def context_for(self, scope: Scope, planned: Sequence[PlannedEvent] = ()) -> DecisionContext:
         """Return the context of a decision about this scope now, without destinations: no VM could move.
 
-        `planned` are the planned events that the decision applies.
+        `planned` are the planned events that the decision applies; their gates count too. Changes nothing.
         """
         gates = [event.gate_id for event in scope.events if event.gate_id]
         gates += [item.gate_id for item in planned if item.gate_id]
@@ -67,7 +71,8 @@ class ScopeTransactions:
     def deciding(self, scope: Scope, planned: Sequence[PlannedEvent] = ()) -> AbstractContextManager[DecisionContext]:
         """Return a context manager with the context of a decision, with destinations for VMs that it may move.
 
-        The destinations are reserved until the end of the block; commit within it.
+        `planned` are the planned events that the decision applies. The destinations are chosen when the `with` block is
+        entered, and reserved until its end; commit within it.
         """
         context = self.context_for(scope, planned)
         starting = [item for item in planned if may_start_at_once(scope, item, context)]
@@ -80,7 +85,10 @@ class ScopeTransactions:
             yield replace(context, destinations=destinations)
 
     def commit_for(self, old: Scope | None, new: Scope) -> Commit:
-        """Return the commit that changes a stored scope; it relies on the hosts to which it sends VMs."""
+        """Return the commit that changes the stored scope `old` (None: not stored) to `new`; writes nothing.
+
+        Hosts to which it sends VMs are its `destinations`, so that it conflicts if one of them changes meanwhile.
+        """
         change = scope_commit(old, new)
         names = new_destinations(old, change.events)
         if not names:
@@ -89,7 +97,7 @@ class ScopeTransactions:
         return replace(change, destinations=hosts)
 
     def load(self, scope_id: str) -> Scope:
-        """Return the committed scope; NotFound if it does not exist."""
+        """Return the committed scope with exactly this id; raises NotFound if it does not exist."""
         scope = self.store.scope(scope_id)
         if scope is None:
             raise NotFound(f"scope {scope_id!r} does not exist", Remedy.LIST_SCOPES)
@@ -126,7 +134,7 @@ class ScopeTransactions:
             return await retry_on_conflict(attempt, f"scope {scope_id!r}")
 
     def on_commit(self, applied: AppliedCommit) -> None:
-        """Remember which gates are released. Called for every commit, in order."""
+        """Remember which gates a commit released, for later contexts. Called for every commit, in order."""
         for gate in applied.commit.gates:
             self._gates[gate.id] = gate.released_at is not None
         while len(self._gates) > _MAX_CACHED_GATES:
@@ -141,10 +149,9 @@ class ScopeTransactions:
 
 
 async def retry_on_conflict(attempt: Callable[[], Awaitable[T]], subject: str) -> T:
-    """Return the result of `attempt`, which is repeated while it raises Conflict.
+    """Call `attempt`, which reads, decides and commits, again while it raises Conflict; return its result.
 
-    It reads, decides and commits. After 20 attempts, raise a Conflict that names the subject. Other errors pass
-    through.
+    After 20 conflicts in a row it raises a Conflict that names `subject` ("the fleet"). Other errors pass through.
     """
     for _ in range(_MAX_ATTEMPTS):
         try:
@@ -155,7 +162,7 @@ async def retry_on_conflict(attempt: Callable[[], Awaitable[T]], subject: str) -
 
 
 def group_by_scope(items: list[T], scope_of: Callable[[T], str]) -> dict[str, list[T]]:
-    """Group items by the scope id that `scope_of` returns; scopes and items keep their order."""
+    """Return scope id → its items, in the order given; `scope_of` returns the scope id of an item."""
     grouped: dict[str, list[T]] = defaultdict(list)
     for item in items:
         grouped[scope_of(item)].append(item)

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from forewarn.errors import Unavailable
 
-MAX_GROUP_SIZE = 512  # writes in one transaction: limits how long the first of them waits
+MAX_GROUP_SIZE = 512  # with this many writes a transaction takes no more: limits how long the first of them waits
 
 Result = TypeVar("Result")
 WriteOutcome = tuple[Any, BaseException | None]  # result, or error
