@@ -114,9 +114,10 @@ class LabClock:
         return ClockSetting(lab_at=max(at, self.now()), real_at=self._read_real_time(), speed=self._setting.speed)
 
     def setting_at_speed(self, speed: float) -> ClockSetting:
-        """Return the setting with another speed from now on; 0 pauses.
+        """Return the setting with the lab time of now and another speed from now on; 0 pauses.
 
-        Raises Refused unless the speed is 0 to 100,000. Changes nothing: store the setting, then call `apply_setting`.
+        `speed` is in seconds of lab time per second of real time. Raises Refused unless it is 0 to 100,000. Changes
+        nothing: store the setting, then call `apply_setting`.
         """
         if not 0 <= speed <= 100_000:
             raise Refused(f"speed {speed:g} is out of range: give a number from 0 (paused) to 100000")

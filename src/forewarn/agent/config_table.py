@@ -18,11 +18,11 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConfigProblem:
-    """One problem of the file: its line, what is wrong, and a remedy."""
+    """One problem of the agent's configuration file: its line, what is wrong, and a remedy."""
 
-    line: int  # counted from 1
-    what: str
-    remedy: str  # what to write instead
+    line: int  # counted from 1; for a missing key that of its table
+    what: str  # what is wrong, for people
+    remedy: str  # what to do about it, for people, such as "did you mean 'rules'?"
 
     def format(self, source: str) -> str:
         """The problem as `source:line: what: remedy`; `source` is the name of the file."""

@@ -143,7 +143,7 @@ class ProfileFile:
             ) from None
 
     def find(self, name: str) -> Profile:
-        """Return the profile of this name; raises NotFound if there is none."""
+        """Return the profile of this name, in exact case; raises NotFound if there is none."""
         known = self.read_all()
         if name not in known:
             remedy = f"give one of {', '.join(known)}" if known else "create one with `forewarn login`"

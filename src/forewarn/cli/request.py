@@ -116,9 +116,9 @@ def evict(call: Invocation, vms: tuple[str, ...], **options: Any) -> int:
     """Evict Spot VMs, with 30 seconds of notice.
 
     \f
-    Sends the request `evict` and prints its events. `options` has wait (follow it to its end), notice_s, short_notice
-    and dry_run (only preview it); see `send_maintenance_request`. Returns the exit code: 1 if it was followed and did
-    not succeed, else 0.
+    Sends the request `evict` and prints its events. `options` has wait (follow it to its end), notice_s (None: 30 s,
+    which is also the minimum), short_notice (allow less; needs notice_s) and dry_run (only preview it, send nothing).
+    Returns the exit code: 1 if it was followed and did not succeed (it failed or was canceled), else 0.
     """
     return send_maintenance_request(call, "evict", vms, **options)
 

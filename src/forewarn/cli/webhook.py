@@ -161,7 +161,11 @@ def _delivery_state(view: JsonObject) -> str:
 @id_argument
 @service_command
 def remove_webhook(call: Invocation, webhook_id: str) -> None:
-    """Remove a webhook; its pending messages are dropped."""
+    """Remove a webhook; its pending messages are dropped.
+
+    \f
+    `webhook_id` is its id, or a unique start of four characters or more. Prints the webhook that was removed.
+    """
     view = call.api.delete("webhooks", webhook_id)
     if call.output.as_json:
         call.output.print_json(view)

@@ -190,7 +190,10 @@ class StorePruningTests(StoreSuite):
         self.run_scenarios(scenario)
 
     def test_pruning_keeps_a_removed_vm_that_a_kept_event_was_delivered_to(self) -> None:
-        """A VM that was removed long ago stays until the events that were delivered to it are pruned too."""
+        """A VM that was removed long ago stays until the events that were delivered to it are pruned too.
+
+        Delivered means that a poll of the VM showed the event. These records are pruned with the event.
+        """
 
         async def scenario(store: Store) -> None:
             gone, event = sample_vm("gone", removed_at=1.0), sample_event("E")

@@ -116,7 +116,7 @@ class Event(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=T
 
     @property
     def failed_acts(self) -> tuple[Act, ...]:
-        """The acts that ended with a failure; () before the start."""
+        """The acts (one operation on one VM each) that failed so far, in their order; () before the start."""
         return tuple(act for act in self.acts if act.outcome is not None and not act.outcome.ok)
 
     def is_ready(self, now: float) -> bool:

@@ -269,7 +269,7 @@ class StormFault(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class FaultStorm(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A fault storm in progress: its schedule of faults, and how many of them were set already."""
+    """A fault storm in progress: its schedule of faults, and how many of them were set or skipped already."""
 
     id: str
     seed: int
@@ -277,7 +277,7 @@ class FaultStorm(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     set_at: float  # when it began, in lab time
     for_s: float  # how long new faults begin, in seconds of lab time
     gusts: tuple[StormFault, ...]  # its faults, in order
-    gone: int = 0  # how many of them were set already
+    gone: int = 0  # how many of them were set already, or skipped, as when the VM was removed
 
     @property
     def next_at(self) -> float | None:

@@ -47,10 +47,13 @@ _MAX_NAMED_HOSTS = 3  # more hosts are counted instead of named
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EventWithFacts:
-    """An event with the facts of its own scope: the events of a host or rollout may be of several scopes."""
+    """An event, and what is on record about its scope (the VMs that share its document).
+
+    Each event has the facts of its own scope, because the events of a host or rollout may be of several scopes.
+    """
 
     event: Event
-    facts: ScopeFacts
+    facts: ScopeFacts  # the scope, its polls, deliveries and history entries, and what its events wait for
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -436,8 +436,8 @@ class MetadataConnection(asyncio.Protocol):
     def check_idle(self) -> None:
         """Close the connection if it was idle for `Limits.idle_s`, else schedule the next check.
 
-        Aborts it if the client has not read responses for that long. A connection that is busy with a request, or
-        receives one, is not idle.
+        If the client has left responses unread for that long, aborts it: they are dropped. A connection that is busy
+        with a request, or receives one, is not idle. Called by the timers of the server state.
         """
         idle_s, now = self._state.limits.idle_s, self._state.time()
         is_busy = (

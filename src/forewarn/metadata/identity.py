@@ -88,10 +88,14 @@ class PortIdentity:
 
 @dataclass(frozen=True, slots=True)
 class DedicatedIdentity:
-    """For a listener that only one VM can reach, such as one inside its network namespace."""
+    """For a listener that only one VM can reach, such as one inside its network namespace.
+
+    Every connection has the same attachment, `dedicated_attachment(vm)`. Assign that to the VM's key in the
+    `CallerDirectory`, also if `vm` is the key; without it the caller is unknown.
+    """
 
     kind: ClassVar[IdentityKind] = IdentityKind.DEDICATED
-    vm: str  # the VM's key, or the name of its network namespace
+    vm: str  # names the listener: the VM's key, or for a configured listener the name of the network namespace
 
     def attachment(self, sock: socket.socket, peer: PeerAddress) -> str:
         """Return the same attachment for every connection, `dedicated_attachment(self.vm)`."""

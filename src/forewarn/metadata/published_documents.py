@@ -132,9 +132,10 @@ class PublishedDocuments:
             entry.responses[poll, iso_dates] = response
 
     def document_bytes(self, view: GuestView, version: str, *, iso_dates: bool) -> bytes:
-        """Return the view's document as JSON in this api-version; cached, also that of an outdated view.
+        """Return the view's document as JSON in this api-version, cached; works for an outdated view too.
 
-        `iso_dates`: NotBefore as an ISO date in the 2017 versions.
+        NotBefore is an RFC 1123 date; with `iso_dates`, up to version 2017-08-01 only, an ISO date. KeyError if the
+        version is not in VERSIONS.
         """
         entry = self._entry_for(view)
         if entry is None:

@@ -16,13 +16,13 @@ JsonMessage = dict[str, Any]  # decoded JSON object, one per line
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VmDescription:
-    """The VM, as the service describes it in its welcome."""
+    """The VM, as the service describes it to the supervisor in its `welcome`, the answer to the hello."""
 
     name: str
     computer_name: str  # its hostname
-    ephemeral: Path  # the directory that is its ephemeral disk
+    ephemeral: Path  # the directory that is its ephemeral disk; acts such as redeploy empty it
     directory: Path  # of the supervisor: journal, boot id and output
-    host: str = ""  # "": none or unknown
+    host: str = ""  # the name of the host it is on; "": none or unknown
 
     @classmethod
     def from_welcome(cls, message: JsonMessage) -> VmDescription:

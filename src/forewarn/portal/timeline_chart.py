@@ -136,7 +136,7 @@ def _parse_iso(text: str) -> float:
 
 
 def format_iso(at: float) -> str:
-    """Date and time of POSIX seconds in ISO 8601, such as `2026-01-05T12:00:00Z`; fractions are cut off."""
+    """Date and time in UTC of POSIX seconds, as `2026-01-05T12:00:00Z`, rounded down to whole seconds."""
     return f"{_utc_datetime(at):%Y-%m-%dT%H:%M:%SZ}"
 
 

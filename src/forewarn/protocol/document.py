@@ -53,4 +53,4 @@ class Document:
 
     incarnation: int  # grows with each event that is added, started or removed
     notices: tuple[EventNotice, ...] = ()  # events of every kind; encoding leaves out what a version does not list
-    roles: bool = False  # True: the scope is a cloud service; then names have no underscore in 2017 versions
+    roles: bool = False  # True: the scope is a cloud service; then names have no underscore in 2017-03-01

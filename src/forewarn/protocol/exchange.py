@@ -58,7 +58,7 @@ class EndpointRules:
     versions: tuple[str, ...] = VERSIONS  # api-versions of scheduled events that are served
     header_always: bool = False  # `Metadata: true` is required at 2017-03-01 too
     unknown_version: UnknownVersionPolicy = UnknownVersionPolicy.REFUSE  # for versions that are not served
-    iso_dates: bool = False  # NotBefore as an ISO date in the 2017 versions
+    iso_dates: bool = False  # NotBefore as an ISO date in api-versions up to 2017-08-01
     max_wait_s: int = 300  # longest hold of a long poll, in seconds
     gives_tokens: bool = False  # managed identity tokens; not where any program can pose as a VM (spec §2.8)
 

@@ -152,12 +152,17 @@ class ConnectionSlot:
             raise
 
     def release(self) -> None:
-        """Free the slot; does not close the connection. May be called twice."""
+        """Free the slot, so that its connection no longer counts; does not close it. May be called twice."""
         self._slots.release(self)
 
 
 class ConnectionSlots:
-    """The slots of one listening socket. Use it on the event loop only; times are those of the loop."""
+    """Counts the open connections of one listening socket and keeps them within `shares`.
+
+    Each has a slot. If there is none for a new connection, one that is not signed in and has waited for its peer for
+    `EVICT_AFTER_S` is closed for it, else the new one is refused with an error; a signed-in one is never closed for
+    another. Use it on the event loop only; times are those of the loop.
+    """
 
     def __init__(self, shares: ConnectionShares) -> None:
         self.shares = shares
@@ -296,8 +301,9 @@ def _all_in_use() -> Unavailable:
 def address_group(address: str) -> str:
     """Return the name of the group whose connections count together before sign-in.
 
-    It is LOCAL_GROUP for all loopback addresses, the network of 64 bits for an IPv6 address, since one machine may use
-    all of it, and the address itself for IPv4 or a text that is no address.
+    It is LOCAL_GROUP for all loopback addresses, the network of 64 bits for an IPv6 address (`2001:db8::/64`), since
+    one machine may use all of it, and the address itself for IPv4 or a text that is no address. An IPv4 address that
+    is mapped to IPv6 (`::ffff:192.0.2.1`) counts as IPv4.
     """
     try:
         parsed = ip_address(address.partition("%")[0])

@@ -87,7 +87,11 @@ def fault_remaining_s(context: RequestContext, fault: Fault) -> float | None:
 
 
 def storm_view(context: RequestContext, storm: FaultStorm) -> StormView:
-    """The view of a fault storm, active or ended: its scheduled faults, and whether each was set already."""
+    """The view of a fault storm, active or ended: its scheduled faults, and which of them are done with.
+
+    `is_set` is True for the first `storm.gone` faults: those that were set, or skipped, as when the VM was removed.
+    `context` is used to look up the names of the VMs; a VM that is not in the store appears by its key.
+    """
     faults = [
         StormFaultView(
             after_s=planned.after_s,

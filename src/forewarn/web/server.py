@@ -197,7 +197,10 @@ class ConnectionAcceptor:
         self._accept_task = asyncio.create_task(self._accept_loop())
 
     async def close(self) -> None:
-        """Stops accepting; open connections and the socket stay open."""
+        """Stops accepting, and waits until that has ended; open connections and the socket stay open.
+
+        The owner closes the socket; until then the kernel still queues new connections.
+        """
         self._accept_task.cancel()
         await asyncio.gather(self._accept_task, return_exceptions=True)
 

@@ -48,11 +48,16 @@ class ScopeSummaryView(BaseView, frozen=True, kw_only=True):
 
 
 class WaitView(BaseView, frozen=True, kw_only=True):
-    """What a scheduled event waits for before it starts: a code, a sentence, and until when at the latest."""
+    """What a scheduled event waits for before it starts: a code, a sentence, and until when at the latest.
 
-    reason: str  # notice, move, grace, gate, update domain or terminates
+    Codes: notice (for approval or NotBefore), grace (the service was down when its notice ended), move (another event
+    moves one of its VMs), terminates (others of its placement group are not approved), update domain (maintenance of
+    another one is in progress), gate (other VMs on its host are not ready).
+    """
+
+    reason: str  # the code
     text: str  # completes "it waits for …"
-    until: float | None  # None: another event or VM decides
+    until: float | None  # lab time in POSIX seconds; None: another event or VM decides
 
 
 class ActView(BaseView, frozen=True, kw_only=True):
@@ -377,7 +382,7 @@ class FaultView(BaseView, frozen=True, kw_only=True):
 
 
 class StormFaultView(BaseView, frozen=True, kw_only=True):
-    """One scheduled fault of a storm: `after_s` is lab time since the storm began; `is_set` if it was set."""
+    """One scheduled fault of a storm: `after_s` is lab time since the storm began."""
 
     after_s: float
     kind: str
@@ -385,7 +390,7 @@ class StormFaultView(BaseView, frozen=True, kw_only=True):
     count: int | None  # of requests or events that it affects; None: no limit
     for_s: float | None  # real time for faults on requests, lab time for those on events; None: happens at once
     parameters: dict[str, float]
-    is_set: bool
+    is_set: bool  # it was set already, or skipped, as when the VM was removed
 
 
 class StormView(BaseView, frozen=True, kw_only=True):

@@ -82,9 +82,10 @@ class SupervisorConnection:
         return self.hello.program
 
     def identify(self, hello: SupervisorHello) -> None:
-        """Record the hello: which VM the supervisor holds, and the outcomes of acts that it knows.
+        """Record the hello: which VM the supervisor runs, its boot id and state, and the outcomes it knows.
 
-        They count as final answers. The hello is not checked, and nothing is sent.
+        These outcomes of acts count as final answers to their orders, see `final_answer`. The hello is not checked, and
+        nothing is sent: the caller checks it before, and sends the welcome.
         """
         self.hello, self.boot_id, self.state = hello, hello.boot_id, hello.state
         known = (
