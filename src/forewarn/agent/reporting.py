@@ -26,9 +26,10 @@ class AgentObserver(Protocol):
     """
 
     def poll_answered(self, lag_s: float) -> None:
-        """The endpoint answered a poll, `lag_s` real seconds after its last answer; 0.0 for the first answer.
+        """The endpoint gave a usable answer to a poll: a document, or that it has not changed.
 
-        The time for which the server held the poll is not part of `lag_s`.
+        `lag_s` is the real time since the last such answer, in seconds, without the time for which the server held
+        this poll open to wait for a change; 0.0 for the first answer. An error status is not an answer.
         """
 
     def poll_failed(self, reason: str) -> None:

@@ -134,7 +134,13 @@ class OperationEventRenderer:
         self._polls_by_scope: dict[str, dict[str, str]] = {}  # scope id → VM name → time of its last poll
 
     def events(self, events: Iterable[Event]) -> list[dict[str, Any]]:
-        """One JSON object per event, in the same order: id, type, status, VMs, NotBefore and what it awaits."""
+        """One JSON object per event, in the same order, for the status of an operation.
+
+        Always: eventId, eventType (None if documents do not list it), eventStatus (Scheduled, Started, Completed,
+        Failed or Canceled), resources (names of VMs), notBefore (RFC 1123; "" after the start or end), notBeforeTime
+        (ISO 8601). Keys that are left out if they do not apply: note, approvedBy, waitsFor (text: what it waits for
+        before it starts) and, while it waits for the end of its notice, approval (by, givenTo, lastPolls).
+        """
         return [self._event(event) for event in events]
 
     def _event(self, event: Event) -> dict[str, Any]:

@@ -63,7 +63,8 @@ def add(call: Invocation, name: str, **facts: Any) -> None:
     """Add one VM.
 
     \f
-    `facts` has the other options by name; those that are None are left to the service. Prints the VM.
+    `facts` has the options resource_group, location, host, availability_set, scale_set, zone and priority ("Spot");
+    those that are None are left to the service. Prints the VM.
     """
     given = {fact: value for fact, value in facts.items() if value is not None}
     _print_changed_vm(call, call.api.post("fleet", "vms", body={"name": name, **given}), "added")

@@ -55,10 +55,12 @@ class _EventChange:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scheduled(_EventChange):
-    """Change: `event` is listed for the first time, and has not started. `done()` marks it as handled."""
+    """Change: `event` is listed for the first time, and has not started.
 
-    # Seconds until NotBefore when the change was delivered, negative after it; None: unknown.
-    left_s: float | None = None
+    `done()` marks the change as handled, so that it is not delivered again; it approves nothing.
+    """
+
+    left_s: float | None = None  # service's seconds until NotBefore at delivery, negative after it; None: unknown
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -292,9 +292,10 @@ class StoreQueryTests(StoreSuite):
         self.run_scenarios(scenario)
 
     def test_clients_and_grants_are_stored_replaced_and_removed(self) -> None:
-        """Clients and grants survive reopening, and are replaced and removed by id; unknown ids are ignored.
+        """Clients and grants survive reopening and are removed by id; a client is replaced by id.
 
-        `clients` is sorted by id, `grants` by addition; `grants` filters by principal.
+        Removing an unknown grant does nothing. `clients` is sorted by id, `grants` by addition; `grants` filters by
+        principal.
         """
         one = RegisteredClient(id="app", secret_hash=b"\x00\xff", name="An app", by="ann", at=1.5)
         two = RegisteredClient(id="bot", secret_hash=b"h")

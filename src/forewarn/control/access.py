@@ -34,7 +34,7 @@ class ClientCredentials:
 
 
 class AccessService:
-    """Adds, renews and removes API clients; grants and revokes roles. `who` is the principal that asks.
+    """Adds, renews and removes API clients; grants and revokes roles. `who` is the caller's name.
 
     A change and its history entry are durable when the method returns.
     """
@@ -48,9 +48,9 @@ class AccessService:
     async def add_client(self, *, who: str, client_id: str = "", name: str = "") -> ClientCredentials:
         """Add a client without any role, and return it with its secret; "" as `client_id` makes a new GUID.
 
-        Ids are case-insensitive and stored in lower case; `name` is only for people. Raises Rejected for an id that is
-        not 1 to 100 ASCII letters, digits, `.`, `_` and `-`, the first a letter or digit, and for an unprintable name;
-        Refused for an id in use.
+        `who` is the caller's name, for the history. Ids are case-insensitive and stored in lower case; `name` is only
+        for people. The secret cannot be read again. Raises Rejected for an id that is not 1 to 100 ASCII letters,
+        digits, `.`, `_` and `-`, the first a letter or digit, and for an unprintable name; Refused for an id in use.
         """
         wanted = (client_id.strip() or self._new_id()).casefold()
         if not _CLIENT_ID_PATTERN.fullmatch(wanted):

@@ -61,7 +61,8 @@ class CommandRun:
         """Start the command in a session of its own; OSError if that fails. Does not wait for it.
 
         `environment` is all that it gets. `stdin` must fit into a pipe's buffer (64 KiB). Stdout and stderr go to the
-        file `output`, which is replaced; the command holds a lock on it.
+        file `output`, which is replaced. The command and its children hold a lock on the file, which shows that one of
+        them still runs, also to a restarted service.
         """
         with ExitStack() as stack:
             read_end, write_end = os.pipe()

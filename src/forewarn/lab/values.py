@@ -57,7 +57,10 @@ class LabEvent:
 
     @property
     def not_before(self) -> datetime:
-        """When it may start without an approval, in UTC, as a whole second."""
+        """When it may start without an approval: lab time in UTC, rounded up to a whole second.
+
+        It stays the same after the start.
+        """
         return utc_datetime(self._event.not_before)
 
     @property

@@ -56,7 +56,7 @@ class AcceptLoop:
     async def stop(self) -> None:
         """Accept no more connections and close the listening socket; connections that were accepted stay open.
 
-        On return each of these has its transport, so that it can be drained.
+        On return each of these has its transport, so that it can be drained. Call it once.
         """
         if self._pause_timer is not None:
             self._pause_timer.cancel()

@@ -43,7 +43,8 @@ class MetadataConnection(asyncio.Protocol):
 
     It is idle, or busy with one request: the response is held (`_held`), waits for the backend (`_is_pending`), or
     its body is written slowly (`_slow_body`). `received`: bytes that the accept loop has read; `unsent`: the rest of a
-    response it has begun, after which the connection closes unless `keep_alive`.
+    response it has begun, after which the connection closes unless `keep_alive`. The creator adds it to `state`, and it
+    removes itself when it is lost.
     """
 
     __slots__ = (  # there are thousands of connections, nearly all idle
@@ -104,7 +105,7 @@ class MetadataConnection(asyncio.Protocol):
         self._close_timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Start to serve the connection on this transport (called by asyncio)."""
+        """Start to serve the connection on this transport, `unsent` and `received` first (called by asyncio)."""
         self._transport, self._is_connected = cast(asyncio.Transport, transport), True
         self._transport.set_write_buffer_limits(high=self._state.limits.write_bytes)
         self._idle_slot = self._state.idle_timers.schedule(self._idle_since + self._state.limits.idle_s, self)

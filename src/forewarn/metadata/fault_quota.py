@@ -64,7 +64,7 @@ class SharedFaultQuota:
     """A fault quota in a file that several processes share, with one counter per fault that has a limit.
 
     `file` is a descriptor of the file, which other processes inherit from the one that created it. That process assigns
-    the offsets of the counters; the others get them in messages and set `offsets`.
+    the offsets of the counters; the others get them in messages and set `offsets` (by fault id).
     """
 
     def __init__(self, file: int) -> None:
@@ -84,7 +84,7 @@ class SharedFaultQuota:
             return cls(os.dup(file.fileno()))
 
     def close(self) -> None:
-        """Close the file; may be called twice. `assign_offsets` still works afterwards, but writes nothing."""
+        """Close the file; may be called twice. `assign_offsets` still works then, but writes nothing."""
         file, self.file = self.file, -1
         if file >= 0:
             os.close(file)

@@ -167,9 +167,11 @@ def is_loopback_peer(strategy: IdentityStrategy, peer: PeerAddress) -> bool:
 
 
 class CallerDirectory:
-    """Maps attachments (where connections come in, see `IdentityStrategy`) to the keys of VMs.
+    """Says which VM a connection comes from: maps attachments to keys of VMs (`Vm.key`); empty at first.
 
-    Assignments may change while the server runs. An attachment has at most one VM, a VM may have several.
+    An attachment is where connections come in, such as an address, port or device, see `IdentityStrategy`. It has at
+    most one VM: assigning it to another takes it from the first. A VM may have several. Assignments may change while
+    the server runs.
     """
 
     def __init__(self) -> None:
@@ -217,9 +219,10 @@ class CallerDirectory:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Caller:
-    """The client of one connection, as identified when that was accepted; it does not change afterwards.
+    """The client of one connection, as identified when that was accepted.
 
-    If the attachment is assigned to another VM, connections of the previous VM become those of an unknown caller.
+    `vm` stays the same when the attachment is released or assigned to another VM, but the responder then treats the
+    caller as unknown, see `Responder.is_known`.
     """
 
     attachment: str  # where the connection came in; "": could not be determined

@@ -56,9 +56,9 @@ class PublishedScope:
     scope_id: str
     enabled: bool  # False: the first request calls `MetadataBackend.enable`
     epoch: int  # another one each time the scope is enabled; part of the ETag
-    document: Document  # its scheduled events
+    document: Document  # the events that its VMs see
     vms: Mapping[str, InstanceFacts]  # by VM key; only VMs that are not removed
-    poll_override: HttpResponse | ResetConnection | None = None  # the response to polls instead of the document
+    poll_override: HttpResponse | ResetConnection | None = None  # the response to polls; None: the document
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,7 +75,7 @@ class GuestView:
     document: Document
     facts: InstanceFacts  # of this VM, for the instance endpoint
     poll_override: HttpResponse | ResetConnection | None = None
-    delayed_until: float = 0.0  # loop time until which responses are delayed (spec §8.1)
+    delayed_until: float = 0.0  # loop time until which responses are delayed (spec §8.1); 0.0: they are not
     store_tag: str = ""  # distinguishes the ETags of this store from those of any other
 
     @property

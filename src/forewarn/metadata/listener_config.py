@@ -44,8 +44,10 @@ _MAX_MARK = 0xFFFFFFFF
 def parse_listeners(tables: Sequence[Mapping[str, Any]]) -> tuple[ListenerSpec, ...]:
     """Return the listeners that the `[[listeners]]` tables of the settings define, in the same order.
 
-    Raises Rejected if a table is invalid, two listen on the same address, port, device and namespace, or one attachment
-    is assigned to two VMs. The message names the listener by its number, from 1. Opens nothing.
+    A table needs `by`, and may have address and port; `by` decides which of device, namespace, network, vm, vms and
+    marks it needs or may have. Raises Rejected if a table is invalid, two listen on the same address, port, device and
+    namespace, or one attachment is assigned to two VMs. The message names the listener by its number, from 1. Opens
+    nothing.
     """
     specs = []
     for number, table in enumerate(tables, 1):

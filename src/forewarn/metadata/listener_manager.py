@@ -45,7 +45,10 @@ class ListenerManager:
 
     @property
     def waiting(self) -> dict[ListenerSpec, str]:
-        """A copy of the listeners that could not be opened at the last attempt, each with the reason in words."""
+        """A copy of the listeners that could not be opened at the last attempt, with the reasons in words.
+
+        Empty before `open_all`.
+        """
         return dict(self._waiting)
 
     def open_all(self) -> list[ListenerChange]:
@@ -84,7 +87,7 @@ class ListenerManager:
 
         Calls `on_change` with each change that `refresh` returns; it must close the `previous` of the change.
         """
-        monitor = LinkMonitor()
+        monitor = _LinkMonitor()
         try:
             while True:
                 await monitor.wait_for_change(_CHECK_INTERVAL_S)
@@ -124,7 +127,7 @@ _GROUP_LINK, _GROUP_IPV4_ADDRESS, _GROUP_IPV6_ADDRESS = 0x1, 0x10, 0x100  # RTMG
 _NETLINK_READ_BYTES = 65536
 
 
-class LinkMonitor:
+class _LinkMonitor:
     """Waits for changes of devices and addresses in the network namespace of this process, by netlink.
 
     Where netlink does not exist or is forbidden it notices nothing. Create it inside a running event loop.

@@ -57,7 +57,7 @@ class LabListenMode(StrEnum):
     PORTS = "one port per VM"  # on 127.0.0.1, from the configured port upwards
 
 
-class ListenModeUnsupported(Exception):
+class _ListenModeUnsupported(Exception):
     """A socket cannot be opened: this machine cannot bind it to a device, or lacks the device or address."""
 
 
@@ -71,8 +71,8 @@ def open_network_listener(
     socket cannot be opened, Unavailable if the system has no socket left.
     """
     try:
-        sock = open_listening_socket(address, port, device=device, setting=setting)
-    except ListenModeUnsupported as error:
+        sock = _open_listening_socket(address, port, device=device, setting=setting)
+    except _ListenModeUnsupported as error:
         raise Rejected(f"cannot listen on {_bracket_ipv6(address)}:{port}: {error}") from error
     is_loopback = ip_address(address).is_loopback
     return VmListener(sockets=(sock,), strategy=SourceAddressIdentity(network), is_loopback=is_loopback)
@@ -118,7 +118,7 @@ class LabListeners:
             return None
         try:
             sock = self._open_socket_for(address)
-        except ListenModeUnsupported as error:
+        except _ListenModeUnsupported as error:
             raise Rejected(f"cannot listen on {address}:{self.port}: {error}") from error
         self._ports[address] = _bound_port(sock)
         self.port = self.port or _bound_port(sock)
@@ -126,14 +126,14 @@ class LabListeners:
 
     def _open_socket_for(self, address: str) -> socket.socket:
         if self.mode is not LabListenMode.PORTS:
-            return open_listening_socket(address, self.port, setting=self.setting)
+            return _open_listening_socket(address, self.port, setting=self.setting)
         first = 0 if self._any_port else max(self._ports.values(), default=self.port - 1) + 1
         for port in range(first, first + _MAX_PORTS_TRIED):
             try:
-                return open_listening_socket(_LOOPBACK_ADDRESS, port, setting=self.setting)
+                return _open_listening_socket(_LOOPBACK_ADDRESS, port, setting=self.setting)
             except Rejected:
                 continue  # another program uses the port
-        return open_listening_socket(_LOOPBACK_ADDRESS, first, setting=self.setting)
+        return _open_listening_socket(_LOOPBACK_ADDRESS, first, setting=self.setting)
 
 
 def open_lab_listeners(
@@ -151,14 +151,14 @@ def open_lab_listeners(
     for mode in modes:
         try:
             return _open_lab_in_mode(mode, addresses, port, setting)
-        except ListenModeUnsupported:
+        except _ListenModeUnsupported:
             continue
     raise Rejected(f"this machine cannot serve {', '.join(addresses)} in an allowed mode: {', '.join(modes)}")
 
 
 def _open_lab_in_mode(mode: LabListenMode, addresses: Sequence[str], port: int, setting: str) -> LabListeners:
     if mode is LabListenMode.DEVICE:
-        sockets = [open_listening_socket(_ANY_ADDRESS, port, device=_LOOPBACK_DEVICE, setting=setting)]
+        sockets = [_open_listening_socket(_ANY_ADDRESS, port, device=_LOOPBACK_DEVICE, setting=setting)]
         ports: dict[str, int] = {}
     else:
         sockets = _open_socket_per_vm(mode, addresses, port, setting)
@@ -174,9 +174,9 @@ def _open_socket_per_vm(mode: LabListenMode, addresses: Sequence[str], port: int
     try:
         for index, address in enumerate(addresses):
             if mode is LabListenMode.PORTS:
-                sockets.append(open_listening_socket(_LOOPBACK_ADDRESS, port and port + index, setting=setting))
+                sockets.append(_open_listening_socket(_LOOPBACK_ADDRESS, port and port + index, setting=setting))
             else:
-                sockets.append(open_listening_socket(address, port, setting=setting))
+                sockets.append(_open_listening_socket(address, port, setting=setting))
                 port = _bound_port(sockets[0])
     except BaseException:
         for sock in sockets:
@@ -185,15 +185,15 @@ def _open_socket_per_vm(mode: LabListenMode, addresses: Sequence[str], port: int
     return sockets
 
 
-def open_listening_socket(
+def _open_listening_socket(
     address: str, port: int, *, device: str = "", setting: str, shared: bool = False
 ) -> socket.socket:
     """Open a non-blocking listening TCP socket on an IP address; port 0 is any free port.
 
     `device` is the network device to bind to ("": none). `shared` sets SO_REUSEPORT, so that another process can take
-    over; `setting` names the port's setting in errors. Raises ListenModeUnsupported if it cannot be bound to the device
-    or the address does not exist here, Rejected if it cannot listen on the port, Unavailable if the system cannot
-    create a socket.
+    over; `setting` names the port's setting in errors. Raises _ListenModeUnsupported if it cannot be bound to the
+    device or the address does not exist here, Rejected if it cannot listen on the port, Unavailable if the system
+    cannot create a socket.
     """
     family = socket.AF_INET6 if ip_address(address).version == 6 else socket.AF_INET
     try:
@@ -217,11 +217,11 @@ def open_listening_socket(
 def _bind_to_device(sock: socket.socket, device: str) -> None:
     option = getattr(socket, "SO_BINDTODEVICE", None)
     if option is None:
-        raise ListenModeUnsupported("sockets cannot be bound to a device on this system")
+        raise _ListenModeUnsupported("sockets cannot be bound to a device on this system")
     try:
         sock.setsockopt(socket.SOL_SOCKET, option, device.encode() + b"\0")
     except OSError as error:
-        raise ListenModeUnsupported(f"device {device!r}: {error.strerror}") from error
+        raise _ListenModeUnsupported(f"device {device!r}: {error.strerror}") from error
 
 
 def _bind_and_listen(sock: socket.socket, address: str, port: int, setting: str) -> None:
@@ -232,7 +232,7 @@ def _bind_and_listen(sock: socket.socket, address: str, port: int, setting: str)
         raise Rejected(f"port {port}, which a VM would need, does not exist: set a lower {setting!r}") from error
     except OSError as error:
         if error.errno == errno.EADDRNOTAVAIL:
-            raise ListenModeUnsupported(f"this machine does not have the address {address}") from error
+            raise _ListenModeUnsupported(f"this machine does not have the address {address}") from error
         raise Rejected(_bind_error_message(error, address, port, setting)) from error
 
 
@@ -353,8 +353,8 @@ def _open_socket(spec: ListenerSpec, *, shared: bool) -> socket.socket:
     if spec.identify_by is IdentifyBy.MARK:
         _check_fwmark_accept()
     try:
-        return open_listening_socket(spec.address, spec.port, device=spec.device, setting="port", shared=shared)
-    except ListenModeUnsupported as error:
+        return _open_listening_socket(spec.address, spec.port, device=spec.device, setting="port", shared=shared)
+    except _ListenModeUnsupported as error:
         cause = error.__cause__
         if isinstance(cause, OSError) and cause.errno in (errno.ENODEV, errno.EADDRNOTAVAIL):
             raise Unavailable(str(error)) from error

@@ -122,8 +122,8 @@ class GuestObservations:
     def subscribe_polling_starts(self, callback: Callable[[Sequence[str]], None]) -> Callable[[], None]:
         """Call back with the keys of VMs that poll for the first time or after a silence.
 
-        The call comes with the next `notify_written`. Polls before the first subscription are not reported. Returns a
-        function that unsubscribes.
+        A silence is that of `PollingPace.is_silent`. The call comes with the next `notify_written`. Polls before the
+        first subscription are not reported. Returns a function that unsubscribes.
         """
         self._start_subscribers.append(callback)
         return lambda: self._start_subscribers.remove(callback)
@@ -241,9 +241,10 @@ class GuestObservations:
         self._queue_deliveries(newer)
 
     def pace(self, vm: str) -> PollingPace | None:
-        """Return the gap between this VM's polls and how long it is silent; None if it has never polled.
+        """Return the gap between this VM's polls and how long it is silent, both in seconds of real time.
 
-        A VM that has polled, but not since this process started, counts as silent since then.
+        None if it has never polled, or was forgotten. A VM that has polled, but not since this process started, counts
+        as silent since then.
         """
         self._flush_hits_of(vm)
         activity = self._activity.get(vm)

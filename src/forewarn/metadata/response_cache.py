@@ -39,7 +39,7 @@ class CachedResponse:
     def __init__(
         self,
         *,
-        vm_cache: VmResponseCache,
+        vm_cache: _VmResponseCache,
         prepared: PreparedResponse,
         keep_alive: bool,
         status: int,
@@ -52,7 +52,7 @@ class CachedResponse:
         self.hits = 0  # since the last flush
 
 
-class VmResponseCache:
+class _VmResponseCache:
     """The cache entries of one VM, by kind of caller; valid only as long as `view` is what the VM sees.
 
     `last_hit` is the entry that was used last, None if none was since the last flush; `last_hit_at` is its lab time.
@@ -86,8 +86,8 @@ class ResponseCache:
     ) -> None:
         self._writer, self._observations, self._now, self._count_hits = writer, observations, now, count_hits
         self._is_enabled = is_enabled
-        self._vm_caches: dict[str, VmResponseCache] = {}
-        self._caches_with_hits: dict[VmResponseCache, None] = {}
+        self._vm_caches: dict[str, _VmResponseCache] = {}
+        self._caches_with_hits: dict[_VmResponseCache, None] = {}
         self._date = writer.date_header_at(now())
         observations.set_flush_hooks(self.flush_hits, self.flush_hits_of)
 
@@ -189,7 +189,7 @@ class ResponseCache:
         if vm_cache is not None:
             self._flush(vm_cache)
 
-    def _flush(self, vm_cache: VmResponseCache) -> None:
+    def _flush(self, vm_cache: _VmResponseCache) -> None:
         last, vm_cache.last_hit = vm_cache.last_hit, None
         if last is None:
             return
@@ -205,19 +205,19 @@ class ResponseCache:
             vm_cache.view, last.version, vm_cache.last_hit_at, count=total, user_agent=last.user_agent
         )
 
-    def _clear(self, vm_cache: VmResponseCache) -> None:
+    def _clear(self, vm_cache: _VmResponseCache) -> None:
         self._flush(vm_cache)
         # Connections may have references to these dictionaries, so they must be emptied.
         for entries in vm_cache.responses.values():
             entries.clear()
         vm_cache.responses.clear()
 
-    def _vm_cache_for(self, view: GuestView) -> VmResponseCache:
+    def _vm_cache_for(self, view: GuestView) -> _VmResponseCache:
         vm_cache = self._vm_caches.get(view.vm)
         if vm_cache is not None and vm_cache.view is view:
             return vm_cache
         self.invalidate([view.vm])
         if len(self._vm_caches) >= _MAX_CACHED_VMS:
             self.invalidate([next(iter(self._vm_caches))])
-        vm_cache = self._vm_caches[view.vm] = VmResponseCache(view)
+        vm_cache = self._vm_caches[view.vm] = _VmResponseCache(view)
         return vm_cache

@@ -131,7 +131,7 @@ class SlowBodyWriter:
         self._timer = self._loop.call_later(self._interval_s, self._write_chunk)
 
     def finish(self) -> None:
-        """Write the rest of the body at once, and call `on_done` before returning."""
+        """Write the rest of the body at once, and call `on_done` before returning. Not for use after the end."""
         self.stop()
         rest, self._remaining = self._remaining, b""
         self._write(rest)

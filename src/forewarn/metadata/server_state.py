@@ -49,7 +49,8 @@ class OpenConnection(Protocol):
 class ServerState:
     """The parts of a server that its connections use, the set of open connections, and their timers.
 
-    Create it inside a running event loop. The arguments become attributes of the same names.
+    Create it inside a running event loop. The arguments become attributes of the same names. `is_draining` is False
+    until `drain` is called.
     """
 
     def __init__(

@@ -81,9 +81,9 @@ def run_socket_helper(listeners: Sequence[ListenerSpec], directory: Path, announ
     """Pass the sockets of `listeners` to the service of the data directory, until SIGINT or SIGTERM.
 
     Opens them when their device, address or namespace exists. `directory` is the data directory, in which the service
-    connects to a Unix socket. `announce` is called once, with the listeners that are open and, for the others, what
-    each waits for. Blocks. Raises Rejected if a listener or the data directory cannot be used, Refused if another
-    helper runs there. Increases the limit of open files of this process.
+    connects to a Unix socket. `announce(opened, waiting)` is called once, with the list of the listeners that are open
+    and a dict of the others with the reason in words. Blocks. Raises Rejected if a listener or the data directory
+    cannot be used, Refused if another helper runs there. Increases the limit of open files of this process.
     """
     _raise_open_file_limit()
     asyncio.run(_run_until_signal(listeners, directory, announce))

@@ -116,7 +116,8 @@ class FaultTable:
     def consume(self, fault: Fault, vm: str) -> bool:
         """Count one request of the VM (its key) that the fault affects, add a hit, and return True.
 
-        Calls the subscribers of hits. Returns False, without a hit, if the fault has reached its limit.
+        Calls the subscribers of hits. Returns False, without a hit, if the fault has reached its limit; does not check
+        whether it is set or over.
         """
         if not self._quota.consume(fault):
             return False
@@ -208,8 +209,9 @@ class VmFaults:
     ) -> AnyResponse:
         """Return the response changed by the oldest active fault that applies, else the normal response.
 
-        These faults delay it, empty or slow down its body, or give a stale document; the one that changes it is
-        consumed. `serve(request)` makes the normal response, `render(poll, view)` one with that view's document.
+        These faults delay it or, for polls only, empty or slow down its body or give a stale document; the one that
+        changes it is consumed. `serve(request)` makes the normal response, `render(poll, view)` one with that view's
+        document.
         """
         for fault in self.faults:
             apply_fault = _RESPONSE_FAULTS.get(fault.kind)

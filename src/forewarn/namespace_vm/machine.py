@@ -22,11 +22,12 @@ def boot_id_file(vm: VmDescription) -> Path:
 
 
 class Machine:
-    """The state of one VM, and the operations on it. `state` is RUNNING, FROZEN or DOWN.
+    """One VM of the supervisor: its state, and the operations on it. `state` is RUNNING, FROZEN or DOWN.
 
-    Its owner passes events of init to `handle_init_event`. Async methods raise OSError if init is gone. Call one
-    operation at a time, except for `kill`. `grace_s` is the real time between SIGTERM and SIGKILL; `boot_id` is that of
-    the first boot.
+    `state` is RUNNING from the beginning, but nothing runs before the first `start`. The owner passes each event that
+    `VmNamespaces.watch_events` reports of init, the VM's first process, to `handle_init_event`. Async methods raise
+    OSError if init is gone. Call one operation at a time, except for `kill`. `grace_s` is how long `stop` waits before
+    SIGKILL, in seconds of real time; `boot_id` is that of the first boot, and each later boot gets a new one.
     """
 
     def __init__(self, namespaces: VmNamespaces, vm: VmDescription, *, grace_s: float, boot_id: str) -> None:

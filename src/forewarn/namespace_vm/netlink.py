@@ -20,12 +20,18 @@ _UNICAST, _UNREACHABLE = 1, 7
 
 
 def bring_up(device: str) -> None:
-    """Set a device up. OSError if it does not exist or the kernel refuses."""
+    """Set a network interface of the current namespace up; nothing changes if it is up already.
+
+    `device` is its name. OSError if it does not exist or the kernel refuses.
+    """
     _send_request(_RTM_NEWLINK, _link_header(socket.if_nametoindex(device), flags=_IFF_UP))
 
 
 def bring_down(device: str) -> None:
-    """Set a device down. OSError if it does not exist or the kernel refuses."""
+    """Set a network interface of the current namespace down; nothing changes if it is down already.
+
+    `device` is its name. OSError if it does not exist or the kernel refuses.
+    """
     _send_request(_RTM_NEWLINK, _link_header(socket.if_nametoindex(device), flags=0))
 
 

@@ -205,10 +205,10 @@ def planned_by(by: EqualColumns) -> str:
 
 @cache
 def history_by(by: EqualColumns, backwards: bool) -> str:
-    """Return SQL for history entries (`body`, `seq`) that match the columns `by`.
+    """Return SQL for history entries (`body`, `seq`) whose columns `by` equal parameters of these names.
 
-    They are sorted by `seq`, descending if `backwards`. It takes the parameters `after`, `before` (sequence numbers,
-    both excluded) and `limit`.
+    They are sorted by `seq`, descending if `backwards`. It also takes the parameters `after`, `before` (sequence
+    numbers, both excluded) and `limit`; all are needed, and None would match nothing. `by` (): all entries.
     """
     seq = history.c.seq
     query = select(history.c.body, seq).where(

@@ -34,7 +34,10 @@ def everything(context: RequestContext, call: HandlerCall) -> Iterable[str]:
 
 
 def signed_in(context: RequestContext, call: HandlerCall) -> Iterable[str]:
-    """Selects no resource: any authenticated caller may call the route, with or without a role."""
+    """Returns no resource id, so that the route's right is not checked.
+
+    Any authenticated caller may call the route, with or without a role.
+    """
     return ()
 
 

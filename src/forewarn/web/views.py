@@ -426,10 +426,10 @@ class FaultKindView(BaseView, frozen=True, kw_only=True):
 
 
 class FaultsView(BaseView, frozen=True, kw_only=True):
-    """Active faults and storms, and all kinds of faults that can be set."""
+    """The active faults, the active storms, and all kinds of faults that can be set."""
 
-    faults: tuple[FaultView, ...]
-    storms: tuple[StormView, ...]
+    faults: tuple[FaultView, ...]  # oldest first, also those that a storm has set
+    storms: tuple[StormView, ...]  # random schedules of faults that are not all set yet; oldest first
     kinds: tuple[FaultKindView, ...]
 
 
