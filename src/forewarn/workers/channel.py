@@ -52,15 +52,15 @@ class WorkerChannel:
 
     @property
     def is_flushed(self) -> bool:
-        """Whether the kernel has taken everything that was to be sent; the other process may not have read it."""
+        """Whether the kernel has taken everything to be sent so far; the other process may not have read it."""
         return not self._queue and not self._unsent
 
     def send_latest(self, key: MessageKey, payload: bytes, sock: socket.socket | None = None) -> None:
         """Send this payload, with a socket if given, in place of an unsent one with the same key.
 
-        A payload is an encoded message; it takes the older one's place in the order. Returns at once; does nothing
-        after `close`. The caller keeps the socket: if it closes that before the payload is sent, the payload is not
-        sent either.
+        `key` is a text, or a pair of a text and a text or number. A payload is an encoded message; it takes the older
+        one's place in the order. Returns at once; does nothing after `close`. The caller keeps the socket: if it closes
+        that before the payload is sent, the payload is not sent either.
         """
         if self._is_closed:
             return

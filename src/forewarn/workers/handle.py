@@ -26,7 +26,8 @@ class WorkerHandle:
 
     Create it inside a running event loop; OSError if the process cannot be started. `slot`: its position in the pool.
     `fault_quota_fd`: the file of the shared counters of faults. `on_message(handle, message)` gets every message of the
-    worker; `on_lost(handle)` is called once, when the channel is gone.
+    worker; `on_lost(handle)` is called once, when the channel is gone. The pool sets `is_ready` and `is_draining`,
+    which are False at first.
     """
 
     def __init__(
@@ -96,9 +97,10 @@ class WorkerHandle:
         return self._request(messages.EchoRequest)
 
     def request_report(self) -> asyncio.Future[None]:
-        """Ask for a report; returns a future that is done when all observations until now have arrived here.
+        """Ask for a report; returns a future that is done when the observations until now have arrived here.
 
-        It is also done if the worker is gone. The reports themselves go to `on_message`. The last one sets `lag_s`.
+        Of more than 5,000 VMs some may come later. It is also done if the worker is gone. The reports themselves go to
+        `on_message`. The last one sets `lag_s`.
         """
         return self._request(messages.ReportRequest)
 

@@ -20,7 +20,7 @@ from forewarn.workers.handle import WorkerHandle
 _SO_NETNS_COOKIE, _COOKIE_BYTES = 71, 8  # Linux 5.14; the socket module does not have it
 
 
-def open_reuseport_sockets(sock: socket.socket, count: int) -> list[socket.socket]:
+def _open_reuseport_sockets(sock: socket.socket, count: int) -> list[socket.socket]:
     """Open `count` more listening sockets on the address and device of `sock`, with SO_REUSEPORT.
 
     Sets SO_REUSEPORT on `sock` too. Returns none if that is impossible, as in another network namespace: then workers
@@ -81,7 +81,7 @@ class SharedSocket:
 class SharedListeners:
     """The open listeners of a pool, and which worker accepts on which of their sockets.
 
-    `slots` is the number of workers. They learn of `add` and `remove` with the next `assign`.
+    `slots` is the number of workers. They learn of `add` and `remove` with the next `assign`. Empty at first.
     """
 
     def __init__(self, slots: int) -> None:
@@ -101,7 +101,7 @@ class SharedListeners:
         Else all workers share that socket. `remove` closes all of them. Sends nothing.
         """
         for sock in listener.sockets:
-            siblings = open_reuseport_sockets(sock, self._slots - 1)
+            siblings = _open_reuseport_sockets(sock, self._slots - 1)
             if len(siblings) < self._slots - 1:
                 self._add_socket(listener, sock, None)
                 continue

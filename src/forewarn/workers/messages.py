@@ -140,7 +140,7 @@ class EchoRequest(_Message, frozen=True):
 
 
 class ReportRequest(_Message, frozen=True):
-    """To a worker: send what you have observed until now; the last report has this id."""
+    """To a worker: send what you have observed, of at most 5,000 VMs; the last report has this id."""
 
     id: int
 
@@ -213,14 +213,20 @@ class ObservationReport(_Message, frozen=True):
 
 
 class EnableRequest(_Message, frozen=True):
-    """To the owner: enable the scope of this VM (its key), then reply `RequestDone` with this id."""
+    """To the owner: enable the scope of this VM (its key).
+
+    The reply, with the same id, is `RequestDone` or `RequestFailed`.
+    """
 
     id: int
     vm: str
 
 
 class ApproveRequest(_Message, frozen=True):
-    """To the owner: this VM (its key) approves these events; reply `RequestDone` with this id."""
+    """To the owner: this VM (its key) approves these events.
+
+    The reply, with the same id, is `RequestDone` or `RequestFailed`.
+    """
 
     id: int
     vm: str
@@ -230,7 +236,7 @@ class ApproveRequest(_Message, frozen=True):
 class WorkerTokenRequest(_Message, frozen=True):
     """To the owner: issue a token of this identity for this resource (an audience).
 
-    The reply is `TokenGranted` or `TokenDenied`.
+    The reply, with the same id, is `TokenGranted`, `TokenDenied` or `RequestFailed`.
     """
 
     id: int

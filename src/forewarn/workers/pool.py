@@ -99,7 +99,8 @@ class WorkerPool:
     async def complete_start(self) -> None:
         """Tell all workers that the state is complete, and wait until each has it and is ready for listeners.
 
-        Raises Unavailable if one ended before; then all are killed and the pool is of no more use.
+        Raises Unavailable if one ended before or could not be started; then all are killed and the pool is of no more
+        use.
         """
         self._is_state_complete = True
         for worker in self._live_workers:
@@ -154,9 +155,10 @@ class WorkerPool:
         await self._wait_for_all(worker.request_echo() for worker in self._serving_workers)
 
     async def collect_reports(self) -> None:
-        """Ask the workers for what they observed so far; it is merged into `observations` and `faults`.
+        """Ask the serving workers for what they observed, and merge it into `observations` and `faults`.
 
-        Waits for their reports at most a second. Those that come later are merged too.
+        Waits for their reports at most a second, and for at most 5,000 VMs of each. Those that come later are merged
+        too.
         """
         await self._wait_for_all(worker.request_report() for worker in self._serving_workers)
 
@@ -164,8 +166,9 @@ class WorkerPool:
         """Replace every worker process, one after the other, without refusing a connection.
 
         A worker accepts until its successor does. Then it answers the requests in progress within `timeout_s` and, for
-        up to two seconds, one more on each idle connection, and ends. If its successor fails to start, it stays. Slots
-        without a serving worker are skipped. Returns when all are replaced. Concurrent calls run one after the other.
+        up to two seconds, one more on each idle connection, and ends. If its successor fails to start, it stays, which
+        is logged. Slots without a serving worker are skipped. Returns when all are replaced. Concurrent calls run one
+        after the other.
         """
         async with self._reload_lock:
             for slot in range(self.size):

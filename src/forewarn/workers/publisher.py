@@ -215,7 +215,7 @@ class MetadataPublisher:
     def faults(self) -> FaultTable:
         """The table of transport faults, with their hits: the requests that they affected in all processes.
 
-        With workers it has only the hits, as of their last reports.
+        With workers no fault is set in it, and it has only the hits, as of their last reports.
         """
         return self._running_server.faults
 
@@ -253,7 +253,7 @@ class MetadataPublisher:
         return self._server.worker_lags() if isinstance(self._server, WorkerPool) else []
 
     def lab_endpoint(self, vm: Vm) -> str:
-        """The base URL under which a program on this machine can poll as this VM.
+        """The base URL, `http://ADDRESS:PORT`, under which a program on this machine can poll as this VM.
 
         "" outside a lab, or if the VM is not served.
         """
@@ -326,7 +326,7 @@ class MetadataPublisher:
             self._published_versions[scope_id] = _published_version(scope)
 
     def _publish(self, scope: Scope) -> None:
-        self._documents.publish(published_scope(scope, self._replays.current_answer(scope)))
+        self._documents.publish(_published_scope(scope, self._replays.current_answer(scope)))
         for vm in scope.vms:
             self._assign_place(vm)
 
@@ -398,7 +398,7 @@ def _published_version(scope: Scope) -> PublishedVersion:
     return scope.epoch, scope.incarnation, scope.is_enabled
 
 
-def published_scope(scope: Scope, replayed: ReplayedAnswer | None = None) -> PublishedScope:
+def _published_scope(scope: Scope, replayed: ReplayedAnswer | None = None) -> PublishedScope:
     """Return the scope as its VMs see it: with its own document, or what a running replay answers.
 
     `replayed` is the latter: the replay's document, or its response instead of one. None: no replay runs. Removed VMs

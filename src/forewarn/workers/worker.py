@@ -50,7 +50,7 @@ def event_loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
     return uvloop.new_event_loop
 
 
-class OwnerBackend:
+class _OwnerBackend:
     """The `MetadataBackend` of a worker: sends each request to the owner and waits for its reply.
 
     `send` sends an encoded message to the owner. Requests raise Unavailable at once while the owner is silent, and
@@ -119,7 +119,7 @@ class OwnerBackend:
             self._pending.pop(number, None)
 
 
-class PausableSocket(socket.socket):
+class _PausableSocket(socket.socket):
     """A listening socket that accepts only while `may_accept` returns True.
 
     Meanwhile callers wait in its backlog.
@@ -149,7 +149,7 @@ class Worker:
         self._fault_quota = fault_quota
         self._finished: asyncio.Future[str] = self._loop.create_future()
         self._channel = WorkerChannel(sock, for_worker=True, on_message=self._on_message, on_lost=self._finish)
-        self._backend = OwnerBackend(self._channel.send)
+        self._backend = _OwnerBackend(self._channel.send)
         self._callers = CallerDirectory()
         self._documents: PublishedDocuments
         self._server: MetadataServer | None = None
@@ -313,7 +313,7 @@ class Worker:
         if self._is_stopping or number in self._listeners:
             return
         message, sock = self._sockets[number]
-        pausable = PausableSocket(sock.family, sock.type, sock.proto, fileno=os.dup(sock.fileno()))
+        pausable = _PausableSocket(sock.family, sock.type, sock.proto, fileno=os.dup(sock.fileno()))
         pausable.may_accept = self._may_accept
         listener = VmListener(
             sockets=(pausable,), strategy=message.identity_strategy(), is_loopback=message.is_loopback
