@@ -43,12 +43,13 @@ def write_backup(source: Path, path: Path, original: sqlite3.Connection | None =
 def restore_backup(source: Path, target: Path, *, now: float) -> Path | None:
     """Restore the backup `source` as the store `target`; return where the old store was moved, or None.
 
-    No process may use either file meanwhile. Blocks; durable on return. Raises Rejected if `source` is not an intact
-    store or a directory is missing, Unavailable for file errors.
+    It is moved to `NAME.before-restore-N` beside it; None if there was none. No process may use either file meanwhile.
+    Blocks; durable on return. Raises Rejected if `source` is not an intact store or a directory is missing, Unavailable
+    for file errors.
 
     Every scope gets a new epoch, so that an ETag from the lost history never matches again (spec §4.3). It is larger
-    than all epochs found here and than the time `now` in seconds, because the epochs of a store that was lost with its
-    disk, or by an earlier restore of this backup, are not known here.
+    than all epochs found here and than `now` (real time in POSIX seconds), because the epochs of a store that was lost
+    with its disk, or by an earlier restore of this backup, are not known here.
     """
     with sqlite_file.file_errors_as_unavailable(target, "restored"):
         if sqlite_file.read_revision(source) is None:

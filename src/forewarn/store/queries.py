@@ -166,9 +166,9 @@ def scope_ids_by(enabled: bool | None) -> str:
 
 @cache
 def vms_by(by: EqualColumns, removed: bool) -> str:
-    """Return SQL for the VMs (`body`) that match the columns `by`, in the order they were added.
+    """Return SQL for the VMs (`body`) whose columns `by` equal parameters of these names.
 
-    Only present ones; with `removed`, removed ones too.
+    In the order they were added; only present ones or, with `removed`, removed ones too. `by` (): any.
     """
     query = select(vms.c.body).where(*_equal_conditions(vms, by))
     return _select_ordered(query if removed else query.where(vms.c.removed_at.is_(None)), vms.c.position, False)
@@ -176,9 +176,10 @@ def vms_by(by: EqualColumns, removed: bool) -> str:
 
 @cache
 def events_by(by: EqualColumns, statuses: tuple[EventState, ...], newest: bool) -> str:
-    """Return SQL for the events (`body`) that match the columns `by` and have these states, oldest first.
+    """Return SQL for the events (`body`) in these states whose columns `by` equal such parameters.
 
-    Without states it finds none. With `newest` they come newest first, and the SQL takes a parameter `limit`.
+    Oldest first; with `newest` they come newest first, and the SQL also takes a parameter `limit`. `by` (): any.
+    Without states it finds none.
     """
     query = select(events.c.body).where(*_equal_conditions(events, by))
     if set(statuses) != set(EventState):  # without a condition SQLite reads the table from its end
@@ -199,7 +200,10 @@ def requests_by(open_only: bool, newest: bool) -> str:
 
 @cache
 def planned_by(by: EqualColumns) -> str:
-    """Return SQL for the planned events (`body`) that match the columns `by`, oldest first."""
+    """Return SQL for the planned events (`body`) whose columns `by` equal parameters of these names.
+
+    Oldest first. `by` (): all of them.
+    """
     return _select_ordered(select(planned.c.body).where(*_equal_conditions(planned, by)), planned.c.position, False)
 
 
@@ -219,9 +223,10 @@ def history_by(by: EqualColumns, backwards: bool) -> str:
 
 @cache
 def deliveries_by(by: EqualColumns) -> str:
-    """Return SQL for the deliveries that match `by`, of the names `event_id` and `vm`, in plain texts.
+    """Return SQL for the deliveries that match the parameters `by`: `event_id`, `vm` (a key), or both.
 
-    Columns: event id, scope id, VM key, status, api-version, incarnation, time. Sorted by time, event, VM, status.
+    `by` (): all of them. Columns: event id, scope id, VM key, status, api-version, incarnation, time. Sorted by time,
+    event, VM, status.
     """
     status, version, scope = (delivery_labels.alias(f"{name}_label") for name in ("status", "version", "scope"))
     found = (
@@ -251,13 +256,19 @@ def deliveries_by(by: EqualColumns) -> str:
 
 @cache
 def polls_by(by: EqualColumns) -> str:
-    """Return SQL for the latest poll (`body`) of each VM that matches the columns `by`, sorted by VM key."""
+    """Return SQL for the latest polls (`body`) whose columns `by` equal parameters of these names.
+
+    There is one for each VM that has polled; sorted by VM key. `by` (): all of them.
+    """
     return _select_ordered(select(polls.c.body).where(*_equal_conditions(polls, by)), polls.c.vm, False)
 
 
 @cache
 def grants_by(by: EqualColumns) -> str:
-    """Return SQL for the grants (`body`) that match the columns `by`, in the order they were added."""
+    """Return SQL for the grants (`body`) whose columns `by` equal parameters of these names.
+
+    In the order they were added. `by` (): all of them.
+    """
     return _select_ordered(select(grants.c.body).where(*_equal_conditions(grants, by)), grants.c.position, False)
 
 

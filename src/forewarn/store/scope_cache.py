@@ -72,7 +72,9 @@ class ScopeCache:
     def on_commit(self, commit: Commit) -> None:
         """Update cached scopes with a commit. Called for every commit, in order; it caches no further scope.
 
-        A commit with a VM that is not cached in its scope empties the cache, because the VM may have left any of them.
+        `commit` is the one passed to `Store.commit`, so its scopes have the versions from before. Evicts scopes of its
+        VMs and events that are not in it. A VM that is not cached in its scope empties the cache, because it may have
+        left any of them.
         """
         if commit.vms and not all(map(self._is_in_known_scope, commit.vms)):
             self._clear()  # a new or moved VM may have been in any scope

@@ -253,7 +253,10 @@ class StoreFileCheck:
                 )
 
     def is_displaced(self) -> bool:
-        """Return whether the database or its log is not the file that `check` found first; for any thread."""
+        """Return whether the database or its log is not the file that `check` found first; for any thread.
+
+        False before `check` has found them.
+        """
         return any(_file_identity(file) != known for file, known in self._known.copy().items())
 
 

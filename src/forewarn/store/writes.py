@@ -57,7 +57,7 @@ def apply_commit(db: sqlite3.Connection, commit: Commit) -> AppliedCommit:
     _execute_each(db, write_statements.REMOVE_WEBHOOK, commit.removed_webhooks, _id_row)
     _execute_each(db, write_statements.UPDATE_CURSOR, commit.cursors, row_codec.cursor_row)
     entries = tuple(_append_entry(db, entry) for entry in commit.entries)
-    return AppliedCommit(commit=replace(commit, entries=entries), seq=entries[-1].seq if entries else read_last_seq(db))
+    return AppliedCommit(commit=replace(commit, entries=entries), seq=entries[-1].seq if entries else _read_last_seq(db))
 
 
 def write_observations(db: sqlite3.Connection, polls: Sequence[LastPoll], deliveries: Sequence[EventDelivery]) -> None:
@@ -75,7 +75,7 @@ def save_value(db: sqlite3.Connection, name: str, value: bytes) -> None:
     db.execute(write_statements.PUT_SAVED, {"name": name, "value": value})
 
 
-def read_last_seq(db: sqlite3.Connection) -> int:
+def _read_last_seq(db: sqlite3.Connection) -> int:
     """Return the sequence number of the last history entry ever written, also a pruned one; 0 if none."""
     found = db.execute(queries.LAST_SEQ).fetchone()
     return int(found[0]) if found else 0
