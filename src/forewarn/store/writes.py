@@ -57,7 +57,8 @@ def apply_commit(db: sqlite3.Connection, commit: Commit) -> AppliedCommit:
     _execute_each(db, write_statements.REMOVE_WEBHOOK, commit.removed_webhooks, _id_row)
     _execute_each(db, write_statements.UPDATE_CURSOR, commit.cursors, row_codec.cursor_row)
     entries = tuple(_append_entry(db, entry) for entry in commit.entries)
-    return AppliedCommit(commit=replace(commit, entries=entries), seq=entries[-1].seq if entries else _read_last_seq(db))
+    seq = entries[-1].seq if entries else _read_last_seq(db)
+    return AppliedCommit(commit=replace(commit, entries=entries), seq=seq)
 
 
 def write_observations(db: sqlite3.Connection, polls: Sequence[LastPoll], deliveries: Sequence[EventDelivery]) -> None:
