@@ -36,8 +36,8 @@ class NewGrant(StrictBody, frozen=True, kw_only=True):
     """
 
     role: Role
-    to: NonEmptyText  # a client's id, the name of a VM, or oidc:ID for a user of an external issuer
-    over: NonEmptyText  # a resource id (/ is everything), the name of a VM, scale set or cloud service, or group:NAME
+    to: NonEmptyText  # `client:` or `vm:` may stand before it, if both a client and a VM have the name
+    over: NonEmptyText
 
 
 class AccessClientView(BaseView, frozen=True, kw_only=True):
@@ -64,7 +64,7 @@ class GrantView(BaseView, frozen=True, kw_only=True):
     role: Role
     rights: tuple[Right, ...]  # that the role includes
     to: str  # a principal id
-    to_name: str  # the principal's name, for people
+    to_name: str  # the principal's name, for people; its id if it is unknown
     over: str
     by: str
     at: float  # lab time

@@ -36,8 +36,8 @@ class SelectedEventsBody(StrictBody, frozen=True, kw_only=True):
     """
 
     ids: Annotated[tuple[NonEmptyText, ...], Meta(max_length=10_000)] = ()  # or unique prefixes of ids
-    vm: str = ""  # a name
-    host: str = ""  # events of work on the host, and events of the VMs on it
+    vm: str = ""  # a name, present or removed
+    host: str = ""  # a name: events of work on the host, and events of the VMs on it
     rollout: str = ""  # an id or unique id prefix
 
 
@@ -56,7 +56,10 @@ class RefusedEventView(BaseView, frozen=True, kw_only=True):
 
 
 class ChangedEventsView(EventsInScopesView, frozen=True, kw_only=True):
-    """Events that were approved or withdrawn, as they are after due work, and those that were refused."""
+    """Events that were approved or withdrawn, as they are after due work, and those that were refused.
+
+    Both are in the order of the ids that the caller gave, or oldest first.
+    """
 
     refused: tuple[RefusedEventView, ...]
 

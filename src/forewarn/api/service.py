@@ -27,7 +27,7 @@ class BackupBody(StrictBody, frozen=True, kw_only=True):
 class ClockAdvanceView(ClockView, frozen=True, kw_only=True):
     """The clock after an advance, how many VMs counted as polling, and what happened on the way.
 
-    `entries` are history entries, oldest first; of very many, the newest.
+    `entries` are history entries, oldest first, without that of the advance itself; of more than 10,000, the newest.
     """
 
     polling: int  # 0 with `without_polls`
@@ -46,8 +46,8 @@ async def show_service(context: RequestContext, call: HandlerCall, query: Servic
     """Show the service: its version, clock, addresses and settings, and the endpoint of a VM.
 
     `endpoint` is the base URL at which a lab serves the VM of the query or, without one, the first VM that has a URL;
-    "" if there is none. A caller who does not see everything gets only the version, the clock and how scopes are
-    enabled. Raises NotFound, or Refused if several VMs match.
+    "" if there is none. A caller who does not see everything gets only `version`, `now` (lab time), `lab`, `speed` and
+    `enablement`. Raises NotFound, or Refused if several VMs match.
     """
     info = context.dependencies.service_info()
     if not context.can_see_everything():

@@ -54,7 +54,7 @@ _REQUESTS_WITHOUT_OPERATION = frozenset(
 )
 
 
-def status_document(context: RequestContext, status: RequestStatus) -> dict[str, Any]:
+def _status_document(context: RequestContext, status: RequestStatus) -> dict[str, Any]:
     """The status of a request as the body of `GET` of its operation, in Azure's format.
 
     `name` is the request's id; `status` is InProgress, Succeeded, Failed or Canceled; `endTime` is there once it is
@@ -72,17 +72,17 @@ def status_document(context: RequestContext, status: RequestStatus) -> dict[str,
     document["properties"] = {
         "request": request.ask,
         "requestedBy": request.who,
-        "events": OperationEventRenderer(context).events(status.events),
+        "events": _OperationEventRenderer(context).events(status.events),
         "toCome": len(status.planned),
         "waitsFor": wait_sentences(ViewBuilder(context), status),
         "skipped": status.skip_reasons,
     }
-    if (error := operation_error(context, status)) is not None:
+    if (error := _operation_error(context, status)) is not None:
         document["error"] = error
     return document
 
 
-def operation_error(context: RequestContext, status: RequestStatus) -> dict[str, Any] | None:
+def _operation_error(context: RequestContext, status: RequestStatus) -> dict[str, Any] | None:
     """The `error` object (code, message, details) of an operation that failed or was canceled, else None.
 
     `details` has one item per failed VM or withdrawn event; the message names the first 20.
@@ -121,7 +121,7 @@ def _approvers_text(scope: Scope) -> str:
     return title if scope.id.startswith("vm:") else f"any VM of {title}"
 
 
-class OperationEventRenderer:
+class _OperationEventRenderer:
     """Renders events for the status of an operation; make one for each call, since it caches polls.
 
     Of an event that waits for the end of its notice it also shows who can approve it, which VMs received it and when
@@ -189,7 +189,8 @@ def operation_headers(call: ArmCall, vm: Vm, request: MaintenanceRequest) -> dic
     """The headers of a 202 response, with two URLs of the operation: clients differ in which they poll.
 
     `Azure-AsyncOperation` shows the status document; `Location` answers 202 until the operation is over. Both contain
-    the subscription and location of `vm`, any VM of the request, and the call's api-version. Retry-After is a second.
+    the subscription and location of `vm`, any VM of the request, and the call's api-version. `Retry-After` is a second;
+    `x-ms-request-id` is the id of the request.
     """
     names = {"subscription": vm.subscription_id, "location": vm.location, "operation": request.id}
     url = call.base_url + _OPERATION_PATH.format_map({name: quote(text, safe="") for name, text in names.items()})
@@ -217,11 +218,11 @@ async def show_operation(context: RequestContext, call: ArmCall) -> ArmResponse:
     status = _load_status(context, call)
     is_running = status.state is RequestState.IN_PROGRESS
     if call.query.get("monitor", "").casefold() != "true":
-        return ArmResponse(body=status_document(context, status), headers=_RETRY_HEADERS if is_running else {})
+        return ArmResponse(body=_status_document(context, status), headers=_RETRY_HEADERS if is_running else {})
     if is_running:
         location = _with_query(call.base_url + quote(call.path), call, monitor="true")
         return ArmResponse(status=202, headers={"Location": location, **_RETRY_HEADERS})
-    error = operation_error(context, status)
+    error = _operation_error(context, status)
     # Not 500, after which clients would retry.
     return ArmResponse() if error is None else ArmResponse(status=409, body={"error": error})
 

@@ -38,10 +38,10 @@ def vm_json(vm: Vm, view: JsonObject | None = None) -> JsonObject:
 
     `view` is its instance view, added as `properties.instanceView`; None leaves it out.
     """
-    properties = _machine_properties(vm) | _priority(vm) | scheduled_events_profile(vm)
+    properties = _machine_properties(vm) | _priority(vm) | _scheduled_events_profile(vm)
     if vm.availability_set:
         properties["availabilitySet"] = {"id": availability_set_resource_id(vm)}
-    if policy := scheduled_events_policy(vm):
+    if policy := _scheduled_events_policy(vm):
         properties["scheduledEventsPolicy"] = policy
     return _resource_header(vm_resource_id(vm), vm.name, VM_TYPE, vm) | {
         "tags": vm.tags,
@@ -72,7 +72,7 @@ def scale_set_json(vms: Sequence[Vm]) -> JsonObject:
     Where they differ, it shows the settings of the first and the tags that all have; `sku.capacity` is their number.
     """
     first, resource = vms[0], scale_set_resource_id(vms[0])
-    profile = {"storageProfile": {"osDisk": _os_disk(first)}} | _priority(first) | scheduled_events_profile(first)
+    profile = {"storageProfile": {"osDisk": _os_disk(first)}} | _priority(first) | _scheduled_events_profile(first)
     properties = {
         "provisioningState": "Succeeded",
         "uniqueId": str(uuid5(NAMESPACE_URL, resource.casefold())),
@@ -83,11 +83,11 @@ def scale_set_json(vms: Sequence[Vm]) -> JsonObject:
         "overprovision": False,
         "virtualMachineProfile": profile,
     }
-    if policy := scheduled_events_policy(first):
+    if policy := _scheduled_events_policy(first):
         properties["scheduledEventsPolicy"] = policy
     document = _resource_header(resource, first.scale_set, SCALE_SET_TYPE, first) | {
         "sku": _sku(first) | {"capacity": len(vms)},
-        "tags": common_tags(vms),
+        "tags": _common_tags(vms),
         "properties": properties,
     }
     zones = sorted({vm.zone for vm in vms if vm.zone})
@@ -101,14 +101,14 @@ def availability_set_json(vms: Sequence[Vm], visible: Sequence[Vm]) -> JsonObjec
     those of the first VM; tags are those that all have.
     """
     first = vms[0]
-    policy = scheduled_events_policy(first)
+    policy = _scheduled_events_policy(first)
     return {
         "id": availability_set_resource_id(first),
         "name": first.availability_set,
         "type": AVAILABILITY_SET_TYPE,
         "location": first.location,
         "sku": {"name": "Aligned"},
-        "tags": common_tags(vms),
+        "tags": _common_tags(vms),
         "properties": {
             "platformUpdateDomainCount": 1 + max(vm.update_domain for vm in vms),
             "platformFaultDomainCount": 1 + max(vm.fault_domain for vm in vms),
@@ -118,7 +118,7 @@ def availability_set_json(vms: Sequence[Vm], visible: Sequence[Vm]) -> JsonObjec
     }
 
 
-def scheduled_events_profile(vm: Vm) -> JsonObject:
+def _scheduled_events_profile(vm: Vm) -> JsonObject:
     """A VM's terminate and OS image notices, as an object with the one member `scheduledEventsProfile`.
 
     A notice that is off is left out; the object is empty if both are.
@@ -131,7 +131,7 @@ def scheduled_events_profile(vm: Vm) -> JsonObject:
     return {"scheduledEventsProfile": profile} if profile else {}
 
 
-def scheduled_events_policy(vm: Vm) -> JsonObject:
+def _scheduled_events_policy(vm: Vm) -> JsonObject:
     """A VM's automatic approvals and publishing as the value of `scheduledEventsPolicy`; empty if all off."""
     approve = vm.auto_approve
     if not (approve.restart or approve.redeploy or vm.publish_outside):
@@ -143,7 +143,7 @@ def scheduled_events_policy(vm: Vm) -> JsonObject:
     }
 
 
-def common_tags(vms: Sequence[Vm]) -> dict[str, str]:
+def _common_tags(vms: Sequence[Vm]) -> dict[str, str]:
     """The tags, value by name, that all these VMs have with the same value; there must be one VM."""
     return {name: text for name, text in vms[0].tags.items() if all(vm.tags.get(name) == text for vm in vms)}
 
@@ -193,11 +193,12 @@ def _with_instance_view(properties: JsonObject, view: JsonObject | None) -> Json
 def instance_view(vm: Vm, events: Sequence[Event]) -> JsonObject:
     """The instance view of a VM or instance: its domains, placement group and power state.
 
-    `events` are the live events of its scope: if planned platform maintenance of this VM is scheduled among them, the
-    view has it as `maintenanceRedeployStatus`.
+    Its keys are platformUpdateDomain, platformFaultDomain, placementGroupId (if it has one) and statuses. `events` are
+    the live events of its scope: if planned platform maintenance of this VM is scheduled among them, the view has it
+    as `maintenanceRedeployStatus`.
     """
     placement = {"placementGroupId": vm.placement_group} if vm.placement_group else {}
-    maintenance = maintenance_status(
+    maintenance = _maintenance_status(
         [event for event in events if event.rules.planned and event_lists_vm(event, vm.name)]
     )
     return {
@@ -212,7 +213,7 @@ def instance_view(vm: Vm, events: Sequence[Event]) -> JsonObject:
 def scale_set_instance_view(vms: Sequence[Vm]) -> JsonObject:
     """The instance view of a scale set: how many of these instances have each power state.
 
-    All of them count as provisioned.
+    The counts are in `virtualMachine.statusesSummary`. All instances count as provisioned.
     """
     powers = Counter(_power_status(vm)["code"] for vm in vms)
     summary = [{"code": _PROVISIONED_STATUS["code"], "count": len(vms)}]
@@ -224,7 +225,7 @@ def scale_set_instance_view(vms: Sequence[Vm]) -> JsonObject:
     }
 
 
-def maintenance_status(events: Sequence[Event]) -> JsonObject:
+def _maintenance_status(events: Sequence[Event]) -> JsonObject:
     """The value of `maintenanceRedeployStatus` for these events of a VM; empty if none is scheduled.
 
     From the first publication until the earliest NotBefore, the owner of the VM may start the maintenance, unless all

@@ -51,7 +51,7 @@ _AVAILABILITY_SETS_SEGMENT = f"{COMPUTE_PROVIDER}/availabilitySets"
 _INSTANCES_PATH = f"{SCALE_SET_PATH}/virtualMachines"
 
 
-def paged_response(
+def _paged_response(
     call: ArmCall, names: Sequence[str], render: Callable[[str], JsonObject], page_size: int = PAGE_SIZE
 ) -> ArmResponse:
     """One page of a list as `{"value": [...]}`, with a `nextLink` to the next page if there is one.
@@ -80,7 +80,7 @@ def _next_link(call: ArmCall, last: str) -> str:
     return f"{call.base_url}{quote(call.path)}?{urlencode({**call.query, _SKIP_TOKEN: token})}"
 
 
-def require_container(context: RequestContext, call: ArmCall) -> None:
+def _require_container(context: RequestContext, call: ArmCall) -> None:
     """Raises ArmError 404 if the called subscription or group has no VM and the caller may read it.
 
     For other callers it returns, and they get an empty list, so that they do not learn whether it exists.
@@ -95,7 +95,7 @@ def require_container(context: RequestContext, call: ArmCall) -> None:
     raise _subscription_not_found(call)
 
 
-def stored_vm(context: RequestContext, key: str) -> Vm:
+def _stored_vm(context: RequestContext, key: str) -> Vm:
     """The stored VM with this key, from the directory of present VMs; AssertionError if it is not stored.
 
     Does not check rights.
@@ -136,14 +136,14 @@ async def list_locations(context: RequestContext, call: ArmCall) -> ArmResponse:
 async def list_groups(context: RequestContext, call: ArmCall) -> ArmResponse:
     """Lists the groups of a subscription that contain anything the caller may read, in pages of 100.
 
-    If there are none: raises ArmError 404 if the subscription has no VM and the caller may read it, else the list is
-    empty.
+    A page is as in `list_vms`. If there are none: raises ArmError 404 if the subscription has no VM and the caller may
+    read it, else the list is empty.
     """
     prefix = f"{call.resource}/".casefold()
     groups = [group for group in context.directory.groups() if group.casefold().startswith(prefix)]
     if not groups:
-        require_container(context, call)
-    return paged_response(call, groups, lambda group: _group_json(context, group))
+        _require_container(context, call)
+    return _paged_response(call, groups, lambda group: _group_json(context, group))
 
 
 async def show_group(context: RequestContext, call: ArmCall) -> ArmResponse:
@@ -151,7 +151,7 @@ async def show_group(context: RequestContext, call: ArmCall) -> ArmResponse:
 
     Raises ArmError 404 if it has no VM. The route has checked that the caller may read it.
     """
-    require_container(context, call)
+    _require_container(context, call)
     by_key = {group.casefold(): group for group in context.directory.groups()}
     return ArmResponse(body=_group_json(context, by_key[call.resource.casefold()]))
 
@@ -197,7 +197,7 @@ def _location_json(subscription: str, name: str) -> JsonObject:
 
 def _group_json(context: RequestContext, resource: str) -> JsonObject:
     """A group has no location of its own: it shows that of its first VM."""
-    vm = stored_vm(context, context.directory.unfiltered.vms_within(resource)[0].key)
+    vm = _stored_vm(context, context.directory.unfiltered.vms_within(resource)[0].key)
     return {
         "id": resource,
         "name": resource.rpartition("/")[2],
@@ -230,7 +230,7 @@ _CONTAINER_ROUTES: tuple[ArmRoute, ...] = (
 )
 
 
-class VmRenderer:
+class _VmRenderer:
     """Renders stored VMs as Azure's JSON; make one for each call, since it caches the events of scopes.
 
     `vm` and `instance` add the instance view (power state, domains, maintenance) only if the call's query has
@@ -268,18 +268,22 @@ class VmRenderer:
 async def list_vms(context: RequestContext, call: ArmCall) -> ArmResponse:
     """Lists the VMs of a subscription or group that the caller may read, in pages of 100.
 
-    In natural order of group and name, without instances of scale sets and cloud services. Raises ArmError 404 if the
-    subscription or group has no VM and the caller may read it; other callers get an empty list.
+    In natural order of group and name, without instances of scale sets and cloud services. The body of a page is
+    `{"value": [...]}`, with a `nextLink` if there is another one. Raises ArmError 404 if the subscription or group has
+    no VM and the caller may read it; other callers get an empty list.
     """
-    require_container(context, call)
+    _require_container(context, call)
     keys = [vm.key for vm in context.directory.vms_within(call.resource) if vm.is_standalone]
-    renderer = VmRenderer(context, call)
-    return paged_response(call, keys, lambda key: renderer.vm(stored_vm(context, key)))
+    renderer = _VmRenderer(context, call)
+    return _paged_response(call, keys, lambda key: renderer.vm(_stored_vm(context, key)))
 
 
 async def show_vm(context: RequestContext, call: ArmCall) -> ArmResponse:
-    """Shows the VM that the path names. Raises NotFound, also for an instance of a scale set."""
-    return ArmResponse(body=VmRenderer(context, call).vm(find_vm(context, call)))
+    """Shows the VM that the path names. Raises NotFound, also for an instance of a scale set.
+
+    It has its instance view only if the query has `$expand=instanceView` or `statusOnly=true`.
+    """
+    return ArmResponse(body=_VmRenderer(context, call).vm(find_vm(context, call)))
 
 
 async def show_vm_view(context: RequestContext, call: ArmCall) -> ArmResponse:
@@ -287,7 +291,7 @@ async def show_vm_view(context: RequestContext, call: ArmCall) -> ArmResponse:
 
     Raises NotFound, also for an instance of a scale set.
     """
-    return ArmResponse(body=VmRenderer(context, call).instance_view(find_vm(context, call)))
+    return ArmResponse(body=_VmRenderer(context, call).instance_view(find_vm(context, call)))
 
 
 _VM_ROUTES: tuple[ArmRoute, ...] = (
@@ -318,12 +322,12 @@ def _sets_of_kind(context: RequestContext, call: ArmCall, segment: str) -> list[
 async def list_scale_sets(context: RequestContext, call: ArmCall) -> ArmResponse:
     """Lists the scale sets of a subscription or group that the caller may read, in pages of SET_PAGE_SIZE.
 
-    Raises ArmError 404 if the subscription or group has no VM and the caller may read it; other callers get an empty
-    list.
+    In natural order; a page is as in `list_vms`. Raises ArmError 404 if the subscription or group has no VM and the
+    caller may read it; other callers get an empty list.
     """
-    require_container(context, call)
+    _require_container(context, call)
     sets = _sets_of_kind(context, call, _SCALE_SETS_SEGMENT)
-    return paged_response(call, sets, lambda resource: scale_set_json(all_vms_in(context, resource)), SET_PAGE_SIZE)
+    return _paged_response(call, sets, lambda resource: scale_set_json(all_vms_in(context, resource)), SET_PAGE_SIZE)
 
 
 async def show_scale_set(context: RequestContext, call: ArmCall) -> ArmResponse:
@@ -345,23 +349,27 @@ async def show_scale_set_view(context: RequestContext, call: ArmCall) -> ArmResp
 async def list_instances(context: RequestContext, call: ArmCall) -> ArmResponse:
     """Lists the instances of a scale set that the caller may read, in pages of 100, in natural order.
 
-    Raises NotFound if the set has no instance and the caller may read it; other callers get an empty list.
+    A page is as in `list_vms`. Raises NotFound if the set has no instance and the caller may read it; other callers get
+    an empty list.
     """
     instances = context.directory.vms_within(call.resource)
     if not instances and context.principal.may(Right.READ, call.resource):
         raise _scale_set_not_found(call)
-    renderer = VmRenderer(context, call)
-    return paged_response(call, [vm.key for vm in instances], lambda key: renderer.instance(stored_vm(context, key)))
+    renderer = _VmRenderer(context, call)
+    return _paged_response(call, [vm.key for vm in instances], lambda key: renderer.instance(_stored_vm(context, key)))
 
 
 async def show_instance(context: RequestContext, call: ArmCall) -> ArmResponse:
-    """Shows the instance of a scale set that the path names. Raises ResourceAbsent if there is none."""
-    return ArmResponse(body=VmRenderer(context, call).instance(find_instance(context, call)))
+    """Shows the instance of a scale set that the path names. Raises ResourceAbsent if there is none.
+
+    It has its instance view only if the query has `$expand=instanceView` or `statusOnly=true`.
+    """
+    return ArmResponse(body=_VmRenderer(context, call).instance(find_instance(context, call)))
 
 
 async def show_instance_view(context: RequestContext, call: ArmCall) -> ArmResponse:
     """Shows the instance view of the path's instance. Raises ResourceAbsent if there is none."""
-    return ArmResponse(body=VmRenderer(context, call).instance_view(find_instance(context, call)))
+    return ArmResponse(body=_VmRenderer(context, call).instance_view(find_instance(context, call)))
 
 
 def all_vms_in(context: RequestContext, resource: str) -> list[Vm]:
@@ -370,7 +378,7 @@ def all_vms_in(context: RequestContext, resource: str) -> list[Vm]:
     Empty for an unknown set. Includes VMs that the caller may not read: a set that the caller may read is shown as a
     whole.
     """
-    return [stored_vm(context, vm.key) for vm in context.directory.unfiltered.vms_within(resource)]
+    return [_stored_vm(context, vm.key) for vm in context.directory.unfiltered.vms_within(resource)]
 
 
 def _scale_set_vms(context: RequestContext, call: ArmCall) -> list[Vm]:
@@ -419,12 +427,14 @@ _SCALE_SET_ROUTES: tuple[ArmRoute, ...] = (
 async def list_availability_sets(context: RequestContext, call: ArmCall) -> ArmResponse:
     """Lists the readable availability sets of a subscription or group, in pages of SET_PAGE_SIZE.
 
-    Each lists those of its VMs that the caller may read. Raises ArmError 404 if the subscription or group has no VM and
-    the caller may read it; other callers get an empty list.
+    Each lists those of its VMs that the caller may read. In natural order; a page is as in `list_vms`. Raises ArmError
+    404 if the subscription or group has no VM and the caller may read it; other callers get an empty list.
     """
-    require_container(context, call)
+    _require_container(context, call)
     sets = _sets_of_kind(context, call, _AVAILABILITY_SETS_SEGMENT)
-    return paged_response(call, sets, lambda resource: _visible_availability_set_json(context, resource), SET_PAGE_SIZE)
+    return _paged_response(
+        call, sets, lambda resource: _visible_availability_set_json(context, resource), SET_PAGE_SIZE
+    )
 
 
 async def show_availability_set(context: RequestContext, call: ArmCall) -> ArmResponse:

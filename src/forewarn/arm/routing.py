@@ -68,7 +68,7 @@ def require_on_resource(context: RequestContext, call: ArmCall, right: Right) ->
 
 
 def allow_listing(context: RequestContext, call: ArmCall, right: Right) -> None:
-    """Allows every caller: the handler itself shows only what the caller may read, which may be nothing."""
+    """An `authorize` that allows every caller: the handler itself shows only what the caller may read."""
 
 
 @dataclass(frozen=True)
@@ -82,7 +82,7 @@ class ArmRoute:
     path: str  # a template in Azure's spelling, such as `/subscriptions/{subscription}`
     handler: ArmHandler | AnonymousArmHandler
     right: Right | None = Right.READ  # None: no token is needed, only for discovery and sign-in
-    authorize: ArmAuthorizer = require_on_resource  # called with `right` before the handler
+    authorize: ArmAuthorizer = require_on_resource  # called with `right` before the handler; raises Forbidden
     summary: str = ""  # for the generated pages
 
     @cached_property

@@ -117,7 +117,7 @@ def all_instances(context: RequestContext, call: ArmCall) -> list[Vm]:
 
     Raises ResourceAbsent if there are none.
     """
-    stored = (context.store.vm(indexed.key) for indexed in context.directory.vms_within(scale_set_id(call)))
+    stored = (context.store.vm(indexed.key) for indexed in context.directory.vms_within(_scale_set_id(call)))
     vms = [vm for vm in stored if vm is not None]
     if not vms:
         names = call.path_params
@@ -128,7 +128,7 @@ def all_instances(context: RequestContext, call: ArmCall) -> list[Vm]:
     return vms
 
 
-def scale_set_id(call: ArmCall) -> str:
+def _scale_set_id(call: ArmCall) -> str:
     """The resource id of the scale set that the path names, in the client's spelling."""
     group = group_resource_id(call.path_params["subscription"], call.path_params["group"])
     return f"{group}/providers/Microsoft.Compute/virtualMachineScaleSets/{call.path_params['set']}"

@@ -22,7 +22,7 @@ _DEFAULT_SCOPE = "/.default"  # the only scope: everything that was granted
 _NO_STORE_HEADERS = {"Cache-Control": "no-store", "Pragma": "no-cache"}
 
 
-class TokenError(Rejected):
+class _TokenError(Rejected):
     """An error of the token endpoint; `issue_token` turns it into an OAuth error response.
 
     `status` is the HTTP status, `error` OAuth's code, and `number` that of Azure's same error: the text of the error
@@ -43,13 +43,14 @@ class _ClientCredentials:
 async def issue_token(dependencies: Dependencies, call: ArmCall) -> ArmResponse:
     """Issues a bearer token for a client's id and secret, from the form or from basic authentication.
 
-    The token is for the audience in the form's `scope` or `resource`, else for Azure's management API; `expires_in` is
-    in seconds of real time. Errors are OAuth error responses (400 or 401), always one if clients sign in at an external
-    issuer; only Refused, for a service without sign-in, is raised. Needs no authentication.
+    The token is for the audience in the form's `scope` or `resource`, else for Azure's management API. The body has
+    token_type, access_token, and expires_in and ext_expires_in in seconds of real time. Errors are OAuth error
+    responses (400 or 401), always one if clients sign in at an external issuer; only Refused, for a service without
+    sign-in, is raised. Needs no authentication.
     """
     try:
         return _issue(dependencies, call)
-    except TokenError as error:
+    except _TokenError as error:
         body = {"error": error.error, "error_description": str(error), "error_codes": [error.number]}
         is_basic = error.status == 401 and call.authorization
         challenge = {"WWW-Authenticate": 'Basic realm="forewarn"'} if is_basic else {}
@@ -59,7 +60,7 @@ async def issue_token(dependencies: Dependencies, call: ArmCall) -> ArmResponse:
 def _issue(dependencies: Dependencies, call: ArmCall) -> ArmResponse:
     sign_in, now = require_sign_in(dependencies), dependencies.real_time()
     if sign_in.external is not None:
-        raise TokenError(
+        raise _TokenError(
             400, "unauthorized_client", 700016, f"clients sign in at {sign_in.external.url!r}: sign in there"
         )
     _require_client_credentials(call)
@@ -76,20 +77,20 @@ def _issue(dependencies: Dependencies, call: ArmCall) -> ArmResponse:
 def _require_client_credentials(call: ArmCall) -> None:
     grant_type = call.form_fields.get("grant_type", "")
     if not grant_type:
-        raise TokenError(400, "invalid_request", 900144, "the form has no 'grant_type': send 'client_credentials'")
+        raise _TokenError(400, "invalid_request", 900144, "the form has no 'grant_type': send 'client_credentials'")
     if grant_type != "client_credentials":
         message = f"grant_type {quote_excerpt(grant_type)} is not supported: use 'client_credentials'"
-        raise TokenError(400, "unsupported_grant_type", 70003, message)
+        raise _TokenError(400, "unsupported_grant_type", 70003, message)
 
 
 def _read_credentials(call: ArmCall) -> _ClientCredentials:
     scheme, _, encoded = call.authorization.partition(" ")
     credentials = _basic_credentials(encoded) if scheme.lower() == "basic" else _form_credentials(call)
     if not credentials.client_id:
-        raise TokenError(400, "invalid_request", 900144, "the form has no 'client_id': send the id of a client")
+        raise _TokenError(400, "invalid_request", 900144, "the form has no 'client_id': send the id of a client")
     if not credentials.secret:
         message = f"client {quote_excerpt(credentials.client_id)} sent no secret: send it as 'client_secret'"
-        raise TokenError(401, "invalid_client", 7000218, message)
+        raise _TokenError(401, "invalid_client", 7000218, message)
     return credentials
 
 
@@ -104,7 +105,7 @@ def _basic_credentials(encoded: str) -> _ClientCredentials:
         decoded = base64.b64decode(encoded.strip(), validate=True).decode()
     except (binascii.Error, ValueError):
         message = "the Authorization header is not the base64 of ID:SECRET: send that, or send a form"
-        raise TokenError(400, "invalid_request", 900144, message) from None
+        raise _TokenError(400, "invalid_request", 900144, message) from None
     client_id, _, secret = decoded.partition(":")
     return _ClientCredentials(client_id=unquote_plus(client_id), secret=unquote_plus(secret))  # RFC 6749 §2.3.1
 
@@ -113,7 +114,7 @@ def _verify_client(credentials: _ClientCredentials, store: Store) -> RegisteredC
     try:
         return verify_client_secret(credentials.client_id, credentials.secret, store)
     except Unauthenticated as error:
-        raise TokenError(401, "invalid_client", 7000215, message_for(error, Surface.ARM)) from None
+        raise _TokenError(401, "invalid_client", 7000215, message_for(error, Surface.ARM)) from None
 
 
 def _requested_audience(call: ArmCall, issuer: TokenIssuer) -> str:
@@ -124,7 +125,7 @@ def _requested_audience(call: ArmCall, issuer: TokenIssuer) -> str:
         return audience
     error, number = ("invalid_scope", 70011) if scope else ("invalid_resource", 500011)
     allowed = f"{MANAGEMENT_AUDIENCES[0]}{_DEFAULT_SCOPE if scope else ''}"
-    raise TokenError(
+    raise _TokenError(
         400, error, number, f"{quote_excerpt(scope or resource)} is not an audience of this service: use {allowed!r}"
     )
 

@@ -26,11 +26,11 @@ _MAX_QUOTED_LENGTH = 80
 _READ_ONLY_MEMBERS = frozenset({"properties.instanceView", "properties.provisioningState", "etag", "systemData"})
 
 
-class MissingMember:
+class _MissingMember:
     """The type of MISSING: the member was not sent, which differs from null."""
 
 
-MISSING: Final = MissingMember()
+MISSING: Final = _MissingMember()
 _ISO_DURATION = re.compile(
     r"P(?:(?P<d>[0-9]{1,9})D)?(?:T(?:(?P<h>[0-9]{1,9})H)?(?:(?P<m>[0-9]{1,9})M)?(?:(?P<s>[0-9]{1,9})S)?)?"
 )
@@ -83,35 +83,35 @@ def require_unchanged(
         if name not in shown and is_empty_value(value):
             continue
         if name not in shown:
-            raise invalid_member(path, "cannot be set here: leave it out")
+            raise _invalid_member(path, "cannot be set here: leave it out")
         old = shown[name]
         if isinstance(old, dict):
-            require_unchanged(require_object(value, path), old, changeable, path)
+            require_unchanged(_require_object(value, path), old, changeable, path)
         elif not _equivalent(value, old, name):
             raise _change_not_allowed(path, value, old)
 
 
-def require_object(value: Any, path: MemberPath) -> JsonObject:
+def _require_object(value: Any, path: MemberPath) -> JsonObject:
     """Returns the value, if it is a JSON object. Raises ArmError 400, naming `path`, if it is not."""
     if isinstance(value, dict):
         return value
-    raise invalid_member(path, f"is {json_text(value)}: send an object")
+    raise _invalid_member(path, f"is {_json_text(value)}: send an object")
 
 
-def invalid_member(path: MemberPath, what: str) -> ArmError:
+def _invalid_member(path: MemberPath, what: str) -> ArmError:
     """Returns an ArmError 400 to raise about a member; `what` continues the sentence after its path."""
-    where = path_text(path)
+    where = _path_text(path)
     return ArmError(400, "InvalidParameter", f"{where} {what}", target=where)
 
 
-def path_text(path: MemberPath) -> str:
+def _path_text(path: MemberPath) -> str:
     """The names of the path joined with dots, for a message; cut after 80 characters."""
-    return truncate_text(".".join(path))
+    return _truncate_text(".".join(path))
 
 
-def json_text(value: Any) -> str:
+def _json_text(value: Any) -> str:
     """The value as JSON, for a message; cut after 80 characters."""
-    return truncate_text(msgspec.json.encode(value).decode())
+    return _truncate_text(msgspec.json.encode(value).decode())
 
 
 def _equivalent(sent: Any, shown: Any, name: str) -> bool:
@@ -132,8 +132,8 @@ def _normalize_text(text: str, name: str) -> str:
 
 
 def _change_not_allowed(path: MemberPath, sent: Any, shown: Any) -> ArmError:
-    where = path_text(path)
-    message = f"{where} is {json_text(shown)} and cannot become {json_text(sent)}: {_remedy_text(path, sent, shown)}"
+    where = _path_text(path)
+    message = f"{where} is {_json_text(shown)} and cannot become {_json_text(sent)}: {_remedy_text(path, sent, shown)}"
     return ArmError(409, "PropertyChangeNotAllowed", message, target=where)
 
 
@@ -145,7 +145,7 @@ def _remedy_text(path: MemberPath, sent: Any, shown: Any) -> str:
     return "delete instances (`az vmss delete-instances`, `forewarn delete --scale-in`)"
 
 
-def truncate_text(text: str) -> str:
+def _truncate_text(text: str) -> str:
     """The text; if it is longer than 80 characters, its first 80 and an ellipsis."""
     return text if len(text) <= _MAX_QUOTED_LENGTH else f"{text[:_MAX_QUOTED_LENGTH]}…"
 
@@ -234,13 +234,13 @@ def read_tags(value: Any, path: MemberPath) -> dict[str, str]:
     except msgspec.ValidationError as error:
         raise _invalid_value(error, path) from error
     if len(tags) > _MAX_TAGS:
-        raise invalid_member(path, f"has {len(tags)} tags: give {_MAX_TAGS} or fewer")
+        raise _invalid_member(path, f"has {len(tags)} tags: give {_MAX_TAGS} or fewer")
     for name, text in tags.items():
         if not name.strip() or len(name) > _MAX_TAG_NAME or len(text) > _MAX_TAG_VALUE:
             limits = f"a name of 1 to {_MAX_TAG_NAME} characters and a value of up to {_MAX_TAG_VALUE}"
-            raise invalid_member((*path, name), f"is not a valid tag: give {limits}")
+            raise _invalid_member((*path, name), f"is not a valid tag: give {limits}")
     if len({name.casefold() for name in tags}) < len(tags):
-        raise invalid_member(path, "has two names that differ only in case: tag names ignore case, give one of them")
+        raise _invalid_member(path, "has two names that differ only in case: tag names ignore case, give one of them")
     return tags
 
 
@@ -250,7 +250,7 @@ def _notice_minutes(notice: _NotificationProfile, path: MemberPath, shortest: in
     minutes = shortest if timeout is None else _whole_minutes(timeout)
     if minutes is None or not shortest <= minutes <= longest:
         allowed = f"PT{shortest}M" if shortest == longest else f"PT{shortest}M to PT{longest}M, in whole minutes"
-        raise invalid_member(path, f"is {json_text(timeout)}: give {allowed}")
+        raise _invalid_member(path, f"is {_json_text(timeout)}: give {allowed}")
     enable = timeout is not None if notice.enable is None else notice.enable
     return minutes if enable else 0
 
@@ -272,7 +272,7 @@ def _convert(value: Any, part_type: type[T], path: MemberPath) -> T:
 
 def _invalid_value(error: msgspec.ValidationError, path: MemberPath) -> Exception:
     where, what = split_validation_error(error)
-    return invalid_member((*path, where) if where else path, f"is not valid: {truncate_text(what)}")
+    return _invalid_member((*path, where) if where else path, f"is not valid: {_truncate_text(what)}")
 
 
 def _drop_empty(value: Any) -> Any:

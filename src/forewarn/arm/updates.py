@@ -54,7 +54,7 @@ _POLICY_PATH: MemberPath = ("properties", "scheduledEventsPolicy")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class UpdateTarget:
+class _UpdateTarget:
     """The resource of an update: all its VMs, and what a GET shows of it without instance view."""
 
     vms: Sequence[Vm]  # at least one; of a set all, also those that the caller may not read
@@ -63,10 +63,10 @@ class UpdateTarget:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class UpdatableKind:
+class _UpdatableKind:
     """A kind of resource that PUT and PATCH change: VM, instance, scale set or availability set."""
 
-    find: Callable[[RequestContext, ArmCall], UpdateTarget]  # the called resource; raises ResourceAbsent
+    find: Callable[[RequestContext, ArmCall], _UpdateTarget]  # the called resource; raises ResourceAbsent
     profile: MemberPath | None = None  # where its scheduledEventsProfile is in the body; None: it has none
     policy: MemberPath | None = None  # where its scheduledEventsPolicy is in the body; None: it has none
 
@@ -76,29 +76,29 @@ class UpdatableKind:
         return frozenset(path for path in (_TAGS_PATH, self.profile, self.policy) if path is not None)
 
 
-def _vm_target(context: RequestContext, call: ArmCall) -> UpdateTarget:
+def _vm_target(context: RequestContext, call: ArmCall) -> _UpdateTarget:
     vm = find_vm(context, call)
-    return UpdateTarget(vms=[vm], rendered=vm_json(vm), display_name=vm.name)
+    return _UpdateTarget(vms=[vm], rendered=vm_json(vm), display_name=vm.name)
 
 
-def _instance_target(context: RequestContext, call: ArmCall) -> UpdateTarget:
+def _instance_target(context: RequestContext, call: ArmCall) -> _UpdateTarget:
     vm = find_instance(context, call)
-    return UpdateTarget(vms=[vm], rendered=instance_json(vm), display_name=vm.name)
+    return _UpdateTarget(vms=[vm], rendered=instance_json(vm), display_name=vm.name)
 
 
-def _scale_set_target(context: RequestContext, call: ArmCall) -> UpdateTarget:
+def _scale_set_target(context: RequestContext, call: ArmCall) -> _UpdateTarget:
     vms = all_vms_in(context, call.resource)
     if not vms:
         raise _set_not_found(call, "scale set")
-    return UpdateTarget(vms=vms, rendered=scale_set_json(vms), display_name=vms[0].scale_set)
+    return _UpdateTarget(vms=vms, rendered=scale_set_json(vms), display_name=vms[0].scale_set)
 
 
-def _availability_set_target(context: RequestContext, call: ArmCall) -> UpdateTarget:
+def _availability_set_target(context: RequestContext, call: ArmCall) -> _UpdateTarget:
     vms = all_vms_in(context, call.resource)
     if not vms:
         raise _set_not_found(call, "availability set")
     rendered = availability_set_json(vms, [vm for vm in vms if context.can_see(vm)])
-    return UpdateTarget(vms=vms, rendered=rendered, display_name=vms[0].availability_set)
+    return _UpdateTarget(vms=vms, rendered=rendered, display_name=vms[0].availability_set)
 
 
 def _set_not_found(call: ArmCall, kind: str) -> ResourceAbsent:
@@ -107,7 +107,7 @@ def _set_not_found(call: ArmCall, kind: str) -> ResourceAbsent:
     return ResourceAbsent(f"{kind} {call.path_params['set']!r} does not exist in resource group {group!r}: {remedy}")
 
 
-def _find_target(kind: UpdatableKind, context: RequestContext, call: ArmCall) -> UpdateTarget:
+def _find_target(kind: _UpdatableKind, context: RequestContext, call: ArmCall) -> _UpdateTarget:
     try:
         return kind.find(context, call)
     except ResourceAbsent as error:
@@ -117,13 +117,13 @@ def _find_target(kind: UpdatableKind, context: RequestContext, call: ArmCall) ->
         raise ResourceAbsent(f"{error}, and a PUT does not create it: {remedy}") from error
 
 
-_VM_KIND = UpdatableKind(find=_vm_target, profile=_PROFILE_PATH, policy=_POLICY_PATH)
-_INSTANCE_KIND = UpdatableKind(find=_instance_target)
-_SCALE_SET_KIND = UpdatableKind(find=_scale_set_target, profile=_SET_PROFILE_PATH, policy=_POLICY_PATH)
-_AVAILABILITY_SET_KIND = UpdatableKind(find=_availability_set_target, policy=_POLICY_PATH)
+_VM_KIND = _UpdatableKind(find=_vm_target, profile=_PROFILE_PATH, policy=_POLICY_PATH)
+_INSTANCE_KIND = _UpdatableKind(find=_instance_target)
+_SCALE_SET_KIND = _UpdatableKind(find=_scale_set_target, profile=_SET_PROFILE_PATH, policy=_POLICY_PATH)
+_AVAILABILITY_SET_KIND = _UpdatableKind(find=_availability_set_target, policy=_POLICY_PATH)
 
 
-def _update_handler(kind: UpdatableKind) -> ArmHandler:
+def _update_handler(kind: _UpdatableKind) -> ArmHandler:
     async def handler(context: RequestContext, call: ArmCall) -> ArmResponse:
         target = _find_target(kind, context, call)
         try:
@@ -138,7 +138,7 @@ def _update_handler(kind: UpdatableKind) -> ArmHandler:
     return handler
 
 
-def _read_change(kind: UpdatableKind, target: UpdateTarget, call: ArmCall, strict: bool) -> VmSettingsChange:
+def _read_change(kind: _UpdatableKind, target: _UpdateTarget, call: ArmCall, strict: bool) -> VmSettingsChange:
     """The change that the body describes. Raises Rejected if it would change anything else."""
     sent, is_whole = _read_object(call), call.method == "PUT"
     if is_whole and not sent.get("location"):
@@ -207,7 +207,7 @@ def authorize_set_and_vms(context: RequestContext, call: ArmCall, right: Right) 
 
 def _update_routes(
     path: str,
-    kind: UpdatableKind,
+    kind: _UpdatableKind,
     noun: str,
     authorize: ArmAuthorizer = require_on_resource,
     methods: Sequence[str] = ("PUT", "PATCH"),

@@ -45,7 +45,7 @@ class CertificateAuthority(msgspec.Struct, frozen=True, kw_only=True):
 
         The name is in lower case, as `certificate_names` returns it.
         """
-        return is_loopback_name(name) or not _has_name_constraints(self.certificate)
+        return _is_loopback_name(name) or not _has_name_constraints(self.certificate)
 
     def has_signed(self, certificate: x509.Certificate) -> bool:
         """Return whether it issued this certificate, checked by the signature."""
@@ -75,7 +75,7 @@ def new_certificate_authority(
     builder = _start_builder(subject, subject, key.public_key(), begins, begins + _CA_LIFETIME)
     builder = builder.add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
     builder = builder.add_extension(_key_usage(signs_certificates=True), critical=True)
-    if all(map(is_loopback_name, names)):
+    if all(map(_is_loopback_name, names)):
         limits = x509.NameConstraints(permitted_subtrees=_LOOPBACK_CONSTRAINTS, excluded_subtrees=None)
         builder = builder.add_extension(limits, critical=True)
     return CertificateAuthority(certificate=builder.sign(key, SHA256()), key=key)
@@ -123,7 +123,7 @@ def names_in_certificate(certificate: x509.Certificate) -> tuple[str, ...]:
     return (*hosts, *map(str, names.get_values_for_type(x509.IPAddress)))
 
 
-def is_loopback_name(name: str) -> bool:
+def _is_loopback_name(name: str) -> bool:
     """Return whether this is a loopback address, `localhost`, or a name below it; give it in lower case."""
     try:
         return ip_address(name).is_loopback

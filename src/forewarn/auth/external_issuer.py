@@ -48,7 +48,7 @@ class _JwksDocument(msgspec.Struct, frozen=True):
     keys: list[dict[str, Any]]
 
 
-def parse_jwks(document: bytes) -> dict[str, VerificationKey]:
+def _parse_jwks(document: bytes) -> dict[str, VerificationKey]:
     """Return the signature keys of a JWKS document by key id (RFC 7517).
 
     Ignores keys without an id, short RSA keys, and other types, curves and algorithms. Unavailable if the document is
@@ -225,7 +225,7 @@ class ExternalIssuer:
 
     async def _download_keys(self) -> dict[str, VerificationKey]:
         jwks_url = self._jwks_url or (await fetch_oidc_configuration(self.client, self.url)).jwks_uri
-        return parse_jwks(await fetch_document(self.client, jwks_url))
+        return _parse_jwks(await fetch_document(self.client, jwks_url))
 
 
 def _claims_from_payload(payload: _ExternalPayload, ids: list[str]) -> Claims:

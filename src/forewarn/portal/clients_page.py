@@ -43,7 +43,7 @@ class ClientFilter(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class RosterEntry:
+class _RosterEntry:
     """One VM of a roster: how it polls, and the pending event that it is least prepared for, if any."""
 
     key: str
@@ -71,34 +71,34 @@ class RosterEntry:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PollingRoster:
+class _PollingRoster:
     """How the VMs poll that the user may see: counts of all, and the entries of those that match a search."""
 
     counts: Mapping[PollingState, int]  # of all these VMs, for every state
-    unprepared: list[RosterEntry]  # of all these VMs; the one with the earliest event first
+    unprepared: list[_RosterEntry]  # of all these VMs; the one with the earliest event first
     # VMs that match: unprepared ones first, then stopped, never polled, polling with an event, polling, not running;
     # each of these by the time of its event, and those without one in the order of the fleet.
-    entries: list[RosterEntry]
+    entries: list[_RosterEntry]
 
 
-async def read_polling_roster(context: PortalContext, *, text: str, client_filter: ClientFilter) -> PollingRoster:
+async def _read_polling_roster(context: PortalContext, *, text: str, client_filter: ClientFilter) -> _PollingRoster:
     """Returns how the VMs poll that the user may see, and which of them match the filter and the text.
 
     `text` must be in lower case; it is searched in `group/name`, and "" matches all. Lets other tasks run meanwhile.
     """
     expected = await expected_events(context.store, context.dependencies.pace_of)
     counts: Counter[PollingState] = Counter()
-    unprepared: list[RosterEntry] = []
-    ranks: dict[int, list[RosterEntry]] = {}
+    unprepared: list[_RosterEntry] = []
+    ranks: dict[int, list[_RosterEntry]] = {}
     async for key in iterate_cooperatively(list(context.overview.visible_keys(context.directory)), _BATCH_SIZE):
         is_off = context.directory.unfiltered.power_of(key) is not PowerState.RUNNING
-        entry = RosterEntry(key, polling_state(context.dependencies.pace_of(key), is_off=is_off), expected.get(key))
+        entry = _RosterEntry(key, polling_state(context.dependencies.pace_of(key), is_off=is_off), expected.get(key))
         counts[entry.polling_state] += 1
         if entry.is_unprepared:
             unprepared.append(entry)
         if entry.matches(client_filter) and text in key.partition("/")[2]:
             ranks.setdefault(_sort_rank(entry), []).append(entry)
-    return PollingRoster(
+    return _PollingRoster(
         counts={state: counts[state] for state in PollingState},
         unprepared=sorted(unprepared, key=_not_before),
         entries=[entry for rank in sorted(ranks) for entry in _sort_by_event(ranks[rank])],
@@ -108,19 +108,19 @@ async def read_polling_roster(context: PortalContext, *, text: str, client_filte
 _SORT_RANKS = {PollingState.STOPPED: 1, PollingState.NEVER: 2, PollingState.ACTIVE: 4, PollingState.OFF: 5}
 
 
-def _sort_rank(entry: RosterEntry) -> int:
+def _sort_rank(entry: _RosterEntry) -> int:
     if entry.is_unprepared:
         return 0
     rank = _SORT_RANKS[entry.polling_state]
     return 3 if entry.polling_state is PollingState.ACTIVE and entry.pending_event is not None else rank
 
 
-def _sort_by_event(entries: list[RosterEntry]) -> list[RosterEntry]:
+def _sort_by_event(entries: list[_RosterEntry]) -> list[_RosterEntry]:
     """VMs with a pending event first, by its time; the others in the order of the fleet."""
     return sorted(entries, key=_not_before) if any(entry.pending_event for entry in entries) else entries
 
 
-def _not_before(entry: RosterEntry) -> float:
+def _not_before(entry: _RosterEntry) -> float:
     return entry.pending_event.event.not_before if entry.pending_event else float("inf")
 
 
@@ -230,7 +230,9 @@ async def show_clients_page(context: PortalContext, call: HandlerCall, query: Cl
     if query.only not in set(ClientFilter):
         raise Rejected(f"filter {query.only!r} does not exist: use {', '.join(filter(None, ClientFilter))}")
     await context.dependencies.flush_observations()
-    roster = await read_polling_roster(context, text=query.q.strip().casefold(), client_filter=ClientFilter(query.only))
+    roster = await _read_polling_roster(
+        context, text=query.q.strip().casefold(), client_filter=ClientFilter(query.only)
+    )
     pages = max(1, -(-len(roster.entries) // CLIENTS_PER_PAGE))
     if query.page > pages:
         raise Rejected(f"page {query.page} does not exist: the last one is {pages}")
@@ -241,7 +243,7 @@ async def show_clients_page(context: PortalContext, call: HandlerCall, query: Cl
         if (vm := context.store.vm(entry.key)) is not None
     ]
     page_entries = roster.entries[(query.page - 1) * CLIENTS_PER_PAGE : query.page * CLIENTS_PER_PAGE]
-    records = ScopeRecords(context.store)
+    records = _ScopeRecords(context.store)
     exported = roster.entries[:MAX_EXPORT_ROWS] if call.for_export else page_entries
     shown = [_client_view(context, records, entry) async for entry in iterate_cooperatively(exported, 5)]
     soonest = roster.unprepared[0].pending_event if roster.unprepared else None
@@ -262,7 +264,7 @@ async def show_clients_page(context: PortalContext, call: HandlerCall, query: Cl
     )
 
 
-class ScopeRecords:
+class _ScopeRecords:
     """Reads polls and approvals of a scope once for all its VMs, and caches them. Lives for one request.
 
     Both methods take a scope id: `polls` gives the last poll of each VM by key, `approvals` the lab times of approvals
@@ -286,7 +288,7 @@ class ScopeRecords:
         return found
 
 
-def _client_view(context: PortalContext, records: ScopeRecords, entry: RosterEntry) -> PollingClientView | None:
+def _client_view(context: PortalContext, records: _ScopeRecords, entry: _RosterEntry) -> PollingClientView | None:
     """The view of a VM; None if it was removed meanwhile."""
     vm = context.store.vm(entry.key)
     if vm is None or vm.removed_at is not None:
@@ -327,7 +329,7 @@ def _delivery_delays(context: PortalContext, vm: Vm) -> list[float]:
     return [max(0.0, delivery.at - event.published_at) for delivery, event in events if event is not None]
 
 
-def _pending_event_view(entry: RosterEntry) -> PendingEventView | None:
+def _pending_event_view(entry: _RosterEntry) -> PendingEventView | None:
     if entry.pending_event is None:
         return None
     event = entry.pending_event.event
@@ -344,7 +346,7 @@ def _kind_name(event: Event) -> str:
     return event.rules.kind.value if event.rules.kind is not None else ""
 
 
-def _unprepared_reason(entry: RosterEntry, last_poll: LastPoll | None) -> str:
+def _unprepared_reason(entry: _RosterEntry, last_poll: LastPoll | None) -> str:
     """Why no handler knows of the VM's pending event."""
     assert entry.pending_event is not None
     kind = entry.pending_event.event.rules.kind

@@ -75,7 +75,7 @@ _NO_LONGER_SHOWN = (
 _NEVER_SHOWN = "The event was never in a document: it was performed at once, without notice."
 
 
-def wire_view(event: Event, scope: Scope | None, rules_for: Callable[[str], EndpointRules]) -> WireView:
+def _wire_view(event: Event, scope: Scope | None, rules_for: Callable[[str], EndpointRules]) -> WireView:
     """What VMs receive of an event in every api-version: now if it is live, else what they last received.
 
     If scheduled events are not enabled in its scope, what the first poll would receive; of an unlisted event, nothing.
@@ -214,7 +214,7 @@ async def show_event_page(context: RequestContext, call: HandlerCall) -> EventPa
         vms=tuple(vms[:_MAX_VMS]),
         more_vms=max(0, len(vms) - _MAX_VMS),
         story=explain_event(context, event),
-        wire=wire_view(event, views.load_scope(event.scope_id), context.dependencies.rules_for),
+        wire=_wire_view(event, views.load_scope(event.scope_id), context.dependencies.rules_for),
         may_approve=is_open and event.approved_at is None and _may_approve(context, event),
         may_withdraw=is_open and context.principal.may(Right.PLATFORM, ROOT_RESOURCE),
     )

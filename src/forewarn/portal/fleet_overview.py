@@ -136,7 +136,7 @@ class GroupOverview:
             self.non_running[key] = state
 
 
-def block_id_for(scope_id: str) -> str:
+def _block_id_for(scope_id: str) -> str:
     """The id of the block of a scope's VMs: the scope's id; `vms:SUBSCRIPTION/GROUP` for a standalone VM."""
     return f"{_STANDALONE_PREFIX}:{resource_group_of_scope(scope_id)}" if scope_id.startswith("vm:") else scope_id
 
@@ -250,7 +250,7 @@ class FleetOverview:
         self._unsubscribe, self.seq = self._store.subscribe(self._on_commit), self._store.last_seq()
         while batch := list(islice(keys, _BATCH_SIZE)):
             for key in filter(self._directory.has, batch):
-                self._get_or_add_group(key).add_vm(key, block_id_for(self._placement.scope_of(key)))
+                self._get_or_add_group(key).add_vm(key, _block_id_for(self._placement.scope_of(key)))
             await asyncio.sleep(0)
         # Most VMs are running: only those with an event or another power state can be in another state.
         affected = {key for events in self._event_effects.values() for effects in events.values() for key in effects}
@@ -286,7 +286,7 @@ class FleetOverview:
             return self._remove_vm(key, group) if group is not None else None
         group = group or self._get_or_add_group(key)
         scope_id = self._placement.scope_of(key)
-        is_new = group.add_vm(key, block_id_for(scope_id))
+        is_new = group.add_vm(key, _block_id_for(scope_id))
         if is_new:
             self._invalidate(group)
         before, now = group.state_of(key), self._vm_state(key, scope_id)

@@ -29,7 +29,7 @@ MAX_BLOCKS_PER_PAGE = 40  # scopes, or runs of standalone VMs
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class VmFilter:
+class _VmFilter:
     """A search: VMs in `state` whose name, scope or group contains `text`, or that are in `on_hosts`."""
 
     text: str = ""  # in lower case; "" matches all
@@ -38,7 +38,7 @@ class VmFilter:
 
 
 @dataclass(frozen=True, slots=True)
-class SelectedBlock:
+class _SelectedBlock:
     """The VMs of one block that match a filter, or those of them that are on one page.
 
     A block is a scope of several VMs, or all standalone VMs of a resource group.
@@ -49,7 +49,7 @@ class SelectedBlock:
     keys: Sequence[str]  # of these VMs, in the order of the block
 
 
-def select_blocks(overview: FleetOverview, directory: VisibleDirectory, vm_filter: VmFilter) -> list[SelectedBlock]:
+def _select_blocks(overview: FleetOverview, directory: VisibleDirectory, vm_filter: _VmFilter) -> list[_SelectedBlock]:
     """The blocks with VMs that the user may see and the filter matches, each with these VMs.
 
     In the order of the fleet; blocks without such VMs are left out. `directory` is the user's.
@@ -62,20 +62,20 @@ def select_blocks(overview: FleetOverview, directory: VisibleDirectory, vm_filte
     ]
 
 
-def _select_in_group(group: GroupOverview, visible: VisibleKeys, vm_filter: VmFilter) -> Iterator[SelectedBlock]:
+def _select_in_group(group: GroupOverview, visible: VisibleKeys, vm_filter: _VmFilter) -> Iterator[_SelectedBlock]:
     if vm_filter.state in (None, VmState.RUNNING):
         for block in group.blocks.values():
-            yield SelectedBlock(group, block, _filter_keys(group, block, block.keys, visible, vm_filter))
+            yield _SelectedBlock(group, block, _filter_keys(group, block, block.keys, visible, vm_filter))
         return
     # Few VMs are in another state, so only their blocks are searched; a block is searched whole to keep its order.
     blocks_with_state = {group.block_of(key) for key, state in group.non_running.items() if state is vm_filter.state}
     for block in filter(blocks_with_state.__contains__, group.blocks.values()):
         keys = [key for key in block.keys if group.state_of(key) is vm_filter.state]
-        yield SelectedBlock(group, block, _filter_keys(group, block, keys, visible, vm_filter))
+        yield _SelectedBlock(group, block, _filter_keys(group, block, keys, visible, vm_filter))
 
 
 def _filter_keys(
-    group: GroupOverview, block: VmBlock, keys: Sequence[str], visible: VisibleKeys, vm_filter: VmFilter
+    group: GroupOverview, block: VmBlock, keys: Sequence[str], visible: VisibleKeys, vm_filter: _VmFilter
 ) -> Sequence[str]:
     if visible is not None:
         keys = [key for key in keys if key in visible]
@@ -95,10 +95,10 @@ PageStart = tuple[int, int]  # the index of a page's first block, and of the fir
 
 
 @dataclass(frozen=True, slots=True)
-class FleetPagination:
+class _FleetPagination:
     """The VMs that a search selects, divided into pages."""
 
-    blocks: Sequence[SelectedBlock]  # on all pages
+    blocks: Sequence[_SelectedBlock]  # on all pages
     starts: Sequence[PageStart]  # one for each page; empty if there are no VMs
     vm_count: int  # on all pages
 
@@ -107,7 +107,7 @@ class FleetPagination:
         """The number of pages, at least 1."""
         return max(1, len(self.starts))
 
-    def blocks_on_page(self, number: int) -> list[SelectedBlock]:
+    def blocks_on_page(self, number: int) -> list[_SelectedBlock]:
         """The blocks on a page, each with only its VMs on that page; [] if there are no VMs.
 
         `number` is from 1 to `page_count`; it is not checked.
@@ -119,44 +119,44 @@ class FleetPagination:
         blocks = []
         for at, selected in enumerate(self.blocks[first : last + 1], first):
             keys = selected.keys[start if at == first else 0 : end if at == last else None]
-            blocks.append(SelectedBlock(selected.group, selected.block, keys))
+            blocks.append(_SelectedBlock(selected.group, selected.block, keys))
         return [selected for selected in blocks if selected.keys]
 
-    def first_vms(self, max_vms: int) -> list[SelectedBlock]:
+    def first_vms(self, max_vms: int) -> list[_SelectedBlock]:
         """The blocks with the first `max_vms` VMs of all pages, for an export.
 
         Standalone VMs of a group are divided into several blocks of at most MAX_VMS_PER_PAGE.
         """
-        blocks: list[SelectedBlock] = []
+        blocks: list[_SelectedBlock] = []
         left = max_vms
         for selected in self.blocks:
             keys = selected.keys[:left]
             left -= len(keys)
             step = MAX_VMS_PER_PAGE if selected.block.is_standalone else max(1, len(keys))
             pieces = (keys[start : start + step] for start in range(0, len(keys), step))
-            blocks += [SelectedBlock(selected.group, selected.block, piece) for piece in pieces]
+            blocks += [_SelectedBlock(selected.group, selected.block, piece) for piece in pieces]
         return blocks
 
 
-def paginate_fleet(overview: FleetOverview, directory: VisibleDirectory, vm_filter: VmFilter) -> FleetPagination:
+def _paginate_fleet(overview: FleetOverview, directory: VisibleDirectory, vm_filter: _VmFilter) -> _FleetPagination:
     """Divides the VMs that the user may see and the filter matches into pages.
 
     A page has up to MAX_VMS_PER_PAGE VMs in up to MAX_BLOCKS_PER_PAGE blocks (scopes, or runs of standalone VMs). A
     scope that fits on a page is on one page. `directory` is the user's. The pages of the whole fleet are cached.
     """
-    if directory.sees_everything and vm_filter == VmFilter():
+    if directory.sees_everything and vm_filter == _VmFilter():
         return overview.cached(_paginate_all)
-    return _split_into_pages(select_blocks(overview, directory, vm_filter))
+    return _split_into_pages(_select_blocks(overview, directory, vm_filter))
 
 
-def _paginate_all(overview: FleetOverview) -> FleetPagination:
+def _paginate_all(overview: FleetOverview) -> _FleetPagination:
     groups = overview.all_groups()
     return _split_into_pages(
-        [SelectedBlock(group, block, block.keys) for group in groups for block in group.blocks.values()]
+        [_SelectedBlock(group, block, block.keys) for group in groups for block in group.blocks.values()]
     )
 
 
-def _split_into_pages(blocks: Sequence[SelectedBlock]) -> FleetPagination:
+def _split_into_pages(blocks: Sequence[_SelectedBlock]) -> _FleetPagination:
     """Keeps a scope on one page if a page can hold it; standalone VMs fill the rest."""
     starts: list[PageStart] = []
     vms, block_count = MAX_VMS_PER_PAGE, 0  # on the current page; as if full, so that the first block starts one
@@ -170,7 +170,7 @@ def _split_into_pages(blocks: Sequence[SelectedBlock]) -> FleetPagination:
                 vms, block_count = 0, 0
             taken = min(size - start, MAX_VMS_PER_PAGE - vms)
             vms, block_count, start = vms + taken, block_count + 1, start + taken
-    return FleetPagination(blocks, starts, sum(len(selected.keys) for selected in blocks))
+    return _FleetPagination(blocks, starts, sum(len(selected.keys) for selected in blocks))
 
 
 _MAX_HOSTS_SEARCHED = 50  # hosts with a matching name whose VMs a search finds
@@ -229,7 +229,7 @@ async def show_fleet_page(context: PortalContext, call: HandlerCall, query: Flee
     one.
     """
     counts = context.overview.count_states(context.directory)
-    pagination = paginate_fleet(context.overview, context.directory, _vm_filter(context, query))
+    pagination = _paginate_fleet(context.overview, context.directory, _vm_filter(context, query))
     if query.page > pagination.page_count:
         raise Rejected(f"page {query.page} does not exist: the last one is {pagination.page_count}")
     blocks = pagination.first_vms(MAX_EXPORT_ROWS) if call.for_export else pagination.blocks_on_page(query.page)
@@ -251,16 +251,16 @@ async def show_fleet_page(context: PortalContext, call: HandlerCall, query: Flee
     )
 
 
-def _vm_filter(context: PortalContext, query: FleetPageQuery) -> VmFilter:
+def _vm_filter(context: PortalContext, query: FleetPageQuery) -> _VmFilter:
     if query.state and query.state not in set(VmState):
         raise Rejected(f"{query.state!r} is not a state of a VM: use one of {', '.join(VmState)}")
     text = query.q.strip().casefold()
     hosts = [host.name for host in context.control.placement.hosts() if text and text in host.name.casefold()]
     on_hosts = frozenset(vm.key for name in hosts[:_MAX_HOSTS_SEARCHED] for vm in context.store.vms(host=name))
-    return VmFilter(text=text, on_hosts=on_hosts, state=VmState(query.state) if query.state else None)
+    return _VmFilter(text=text, on_hosts=on_hosts, state=VmState(query.state) if query.state else None)
 
 
-async def _resource_group_view(context: PortalContext, blocks: list[SelectedBlock]) -> ResourceGroupView:
+async def _resource_group_view(context: PortalContext, blocks: list[_SelectedBlock]) -> ResourceGroupView:
     views = [view for selected in blocks if (view := await _selected_block_view(context, selected)) is not None]
     subscription_id, name = blocks[0].group.id.split("/")
     vm = context.store.vm(blocks[0].keys[0])
@@ -271,7 +271,7 @@ async def _resource_group_view(context: PortalContext, blocks: list[SelectedBloc
     )
 
 
-async def _selected_block_view(context: PortalContext, selected: SelectedBlock) -> VmBlockView | None:
+async def _selected_block_view(context: PortalContext, selected: _SelectedBlock) -> VmBlockView | None:
     """The view of a block; None if its VMs were removed meanwhile."""
     wanted_keys = dict.fromkeys(selected.keys)
     scope_ids = [f"vm:{key}" for key in selected.keys] if selected.block.is_standalone else [selected.block.id]

@@ -73,7 +73,7 @@ class FormPage(msgspec.Struct, frozen=True, kw_only=True):
     error: str = ""  # why the submitted values were rejected; "": they were not
 
 
-def form_page(context: PortalContext, form: Form, values: FormValues, error: str = "") -> FormPage:
+def _form_page(context: PortalContext, form: Form, values: FormValues, error: str = "") -> FormPage:
     """Builds the page of a form, filled in with `values`; a field that these leave out has its default.
 
     `error` says why submitted values were rejected. A field offers up to MAX_CHOICES hosts or scopes that the user may
@@ -265,7 +265,7 @@ def _form_response(
     """The form filled in with `values`, with the message of `error`."""
     status, message = (200, "") if error is None else status_and_message(error, Surface.PORTAL)
     return page_response(
-        "form.html", context, session, request, status=status, page=form_page(context, form, values, message)
+        "form.html", context, session, request, status=status, page=_form_page(context, form, values, message)
     )
 
 

@@ -30,7 +30,7 @@ KEEP_ALIVE_MESSAGE = b"event: alive\ndata: {}\n\n"  # no comment: scripts must s
 SIGNED_OUT_MESSAGE = b'event: over\ndata: {"text":"You are signed out."}\n\n'
 
 
-class LiveMessageEncoder:
+class _LiveMessageEncoder:
     """Encodes updates of pages as server-sent events, with only what the user of `context` may see now."""
 
     def __init__(self, context: RequestContext, hub: LiveUpdateHub) -> None:
@@ -46,7 +46,7 @@ class LiveMessageEncoder:
         """
         known = self._context.store.last_seq() if after is None else after
         batch = self._hub.changes_since(known)
-        resumed = self.reset_message() if batch is None else self._change_message(batch)
+        resumed = self._reset_message() if batch is None else self._change_message(batch)
         polling = frozenset() if age_s is None else self._hub.polling_changes_within(age_s)
         return b"".join(
             [
@@ -64,7 +64,7 @@ class LiveMessageEncoder:
 
     def _update_messages(self, pending: PendingUpdates) -> Iterator[bytes]:
         if pending.needs_reset:
-            yield self.reset_message()
+            yield self._reset_message()
         yield from map(self._change_message, pending.batches)
         yield self._polling_message(pending.polling_scopes)
         if pending.clock_changed:
@@ -74,7 +74,7 @@ class LiveMessageEncoder:
         if pending.health_changed:
             yield self._health_message()
 
-    def reset_message(self) -> bytes:
+    def _reset_message(self) -> bytes:
         """The message that makes the page reload everything; its id is that of the newest history entry."""
         return _json_message("reset", {}, seq=self._context.store.last_seq())
 
@@ -186,7 +186,7 @@ class LiveStreamResponse(Response):
             disconnect_task = asyncio.create_task(_close_on_disconnect(receive, subscriber))
             try:
                 await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
-                initial = LiveMessageEncoder(self._context, self._hub).initial_messages(self._after_seq, self._age_s)
+                initial = _LiveMessageEncoder(self._context, self._hub).initial_messages(self._after_seq, self._age_s)
                 async for message in _stream_messages(self._context, self._hub, subscriber, initial):
                     await send({"type": "http.response.body", "body": message, "more_body": True})
             except ForewarnError as error:
@@ -208,7 +208,7 @@ async def _stream_messages(
 ) -> AsyncIterator[bytes]:
     """The messages of a stream, until the subscriber is closed or the user signed out."""
     loop = asyncio.get_running_loop()
-    encoder = LiveMessageEncoder(context, hub)
+    encoder = _LiveMessageEncoder(context, hub)
     yield initial
     sent_at = authenticated_at = loop.time()
     while not subscriber.is_closed:

@@ -29,7 +29,7 @@ from forewarn.web.remedies import Surface
 
 
 @cache
-def template_environment() -> Environment:
+def _template_environment() -> Environment:
     """The Jinja environment of the portal, with its filters; built once."""
     environment = Environment(
         loader=PackageLoader("forewarn.portal", "templates"),
@@ -39,12 +39,12 @@ def template_environment() -> Environment:
         lstrip_blocks=True,
     )
     environment.filters.update(
-        instant=time_element,
+        instant=_time_element,
         day=format_utc,
         span=duration_text,
-        segment=quote_path,
-        query_with=query_string_with,
-        percent=format_percent,
+        segment=_quote_path,
+        query_with=_query_string_with,
+        percent=_format_percent,
         shorten=truncate_text,
     )
     environment.filters.update(title_of_scope=scope_title_from_id, state_label=vm_state_label)
@@ -56,10 +56,10 @@ def render_template(template: str, **values: Any) -> str:
 
     Raises jinja2's UndefinedError if the template uses a variable that is not defined.
     """
-    return template_environment().get_template(template).render(**values)
+    return _template_environment().get_template(template).render(**values)
 
 
-def time_element(at: float | None, near: float | None = None) -> Markup:
+def _time_element(at: float | None, near: float | None = None) -> Markup:
     """A `<time>` element with the time of day in UTC, for POSIX seconds; "—" for None.
 
     It shows day and month too if `near`, also POSIX seconds, is given and on another day.
@@ -79,13 +79,13 @@ def format_utc(at: float) -> str:
     return f"{datetime.fromtimestamp(at, UTC):%Y-%m-%d %H:%M:%S} UTC"
 
 
-def query_string_with(query: Mapping[str, str], **changes: object) -> str:
+def _query_string_with(query: Mapping[str, str], **changes: object) -> str:
     """The query string of a link, without `?`: `query` with `changes`, without values that are None or ""."""
     merged = {**query, **changes}
     return urlencode({name: value for name, value in merged.items() if value not in (None, "")})
 
 
-def format_percent(percent: float) -> Markup:
+def _format_percent(percent: float) -> Markup:
     """A position or length of an SVG element, such as `41.67%` for 41.6666."""
     return Markup(f"{percent:.2f}%")
 
@@ -95,7 +95,7 @@ def truncate_text(text: str, max_length: int = 40) -> str:
     return text if len(text) <= max_length else f"{text[: max_length - 1]}…"
 
 
-def quote_path(text: str) -> str:
+def _quote_path(text: str) -> str:
     """A name, percent-encoded for a URL path, with slashes and colons kept: a VM may be named group/name."""
     return quote(text, safe="/:")
 
@@ -168,12 +168,12 @@ async def run_page_request(
         return await answer(*caller)
 
     def render_error(error: Exception, caller: tuple[PortalContext, CurrentSession] | None) -> Response:
-        return sign_in_redirect(error, request) if caller is None else error_page_response(error, *caller, request)
+        return _sign_in_redirect(error, request) if caller is None else _error_page_response(error, *caller, request)
 
     return await run_request(request, authenticate=authenticate, handle=handle, render_error=render_error)
 
 
-def error_page_response(
+def _error_page_response(
     error: Exception, context: RequestContext, session: CurrentSession, request: Request
 ) -> Response:
     """A page for a signed-in user that says what went wrong and what to do, with the status of the error.
@@ -185,7 +185,7 @@ def error_page_response(
     return page_response("error.html", context, session, request, status=status, title=title, sentence=sentence)
 
 
-def sign_in_redirect(error: Exception, request: Request) -> Response:
+def _sign_in_redirect(error: Exception, request: Request) -> Response:
     """The answer to a request that could not be authenticated because of `error`.
 
     For Unauthenticated a redirect to the sign-in page, which leads back to the requested page; for other errors a page

@@ -36,7 +36,7 @@ _NO_REFERRER = {"Referrer-Policy": "no-referrer"}
 SignInEndpoint = Callable[[Request], Awaitable[Response]]
 
 
-def with_error_page(handle: SignInEndpoint) -> SignInEndpoint:
+def _with_error_page(handle: SignInEndpoint) -> SignInEndpoint:
     """Wraps an endpoint so that an error becomes a page that says why the user is not signed in.
 
     The page has the status of the error; if the browser has gone, the response is an empty 400.
@@ -48,12 +48,12 @@ def with_error_page(handle: SignInEndpoint) -> SignInEndpoint:
         except ClientDisconnect:
             return Response(status_code=400)  # the browser is gone
         except Exception as error:
-            return sign_in_error_page(error)
+            return _sign_in_error_page(error)
 
     return endpoint
 
 
-def sign_in_error_page(error: Exception) -> Response:
+def _sign_in_error_page(error: Exception) -> Response:
     """A public page that says why the user is not signed in, with the HTTP status of the error.
 
     An unexpected error is logged and has status 500.
@@ -62,7 +62,7 @@ def sign_in_error_page(error: Exception) -> Response:
     return public_page_response("public.html", status=status, title="Not signed in", sentence=sentence)
 
 
-def continue_page(to: str, title: str) -> Response:
+def _continue_page(to: str, title: str) -> Response:
     """A page that makes the browser continue to the path `to` at once; `to` is not checked.
 
     After a redirect from another site a browser sends no SameSite=Strict cookie; from this page it does.
@@ -81,7 +81,7 @@ _MAX_CALLBACK_PARAM_LENGTH = 4096
 _FLOW_EXPIRED_MESSAGE = "this sign-in was started in another browser, or more than ten minutes ago: sign in again"
 
 
-def oidc_routes(sessions: SessionManager, code_flow: AuthorizationCodeFlow) -> list[BaseRoute]:
+def _oidc_routes(sessions: SessionManager, code_flow: AuthorizationCodeFlow) -> list[BaseRoute]:
     """The routes of a sign-in at an OpenID Connect issuer: start, callback and finish.
 
     Start redirects to the issuer, which sends the browser to callback; finish redeems the code, starts the session and
@@ -105,7 +105,7 @@ def oidc_routes(sessions: SessionManager, code_flow: AuthorizationCodeFlow) -> l
             for name, text in request.query_params.items()
             if name in _CALLBACK_PARAMS and len(text) <= _MAX_CALLBACK_PARAM_LENGTH
         }
-        return continue_page(f"{_OIDC_FINISH_PATH}?{urlencode(callback_params)}", "Signing in")
+        return _continue_page(f"{_OIDC_FINISH_PATH}?{urlencode(callback_params)}", "Signing in")
 
     async def finish(request: Request) -> Response:
         flow, to = _decode_flow(cookie.read(request))
@@ -118,16 +118,16 @@ def oidc_routes(sessions: SessionManager, code_flow: AuthorizationCodeFlow) -> l
             )
             sessions.start_session(request, response, claims, issuer=issuer)
         except InvalidToken as error:
-            response = sign_in_error_page(Unauthenticated(str(error)))
+            response = _sign_in_error_page(Unauthenticated(str(error)))
         except Exception as error:
-            response = sign_in_error_page(error)
+            response = _sign_in_error_page(error)
         cookie.clear(request, response)  # a code can be redeemed once, successfully or not
         return response
 
     return [
-        Route(OIDC_START_PATH, with_error_page(start), methods=["GET"]),
-        Route(OIDC_CALLBACK_PATH, with_error_page(callback), methods=["GET"]),
-        Route(_OIDC_FINISH_PATH, with_error_page(finish), methods=["GET"]),
+        Route(OIDC_START_PATH, _with_error_page(start), methods=["GET"]),
+        Route(OIDC_CALLBACK_PATH, _with_error_page(callback), methods=["GET"]),
+        Route(_OIDC_FINISH_PATH, _with_error_page(finish), methods=["GET"]),
     ]
 
 
@@ -186,7 +186,7 @@ def sign_in_routes(
 
     async def sign_in(request: Request) -> Response:
         require_same_origin(request.headers)
-        fields = await read_form_fields(request)
+        fields = await _read_form_fields(request)
         to, client_id = safe_redirect_path(fields.get("to", "")), fields.get("client_id", "").strip()
         response = RedirectResponse(to, status_code=303)
         try:
@@ -203,7 +203,7 @@ def sign_in_routes(
         if _is_prefetch(request):
             raise Rejected(_PREFETCH_MESSAGE)
         identity = links.redeem(request.path_params["code"])
-        response = continue_page(PORTAL_HOME, "Signed in")
+        response = _continue_page(PORTAL_HOME, "Signed in")
         sessions.start_session(request, response, identity.claims, is_owner=identity.is_owner)
         return response
 
@@ -214,16 +214,16 @@ def sign_in_routes(
         except Unauthenticated:
             sessions.clear_cookie(request, response)
             return response
-        require_csrf_token(session, request.headers, await read_form_fields(request))
+        require_csrf_token(session, request.headers, await _read_form_fields(request))
         await sessions.end_session(request, response)
         return response
 
     return [
-        Route(SIGN_IN_PATH, with_error_page(show), methods=["GET"]),
-        Route(SIGN_IN_PATH, with_error_page(sign_in), methods=["POST"]),
-        Route(f"{ONE_TIME_LINK_PATH}/{{code}}", with_error_page(open_link), methods=["GET"]),
-        Route(f"{PORTAL_PREFIX}/sign-out", with_error_page(sign_out), methods=["POST"]),
-        *(oidc_routes(sessions, code_flow) if code_flow is not None else ()),
+        Route(SIGN_IN_PATH, _with_error_page(show), methods=["GET"]),
+        Route(SIGN_IN_PATH, _with_error_page(sign_in), methods=["POST"]),
+        Route(f"{ONE_TIME_LINK_PATH}/{{code}}", _with_error_page(open_link), methods=["GET"]),
+        Route(f"{PORTAL_PREFIX}/sign-out", _with_error_page(sign_out), methods=["POST"]),
+        *(_oidc_routes(sessions, code_flow) if code_flow is not None else ()),
     ]
 
 
@@ -239,7 +239,7 @@ def _sign_in_form(sessions: SessionManager, has_code_flow: bool, *, status: int 
     return public_page_response("sign-in.html", status=status, **{**defaults, **values})
 
 
-async def read_form_fields(request: Request) -> dict[str, str]:
+async def _read_form_fields(request: Request) -> dict[str, str]:
     """Reads the fields of a submitted form: the last value of each, by name, empty ones included.
 
     Raises Rejected if the body is no form or longer than MAX_FORM_BYTES, and ClientDisconnect.

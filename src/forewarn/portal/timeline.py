@@ -54,14 +54,14 @@ class TimelineQuery(StrictBody, frozen=True, kw_only=True):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FoundEvents:
+class _FoundEvents:
     """Events that match a query; they need not be in its window."""
 
     events: list[Event]
     is_cut: bool  # the search was bounded: older events may be missing
 
 
-def find_events(context: RequestContext, query: TimelineQuery, window: TimeWindow) -> FoundEvents:
+def _find_events(context: RequestContext, query: TimelineQuery, window: TimeWindow) -> _FoundEvents:
     """The visible events that match the filters of a query, in no order; not all need be in the window.
 
     Without a scope, VM or rollout only live events, those that ended in the window, and the first that ended after it
@@ -72,7 +72,7 @@ def find_events(context: RequestContext, query: TimelineQuery, window: TimeWindo
     scope_id = context.find_scope(query.scope).id if query.scope else None
     request_id = context.find_rollout(query.rollout).id if query.rollout else None
     if vm is not None and scope_id not in (None, vm.scope_id):
-        return FoundEvents(events=[], is_cut=False)
+        return _FoundEvents(events=[], is_cut=False)
 
     within = vm.scope_id if vm is not None else scope_id
     is_filtered = within is not None or query.kind != "" or not context.can_see_everything()
@@ -85,7 +85,7 @@ def find_events(context: RequestContext, query: TimelineQuery, window: TimeWindo
         if context.can_see_scope(event.scope_id)
     }
     matching = [event for event in visible_events.values() if _matches(event, query.kind, vm.name if vm else "")]
-    return FoundEvents(events=matching, is_cut=any(len(candidates) >= limit for candidates in candidate_lists))
+    return _FoundEvents(events=matching, is_cut=any(len(candidates) >= limit for candidates in candidate_lists))
 
 
 def _read_candidates(
@@ -114,7 +114,7 @@ def _matches(event: Event, kind: str, vm: str) -> bool:
     return kind in ("", event_kind_text(event) if event.listed else "unlisted")
 
 
-def newest_visible_event(context: RequestContext) -> Event | None:
+def _newest_visible_event(context: RequestContext) -> Event | None:
     """The newest event that the user may see, live or over, whatever the filters; None if there is none.
 
     For users who may not see everything only the newest 20,000 events are searched.
@@ -171,7 +171,7 @@ class TimelinePage(BaseView, frozen=True, kw_only=True):
     @property
     def span(self) -> str:
         """The length of the window: the name of an offered span such as `1h`, else seconds such as `4000s`."""
-        return format_span(self.window.span_s)
+        return _format_span(self.window.span_s)
 
     @property
     def earlier(self) -> str:
@@ -192,7 +192,7 @@ async def show_timeline_page(context: RequestContext, call: HandlerCall, query: 
     """
     now = context.now()
     window = window_around(parse_instant(query.at) if query.at else now, parse_span(query.span or DEFAULT_SPAN))
-    found = find_events(context, query, window)
+    found = _find_events(context, query, window)
     await asyncio.sleep(0)  # the search may have been long: lets other tasks run
 
     views = ViewBuilder(context)
@@ -207,7 +207,7 @@ async def show_timeline_page(context: RequestContext, call: HandlerCall, query: 
         more=len(in_window) - len(shown),
         is_cut=found.is_cut,
         whole=_link_to_live_events([event for event in found.events if event.is_live], now),
-        newest=None if shown else _link_to_event(newest_visible_event(context)),
+        newest=None if shown else _link_to_event(_newest_visible_event(context)),
     )
 
 
@@ -226,14 +226,14 @@ def _link_to_live_events(live: list[Event], now: float) -> TimelineLink | None:
     until = max(_event_end(event, now) for event in live)
     min_span_s = OFFERED_SPANS["5m"]
     span_s = min(OFFERED_SPANS["14d"] * 2, max(min_span_s, math.ceil((until - since) * _MARGIN_FACTOR)))
-    return TimelineLink(span=format_span(span_s), at=format_iso((since + until) / 2))
+    return TimelineLink(span=_format_span(span_s), at=format_iso((since + until) / 2))
 
 
 def _link_to_event(event: Event | None) -> TimelineLink | None:
     return TimelineLink(span=DEFAULT_SPAN, at=format_iso(event.published_at)) if event else None
 
 
-def format_span(seconds: float) -> str:
+def _format_span(seconds: float) -> str:
     """A span as links write it: the name of an offered span such as `1h`, else seconds such as `4000s`."""
     return next((name for name, length in OFFERED_SPANS.items() if length == seconds), f"{seconds:.0f}s")
 

@@ -228,7 +228,7 @@ def event_row(event: Event, *, title_of_scope: str, waits_for: str = "") -> Even
         listed=event.listed,
         cause=event.cause,
         vms=event.vms,
-        state=event_state(event),
+        state=_event_state(event),
         published_at=event.published_at,
         not_before=event.not_before,
         approved_at=event.approved_at,
@@ -242,7 +242,7 @@ def event_row(event: Event, *, title_of_scope: str, waits_for: str = "") -> Even
     )
 
 
-def event_state(event: Event) -> str:
+def _event_state(event: Event) -> str:
     """The state of an event in one word, a key of STATE_SYMBOLS; `approved` only until it starts.
 
     An event that was not needed is `withdrawn`.

@@ -39,7 +39,7 @@ class VmPage(BaseView, frozen=True, kw_only=True):
 
     def table(self) -> ExportTable:
         """The CSV export, with one row per event of the page, live ones first; times in POSIX seconds."""
-        return events_export_table((*self.events, *self.over))
+        return _events_export_table((*self.events, *self.over))
 
 
 async def show_vm_page(context: RequestContext, call: HandlerCall) -> VmPage:
@@ -89,7 +89,7 @@ async def _active_faults(context: RequestContext, vm: Vm) -> tuple[FaultView, ..
     return tuple(fault for fault in (await read_faults(context)).faults if fault.id in ids) if ids else ()
 
 
-def events_export_table(events: tuple[EventView, ...]) -> ExportTable:
+def _events_export_table(events: tuple[EventView, ...]) -> ExportTable:
     """The table of a CSV file with one row per event, in the given order; times are POSIX seconds."""
     columns = (
         "id",

@@ -112,9 +112,9 @@ class Visibility:
         return self.sees_everything or self._principal.may(Right.READ, vm_resource_id(vm))
 
     def can_see_scope(self, scope_id: str) -> bool:
-        """Whether the caller may read any VM of the scope, present or removed.
+        """Whether the caller may read any VM of the scope, present or removed; no for a scope without VMs.
 
-        Each VM is shown all events of its scope (spec §7.2).
+        Each VM is shown all events of its scope (spec §7.2). A caller who sees everything may see any scope id.
         """
         if self.sees_everything:
             return True
@@ -123,7 +123,10 @@ class Visibility:
         return self._scopes[scope_id]
 
     def can_see_host(self, name: str) -> bool:
-        """Whether the caller may read any VM that is on the host now; `name` is spelled as declared."""
+        """Whether the caller may read any VM that is on the host now, or everything.
+
+        `name` is spelled as declared.
+        """
         return self.sees_everything or any(map(self.can_see_vm, self._store.vms(host=name)))
 
     def can_see_request(self, request: MaintenanceRequest) -> bool:

@@ -56,14 +56,17 @@ class ConnectionShares:
 
     @property
     def refused(self) -> int:
-        """How many connections may be open only to be answered with the reason for their refusal: a 16th."""
+        """How many connections may be open only to be answered with the reason for their refusal.
+
+        A 16th of the total, rounded down.
+        """
         return self.total // 16
 
     @property
     def reserved(self) -> int:
-        """How many connections are kept for administrators and callers on this machine: an eighth.
+        """How many connections are kept for administrators and callers on this machine.
 
-        They are used when all general ones are in use.
+        An eighth of the total, rounded down. They are used when all general ones are in use.
         """
         return self.total // 8
 
@@ -113,7 +116,8 @@ class _Pool(Enum):
 class ConnectionSlot:
     """The slot of one open connection: whom it counts for, and whether it may be closed for another one.
 
-    `ConnectionSlots.open` and `refuse` make it; it is released once, when the connection is closed.
+    `ConnectionSlots.open` and `refuse` make it. At first it is not signed in, and waits for its first request. Its
+    owner releases it when the connection is closed.
     """
 
     def __init__(self, slots: ConnectionSlots, group: str, pool: _Pool, now: float, evict: Callable[[], None]) -> None:
@@ -175,9 +179,9 @@ class ConnectionSlots:
     def open(self, group: str, share: int, now: float, evict: Callable[[], None]) -> ConnectionSlot | None:
         """Return a slot for a new connection of this address group, which may hold `share` before sign-in.
 
-        Its `refusal` is set if the connection may only be answered with that error. Returns None if no slot is free for
-        that either: then close the connection. May evict another connection that waits for its peer: it releases that
-        slot and calls its `evict`, which must close the connection.
+        If its `refusal` is not None, the connection may only be answered with that error. Returns None if no slot is
+        free for that either: then close the connection. May close another connection that waits for its peer: it
+        releases that slot and calls its `evict`, which must close the connection at once.
         """
         pool, refusal = self._choose_pool(group, share, now)
         if refusal is not None:

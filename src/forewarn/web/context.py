@@ -35,8 +35,9 @@ _RECENT_LIMIT = 10_000  # an id prefix is searched among this many recent events
 class RequestContext:
     """One caller of one request: who they are, what they may do and see, and the service's dependencies.
 
-    `directory` and `visibility` show only what this caller may see; `store` and `control` are not filtered. Finders
-    raise NotFound for what the caller may not see. Without `reauthenticate`, `refresh` keeps the same principal.
+    `principal` is the caller. `directory` and `visibility` show only what this caller may see; `store` and `control`
+    are not filtered. Finders (`find_…`) raise NotFound for what the caller may not see. Without `reauthenticate`,
+    `refresh` keeps the same principal.
     """
 
     def __init__(
@@ -76,7 +77,7 @@ class RequestContext:
 
     @property
     def caller_name(self) -> str:
-        """The caller's name in history entries."""
+        """The caller's name as history entries show it, such as `client ci` or `VM web-0`."""
         return self.principal.name
 
     def can_see(self, vm: Vm) -> bool:
@@ -88,7 +89,7 @@ class RequestContext:
         return self.visibility.sees_everything
 
     def can_see_scope(self, scope_id: str) -> bool:
-        """Whether the caller may read any VM of the scope, present or removed."""
+        """Whether the caller may read everything, or any VM of the scope, present or removed."""
         return self.visibility.can_see_scope(scope_id)
 
     def require(self, right: Right, resource: str) -> None:
@@ -213,7 +214,10 @@ class RequestContext:
         return self.control.requests.rollout(found[0].id)
 
     def find_host(self, name: str) -> Host:
-        """The host with this name, in any case. Raises NotFound, also if the caller may read no VM on it."""
+        """The host with this name, in any case. Raises NotFound, also for a host that the caller may not see.
+
+        Without the right to read everything, the caller must be allowed to read a VM that is on it now.
+        """
         found = self.control.requests.host(name)
         if not self.visibility.can_see_host(found.name):
             raise NotFound(f"host {name!r} does not exist", Remedy.LIST_HOSTS)

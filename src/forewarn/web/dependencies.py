@@ -26,7 +26,7 @@ class CallerLocks:
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()  # by principal id
 
     def for_caller(self, principal_id: str) -> asyncio.Lock:
-        """The lock of the principal with this id; a new one unless somebody holds or waits for it."""
+        """The lock of the principal with this id, not acquired; a new one unless one is held or waited for."""
         return self._locks.setdefault(principal_id, asyncio.Lock())
 
 
@@ -86,7 +86,7 @@ class Dependencies:
     """
 
     control: ControlPlane
-    # The body of `GET /service`.
+    # Returns the body of `GET /service` without `endpoint`; a new dict.
     service_info: Callable[[], dict[str, Any]]
     # Results of the health checks, each with name, ok, text and remedy.
     run_health_checks: Callable[[], Awaitable[Sequence[Any]]]
@@ -98,7 +98,7 @@ class Dependencies:
     rules_for: Callable[[str], EndpointRules] = _default_rules
     # Stores the polls and deliveries observed until now, so that reads show them.
     flush_observations: Callable[[], Awaitable[None]] = _nothing_to_flush
-    # How often the VM with this key polls; None if it never did.
+    # How often the VM with this key polls, and how long ago it last did; None if it never did.
     pace_of: Callable[[str], PollingPace | None] = _no_pace
     # The Prometheus exposition; None if this service has no metrics.
     render_metrics: Callable[[], Awaitable[bytes]] | None = None
@@ -109,7 +109,7 @@ class Dependencies:
     wait_until_published: Callable[[], Awaitable[None]] | None = None
     # The connected supervisors of namespace VMs, by VM key.
     vm_supervisors: Callable[[], Mapping[str, VmSupervisorInfo]] = dict
-    # One-time links that sign in to the portal; None if there is no portal.
+    # Issues and redeems one-time links that sign in to the portal; None if there is no portal.
     sign_in_links: SignInLinks | None = None
     # None: there is no sign-in, and only the unix socket is served.
     sign_in: TokenService | None = None

@@ -41,7 +41,7 @@ class IndexedVm(NamedTuple):
 
 
 class ResourceIndex:
-    """The VMs and sets of each subscription and resource group, and the VMs of each set; in memory.
+    """The VMs and sets of each subscription and resource group, and the VMs of each set; empty at first.
 
     Sets are scale sets and availability sets. Resource ids are matched without case. A resource exists while it
     contains a present VM. VMs of cloud services are in no set.
@@ -149,12 +149,12 @@ def _sets_of(vm: Vm) -> tuple[str, ...]:
     return (availability_set_resource_id(vm),) if vm.availability_set else ()
 
 
-def any_vm(vm: Vm) -> bool:
+def _any_vm(vm: Vm) -> bool:
     """Always true: the predicate for a caller who sees every VM."""
     return True
 
 
-class FleetIndex:
+class _FleetIndex:
     """The VMs of the fleet by name, group, power state and Azure resource; in memory.
 
     Its attributes are read directly. Names are in lower case; only `removed_keys` has removed VMs.
@@ -204,13 +204,13 @@ class FleetDirectory:
 
     def __init__(self, store: Store) -> None:
         self.store = store
-        self._indexed = FleetIndex()
+        self._indexed = _FleetIndex()
         self._unindexed = deque(store.vms(removed=True))  # VMs that are committed, but not indexed yet
         self._index_all()
         self.close = store.subscribe(self._on_commit)
 
-    def find(self, name: str, is_visible: VmPredicate = any_vm) -> Vm:
-        """The present VM with this name, `group/name` or key for which `is_visible` is true.
+    def find(self, name: str, is_visible: VmPredicate = _any_vm) -> Vm:
+        """The present VM with this name, `group/name` or key, in any case, for which `is_visible` is true.
 
         Raises NotFound (for a removed VM it says so, else it suggests a similar name), or Refused if several visible
         VMs match.
@@ -220,7 +220,7 @@ class FleetDirectory:
             raise NotFound(f"VM {name!r} was removed", Remedy.EXPLAIN_REMOVED_VM, vm=name)
         return self._require_one(name, found, is_visible)
 
-    def find_any(self, name: str, is_visible: VmPredicate = any_vm) -> Vm:
+    def find_any(self, name: str, is_visible: VmPredicate = _any_vm) -> Vm:
         """As `find`, but finds a removed VM if no present one matches."""
         return self._require_one(
             name,
@@ -283,7 +283,7 @@ class FleetDirectory:
         return self._index.resources.groups()
 
     def find_group(self, name: str) -> str:
-        """The Azure resource id of the group with this name, which must have a present VM.
+        """The Azure resource id of the group with this name, in any case, which must have a present VM.
 
         Raises NotFound, or Refused if several subscriptions have such a group.
         """
@@ -320,7 +320,7 @@ class FleetDirectory:
         return [vm for vm in map(self.store.vm, matching) if vm is not None and is_visible(vm)]
 
     @property
-    def _index(self) -> FleetIndex:
+    def _index(self) -> _FleetIndex:
         """The index of everything that is committed."""
         self._index_all()
         return self._indexed

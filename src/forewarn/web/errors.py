@@ -38,7 +38,7 @@ def classify_error(error: Exception, surface: Surface) -> tuple[int, str, str]:
 
     The code is the name of the error's class or base class (NotFound with 404, Refused with 409, …), except
     `TooManyRequests` with 429 for ShareExceeded; a too long body gives `Rejected` with 413. An unexpected error is
-    logged and gives 500 and `Internal`.
+    logged and gives 500 and `Internal`. For an InvalidFleetFile the message only counts its problems.
     """
     for error_type, status, code in _STATUS_BY_ERROR:
         if isinstance(error, error_type):
@@ -48,7 +48,7 @@ def classify_error(error: Exception, surface: Surface) -> tuple[int, str, str]:
 
 
 def internal_error_message(error: Exception) -> str:
-    """The message for an unexpected error: names its class, and refers to the log."""
+    """The message for an unexpected error: names its class, and refers to the log; logs nothing itself."""
     return f"forewarn failed with an internal error ({type(error).__name__}): see its log, and please report it"
 
 

@@ -46,7 +46,8 @@ async def refresh_faults(context: RequestContext) -> None:
 def fault_view(context: RequestContext, fault: Fault) -> FaultView:
     """The view of a fault, active or just ended: its remaining time and count, and the events it affected.
 
-    The events are ids from the 1,000 newest of its scope or, without one, of all; none for a fault on requests.
+    The events are ids from the 1,000 newest of its scope or, without one, of all, oldest first; () for a fault on
+    requests.
     """
     row = FAULT_DEFINITIONS[fault.kind]
     return FaultView(

@@ -30,7 +30,7 @@ class GuardedRoute(Protocol):
 
     @property
     def resources(self) -> ResourceSelector:
-        """Selects the resources of a call; the caller needs `right` over each of them."""
+        """The function that returns the resource ids of a call; the caller needs `right` over each of them."""
 
     @property
     def signature(self) -> HandlerSignature:
@@ -61,7 +61,7 @@ async def run_request(
 
 
 async def read_body(request: Request, max_bytes: int = MAX_BODY_BYTES) -> bytes:
-    """The whole body of a request.
+    """Reads and returns the whole body of a request; b"" if it has none.
 
     Raises BodyTooLarge for more than `max_bytes`, and ClientDisconnect, which `run_request` handles.
     """
@@ -74,9 +74,9 @@ async def read_body(request: Request, max_bytes: int = MAX_BODY_BYTES) -> bytes:
 def authorize_and_parse(route: GuardedRoute, context: RequestContext, call: HandlerCall) -> dict[str, msgspec.Struct]:
     """Authorizes a call over the resources it names, then returns the keyword arguments of its handler.
 
-    These are `body` and `query`, decoded, if the handler declares them. Raises Forbidden without the right over one of
-    the resources, NotFound, Refused (an ambiguous name), and Rejected for a body or query that the handler does not
-    take.
+    These are `body` and `query`, decoded, as far as the handler declares them; {} if neither. Raises Forbidden without
+    the right over one of the resources, NotFound, Refused (an ambiguous name), and Rejected for a body or query that
+    the handler does not take.
     """
     for resource in route.resources(context, call):
         context.require(route.right, resource)

@@ -35,23 +35,23 @@ _WORST_FIRST = tuple(EventAwareness)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExpectedEvent:
-    """The pending event that a VM is least prepared for, and how prepared it is.
+    """The pending event that a VM knows least of, and how far it knows of it.
 
     Of several with the same awareness, the one with the earliest NotBefore.
     """
 
     event: Event
-    awareness: EventAwareness  # from no VM of the scope knows of it, the worst, to the VM was given it
+    awareness: EventAwareness  # NO_VM is the worst, GIVEN the best
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PollingReport:
-    """Counts of VMs and scopes by how they poll.
+    """Counts of present VMs and of scopes by how they poll.
 
-    A VM polls if its last poll is at most 60 seconds of real time ago. `vms_by_polling` has every PollingState.
+    A VM polls if its last poll is at most 60 seconds of real time ago.
     """
 
-    vms_by_polling: Mapping[PollingState, int]
+    vms_by_polling: Mapping[PollingState, int]  # has every PollingState
     enabled_scopes: int  # scopes with Scheduled Events enabled
     polling_scopes: int  # scopes with a VM that polls now
     unprepared_vms: int  # present VMs with a pending event that no VM of their scope was given, and none polls
@@ -61,10 +61,11 @@ class PollingReport:
 async def expected_events(
     store: Store, pace: PaceLookup, live: Iterable[Event] | None = None
 ) -> dict[str, ExpectedEvent]:
-    """The pending event each VM is least prepared for, by VM key; VMs without one are left out.
+    """The pending event that each VM knows least of, by VM key; VMs without one are left out.
 
-    Pending events are listed and not started. They are taken from `live`, if given, else read from the store. `pace`
-    returns how a VM polls, by its key. Lets other tasks run between batches.
+    A VM may be one that was removed. Pending events are those that are scheduled and that documents list. They are
+    taken from `live`, if given, else read from the store. `pace` returns how a VM polls, by its key. Lets other tasks
+    run between batches.
     """
     found: dict[str, ExpectedEvent] = {}
     known = store.events(statuses=[EventState.SCHEDULED]) if live is None else live
@@ -112,7 +113,8 @@ async def polling_report(
 def silent_seconds(poll: LastPoll, pace: PollingPace | None, now: float) -> float:
     """How long ago the VM last polled, in seconds of real time, as every page shows it.
 
-    That is `pace.silent_s`. Lab time may jump, so the lab time from the poll to `now` is used only if `pace` is None.
+    That is `pace.silent_s`. Only if `pace` is None, it is the lab time from the poll to `now`, never negative: lab time
+    may jump.
     """
     return pace.silent_s if pace is not None else max(0.0, now - poll.at)
 

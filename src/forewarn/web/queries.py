@@ -20,11 +20,11 @@ _MAX_SHARED_EVENTS = 100  # the newest events of a VM whose entries are read
 class HistoryEntriesQuery(StrictBody, frozen=True, kw_only=True):
     """Which history entries to list: those that match every given filter.
 
-    `after` is a sequence number; without it the newest entries are listed. `wait_s` is how long to wait for an entry if
-    there is none, in seconds of real time.
+    With `after`, a sequence number, the oldest entries after that one are listed, else the newest. `wait_s` is how long
+    to wait for an entry if there is none to list, in seconds of real time; 0: do not wait.
     """
 
-    after: HistorySeq | None = None  # None: the newest entries
+    after: HistorySeq | None = None  # exclusive; 0 is before the first entry
     vm: str = ""  # a name, `group/name` or key; "": any, as for the three below
     event: str = ""  # an id or its prefix
     request: str = ""  # a full id
@@ -36,8 +36,8 @@ class HistoryEntriesQuery(StrictBody, frozen=True, kw_only=True):
 def events_on_host(context: RequestContext, host: str, events: Iterable[Event]) -> list[Event]:
     """Of these events, those about the host, with an act from or to it, or scheduled for a VM on it.
 
-    An event has acts from its start on; a past event does not count because its VM moved here later. Keeps their order.
-    `host` is spelled as declared.
+    An event is about a host if the maintenance is that of the host. It has acts from its start on; a past event does
+    not count because its VM moved here later. Keeps their order. `host` is spelled as declared.
     """
     vms_on_host = {(vm.scope_id, vm.name.casefold()) for vm in context.store.vms(host=host)}
     return [
@@ -53,7 +53,7 @@ def events_on_host(context: RequestContext, host: str, events: Iterable[Event]) 
 
 
 def event_lists_vm(event: Event, name: str) -> bool:
-    """Whether the event affects the VM of this name, in any case."""
+    """Whether the event affects a VM of this name, in any case; the scope is not compared."""
     wanted = name.casefold()
     return any(vm.casefold() == wanted for vm in event.vms)
 
@@ -66,17 +66,18 @@ class HistoryFilter:
     """
 
     fields: dict[str, Any]  # scope_id, event_id, request_id and vm (a name), as far as given; {}: all entries
-    # Events of the filtered VM and others: their entries name no VM, and are included.
+    # Events of the filtered VM and others, at most the 100 newest: their entries that name no VM are included.
     shared_event_ids: tuple[str, ...] = ()
     # Events that the filtered request approved: their entries name another request, and are included from then on.
     approved_event_ids: tuple[str, ...] = ()
-    approved_seq: int = 0  # the first entry of the request
+    approved_seq: int = 0  # the request's first entry; only later entries of `approved_event_ids` are included
 
 
 def history_filter(context: RequestContext, query: HistoryEntriesQuery) -> HistoryFilter:
     """The filter for a query, with its names and id prefixes resolved; its VM may be a removed one.
 
-    Ignores `after`, `limit` and `wait_s`. Raises NotFound or Refused as the finders of the context do.
+    Ignores `after`, `limit` and `wait_s`. Raises NotFound, also for what the caller may not see, or Refused, as the
+    finders of the context do.
     """
     fields: dict[str, Any] = {}
     if query.scope:
@@ -105,10 +106,11 @@ def read_history(
     limit: int,
     newest: bool = True,
 ) -> list[HistoryEntry]:
-    """At most `limit` visible entries, oldest first, with sequence numbers between `after` and `before`.
+    """At most `limit` entries that the caller may see, oldest first, with numbers between two bounds.
 
-    Both bounds are exclusive; None means no upper bound. Takes the newest entries between them, or the oldest if
-    `newest` is false. Invisible entries count towards the limit, so fewer may be returned although there are more.
+    The bounds `after` and `before` are exclusive; None means no upper bound. Takes the newest entries between them, or
+    the oldest if `newest` is false. Invisible entries count towards the limit, so fewer may be returned although there
+    are more.
     """
     bounds: dict[str, Any] = {"after": after, "before": before, "limit": limit, "newest": newest}
     found = context.store.history(**bounds, **entry_filter.fields)

@@ -166,10 +166,10 @@ def message_for(error: Exception, surface: Surface) -> str:
 
     Only the message if the error has no remedy or is no ForewarnError.
     """
-    return join_remedy(str(error), remedy_text(error, surface) if isinstance(error, ForewarnError) else "")
+    return join_remedy(str(error), _remedy_text(error, surface) if isinstance(error, ForewarnError) else "")
 
 
-def remedy_text(error: ForewarnError, surface: Surface) -> str:
+def _remedy_text(error: ForewarnError, surface: Surface) -> str:
     """What to do instead, as a clause in the words of the surface; empty if the error has no remedy."""
     if error.remedy_code is None:
         return ""

@@ -80,7 +80,8 @@ class NewStorm(StrictBody, frozen=True, kw_only=True):
 class AdvanceClockBody(StrictBody, frozen=True, kw_only=True):
     """By how many seconds to advance lab time: more than 0, at most 366 days.
 
-    VMs that poll now count as polling throughout, unless `without_polls`: then their scopes become idle.
+    VMs that poll now count as polling throughout, unless `without_polls`: then scopes may become idle, if the setting
+    enablement is on-request.
     """
 
     by_s: float
@@ -88,7 +89,7 @@ class AdvanceClockBody(StrictBody, frozen=True, kw_only=True):
 
 
 class ClockSpeedBody(StrictBody, frozen=True, kw_only=True):
-    """How many seconds of lab time pass in one second of real time; 0 stops the clock."""
+    """How many seconds of lab time pass in one second of real time: 0 (stops the clock) to 100,000."""
 
     speed: float
 
@@ -159,9 +160,9 @@ def _validation_message(error: msgspec.ValidationError) -> str:
 
 
 def split_validation_error(error: msgspec.ValidationError) -> tuple[str, str]:
-    """The path of the invalid field, such as `vms[...]`, and what is wrong with it.
+    """The path of the invalid field, such as `vms[...]`, and what is wrong with it, from the error's text.
 
-    The path is empty for the whole body.
+    The path is "" if the whole body or query is wrong.
     """
     match = _ERROR_LOCATION.match(str(error))
     assert match is not None

@@ -29,10 +29,10 @@ class RequestStatus:
     """A request with its state and its events, and what of it is planned or was skipped."""
 
     request: MaintenanceRequest
-    state: RequestState
+    state: RequestState  # in progress, succeeded, failed or canceled
     events: list[Event]  # as of `request_events`
-    planned: tuple[PlannedEvent, ...]  # events that are not published yet
-    skip_reasons: tuple[str, ...]  # why parts of a request that is over did not become events, in sentences
+    planned: tuple[PlannedEvent, ...]  # events that are not published yet; () when it is over
+    skip_reasons: tuple[str, ...]  # why parts of it did not become events, in sentences; () until it is over
 
 
 def read_request_status(context: RequestContext, request: MaintenanceRequest) -> RequestStatus:
@@ -77,9 +77,9 @@ def request_status(context: RequestContext, request: MaintenanceRequest) -> Requ
 
 
 def request_events(context: RequestContext, request: MaintenanceRequest) -> list[Event]:
-    """The events that the request created, oldest first.
+    """The events that the request has published so far, live or over, oldest first.
 
-    For `perform-maintenance`, the events that it approved, as far as they are still stored.
+    For `perform-maintenance` instead the events that it approved, as far as they are still stored.
     """
     if request.ask is not RequestedOperation.PERFORM_MAINTENANCE:
         return context.store.events(request_id=request.id)
@@ -87,7 +87,10 @@ def request_events(context: RequestContext, request: MaintenanceRequest) -> list
 
 
 def wait_sentences(view_builder: ViewBuilder, status: RequestStatus) -> tuple[str, ...]:
-    """What a request in progress waits for, in sentences, each once; () when it is over (spec §9)."""
+    """What a request in progress waits for, in sentences for people; () when it is over (spec §9).
+
+    One per live event, one that counts the planned ones, and one if its rollout is paused.
+    """
     return tuple(dict.fromkeys(_waits(view_builder, status)))
 
 
@@ -113,7 +116,7 @@ def _event_wait_text(view_builder: ViewBuilder, event: Event) -> str:
 
 
 def short_vm_list(event: Event) -> str:
-    """The names of the event's VMs in one text: all of up to four, else the first three and how many more."""
+    """The names of the event's VMs in one text: all of up to four, else as `a, b, c and 4 more`."""
     return first_names(event.vms)
 
 

@@ -26,7 +26,7 @@ ResourceSelector = Callable[[RequestContext, HandlerCall], Iterable[str]]  # the
 
 
 def everything(context: RequestContext, call: HandlerCall) -> Iterable[str]:
-    """Selects the root resource, so the caller needs the right over everything.
+    """Returns only the root resource, so the caller needs the right over everything.
 
     For hosts, rollouts, faults and the clock, which belong to no owner of VMs.
     """
@@ -42,7 +42,7 @@ def signed_in(context: RequestContext, call: HandlerCall) -> Iterable[str]:
 
 
 def listing(context: RequestContext, call: HandlerCall) -> Iterable[str]:
-    """Selects no resource: the handler shows what the caller may read.
+    """Returns no resource id: the handler leaves out what the caller may not read.
 
     So the route's right is not checked before the handler. Raises Forbidden for a caller with no role that may read
     anything.
@@ -54,7 +54,7 @@ def listing(context: RequestContext, call: HandlerCall) -> Iterable[str]:
 
 
 def named_vm(context: RequestContext, call: HandlerCall) -> Iterable[str]:
-    """Selects the present visible VM that the path parameter `name` names.
+    """Returns only the resource id of the present visible VM that the path parameter `name` names.
 
     Raises NotFound, or Refused if several VMs match.
     """
@@ -62,9 +62,10 @@ def named_vm(context: RequestContext, call: HandlerCall) -> Iterable[str]:
 
 
 def named_event(context: RequestContext, call: HandlerCall) -> Iterable[str]:
-    """Selects every VM of the visible event whose id, or unique id prefix, is the path parameter `id`.
+    """Returns the resource ids of all VMs of the event that the path parameter `id` names.
 
-    Selects the root resource for a VM that its scope no longer knows. Raises NotFound, or Refused for an ambiguous id.
+    `id` is its id or a unique prefix. The root resource stands for a VM that its scope no longer knows. Raises NotFound
+    also for an invisible event, and Refused for an ambiguous prefix.
     """
     event = context.find_event(call.path_params["id"])
     vms_by_name = {vm.name.casefold(): vm for vm in context.store.vms(scope_id=event.scope_id, removed=True)}

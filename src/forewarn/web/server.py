@@ -61,7 +61,7 @@ class BoundedH11Connection(H11Protocol):
     """An HTTP/1.1 connection with time limits for requests and for unread responses.
 
     It aborts a connection whose request comes too slowly, or whose peer reads nothing for WRITE_TIMEOUT_S. If its slot
-    is refused, every request is answered with the reason, and the connection is closed. It uses h11 since uvicorn's
+    has a refusal, its request is answered with that error, and the connection is closed. It uses h11 since uvicorn's
     faster parser does not limit the size of a request's head. The event `closed` is set when the connection is lost.
     `arguments` are those of uvicorn's H11Protocol.
     """
@@ -108,7 +108,7 @@ class BoundedH11Connection(H11Protocol):
         self._write_timer = self.loop.call_later(WRITE_TIMEOUT_S, self.transport.abort)
 
     def resume_writing(self) -> None:
-        """Cancels the abort of `pause_writing`."""
+        """Cancels the timer of `pause_writing`, since the peer has read."""
         super().resume_writing()
         self._cancel_write_timer()
 
@@ -376,7 +376,7 @@ class _UvicornServer(uvicorn.Server):
 
 @asynccontextmanager
 async def serve_unix(app: Starlette, path: Path) -> AsyncIterator[None]:
-    """Serves the app on a new unix socket at `path` for the time of the block.
+    """Serves the app on a new unix socket at `path` for the time of the block; yields nothing.
 
     At the end it sets `shutting_down` of the app's dependencies, waits up to five seconds for open requests and removes
     the socket. Raises Refused or Rejected as `bind_unix_socket` does.

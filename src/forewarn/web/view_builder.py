@@ -37,7 +37,7 @@ _BATCH_SIZE = 500  # VMs or scopes between two chances for other tasks to run
 class ViewBuilder:
     """Builds views of domain values for one request; does not check what the caller may see.
 
-    Caches scopes and gates, so make a new one for each request.
+    Reads from the store, and caches scopes and gates, so make a new one for each request.
     """
 
     def __init__(self, context: RequestContext) -> None:

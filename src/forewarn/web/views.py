@@ -16,7 +16,7 @@ from forewarn.core.request import RolloutTally
 
 
 class BaseView(msgspec.Struct, frozen=True, kw_only=True):
-    """Base of the response structs; its subclasses are encoded as JSON objects."""
+    """Base of the response structs, which are encoded as JSON objects; times are in POSIX seconds."""
 
 
 class HostView(BaseView, frozen=True, kw_only=True):
@@ -38,10 +38,10 @@ class ScopeSummaryView(BaseView, frozen=True, kw_only=True):
     id: str
     title: str  # such as `availability set web`
     enabled: bool
-    enabled_at: float | None  # None: not enabled
+    enabled_at: float | None  # lab time; None: not enabled
     epoch: int  # how often it was enabled or reset
     incarnation: int  # of its document, within the epoch
-    last_request_at: float | None
+    last_request_at: float | None  # lab time; None: never
     vms: tuple[str, ...]  # names
     update_domains: tuple[int, ...]  # of these VMs, each once, ascending
     events: int
@@ -67,14 +67,14 @@ class ActView(BaseView, frozen=True, kw_only=True):
     verb: str  # what is done to the VM, such as freeze, reboot or redeploy
     to_host: str  # "" unless the VM moves
     ok: bool | None  # false: it failed
-    at: float | None  # when the outcome was reported
+    at: float | None  # when the outcome was reported, in lab time
     note: str  # of the outcome, above all why it failed
 
 
 class EventView(BaseView, frozen=True, kw_only=True):
     """An event with its times, VMs, acts, outcome and what it waits for.
 
-    Times are None until they happen; `not_before` is the planned start.
+    Times are lab time, None until they happen; `not_before` is when it may start without an approval.
     """
 
     id: str
@@ -130,8 +130,8 @@ class VmView(BaseView, frozen=True, kw_only=True):
     cloud_service: str
     update_domain: int
     fault_domain: int
-    priority: str
-    eviction_policy: str
+    priority: str  # Regular or Spot
+    eviction_policy: str  # of a Spot VM: Deallocate or Delete
     terminate_notice_min: int  # minutes; 0: no terminate notification
     auto_approve: AutoApprovalView
     tags: dict[str, str]
@@ -245,7 +245,7 @@ class RequestView(BaseView, frozen=True, kw_only=True):
     id: str
     ask: str  # such as restart, rollout or fail
     who: str
-    at: float
+    at: float  # lab time
     targets: tuple[str, ...]  # names of VMs or hosts, or of a scope
 
 
@@ -298,8 +298,8 @@ class RolloutView(BaseView, frozen=True, kw_only=True):
     why: str  # the reason of its progress, such as why it was aborted
     closed: bool  # nothing is left to publish, withdraw or wait for
     who: str
-    at: float  # when it was requested
-    notice_s: float  # of its events
+    at: float  # when it was requested, in lab time
+    notice_s: float  # of its events, in lab time
     max_failures: int
     tally: RolloutTally  # how many of its VMs are done, failed, waiting and so on
     next_update_domains: tuple[int, ...]
@@ -334,7 +334,7 @@ class HistoryEntryView(BaseView, frozen=True, kw_only=True):
     """One history entry: what happened, when, who caused it; ids and names are empty if it has none."""
 
     seq: int  # its number, which grows with every entry
-    at: float
+    at: float  # lab time
     what: str  # its kind, such as requested, published or started
     text: str  # a sentence for people
     who: str
@@ -370,7 +370,7 @@ class FaultView(BaseView, frozen=True, kw_only=True):
     vm: str  # a name; empty for a fault of a scope or of the whole fleet
     scope: str  # an id; empty for a fault of the whole fleet
     who: str
-    set_at: float
+    set_at: float  # lab time
     parameters: dict[str, float]  # by name, with the defaults of the kind
     count: int | None  # it ends after this many requests or events; None: no limit
     left: int | None  # of its count
@@ -378,7 +378,7 @@ class FaultView(BaseView, frozen=True, kw_only=True):
     touched: int
     touched_at: float | None  # of the last request; None: none so far, or a fault on events
     events: tuple[str, ...]
-    seen: str
+    seen: str  # in words
 
 
 class StormFaultView(BaseView, frozen=True, kw_only=True):
@@ -399,7 +399,7 @@ class StormView(BaseView, frozen=True, kw_only=True):
     id: str
     seed: int
     who: str
-    set_at: float
+    set_at: float  # lab time
     for_s: float
     gusts: tuple[StormFaultView, ...]  # its scheduled faults, in order
 
@@ -480,7 +480,7 @@ class ReplayView(msgspec.Struct, frozen=True, kw_only=True):
     vm: str  # the name of the VM whose scope it is shown to
     scope: str  # the id of that scope
     who: str
-    at: float  # when it was requested
+    at: float  # when it was requested, in lab time like the times below
     speed: float  # 2: twice as fast as recorded
     loops: int  # how often the recording is replayed in all
     loop: int  # the current loop, from 1
