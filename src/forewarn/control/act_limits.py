@@ -54,7 +54,7 @@ class HostLimiter:
         """Take all slots that the act needs and return True; if one is not free, let it wait and return False.
 
         It needs a slot on each of its hosts, and of a move also one between the two. If it must wait, it takes none;
-        `next_waiting` yields `queued` when the act can be tried again.
+        `next_waiting` yields `queued` (when it is due, its order, its id) when the act can be tried again.
         """
         keys = _slot_keys(act)
         blocked = next((key for key in keys if not self._is_free(key)), None)

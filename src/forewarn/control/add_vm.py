@@ -50,23 +50,23 @@ class NewVm(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     subscription_id: str = ""  # "": where most VMs are; the same for the resource group
     resource_group: str = ""
     location: str = ""  # "": that of its set, else of its host, else the only one of all hosts
-    zone: str = ""
+    zone: str = ""  # "": none; it must be that of its host
     host: str = ""  # "": one is chosen
-    computer_name: str = ""
-    size: str = ""
-    os_type: Literal["Linux", "Windows", ""] = ""
+    computer_name: str = ""  # "": its name
+    size: str = ""  # "": Standard_D2s_v5
+    os_type: Literal["Linux", "Windows", ""] = ""  # "": Linux
     availability_set: str = ""  # at most one of these three sets
     scale_set: str = ""
     placement_group: str = ""  # of the scale set; "": the first that is not full, else a new one
     cloud_service: str = ""
-    update_domain: Annotated[int, Meta(ge=0, lt=1000)] | None = None  # None: the one of its set with the fewest VMs
+    update_domain: Annotated[int, Meta(ge=0, lt=1000)] | None = None  # None: that of its set with the fewest VMs
     fault_domain: Annotated[int, Meta(ge=0, lt=1000)] | None = None  # likewise
     priority: Priority | None = None  # None: that of its scale set, else Regular
     eviction_policy: EvictionPolicy | None = None  # None: that of its scale set, else Deallocate
     terminate_notice_min: int = 0  # minutes; 0: that of its scale set, else no terminate notification
     auto_approve: AutoApproval = AutoApproval()
     tags: dict[str, str] = {}
-    address: str = ""
+    address: str = ""  # "": none, but a lab chooses a loopback address
 
 
 def vm_problem_text(problem: FleetFileProblem) -> str:
@@ -88,7 +88,8 @@ def fleet_file_for(
     It has the missing location, domains and placement group of the VM filled in; no other VM is in it. `usual_group`:
     the subscription id and resource group to use if the VM names none; None: the defaults of a fleet file.
     `subscriptions` are ids. Writes nothing. Raises Rejected if the name contains braces, if the set does not have the
-    VM's update domain or fault domain, or if hosts are in several locations and neither the VM nor its set names one.
+    VM's update domain or fault domain, or if hosts are in several locations and neither the VM, its set nor its host
+    decides.
     """
     if "{" in new_vm.name or "}" in new_vm.name:
         raise Rejected(f"the name {new_vm.name!r} contains braces: give the name of one VM, such as 'web-3'")

@@ -53,10 +53,10 @@ class DryRunTooLarge(Refused):
 async def dry_run_request(control: ControlPlane, action: RequestAction, vms: Sequence[Vm]) -> Preview:
     """Return what a request for these VMs would lead to; changes nothing. Waits for an earlier dry run.
 
-    `action` makes the request, on a copy of the scopes of `vms` and of those that share gates with them. The simulation
-    then runs in virtual time until the request is over. For more than MAX_SIMULATED_VMS VMs it stops after publication,
-    otherwise after 10 seconds of real time; the preview is then cut (`is_cut`). Raises what `action` raises, and
-    DryRunTooLarge.
+    `action(copy)` makes the request on a control plane with a copy of the scopes of `vms` and of those that share gates
+    with them (of a small fleet, of all), and returns it; it runs in another thread. The simulation then runs in virtual
+    time until the request is over. For more than MAX_SIMULATED_VMS VMs it stops after publication, otherwise after 10
+    seconds of real time; the preview is then cut (`is_cut`). Raises what `action` raises, and DryRunTooLarge.
     """
     async with control.dry_run_lock:
         snapshot = await _take_snapshot(control, {vm.scope_id for vm in vms})

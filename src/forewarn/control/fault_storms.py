@@ -26,7 +26,7 @@ class FaultStormService:
     """Starts and clears fault storms, and sets their faults when they are due.
 
     A storm is a random schedule of faults that follows from its seed. Every change is durable and in the history. `who`
-    is the principal that asks.
+    is the caller's name.
     """
 
     def __init__(self, *, transactions: ScopeTransactions, registry: FaultRegistry, faults: FaultService) -> None:

@@ -49,13 +49,12 @@ class FaultSpec:
     kind: FaultKind
     target: FaultTarget
     count: int | None = None  # requests or events to affect at most; None: no limit
-    # Duration: real time for transport faults, lab time for event faults. None: as long as the kind allows.
-    for_s: float | None = None
+    for_s: float | None = None  # real time for transport faults, else lab time; None: as long as the kind allows
     parameters: Mapping[str, float] = field(default_factory=dict)  # by name; the kind has defaults for missing ones
 
 
 class FaultService:
-    """Sets, clears and expires faults, and counts what they affected. `who` is the principal that asks.
+    """Sets, clears and expires faults, and counts what they affected. `who` is the caller's name.
 
     Transport faults spoil answers to VMs and expire in real time; event faults change events and expire in lab time.
     Setting, clearing and expiry write history entries.

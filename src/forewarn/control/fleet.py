@@ -51,7 +51,7 @@ class FleetChange:
 
 
 class FleetService:
-    """Changes the fleet, updates VM settings and finds VMs by name. `who` is the principal that asks.
+    """Changes the fleet, updates VM settings and finds VMs by name. `who` is the caller's name.
 
     A change and its history entry are durable when the method returns.
     """

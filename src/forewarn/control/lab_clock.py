@@ -35,7 +35,7 @@ class ClockAdvance:
 class LabClockService:
     """Advances the lab clock and changes its speed; the new setting is durable before it takes effect.
 
-    Both raise Rejected if the service runs on real time. `who` is the principal that asks; "" writes no history entry.
+    On real time these methods raise Rejected. `who` is the caller's name; "" writes no history entry.
     """
 
     def __init__(
@@ -59,9 +59,9 @@ class LabClockService:
         """Advance the clock by `by_s` seconds of lab time, stopping at every due time on the way.
 
         Everything due by then is done on return, acts included, except for those that the hypervisor has not answered
-        for ten seconds. VMs that polled within the last 330 real seconds count as polling throughout (spec §12); with
-        `without_polls` none does, so scopes become idle (spec §8.2). Raises Rejected unless `by_s` is above 0 and at
-        most 366 days.
+        for ten seconds. VMs that polled within the last 330 seconds, of lab time if the clock is slower than real time,
+        else of real time, count as polling throughout (spec §12); with `without_polls` none does, so scopes become idle
+        (spec §8.2). Raises Rejected unless `by_s` is above 0 and at most 366 days.
         """
         clock = self.require_lab_clock("advanced")
         if not 0 < by_s <= 366 * 24 * 3600:

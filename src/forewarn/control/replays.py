@@ -59,7 +59,7 @@ class _TrackedReplay:
 
 
 class ReplayService:
-    """Starts, stops and finds replays, and shows their due steps. `who` is the principal that asks.
+    """Starts, stops and finds replays, and shows their due steps. `who` is the caller's name.
 
     A replay shows the answers of a recording to the VMs of a scope in place of its own document, step by step.
     """
@@ -94,8 +94,9 @@ class ReplayService:
         """Start to replay a recording to the scope of a VM, durably, and return the request that holds it.
 
         The reconciler shows its first step. `speed` 2 replays in half the time; `loops` is how often; `names` maps
-        recorded VM names to names to show. Raises Rejected outside a lab and for a bad recording, a speed outside 0.01
-        to 10000 or loops outside 1 to 1000, Refused if the scope has a live event or another replay.
+        recorded VM names to names to show; else the recorded VM is shown as `vm`, and others as recorded. Raises
+        Rejected outside a lab and for a bad recording, a speed outside 0.01 to 10000 or loops outside 1 to 1000,
+        Refused if the scope has a live event or another replay.
         """
         self._require_lab()
         _require_in_range(speed, loops)

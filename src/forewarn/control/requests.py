@@ -44,7 +44,7 @@ class RequestReceipt:
 
 
 class RequestService:
-    """Accepts requests for maintenance, approvals and withdrawals. `who` is the principal that asks.
+    """Accepts requests for maintenance, approvals and withdrawals. `who` is the caller's name.
 
     A request is durable when its method returns. Errors: NotFound for unknown names and ids, Rejected for requests that
     can never work, Refused for what the current state forbids, Conflict after 20 conflicting writes.

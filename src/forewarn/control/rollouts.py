@@ -136,7 +136,7 @@ class RolloutService:
     def vms_of(self, rollout: Rollout) -> list[Vm]:
         """Return the present VMs that are now in the scope, or on the hosts, of a rollout, done or not.
 
-        They are sorted by host, in the rollout's order, then in the order they were added.
+        They are in the order they were added; on hosts, first by host, in the rollout's order.
         """
         if rollout.scope_id:
             return self._store.vms(scope_id=rollout.scope_id)

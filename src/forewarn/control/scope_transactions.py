@@ -84,7 +84,7 @@ class ScopeTransactions:
         with self.placement.reserve_destinations(movers) as destinations:
             yield replace(context, destinations=destinations)
 
-    def commit_for(self, old: Scope | None, new: Scope) -> Commit:
+    def _commit_for(self, old: Scope | None, new: Scope) -> Commit:
         """Return the commit that changes the stored scope `old` (None: not stored) to `new`; writes nothing.
 
         Hosts to which it sends VMs are its `destinations`, so that it conflicts if one of them changes meanwhile.
@@ -124,7 +124,7 @@ class ScopeTransactions:
             with self.deciding(scope, planned) as context:
                 decided = with_next_wake(decision(scope, context), context)
                 if decided != scope or extra_commit is not EMPTY_COMMIT:
-                    change = self.commit_for(scope, decided)
+                    change = self._commit_for(scope, decided)
                     merged = change if extra_commit is EMPTY_COMMIT else merge_commits(extra_commit, change)
                     await self.store.commit(merged)
             return decided

@@ -39,7 +39,7 @@ class WebhookSpec:
 
 
 class WebhookService:
-    """Adds, finds and removes webhook subscriptions. `who` is the principal that asks.
+    """Adds, finds and removes webhook subscriptions. `who` is the caller's name.
 
     Adding and removing write history entries.
     """
@@ -60,7 +60,7 @@ class WebhookService:
         """
         webhook = WebhookSubscription(
             id=self._new_id().lower(),
-            url=parse_webhook_url(spec.url),
+            url=_parse_webhook_url(spec.url),
             secret=_check_secret(spec.secret) if spec.secret else new_secret(),
             schema=spec.schema,
             over=_parse_resource(spec.over),
@@ -74,7 +74,7 @@ class WebhookService:
         if spec.validate:
             await self._webhook_delivery.verification.validate(webhook)
         over = "all VMs" if webhook.over == ROOT_RESOURCE else webhook.over
-        entry = self._history_entry(who, f"{webhook_title(webhook)} gets notifications about {over} from now on")
+        entry = self._history_entry(who, f"{_webhook_title(webhook)} gets notifications about {over} from now on")
         await self._store.commit(Commit(webhooks=(webhook,), entries=(entry,)))
         return webhook
 
@@ -84,7 +84,7 @@ class WebhookService:
         Raises what `find` raises.
         """
         webhook = self.find(webhook_id)
-        entry = self._history_entry(who, f"{webhook_title(webhook)} was removed")
+        entry = self._history_entry(who, f"{_webhook_title(webhook)} was removed")
         await self._store.commit(Commit(removed_webhooks=(webhook.id,), entries=(entry,)))
         return webhook
 
@@ -108,12 +108,12 @@ class WebhookService:
         return HistoryEntry(at=self._clock.now(), what=EntryKind.WEBHOOK, who=who, text=text)
 
 
-def webhook_title(webhook: WebhookSubscription) -> str:
+def _webhook_title(webhook: WebhookSubscription) -> str:
     """Return how history entries call a webhook: its id and the host of its URL, never the whole URL."""
     return f"webhook {webhook.id} ({urlsplit(webhook.url).hostname})"
 
 
-def parse_webhook_url(text: str) -> str:
+def _parse_webhook_url(text: str) -> str:
     """Return the URL without blanks around it; raises Rejected if it is not a usable http or https URL.
 
     It must be ASCII of at most 2000 characters, without user, password and fragment. The message never repeats the URL,
