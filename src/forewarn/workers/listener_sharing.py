@@ -70,7 +70,7 @@ def _namespace_cookie(sock: socket.socket) -> bytes:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SharedSocket:
+class _SharedSocket:
     """A listening socket of the owner, and the slot of the worker that accepts on it."""
 
     sock: socket.socket
@@ -87,7 +87,7 @@ class SharedListeners:
     def __init__(self, slots: int) -> None:
         self._slots = slots
         self._socket_ids = count(1)
-        self._sockets: dict[int, SharedSocket] = {}
+        self._sockets: dict[int, _SharedSocket] = {}
         self._ids_by_listener: dict[VmListener, list[int]] = {}
 
     @property
@@ -139,12 +139,12 @@ class SharedListeners:
         payload = messages.encode_message(
             messages.open_message(number, listener.strategy, is_loopback=listener.is_loopback)
         )
-        self._sockets[number] = SharedSocket(sock=sock, slot=slot, open_message=payload)
+        self._sockets[number] = _SharedSocket(sock=sock, slot=slot, open_message=payload)
         self._ids_by_listener.setdefault(listener, []).append(number)
 
 
 def _is_assigned(
-    shared: SharedSocket, worker: WorkerHandle, serving: Sequence[WorkerHandle], present_slots: set[int]
+    shared: _SharedSocket, worker: WorkerHandle, serving: Sequence[WorkerHandle], present_slots: set[int]
 ) -> bool:
     if shared.slot is None or shared.slot == worker.slot:
         return True
