@@ -22,11 +22,11 @@ class TokenErrorReason(StrEnum):
 
     EXPIRED = "expired"
     NOT_YET_VALID = "not yet valid"
-    WRONG_AUDIENCE = "wrong audience"
+    WRONG_AUDIENCE = "wrong audience"  # it is for another service
     WRONG_ISSUER = "wrong issuer"
-    BAD_SIGNATURE = "bad signature"
-    MALFORMED = "malformed"
-    UNKNOWN_KEY = "unknown key"
+    BAD_SIGNATURE = "bad signature"  # or one of an algorithm that is not allowed
+    MALFORMED = "malformed"  # no token in the form of RFC 7515, or a needed claim is missing
+    UNKNOWN_KEY = "unknown key"  # signed with a key that is not the issuer's: perhaps a token of another issuer
 
 
 class InvalidToken(Rejected):

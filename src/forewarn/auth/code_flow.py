@@ -75,7 +75,8 @@ class _TokenResponse(msgspec.Struct, frozen=True):
 class AuthorizationCodeFlow:
     """Signs people in at `issuer` as its client `client_id`; without a secret, as a public client.
 
-    Fetches the issuer's configuration when it is first needed, with the issuer's HTTP client, and keeps it for an hour.
+    Fetches the issuer's configuration when it is first needed, with the issuer's HTTP client, and keeps it for an hour,
+    or longer while the issuer is unreachable.
     """
 
     def __init__(self, issuer: ExternalIssuer, client_id: str, secret: str = "") -> None:

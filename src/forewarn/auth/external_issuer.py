@@ -37,7 +37,7 @@ ACCEPTED_ALGORITHMS = frozenset.union(_RSA_ALGORITHMS, *_CURVE_ALGORITHMS.values
 _MIN_RSA_BITS = 2048
 
 
-class VerificationKey(msgspec.Struct, frozen=True, kw_only=True):
+class _VerificationKey(msgspec.Struct, frozen=True, kw_only=True):
     """A public key of the issuer, and the algorithms it may be used with."""
 
     public: rsa.RSAPublicKey | ec.EllipticCurvePublicKey
@@ -48,7 +48,7 @@ class _JwksDocument(msgspec.Struct, frozen=True):
     keys: list[dict[str, Any]]
 
 
-def _parse_jwks(document: bytes) -> dict[str, VerificationKey]:
+def _parse_jwks(document: bytes) -> dict[str, _VerificationKey]:
     """Return the signature keys of a JWKS document by key id (RFC 7517).
 
     Ignores keys without an id, short RSA keys, and other types, curves and algorithms. Unavailable if the document is
@@ -64,7 +64,7 @@ def _parse_jwks(document: bytes) -> dict[str, VerificationKey]:
     return found
 
 
-def _usable_keys(listed: list[dict[str, Any]]) -> Iterator[tuple[str, VerificationKey]]:
+def _usable_keys(listed: list[dict[str, Any]]) -> Iterator[tuple[str, _VerificationKey]]:
     for jwk in listed:
         kid = jwk.get("kid")
         key = _parse_key(jwk) if jwk.get("use", "sig") == "sig" else None
@@ -72,7 +72,7 @@ def _usable_keys(listed: list[dict[str, Any]]) -> Iterator[tuple[str, Verificati
             yield kid, key
 
 
-def _parse_key(jwk: dict[str, Any]) -> VerificationKey | None:
+def _parse_key(jwk: dict[str, Any]) -> _VerificationKey | None:
     try:
         match jwk.get("kty"):
             case "RSA":
@@ -84,18 +84,18 @@ def _parse_key(jwk: dict[str, Any]) -> VerificationKey | None:
     return None
 
 
-def _parse_rsa_key(jwk: dict[str, Any]) -> VerificationKey | None:
+def _parse_rsa_key(jwk: dict[str, Any]) -> _VerificationKey | None:
     public = RSAAlgorithm.from_jwk(_public_members(jwk, "n", "e"))
     if not isinstance(public, rsa.RSAPublicKey) or public.key_size < _MIN_RSA_BITS:
         return None
-    return VerificationKey(public=public, algorithms=_restrict_to_named_algorithm(_RSA_ALGORITHMS, jwk))
+    return _VerificationKey(public=public, algorithms=_restrict_to_named_algorithm(_RSA_ALGORITHMS, jwk))
 
 
-def _parse_ec_key(jwk: dict[str, Any]) -> VerificationKey | None:
+def _parse_ec_key(jwk: dict[str, Any]) -> _VerificationKey | None:
     public = ECAlgorithm.from_jwk(_public_members(jwk, "crv", "x", "y"))
     if not isinstance(public, ec.EllipticCurvePublicKey):
         return None
-    return VerificationKey(
+    return _VerificationKey(
         public=public, algorithms=_restrict_to_named_algorithm(_CURVE_ALGORITHMS.get(jwk["crv"], frozenset()), jwk)
     )
 
@@ -134,8 +134,9 @@ class _ExternalPayload(RegisteredClaims, frozen=True, kw_only=True):
 class ExternalIssuer:
     """Verifies the tokens of one issuer for `audiences`, with cached keys while it is unreachable.
 
-    Fetches keys when they are needed, with `client`: from `jwks_url`, else from the address in its configuration. The
-    constructor raises Rejected if there is no audience, or if a URL is neither https nor on loopback.
+    Fetches keys when they are needed, with `client`: from `jwks_url`, else from the address in its configuration. It
+    has none at first, and fetches them again after an hour or for a token with an unknown key. The constructor raises
+    Rejected if there is no audience, or if a URL is neither https nor on loopback.
     """
 
     def __init__(self, issuer_url: str, audiences: Iterable[str], jwks_url: str = "", *, client: HttpClient) -> None:
@@ -150,7 +151,7 @@ class ExternalIssuer:
             )
         for url in (issuer_url, *([jwks_url] if jwks_url else [])):
             require_https(url)
-        self._keys: dict[str, VerificationKey] = {}
+        self._keys: dict[str, _VerificationKey] = {}
         self._fetched_at = self._tried_at = float("-inf")
         self._last_error = ""
         self._fetch_task: asyncio.Task[None] | None = None
@@ -189,7 +190,7 @@ class ExternalIssuer:
         check_claims(payload, issuer=self.url, audiences=audiences, now=now)
         return payload
 
-    async def _verification_key(self, header: jws.JwsHeader, now: float) -> VerificationKey:
+    async def _verification_key(self, header: jws.JwsHeader, now: float) -> _VerificationKey:
         if header.kid not in self._keys or not 0 <= now - self._fetched_at < _KEYS_TTL_S:
             await self._refresh_keys(now)
         if not self._keys:
@@ -223,7 +224,7 @@ class ExternalIssuer:
         finally:
             self._fetch_task = None
 
-    async def _download_keys(self) -> dict[str, VerificationKey]:
+    async def _download_keys(self) -> dict[str, _VerificationKey]:
         jwks_url = self._jwks_url or (await fetch_oidc_configuration(self.client, self.url)).jwks_uri
         return _parse_jwks(await fetch_document(self.client, jwks_url))
 

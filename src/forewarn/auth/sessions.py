@@ -44,7 +44,7 @@ class SignInLink:
 
 
 class SignInLinks:
-    """Makes and redeems sign-in links. They are kept in memory only, at most 256.
+    """Makes and redeems sign-in links. They are kept in memory only, at most 256; a restart forgets them.
 
     The URL of a link is `prefix` and a random code; `real_time` returns POSIX seconds.
     """
@@ -106,7 +106,8 @@ class _SessionPayload(RegisteredClaims, frozen=True, kw_only=True, omit_defaults
 class EndedSessions(msgspec.Struct, frozen=True, kw_only=True):
     """Sessions that were ended before their time, by person. Stored, so that they stay ended.
 
-    If one person ends too many sessions, all sessions of that person that expire by `until` count as ended.
+    There are none at first. If one person ends more than 1,000 sessions, all sessions of that person that expire by
+    `until` count as ended.
     """
 
     ids: dict[str, dict[str, float]] = {}  # primary id → session id → when it would have expired

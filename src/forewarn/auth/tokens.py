@@ -64,7 +64,7 @@ class SigningKey:
 
     @property
     def jwk(self) -> dict[str, str]:
-        """The public key as an entry of a JWKS document (RFC 7517)."""
+        """The public key as an entry of a JWKS document (RFC 7517): kty, n, e, kid, use and alg."""
         return {**self._public_members, "kid": self.kid, "use": "sig", "alg": SIGNING_ALGORITHM}
 
 
@@ -100,10 +100,10 @@ class TokenSubject(msgspec.Struct, frozen=True, kw_only=True):
     object_id: str  # the claims `oid` and `sub`
     tenant: str  # the claim `tid`
     name: str = ""  # for people
-    secret_fingerprint: str = ""  # of the secret that a client has proven
-    vm_key: str = ""
+    secret_fingerprint: str = ""  # of the secret that a client has proven; "" for a VM
+    vm_key: str = ""  # this and the next two are "" for a client
     vm_id: str = ""
-    resource_id: str = ""  # of a VM in Azure Resource Manager
+    resource_id: str = ""  # of the VM in Azure Resource Manager
 
 
 class IssuedToken(msgspec.Struct, frozen=True, kw_only=True):
@@ -152,7 +152,7 @@ class TokenIssuer:
         self._cached_tokens: OrderedDict[tuple[TokenSubject, str], IssuedToken] = OrderedDict()
 
     def issue_text(self, subject: TokenSubject, audience: str, now: float) -> str:
-        """Return only the token itself, as `issue_token` does."""
+        """Return the token of `issue_token` as text, new or cached, without its times."""
         return self.issue_token(subject, audience, now).token
 
     def issue_token(self, subject: TokenSubject, audience: str, now: float) -> IssuedToken:

@@ -140,13 +140,13 @@ class ClientsPageQuery(StrictBody, frozen=True, kw_only=True):
 
 
 class PendingEventView(BaseView, frozen=True, kw_only=True):
-    """The pending event that a VM is least prepared for; `told` says which VMs know of it. In lab time."""
+    """The pending event that a VM knows least of; `told` says which VMs know of it. Times are lab time."""
 
     id: str
     kind: str  # such as Reboot
     published_at: float
     not_before: float
-    told: str  # an EventAwareness: nobody, soon, neighbour or given
+    told: str  # nobody, soon (a VM of the scope polls), neighbour (only other VMs of it know) or given (to the VM)
 
 
 class PollingClientView(BaseView, frozen=True, kw_only=True):
@@ -185,7 +185,7 @@ class ClientsPage(BaseView, frozen=True, kw_only=True):
 
     now: float  # lab time
     total: int  # all VMs that the user may see
-    asks: dict[str, int]  # of these, by PollingState
+    asks: dict[str, int]  # of these, by PollingState: now, stopped, never and off
     unprepared: int  # of these: VMs with a pending event that no handler knows of
     unprepared_names: tuple[str, ...]  # the five with the earliest events
     hit_from: float | None  # NotBefore of the first event of an unprepared VM, in lab time; None: there is none
@@ -209,7 +209,7 @@ class ClientsPage(BaseView, frozen=True, kw_only=True):
         return f"{vms} unprepared: {names}"
 
     def table(self) -> ExportTable:
-        """The CSV export, with one row per VM of `clients`."""
+        """The CSV export, with one row per VM of `clients`; times in POSIX seconds."""
         columns = (*_CSV_COLUMNS, "event", "event_kind", "not_before", "told")
         note = truncation_note(self.is_cut, len(self.clients), self.found)
         return ExportTable(columns=columns, rows=[_csv_row(client) for client in self.clients], note=note)

@@ -196,8 +196,8 @@ class EventPage(BaseView, frozen=True, kw_only=True):
 async def show_event_page(context: RequestContext, call: HandlerCall) -> EventPage:
     """Shows an event, live or over, by its id or a unique prefix of four characters or more, in any case.
 
-    First stores the polls and deliveries observed so far. Raises NotFound, also if the user may see no VM of its scope,
-    or Refused if several events match.
+    The path parameter `id` has it. First stores the polls and deliveries observed so far. Raises NotFound, also if the
+    user may see no VM of its scope, or Refused if several events match.
     """
     await context.dependencies.flush_observations()
     event = context.find_event(call.path_params["id"])

@@ -27,7 +27,7 @@ _STANDALONE_PREFIX = "vms"
 
 
 class VmBlock:
-    """The VMs of one scope, or all standalone VMs of a resource group; `size` is how many they are.
+    """The VMs of one scope, or all standalone VMs of a resource group; `size` is how many, 0 at first.
 
     Its `id` is that of the scope, or `vms:SUBSCRIPTION/GROUP`. Change it through its group only.
     """
@@ -67,7 +67,7 @@ class GroupOverview:
     """A resource group: its VMs with their states, in blocks, each a scope or all standalone VMs together.
 
     `id` is `SUBSCRIPTION/GROUP` in lower case, `resource` its Azure resource id. `blocks` are by id; `non_running` has
-    the state of each VM by key, without those that are running.
+    the state of each VM by key, without those that are running. It has no VMs at first.
     """
 
     __slots__ = ("_block_by_vm", "blocks", "id", "non_running", "resource")
@@ -129,7 +129,7 @@ class GroupOverview:
         return True
 
     def set_state(self, key: str, state: VmState) -> None:
-        """Sets the state of a VM that is in this group."""
+        """Sets the state of a VM that is in this group, which is not checked; not GONE: see `remove_vm`."""
         if state is VmState.RUNNING:
             self.non_running.pop(key, None)
         else:

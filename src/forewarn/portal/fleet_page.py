@@ -182,7 +182,7 @@ class FleetPageQuery(StrictBody, frozen=True, kw_only=True):
     """The query of the fleet page."""
 
     q: Annotated[str, Meta(max_length=200)] = ""  # searched in name, scope, group and host, in any case
-    state: str = ""  # a VmState; "": all
+    state: str = ""  # a VmState, such as running, noticed or moving; "": all
     page: Annotated[int, Meta(ge=1, le=1_000_000)] = 1  # from 1
 
 
@@ -197,7 +197,7 @@ class ResourceGroupView(BaseView, frozen=True, kw_only=True):
 class FleetPage(BaseView, frozen=True, kw_only=True):
     """The fleet page: counts by state, and one page of the VMs that match."""
 
-    counts: dict[str, int]  # of all VMs that the user may see, by VmState, without gone
+    counts: dict[str, int]  # of all VMs that the user may see, by VmState (0 included), without gone
     total: int  # all VMs that the user may see
     found: int  # VMs that match
     q: str  # the search, as `state`; of the query
@@ -205,7 +205,7 @@ class FleetPage(BaseView, frozen=True, kw_only=True):
     page: int  # its number
     pages: int  # how many there are; an export is one
     is_cut: bool  # this export does not hold all VMs that match
-    groups: tuple[ResourceGroupView, ...]
+    groups: tuple[ResourceGroupView, ...]  # in the order of the fleet
 
     @property
     def shown(self) -> int:

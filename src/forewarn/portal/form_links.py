@@ -44,8 +44,8 @@ class FormLink(BaseView, frozen=True, kw_only=True):
 def form_links_for_vm(context: RequestContext, vm: Vm, scope: Scope | None) -> tuple[FormLink, ...]:
     """Links to the forms that the user may submit for a VM in its current state; none for a removed VM.
 
-    These are operations, for users with the right to operate the VM, and last a fault, for those with the platform
-    right. `scope` is that of the VM; with None, performing pending maintenance is not offered.
+    First operations (perform maintenance before others), for users with the right to operate the VM; last a fault, for
+    those with the platform right. `scope` is that of the VM; with None, performing pending maintenance is not offered.
     """
     if vm.removed_at is not None:
         return ()

@@ -31,7 +31,7 @@ class HostsPageQuery(StrictBody, frozen=True, kw_only=True):
     """The query of the list of hosts."""
 
     q: Annotated[str, Meta(max_length=200)] = ""  # searched in the names, in any case
-    health: str = ""  # a HostHealth; "": all
+    health: str = ""  # healthy, degraded or failed; "": all
     page: Annotated[int, Meta(ge=1, le=1_000_000)] = 1  # from 1
 
 
@@ -41,7 +41,7 @@ class HostCard(BaseView, frozen=True, kw_only=True):
     name: str
     location: str
     zone: str
-    health: str  # a HostHealth
+    health: str  # healthy, degraded or failed
     size: int  # all VMs on it that the user may see
     vms: tuple[VmCell, ...]  # the first 24 of them; in an export all
 
@@ -71,7 +71,7 @@ class HostVmView(BaseView, frozen=True, kw_only=True):
 
     key: str
     name: str
-    state: str  # a VmState
+    state: str  # a VmState: running, noticed, started, frozen, rebooting, moving, stopped, deallocated or gone
     scope: str  # its id
     title_of_scope: str
     update_domain: int
@@ -85,7 +85,7 @@ class HostPage(BaseView, frozen=True, kw_only=True):
     name: str
     location: str
     zone: str
-    health: str  # a HostHealth
+    health: str  # healthy, degraded or failed
     forms: tuple[FormLink, ...]  # that the user may submit for it
     vms: tuple[HostVmView, ...]  # that the user may see: those on it, then those that move to it
     events: tuple[EventView, ...]  # visible live events about the host or a VM on it, oldest first

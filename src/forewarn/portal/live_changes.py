@@ -53,7 +53,7 @@ class ChangeBatch:
     scopes: frozenset[str]  # ids
     events: Mapping[str, str]  # id → id of its scope
     requests: frozenset[str]  # ids
-    hosts: frozenset[str]  # names; "" does not count
+    hosts: frozenset[str]  # names of those that changed themselves; "" does not count
     vms: Mapping[str, str]  # key → new VmState
     hosts_by_id: Mapping[str, Set[str]]  # an event's id or a VM's key → hosts whose pages show it
     entries: Sequence[HistoryEntry]  # of these commits
@@ -111,9 +111,9 @@ class ChangeBatch:
 
 
 class ChangeCollector:
-    """Collects commits, history entries and deliveries until `to_batch` makes them one batch.
+    """Collects commits, history entries and deliveries until `to_batch` makes one batch of them.
 
-    `vm_states` has the new state of each VM by key.
+    It is empty at first. `vm_states` has the new state of each VM that was added, by key.
     """
 
     def __init__(self) -> None:

@@ -137,7 +137,7 @@ def live_routes(authenticate: PageAuthenticator) -> list[BaseRoute]:
             if not hubs:
                 hubs.append(LiveUpdateHub(context.dependencies, context.overview))
             hubs[0].require_capacity(context.principal.id)
-            return LiveStreamResponse(context, hubs[0], _last_event_id(request), _page_age_s(request))
+            return _LiveStreamResponse(context, hubs[0], _last_event_id(request), _page_age_s(request))
         except Exception as error:
             status, sentence = status_and_message(error, Surface.PORTAL)
             return PlainTextResponse(sentence, status_code=status, headers=RETRY_AFTER_BY_STATUS.get(status))
@@ -165,7 +165,7 @@ def _page_age_s(request: Request) -> float | None:
     return float(text)
 
 
-class LiveStreamResponse(Response):
+class _LiveStreamResponse(Response):
     """Streams server-sent events until the browser disconnects, the session ends or the service stops.
 
     `after` is the number of the last history entry that the page knows (None: the current one), `age_s` how many real

@@ -30,9 +30,9 @@ MAX_PENDING_BATCHES = 100  # of a slow subscriber; with more, it has to reload e
 
 @dataclass(kw_only=True)
 class PendingUpdates:
-    """Updates that wait for one open page, sent in the order of the fields; true if there are any."""
+    """Updates that wait for one open page, sent in the order of the fields; falsy if there are none."""
 
-    needs_reset: bool = False  # there were too many: the page has to reload everything
+    needs_reset: bool = False  # too many changes, or other rights of the user: the page has to reload everything
     batches: list[ChangeBatch] = field(default_factory=list)  # oldest first
     polling_scopes: ChangedScopes = frozenset()  # ids of scopes where VMs started or stopped polling; None: any scope
     clock_changed: bool = False  # the lab clock was advanced or has another speed
@@ -48,8 +48,8 @@ class PendingUpdates:
 class LiveSubscriber:
     """One open page with its pending updates, which are bounded for a page that reads slowly.
 
-    The LiveUpdateHub makes it, adds updates and closes it; the page's stream takes them with `wait`. Every method that
-    adds an update ends a `wait`. Use it on the event loop only.
+    The LiveUpdateHub makes it, adds updates and closes it (`is_closed`); the page's stream takes them with `wait`.
+    Every method that adds an update ends a `wait`. Use it on the event loop only.
     """
 
     def __init__(self, principal_id: str) -> None:
@@ -154,7 +154,7 @@ class LiveUpdateHub:
 
     @property
     def health(self) -> StoreHealth:
-        """The health of the store, as of the last check or commit while a page was open."""
+        """The health of the store, as of the last check or commit while a page was open; HEALTHY at first."""
         return self._store_monitor.health
 
     def counts_json(self, directory: VisibleDirectory) -> bytes:

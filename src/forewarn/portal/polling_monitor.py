@@ -25,8 +25,8 @@ ChangedScopes = frozenset[str] | None  # ids of scopes in which a VM started or 
 class PollingMonitor:
     """Notes the scopes in which VMs start or stop polling for events, from `start` on, for open pages.
 
-    `take_changes` returns them. Calls `on_change`, on the event loop, after each change. After `stop` it notices only
-    starts, and IDLE_GRACE_S real seconds later it forgets everything.
+    It is stopped at first. `take_changes` returns the scopes. Calls `on_change`, on the event loop, after each change.
+    After `stop` it notices only starts, and IDLE_GRACE_S real seconds later it forgets everything.
     """
 
     def __init__(self, dependencies: Dependencies, on_change: Callable[[], None]) -> None:

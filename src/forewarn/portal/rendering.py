@@ -45,7 +45,7 @@ def _template_environment() -> Environment:
         segment=_quote_path,
         query_with=_query_string_with,
         percent=_format_percent,
-        shorten=truncate_text,
+        shorten=_truncate_text,
     )
     environment.filters.update(title_of_scope=scope_title_from_id, state_label=vm_state_label)
     return environment
@@ -90,7 +90,7 @@ def _format_percent(percent: float) -> Markup:
     return Markup(f"{percent:.2f}%")
 
 
-def truncate_text(text: str, max_length: int = 40) -> str:
+def _truncate_text(text: str, max_length: int = 40) -> str:
     """The text, or its beginning and an ellipsis, together `max_length` long: SVG text does not wrap."""
     return text if len(text) <= max_length else f"{text[: max_length - 1]}…"
 

@@ -29,7 +29,7 @@ _CSV_COLUMNS = ("rollout", "impact", "over", "progress", "asked_by", "asked_at",
 class ProgressPart(BaseView, frozen=True, kw_only=True):
     """One part of a rollout's progress bar, such as the VMs that are done."""
 
-    name: str  # one of PROGRESS_PARTS
+    name: str  # done, failed, withdrawn, not_needed, started, scheduled or waiting
     count: int  # VMs
     since: int  # VMs in the parts before it: where it begins
 
@@ -42,7 +42,7 @@ class RolloutRow(BaseView, frozen=True, kw_only=True):
 
     @property
     def target_text(self) -> str:
-        """The title of its scope, or the names of its first three hosts and how many more there are."""
+        """The title of its scope, or its hosts: up to four names, of more the first three and `and 4 more`."""
         hosts = self.rollout.hosts
         if not hosts:
             return scope_title_from_id(self.rollout.scope)
@@ -66,7 +66,10 @@ class RolloutsPage(BaseView, frozen=True, kw_only=True):
     sees_all: bool  # whether the user may see everything; if not, the list is empty
 
     def table(self) -> ExportTable:
-        """The CSV export, with one row per rollout of `rollouts`: its target, progress and counts of VMs."""
+        """The CSV export, with one row per rollout of `rollouts`: its target, progress and counts of VMs.
+
+        Times are POSIX seconds.
+        """
         return ExportTable(columns=_CSV_COLUMNS, rows=[_csv_row(row) for row in self.rollouts])
 
 

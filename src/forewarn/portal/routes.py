@@ -55,7 +55,8 @@ from forewarn.web.routing import ApiRouteTable, Handler, HandlerSignature, Resou
 class PageRoute:
     """One page: its path below /portal, its handler and template, and the right that it needs.
 
-    The handler returns a msgspec struct. The template receives it as `page`; `?as=json` exports it unchanged.
+    The handler returns a msgspec struct. The template receives it as `page`. The query `?as=json` exports it unchanged,
+    `?as=csv` its `table()` and `?as=svg` its `svg()`, if it has these methods.
     """
 
     path: str  # below /portal, in starlette's syntax

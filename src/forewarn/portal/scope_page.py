@@ -28,7 +28,7 @@ class ScopeMemberView(BaseView, frozen=True, kw_only=True):
 
     key: str
     name: str
-    state: str  # a VmState
+    state: str  # a VmState: running, noticed, started, frozen, rebooting, moving, stopped, deallocated or gone
     update_domain: int
     fault_domain: int
     host: str  # "": on none
@@ -59,13 +59,13 @@ class ScopePage(BaseView, frozen=True, kw_only=True):
     block: VmBlockView  # the same VMs as a grid, and how the scope polls
     vms: tuple[ScopeMemberView, ...]  # that the user may see
     gone: tuple[RemovedVmView, ...]  # removed VMs, the last first, at most 20
-    events: tuple[EventView, ...]  # live events
+    events: tuple[EventView, ...]  # live events, in order of publication
     over: tuple[EventView, ...]  # past events, newest first, at most 20
     api_version: str  # of `document`
-    document: str  # that its VMs receive now, indented
+    document: str  # JSON that its VMs receive now, indented
 
     def table(self) -> ExportTable:
-        """The CSV export, with one row per VM of `vms`."""
+        """The CSV export, with one row per VM of `vms`; times in POSIX seconds."""
         columns = ScopeMemberView.__struct_fields__
         return ExportTable(columns=columns, rows=[[getattr(vm, name) for name in columns] for vm in self.vms])
 

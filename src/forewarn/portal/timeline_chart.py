@@ -47,7 +47,7 @@ _MIN_WINDOW_S = 60.0
 
 
 class TimeWindow(BaseView, frozen=True, kw_only=True):
-    """The time that a chart shows, from its left edge to its right one, in seconds since 1970."""
+    """The time that a chart shows, from its left edge to its right one: lab time in POSIX seconds."""
 
     since: float
     until: float
@@ -93,8 +93,8 @@ def window_around(centre: float, span_s: float) -> TimeWindow:
 def window_for_rows(rows: Sequence[EventRow], now: float) -> TimeWindow:
     """The window that shows all events from publication to end, with margins of at least half a minute.
 
-    An event that is not over reaches to `now`, which is lab time, or to its NotBefore. For no rows it is the minute
-    around `now`.
+    Every event reaches at least to its NotBefore, and one that is not over to `now`, which is lab time. For no rows it
+    is the minute around `now`.
     """
     since = min((row.published_at for row in rows), default=now)
     until = max((max(row.ends_at(now), row.not_before) for row in rows), default=now)
@@ -191,7 +191,7 @@ class EventRow(BaseView, frozen=True, kw_only=True):
     listed: bool  # documents show it while it is live
     cause: str
     vms: tuple[str, ...]  # names
-    state: str  # a key of STATE_SYMBOLS
+    state: str  # scheduled, approved (and not started), started, finished, failed or withdrawn (or not needed)
     published_at: float
     not_before: float
     approved_at: float | None
@@ -209,7 +209,7 @@ class EventRow(BaseView, frozen=True, kw_only=True):
         return f"{self.kind} of {join_names(self.vms)}"
 
     def ends_at(self, now: float) -> float:
-        """When its bar ends: at its end if it is over, else `now`; before its start not before NotBefore."""
+        """When its bar ends: when it was over, else `now`; if it has not started, NotBefore if that is later."""
         if self.over_at is not None:
             return self.over_at
         return now if self.started_at is not None else max(self.not_before, now)

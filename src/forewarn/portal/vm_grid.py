@@ -20,7 +20,7 @@ class VmCell(BaseView, frozen=True, kw_only=True):
 
     key: str
     name: str
-    state: str  # a VmState
+    state: str  # a VmState: running, noticed, started, frozen, rebooting, moving, stopped, deallocated or gone
     update_domain: int
     fault_domain: int
     host: str  # "": on none
@@ -40,11 +40,11 @@ class VmBlockView(BaseView, frozen=True, kw_only=True):
     scope: str  # its id; "" for standalone VMs
     title: str
     vms: tuple[VmCell, ...]  # on this page
-    size: int  # all VMs of the block that the user may see
-    scopes: tuple[str, ...]  # ids; one per VM for standalone VMs
+    size: int  # all VMs of `scopes` that the user may see
+    scopes: tuple[str, ...]  # ids; for standalone VMs one per VM on this page
     enabled: int  # how many of the scopes are enabled
     silent_s: float | None  # real time since the latest poll of its visible VMs; None: none ever polled
-    asking: int  # visible VMs that polled in the last minute of real time
+    asking: int  # VMs that polled in the last minute of real time, of those in `size`
     events: int  # live events of its scopes
     next_not_before: float | None  # the earliest NotBefore of the scheduled ones, in lab time; None: there are none
     at_work: tuple[int, ...]  # update domains on which an event is being performed; empty for standalone VMs

@@ -26,12 +26,12 @@ class VmPage(BaseView, frozen=True, kw_only=True):
     """The page of one VM, present or removed. Field names are JSON keys."""
 
     vm: VmView  # its settings, its place and its last poll
-    state: str  # a VmState
+    state: str  # a VmState: running, noticed, started, frozen, rebooting, moving, stopped, deallocated or gone
     resource: str  # its Azure resource id
     removed_at: float | None  # lab time; None: it exists
     poll: str  # a curl command that polls as the VM does; "" if the VM has no address of its own
     forms: tuple[FormLink, ...]  # that the user may submit for it
-    events: tuple[EventView, ...]  # live events that affect it
+    events: tuple[EventView, ...]  # live events that affect it, in order of publication
     over: tuple[EventView, ...]  # past ones, newest first, at most 20
     faults: tuple[FaultView, ...]  # active for it; empty for users who may not see everything
     keeper: VmSupervisorView | None  # the connected supervisor of a namespace VM; None: there is none
