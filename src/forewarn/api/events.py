@@ -159,7 +159,7 @@ async def withdraw_events(context: RequestContext, call: HandlerCall, body: With
     """Withdraw several events before they start, by their ids or all of a VM, host or rollout.
 
     Names select scheduled events. An event that cannot be withdrawn is listed as refused; the others are withdrawn.
-    Raises as `approve_events` does.
+    Raises Rejected without ids and names, or with both, and NotFound or Refused for a name.
     """
     ids = _selected_ids(context, body, lambda event: True)
 

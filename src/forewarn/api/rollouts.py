@@ -83,8 +83,8 @@ async def show_rollout(context: RequestContext, call: HandlerCall) -> RolloutWit
 async def pause_rollout(context: RequestContext, call: HandlerCall) -> RolloutView:
     """Pause a rollout: it announces no events until it is resumed.
 
-    Events that are published stay and may start. Named as in `show_rollout`; returns it after the change. Raises
-    NotFound, or Refused unless it is running.
+    Events that are published stay and may start. The path parameter `id` is its id or a unique start of it. Returns it
+    after the change. Raises NotFound, or Refused unless it is running.
     """
     return await _set_progress(context, call, RolloutState.PAUSED)
 
@@ -92,7 +92,8 @@ async def pause_rollout(context: RequestContext, call: HandlerCall) -> RolloutVi
 async def resume_rollout(context: RequestContext, call: HandlerCall) -> RolloutView:
     """Resume a paused rollout.
 
-    Named as in `show_rollout`; returns it after due work was done. Raises NotFound, or Refused unless it is paused.
+    The path parameter `id` is its id or a unique start of it. Returns it after due work was done. Raises NotFound, or
+    Refused unless it is paused.
     """
     return await _set_progress(context, call, RolloutState.RUNNING)
 
@@ -100,8 +101,8 @@ async def resume_rollout(context: RequestContext, call: HandlerCall) -> RolloutV
 async def abort_rollout(context: RequestContext, call: HandlerCall) -> RolloutView:
     """Abort a rollout and withdraw its events that have not started.
 
-    Named as in `show_rollout`; returns it after due work was done. Raises NotFound, or Refused unless it is running or
-    paused.
+    The path parameter `id` is its id or a unique start of it. Returns it after due work was done. Raises NotFound, or
+    Refused unless it is running or paused.
     """
     return await _set_progress(context, call, RolloutState.ABORTED)
 

@@ -41,7 +41,7 @@ class WebhookView(BaseView, frozen=True, kw_only=True):
     """
 
     id: str
-    url: str  # without its query, which may contain a password
+    url: str  # with `…` in place of its query, which may contain a password
     schema: WebhookSchema
     over: str  # a resource id: only events of VMs within it
     happenings: tuple[EventGridStatus, ...]  # statuses of events that are sent; (): all
@@ -50,7 +50,7 @@ class WebhookView(BaseView, frozen=True, kw_only=True):
     at: float  # when, in lab time
     told_ago_s: float | None  # since the last success; None if there was none
     failures: int  # in a row
-    error: str  # of the last failure
+    error: str  # of the last failure; "" after a success
     next_try_in_s: float | None  # None: the last delivery succeeded, or there was none
     pending: int
     pending_at_least: bool  # more messages may be pending
@@ -112,8 +112,8 @@ async def remove_webhook(context: RequestContext, call: HandlerCall) -> WebhookV
 async def test_webhook(context: RequestContext, call: HandlerCall) -> WebhookTestView:
     """Send a test message to a webhook's receiver, and show its response.
 
-    The path parameter `id` is as in `remove_webhook`. A failure is a result (`ok` is false), not an error. Raises
-    NotFound, or Refused if several ids start so.
+    The path parameter `id` is its id, or a unique start of four characters or more. A failure is a result (`ok` is
+    false), not an error. Raises NotFound, or Refused if several ids start so.
     """
     webhook = context.control.webhooks.find(call.path_params["id"])
     result = await context.control.webhook_delivery.verification.send_test(webhook)

@@ -136,8 +136,8 @@ async def list_locations(context: RequestContext, call: ArmCall) -> ArmResponse:
 async def list_groups(context: RequestContext, call: ArmCall) -> ArmResponse:
     """Lists the groups of a subscription that contain anything the caller may read, in pages of 100.
 
-    A page is as in `list_vms`. If there are none: raises ArmError 404 if the subscription has no VM and the caller may
-    read it, else the list is empty.
+    A page is `{"value": [...]}`, with a `nextLink` if there is another one. If there are none: raises ArmError 404 if
+    the subscription has no VM and the caller may read it, else the list is empty.
     """
     prefix = f"{call.resource}/".casefold()
     groups = [group for group in context.directory.groups() if group.casefold().startswith(prefix)]
@@ -322,8 +322,8 @@ def _sets_of_kind(context: RequestContext, call: ArmCall, segment: str) -> list[
 async def list_scale_sets(context: RequestContext, call: ArmCall) -> ArmResponse:
     """Lists the scale sets of a subscription or group that the caller may read, in pages of SET_PAGE_SIZE.
 
-    In natural order; a page is as in `list_vms`. Raises ArmError 404 if the subscription or group has no VM and the
-    caller may read it; other callers get an empty list.
+    In natural order; a page is `{"value": [...]}`, with a `nextLink` if there is another one. Raises ArmError 404 if
+    the subscription or group has no VM and the caller may read it; other callers get an empty list.
     """
     _require_container(context, call)
     sets = _sets_of_kind(context, call, _SCALE_SETS_SEGMENT)
@@ -349,8 +349,8 @@ async def show_scale_set_view(context: RequestContext, call: ArmCall) -> ArmResp
 async def list_instances(context: RequestContext, call: ArmCall) -> ArmResponse:
     """Lists the instances of a scale set that the caller may read, in pages of 100, in natural order.
 
-    A page is as in `list_vms`. Raises NotFound if the set has no instance and the caller may read it; other callers get
-    an empty list.
+    A page is `{"value": [...]}`, with a `nextLink` if there is another one. Raises NotFound if the set has no instance
+    and the caller may read it; other callers get an empty list.
     """
     instances = context.directory.vms_within(call.resource)
     if not instances and context.principal.may(Right.READ, call.resource):
@@ -427,8 +427,9 @@ _SCALE_SET_ROUTES: tuple[ArmRoute, ...] = (
 async def list_availability_sets(context: RequestContext, call: ArmCall) -> ArmResponse:
     """Lists the readable availability sets of a subscription or group, in pages of SET_PAGE_SIZE.
 
-    Each lists those of its VMs that the caller may read. In natural order; a page is as in `list_vms`. Raises ArmError
-    404 if the subscription or group has no VM and the caller may read it; other callers get an empty list.
+    Each lists those of its VMs that the caller may read. In natural order; a page is `{"value": [...]}`, with a
+    `nextLink` if there is another one. Raises ArmError 404 if the subscription or group has no VM and the caller may
+    read it; other callers get an empty list.
     """
     _require_container(context, call)
     sets = _sets_of_kind(context, call, _AVAILABILITY_SETS_SEGMENT)

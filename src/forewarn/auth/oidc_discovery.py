@@ -21,7 +21,7 @@ async def fetch_document(client: HttpClient, url: str) -> bytes:
     """Return the body of the answer to a GET request.
 
     Unavailable if there is no answer within five seconds, or if it is not 2xx (redirects are not followed), breaks off
-    or is longer than 1 MiB. Raises Rejected as `require_https` does.
+    or is longer than 1 MiB. Raises Rejected unless the URL is https or on loopback.
     """
     status, content = await _exchange(client, "GET", url, _HEADERS)
     if status >= 300:
@@ -35,8 +35,8 @@ async def post_form(
     """Send a form by POST, and return the status and body of the answer, also of a redirect or an error.
 
     `authorization` is the value of that header; "": none. Unavailable if there is no answer within five seconds, or if
-    a 2xx answer breaks off or is longer than 1 MiB; the body of another answer may be cut. Raises Rejected as
-    `require_https` does.
+    a 2xx answer breaks off or is longer than 1 MiB; the body of another answer may be cut. Raises Rejected unless the
+    URL is https or on loopback.
     """
     headers = {**_FORM_HEADERS, **({"Authorization": authorization} if authorization else {})}
     return await _exchange(client, "POST", url, headers, urlencode(fields).encode())
@@ -98,7 +98,7 @@ class OidcConfiguration(msgspec.Struct, frozen=True):
 async def fetch_oidc_configuration(client: HttpClient, issuer_url: str) -> OidcConfiguration:
     """Fetch an issuer's openid-configuration. Unavailable if it cannot be read or names another issuer.
 
-    The URLs in it are not checked. Raises Rejected as `require_https` does for the issuer's URL.
+    The URLs in it are not checked. Raises Rejected unless the issuer's URL is https or on loopback.
     """
     try:
         content = await fetch_document(client, f"{issuer_url.rstrip('/')}/.well-known/openid-configuration")

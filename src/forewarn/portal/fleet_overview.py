@@ -151,8 +151,9 @@ _MAX_CACHED_VIEWERS = 64  # sets of grants whose visible VMs are cached
 class FleetOverview:
     """The state of every present VM, by resource group. Await `ensure_built` before any other method.
 
-    Follows the commits of the store once it is built. A VM's state changes here with the commit that changes it; `seq`
-    is the last history entry that it includes. Methods that take a directory answer for the user whose directory it is.
+    The VMs of a group are in blocks: one per scope, and one for all its standalone VMs. Follows the commits of the
+    store once it is built. A VM's state changes here with the commit that changes it; `seq` is the last history entry
+    that it includes. Methods that take a directory answer for the user whose directory it is.
     """
 
     def __init__(self, store: Store, placement: PlacementIndex, directory: FleetDirectory) -> None:

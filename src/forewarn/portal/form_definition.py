@@ -59,7 +59,7 @@ class FormField(msgspec.Struct, frozen=True, kw_only=True):
     path_parameter: str = ""  # name in the path of the API route; "": not in the path
     default: str = ""  # what a new form shows in it
     choices: tuple[tuple[str, str], ...] = ()  # value and text of each
-    is_required: bool = False
+    is_required: bool = False  # the API rejects the form without it
     fault_kind: str = ""  # the only kind of fault that has this parameter; "" for other fields
 
     def parse(self, values: FormValues) -> Any:
@@ -159,7 +159,7 @@ class Form:
     description: str  # what it does, shown above the fields
     route: str  # of the API, such as `POST /requests`
     done_message: str  # shown on the page that follows
-    result_url: ResultUrl  # the page that follows
+    result_url: ResultUrl  # returns the path of the page that follows, from what the API's handler returned
     fields: tuple[FormField, ...] = ()
     fixed_body: Mapping[str, Any] = field(default_factory=dict)  # body members that no field sets
     extra_body: ExtraBody = _no_extra_body  # more body members, from all values together

@@ -50,7 +50,11 @@ class VisibleDirectory:
         return self.unfiltered.find(name, self.can_see)
 
     def find_any(self, name: str) -> Vm:
-        """As `find`, but finds a removed VM if no present one matches."""
+        """The visible VM with this name, `group/name` or key, in any case, present or removed.
+
+        A removed one is found only if no present one matches. Raises NotFound, also for an invisible VM, or Refused if
+        several visible VMs match.
+        """
         return self.unfiltered.find_any(name, self.can_see)
 
     def vms_within(self, resource: str) -> Sequence[IndexedVm]:

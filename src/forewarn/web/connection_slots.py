@@ -196,7 +196,8 @@ class ConnectionSlots:
         """Return a slot for a new connection whose requests are only answered with the error `refusal`.
 
         If there are too many of these, it closes the one that has waited longest for its request; None if all are being
-        answered. `group`, `now` and `evict` are as in `open`.
+        answered. `group` is that of the peer's address, `now` the time of the event loop; `evict` must close the
+        connection at once.
         """
         if self._is_full(_Pool.REFUSED) and not self._evict_one(self._refused, now, after_s=0):
             return None
@@ -206,9 +207,11 @@ class ConnectionSlots:
         return slot
 
     def claim(self, slot: ConnectionSlot, principal: Principal) -> None:
-        """Count an open slot for a principal, as `ConnectionSlot.claim` does; only that sets the refusal.
+        """Count an open slot for a principal from now on; does nothing if it does already, or is released.
 
-        Moves a reserved slot of a caller who may not use it to the general ones. Raises the same errors.
+        Moves a reserved slot of a caller who may not use it to the general ones. Raises ShareExceeded if the principal
+        has its share already, and Unavailable if only reserved slots are left. Call `ConnectionSlot.claim`, which also
+        sets the refusal.
         """
         if slot not in self._slots or slot.principal_id == principal.id:
             return
@@ -327,7 +330,8 @@ def slot_state(slot: ConnectionSlot) -> dict[str, ConnectionSlot]:
 def claim_connection(request: Request, principal: Principal) -> None:
     """Count the connection of this request for its authenticated principal.
 
-    Raises ShareExceeded or Unavailable as `ConnectionSlot.claim` does. Does nothing without a connection, as in tests.
+    Raises ShareExceeded if the principal has its share of connections already, and Unavailable if only reserved ones
+    are left; the connection is then closed after the response. Does nothing without a connection, as in tests.
     """
     slot: ConnectionSlot | None = request.scope.get("state", {}).get(_SLOT_STATE)
     if slot is not None:

@@ -221,7 +221,10 @@ class FleetDirectory:
         return self._require_one(name, found, is_visible)
 
     def find_any(self, name: str, is_visible: VmPredicate = _any_vm) -> Vm:
-        """As `find`, but finds a removed VM if no present one matches."""
+        """The VM with this name, `group/name` or key, in any case; a removed one if no present one matches.
+
+        Only VMs for which `is_visible` is true. Raises NotFound, or Refused if several match.
+        """
         return self._require_one(
             name,
             self._matching(name, self._index.keys, is_visible)

@@ -28,7 +28,10 @@ RETRY_AFTER_BY_STATUS = {status: {"Retry-After": "1"} for status in (429, 503)} 
 
 
 def status_and_message(error: Exception, surface: Surface) -> tuple[int, str]:
-    """The HTTP status and message of an error, as in `classify_error`; logs an unexpected error."""
+    """The HTTP status of an error, and its message with a remedy in the words of the surface.
+
+    An unexpected error is logged and gives 500. As `classify_error`, without the code.
+    """
     status, _, message = classify_error(error, surface)
     return status, message
 

@@ -54,7 +54,7 @@ class PollingReport:
     vms_by_polling: Mapping[PollingState, int]  # has every PollingState
     enabled_scopes: int  # scopes with Scheduled Events enabled
     polling_scopes: int  # scopes with a VM that polls now
-    unprepared_vms: int  # present VMs with a pending event that no VM of their scope was given, and none polls
+    unprepared_vms: int  # present VMs with a pending event that no VM of their scope was given or is about to get
     unwatched_scopes: int  # scopes with pending events and no VM that polls
 
 

@@ -127,9 +127,9 @@ def unique_query_params(request: Request) -> dict[str, str]:
 class HandlerCall:
     """The request of a handler of the API or portal: path parameters, query and body, not yet decoded."""
 
-    path_params: Mapping[str, str] = field(default_factory=dict)
-    query: Mapping[str, str] = field(default_factory=dict)
-    body: bytes = b""
+    path_params: Mapping[str, str] = field(default_factory=dict)  # by the names in the route's path
+    query: Mapping[str, str] = field(default_factory=dict)  # by name
+    body: bytes = b""  # JSON; empty: none was sent
     for_export: bool = False  # the portal sets it to get all rows of a page for a file
     surface_header: str | None = None  # of the request; `surface_of` reads it, for errors that a response contains
 

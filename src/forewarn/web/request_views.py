@@ -30,7 +30,7 @@ class RequestStatus:
 
     request: MaintenanceRequest
     state: RequestState  # in progress, succeeded, failed or canceled
-    events: list[Event]  # as of `request_events`
+    events: list[Event]  # that it has published, oldest first; of `perform-maintenance` those that it approved
     planned: tuple[PlannedEvent, ...]  # events that are not published yet; () when it is over
     skip_reasons: tuple[str, ...]  # why parts of it did not become events, in sentences; () until it is over
 
@@ -150,9 +150,10 @@ def rollout_fields(context: RequestContext, request_id: str) -> dict[str, Any]:
 def rollout_fields_from_snapshot(
     context: RequestContext, request: MaintenanceRequest, rollout: Rollout, snapshot: RolloutSnapshot | None
 ) -> dict[str, Any]:
-    """As `rollout_fields`, for a request whose rollout and snapshot are read already.
+    """The values of the fields of RolloutView, by field name, of a rollout that is read already.
 
-    `rollout` is that of `request`; `snapshot` is None for a closed rollout, whose tally is stored.
+    `rollout` is that of `request`; `snapshot` is None for a closed rollout, whose tally is stored. Does not check what
+    the caller may see.
     """
     return {
         "id": request.id,

@@ -119,7 +119,7 @@ class ApiRoute:
 
     method: str  # such as GET
     path: str  # below API_PREFIX, in starlette's syntax
-    handler: Handler
+    handler: Handler  # takes `context`, `call`, and `body` or `query` if it declares them
     right: Right
     status: int = 200  # of a successful response
     resources: ResourceSelector = everything  # returns the resource ids of a call

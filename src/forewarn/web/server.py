@@ -379,7 +379,7 @@ async def serve_unix(app: Starlette, path: Path) -> AsyncIterator[None]:
     """Serves the app on a new unix socket at `path` for the time of the block; yields nothing.
 
     At the end it sets `shutting_down` of the app's dependencies, waits up to five seconds for open requests and removes
-    the socket. Raises Refused or Rejected as `bind_unix_socket` does.
+    the socket. Raises Refused if a process listens there or the path is another file, Rejected for a bad path.
     """
     sock = bind_unix_socket(path)  # before the try: a file of another process must stay
     try:

@@ -101,8 +101,8 @@ class EventView(BaseView, frozen=True, kw_only=True):
     who: str  # who requested it
     description: str  # as documents show it
     duration_s: int  # of the interruption, as documents show it; -1: not known
-    waits_for: WaitView | None
-    acts: tuple[ActView, ...]
+    waits_for: WaitView | None  # None: it may start, has started or is over
+    acts: tuple[ActView, ...]  # one per VM; () before the start
     given_at: float | None  # when it was first delivered to a VM; None: not yet
     replaces: tuple[str, ...]  # ids of the events it replaced
 
@@ -122,8 +122,8 @@ class VmView(BaseView, frozen=True, kw_only=True):
     scope: str  # the id of its scope
     title_of_scope: str  # such as `availability set web`
     computer_name: str
-    size: str
-    os_type: str
+    size: str  # such as Standard_D2s_v5
+    os_type: str  # Linux or Windows
     availability_set: str
     scale_set: str
     placement_group: str
@@ -185,8 +185,8 @@ class FleetView(BaseView, frozen=True, kw_only=True):
     """Hosts, VMs and the VMs' scopes, as far as the caller may see them and asked for them."""
 
     hosts: tuple[HostView, ...]
-    scopes: tuple[ScopeSummaryView, ...]
-    vms: tuple[VmView, ...]
+    scopes: tuple[ScopeSummaryView, ...]  # each once
+    vms: tuple[VmView, ...]  # in the order they were added
 
 
 class FieldChangeView(BaseView, frozen=True, kw_only=True):
@@ -302,7 +302,7 @@ class RolloutView(BaseView, frozen=True, kw_only=True):
     notice_s: float  # of its events, in lab time
     max_failures: int
     tally: RolloutTally  # how many of its VMs are done, failed, waiting and so on
-    next_update_domains: tuple[int, ...]
+    next_update_domains: tuple[int, ...]  # each once, ascending; () once it has ended
 
 
 class RolloutWithEvents(RolloutView, frozen=True, kw_only=True):
@@ -490,5 +490,5 @@ class ReplayView(msgspec.Struct, frozen=True, kw_only=True):
     begun_at: float  # start of the current loop
     ends_at: float  # planned end of the last loop
     ended: str | None  # finished, stopped (by a user) or interrupted (by a real event, or its VM was removed)
-    ended_at: float | None
+    ended_at: float | None  # None while it runs
     reason: str
