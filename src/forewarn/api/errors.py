@@ -58,7 +58,10 @@ def make_error_response(
     problems: tuple[FleetFileProblem, ...] = (),
     headers: dict[str, str] | None = None,
 ) -> Response:
-    """A JSON error response with this status, code and message; adds no headers of its own."""
+    """A JSON error response with this status, code and message; adds no headers of its own.
+
+    `problems` are those of a fleet file; without any, the body has no such key.
+    """
     body = msgspec.json.encode(ErrorResponse(error=ErrorView(code=code, message=message, problems=problems)))
     return Response(body, status_code=status, media_type="application/json", headers=headers)
 

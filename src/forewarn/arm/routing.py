@@ -98,7 +98,7 @@ class ArmRoute:
         return match.groupdict() if match else None
 
     def resource_id(self, path_params: Mapping[str, str]) -> str:
-        """The id of the called resource: the template up to its last parameter, filled in.
+        """The id of the called resource: the template up to its last parameter, filled in with `path_params`.
 
         So it ends before an action such as `/restart`. Without parameters it is the whole path.
         """

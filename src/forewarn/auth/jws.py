@@ -31,7 +31,10 @@ class JwsHeader(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def sign(content: bytes, key: rsa.RSAPrivateKey, *, algorithm: str, kid: str) -> str:
-    """Return a signed token with this payload, in the compact form of RFC 7515; `kid` is the key's id."""
+    """Return a signed token with the payload `content`, in the compact form of RFC 7515.
+
+    `algorithm` is that of JWS, such as RS256; `kid` is the id of the key, and gets into the header.
+    """
     return _pyjws.encode(content, key, algorithm=algorithm, headers={"kid": kid})
 
 

@@ -150,8 +150,8 @@ class SessionIssuer:
     def issue(self, claims: Claims, now: float, *, issuer: str = "", is_owner: bool = False) -> str:
         """Return a new session as a signed text for a cookie, valid for 12 hours of real time from `now`.
 
-        `issuer` is the external issuer that identified the person; "": this service did. The expiry of `claims` does
-        not matter.
+        `issuer` is the external issuer that identified the person; "": this service did. `is_owner` makes it a session
+        of the service's owner. The expiry of `claims` does not matter.
         """
         payload = _SessionPayload(
             iss=self._tenant_id,

@@ -34,12 +34,15 @@ class TokenService:
     def issue_for_client(self, client: RegisteredClient, audience: str, now: float) -> IssuedToken:
         """Return a token for a client that has proven its secret to the caller. The audience is not checked.
 
-        It may be a cached one, see `TokenIssuer.issue_token`.
+        It may be a cached one, of which more than half of its lifetime is left. `now` is real time.
         """
         return self.issuer.issue_token(self._client_subject(client), audience, now)
 
     def issue_for_vm(self, identity: ManagedIdentity, audience: str, now: float) -> IssuedToken:
-        """Return a token, perhaps a cached one, for a VM's managed identity. The audience is not checked."""
+        """Return a token, perhaps a cached one, for a VM's managed identity. The audience is not checked.
+
+        `now` is real time.
+        """
         return self.issuer.issue_token(self._identity_subject(identity), audience, now)
 
     def subject_of_vm(self, vm: Vm) -> TokenSubject:
@@ -49,7 +52,7 @@ class TokenService:
         )
 
     async def verify(self, token: str, now: float) -> Claims:
-        """Return the claims of a token of ours or of the external issuer.
+        """Return the claims of a token of ours or of the external issuer; `now` is real time.
 
         With an external issuer, only VMs may use tokens of ours. Raises InvalidToken, or Unavailable if the keys of the
         external issuer are not known. Whether the client or VM still exists is not checked.

@@ -117,7 +117,7 @@ class IssuedToken(msgspec.Struct, frozen=True, kw_only=True):
         return f"IssuedToken(expires_at={self.expires_at})"  # the token is a secret
 
     def is_fresh(self, now: float) -> bool:
-        """Return whether more than half of its lifetime is left; False before it was issued."""
+        """Return whether more than half of its lifetime is left at `now`, real time; False before its issue."""
         return self.issued_at <= now < (self.issued_at + self.expires_at) / 2
 
 
@@ -152,13 +152,16 @@ class TokenIssuer:
         self._cached_tokens: OrderedDict[tuple[TokenSubject, str], IssuedToken] = OrderedDict()
 
     def issue_text(self, subject: TokenSubject, audience: str, now: float) -> str:
-        """Return the token of `issue_token` as text, new or cached, without its times."""
+        """Return a token of this owner for any audience as text, without its times; perhaps a cached one.
+
+        It is that of `issue_token`; `now` is real time.
+        """
         return self.issue_token(subject, audience, now).token
 
     def issue_token(self, subject: TokenSubject, audience: str, now: float) -> IssuedToken:
         """Return a token for any audience, a cached one while more than half of its lifetime is left.
 
-        A new one is valid for `lifetime_s` from `now`.
+        `subject` is its owner. A new one is valid for `lifetime_s` from `now`, which is real time.
         """
         key = (subject, audience)
         token = self._cached_tokens.get(key)
@@ -174,7 +177,7 @@ class TokenIssuer:
         return normalize_audience(audience) in self._audiences
 
     def verify(self, token: str, now: float) -> Claims:
-        """Return the claims of a valid token of ours. Raises InvalidToken.
+        """Return the claims of a valid token of ours; `now` is real time. Raises InvalidToken.
 
         Its reason is UNKNOWN_KEY for the token of another issuer. Whether its client or VM still exists is not checked.
         """

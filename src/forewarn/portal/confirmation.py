@@ -42,7 +42,7 @@ class IdempotencyKeys:
         self._keys: defaultdict[str, OrderedDict[str, ResultFuture | None]] = defaultdict(OrderedDict)
 
     def issue(self, principal_id: str) -> str:
-        """Returns a new random key for this user, whose oldest key is dropped if they have more than 300."""
+        """Returns a new random key for this user (a principal), and drops the oldest of more than 300."""
         key = secrets.token_urlsafe(16)
         keys = self._keys[principal_id]
         keys[key] = None

@@ -196,7 +196,10 @@ class FleetOverview:
         return group.state_of(key) if group is not None else VmState.GONE
 
     def count_states(self, directory: VisibleDirectory) -> dict[VmState, int]:
-        """How many of the VMs that the user may see are in each state: a key for each state except GONE."""
+        """How many of the VMs that the user may see are in each state: a key for each state except GONE.
+
+        `directory` is the user's.
+        """
         counts: Counter[VmState] = Counter()
         for group, visible in self.visible_groups(directory):
             counts.update(group.count_states(visible))
@@ -218,14 +221,17 @@ class FleetOverview:
         return list(self._groups.values())
 
     def visible_groups(self, directory: VisibleDirectory) -> Iterator[tuple[GroupOverview, VisibleKeys]]:
-        """The groups in which the user may see a VM, each with the keys of these VMs (None: all of the group)."""
+        """The groups in which the user may see a VM, each with the keys of these VMs (None: all of the group).
+
+        `directory` is the user's.
+        """
         for group in self._groups.values():
             visible = self._visible_keys_in(group, directory)
             if visible is None or visible:
                 yield group, visible
 
     def visible_keys(self, directory: VisibleDirectory) -> Iterator[str]:
-        """The keys of all VMs that the user may see, by group and block."""
+        """The keys of all VMs that the user may see, by group and block; `directory` is the user's."""
         for group, visible in self.visible_groups(directory):
             for block in group.blocks.values():
                 yield from (key for key in block.keys if visible is None or key in visible)

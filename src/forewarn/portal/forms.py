@@ -216,7 +216,7 @@ def form_routes(authenticate: PageAuthenticator) -> list[BaseRoute]:
     """The route of all forms, `/portal/forms/NAME`: GET shows a form, POST asks to confirm or submits it.
 
     A confirmed form calls the API's handler once and redirects to the page of its result. What keeps a repeated
-    confirmation from calling again is in memory.
+    confirmation from calling again is in memory. `authenticate` returns the context and session of a request's user.
     """
     idempotency_keys = IdempotencyKeys()
 

@@ -125,8 +125,8 @@ _STREAM_HEADERS = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
 def live_routes(authenticate: PageAuthenticator) -> list[BaseRoute]:
     """The route `/portal/live`, which streams to an open page what changes, as server-sent events.
 
-    All streams share one hub, made for the first. An error before a stream, such as too many open streams, is answered
-    as plain text with its status.
+    `authenticate` returns the context and session of a request's user. All streams share one hub, made for the first.
+    An error before a stream, such as too many open streams, is answered as plain text with its status.
     """
     hubs: list[LiveUpdateHub] = []  # created with the first stream
 

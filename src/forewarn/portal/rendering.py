@@ -125,7 +125,7 @@ def page_response(
     """A page for a signed-in user, with header, lab clock and CSRF token; the template sees `values`.
 
     It also sees the user's name, the path and query, lab time, and `may(right, over)`, which says whether the user has
-    a right over a resource id, by default the root.
+    a right over a resource id, by default the root. `status` is that of the HTTP response.
     """
     now, speed, is_lab = context.control.lab_clock.status()
 

@@ -93,7 +93,8 @@ def vm_block_view(
     """The view of a block: one scope, or the scopes of standalone VMs.
 
     `vms` are those on this page; `visible_keys` are the keys of all VMs of the scopes that the user may see, by which
-    size and polling are counted. Events of all VMs count, visible or not.
+    size and polling are counted. `pace_of` returns how a VM polls, by its key; `overview` has the states of VMs. Events
+    of all VMs count, visible or not.
     """
     single_scope = scopes[0] if len(scopes) == 1 and not scopes[0].id.startswith("vm:") else None
     paces = [pace for pace in map(pace_of, visible_keys) if pace is not None]

@@ -18,7 +18,7 @@ from forewarn.web.directory import FleetDirectory, IndexedVm
 
 
 class VisibleDirectory:
-    """The fleet directory as one caller sees it: without the VMs that they may not read.
+    """The fleet directory as one caller, `principal`, sees it: without the VMs that they may not read.
 
     `unfiltered` is the whole directory; `sees_everything` is true for a caller with the right to read `/`. Methods that
     find or list VMs behave as those of FleetDirectory, unless they say otherwise.
@@ -98,7 +98,7 @@ class VisibleDirectory:
 
 
 class Visibility:
-    """What one caller may see, decided from stored values. Caches answers, so make one for each request.
+    """What one caller, `principal`, may see. Caches answers, so make one for each request.
 
     A caller who sees everything causes no reads of the store.
     """

@@ -181,7 +181,8 @@ class ConnectionSlots:
 
         If its `refusal` is not None, the connection may only be answered with that error. Returns None if no slot is
         free for that either: then close the connection. May close another connection that waits for its peer: it
-        releases that slot and calls its `evict`, which must close the connection at once.
+        releases that slot and calls its `evict`, which must close the connection at once. `now` is the time of the
+        event loop.
         """
         pool, refusal = self._choose_pool(group, share, now)
         if refusal is not None:

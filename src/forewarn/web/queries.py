@@ -106,11 +106,11 @@ def read_history(
     limit: int,
     newest: bool = True,
 ) -> list[HistoryEntry]:
-    """At most `limit` entries that the caller may see, oldest first, with numbers between two bounds.
+    """At most `limit` entries that match the filter and the caller may see, oldest first.
 
-    The bounds `after` and `before` are exclusive; None means no upper bound. Takes the newest entries between them, or
-    the oldest if `newest` is false. Invisible entries count towards the limit, so fewer may be returned although there
-    are more.
+    Their sequence numbers are between `after` and `before`, both exclusive; None means no upper bound. Takes the newest
+    entries between them, or the oldest if `newest` is false. Invisible entries count towards the limit, so fewer may be
+    returned although there are more.
     """
     bounds: dict[str, Any] = {"after": after, "before": before, "limit": limit, "newest": newest}
     found = context.store.history(**bounds, **entry_filter.fields)
