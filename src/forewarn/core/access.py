@@ -61,17 +61,17 @@ class Grant(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     role: Role
     to: str  # the id of a principal
     over: str  # a resource id, or ROOT_RESOURCE
-    by: str = ""  # who granted it
+    by: str = ""  # the name of who granted it
     at: float = 0  # when, in lab time
 
 
 class RegisteredClient(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A client program that signs in with its id and a secret. Only a salted hash of the secret is stored."""
 
-    id: str
+    id: str  # in lower case
     secret_hash: bytes
     name: str = ""  # for people; "": its id
-    by: str = ""  # who added it
+    by: str = ""  # the name of who added it
     at: float = 0  # when, in lab time
 
     @property
@@ -101,7 +101,7 @@ class Principal(msgspec.Struct, frozen=True, kw_only=True):
     grants: tuple[Grant, ...] = ()
 
     def may(self, right: Right, over: str) -> bool:
-        """Return whether a grant over this resource id, or over one above it, includes the right."""
+        """Return whether a grant over this resource id or one above it, in any case, includes the right."""
         return any(right in ROLE_RIGHTS[grant.role] and is_within_resource(grant.over, over) for grant in self.grants)
 
     def may_all(self, right: Right, resources: Iterable[str]) -> bool:

@@ -24,7 +24,8 @@ _VERBS_ON_FAILED_HOST = VERBS_LEAVING_HOST | {Verb.REDEPLOY}
 def can_act_on(vm: Vm, verb: Verb) -> bool:
     """Return whether the VM's power state allows the verb.
 
-    A deallocated VM, which is on no host, can only be started, deleted, deallocated or reapplied.
+    A deallocated VM, which is on no host, can only be started, deleted, deallocated or reapplied. Any other VM, also a
+    stopped one, allows every verb.
     """
     return vm.power is not PowerState.DEALLOCATED or verb in _VERBS_WITHOUT_HOST
 
@@ -51,7 +52,7 @@ def is_on_maintained_host(vm: Vm, rules: CauseRules, host: str) -> bool:
 
 
 def move_in_progress(scope: Scope, event: Event) -> Act | None:
-    """Return an unfinished act of another event that moves a VM of this event to another host, or None."""
+    """Return an unfinished act of another event that brings a VM of this event to a host, or None."""
     for other in scope.live_events(EventState.STARTED):
         for act in other.unfinished_acts if other.id != event.id else ():
             if act.to_host and act.name in event.vms:
@@ -102,7 +103,7 @@ def vms_needing_destination(scope: Scope, planned: Sequence[PlannedEvent], now: 
     """Return the VMs of the scope that a decision may send to another host now.
 
     These are VMs of scheduled events that are ready and of `planned`, the planned events that it may start, if the
-    event moves its VMs or starts one that is on no host. Each VM is returned once.
+    event moves its VMs or starts one that is on no host. Each VM is returned once, in the order of these events.
     """
     ready = [event for event in scope.events if event.status is EventState.SCHEDULED and event.is_ready(now)]
     items: list[Event | PlannedEvent] = [*ready, *planned]
@@ -119,8 +120,9 @@ def vm_after_act(vm: Vm, act: Act, at: float) -> Vm:
     """Return the VM as it is after an act on it succeeded at lab time `at`.
 
     A migration or redeploy changes its host. A delete, or an eviction with policy Delete, sets `removed_at`; another
-    eviction and a deallocation set its power state; all four leave it without a host. A power-off stops it. A start
-    makes it run, unless it has no host. A freeze, reboot, reapply or reimage returns it unchanged.
+    eviction and a deallocation make it deallocated; all four leave it without a host. A power-off stops it. A start
+    makes it run on its new or old host; without any, it stays as it is. A freeze, reboot, reapply or reimage returns it
+    unchanged. The outcome in `act` is not looked at.
     """
     match act.verb:
         case Verb.MIGRATE | Verb.REDEPLOY:

@@ -52,7 +52,7 @@ class Commit(msgspec.Struct, frozen=True, gc=False, kw_only=True):
 def scope_commit(old: Scope | None, new: Scope) -> Commit:
     """Return the commit that changes the stored scope from `old` (None: it did not exist) to `new`.
 
-    It has the row of `new`, also if that is unchanged, the VMs and events that differ, and the new history entries. It
+    It has the row of `new`, also if that is unchanged, the VMs and events that differ, and `new.new_entries`. It
     wakes the gates of all events of `new` that are scheduled or over. Hosts in `destinations` are left to the caller.
     """
     known_vms = {vm.key: vm for vm in old.vms} if old and old.vms is not new.vms else {}

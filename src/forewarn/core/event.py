@@ -71,7 +71,7 @@ class Event(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=T
 
     id: str  # GUID, upper case
     scope_id: str
-    request_id: str
+    request_id: str  # of the request; for an event that a fault made, the id of the fault
     cause: Cause
     who: str  # who requested it
     vms: tuple[str, ...]  # names as documents show them
@@ -85,7 +85,7 @@ class Event(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=T
     note: str = ""  # for people: why it has no or less notice than usual
     status: EventState = EventState.SCHEDULED
     approved_at: float | None = None  # None: not approved
-    approved_by: str = ""  # a name, or "policy"
+    approved_by: str = ""  # a name, or "policy": `Vm.auto_approve` approved it
     started_at: float | None = None  # None: it has not started
     acts: tuple[Act, ...] = ()  # one per VM that it still affected when it started; () before
     over_at: float | None = None  # None: it is live
@@ -111,7 +111,7 @@ class Event(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=T
 
     @property
     def unfinished_acts(self) -> tuple[Act, ...]:
-        """The acts whose outcome is not known yet; () before the start."""
+        """The acts whose outcome is not known yet, in their order; () before the start."""
         return tuple(act for act in self.acts if act.outcome is None)
 
     @property
@@ -122,7 +122,7 @@ class Event(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=T
     def is_ready(self, now: float) -> bool:
         """Return whether it is approved, or lab time `now` has reached its NotBefore (spec §6.2).
 
-        It may still wait for other events: `release.start_wait` says whether it starts.
+        Its state is not checked. It may still wait for other events: `release.start_wait` says whether it starts.
         """
         return self.approved_at is not None or now >= self.not_before
 
@@ -143,4 +143,4 @@ class Gate(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=Tr
     host: str  # its name
     version: int = 0  # of the stored row, for optimistic commits
     released_at: float | None = None  # None: not released
-    wakes_at: float | None = 0.0  # when to check it next; None: never again
+    wakes_at: float | None = 0.0  # when to check it next; 0.0: at once; None: only when a commit wakes it

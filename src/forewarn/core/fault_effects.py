@@ -31,7 +31,8 @@ def announce_with_faults(scope: Scope, event: Event, context: DecisionContext) -
     """Return the scope with a new event published; a fault may start it at once or shorten its notice.
 
     A fault NO_NOTICE starts it with its acts, unless it would have to wait for more than its gate. Else a fault
-    SHORT_NOTICE makes its NotBefore earlier, never later. The event that a fault changed has its id and a note.
+    SHORT_NOTICE makes its NotBefore earlier, never later. The oldest fault that applies counts; its id and a note are
+    added to the event. Without one, the event is only published.
     """
     if (
         _may_start_without_notice(scope, event, context)
@@ -70,7 +71,7 @@ def reset_incarnation(scope: Scope, fault: Fault, now: float) -> Scope:
 
 
 def plan_freezes(fault: Fault, scope: Scope, ids: Sequence[str]) -> tuple[PlannedEvent, ...]:
-    """Plan one Freeze per event id, over the scope's VMs in turn, the fault's VM first if it names one.
+    """Return one planned Freeze per event id, of the scope's VMs in turn, the fault's VM first.
 
     Each has the usual notice of a host update, and the fault as its request. VMs that are not running are left out.
     Refused if none is running. The caller applies the planned events.
@@ -82,7 +83,7 @@ def plan_freezes(fault: Fault, scope: Scope, ids: Sequence[str]) -> tuple[Planne
 
 
 def plan_neighbour_freeze(fault: Fault, scope: Scope, event_id: str) -> PlannedEvent:
-    """Plan a Freeze, with this event id, of one running VM of the scope that is not the fault's VM.
+    """Return a planned Freeze, with this event id, of one running VM that is not the fault's VM.
 
     A fault on a scope spares the first VM that runs. Refused if no other one runs. The caller applies the planned
     event.

@@ -63,7 +63,7 @@ class FaultDefinition:
     category: FaultCategory
     symptom: str  # what a client observes
     parameters: Mapping[str, FaultParameter] = field(default_factory=dict)  # by name; empty: it has none
-    max_duration_s: float | None = None  # also the default; None: until it is cleared
+    max_duration_s: float | None = None  # also the default, in the time of its category; None: until it is cleared
 
 
 _ON_REQUESTS, _ON_EVENTS, _AT_ONCE = FaultCategory.TRANSPORT, FaultCategory.EVENTS, FaultCategory.AT_ONCE
@@ -119,9 +119,9 @@ FAULT_DEFINITIONS: dict[FaultKind, FaultDefinition] = {
 class Fault(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One active fault: on a VM (it then names its scope too), on a scope, or on everything."""
 
-    id: str
+    id: str  # `f1`
     kind: FaultKind
-    who: str
+    who: str  # the name of who set it
     set_at: float  # lab time
     name: str  # its target in words
     vm: str = ""  # the key of the VM it is on; "": on a scope or on everything
@@ -146,7 +146,7 @@ class Fault(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     @property
     def remaining(self) -> int | None:
-        """How many more requests or events it may affect; None: no limit."""
+        """How many more requests or events it may affect, 0 or more; None: no limit."""
         return None if self.count is None else max(0, self.count - self.touched)
 
     @property
@@ -271,9 +271,9 @@ class StormFault(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 class FaultStorm(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A fault storm in progress: its schedule of faults, and how many of them were set or skipped already."""
 
-    id: str
+    id: str  # `s1`
     seed: int
-    who: str
+    who: str  # the name of who set it
     set_at: float  # when it began, in lab time
     for_s: float  # how long new faults begin, in seconds of lab time
     gusts: tuple[StormFault, ...]  # its faults, in order
@@ -281,16 +281,16 @@ class FaultStorm(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     @property
     def next_at(self) -> float | None:
-        """When its next fault is due, in lab time; None after the last."""
+        """When its next fault is due, in lab time, maybe in the past; None after the last."""
         return self.set_at + self.gusts[self.gone].after_s if self.gone < len(self.gusts) else None
 
 
 class ActiveFaults(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """All active faults and storms, as they are stored; some may be over but not yet removed."""
 
-    last_number: int = 0  # of the newest id; a number is never used twice
-    faults: tuple[Fault, ...] = ()
-    storms: tuple[FaultStorm, ...] = ()
+    last_number: int = 0  # of the newest id, of faults and storms; a number is never used twice
+    faults: tuple[Fault, ...] = ()  # oldest first
+    storms: tuple[FaultStorm, ...] = ()  # oldest first
 
     def fault(self, fault_id: str) -> Fault | None:
         """Return the fault with this id, also one that is over but not yet removed, or None."""

@@ -80,13 +80,13 @@ class Vm(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=True
     computer_name: str = ""  # its hostname; "": its name
     zone: str = ""  # "": in no zone
     size: str = "Standard_D2s_v5"
-    os_type: str = "Linux"
+    os_type: str = "Linux"  # or "Windows"
     availability_set: str = ""  # it is in this, in a scale set, in a cloud service, or in none ("")
     scale_set: str = ""
     placement_group: str = ""  # of its scale set
     cloud_service: str = ""
-    update_domain: int = 0
-    fault_domain: int = 0
+    update_domain: int = 0  # its number, from 0
+    fault_domain: int = 0  # likewise
     update_domain_count: int = 0  # as declared for its set or service; 0: not known, or the VM is in none
     fault_domain_count: int = 0  # likewise
     priority: Priority = Priority.REGULAR
@@ -122,7 +122,7 @@ def vm_key(subscription_id: str, resource_group: str, name: str) -> str:
 
 
 def vm_key_in_scope(scope_id: str, name: str) -> str:
-    """Return the key that a VM with this name has in a scope: all its VMs are in one resource group."""
+    """Return the key of a VM by its scope and its name, in any case. ValueError if it is no scope id."""
     return f"{resource_group_of_scope(scope_id)}/{name.casefold()}"
 
 

@@ -24,7 +24,7 @@ from forewarn.errors import Refused
 class FieldChange(msgspec.Struct, frozen=True, kw_only=True):
     """A field of a VM or host that a fleet file would change, with both values as plain JSON types."""
 
-    field: str
+    field: str  # its name in Vm or Host
     old: Any
     new: Any
 
@@ -73,12 +73,12 @@ class FleetDiff(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def vms_to_set(self) -> tuple[Vm, ...]:
-        """The VMs that applying writes: added, resurrected (both still without vm_id) and changed ones."""
+        """The VMs that applying writes: added, resurrected (both without vm_id), and changed ones as new."""
         return (*self.added, *self.resurrected, *(change.new for change in self.changed))
 
     @property
     def hosts_to_set(self) -> tuple[Host, ...]:
-        """The hosts that applying writes: added and changed ones."""
+        """The hosts that applying writes: added ones, and changed ones as they would be."""
         return (*self.hosts_added, *(change.new for change in self.hosts_changed))
 
     def to_lines(self, limit: int | None = 20) -> list[str]:

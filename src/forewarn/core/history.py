@@ -56,7 +56,7 @@ class HistoryEntry(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_def
     request_id: str = ""
     vm: str = ""  # the name of the VM, if the entry is about a single one
     host: str = ""
-    seq: int = 0  # given by the store
+    seq: int = 0  # given by the store, from 1; 0: not stored yet
 
 
 class EventDelivery(msgspec.Struct, frozen=True, gc=False, kw_only=True):

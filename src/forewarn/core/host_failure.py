@@ -21,7 +21,8 @@ def end_acts_on_failed_hosts(scope: Scope, context: DecisionContext, *, names: C
 
     Such an act brings a VM to that host, or it began before the host failed and its VM is still there. An act that
     began after the failure of its VM's host, which redeploys or removes the VM, continues. `names` limits this to the
-    acts of VMs with these names; None: all. Returns the same scope if no act ends. VMs stay unchanged.
+    acts of VMs with these names; None: all. Each outcome gets a history entry. Returns the same scope if no act ends.
+    VMs stay unchanged.
     """
     for started in scope.live_events(EventState.STARTED):
         for act in started.unfinished_acts:

@@ -59,7 +59,7 @@ TRANSITIONS: dict[tuple[LifecycleState, Transition], EventState | None] = {
 
 
 def is_allowed(state: LifecycleState, transition: Transition) -> bool:
-    """Return whether TRANSITIONS has this transition from this state."""
+    """Return whether TRANSITIONS has this transition from this state, also one that keeps the state."""
     return (state, transition) in TRANSITIONS
 
 
@@ -81,7 +81,7 @@ def announce(scope: Scope, event: Event) -> Scope:
 def start_without_notice(scope: Scope, event: Event, acts: tuple[Act, ...], now: float) -> Scope:
     """Return the scope with this new event Started at `now` (lab time), its acts, and a history entry.
 
-    The incarnation grows by 1 if the event is listed; otherwise no document shows it.
+    The incarnation grows by 1 if the event is listed; otherwise no document shows it. VMs stay unchanged.
     """
     started = replace(event, started_at=now, acts=acts)
     if event.listed:
@@ -121,8 +121,8 @@ def approve(scope: Scope, event: Event, *, by: str, now: float) -> Scope:
 def start(scope: Scope, event: Event, acts: tuple[Act, ...], now: float) -> Scope:
     """Return the scope with a scheduled event started, with these acts. Refused if it is not scheduled.
 
-    The incarnation grows by 1, and a history entry says why it started. Does not check what the event waits for: see
-    `release.start_wait`.
+    VMs stay unchanged. The incarnation grows by 1, and a history entry says why it started. Does not check what the
+    event waits for: see `release.start_wait`.
     """
     why = f"approved by {event.approved_by}" if event.approved_at is not None else "its notice ended"
     entry = _history_entry(event, EntryKind.STARTED, now, f"{_event_title(event)} started: {why}")

@@ -45,7 +45,7 @@ class HostAllocator:
     def choose_host(self, vm: Vm) -> str | None:
         """Return the name of the best host for the VM; None if its location and zone have no healthy one.
 
-        The VM does not count there until `assign` is called.
+        It may be the host that the VM is on. The VM does not count there until `assign` is called.
         """
         heap = self._heaps.get((vm.location, vm.zone))
         if not heap:
@@ -58,7 +58,7 @@ class HostAllocator:
         return (own or free or self._least_loaded(heap))[1]
 
     def assign(self, vm: Vm, host: str) -> None:
-        """Count the VM on the host with this name from now on; ignored if that is unknown or not healthy."""
+        """Count the VM, once per call, on the host with this name; ignored if that is unknown or not healthy."""
         place = self._locations.get(host)
         if place is None:
             return

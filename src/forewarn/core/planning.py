@@ -56,7 +56,8 @@ def plan_events_for_vms(
     """Return one planned event per VM, in order; KeyError for an operation not in OPERATION_CAUSES.
 
     `host` is the name of the host that the request is about, if any. Nothing is published: `apply_planned_event` does
-    that. Raises Rejected or Refused as `notice_seconds` does.
+    that. Rejected if the requested notice is below the minimum without `short_notice`, or if the operation gives none;
+    Refused if a VM to be deleted has no terminate notification to give.
     """
     cause = OPERATION_CAUSES[request.ask]
     return tuple(
@@ -67,7 +68,7 @@ def plan_events_for_vms(
             cause=cause,
             who=request.who,
             vms=(vm.name,),
-            notice_s=notice_seconds(request, CAUSE_RULES[cause], vm),
+            notice_s=_notice_seconds(request, CAUSE_RULES[cause], vm),
             update_domain=vm.update_domain,
             host=host,
         )
@@ -75,7 +76,7 @@ def plan_events_for_vms(
     )
 
 
-def notice_seconds(request: MaintenanceRequest, rules: CauseRules, vm: Vm) -> float:
+def _notice_seconds(request: MaintenanceRequest, rules: CauseRules, vm: Vm) -> float:
     """Return the notice that this VM gets in seconds: the requested one, else the minimum (spec §6.3).
 
     The minimum of a Terminate is the VM's setting, 0 without one; of others, that of the rules. With `short_notice` it
@@ -116,8 +117,8 @@ def apply_planned_event(scope: Scope, planned: PlannedEvent, context: DecisionCo
     """Return the scope with the planned event published, started or performed at once.
 
     Withdraws the events that it replaces, and leaves out VMs that are gone, have left its host, or are in another
-    update domain by now. Applying it again returns the same scope. Refused if no VM is left, if their state or another
-    operation on them forbids it, or if the scope has too many user operations scheduled.
+    update domain by now. A scope that has the event already is returned unchanged. Refused if no VM is left, if their
+    state or another operation on them forbids it, or if the scope has too many user operations scheduled.
     """
     if scope.event(planned.event_id) is not None:
         return scope
@@ -284,7 +285,11 @@ def _require_applicable(vm: Vm, cause: Cause) -> None:
 
 
 def is_applicable(vm: Vm, cause: Cause) -> bool:
-    """Return whether the VM's priority and power state allow this cause; its events are not considered."""
+    """Return whether the VM's priority and power state allow this cause; its events are not considered.
+
+    Only Spot VMs can be evicted, a running VM cannot be started, a stopped one not restarted by a user, and a
+    deallocated one only started, deleted, deallocated or reapplied.
+    """
     try:
         _require_applicable(vm, cause)
     except Refused:

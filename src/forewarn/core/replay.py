@@ -45,11 +45,11 @@ class Replay(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     done: int = 0  # steps of the current loop that were shown
     ended: ReplayEnding | None = None  # None: it goes on
     ended_at: float | None = None  # lab time
-    reason: str = ""  # for people: why it ended early
+    reason: str = ""  # for people: why it ended early; "": it did not
 
     @property
     def ends_at(self) -> float:
-        """When its last loop ends, in lab time, if nothing ends it before."""
+        """When its last loop ends as planned, in lab time; `ended_at` says when it has ended."""
         return self.begun_at + (self.loops - self.loop) * self.length_s / self.speed
 
 
@@ -62,7 +62,7 @@ class ReplayedAnswer:
 
 
 def next_step_at(replay: Replay, script: ReplayScript) -> float | None:
-    """Return when the next step is due, in lab time; None after the replay's end."""
+    """Return when the next step is due, in lab time, maybe in the past; None after the replay's end."""
     return None if replay.ended else replay.begun_at + script.steps[replay.done].at_s / replay.speed
 
 
@@ -74,7 +74,8 @@ def next_step(replay: Replay, script: ReplayScript) -> ReplayStep:
 def advance_replay(replay: Replay, script: ReplayScript, now: float) -> Replay:
     """Return the replay after its next step was shown: one step further, in the next loop, or finished.
 
-    After the last step of the last loop it has ended, at lab time `now`.
+    The next loop begins when this one was due to end. After the last step of the last loop it has ended, at lab time
+    `now`.
     """
     if replay.done + 1 < len(script.steps):
         return msgspec.structs.replace(replay, done=replay.done + 1)
@@ -98,24 +99,24 @@ def interruption_reason(replay: Replay, scope: Scope | None) -> str:
 def current_answer(replay: Replay, script: ReplayScript, replay_id: str, scope: Scope) -> ReplayedAnswer | None:
     """Return what polls of the scope get now because of the replay; None: the scope's own document.
 
-    It is None before the first step, after the end, and if there is an `interruption_reason`. `replay_id` is the id of
-    the replay's request. The document has the scope's incarnation and the notices of the last step shown.
+    It is None before the first step of a loop, after the end, and if there is an `interruption_reason`. `replay_id` is
+    the id of the replay's request. The document has the scope's incarnation and the notices of the last step shown.
     """
     if replay.ended or not replay.done or interruption_reason(replay, scope):
         return None
     step = script.steps[replay.done - 1]
     document = Document(
-        incarnation=scope.incarnation, notices=step_notices(step, replay, replay_id), roles=scope.is_cloud_service
+        incarnation=scope.incarnation, notices=_step_notices(step, replay, replay_id), roles=scope.is_cloud_service
     )
     return ReplayedAnswer(document=document, instead=step.instead)
 
 
-def step_notices(step: ReplayStep, replay: Replay, replay_id: str) -> tuple[EventNotice, ...]:
+def _step_notices(step: ReplayStep, replay: Replay, replay_id: str) -> tuple[EventNotice, ...]:
     """Return the event notices of a step with the ids and the NotBefore (lab time) of the current loop."""
     return tuple(
         replace(
             notice,
-            id=replayed_event_id(replay_id, replay.loop, notice.id),
+            id=_replayed_event_id(replay_id, replay.loop, notice.id),
             not_before=_shifted_time(notice.not_before, replay),
         )
         for notice in step.notices
@@ -127,7 +128,7 @@ def _shifted_time(not_before: float | None, replay: Replay) -> float | None:
     return None if not_before is None else float(math.ceil(replay.begun_at + not_before / replay.speed))
 
 
-def replayed_event_id(replay_id: str, loop: int, event_id: str) -> str:
+def _replayed_event_id(replay_id: str, loop: int, event_id: str) -> str:
     """Return the GUID that VMs see for a recorded event: the same within a loop, another in every loop.
 
     `replay_id`, the id of the request, must be a GUID.
@@ -138,12 +139,13 @@ def replayed_event_id(replay_id: str, loop: int, event_id: str) -> str:
 def shown_event_ids(replay: Replay, script: ReplayScript, replay_id: str, *, only_now: bool = False) -> Iterator[str]:
     """Yield the event ids that VMs were shown so far, or with `only_now` in the current loop, unordered.
 
-    They are the ids that VMs see, see `replayed_event_id`; those of an earlier loop include all its steps.
+    Each loop shows the recorded events with new ids, each yielded once. `replay_id`, the id of the request, must be a
+    GUID.
     """
     for loop in range(replay.loop if only_now else 0, replay.loop + 1):
         steps = script.steps if loop < replay.loop else script.steps[: replay.done]
         for event_id in {notice.id for step in steps for notice in step.notices}:
-            yield replayed_event_id(replay_id, loop, event_id)
+            yield _replayed_event_id(replay_id, loop, event_id)
 
 
 def describe_step(step: ReplayStep) -> str:

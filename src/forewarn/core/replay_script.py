@@ -63,7 +63,7 @@ class ReplayStep(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """
 
     at_s: float  # seconds since the start of the loop, at the recorded speed
-    notices: tuple[wire.EventNotice, ...] = ()  # with `instead`, those of the step before
+    notices: tuple[wire.EventNotice, ...] = ()  # NotBefore counts like `at_s`; with `instead`, as before
     grows: int = 0  # how much the incarnation grows
     instead: SubstituteAnswer | None = None  # None: a document with the notices
 
@@ -75,7 +75,7 @@ class ReplayScript(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def length_s(self) -> float:
-        """The duration of one loop at the recorded speed, in seconds."""
+        """The duration of one loop at the recorded speed, in seconds: the time of its last step, at least 1."""
         return self.steps[-1].at_s
 
 
@@ -186,10 +186,10 @@ class _ScriptBuilder:
         known, self._incarnation = self._incarnation, incarnation
         if known is not None and incarnation > known >= 0:
             return incarnation - known
-        return count_changes(before, after)
+        return _count_changes(before, after)
 
 
-def count_changes(before: Sequence[wire.EventNotice], after: Sequence[wire.EventNotice]) -> int:
+def _count_changes(before: Sequence[wire.EventNotice], after: Sequence[wire.EventNotice]) -> int:
     """Return how many notices, by id, were added, removed or changed; 1 if only their order was."""
     old, new = ({notice.id: notice for notice in notices} for notices in (before, after))
     count = len(old.keys() ^ new.keys()) + sum(old[key] != new[key] for key in old.keys() & new.keys())

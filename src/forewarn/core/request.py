@@ -99,10 +99,10 @@ class MaintenanceRequest(msgspec.Struct, frozen=True, gc=False, kw_only=True, om
 
     id: str
     ask: RequestedOperation
-    who: str
+    who: str  # the name of who asked
     at: float  # lab time
     targets: tuple[str, ...]  # names of VMs or hosts, or the name of a scope, as people see them
-    notice_s: float = 0  # 0: the minimum
+    notice_s: float = 0  # as requested, 0: the minimum; for a rollout, the notice that its VMs get
     short_notice: bool = False  # the notice may be shorter than the minimum, for testing
     rollout: Rollout | None = None  # only if it asks for one
     replay: Replay | None = None  # likewise

@@ -33,7 +33,7 @@ def vm_resource_id(vm: Vm) -> str:
 
 
 def group_resource_id(subscription_id: str, resource_group: str) -> str:
-    """Return the resource id of a resource group."""
+    """Return the resource id of a resource group: `/subscriptions/ID/resourceGroups/NAME`, as spelled."""
     return f"/subscriptions/{subscription_id}/resourceGroups/{resource_group}"
 
 
@@ -86,7 +86,10 @@ def parse_resource_id(text: str) -> str:
 
 
 def scope_resource_id(vm: Vm) -> str:
-    """Return the Azure resource id of the VM's scope: its service, scale set, availability set or itself."""
+    """Return the Azure resource id of the VM's scope: its service, scale set, availability set or itself.
+
+    The placement groups of a scale set are scopes that share its id.
+    """
     if vm.cloud_service:
         return vm_resource_id(vm).rpartition("/roleInstances/")[0]
     if vm.scale_set:

@@ -47,7 +47,7 @@ class Scope(msgspec.Struct, frozen=True, gc=False, kw_only=True):
 
     @property
     def is_cloud_service(self) -> bool:
-        """Whether it is a cloud service; its names have no underscore prefix in api-versions of 2017."""
+        """Whether it is a cloud service; its names have no underscore prefix in api-version 2017-03-01."""
         return self.id.startswith("service:")
 
     @property
@@ -152,7 +152,7 @@ def enable_scope(scope: Scope, *, by: str, now: float) -> Scope:
 
 
 def hours_text(seconds: float) -> str:
-    """Return a duration in hours, such as `24 h`."""
+    """Return a duration in hours, such as `24 h` or `0.5 h`."""
     return f"{seconds / 3600:g} h"
 
 

@@ -37,7 +37,7 @@ class VmSettingsChange(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=
         return self == VmSettingsChange()
 
     @property
-    def changes_policy(self) -> bool:
+    def _changes_policy(self) -> bool:
         """Whether it names approval or publishing, which all VMs of a set have in common."""
         return (self.approve_restart, self.approve_redeploy, self.publish_outside) != (None, None, None)
 
@@ -53,7 +53,7 @@ def current_settings(vm: Vm) -> VmSettingsChange:
     )
 
 
-def apply_settings(vm: Vm, change: VmSettingsChange) -> Vm:
+def _apply_settings(vm: Vm, change: VmSettingsChange) -> Vm:
     """Return the VM with the change applied; nothing is checked. Tags are removed first, then added."""
     approve = AutoApproval(
         restart=_new_or_old(change.approve_restart, vm.auto_approve.restart),
@@ -73,13 +73,14 @@ def apply_settings(vm: Vm, change: VmSettingsChange) -> Vm:
 def apply_settings_in_scope(scope: Scope, keys: Collection[str], change: VmSettingsChange) -> Scope:
     """Return the scope with the change applied to its present VMs with these keys; other keys are ignored.
 
-    Refused if a Spot VM would get a terminate notification, or if only part of a set would get another policy.
+    Tags are removed first, then added. Refused if a Spot VM would get a terminate notification, or if only part of a
+    set would get another policy (approval or publishing).
     """
     _require_whole_set(scope, keys, change)
     for vm in scope.present_vms:
         if vm.key in keys:
             _require_supported(vm, change)
-            scope = scope.with_vm(apply_settings(vm, change))
+            scope = scope.with_vm(_apply_settings(vm, change))
     return scope
 
 
@@ -102,7 +103,7 @@ def _require_supported(vm: Vm, change: VmSettingsChange) -> None:
 def _require_whole_set(scope: Scope, keys: Collection[str], change: VmSettingsChange) -> None:
     """Raise Refused if the policy of only some VMs of a set would change, as in a fleet file."""
     chosen = [vm for vm in scope.present_vms if vm.key in keys]
-    if not change.changes_policy or not chosen or len(chosen) == len(scope.present_vms):
+    if not change._changes_policy or not chosen or len(chosen) == len(scope.present_vms):
         return
     vm = chosen[0]
     parent = f"scale set {vm.scale_set!r}" if vm.scale_set else f"availability set {vm.availability_set!r}"

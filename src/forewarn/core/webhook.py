@@ -39,7 +39,7 @@ class WebhookSubscription(msgspec.Struct, frozen=True, kw_only=True, omit_defaul
     over: str = ROOT_RESOURCE  # only events of VMs within this resource
     happenings: tuple[EventGridStatus, ...] = tuple(EventGridStatus)  # only these statuses
     opted_in_only: bool = False  # only events of VMs with `publish_outside`
-    by: str = ""  # who added it
+    by: str = ""  # the name of who added it
     at: float = 0  # when, in lab time
     cursor: int = 0  # all history entries up to this number were delivered or did not concern it
 

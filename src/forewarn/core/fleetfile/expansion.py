@@ -83,15 +83,15 @@ def expand_vms(file: ParsedFleetFile, inherited: InheritedValues, problems: Prob
     series = [*_instance_series(file, parents, problems), *_declared_series(file, inherited, parents, problems)]
     _check_parents_have_vms(parents, series, file, problems)
 
-    rotation = DomainRotation()
+    rotation = _DomainRotation()
     batches = [_vm_batch(one, rotation, problems) for one in series]
     return sorted(batches, key=lambda batch: batch.table.line())
 
 
-def _vm_batch(series: VmSeries, rotation: DomainRotation, problems: ProblemCollector) -> VmBatch:
+def _vm_batch(series: _VmSeries, rotation: _DomainRotation, problems: ProblemCollector) -> VmBatch:
     return VmBatch(
         table=series.table,
-        vms=list(expand_series(series, rotation, problems)),
+        vms=list(_expand_series(series, rotation, problems)),
         unspecified_fields=series.unspecified_fields,
         has_clear_location=_has_clear_location(series.table, series.parent),
     )
@@ -108,7 +108,7 @@ def _has_clear_location(table: ParsedTable[Any], parent: ParentResource | None) 
 
 def _instance_series(
     file: ParsedFleetFile, parents: list[ParentResource], problems: ProblemCollector
-) -> Iterator[VmSeries]:
+) -> Iterator[_VmSeries]:
     """Yield the instances of scale sets and roles. They take update domains before the VMs of [[vms]] do."""
     for parent, table in zip(parents, [*file.availability_sets, *file.scale_sets, *file.cloud_services], strict=True):
         if isinstance(table.content, tables.ScaleSetTable) and table.has("count"):
@@ -118,10 +118,10 @@ def _instance_series(
                 yield _role_series(role, parent)
 
 
-def _scale_set_series(parent: ParentResource, content: tables.ScaleSetTable) -> VmSeries:
+def _scale_set_series(parent: ParentResource, content: tables.ScaleSetTable) -> _VmSeries:
     """Name instances `set_7`, with hostname `set000007` (spec §4.2)."""
     prefix = content.computer_name_prefix or content.name
-    return VmSeries(
+    return _VmSeries(
         table=parent.table,
         template=parent.template,
         parent=parent,
@@ -134,13 +134,13 @@ def _scale_set_series(parent: ParentResource, content: tables.ScaleSetTable) -> 
     )
 
 
-def _role_series(role: ParsedTable[tables.RoleTable], service: ParentResource) -> VmSeries:
+def _role_series(role: ParsedTable[tables.RoleTable], service: ParentResource) -> _VmSeries:
     """Name role instances `FrontEnd_IN_0` (spec §4.2)."""
 
     def name(n: int) -> str:
         return f"{role.content.name}_IN_{n}"
 
-    return VmSeries(
+    return _VmSeries(
         table=role,
         template=apply_table(service.template, role),
         parent=service,
@@ -154,7 +154,7 @@ def _role_series(role: ParsedTable[tables.RoleTable], service: ParentResource) -
 
 def _declared_series(
     file: ParsedFleetFile, inherited: InheritedValues, parents: list[ParentResource], problems: ProblemCollector
-) -> Iterator[VmSeries]:
+) -> Iterator[_VmSeries]:
     """Yield the series of each [[vms]] table whose names are valid."""
     for table in file.vms:
         standalone = inherited.template(table)
@@ -165,13 +165,13 @@ def _declared_series(
             yield _vms_table_series(table, template, parent)
 
 
-def _vms_table_series(table: ParsedTable[tables.VmsTable], template: Vm, parent: ParentResource | None) -> VmSeries:
+def _vms_table_series(table: ParsedTable[tables.VmsTable], template: Vm, parent: ParentResource | None) -> _VmSeries:
     content, counted = table.content, table.has("count")
     name = numbered_pattern(content.name, counted=counted)
     computer_name = numbered_pattern(content.computer_name, counted=counted) if content.computer_name else name
     if table.has("placement_group"):
         template = msgspec.structs.replace(template, placement_group=content.placement_group)
-    return VmSeries(
+    return _VmSeries(
         table=table,
         template=template,
         parent=parent,
@@ -187,7 +187,7 @@ def _vms_table_series(table: ParsedTable[tables.VmsTable], template: Vm, parent:
 
 
 def _check_parents_have_vms(
-    parents: list[ParentResource], series: list[VmSeries], file: ParsedFleetFile, problems: ProblemCollector
+    parents: list[ParentResource], series: list[_VmSeries], file: ParsedFleetFile, problems: ProblemCollector
 ) -> None:
     """Report scale sets and cloud services without VMs; an availability set may be empty."""
     parents_with_vms = {id(one.parent) for one in series}
@@ -209,7 +209,7 @@ _METADATA_ADDRESS = "169.254.169.254"  # of the metadata endpoint itself (spec �
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class VmSeries:
+class _VmSeries:
     """How the VMs of one table are made: a template, and what depends on the number of a VM."""
 
     table: ParsedTable[Any]  # a scale set, a role or [[vms]]
@@ -237,7 +237,7 @@ class VmSeries:
         return frozenset(chosen)
 
 
-class DomainRotation:
+class _DomainRotation:
     """Counts the VMs of each set over all tables that declare them, to give them domains in turn.
 
     One instance serves a whole file.
@@ -246,14 +246,14 @@ class DomainRotation:
     def __init__(self) -> None:
         self._taken: Counter[str] = Counter()
 
-    def next_index(self, series: VmSeries) -> int:
+    def next_index(self, series: _VmSeries) -> int:
         """Return how many VMs of the series' set and placement group came before (from 0), and count one more."""
         key = f"{series.rotation_key} {series.template.placement_group}"
         self._taken[key] += 1
         return self._taken[key] - 1
 
 
-def expand_series(series: VmSeries, rotation: DomainRotation, problems: ProblemCollector) -> Iterator[Vm]:
+def _expand_series(series: _VmSeries, rotation: _DomainRotation, problems: ProblemCollector) -> Iterator[Vm]:
     """Yield the VMs of a series, numbered, with zones, domains and placement groups in turn.
 
     Counts them in `rotation`. Reports invalid addresses to `problems`; a VM whose address cannot be read has none.
@@ -282,7 +282,7 @@ def _placement_group(template: Vm, index: int) -> str:
     return f"pg-{index // MAX_PLACEMENT_GROUP}"
 
 
-def _address(series: VmSeries, i: int, n: int, problems: ProblemCollector) -> str:
+def _address(series: _VmSeries, i: int, n: int, problems: ProblemCollector) -> str:
     """Return the address of the i-th VM, which has the number n: by pattern, or counted up."""
     line = series.table.line("address")
     written = fill_pattern(series.address, n) if is_pattern(series.address) else series.address

@@ -58,7 +58,10 @@ def fill_pattern(pattern: str, n: int) -> str:
 
 
 def instance_host_name(prefix: str, n: int) -> str:
-    """Return the hostname of a scale set instance: the prefix and at least six base-36 digits (spec §4.2)."""
+    """Return the hostname of a scale set instance: the prefix and at least six base-36 digits (spec §4.2).
+
+    `n` is its number; the digits are 0 to 9 and A to Z.
+    """
     digits = ""
     while n:
         n, digit = divmod(n, 36)

@@ -44,7 +44,7 @@ class ParentResource:
 
     @property
     def group_key(self) -> tuple[str, str]:
-        """Its subscription id and resource group in lower case."""
+        """Its (subscription id, resource group), both in lower case."""
         return (self.template.subscription_id.casefold(), self.template.resource_group.casefold())
 
 

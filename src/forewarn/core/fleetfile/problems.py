@@ -35,7 +35,7 @@ class InvalidFleetFile(Rejected):
 
 
 class ProblemCollector:
-    """Collects problems while a file is read. The same problem of many VMs of a line is reported once."""
+    """Collects problems while a file is read; empty at first. The same problem of a line is reported once."""
 
     def __init__(self) -> None:
         self._problems: list[FleetFileProblem] = []

@@ -34,7 +34,7 @@ def check_parents(parents: list[ParentResource], problems: ProblemCollector) -> 
         thing = f"{parent.label} {parent.name!r}"
         _check_plain_name(parent.table, parent.name, problems, limit=56)  # leaves 8 characters for _1000000
         check_zone(parent.table, thing, problems)
-        check_priority(parent.table, parent.template, thing, problems)
+        _check_priority(parent.table, parent.template, thing, problems)
         duplicates.check(parent.table, thing, (parent.key, parent.group_key, parent.name.casefold()))
 
 
@@ -55,7 +55,7 @@ class _DuplicateCheck:
 
 
 def check_role(role: ParsedTable[tables.RoleTable], problems: ProblemCollector) -> bool:
-    """Return whether the role's name is valid; report it if it is not."""
+    """Return whether the role's name is valid; report it to `problems` if it is not."""
     return _check_plain_name(role, role.content.name, problems, limit=53)  # leaves 11 characters for _IN_1000000
 
 
@@ -69,7 +69,7 @@ def _check_plain_name(table: ParsedTable[Any], name: str, problems: ProblemColle
 def check_names(
     table: ParsedTable[tables.VmsTable] | ParsedTable[tables.HostsTable], thing: str, problems: ProblemCollector
 ) -> bool:
-    """Return whether the names that the table makes are valid; report it if not.
+    """Return whether the names that the table makes are valid; if not, report that to `problems`.
 
     Only the name with the highest number, the longest, is checked. `thing` is `VM` or `host`, for the message.
     """
@@ -85,12 +85,12 @@ def check_names(
 
 
 def check_zone(table: ParsedTable[Any], thing: str, problems: ProblemCollector) -> None:
-    """Report a table that has both zone and zones; `thing` names it in the message."""
+    """Report a table that has both zone and zones to `problems`; `thing` names it in the message."""
     if table.has("zone") and table.has("zones"):
         problems.add(table.line("zones"), f"{thing} has both zone and zones", "keep one of them")
 
 
-def check_priority(table: ParsedTable[Any], template: Vm, thing: str, problems: ProblemCollector) -> None:
+def _check_priority(table: ParsedTable[Any], template: Vm, thing: str, problems: ProblemCollector) -> None:
     """Report terminate notifications of a Spot VM, and an eviction policy without Spot.
 
     `template` has the inherited values; `thing` names the table in the message.
@@ -108,13 +108,13 @@ def check_priority(table: ParsedTable[Any], template: Vm, thing: str, problems: 
 def check_vms(
     table: ParsedTable[tables.VmsTable], template: Vm, parent: ParentResource | None, problems: ProblemCollector
 ) -> None:
-    """Report contradictions in a [[vms]] table: zones, priority, placement group, approval, domains.
+    """Report contradictions in a [[vms]] table to `problems`, as in zones, priority and domains.
 
     `template` has its values with inherited ones; `parent` is the set or service that it names, None: no valid one.
     """
     thing = f"VM {table.content.name!r}"
     check_zone(table, thing, problems)
-    check_priority(table, template, thing, problems)
+    _check_priority(table, template, thing, problems)
     if table.has("availability_set") and (table.has("zone") or table.has("zones")):
         what = f"{thing} is in an availability set and in a zone, which exclude each other (spec §7.1)"
         problems.add(table.line("zone", "zones"), what, "leave out one of the two")
@@ -158,7 +158,7 @@ def _check_domain(
 
 
 def check_patterns(table: ParsedTable[tables.VmsTable], problems: ProblemCollector) -> bool:
-    """Return whether a [[vms]] table has valid names and valid {n} in its other patterns; report if not."""
+    """Return whether a [[vms]] table has valid names and valid {n} in its other patterns; reports if not."""
     keys = ("computer_name", "address", "host")
     errors = {key: error for key in keys if (error := pattern_error(getattr(table.content, key)))}
     for key, error in errors.items():
