@@ -36,7 +36,7 @@ _MAX_EVENTS_READ = 20_000
 
 
 def preview_perform_maintenance(context: RequestContext, call: HandlerCall) -> list[str]:
-    """Says when the pending maintenance of a VM would start if it were approved now.
+    """Sentences that say when the pending maintenance of a VM would start if it were approved now.
 
     One sentence per event. The path parameter `name` names the VM. Raises Refused if it has no pending maintenance or
     several VMs match, and NotFound.
@@ -51,9 +51,10 @@ def preview_perform_maintenance(context: RequestContext, call: HandlerCall) -> l
 
 
 def preview_approve(context: RequestContext, call: HandlerCall) -> list[str]:
-    """Says when the event of the path parameter `id` would start if it were approved now.
+    """A sentence that says when an event would start if it were approved now.
 
-    Says that nothing would change if it is approved or has started. Raises Refused if it is over, and NotFound.
+    The path parameter `id` names it. Says that nothing would change if it is approved or has started. Raises Refused if
+    it is over, and NotFound.
     """
     event = context.find_event(call.path_params["id"])
     if not event.is_live:
@@ -82,9 +83,9 @@ def _describe_approval(context: RequestContext, scope: Scope, event: Event) -> l
 
 
 def preview_withdraw(context: RequestContext, call: HandlerCall) -> list[str]:
-    """Says what withdrawing the event of the path parameter `id` would do, and how many VMs received it.
+    """Sentences on what withdrawing an event would do, and how many VMs received it.
 
-    Raises Refused if it can no longer be withdrawn, and NotFound.
+    The path parameter `id` names it. Raises Refused if it can no longer be withdrawn, and NotFound.
     """
     event = context.find_event(call.path_params["id"])
     scope = context.control.transactions.load(event.scope_id)
@@ -117,7 +118,7 @@ def rollout_change_preview(effect: str) -> PreviewSentences:
 
 
 def preview_repair_host(context: RequestContext, call: HandlerCall) -> list[str]:
-    """Says that the host of the path parameter `name` becomes healthy. Raises NotFound.
+    """A sentence that says that the host of the path parameter `name` becomes healthy. Raises NotFound.
 
     Does not check that it can be repaired now.
     """
@@ -126,7 +127,7 @@ def preview_repair_host(context: RequestContext, call: HandlerCall) -> list[str]
 
 
 def preview_fault(context: RequestContext, call: HandlerCall) -> list[str]:
-    """Says which VMs the fault would affect, what their clients would see, and how long it would last.
+    """Sentences on which VMs a fault would affect, what their clients would see, and how long it lasts.
 
     The body of the call is a NewFault. Raises Rejected for an unknown kind, or limits and parameters that do not suit
     it; NotFound for its VM or scope. Does not check that it names only one of a VM, a scope or all.
@@ -151,7 +152,10 @@ def preview_fault(context: RequestContext, call: HandlerCall) -> list[str]:
 
 
 def preview_clear_faults(context: RequestContext, call: HandlerCall) -> list[str]:
-    """Says which faults and storms the body of the call would clear; does not check that they exist."""
+    """Sentences on which faults and storms the body of the call would clear.
+
+    The body is a ClearFaultsBody. Does not check that they exist.
+    """
     body = call.parse_body(ClearFaultsBody)
     active = context.control.faults.active
     if body.all and not (body.ids or body.kind or body.vm or body.scope):
@@ -162,7 +166,7 @@ def preview_clear_faults(context: RequestContext, call: HandlerCall) -> list[str
 
 
 def preview_storm(context: RequestContext, call: HandlerCall) -> list[str]:
-    """Says which VMs the storm would affect (all if it names none), for how long, and its seed.
+    """Sentences on which VMs a storm would affect (all if it names none), for how long, and its seed.
 
     The body of the call is a NewStorm. Raises NotFound for an unknown VM, Refused if a name fits several.
     """
@@ -173,7 +177,10 @@ def preview_storm(context: RequestContext, call: HandlerCall) -> list[str]:
 
 
 def preview_stop_replay(context: RequestContext, call: HandlerCall) -> list[str]:
-    """Says after how many of its steps the replay of the path parameter `id` would end. Raises NotFound."""
+    """A sentence that says after how many of its steps a replay would end.
+
+    The path parameter `id` names it. Raises NotFound, or Refused if several match.
+    """
     replay = context.control.replays.find(call.path_params["id"]).replay
     assert replay is not None
     return [
@@ -183,9 +190,9 @@ def preview_stop_replay(context: RequestContext, call: HandlerCall) -> list[str]
 
 
 def preview_advance_clock(context: RequestContext, call: HandlerCall) -> list[str]:
-    """Says by how much lab time would advance, and which visible events' notices would end on the way.
+    """Sentences on how far lab time would advance, and which visible events' notices would end on the way.
 
-    Raises Rejected if the clock shows real time.
+    The body of the call is an AdvanceClockBody. Raises Rejected if the clock shows real time.
     """
     context.control.lab_clock.require_lab_clock("advanced")
     by_s = call.parse_body(AdvanceClockBody).by_s
@@ -200,9 +207,9 @@ def preview_advance_clock(context: RequestContext, call: HandlerCall) -> list[st
 
 
 def preview_clock_speed(context: RequestContext, call: HandlerCall) -> list[str]:
-    """Says how fast lab time would run, or that it would pause.
+    """A sentence that says how fast lab time would run, or that it would pause.
 
-    Raises Rejected if the clock shows real time.
+    The body of the call is a ClockSpeedBody. Raises Rejected if the clock shows real time.
     """
     context.control.lab_clock.require_lab_clock("set to another speed")
     speed = call.parse_body(ClockSpeedBody).speed
