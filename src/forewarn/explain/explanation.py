@@ -80,9 +80,9 @@ class ScopeFacts:
 def event_explanation(event: Event, facts: ScopeFacts) -> Explanation:
     """Explain one event of the scope: its timeline, oldest first, its state now, and whether VMs poll.
 
-    The timeline has the request, deliveries to VMs, skipped VMs and retries, approval, start, the outcome of each act,
-    the end, and restarts of the service meanwhile. `now` has the sentences of `describe_event_status` and
-    `describe_polling`.
+    The timeline has the request, deliveries to VMs, skipped VMs and retries, approval, the release of its gate, start,
+    the outcome of each act, the end, and restarts of the service meanwhile. `now` has the sentences of
+    `describe_event_status` and `describe_polling`.
     """
     lines = [
         *_request_lines(event, facts),

@@ -127,7 +127,8 @@ class NotificationMessage(msgspec.Struct, frozen=True, kw_only=True):
 def notification_message(notification: EventNotification) -> NotificationMessage:
     """Return the message about a notification: its id, subject and time, and the event in Azure's form.
 
-    It is the same for both schemas and every receiver. NotBefore is empty once the event has started or completed.
+    It is the same for both schemas and every receiver. `data` has resourceInfo, with the event in its properties, and
+    apiVersion. NotBefore is empty once the event has started or completed.
     """
     return NotificationMessage(
         id=notification.id,

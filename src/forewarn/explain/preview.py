@@ -25,7 +25,7 @@ class PreviewedEvent(msgspec.Struct, frozen=True, kw_only=True):
     wave: int  # from 1; events of one wave are published together
     scope: str  # its id
     cause: str  # a value of Cause: why it is done
-    kind: str | None  # as VMs see it, such as Reboot; None: unlisted
+    kind: str | None  # as VMs see it, such as Reboot; None: they see no event
     verb: str  # a value of Verb: what is done to each VM
     vms: tuple[str, ...]  # names
     host: str  # the host that the work is about; "": none

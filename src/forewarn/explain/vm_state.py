@@ -68,7 +68,8 @@ def vm_states_during(event: Event) -> Mapping[str, VmState]:
 def combine_vm_states(states: Iterable[VmState | None], power: PowerState) -> VmState:
     """Return the state of a VM from its states during several events (None: not affected) and its power.
 
-    The first of MAINTENANCE_STATES counts, else a power state other than running, else EVENT_SCHEDULED, else RUNNING.
+    The first of `states` that is in MAINTENANCE_STATES counts, else a power state other than running, else
+    EVENT_SCHEDULED, else RUNNING.
     """
     is_scheduled = False
     for state in states:

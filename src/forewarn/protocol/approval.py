@@ -22,7 +22,7 @@ def parse_approval(body: bytes) -> tuple[str, ...]:
 
     Empty if StartRequests is empty. Does not check what an id looks like. Names of members are case-sensitive; unknown
     members are ignored. Raises InvalidApproval if the body is not JSON of the form
-    `{"StartRequests": [{"EventId": "..."}]}`.
+    `{"StartRequests": [{"EventId": "..."}]}`, or has one of these members twice.
     """
     common = _COMMON_BODY.fullmatch(body)
     if common is not None:

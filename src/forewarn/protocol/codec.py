@@ -165,7 +165,8 @@ _MAX_INTEGER = 2**63 - 1  # a signed 64-bit integer, which every consumer can st
 def decode_event(event: dict[str, object]) -> ReceivedEvent:
     """Decode one element of Events, usable or not. Raises nothing.
 
-    A field that is missing or of the wrong type has its default in the result; unknown fields are in `extra`.
+    A field that is missing or of the wrong type has its default in the result; unknown fields are in `extra`, and `raw`
+    is `event` itself. Resources may be a single text instead of a list.
     """
     not_before_text = _text(event.get("NotBefore"))
     return ReceivedEvent(

@@ -59,7 +59,7 @@ class EndpointRules:
     header_always: bool = False  # `Metadata: true` is required at 2017-03-01 too
     unknown_version: UnknownVersionPolicy = UnknownVersionPolicy.REFUSE  # for versions that are not served
     iso_dates: bool = False  # NotBefore as an ISO date in api-versions up to 2017-08-01
-    max_wait_s: int = 300  # longest hold of a long poll, in seconds
+    max_wait_s: int = 300  # longest hold of a long poll, in seconds; 0: none is held
     gives_tokens: bool = False  # managed identity tokens; not where any program can pose as a VM (spec §2.8)
 
 
@@ -68,7 +68,7 @@ class PollRequest:
     """GET of the scheduled events document, checked; with `wait_s` a long poll, which may be held."""
 
     version: str  # the api-version that serves it
-    if_none_match: str | None = None  # the header unchanged
+    if_none_match: str | None = None  # the header, several joined by commas; None: it had none
     wait_s: int | None = None  # seconds, from Prefer: wait, at most EndpointRules.max_wait_s; only with if_none_match
 
 
@@ -113,8 +113,9 @@ def read_request(
     """Check a request and return what it requests, or the response if that needs no state.
 
     An invalid request gets its error response, a valid one for /metadata/versions the list of instance versions. All
-    others are for the caller to answer. `is_known_caller`: one of our VMs sent it; every other caller gets 404. The
-    response to a HEAD request is `head_only`.
+    others (PollRequest, ApprovalRequest, InstanceRequest, TokenRequest) are for the caller to answer.
+    `is_known_caller`: one of our VMs sent it; every other caller gets 404. The response to a HEAD request is
+    `head_only`.
     """
     try:
         return _read_checked(request, is_known_caller=is_known_caller, rules=rules)
@@ -251,7 +252,7 @@ def _read_poll(request: HttpRequest, version: str, rules: EndpointRules) -> Poll
     return PollRequest(
         version=version,
         if_none_match=", ".join(tags),
-        wait_s=preferred_wait(request.header_values("prefer"), rules.max_wait_s),
+        wait_s=_preferred_wait(request.header_values("prefer"), rules.max_wait_s),
     )
 
 
@@ -265,8 +266,11 @@ def _read_approval(request: HttpRequest, version: str) -> ApprovalRequest:
 
 
 def client_has_document(poll: PollRequest, tag: str) -> bool:
-    """Whether If-None-Match names this ETag: the client has this document, so it gets 304 or is held."""
-    return poll.if_none_match is not None and matches_etag(poll.if_none_match, tag)
+    """Whether If-None-Match names this ETag: the client has this document, so it gets 304 or is held.
+
+    `tag` has its quotes. `*` names none: a client that always sends it would never receive an event.
+    """
+    return poll.if_none_match is not None and _matches_etag(poll.if_none_match, tag)
 
 
 def poll_response(
@@ -274,8 +278,8 @@ def poll_response(
 ) -> HttpResponse:
     """Build the response to a poll: 200 with the document, or 304 if the client has it.
 
-    The document is encoded in the poll's api-version. Both responses have `tag`, the document's ETag, as a header.
-    `body` is the encoded document if the caller has it already; then `document` and `rules` are not used.
+    The document is encoded in the poll's api-version. Both responses have `tag`, the document's ETag with its quotes,
+    as a header. `body` is the encoded document if the caller has it already; then `document` and `rules` are not used.
     """
     etag_header = ("ETag", tag)
     if client_has_document(poll, tag):
@@ -304,7 +308,7 @@ def etag(scope_id: str, epoch: int, incarnation: int, store_tag: str = "") -> st
     return f'"{epoch}-{incarnation}-{crc32(scope_id.encode()):08x}{store_tag}"'
 
 
-def matches_etag(condition: str, tag: str) -> bool:
+def _matches_etag(condition: str, tag: str) -> bool:
     """Whether an If-None-Match header names this ETag, alone or in a list, weak or strong.
 
     `*` matches nothing: a client that always sends it would never receive an event. Text that is not a quoted
@@ -313,7 +317,7 @@ def matches_etag(condition: str, tag: str) -> bool:
     return any(item.strip().removeprefix("W/") == tag for item in condition.split(","))
 
 
-def preferred_wait(preferences: Sequence[str], max_s: int) -> int | None:
+def _preferred_wait(preferences: Sequence[str], max_s: int) -> int | None:
     """Return the seconds that Prefer headers (RFC 7240) ask to wait, at most `max_s`; None for no wait.
 
     The first `wait` counts, as the RFC says; if it is 0 or invalid, there is no wait.

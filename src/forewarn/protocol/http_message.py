@@ -76,7 +76,8 @@ def parse_target(text: str) -> RequestTarget | None:
     """Split a request target into path and query; None if it has no path, such as `*` or `host:80`.
 
     A client behind a proxy may send an absolute URL; its host is then the `authority`. Segments are split before they
-    are percent-decoded, so %2F never separates segments. One slash at the end is ignored; dot segments are kept.
+    are percent-decoded, so %2F never separates segments. One slash at the end is ignored; `/` has one empty
+    segment; dot segments are kept.
     """
     absolute = _ABSOLUTE_FORM.match(text)
     path, _, query = text[absolute.end() if absolute else 0 :].partition("?")

@@ -74,8 +74,8 @@ def metadata_tree(facts: InstanceFacts) -> dict[str, MetadataElement]:
 def instance_response(request: InstanceRequest, facts: InstanceFacts) -> HttpResponse:
     """Build the response with the requested element: JSON, or as text a leaf or the names of the children.
 
-    The names are one per line, with a slash if they have children themselves. The path is compared without case. 404 if
-    it leads to no element, 400 if a leaf is requested as JSON.
+    The names are one per line, with a slash if they have children themselves. The path is compared without case;
+    elements of a list are named by index. 404 if it leads to no element, 400 if a leaf is requested as JSON.
     """
     element = _find_element(metadata_tree(facts), request.path)
     if element is None:

@@ -75,7 +75,7 @@ class ManagedIdentityToken:
 class WrongResource:
     """Returned instead of a token: the service accepts tokens for the resources in `accepted` only."""
 
-    accepted: tuple[str, ...]
+    accepted: tuple[str, ...]  # URIs; (): none, so VMs get no tokens
 
 
 def read_token_request(
@@ -123,8 +123,8 @@ def token_response(
 ) -> HttpResponse:
     """Build the JSON response to a token request: 200 with the token, 400 for a WrongResource.
 
-    `identity` gives the `client_id` in it. `now` is real time in POSIX seconds, from which `expires_in` counts
-    (spec §12).
+    All values in it are texts. `identity` gives its `client_id`. `now` is real time in POSIX seconds, from which
+    `expires_in` counts (spec §12).
     """
     if isinstance(token, WrongResource):
         return _wrong_resource_error(request.resource, token.accepted)
