@@ -36,7 +36,10 @@ from forewarn.protocol.http_message import HttpRequest, HttpResponse
 
 
 class WatchInterrupt:
-    """Ends the waits of a blocking watch from outside. Once set it stays set; use it as a context manager."""
+    """Ends the waits of a blocking watch from outside; not set at first, and once set it stays set.
+
+    Use it as a context manager, which closes its sockets at the end.
+    """
 
     def __init__(self) -> None:
         self._receiver, self._sender = socket.socketpair()
@@ -165,7 +168,8 @@ class Client(ClientProperties):
 
     Without `endpoint` it uses FOREWARN_ENDPOINT or SCHEDULEDEVENTSIP, else it discovers the endpoint with the first
     request, as `discovery` says; an address that is not valid raises Rejected. `version` fixes the api-version, None
-    negotiates it. `boot_id`, `sleep` and `clock` replace those of the system. Threads may share a client.
+    negotiates it. `boot_id`, `sleep` and `clock` replace those of the system; an interrupt does not end such a `sleep`.
+    Threads may share a client.
     """
 
     def __init__(

@@ -219,7 +219,7 @@ def _changes_of_known_events(
     *,
     counts: bool,
 ) -> Iterator[Change]:
-    ended = outcome_by_incarnation(known, observed, listed) if counts else Outcome.UNKNOWN
+    ended = _outcome_by_incarnation(known, observed, listed) if counts else Outcome.UNKNOWN
     for known_event in known.events:
         key = event_key(known_event.event)
         event = listed.get(key)
@@ -259,7 +259,7 @@ def is_vm_name_needed(known: KnownDocument, observed: ObservedDocument) -> bool:
     return any(_may_have_rebooted(known_event, observed) for known_event in _events_over(known, observed).values())
 
 
-def outcome_by_incarnation(known: KnownDocument, observed: ObservedDocument, listed: dict[str, Event]) -> Outcome:
+def _outcome_by_incarnation(known: KnownDocument, observed: ObservedDocument, listed: dict[str, Event]) -> Outcome:
     """How known events that had not started ended, if they are missing and the incarnation shows it.
 
     `listed` has the document's events by `event_key`. Each addition, start and removal of an event raises the

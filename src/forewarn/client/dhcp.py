@@ -103,7 +103,7 @@ def _parse_interface(name: str, hardware: bytes) -> EthernetInterface | None:
 
 
 def ask_for_endpoint(interface: EthernetInterface, *, answer_s: float = ANSWER_TIMEOUT_S) -> str | None:
-    """Asks DHCP once on this interface; returns the endpoint's IPv4 address, None if none came in time.
+    """Asks DHCP once on this interface; returns the first endpoint (IPv4) offered, None if none came.
 
     Blocks for up to `answer_s` seconds. It needs root or capabilities, and UDP port 68; raises Unavailable without
     them, or if the request cannot be sent.

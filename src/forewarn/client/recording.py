@@ -38,7 +38,7 @@ class RecordedResponse:
 
     at_s: float  # seconds since the recording began
     status: int | None  # None if no response came
-    date: float | None = None  # the server's Date, as POSIX seconds
+    date: float | None = None  # the server's Date, as POSIX seconds; None: it gave none
     content_type: str = ""
     retry_after: str = ""  # as the header has it
     body: bytes = b""
@@ -62,7 +62,7 @@ class RecordingEnd:
     """The last line of a recording that was not cut off."""
 
     at_s: float  # seconds since the recording began
-    date: float | None = None  # of the server's last response, as POSIX seconds
+    date: float | None = None  # of the server's last response, as POSIX seconds; None: it gave none
     polls: int = 0  # also those that failed or brought nothing new
 
 

@@ -89,14 +89,17 @@ def poll_request(*, version: str = NEWEST_VERSION, tag: str = "", hold_s: int = 
 
 
 def approval_request(ids: Iterable[str], *, version: str = NEWEST_VERSION) -> HttpRequest:
-    """Builds the POST that approves the events with these ids; it does not check them."""
+    """Builds the POST that approves the events with these ids, in one body; it does not check them."""
     body = json.dumps({"StartRequests": [{"EventId": event_id} for event_id in ids]}).encode("ascii")
     request = _metadata_request("POST", "/metadata/scheduledevents", {"api-version": version})
     return replace(request, headers=(*request.headers, ("content-type", "application/json")), body=body)
 
 
 def name_request(*, version: str = _NAME_VERSION) -> HttpRequest:
-    """Builds the GET of this VM's name, as the `resources` of events spell it (spec §2.6)."""
+    """Builds the GET of this VM's name as text, as the `resources` of events spell it (spec §2.6).
+
+    `version` is one of NAME_VERSIONS: /metadata/instance has api-versions of its own.
+    """
     return _metadata_request("GET", "/metadata/instance/compute/name", {"api-version": version, "format": "text"})
 
 
@@ -141,7 +144,7 @@ def raise_for_status(response: HttpResponse) -> None:
     if is_transient_status(response.status):
         message = f"the service cannot answer now (status {response.status}): ask again in a few seconds"
         raise TemporarilyUnavailable(message, status=response.status, retry_after_s=retry_after_s(response))
-    reason = error_reason(response)
+    reason = _error_reason(response)
     if response.status == 404:
         raise NotFound(f"the service does not know this VM, or not this path ({reason}): check the endpoint")
     raise Rejected(f"the service refused with status {response.status}: {reason}")
@@ -167,7 +170,7 @@ def retry_after_s(response: HttpResponse) -> float | None:
     return min(max(0.0, until - now), MAX_RETRY_AFTER_S)
 
 
-def error_reason(response: HttpResponse) -> str:
+def _error_reason(response: HttpResponse) -> str:
     """The reason in an error response: its JSON `error`, else its text; "no reason given" if it is empty.
 
     It reads the first 2000 bytes of the body.

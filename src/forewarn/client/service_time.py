@@ -17,7 +17,8 @@ TOLERANCE_S = 2.0  # a Date has whole seconds, and its answer takes a moment
 class ServiceTimeEstimate:
     """Estimates the service's time from the Date headers of its answers, which `add_answer` takes.
 
-    Instants `at` are seconds of this machine's monotonic clock. One wrong Date does not move the estimate.
+    It is unknown at first. Instants `at` are seconds of this machine's monotonic clock. One wrong Date does not move
+    the estimate.
     """
 
     def __init__(self) -> None:

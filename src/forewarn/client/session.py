@@ -47,7 +47,7 @@ OLDEST_COMPLETE_VERSION = next(
 )
 
 
-def fallback_version(tried: str, response: HttpResponse, ours: Sequence[str]) -> str | None:
+def _fallback_version(tried: str, response: HttpResponse, ours: Sequence[str]) -> str | None:
     """The older version to try after the answer rejected `tried`; None if it did not, or none is left.
 
     `ours` are the versions that this client supports; the result is one of them, and always older than `tried`, so
@@ -57,14 +57,14 @@ def fallback_version(tried: str, response: HttpResponse, ours: Sequence[str]) ->
     older = [version for version in ours if version < tried]
     if response.status == 404 and b"invalid version" in response.body.lower():
         return max(older, default=None)
-    offered = offered_versions(response)
+    offered = _offered_versions(response)
     if not offered or tried in offered:
         return None
     usable = [version for version in older if version in offered]
     return max(usable or [version for version in older if version <= max(offered)], default=None)
 
 
-def offered_versions(response: HttpResponse) -> tuple[str, ...]:
+def _offered_versions(response: HttpResponse) -> tuple[str, ...]:
     """The api-versions in `newest-versions` of a 400 answer, in its order; () for any other answer.
 
     Elements that are not dates are left out.
@@ -80,7 +80,7 @@ def offered_versions(response: HttpResponse) -> tuple[str, ...]:
     )
 
 
-def require_all_kinds(version: str) -> None:
+def _require_all_kinds(version: str) -> None:
     """Raises Rejected if this version does not list every kind of event; the message names them."""
     if version < OLDEST_COMPLETE_VERSION:
         kinds = " and ".join(kind for kind in Kind if not version_lists_kind(version, kind))
@@ -90,7 +90,7 @@ def require_all_kinds(version: str) -> None:
         )
 
 
-def missing_fields_warning(version: str) -> str:
+def _missing_fields_warning(version: str) -> str:
     """A warning that names the event fields this version lacks; "" if it has them all.
 
     KeyError if the version is not in VERSIONS.
@@ -116,8 +116,9 @@ class ClientSession:
 
     Methods marked `Flow` are generators of effects: a client runs them, and does the I/O and sleeping. `endpoint` is an
     address, or None: then `environ` has it, else `discovery` finds it (None: with the default settings). `version`
-    fixes the api-version, None negotiates it. `clock` gives seconds of a monotonic clock. Raises Rejected if the
-    configured endpoint is not valid.
+    fixes the api-version, None negotiates it. `boot_id` returns that of this boot, `clock` seconds of a monotonic
+    clock. Raises Rejected if the configured endpoint is not valid. Its attribute `endpoint` is None until it is known;
+    `last_error` belongs to the watch flows, see `ClientProperties.trouble`.
     """
 
     def __init__(
@@ -264,7 +265,7 @@ class ClientSession:
         endpoint = yield from self.discover()
         while True:
             response = yield from request_flow(endpoint, name_request(version=self._name_version), ANSWER_TIMEOUT_S)
-            older = fallback_version(self._name_version, response, NAME_VERSIONS)
+            older = _fallback_version(self._name_version, response, NAME_VERSIONS)
             if older is None:
                 break
             self._name_version = older
@@ -280,12 +281,12 @@ class ClientSession:
         """Sends with the newest version that the service accepts, and remembers that version."""
         endpoint, first_version = (yield from self.discover()), self.version
         response = yield from request_flow(endpoint, request(first_version), timeout_s)
-        while self._negotiates and (older := fallback_version(self.version, response, VERSIONS)) is not None:
-            require_all_kinds(older)
+        while self._negotiates and (older := _fallback_version(self.version, response, VERSIONS)) is not None:
+            _require_all_kinds(older)
             self.version = older
             response = yield from request_flow(endpoint, request(older), timeout_s)
         if self.version != first_version:
-            yield warning_effect(missing_fields_warning(self.version))
+            yield warning_effect(_missing_fields_warning(self.version))
         return response
 
     def _with_retries(self, attempt: Callable[[], Flow[T]]) -> Flow[T]:

@@ -36,7 +36,7 @@ from forewarn.protocol.codec import Received
 _FAILURES_BEFORE_WARNING = 3  # in a row
 
 
-class CursorStore:
+class _CursorStore:
     """Keeps a watcher's cursor in `cursor`, and writes it to the file at `path` whenever it changes.
 
     With the path None there is no file. Threads may mark changes as handled in any order. A write that fails after
@@ -97,10 +97,11 @@ class CursorStore:
 class WatchOptions:
     """How a watch delivers changes.
 
-    `explicit`: a change is handled only by its `done()`. `in_order`: `done()` also handles all changes before it, so
-    that a thousand changes need one write. `max_poll_s` returns for how many seconds the next poll may be held, and
-    how long the pause after it may be; the watch then yields None after each poll, so that the caller gets control.
-    `confirm_time`: the service's time is unknown until several answers agree about it, also at the start.
+    `explicit`: a change is handled only by its `done()`, not when the next one is requested. `in_order`: `done()` also
+    handles all changes before it, so that a thousand changes need one write. `max_poll_s` returns for how many seconds
+    the next poll may be held, and how long the pause after it may be; the watch then yields None after each poll, so
+    that the caller gets control. `confirm_time`: the service's time is unknown until several answers agree about it,
+    also at the start.
     """
 
     explicit: bool = False
@@ -108,7 +109,7 @@ class WatchOptions:
     confirm_time: bool = False
     max_poll_s: Callable[[], float] | None = None  # called before and after each poll
 
-    def long_poll_s(self) -> float:
+    def _long_poll_s(self) -> float:
         """How long the next poll may be held, in seconds: what `max_poll_s` returns, from 0 to LONG_POLL_S.
 
         Without `max_poll_s` it is LONG_POLL_S.
@@ -139,11 +140,11 @@ def changes_flow(session: ClientSession, path: Path | None, options: WatchOption
     `documents_flow`; raises Rejected also if the file cannot be read, or written at the start.
     """
     boot_id = yield CallFunction(function=session.boot_id)
-    store = CursorStore(path, (yield from _load_or_create_cursor(path)))
+    store = _CursorStore(path, (yield from _load_or_create_cursor(path)))
     yield CallFunction(function=store.save_initial)
     unhandled, state, older_since = store.cursor.unhandled, PollState(), math.inf
     while True:
-        hold_s = options.long_poll_s()
+        hold_s = options._long_poll_s()
         step = yield from _poll_once(session, state, hold_s, confirm_time=options.confirm_time)
         state = step.state
         if state.document is not None and not state.failures:
@@ -159,7 +160,7 @@ def changes_flow(session: ClientSession, path: Path | None, options: WatchOption
             unhandled = ()
         if options.max_poll_s is not None:
             yield YieldItem(item=None)
-        yield Sleep(seconds=step.pause_s if options.max_poll_s is None else min(step.pause_s, options.long_poll_s()))
+        yield Sleep(seconds=step.pause_s if options.max_poll_s is None else min(step.pause_s, options._long_poll_s()))
 
 
 def _poll_once(
@@ -205,7 +206,9 @@ def _observed_document(state: PollState) -> ObservedDocument:
     )
 
 
-def _record_changes(session: ClientSession, store: CursorStore, observed: ObservedDocument) -> Flow[tuple[Change, ...]]:
+def _record_changes(
+    session: ClientSession, store: _CursorStore, observed: ObservedDocument
+) -> Flow[tuple[Change, ...]]:
     """Detects the changes of a document, and records them as unhandled before they are delivered."""
     known = store.cursor.known
     name = (yield from _vm_name_or_none(session)) if is_vm_name_needed(known, observed) else None
@@ -226,7 +229,7 @@ def _vm_name_or_none(session: ClientSession) -> Flow[str | None]:
 
 
 def _yield_changes(
-    session: ClientSession, store: CursorStore, changes: tuple[Change, ...], options: WatchOptions
+    session: ClientSession, store: _CursorStore, changes: tuple[Change, ...], options: WatchOptions
 ) -> Flow[None]:
     for change in changes:
         done = partial(store.mark_handled_up_to if options.in_order else store.mark_handled, change)

@@ -48,7 +48,7 @@ class CommandSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
     run: tuple[str, ...]  # program and arguments; exit code 0 means that the act succeeded
     timeout_s: float = 300  # real time, for `run` and for `check`; after it they are killed
-    check: tuple[str, ...] = ()  # asks whether the act is done: exit code 0 means yes, 1 means no
+    check: tuple[str, ...] = ()  # whether an earlier run did it: exit code 0 yes, 1 no, else unknown; (): no check
 
 
 def check_commands(commands: Mapping[str, CommandSpec]) -> None:

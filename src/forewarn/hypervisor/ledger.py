@@ -197,7 +197,7 @@ class EffectLedger:
         self._execute("UPDATE effect SET ended = 1 WHERE act_id = ?", act_id)
 
     def find(self, act_id: str) -> Effect | None:
-        """The effect of this act, ended or under way, or None."""
+        """The effect of this act, ended or under way; None if it has none, or it was deleted as old."""
         rows = self._execute(f"{_SELECT_EFFECTS} WHERE act_id = ?", act_id)
         return _effect_from_row(rows[0]) if rows else None
 
@@ -225,7 +225,7 @@ class EffectLedger:
         return int(self._execute("SELECT coalesce(sum(repeats), 0) FROM act")[0][0])
 
     def close(self) -> None:
-        """Close the database; may be called twice. An in-memory ledger is lost."""
+        """Close the database; may be called twice. Later calls raise ActNotTried; an in-memory ledger is lost."""
         with self._lock:
             self._connection.close()
 

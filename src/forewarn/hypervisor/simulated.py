@@ -62,7 +62,10 @@ _RuleT = TypeVar("_RuleT", DurationRule, SlowRule, FailRule, UnreachableRule, Fa
 
 
 class SimulatedBehaviour(msgspec.Struct, frozen=True):
-    """The rules that make the simulated hypervisor misbehave; without rules, every act succeeds."""
+    """The rules that make the simulated hypervisor misbehave; without rules, every act succeeds.
+
+    A rule is for acts whose VM name and verb it matches (`vm`, a pattern, and `verb`); of each class the first counts.
+    """
 
     rules: tuple[BehaviourRule, ...] = ()
 
@@ -192,7 +195,7 @@ class SimulatedHypervisor:
         )
 
     async def close(self) -> None:
-        """Wait for pending writes and close the ledger."""
+        """Wait for pending writes and close the ledger; may be called twice."""
         await self._ledger.wait_until_written()
         self._ledger.close()
 

@@ -60,9 +60,10 @@ def load_fleet(path: str | Path) -> DeclaredFleet:
 def fleet_file_text(vms: Sequence[str], *, spot: Sequence[str] = (), availability_set: str = "") -> str:
     """The TOML text of a fleet file with the VMs of both lists, each on its own host, and one spare host.
 
-    Maintenance of a host therefore affects one VM. `spot` are more VMs, which are Spot; only `vms` have a terminate
-    notification (5 minutes), and only they are in the availability set, if its name is not "". It has as many update
-    domains as `vms`, at most MAX_UPDATE_DOMAINS. Raises Rejected for no names at all, or for a text instead of a list.
+    Maintenance of a host therefore affects one VM. The hosts are `host-0` and so on, in the order of the VMs. `spot`
+    are more VMs, which are Spot; only `vms` have a terminate notification (5 minutes), and only they are in the
+    availability set, if its name is not "". It has as many update domains as `vms`, at most MAX_UPDATE_DOMAINS. Raises
+    Rejected for no names at all, or for a text instead of a list.
     """
     names = (*_name_list("vms", vms), *_name_list("spot", spot))
     if not names:

@@ -30,7 +30,7 @@ class LabReader(Protocol):
 def history_lines(service: LabService, after: int = 0) -> tuple[str, ...]:
     """The history entries with a sequence number above `after`, oldest first, one line each.
 
-    A line has the time since the start of the lab (`format_offset`), the entry's kind and its text.
+    A line has the time since the start of the lab (`+0:15:00` or `+7d 0:10:00`), the entry's kind and its text.
     """
     return tuple(_entry_line(service, entry) for entry in service.store.history(after=after))
 
@@ -49,10 +49,10 @@ def explanation_of(service: LabService, thing: Event | Vm) -> Explanation:
 def format_explanation(service: LabService, explanation: Explanation) -> str:
     """An explanation as text: its title, a line for each thing that happened, and lines about now.
 
-    Times count from the start of the lab, as in `format_offset`.
+    Times count from the start of the lab: `+0:15:00` or `+7d 0:10:00`.
     """
     lines = (
-        f"  {format_offset(service.started_at, line.at)}  {line.text}{_in_parentheses(line.detail)}"
+        f"  {_format_offset(service.started_at, line.at)}  {line.text}{_in_parentheses(line.detail)}"
         for line in explanation.lines
     )
     return "\n".join((explanation.title, *lines, *(f"  now  {sentence}" for sentence in explanation.now)))
@@ -63,7 +63,7 @@ def format_in_one_line(service: LabService, explanation: Explanation) -> str:
 
     It leaves out details, because test runners cut the middle of a long line.
     """
-    lines = (f"{format_offset(service.started_at, line.at)} {line.text}" for line in explanation.lines)
+    lines = (f"{_format_offset(service.started_at, line.at)} {line.text}" for line in explanation.lines)
     return f"{explanation.title} · {' · '.join((*lines, *explanation.now[:1]))}"
 
 
@@ -79,7 +79,7 @@ def full_report(service: LabService) -> str:
 
 
 def _entry_line(service: LabService, entry: HistoryEntry) -> str:
-    return f"{format_offset(service.started_at, entry.at)}  {entry.what:<10} {entry.text}"
+    return f"{_format_offset(service.started_at, entry.at)}  {entry.what:<10} {entry.text}"
 
 
 def _in_parentheses(detail: str) -> str:
@@ -146,7 +146,7 @@ def _events_keeping_gate_closed(service: LabService, gate_id: str) -> list[Event
     ]
 
 
-def format_offset(started_at: float, at: float) -> str:
+def _format_offset(started_at: float, at: float) -> str:
     """The time from `started_at` to `at`, such as `+0:15:00` or `+7d 0:10:00`; never negative."""
     days, left = divmod(max(0, round(at - started_at)), 86_400)
     hours, left = divmod(left, 3_600)

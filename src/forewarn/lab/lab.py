@@ -66,10 +66,11 @@ class Lab:
         """Describe the lab; nothing runs before `open`.
 
         The fleet has the VMs `vms`, in the availability set if one is given, and the Spot VMs `spot`, each on its own
-        host; or it is that of the fleet file at the path `fleet`; with neither, it is one VM `vm-0`. The clock starts
-        `at` this time, which needs a time zone, or at the current second. With the enablement "on-request" instead of
-        "always", what a user requests for a scope that has not polled for a day happens at once. `simulate` makes acts
-        on VMs slow or fail, as the setting of that name does. Raises Rejected for arguments that cannot be used.
+        host (`host-0` and so on, and a spare one); or it is that of the fleet file at the path `fleet`; with neither,
+        it is one VM `vm-0`. The clock starts `at` this time, which needs a time zone, or at the current second. With
+        the enablement "on-request" instead of "always", what a user requests for a scope that has not polled for a day
+        happens at once. `simulate` makes acts on VMs slow or fail, as the setting of that name does. Raises Rejected
+        for arguments that cannot be used.
         """
         if fleet is not None and (vms or spot or availability_set):
             raise Rejected("a lab takes a fleet file or names of VMs, not both: leave one out")

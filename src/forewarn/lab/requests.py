@@ -45,7 +45,7 @@ class RequestedNotice:
         return 0.0 if self.duration is None else duration_seconds(self.duration)
 
     @property
-    def is_short(self) -> bool:
+    def _is_short(self) -> bool:
         """Whether the notice may be below the platform's minimum: True for every notice above 0.
 
         Raises Rejected as `seconds`.
@@ -61,7 +61,7 @@ async def request_for_vm(service: LabService, what: RequestedOperation, name: st
     """
     vm = find_vm(service, name)
     receipt = await service.control.requests.request_for_vms(
-        what, [vm], who=TEST_ACTOR, notice_s=notice.seconds, short_notice=notice.is_short
+        what, [vm], who=TEST_ACTOR, notice_s=notice.seconds, short_notice=notice._is_short
     )
     await service.settle()
     return service.store.events(request_id=receipt.request.id)[0]
@@ -94,7 +94,7 @@ async def start_rollout(service: LabService, rollout: Rollout, notice: Requested
     Refused if VMs must move and no host can take them.
     """
     request = await service.control.requests.start_rollout(
-        rollout, who=TEST_ACTOR, notice_s=notice.seconds, short_notice=notice.is_short
+        rollout, who=TEST_ACTOR, notice_s=notice.seconds, short_notice=notice._is_short
     )
     await service.settle()
     return service.store.events(request_id=request.id)
@@ -107,7 +107,7 @@ async def degrade_host(service: LabService, host: str, notice: RequestedNotice) 
     Refused if the host is not healthy or no other host can take a VM.
     """
     receipt = await service.control.requests.degrade_host(
-        host, who=TEST_ACTOR, notice_s=notice.seconds, short_notice=notice.is_short
+        host, who=TEST_ACTOR, notice_s=notice.seconds, short_notice=notice._is_short
     )
     await service.settle()
     return service.store.events(request_id=receipt.request.id)

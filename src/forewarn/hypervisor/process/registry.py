@@ -101,8 +101,8 @@ def _read_records(directory: Path) -> Iterator[SupervisorRecord]:
 class SupervisorRegistry:
     """The supervisors of VMs, by VM key: those connected, and those whose processes are alive.
 
-    A supervisor is the process that holds a namespace VM; `records` remembers it over restarts of the service. An act
-    waits up to `grace_s` of real time for a supervisor to reconnect.
+    A supervisor is the process that holds a namespace VM; `records` remembers it over restarts of the service, and no
+    connection is registered at first. An act waits up to `grace_s` of real time for a supervisor to reconnect.
     """
 
     def __init__(self, records: SupervisorRecords, *, grace_s: float = RECONNECT_GRACE_S) -> None:
@@ -203,7 +203,7 @@ class SupervisorRegistry:
             self._records.delete(vm)
 
     async def wait_for_connection(self, vm: str) -> SupervisorConnection | None:
-        """The connection to the VM's supervisor, after a wait of up to `grace_s`; None if the VM has none.
+        """The connection to the VM's supervisor, after a wait of up to `grace_s`; None at once if it has none.
 
         Raises Unavailable if the supervisor's process is alive but does not connect.
         """
