@@ -33,7 +33,7 @@ NAME_VERSIONS = tuple(version for version in INSTANCE_VERSIONS if "2017-04-02" <
 class TemporarilyUnavailable(Unavailable):
     """The service answered with the transient status `status`; a later retry may help.
 
-    `retry_after_s` is the result of the function of that name: seconds, None without a usable Retry-After.
+    `retry_after_s` is what its Retry-After asks for, 0 to MAX_RETRY_AFTER_S seconds; None without a usable one.
     """
 
     def __init__(self, message: str, *, status: int, retry_after_s: float | None = None) -> None:
@@ -143,7 +143,7 @@ def raise_for_status(response: HttpResponse) -> None:
         return
     if is_transient_status(response.status):
         message = f"the service cannot answer now (status {response.status}): ask again in a few seconds"
-        raise TemporarilyUnavailable(message, status=response.status, retry_after_s=retry_after_s(response))
+        raise TemporarilyUnavailable(message, status=response.status, retry_after_s=_retry_after_s(response))
     reason = _error_reason(response)
     if response.status == 404:
         raise NotFound(f"the service does not know this VM, or not this path ({reason}): check the endpoint")
@@ -155,7 +155,7 @@ def is_transient_status(status: int) -> bool:
     return status in _TRANSIENT_STATUSES or status >= 500
 
 
-def retry_after_s(response: HttpResponse) -> float | None:
+def _retry_after_s(response: HttpResponse) -> float | None:
     """Seconds that Retry-After asks for, 0 to MAX_RETRY_AFTER_S; None if absent or unreadable.
 
     A date in it counts from the response's Date.

@@ -75,7 +75,7 @@ class Event(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=T
     cause: Cause
     who: str  # who requested it
     vms: tuple[str, ...]  # names as documents show them
-    published_at: float
+    published_at: float  # or performed at once, if it is not listed
     not_before: float  # when it may start without an approval
     seq: int = 0  # order of publication within the scope; `Scope.with_event` sets it
     update_domain: int = 0
@@ -138,7 +138,7 @@ class Gate(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=Tr
     Rollouts that work on whole hosts make gates. Times are lab time.
     """
 
-    id: str
+    id: str  # GUID
     request_id: str  # of the rollout
     host: str  # its name
     version: int = 0  # of the stored row, for optimistic commits

@@ -197,8 +197,8 @@ class FaultHits:
     """How many requests of one VM (by its key) a fault has spoiled since the last report."""
 
     fault_id: str
-    vm: str
-    count: int
+    vm: str  # its key
+    count: int  # of requests
     at: float  # lab time of the last request
 
 

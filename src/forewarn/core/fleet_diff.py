@@ -163,7 +163,7 @@ def diff_fleet(
         kept=() if remove_missing else merge.missing_vms,
         stay_deleted=merge.still_deleted_vms,
         unchanged=tuple(old for old, new in merge.vms if old == new),
-        problems=merge_problems(merge),
+        problems=_merge_problems(merge),
     )
 
 
@@ -190,7 +190,7 @@ def _limited(lines: list[str], limit: int | None) -> list[str]:
     return [*lines[:limit], f"{lines[limit][:1]} … and {len(lines) - limit:,} more"]
 
 
-def merge_problems(merge: FleetMerge) -> tuple[FleetFileProblem, ...]:
+def _merge_problems(merge: FleetMerge) -> tuple[FleetFileProblem, ...]:
     """Return why the merged fleet cannot be applied, by line, those without a line first; () if it can.
 
     Such as a VM that would change its scope or location, a removed VM whose event has started, a removed host that is

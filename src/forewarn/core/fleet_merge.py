@@ -67,9 +67,10 @@ def merge_fleet(
 ) -> FleetMerge:
     """Match a declared fleet with the running one, and choose hosts for new VMs that name none.
 
-    `vms` includes removed VMs. `resurrect` adds deleted VMs again, with their old address if it is free; else they stay
-    deleted. `remove_missing` removes what the file lacks. A new VM that no healthy host can take has no host in the
-    result. Raises nothing: `fleet_diff.merge_problems` says what forbids the result.
+    `vms` includes removed VMs; `live_events` say which VMs are moving, and count on their new hosts. `resurrect` adds
+    deleted VMs again, with their old address if it is free; else they stay deleted. `remove_missing` removes what the
+    file lacks. A new VM that no healthy host can take has no host in the result. Raises nothing: `FleetDiff.problems`
+    says what forbids the result.
     """
     known_hosts = {host.name.casefold(): host for host in hosts}
     named_hosts = {host.name.casefold(): host for host in declared.hosts}

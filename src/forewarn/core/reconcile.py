@@ -62,7 +62,7 @@ def record_act_outcome(scope: Scope, act: Act, outcome: ActOutcome) -> Scope:
     return recorded.with_vm(vm_after_act(vm, act, outcome.at))
 
 
-def start_event(scope: Scope, event: Event, context: DecisionContext) -> Scope:
+def _start_event(scope: Scope, event: Event, context: DecisionContext) -> Scope:
     """Return the scope with a scheduled event started for its affected VMs (spec §4.2).
 
     The history says which of its VMs are skipped. It is withdrawn instead if no VM is left, or by a fault. Refused if
@@ -98,7 +98,7 @@ def _start_ready(scope: Scope, context: DecisionContext) -> Scope:
         event = scope.event(scheduled.id)
         assert event is not None
         if event.status is EventState.SCHEDULED and start_wait(scope, event, context) is None:
-            scope = start_event(scope, event, context)
+            scope = _start_event(scope, event, context)
     return scope
 
 

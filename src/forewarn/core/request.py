@@ -97,7 +97,7 @@ class Rollout(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults
 class MaintenanceRequest(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=True):
     """One request for maintenance, as it was accepted. Stored before it is answered; idempotent by its id."""
 
-    id: str
+    id: str  # GUID
     ask: RequestedOperation
     who: str  # the name of who asked
     at: float  # lab time
@@ -121,11 +121,11 @@ class PlannedEvent(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_def
     """An event that a request will publish in one scope: decided, but not yet applied to the scope."""
 
     event_id: str  # the id that the event will have
-    request_id: str
+    request_id: str  # of the request, or the id of the fault that makes it
     scope_id: str
     cause: Cause
-    who: str
-    vms: tuple[str, ...]  # names
+    who: str  # the name of who asked
+    vms: tuple[str, ...]  # names; at least one
     notice_s: float  # from its publication to its NotBefore
     update_domain: int = 0
     host: str = ""  # the host that the work is about; "": none

@@ -54,7 +54,7 @@ class CommandRun:
 
     pid: int  # also the id of its session and process group
     started: str  # see `process_start_time`
-    output: Path
+    output: Path  # the file with its stdout and stderr
 
     @classmethod
     def start(cls, argv: tuple[str, ...], *, environment: Mapping[str, str], stdin: bytes, output: Path) -> CommandRun:

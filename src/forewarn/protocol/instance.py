@@ -42,13 +42,13 @@ class InstanceFacts:
     size: str = ""
     priority: str = ""  # Spot, or "" for a regular VM
     eviction_policy: str = ""
-    tags: tuple[tuple[str, str], ...] = ()
+    tags: tuple[tuple[str, str], ...] = ()  # (name, value)
     user_data: str = ""
 
     computer_name: str = ""  # "": the same as the name
     os_type: str = "Linux"
     admin_username: str = ""
-    public_keys: tuple[str, ...] = ()
+    public_keys: tuple[str, ...] = ()  # as in authorized_keys; with any, passwords count as disabled
     publisher: str = ""  # of the image, as the next three
     offer: str = ""
     sku: str = ""

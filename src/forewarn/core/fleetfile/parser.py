@@ -31,7 +31,7 @@ class ParsedTable(Generic[T_co]):
     invalid_keys: frozenset[str]  # keys with invalid values; checks that depend on them are left out
 
     def line(self, *keys: str) -> int:
-        """Return the line of the first of these keys that the table has, valid or not, else of the table."""
+        """Return the line (from 1) of the first of these keys that the table has, valid or not, else its own."""
         written = (key for key in keys if key in self.given_keys or key in self.invalid_keys)
         return self.lines.line_of((*self.path, next(written, "")))
 

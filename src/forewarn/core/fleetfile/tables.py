@@ -83,37 +83,37 @@ class SubscriptionTable(msgspec.Struct, frozen=True, kw_only=True):
     """[[subscriptions]]: a name for a subscription id."""
 
     name: Name
-    id: Text
+    id: Text  # a GUID, or any other text
 
 
 class ResourceGroupTable(msgspec.Struct, frozen=True, kw_only=True):
     """[[resource_groups]]: the location and tags of a resource group; its VMs inherit the location only."""
 
     name: Name
-    subscription: Text = ""
-    location: Location = ""
+    subscription: Text = ""  # name or id; "": that of [defaults]
+    location: Location = ""  # "": that of [defaults]
     tags: Tags = {}
 
 
 class HostsTable(msgspec.Struct, frozen=True, kw_only=True):
     """[[hosts]]: one host, or `count` numbered ones, in `zones` in turn."""
 
-    name: Name
+    name: Name  # with {n} in place of the number; with a count and without {n}, `-{n}` is added
     count: Count = 1
     first: FirstNumber = 0  # the number of the first one
-    location: Location = ""
-    zone: Zone = ""
+    location: Location = ""  # "": that of [defaults]
+    zone: Zone = ""  # "": in none
     zones: Zones = ()
 
 
 class CommonVmTable(msgspec.Struct, frozen=True, kw_only=True):
     """Keys that [[vms]], sets and cloud services have in common; VMs inherit them from their set.
 
-    A key that is left out is inherited from the set, the resource group or [defaults].
+    A key that is left out is inherited from the set, the resource group or [defaults]; its value here does not count.
     """
 
-    name: Name  # of the VM, with {n} in place of its number, or of the set
-    subscription: Text = ""
+    name: Name  # of the set, or of the VM, with {n} in place of its number; with a count, else `-{n}` is added
+    subscription: Text = ""  # name or id
     resource_group: Text = ""
     location: Location = ""
     size: Size = ""
@@ -133,31 +133,34 @@ class ScaleSetTable(CommonVmTable, frozen=True, kw_only=True):
     """[[scale_sets]]: a scale set, with `count` instances if that is given; [[vms]] may declare more VMs."""
 
     count: Count = 1
-    zone: Zone = ""
+    zone: Zone = ""  # of all its VMs; "": in none
     zones: Zones = ()  # its VMs are in these in turn
-    placement_group: Text = AUTO_PLACEMENT_GROUP
+    placement_group: Text = AUTO_PLACEMENT_GROUP  # that: groups of 100 VMs
     computer_name_prefix: Text = ""  # of the hostnames of instances; "": its name
     update_domains: DomainCount = 5  # how many
     fault_domains: DomainCount = 5  # how many
     priority: VmPriority = Priority.REGULAR
     eviction_policy: VmEvictionPolicy = EvictionPolicy.DEALLOCATE
-    terminate_notification: NoticeMinutes = False
-    auto_approve: ApprovedOperations = ()
-    program: Program = ()
+    terminate_notification: NoticeMinutes = False  # minutes; True: 5, False: none
+    auto_approve: ApprovedOperations = ()  # operations of users that start without notice
+    program: Program = ()  # of each instance, as in [[vms]]
     environment: Variables = {}
     directory: AbsolutePath = ""
-    address: Address = ""
+    address: Address = ""  # of the first instance, counted up from there, or with {n}; "": none
 
 
 class RoleTable(msgspec.Struct, frozen=True, kw_only=True):
-    """[[cloud_services.roles]]: a role of a cloud service, with `count` instances (NAME_IN_0, …)."""
+    """[[cloud_services.roles]]: a role of a cloud service, with `count` instances (NAME_IN_0, …).
+
+    Size, OS type and tags are inherited from the service if they are left out.
+    """
 
     name: Name
     count: Count = 1
     size: Size = ""
     os_type: OsType = "Linux"
-    tags: Tags = {}
-    address: Address = ""
+    tags: Tags = {}  # added to those of the service
+    address: Address = ""  # of the first instance, counted up from there, or with {n}; "": none
 
 
 RoleTables = Annotated[tuple[RoleTable, ...], _field_meta("a list of tables", '[{ name = "FrontEnd", count = 2 }]')]
@@ -168,7 +171,7 @@ class CloudServiceTable(CommonVmTable, frozen=True, kw_only=True):
 
     update_domains: DomainCount = 5  # how many
     fault_domains: DomainCount = 2  # how many
-    roles: RoleTables = ()
+    roles: RoleTables = ()  # always (): `ParsedFleetFile.roles` has them
 
 
 class VmsTable(CommonVmTable, frozen=True, kw_only=True):
@@ -179,24 +182,24 @@ class VmsTable(CommonVmTable, frozen=True, kw_only=True):
 
     count: Count = 1
     first: FirstNumber = 0  # the number of the first one
-    computer_name: Name = ""
-    zone: Zone = ""
-    zones: Zones = ()
-    availability_set: Text = ""
+    computer_name: Name = ""  # "": as the name
+    zone: Zone = ""  # "": that of its set, or none
+    zones: Zones = ()  # the VMs are in these in turn
+    availability_set: Text = ""  # at most one of this, scale_set and cloud_service is given
     scale_set: Text = ""
-    placement_group: Text = ""
+    placement_group: Text = ""  # "": as the scale set says
     cloud_service: Text = ""
-    update_domain: DomainNumber = 0
-    fault_domain: DomainNumber = 0
+    update_domain: DomainNumber = 0  # if left out, VMs of a set get domains in turn
+    fault_domain: DomainNumber = 0  # likewise
     priority: VmPriority = Priority.REGULAR
     eviction_policy: VmEvictionPolicy = EvictionPolicy.DEALLOCATE
-    terminate_notification: NoticeMinutes = False
-    auto_approve: ApprovedOperations = ()
-    program: Program = ()
-    environment: Variables = {}
-    directory: AbsolutePath = ""
-    address: Address = ""
-    host: HostName = ""
+    terminate_notification: NoticeMinutes = False  # minutes; True: 5, False: none
+    auto_approve: ApprovedOperations = ()  # operations of users that start without notice; not for VMs of a set
+    program: Program = ()  # run in a namespace VM; (): none
+    environment: Variables = {}  # of the program
+    directory: AbsolutePath = ""  # of the program; "": the service's
+    address: Address = ""  # of the first VM, counted up from there, or with {n}; "": none
+    host: HostName = ""  # "": chosen when the VM is added
 
 
 # The top-level keys of a file besides [defaults], with their tables.
