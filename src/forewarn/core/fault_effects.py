@@ -30,9 +30,9 @@ _FREEZE_CAUSE = Cause.HOST_UPDATE
 def announce_with_faults(scope: Scope, event: Event, context: DecisionContext) -> Scope:
     """Return the scope with a new event published; a fault may start it at once or shorten its notice.
 
-    A fault NO_NOTICE starts it with its acts, unless it would have to wait for more than its gate. Else a fault
-    SHORT_NOTICE makes its NotBefore earlier, never later. The oldest fault that applies counts; its id and a note are
-    added to the event. Without one, the event is only published.
+    A fault NO_NOTICE of `context.faults` starts it with its acts, unless it would have to wait for more than its gate.
+    Else a fault SHORT_NOTICE makes its NotBefore earlier, never later. The oldest fault that applies counts; its id and
+    a note are added to the event. Without one, the event is only published.
     """
     if (
         _may_start_without_notice(scope, event, context)
@@ -46,7 +46,8 @@ def announce_with_faults(scope: Scope, event: Event, context: DecisionContext) -
 def withdraw_after_approval(scope: Scope, event: Event, context: DecisionContext) -> Scope | None:
     """Return the scope with an approved, scheduled event withdrawn by a fault; None if no fault does that.
 
-    None also if the event is not approved. Refused if a fault applies, but the event is not scheduled.
+    None also if the event is not approved. `context.faults` has the faults. Refused if one applies, but the event is
+    not scheduled.
     """
     if event.approved_at is None:
         return None
@@ -61,7 +62,8 @@ def withdraw_after_approval(scope: Scope, event: Event, context: DecisionContext
 def reset_incarnation(scope: Scope, fault: Fault, now: float) -> Scope:
     """Return the scope at incarnation 1 of a new epoch, as if it was idle for a day and enabled again.
 
-    Pending events stay listed (spec §4.2). A history entry names the fault. Refused if the scope is not enabled.
+    Pending events stay listed (spec §4.2). A history entry at lab time `now` names the fault. Refused if the scope is
+    not enabled.
     """
     if not scope.is_enabled:
         raise Refused(f"scope {scope.id!r} is not enabled, so it has no incarnation to reset: poll from one of its VMs")

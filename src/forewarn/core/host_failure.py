@@ -17,12 +17,12 @@ from forewarn.core.scope import Scope
 
 
 def end_acts_on_failed_hosts(scope: Scope, context: DecisionContext, *, names: Collection[str] | None = None) -> Scope:
-    """Return the scope with a failed outcome for each act that cannot continue because a host has failed.
+    """Return the scope with a failed outcome for each act that a host of `context.failed_hosts` prevents.
 
-    Such an act brings a VM to that host, or it began before the host failed and its VM is still there. An act that
-    began after the failure of its VM's host, which redeploys or removes the VM, continues. `names` limits this to the
-    acts of VMs with these names; None: all. Each outcome gets a history entry. Returns the same scope if no act ends.
-    VMs stay unchanged.
+    Such an act brings a VM to the failed host, or it began before the host failed and its VM is still there. An act
+    that began after the failure of its VM's host, which redeploys or removes the VM, continues. `names` limits this to
+    the acts of VMs with these names; None: all. Each outcome gets a history entry. Returns the same scope if no act
+    ends. VMs stay unchanged.
     """
     for started in scope.live_events(EventState.STARTED):
         for act in started.unfinished_acts:
@@ -62,8 +62,8 @@ def needs_recovery(scope: Scope, vm: Vm, host: str, failed_hosts: Set[str] = fro
 def outcome_on_failed_host(act: Act, outcome: ActOutcome, context: DecisionContext) -> ActOutcome:
     """Return the outcome to record for an act that the hypervisor has performed: in general the given one.
 
-    A success that brought a VM to a host that has failed becomes a failure: the host's failure has no event for this
-    VM, so it would stay there. A redeployed VM arrives, because that failure moves it on.
+    A success that brought a VM to one of `context.failed_hosts` becomes a failure: the host's failure has no event for
+    this VM, so it would stay there. A redeployed VM arrives, because that failure moves it on.
     """
     if not outcome.ok or act.verb is Verb.REDEPLOY or act.to_host not in context.failed_hosts:
         return outcome

@@ -106,8 +106,8 @@ def awaits_approval(event: Event) -> bool:
 def approve(scope: Scope, event: Event, *, by: str, now: float) -> Scope:
     """Return the scope with the event approved by `by`, and a history entry. It does not start here.
 
-    Only the first approval of a scheduled event counts; any other, also after the start or the end, returns the same
-    scope. The incarnation stays.
+    `by` is a name, `now` lab time. Only the first approval of a scheduled event counts; any other, also after the start
+    or the end, returns the same scope. The incarnation stays.
     """
     _require_allowed(event, Transition.APPROVED)
     if not awaits_approval(event):
@@ -119,7 +119,7 @@ def approve(scope: Scope, event: Event, *, by: str, now: float) -> Scope:
 
 
 def start(scope: Scope, event: Event, acts: tuple[Act, ...], now: float) -> Scope:
-    """Return the scope with a scheduled event started, with these acts. Refused if it is not scheduled.
+    """Return the scope with a scheduled event started at `now` with these acts. Refused if not scheduled.
 
     VMs stay unchanged. The incarnation grows by 1, and a history entry says why it started. Does not check what the
     event waits for: see `release.start_wait`.
@@ -147,7 +147,7 @@ def record_outcome(scope: Scope, event: Event, act_id: str, outcome: ActOutcome)
 
 
 def finish(scope: Scope, event: Event, now: float) -> Scope:
-    """Return the scope with a started event over: failed if one of its acts failed, else finished.
+    """Return the scope with a started event over at `now`: failed if an act failed, else finished.
 
     The incarnation grows by 1 if it is listed. The event's `reason` and a history entry name the failures. Refused if
     it is not started. The caller makes sure that every outcome is known.
@@ -165,7 +165,7 @@ def finish(scope: Scope, event: Event, now: float) -> Scope:
 def withdraw(
     scope: Scope, event: Event, *, by: str, reason: str, now: float, ending: Ending = Ending.WITHDRAWN
 ) -> Scope:
-    """Return the scope with a scheduled event withdrawn. Refused if it has started or is over.
+    """Return the scope with a scheduled event withdrawn at `now`. Refused if it has started or is over.
 
     The incarnation grows by 1. The history shows `by` and the reason. With `ending` NOT_NEEDED, the withdrawal does not
     count against the event's request (spec §9).

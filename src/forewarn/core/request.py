@@ -1,7 +1,7 @@
 """Maintenance requests, the rollout or replay a request may carry, and the events it has planned.
 
-A request is durable before it is answered and idempotent by its id. Its progress is computed from its events; a
-rollout and a replay also store a state of their own.
+A request is durable before it is answered. Its progress is computed from its events; a rollout and a replay also
+store a state of their own.
 """
 
 from __future__ import annotations
@@ -95,7 +95,10 @@ class Rollout(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults
 
 
 class MaintenanceRequest(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=True):
-    """One request for maintenance, as it was accepted. Stored before it is answered; idempotent by its id."""
+    """One request for maintenance, as it was accepted. Stored before it is answered.
+
+    Later only its `rollout` or `replay` changes.
+    """
 
     id: str  # GUID
     ask: RequestedOperation

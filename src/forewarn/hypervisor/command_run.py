@@ -163,8 +163,8 @@ def _is_locked(output: Path) -> bool:
 async def end_orphaned_command(record: CommandRunRecord, output: Path, *, within_s: float) -> bool:
     """Wait for a command that an earlier service started; kill it after `within_s` seconds of real time.
 
-    Returns whether it is gone. If that service died before it recorded the process, the command cannot be killed, and
-    the lock on its file `output` says whether it runs.
+    `record` is its entry in the journal. Returns whether it is gone. If that service died before it recorded the
+    process, the command cannot be killed, and the lock on its file `output` says whether it runs.
     """
     if not record.pid:
         return await _wait_until_unlocked(output, within_s=within_s)
@@ -230,7 +230,10 @@ class CommandRunJournal:
         self._execute("INSERT OR REPLACE INTO attempt VALUES (?, ?, 0, '', NULL, '')", act_id, now)
 
     def record_process(self, act_id: str, pid: int, started: str) -> None:
-        """Record the process of the command, by id and start time. Does nothing unless `begin` came before."""
+        """Record the process of the command. Does nothing unless `begin` came before.
+
+        `started` is what `process_start_time` returned for it.
+        """
         self._execute("UPDATE attempt SET pid = ?, started = ? WHERE act_id = ?", pid, started, act_id)
 
     def end(self, act_id: str, *, ok: bool, note: str) -> None:

@@ -30,7 +30,10 @@ def is_process_alive(pid: int, started: str) -> bool:
 
 
 async def wait_for_process_exit(pid: int, started: str, *, within_s: float) -> bool:
-    """Wait until the process is gone, for at most `within_s` real seconds; returns whether it is gone."""
+    """Wait until the process is gone, for at most `within_s` real seconds; returns whether it is gone.
+
+    `pid` and `started` identify it, as for `is_process_alive`.
+    """
     deadline = asyncio.get_running_loop().time() + within_s
     interval_s = 0.01
     while is_process_alive(pid, started):

@@ -172,8 +172,9 @@ def find_parent(
 ) -> ParentResource | None:
     """Return the set or service that a [[vms]] table names; None unless it is exactly one, and declared.
 
-    Reports a table that names several or an unknown one to `problems`. It is searched in the resource group of
-    `template`, then, if the table names no group or subscription and only one has that name, in all groups.
+    Reports a table that names several or an unknown one to `problems`. It is one of `parents`, those of `file`,
+    searched in the resource group of `template`, then, if the table names no group or subscription and only one has
+    that name, in all groups.
     """
     named = sorted(key for key in PARENT_KEYS if table.has(key))
     if len(named) > 1:
