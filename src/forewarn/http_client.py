@@ -73,7 +73,7 @@ class HttpLimits:
     max_body_bytes: int = 4096  # the rest is not read
 
 
-async def resolve_name(host: str, port: int) -> list[str]:
+async def _resolve_name(host: str, port: int) -> list[str]:
     """Return the addresses of a host name, as text, in the system's order, each once.
 
     Raises OSError if there are none, UnicodeError if the name is not valid.
@@ -91,7 +91,7 @@ class HttpClient:
     """
 
     local_targets: LocalTargets = LocalTargets.NONE
-    resolve: Resolve = field(default=resolve_name)  # finds the addresses of a host name
+    resolve: Resolve = field(default=_resolve_name)  # finds the addresses of a host name
 
     def require_allowed(self, url: str) -> None:
         """Raise Rejected if the URL's host is an address, or `localhost`, that this client may not call.

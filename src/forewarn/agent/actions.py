@@ -20,11 +20,11 @@ class AgentSnapshot:
     open_records: OpenRecords  # the journal's
     rules: Mapping[str, RuleConfig]  # the configured ones, by name
     steps: Mapping[str, StepConfig]  # the configured ones, by name
-    vm: str  # this VM's name
+    vm: str  # this VM's name; "" until it is known
     now: float  # the server's time, in POSIX seconds
     boot_id: str  # of the current boot
     running_tasks: frozenset[TaskKey] = frozenset()  # of this process
-    board: BoardView = field(default_factory=BoardView)  # what other VMs have published; empty without a board
+    board: BoardView = field(default_factory=BoardView)  # what all VMs have published, this one too; empty: no board
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

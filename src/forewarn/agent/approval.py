@@ -34,15 +34,15 @@ class ApprovalDecision:
     """Whether the agent may approve an event now, and if not, why and when to decide again."""
 
     is_approved: bool
-    reason: str = ""  # for people
-    recheck_at: float | None = None  # server time in POSIX seconds; None: when something changes
+    reason: str = ""  # why it is or is not approved, for people; "": nothing prevents it
+    recheck_at: float | None = None  # server time in POSIX seconds; None: as the deciding function says
 
 
 def approving_vm(resources: Sequence[str], board: BoardView, heartbeat_timeout_s: float = HEARTBEAT_TIMEOUT_S) -> str:
     """The VM that approves for all: the first of `resources` that is alive; "" if none is.
 
     `resources` are the VMs that the event lists. A VM is alive if the board has a heartbeat of it that is at most
-    `heartbeat_timeout_s` old. Returns the name as `normalize_vm_name` does.
+    `heartbeat_timeout_s` old. All VMs count in the event's order. Returns the name as `normalize_vm_name` does.
     """
     return next(
         (
@@ -100,7 +100,8 @@ def decide_by_approval_check(
     """Decides by what the approval check has answered so far; `record` is None if it has not run.
 
     Yes approves, and no is final: `recheck_at` is None. Without an answer `recheck_at` is when to run the check again;
-    a time that is not after `now`, the server's time, means at once. After the deadline `on_silence` decides.
+    a time that is not after `now`, the server's time, means at once. After the deadline `on_silence` decides, and the
+    check is not run again.
     """
     if record is None:
         return ApprovalDecision(is_approved=False, reason="the approval check has not run yet", recheck_at=now)

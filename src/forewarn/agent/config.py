@@ -37,21 +37,21 @@ class AgentConfig:
     grace_s: float = 5.0  # seconds that running steps get when the agent stops
     steps: Mapping[str, StepConfig] = field(default_factory=dict)  # by name, in the order of the file
     rules: tuple[RuleConfig, ...] = ()  # the first that matches an event applies
-    file: Path | None = None  # from which it was read, for messages
+    file: Path | None = None  # from which it was read, for messages; None: from a text
 
     @property
     def journal_path(self) -> Path:
-        """The journal's SQLite file."""
+        """The journal's SQLite file: `journal.db` in `state`."""
         return self.state / "journal.db"
 
     @property
     def cursor_path(self) -> Path:
-        """The cursor file, in which the watch remembers the events it knows between two runs of the agent."""
+        """The file `cursor.json` in `state`: the events that the watch knows, kept between runs of the agent."""
         return self.state / "cursor.json"
 
     @property
     def step_folders(self) -> Path:
-        """The folder that contains a folder EVENT/STEP for each step of each event."""
+        """The folder `steps` in `state`, which contains a folder EVENT/STEP for each step of each event."""
         return self.state / "steps"
 
 
@@ -89,9 +89,9 @@ def parse_config(text: str, source: str = "agent.toml") -> AgentConfig:
 
 
 def _read_config(root: ConfigTable) -> AgentConfig:
-    steps = read_steps(root)
+    steps = _read_steps(root)
     board = _read_absolute_path(root, "board")
-    rules = read_rules(root, steps)
+    rules = _read_rules(root, steps)
     if board is None and any(rule.approve.when is ApproveWhen.ALL_DONE for rule in rules):
         root.add_problem(
             "rules", 'approve = "when-all-done" needs a board', 'write board = "/a/folder/that/all/VMs/share"'
@@ -142,7 +142,7 @@ def _read_listen(root: ConfigTable) -> str:
 _UNDO_OUTCOMES = ("finished", "withdrawn", "unknown")
 
 
-def read_rules(root: ConfigTable, steps: Mapping[str, StepConfig]) -> tuple[RuleConfig, ...]:
+def _read_rules(root: ConfigTable, steps: Mapping[str, StepConfig]) -> tuple[RuleConfig, ...]:
     """Reads the [[rules]] of the file in their order, then the rules of its `profile`; returns both.
 
     `root` is the whole file and gets every problem, `steps` are the steps by name. It is a problem if there are
@@ -262,7 +262,7 @@ _COMMON_STEP_KEYS = (
 )
 
 
-def read_steps(root: ConfigTable) -> dict[str, StepConfig]:
+def _read_steps(root: ConfigTable) -> dict[str, StepConfig]:
     """Reads all [steps.NAME] tables of the file `root`; returns the steps by name, in the file's order.
 
     It adds problems to `root`. A step with a problem is in the result too, unless it is not a table; {} if there are

@@ -80,13 +80,13 @@ class ConfigTable:
         return self.read_text(key)
 
     def read_texts(self, key: str) -> tuple[str, ...]:
-        """Reads a list of non-empty strings, or a single one; () if absent, or wrong (a problem)."""
+        """Reads a list of non-empty strings, or a single one; () if absent, or if one is wrong (a problem)."""
         return self._read_option(key, (), lambda: options.read_texts(self.raw, key))
 
     def read_words(self, key: str, known: Iterable[str], default: Iterable[str] = ()) -> frozenset[str]:
         """Reads a list of words, or one word, that must be in `known`, ignoring case; as spelled there.
 
-        The default only if the key is absent. Each unknown word is a problem, and is left out.
+        The default only if the key is absent; [] gives an empty set. Each unknown word is a problem, and is left out.
         """
         by_folded_name = {word.casefold(): word for word in known}
         if not self.has(key):

@@ -115,7 +115,7 @@ class AgentDaemon:
             self._client,
             config.cursor_path,
             self._observer,
-            on_change=self.record_change,
+            on_change=self._record_change,
             on_poll=self._on_poll,
             hold_s=hold_s,
         )
@@ -161,7 +161,8 @@ class AgentDaemon:
     def stop(self) -> None:
         """Makes `run` return, and itself returns at once; running steps get the grace period first.
 
-        Call it on the event loop. It has no effect on `run_once`.
+        Call it on the event loop, once or more; before `run` it makes that return at once. It has no effect on
+        `run_once`.
         """
         self._stopping.set()
 
@@ -191,7 +192,7 @@ class AgentDaemon:
         self._context.steps, self._context.rules = config.steps, config.rules
         self._rules = {rule.name: rule for rule in config.rules}
 
-    def record_change(self, change: Change) -> None:
+    def _record_change(self, change: Change) -> None:
         """Journals a change of an event, durably, logs it, tells the observer, and wakes the loop.
 
         A repeated change has no effect. Raises Unavailable if the journal cannot be written, Rejected if it cannot be

@@ -58,7 +58,8 @@ def next_actions(snapshot: AgentSnapshot) -> tuple[AgentAction, ...]:
 def remaining_schedule(record: EventRecord, snapshot: AgentSnapshot) -> tuple[ScheduledStep, ...]:
     """The schedule of the event's steps without a run yet, in the plan's order, at the snapshot's time.
 
-    It includes steps that would be cut, and leaves out steps that are not configured any more.
+    It includes steps that would be cut, and leaves out steps that are not configured any more. After the event's start
+    it is made by `schedule_after_start`, else by `schedule_steps`; of an event that is gone it has no meaning.
     """
     steps = [snapshot.steps[name] for name in record.plan if record.step_run(name) is None and name in snapshot.steps]
     rule = snapshot.rules.get(record.rule, RuleConfig(name=""))
@@ -127,8 +128,8 @@ def _end_step_after_reboot(record: EventRecord, name: str, run: StepRun | None, 
 
 
 def _begin_step_action(record: EventRecord, step: StepConfig, snapshot: AgentSnapshot) -> AgentAction:
-    others = other_events_with_step(record, step, snapshot)
-    sharing = next((other for other in others if is_step_done_for(other, step, snapshot)), None)
+    others = _other_events_with_step(record, step, snapshot)
+    sharing = next((other for other in others if _is_step_done_for(other, step, snapshot)), None)
     if sharing is not None:
         return _reuse_step(record, sharing, step, snapshot)
     scheduled = remaining_schedule(record, snapshot)[0]
@@ -136,9 +137,9 @@ def _begin_step_action(record: EventRecord, step: StepConfig, snapshot: AgentSna
         return _end_step(record, step.name, StepState.CUT, snapshot, _cut_reason(record, snapshot))
     if snapshot.now < scheduled.due_at:
         return WaitUntil(key=record.key, until=scheduled.due_at, reason=f"{step.name} begins late")
-    if other_event := next((other for other in others if is_step_in_progress(other, step)), None):
+    if other_event := next((other for other in others if _is_step_in_progress(other, step)), None):
         return WaitUntil(key=record.key, reason=f"{step.name} is running for event {other_event.key}")
-    return StartStep(key=record.key, step=step, phase=StepPhase.DO, holder=first_tried_event(others, step, snapshot))
+    return StartStep(key=record.key, step=step, phase=StepPhase.DO, holder=_first_tried_event(others, step, snapshot))
 
 
 def _reuse_step(record: EventRecord, other: EventRecord, step: StepConfig, snapshot: AgentSnapshot) -> RecordStepEnd:
@@ -229,23 +230,23 @@ def _action_after_approval_check(record: EventRecord, rule: RuleConfig, snapshot
     return WaitUntil(key=record.key, until=decision.recheck_at, reason=decision.reason)
 
 
-def is_step_done_for(other: EventRecord, step: StepConfig, snapshot: AgentSnapshot) -> bool:
+def _is_step_done_for(other: EventRecord, step: StepConfig, snapshot: AgentSnapshot) -> bool:
     """True if the step is done for the other event, and neither an undo has begun nor a reboot undone it."""
     run = other.step_run(step.name)
     is_done = run is not None and run.state is StepState.DONE and other.step_run(step.name, StepPhase.UNDO) is None
     return is_done and not is_undone_by_reboot(other, step, snapshot)
 
 
-def is_step_in_progress(other: EventRecord, step: StepConfig) -> bool:
+def _is_step_in_progress(other: EventRecord, step: StepConfig) -> bool:
     """True if the step or its undo is journalled as begun, and not ended, for the other event."""
     runs = (other.step_run(step.name, phase) for phase in StepPhase)
     return any(run is not None and run.state is StepState.BEGUN for run in runs)
 
 
-def first_tried_event(others: list[EventRecord], step: StepConfig, snapshot: AgentSnapshot) -> str:
+def _first_tried_event(others: list[EventRecord], step: StepConfig, snapshot: AgentSnapshot) -> str:
     """The key of the event for which the step was first tried and not yet undone; "" if none.
 
-    `others` are the events of `other_events_with_step`, oldest first. An undo that failed does not count as undone.
+    `others` are the events of `_other_events_with_step`, oldest first. An undo that failed does not count as undone.
     The folder of that event has the undo notes about the original state; a later run must use them.
     """
     undos = (
@@ -257,7 +258,7 @@ def first_tried_event(others: list[EventRecord], step: StepConfig, snapshot: Age
     return next((other.holder_of(step.name) for other in tried), "")
 
 
-def other_events_with_step(record: EventRecord, step: StepConfig, snapshot: AgentSnapshot) -> list[EventRecord]:
+def _other_events_with_step(record: EventRecord, step: StepConfig, snapshot: AgentSnapshot) -> list[EventRecord]:
     """The other open events, oldest first, for which this step has begun, is done or failed.
 
     [] if the step is not shared by events.

@@ -30,8 +30,8 @@ def record_after_change(
 
     A new event gets the first of `rules` that matches at `now`, the server's time, on the VM `vm`; a known one keeps
     its rule, and gets the changed event and the time of its start. Gone sets time and outcome; it has no effect on an
-    unknown event. After its start only Gone changes a record. `count_records` returns how many records an `event_key`
-    has already, which numbers the new key.
+    unknown event. After its start only Gone changes a record. `boot_id`, the current boot's, goes into a new record.
+    `count_records` returns how many records an `event_key` has already, which numbers the new key.
     """
     event_id = event_key(change.event)
     known = next(

@@ -40,9 +40,9 @@ def explain_event(
 ) -> AgentExplanation:
     """Explains from its record what happened to an event: first seen, steps, approval, start, end, undo.
 
-    `rules` are the ones of the present file by name; they give the budgets of the steps. `waits_for`, if not empty,
-    becomes `now` instead of the state that the record shows. Without a running agent a step that has begun and not
-    ended is shown as interrupted in `now`.
+    `rules` are the ones of the present file by name; they give the budgets of the steps, and whether an approval is
+    missing. `waits_for`, if not empty, becomes `now` instead of the state that the record shows. Without a running
+    agent a step that has begun and not ended is shown as interrupted in `now`.
     """
     preparing = _with_sort_times(
         [*_first_seen_lines(record), *_step_lines(record, rules, StepPhase.DO), *_approval_lines(record)], -inf
@@ -198,8 +198,8 @@ def step_plan_table(rule: RuleConfig, notices_s: tuple[float, ...]) -> list[tupl
     """One pair for each step of the rule, in order: the step, and a text for each of the notices.
 
     The text says when the step would begin for an event that is seen that many seconds before its NotBefore: `cut`,
-    `at once, late` (it may not end in time), `at once, by 10m before` (NotBefore, at the latest), or `10m before` for a
-    step that begins late.
+    `at once, late` (it may not end in time), `at once, by 10m before` (NotBefore, at the latest), or `10m before` if it
+    begins late, or has no time to spare.
     """
     plans = [schedule_steps(rule.steps, notice, 0.0, begin=rule.begin, margin_s=rule.margin_s) for notice in notices_s]
     return [

@@ -20,8 +20,9 @@ def build_pages(
 ) -> AgentPages:
     """The pages /health, /ready, /metrics and /state, by path, as functions that make the page anew.
 
-    `get_snapshot` returns the agent's current state; `extra_state` returns further keys for /state, such as endpoint
-    and problems, which replace keys of the same name.
+    /state has the keys of `state_view`, `health` (the fields of EndpointHealth) and those that `extra_state` returns,
+    such as endpoint and problems, which replace keys of the same name. `get_snapshot` returns the agent's current
+    state.
     """
 
     def status() -> MaintenanceStatus:
@@ -29,8 +30,8 @@ def build_pages(
         return maintenance_status(snapshot.open_records, snapshot.steps, snapshot.vm)
 
     return {
-        "/health": lambda: health_page(metrics.endpoint_health),
-        "/ready": lambda: ready_page(status()),
+        "/health": lambda: _health_page(metrics.endpoint_health),
+        "/ready": lambda: _ready_page(status()),
         "/metrics": lambda: AgentPage(body=metrics.render(status()), content_type=CONTENT_TYPE),
         "/state": lambda: json_page(
             {**state_view(get_snapshot()), "health": asdict(metrics.endpoint_health.health()), **extra_state()}
@@ -38,7 +39,7 @@ def build_pages(
     }
 
 
-def health_page(tracker: EndpointHealthTracker) -> AgentPage:
+def _health_page(tracker: EndpointHealthTracker) -> AgentPage:
     """The page /health: 200, or 503 once the endpoint has been silent for too long.
 
     Its JSON has the keys `healthy` (boolean) and `text`.
@@ -47,7 +48,7 @@ def health_page(tracker: EndpointHealthTracker) -> AgentPage:
     return json_page({"healthy": health.ok, "text": health.text}, 200 if health.ok else 503)
 
 
-def ready_page(status: MaintenanceStatus) -> AgentPage:
+def _ready_page(status: MaintenanceStatus) -> AgentPage:
     """The page /ready: 503 while a readiness step is in effect (`holds` of the status), else 200.
 
     Its JSON has the keys `ready` (boolean) and `why`, a list with one sentence for each such step.

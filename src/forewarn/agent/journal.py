@@ -127,7 +127,7 @@ def open_journal(path: Path, config_file: Path | None = None) -> sqlite3.Connect
     return db
 
 
-def open_journal_readonly(path: Path, config_file: Path | None = None) -> sqlite3.Connection:
+def _open_journal_readonly(path: Path, config_file: Path | None = None) -> sqlite3.Connection:
     """Opens a journal for reading, without the lock, also while an agent uses it; the caller closes it.
 
     It creates and migrates nothing. `config_file` is the agent's file, for messages. Raises Rejected if the journal
@@ -241,7 +241,7 @@ def event_row(record: EventRecord, number: int) -> SqlRow:
     }
 
 
-def step_run_row(key: str, number: int, run: StepRun) -> SqlRow:
+def _step_run_row(key: str, number: int, run: StepRun) -> SqlRow:
     """The row of the table `steps` for a run of the event `key`, values by column; notes become JSON.
 
     `number` is the run's place among the runs of the event.
@@ -327,7 +327,7 @@ MAX_CLOSED_EVENTS = 1000  # older closed events are deleted
 
 
 class AgentJournal:
-    """The journal of one agent, an SQLite file; `open_records` always equals the open records on disk.
+    """The journal of one agent, an SQLite file; the attribute `open_records` equals the open ones on disk.
 
     Opening it takes the lock (Rejected if another agent has it), and creates or migrates the file. With `readonly` it
     does neither, and `open_records` is as of the opening. `config_file` is the agent's file, for messages. Opening and
@@ -339,7 +339,7 @@ class AgentJournal:
         with ExitStack() as opened:
             if not readonly:
                 opened.callback(JournalLock(path).release)
-            self._db = (open_journal_readonly if readonly else open_journal)(path, config_file)
+            self._db = (_open_journal_readonly if readonly else open_journal)(path, config_file)
             opened.callback(self._db.close)
             self.open_records = OpenRecords(records=tuple(self._read_records("WHERE closed = 0")))
             self._opened = opened.pop_all()
@@ -351,8 +351,8 @@ class AgentJournal:
     def save(self, *records: EventRecord) -> None:
         """Adds the records, or replaces those with the same keys, in one transaction; durable when it returns.
 
-        Then updates `open_records`, which drops the closed ones. Raises Unavailable, and changes nothing, if the file
-        cannot be written.
+        Then updates `open_records`, which drops the closed ones. Stored step runs and approvals that a record does not
+        have stay. Raises Unavailable, and changes nothing, if the file cannot be written.
         """
         with self._transaction():
             for record in records:
@@ -415,7 +415,8 @@ class AgentJournal:
     def prune(self, keep: int = MAX_CLOSED_EVENTS) -> None:
         """Deletes all closed records except the newest `keep`, with their step runs and approvals.
 
-        Open records are not touched. Raises Unavailable if the file cannot be written.
+        The newest are those that were first saved last. Open records are not touched. Raises Unavailable if the file
+        cannot be written.
         """
         with self._transaction():
             self._db.execute(
@@ -446,7 +447,7 @@ class AgentJournal:
         number = known or self._db.execute("SELECT coalesce(max(number), 0) + 1 FROM events").fetchone()
         upsert(self._db, "events", event_row(record, number[0]))
         for position, run in enumerate(record.step_runs):
-            upsert(self._db, "steps", step_run_row(record.key, position, run))
+            upsert(self._db, "steps", _step_run_row(record.key, position, run))
         if record.approval is not None:
             upsert(self._db, "approvals", {"event_key": record.key, **asdict(record.approval)})
         if record.approval_check is not None:

@@ -51,7 +51,7 @@ class JournalRepair:
     """What a repair kept and what it could not read."""
 
     damaged_copy: Path | None = None  # where the damaged file is kept; None: it is not damaged, nothing was changed
-    kept: tuple[str, ...] = ()  # keys of the events' records, oldest first
+    kept: tuple[str, ...] = ()  # keys of the records, open and closed, oldest first; () if nothing was changed
     unreadable: tuple[str, ...] = ()  # one text for each lost row or value, with the consequence
     step_folders: Path | None = None  # where step folders of lost events are now; None: there are none
 

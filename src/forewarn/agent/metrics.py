@@ -34,7 +34,7 @@ class EndpointHealth:
     """Whether the endpoint has answered recently enough, from `EndpointHealthTracker.health`."""
 
     ok: bool
-    text: str  # for people: the last failure or the silence; "" if there is nothing to say
+    text: str  # for people: the silence, the last failure, or that no answer came yet; "": the latest poll was answered
     silent_s: float | None  # seconds since the last answer; None: no answer yet
 
 

@@ -17,7 +17,7 @@ OWN_VM = "own"  # value of a rule's `vms`: events that list the agent's own VM
 class StepPhase(StrEnum):
     """Which half of a step is run: its preparation for an event, or the undo of that."""
 
-    DO = "do"  # before the event starts
+    DO = "do"  # while the event is listed, usually before it starts
     UNDO = "undo"  # after the event is gone
 
 

@@ -43,8 +43,8 @@ class ReadinessBoard:
         """Publishes this VM's heartbeat and the events it is ready for; returns what all VMs have published.
 
         `ready` are the `event_key`s for which this VM is ready; for those of `listed` that are not among them it
-        withdraws its readiness. The view has the ages of all heartbeats and, for each event of `listed`, the ready VMs,
-        with what this VM has just published. Raises OSError.
+        withdraws its readiness. The view has the ages of all heartbeats since this VM's and, for each event of
+        `listed`, the ready VMs, with what this VM has just published. Raises OSError.
         """
         event_ids, ready_ids = frozenset(listed), frozenset(ready)
         own_heartbeat_at = _touch(self._folder / "alive" / self._name)
@@ -106,7 +106,7 @@ class BoardSynchronizer:
     """Publishes this VM's readiness and reads the others', every few seconds and when woken.
 
     `get_snapshot` returns the agent's current state, `on_change` is called when `view` has changed. `view` is the board
-    as read when an event last waited for all VMs, `problem` why it cannot be used ("": it can).
+    as read when an event last waited for all VMs, empty before; `problem` says why it cannot be used ("": it can).
     """
 
     def __init__(

@@ -92,7 +92,7 @@ class EventRecord:
     closed: bool = False  # gone, and nothing is left to undo
     step_runs: tuple[StepRun, ...] = ()  # one for each step and phase, the latest saved last
     approval: ApprovalRecord | None = None  # None: not asked for
-    approval_check: ApprovalCheckRecord | None = None  # None: not run
+    approval_check: ApprovalCheckRecord | None = None  # None: not run yet
 
     def step_run(self, step: str, phase: StepPhase = StepPhase.DO) -> StepRun | None:
         """The run of this step in this phase, also one that was cut or skipped; None if there is none yet."""
@@ -106,7 +106,7 @@ class EventRecord:
     def holder_of(self, step: str) -> str:
         """The key of the event for which the step was first tried, and whose step folder it uses.
 
-        It is this record's own key, unless the run was continued or reused from another event.
+        It is this record's own key, also without a run, unless the run was continued or reused from another event.
         """
         run = self.step_run(step)
         return run.holder if run and run.holder else self.key

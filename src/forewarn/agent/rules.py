@@ -28,7 +28,8 @@ def rule_matches(rule: RuleConfig, event: Event, vm: str, now: float) -> bool:
     """True if the event meets all conditions of the rule at `now`, the server's time; `vm` is this VM.
 
     The conditions are kind, source, listed VMs, duration, and the time left until NotBefore; the limits are inclusive.
-    Case does not matter. An unknown duration counts as endless, an unknown NotBefore as 0 s left.
+    Case does not matter. An unknown duration counts as endless; an unknown NotBefore, or an event that has started, as
+    0 s left.
     """
     return (
         _matches_any(event.kind, rule.kinds)
@@ -86,7 +87,7 @@ def _short_freeze_rule() -> RuleConfig:
     return RuleConfig(name="a short freeze", kinds=frozenset({Kind.FREEZE.value}), max_duration_s=10.0)
 
 
-def fifteen_minutes_rules(steps: tuple[StepConfig, ...]) -> tuple[RuleConfig, ...]:
+def _fifteen_minutes_rules(steps: tuple[StepConfig, ...]) -> tuple[RuleConfig, ...]:
     """Rules for 15 minutes of notice, in order: a Freeze of at most 10 s, an eviction, all other events.
 
     The Freeze has no steps and no approval. The others run all `steps`, at once; only the last rule approves, when
@@ -99,7 +100,7 @@ def fifteen_minutes_rules(steps: tuple[StepConfig, ...]) -> tuple[RuleConfig, ..
     )
 
 
-def thirty_seconds_rules(steps: tuple[StepConfig, ...]) -> tuple[RuleConfig, ...]:
+def _thirty_seconds_rules(steps: tuple[StepConfig, ...]) -> tuple[RuleConfig, ...]:
     """Rules for 30 s of notice: ignore a Freeze of at most 10 s, run all `steps` at once for other events.
 
     They never approve.
@@ -107,8 +108,8 @@ def thirty_seconds_rules(steps: tuple[StepConfig, ...]) -> tuple[RuleConfig, ...
     return (_short_freeze_rule(), RuleConfig(name="any event", steps=steps, margin_s=2.0))
 
 
-def seven_days_rules(steps: tuple[StepConfig, ...]) -> tuple[RuleConfig, ...]:
-    """Rules for days of notice: those of `fifteen_minutes_rules`, with one for events a day or more ahead.
+def _seven_days_rules(steps: tuple[StepConfig, ...]) -> tuple[RuleConfig, ...]:
+    """Rules for days of notice: those of `_fifteen_minutes_rules`, and one for events a day or more ahead.
 
     That rule comes after the one for a short Freeze. It begins the steps as late as their budgets allow, to end an
     hour before NotBefore, and approves when they are done.
@@ -116,14 +117,14 @@ def seven_days_rules(steps: tuple[StepConfig, ...]) -> tuple[RuleConfig, ...]:
     far = RuleConfig(
         name="days ahead", min_left_s=DAY_S, steps=steps, begin="late", margin_s=3_600.0, approve=_APPROVE_WHEN_DONE
     )
-    return (_short_freeze_rule(), far, *fifteen_minutes_rules(steps)[1:])
+    return (_short_freeze_rule(), far, *_fifteen_minutes_rules(steps)[1:])
 
 
 ProfileRules = Callable[[tuple[StepConfig, ...]], tuple[RuleConfig, ...]]  # builds the rules for these steps
 PROFILES: dict[str, ProfileRules] = {  # by the value of `profile`
-    "fifteen-minutes": fifteen_minutes_rules,
-    "thirty-seconds": thirty_seconds_rules,
-    "seven-days": seven_days_rules,
+    "fifteen-minutes": _fifteen_minutes_rules,
+    "thirty-seconds": _thirty_seconds_rules,
+    "seven-days": _seven_days_rules,
 }
 # The notice that each profile is made for.
 PROFILE_NOTICE_S = {"fifteen-minutes": 900.0, "thirty-seconds": 30.0, "seven-days": 7 * DAY_S}

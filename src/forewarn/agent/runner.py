@@ -60,7 +60,7 @@ class AgentContext:
     `vm` changes once it is known, `steps` and `rules` with a reload.
     """
 
-    vm: str  # this VM's name; "" until the endpoint has given it
+    vm: str  # this VM's name, as configured or as the endpoint gave it; "" until then
     boot_id: str  # of the current boot
     clock: Clock  # the server's time
     step_folders: Path  # the folder that contains EVENT/STEP
@@ -102,8 +102,9 @@ class ActionRunner:
     def start(self, action: AgentAction) -> None:
         """Starts the task for an action, which is already journalled, and returns at once.
 
-        A StopStep instead cancels its task, if that runs; the step then ends as failed. Does nothing for RecordStepEnd,
-        CloseEvent and WaitUntil. The step of the action must not be running.
+        A StopStep instead cancels its task, if that runs; a step then ends as failed, an approval or its check stays as
+        journalled. Does nothing for RecordStepEnd, CloseEvent and WaitUntil. The step of the action must not be
+        running.
         """
         match action:
             case StartStep(key=key, step=step, phase=phase):

@@ -96,7 +96,7 @@ class AgentReport:
 
 
 def events_with_schedule(snapshot: AgentSnapshot) -> tuple[tuple[EventRecord, tuple[ScheduledStep, ...]], ...]:
-    """Pairs of each open record, oldest first, and the schedule of its steps without a run yet."""
+    """Pairs of each open record, oldest first, and its `remaining_schedule`: the steps without a run yet."""
     return tuple((record, remaining_schedule(record, snapshot)) for record in snapshot.open_records)
 
 
@@ -123,7 +123,7 @@ def state_view(snapshot: AgentSnapshot) -> JsonObject:
     """The JSON object of the page /state. Times are the server's, in POSIX seconds.
 
     Its keys are `vm`, `now`, `in_maintenance`, `ready`, `holds` (of the readiness, a list of ReadinessHold as objects)
-    and `events`: the `event_view` of each open record, oldest first.
+    and `events`: an object for each open record, oldest first, with key, facts, times, steps, approval and waits.
     """
     status = maintenance_status(snapshot.open_records, snapshot.steps, snapshot.vm)
     waits = {action.key: action for action in next_actions(snapshot) if isinstance(action, WaitUntil)}
@@ -134,13 +134,13 @@ def state_view(snapshot: AgentSnapshot) -> JsonObject:
         "ready": not status.holds,
         "holds": [asdict(hold) for hold in status.holds],
         "events": [
-            event_view(record, remaining_schedule(record, snapshot), snapshot.steps, waits.get(record.key))
+            _event_view(record, remaining_schedule(record, snapshot), snapshot.steps, waits.get(record.key))
             for record in snapshot.open_records
         ],
     }
 
 
-def event_view(
+def _event_view(
     record: EventRecord,
     schedule: tuple[ScheduledStep, ...],
     steps: Mapping[str, StepConfig],

@@ -37,10 +37,10 @@ def schedule_steps(
 ) -> tuple[ScheduledStep, ...]:
     """Schedules the steps one after the other, so that their budgets end `margin_s` before `not_before`.
 
-    If they do not fit, steps with a `cut` number are cut, lowest first; if the rest does not fit either, it is marked
-    late and scheduled from `now` on. A step with begin `at-once` is due now, a `late` one at its `latest_at`; `begin`
-    is for steps that do not say. Returns all steps in their order, also those that are cut. With `not_before` None
-    all are due now, and none is cut or late.
+    If they do not fit, steps with a `cut` number are cut, lowest first, of equal ones the last; if the rest does not
+    fit either, it is marked late and scheduled from `now` on. A step with begin `at-once` is due now, a `late` one at
+    its `latest_at`; `begin` is for steps that do not say. Returns all steps in their order, also those that are cut.
+    With `not_before` None all are due now, and none is cut or late.
     """
     if not_before is None:
         return tuple(ScheduledStep(step=step, due_at=now, latest_at=now) for step in steps)

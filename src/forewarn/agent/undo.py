@@ -28,8 +28,9 @@ MAX_UNDO_RETRY_S = 300.0
 def undo_actions(record: EventRecord, snapshot: AgentSnapshot) -> Iterator[AgentAction]:
     """Yields the one next action for an event that is gone: undo or end one step, wait, or close.
 
-    While tasks of the event run, it yields only a StopStep for each that still prepares: the `do` of a step, an
-    approval check or an approval. So it yields nothing while an undo runs.
+    It goes through the steps that were tried, in reverse order of the plan. While tasks of the event run, it yields
+    only a StopStep for each that still prepares: the `do` of a step, an approval check or an approval. So it yields
+    nothing while an undo runs.
     """
     running = [name for key, name in snapshot.running_tasks if key == record.key]
     if running:

@@ -38,8 +38,8 @@ def add(call: Invocation, client_id: str | None, called: str, secret_file: Path 
     """Create a client, and show its secret once. Without an ID the client gets a GUID.
 
     \f
-    `called` is its display name. Raises Rejected, before a client is created, if `secret_file` exists or has no
-    directory.
+    `called` is its display name. The secret is printed, or only written to `secret_file`. The client has no role yet.
+    Raises Rejected, before a client is created, if `secret_file` exists or has no directory.
     """
     if secret_file is not None and secret_file.exists():
         raise Rejected(f"{str(secret_file)!r} exists already and is not overwritten: give another --secret-file")
@@ -180,8 +180,8 @@ def grant(
     Administrator              everything
 
     \f
-    Raises Rejected unless exactly one grantee (`client_id`, `to_vm`, `to_external`) and exactly one resource (the other
-    options) is given.
+    Prints the grant. Raises Rejected unless exactly one grantee (`client_id`, `to_vm`, `to_external`) and exactly one
+    resource (the other options) is given.
     """
     to = _exactly_one(
         _NEEDS_ONE_TO,

@@ -74,7 +74,7 @@ def run(call: Invocation, file: Path, endpoint: str | None, dry_run: bool, once:
     Replaces this process by `python -m forewarn.agent`. With `dry_run` stays and prints, for each new document, what
     the agent would do; with `once` for one document. `endpoint` None: that of the file.
     """
-    config = read_agent_config(file)
+    config = _read_agent_config(file)
     if dry_run:
         _print_dry_run(call, config, endpoint, once)
     else:
@@ -97,9 +97,9 @@ def _print_dry_run(call: Invocation, config: AgentConfig, endpoint: str | None, 
         now = client.date or 0.0
         dry_runs = [dry_run_event(event, config.rules, vm, now) for event in received.events]
         if call.output.as_json:
-            call.output.print_json({"vm": vm, "now": now, "events": [dry_run_document(each) for each in dry_runs]})
+            call.output.print_json({"vm": vm, "now": now, "events": [_dry_run_document(each) for each in dry_runs]})
         else:
-            print_dry_runs(call, vm, dry_runs)
+            _print_dry_runs(call, vm, dry_runs)
 
 
 @agent.command()
@@ -115,11 +115,11 @@ def check(call: Invocation, named: Path | None, file: Path) -> None:
     `named` is the file to check, if given, else `file`. Raises InvalidFile with the problems of the file.
     """
     file = named or file
-    config = read_agent_config(file)
+    config = _read_agent_config(file)
     if call.output.as_json:
-        call.output.print_json(plan_document(str(file), config))
+        call.output.print_json(_plan_document(str(file), config))
     else:
-        print_plan(call, str(file), config)
+        _print_plan(call, str(file), config)
 
 
 @agent.command()
@@ -132,13 +132,14 @@ def status(call: Invocation, file: Path, at: str | None) -> None:
     Asks the running agent, or reads its journal if none is running.
 
     \f
-    With `at` asks the agent there, and reads neither `file` nor the journal. Raises as `agent_state` does.
+    With `at` asks the agent there, and reads neither `file` nor the journal; raises Unavailable if it does not answer.
+    Raises Rejected if something else answers, or if the journal cannot be read.
     """
-    state = agent_state(None if at else read_agent_config(file), at)
+    state = _agent_state(None if at else _read_agent_config(file), at)
     if call.output.as_json:
         call.output.print_json(state)
     else:
-        print_agent_state(call, state)
+        _print_agent_state(call, state)
 
 
 @agent.command()
@@ -149,13 +150,17 @@ def explain(call: Invocation, event: str, file: Path) -> None:
     """Explain what the agent did for an event, when and why.
 
     Reads the agent's journal. EVENT is an event's id, or the first four or more characters of it.
+
+    \f
+    Prints one explanation for each time the event appeared, oldest first. Raises NotFound if no event begins with
+    `event`; Rejected if several do, if it has fewer than 4 characters, or if the journal cannot be read.
     """
-    explanations = event_explanations(read_agent_config(file), event)
+    explanations = _event_explanations(_read_agent_config(file), event)
     if call.output.as_json:
         call.output.print_json({"stories": explanations})
     else:
         for explanation in explanations:
-            print_explanation(call, explanation)
+            _print_explanation(call, explanation)
 
 
 @agent.command()
@@ -166,16 +171,19 @@ def repair(call: Invocation, file: Path) -> None:
 
     Keeps everything that can be read, and the damaged file beside the new one. Stop the agent first. A journal that is
     not damaged is not changed.
+
+    \f
+    See `repair_journal`. Raises Rejected if an agent uses the journal.
     """
-    config = read_agent_config(file)
+    config = _read_agent_config(file)
     done = repair_journal(config.journal_path, config.step_folders, read_real_time())
     if call.output.as_json:
-        call.output.print_json(repair_document(done))
+        call.output.print_json(_repair_document(done))
     else:
-        print_repair(call, config.journal_path, done)
+        _print_repair(call, config.journal_path, done)
 
 
-def repair_document(done: JournalRepair) -> JsonObject:
+def _repair_document(done: JournalRepair) -> JsonObject:
     """The JSON answer of `agent repair`: whether it repaired anything, what it kept and what is lost.
 
     Keys: `repaired`; `damaged_copy` and `step_folders`, paths or None; `kept`, keys of events; `unreadable`, texts.
@@ -189,7 +197,7 @@ def repair_document(done: JournalRepair) -> JsonObject:
     }
 
 
-def print_repair(call: Invocation, journal: Path, done: JournalRepair) -> None:
+def _print_repair(call: Invocation, journal: Path, done: JournalRepair) -> None:
     """Print the answer of `agent repair` as text: what was kept, then a line for each thing that is lost.
 
     One sentence if the journal, whose path is `journal`, was not damaged.
@@ -207,7 +215,7 @@ def print_repair(call: Invocation, journal: Path, done: JournalRepair) -> None:
         call.output.print_labelled(bold("unreadable  "), lost)
 
 
-def read_agent_config(file: Path) -> AgentConfig:
+def _read_agent_config(file: Path) -> AgentConfig:
     """Read and check the agent's file; raises InvalidFile with all its problems and the file's name.
 
     Raises Rejected if it cannot be read or is not UTF-8.
@@ -227,7 +235,7 @@ _AGENT_TIMEOUT_S = 10.0
 _MIN_ID_PREFIX = 4
 
 
-def agent_state(config: AgentConfig | None, at: str | None) -> JsonObject:
+def _agent_state(config: AgentConfig | None, at: str | None) -> JsonObject:
     """The agent's state: from the agent that listens at `at` or as configured, else from its journal.
 
     The JSON object of the agent's page /state, plus `running` (an agent answers or has its journal open) and `unheard`
@@ -287,7 +295,7 @@ def _state_from_journal(config: AgentConfig) -> JsonObject:
         journal.close()
 
 
-def event_explanations(config: AgentConfig, id_prefix: str) -> list[JsonObject]:
+def _event_explanations(config: AgentConfig, id_prefix: str) -> list[JsonObject]:
     """What the agent did, by its journal, for the event whose id begins with the prefix, in any case.
 
     One explanation for each time the event appeared, oldest first: an object with `title`, `lines` (each with `at`,
@@ -324,7 +332,7 @@ _PLAN_HEADERS = ("step", "use", "budget", *SAMPLE_NOTICES_S)
 _EVENT_HEADERS = ("event", "kind", "status", "VMs", "not before", "rule", "now")
 
 
-def plan_document(file: str, config: AgentConfig) -> JsonObject:
+def _plan_document(file: str, config: AgentConfig) -> JsonObject:
     """The JSON answer of `agent check`: rules, steps, and when each step starts with the sample notices.
 
     Keys: `file`; `steps`, all names; `rules`, each with its `name`, `for`, `approve` and `steps`, of which `begins`
@@ -347,7 +355,7 @@ def _rule_document(rule: RuleConfig) -> JsonObject:
     return {"name": rule.name, "for": _rule_conditions(rule), "approve": rule.approve.when.value, "steps": steps}
 
 
-def print_plan(call: Invocation, file: str, config: AgentConfig) -> None:
+def _print_plan(call: Invocation, file: str, config: AgentConfig) -> None:
     """Print the answer of `agent check` as text: the counts, then for each rule a table of its steps.
 
     A row has the step's name, what it uses, its budget, and when it starts with each of SAMPLE_NOTICES_S.
@@ -386,7 +394,7 @@ def _rule_bounds(rule: RuleConfig) -> Iterator[str]:
             yield text.format(format_duration(bound))
 
 
-def dry_run_document(dry_run: DryRun) -> JsonObject:
+def _dry_run_document(dry_run: DryRun) -> JsonObject:
     """The JSON form of what the agent would do for one event.
 
     Keys: `event` (only its id), `kind`, `rule`, `title`, `steps` and `approval` as in DryRun.
@@ -394,7 +402,7 @@ def dry_run_document(dry_run: DryRun) -> JsonObject:
     return {**asdict(dry_run), "event": dry_run.event.id, "kind": dry_run.event.kind}
 
 
-def print_dry_runs(call: Invocation, vm: str, dry_runs: Sequence[DryRun]) -> None:
+def _print_dry_runs(call: Invocation, vm: str, dry_runs: Sequence[DryRun]) -> None:
     """Print as text what the agent would do for each pending event of the VM named `vm`.
 
     A sentence if there is no event.
@@ -407,8 +415,8 @@ def print_dry_runs(call: Invocation, vm: str, dry_runs: Sequence[DryRun]) -> Non
             call.output.print_labelled(join_text("  "), text)
 
 
-def print_agent_state(call: Invocation, state: JsonObject) -> None:
-    """Print the state that `agent_state` returned as text: facts, then a table of the events under way.
+def _print_agent_state(call: Invocation, state: JsonObject) -> None:
+    """Print the state that `_agent_state` returned as text: facts, then a table of the events under way.
 
     A sentence instead of the table if there are none.
     """
@@ -476,8 +484,8 @@ def _step_phase_name(step: str, phase: str) -> str:
     return step if phase == "do" else f"undo of {step}"
 
 
-def print_explanation(call: Invocation, explanation: JsonObject) -> None:
-    """Print one of the explanations that `event_explanations` returned as text.
+def _print_explanation(call: Invocation, explanation: JsonObject) -> None:
+    """Print one of the explanations that `_event_explanations` returned as text.
 
     Its title, each line with its local time and below it the detail, then what is now.
     """

@@ -56,7 +56,8 @@ def restore(call: Invocation, file: Path, change_purpose: bool) -> None:
     reverse, without --change-purpose.
 
     \f
-    Prints where the old store is now. Raises if a service runs in the data directory.
+    Prints where the old store is now, if there was one. Raises Refused if a service runs in the data directory, or if
+    the purposes differ without `change_purpose`.
     """
     with require_server_extra("restore"):
         from forewarn.clock import read_real_time

@@ -23,7 +23,8 @@ def ca(call: Invocation) -> None:
     """Show the CA of the service's HTTPS certificate, or export it.
 
     \f
-    Without a subcommand prints its path, fingerprint and end, and the names of the server's certificate.
+    Without a subcommand prints its path, fingerprint and end, and the names of the server's certificate; raises
+    NotFound without a CA.
     """
     if click.get_current_context().invoked_subcommand is not None:
         return

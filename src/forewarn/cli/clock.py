@@ -41,7 +41,8 @@ def advance(call: Invocation, by: float, without_polls: bool) -> None:
     without polls, start the lab with `forewarn up --enablement on-request`, and add --without-polls here.
 
     \f
-    `by` is in seconds of lab time. Waits until it is done, an hour at most, then prints the history entries of it.
+    `by` is in seconds of lab time. Waits until it is done, an hour at most, then prints the history entries of it and
+    the new time.
     """
     body: dict[str, object] = {"by_s": by, **({"without_polls": True} if without_polls else {})}
     view = call.api.post("clock", "advance", body=body, timeout_s=_ADVANCE_TIMEOUT_S)
@@ -60,7 +61,7 @@ def advance(call: Invocation, by: float, without_polls: bool) -> None:
         call.output.print_hints([(f"forewarn {remedy}", "let scopes become idle")])
 
 
-def speed_factor(text: str) -> float:
+def _speed_factor(text: str) -> float:
     """Click type of a speed: returns a finite number, 0 or more; raises BadParameter for anything else.
 
     The service rejects numbers that are too high.
@@ -75,7 +76,7 @@ def speed_factor(text: str) -> float:
 
 
 @clock.command(context_settings={"ignore_unknown_options": True})
-@click.argument("speed", type=speed_factor, metavar="FACTOR")
+@click.argument("speed", type=_speed_factor, metavar="FACTOR")
 @service_command
 def speed(call: Invocation, speed: float) -> None:
     """Run a lab's clock FACTOR times as fast as real time; 0 stops it.

@@ -20,7 +20,7 @@ from forewarn.cli.service_address import RemoteSelection, config_directory, pars
 from forewarn.errors import NotFound, Rejected, Unauthenticated
 
 
-def read_private_file(path: Path) -> str:
+def _read_private_file(path: Path) -> str:
     """Return the whole text of a UTF-8 file that holds a secret.
 
     Raises NotFound if it does not exist; Rejected if group or others have any access to it, or if it cannot be read
@@ -51,9 +51,10 @@ def read_private_file(path: Path) -> str:
 def read_secret_file(path: Path) -> str:
     """Return the one-line secret in a private file, without blanks around it.
 
-    Raises as `read_private_file` and `parse_secret` do.
+    Raises NotFound if the file does not exist; Rejected if others have any access to it, if it cannot be read, or if it
+    is empty or has several lines.
     """
-    return parse_secret(read_private_file(path), f"file {str(path)!r}")
+    return parse_secret(_read_private_file(path), f"file {str(path)!r}")
 
 
 def parse_secret(text: str, source: str) -> str:
@@ -134,7 +135,7 @@ class ProfileFile:
         if not self.path.exists():
             return {}
         try:
-            tables = tomllib.loads(read_private_file(self.path))
+            tables = tomllib.loads(_read_private_file(self.path))
             return {name: _profile_from_table(table) for name, table in tables.items()}
         except (ValueError, TypeError):
             # Not `from` the cause: the parser's message may quote a secret.

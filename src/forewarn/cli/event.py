@@ -42,8 +42,8 @@ def events(call: Invocation, watch: bool, over_too: bool, limit: int | None, **s
     """Show pending events.
 
     \f
-    `selection` has the options vm, scope, host and rollout. With `watch` never returns: prints a live table on a
-    terminal, a line for each change in a pipe, or a JSON page for each change.
+    `selection` has the options vm, scope, host and rollout. `limit` None is 1000; of more the newest are shown. With
+    `watch` never returns: prints a live table on a terminal, a line for each change in a pipe, or a JSON page for each.
     """
     query = {"all": over_too or None, "limit": limit, **selection}
     page = call.api.get("events", query=query)
@@ -154,9 +154,9 @@ def approve(call: Invocation, events: tuple[str, ...], **selection: str | None) 
     EVENT is an event's id, or the first four or more characters of it.
 
     \f
-    `selection` has the options vm, host and rollout. Returns the exit code: 2 if some event could not be approved (the
-    others are), else 0. Raises Rejected unless either `events` or a selection is given, and the error of a single
-    event.
+    `selection` has the options vm, host and rollout. Prints each event. Returns the exit code: 2 if some event could
+    not be approved (the others are), else 0, also if the selection has no events. Raises Rejected unless either
+    `events` or a selection is given, and the error of a single event.
     """
     return _change_events(call, "approve", "approved", _selection_body(events, selection))
 

@@ -35,9 +35,9 @@ def list_faults(call: Invocation, kinds: bool) -> None:
     if call.output.as_json:
         call.output.print_json(view)
     elif kinds:
-        print_fault_kinds(call, view["kinds"])
+        _print_fault_kinds(call, view["kinds"])
     else:
-        print_faults(call, view)
+        _print_faults(call, view)
 
 
 @fault.command("set")
@@ -71,7 +71,7 @@ def set_fault(
 
     \f
     A kind that happens at once does not stay, and a kind with a longest duration ends after it. `for_s` is in seconds.
-    Raises Rejected unless exactly one of `vm`, `scope` and `every` is given.
+    Prints the fault. Raises Rejected unless exactly one of `vm`, `scope` and `every` is given.
     """
     if [vm is not None, scope is not None, every].count(True) != 1:
         raise Rejected("a fault applies to a VM, a scope or every VM: give one of --vm, --scope and --all")
@@ -82,7 +82,7 @@ def set_fault(
         view = call.api.post("faults", body=body)
     except Rejected as error:
         raise Rejected(_with_typed_names(str(error))) from error
-    print_fault(call, view)
+    _print_fault(call, view)
 
 
 @fault.command("clear")
@@ -99,13 +99,14 @@ def clear_faults(
 
     \f
     Clears the faults that match every given option; storms too if only `ids` or `every` is given. The faults that a
-    storm has set stay. Raises Rejected if nothing is given, NotFound for an id that is not active.
+    storm has set stay. Prints what was cleared, maybe nothing. Raises Rejected if nothing is given, NotFound for an id
+    that is not active.
     """
     if not ids and not every and kind is None and vm is None and scope is None:
         raise Rejected("no fault is selected: give ids, or --kind, --vm, --scope or --all")
     given = {"ids": list(ids) or None, "kind": kind, "vm": vm, "scope": scope, "all": every or None}
     body = {name: value for name, value in given.items() if value is not None}
-    print_cleared(call, call.api.post("faults", "clear", body=body))
+    _print_cleared(call, call.api.post("faults", "clear", body=body))
 
 
 @fault.command()
@@ -135,7 +136,7 @@ def storm(call: Invocation, seed: int, vms: tuple[str, ...], for_s: float) -> No
     `vms` () means all VMs. New faults begin for `for_s` seconds of lab time. Prints the schedule of the faults.
     """
     body = {"seed": seed, "vms": list(vms), "for_s": for_s}
-    print_storm(call, call.api.post("faults", "storm", body=body))
+    _print_storm(call, call.api.post("faults", "storm", body=body))
 
 
 def _parse_parameter(text: str) -> tuple[str, float]:
@@ -158,7 +159,7 @@ def _with_typed_names(sentence: str) -> str:
 _NO_FAULTS = "No fault is active. `forewarn fault list --kinds` shows the kinds of faults."
 
 
-def print_faults(call: Invocation, view: JsonObject) -> None:
+def _print_faults(call: Invocation, view: JsonObject) -> None:
     """Print as text the active faults and storms: a table of the faults, and one for each storm.
 
     `view` is the API's answer with `faults` and `storms`. A sentence if there are none.
@@ -209,7 +210,7 @@ def _touched_count(fault: JsonObject) -> str:
     return count_noun(fault["touched"], "request" if fault["strikes"] == "requests" else "event")
 
 
-def print_fault(call: Invocation, fault: JsonObject) -> None:
+def _print_fault(call: Invocation, fault: JsonObject) -> None:
     """Print a fault (the API's view of it) that was just set: what a client sees, and how to clear it.
 
     With --json as JSON.
@@ -228,7 +229,7 @@ def print_fault(call: Invocation, fault: JsonObject) -> None:
     )
 
 
-def print_cleared(call: Invocation, view: JsonObject) -> None:
+def _print_cleared(call: Invocation, view: JsonObject) -> None:
     """Print one sentence for each storm and fault that was just cleared, or with --json the view as JSON.
 
     `view` is the API's answer with `cleared` (faults) and `storms`. "No such fault is active." if both are empty.
@@ -248,7 +249,7 @@ def print_cleared(call: Invocation, view: JsonObject) -> None:
         call.output.print_line("No such fault is active.")
 
 
-def print_storm(call: Invocation, storm: JsonObject) -> None:
+def _print_storm(call: Invocation, storm: JsonObject) -> None:
     """Print a storm that was just started: a table with a row for each of its faults; JSON with --json."""
     if call.output.as_json:
         call.output.print_json(storm)
@@ -273,7 +274,7 @@ def _storm_row(step: JsonObject) -> list[Cell]:
     return [format_duration(step["after_s"]), what, step["vm"], ", ".join(lasts) or "at once", is_set]
 
 
-def print_fault_kinds(call: Invocation, kinds: list[JsonObject]) -> None:
+def _print_fault_kinds(call: Invocation, kinds: list[JsonObject]) -> None:
     """Print as text a table of kinds of faults: what each affects, its parameters, and what a client sees.
 
     A parameter is shown with its default and its maximum. `kinds` are objects of the API, in this order.

@@ -44,9 +44,9 @@ def show(call: Invocation, vm: str | None, scope: str | None, host: str | None, 
     if call.output.as_json:
         call.output.print_json(view)
     elif vm is not None:
-        print_vm(call, view)
+        _print_vm(call, view)
     else:
-        print_fleet(call, view)
+        _print_fleet(call, view)
 
 
 @fleet.command()
@@ -77,6 +77,9 @@ def remove(call: Invocation, vm: str) -> None:
     """Remove one VM from the fleet at once, with no event.
 
     `forewarn delete VM` deletes it with notice.
+
+    \f
+    Prints the VM as it was.
     """
     _print_changed_vm(call, call.api.delete("fleet", "vms", vm), "removed from the fleet")
 
@@ -87,7 +90,7 @@ def _print_changed_vm(call: Invocation, view: JsonObject, what: str) -> None:
     else:
         call.output.print_line(f"VM {view['name']} is {what}.")
         call.output.print_line()
-        print_vm(call, view)
+        _print_vm(call, view)
 
 
 @fleet.command("add-host")
@@ -96,9 +99,13 @@ def _print_changed_vm(call: Invocation, view: JsonObject, what: str) -> None:
 @click.option("--zone", metavar="ZONE", help="Put it in this zone.")
 @service_command
 def add_host(call: Invocation, name: str, location: str, zone: str | None) -> None:
-    """Add one host."""
+    """Add one host.
+
+    \f
+    `zone` None: it is in no zone. Prints the host.
+    """
     body = {"name": name, "location": location, **({"zone": zone} if zone else {})}
-    print_host(call, call.api.post("fleet", "hosts", body=body), "added")
+    _print_host(call, call.api.post("fleet", "hosts", body=body), "added")
 
 
 @fleet.command("remove-host")
@@ -108,9 +115,9 @@ def remove_host(call: Invocation, host: str) -> None:
     """Remove one host from the fleet; it must have no VMs.
 
     \f
-    Raises the service's refusal if it has VMs.
+    Prints the host. Raises the service's refusal if it has VMs.
     """
-    print_host(call, call.api.delete("fleet", "hosts", host), "removed from the fleet")
+    _print_host(call, call.api.delete("fleet", "hosts", host), "removed from the fleet")
 
 
 @fleet.command()
@@ -144,7 +151,7 @@ def _check_without_service(call: Invocation, proposal: dict[str, object]) -> Non
         found = read_fleet_file(str(proposal["text"]), source=source)
     except InvalidFleetFile as error:
         problems = [{"line": p.line, "what": p.what, "remedy": p.remedy} for p in error.problems]
-        raise invalid_fleet_file(f"{source} has {count_noun(len(problems), 'problem')}", problems, source) from error
+        raise _invalid_fleet_file(f"{source} has {count_noun(len(problems), 'problem')}", problems, source) from error
     if call.output.as_json:
         call.output.print_json({"difference": None, "vms": len(found.vms), "hosts": len(found.hosts)})
     else:
@@ -166,8 +173,8 @@ def apply(call: Invocation, file: IO[bytes], yes: bool, dry_run: bool, resurrect
     Shows the difference first, and asks before it applies it.
 
     \f
-    Returns the exit code: 1 if the user declines, else 0. Raises InvalidFile with the file's problems, and Rejected if
-    there is no terminal to ask on; with `yes` it does not ask.
+    Returns the exit code: 1 if the user declines, else 0, also if nothing differs. Raises InvalidFile with the file's
+    problems, Rejected if there is no terminal to ask on (with `yes` it does not ask), and the service's refusal.
     """
     proposal: dict[str, object] = {**_read_proposal(file), "resurrect": resurrect}
     if yes and not dry_run:
@@ -230,7 +237,7 @@ def _send_proposal(call: Invocation, proposal: dict[str, object], verb: str) -> 
         raise
 
 
-def invalid_fleet_file(message: str, problems: list[JsonObject], source: str) -> InvalidFile:
+def _invalid_fleet_file(message: str, problems: list[JsonObject], source: str) -> InvalidFile:
     """Return (not raise) the error for a fleet file with these problems; `source` is the file's name.
 
     InvalidFile says which keys a problem has.
@@ -254,7 +261,7 @@ _EMPTY_FLEET = (
 )
 
 
-def print_fleet(call: Invocation, view: JsonObject) -> None:
+def _print_fleet(call: Invocation, view: JsonObject) -> None:
     """Print as text tables of hosts and VMs, or a sentence if there are none; a terminal also gets counts.
 
     `view` is the API's answer with `hosts`, `vms` and `scopes`. The VMs' endpoints are a column only if one has a URL.
@@ -311,7 +318,7 @@ def _endpoint_text(vm: JsonObject) -> str:
     return str(vm["url"] or "-").removeprefix("http://").partition("/")[0]
 
 
-def print_vm(call: Invocation, vm: JsonObject) -> None:
+def _print_vm(call: Invocation, vm: JsonObject) -> None:
     """Print one VM, the API's view of it, as text: its facts, then a table of its events if it has any."""
     now = call.api.now()
     call.output.print_line(bold(vm["name"]))
@@ -352,7 +359,7 @@ def _polling_text(vm: JsonObject, now: float) -> str:
     )
 
 
-def print_host(call: Invocation, host: JsonObject, what: str) -> None:
+def _print_host(call: Invocation, host: JsonObject, what: str) -> None:
     """Print a sentence about one host and what was done to it, such as "added"; with --json the host."""
     if call.output.as_json:
         call.output.print_json(host)

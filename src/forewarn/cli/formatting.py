@@ -119,7 +119,7 @@ def status_text(event: JsonObject) -> Text:
     return state_text(event["ending"] or event["status"])
 
 
-def relevant_time(event: JsonObject, now: float) -> str:
+def _relevant_time(event: JsonObject, now: float) -> str:
     """When the event ended, else started, else may start: `12:00:05 (in 5m)`, or `-` if none is known."""
     at = event["over_at"] or event["started_at"] or event["not_before"]
     return describe_time(at, now)
@@ -167,7 +167,7 @@ def event_row(event: JsonObject, now: float, shown_id: str) -> list[Cell]:
         event_kind(event),
         join_text(status_text(event), approved),
         join_names(event["vms"]),
-        relevant_time(event, now),
+        _relevant_time(event, now),
         _short_waiting_reason(event, now),
     ]
 

@@ -88,7 +88,7 @@ def prune(call: Invocation, older_than: float) -> None:
     Events, requests and VMs that ended or were removed before then are deleted too, and the space is returned.
 
     \f
-    `older_than` is in seconds. Prints how many entries were deleted.
+    `older_than` is in seconds of lab time. Prints how many entries were deleted.
     """
     answer = call.api.post("history", "prune", body={"older_than_s": older_than}, timeout_s=600)
     if call.output.as_json:

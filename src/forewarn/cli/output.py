@@ -125,7 +125,7 @@ class Output:
         if self.is_terminal:
             self.stdout.print(build_table(headers, cells, self.stdout.width))
         else:
-            for line in align_columns([[Text(header.upper()) for header in headers], *cells]):
+            for line in _align_columns([[Text(header.upper()) for header in headers], *cells]):
                 click.echo(line)
 
     def print_facts(self, pairs: Iterable[tuple[str, Cell]]) -> None:
@@ -211,7 +211,7 @@ def column_widths(columns: Sequence[Sequence[str]], width: int) -> list[int]:
     return least
 
 
-def align_columns(rows: Sequence[Sequence[Text]]) -> list[str]:
+def _align_columns(rows: Sequence[Sequence[Text]]) -> list[str]:
     """One plain line per row, with each column as wide as its widest cell, and two blanks between columns."""
     widths = [max(cell.cell_len for cell in column) for column in zip(*rows, strict=True)]
     return [

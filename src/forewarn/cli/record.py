@@ -57,7 +57,7 @@ def record(
 
     \f
     `every_s` and `for_s` are in seconds of real time. Ends after `for_s` or at Ctrl-C, then prints a summary. Raises
-    Rejected if the file exists or cannot be written; leaves no file if there was no poll.
+    Rejected if the file exists or cannot be written, or `every_s` is below 0.01; leaves no file if there was no poll.
     """
     if every_s < _MIN_INTERVAL_S:
         raise Rejected(f"--every {every_s:g} s is too often: give {_MIN_INTERVAL_S:g} s or more")
@@ -107,7 +107,7 @@ def _record_answers(call: Invocation, recorder: EndpointRecorder, file: BinaryIO
                 _write_durably(file, answer)
                 answers.append(answer)
             if not call.output.as_json:
-                call.output.print_line(dim(f"{format_duration(answer.at_s):>8}  "), answer_text(answer))
+                call.output.print_line(dim(f"{format_duration(answer.at_s):>8}  "), _answer_text(answer))
     except KeyboardInterrupt:
         pass  # how a recording usually ends
     return answers
@@ -130,7 +130,7 @@ def _write_durably(file: BinaryIO, part: RecordingHeader | RecordedResponse | Re
     os.fsync(file.fileno())
 
 
-def answer_text(answer: RecordedResponse) -> str:
+def _answer_text(answer: RecordedResponse) -> str:
     """One line about a recorded answer: `incarnation 2: Reboot of web-0 scheduled`, or `…: no events`.
 
     Else why no answer came, its status if that is not 200, or what is wrong with its document.

@@ -45,7 +45,7 @@ def _request_options(function: CommandCallback) -> CommandCallback:
     return function
 
 
-def send_maintenance_request(
+def _send_maintenance_request(
     call: Invocation,
     what: str,
     vms: tuple[str, ...],
@@ -88,11 +88,11 @@ def restart(call: Invocation, vms: tuple[str, ...], **options: Any) -> int:
     """Restart VMs, with notice.
 
     \f
-    Sends the request `restart` and prints its events. `options` has wait (follow it to its end), notice_s, short_notice
-    and dry_run (only preview it); see `send_maintenance_request`. Returns the exit code: 1 if it was followed and did
-    not succeed, else 0.
+    Sends the request `restart` and prints its events. `options` has wait (follow it to its end), notice_s (None: the
+    default), short_notice (allow less than the minimum; needs notice_s) and dry_run (only preview it, send nothing).
+    Returns the exit code: 1 if it was followed and did not succeed (it failed or was canceled), else 0.
     """
-    return send_maintenance_request(call, "restart", vms, **options)
+    return _send_maintenance_request(call, "restart", vms, **options)
 
 
 @click.command()
@@ -102,11 +102,11 @@ def redeploy(call: Invocation, vms: tuple[str, ...], **options: Any) -> int:
     """Move VMs to another host, with notice.
 
     \f
-    Sends the request `redeploy` and prints its events. `options` has wait (follow it to its end), notice_s,
-    short_notice and dry_run (only preview it); see `send_maintenance_request`. Returns the exit code: 1 if it was
-    followed and did not succeed, else 0.
+    Sends the request `redeploy` and prints its events. `options` has wait (follow it to its end), notice_s (None: the
+    default), short_notice (allow less than the minimum; needs notice_s) and dry_run (only preview it, send nothing).
+    Returns the exit code: 1 if it was followed and did not succeed (it failed or was canceled), else 0.
     """
-    return send_maintenance_request(call, "redeploy", vms, **options)
+    return _send_maintenance_request(call, "redeploy", vms, **options)
 
 
 @click.command()
@@ -120,7 +120,7 @@ def evict(call: Invocation, vms: tuple[str, ...], **options: Any) -> int:
     which is also the minimum), short_notice (allow less; needs notice_s) and dry_run (only preview it, send nothing).
     Returns the exit code: 1 if it was followed and did not succeed (it failed or was canceled), else 0.
     """
-    return send_maintenance_request(call, "evict", vms, **options)
+    return _send_maintenance_request(call, "evict", vms, **options)
 
 
 @click.command()
@@ -131,10 +131,10 @@ def delete(call: Invocation, vms: tuple[str, ...], scale_in: bool, **options: An
     """Delete VMs, with notice where that is enabled.
 
     \f
-    Sends the request `delete`, or `scale-in`. `options` and the exit code are as in `restart`: 1 if it was followed and
-    did not succeed, else 0.
+    Sends the request `delete`, or `scale-in`, and prints its events. `options` and the exit code are as in `restart`: 1
+    if it was followed and did not succeed, else 0.
     """
-    return send_maintenance_request(call, "scale-in" if scale_in else "delete", vms, **options)
+    return _send_maintenance_request(call, "scale-in" if scale_in else "delete", vms, **options)
 
 
 _POWER_ACTIONS = {
@@ -173,7 +173,7 @@ def power(call: Invocation, words: tuple[str, ...], wait: bool, dry_run: bool) -
     *vms, what = words
     if not vms or what not in _POWER_ACTIONS:
         raise Rejected(f"give VMs, then one of {', '.join(_POWER_ACTIONS)}: forewarn power {_corrected(words)}")
-    return send_maintenance_request(call, _POWER_ACTIONS[what], tuple(vms), wait=wait, dry_run=dry_run)
+    return _send_maintenance_request(call, _POWER_ACTIONS[what], tuple(vms), wait=wait, dry_run=dry_run)
 
 
 def _corrected(words: tuple[str, ...]) -> str:

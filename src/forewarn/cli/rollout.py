@@ -79,7 +79,8 @@ def start(
     \f
     `options` has impact, max_failures, keep_going, notice_s and short_notice. With `dry_run` only prints a preview;
     with `wait` follows it to its end. Returns the exit code: 1 if it was followed and did not complete without
-    failures, else 0. Raises Rejected unless exactly one of `hosts`, `all_hosts` and `scope` is given.
+    failures, else 0. Raises Rejected unless exactly one of `hosts`, `all_hosts` and `scope` is given, and for both
+    max_failures and keep_going.
     """
     body = {name: value for name, value in options.items() if value is not None and value is not False}
     body |= _failure_limit(body.pop("max_failures", None), body.pop("keep_going", False))
@@ -90,7 +91,7 @@ def start(
     view = call.api.post("rollouts", body=body)
     if wait:
         return _wait_for_rollout(call, view["id"])
-    print_rollout(call, view)
+    _print_rollout(call, view)
     return 0
 
 
@@ -124,12 +125,12 @@ def show(call: Invocation, rollout_id: str | None, watch: bool) -> int:
     if rollout_id is None:
         if watch:
             raise Rejected("--watch needs a rollout: give one of those that `forewarn rollout show` lists")
-        print_rollouts(call, call.api.get("rollouts"))
+        _print_rollouts(call, call.api.get("rollouts"))
         return 0
     view = call.api.get("rollouts", rollout_id)
     if watch:
         return _wait_for_rollout(call, view["id"])
-    print_rollout(call, view)
+    _print_rollout(call, view)
     return 0
 
 
@@ -143,7 +144,7 @@ def _add_steering_command(verb: str, text: str) -> None:
             call.output.print_json(view)
         else:
             call.output.print_line(f"Rollout {call.output.short_id(view['id'])} is ", state_text(view["progress"]), ".")
-            call.output.print_line(progress_line(view))
+            call.output.print_line(_progress_line(view))
             if view["progress"] == "paused" and view["tally"]["scheduled"]:
                 call.output.print_line(_PAUSED_BUT_SCHEDULED)
 
@@ -159,7 +160,7 @@ _BAR_PARTS = (
 )
 
 
-def progress_line(view: JsonObject) -> Text:
+def _progress_line(view: JsonObject) -> Text:
     """How many VMs are in which state: `12 of 40 done · 4 started · 4 scheduled · 20 waiting`.
 
     `view` is the API's view of a rollout. States without VMs are left out. Once it has ended, VMs that wait are `never
@@ -186,7 +187,7 @@ def _wait_for_rollout(call: Invocation, rollout_id: str) -> int:
     def take_snapshot() -> Snapshot:
         view = call.api.get("rollouts", rollout_id)
         _print_progress(call, view, printed)
-        return Snapshot(view=view, is_over=view["closed"], renderable=rollout_panel(call, view))
+        return Snapshot(view=view, is_over=view["closed"], renderable=_rollout_panel(call, view))
 
     try:
         view = follow(call, take_snapshot, entries_of={"request": rollout_id}, quiet=True)
@@ -198,14 +199,14 @@ def _wait_for_rollout(call: Invocation, rollout_id: str) -> int:
 
 def _print_progress(call: Invocation, view: JsonObject, printed: list[str]) -> None:
     """In a pipe, print one line per change instead of the bar; `printed` holds the lines so far."""
-    line = progress_line(view).plain
+    line = _progress_line(view).plain
     if not call.output.as_json and not call.output.is_terminal and printed[-1:] != [line]:
         printed.append(line)
         call.output.print_line(line)
 
 
 def _print_conclusion(call: Invocation, view: JsonObject) -> int:
-    print_rollout(call, view)
+    _print_rollout(call, view)
     if view["progress"] == "completed" and not view["tally"]["failed"]:
         return 0
     why = f": {view['why']}" if view["why"] else ""
@@ -232,7 +233,7 @@ def bar_cells(counts: list[int], width: int) -> list[int]:
 def progress_bar(tally: JsonObject, width: int = _BAR_WIDTH) -> Text:
     """A bar of `width` characters with one colour for each state of the rollout's VMs; empty without VMs.
 
-    `tally` is the API's count of VMs by state.
+    `tally` is the API's count of VMs by state: done, failed, withdrawn, not_needed, started, scheduled, waiting.
     """
     text = Text()
     for cells, (_, style) in zip(
@@ -242,18 +243,18 @@ def progress_bar(tally: JsonObject, width: int = _BAR_WIDTH) -> Text:
     return text
 
 
-def rollout_panel(call: Invocation, view: JsonObject) -> RenderableType:
-    """Return what a terminal shows while a rollout runs: title, progress bar, and `live_event_lines`.
+def _rollout_panel(call: Invocation, view: JsonObject) -> RenderableType:
+    """Return what a terminal shows while a rollout runs: title, progress bar, and `_live_event_lines`.
 
     `view` is the API's view of the rollout.
     """
     now = call.api.now()
-    lines: list[Text] = [_rollout_title(call, view), join_text(progress_bar(view["tally"]), "  ", progress_line(view))]
-    lines += [join_text("  ", line) for line in live_event_lines(view, now)]
+    lines: list[Text] = [_rollout_title(call, view), join_text(progress_bar(view["tally"]), "  ", _progress_line(view))]
+    lines += [join_text("  ", line) for line in _live_event_lines(view, now)]
     return Group(*lines)
 
 
-def live_event_lines(view: JsonObject, now: float) -> Iterator[Text]:
+def _live_event_lines(view: JsonObject, now: float) -> Iterator[Text]:
     """Yields a line for each of the first four events that are not over, then how many more there are.
 
     A line has the status, the update domain, the VMs, and what the event waits for or does.
@@ -292,7 +293,7 @@ def _targets_text(view: JsonObject) -> str:
     return join_names(view["hosts"]) if len(view["hosts"]) <= 3 else count_noun(len(view["hosts"]), "host")
 
 
-def print_rollout(call: Invocation, view: JsonObject) -> None:
+def _print_rollout(call: Invocation, view: JsonObject) -> None:
     """Print one rollout, the API's view of it; JSON with --json.
 
     As text: title, progress (on a terminal with a bar), why it ended, a table of its events, and, if it has not ended,
@@ -304,7 +305,7 @@ def print_rollout(call: Invocation, view: JsonObject) -> None:
     now = call.api.now()
     call.output.print_line(_rollout_title(call, view))
     shown_bar = join_text(progress_bar(view["tally"]), "  ") if call.output.is_terminal else ""
-    call.output.print_line(shown_bar, progress_line(view))
+    call.output.print_line(shown_bar, _progress_line(view))
     if view["why"]:
         call.output.print_labelled(join_text("why  "), view["why"])
     if view.get("events"):
@@ -322,7 +323,7 @@ def _rollout_hints(shown: str, *, paused: bool) -> list[tuple[str, str]]:
     return [(f"forewarn rollout show {shown} --watch", "follow it"), (f"forewarn rollout pause {shown}", "pause it")]
 
 
-def print_rollouts(call: Invocation, page: JsonObject) -> None:
+def _print_rollouts(call: Invocation, page: JsonObject) -> None:
     """Print a table of the API's page of rollouts, or a sentence if there are none; JSON with --json."""
     if call.output.as_json:
         call.output.print_json(page)
@@ -343,6 +344,6 @@ def _rollout_rows(call: Invocation, page: JsonObject, now: float) -> Iterator[li
             view["impact"],
             rollout_state(view),
             _targets_text(view),
-            progress_line(view),
+            _progress_line(view),
             describe_time(view["at"], now),
         ]

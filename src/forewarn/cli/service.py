@@ -55,7 +55,8 @@ def up(call: Invocation, **options: Any) -> None:
     Each VM has its own loopback address; a request to that address counts as coming from that VM.
 
     \f
-    Runs until it is stopped. `options` override the settings of environment and file by name.
+    Prints `print_service` once it serves, and runs until it is stopped. `options` override the settings of environment
+    and file by name; those that are None do not.
     """
     _run_service(call, "up", options, lab=True)
 
@@ -67,7 +68,8 @@ def serve(call: Invocation, **options: Any) -> None:
     """Start the service for real VMs, in real time.
 
     \f
-    Runs until it is stopped. `options` override the settings of environment and file by name.
+    Prints `print_service` once it serves, and runs until it is stopped. `options` override the settings of environment
+    and file by name; those that are None do not.
     """
     _run_service(call, "serve", options, lab=False)
 
@@ -212,8 +214,8 @@ def doctor(call: Invocation) -> int:
     """Check this machine and the service.
 
     \f
-    The service makes the checks; if none runs, this process makes those of the machine. Returns the exit code: 3 if no
-    service runs, 1 if a check failed, else 0.
+    The service makes the checks; if none runs, this process makes those of the machine. Prints each check. Returns the
+    exit code: 3 if no service runs, 1 if a check failed, else 0.
     """
     try:
         checks: list[JsonObject] = [*call.api.get("doctor")["checks"], _service_answers_check(call)]

@@ -90,7 +90,7 @@ class BearerToken:
 
     text: str = field(repr=False)  # the token itself, a secret
     issued_at: float  # seconds since 1970, by this machine's clock
-    lifetime_s: float  # as the issuer says; 0: not known
+    lifetime_s: float  # as the issuer says; 0: not known, so that it is valid for one request only
 
     def is_valid_at(self, now: float) -> bool:
         """Return whether it may still be used at `now`, seconds since 1970 by this machine's clock.
@@ -101,7 +101,7 @@ class BearerToken:
         return self.issued_at <= now < self.issued_at + max(self.lifetime_s - _RENEW_EARLY_S, self.lifetime_s / 2)
 
 
-def fetch_token(profile: Profile, connect: ConnectFunction, now: float) -> BearerToken:
+def _fetch_token(profile: Profile, connect: ConnectFunction, now: float) -> BearerToken:
     """Sign in with a profile's client secret; returns an access token. Stores nothing.
 
     `connect` makes a connection to a server, `now` is this machine's time. Issuer and scope come from the server unless
@@ -228,8 +228,9 @@ class RemoteTransport:
         """Send one request with a valid token; returns the answer, also one with an error status.
 
         Signs in first if it has no valid token. If the server refuses (401) a token that was kept from an earlier
-        request, signs in again and repeats the request once. Raises as `fetch_token` does, Rejected if a certificate or
-        the CA file cannot be trusted, and OSError or HTTPException if the connection fails.
+        request, signs in again and repeats the request once. Raises Unauthenticated if the issuer refuses the secret,
+        Unavailable if server or issuer cannot be reached, Rejected if the profile is wrong (its secret, CA, server or
+        issuer) or a certificate is not trusted, and OSError or HTTPException if the connection fails.
         """
         known = self._valid_token()
         token = known or self._fetch_token(timeout_s)
@@ -244,7 +245,7 @@ class RemoteTransport:
         return token if token is not None and token.is_valid_at(read_real_time()) else None
 
     def _fetch_token(self, timeout_s: float) -> BearerToken:
-        self._token = fetch_token(
+        self._token = _fetch_token(
             self._profile, lambda server: self._open_connection(server, timeout_s), read_real_time()
         )
         return self._token

@@ -132,17 +132,17 @@ class VmInit:
     def _freeze(self, _: None) -> None:
         if self._stopped_before is None:
             self._stopped_before = frozenset()  # from now on, stopped processes are not reported
-            self._stopped_before = stop_all()
+            self._stopped_before = _stop_all()
 
     def _thaw(self, _: None) -> None:
         if self._stopped_before is not None:
-            continue_all(self._stopped_before)
+            _continue_all(self._stopped_before)
             self._stopped_before = None
 
     def _signal(self, number: int) -> bool:
         """Send a signal to all processes, stopped ones too; returns whether there are any."""
-        signal_all(number)
-        signal_all(signal.SIGCONT)
+        _signal_all(number)
+        _signal_all(signal.SIGCONT)
         self._stopped_before = None
         return not self._reap_children()
 
@@ -280,7 +280,7 @@ def _reset_signals() -> None:
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
 
 
-def signal_all(number: int) -> None:
+def _signal_all(number: int) -> None:
     """Send a signal to every process of the VM except init; there may be none."""
     try:
         os.kill(-1, number)
@@ -288,28 +288,28 @@ def signal_all(number: int) -> None:
         pass
 
 
-def stop_all() -> frozenset[int]:
+def _stop_all() -> frozenset[int]:
     """Stop every process of the VM except init with SIGSTOP; returns the pids that were stopped before.
 
-    Waits until they have stopped, for about 0.2 s at most. The result is for `continue_all`.
+    Waits until they have stopped, for about 0.2 s at most. The result is for `_continue_all`.
     """
-    before = frozenset(pid for pid in list_pids() if thread_states(pid) == {"T"})
-    signal_all(signal.SIGSTOP)
+    before = frozenset(pid for pid in _list_pids() if _thread_states(pid) == {"T"})
+    _signal_all(signal.SIGSTOP)
     _wait_until_stopped()
     return before
 
 
-def continue_all(excluded: frozenset[int]) -> None:
+def _continue_all(excluded: frozenset[int]) -> None:
     """Continue every process except init and the pids in `excluded`; all if /proc does not list them.
 
     Higher pids come first, so usually children before their parents, and no shell sees stopped jobs.
     """
     try:
-        pids = set(list_pids()) if is_own_proc_mounted() else None
+        pids = set(_list_pids()) if _is_own_proc_mounted() else None
     except OSError:  # /proc cannot be read: continue all, so that none stays stopped
         pids = None
     if pids is None:
-        signal_all(signal.SIGCONT)
+        _signal_all(signal.SIGCONT)
         return
     for pid in sorted(pids - excluded, reverse=True):
         try:
@@ -318,18 +318,18 @@ def continue_all(excluded: frozenset[int]) -> None:
             pass
 
 
-def list_pids() -> Iterator[int]:
+def _list_pids() -> Iterator[int]:
     """Yields the pids of all processes except init; none if /proc belongs to another pid namespace."""
-    if is_own_proc_mounted():
+    if _is_own_proc_mounted():
         yield from (int(name) for name in os.listdir("/proc") if name.isdecimal() and name != "1")
 
 
-def is_own_proc_mounted() -> bool:
+def _is_own_proc_mounted() -> bool:
     """Whether /proc shows the processes of this pid namespace."""
     return os.readlink("/proc/self") == str(os.getpid())
 
 
-def thread_states(pid: int) -> set[str]:
+def _thread_states(pid: int) -> set[str]:
     """The states of a process's threads, as letters of proc(5); empty if it is gone."""
     pids = set()
     try:
@@ -344,6 +344,6 @@ def thread_states(pid: int) -> set[str]:
 def _wait_until_stopped() -> None:
     """Wait until all processes stopped: on other cores that takes a moment. One in disk wait runs nothing."""
     for _ in range(_MAX_STOP_CHECKS):
-        if all(thread_states(pid) <= _NOT_RUNNING_STATES for pid in list_pids()):
+        if all(_thread_states(pid) <= _NOT_RUNNING_STATES for pid in _list_pids()):
             return
         time.sleep(_STOP_CHECK_S)

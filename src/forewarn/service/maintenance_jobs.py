@@ -30,7 +30,7 @@ async def write_observations_forever(observations: GuestObservations, store: Sto
     """
     while True:
         await asyncio.sleep(every_s)
-        while await write_observation_batch(observations, store, min_interval_s=REPORT_INTERVAL_S):
+        while await _write_observation_batch(observations, store, min_interval_s=REPORT_INTERVAL_S):
             await asyncio.sleep(every_s / BATCHES_PER_SECOND)
 
 
@@ -40,17 +40,17 @@ async def write_observation_batches(observations: GuestObservations, store: Stor
     Stops at a failure, which is logged; what was not written is kept.
     """
     for _ in range(BATCHES_PER_SECOND):
-        if not await write_observation_batch(observations, store):
+        if not await _write_observation_batch(observations, store):
             return
 
 
 async def write_all_observations(observations: GuestObservations, store: Store) -> None:
     """Write all observations, when the service stops. A failure is logged, and the rest is not written."""
-    while await write_observation_batch(observations, store):
+    while await _write_observation_batch(observations, store):
         pass
 
 
-async def write_observation_batch(
+async def _write_observation_batch(
     observations: GuestObservations, store: Store, *, min_interval_s: float = 0.0
 ) -> bool:
     """Write one batch of observations and notify their subscribers; returns whether there may be more.

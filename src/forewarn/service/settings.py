@@ -116,7 +116,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         )
 
 
-def default_data_directory(environ: Mapping[str, str] = os.environ) -> str:
+def _default_data_directory(environ: Mapping[str, str] = os.environ) -> str:
     """Return the data directory of a user's own service; creates nothing.
 
     It is $XDG_STATE_HOME/forewarn, else ~/.local/state/forewarn, by the variables in `environ`.
@@ -134,7 +134,7 @@ def load_settings(
     no file. The data directory becomes an absolute path. Raises Rejected if a setting is unknown or wrong, or the file
     cannot be read; the message names the setting and what to write instead.
     """
-    defaults = {"data": default_data_directory(environ), "lab": lab}
+    defaults = {"data": _default_data_directory(environ), "lab": lab}
     if lab:
         defaults |= {
             "enablement": EnablementMode.ALWAYS.value,  # spec §8.3

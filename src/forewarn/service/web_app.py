@@ -97,7 +97,7 @@ def _is_loopback_host_header(host: str) -> bool:
     return name.lower() == "localhost" or is_loopback_address(name.removeprefix("[").removesuffix("]"))
 
 
-def metrics_routes(
+def _metrics_routes(
     make_context: ContextFactory,
     authenticate_session: SessionAuthenticator | None,
     make_context_for: Callable[..., RequestContext],
@@ -161,7 +161,9 @@ def build_web_app(
         if authenticate_session is not None
         else []
     )
-    metrics = metrics_routes(make_context, authenticate_session, partial(RequestContext, dependencies, fleet_directory))
+    metrics = _metrics_routes(
+        make_context, authenticate_session, partial(RequestContext, dependencies, fleet_directory)
+    )
     app = Starlette(
         routes=[*api_routes(make_context), *metrics, *sign_in_routes, *portal, *arm_routes(make_context)],
         exception_handlers={HTTPException: _handle_http_exception},

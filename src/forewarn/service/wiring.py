@@ -78,7 +78,7 @@ DRAIN_TIMEOUT_S = 5.0  # for requests in progress when the service stops
 _SCOPES_PER_BATCH = 256  # concurrent transactions, which the store commits together
 
 
-def open_hypervisor(settings: Settings, directory: DataDirectory, supervisors: SupervisorRegistry) -> Hypervisor:
+def _open_hypervisor(settings: Settings, directory: DataDirectory, supervisors: SupervisorRegistry) -> Hypervisor:
     """Opens the hypervisor that the settings choose, on the files of the data directory.
 
     `supervisors` is the registry that the process hypervisor uses. The caller closes the hypervisor. Raises Rejected if
@@ -228,14 +228,14 @@ async def _open_control(
     store = SqliteStore.open(directory.database)
     stack.push_async_callback(store.close)
     await mark_purpose(store, _store_purpose(settings))
-    hypervisor = open_hypervisor(settings, directory, supervisors)
+    hypervisor = _open_hypervisor(settings, directory, supervisors)
     stack.push_async_callback(hypervisor.close)
     control = ControlPlane(
         store=store,
         clock=_open_clock(settings, store),
         hypervisor=hypervisor,
         inputs=ControlInputs(
-            new_id=new_guid,
+            new_id=_new_guid,
             polls=store.last_polls,
             lab_addresses=settings.lab,
             http_client=settings.http_client,
@@ -282,7 +282,7 @@ async def _serve_operators(
         await stack.enter_async_context(service.operator_server.serve(dependencies, names))
 
 
-def new_guid() -> str:
+def _new_guid() -> str:
     """Return a new random GUID in upper case, as Azure writes event ids."""
     return str(uuid.uuid4()).upper()
 
@@ -301,7 +301,7 @@ async def _serve_supervisors(stack: AsyncExitStack, service: Service, directory:
     control, publisher = service.control, service.publisher
 
     async def write_history(kind: EntryKind, vm: Vm, text: str) -> None:
-        await _write_entry(control, program_entry(vm, kind, text, control.clock.now()))
+        await _write_entry(control, _program_entry(vm, kind, text, control.clock.now()))
 
     @cache
     def names() -> FleetDirectory:  # built on first use: a fleet without namespace VMs never needs it
@@ -419,7 +419,7 @@ async def _enable_all_scopes(control: ControlPlane, settings: Settings) -> None:
         )
 
 
-def program_entry(vm: Vm, what: EntryKind, text: str, at: float) -> HistoryEntry:
+def _program_entry(vm: Vm, what: EntryKind, text: str, at: float) -> HistoryEntry:
     """Make a history entry about the program that a namespace VM runs; does not store it.
 
     `what` is its kind, `text` what happened, in words, and `at` is lab time.

@@ -94,7 +94,7 @@ class WebhookSender:
             else:
                 await asyncio.sleep(0)  # lets other tasks run while it reads a long history
 
-    async def send_batch(self) -> float | None:
+    async def _send_batch(self) -> float | None:
         """Delivers the messages of the next 200 history entries, up to the first failure.
 
         Saves the cursor after each message, and every 1000 entries without one; a failure of that is only logged.
@@ -125,7 +125,7 @@ class WebhookSender:
 
     async def _try_batch(self) -> float | None:
         try:
-            return await self.send_batch()
+            return await self._send_batch()
         except ForewarnError as error:
             return self._record_failure(f"the history cannot be read: {error}")
         except Exception as error:

@@ -30,7 +30,7 @@ class CheckpointOptions:
     save: CommandLine  # writes the checkpoint
     restore: CommandLine = ()  # reads it again when the event is gone; (): the checkpoint is kept
     check: CommandLine = ()  # exits with 0 if a save finished; (): it cannot tell
-    directory: Path | None = None  # where checkpoints are saved; None: the step's own folder
+    directory: Path | None = None  # where checkpoints are saved, created if needed; None: the step's own folder
 
 
 class CheckpointReaction:
@@ -42,8 +42,9 @@ class CheckpointReaction:
     async def do(self, context: StepContext) -> StepOutcome:
         """Runs the save command, with the checkpoint's path in FOREWARN_CHECKPOINT.
 
-        Creates the path's folder, not the checkpoint. If the command exits with 0, it notes the finished save for the
-        undo and succeeds; else the outcome is a failure.
+        That is the file EVENT-STEP in `directory`, or `checkpoint` in the step's folder; only its folder is created
+        before. First forgets an earlier save. If the command exits with 0, it notes the finished save for the undo and
+        succeeds; else the outcome is a failure.
         """
         path = self._checkpoint_path(context)
         try:

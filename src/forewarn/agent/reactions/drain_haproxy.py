@@ -129,7 +129,7 @@ class DrainHaproxyOptions:
     """The validated options of the reaction `drain-haproxy`."""
 
     socket: str  # path of a unix socket, or host:port
-    servers: tuple[str, ...]  # patterns of backend/server, in which {vm} is this VM's name
+    servers: tuple[str, ...]  # patterns (`web/*`) of backend/server, case-sensitive; {vm} in them is this VM's name
     wait: bool = True  # wait until their sessions have ended
 
 
@@ -143,7 +143,7 @@ class DrainHaproxyReaction:
     async def do(self, context: StepContext) -> StepOutcome:
         """Drains the matching servers that are ready; if `wait`, waits until no matching one has sessions.
 
-        It notes the servers that it drains before. The outcome is a failure if no server matches, HAProxy cannot be
+        It first notes which servers it drains. The outcome is a failure if no server matches, HAProxy cannot be
         reached or refuses, or sessions remain at the end of the step's time.
         """
         try:

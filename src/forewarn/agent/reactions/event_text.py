@@ -60,9 +60,10 @@ def _impact_text(event: Event) -> str:
 
 
 def event_facts(context: StepContext) -> dict[str, object]:
-    """The event as a JSON object: the fields of its document, with `Vm`, `Step` and `Phase` of the agent.
+    """The event as a JSON object: the fields of its document, with the agent's `Vm`, `Step` and `Phase`.
 
-    The fields that the agent reads are always present; if the document lacks them, they are "", [] or None.
+    EventId, EventStatus, EventType, Resources, NotBefore, Description, EventSource and DurationInSeconds are always
+    present; if the document lacks them, they are "", [] or None.
     """
     event = context.event
     return dict(event.raw) | {
@@ -107,7 +108,7 @@ def event_variables(context: StepContext) -> dict[str, str]:
 PLACEHOLDERS = ("vm", "event_id", "kind", "phase", "step")  # written with a dollar sign
 
 
-def placeholder_values(context: StepContext) -> dict[str, str]:
+def _placeholder_values(context: StepContext) -> dict[str, str]:
     """The values for this step by the names in PLACEHOLDERS: vm, event_id, kind, phase and step."""
     event = context.event
     values = (context.vm, event.id, event.kind, str(context.phase), context.step.name)
@@ -119,7 +120,7 @@ def fill_url(url: str, context: StepContext) -> str:
 
     Check it with `check_placeholders` before: an unknown placeholder raises KeyError or ValueError.
     """
-    return Template(url).substitute({name: quote(text, safe="") for name, text in placeholder_values(context).items()})
+    return Template(url).substitute({name: quote(text, safe="") for name, text in _placeholder_values(context).items()})
 
 
 def fill_body(body: object, context: StepContext) -> bytes:
@@ -129,8 +130,8 @@ def fill_body(body: object, context: StepContext) -> bytes:
     strings. Check it with `check_placeholders` before: an unknown placeholder raises KeyError or ValueError.
     """
     if isinstance(body, str):
-        return Template(body).substitute(placeholder_values(context)).encode()
-    return json.dumps(_fill(body, placeholder_values(context))).encode()
+        return Template(body).substitute(_placeholder_values(context)).encode()
+    return json.dumps(_fill(body, _placeholder_values(context))).encode()
 
 
 def _fill(value: object, values_by_name: Mapping[str, str]) -> object:
@@ -144,7 +145,7 @@ def _fill(value: object, values_by_name: Mapping[str, str]) -> object:
 def check_placeholders(key: str, value: Any) -> None:
     """Raises BadOption, for the option `key`, if a string in the value has an unknown placeholder.
 
-    It looks at any depth of lists and tables; a single dollar sign is wrong too.
+    It looks at any depth of lists and tables; a single dollar sign, which must be written `$$`, is wrong too.
     """
     try:
         _fill(value, dict.fromkeys(PLACEHOLDERS, ""))

@@ -167,8 +167,9 @@ class FailoverPatroniReaction:
     async def do(self, context: StepContext) -> StepOutcome:
         """Switches over to a replica, and waits until another member leads and this node runs as replica.
 
-        Success at once if this node does not lead. If no replica can take over, it first waits for one. The outcome is
-        a failure if Patroni refuses or cannot be reached, a secret cannot be read, or the step's time is over before.
+        Success at once if this node does not lead, and did not in an earlier try. If no replica can take over, it first
+        waits for one. The outcome is a failure if Patroni refuses or cannot be reached, a secret cannot be read, or the
+        step's time is over before.
         """
         try:
             cluster = await self._api.cluster()

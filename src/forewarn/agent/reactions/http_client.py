@@ -35,7 +35,7 @@ class HttpCall:
 
     url: str  # http or https
     method: str = "GET"
-    headers: Mapping[str, str] = field(default_factory=dict, repr=False)  # besides Host, User-Agent, Content-Length
+    headers: Mapping[str, str] = field(default_factory=dict, repr=False)  # in addition to Host and the like
     body: bytes = field(default=b"", repr=False)
     ca_file: Path | None = None  # the CAs to trust for https; None: the system's
     secrets: tuple[str, ...] = field(default=(), repr=False)  # header values to remove from messages

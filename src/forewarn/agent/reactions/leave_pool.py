@@ -82,7 +82,7 @@ class ConfiguredWait:
         return reply.status in self.call.expect and is_text_fit
 
 
-def read_subtable(raw: RawOptions, key: str, read: Callable[[RawOptions], T]) -> T:
+def _read_subtable(raw: RawOptions, key: str, read: Callable[[RawOptions], T]) -> T:
     """Returns what `read` makes of the sub-table `key` of the options; it gets {} if the key is absent.
 
     A BadOption of `read` is raised again for the option `key`; raises BadOption also if that is not a table.
@@ -94,7 +94,7 @@ def read_subtable(raw: RawOptions, key: str, read: Callable[[RawOptions], T]) ->
         raise BadOption(key, f"in {key}, {bad.what}", bad.remedy) from None
 
 
-def read_call(raw_call: RawOptions, known: tuple[str, ...] = _CALL_KEYS, method: str = "POST") -> ConfiguredCall:
+def _read_call(raw_call: RawOptions, known: tuple[str, ...] = _CALL_KEYS, method: str = "POST") -> ConfiguredCall:
     """Validates the table of an HTTP call, of which `url` is required; it may have only the keys `known`.
 
     `method` is used if the table has none. `expect` is 2xx by default. Files of secrets are not read yet. Raises
@@ -130,13 +130,13 @@ def _is_latin1(value: str) -> bool:
     return all(ord(character) < 256 for character in value)
 
 
-def read_wait(raw_call: RawOptions) -> ConfiguredWait:
+def _read_wait(raw_call: RawOptions) -> ConfiguredWait:
     """Validates the table `wait` or `wait_back`, of which `url` is required. Raises BadOption.
 
     The interval `every` is 1 s by default; one below 0.1 s becomes 0.1 s.
     """
     return ConfiguredWait(
-        call=read_call(raw_call, _WAIT_KEYS, method="GET"),
+        call=_read_call(raw_call, _WAIT_KEYS, method="GET"),
         contains=read_text(raw_call, "contains"),
         lacks=read_text(raw_call, "lacks"),
         every_s=max(read_seconds(raw_call, "every", 1.0), 0.1),
@@ -220,10 +220,10 @@ def read_options(raw: RawOptions) -> LeavePoolOptions:
     if "leave" not in raw:
         raise BadOption("", "leave is missing", 'write leave = { method = "DELETE", url = "https://…/$vm" }')
     return LeavePoolOptions(
-        leave=read_subtable(raw, "leave", read_call),
-        back=read_subtable(raw, "back", read_call) if "back" in raw else None,
-        wait=read_subtable(raw, "wait", read_wait) if "wait" in raw else None,
-        wait_back=read_subtable(raw, "wait_back", read_wait) if "wait_back" in raw else None,
+        leave=_read_subtable(raw, "leave", _read_call),
+        back=_read_subtable(raw, "back", _read_call) if "back" in raw else None,
+        wait=_read_subtable(raw, "wait", _read_wait) if "wait" in raw else None,
+        wait_back=_read_subtable(raw, "wait_back", _read_wait) if "wait_back" in raw else None,
         ca_file=read_path(raw, "ca_file"),
     )
 

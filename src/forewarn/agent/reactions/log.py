@@ -37,14 +37,15 @@ class LogReaction:
     async def do(self, context: StepContext) -> StepOutcome:
         """Appends the event to the configured file, synced to disk; without a file, to the systemd journal.
 
-        The outcome is a failure if that cannot be written to; the other one is not tried.
+        In the file it is a line of JSON: the `event_facts` with `at` (real time, ISO 8601) and `message`. The outcome
+        is a failure if that place cannot be written to; the other one is not tried.
         """
         target_path = self._options.file or self._options.journal
         try:
             if self._options.file:
-                append_json_line(self._options.file, _json_row(context))
+                _append_json_line(self._options.file, _json_row(context))
             else:
-                send_to_systemd_journal(self._options.journal, _journal_fields(context))
+                _send_to_systemd_journal(self._options.journal, _journal_fields(context))
         except OSError as error:
             return StepOutcome(ok=False, text=f"{target_path} cannot be written to: {error.strerror}")
         return StepOutcome(ok=True, text=f"written to {target_path}")
@@ -63,7 +64,7 @@ def _json_row(context: StepContext) -> dict[str, object]:
     return {"at": at, "message": event_sentence(context), **event_facts(context)}
 
 
-def append_json_line(file: Path, row: Mapping[str, object]) -> None:
+def _append_json_line(file: Path, row: Mapping[str, object]) -> None:
     """Appends `row` to the file as one JSON line, by a single write, so that concurrent lines stay whole.
 
     It is synced to disk when the call returns. Creates the file (mode 0640) if needed. Raises OSError.
@@ -93,7 +94,7 @@ def _journal_fields(context: StepContext) -> dict[str, str]:
     }
 
 
-def send_to_systemd_journal(journal: Path, fields: Mapping[str, str]) -> None:
+def _send_to_systemd_journal(journal: Path, fields: Mapping[str, str]) -> None:
     """Sends one entry with these fields to the systemd journal, whose unix socket is `journal`.
 
     Does not wait. Raises OSError, also if the socket's queue is full.

@@ -59,7 +59,7 @@ class SmtpServerConfig:
         return f"{self.host}:{self.port}"
 
 
-async def send_mail(server: SmtpServerConfig, mail: EmailMessage, sender: str, receivers: tuple[str, ...]) -> None:
+async def _send_mail(server: SmtpServerConfig, mail: EmailMessage, sender: str, receivers: tuple[str, ...]) -> None:
     """Sends a mail once; returns when the server has accepted it for all receivers. Has no timeout.
 
     `sender` and `receivers` are the addresses of the SMTP envelope. Raises SmtpTemporaryError (a retry may help),
@@ -185,17 +185,17 @@ class MailReaction:
         self._options = options
 
     async def do(self, context: StepContext) -> StepOutcome:
-        """Sends the mail of `compose_mail`; success when the server has accepted it for all receivers.
+        """Sends a mail that the event is announced; success when the server has accepted it for all receivers.
 
         Retries while the server cannot be reached or answers 4xx, until the step's time is over. A failure then, or at
         once if the server rejects the mail or the password cannot be read.
         """
-        mail, wait_s, end_s = compose_mail(context, self._options), _FIRST_RETRY_S, reserve_s(context)
+        mail, wait_s, end_s = _compose_mail(context, self._options), _FIRST_RETRY_S, reserve_s(context)
         while True:
             left_s = context.left_s() - end_s
             try:
                 async with asyncio.timeout(max(left_s, 0.05)):
-                    await send_mail(self._options.server, mail, self._options.sender, self._options.receivers)
+                    await _send_mail(self._options.server, mail, self._options.sender, self._options.receivers)
                 return StepOutcome(ok=True, text=f"accepted by {self._options.server} for {mail['To']}")
             except (SmtpRejected, SecretUnavailable) as error:
                 return StepOutcome(ok=False, text=str(error))
@@ -218,7 +218,7 @@ class MailReaction:
         return None
 
 
-def compose_mail(context: StepContext, options: MailOptions) -> EmailMessage:
+def _compose_mail(context: StepContext, options: MailOptions) -> EmailMessage:
     """Builds the mail of this phase: that the event is announced or, in the undo phase, that it is gone.
 
     The second replies to the first, so that they belong to one thread. A repeated mail has the same Message-ID. The VM

@@ -110,7 +110,8 @@ def _parse_seconds(text: str) -> float | None:
 def read_texts(raw: RawOptions, key: str, example: str = "") -> tuple[str, ...]:
     """The non-empty strings under `key`, given as a list or a single string; () if the key is absent.
 
-    With an example, which the remedy shows, the key must be present and the list not empty. Raises BadOption.
+    With an example, which the remedy shows, the key must be present and the list not empty; else [] gives (). Raises
+    BadOption.
     """
     if example and key not in raw:
         raise BadOption("", f"{key} is missing", f"write {key} = {example}")
@@ -153,7 +154,7 @@ def read_path(raw: RawOptions, key: str) -> Path | None:
 
 
 def read_url(raw: RawOptions, key: str, default: str = "") -> str:
-    """The http or https URL under `key`; the default if it is absent. Raises BadOption as `check_url`."""
+    """The http(s) URL under `key`; the default if absent. Raises BadOption as `check_url`, and for ""."""
     given = read_text(raw, key, default)
     if given:
         check_url(key, given)

@@ -83,7 +83,10 @@ def _process_matches(pid: int, exe: str, command: tuple[str, ...], uid: int) -> 
 
 
 def remaining_processes(targets: Iterable[ProcessInfo]) -> list[ProcessInfo]:
-    """The targets that still run, and all running members of process groups that a target led; unordered."""
+    """The targets that still run, and all running members of process groups that a target led; unordered.
+
+    This process is never among them.
+    """
     target_list = list(targets)
     groups = {each.group for each in target_list if each.is_group_leader}
     return [each for each in other_processes() if each in target_list or each.group in groups]

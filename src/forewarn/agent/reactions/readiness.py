@@ -44,7 +44,7 @@ def _local_port(row: list[str]) -> int:
 class ReadinessOptions:
     """The validated options of the reaction `readiness`."""
 
-    file: Path | None = None  # created, to exist while the VM is not ready; None: no file
+    file: Path | None = None  # created empty, to exist while the VM is not ready; None: no file
     notice_s: float = 0.0  # seconds to wait for health checks to notice that the VM is not ready
     ports: tuple[int, ...] = ()  # local TCP ports: wait until they have no connections; (): do not wait
 
@@ -62,8 +62,8 @@ class ReadinessReaction:
     async def do(self, context: StepContext) -> StepOutcome:
         """Creates the file, waits `notice_s`, and then until the ports have no connections.
 
-        The outcome is a failure if the file cannot be created, or if connections remain at the end of the step's time;
-        the VM then stays not ready.
+        A file that exists is left as it is. The outcome is a failure if the file cannot be created, or if connections
+        remain at the end of the step's time; the VM then stays not ready.
         """
         try:
             self._create_file(context)

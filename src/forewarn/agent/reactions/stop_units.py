@@ -36,8 +36,8 @@ class StopUnitsReaction:
     async def do(self, context: StepContext) -> StepOutcome:
         """Stops the units in order with systemctl, and waits until each is inactive or failed.
 
-        It notes the state of each unit before. The outcome is a failure, and later units are not stopped, at the first
-        unit that cannot be stopped in the step's time, or if systemctl does not show a state.
+        It first notes the state of each unit; an absent one is inactive. The outcome is a failure, and later units are
+        not stopped, at the first unit that cannot be stopped in the step's time, or if systemctl does not show a state.
         """
         try:
             await self._save_unit_states(context)

@@ -46,9 +46,10 @@ class WebhookReaction:
         self._options = options
 
     async def do(self, context: StepContext) -> StepOutcome:
-        """Posts the `cloud_event` that the event was announced, with retries in the step's time.
+        """Posts a CloudEvent of type Forewarn.Agent.EventNoticed, with retries in the step's time.
 
-        Success if the receiver answers 2xx; another answer, none, or a secret that cannot be read is a failure.
+        Its data are the `event_facts` with a `Message` for people. Success if the receiver answers 2xx; another answer,
+        none, or a secret that cannot be read is a failure.
         """
         try:
             reply = await send_with_retries(self._http_call(context), context)
@@ -57,7 +58,7 @@ class WebhookReaction:
         return StepOutcome(ok=reply.ok, text=f"the receiver answered {reply.status}")
 
     async def undo(self, context: StepContext) -> StepOutcome:
-        """Posts the `cloud_event` that the event is gone, with retries and success as for `do`."""
+        """Posts a CloudEvent of type Forewarn.Agent.EventGone, with data, retries and success as for `do`."""
         return await self.do(context)
 
     async def check(self, context: StepContext) -> bool | None:
@@ -65,14 +66,14 @@ class WebhookReaction:
         return None
 
     def _http_call(self, context: StepContext) -> HttpCall:
-        body = json.dumps(cloud_event(context)).encode()
+        body = json.dumps(_cloud_event(context)).encode()
         headers = {"Content-Type": "application/cloudevents+json; charset=utf-8"}
         if self._options.secret_file:
             headers |= _signature_headers(read_secret(self._options.secret_file), body)
         return HttpCall(url=self._options.url, method="POST", headers=headers, body=body, ca_file=self._options.ca_file)
 
 
-def cloud_event(context: StepContext) -> dict[str, object]:
+def _cloud_event(context: StepContext) -> dict[str, object]:
     """The CloudEvent (1.0) for this step and phase, as a JSON object.
 
     Its type is Forewarn.Agent.EventNoticed, in the undo phase Forewarn.Agent.EventGone; its data are the
