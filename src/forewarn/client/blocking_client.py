@@ -53,7 +53,7 @@ class WatchInterrupt:
         self._receiver.close()
 
     def set(self) -> None:
-        """Makes the current wait and all later ones raise; no effect after the end of the watch.
+        """Makes the current wait and all later ones raise; no effect after the context has ended.
 
         It takes no lock, so that a signal handler may call it at any moment; other threads may, too.
         """

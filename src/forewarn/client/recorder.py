@@ -60,7 +60,7 @@ class EndpointRecorder:
             self._sleep(min(self._pause_s(), max(0.0, self._left_s())))
 
     def end(self) -> RecordingEnd:
-        """Returns the last line of the recording, as of now: elapsed seconds, last Date, number of polls."""
+        """Returns the last line of the recording, as of now: elapsed seconds, Date of the last answer, polls."""
         return RecordingEnd(at_s=self._elapsed_s(), date=self._date, polls=self._polls)
 
     def _poll(self) -> RecordedResponse | None:

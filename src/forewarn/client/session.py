@@ -337,12 +337,12 @@ class ClientProperties:
 
     @property
     def answered_at(self) -> float | None:
-        """When the latest poll was answered, in seconds of the client's `clock`; None before the first."""
+        """When the latest successful poll was answered, in seconds of the client's `clock`; None before it."""
         return self._session.answered_at
 
     @property
     def held_s(self) -> float:
-        """Seconds for which the service held its latest answer to a poll; 0.0 if it did not."""
+        """Seconds for which the service held its latest usable answer to a poll; 0.0 if it did not."""
         return self._session.held_s
 
     @property

@@ -59,9 +59,9 @@ class CauseRules:
     description: str = ""  # as documents show it
     duration_s: int = -1  # of the interruption, as documents show it; -1: not known
     minimum_notice_s: int = 0  # spec §6.3; for a Terminate, the setting of the VM counts instead
-    planned: bool = False  # one update domain of a scope at a time (spec §6.2)
+    planned: bool = False  # planned maintenance: one update domain of a scope at a time (spec §6.2)
     whole_host: bool = False  # waits for the other scopes on its host (spec §6.2)
-    by_user: bool = False  # performed at once while the scope is disabled (spec §8.2)
+    by_user: bool = False  # an operation of the user: performed at once while the scope is disabled (spec §8.2)
     limited: bool = False  # counts towards the limit of user operations (spec §8.4)
 
     @property

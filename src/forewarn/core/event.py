@@ -29,7 +29,7 @@ class Ending(StrEnum):
 
     FINISHED = "finished"  # every act succeeded
     FAILED = "failed"  # every act was tried, and at least one failed
-    WITHDRAWN = "withdrawn"  # it never started
+    WITHDRAWN = "withdrawn"  # it never started: withdrawn, replaced, or without VMs
     NOT_NEEDED = "not needed"  # it never started, because all its VMs left the host that it is about (spec §6.4)
 
 
@@ -73,9 +73,9 @@ class Event(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=T
     scope_id: str
     request_id: str  # of the request; for an event that a fault made, the id of the fault
     cause: Cause
-    who: str  # who requested it
+    who: str  # the name of who requested it
     vms: tuple[str, ...]  # names as documents show them
-    published_at: float  # or performed at once, if it is not listed
+    published_at: float  # when it was published; if it is not listed, performed
     not_before: float  # when it may start without an approval
     seq: int = 0  # order of publication within the scope; `Scope.with_event` sets it
     update_domain: int = 0

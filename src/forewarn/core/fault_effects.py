@@ -31,8 +31,8 @@ def announce_with_faults(scope: Scope, event: Event, context: DecisionContext) -
     """Return the scope with a new event published; a fault may start it at once or shorten its notice.
 
     A fault NO_NOTICE of `context.faults` starts it with its acts, unless it would have to wait for more than its gate.
-    Else a fault SHORT_NOTICE makes its NotBefore earlier, never later. The oldest fault that applies counts; its id and
-    a note are added to the event. Without one, the event is only published.
+    Else a fault SHORT_NOTICE makes its NotBefore earlier, never later. The oldest fault that applies counts; the event
+    gets its id, and a note in place of its own. Without one, the event is only published.
     """
     if (
         _may_start_without_notice(scope, event, context)
@@ -73,7 +73,7 @@ def reset_incarnation(scope: Scope, fault: Fault, now: float) -> Scope:
 
 
 def plan_freezes(fault: Fault, scope: Scope, ids: Sequence[str]) -> tuple[PlannedEvent, ...]:
-    """Return one planned Freeze per event id, of the scope's VMs in turn, the fault's VM first.
+    """Return one planned Freeze per event id, of the scope's VMs in turn, from the fault's VM on.
 
     Each has the usual notice of a host update, and the fault as its request. VMs that are not running are left out.
     Refused if none is running. The caller applies the planned events.

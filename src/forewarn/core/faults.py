@@ -27,7 +27,7 @@ class FaultKind(StrEnum):
     RESET = "reset"  # of the connection, instead of an answer
     SLOW_BODY = "slow-body"  # the document arrives in small pieces
     STALE = "stale"  # an older document
-    UNKNOWN_VERSION_404 = "unknown-version-404"  # 404 instead of 400
+    UNKNOWN_VERSION_404 = "unknown-version-404"  # 404 instead of 400 for an unknown api-version
     SHORT_NOTICE = "short-notice"  # an event's NotBefore is earlier than it should be
     NO_NOTICE = "no-notice"  # an event is Started when it first appears
     WITHDRAWN_AFTER_APPROVAL = "withdrawn-after-approval"  # an approved event disappears instead of starting
@@ -265,7 +265,7 @@ class StormFault(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     vm: str  # a key
     count: int | None = None  # of requests or events; None: no limit
     for_s: float | None = None  # real time for requests, lab time for events; None: it happens at once
-    parameters: dict[str, float] = {}
+    parameters: dict[str, float] = {}  # others of its kind have their defaults
 
 
 class FaultStorm(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

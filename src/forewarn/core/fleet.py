@@ -91,8 +91,8 @@ class Vm(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=True
     fault_domain_count: int = 0  # likewise
     priority: Priority = Priority.REGULAR
     eviction_policy: EvictionPolicy = EvictionPolicy.DEALLOCATE
-    terminate_notice_min: int = 0  # 0: no terminate notification
-    os_image_notice_min: int = 0  # only stored: replacing an image publishes no event (spec §6.4)
+    terminate_notice_min: int = 0  # minutes; 0: no terminate notification
+    os_image_notice_min: int = 0  # minutes; only stored: replacing an image publishes no event (spec §6.4)
     auto_approve: AutoApproval = AutoApproval()
     publish_outside: bool = False  # its owner wants webhooks to receive its events
     tags: dict[str, str] = {}
@@ -122,7 +122,7 @@ def vm_key(subscription_id: str, resource_group: str, name: str) -> str:
 
 
 def vm_key_in_scope(scope_id: str, name: str) -> str:
-    """Return the key of a VM by its scope and its name, in any case. ValueError if it is no scope id."""
+    """Return the key of a VM by its scope and its name, in any case. ValueError if `scope_id` is none."""
     return f"{resource_group_of_scope(scope_id)}/{name.casefold()}"
 
 

@@ -56,9 +56,8 @@ def plan_events_for_vms(
     """Return one planned event per VM, in order; KeyError for an operation not in OPERATION_CAUSES.
 
     `new_id` makes the ids of the events; `host` is the name of the host that the request is about, if any. Nothing is
-    published: `apply_planned_event` does
-    that. Rejected if the requested notice is below the minimum without `short_notice`, or if the operation gives none;
-    Refused if a VM to be deleted has no terminate notification to give.
+    published: `apply_planned_event` does that. Rejected if the requested notice is below the minimum without
+    `short_notice`, or if the operation gives none; Refused if a VM to be deleted has no terminate notification.
     """
     cause = OPERATION_CAUSES[request.ask]
     return tuple(

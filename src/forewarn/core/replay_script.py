@@ -63,7 +63,7 @@ class ReplayStep(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """
 
     at_s: float  # seconds since the start of the loop, at the recorded speed
-    notices: tuple[wire.EventNotice, ...] = ()  # NotBefore counts like `at_s`; with `instead`, as before
+    notices: tuple[wire.EventNotice, ...] = ()  # NotBefore counts like `at_s`; with `instead`, as in the step before
     grows: int = 0  # how much the incarnation grows
     instead: SubstituteAnswer | None = None  # None: a document with the notices
 

@@ -71,7 +71,8 @@ def is_within_resource(over: str, resource: str) -> bool:
 def parse_resource_id(text: str) -> str:
     """Return a typed resource id without blanks around it and slashes at its end; its case stays.
 
-    Rejected if it has not the form of an id that roles can be granted over; whether the resource exists is not checked.
+    `/`, everything, is returned as it is. Rejected if it has not the form of an id that roles can be granted over;
+    whether the resource exists is not checked.
     """
     given = text.strip()
     if given == ROOT_RESOURCE:

@@ -28,7 +28,7 @@ class Scope(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     A scope is the VMs that share one document: a set, a placement group, a cloud service, or a single VM.
     """
 
-    id: str
+    id: str  # see `scope_id_for`
     version: int = 0  # of the stored row, for optimistic commits; not the incarnation
     epoch: int = 0  # how often it was enabled or reset
     incarnation: int = 0  # of its document, within the epoch

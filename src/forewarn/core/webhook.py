@@ -10,7 +10,7 @@ from forewarn.core.resource_ids import ROOT_RESOURCE
 
 
 class WebhookSchema(StrEnum):
-    """The message format of a webhook: Event Grid or CloudEvents."""
+    """The message format of a webhook: Event Grid or CloudEvents 1.0."""
 
     EVENT_GRID = "eventgrid"
     CLOUD_EVENTS = "cloudevents"

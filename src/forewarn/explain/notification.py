@@ -54,7 +54,10 @@ class EventNotification(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def subject(self) -> str:
-        """The resource id that Azure would give the event: below `resource`, with its id in lower case."""
+        """The resource id that Azure would give the event, below `resource`.
+
+        It is `RESOURCE/providers/microsoft.maintenance/scheduledevents/ID`, the id in lower case.
+        """
         return f"{self.resource}/providers/microsoft.maintenance/scheduledevents/{self.event.id.lower()}"
 
 

@@ -243,9 +243,9 @@ class Lab:
     def roll_out(self, vm: str, *, impact: str = "update", notice: DurationLike | None = None) -> tuple[LabEvent, ...]:
         """Start a rollout over this VM's scope, one update domain at a time; returns the first events.
 
-        The scope is the VM's availability set, scale set or cloud service, or the VM alone. The impact is `update` or
-        `migrate` (a Freeze), or `reboot`. Later events are in `events` once the clock has moved. Raises Rejected for
-        another impact, and Refused if VMs must move and no host can take them.
+        The scope is the VM's availability set, cloud service or placement group of a scale set, or the VM alone. The
+        impact is `update` or `migrate` (a Freeze), or `reboot`. Later events are in `events` once the clock has moved.
+        Raises Rejected for another impact, and Refused if VMs must move and no host can take them.
         """
         rollout = Rollout(impact=request.parse_impact(impact), scope_id=self._scope_id(vm))
         return self._lab_events(

@@ -142,9 +142,9 @@ def fault_request(
 ) -> FaultSpec:
     """The description of the fault that a test asked for, which is not set yet; `vm` None means all VMs.
 
-    It affects at most `times` requests or events and ends after `lasts`; None: no such limit. A parameter in seconds is
-    named with or without `_s`. Raises Rejected for an unknown kind or a bad duration, NotFound or Refused as `find_vm`;
-    whether limits and parameters suit the kind is checked when it is set.
+    It affects at most `times` requests or events and ends after `lasts`; None: no limit but that of its kind. A
+    parameter in seconds is named with or without `_s`. Raises Rejected for an unknown kind or a bad duration, NotFound
+    or Refused as `find_vm`; whether limits and parameters suit the kind is checked when it is set.
     """
     fault_kind = parse_fault_kind(kind)
     target = None if vm is None else find_vm(service, vm)

@@ -48,7 +48,7 @@ class EventNotice:
 class Document:
     """The scheduled events of one scope, in the order they were published.
 
-    Documents of a scope with the same incarnation have the same content (spec §4.2).
+    Documents of a scope with the same incarnation have the same content, until it is enabled anew (spec §4.2).
     """
 
     incarnation: int  # grows with each event that is added, started or removed

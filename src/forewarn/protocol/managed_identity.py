@@ -24,7 +24,7 @@ class TokenRequest:
     resource: str  # the URI of the service that shall accept the token
     client_id: str = ""
     object_id: str = ""
-    resource_id: str = ""  # of the VM, in a system-assigned identity
+    resource_id: str = ""  # a system-assigned identity has that of its VM
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,7 +15,7 @@ class UnknownVersionPolicy(StrEnum):
 
     # The values are those of the setting `unknown_version`.
     REFUSE = "refuse"  # 400
-    LENIENT = "lenient"  # as the newest served version before it
+    LENIENT = "lenient"  # as the newest served version before it; 400 if there is none
     NOT_FOUND = "not-found"  # 404
 
 

@@ -26,7 +26,7 @@ def name_error(name: str, *, limit: int = MAX_NAME_LENGTH) -> str | None:
 
 
 def pattern_error(pattern: str) -> str | None:
-    """Return why a pattern is not valid, to follow it in a sentence; None if all braces are {n} or {n:03}."""
+    """Return why a pattern is invalid, to follow it in a sentence; None if braces are {n} or like {n:03}."""
     rest = _NUMBER_PLACEHOLDER.sub("", pattern)
     return "has braces other than {n}" if "{" in rest or "}" in rest else None
 

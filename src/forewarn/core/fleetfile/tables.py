@@ -98,7 +98,7 @@ class ResourceGroupTable(msgspec.Struct, frozen=True, kw_only=True):
 class HostsTable(msgspec.Struct, frozen=True, kw_only=True):
     """[[hosts]]: one host, or `count` numbered ones, in `zones` in turn."""
 
-    name: Name  # with {n} in place of the number; with a count and without {n}, `-{n}` is added
+    name: Name  # with {n} in place of its number; without it, a count adds `-{n}`
     count: Count = 1
     first: FirstNumber = 0  # the number of the first one
     location: Location = ""  # "": that of [defaults]
@@ -112,7 +112,7 @@ class CommonVmTable(msgspec.Struct, frozen=True, kw_only=True):
     A key that is left out is inherited from the set, the resource group or [defaults]; its value here does not count.
     """
 
-    name: Name  # of the set, or of the VM, with {n} in place of its number; with a count, else `-{n}` is added
+    name: Name  # of the set; or of the VM, with {n} in place of its number; without it, a count adds `-{n}`
     subscription: Text = ""  # name or id
     resource_group: Text = ""
     location: Location = ""

@@ -203,9 +203,9 @@ class SupervisorRegistry:
             self._records.delete(vm)
 
     async def wait_for_connection(self, vm: str) -> SupervisorConnection | None:
-        """The connection to the VM's supervisor, after a wait of up to `grace_s`; None at once if it has none.
+        """The connection to the VM's supervisor, after a wait of up to `grace_s`; None if it has none.
 
-        Raises Unavailable if the supervisor's process is alive but does not connect.
+        Does not wait if no process of a supervisor is alive. Raises Unavailable if it is, but does not connect.
         """
         with suppress(TimeoutError):
             async with asyncio.timeout(self._grace_s):
