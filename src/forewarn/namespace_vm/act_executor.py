@@ -28,8 +28,8 @@ SendMessage = Callable[[JsonMessage], Awaitable[None]]  # to the service; drops 
 def finish_interrupted_acts(journal: VmActJournal, vm: VmDescription) -> None:
     """Record the acts that a killed supervisor left unfinished as done; empty the disk if they wipe it.
 
-    The disk is the VM's ephemeral directory. The VM died with that supervisor and is about to start again. OSError if
-    the journal or the disk cannot be written.
+    The disk is the VM's ephemeral directory; WIPING_VERBS are the verbs that empty it. The VM died with that supervisor
+    and is about to start again. OSError if the journal or the disk cannot be written.
     """
     for act, verb in journal.unfinished.items():
         if verb in WIPING_VERBS:
@@ -95,7 +95,8 @@ class VmActExecutor:
     async def thaw(self, act: str) -> None:
         """End the freeze of this act now, or as soon as it begins; its outcome is sent then.
 
-        For an act that is over, sends its outcome again; for an unknown act, a failure.
+        For an act that is over, sends its outcome again; for an act in progress that is no freeze, its progress; for an
+        unknown act, a failure.
         """
         if act in self._freeze_ends:
             self._freeze_ends[act].set()

@@ -40,7 +40,7 @@ class VmActJournal:
 
     @property
     def outcomes(self) -> dict[str, VmActOutcome]:
-        """A copy of the outcomes of finished acts by act id, oldest first."""
+        """A copy of the outcomes of finished acts by act id, oldest first; 256 at most when it is opened."""
         return dict(self._outcomes)
 
     @property

@@ -66,7 +66,8 @@ class ServiceConnection:
     async def send_hello(self, hello: JsonMessage) -> VmDescription:
         """Send the hello (see `messages.hello_message`), and return the service's description of the VM.
 
-        Raises Refused with the service's message, Unavailable if it does not reply within 60 s, OSError if it is gone.
+        Raises Refused with the service's message, Unavailable if no reply comes within 60 s, OSError if the hello
+        cannot be sent.
         """
         await self.send(hello)
         try:
@@ -80,7 +81,7 @@ class ServiceConnection:
         return VmDescription.from_welcome(reply["welcome"])
 
     def close(self) -> None:
-        """Close the socket."""
+        """Close the socket; may be called twice."""
         self._sock.close()
 
 

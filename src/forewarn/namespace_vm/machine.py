@@ -28,6 +28,7 @@ class Machine:
     `VmNamespaces.watch_events` reports of init, the VM's first process, to `handle_init_event`. Async methods raise
     OSError if init is gone. Call one operation at a time, except for `kill`. `grace_s` is how long `stop` waits before
     SIGKILL, in seconds of real time; `boot_id` is that of the first boot, and each later boot gets a new one.
+    `last_exit` says how the program's latest run ended.
     """
 
     def __init__(self, namespaces: VmNamespaces, vm: VmDescription, *, grace_s: float, boot_id: str) -> None:

@@ -95,23 +95,33 @@ def hello_message(
 def listener_message(address: str, port: int) -> JsonMessage:
     """Make the message that offers a listening socket, whose file descriptor must be sent along.
 
-    `address` and `port` are those that it listens on inside the VM.
+    `address` and `port` are those that it listens on inside the VM. Its keys are `listener` (an object with these two)
+    and `fds`, the number of descriptors.
     """
     return {"listener": {"address": address, "port": port}, "fds": 1}
 
 
 def progress_message(act: str, until_s: float) -> JsonMessage:
-    """Make the message that an act is under way for about `until_s` more seconds, at least 0."""
+    """Make the message that an act is under way for about `until_s` more seconds, at least 0.
+
+    Its keys are `act`, the id, and `until`, these seconds.
+    """
     return {"act": act, "until": round(max(0.0, until_s), 3)}
 
 
 def outcome_message(act: str, outcome: VmActOutcome, *, boot_id: str, state: str) -> JsonMessage:
-    """Make the message that an act (by its id) is over, with the VM's boot id and state after it."""
+    """Make the message that an act (by its id) is over, with the VM's boot id and state after it.
+
+    Its keys are `act`, `ok`, `note`, `boot_id` and `state`.
+    """
     return {"act": act, **asdict(outcome), "boot_id": boot_id, "state": state}
 
 
 def exit_message(program_exit: VmProgramExit, output: str) -> JsonMessage:
-    """Make the message that the program ended by itself, with the end of its output ("" if not recorded)."""
+    """Make the message that the program ended by itself, with the end of its output ("" if not recorded).
+
+    Its one key is `exited`: an object with `code`, `signal` and `output`.
+    """
     return {"exited": {**asdict(program_exit), "output": output}}
 
 

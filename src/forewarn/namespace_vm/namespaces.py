@@ -40,7 +40,10 @@ class InitReply:
 
 
 class VmNamespaces:
-    """The namespaces of one VM and its init process. Create it outside of an event loop, because it forks."""
+    """The namespaces of one VM and its init process. Create it outside of an event loop, because it forks.
+
+    `missing_features` describes, for people, what this kernel refused and the VM runs without.
+    """
 
     def __init__(self, spec: VmSpec) -> None:
         """Create the namespaces and start init, but not yet the program.

@@ -70,7 +70,7 @@ class OwnNetwork:
         netlink.add_address("lo", IPv4Interface(METADATA_ADDRESS))
 
     def listen(self) -> list[socket.socket]:
-        """Open a listening socket on the metadata endpoint."""
+        """Open one listening socket, on the endpoint's port 80; the caller closes it."""
         return _open_listeners(self.address, (METADATA_PORT,))
 
     def restore(self) -> None:
@@ -102,11 +102,14 @@ class JoinedNetwork:
         self._restore_actions.append(lambda: netlink.bring_down("lo"))
 
     def listen(self) -> list[socket.socket]:
-        """Open a listening socket on the metadata endpoint."""
+        """Open one listening socket, on the endpoint's port 80; the caller closes it.
+
+        OSError if another socket listens there.
+        """
         return _open_listeners(self.address, (METADATA_PORT,))
 
     def restore(self) -> None:
-        """Remove the addresses that were added, and set loopback down if it was."""
+        """Remove the addresses that were added, and set loopback down if it was; may be called twice."""
         while self._restore_actions:
             self._restore_actions.pop()()
 
@@ -147,7 +150,7 @@ class NoVnetNetwork:
         netlink.add_unreachable_route(IPv4Interface(METADATA_ADDRESS))
 
     def listen(self) -> list[socket.socket]:
-        """Open listening sockets on both ports of the metadata endpoint, in the platform's namespace."""
+        """Open listening sockets on both ports of the endpoint (PLATFORM_PORTS), in the platform's namespace."""
         syscalls.enter_namespace(self._platform_netns)
         try:
             return _open_listeners(self.address, PLATFORM_PORTS)

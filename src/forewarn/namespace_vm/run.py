@@ -41,7 +41,7 @@ class VmRunOptions:
     program: tuple[str, ...]  # with its arguments
     data: Path  # the service's data directory
     network_mode: NetworkMode = NetworkMode.OWN
-    joined_netns: str | None = None  # a path, or a name below /run/netns
+    joined_netns: str | None = None  # a path, or a name below /run/netns; None unless the mode is JOINED
     is_isolated: bool = False  # no outbound network
     is_detached: bool = False  # no terminal: the program's output goes to a file beside its journal
     grace_s: float = DEFAULT_GRACE_S  # real time between SIGTERM and SIGKILL

@@ -165,7 +165,8 @@ class DataDirectory:
 def files_of_earlier_service(data: Path) -> list[str]:
     """Return the names of files in a data directory that a service only makes after its database.
 
-    Missing or empty ones are left out, so the list is empty where no service ran.
+    These are the administrator's secret, certificates, ledger and WAL, in this order. Missing or empty ones are left
+    out, so the list is empty where no service ran.
     """
     return [name for name in _FILES_AFTER_DATABASE if _has_content(data / name)]
 

@@ -151,7 +151,7 @@ async def open_operator_server(
 
     Creates, where missing, keys, the certificate, the tenant id and, unless clients sign in at an external issuer, once
     the administrator client. `now` is lab time, for the history. The caller closes the server's `sock`. Raises Rejected
-    if the address, the certificate or a secret's file cannot be used.
+    if the address, the certificate or a secret's file cannot be used, Unavailable if the store cannot be written.
     """
     if not settings.console:
         return None

@@ -130,7 +130,9 @@ class Service:
     def info(self) -> dict[str, Any]:
         """The answer to `GET /service`: version, process, clock, listeners, workers, console and counts.
 
-        The values can be encoded as JSON. Times are lab time; "console" is None without an HTTPS port.
+        Its keys: version, pid, data, started_at, now, lab, speed, enablement, identity_on_loopback, listeners, workers,
+        console and counts. The values can be encoded as JSON. Times are lab time; "console" is None without an HTTPS
+        port, else as `OperatorServer.describe` returns it.
         """
         now, speed, lab = self.control.lab_clock.status()
         return {
@@ -164,7 +166,7 @@ class Service:
     def sign_in_link(self) -> str:
         """Create a one-time link that signs the local user in to the portal; returns its URL.
 
-        "" if the service has no HTTPS port, and so no portal.
+        It is valid for 15 minutes. "" if the service has no HTTPS port, and so no portal.
         """
         if self.operator_server is None:
             return ""
