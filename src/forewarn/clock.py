@@ -42,10 +42,6 @@ class ClockSetting:
     real_at: float  # POSIX seconds of the wall clock
     speed: float = 1.0  # seconds of lab time per second of real time; 0: paused
 
-    def lab_time_at(self, real: float) -> float:
-        """Return the lab time at a real time, both in POSIX seconds; `lab_at` for times before `real_at`."""
-        return self.lab_at + max(0.0, real - self.real_at) * self.speed
-
 
 read_real_time = time.time  # the wall clock in POSIX seconds
 
@@ -99,7 +95,6 @@ class LabClock:
 
     def now(self) -> float:
         """Return the lab time in POSIX seconds. If the wall clock is set back, it stands still meanwhile."""
-        # Every poll calls this, so `ClockSetting.lab_time_at` is inlined here.
         setting = self._setting
         shown = setting.lab_at + (self._read_real_time() - setting.real_at) * setting.speed
         if shown > self._latest:

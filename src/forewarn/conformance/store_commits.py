@@ -94,7 +94,8 @@ class StoreCommitTests(StoreSuite):
     def test_subscribers_get_every_commit_in_order_before_the_caller_continues(self) -> None:
         """A subscriber gets each applied commit, with numbered entries, before its `commit` returns.
 
-        Commits come in the order of their numbers, those that raise Conflict never, and none after unsubscribing.
+        Commits come in the order of their numbers, those that raise Conflict never, and none after unsubscribing, which
+        may be done twice.
         """
 
         async def scenario(store: Store) -> None:

@@ -153,7 +153,7 @@ class StoreHistoryTests(StoreSuite):
         self.run_scenarios(scenario)
 
     def test_a_vm_that_is_removed_and_added_again_has_not_polled(self) -> None:
-        """A removed VM keeps its last poll; the VM that is added under its key is another one."""
+        """A removed VM keeps its last poll; a VM that is added under its key is another one, without a poll."""
 
         async def scenario(store: Store) -> None:
             web, other = sample_vm("web-0"), sample_vm("web-1")

@@ -62,7 +62,10 @@ class StorePruningTests(StoreSuite):
         self.run_scenarios(scenario)
 
     def test_pruning_keeps_the_events_of_an_open_rollout(self) -> None:
-        """A rollout learns from its events which VMs are done; without them it would repeat those VMs (§6.2)."""
+        """A rollout learns from its events which VMs are done; without them it would repeat those VMs (§6.2).
+
+        `prune` keeps their deliveries too, and deletes both once the rollout is closed.
+        """
 
         async def scenario(store: Store) -> None:
             reached = finished_event(sample_event("E1", request_id="r1"), 9.0)
@@ -79,7 +82,10 @@ class StorePruningTests(StoreSuite):
         self.run_scenarios(scenario)
 
     def test_pruning_removes_deliveries_of_events_that_are_not_stored_by_their_age(self) -> None:
-        """A replay shows events that exist in no other row: the time of an event's first delivery counts."""
+        """A replay shows events that exist in no other row: the time of an event's first delivery counts.
+
+        `prune` deletes all deliveries of such an event if the first one was before the given time.
+        """
 
         async def scenario(store: Store) -> None:
             await store.record_observations([], [sample_delivery("old", at=9.0), sample_delivery("new", at=10.0)])

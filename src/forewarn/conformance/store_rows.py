@@ -24,7 +24,10 @@ replace_fields = msgspec.structs.replace  # a copy of a frozen struct with some 
 
 
 def sample_vm(name: str, **facts: Any) -> Vm:
-    """Return a VM of availability set `web` on host `h1`; `facts` sets or replaces fields by name."""
+    """Return a VM of availability set `web` on host `h1`; `facts` sets or replaces fields by name.
+
+    It is in location `north`, resource group `group` and subscription `sub`, and its `vm_id` is `id of NAME`.
+    """
     where = {"subscription_id": "sub", "resource_group": "group", "location": "north", "availability_set": "web"}
     return Vm(**{"name": name, "vm_id": f"id of {name}", "host": "h1", **where, **facts})
 

@@ -41,8 +41,9 @@ _OLDEST_STARTED_HELP = "Time since the start of the event that has been started 
 class EventMetrics:
     """The metrics of events and acts, counted from each commit of the store until `close` is called.
 
-    The constructor registers them in `registry`, loads the live events, and subscribes to the store. Counters start
-    at 0 with the process. Of events that no document lists, only acts and retries count.
+    The constructor registers them in `registry`, loads the live events, and subscribes to the store; the attribute
+    `close` is the function that unsubscribes. Counters start at 0 with the process. Of events that no document lists,
+    only acts and retries count.
     """
 
     def __init__(self, registry: CollectorRegistry, store: Store) -> None:
@@ -82,7 +83,7 @@ class EventMetrics:
 
     @property
     def live_events(self) -> list[Event]:
-        """A new list of the events that are not over as of the last commit, also of those no document lists."""
+        """A new list, in no order, of the events that are not over as of the last commit, listed or not."""
         return list(self._events.values())
 
     def refresh(self, now: float) -> None:

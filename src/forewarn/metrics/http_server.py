@@ -62,7 +62,8 @@ def _bind_socket(host: str, port: int) -> socket.socket:
 class MetricsServer:
     """Serves the metrics of one process on a listening socket, from `start` to `close`.
 
-    `render` makes the Prometheus text, and is called for each GET or HEAD of `/metrics`.
+    `render` makes the Prometheus text, and is called for each GET or HEAD of `/metrics`; other paths get a 404, other
+    methods a 405.
     """
 
     def __init__(self, render: RenderMetrics) -> None:
