@@ -33,7 +33,7 @@ class BoardView:
 class ApprovalDecision:
     """Whether the agent may approve an event now, and if not, why and when to decide again."""
 
-    is_approved: bool
+    is_approved: bool  # True: nothing that was decided on prevents the approval
     reason: str = ""  # why it is or is not approved, for people; "": nothing prevents it
     recheck_at: float | None = None  # server time in POSIX seconds; None: as the deciding function says
 

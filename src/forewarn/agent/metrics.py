@@ -33,7 +33,7 @@ SILENCE_LIMIT_S = 90.0  # 410 lasts for up to 70 s (spec §11), and a long poll 
 class EndpointHealth:
     """Whether the endpoint has answered recently enough, from `EndpointHealthTracker.health`."""
 
-    ok: bool
+    ok: bool  # False: the endpoint has been silent for too long
     text: str  # for people: the silence, the last failure, or that no answer came yet; "": the latest poll was answered
     silent_s: float | None  # seconds since the last answer; None: no answer yet
 

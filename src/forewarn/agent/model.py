@@ -84,9 +84,9 @@ class RuleConfig:
     sources: frozenset[str] = frozenset()  # the event's source, such as Platform, in any case; empty: any
     vms: str = OWN_VM  # or a pattern (`web-*`) that at least one listed VM must match
     min_duration_s: float | None = None  # of the impact; an unknown duration (-1) counts as endless; None: no limit
-    max_duration_s: float | None = None
+    max_duration_s: float | None = None  # likewise, at most; the limits are inclusive
     min_left_s: float | None = None  # until NotBefore when first seen; an unknown time counts as 0; None: no limit
-    max_left_s: float | None = None
+    max_left_s: float | None = None  # likewise, at most
     begin: Literal["at-once", "late"] = "at-once"  # for steps that do not say; late: as late as the budgets allow
     margin_s: float = 5.0  # seconds between the end of the last step and NotBefore
     no_time: Literal["essential", "all", "nothing"] = "essential"  # steps to run after the start; essential: no `cut`

@@ -114,7 +114,7 @@ class EventRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpenRecords:
-    """The records that are not closed, in the order in which they were first seen. Immutable."""
+    """The records that are not closed, in the order in which they were first seen; iterable and immutable."""
 
     records: tuple[EventRecord, ...] = ()
 

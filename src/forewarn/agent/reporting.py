@@ -116,7 +116,10 @@ class _ErrorLoggingObserver:
 
 
 def with_errors_logged(observer: AgentObserver) -> AgentObserver:
-    """Returns an observer that forwards every call to this one, and logs exceptions instead of raising."""
+    """Returns an observer that forwards every call to this one, and logs exceptions instead of raising.
+
+    Call its methods with positional arguments.
+    """
     return cast("AgentObserver", _ErrorLoggingObserver(observer))
 
 
@@ -164,7 +167,8 @@ def report_step_end(
 ) -> None:
     """Logs, as a warning, the end of a step or undo that was not run: cut, skipped, reused or interrupted.
 
-    Tells the observer only if the step was cut and is in `steps`, the configured ones by name.
+    `record` is the event's, `action` the end that was journalled. Tells the observer only if the step was cut and is in
+    `steps`, the configured ones by name.
     """
     run = action.step_run
     LOG.warning("%s %s %s for %s: %s", run.phase, run.step, run.state, record.key, run.text)

@@ -130,8 +130,8 @@ class ApiClient:
     """Client of one service's operator API.
 
     Each method returns the decoded JSON object. An error answer raises the class of `forewarn.errors` that has its
-    code, InvalidFile if it lists problems, or else ServiceFailure. An unreachable or silent service raises Unavailable.
-    A blank path segment raises Rejected.
+    code, InvalidFile if it lists problems, or else ServiceFailure. A service that is unreachable, or silent for
+    `timeout_s` seconds of real time, raises Unavailable. A blank path segment raises Rejected.
     """
 
     def __init__(self, transport: Transport) -> None:

@@ -100,7 +100,10 @@ def _print_changes(call: Invocation, before: list[JsonObject], after: list[JsonO
 
 
 def changed_events(before: list[JsonObject], after: list[JsonObject]) -> list[JsonObject]:
-    """The events of `after`, in its order, that are new or have another status, approval or ending."""
+    """The events of `after`, in its order, that are new or have another status, approval or ending.
+
+    Both are the API's views of events, `before` the older ones.
+    """
     known = {event["id"]: _comparable_state(event) for event in before}
     return [event for event in after if known.get(event["id"]) != _comparable_state(event)]
 

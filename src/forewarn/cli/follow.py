@@ -45,7 +45,7 @@ class LiveArea:
         self._live = live
 
     def show(self, renderable: RenderableType) -> None:
-        """Replace what the area shows, at once; does nothing if it shows nothing."""
+        """Replace what the area shows, at once; does nothing in a pipe and with --json."""
         if self._live is not None:
             self._live.update(renderable, refresh=True)
 

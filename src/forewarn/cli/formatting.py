@@ -24,7 +24,8 @@ def local_time(at: float) -> datetime:
 def clock_time(at: float, now: float, *, dated: bool = False) -> str:
     """The local time of day, `12:00:05`, with the date, `2026-03-01 12:00:05`, if that is not today's.
 
-    Today is the date of `now`. With `dated` always with the date. "never" if a time is out of range.
+    Today is the date of `now`; both are seconds since 1970. With `dated` always with the date. "never" if a time is
+    out of range.
     """
     try:
         shown, today = local_time(at), local_time(now).date()
@@ -44,7 +45,7 @@ def clock_times(ats: Iterable[float], now: float) -> list[str]:
 def relative_time(at: float, now: float, *, units: int = 2) -> str:
     """Returns how far `at` is from `now`: `in 5m 3s`, `2h ago`, or `now` if less than 1 s.
 
-    Shows up to `units` units: with 1, `in 5m`; more than 2 are never shown.
+    Both are in seconds. Shows up to `units` units: with 1, `in 5m`; more than 2 are never shown.
     """
     if abs(at - now) < 1:
         return "now"
@@ -128,8 +129,9 @@ def _relevant_time(event: JsonObject, now: float) -> str:
 def waiting_reason(event: JsonObject, now: float) -> str:
     """What the event waits for and until when, or what is being done, or why it ended; may be "".
 
-    A scheduled event: the text of its wait and, if known, when that ends: `… (in 5m)`. A started one: `reboot of web-0`
-    with the VMs whose acts are unfinished. One that is over: its reason, else its note.
+    `event` is the API's view, `now` the service's time. A scheduled event: the text of its wait and, if known, when
+    that ends: `… (in 5m)`. A started one: `reboot of web-0` with the VMs whose acts are unfinished. One that is over:
+    its reason, else its note.
     """
     wait = event["waits_for"]
     if not wait:
@@ -159,7 +161,8 @@ def event_headers(events: Sequence[JsonObject]) -> tuple[str, ...]:
 def event_row(event: JsonObject, now: float, shown_id: str) -> list[Cell]:
     """The table cells of one event, in the order of EVENT_HEADERS; `shown_id` is its id, maybe shortened.
 
-    An event that waits for its notice shows `an approval` as what it waits for: that would start it earlier.
+    `event` is the API's view, `now` the service's time. An event that waits for its notice shows `an approval` as what
+    it waits for: that would start it earlier.
     """
     approved = dim(" approved") if event["approved_at"] and event["status"] == "scheduled" else Text()
     return [
@@ -181,7 +184,8 @@ def _short_waiting_reason(event: JsonObject, now: float) -> str:
 def history_lines(entries: Sequence[JsonObject], now: float) -> list[tuple[Text, Text]]:
     """A label (local time and kind) and a sentence for each history entry, in the same order.
 
-    The sentence ends with the actor in parentheses where a person may have acted and the text does not name them.
+    All get a date if one is not of the day of `now`, the service's time. The sentence ends with the actor in
+    parentheses where a person may have acted and the text does not name them.
     """
     times = clock_times((entry["at"] for entry in entries), now)
     return [_history_line(entry, time) for entry, time in zip(entries, times, strict=True)]

@@ -50,7 +50,10 @@ class ServiceConnection:
         await asyncio.get_running_loop().sock_sendall(self._sock, data)
 
     async def receive(self) -> JsonMessage | None:
-        """Wait for the next message and return it, decoded; None when the service is gone."""
+        """Wait for the next message and return it, decoded; None when the service is gone.
+
+        It has one of the keys welcome, refused, listening, order and thaw, which names its kind.
+        """
         while b"\n" not in self._buffer:
             try:
                 received = await asyncio.get_running_loop().sock_recv(self._sock, _READ_BYTES)

@@ -121,8 +121,8 @@ class Service:
 
     settings: Settings
     control: ControlPlane
-    publisher: MetadataPublisher
-    supervisors: SupervisorRegistry
+    publisher: MetadataPublisher  # serves the documents to the VMs
+    supervisors: SupervisorRegistry  # of the namespace VMs
     operator_server: OperatorServer | None  # None: operators are served only on the unix socket
     metrics: ServiceMetrics
     started_at: float  # lab time

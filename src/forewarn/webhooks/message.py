@@ -28,7 +28,7 @@ class WebhookStore(Protocol):
     """The part of `forewarn.store.Store` that webhooks need; every store has it."""
 
     def webhooks(self) -> list[WebhookSubscription]:
-        """All webhooks, with their cursors."""
+        """All webhooks, with their cursors, in the order in which they were added."""
 
     def entries_after(self, seq: int, limit: int) -> list[HistoryEntry]:
         """At most `limit` history entries after this sequence number, oldest first."""
