@@ -345,7 +345,7 @@ class AgentJournal:
             self._opened = opened.pop_all()
 
     def close(self) -> None:
-        """Closes the database and releases the lock, if it has it."""
+        """Closes the database and releases the lock, if it has it; may be called twice."""
         self._opened.close()
 
     def save(self, *records: EventRecord) -> None:

@@ -26,7 +26,7 @@ SendMessage = Callable[[JsonMessage], Awaitable[None]]  # to the service; drops 
 
 
 def finish_interrupted_acts(journal: VmActJournal, vm: VmDescription) -> None:
-    """Record the acts that a killed supervisor left unfinished as done; empty the disk if they wipe it.
+    """Record acts that a killed supervisor left unfinished as successes, and empty the disk if they do so.
 
     The disk is the VM's ephemeral directory; WIPING_VERBS are the verbs that empty it. The VM died with that supervisor
     and is about to start again. OSError if the journal or the disk cannot be written.

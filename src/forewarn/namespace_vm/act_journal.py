@@ -25,7 +25,10 @@ class VmActOutcome:
 
 
 class VmActJournal:
-    """The journal of one VM, open for writing. Only one process may have it open."""
+    """The journal of the acts on one VM: which began, and how they ended.
+
+    Only one process may have it open.
+    """
 
     def __init__(self, path: Path) -> None:
         """Read the journal, or create it, and rewrite it with only the latest 256 outcomes.
@@ -45,7 +48,7 @@ class VmActJournal:
 
     @property
     def unfinished(self) -> dict[str, str]:
-        """A copy of the verbs, by act id, of acts that began and have no outcome."""
+        """A copy of the verbs, by act id, of acts that began, also in an earlier process, and have no outcome."""
         return dict(self._begun)
 
     def begin(self, act: str, verb: str) -> None:

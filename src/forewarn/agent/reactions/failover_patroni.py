@@ -157,7 +157,7 @@ class FailoverPatroniOptions:
 class FailoverPatroniReaction:
     """Hands the leadership of a Patroni cluster over if this node has it.
 
-    It notes before that this node led; its undo takes leadership back only then, and only if configured.
+    It first notes that this node leads; its undo takes leadership back only then, and only if configured.
     """
 
     def __init__(self, options: FailoverPatroniOptions) -> None:

@@ -166,8 +166,8 @@ class LeavePoolReaction:
     async def do(self, context: StepContext) -> StepOutcome:
         """Sends the `leave` call with retries, then repeats that of `wait`, if configured, until it is met.
 
-        The outcome is a failure if `leave` gets no reply or an unexpected status, a secret cannot be read, or `wait` is
-        not met at the end of the step's time. It notes before that leaving was tried.
+        It first notes that leaving was tried. The outcome is a failure if `leave` gets no reply or an unexpected
+        status, a secret cannot be read, or `wait` is not met at the end of the step's time.
         """
         save_undo_notes(context, {"left": "tried"})
         return await self._call_and_wait(self._options.leave, self._options.wait, context, "left the pool")

@@ -29,7 +29,7 @@ class LogOptions:
 
 
 class LogReaction:
-    """Writes a line when an event is announced, and one when it is gone; for each event."""
+    """Writes a line to a file or the systemd journal when an event is announced, and one when it is gone."""
 
     def __init__(self, options: LogOptions) -> None:
         self._options = options
@@ -51,7 +51,7 @@ class LogReaction:
         return StepOutcome(ok=True, text=f"written to {target_path}")
 
     async def undo(self, context: StepContext) -> StepOutcome:
-        """Writes that the event is gone, to the same place as `do`."""
+        """Writes that the event is gone, to the same place as `do`, and with the same outcome."""
         return await self.do(context)
 
     async def check(self, context: StepContext) -> bool | None:

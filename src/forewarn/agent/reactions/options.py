@@ -20,7 +20,10 @@ from forewarn.errors import Rejected, Unavailable
 
 
 class BadOption(Rejected):
-    """An invalid option of a step: its key ("": the whole step), what is wrong, and a remedy, for people."""
+    """An invalid option of a step: its key ("": the whole step), what is wrong, and a remedy, for people.
+
+    They are attributes of these names; the message is `what: remedy`.
+    """
 
     def __init__(self, key: str, what: str, remedy: str) -> None:
         self.key, self.what, self.remedy = key, what, remedy
