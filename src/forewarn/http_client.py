@@ -68,8 +68,8 @@ class ClientResponse:
 class HttpLimits:
     """How long one request may take, in seconds of real time, and how much of the response is read."""
 
-    timeout_s: float = 10.0  # until the response begins, name resolution included
-    body_timeout_s: float = 1.0  # for the body; the part that has arrived by then counts
+    timeout_s: float = 10.0  # until the response begins; includes name resolution, connecting and TLS
+    body_timeout_s: float = 1.0  # after that, for the body; what has arrived by then is returned, and is no error
     max_body_bytes: int = 4096  # the rest is not read
 
 

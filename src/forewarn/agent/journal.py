@@ -349,10 +349,11 @@ class AgentJournal:
         self._opened.close()
 
     def save(self, *records: EventRecord) -> None:
-        """Adds the records, or replaces those with the same keys, in one transaction; durable when it returns.
+        """Adds the records, or updates those with the same keys, in one transaction; durable when it returns.
 
-        Then updates `open_records`, which drops the closed ones. Stored step runs and approvals that a record does not
-        have stay. Raises Unavailable, and changes nothing, if the file cannot be written.
+        An update keeps stored step runs, approval and approval check that the new record does not have. Then updates
+        `open_records`: a closed record (gone, nothing left to undo) is dropped there, but stays in the file. Raises
+        Unavailable, and changes nothing, if the file cannot be written.
         """
         with self._transaction():
             for record in records:

@@ -189,7 +189,7 @@ class AgentMetrics:
         self._actual_notice.labels(_kind_label(event)).observe(max(0.0, notice_s))
 
     def notice_missed(self, event: Event) -> None:
-        """Counts an event whose notice the agent did not see, by the event's kind."""
+        """Counts, by kind, an event that was first seen started or after its NotBefore: without notice."""
         self._missed.labels(_kind_label(event)).inc()
 
     def step_ended(self, step: StepConfig, phase: StepPhase, outcome: StepOutcome, took_s: float) -> None:

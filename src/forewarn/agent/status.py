@@ -35,12 +35,14 @@ class ReadinessHold:
 class MaintenanceStatus:
     """The listed events, whether this VM is in maintenance, and what holds its readiness.
 
-    Maintenance lasts from the first step for an event, or its start, until all is undone.
+    Maintenance begins with the first step that is run for an event, or with its start if that is earlier. It ends when
+    the event is no longer listed and no step is left to undo; an undo that failed for the last time does not prolong
+    it.
     """
 
-    listed: tuple[Event, ...] = ()  # oldest first
-    in_maintenance: bool = False  # for an event that has a rule or lists this VM
-    holds: tuple[ReadinessHold, ...] = ()  # (): this VM is ready
+    listed: tuple[Event, ...] = ()  # all events of the document, also those of other VMs; the first seen first
+    in_maintenance: bool = False  # because of an event that matches a configured rule or lists this VM
+    holds: tuple[ReadinessHold, ...] = ()  # `readiness` steps in effect; (): this VM is ready
 
 
 def maintenance_status(open_records: OpenRecords, steps: Mapping[str, StepConfig], vm: str) -> MaintenanceStatus:

@@ -41,10 +41,10 @@ class FleetFileBody(StrictBody, frozen=True, kw_only=True):
 
 
 class ApplyFleetBody(FleetFileBody, frozen=True, kw_only=True):
-    """A fleet file to apply; `resurrect` adds VMs again that were deleted, `dry_run` changes nothing."""
+    """A fleet file to apply (`text`, `source`); VMs and hosts that it does not declare are removed."""
 
-    resurrect: bool = False  # add deleted VMs again
-    dry_run: bool = False
+    resurrect: bool = False  # add VMs of the file again that were deleted; False: they stay deleted, without an error
+    dry_run: bool = False  # change nothing, only return the difference
 
 
 class FleetListQuery(StrictBody, frozen=True, kw_only=True):

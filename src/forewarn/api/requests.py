@@ -23,8 +23,10 @@ from forewarn.web.views import ReceiptView, RequestStatusView
 class NewMaintenanceRequest(StrictBody, frozen=True, kw_only=True):
     """An operation (`ask`) on VMs, each named once.
 
-    `notice_s` is in lab time; a notice shorter than the minimum needs `short_notice`. 0 means the minimum or, with
-    `short_notice`, no notice.
+    `notice_s` is in seconds of lab time. 0 means the minimum or, with `short_notice`, no notice; a notice shorter than
+    the minimum needs `short_notice`. The minimum is 15 minutes for a restart, 10 for a redeploy, 30 seconds for an
+    eviction; for delete and scale-in it is the VM's terminate notification, and a VM without one is deleted at once.
+    The other operations are performed at once too. Where that is so, leave out both fields: they are refused.
     """
 
     ask: Literal[
@@ -39,9 +41,9 @@ class NewMaintenanceRequest(StrictBody, frozen=True, kw_only=True):
         "reapply",
         "reimage",
     ]
-    vms: Annotated[tuple[NonEmptyText, ...], Meta(min_length=1, max_length=10_000)]  # names
+    vms: Annotated[tuple[NonEmptyText, ...], Meta(min_length=1, max_length=10_000)]  # name, `group/name` or key
     notice_s: DurationSeconds = 0
-    short_notice: bool = False
+    short_notice: bool = False  # allow a notice below the minimum
 
 
 def vms_asked_for(context: RequestContext, call: HandlerCall) -> Iterable[str]:

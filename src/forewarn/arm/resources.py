@@ -441,7 +441,8 @@ async def list_availability_sets(context: RequestContext, call: ArmCall) -> ArmR
 async def show_availability_set(context: RequestContext, call: ArmCall) -> ArmResponse:
     """Shows the availability set that the path names, with those of its VMs that the caller may read.
 
-    Raises NotFound if it has no VM.
+    The list of VMs is empty if the caller may read none of them. Raises NotFound if the set has no present VM at all,
+    since a set exists only through its VMs.
     """
     if not context.directory.unfiltered.has_vms_in(call.resource):
         raise NotFound(

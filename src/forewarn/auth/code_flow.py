@@ -59,7 +59,10 @@ class PendingSignIn(msgspec.Struct, frozen=True):
         return _base64(hashlib.sha256(self.verifier.encode()).digest())
 
     def matches_state(self, state: str) -> bool:
-        """Return whether the issuer sent back the state of this sign-in, in constant time."""
+        """Return whether `state`, as the issuer sent it back by way of the browser, is that of this sign-in.
+
+        Any text may be given; it is compared in constant time.
+        """
         return hmac.compare_digest(state.encode("utf-8", "surrogatepass"), self.state.encode())
 
     def _derive(self, what: str) -> str:

@@ -119,10 +119,12 @@ class Transport(Protocol):
         """`in DIRECTORY` or `at URL`, to complete the sentence "the service …"."""
 
     def send(self, method: str, target: str, payload: bytes | None, timeout_s: float) -> HttpAnswer:
-        """Send one request; returns the answer, also one with an error status.
+        """Send one request and wait; returns status, body and time of the answer, also of one with an error.
 
-        `target` is the path with query, `payload` the JSON body (None: no body). Raises TimeoutError after `timeout_s`,
-        OSError or HTTPException if the connection fails, a ForewarnError if there is no service or no access to it.
+        `target` is the path with query, `payload` the JSON body (None: no body). Raises TimeoutError if the server is
+        silent for `timeout_s` seconds of real time, which limits each step (connecting, each read), not the whole call;
+        OSError or HTTPException if the connection fails; a ForewarnError if no service runs there, the caller may not
+        connect to it, or signing in fails.
         """
 
 

@@ -90,9 +90,10 @@ def action_noun(verb: str) -> str:
 
 
 def describe_resource(resource: str) -> str:
-    """A resource id in words, such as `VM web-0 of resource group lab`; unknown forms stay as they are.
+    """A resource id in words, such as `VM web-0 of resource group lab`; other forms stay as they are.
 
-    "/" is `everything`. The subscription is named unless it is the default one.
+    Knows groups, VMs, scale sets, availability sets and cloud services; "/" is `everything`. The subscription is named
+    unless it is the one of fleets that name none. The id of a subscription alone stays as it is.
     """
     if resource == "/":
         return "everything"

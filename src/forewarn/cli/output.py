@@ -115,9 +115,11 @@ class Output:
         self.stderr.print(Text(without_control_characters(message), style="red"), soft_wrap=True)
 
     def print_table(self, headers: Sequence[str], rows: Iterable[Sequence[Cell]]) -> None:
-        """Print a table as text, with the headers in capitals; each row has one cell per header.
+        """Print a table to stdout as text, with the headers in capitals; without rows, only the headers.
 
-        Cells wrap to the terminal's width; in a pipe each row is one unbroken line.
+        A cell is a str, or a Text of rich with a style; each row has one per header, else ValueError. On a terminal
+        cells wrap to its width. In a pipe, and with --json, each row is one line without styles: a line feed in a cell
+        would break it.
         """
         cells = [
             [cell if isinstance(cell, Text) else Text(without_control_characters(cell)) for cell in row] for row in rows

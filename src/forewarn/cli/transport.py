@@ -208,10 +208,11 @@ _NAME_MISMATCH_CODES = (62, 64)  # X509_V_ERR_HOSTNAME_MISMATCH and …_IP_ADDRE
 
 
 class RemoteTransport:
-    """Reaches a service over HTTPS, signing in with a profile's client when a token is needed.
+    """Reaches a service over HTTPS, signed in as the OAuth client (id and secret) of a profile.
 
-    Opens a connection for each request, and keeps the token in memory only. A Transport of ApiClient. The constructor
-    raises Rejected if the profile's server is not an https URL.
+    Signs in if it has no token, or if its token has expired or is refused; keeps the token in memory only. Opens a
+    connection for each request. A Transport of ApiClient. The constructor raises Rejected if the profile's server is
+    not `https://HOST[:PORT]`.
     """
 
     def __init__(self, profile: Profile) -> None:

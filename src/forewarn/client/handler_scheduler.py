@@ -43,7 +43,7 @@ class HandlerTask:
     due_at: float = -math.inf  # when the next try is due, by the scheduler's clock
     is_running: bool = False
     has_returned: bool = False  # only the approval is left
-    is_final_try: bool = False  # the event is gone: no more tries
+    is_final_try: bool = False  # the event has gone since the change: no more tries
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,7 +97,7 @@ class HandlerScheduler:
         """Queues a call of each function that wants the change; calls its `done()` if there is none.
 
         Without `neighbours` the change waits until this VM's name is known, and counts only if its event lists this VM.
-        A Gone ends the retries of its event, and drops its functions that are not running.
+        A Gone ends the retries of earlier changes of its event, and drops their functions that are not running.
         """
         self._inbox.append(change)
         self._assign_inbox()
@@ -152,10 +152,12 @@ class HandlerScheduler:
             self._finish_task(task)
 
     def job_failed(self, job: HandlerJob, error: Exception) -> None:
-        """Takes the error of a job, logs it, and makes the job due again after a delay of `retry_s`.
+        """Takes the error of a job, logs it, and makes the job due again after the next delay in `retry_s`.
 
-        Without a retry the task is over: if the event is gone, or the error is a Rejected of an approval. Raises the
-        error if it is a Rejected of LearnVmName: the endpoint refuses to give this VM's name.
+        There is no retry if a Gone of the event came after the task's change, or if an approval was Rejected: then the
+        task (the call of one function, with its approval) is over, and the last task of a change calls its `done()`,
+        as if it had succeeded. Raises the error, without logging it, if it is a Rejected of LearnVmName: the endpoint
+        refuses to give this VM's name.
         """
         if isinstance(job, LearnVmName):
             self._is_learning_name = False

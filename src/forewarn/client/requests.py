@@ -45,10 +45,10 @@ class TemporarilyUnavailable(Unavailable):
 class PollAnswer:
     """The parsed answer to a poll, made by `parse_poll_answer`."""
 
-    received: Received | None  # the document; None if it is still the one with our ETag (304)
+    received: Received | None  # the document, perhaps only partly usable; None if ours is still current (304)
     etag: str  # "" if the answer has none
-    was_held: bool  # the server applied our `Prefer: wait`, so it supports long polls (spec §4.4)
-    server_time: float | None  # its Date as POSIX seconds; in a lab this is lab time (spec §12)
+    was_held: bool  # the server applied our `Prefer: wait` (spec §4.4), even if it did not have to wait
+    server_time: float | None  # its Date as POSIX seconds, in a lab lab time (spec §12); None: not readable
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

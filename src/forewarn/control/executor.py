@@ -33,9 +33,10 @@ class ActRetryPolicy:
     timeout_s: float = 900.0  # of one attempt, in real time; then it has failed
 
     def delay_s(self, failures: int) -> float:
-        """Return the delay in seconds of lab time after this many failures (1 or more).
+        """Return how long to wait before the next attempt, after this many failures (1 or more).
 
-        It is `first_delay_s` after the first, and doubles each time, up to `max_delay_s`.
+        In seconds of lab time, the service's clock, which a lab may speed up or stop: `first_delay_s` after the first,
+        then doubled each time, up to `max_delay_s`.
         """
         return min(self.max_delay_s, self.first_delay_s * 2.0 ** (failures - 1))
 
@@ -157,9 +158,12 @@ class ActExecutor:
         return self._due[0][0] if self._due and self._may_start_more else None
 
     def start_due_acts(self) -> bool:
-        """Start a task for every due act whose VM and hosts are free, up to the limit; return whether any was.
+        """Start a task for each due act that may run now; return True if at least one was started.
 
-        The others wait for their VM or host and are queued again when it is free. Needs a running event loop.
+        An act may run if it is the first of its VM, if each of its hosts (where the VM is, where it moves to) has a
+        free slot, of which a host has several, and if the overall limit is not reached; see `ActLimits`. One that waits
+        for its VM or a host is queued again when that is free; one above the overall limit stays queued for the next
+        call. Does not wait for the tasks. Needs a running event loop.
         """
         started = False
         now = self._clock.now()

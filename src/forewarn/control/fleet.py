@@ -40,14 +40,17 @@ class FleetVersions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FleetChange:
-    """A change of the fleet: VMs and hosts to add or replace, and those to remove. One commit makes it."""
+    """A change of the fleet: VMs and hosts to add or replace, and those to remove; all of it or nothing.
+
+    `FleetService.apply_change` commits it.
+    """
 
     hosts: tuple[Host, ...] = ()  # to add, or to replace by name
     removed_hosts: tuple[str, ...] = ()  # names; unknown ones are ignored
     vms: tuple[Vm, ...] = ()  # to add, or to replace by key
-    removed: tuple[Vm, ...] = ()  # to remove from the fleet
+    removed: tuple[Vm, ...] = ()  # VMs to remove, as they are stored
     text: str = ""  # of the history entry; "": a summary of the change
-    decided_on: FleetVersions | None = None  # versions that it relies on; None: those at the time it is applied
+    decided_on: FleetVersions | None = None  # Conflict if a scope or host it concerns is newer now; None: not checked
 
 
 class FleetService:

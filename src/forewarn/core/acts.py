@@ -38,15 +38,16 @@ def affected_vms(scope: Scope, event: Event) -> tuple[Vm, ...]:
     rules, affected = event.rules, []
     for name in event.vms:
         vm = scope.vm(name)
-        if vm is not None and can_act_on(vm, rules.verb) and is_on_maintained_host(vm, rules, event.host):
+        if vm is not None and can_act_on(vm, rules.verb) and is_still_affected(vm, rules, event.host):
             affected.append(vm)
     return tuple(affected)
 
 
-def is_on_maintained_host(vm: Vm, rules: CauseRules, host: str) -> bool:
-    """Return whether work with these rules on `host` concerns the VM: False only if it has left the host.
+def is_still_affected(vm: Vm, rules: CauseRules, host: str) -> bool:
+    """Return False if this is planned maintenance of a host on which the VM no longer is, else True.
 
-    Always True without a host, and for causes that are not planned maintenance, such as the failure of a host.
+    `host` is the name of the host, "" if the work is not about one: then it is True. A deallocated VM is on no host.
+    True for all causes that are not planned maintenance (`rules.planned`), such as the failure of a host.
     """
     return not (host and rules.planned) or vm.host == host
 

@@ -9,19 +9,19 @@ from forewarn.protocol.document import EventSource, Kind
 
 
 class Verb(StrEnum):
-    """What an act does to one VM. The values are stored."""
+    """What an act does to its VM; an act is one operation on one VM. The values are stored: keep them."""
 
-    FREEZE = "freeze"  # pause it for some seconds
-    MIGRATE = "migrate"  # pause it and move it, running, to another host
+    FREEZE = "freeze"  # pause the VM for some seconds
+    MIGRATE = "migrate"  # pause the VM and move it, running, to another host
     REBOOT = "reboot"
-    REDEPLOY = "redeploy"  # shut it down and boot it on another host
+    REDEPLOY = "redeploy"  # shut the VM down and boot it on another host
     EVICT = "evict"  # deallocate or delete a Spot VM, as its eviction policy says
     DELETE = "delete"
-    POWER_OFF = "power-off"  # stop it; it stays on its host
+    POWER_OFF = "power-off"  # stop the VM; it stays on its host
     START = "start"
-    DEALLOCATE = "deallocate"  # stop it and take it from its host
-    REAPPLY = "reapply"  # apply its configuration again
-    REIMAGE = "reimage"  # boot it with a new OS disk
+    DEALLOCATE = "deallocate"  # stop the VM and take it from its host
+    REAPPLY = "reapply"  # apply the VM's configuration again
+    REIMAGE = "reimage"  # boot the VM with a new OS disk
 
 
 def verb_noun(verb: str) -> str:

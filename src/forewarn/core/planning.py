@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable
 from msgspec.structs import replace
 
 from forewarn.core import fault_effects, lifecycle
-from forewarn.core.acts import acts_for_event, is_on_maintained_host, move_in_progress
+from forewarn.core.acts import acts_for_event, is_still_affected, move_in_progress
 from forewarn.core.cause import CAUSE_RULES, Cause, CauseRules
 from forewarn.core.decision import DecisionContext
 from forewarn.core.event import Event, EventState
@@ -166,7 +166,7 @@ def _is_concerned(scope: Scope, vm: Vm, planned: PlannedEvent, context: Decision
     """
     if planned.cause is Cause.HOST_FAILED and planned.host:
         return needs_recovery(scope, vm, planned.host, context.failed_hosts)
-    return is_on_maintained_host(vm, CAUSE_RULES[planned.cause], planned.host)
+    return is_still_affected(vm, CAUSE_RULES[planned.cause], planned.host)
 
 
 def _new_event(scope: Scope, planned: PlannedEvent, vms: list[Vm], context: DecisionContext) -> Event:

@@ -98,10 +98,11 @@ def notification_for(entry: HistoryEntry, event: Event, vms: Sequence[Vm]) -> Ev
 
 
 def is_subscribed(webhook: WebhookSubscription, notification: EventNotification, vms: Sequence[Vm]) -> bool:
-    """Return True if the webhook's filters let the notification pass: status, resource, and VMs' consent.
+    """Return True if the notification passes all filters of the webhook: status, resource and opt-in.
 
-    `vms` are the VMs of the event. One of them, or the resource of the notification, must be within the webhook's
-    resource (`over`). With `opted_in_only`, one VM must have `publish_outside`; it may be another one.
+    The notification's status must be in the webhook's `happenings`. One of `vms`, the VMs of the event, or the
+    notification's resource must be within the resource `over`. With `opted_in_only`, at least one of `vms` must have
+    `publish_outside`, whether it is within `over` or not.
     """
     if notification.status not in webhook.happenings:
         return False

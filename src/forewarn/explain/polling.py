@@ -90,9 +90,10 @@ class ScopePoller:
         self.pace, self.at, self.version = pace, at, version
 
     def will_poll_for(self, event: Event) -> bool:
-        """Return True if the VM's next poll is expected to deliver the event to it for the first time.
+        """Return True if the next poll of this VM is expected to deliver the event to it for the first time.
 
-        It must be polling, not have polled since the publication, and use an api-version that lists the kind (spec §3).
+        The VM must be polling (not silent for over SILENCE_LIMIT_S), not have polled since the event was published,
+        and use an api-version that lists the event's kind (spec §3). False for an event without a kind.
         """
         kind = event.rules.kind
         shows = kind is not None and self.version in VERSIONS and version_lists_kind(self.version, kind)

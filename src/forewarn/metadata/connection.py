@@ -236,7 +236,7 @@ class MetadataConnection(asyncio.Protocol):
 
     @property
     def buffered_bytes(self) -> int:
-        """The number of bytes of this connection that wait to be parsed or sent."""
+        """Received bytes that are not parsed yet plus written bytes that the kernel has not taken yet."""
         unread = self._transport.get_write_buffer_size() if self._is_connected else 0
         return self._parser.buffered_bytes + len(self._unsent) + unread
 

@@ -24,7 +24,9 @@ def _default_max_connections() -> int:
 class Limits:
     """What a metadata server allows its clients: sizes, times (real time), connections and request rate.
 
-    By default `connections` is the number of files that this process may open, less a reserve of 128.
+    A request beyond a limit is refused: 431 (head), 413 (body), 408 (`request_s`) or 429 (rate). A connection beyond
+    the limits on connections, or idle for too long, is closed without a response. By default `connections` is the
+    number of files that this process may open, less a reserve of 128.
     """
 
     head_bytes: int = MAX_HEAD_BYTES  # request line and headers
@@ -33,7 +35,7 @@ class Limits:
     idle_s: float = 75.0  # without a request, or with responses that the client does not read
     linger_s: float = 2.0  # lingering close: time for a refused client to read the error
     write_bytes: int = 64 * 1024  # unread responses; above this no further request is processed
-    connections_per_vm: int = 1000  # open at a time; see also `max_connections_per_vm`
+    connections_per_vm: int = 1000  # open at a time, at most a quarter of `connections`; unknown callers are one VM
     connections: int = field(default_factory=_default_max_connections)  # open at a time, of all VMs and unknown callers
     requests_per_s: float | None = None  # per VM (spec §8.5); None: no limit
 
@@ -67,7 +69,7 @@ class VmRateLimiter:
 
     @property
     def is_enabled(self) -> bool:
-        """Whether there is a limit, so that `allows` may return False."""
+        """Whether there is a limit (`requests_per_s` is not None), so that `allows` may return False."""
         return self._requests_per_s is not None
 
     def allows(self, vm: str, now: float) -> bool:

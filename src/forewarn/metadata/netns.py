@@ -17,9 +17,9 @@ NamespaceId: TypeAlias = "tuple[int, int] | None"
 
 
 def namespace_path(namespace: str) -> Path:
-    """Return the path of a network namespace, given its name in `ip netns` or an absolute path.
+    """Return the path of a network namespace: /run/netns/NAME for a name, an absolute path as it is.
 
-    Does not check whether it exists.
+    Checks neither the name nor whether the path exists.
     """
     return NETNS_DIRECTORY / namespace
 

@@ -105,12 +105,12 @@ class MetadataServer:
 
     @property
     def connection_count(self) -> int:
-        """The number of open connections."""
+        """The number of open connections of all callers to this process, also of those that are closing."""
         return self._state.connection_count
 
     @property
     def buffered_bytes(self) -> int:
-        """The number of bytes of all connections that wait to be parsed or sent."""
+        """Received bytes not parsed yet plus written ones that the kernel has not taken, of all connections."""
         return self._state.buffered_bytes
 
     def set_faults(self, faults: Sequence[Fault]) -> None:

@@ -43,7 +43,7 @@ class OpenConnection(Protocol):
 
     @property
     def buffered_bytes(self) -> int:
-        """The number of bytes that wait to be parsed or sent."""
+        """Received bytes that are not parsed yet plus written bytes that the kernel has not taken yet."""
 
 
 class ServerState:
@@ -87,12 +87,12 @@ class ServerState:
 
     @property
     def connection_count(self) -> int:
-        """The number of open connections."""
+        """The number of open connections of all callers to this process, also of those that are closing."""
         return len(self._connections)
 
     @property
     def buffered_bytes(self) -> int:
-        """The number of bytes of all connections that wait to be parsed or sent."""
+        """Received bytes not parsed yet plus written ones that the kernel has not taken, of all connections."""
         return sum(connection.buffered_bytes for connection in self._connections)
 
     def admit_connection(self, vm: str | None) -> bool:

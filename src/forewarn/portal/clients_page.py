@@ -209,7 +209,11 @@ class ClientsPage(BaseView, frozen=True, kw_only=True):
         return f"{vms} unprepared: {names}"
 
     def table(self) -> ExportTable:
-        """The CSV export, with one row per VM of `clients`; times in POSIX seconds."""
+        """The CSV export, with one row per VM of `clients`; times are lab time, in POSIX seconds.
+
+        Columns are the fields of PollingClientView except `pending`, then id, kind, `not_before` and `told` of the
+        pending event. The note says if VMs are missing.
+        """
         columns = (*_CSV_COLUMNS, "event", "event_kind", "not_before", "told")
         note = truncation_note(self.is_cut, len(self.clients), self.found)
         return ExportTable(columns=columns, rows=[_csv_row(client) for client in self.clients], note=note)

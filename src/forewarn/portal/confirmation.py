@@ -42,7 +42,10 @@ class IdempotencyKeys:
         self._keys: defaultdict[str, OrderedDict[str, ResultFuture | None]] = defaultdict(OrderedDict)
 
     def issue(self, principal_id: str) -> str:
-        """Returns a new random key for this user (a principal), and drops the oldest of more than 300."""
+        """Returns a new random key for this user (the id of a principal), who keeps the 300 newest ones.
+
+        Older keys of the user become unknown: see `is_known`.
+        """
         key = secrets.token_urlsafe(16)
         keys = self._keys[principal_id]
         keys[key] = None
@@ -97,13 +100,13 @@ class ConfirmationPage(msgspec.Struct, frozen=True, kw_only=True):
     button: str  # its label
     is_destructive: bool  # the button warns
     sentences: tuple[str, ...]  # what would happen
-    warnings: tuple[str, ...]  # sentences, such as about scopes in which no client polls
-    events: tuple[PreviewedEvent, ...]  # that would be published, at most 200; empty for forms without a preview route
+    warnings: tuple[str, ...]  # sentences, such as that no VM of a scope polls, so that none would see the notice
+    events: tuple[PreviewedEvent, ...]  # to be published, the first 200; () if they cannot be previewed
     events_left_out: int  # how many more would be published
     now: float  # lab time
-    values: tuple[SubmittedValue, ...]
+    values: tuple[SubmittedValue, ...]  # as the user entered them; the confirmation submits them again
     idempotency_key: str  # makes the submission run once
-    note: str = ""  # why the user has to confirm again; "": it is the first time
+    note: str = ""  # why the user has to confirm again: the key is no longer known; "": it is the first time
 
 
 async def confirmation_page(

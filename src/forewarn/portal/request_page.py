@@ -110,7 +110,7 @@ class RequestPage(BaseView, frozen=True, kw_only=True):
         return self.standing.state != RequestState.IN_PROGRESS
 
     def svg(self) -> str:
-        """The text of the SVG export: the events over time."""
+        """The text of the SVG export: the request's events (`course`) over time, at most 100 of them."""
         return self.course.svg()
 
     def table(self) -> ExportTable:

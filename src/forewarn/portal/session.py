@@ -129,7 +129,8 @@ class SessionManager:
     def clear_cookie(self, request: Request, response: Response) -> None:
         """Adds to `response` a header that makes the browser delete the session cookie.
 
-        Does not end the session: a copy of the cookie stays valid.
+        `request` says whether the connection is TLS, on which the cookie's name depends. Does not end the session: a
+        copy of the cookie stays valid until it expires; see `end_session`.
         """
         self._cookie.clear(request, response)
 

@@ -11,12 +11,15 @@ from forewarn.protocol.document import Kind
 
 
 class UnknownVersionPolicy(StrEnum):
-    """How the service responds to an api-version that it does not serve (spec §10)."""
+    """How the service responds to an api-version, of any form, that it does not serve (spec §10).
+
+    A request without an api-version gets 400 in any case.
+    """
 
     # The values are those of the setting `unknown_version`.
-    REFUSE = "refuse"  # 400
-    LENIENT = "lenient"  # as the newest served version before it; 400 if there is none
-    NOT_FOUND = "not-found"  # 404
+    REFUSE = "refuse"  # 400; the default
+    LENIENT = "lenient"  # as the newest served version before it; 400 if there is none, or if it is not a date
+    NOT_FOUND = "not-found"  # 404, but 400 for `latest`
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -126,9 +126,11 @@ def vm_row(vm: Vm) -> SqlRow:
 
 
 def host_row(host: Host) -> SqlRow:
-    """Return the parameters that add, update or remove a host, or count an arrival there.
+    """Return the parameters of the statements that add, update or remove a host, or count an arrival.
 
-    `decided_on` and `arrivals` are the host's version and arrivals, which the stored row must still have.
+    The keys are `id`, `body` (JSON), `decided_on` (the host's version) and `arrivals` (how many commits brought VMs
+    there, or began to move them there). An update or removal finds no row if one of the last two differs from the
+    stored one; counting an arrival compares only the version; adding compares neither.
     """
     return {"id": host.id, "decided_on": host.version, "arrivals": host.arrivals, "body": _encode(host)}
 

@@ -84,9 +84,10 @@ class SqliteStore(Store):
         return known
 
     def scopes(self) -> Iterator[Scope]:
-        """Return an iterator over a consistent snapshot of all scopes, sorted by id.
+        """Return an iterator over a snapshot of all scopes, taken at the call and sorted by id.
 
-        Each has its present VMs and live events, as `scope` returns it.
+        A scope is the VMs that share one document. Each has its present (not removed) VMs and its live (scheduled or
+        started) events, as `scope` returns it.
         """
         with self._read_transaction() as db:
             rows = db.execute(queries.SCOPES).fetchall()
@@ -318,8 +319,8 @@ class SqliteStore(Store):
     async def record_observations(self, polls: Sequence[LastPoll], deliveries: Sequence[EventDelivery]) -> None:
         """Write polls and deliveries, and move `last_request_at` of the polled scopes forward.
 
-        Polls older than the stored one and repeated deliveries change nothing. No version changes, and no subscriber is
-        called.
+        Keeps the latest poll of each VM, and the first delivery of each event, VM and status; others change nothing.
+        The versions of the scopes stay the same, and no subscriber is called. An unknown VM or scope is no error.
         """
         await self._writer.write(
             lambda db: writes.write_observations(db, polls, deliveries), lambda _: self._scope_cache.record_polls(polls)

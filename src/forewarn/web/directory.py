@@ -239,7 +239,10 @@ class FleetDirectory:
         return [vm for vm in map(self.store.vm, sorted(keys)) if vm is not None]
 
     def keys(self) -> list[str]:
-        """The keys of all present VMs, unsorted, in a new list."""
+        """The keys of all present VMs, unsorted, in a new list.
+
+        A key is `subscription/group/name` in lower case. Present means not removed: a stopped VM is present.
+        """
         return list(self._index.group_by_key)
 
     def has(self, key: str) -> bool:

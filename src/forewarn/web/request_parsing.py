@@ -102,7 +102,10 @@ class BodyTooLarge(Rejected):
 
 
 async def read_limited_body(request: Request, max_bytes: int = MAX_BODY_BYTES) -> bytes | None:
-    """The body; None, without reading on, if it is longer than `max_bytes`. Raises ClientDisconnect."""
+    """The whole body, b"" if there is none; None as soon as more than `max_bytes` have arrived.
+
+    Does not look at Content-Length. Raises ClientDisconnect if the client disconnects before the end.
+    """
     parts: list[bytes] = []
     length = 0
     async for part in request.stream():

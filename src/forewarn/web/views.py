@@ -312,7 +312,10 @@ class RolloutWithEvents(RolloutView, frozen=True, kw_only=True):
 
 
 class RolloutsView(BaseView, frozen=True, kw_only=True):
-    """Open and recent rollouts, oldest first."""
+    """All open rollouts, and the ended ones among the 10,000 newest requests; the oldest request first.
+
+    Empty for a caller who does not see everything.
+    """
 
     rollouts: tuple[RolloutView, ...]
 

@@ -43,11 +43,13 @@ _LAGS_KEPT = 1000
 class WorkerPool:
     """A fixed number of worker processes, used in place of a `MetadataServer` in this process.
 
-    Call `start_workers`, then publish the state, then `complete_start`, then `start` with listeners; `drain` ends it.
-    Create it inside a running event loop. It has `size` slots, each with one worker, which another replaces when it
-    ends. `begin` is the first message to each worker; `backend` carries out their requests; `callers` and a lab's
-    `clock` are kept equal in all of them. `metrics_sockets`: one per worker, or none. A worker is killed if it does
-    not answer for `hung_timeout_s` or, before its first answer, for `start_timeout_s`.
+    Create it inside a running event loop; that starts no process. Then call `start_workers` (starts the processes),
+    `publish` for each scope and `set_faults`, `complete_start` (waits until all workers have that), and `start` with
+    listeners (VMs are served). `drain` ends it. It has `size` slots, each with one worker, which another replaces when
+    it ends. `begin` is the first message to each worker; `backend` carries out, in this process, what VMs ask of them;
+    workers get every change of `callers` and of `clock`, if that is a lab's. `metrics_sockets`: one per worker, or
+    none. A worker is killed if it does not answer for `hung_timeout_s` or, before its first answer, for
+    `start_timeout_s`.
     """
 
     def __init__(

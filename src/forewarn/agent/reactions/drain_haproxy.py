@@ -227,7 +227,12 @@ def _undo_text(ours: list[str], found: dict[str, str]) -> str:
 
 
 def read_options(raw: RawOptions) -> DrainHaproxyOptions:
-    """Validates the options of `drain-haproxy`; `socket` and `servers` are required. Raises BadOption."""
+    """Validates the options of `drain-haproxy`, and fills in defaults. Raises BadOption.
+
+    Required: `socket`, an absolute path or host:port, and `servers`, one or a list of patterns of backend/server such
+    as `web/*`, in which {vm} is this VM's name. Optional: `wait` (true) for the end of their sessions. Ignores unknown
+    keys, which the configuration rejects.
+    """
     socket = read_required_text(raw, "socket", '"/run/haproxy/admin.sock"')
     if not socket.startswith("/") and not _HOST_AND_PORT.fullmatch(socket):
         raise BadOption(
