@@ -29,7 +29,7 @@ class NewHost(StrictBody, frozen=True, kw_only=True):
 class DegradeHostBody(StrictBody, frozen=True, kw_only=True):
     """In how many seconds the host is predicted to fail; less than the minimum needs `short_notice`."""
 
-    in_s: DurationSeconds  # lab time, the notice of its events; 0: the minimum or, with `short_notice`, none
+    in_s: DurationSeconds  # lab time, the notice of its events; 0: the minimum (10 min) or, with `short_notice`, none
     short_notice: bool = False
 
 

@@ -20,13 +20,14 @@ from forewarn.web.views import RolloutsView, RolloutView, RolloutWithEvents
 class NewRollout(StrictBody, frozen=True, kw_only=True):
     """A rollout over `hosts`, `all_hosts` or a `scope`; stops after `max_failures` failed VMs (0: never).
 
-    `notice_s` is 0 for the minimum notice; less than that needs `short_notice`, which needs a `notice_s` above 0.
+    Exactly one of the three. `notice_s` is 0 for the minimum, 15 minutes; less than that needs `short_notice`, which
+    needs a `notice_s` above 0.
     """
 
     impact: RolloutImpact  # update (freezes VMs), migrate or reboot
     hosts: tuple[NonEmptyText, ...] = ()  # names
     all_hosts: bool = False  # every host that the fleet has now
-    scope: str = ""  # an id or name
+    scope: str = ""  # an id or name; "": none
     max_failures: Annotated[int, Meta(ge=0)] = 1
     notice_s: DurationSeconds = 0  # lab time
     short_notice: bool = False

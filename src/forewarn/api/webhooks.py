@@ -44,7 +44,7 @@ class WebhookView(BaseView, frozen=True, kw_only=True):
     url: str  # with `…` in place of its query, which may contain a password
     schema: WebhookSchema
     over: str  # a resource id: only events of VMs within it
-    happenings: tuple[EventGridStatus, ...]  # statuses of events that are sent; (): all
+    happenings: tuple[EventGridStatus, ...]  # statuses of events that are sent; never empty
     opted_in_only: bool  # only events of VMs whose policy publishes outside
     by: str  # who added it
     at: float  # when, in lab time

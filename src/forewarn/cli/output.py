@@ -69,8 +69,8 @@ def join_text(*parts: object) -> Text:
 class Output:
     """Prints answers to stdout, and errors to stderr.
 
-    Only `print_error` looks at `as_json` itself: for answers the caller chooses between `print_json` and the other
-    methods, which print text. `program` replaces `forewarn` in hints.
+    With `as_json` only `print_error` prints JSON by itself: for answers the caller chooses between `print_json` and the
+    other methods, which then print text as in a pipe. `program` replaces `forewarn` in hints.
     """
 
     def __init__(self, *, as_json: bool = False, program: str = "forewarn") -> None:
@@ -95,7 +95,7 @@ class Output:
     def print_line(self, *parts: object) -> None:
         """Print pieces, each in its own style, as one line of text to stdout; without pieces an empty line.
 
-        A terminal wraps it between words; in a pipe it stays one line.
+        A terminal wraps it between words. In a pipe, and with --json, it is not wrapped; line feeds in a piece stay.
         """
         self.stdout.print(join_text(*parts), soft_wrap=not self.is_terminal)
 

@@ -81,9 +81,9 @@ class HandlerScheduler:
     `job_failed`, all in one thread. It calls `done()` of a change when all its functions are over, or none wants it.
     """
 
-    rules: Sequence[HandlerRule]
+    rules: Sequence[HandlerRule]  # one for each registered function
     retry_s: Sequence[float]  # delays in seconds before retries; the last one repeats
-    clock: Callable[[], float]  # seconds
+    clock: Callable[[], float]  # real time in seconds, from any origin
     vm_name: str | None = None  # None: not known yet
     neighbours: bool = False  # True: also events that do not list this VM, so its name is not needed
     is_stopping: bool = False  # no new calls; approvals after returned functions are still sent

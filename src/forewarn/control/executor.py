@@ -29,7 +29,7 @@ class ActRetryPolicy:
 
     max_attempts: int = 5  # then the act has failed; attempts that the hypervisor did not try do not count
     first_delay_s: float = 1.0  # after the first failure, and after each attempt that was not tried
-    max_delay_s: float = 60.0
+    max_delay_s: float = 60.0  # the longest delay
     timeout_s: float = 900.0  # of one attempt, in real time; then it has failed
 
     def delay_s(self, failures: int) -> float:

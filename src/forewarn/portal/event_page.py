@@ -184,7 +184,10 @@ class EventPage(BaseView, frozen=True, kw_only=True):
         return render_standalone_svg(build_chart([self.lane], window_for_rows([self.lane], self.now), self.now))
 
     def table(self) -> ExportTable:
-        """The CSV export, with one row per VM of `vms`; times in ISO 8601."""
+        """The CSV export: for each VM of `vms`, when it was given the event and what was done to it.
+
+        Times are lab time in ISO 8601.
+        """
         return ExportTable(columns=_CSV_COLUMNS, rows=[_csv_row(vm) for vm in self.vms])
 
     @property

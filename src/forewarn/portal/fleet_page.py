@@ -213,7 +213,11 @@ class FleetPage(BaseView, frozen=True, kw_only=True):
         return sum(len(block.vms) for group in self.groups for block in group.blocks)
 
     def table(self) -> ExportTable:
-        """The CSV export, with one row per VM on this page, or in this export."""
+        """The CSV export, with one row per VM on this page, or in this export.
+
+        Columns are name, state, resource group, scope id, update domain, fault domain, host and key. The note says if
+        VMs are missing.
+        """
         cells = ((group, block, cell) for group in self.groups for block in group.blocks for cell in block.vms)
         rows = [
             (c.name, c.state, group.name, block.scope or f"vm:{c.key}", c.update_domain, c.fault_domain, c.host, c.key)

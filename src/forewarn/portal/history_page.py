@@ -70,7 +70,11 @@ class HistoryPage(BaseView, frozen=True, kw_only=True):
     topic: str  # what the page follows live, such as `event:ID` or `all`; "": it shows the past, which does not change
 
     def table(self) -> ExportTable:
-        """The CSV export, with one row per entry of `entries`, newest first; times in ISO 8601."""
+        """The CSV export, with one row per entry of `entries`, newest first.
+
+        The columns are the fields of HistoryEntryView; times are lab time in ISO 8601. The note says if entries are
+        missing.
+        """
         note = truncation_note(self.is_cut, len(self.entries))
         return ExportTable(
             columns=HistoryEntryView.__struct_fields__, rows=[_csv_row(entry) for entry in self.entries], note=note

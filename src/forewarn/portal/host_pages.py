@@ -60,7 +60,11 @@ class HostsPage(BaseView, frozen=True, kw_only=True):
     hosts: tuple[HostCard, ...]  # in natural order of their names
 
     def table(self) -> ExportTable:
-        """The CSV export, with one row per host of `hosts`."""
+        """The CSV export, with one row per host of `hosts`.
+
+        Columns are name, location, zone, health and the number of VMs that the user may see. The note says if hosts are
+        missing.
+        """
         rows = [(host.name, host.location, host.zone, host.health, host.size) for host in self.hosts]
         note = truncation_note(self.is_cut, len(rows), self.found)
         return ExportTable(columns=("name", "location", "zone", "health", "VMs"), rows=rows, note=note)
@@ -92,7 +96,7 @@ class HostPage(BaseView, frozen=True, kw_only=True):
     over: tuple[EventView, ...]  # past ones, newest first, at most 20
 
     def table(self) -> ExportTable:
-        """The CSV export, with one row per VM of `vms`."""
+        """The CSV export, with one row per VM of `vms`; the columns are the fields of HostVmView."""
         columns = HostVmView.__struct_fields__
         return ExportTable(columns=columns, rows=[[getattr(vm, name) for name in columns] for vm in self.vms])
 

@@ -61,7 +61,10 @@ class RequestTimeline(BaseView, frozen=True, kw_only=True):
         return render_standalone_svg(self.chart(), more=self.more)
 
     def table(self) -> ExportTable:
-        """The CSV export, with one row per event of `lanes`; times in ISO 8601."""
+        """The CSV export, with one row per event of `lanes`: its id, kind, scope, VMs, state, times and wait.
+
+        Times are lab time in ISO 8601. It does not say that events are left out (`more`).
+        """
         return ExportTable(columns=_CSV_COLUMNS, rows=[_csv_row(row) for row in self.lanes])
 
 
@@ -114,7 +117,7 @@ class RequestPage(BaseView, frozen=True, kw_only=True):
         return self.course.svg()
 
     def table(self) -> ExportTable:
-        """The CSV export, with one row per event of `course`; times in ISO 8601."""
+        """The CSV export, with one row per event of `course`, at most 100; times are lab time in ISO 8601."""
         return self.course.table()
 
 

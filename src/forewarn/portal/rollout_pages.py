@@ -68,7 +68,7 @@ class RolloutsPage(BaseView, frozen=True, kw_only=True):
     def table(self) -> ExportTable:
         """The CSV export, with one row per rollout of `rollouts`: its target, progress and counts of VMs.
 
-        Times are POSIX seconds.
+        Also its id, impact, who requested it and when, in lab time as POSIX seconds.
         """
         return ExportTable(columns=_CSV_COLUMNS, rows=[_csv_row(row) for row in self.rollouts])
 
@@ -100,11 +100,11 @@ class RolloutPage(BaseView, frozen=True, kw_only=True):
     done: str  # the done message of the form that led here; "": none
 
     def svg(self) -> str:
-        """The text of the SVG export: the events over time."""
+        """The text of the SVG export: the rollout's events (`course`) over time, at most 100 of them."""
         return self.course.svg()
 
     def table(self) -> ExportTable:
-        """The CSV export, with one row per event of `course`; times in ISO 8601."""
+        """The CSV export, with one row per event of `course`, at most 100; times are lab time in ISO 8601."""
         return self.course.table()
 
 

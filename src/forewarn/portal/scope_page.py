@@ -65,7 +65,10 @@ class ScopePage(BaseView, frozen=True, kw_only=True):
     document: str  # JSON that its VMs receive now, indented
 
     def table(self) -> ExportTable:
-        """The CSV export, with one row per VM of `vms`; times in POSIX seconds."""
+        """The CSV export, with one row per VM of `vms`; the columns are the fields of ScopeMemberView.
+
+        Times are lab time, in POSIX seconds.
+        """
         columns = ScopeMemberView.__struct_fields__
         return ExportTable(columns=columns, rows=[[getattr(vm, name) for name in columns] for vm in self.vms])
 

@@ -47,7 +47,10 @@ class ServiceCookie:
         self._set_cookie(request, response, text, self._max_age_s)
 
     def clear(self, request: Request, response: Response) -> None:
-        """Adds to `response` a header that makes the browser delete this cookie of `request`."""
+        """Adds to `response` a header that makes the browser delete this cookie.
+
+        `request` says whether the connection is TLS, on which the cookie's name depends.
+        """
         self._set_cookie(request, response, "", 0)
 
     def _set_cookie(self, request: Request, response: Response, text: str, max_age_s: int) -> None:

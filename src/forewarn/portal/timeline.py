@@ -155,7 +155,10 @@ class TimelinePage(BaseView, frozen=True, kw_only=True):
         return render_standalone_svg(self.chart(), more=self.more)
 
     def table(self) -> ExportTable:
-        """The CSV export, with one row per event of `lanes`; times in ISO 8601."""
+        """The CSV export, with one row per event of `lanes`: what it is, its state, times and notice.
+
+        Times are lab time in ISO 8601, durations in seconds. It does not say that events are left out (`more`).
+        """
         return ExportTable(columns=_CSV_COLUMNS, rows=[_csv_row(row) for row in self.lanes])
 
     @property

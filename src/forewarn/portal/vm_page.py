@@ -38,7 +38,10 @@ class VmPage(BaseView, frozen=True, kw_only=True):
     story: Explanation  # what happened to it, and whether it polls, in sentences
 
     def table(self) -> ExportTable:
-        """The CSV export, with one row per event of the page, live ones first; times in POSIX seconds."""
+        """The CSV export, with one row per event of the page, live ones first, at most 20 past ones.
+
+        Times are lab time, in POSIX seconds.
+        """
         return _events_export_table((*self.events, *self.over))
 
 

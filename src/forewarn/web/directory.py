@@ -263,7 +263,7 @@ class FleetDirectory:
         return common[0][0] if common else None
 
     def subscriptions(self) -> set[str]:
-        """The subscription ids of the present VMs."""
+        """The subscription ids of the present VMs, as the VMs spell them, in a new set."""
         return {subscription for subscription, _ in self._index.vm_count_by_group}
 
     def vms_within(self, resource: str) -> Sequence[IndexedVm]:

@@ -47,7 +47,7 @@ class NewFault(StrictBody, frozen=True, kw_only=True):
     """
 
     kind: NonEmptyText  # a value of FaultKind
-    vm: str = ""  # a name; "": not for one VM
+    vm: str = ""  # a name, `group/name` or key; "": not for one VM
     scope: str = ""  # an id or name; "": not for one scope
     all: bool = False  # for the whole fleet
     count: Annotated[int, Meta(ge=1, le=1_000_000)] | None = None
@@ -64,7 +64,7 @@ class ClearFaultsBody(StrictBody, frozen=True, kw_only=True):
 
     ids: tuple[NonEmptyText, ...] = ()  # of faults and storms
     kind: str = ""  # a value of FaultKind
-    vm: str = ""  # a name
+    vm: str = ""  # a name, `group/name` or key, present or removed
     scope: str = ""  # an id or name
     all: bool = False  # every fault and storm
 
@@ -73,7 +73,7 @@ class NewStorm(StrictBody, frozen=True, kw_only=True):
     """A fault storm to start: its seed, its VMs (none: all) and its duration in seconds of lab time."""
 
     seed: Annotated[int, Meta(ge=0, le=2**53)]  # the same seed, VMs and duration give the same schedule
-    vms: Annotated[tuple[NonEmptyText, ...], Meta(max_length=10_000)] = ()  # names
+    vms: Annotated[tuple[NonEmptyText, ...], Meta(max_length=10_000)] = ()  # name, `group/name` or key, each VM once
     for_s: DurationSeconds = 600
 
 

@@ -94,7 +94,12 @@ class CheckpointReaction:
 
 
 def read_options(raw: RawOptions) -> CheckpointOptions:
-    """Validates the options of `checkpoint`, of which `save` is required. Raises BadOption."""
+    """Validates the options of `checkpoint`, and fills in defaults. Raises BadOption.
+
+    Required: `save`, a command as a list of words, or as a string for /bin/sh. Optional: the commands `restore` and
+    `check` (none), and `directory`, an absolute path (None: the step's own folder). Ignores unknown keys, which the
+    configuration rejects.
+    """
     if "save" not in raw:
         raise BadOption("", "save is missing", 'write save = ["/usr/local/bin/save"]')
     return CheckpointOptions(

@@ -62,7 +62,11 @@ async def run_check_command(
 
 
 def read_options(raw: RawOptions) -> CommandOptions:
-    """Validates the options of `command`, of which `run` is required. Raises BadOption."""
+    """Validates the options of `command`, and fills in defaults. Raises BadOption.
+
+    Required: `run`, a command as a list of words, or as a string for /bin/sh. Optional: the commands `undo` and `check`
+    (none). Ignores unknown keys, which the configuration rejects.
+    """
     if "run" not in raw:
         raise BadOption("", "run is missing", 'write run = ["/usr/local/bin/prepare"]')
     return CommandOptions(

@@ -292,9 +292,11 @@ def _leader_name(cluster: PatroniCluster) -> str:
 
 
 def read_options(raw: RawOptions) -> FailoverPatroniOptions:
-    """Validates the options of `failover-patroni`, of which none is required. Raises BadOption.
+    """Validates the options of `failover-patroni`, and fills in defaults. Raises BadOption.
 
-    The default URL is http://127.0.0.1:8008. `user` and `password_file` need each other.
+    None is required: `url` (http://127.0.0.1:8008), `user` with `password_file` (both or neither), `ca_file`,
+    `candidate` (""), `return_leadership` (false). Reads no file. Ignores unknown keys, which the configuration
+    rejects.
     """
     api = PatroniApi(
         url=read_url(raw, "url", "http://127.0.0.1:8008"),

@@ -216,7 +216,12 @@ class LeavePoolReaction:
 
 
 def read_options(raw: RawOptions) -> LeavePoolOptions:
-    """Validates the options of `leave-pool`, of which `leave` is required. Raises BadOption."""
+    """Validates the options of `leave-pool`, and fills in defaults. Raises BadOption.
+
+    Required: `leave`, the table of an HTTP call with at least `url` (POST and 2xx by default). Optional: `back`,
+    another such table; `wait` and `wait_back`, tables of a GET to repeat; `ca_file`. Reads no file. Rejects unknown
+    keys in these tables; ignores others, which the configuration rejects.
+    """
     if "leave" not in raw:
         raise BadOption("", "leave is missing", 'write leave = { method = "DELETE", url = "https://…/$vm" }')
     return LeavePoolOptions(

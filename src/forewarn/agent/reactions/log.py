@@ -113,7 +113,11 @@ def _encode_journal_field(name: str, text: str) -> bytes:
 
 
 def read_options(raw: RawOptions) -> LogOptions:
-    """Validates the options of `log`, of which none is required; paths must be absolute. Raises BadOption."""
+    """Validates the options of `log`, and fills in defaults. Raises BadOption.
+
+    None is required: `file` (None: write to the systemd journal) and `journal`, the path of its socket. Both must be
+    absolute paths. Ignores unknown keys, which the configuration rejects.
+    """
     return LogOptions(file=read_path(raw, "file"), journal=read_path(raw, "journal") or SYSTEMD_JOURNAL_SOCKET)
 
 

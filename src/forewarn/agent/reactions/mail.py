@@ -254,10 +254,11 @@ def _opening_sentences(context: StepContext) -> str:
 
 
 def read_options(raw: RawOptions) -> MailOptions:
-    """Validates the options of `mail`; `server`, `from` and `to` are required. Raises BadOption.
+    """Validates the options of `mail`, and fills in defaults. Raises BadOption.
 
-    `server` is host or host:port; without a port `security` decides it: 587 for starttls (the default), 465 for tls, 25
-    for none. A user needs a password file and encryption.
+    Required: `server`, host or host:port, and the mail addresses `from` and `to` (one or a list). Without a port,
+    `security` decides it: 587 for starttls (the default), 465 for tls, 25 for none. `user` and `password_file` need
+    each other, and encryption. Reads no file. Ignores unknown keys, which the configuration rejects.
     """
     security = read_choice(raw, "security", ("starttls", "tls", "none"))
     host, port = _host_and_port(read_required_text(raw, "server", '"mail.example.org"'), _DEFAULT_PORTS[security])

@@ -108,7 +108,11 @@ class ReadinessReaction:
 
 
 def read_options(raw: RawOptions) -> ReadinessOptions:
-    """Validates the options of `readiness`, of which none is required. Raises BadOption."""
+    """Validates the options of `readiness`, and fills in defaults. Raises BadOption.
+
+    None is required: `file`, an absolute path (None), `notice`, seconds or a text such as "20s" (0), and `ports`, one
+    or a list of TCP ports (none). Ignores unknown keys, which the configuration rejects.
+    """
     return ReadinessOptions(
         file=read_path(raw, "file"),
         notice_s=read_seconds(raw, "notice", 0.0),

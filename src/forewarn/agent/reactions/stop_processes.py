@@ -115,10 +115,11 @@ def _process_list_text(targets: Iterable[ProcessInfo]) -> str:
 
 
 def read_options(raw: RawOptions) -> StopProcessesOptions:
-    """Validates the options of `stop-processes`. Raises BadOption, also if `user` does not exist.
+    """Validates the options of `stop-processes`, and fills in defaults.
 
-    Either `pid_file` alone, or `exe` or `command` or both must be given. `user`, whose id becomes `uid`, is the
-    agent's own by default.
+    Raises BadOption, also if `user` does not exist. Either `pid_file` alone, or `exe` or `command` or both must be
+    given. Optional: `user`, whose id becomes `uid` (the agent's own), `grace`, seconds or a text such as "20s" (10),
+    and the command `start` (none). Ignores unknown keys, which the configuration rejects.
     """
     pid_file, exe, command = read_path(raw, "pid_file"), read_path(raw, "exe"), read_texts(raw, "command")
     if not (pid_file or exe or command):

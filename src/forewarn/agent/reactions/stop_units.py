@@ -110,9 +110,11 @@ class _UnitStateUnknown(Exception):
 
 
 def read_options(raw: RawOptions) -> StopUnitsOptions:
-    """Validates the options of `stop-units`, of which `units` is required.
+    """Validates the options of `stop-units`, and fills in defaults.
 
-    Raises BadOption, also for a name that is not a unit's, or that is the agent's own unit.
+    Required: `units`, one or a list of names. Optional: `user` (false), for units of the agent's user. Raises
+    BadOption, also for a name that is not a unit's, or that is the agent's own unit. Ignores unknown keys, which the
+    configuration rejects.
     """
     units = read_texts(raw, "units", _UNITS_EXAMPLE)
     for unit in units:

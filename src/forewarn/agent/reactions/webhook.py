@@ -99,7 +99,11 @@ def _signature_headers(secret: str, body: bytes) -> dict[str, str]:
 
 
 def read_options(raw: RawOptions) -> WebhookOptions:
-    """Validates the options of `webhook`, of which `url` is required. Raises BadOption; reads no file."""
+    """Validates the options of `webhook`, and fills in defaults. Raises BadOption; reads no file.
+
+    Required: `url`, http or https without a password. Optional: the absolute paths `secret_file` (None: not signed) and
+    `ca_file` (None: the system's CAs). Ignores unknown keys, which the configuration rejects.
+    """
     url = read_required_text(raw, "url", '"https://host/path"')
     check_url("url", url)
     return WebhookOptions(url=url, secret_file=read_path(raw, "secret_file"), ca_file=read_path(raw, "ca_file"))
