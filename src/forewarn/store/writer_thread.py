@@ -16,7 +16,8 @@ from typing import Any, NamedTuple, TypeVar
 
 from forewarn.errors import Unavailable
 
-MAX_GROUP_SIZE = 512  # with this many writes a transaction takes no more: limits how long the first of them waits
+MAX_GROUP_SIZE = 512  # writes in one transaction: limits how long the first of them waits
+_MAX_QUEUED_TOGETHER = MAX_GROUP_SIZE // 2
 
 Result = TypeVar("Result")
 WriteOutcome = tuple[Any, BaseException | None]  # result, or error
@@ -94,8 +95,8 @@ class WriterThread:
     def _queue_writes(self) -> None:
         self._queues_on = None
         jobs, self._unqueued = self._unqueued, []
-        if jobs:
-            self._queue.put(jobs)
+        for at in range(0, len(jobs), _MAX_QUEUED_TOGETHER):
+            self._queue.put(jobs[at : at + _MAX_QUEUED_TOGETHER])
 
     def _run(self) -> None:
         while jobs := self._take_jobs():
@@ -109,8 +110,8 @@ class WriterThread:
         queued = self._queue.get()
         while queued is not None:
             jobs += queued
-            if len(jobs) >= MAX_GROUP_SIZE:
-                return jobs
+            if len(jobs) > MAX_GROUP_SIZE - _MAX_QUEUED_TOGETHER:
+                return jobs  # more might be too many
             try:
                 queued = self._queue.get_nowait()
             except Empty:
