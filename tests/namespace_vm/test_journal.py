@@ -113,3 +113,16 @@ def test_an_outcome_that_cannot_be_written_is_known_while_the_journal_is_open(pa
 
     assert journal.outcomes == {"a": VmActOutcome(ok=True)}
     journal.close()
+
+
+def test_a_journal_that_cannot_be_compacted_on_a_full_disk_stays_as_it_was(path: Path) -> None:
+    journal = VmActJournal(path)
+    for act in ("a", "b"):
+        journal.begin(act, "reboot")
+    journal.close()
+    before = path.read_bytes()
+
+    with disk_with_space(path, -10), pytest.raises(OSError, match="No space left"):
+        VmActJournal(path)
+
+    assert path.read_bytes() == before

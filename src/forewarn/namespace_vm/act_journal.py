@@ -74,8 +74,7 @@ class VmActJournal:
         """Write the whole line, or nothing of it on a full disk: half a line would spoil the next one."""
         line, size = _encode_entry(entry), os.fstat(self._file).st_size
         try:
-            if os.write(self._file, line) < len(line):
-                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            _write_all(self._file, line)
             os.fsync(self._file)
         except OSError:
             os.ftruncate(self._file, size)
@@ -112,14 +111,27 @@ def _parse_entry(line: bytes) -> dict[str, Any] | None:
 
 
 def _rewrite_file(path: Path, entries: list[dict[str, Any]]) -> int:
-    """Replace the file atomically with these entries, and return it open for appending."""
+    """Replace the file atomically with these entries, and return it open for appending.
+
+    OSError if they cannot all be written; then the file stays as it was.
+    """
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     new_file = path.with_suffix(".new")
     file = os.open(new_file, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_CLOEXEC, 0o600)
-    os.write(file, b"".join(_encode_entry(entry) for entry in entries))
-    os.fsync(file)
-    os.replace(new_file, path)
+    try:
+        _write_all(file, b"".join(_encode_entry(entry) for entry in entries))
+        os.fsync(file)
+        os.replace(new_file, path)
+    except OSError:
+        os.close(file)
+        raise
     return file
+
+
+def _write_all(file: int, data: bytes) -> None:
+    """Write all of the data. OSError if only a part can be written, as on a disk that is nearly full."""
+    if os.write(file, data) < len(data):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
 def _encode_entry(entry: dict[str, Any]) -> bytes:
