@@ -85,14 +85,17 @@ def _holds_readiness(run: StepRun, undo: StepRun | None) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AgentReport:
-    """A report about a running agent, from `AgentDaemon.report`: endpoint, VM, problems, events and waits."""
+    """A report about a running agent, from `AgentDaemon.report`: endpoint, VM, problems, events and waits.
+
+    The readiness board is a folder shared by all VMs, in which they say for which events they are ready.
+    """
 
     endpoint: str  # "": not known yet
     vm: str  # this VM's name; "": not known yet
     boot_id: str  # of the current boot
     now: float  # the server's time, in POSIX seconds
     silent_s: float | None  # real seconds since the endpoint's last answer; None: no answer yet
-    problems: tuple[str, ...]  # sentences: of endpoint, journal and board, then those of `open_problems`
+    problems: tuple[str, ...]  # sentences: of endpoint, journal and readiness board, then `open_problems`
     events: tuple[tuple[EventRecord, tuple[ScheduledStep, ...]], ...]  # as `events_with_schedule` returns them
     waits: tuple[tuple[str, str], ...] = ()  # (key of an event, what it waits for)
 

@@ -51,7 +51,7 @@ class AccessClientView(BaseView, frozen=True, kw_only=True):
 
 
 class ClientWithSecretView(AccessClientView, frozen=True, kw_only=True):
-    """A client with its new secret in plain text, which no later response shows."""
+    """The fields of AccessClientView, and the new secret in plain text, which no later response shows."""
 
     secret: str
     kept_in: str  # the file on the service's machine that holds the administrator's secret; "" for other clients
@@ -71,7 +71,7 @@ class GrantView(BaseView, frozen=True, kw_only=True):
 
 
 class RemovedClientView(AccessClientView, frozen=True, kw_only=True):
-    """A removed client, with its grants, which were removed too."""
+    """A removed client (fields of AccessClientView), with its grants, which were removed too."""
 
     grants: tuple[GrantView, ...]
 

@@ -42,7 +42,7 @@ class SelectedEventsBody(StrictBody, frozen=True, kw_only=True):
 
 
 class WithdrawEventsBody(SelectedEventsBody, frozen=True, kw_only=True):
-    """The events to withdraw, and why, for people; the reason may be empty."""
+    """The events to withdraw, selected as in SelectedEventsBody, and why, for people; may be empty."""
 
     reason: Annotated[str, Meta(max_length=1000)] = ""
 

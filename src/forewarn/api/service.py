@@ -25,12 +25,12 @@ class BackupBody(StrictBody, frozen=True, kw_only=True):
 
 
 class ClockAdvanceView(ClockView, frozen=True, kw_only=True):
-    """The clock after an advance, how many VMs counted as polling, and what happened on the way.
+    """The clock (fields of ClockView) after an advance, and what happened on the way.
 
     `entries` are history entries, oldest first, without that of the advance itself; of more than 10,000, the newest.
     """
 
-    polling: int  # 0 with `without_polls`
+    polling: int  # how many VMs counted as polling; 0 with `without_polls`
     note: str  # why the rule about idle scopes did not apply, in a sentence; "" if it did or does not matter
     entries: tuple[HistoryEntryView, ...]
     left_out: int  # earlier entries that are left out

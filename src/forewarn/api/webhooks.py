@@ -57,7 +57,7 @@ class WebhookView(BaseView, frozen=True, kw_only=True):
 
 
 class WebhookWithSecretView(WebhookView, frozen=True, kw_only=True):
-    """A new webhook with the secret that signs its messages, which no later response shows."""
+    """A new webhook (fields of WebhookView), and the secret that signs its messages, shown only here."""
 
     secret: str
 

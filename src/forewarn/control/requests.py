@@ -66,10 +66,11 @@ class RequestService:
     ) -> RequestReceipt:
         """Request a user operation, an eviction or a scale-in for these VMs: for all of them, or for none.
 
-        `notice_s` is in seconds of lab time, 0 means the minimum notice; `short_notice` allows any, even 0. If all VMs
-        are in one scope, their events are published or started on return and in the receipt, otherwise the reconciler
-        publishes them. Raises Rejected without VMs or for too short a notice, Refused if a VM must move and no host can
-        take it.
+        `notice_s` is in seconds of lab time, 0 means the minimum notice; `short_notice` allows any, even 0. Pass
+        neither if the operation is performed at once (Rejected), or deletes a VM without terminate notification
+        (Refused). If all VMs are in one scope, their events are published or started on return and in the receipt,
+        otherwise the reconciler publishes them. Raises Rejected without VMs or for too short a notice, Refused if a VM
+        must move and no host can take it.
         """
         if not vms:
             raise Rejected(f"{operation} needs at least one VM: name it")

@@ -175,10 +175,10 @@ class VmSupervisorsView(BaseView, frozen=True, kw_only=True):
 
 
 class VmWithEvents(VmView, frozen=True, kw_only=True):
-    """A VM with its live events and, if it is a running namespace VM, its supervisor (`keeper`)."""
+    """The fields of VmView, the live events and, of a running namespace VM, its supervisor (`keeper`)."""
 
     events: tuple[EventView, ...]  # in order of publication
-    keeper: VmSupervisorView | None
+    keeper: VmSupervisorView | None  # None: no supervisor of the VM is connected
 
 
 class FleetView(BaseView, frozen=True, kw_only=True):
@@ -192,9 +192,9 @@ class FleetView(BaseView, frozen=True, kw_only=True):
 class FieldChangeView(BaseView, frozen=True, kw_only=True):
     """One changed field of a host or VM, with its old and new value."""
 
-    field: str
-    old: Any
-    new: Any
+    field: str  # its name
+    old: Any  # as stored
+    new: Any  # as the file says
 
 
 class ObjectChangeView(BaseView, frozen=True, kw_only=True):
@@ -234,7 +234,7 @@ class FleetCheckView(BaseView, frozen=True, kw_only=True):
 
 
 class FleetApplyView(FleetCheckView, frozen=True, kw_only=True):
-    """What a fleet file changed, or would change in a dry run."""
+    """What a fleet file changed (`difference`), or would change in a dry run."""
 
     applied: bool  # false in a dry run, and if it changes nothing
 
@@ -256,13 +256,13 @@ class EventListView(BaseView, frozen=True, kw_only=True):
 
 
 class EventsInScopesView(EventListView, frozen=True, kw_only=True):
-    """Events with their scopes, each once: all VMs of a scope are shown its events."""
+    """Events (`events`) with their scopes, each once: all VMs of a scope are shown its events."""
 
     scopes: tuple[ScopeSummaryView, ...]
 
 
 class ReceiptView(EventsInScopesView, frozen=True, kw_only=True):
-    """An accepted request with the events it has published or approved so far, and those they replaced."""
+    """An accepted request, its published or approved `events`, their `scopes`, and replaced events."""
 
     request: RequestView
     replaced: tuple[str, ...]  # ids of the pending events that its events replaced
@@ -270,7 +270,7 @@ class ReceiptView(EventsInScopesView, frozen=True, kw_only=True):
 
 
 class RequestStatusView(EventListView, frozen=True, kw_only=True):
-    """A request with its state, its events and sentences about what it waits for.
+    """A request with its state, its `events` and sentences about what it waits for.
 
     The state is in progress, succeeded, failed or canceled.
     """
@@ -306,7 +306,7 @@ class RolloutView(BaseView, frozen=True, kw_only=True):
 
 
 class RolloutWithEvents(RolloutView, frozen=True, kw_only=True):
-    """A rollout with all its events, oldest first."""
+    """The fields of RolloutView, and all events of the rollout, oldest first."""
 
     events: tuple[EventView, ...]
 
@@ -321,7 +321,7 @@ class RolloutsView(BaseView, frozen=True, kw_only=True):
 
 
 class EventsView(EventListView, frozen=True, kw_only=True):
-    """Events, oldest first, and the sequence number of the history from just before they were read."""
+    """`events`, oldest first, and the sequence number of the history from just before they were read."""
 
     seq: int  # given as `after` to the history, lists what happened since
 
@@ -376,7 +376,7 @@ class FaultView(BaseView, frozen=True, kw_only=True):
     set_at: float  # lab time
     parameters: dict[str, float]  # by name, with the defaults of the kind
     count: int | None  # it ends after this many requests or events; None: no limit
-    left: int | None  # of its count
+    left: int | None  # of its count; None: no limit
     left_s: float | None  # real time for faults on requests, lab time for those on events; None: until cleared
     touched: int
     touched_at: float | None  # of the last request; None: none so far, or a fault on events

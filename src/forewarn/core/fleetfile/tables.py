@@ -122,7 +122,10 @@ class CommonVmTable(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class AvailabilitySetTable(CommonVmTable, frozen=True, kw_only=True):
-    """[[availability_sets]]: an availability set; [[vms]] declares its VMs."""
+    """[[availability_sets]]: an availability set; [[vms]] declares its VMs.
+
+    Has the keys of CommonVmTable too.
+    """
 
     update_domains: DomainCount = 5  # how many
     fault_domains: DomainCount = 2  # how many
@@ -130,7 +133,10 @@ class AvailabilitySetTable(CommonVmTable, frozen=True, kw_only=True):
 
 
 class ScaleSetTable(CommonVmTable, frozen=True, kw_only=True):
-    """[[scale_sets]]: a scale set, with `count` instances if that is given; [[vms]] may declare more VMs."""
+    """[[scale_sets]]: a scale set, with `count` instances if that is given; [[vms]] may declare more VMs.
+
+    Has the keys of CommonVmTable too.
+    """
 
     count: Count = 1
     zone: Zone = ""  # of all its VMs; "": in none
@@ -167,7 +173,10 @@ RoleTables = Annotated[tuple[RoleTable, ...], _field_meta("a list of tables", '[
 
 
 class CloudServiceTable(CommonVmTable, frozen=True, kw_only=True):
-    """[[cloud_services]]: a cloud service and its roles; [[vms]] may declare more VMs."""
+    """[[cloud_services]]: a cloud service and its roles; [[vms]] may declare more VMs.
+
+    Has the keys of CommonVmTable too.
+    """
 
     update_domains: DomainCount = 5  # how many
     fault_domains: DomainCount = 2  # how many
@@ -177,7 +186,7 @@ class CloudServiceTable(CommonVmTable, frozen=True, kw_only=True):
 class VmsTable(CommonVmTable, frozen=True, kw_only=True):
     """[[vms]]: one VM, or `count` numbered ones, on its own or in a set or service.
 
-    Values with {n} (name, computer_name, address, host) get the number of each VM.
+    Has the keys of CommonVmTable too. Values with {n} (name, computer_name, address, host) get the number of each VM.
     """
 
     count: Count = 1
