@@ -10,7 +10,9 @@ from collections.abc import Callable
 
 import pytest
 
+from forewarn.core.faults import FaultHits
 from forewarn.core.request import RequestedOperation
+from forewarn.errors import Unavailable
 from forewarn.store.interface import LastPoll
 from tests.portal.conftest import Page, PortalUser
 from tests.support.operator_api import a_fleet
@@ -155,6 +157,19 @@ def test_the_vm_page_shows_faults_that_affect_it(portal: PortalUser) -> None:
     assert "throttled for db" in page.text
     assert "reset for" not in page.text
     assert portal.with_role("Reader", LAB).get("/portal/vms/db?as=json").json["faults"] == []
+
+
+def test_the_vm_page_is_shown_although_an_expired_fault_cannot_be_removed(portal: PortalUser) -> None:
+    """A reader neither needs the right to remove it nor is named for it."""
+    portal.api.post("/faults", {"kind": "throttled", "vm": "db", "count": 1})
+    hits = [FaultHits(fault_id="f1", vm=portal.world.vm("db").key, count=1, at=portal.world.now)]
+    portal.world.do(portal.world.control.faults.record_hits(hits))
+    portal.world.store.fail_next(Unavailable("the disk is full"))  # type: ignore[attr-defined]
+    reader = portal.with_role("Reader", "/")
+    assert reader.get("/portal/vms/db?as=json").json["vm"]["name"] == "db"
+    assert reader.get("/portal/vms/db?as=json").json["faults"] == []
+    last = portal.world.store.history()[-1]
+    assert (last.who, last.text) == ("forewarn", "fault f1 (throttled) of db expired: it affected 1 request")
 
 
 def test_the_list_of_hosts_shows_health_and_vms(portal: PortalUser) -> None:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import logging
+
 from forewarn.core.faults import FAULT_DEFINITIONS, Fault, FaultCategory, FaultDefinition, FaultKind, FaultStorm
 from forewarn.core.replay import describe_step
 from forewarn.core.request import MaintenanceRequest
+from forewarn.errors import Unavailable
 from forewarn.web.context import RequestContext
 from forewarn.web.views import (
     FaultKindView,
@@ -16,6 +19,7 @@ from forewarn.web.views import (
     StormView,
 )
 
+log = logging.getLogger(__name__)
 _RECENT_EVENTS = 1000  # a fault's events are searched among these
 
 
@@ -36,11 +40,14 @@ async def read_faults(context: RequestContext) -> FaultsView:
 async def refresh_faults(context: RequestContext) -> None:
     """Stores what was observed until now, such as requests that faults affected; removes expired faults.
 
-    Both are durable; the history gets an entry for each removed fault. Call it before reading faults, so that they are
-    up to date.
+    Both are durable; the history gets an entry for each removed fault, by forewarn. Call it before reading faults, so
+    that they are up to date. If the store cannot be written, it logs that, and expired faults stay.
     """
     await context.dependencies.flush_observations()
-    await context.control.faults.expire()
+    try:
+        await context.control.faults.expire()
+    except Unavailable as error:
+        log.warning("expired faults could not be removed, will retry: %s", error)
 
 
 def fault_view(context: RequestContext, fault: Fault) -> FaultView:
