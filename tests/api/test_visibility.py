@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -271,12 +272,44 @@ def test_a_caller_with_limited_rights_learns_no_addresses_of_the_service(api: An
     assert api.get("/service")["pid"] == 1
 
 
-def test_a_fault_of_the_whole_fleet_is_explained_without_entries_of_others(api: Any) -> None:
-    api.post("/faults", {"kind": "gone", "all": True})
+ALL, OF_DB = {"all": True}, {"vm": "db"}
+
+
+@pytest.mark.parametrize("target", [ALL, OF_DB], ids=["every VM", "one VM"])
+def test_a_vm_is_explained_without_faults_to_callers_who_may_not_list_them(api: Any, target: dict[str, Any]) -> None:
+    api.post("/faults", {"kind": "gone", **target})
+    api.post("/faults", {"kind": "reset", **target})
+    api.post("/faults/clear", {"kind": "reset"})
     api.post("/faults/storm", {"seed": 7, "for_s": 60})
-    explanation = str(api.holding("Reader", DB).get("/explain/db"))
-    assert "is on for every VM" in explanation
-    assert "storm" not in explanation
+    reader = api.holding("Reader", DB)
+    assert reader.refused("GET", "/faults")[0] == 403
+    for path in ("/explain/db", "/vms/db", "/history", "/history?vm=db", "/history?scope=vm:sub/lab/db"):
+        found = response_text(reader, path)
+        assert not re.search(r"\bf\d\b|[Ff]ault f|storm|gone|reset", found), path
+    explanation = str(api.get("/explain/db"))
+    assert "Fault f1 (gone) is on for" in explanation
+    assert "fault f2 (reset) of" in explanation
+
+
+FAULTS_OF_EVENTS = ["no-notice", "short-notice", "withdrawn-after-approval", "several-at-once", "incarnation-reset"]
+
+
+@pytest.mark.parametrize("kind", FAULTS_OF_EVENTS)
+def test_an_event_that_a_fault_changed_is_shown_without_the_fault(api: Any, kind: str) -> None:
+    api.post("/faults", {"kind": kind, **ALL})
+    operator = api.holding("Operator", DB)
+    previewed = operator.call("POST", "/requests/preview", {"ask": "restart", "vms": ["db"]}).content.decode()
+    receipt = operator.post("/requests", {"ask": "restart", "vms": ["db"]})
+    (event,) = receipt["events"]
+    api.post(f"/events/{event['id']}/approve")
+    own = api.get("/events?vm=db&all=true")["events"]
+    targets = ["/explain/db", "/history", "/history?vm=db", "/events?all=true", f"/requests/{receipt['request']['id']}"]
+    targets += [f"/{page}{one['id']}" for one in own for page in ("explain/", "events/", "history?event=")]
+    texts_shown = [previewed, str(receipt), *(response_text(operator, target) for target in targets)]
+    assert not [text for text in texts_shown if re.search(rf"fault f1|\({kind}\)|set by", text)]
+    if kind != "incarnation-reset":
+        assert any("a fault" in text for text in texts_shown)
+        assert f"fault f1 ({kind})" in response_text(api, "/history")
 
 
 def test_a_caller_without_a_role_learns_that_and_their_identity(api: Any) -> None:

@@ -156,7 +156,11 @@ def test_the_vm_page_shows_faults_that_affect_it(portal: PortalUser) -> None:
     page = portal.get("/portal/vms/db")
     assert "throttled for db" in page.text
     assert "reset for" not in page.text
-    assert portal.with_role("Reader", LAB).get("/portal/vms/db?as=json").json["faults"] == []
+    reader = portal.with_role("Reader", LAB)
+    data = reader.get("/portal/vms/db?as=json").json
+    assert data["faults"] == []
+    assert "throttled" not in str(data["story"])
+    assert "throttled" not in reader.get("/portal/history").text
 
 
 def test_the_vm_page_is_shown_although_an_expired_fault_cannot_be_removed(portal: PortalUser) -> None:

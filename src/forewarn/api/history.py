@@ -56,12 +56,10 @@ def _read_visible_page(context: RequestContext, query: HistoryEntriesQuery, seq:
     """A page for a caller who may not see all: its `seq` covers the invisible entries that were scanned."""
     if query.after is None:
         newest = context.store.history(limit=_SCAN_LIMIT)
-        return _history_view(
-            [entry for entry in newest if context.visibility.can_see_entry(entry)][-query.limit :], seq
-        )
+        return _history_view(context.visibility.visible_entries(newest)[-query.limit :], seq)
     found = context.store.entries_after(query.after, _SCAN_LIMIT)
     last = found[-1].seq if len(found) == _SCAN_LIMIT else seq
-    return _limited_view([entry for entry in found if context.visibility.can_see_entry(entry)], query.limit, last)
+    return _limited_view(context.visibility.visible_entries(found), query.limit, last)
 
 
 def _limited_view(entries: list[HistoryEntry], limit: int, seq: int) -> HistoryView:

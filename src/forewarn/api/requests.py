@@ -6,9 +6,11 @@ from collections.abc import Iterable
 from typing import Annotated, Literal
 
 from msgspec import Meta
+from msgspec.structs import replace
 
 from forewarn.control.control_plane import ControlPlane
 from forewarn.control.dry_run import dry_run_request
+from forewarn.core.faults import hide_faults
 from forewarn.core.fleet import Vm
 from forewarn.core.request import MaintenanceRequest, RequestedOperation
 from forewarn.core.resource_ids import vm_resource_id
@@ -131,4 +133,11 @@ async def preview_request(context: RequestContext, call: HandlerCall, body: NewM
 
     await context.dependencies.flush_observations()
     async with context.dependencies.preview_locks.for_caller(context.principal.id):
-        return await dry_run_request(context.control, operation, vms)
+        preview = await dry_run_request(context.control, operation, vms)
+    return preview if context.can_see_everything() else _without_faults(preview)
+
+
+def _without_faults(preview: Preview) -> Preview:
+    """The preview for a caller who may not list faults."""
+    events = tuple(replace(e, note=hide_faults(e.note), reason=hide_faults(e.reason)) for e in preview.events)
+    return replace(preview, events=events, sentences=tuple(map(hide_faults, preview.sentences)))

@@ -79,7 +79,7 @@ async def advance_clock(context: RequestContext, call: HandlerCall, body: Advanc
         body.by_s, who=context.caller_name, without_polls=body.without_polls
     )
     added = [e for e in context.store.history(after=before) if e.what is not EntryKind.CLOCK]  # the advance itself
-    visible = [entry for entry in added if context.visibility.can_see_entry(entry)]
+    visible = context.visibility.visible_entries(added)
     shown = visible[-_MAX_ENTRIES:]
     _, speed, lab = context.control.lab_clock.status()
     return ClockAdvanceView(

@@ -7,6 +7,7 @@ Faults on requests spoil HTTP answers and expire in real time; faults on events 
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -182,6 +183,18 @@ class Fault(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         `now` is real time for faults on requests, lab time for faults on events.
         """
         return self.remaining == 0 or (self.until is not None and now >= self.until)
+
+
+# `Fault.title` with the fault's target, as in notes and reasons of events.
+_FAULT_IN_TEXT = re.compile(r"fault f\d+ \([a-z0-9-]+\) of [^:;]*")
+
+
+def hide_faults(text: str) -> str:
+    """Return the text with `a fault` in place of each fault that it names with id, kind and target.
+
+    It is for notes and reasons of events, and history entries about them, shown to people who may not list faults.
+    """
+    return _FAULT_IN_TEXT.sub("a fault", text)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -120,7 +120,7 @@ def _entry_reader(context: RequestContext, entry_filter: HistoryFilter, oldest_f
         found: list[HistoryEntry] = []
         for _ in range(0, _MAX_ENTRIES_READ, _BATCH_SIZE):
             batch = context.store.history(after=after, before=before, limit=_BATCH_SIZE, newest=not oldest_first)
-            visible = [entry for entry in batch if context.visibility.can_see_entry(entry)]
+            visible = context.visibility.visible_entries(batch)
             found = [*found, *visible] if oldest_first else [*visible, *found]
             if len(batch) < _BATCH_SIZE:
                 return found, None

@@ -5,12 +5,15 @@ A caller who may not read a thing gets the same answer as if it did not exist: n
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+
+from msgspec.structs import replace
 
 from forewarn.core.access import Grant, Principal, Right, client_principal
 from forewarn.core.event import Event
+from forewarn.core.faults import hide_faults
 from forewarn.core.fleet import Vm
-from forewarn.core.history import HistoryEntry
+from forewarn.core.history import EntryKind, HistoryEntry
 from forewarn.core.request import MaintenanceRequest, PlannedEvent
 from forewarn.core.resource_ids import ROOT_RESOURCE, is_within_resource, vm_resource_id
 from forewarn.store.interface import Store
@@ -151,16 +154,39 @@ class Visibility:
         """Whether the caller sees the entry's scope; without one its request; without that its VM.
 
         An entry with only a VM's name needs the right to read every VM of that name, present or removed; at least one
-        must be known. Entries about none of these (the service, its clock) are only for callers who see everything.
+        must be known. Entries about none of these (the service, its clock) are only for callers who see everything, and
+        so are entries about faults, which only they may list.
         """
         if self.sees_everything:
             return True
+        if entry.what is EntryKind.FAULT:
+            return False
         if entry.scope_id:
             return self.can_see_scope(entry.scope_id)
         if entry.request_id:
             request = self._store.request(entry.request_id)
             return request is not None and self.can_see_request(request)
         return bool(entry.vm) and self._sees_every_vm_named(entry.vm)
+
+    def visible_entries(self, entries: Iterable[HistoryEntry]) -> list[HistoryEntry]:
+        """The entries that the caller may see, in their order, each as `shown_entry` returns it."""
+        return [self.shown_entry(entry) for entry in entries if self.can_see_entry(entry)]
+
+    def shown_entry(self, entry: HistoryEntry) -> HistoryEntry:
+        """The entry as this caller is shown it: its text names no faults, unless they see everything.
+
+        An event that a fault withdrew is then withdrawn by forewarn, not by the person who set the fault.
+        """
+        text = entry.text if self.sees_everything else hide_faults(entry.text)
+        if text == entry.text:
+            return entry
+        return replace(entry, text=text, who="forewarn" if entry.what is EntryKind.WITHDRAWN else entry.who)
+
+    def shown_event(self, event: Event) -> Event:
+        """The event as this caller is shown it: its texts name no faults, unless they see everything."""
+        if self.sees_everything or not event.faults:
+            return event
+        return replace(event, note=hide_faults(event.note), reason=hide_faults(event.reason))
 
     def _is_requester(self, request: MaintenanceRequest) -> bool:
         """Compares names, which are unique for our own clients only."""

@@ -85,7 +85,7 @@ def explain_request(context: RequestContext, request: MaintenanceRequest) -> Exp
     Shows all live events and at most ten past ones. The caller must be allowed to see the request.
     """
     events = request_events(context, request)
-    entries = context.store.history(request_id=request.id)
+    entries = list(map(context.visibility.shown_entry, context.store.history(request_id=request.id)))
     rollout = request.rollout
     if rollout is None:
         state = read_request_status(context, request).state
@@ -111,7 +111,7 @@ def _event_with_facts(context: RequestContext, event: Event) -> EventWithFacts:
     scope = _load_scope(context, event.scope_id)
     deliveries = context.store.deliveries(event_id=event.id)
     facts = _scope_facts(context, scope, scope_title(scope), [event], _retry_entries(context, event), deliveries)
-    return EventWithFacts(event=event, facts=facts)
+    return EventWithFacts(event=context.visibility.shown_event(event), facts=facts)
 
 
 def _load_scope(context: RequestContext, scope_id: str) -> Scope:
@@ -125,20 +125,22 @@ def explain_event(context: RequestContext, event: Event) -> Explanation:
     be allowed to see its scope.
     """
     scope = _load_scope(context, event.scope_id)
-    of_request = filter(context.visibility.can_see_entry, context.store.history(request_id=event.request_id))
+    of_request = context.visibility.visible_entries(context.store.history(request_id=event.request_id))
     by_seq = {entry.seq: entry for entry in (*of_request, *_retry_entries(context, event))}
     entries = [*by_seq.values(), *_service_entries(context)]
     deliveries = context.store.deliveries(event_id=event.id)
-    return event_explanation(event, _scope_facts(context, scope, scope_title(scope), [event], entries, deliveries))
+    facts = _scope_facts(context, scope, scope_title(scope), [event], entries, deliveries)
+    return event_explanation(context.visibility.shown_event(event), facts)
 
 
 async def explain_vm(context: RequestContext, vm: Vm) -> Explanation:
-    """Explains a VM, present or removed: its 100 newest events, its polls and its faults.
+    """Explains a VM, present or removed: its 100 newest events and its polls.
 
-    Ends expired faults, durably. Call `flush_observations` first, so that recent polls count. The caller must be
-    allowed to see the VM.
+    To callers who see everything also its faults, as only they may list faults; ends expired ones, durably. Call
+    `flush_observations` first, so that recent polls count. The caller must be allowed to see the VM.
     """
-    return await _with_fault_lines(context, vm, _vm_explanation(context, vm))
+    explanation = _vm_explanation(context, vm)
+    return await _with_fault_lines(context, vm, explanation) if context.can_see_everything() else explanation
 
 
 def _vm_explanation(context: RequestContext, vm: Vm) -> Explanation:
@@ -151,7 +153,8 @@ def _vm_explanation(context: RequestContext, vm: Vm) -> Explanation:
         entry for event in events if event.status is EventState.STARTED for entry in _retry_entries(context, event)
     ]
     entries = [*retries, *_service_entries(context)]
-    return vm_explanation(vm, events, _scope_facts(context, scope, scope_title_of_vm(vm), events, entries, deliveries))
+    facts = _scope_facts(context, scope, scope_title_of_vm(vm), events, entries, deliveries)
+    return vm_explanation(vm, map(context.visibility.shown_event, events), facts)
 
 
 def _retry_entries(context: RequestContext, event: Event) -> list[HistoryEntry]:
@@ -251,6 +254,6 @@ def _fault_entries(context: RequestContext, vm: Vm) -> Iterator[HistoryEntry]:
     own = context.store.history(scope_id=vm.scope_id, vm=vm.name)
     shared = context.store.history(scope_id=vm.scope_id, vm="")
     unrelated = context.store.history(scope_id="", event_id="", request_id="", vm="")
-    for entry in (*own, *shared, *filter(context.visibility.can_see_entry, unrelated)):
+    for entry in (*own, *shared, *unrelated):
         if entry.what is EntryKind.FAULT:
             yield entry

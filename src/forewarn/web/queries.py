@@ -123,6 +123,5 @@ def read_history(
             fields = {**entry_filter.fields, "event_id": event_id}
             del fields["request_id"]
             found += context.store.history(**since, **fields)
-    visible = filter(context.visibility.can_see_entry, found)
-    entries = sorted(visible, key=lambda entry: entry.seq)
+    entries = sorted(context.visibility.visible_entries(found), key=lambda entry: entry.seq)
     return entries[-limit:] if newest else entries[:limit]

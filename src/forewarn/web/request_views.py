@@ -79,11 +79,14 @@ def request_status(context: RequestContext, request: MaintenanceRequest) -> Requ
 def request_events(context: RequestContext, request: MaintenanceRequest) -> list[Event]:
     """The events that the request has published so far, live or over, oldest first.
 
-    For `perform-maintenance` instead the events that it approved, as far as they are still stored.
+    For `perform-maintenance` instead the events that it approved, as far as they are still stored. Each is as
+    `Visibility.shown_event` shows it to the caller.
     """
     if request.ask is not RequestedOperation.PERFORM_MAINTENANCE:
-        return context.store.events(request_id=request.id)
-    return [event for event in map(context.store.event, request.approves) if event is not None]
+        found = context.store.events(request_id=request.id)
+    else:
+        found = [event for event in map(context.store.event, request.approves) if event is not None]
+    return list(map(context.visibility.shown_event, found))
 
 
 def wait_sentences(view_builder: ViewBuilder, status: RequestStatus) -> tuple[str, ...]:

@@ -62,6 +62,7 @@ class ViewBuilder:
 
     def event(self, event: Event) -> EventView:
         """The view of an event, with what it waits for and when it was first delivered to a VM."""
+        event = self._context.visibility.shown_event(event)
         row = event.rules
         wait = self.pending_wait(event)
         return EventView(
