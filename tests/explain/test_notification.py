@@ -193,3 +193,14 @@ def test_a_webhook_for_opted_in_vms_receives_no_events_of_other_vms() -> None:
     web = a_vm("web")
     assert not is_subscribed(webhook, notification_of(web), [web])
     assert is_subscribed(webhook, notification_of(web), [replace(web, publish_outside=True)])
+
+
+def test_a_webhook_for_opted_in_vms_counts_only_those_within_its_resource() -> None:
+    inside, outside = (a_vm(f"web-{n}", availability_set="web") for n in (0, 1))
+    over_one = a_webhook(opted_in_only=True, over=f"{COMPUTE}/virtualMachines/web-0")
+    over_set = a_webhook(opted_in_only=True, over=f"{COMPUTE}/availabilitySets/web")
+    willing = replace(inside, publish_outside=True), outside
+    assert is_subscribed(over_one, notification_of(*willing), willing)
+    others = inside, replace(outside, publish_outside=True)
+    assert not is_subscribed(over_one, notification_of(*others), others)
+    assert is_subscribed(over_set, notification_of(*others), others)

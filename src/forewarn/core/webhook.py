@@ -29,7 +29,7 @@ class WebhookSubscription(msgspec.Struct, frozen=True, kw_only=True, omit_defaul
     """A webhook: the receiver's address, which events it receives, and its position in the history.
 
     It receives the statuses in `happenings` of events within the resource `over`; with `opted_in_only`, only of events
-    that list at least one VM whose owner publishes them.
+    that list at least one VM within it whose owner publishes them.
     """
 
     id: str

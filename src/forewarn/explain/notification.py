@@ -100,15 +100,14 @@ def notification_for(entry: HistoryEntry, event: Event, vms: Sequence[Vm]) -> Ev
 def is_subscribed(webhook: WebhookSubscription, notification: EventNotification, vms: Sequence[Vm]) -> bool:
     """Return True if the notification passes all filters of the webhook: status, resource and opt-in.
 
-    The notification's status must be in the webhook's `happenings`. One of `vms`, the VMs of the event, or the
-    notification's resource must be within the resource `over`. With `opted_in_only`, at least one of `vms` must have
-    `publish_outside`, whether it is within `over` or not.
+    The notification's status must be in the webhook's `happenings`. One of `vms`, the VMs of the event, must be within
+    the resource `over`, or the notification's resource, and with it all of them. With `opted_in_only`, only VMs with
+    `publish_outside` count, and there must be one.
     """
     if notification.status not in webhook.happenings:
         return False
-    if webhook.opted_in_only and not any(vm.publish_outside for vm in vms):
-        return False
-    resources = (notification.resource, *map(vm_resource_id, vms))
+    counted = [vm for vm in vms if vm.publish_outside or not webhook.opted_in_only]
+    resources = (notification.resource, *map(vm_resource_id, counted)) if counted else ()
     return any(is_within_resource(webhook.over, resource) for resource in resources)
 
 
