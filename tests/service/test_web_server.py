@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import pytest
+from msgspec import structs
 
 from forewarn.auth.certificates import ServiceCertificates
 from forewarn.auth.client_secrets import secret_matches
@@ -150,12 +151,34 @@ def test_a_failed_certificate_renewal_is_logged_and_tried_again(
 
     async def renewed(server: OperatorServer) -> int:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        await replace(server, ensure_certificate=fail).renew_certificate(context)
-        await server.renew_certificate(context)
+        served = await replace(server, ensure_certificate=fail).renew_certificate(context, server.certificate_files)
+        assert served == server.certificate_files
+        await server.renew_certificate(context, served)
         return len(caplog.records)
 
     assert open_server(tmp_path, MemoryStore(), renewed) == 1
     assert f"the console keeps its certificate, because it could not be renewed: {error}" in caplog.text
+
+
+def test_a_certificate_that_is_not_valid_stays_so_after_a_failed_renewal(tmp_path: Path) -> None:
+    """It is then checked every minute, not every few hours."""
+
+    def fail() -> NoReturn:
+        raise Unavailable("the disk is full")
+
+    async def renewed(server: OperatorServer) -> tuple[str, str]:
+        context, failing = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), replace(server, ensure_certificate=fail)
+        not_valid = structs.replace(server.certificate_files, problem="its CA is not valid yet")
+        expired_facts = structs.replace(server.certificate_files.facts, not_after=time.time() - 1)
+        expired = structs.replace(server.certificate_files, facts=expired_facts)
+        return (
+            (await failing.renew_certificate(context, not_valid)).problem,
+            (await failing.renew_certificate(context, expired)).problem,
+        )
+
+    before, now = open_server(tmp_path, MemoryStore(), renewed)
+    assert before == "its CA is not valid yet"
+    assert "server.pem' expired at " in now
 
 
 def test_a_service_starts_while_the_clock_is_before_its_certificate(
@@ -169,7 +192,7 @@ def test_a_service_starts_while_the_clock_is_before_its_certificate(
         renewing = asyncio.create_task(server._renew_forever(context))
         await asyncio.sleep(0)
         renewing.cancel()
-        return await server.renew_certificate(context)
+        return (await server.renew_certificate(context, server.certificate_files)).problem
 
     problem = open_server(tmp_path, MemoryStore(), serve)
     assert "ca.pem' is not valid before" in problem

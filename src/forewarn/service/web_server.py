@@ -18,13 +18,14 @@ from ipaddress import ip_address
 from pathlib import Path
 from typing import Any
 
+import msgspec
 from starlette.requests import Request
 
 from forewarn.auth.certificates import ServiceCertificates, ca_certificate_path, load_user_certificate
 from forewarn.auth.client_secrets import read_secret
 from forewarn.auth.code_flow import AuthorizationCodeFlow
 from forewarn.auth.external_issuer import ExternalIssuer
-from forewarn.auth.pem import CertificateFiles
+from forewarn.auth.pem import CertificateFiles, validity_problem
 from forewarn.auth.sessions import SessionIssuer, SignInLinks
 from forewarn.auth.token_service import TokenService
 from forewarn.auth.tokens import SigningKey, TokenIssuer
@@ -50,6 +51,7 @@ log = logging.getLogger(__name__)
 _BACKLOG = 1024
 _RENEWAL_CHECK_S = 6 * 3600.0
 _INVALID_CHECK_S = 60.0  # while the certificate is not valid: the clock may be set any moment
+_RENEWAL_ADVICE = "correct what prevents its renewal"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,26 +108,27 @@ class OperatorServer:
 
     async def _renew_forever(self, context: ssl.SSLContext) -> None:
         """Check the certificate every few hours, because it may expire while the service runs."""
-        problem = self.certificate_files.problem
+        served = self.certificate_files
         while True:
-            if problem:
-                log.warning("VMs are served, but clients do not trust the console now: %s", problem)
-            await asyncio.sleep(_INVALID_CHECK_S if problem else _RENEWAL_CHECK_S)
-            problem = await self.renew_certificate(context)
+            if served.problem:
+                log.warning("VMs are served, but clients do not trust the console now: %s", served.problem)
+            await asyncio.sleep(_INVALID_CHECK_S if served.problem else _RENEWAL_CHECK_S)
+            served = await self.renew_certificate(context, served)
 
-    async def renew_certificate(self, context: ssl.SSLContext) -> str:
+    async def renew_certificate(self, context: ssl.SSLContext, served: CertificateFiles) -> CertificateFiles:
         """Renew the certificate if it ends soon, and load its files into `context`, for new connections.
 
-        If that fails, logs it and keeps the old one. Returns why clients do not trust the certificate that is served
-        now, in words; "" if they do, or if loading or renewal failed.
+        Returns the files of the certificate that is served now. If renewal or loading fails, logs it and returns
+        `served`, which it keeps, with the `problem` that it had or, if it is not valid any more, has now.
         """
         try:
             files = await asyncio.to_thread(self.ensure_certificate)
             context.load_cert_chain(files.certificate, files.key)
         except (ForewarnError, OSError) as error:
             log.warning("the console keeps its certificate, because it could not be renewed: %s", error)
-            return ""
-        return files.problem
+            problem = validity_problem(served.certificate, served.facts, read_real_time(), _RENEWAL_ADVICE)
+            return msgspec.structs.replace(served, problem=served.problem or problem)
+        return files
 
     def describe(self) -> dict[str, Any]:
         """What `GET /service` says of the console, without secrets.
