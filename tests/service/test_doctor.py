@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
+import os
+import sqlite3
+import tempfile
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 from forewarn.service.doctor import hypervisor_checks, run_checks
 from forewarn.service.settings import Settings
+from forewarn.store.sqlite_file import prepare_store_file
+
+NOBODY = 65534
 
 
 def test_the_doctor_reports_acts_that_the_hypervisor_does_not_answer() -> None:
@@ -18,11 +26,62 @@ def test_the_doctor_reports_acts_that_the_hypervisor_does_not_answer() -> None:
 def test_the_doctor_reports_an_empty_database_beside_files_of_an_earlier_service(tmp_path: Path) -> None:
     database = tmp_path / "forewarn.db"
     database.touch()
-    assert database_check(tmp_path) == (True, "no database yet: the first start creates it")
+    assert check_named("database", tmp_path) == (True, "no database yet: the first start creates it")
     (tmp_path / "admin.secret").write_text("secret")
-    assert database_check(tmp_path) == (False, "forewarn.db is empty beside admin.secret")
+    assert check_named("database", tmp_path) == (False, "forewarn.db is empty beside admin.secret")
 
 
-def database_check(data: Path) -> tuple[bool, str]:
+def test_the_doctor_reports_a_database_that_its_user_may_not_read() -> None:
+    with tempfile.TemporaryDirectory() as place:
+        data = Path(place)
+        data.chmod(0o755)
+        prepare_store_file(data / "forewarn.db")
+        (data / "forewarn.db").chmod(0o000)
+        with as_ordinary_user():
+            found = check_named("database", data)
+        assert found == (False, f"{data / 'forewarn.db'} cannot be read: Permission denied")
+
+
+def test_the_doctor_reports_a_data_directory_that_its_user_may_not_enter() -> None:
+    with tempfile.TemporaryDirectory() as place:
+        data = Path(place) / "private" / "data"
+        data.mkdir(parents=True)
+        data.parent.chmod(0o000)
+        Path(place).chmod(0o755)
+        try:
+            with as_ordinary_user():
+                found = [check_named(name, data) for name in ("data", "database")]
+        finally:
+            data.parent.chmod(0o700)
+        assert found == [
+            (False, f"{data} cannot be read: Permission denied"),
+            (False, f"{data / 'forewarn.db'} cannot be read: Permission denied"),
+        ]
+
+
+def test_the_doctor_reports_a_database_that_sqlite_cannot_read(tmp_path: Path) -> None:
+    database = tmp_path / "forewarn.db"
+    prepare_store_file(database)
+    with closing(sqlite3.connect(database)) as db:
+        db.execute("PRAGMA journal_mode = WAL")
+    (tmp_path / "forewarn.db-wal").mkdir()  # not a log that SQLite can read
+    ok, text = check_named("database", tmp_path)
+    assert not ok
+    assert text.startswith(f"{database} cannot be read: ")
+
+
+@contextmanager
+def as_ordinary_user() -> Iterator[None]:
+    """Run the block without the rights of root, which may read everything."""
+    user = os.geteuid()
+    if user == 0:
+        os.seteuid(NOBODY)
+    try:
+        yield
+    finally:
+        os.seteuid(user)
+
+
+def check_named(name: str, data: Path) -> tuple[bool, str]:
     checks = run_checks(Settings(data=str(data), lab=True), data / "forewarn.db")
-    return next((check.ok, check.text) for check in checks if check.name == "database")
+    return next((check.ok, check.text) for check in checks if check.name == name)

@@ -9,8 +9,9 @@ import importlib.util
 import os
 import shutil
 import socket
+import sqlite3
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -49,17 +50,16 @@ class DoctorCheck:
 def run_checks(settings: Settings, database: Path) -> list[DoctorCheck]:
     """Run all checks of this machine, the data directory and its database; return good and bad results.
 
-    Blocks, and changes nothing. Works with and without a running service. A check that does not apply is left out.
-    Raises OSError or sqlite3.OperationalError if the database cannot be read.
+    Blocks, and changes nothing. Works with and without a running service. A check that does not apply is left out. A
+    file that cannot be read is a bad result.
     """
-    checks: list[Callable[[], Iterator[DoctorCheck]]] = [
-        _check_python,
-        _check_packages,
-        lambda: _check_data_directory(settings.directory),
-        lambda: _check_database(database),
-        lambda: _check_loopback(settings),
+    return [
+        *_check_python(),
+        *_check_packages(),
+        *_with_read_errors("data", settings.directory, _check_data_directory(settings.directory)),
+        *_with_read_errors("database", database, _check_database(database)),
+        *_check_loopback(settings),
     ]
-    return [result for check in checks for result in check()]
 
 
 def worker_checks(workers: Sequence[Mapping[str, Any]]) -> Iterator[DoctorCheck]:
@@ -91,6 +91,20 @@ def hypervisor_checks(unanswered_s: Mapping[str, float]) -> Iterator[DoctorCheck
             ok=False,
             text=f"the hypervisor has not answered {len(unanswered_s)} {acts}, the oldest for {longest}",
             remedy="find the VMs with `forewarn events`, and check the hypervisor of their hosts",
+        )
+
+
+def _with_read_errors(name: str, path: Path, results: Iterator[DoctorCheck]) -> Iterator[DoctorCheck]:
+    """Yield the results of a check; if it cannot read `path`, end with a bad result that says so."""
+    try:
+        yield from results
+    except (OSError, sqlite3.Error) as error:
+        why = (error.strerror if isinstance(error, OSError) else None) or str(error)
+        yield DoctorCheck(
+            name=name,
+            ok=False,
+            text=f"{path} cannot be read: {why}",
+            remedy="check its disk and its permissions, and run this as the user of the service",
         )
 
 
