@@ -13,10 +13,10 @@ from forewarn.namespace_vm.run import VmRunOptions, run_vm
 
 
 def main(data: str, vm: str, *program: str) -> int:
-    """Run the VM; returns the exit code: the program's, 3 if no service answers, 2 for other refusals.
+    """Run the VM; returns the exit code: the program's, 3 for Unavailable, 2 for other errors of `run_vm`.
 
     It is detached: its output goes to its log file, see `run_vm`. `data` is the service's data directory, `vm` a name
-    or key, `program` the command line. Refusals are printed to stderr. Raises OSError as `run_vm` does.
+    or key, `program` the command line. Errors are printed to stderr.
     """
     try:
         return run_vm(VmRunOptions(vm=vm, program=program, data=Path(data), is_detached=True), _print_error)

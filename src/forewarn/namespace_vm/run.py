@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from uuid import uuid4
 
+from forewarn.errors import Unavailable
 from forewarn.namespace_vm.act_executor import finish_interrupted_acts
 from forewarn.namespace_vm.act_journal import VmActJournal
 from forewarn.namespace_vm.connection import ServiceConnection
@@ -53,9 +54,19 @@ def run_vm(options: VmRunOptions, print_message: PrintMessage) -> int:
 
     `print_message` prints remarks for the user. The exit code is 128 plus the number for a signal, 0 if the VM was
     evicted or deleted, 127 or 126 if the program cannot be started. Blocks; call it in the main thread, without an
-    event loop. Raises Unavailable if no service answers, Refused if the service or this machine does not allow it,
-    Rejected if `data` is too long a path, OSError if the files of the VM cannot be written.
+    event loop. Raises Unavailable if no service answers or the system fails, such as for a full disk, Refused if the
+    service or this machine does not allow it, Rejected if `data` is too long a path.
     """
+    try:
+        return _run_vm(options, print_message)
+    except OSError as error:
+        raise Unavailable(
+            f"VM {options.vm} cannot run ({error}): check the disk and the permissions of its files, and try again"
+        ) from error
+
+
+def _run_vm(options: VmRunOptions, print_message: PrintMessage) -> int:
+    """As `run_vm`, but raises OSError if the system fails."""
     config = SupervisorConfig(
         name=options.vm, program=options.program, data=options.data, grace_s=options.grace_s, first_boot_id=str(uuid4())
     )
