@@ -194,6 +194,22 @@ def test_a_polling_vm_is_reported_after_an_interval_and_a_new_vm_at_once(notice:
     assert [(poll.vm, poll.count) for poll in observations.take_batch()[0]] == [("a", 3)], "a user is watching"
 
 
+def test_a_vm_that_is_due_does_not_wait_for_one_that_is_not() -> None:
+    clock = [0.0]
+    observations = GuestObservations(real_time=lambda: clock[0])
+    observations.record_poll(view(vm="seldom"), "2020-07-01", 1.0)
+    assert [poll.vm for poll in observations.take_batch(10.0)[0]] == ["seldom"]
+    clock[0] = 20.0
+    observations.record_poll(view(vm="often"), "2020-07-01", 20.0)
+    assert [poll.vm for poll in observations.take_batch(10.0)[0]] == ["often"]
+    observations.record_poll(view(vm="often"), "2020-07-01", 21.0)
+    observations.record_poll(view(vm="seldom"), "2020-07-01", 21.0)
+    assert [poll.vm for poll in observations.take_batch(10.0)[0]] == ["seldom"]
+    clock[0] = 30.0
+    assert [poll.vm for poll in observations.take_batch(10.0)[0]] == ["often"]
+    assert observations.take_batch() == ([], [])
+
+
 def test_the_pace_of_a_vm_includes_cached_polls(run_scenario: RunScenario) -> None:
     async def scenario(world: World) -> None:
         client = await world.connect()

@@ -11,7 +11,8 @@ import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import islice, takewhile
+from heapq import heappop, heappush
+from itertools import islice
 
 from msgspec.structs import replace
 
@@ -75,7 +76,8 @@ class GuestObservations:
         self._max_deliveries, self._max_vms, self._real_time = max_deliveries, max_vms, real_time
         self._started_at = real_time()
         self._flush_time = 0.0  # real time of a flush in progress, which is the same for all its polls
-        self._polls: dict[str, LastPoll] = {}  # of VMs that were in a batch before, the longest waiting first
+        self._polls: dict[str, LastPoll] = {}  # of VMs that were in a batch before
+        self._taken_times: list[tuple[float, str]] = []  # heap of (`taken_at`, VM), at least one for each of `_polls`
         self._new_vm_polls: dict[str, LastPoll] = {}  # of VMs that were not
         self._deliveries: list[EventDelivery] = []
         self._activity: dict[str, _VmActivity] = {}
@@ -213,17 +215,19 @@ class GuestObservations:
     def take_batch(self, min_interval_s: float = 0.0) -> ObservationBatch:
         """Remove and return the last polls of at most BATCH_SIZE VMs, and all deliveries that wait.
 
-        Flushes hits of the response cache first. VMs that were never in a batch come first. Leaves out VMs that were in
-        a batch less than `min_interval_s` ago (real time), and those queued behind them. If the batch cannot be stored,
-        give it back with `return_batch`; else call `notify_written`.
+        Flushes hits of the response cache first. VMs that were never in a batch come first, then those that were in one
+        the longest time ago. Leaves out VMs that were in a batch less than `min_interval_s` ago (real time). If the
+        batch cannot be stored, give it back with `return_batch`; else call `notify_written`.
         """
         now = self._flush_time = self._real_time()
         self._flush_hits()
         self._flush_time = 0.0
         new_vms = tuple(islice(self._new_vm_polls, BATCH_SIZE))
-        due = takewhile(lambda vm: self._activity_of(vm).taken_at <= now - min_interval_s, self._polls)
-        others = tuple(islice(due, BATCH_SIZE - len(new_vms)))
-        polls = [*map(self._new_vm_polls.pop, new_vms), *map(self._polls.pop, others)]
+        polls = list(map(self._new_vm_polls.pop, new_vms))
+        while self._taken_times and self._taken_times[0][0] <= now - min_interval_s and len(polls) < BATCH_SIZE:
+            _, vm = heappop(self._taken_times)
+            if (poll := self._polls.pop(vm, None)) is not None:  # None: the VM was replaced since
+                polls.append(poll)
         for poll in polls:
             self._activity_of(poll.vm).taken_at = now
         deliveries, self._deliveries = self._deliveries, []
@@ -272,8 +276,13 @@ class GuestObservations:
 
     def _queue_poll(self, activity: _VmActivity, poll: LastPoll) -> None:
         """Replace the queued poll of the VM, if there is one."""
-        is_new = activity.taken_at == _NEVER or poll.vm in self._new_vm_polls
-        (self._new_vm_polls if is_new else self._polls)[poll.vm] = poll
+        if activity.taken_at == _NEVER or poll.vm in self._new_vm_polls:
+            self._new_vm_polls[poll.vm] = poll
+            self._polls.pop(poll.vm, None)  # an older one, of a VM that was forgotten because of `max_vms`
+            return
+        if poll.vm not in self._polls:
+            heappush(self._taken_times, (activity.taken_at, poll.vm))
+        self._polls[poll.vm] = poll
 
     def _count_polls(self, vm: str, activity: _VmActivity, scope_id: str, count: int, wait_s: int) -> None:
         now = self._flush_time or self._real_time()
