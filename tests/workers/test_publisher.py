@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections.abc import AsyncIterator, Coroutine, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
@@ -12,11 +13,14 @@ from urllib.parse import urlsplit
 import pytest
 
 from forewarn.control.fleet import FleetChange
+from forewarn.errors import Rejected
+from forewarn.metadata import IdentifyBy, ListenerSpec
 from forewarn.service.maintenance_jobs import write_all_observations
 from forewarn.store.interface import Store
 from forewarn.store.memory import MemoryStore
 from forewarn.store.sqlite import SqliteStore
 from forewarn.workers.publisher import GuestBackend, MetadataPublisher, PublisherConfig, load_store_tag
+from tests.support.service_process import free_port
 from tests.support.world import World, a_host, a_vm
 
 POLL = "GET /metadata/scheduledevents?api-version=2020-07-01 HTTP/1.1\r\nHost: x\r\nMetadata: true\r\n"
@@ -169,3 +173,14 @@ def test_a_changed_vm_keeps_its_polls(world: World) -> None:
             assert [last.count for last in world.store.last_polls()] == [2]
 
     run_scenario(world, scenario())
+
+
+def test_no_network_socket_stays_bound_if_the_port_of_the_lab_is_in_use(world: World) -> None:
+    network = ListenerSpec(identify_by=IdentifyBy.SOURCE, address="127.0.0.1", port=free_port())
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        config = PublisherConfig(is_lab=True, port=port, one_port_per_vm=True, listeners=(network,))
+        with pytest.raises(Rejected) as refused:
+            MetadataPublisher.open(config, world.control)
+    socket.create_server(("127.0.0.1", network.port)).close()  # while the error still refers to what it left
+    assert f"127.0.0.1:{port} is in use" in str(refused.value)

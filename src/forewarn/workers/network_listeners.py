@@ -82,6 +82,11 @@ class NetworkListeners:
         for change in self._manager.open_all() if self._manager else ():
             self._changes.put_nowait(change)
 
+    def close(self) -> None:
+        """Close the sockets that `bind` bound; call it instead of `start`, if the service cannot start."""
+        if self._manager is not None:
+            self._manager.close()
+
     async def start(self, host: ListenerHost) -> None:
         """Let `host` serve the sockets that are bound, then follow changes in the background until `stop`.
 

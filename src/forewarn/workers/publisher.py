@@ -125,13 +125,17 @@ class MetadataPublisher:
         """Make a publisher with every socket bound: a port in use stops the start before anything is served.
 
         Accepts nothing yet. Raises Rejected if a socket cannot be bound, or a listener names a VM that never existed;
-        Unavailable if the system has no socket left.
+        Unavailable if the system has no socket left. Then none stays bound.
         """
         network_listeners = NetworkListeners(config.listeners, helper_socket=config.helper_socket)
         callers = CallerDirectory()
         network_listeners.assign_vms(callers, control.store)
         network_listeners.bind()
-        lab = _open_lab_listeners(config, control) if config.is_lab else None
+        try:
+            lab = _open_lab_listeners(config, control) if config.is_lab else None
+        except BaseException:
+            network_listeners.close()
+            raise
         return cls(config, control, lab, network_listeners, callers)
 
     async def start(self, backend: GuestBackend, metrics_sockets: tuple[socket.socket, ...] = ()) -> None:
