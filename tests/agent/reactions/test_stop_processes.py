@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from forewarn.agent.model import StepOutcome
-from forewarn.agent.reactions.processes import find_process
+from forewarn.agent.reactions.processes import find_process, remaining_processes, send_signal, signal_and_wait
 from tests.support.reaction_harness import ReactionHarness
 
 PROGRAM = """
@@ -90,6 +92,26 @@ def test_a_process_in_another_group_ends_alone(start: Start, tmp_path: Path) -> 
     process = start(leads=False)
     assert asyncio.run(make_reaction(tmp_path).do()).text == f"process {process.pid} ended"
     assert find_process(child_of(tmp_path))
+
+
+def test_a_group_whose_leader_has_a_reused_pid_gets_no_signal(start: Start, tmp_path: Path) -> None:
+    leader = find_process(start().pid)
+    assert leader is not None
+    earlier = replace(leader, start_ticks=leader.start_ticks - 1)  # a process that had the pid before
+    send_signal(earlier, signal.SIGKILL)
+    assert remaining_processes([earlier]) == []
+    assert find_process(leader.pid) == leader
+    assert find_process(child_of(tmp_path))
+
+
+def test_a_group_is_ended_although_its_leader_has_ended(start: Start, tmp_path: Path) -> None:
+    process = start()
+    leader = find_process(process.pid)
+    assert leader is not None
+    process.kill()
+    process.wait(30)
+    assert asyncio.run(signal_and_wait([leader], signal.SIGKILL, 30))
+    assert find_process(child_of(tmp_path)) is None
 
 
 def test_processes_are_found_by_their_exact_command(start: Start, tmp_path: Path) -> None:

@@ -33,11 +33,26 @@ class ProcessInfo:
 
 def find_process(pid: int) -> ProcessInfo | None:
     """The process that has this pid now; None if there is none (a zombie counts as ended)."""
+    state, found = _read_process(pid)
+    return None if state in _DEAD_STATES else found
+
+
+def _read_process(pid: int) -> tuple[str, ProcessInfo | None]:
+    """The state letter and the process that has this pid now, also a zombie; "" and None without one."""
     try:
         words = (_PROC / str(pid) / "stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
     except (FileNotFoundError, ProcessLookupError):
-        return None
-    return None if words[0] in _DEAD_STATES else ProcessInfo(pid=pid, group=int(words[2]), start_ticks=int(words[19]))
+        return "", None
+    return words[0], ProcessInfo(pid=pid, group=int(words[2]), start_ticks=int(words[19]))
+
+
+def _is_pid_reused(target: ProcessInfo) -> bool:
+    """Whether another process, perhaps a zombie, has the target's pid now.
+
+    The group that the target led is gone then: the kernel gives no new process a pid that is the id of a group.
+    """
+    _, found = _read_process(target.pid)
+    return found is not None and found.start_ticks != target.start_ticks
 
 
 def other_processes() -> Iterator[ProcessInfo]:
@@ -88,7 +103,7 @@ def remaining_processes(targets: Iterable[ProcessInfo]) -> list[ProcessInfo]:
     This process is never among them.
     """
     target_list = list(targets)
-    groups = {each.group for each in target_list if each.is_group_leader}
+    groups = {each.group for each in target_list if each.is_group_leader and not _is_pid_reused(each)}
     return [each for each in other_processes() if each in target_list or each.group in groups]
 
 
@@ -96,8 +111,10 @@ def send_signal(target: ProcessInfo, number: signal.Signals) -> None:
     """Signals the whole process group if the target leads one, else only the target.
 
     A group is signalled as long as it has members, even if its leader has ended; this process's own group never is. No
-    effect on a single target that has ended. Raises PermissionError.
+    effect on a single target that has ended, or if another process has the target's pid now. Raises PermissionError.
     """
+    if _is_pid_reused(target):
+        return
     with suppress(ProcessLookupError):
         if target.is_group_leader and target.group != os.getpgrp():
             os.killpg(target.group, number)
