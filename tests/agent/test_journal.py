@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import sqlite3
 import stat
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import replace
@@ -142,6 +144,19 @@ def test_only_the_owner_can_read_the_file(journal: AgentJournal, path: Path) -> 
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     AgentJournal(path.parent / "new" / "journal.db").close()
     assert stat.S_IMODE((path.parent / "new").stat().st_mode) == 0o700
+
+
+def test_an_agent_may_start_while_another_process_asks_whether_one_runs(path: Path) -> None:
+    AgentJournal(path).close()
+    asking = os.open(path.with_name(f"{path.name}.lock"), os.O_RDONLY)
+    fcntl.flock(asking, fcntl.LOCK_SH)  # as `is_journal_locked` does
+    answered = threading.Timer(0.05, os.close, (asking,))
+    answered.start()
+    journal = AgentJournal(path)
+    answered.join()
+    assert is_journal_locked(path)
+    journal.close()
+    assert not is_journal_locked(path)
 
 
 def test_a_second_agent_is_rejected_and_a_reader_is_not(journal: AgentJournal, path: Path) -> None:

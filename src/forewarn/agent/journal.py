@@ -11,6 +11,7 @@ import json
 import os
 import shlex
 import sqlite3
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
@@ -59,7 +60,8 @@ class JournalLock:
     """An exclusive lock on the journal at `path`; creating the object takes the lock.
 
     It locks the file `{path}.lock`, and creates it and its folder if needed. Raises Rejected, without waiting, if
-    another process has the lock, or if the folder is not usable. The kernel releases it when the process ends.
+    another process has the lock, or if the folder is not usable. A process that only asks whether the journal is locked
+    is waited for. The kernel releases the lock when the process ends.
     """
 
     def __init__(self, path: Path) -> None:
@@ -70,7 +72,7 @@ class JournalLock:
         except OSError as error:
             raise _cannot_open_error(path, error) from error
         try:
-            fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            _lock_exclusively(self._fd)
         except OSError as error:
             os.close(self._fd)
             raise Rejected(
@@ -80,6 +82,25 @@ class JournalLock:
     def release(self) -> None:
         """Releases the lock, and leaves its file; call it once."""
         os.close(self._fd)
+
+
+_SHARED_LOCK_WAIT_S = 5.0  # `is_journal_locked` shares the lock for microseconds
+
+
+def _lock_exclusively(fd: int) -> None:
+    """Locks the file; raises BlockingIOError if another process has locked it exclusively."""
+    deadline = time.monotonic() + _SHARED_LOCK_WAIT_S
+    while True:
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)  # raises, unless all other locks are shared
+            fcntl.flock(fd, fcntl.LOCK_UN)
+            if time.monotonic() >= deadline:
+                raise
+            time.sleep(0.005)
+        else:
+            return
 
 
 def is_journal_locked(path: Path) -> bool:
