@@ -140,6 +140,7 @@ def test_no_profile_runs_steps_for_a_freeze_of_seconds(name: str) -> None:
         ("seven-days", "Redeploy", 600_000, "days ahead", "late", ApproveWhen.DONE),
         ("seven-days", "Reboot", 900, "maintenance", "at-once", ApproveWhen.DONE),
         ("seven-days", "Preempt", 30, "an eviction", "at-once", ApproveWhen.NEVER),
+        ("seven-days", "Preempt", 600_000, "an eviction days ahead", "late", ApproveWhen.NEVER),
     ],
 )
 def test_each_profile_suits_its_notice(

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from fnmatch import fnmatchcase
 
 from forewarn.agent.model import OWN_VM, ApprovalPolicy, ApproveWhen, Event, RuleConfig, StepConfig
@@ -109,15 +110,19 @@ def _thirty_seconds_rules(steps: tuple[StepConfig, ...]) -> tuple[RuleConfig, ..
 
 
 def _seven_days_rules(steps: tuple[StepConfig, ...]) -> tuple[RuleConfig, ...]:
-    """Rules for days of notice: those of `_fifteen_minutes_rules`, and one for events a day or more ahead.
+    """Rules for days of notice: those of `_fifteen_minutes_rules`, and two for events days ahead.
 
-    That rule comes after the one for a short Freeze. It begins the steps as late as their budgets allow, to end an
-    hour before NotBefore, and approves when they are done.
+    Those two are for events a day or more ahead, and come after the one for a short Freeze: one for evictions, which
+    never approves, then one that approves when the steps are done. Both begin the steps as late as their budgets allow,
+    to end an hour before NotBefore.
     """
     far = RuleConfig(
         name="days ahead", min_left_s=DAY_S, steps=steps, begin="late", margin_s=3_600.0, approve=_APPROVE_WHEN_DONE
     )
-    return (_short_freeze_rule(), far, *_fifteen_minutes_rules(steps)[1:])
+    eviction = replace(
+        far, name="an eviction days ahead", kinds=frozenset({Kind.PREEMPT.value}), approve=ApprovalPolicy()
+    )
+    return (_short_freeze_rule(), eviction, far, *_fifteen_minutes_rules(steps)[1:])
 
 
 ProfileRules = Callable[[tuple[StepConfig, ...]], tuple[RuleConfig, ...]]  # builds the rules for these steps
