@@ -196,6 +196,13 @@ def test_a_step_that_a_reboot_undid_before_the_start_prevents_the_approval() -> 
     assert actions_for(record(*DONE), boot_id="boot-2", steps=(volatile, SAVE)) == ()
 
 
+def test_a_reboot_undoes_nothing_of_a_step_that_was_skipped() -> None:
+    """The step was not configured when its turn came, and is again."""
+    volatile = replace(DRAIN, survives_reboot=False)
+    skipped = record(run("drain", StepState.SKIPPED), run("save"))
+    assert action_for(skipped, boot_id="boot-2", steps=(volatile, SAVE)) == SendApproval(key="E1")
+
+
 def test_an_event_that_has_started_or_that_no_rule_approves_is_not_approved() -> None:
     assert actions_for(record(*DONE, left_s=None)) == ()
     assert actions_for(record(*DONE), rule=replace(RULE, approve=ApprovalPolicy())) == ()

@@ -131,12 +131,14 @@ def _reason_not_to_undo(record: EventRecord, step: StepConfig, snapshot: AgentSn
 
 
 def is_undone_by_reboot(record: EventRecord, step: StepConfig, snapshot: AgentSnapshot) -> bool:
-    """True if the step does not survive reboots, and its run for this event began in another boot.
+    """True if the step does not survive reboots, and was tried for this event in another boot.
 
-    False if the event has no run of the step yet.
+    False if the event has no run of the step yet, and if the step was cut or skipped: then there is nothing to undo.
     """
     run = record.step_run(step.name)
-    return not step.survives_reboot and run is not None and run.boot_id != snapshot.boot_id
+    if step.survives_reboot or run is None or run.state not in TRIED_STATES:
+        return False
+    return run.boot_id != snapshot.boot_id
 
 
 def _needs_step(other: EventRecord, record: EventRecord, step: StepConfig, snapshot: AgentSnapshot) -> bool:
