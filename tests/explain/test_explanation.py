@@ -14,7 +14,14 @@ from forewarn.core.fleet import PowerState, Vm
 from forewarn.core.history import EntryKind, EventDelivery, HistoryEntry
 from forewarn.core.release import StartWait, WaitReason
 from forewarn.core.scope import Scope
-from forewarn.explain.explanation import Explanation, ScopeFacts, VmPoll, event_explanation, vm_explanation
+from forewarn.explain.explanation import (
+    Explanation,
+    ScopeFacts,
+    VmPoll,
+    describe_polling,
+    event_explanation,
+    vm_explanation,
+)
 from forewarn.explain.phrases import duration_text
 
 NOON = datetime(2026, 1, 5, 12, tzinfo=UTC).timestamp()
@@ -180,7 +187,7 @@ web-0, of availability set web
          delivered to no VM
          redeploy of web-0 from h1 to h2 failed, 1 min after the start
          event E2
-12:01:00 Reboot, requested by ann (user restart): finished
+12:00:00 Reboot, requested by ann (user restart): finished
          15 min of notice promised, 1 min given
          never delivered to web-0, but delivered to web-1 after 2 s (api-version 2020-07-01)
          approved by web-1
@@ -190,6 +197,20 @@ web-0, of availability set web
 * Scheduled events are enabled for availability set web.
 * No client there has polled yet."""
     )
+
+
+def test_the_events_of_a_vm_are_sorted_by_the_time_that_is_shown() -> None:
+    """One event starts while another, which was published before it, still waits."""
+    first = an_event(status=EventState.STARTED, started_at=NOON + 15 * MINUTE)
+    second = an_event(
+        id="E2",
+        status=EventState.STARTED,
+        published_at=NOON + MINUTE,
+        not_before=NOON + 16 * MINUTE,
+        started_at=NOON + 2 * MINUTE,
+    )
+    lines = vm_explanation(WEB0, [first, second], facts_at(NOON + 20 * MINUTE)).lines
+    assert [(line.at, line.detail[-2:]) for line in lines] == [(NOON + MINUTE, "E2"), (NOON, "E1")]
 
 
 def test_a_pending_event_says_what_it_waits_for_and_that_no_client_polls() -> None:
@@ -364,6 +385,41 @@ def test_the_explanation_of_a_removed_vm_leaves_out_polling() -> None:
     facts_then = facts_at(NOON, polls=[VmPoll(vm="web-0", silent_s=4.0, version="2020-07-01")])
     explanation = vm_explanation(a_vm("web-0", removed_at=NOON - 3, host=""), [], facts_then)
     assert explanation.now == ("web-0 was removed 3 s ago.", "No maintenance of it is recorded.")
+
+
+DAY = 24 * 3600.0
+DISABLED = Scope(id=WEB0.scope_id, vms=(WEB0, WEB1))
+POLLS = [
+    pytest.param(
+        3.0, None, "within 24 h. User", "web-0 polls, one other VM does not (the last poll was 3 s ago", id="no lab"
+    ),
+    pytest.param(3.0, 5.0, "within 24 h. User", "(the last poll was 3 s ago", id="a lab that was not advanced"),
+    pytest.param(
+        3.0,
+        2 * DAY,
+        "within 24 h of lab time. User",
+        "(the last poll was 3 s of real time or 2 d of lab time ago",
+        id="a lab that was advanced",
+    ),
+    pytest.param(
+        90.0,
+        2 * DAY,
+        "within 24 h of lab time. User",
+        "No client there has polled for 1 min 30 s of real time or 2 d of lab time; the last was web-0",
+        id="an advanced lab with a silent VM",
+    ),
+]
+
+
+@pytest.mark.parametrize(("silent_s", "lab_s", "disabled", "polled"), POLLS)
+def test_texts_about_polls_say_which_time_they_mean_where_lab_time_and_real_time_differ(
+    silent_s: float, lab_s: float | None, disabled: str, polled: str
+) -> None:
+    """Spec §12: a scope becomes idle in lab time, and polls arrive in real time."""
+    poll = VmPoll(vm="web-0", silent_s=silent_s, version="2020-07-01", lab_s=lab_s)
+    first, second = describe_polling(facts_at(NOON, scope=DISABLED, polls=[poll]))
+    assert disabled in first
+    assert polled in second
 
 
 DURATIONS = [

@@ -30,6 +30,7 @@ from forewarn.explain.phrases import (
 from forewarn.explain.polling import SILENCE_LIMIT_S
 from forewarn.explain.vm_state import VmState, vm_state
 
+_CLOCK_DIFFERENCE_S = 60.0  # from here on, a text says whether it means real time or lab time
 _MAX_LISTED_VMS = 8  # deliveries to more VMs are counted instead of listed
 _COPIED_ENTRY_KINDS = frozenset({EntryKind.SKIPPED, EntryKind.RETRIED})  # the event's own fields tell the others
 
@@ -57,6 +58,20 @@ class VmPoll:
     vm: str  # its name
     silent_s: float  # seconds of real time since the poll (spec §12); of virtual time in a test's lab
     version: str  # the api-version
+    lab_s: float | None = None  # seconds of lab time since the poll; None: the service has no clock of its own
+
+    @property
+    def has_two_times(self) -> bool:
+        """Whether real time and lab time since the poll differ so much that texts must name both."""
+        return self.lab_s is not None and abs(self.lab_s - self.silent_s) >= _CLOCK_DIFFERENCE_S
+
+    @property
+    def age_text(self) -> str:
+        """How long ago it was: `3 s`, or `3 s of real time or 1 d of lab time` if the two differ."""
+        real = duration_text(self.silent_s)
+        if self.lab_s is None or not self.has_two_times:
+            return real
+        return f"{real} of real time or {duration_text(self.lab_s)} of lab time"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,9 +116,9 @@ def event_explanation(event: Event, facts: ScopeFacts) -> Explanation:
 def vm_explanation(vm: Vm, events: Iterable[Event], facts: ScopeFacts) -> Explanation:
     """Explain a VM of the scope, also a removed one: one line per event, newest first, and its state now.
 
-    `events` are those that list the VM, live and over, in any order; they are sorted by publication, and a line has
-    the time of the start, else of the publication. `now` has a sentence about the VM, those of
-    `describe_event_status` for each live event, and, unless it was removed, those of `describe_polling`.
+    `events` are those that list the VM, live and over, in any order; a line has the time of the publication. `now` has
+    a sentence about the VM, those of `describe_event_status` for each live event, and, unless it was removed, those of
+    `describe_polling`.
     """
     newest = sorted(events, key=lambda event: (event.published_at, event.seq), reverse=True)
     lines = tuple(_event_summary_line(event, vm, facts) for event in newest)
@@ -290,24 +305,25 @@ def _vms_without_delivery(event: Event, facts: ScopeFacts) -> list[str]:
 def describe_polling(facts: ScopeFacts) -> Iterator[str]:
     """Yield two sentences: whether scheduled events are enabled for the scope, and which of its VMs poll.
 
-    A VM whose last poll is more than 60 s ago does not poll.
+    A VM whose last poll is more than 60 s of real time ago does not poll; a scope is disabled after some hours of lab
+    time without polls. Where the two times differ, the sentences say which one they mean.
     """
+    latest = min(facts.polls, key=lambda poll: poll.silent_s, default=None)
     if facts.scope.is_enabled:
         yield f"Scheduled events are enabled for {facts.title}."
     else:
+        of_lab_time = " of lab time" if latest is not None and latest.has_two_times else ""
         yield (
             f"Scheduled events are disabled for {facts.title}: none of its VMs has polled within "
-            f"{hours_text(facts.idle_s)}. User operations are performed at once."
+            f"{hours_text(facts.idle_s)}{of_lab_time}. User operations are performed at once."
         )
-    latest = min(facts.polls, key=lambda poll: poll.silent_s, default=None)
     if latest is None:
         yield "No client there has polled yet."
-        return
-    ago = duration_text(latest.silent_s)
-    if latest.silent_s > SILENCE_LIMIT_S:
-        yield f"No client there has polled for {ago}; the last was {latest.vm} (api-version {latest.version})."
+    elif latest.silent_s > SILENCE_LIMIT_S:
+        last = f"the last was {latest.vm} (api-version {latest.version})"
+        yield f"No client there has polled for {latest.age_text}; {last}."
     else:
-        yield f"{_active_pollers_text(facts)} (the last poll was {ago} ago, api-version {latest.version})."
+        yield f"{_active_pollers_text(facts)} (the last poll was {latest.age_text} ago, api-version {latest.version})."
 
 
 def _active_pollers_text(facts: ScopeFacts) -> str:
@@ -320,7 +336,6 @@ def _active_pollers_text(facts: ScopeFacts) -> str:
 
 def _event_summary_line(event: Event, vm: Vm, facts: ScopeFacts) -> ExplanationLine:
     """One event in one line: its requester, cause and end; in the detail, how it went."""
-    at = event.started_at if event.started_at is not None else event.published_at
     state = ending_text(event) if event.ending is not None else f"{event.status}"
     sentences = [
         *notice_phrases(event),
@@ -332,7 +347,7 @@ def _event_summary_line(event: Event, vm: Vm, facts: ScopeFacts) -> ExplanationL
     text = f"{event_kind_text(event)}, requested by {event.who} ({event.cause}): {state}"
     if rollout := facts.rollouts.get(event.request_id):
         sentences.append(f"part of {rollout}")
-    return ExplanationLine(at=at, text=text, detail="; ".join((*sentences, f"event {event.id}")))
+    return ExplanationLine(at=event.published_at, text=text, detail="; ".join((*sentences, f"event {event.id}")))
 
 
 def _delivery_phrases(event: Event, vm: Vm, facts: ScopeFacts) -> Iterator[str]:

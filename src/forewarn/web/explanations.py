@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 
 from msgspec.structs import replace
 
@@ -34,6 +34,7 @@ from forewarn.explain.status import (
     rollout_title,
     scope_explanation,
 )
+from forewarn.store.interface import LastPoll
 from forewarn.web.context import RequestContext
 from forewarn.web.lab_views import fault_remaining_s, refresh_faults
 from forewarn.web.polling_report import silent_seconds
@@ -171,16 +172,11 @@ def _scope_facts(
     deliveries: list[EventDelivery],
 ) -> ScopeFacts:
     names = {vm.key: vm.name for vm in context.store.vms(scope_id=scope.id, removed=True)}
-    now, pace_of = context.now(), context.dependencies.pace_of
-    polls = context.store.last_polls(scope_id=scope.id)
     return ScopeFacts(
-        now=now,
+        now=context.now(),
         scope=scope,
         title=title,
-        polls=[
-            VmPoll(vm=names.get(p.vm, p.vm), silent_s=silent_seconds(p, pace_of(p.vm), now), version=p.version)
-            for p in polls
-        ],
+        polls=[_vm_poll(context, poll, names) for poll in context.store.last_polls(scope_id=scope.id)],
         deliveries=deliveries,
         entries=entries,
         waits=_pending_waits(context, events),
@@ -189,6 +185,16 @@ def _scope_facts(
         unanswered_s=context.control.executor.unanswered_s(),
         blocking_hosts=context.control.executor.blocking_hosts(),
         idle_s=context.control.transactions.policy.idle_s,
+    )
+
+
+def _vm_poll(context: RequestContext, poll: LastPoll, names: Mapping[str, str]) -> VmPoll:
+    now, _, is_lab = context.control.lab_clock.status()
+    return VmPoll(
+        vm=names.get(poll.vm, poll.vm),
+        silent_s=silent_seconds(poll, context.dependencies.pace_of(poll.vm), now),
+        version=poll.version,
+        lab_s=now - poll.at if is_lab else None,
     )
 
 
