@@ -6,9 +6,9 @@ from itertools import product
 
 import pytest
 
-from forewarn.core.cause import CAUSE_RULES, Cause
+from forewarn.core.cause import CAUSE_RULES, Cause, Verb
 from forewarn.core.decision import DecisionContext, Policy
-from forewarn.core.event import Event, EventState
+from forewarn.core.event import Act, Event, EventState
 from forewarn.core.release import WaitReason, describe_gate_wait, start_wait, waits_only_for_gate
 from forewarn.core.scope import Scope
 from forewarn.protocol.document import Kind
@@ -92,6 +92,36 @@ def test_planned_platform_maintenance_takes_one_update_domain_at_a_time(
     scope = scope_of(busy, event(cause=mine, due=True, update_domain=1 if same_domain else 0))
     must_wait = mine in QUEUES and other in QUEUES and status is EventState.STARTED and not same_domain
     assert reason_for(scope) is (WaitReason.UPDATE_DOMAIN if must_wait else None)
+
+
+@pytest.mark.parametrize("approved", [False, True])
+@pytest.mark.parametrize("cause", [Cause.HOST_UPDATE, Cause.USER_RESTART])
+def test_an_event_waits_for_the_move_of_its_vm_whether_or_not_it_is_approved(cause: Cause, approved: bool) -> None:
+    """Spec §6.4: nothing is performed on the failed host, so no approval starts it before the move has ended."""
+    mine = event(cause=cause, approved=approved, host="h1")
+    move = Act(
+        id="E2:vm-E1",
+        vm="sub/lab/vm-E1",
+        name="vm-E1",
+        verb=Verb.REDEPLOY,
+        event_id="E2",
+        from_host="h1",
+        to_host="h2",
+        abrupt=True,
+    )
+    failure = event("E2", Cause.HOST_FAILED, status=EventState.STARTED, vms=mine.vms, acts=(move,))
+    wait = start_wait(scope_of(mine, failure), mine, DecisionContext(now=NOW))
+    assert wait is not None
+    assert (wait.reason, wait.until) == (WaitReason.MOVE, None)
+    assert wait.text == "vm-E1, which is being moved to h2 because host h1 failed"
+
+
+@pytest.mark.parametrize("cause", [Cause.EVICTION, Cause.USER_DELETE])
+def test_an_event_that_removes_its_vm_from_any_host_waits_for_its_notice_during_a_move(cause: Cause) -> None:
+    mine = event(cause=cause)
+    move = Act(id="a", vm="v", name="vm-E1", verb=Verb.REDEPLOY, event_id="E2", from_host="h1", to_host="h2")
+    failure = event("E2", Cause.HOST_FAILED, status=EventState.STARTED, vms=mine.vms, acts=(move,))
+    assert reason_for(scope_of(mine, failure)) is WaitReason.NOTICE
 
 
 def test_a_wait_for_an_update_domain_names_the_domain_and_its_event() -> None:

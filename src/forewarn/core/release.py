@@ -39,12 +39,13 @@ class StartWait:
 def start_wait(scope: Scope, event: Event, context: DecisionContext) -> StartWait | None:
     """Return the first thing that a scheduled event waits for; None: it starts now.
 
-    In this order: notice, grace, move, Terminates of its placement group, update domain, gate.
+    In this order: move, notice, grace, Terminates of its placement group, update domain, gate. The move is first
+    because no approval starts an event while its VM is being moved; after the move, the event may not be needed.
     """
     return (
-        _notice_wait(event, context)
+        _move_wait(scope, event)
+        or _notice_wait(event, context)
         or _grace_wait(event, context)
-        or _move_wait(scope, event)
         or _terminate_wait(scope, event, context)
         or _update_domain_wait(scope, event, context)
         or _gate_wait(event, context)
