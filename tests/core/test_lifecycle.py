@@ -197,7 +197,8 @@ def test_an_event_that_is_not_needed_is_withdrawn_with_that_ending() -> None:
     )
     kept = over.events[0]
     assert (kept.status, kept.ending, kept.is_withdrawn) == (EventState.OVER, Ending.NOT_NEEDED, True)
-    assert over.new_entries[0].text == f"Reboot of web-0 withdrawn: {reason}"
+    (entry,) = over.new_entries
+    assert (entry.what, entry.text) == (EntryKind.NOT_NEEDED, f"Reboot of web-0 not needed: {reason}")
 
 
 def test_withdrawing_a_started_event_is_refused_with_a_way_to_follow_it() -> None:

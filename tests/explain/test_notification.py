@@ -30,6 +30,7 @@ NOTIFYING_ENTRIES = [
     (EntryKind.STARTED, EventGridStatus.STARTED),
     (EntryKind.FINISHED, EventGridStatus.COMPLETED),
     (EntryKind.WITHDRAWN, EventGridStatus.CANCELED),
+    (EntryKind.NOT_NEEDED, EventGridStatus.CANCELED),
 ]
 RESOURCES = [
     (a_vm("Web-0"), f"{COMPUTE}/virtualMachines/Web-0"),
@@ -154,6 +155,7 @@ def test_messages_of_both_schemas_have_exactly_these_bytes(schema: WebhookSchema
         (EntryKind.STARTED, ""),
         (EntryKind.FINISHED, ""),
         (EntryKind.WITHDRAWN, "Mon, 05 Jan 2026 12:15:00 GMT"),
+        (EntryKind.NOT_NEEDED, "Mon, 05 Jan 2026 12:15:00 GMT"),
     ],
 )
 def test_not_before_is_empty_after_the_start(what: EntryKind, not_before: str) -> None:

@@ -19,7 +19,13 @@ from forewarn.core.scope import Scope
 from forewarn.protocol.document import Document, Kind
 from forewarn.store.interface import AppliedCommit, Store
 
-_DOCUMENT_CHANGES = {EntryKind.PUBLISHED, EntryKind.STARTED, EntryKind.FINISHED, EntryKind.WITHDRAWN}
+_DOCUMENT_CHANGES = {
+    EntryKind.PUBLISHED,
+    EntryKind.STARTED,
+    EntryKind.FINISHED,
+    EntryKind.WITHDRAWN,
+    EntryKind.NOT_NEEDED,
+}
 _USER_OPERATIONS = {Cause.SCALE_IN, *(cause for cause, row in CAUSE_RULES.items() if row.by_user)}
 _NEXT_STATES = {
     None: set(EventState),

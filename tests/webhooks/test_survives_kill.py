@@ -29,7 +29,13 @@ name = "solo-{n}"
 count = 12
 """
 VMS = [f"solo-{n}" for n in range(12)]
-MEANING = {"published": "Scheduled", "started": "Started", "finished": "Completed", "withdrawn": "Canceled"}
+MEANING = {
+    "published": "Scheduled",
+    "started": "Started",
+    "finished": "Completed",
+    "withdrawn": "Canceled",
+    "not needed": "Canceled",
+}
 
 
 def work(service: ServiceProcess, rng: random.Random, stop: threading.Event) -> None:

@@ -113,7 +113,7 @@ def _withdrawal_text(context: RequestContext, event: Event) -> str:
     entries = list(map(context.visibility.shown_entry, context.store.history(event_id=event.id)))
     who = next((entry.who for entry in reversed(entries) if entry.what is EntryKind.WITHDRAWN), "")
     by = f" by {who}" if who and who not in event.reason else ""
-    return f"{event.rules.kind} of {short_vm_list(event)} was withdrawn{by}: {event.reason}"
+    return f"{event.rules.kind} of {short_vm_list(event)} was {event.ending}{by}: {event.reason}"
 
 
 def _approvers_text(scope: Scope) -> str:

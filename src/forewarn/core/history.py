@@ -22,6 +22,7 @@ class EntryKind(StrEnum):
     RETRIED = "retried"  # an act, because the hypervisor was unavailable
     FINISHED = "finished"  # an event is over, also if some of its acts failed
     WITHDRAWN = "withdrawn"  # an event ended without a start
+    NOT_NEEDED = "not needed"  # so did one whose VMs have all left the host that it is about (spec §6.4)
     ENABLED = "enabled"  # scheduled events of a scope
     DISABLED = "disabled"  # scheduled events of a scope
     PAUSED = "paused"  # a rollout

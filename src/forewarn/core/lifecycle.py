@@ -167,8 +167,8 @@ def withdraw(
 ) -> Scope:
     """Return the scope with a scheduled event withdrawn at `now`. Refused if it has started or is over.
 
-    The incarnation grows by 1. The history shows `by` and the reason. With `ending` NOT_NEEDED, the withdrawal does not
-    count against the event's request (spec §9).
+    The incarnation grows by 1. The history shows `by` and the reason. `ending` is WITHDRAWN or NOT_NEEDED; with
+    NOT_NEEDED, the history says so, and the withdrawal does not count against the event's request (spec §9).
     """
     if event.status is STARTED:
         raise Refused(
@@ -181,10 +181,9 @@ def withdraw(
             f"event {event.id} ({_event_title(event)}) is over ({event.ending}): there is nothing to withdraw"
         )
     over = replace(event, over_at=now, ending=ending, reason=reason)
-    text = f"{_event_title(event)} withdrawn: {reason}"
-    return _apply_transition(
-        scope, event.status, over, Transition.WITHDRAWN, _history_entry(event, EntryKind.WITHDRAWN, now, text, who=by)
-    )
+    kind = EntryKind.NOT_NEEDED if ending is Ending.NOT_NEEDED else EntryKind.WITHDRAWN
+    entry = _history_entry(event, kind, now, f"{_event_title(event)} {ending}: {reason}", who=by)
+    return _apply_transition(scope, event.status, over, Transition.WITHDRAWN, entry)
 
 
 def _apply_transition(

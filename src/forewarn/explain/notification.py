@@ -31,6 +31,7 @@ _STATUS_BY_ENTRY_KIND = {
     EntryKind.STARTED: EventGridStatus.STARTED,
     EntryKind.FINISHED: EventGridStatus.COMPLETED,  # also if acts failed: the maintenance is over
     EntryKind.WITHDRAWN: EventGridStatus.CANCELED,
+    EntryKind.NOT_NEEDED: EventGridStatus.CANCELED,
 }
 
 
@@ -68,7 +69,7 @@ def event_vm_keys(event: Event) -> tuple[str, ...]:
 
 
 def may_notify(entry: HistoryEntry) -> bool:
-    """Return True if the entry says that an event was published, started, finished or withdrawn.
+    """Return True if the entry is about the publication, start, end or withdrawal of an event.
 
     Webhooks are notified of no other entries. `notification_for` may still return None.
     """
