@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -77,8 +78,14 @@ def test_no_write_is_acknowledged_while_the_file_is_moved_away(tmp_path: Path, p
         await store.commit(small_commit(1))
         moved = [found.rename(away / found.name) for found in sorted(tmp_path.glob(pattern))]
         for _ in range(2):
-            with pytest.raises(Unavailable, match=r"store\.db(-wal)? was moved or replaced: put it back"):
+            with pytest.raises(Unavailable) as refusal:
                 await store.commit(small_commit(2))
+            message = str(refusal.value)
+            assert re.search(
+                r"store\.db(-wal)? was moved, deleted or replaced while it is in use: put .* back", message
+            )
+            assert "take a backup before the service stops" in message
+            assert "disk" not in message
         for found in moved:
             found.rename(tmp_path / found.name)
         assert await store.commit(small_commit(3)) == 2
@@ -94,7 +101,7 @@ def test_a_store_file_that_was_replaced_is_not_written(tmp_path: Path) -> None:
         await store.commit(small_commit(1))
         await store.back_up(tmp_path / "copy.db")
         (tmp_path / "copy.db").replace(tmp_path / "store.db")
-        with pytest.raises(Unavailable, match=r"store\.db was moved or replaced"):
+        with pytest.raises(Unavailable, match=r"store\.db was moved, deleted or replaced"):
             await store.commit(small_commit(2))
         await store.close()
 

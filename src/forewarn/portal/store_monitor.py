@@ -31,7 +31,7 @@ HEALTHY = StoreHealth(ok=True, text="")
 NOT_WRITABLE = StoreHealth(
     ok=False,
     text="The service cannot write to its store. Requests and approvals fail, and no event starts, until this is "
-    "fixed: ask an administrator to check its disk.",
+    "fixed: ask an administrator to check its disk and its files.",
 )
 
 

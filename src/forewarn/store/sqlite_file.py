@@ -223,6 +223,10 @@ def _damaged_file_error(path: Path, why: str) -> Rejected:
     )
 
 
+class StoreFileDisplaced(sqlite3.OperationalError):
+    """The database or the log of an open store was moved, deleted or replaced; the message says which."""
+
+
 FileIdentity = tuple[int, int]  # device and inode: they stay the same when a file is renamed
 
 
@@ -237,7 +241,7 @@ class StoreFileCheck:
         self._known: dict[Path, FileIdentity] = {}
 
     def check(self) -> None:
-        """Raise sqlite3.OperationalError if the database or its log is not the file that was found first.
+        """Raise StoreFileDisplaced if the database or its log is not the file that was found first.
 
         Remembers each of the two files when a call finds it for the first time; until then it may be missing.
         """
@@ -247,10 +251,7 @@ class StoreFileCheck:
             if known is None and found is not None:
                 self._known[file] = found  # SQLite creates the log with the first write
             elif found != known:
-                raise sqlite3.OperationalError(
-                    f"{file.name} was moved or replaced: put it back, or take a backup before the service stops, "
-                    "because the files that it has open may be the only copy"
-                )
+                raise StoreFileDisplaced(f"{file.name} was moved, deleted or replaced while it is in use")
 
     def is_displaced(self) -> bool:
         """Return whether the database or its log is not the file that `check` found first; for any thread.

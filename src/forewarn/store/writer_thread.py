@@ -15,6 +15,7 @@ from threading import Thread
 from typing import Any, NamedTuple, TypeVar
 
 from forewarn.errors import Unavailable
+from forewarn.store.sqlite_file import StoreFileDisplaced
 
 MAX_GROUP_SIZE = 512  # writes in one transaction: limits how long the first of them waits
 _MAX_QUEUED_TOGETHER = MAX_GROUP_SIZE // 2
@@ -161,13 +162,22 @@ class WriterThread:
             pass  # the next BEGIN fails too, until a rollback succeeds
 
     def _unavailable(self, error: Exception) -> Unavailable:
-        name = getattr(error, "sqlite_errorname", type(error).__name__)
-        unavailable = Unavailable(
-            f"the store {self._name!r} cannot be written now ({name}: {error}), and nothing was saved: "
-            "check its disk and try again"
-        )
+        unavailable = Unavailable(_write_failure_text(self._name, error))
         unavailable.__cause__ = error
         return unavailable
+
+
+def _write_failure_text(store: str, error: Exception) -> str:
+    if isinstance(error, StoreFileDisplaced):
+        return (
+            f"the store {store!r} cannot be written, because {error}: put the file back, or take a backup before the "
+            "service stops, because the files that it has open may be the only copy"
+        )
+    name = getattr(error, "sqlite_errorname", type(error).__name__)
+    return (
+        f"the store {store!r} cannot be written now ({name}: {error}), and nothing was saved: "
+        "check its disk and try again"
+    )
 
 
 def _is_file_error(error: Exception) -> bool:
