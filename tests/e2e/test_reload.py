@@ -83,6 +83,39 @@ def test_an_event_requested_during_a_reload_is_shown_by_old_and_new_workers(serv
     assert [event["EventId"] for event in service.poll("web-0")["Events"]] == [asked["events"][0]["id"]]
 
 
+def stop_by_hangup(tmp_path: Path, workers: int, stdin: int) -> str:
+    """Start `forewarn up`, end it with SIGHUP, and return what it logged then."""
+    log = tmp_path / "log"
+    line = [sys.executable, "-m", "forewarn", "--data", str(tmp_path / "data"), "up", "--port", str(free_port())]
+    line += ["--workers", str(workers), "--console", ""]
+    with log.open("wb") as output:
+        child = subprocess.Popen(line, stdout=output, stderr=output, stdin=stdin, start_new_session=True)
+    try:
+        eventually(lambda: "is up" in log.read_text())
+        started = log.read_text()
+        child.send_signal(signal.SIGHUP)
+        assert child.wait(30) == 0
+    finally:
+        child.kill()
+        child.wait()
+    return log.read_text().removeprefix(started)
+
+
+def test_a_service_without_workers_logs_why_a_hangup_stops_it(tmp_path: Path) -> None:
+    logged = stop_by_hangup(tmp_path, 0, subprocess.DEVNULL)
+    assert "SIGHUP stops the service: it has no workers that SIGHUP could replace\n" in logged
+
+
+def test_a_service_at_a_terminal_logs_why_a_hangup_stops_it(tmp_path: Path) -> None:
+    terminal, end = os.openpty()
+    try:
+        logged = stop_by_hangup(tmp_path, 1, end)
+    finally:
+        os.close(terminal)
+        os.close(end)
+    assert "SIGHUP stops the service: it runs at a terminal, and SIGHUP means that the terminal has closed\n" in logged
+
+
 @pytest.mark.parametrize("count", [0, 2])
 def test_a_start_that_is_interrupted_with_its_process_group_ends_cleanly(tmp_path: Path, count: int) -> None:
     fleet, log = tmp_path / "fleet.toml", tmp_path / "log"

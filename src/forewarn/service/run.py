@@ -1,12 +1,14 @@
 """Runs a service as a process: signals, file limit, garbage collection, event loop.
 
-SIGINT and SIGTERM stop it. SIGHUP replaces the workers; without workers or at a terminal it stops the service too.
+SIGINT and SIGTERM stop it. SIGHUP replaces the workers; without workers or at a terminal it stops the service too, and
+the log says why.
 """
 
 from __future__ import annotations
 
 import asyncio
 import gc
+import logging
 import os
 import resource
 import signal
@@ -17,6 +19,7 @@ from forewarn.service.settings import Settings
 from forewarn.service.wiring import DRAIN_TIMEOUT_S, Service, running_service
 from forewarn.workers.worker import event_loop_factory
 
+_log = logging.getLogger(__name__)
 _OPEN_FILE_LIMIT = 65_536
 _GC_THRESHOLD = 20_000  # new objects before a collection: what some hundred requests at once create
 
@@ -37,10 +40,9 @@ def run_service(settings: Settings, announce: Callable[[Service], None], *, new_
 
 async def _serve_until_signal(settings: Settings, announce: Callable[[Service], None], new_store: bool) -> int | None:
     stop, loop, startup = asyncio.Event(), asyncio.get_running_loop(), _Startup()
-    stop_on_hangup = () if _reloads_on_hangup(settings) else (signal.SIGHUP,)
-    for number in (signal.SIGINT, signal.SIGTERM, *stop_on_hangup):
-        loop.add_signal_handler(number, startup.cancel)
-    if not stop_on_hangup:
+    reason = _hangup_stop_reason(settings)
+    _stop_on_signals(startup.cancel, reason)
+    if not reason:
         loop.add_signal_handler(signal.SIGHUP, lambda: None)  # during the start there is nothing to reload
     async with AsyncExitStack() as stack:
         try:
@@ -50,9 +52,8 @@ async def _serve_until_signal(settings: Settings, announce: Callable[[Service], 
             if not startup.is_cancelled:
                 raise
             return None
-        for number in (signal.SIGINT, signal.SIGTERM, *stop_on_hangup):
-            loop.add_signal_handler(number, stop.set)
-        if not stop_on_hangup:
+        _stop_on_signals(stop.set, reason)
+        if not reason:
             _reload_on_hangup(stack, service)
         announce(service)
         await stop.wait()
@@ -73,12 +74,25 @@ class _Startup:
             self._task.cancel()
 
 
-def _reloads_on_hangup(settings: Settings) -> bool:
-    """Whether SIGHUP replaces the workers.
+def _hangup_stop_reason(settings: Settings) -> str:
+    """Why SIGHUP stops the service, for its log; "" if SIGHUP replaces the workers."""
+    if os.isatty(0):
+        return "it runs at a terminal, and SIGHUP means that the terminal has closed"
+    return "" if settings.workers else "it has no workers that SIGHUP could replace"
 
-    At a terminal SIGHUP means that the terminal closed, and stops the service.
-    """
-    return bool(settings.workers) and not os.isatty(0)
+
+def _stop_on_signals(stop: Callable[[], None], hangup_stop_reason: str) -> None:
+    """Call `stop` on SIGINT and SIGTERM, and on SIGHUP if there is a reason, which is then logged."""
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, stop)
+
+    def stop_on_hangup() -> None:
+        _log.warning("SIGHUP stops the service: %s", hangup_stop_reason)
+        stop()
+
+    if hangup_stop_reason:
+        loop.add_signal_handler(signal.SIGHUP, stop_on_hangup)
 
 
 def _reload_on_hangup(stack: AsyncExitStack, service: Service) -> None:
