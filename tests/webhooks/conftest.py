@@ -57,6 +57,7 @@ class DeliveryWorld:
         return WebhookDispatcher(
             self.world.store,
             client=HttpClient(local_targets=LocalTargets.LOOPBACK),
+            now=lambda: self.world.now,
             limits=HttpLimits(timeout_s=5.0, body_timeout_s=0.2),
             real_time=lambda: self.real_now,
             sleep=self.retry_sleep,

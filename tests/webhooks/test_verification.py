@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from datetime import datetime
 from typing import Any
 
 import pytest
@@ -48,6 +49,24 @@ def test_a_test_message_names_no_vm(delivery: Any, receiver: WebhookReceiver, sc
     assert received.event.get("eventType", received.event.get("type")) == TEST_EVENT_TYPE
     assert "x-forewarn-signature" in received.headers
     assert delivery.world.store.webhooks() == []
+
+
+@BOTH
+def test_a_test_message_has_lab_time_and_its_signature_real_time(
+    delivery: Any, receiver: WebhookReceiver, schema: WebhookSchema
+) -> None:
+    delivery.world.do(delivery.dispatcher.verification.send_test(delivery.webhook_for(receiver, schema=schema)))
+    (received,) = receiver.received
+    shown = received.event.get("eventTime", received.event.get("time"))
+    assert datetime.fromisoformat(shown).timestamp() == delivery.world.now
+    assert received.headers["x-forewarn-timestamp"] == str(int(delivery.real_now))
+
+
+def test_a_validation_message_has_lab_time(delivery: Any) -> None:
+    with WebhookReceiver(echoing) as receiver:
+        delivery.world.do(delivery.dispatcher.verification.validate(delivery.webhook_for(receiver)))
+        (received,) = receiver.received
+    assert datetime.fromisoformat(received.event["eventTime"]).timestamp() == delivery.world.now
 
 
 def test_a_failed_test_message_says_what_went_wrong(delivery: Any, receiver: WebhookReceiver) -> None:

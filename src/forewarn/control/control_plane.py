@@ -96,7 +96,9 @@ class ControlPlane:
             transactions=self.transactions, new_id=inputs.new_id, lab_addresses=inputs.lab_addresses
         )
         self.access = AccessService(transactions=self.transactions, new_id=inputs.new_id)
-        self.webhook_delivery = WebhookDispatcher(store, client=inputs.http_client, real_time=inputs.real_time)
+        self.webhook_delivery = WebhookDispatcher(
+            store, client=inputs.http_client, now=clock.now, real_time=inputs.real_time
+        )
         self.webhooks = WebhookService(
             transactions=self.transactions, new_id=inputs.new_id, webhook_delivery=self.webhook_delivery
         )

@@ -23,8 +23,9 @@ _RETRY_S = 5.0  # after the webhooks could not be read
 class WebhookDispatcher:
     """Sends events to all webhooks while `run` runs: one `WebhookSender` task for each stored webhook.
 
-    `limits` apply to each request. `real_time` is the clock of signatures and reports, `sleep` waits in real time, and
-    `random` (0 to 1) spreads retries; tests replace them. `verification` tests and validates single receivers.
+    `limits` apply to each request. `now` returns lab time, for messages that test or validate a receiver. `real_time`
+    is the clock of signatures and reports, `sleep` waits in real time, and `random` (0 to 1) spreads retries; tests
+    replace them. `verification` tests and validates single receivers.
     """
 
     def __init__(
@@ -32,6 +33,7 @@ class WebhookDispatcher:
         store: WebhookStore,
         *,
         client: HttpClient,
+        now: Callable[[], float],
         limits: HttpLimits = HttpLimits(),  # noqa: B008 (frozen)
         real_time: Callable[[], float] = read_real_time,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
@@ -43,7 +45,7 @@ class WebhookDispatcher:
         self._senders: dict[str, WebhookSender] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._changed = asyncio.Event()
-        self.verification = ReceiverVerification(send=send, real_time=real_time)
+        self.verification = ReceiverVerification(send=send, now=now, real_time=real_time)
 
     def require_allowed(self, url: str) -> None:
         """Raises Rejected if this is not a URL, or names an address that the service may not call.

@@ -41,11 +41,13 @@ class ValidationResponse(msgspec.Struct, frozen=True, kw_only=True):
 class ReceiverVerification:
     """Tests and validates receivers, with one request each and no retry; the webhook stays as it is.
 
-    `send` sends the requests; `real_time` returns POSIX seconds.
+    `send` sends the requests. Messages have the lab time that `now` returns, as messages about events do; signatures
+    have the real time that `real_time` returns. Both are in POSIX seconds.
     """
 
-    def __init__(self, *, send: SendRequest, real_time: Callable[[], float]) -> None:
+    def __init__(self, *, send: SendRequest, now: Callable[[], float], real_time: Callable[[], float]) -> None:
         self._send = send
+        self._now = now
         self._real_time = real_time
 
     async def send_test(self, webhook: WebhookSubscription) -> DeliveryTestResult:
@@ -110,7 +112,7 @@ class ReceiverVerification:
             topic=_SOURCE,
             source=_SOURCE,
             subject="webhook",
-            at=self._real_time(),
+            at=self._now(),
             data=data,
             data_version=version,
         )
