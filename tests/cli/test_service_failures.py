@@ -94,7 +94,7 @@ def test_doctor_checks_the_machine_when_no_service_runs(command: Any) -> None:
 
 
 @pytest.mark.parametrize(("purpose", "start"), [(StorePurpose.LAB, "up"), (StorePurpose.PRODUCTION, "serve")])
-def test_doctor_names_the_command_that_starts_a_stopped_store(command: Any, purpose: StorePurpose, start: str) -> None:
+def test_commands_name_the_command_that_starts_a_stopped_store(command: Any, purpose: StorePurpose, start: str) -> None:
     async def write_store() -> None:
         store = SqliteStore.open(command.data / "forewarn.db")
         await mark_purpose(store, purpose)
@@ -104,6 +104,29 @@ def test_doctor_names_the_command_that_starts_a_stopped_store(command: Any, purp
     for options, given in (((), ""), (("--data", str(command.data)), f" --data {command.data}")):
         checks = json.loads(command("doctor", "--json", *options).stdout)["checks"]
         assert checks[-1]["remedy"] == f"start one with `forewarn {start}{given}`"
+        assert command.refused("events", *options, code=3) == (
+            f"no forewarn service answers in {command.data}: start one with `forewarn {start}{given}`"
+        )
+
+
+def test_doctor_checks_a_production_store_without_the_needs_of_a_lab(command: Any) -> None:
+    async def write_store() -> None:
+        store = SqliteStore.open(command.data / "forewarn.db")
+        await mark_purpose(store, StorePurpose.PRODUCTION)
+        await store.close()
+
+    asyncio.run(write_store())
+    checks = json.loads(command("doctor", "--json").stdout)["checks"]
+    assert "loopback" not in {check["name"] for check in checks}
+
+
+@pytest.mark.parametrize("missing", ["msgspec", "sqlalchemy"])
+def test_a_command_without_the_server_extra_still_says_that_no_service_runs(command: Any, missing: str) -> None:
+    result = run_without(missing, "events", data=command.data)
+    assert (result.returncode, result.stderr) == (
+        3,
+        f"no forewarn service answers in {command.data}: start one with `forewarn up`\n",
+    )
 
 
 def test_doctor_exits_with_1_when_a_check_fails(command: Any) -> None:

@@ -83,7 +83,7 @@ def test_a_welcome_names_the_directories_of_the_vm(service: FakeSupervisorServer
 
 
 def test_without_a_service_the_error_says_how_to_start_one(tmp_path: Path) -> None:
-    with pytest.raises(Unavailable, match=r"no forewarn service answers in .*: start one with `forewarn up`"):
+    with pytest.raises(Unavailable, match=r"start one with `forewarn up` for a lab, or with `forewarn serve`"):
         ServiceConnection.open(tmp_path)
 
 

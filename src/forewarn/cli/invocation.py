@@ -93,7 +93,8 @@ class Invocation:
         if self.remote_profile is not None:
             return ApiClient(RemoteTransport(self.remote_profile))
         is_signed_in = self.profiles.path.exists() and not self._is_local
-        return ApiClient(LocalTransport(self.data, ", or choose a remote one with --profile" if is_signed_in else ""))
+        extra_remedy = ", or choose a remote one with --profile" if is_signed_in else ""
+        return ApiClient(LocalTransport(self.data, given_data=self.given_data, extra_remedy=extra_remedy))
 
     def require_local(self, command: str) -> None:
         """Select the local service for this run, also if the environment selects a remote one.

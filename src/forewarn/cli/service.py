@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -221,7 +220,7 @@ def doctor(call: Invocation) -> int:
         checks: list[JsonObject] = [*call.api.get("doctor")["checks"], _service_answers_check(call)]
         running = True
     except ServiceNotRunning as error:
-        checks, running = [*_local_checks(call), _service_missing_check(call, error)], False
+        checks, running = [*_local_checks(call), _service_missing_check(error)], False
     if call.output.as_json:
         call.output.print_json({"checks": checks})
     else:
@@ -236,15 +235,8 @@ def _service_answers_check(call: Invocation) -> JsonObject:
     return {"name": "service", "ok": True, "text": f"it answers {call.api.location}", "remedy": ""}
 
 
-def _service_missing_check(call: Invocation, error: ServiceNotRunning) -> JsonObject:
-    """The failed check; its remedy names the command that the mark of the store allows."""
-    with require_server_extra("doctor"):
-        from forewarn.service.data_directory import DATABASE_FILE, START_COMMANDS
-        from forewarn.store.purpose import StorePurpose, read_purpose
+def _service_missing_check(error: ServiceNotRunning) -> JsonObject:
     what, _, remedy = str(error).partition(": ")
-    start = START_COMMANDS[read_purpose(call.data / DATABASE_FILE) or StorePurpose.LAB]
-    option = f" --data {shlex.quote(call.given_data)}" if call.given_data else ""
-    remedy = remedy.replace("`forewarn up`", f"`{start}{option}`")
     return {"name": "service", "ok": False, "text": what, "remedy": remedy}
 
 
@@ -255,8 +247,10 @@ def _local_checks(call: Invocation) -> list[JsonObject]:
         from forewarn.service.data_directory import DATABASE_FILE
         from forewarn.service.doctor import run_checks
         from forewarn.service.settings import Settings
-    settings = Settings(data=str(call.data), lab=True)
-    return [asdict(check) for check in run_checks(settings, call.data / DATABASE_FILE)]
+        from forewarn.store.purpose import StorePurpose, read_purpose
+    database = call.data / DATABASE_FILE
+    settings = Settings(data=str(call.data), lab=read_purpose(database) is not StorePurpose.PRODUCTION)
+    return [asdict(check) for check in run_checks(settings, database)]
 
 
 def _print_check(call: Invocation, check: JsonObject) -> None:

@@ -5,7 +5,9 @@ Flags come before the environment, and the environment before the default state 
 
 from __future__ import annotations
 
+import os
 import re
+import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,6 +29,23 @@ def data_directory(explicit: str | None, environ: Mapping[str, str]) -> Path:
         return Path(given).expanduser().absolute()
     state = environ.get("XDG_STATE_HOME")
     return (Path(state) if state else Path.home() / ".local" / "state") / "forewarn"
+
+
+def start_command(data: Path, given_data: str | None = None) -> str:
+    """The command that starts a service in this data directory, such as `forewarn up --data DIR`.
+
+    It is `forewarn serve` for a production store, else `forewarn up`; `up` also if the [server] extra is not installed,
+    because the store cannot be read then. `given_data` is --data as typed, which the command repeats; None: not given.
+    """
+    option = f" --data {shlex.quote(given_data)}" if given_data else ""
+    if not os.path.isdir(data):
+        return f"forewarn up{option}"
+    try:
+        from forewarn.service.data_directory import DATABASE_FILE, START_COMMANDS
+        from forewarn.store.purpose import StorePurpose, read_purpose
+    except ModuleNotFoundError:
+        return f"forewarn up{option}"
+    return f"{START_COMMANDS[read_purpose(data / DATABASE_FILE) or StorePurpose.LAB]}{option}"
 
 
 def config_directory(environ: Mapping[str, str]) -> Path:

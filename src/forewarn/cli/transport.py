@@ -20,7 +20,7 @@ from urllib.parse import urlencode, urlsplit
 
 from forewarn.cli.api_client import HttpAnswer, ServiceNotRunning, send_request
 from forewarn.cli.credentials import Profile
-from forewarn.cli.service_address import SOCKET_NAME, ServerAddress, parse_server_url
+from forewarn.cli.service_address import SOCKET_NAME, ServerAddress, parse_server_url, start_command
 from forewarn.clock import read_real_time
 from forewarn.errors import Rejected, Unauthenticated, Unavailable
 
@@ -31,9 +31,12 @@ class LocalTransport:
     Opens a connection for each request. A Transport of ApiClient.
     """
 
-    def __init__(self, data: Path, extra_remedy: str = "") -> None:
-        """`extra_remedy` is added to the message that no service runs, after "start one with `forewarn up`"."""
-        self._data = data
+    def __init__(self, data: Path, *, given_data: str | None = None, extra_remedy: str = "") -> None:
+        """The message that no service runs ends with the command that starts one, then `extra_remedy`.
+
+        `given_data` is --data as typed, which that command repeats; None: not given.
+        """
+        self._data, self._given_data = data, given_data
         self._extra_remedy = extra_remedy
 
     @property
@@ -47,15 +50,20 @@ class LocalTransport:
         Raises ServiceNotRunning if nothing serves the socket or it belongs to another user, Rejected if its path is too
         long, OSError or HTTPException if the connection fails later.
         """
-        return send_request(
-            _UnixSocketConnection(self._data, self._extra_remedy, timeout_s), method, target, payload, {}
+        connection = _UnixSocketConnection(self._data, self._not_running, timeout_s)
+        return send_request(connection, method, target, payload, {})
+
+    def _not_running(self) -> ServiceNotRunning:
+        start = start_command(self._data, self._given_data)
+        return ServiceNotRunning(
+            f"no forewarn service answers in {self._data}: start one with `{start}`{self._extra_remedy}"
         )
 
 
 class _UnixSocketConnection(http.client.HTTPConnection):
-    def __init__(self, data: Path, extra_remedy: str, timeout_s: float) -> None:
+    def __init__(self, data: Path, not_running: Callable[[], ServiceNotRunning], timeout_s: float) -> None:
         super().__init__("localhost", timeout=timeout_s)
-        self._data, self._extra_remedy = data, extra_remedy
+        self._data, self._not_running = data, not_running
 
     def connect(self) -> None:
         self.sock = socket.socket(socket.AF_UNIX)
@@ -71,9 +79,7 @@ class _UnixSocketConnection(http.client.HTTPConnection):
         except OSError as error:
             if "too long" in str(error):
                 raise Rejected(f"the path {str(path)!r} is too long for a socket: choose a shorter --data") from error
-            raise ServiceNotRunning(
-                f"no forewarn service answers in {self._data}: start one with `forewarn up`{self._extra_remedy}"
-            ) from error
+            raise self._not_running() from error
 
 
 ConnectFunction = Callable[[ServerAddress], http.client.HTTPConnection]

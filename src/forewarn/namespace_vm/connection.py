@@ -96,4 +96,7 @@ def _connect_error(path: Path, error: OSError) -> Rejected | Unavailable:
         )
     if "too long" in str(error):
         return Rejected(f"the path {str(path)!r} is too long for a socket: choose a shorter --data")
-    return Unavailable(f"no forewarn service answers in {path.parent}: start one with `forewarn up`")
+    return Unavailable(
+        f"no forewarn service answers in {path.parent}: start one with `forewarn up` for a lab, or with "
+        "`forewarn serve` for production"
+    )
