@@ -13,7 +13,7 @@ import pytest
 from click.testing import CliRunner
 
 from forewarn.cli.root_command import forewarn
-from forewarn.core.faults import FAULT_DEFINITIONS, FaultKind
+from forewarn.core.faults import FAULT_DEFINITIONS, FaultCategory, FaultKind
 from tests.support.service_process import ServiceProcess
 
 DOC = (Path(__file__).parents[2] / "docs" / "faults.md").read_text(encoding="utf-8")
@@ -79,6 +79,16 @@ def test_fault_set_says_what_is_active_and_how_to_clear_it(lab: ServiceProcess) 
 def test_fault_list_shows_all_kinds(lab: ServiceProcess) -> None:
     lines = run_ok(lab, "fault list --kinds").splitlines()
     assert [line.split()[0] for line in lines[1:]] == [str(kind) for kind in FAULT_DEFINITIONS]
+
+
+def test_the_help_of_fault_set_names_the_faults_that_do_not_stay_until_they_are_cleared(lab: ServiceProcess) -> None:
+    text = " ".join(run_ok(lab, "fault set --help").split())
+    (sentence,) = [part for part in text.split(". ") if "stays until it is cleared" in part]
+    for kind, definition in FAULT_DEFINITIONS.items():
+        is_exception = definition.category is FaultCategory.AT_ONCE or definition.max_duration_s is not None
+        assert (str(kind) in re.findall(r"[a-z-]+", sentence)) == is_exception
+        if definition.max_duration_s is not None:
+            assert f"`{kind}` ends after {definition.max_duration_s:g}s at the latest" in sentence
 
 
 def test_fault_list_shows_the_schedule_of_a_storm_which_repeats_with_its_seed(lab: ServiceProcess) -> None:

@@ -66,13 +66,13 @@ def set_fault(
 ) -> None:
     """Set a fault.
 
-    Without --count and --for it stays until it is cleared. Give parameters as
-    NAME=VALUE, such as notice=5s; `forewarn fault list --kinds` shows them.
+    Without --count and --for it stays until it is cleared, except that `gone` ends after 70s at the latest, and that
+    several-at-once, neighbour-only and incarnation-reset happen once, at once, and take neither option. Give parameters
+    as NAME=VALUE, such as notice=5s; `forewarn fault list --kinds` shows them.
 
     \f
-    A kind that happens at once does not stay, and a kind with a longest duration ends after it. `for_s` is in seconds
-    of real time for faults of requests, else of lab time. Prints the fault. Raises Rejected unless exactly one of `vm`,
-    `scope` and `every` is given.
+    `for_s` is in seconds of real time for faults of requests, else of lab time. Prints the fault. Raises Rejected
+    unless exactly one of `vm`, `scope` and `every` is given.
     """
     if [vm is not None, scope is not None, every].count(True) != 1:
         raise Rejected("a fault applies to a VM, a scope or every VM: give one of --vm, --scope and --all")
