@@ -48,6 +48,7 @@ def test_one_vm_is_shown_with_its_events(lab: Any) -> None:
 def test_a_check_shows_the_difference_and_changes_nothing(lab: Any, file: Path) -> None:
     text = lab.good("fleet", "check", str(file))
     assert "+ VM new" in text
+    assert text.endswith(f"\nThis compares {file} with the fleet of the service in {lab.data}; nothing was changed.\n")
     assert "new" not in {vm["name"] for vm in lab.json("fleet", "show")["vms"]}
 
 

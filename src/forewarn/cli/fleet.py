@@ -137,8 +137,11 @@ def check(call: Invocation, file: IO[bytes]) -> None:
         return
     if call.output.as_json:
         call.output.print_json(answer)
-    else:
-        _print_difference(call, answer, _file_name(file))
+        return
+    _print_difference(call, answer, _file_name(file))
+    if not answer["difference"]["is_empty"]:
+        compared = f"This compares {_file_name(file)} with the fleet of the service {call.api.location}"
+        call.output.print_line(dim(f"{compared}; nothing was changed."))
 
 
 def _check_without_service(call: Invocation, proposal: dict[str, object]) -> None:
