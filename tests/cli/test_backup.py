@@ -92,6 +92,14 @@ def test_a_restore_names_the_command_that_starts_the_store(
     assert command.json("restore", str(tmp_path / "copy"))["purpose"] == purpose
 
 
+def test_a_restore_repeats_the_data_directory_that_was_given(command: Any, tmp_path: Path) -> None:
+    write_store(tmp_path / "copy", StorePurpose.LAB)
+    given = str(tmp_path / "a lab")
+    Path(given).mkdir(mode=0o700)
+    shown = command.good("restore", str(tmp_path / "copy"), "--data", given)
+    assert f"forewarn --data '{given}' up" in shown
+
+
 @pytest.mark.parametrize(("present", "restored"), [tuple(StorePurpose), tuple(StorePurpose)[::-1]])
 def test_a_restore_that_changes_the_purpose_of_a_store_is_refused_unless_the_option_says_so(
     command: Any, tmp_path: Path, present: StorePurpose, restored: StorePurpose
