@@ -153,7 +153,7 @@ def test_a_scope_is_explained_by_enablement_polls_and_pending_events(api: Any) -
     (event,) = api.restart_of("web-0")
     seen(api, "web-1", event)
     explanation = api.get("/explain/web")
-    assert explanation["title"] == "availability set web (set:sub/lab/web)"
+    assert explanation["title"] == "availability set web"
     assert explanation["now"] == [
         "Scheduled events are enabled for availability set web.",
         "web-1 polls, 2 other VMs do not (the last poll was less than a second ago, api-version 2020-07-01).",
@@ -168,7 +168,7 @@ def test_a_rollout_is_explained_by_its_progress_and_what_it_waits_for(api: Any) 
     """Spec §6.2."""
     rollout = api.post("/rollouts", {"impact": "update", "scope": "web"})["id"]
     explanation = api.get(f"/explain/{rollout}")
-    assert explanation["title"] == f"Rollout {rollout}, update over scope set:sub/lab/web, requested by local user ann"
+    assert explanation["title"] == f"Rollout {rollout}, update over availability set web, requested by local user ann"
     assert explanation["now"][:3] == [
         "It is running: 0 of 3 VMs done, 1 scheduled, 2 waiting.",
         "It works on update domain 0 of availability set web.",
@@ -182,7 +182,7 @@ def test_a_rollout_is_explained_by_its_progress_and_what_it_waits_for(api: Any) 
     (event,) = api.get("/events?all=true")["events"]
     assert "ambiguous, event " in api.refused("GET", f"/explain/{rollout[:30]}")[2]
     first = api.get(f"/explain/{event['id']}")["lines"][0]["text"]
-    assert f"as part of rollout {rollout}, update over scope set:sub/lab/web;" in first
+    assert f"as part of rollout {rollout}, update over availability set web;" in first
 
 
 def test_a_rollout_is_explained_by_an_id_prefix(api: Any) -> None:

@@ -43,6 +43,21 @@ def test_a_rollout_over_a_scope_is_followed_update_domain_by_update_domain(lab: 
     assert "completed" in text
 
 
+def test_a_rollout_that_is_followed_in_a_pipe_prints_its_id_first(lab: Any) -> None:
+    pass_time(lab, 2)
+    first, *_, last_title = [
+        line for line in lab.good("rollout", "start", "--scope", "db").splitlines() if "over" in line
+    ]
+    (rollout,) = lab.json("rollout", "show")["rollouts"]
+    assert first == f"Rollout {rollout['id']}: update over availability set db  running"
+    assert last_title == f"Rollout {rollout['id']}: update over availability set db  completed"
+
+
+def test_a_rollout_that_is_followed_with_json_prints_one_document(lab: Any) -> None:
+    pass_time(lab, 2)
+    assert lab.json("rollout", "start", "--scope", "db")["progress"] == "completed"
+
+
 def test_a_rollout_over_all_hosts_names_them(lab: Any) -> None:
     view = lab.json("rollout", "start", "--all-hosts", "--no-wait")
     assert sorted(view["hosts"]) == ["h1", "h2", "h3"]

@@ -203,7 +203,7 @@ FORBIDDEN = {
         lambda fleet: None,
         HOSTS + SET + DB + '[[vms]]\nname = "web"\ncount = 2\navailability_set = "db"\n',
         11,
-        "VM 'web-0' is in scope 'vm:00000000-0000-0000-0000-000000000001/fleet/web-0' and cannot move to 'set:",
+        "VM 'web-0' is in the scope of VM web-0 and cannot move to the scope of availability set db",
         "remove it from the file, apply, put it back",
     ),
     "a VM that would change its zone": (

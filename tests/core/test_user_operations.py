@@ -136,7 +136,7 @@ def test_a_scope_may_have_exactly_the_limit_of_scheduled_user_operations() -> No
     with pytest.raises(Refused) as refusal:
         with_operation(scope, Cause.USER_RESTART, "web-100")
     assert str(refusal.value) == (
-        "scope 'set:sub/lab/web' may have at most 100 user operations scheduled at the same time, "
+        "availability set web may have at most 100 user operations scheduled at the same time, "
         "and this would be one more: approve some, wait until they are done, or request fewer"
     )
 

@@ -136,6 +136,13 @@ def test_freezes_made_by_faults_leave_out_vms_that_do_not_run(world: World) -> N
             set_fault(world, FaultKind.NEIGHBOUR_ONLY, vm, scope=scope)
 
 
+def test_a_freeze_of_a_scope_in_which_no_vm_runs_is_refused_with_the_name_of_the_scope(world: World) -> None:
+    world.ask(RequestedOperation.POWER_OFF, "alone")
+    world.advance(60)
+    with pytest.raises(Refused, match="no VM runs in the scope of VM alone, so there is nothing to freeze"):
+        set_fault(world, FaultKind.SEVERAL_AT_ONCE, "alone")
+
+
 def test_an_incarnation_reset_keeps_pending_events_in_a_new_epoch(world: World) -> None:
     """Spec §4.2: the incarnation starts again at 1, with the pending events listed."""
     (event,) = world.ask(RequestedOperation.RESTART, "web-0")

@@ -62,6 +62,18 @@ def test_a_vm_explains_what_happened_to_it() -> None:
         assert "delivered to no VM; not approved" in text
 
 
+def test_the_scope_of_an_instance_is_named_as_everywhere_else() -> None:
+    fleet = """
+        [[hosts]]
+        name = "h"
+        [[scale_sets]]
+        name = "pool"
+        count = 1
+    """
+    with Lab.from_text(fleet) as lab:
+        assert "enabled for placement group pg-0 of scale set pool." in lab.explain("pool_0")
+
+
 def test_the_event_that_keeps_a_gate_closed_is_named() -> None:
     fleet = """
         [[hosts]]

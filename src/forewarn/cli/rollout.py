@@ -90,6 +90,8 @@ def start(
         return 0
     view = call.api.post("rollouts", body=body)
     if wait:
+        if not call.output.as_json and not call.output.is_terminal:
+            call.output.print_line(_rollout_title(call, view))  # in a pipe first, so that a reader has the id
         return _wait_for_rollout(call, view["id"])
     _print_rollout(call, view)
     return 0
@@ -289,7 +291,7 @@ def rollout_state(view: JsonObject) -> Text:
 
 def _targets_text(view: JsonObject) -> str:
     if not view["hosts"]:
-        return f"scope {'/'.join(view['scope'].split('/')[1:]) or view['scope']}"
+        return str(view["title_of_scope"])
     return join_names(view["hosts"]) if len(view["hosts"]) <= 3 else count_noun(len(view["hosts"]), "host")
 
 

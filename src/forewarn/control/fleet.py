@@ -22,7 +22,7 @@ from forewarn.core.event import EventState
 from forewarn.core.fleet import Host, HostHealth, Vm
 from forewarn.core.history import EntryKind, HistoryEntry
 from forewarn.core.reconcile import with_next_wake
-from forewarn.core.scope import Scope, enable_scope
+from forewarn.core.scope import Scope, enable_scope, scope_title_from_id
 from forewarn.core.vm_settings import VmSettingsChange, apply_settings_in_scope, describe_settings
 from forewarn.errors import Conflict, NotFound, Refused, Remedy
 
@@ -171,7 +171,9 @@ class FleetService:
     def _scope_commit(self, scope_id: str, vms: Sequence[Vm], decided_on: FleetVersions | None) -> Commit:
         old = self._store.scope(scope_id)
         if decided_on is not None:
-            _require_version(f"scope {scope_id!r}", old.version if old else 0, decided_on.scopes.get(scope_id, 0))
+            _require_version(
+                scope_title_from_id(scope_id), old.version if old else 0, decided_on.scopes.get(scope_id, 0)
+            )
         scope = old or Scope(id=scope_id)
         context = self._transactions.context_for(scope)
         for vm in vms:

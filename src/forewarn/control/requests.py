@@ -30,7 +30,7 @@ from forewarn.core.planning import (
 )
 from forewarn.core.reconcile import reconcile_scope, with_next_wake
 from forewarn.core.request import MaintenanceRequest, PlannedEvent, RequestedOperation, Rollout, RolloutState
-from forewarn.core.scope import Scope
+from forewarn.core.scope import Scope, scope_title
 from forewarn.errors import NotFound, Refused, Rejected, Remedy
 from forewarn.wording import first_names
 
@@ -168,7 +168,8 @@ class RequestService:
         if rules.moves_vm:
             for vm in vms:
                 require_destination(vm, self._transactions.placement.hosts())
-        names = [rollout.scope_id] if rollout.scope_id else list(rollout.hosts)
+        scope = self._transactions.load(rollout.scope_id) if rollout.scope_id else None
+        names = [scope_title(scope)] if scope is not None else list(rollout.hosts)
         request = self._new_request(RequestedOperation.ROLLOUT, who, names, notice_s, short_notice)
         return replace(request, rollout=rollout)
 

@@ -21,7 +21,7 @@ from forewarn.core.fleet import Vm
 from forewarn.core.planning import may_start_at_once
 from forewarn.core.reconcile import with_next_wake
 from forewarn.core.request import PlannedEvent
-from forewarn.core.scope import Scope
+from forewarn.core.scope import Scope, scope_title_from_id
 from forewarn.errors import Conflict, NotFound, Remedy
 from forewarn.store.interface import AppliedCommit, Store
 
@@ -131,7 +131,7 @@ class ScopeTransactions:
 
         queue = self._scope_locks.setdefault(scope_id, asyncio.Lock())
         async with queue, self.faults.decision_lock():
-            return await retry_on_conflict(attempt, f"scope {scope_id!r}")
+            return await retry_on_conflict(attempt, scope_title_from_id(scope_id))
 
     def on_commit(self, applied: AppliedCommit) -> None:
         """Remember which gates a commit released, for later contexts. Called for every commit, in order."""

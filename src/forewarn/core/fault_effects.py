@@ -21,7 +21,7 @@ from forewarn.core.fleet import PowerState, Vm
 from forewarn.core.history import EntryKind, HistoryEntry
 from forewarn.core.release import WaitReason, start_wait
 from forewarn.core.request import PlannedEvent
-from forewarn.core.scope import Scope
+from forewarn.core.scope import Scope, scope_title
 from forewarn.errors import Refused, Remedy
 
 _FREEZE_CAUSE = Cause.HOST_UPDATE
@@ -66,7 +66,10 @@ def reset_incarnation(scope: Scope, fault: Fault, now: float) -> Scope:
     not enabled.
     """
     if not scope.is_enabled:
-        raise Refused(f"scope {scope.id!r} is not enabled, so it has no incarnation to reset: poll from one of its VMs")
+        raise Refused(
+            f"{scope_title(scope)} has no incarnation to reset, because scheduled events are not enabled for it: "
+            "poll from a VM of this scope"
+        )
     text = f"{fault.title} set {fault.name} back to incarnation 1, epoch {scope.epoch + 1}"
     entry = HistoryEntry(at=now, what=EntryKind.FAULT, who=fault.who, text=text, vm=fault.vm_name)
     return replace(scope, epoch=scope.epoch + 1, incarnation=1, enabled_at=now).with_entries(entry)
@@ -80,7 +83,9 @@ def plan_freezes(fault: Fault, scope: Scope, ids: Sequence[str]) -> tuple[Planne
     """
     vms = _vms_from_target(fault, scope)
     if not vms:
-        raise Refused(f"scope {scope.id!r} has no VM that runs, so there is nothing to freeze: start one first")
+        raise Refused(
+            f"no VM runs in the scope of {scope_title(scope)}, so there is nothing to freeze: start one first"
+        )
     return tuple(_planned_freeze(fault, vms[number % len(vms)], event_id) for number, event_id in enumerate(ids))
 
 

@@ -18,6 +18,7 @@ from forewarn.core.fleet_merge import FleetMerge, merge_fleet
 from forewarn.core.fleetfile.fleet_checks import location_text
 from forewarn.core.fleetfile.problems import FleetFileProblem
 from forewarn.core.fleetfile.reader import DeclaredFleet
+from forewarn.core.scope import scope_title_of_vm
 from forewarn.errors import Refused
 
 
@@ -249,7 +250,8 @@ def _vms_that_change_location(merge: FleetMerge) -> Iterator[FleetFileProblem]:
     for old, new in merge.vms:
         what = ""
         if old.scope_id != new.scope_id:
-            what = f"VM {old.name!r} is in scope {old.scope_id!r} and cannot move to {new.scope_id!r}"
+            scopes = f"the scope of {scope_title_of_vm(old)} and cannot move to the scope of {scope_title_of_vm(new)}"
+            what = f"VM {old.name!r} is in {scopes}"
         elif (old.location, old.zone) != (new.location, new.zone):
             what = f"VM {old.name!r} is in {location_text(old)} and cannot move to {location_text(new)}"
         if what:

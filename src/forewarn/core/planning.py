@@ -19,7 +19,7 @@ from forewarn.core.event import Event, EventState
 from forewarn.core.fleet import PowerState, Priority, Vm
 from forewarn.core.host_failure import end_acts_on_failed_hosts, needs_recovery
 from forewarn.core.request import MaintenanceRequest, PlannedEvent, RequestedOperation
-from forewarn.core.scope import Scope, hours_text
+from forewarn.core.scope import Scope, hours_text, scope_title
 from forewarn.errors import Refused, Rejected, Remedy
 from forewarn.protocol.document import Kind
 
@@ -258,7 +258,7 @@ def _require_within_limit(scope: Scope, limit: int) -> None:
     scheduled = [e for e in scope.live_events(EventState.SCHEDULED) if e.rules.limited and e.listed]
     if len(scheduled) > limit:
         raise Refused(
-            f"scope {scope.id!r} may have at most {limit} user operations scheduled at the same time, "
+            f"{scope_title(scope)} may have at most {limit} user operations scheduled at the same time, "
             "and this would be one more: approve some, wait until they are done, or request fewer"
         )
 

@@ -11,6 +11,7 @@ from forewarn.core.fleet import Host, HostHealth, Vm
 from forewarn.core.history import EntryKind, HistoryEntry
 from forewarn.core.request import MaintenanceRequest, Rollout, RolloutState, RolloutTally
 from forewarn.core.request_state import RequestState
+from forewarn.core.scope import scope_title_from_id
 from forewarn.explain.explanation import (
     Explanation,
     ExplanationLine,
@@ -94,7 +95,7 @@ def scope_explanation(facts: ScopeFacts, events: Sequence[EventWithFacts]) -> Ex
     names = [vm.name for vm in facts.scope.present_vms]
     members = f"{join_names(names)} {'is' if len(names) == 1 else 'are'} in it." if names else "No VM is in it."
     return Explanation(
-        title=f"{facts.title} ({facts.scope.id})",
+        title=facts.title,
         lines=_event_lines(events),
         now=(*describe_polling(facts), members, *_pending_sentences(events, "Nothing is pending there.")),
     )
@@ -144,12 +145,12 @@ def request_explanation(
 
 
 def rollout_title(request: MaintenanceRequest, rollout: Rollout) -> str:
-    """Return a rollout in words: `rollout ID, update over 6 hosts`, or `… over scope ID`.
+    """Return a rollout in words: `rollout ID, update over 6 hosts`, or `… over availability set web`.
 
     Up to three hosts are named: `… over hosts a and b`.
     """
     if rollout.scope_id:
-        over = f"scope {rollout.scope_id}"
+        over = scope_title_from_id(rollout.scope_id)
     elif len(rollout.hosts) <= _MAX_NAMED_HOSTS:
         over = f"host{'s' if len(rollout.hosts) > 1 else ''} {join_names(rollout.hosts)}"
     else:

@@ -12,7 +12,7 @@ from forewarn.core.event import Event, EventState
 from forewarn.core.fleet import Vm
 from forewarn.core.history import HistoryEntry
 from forewarn.core.release import StartWait, WaitReason, describe_gate_wait, start_wait, waits_only_for_gate
-from forewarn.core.scope import Scope
+from forewarn.core.scope import Scope, scope_title
 from forewarn.explain.explanation import Explanation, ScopeFacts, VmPoll, event_explanation, vm_explanation
 from forewarn.lab.service import LabService
 
@@ -93,7 +93,7 @@ def _explanation_input(service: LabService, scope_id: str, events: Sequence[Even
     return ScopeFacts(
         now=service.now(),
         scope=scope,
-        title=_scope_title(scope),
+        title=scope_title(scope),
         # In virtual time: a test reads the same text on every machine.
         polls=[
             VmPoll(vm=names.get(p.vm, p.vm), silent_s=service.now() - p.at, version=p.version)
@@ -107,14 +107,6 @@ def _explanation_input(service: LabService, scope_id: str, events: Sequence[Even
         blocking_hosts=service.control.executor.blocking_hosts(),
         idle_s=service.control.transactions.policy.idle_s,
     )
-
-
-def _scope_title(scope: Scope) -> str:
-    vm = scope.vms[0] if scope.vms else None
-    if vm is None:
-        return scope.id
-    sets = (("cloud service", vm.cloud_service), ("scale set", vm.scale_set), ("availability set", vm.availability_set))
-    return next((f"{kind} {name}" for kind, name in sets if name), f"VM {vm.name}")
 
 
 def _entries(service: LabService, events: Iterable[Event]) -> list[HistoryEntry]:

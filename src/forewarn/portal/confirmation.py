@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable, Collection, Iterator, Sequence
 import msgspec
 
 from forewarn.control.dry_run import DryRunTooLarge
-from forewarn.core.scope import scope_title
+from forewarn.core.scope import scope_title, scope_title_from_id
 from forewarn.explain.phrases import duration_text
 from forewarn.explain.polling import SILENCE_LIMIT_S
 from forewarn.explain.preview import Preview, PreviewedEvent
@@ -163,7 +163,7 @@ def _silent_scope_warnings(context: PortalContext, events: Sequence[PreviewedEve
     ]
     for scope_id, last in silent[:_MAX_NAMED]:
         scope = context.store.scope(scope_id)
-        title = scope_title(scope) if scope else scope_id
+        title = scope_title(scope) if scope else scope_title_from_id(scope_id)
         yield f"No handler is polling in {title}: {last}."
     if len(silent) > _MAX_NAMED:
         more = len(silent) - _MAX_NAMED

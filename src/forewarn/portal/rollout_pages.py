@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator
 from forewarn.control.rollouts import RolloutSnapshot
 from forewarn.core.event import Event, EventState
 from forewarn.core.request import RolloutState, RolloutTally
-from forewarn.core.scope import Scope, scope_title, scope_title_from_id
+from forewarn.core.scope import Scope, scope_title
 from forewarn.portal.export import ExportTable
 from forewarn.portal.form_catalog import DoneMessageQuery, done_message
 from forewarn.portal.request_page import RequestTimeline, request_timeline
@@ -45,7 +45,7 @@ class RolloutRow(BaseView, frozen=True, kw_only=True):
         """The title of its scope, or its hosts: up to four names, of more the first three and `and 4 more`."""
         hosts = self.rollout.hosts
         if not hosts:
-            return scope_title_from_id(self.rollout.scope)
+            return self.rollout.title_of_scope
         return first_names(hosts)
 
     @property

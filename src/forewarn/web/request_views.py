@@ -13,6 +13,7 @@ from forewarn.core.history import EntryKind
 from forewarn.core.request import MaintenanceRequest, PlannedEvent, RequestedOperation, Rollout, RolloutState
 from forewarn.core.request_state import RequestState, request_state
 from forewarn.core.rollout import remaining_vms
+from forewarn.core.scope import scope_title, scope_title_from_id
 from forewarn.web.context import RequestContext
 from forewarn.web.view_builder import ViewBuilder, request_view
 from forewarn.web.views import RequestStatusView, RolloutView
@@ -163,6 +164,7 @@ def rollout_fields_from_snapshot(
         "impact": rollout.impact,
         "hosts": rollout.hosts,
         "scope": rollout.scope_id,
+        "title_of_scope": _title_of_scope(context, rollout),
         "progress": rollout.progress,
         "state": request_state(request, snapshot.events if snapshot else (), planned=0, skipped=False),
         "why": rollout.why,
@@ -174,6 +176,13 @@ def rollout_fields_from_snapshot(
         "tally": context.control.rollouts.tally_of(request, rollout, snapshot),
         "next_update_domains": () if snapshot is None else next_update_domains(context, request, snapshot),
     }
+
+
+def _title_of_scope(context: RequestContext, rollout: Rollout) -> str:
+    if not rollout.scope_id:
+        return ""
+    scope = context.store.scope(rollout.scope_id)
+    return scope_title(scope) if scope is not None else scope_title_from_id(rollout.scope_id)
 
 
 def next_update_domains(

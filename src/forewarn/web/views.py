@@ -293,6 +293,7 @@ class RolloutView(BaseView, frozen=True, kw_only=True):
     impact: str  # update (freezes VMs), migrate or reboot
     hosts: tuple[str, ...]
     scope: str  # an id
+    title_of_scope: str  # such as `availability set web`; "" if it covers hosts
     progress: str  # running, paused, stopped (by failures), aborted (by a user) or completed
     state: str
     why: str  # the reason of its progress, such as why it was aborted
