@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
-from forewarn.errors import Refused
+from forewarn.errors import Rejected
 
 
 class Clock(Protocol):
@@ -111,11 +111,11 @@ class LabClock:
     def setting_at_speed(self, speed: float) -> ClockSetting:
         """Return the setting with the lab time of now and another speed from now on; 0 pauses.
 
-        `speed` is in seconds of lab time per second of real time. Raises Refused unless it is 0 to 100,000. Changes
+        `speed` is in seconds of lab time per second of real time. Raises Rejected unless it is 0 to 100,000. Changes
         nothing: store the setting, then call `apply_setting`.
         """
         if not 0 <= speed <= 100_000:
-            raise Refused(f"speed {speed:g} is out of range: give a number from 0 (paused) to 100000")
+            raise Rejected(f"speed {speed:g} is out of range: give a number from 0 (paused) to 100000")
         return ClockSetting(lab_at=self.now(), real_at=self._read_real_time(), speed=speed)
 
     def apply_setting(self, setting: ClockSetting) -> None:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import pytest
+
 from forewarn.clock import LabClock
 from forewarn.control.lab_clock import load_clock_setting
+from forewarn.errors import Refused, Rejected
 from tests.support.world import World, a_host, a_vm
 
 
@@ -27,4 +30,16 @@ def test_lab_time_continues_from_its_saved_position() -> None:
     stored = load_clock_setting(world.store)
     assert stored is not None
     assert LabClock(stored, real=lambda: stored.real_at + 30).now() == world.now + 60
+    world.close()
+
+
+@pytest.mark.parametrize("speed", [-1, 100_001, float("nan"), float("inf")])
+def test_a_speed_out_of_range_is_rejected_as_bad_input_and_changes_nothing(speed: float) -> None:
+    """It is wrong in every state of the clock, so it is not refused because of the state."""
+    world = World(hosts=[a_host("h1")], vms=[a_vm("web-0")])
+    before = world.control.lab_clock.status(), world.store.last_seq()
+    with pytest.raises(Rejected, match="is out of range: give a number from 0") as caught:
+        world.do(world.control.lab_clock.set_speed(speed, who="ann"))
+    assert not isinstance(caught.value, Refused)
+    assert (world.control.lab_clock.status(), world.store.last_seq()) == before
     world.close()

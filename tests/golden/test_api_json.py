@@ -187,6 +187,7 @@ def upkeep(api: Api) -> None:
     api("clock", "POST", "/clock/advance", body={"by_s": 60})
     api("clock", "POST", "/clock/speed", body={"speed": 0})
     api("clock", "POST", "/clock/advance", body={"by_s": -1}, title="backwards")
+    api("clock", "POST", "/clock/speed", body={"speed": -1}, title="backwards")
     api("history", "GET", "/history", f"/history?after={api.began}&limit=200")
     api("history", "GET", "/history", "/history?vm=lone-0&limit=2", title="of a VM")
     api("history", "GET", "/history", "/history?after=-1", title="a bad parameter")

@@ -107,8 +107,8 @@ def _idle_rule_note(context: RequestContext, body: AdvanceClockBody, polling: in
 async def set_clock_speed(context: RequestContext, call: HandlerCall, body: ClockSpeedBody) -> ClockView:
     """Set the speed of a lab's clock; 0 stops it.
 
-    Durable, and written to the history. Returns the clock. Raises Rejected outside a lab, Refused unless the speed is
-    from 0 to 100000.
+    Durable, and written to the history. Returns the clock. Raises Rejected outside a lab, and unless the speed is from
+    0 to 100000.
     """
     await context.control.lab_clock.set_speed(body.speed, who=context.caller_name)
     return _clock_view(context)

@@ -95,7 +95,7 @@ class LabClockService:
     async def set_speed(self, speed: float, *, who: str = "") -> float:
         """Set how many lab seconds pass per real second from now on (0 stops the clock); return the speed.
 
-        The time does not jump. Raises Refused unless it is from 0 to 100000.
+        The time does not jump. Raises Rejected unless it is from 0 to 100000.
         """
         clock = self.require_lab_clock("set to another speed")
         # Under the lock, because `advance` would overwrite the new speed, or this the new time.
