@@ -63,6 +63,18 @@ def test_a_change_of_tags_keeps_the_tags_that_it_does_not_name(world: World) -> 
     assert world.vm("db").tags == {"b": "2", "c": "3"}
 
 
+def test_the_history_says_which_tags_were_removed(world: World) -> None:
+    update(world, [world.vm("db")], tags={"a": "1", "b": "2", "c": "3"})
+    before = world.store.last_seq()
+    update(world, [world.vm("db")], untagged=("a",))
+    update(world, [world.vm("db")], terminate_notice_min=7, untagged=("b", "c"))
+    assert world.vm("db").tags == {}
+    assert world.transcript(after=before).splitlines() == [
+        "05 12:00:00 fleet      ann removed the tag a of them",
+        "05 12:00:00 fleet      ann set the terminate notice of them to 7 min, and removed the tags b, c",
+    ]
+
+
 def test_an_empty_change_writes_no_history(world: World) -> None:
     before = world.store.last_seq()
     update(world, [world.vm("db")])

@@ -103,7 +103,7 @@ class FleetService:
             return
 
         async def attempt() -> None:
-            text = f"{who} set {describe_settings(change, label)}"
+            text = f"{who} {describe_settings(change, label)}"
             await self._store.commit(self._settings_commit(vms, change, text, who))
 
         await retry_on_conflict(attempt, label)

@@ -13,6 +13,7 @@ import msgspec
 from forewarn.core.fleet import AutoApproval, Priority, Vm
 from forewarn.core.scope import Scope
 from forewarn.errors import Refused
+from forewarn.wording import first_names
 
 MIN_TERMINATE_NOTICE_MIN, MAX_TERMINATE_NOTICE_MIN = 5, 15  # minutes (spec §6.3); the minimum is the default
 OS_IMAGE_NOTICE_MIN = 15  # minutes; the only allowed value
@@ -85,12 +86,17 @@ def apply_settings_in_scope(scope: Scope, keys: Collection[str], change: VmSetti
 
 
 def describe_settings(change: VmSettingsChange, called: str) -> str:
-    """Return what was set on `called`: `the terminate notice of workers to 10 min, the tags to team=shop`.
+    """Return what was done: `set the terminate notice of workers to 10 min, the tags to team=shop`.
 
-    `called` is the name of the VM or set. Removed tags are left out; "" if nothing else changed.
+    `called` is the name of the VM or set. A change that only removes tags is `removed the tag team of workers`. Removed
+    tags are left out if tags are set too. The change must not be empty.
     """
     parts = [f"the {what} to {value}" for what, value in _described_parts(change)]
-    return ", ".join(parts).replace(" to ", f" of {called} to ", 1)
+    text = ", ".join(parts).replace(" to ", f" of {called} to ", 1)
+    if change.tags is not None or not change.untagged:
+        return f"set {text}"
+    removed = f"removed the {'tag' if len(change.untagged) == 1 else 'tags'} {first_names(change.untagged)}"
+    return f"set {text}, and {removed}" if text else f"{removed} of {called}"
 
 
 def _require_supported(vm: Vm, change: VmSettingsChange) -> None:
