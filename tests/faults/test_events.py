@@ -12,7 +12,7 @@ from forewarn.control.faults import FaultSpec, FaultTarget
 from forewarn.core.event import Ending, EventState
 from forewarn.core.faults import Fault, FaultKind
 from forewarn.core.request import RequestedOperation, Rollout, RolloutImpact, RolloutState
-from forewarn.errors import Refused, Rejected, Unavailable
+from forewarn.errors import NotFound, Refused, Rejected, Unavailable
 from tests.support.world import World, a_host, a_vm
 
 
@@ -46,6 +46,15 @@ def document(world: World, vm: str) -> Any:
 
 def active_ids(world: World) -> list[str]:
     return [fault.id for fault in world.control.faults.active.faults]
+
+
+@pytest.mark.parametrize("kind", list(FaultKind))
+def test_a_fault_for_a_scope_that_does_not_exist_is_refused_and_changes_nothing(world: World, kind: FaultKind) -> None:
+    before = world.control.faults.active, world.store.load("faults"), world.store.last_seq()
+    spec = FaultSpec(kind=kind, target=FaultTarget(name="nosuch", scope_id="set:sub/lab/nosuch"))
+    with pytest.raises(NotFound, match=r"nosuch.* does not exist"):
+        world.do(world.control.faults.set(spec, who="ann"))
+    assert (world.control.faults.active, world.store.load("faults"), world.store.last_seq()) == before
 
 
 def test_a_short_notice_with_count_one_affects_only_the_next_event(world: World) -> None:

@@ -98,8 +98,8 @@ class FaultService:
 
         A fault of category AT_ONCE has already happened on return, in each target scope that allows it, and is not
         active afterwards; `touched` counts the events that it made. Raises Rejected for bad limits or parameters,
-        Refused if 1000 faults are active; at once also Refused if no target scope allows it, NotFound if its scope does
-        not exist. Other faults may name a scope that does not exist.
+        NotFound if its scope does not exist, Refused if 1000 faults are active; at once also Refused if no target scope
+        allows it.
         """
         async with self._registry.write_lock:
             return await self._set(spec, who)
@@ -152,6 +152,9 @@ class FaultService:
         duration_s = fault_duration_s(spec.kind, spec.count, spec.for_s)
         parameters = check_parameters(spec.kind, spec.parameters)
         active, vm = self.active, spec.target.vm
+        scope_id = vm.scope_id if vm else spec.target.scope_id
+        if scope_id:
+            self._transactions.load(scope_id)  # NotFound if it does not exist
         if len(active.faults) >= _MAX_FAULTS:
             raise Refused(f"{_MAX_FAULTS} faults are active, and that is the maximum", Remedy.CLEAR_FAULTS)
         fault = Fault(
@@ -162,7 +165,7 @@ class FaultService:
             name=spec.target.name,
             vm=vm.key if vm else "",
             vm_name=vm.name if vm else "",
-            scope_id=vm.scope_id if vm else spec.target.scope_id,
+            scope_id=scope_id,
             count=spec.count,
             until=None if duration_s is None else self._clock_time(FAULT_DEFINITIONS[spec.kind].category) + duration_s,
             parameters=parameters,
