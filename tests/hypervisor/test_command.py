@@ -107,6 +107,14 @@ def test_a_verb_without_a_command_fails_and_says_which_setting_to_add(tmp_path: 
     assert done == ActDone(ok=False, note=note)
 
 
+def test_an_act_that_failed_without_a_command_stays_failed_when_a_command_is_set(tmp_path: Path) -> None:
+    """The store may not have its outcome yet, so the act is performed again after a restart."""
+    done = run(perform_until_done(tmp_path, {"start": shell("true")}, an_act()))
+    assert run(perform_until_done(tmp_path, {"reboot": shell("true")}, an_act())) == done
+    other = an_act(id="E2:vm-1")
+    assert run(perform_until_done(tmp_path, {"reboot": shell("true")}, other)).ok
+
+
 def test_the_note_of_a_failed_command_has_the_end_of_its_output(tmp_path: Path) -> None:
     spec = shell("head -c 100000 /dev/zero | tr '\\0' x; echo; echo no such domain >&2; exit 3")
     done = run(perform_until_done(tmp_path, {"reboot": spec}, an_act()))

@@ -12,6 +12,7 @@ import pytest
 
 from forewarn.core.cause import Verb
 from forewarn.errors import Rejected, Unavailable
+from forewarn.hypervisor.interface import ActDone
 from forewarn.hypervisor.ledger import Effect, EffectLedger, VmHistory
 
 
@@ -76,6 +77,43 @@ def test_old_effects_that_ended_are_deleted_so_that_the_file_stays_small(
     assert [e.act_id for e in ledger.effects()] == ["unfinished", "4", "5", "6", "7", "tenth"]
     assert ledger.count_perform("0") == 1
     assert ledger.count_perform("4") == 2
+
+
+def test_old_outcomes_without_an_effect_are_deleted_so_that_the_file_stays_small(
+    ledger: EffectLedger, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("forewarn.hypervisor.ledger._MAX_EFFECTS", 3)
+    monkeypatch.setattr("forewarn.hypervisor.ledger._PRUNE_INTERVAL", 10)
+    day = 24 * 3600.0
+    failed = ActDone(ok=False, note="no power")
+    for number in range(10):
+        ledger.count_perform(f"{number}")
+        ledger.record_outcome(f"{number}", failed, 100.0 if number < 4 else 2 * day)
+    assert [ledger.find_outcome(f"{number}") for number in range(10)] == [None] * 4 + [failed] * 6
+    assert (ledger.count_perform("0"), ledger.count_perform("4")) == (1, 2)
+
+
+def test_the_first_outcome_without_an_effect_stays(ledger: EffectLedger) -> None:
+    ledger.record_outcome("1", ActDone(ok=False, note="no power"), 100.0)
+    ledger.record_outcome("1", ActDone(ok=True, note="reboot took 30 s"), 200.0)
+    assert ledger.find_outcome("1") == ActDone(ok=False, note="no power")
+
+
+def test_a_ledger_without_outcomes_can_be_opened_and_records_them(tmp_path: Path) -> None:
+    """Earlier versions recorded effects only."""
+    path = tmp_path / "ledger.db"
+    earlier = EffectLedger.open(path)
+    earlier.record_effect(effect("1"))
+    earlier.close()
+    with sqlite3.connect(path) as connection:
+        connection.execute("DROP TABLE outcome")
+    connection.close()
+
+    ledger = EffectLedger.open(path)
+    ledger.record_outcome("2", ActDone(ok=False, note="no power"), 100.0)
+    assert ledger.find("1") == effect("1")
+    assert ledger.find_outcome("2") == ActDone(ok=False, note="no power")
+    ledger.close()
 
 
 def test_a_vm_without_effects_has_an_empty_history(ledger: EffectLedger) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -13,6 +14,7 @@ from forewarn.errors import Unavailable
 from forewarn.hypervisor.interface import ActDone, ActUnderWay
 from forewarn.hypervisor.ledger import EffectLedger
 from forewarn.hypervisor.simulated import (
+    BehaviourRule,
     DurationRule,
     FailRule,
     FalseSuccessRule,
@@ -121,12 +123,22 @@ def test_an_act_that_fails_by_a_rule_has_no_effect(ledger: EffectLedger) -> None
     assert ledger.effects() == []
 
 
-def test_a_failed_act_can_be_performed_again_after_the_rule_is_removed(ledger: EffectLedger) -> None:
-    simulated = SimulatedHypervisor(ledger, SimulatedBehaviour((FailRule(),)))
-    assert perform(simulated, act()) == ActDone(ok=False, note="the simulated hypervisor was told to fail")
-    simulated.set_behaviour(SimulatedBehaviour())
-    assert perform(simulated, act()) == ActUnderWay(at=NOW + 30)
-    assert len(ledger.effects()) == 1
+@pytest.mark.parametrize("rule", [FailRule(note="disk full"), FalseSuccessRule()], ids=["fail", "lie"])
+@pytest.mark.parametrize("rules", [(), (FailRule(),), (FalseSuccessRule(),)], ids=["none", "fail", "lie"])
+def test_an_act_that_ended_by_a_rule_keeps_its_outcome_after_a_change_of_rules(
+    tmp_path: Path, rule: BehaviourRule, rules: tuple[BehaviourRule, ...]
+) -> None:
+    """The store may not have its outcome yet, so the act is performed again after a restart."""
+    first = SimulatedHypervisor(EffectLedger.open(tmp_path / "ledger.db"), SimulatedBehaviour((rule,)))
+    done = perform(first, act())
+    assert isinstance(done, ActDone)
+    asyncio.run(first.close())
+
+    second = SimulatedHypervisor(EffectLedger.open(tmp_path / "ledger.db"), SimulatedBehaviour(rules))
+    assert second.has_begun(act().id)
+    assert perform(second, act(), NOW + 3600) == done
+    assert second.ledger.effects() == []
+    asyncio.run(second.close())
 
 
 def test_a_change_of_rules_does_not_affect_an_act_that_has_begun(ledger: EffectLedger) -> None:

@@ -104,6 +104,7 @@ class CommandHypervisor:
             spec = self._commands.get(act.verb) or self._commands.get(ANY_VERB)
             if spec is None:
                 note = f"no command is set for {act.verb}: add [commands.{act.verb}] with run = […] to the settings"
+                self._journal.fail_without_run(act.id, now, note=note)
                 return ActDone(ok=False, note=note)
             task = self._tasks[act.id] = asyncio.create_task(self._run_act(act, spec, now))
         await asyncio.wait({task}, timeout=self._perform_wait_s)

@@ -240,6 +240,19 @@ class CommandRunJournal:
         """Record the outcome of the command. Does nothing unless `begin` came before."""
         self._execute("UPDATE attempt SET ok = ?, note = ? WHERE act_id = ?", ok, note, act_id)
 
+    def fail_without_run(self, act_id: str, now: float, *, note: str) -> None:
+        """Record at lab time `now` that the act has failed, although no command ran for it now.
+
+        An earlier run that the journal knows stays in the act's entry.
+        """
+        self._execute(
+            "INSERT INTO attempt VALUES (?, ?, 0, '', 0, ?)"
+            " ON CONFLICT (act_id) DO UPDATE SET ok = excluded.ok, note = excluded.note",
+            act_id,
+            now,
+            note,
+        )
+
     def close(self) -> None:
         """Close the file; later calls of the other methods raise ActNotTried."""
         self._connection.close()

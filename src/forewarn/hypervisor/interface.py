@@ -14,7 +14,10 @@ from forewarn.errors import Unavailable
 
 
 class ActDone(msgspec.Struct, frozen=True):
-    """The answer of `Hypervisor.perform`: the act is over. Performing it again returns the same outcome."""
+    """The answer of `Hypervisor.perform`: the act is over. Performing it again returns the same outcome.
+
+    That holds after reopening with other settings too, until the hypervisor forgets acts that ended long ago.
+    """
 
     ok: bool  # False: the act failed
     note: str = ""  # for people, in the history: what happened, or why it failed

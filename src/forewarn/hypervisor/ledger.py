@@ -1,4 +1,4 @@
-"""The durable ledger of the simulated hypervisor: every effect on a VM, once per act id.
+"""The durable ledger of the simulated hypervisor: effects on VMs, and outcomes without one, by act id.
 
 Writes requested at the same time share one transaction, in a thread. Other calls block. The lock lets tests read
 while a lab runs in another thread.
@@ -19,7 +19,7 @@ import msgspec
 
 from forewarn.core.cause import Verb
 from forewarn.errors import Rejected, Unavailable
-from forewarn.hypervisor.interface import ActNotTried
+from forewarn.hypervisor.interface import ActDone, ActNotTried
 
 _IN_MEMORY = ":memory:"
 _APPLICATION_ID, _USER_VERSION = 0x66776C67, 1  # marks the file as a ledger ("fwlg") with this schema
@@ -33,12 +33,17 @@ _SCHEMA = (
     f"PRAGMA application_id = {_APPLICATION_ID}",
     f"PRAGMA user_version = {_USER_VERSION}",
 )
+# Created in ledgers of earlier versions too, which ignore it: outcomes of acts without an effect.
+_CREATE_OUTCOMES = (
+    "CREATE TABLE IF NOT EXISTS outcome (seq INTEGER PRIMARY KEY, act_id TEXT NOT NULL UNIQUE, at REAL NOT NULL,"
+    " ok INTEGER NOT NULL, note TEXT NOT NULL)"
+)
 _EFFECT_COLUMNS = "act_id, vm, verb, event_id, begun_at, ends_at, ended, from_host, to_host"
 _SELECT_EFFECTS = f"SELECT {_EFFECT_COLUMNS}, coalesce(performs, 0) FROM effect LEFT JOIN act USING (act_id)"
 
-_MAX_EFFECTS = 100_000  # more are kept only while they are young
+_MAX_EFFECTS = 100_000  # more are kept only while they are young; likewise outcomes without an effect
 _MIN_AGE_S = 24 * 3600.0  # lab time
-_PRUNE_INTERVAL = 1000  # effects
+_PRUNE_INTERVAL = 1000  # effects, or outcomes without one
 
 T = TypeVar("T")
 _WriteFunction = Callable[[], Any]
@@ -75,8 +80,9 @@ class VmHistory(msgspec.Struct, frozen=True, kw_only=True):
 class EffectLedger:
     """The durable record of all effects on VMs, a SQLite file or in memory, at most one per act id.
 
-    Open it with `EffectLedger.open`; its user must close it. Calls without `await` block, and are safe from any thread.
-    All raise ActNotTried if the ledger cannot be used now.
+    It also has the outcomes of acts that ended without an effect. Open it with `EffectLedger.open`; its user must close
+    it. Calls without `await` block, and are safe from any thread. All raise ActNotTried if the ledger cannot be used
+    now.
     """
 
     def __init__(self, connection: sqlite3.Connection, name: str) -> None:
@@ -192,6 +198,23 @@ class EffectLedger:
         self._execute(f"DELETE FROM act WHERE act_id IN (SELECT act_id {old})", up_to_seq, before)
         self._execute(f"DELETE {old}", up_to_seq, before)
 
+    def record_outcome(self, act_id: str, done: ActDone, at: float) -> None:
+        """Record how an act ended without an effect at lab time `at`; its first outcome stays.
+
+        From time to time it deletes old outcomes: all but the newest 100,000 and those of the last day.
+        """
+        insert = "INSERT INTO outcome (act_id, at, ok, note) VALUES (?, ?, ?, ?) ON CONFLICT DO NOTHING RETURNING seq"
+        rows = self._execute(insert, act_id, at, done.ok, done.note)
+        if rows and rows[0][0] % _PRUNE_INTERVAL == 0:
+            old, limits = "FROM outcome WHERE seq <= ? AND at < ?", (rows[0][0] - _MAX_EFFECTS, at - _MIN_AGE_S)
+            self._execute(f"DELETE FROM act WHERE act_id IN (SELECT act_id {old})", *limits)
+            self._execute(f"DELETE {old}", *limits)
+
+    def find_outcome(self, act_id: str) -> ActDone | None:
+        """How this act ended without an effect; None for one with an effect, and for an unknown one."""
+        rows = self._execute("SELECT ok, note FROM outcome WHERE act_id = ?", act_id)
+        return ActDone(ok=bool(rows[0][0]), note=rows[0][1]) if rows else None
+
     def mark_ended(self, act_id: str) -> None:
         """Record that the effect of this act has ended; does nothing if the act has none."""
         self._execute("UPDATE effect SET ended = 1 WHERE act_id = ?", act_id)
@@ -270,5 +293,6 @@ def _create_schema(connection: sqlite3.Connection, name: str) -> None:
             raise Rejected(f"file {name!r} is not a ledger of this version and was not changed: name another")
         for statement in () if found else _SCHEMA:
             connection.execute(statement)
+        connection.execute(_CREATE_OUTCOMES)
     connection.execute("PRAGMA journal_mode = WAL")
     connection.execute("PRAGMA synchronous = FULL")

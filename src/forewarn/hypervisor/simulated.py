@@ -42,7 +42,7 @@ class SlowRule(_BaseRule, frozen=True, kw_only=True, tag="slow"):
 
 
 class FailRule(_BaseRule, frozen=True, kw_only=True, tag="fail"):
-    """The act fails at once, without effect, unless it has begun already."""
+    """The act fails at once, without effect, unless it has begun already. It stays failed."""
 
     note: str = "the simulated hypervisor was told to fail"  # the reason that the history shows
 
@@ -129,7 +129,8 @@ USUAL_DURATION_S: dict[Verb, float] = {  # of acts that do not say how long they
 class SimulatedHypervisor:
     """Performs acts only in its ledger, on lab time: no real machine is touched. It owns the ledger.
 
-    A change of the rules affects only acts that have not begun, except for rules that make it unreachable.
+    A change of the rules affects only acts that have neither begun nor ended, except for rules that make it
+    unreachable.
     """
 
     def __init__(self, ledger: EffectLedger, behaviour: SimulatedBehaviour = SimulatedBehaviour()) -> None:  # noqa: B008 (frozen)
@@ -142,19 +143,20 @@ class SimulatedHypervisor:
         return self._ledger
 
     def set_behaviour(self, behaviour: SimulatedBehaviour) -> None:
-        """Use this behaviour for acts that begin from now on; unreachable rules apply to acts under way too."""
+        """Use this behaviour for acts that begin from now on; unreachable rules apply to all acts."""
         self._behaviour = behaviour
 
     def has_begun(self, act_id: str) -> bool:
-        """Whether this act has taken effect, or is under way; False for one that a rule made fail or lie."""
-        return self._ledger.find(act_id) is not None
+        """Whether this act was performed here: it has taken effect, is under way, or ended by a rule."""
+        return self._ledger.find(act_id) is not None or self._ledger.find_outcome(act_id) is not None
 
     async def perform(self, act: Act, now: float) -> ActDone | ActUnderWay:
         """Record the effect of the act, or return how it is going.
 
         The first call begins the effect at lab time `now`. Until its end, calls return ActUnderWay with the time of the
-        end; from then on ActDone. A rule may make it fail or succeed at once without an effect. Raises Unavailable if a
-        rule makes it unreachable, ActNotTried if the ledger cannot be written.
+        end; from then on ActDone. A rule may make it fail or succeed at once without an effect; the ledger has that
+        outcome then, which later calls return. Raises Unavailable if a rule makes it unreachable, ActNotTried if the
+        ledger cannot be written.
         """
         answer = await self._ledger.write_in_group(lambda: self._perform_in_ledger(act, now))
         if answer is None:
@@ -169,17 +171,28 @@ class SimulatedHypervisor:
     def _perform_reachable(self, act: Act, now: float) -> ActDone | ActUnderWay:
         effect = self._ledger.find(act.id)
         if effect is None:
-            if fail_rule := self._behaviour.first_match(FailRule, act):
-                return ActDone(ok=False, note=fail_rule.note)
+            if (outcome := self._outcome_without_effect(act, now)) is not None:
+                return outcome
             effect = self._new_effect(act, now)
-            if self._behaviour.first_match(FalseSuccessRule, act):
-                return ActDone(ok=True, note=_outcome_text(effect))
             self._ledger.record_effect(effect)
         if now < effect.ends_at:
             return ActUnderWay(at=effect.ends_at)
         if not effect.ended:
             self._ledger.mark_ended(act.id)
         return ActDone(ok=True, note=_outcome_text(effect))
+
+    def _outcome_without_effect(self, act: Act, now: float) -> ActDone | None:
+        """The outcome that a rule gives this act, or gave it before; None if it takes effect."""
+        if (recorded := self._ledger.find_outcome(act.id)) is not None:
+            return recorded
+        if fail_rule := self._behaviour.first_match(FailRule, act):
+            outcome = ActDone(ok=False, note=fail_rule.note)
+        elif self._behaviour.first_match(FalseSuccessRule, act):
+            outcome = ActDone(ok=True, note=_outcome_text(self._new_effect(act, now)))
+        else:
+            return None
+        self._ledger.record_outcome(act.id, outcome, now)
+        return outcome
 
     def _new_effect(self, act: Act, now: float) -> Effect:
         usual_s = float(act.duration_s) if act.duration_s >= 0 else USUAL_DURATION_S[act.verb]

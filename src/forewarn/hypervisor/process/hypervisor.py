@@ -29,7 +29,7 @@ class FallbackHypervisor(Hypervisor, Protocol):
     """A hypervisor for VMs without a supervisor, which knows the acts that it has begun."""
 
     def has_begun(self, act_id: str) -> bool:
-        """Whether this act has taken effect in this hypervisor, or is under way there."""
+        """Whether this hypervisor has performed this act, or is performing it."""
 
 
 class ProcessHypervisor:
