@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from forewarn.control.fleet import FleetChange
 from forewarn.core.access import owner_principal
 from forewarn.explain.polling import SILENCE_LIMIT_S, PollingPace
 from forewarn.portal import live_updates, polling_monitor
@@ -84,6 +85,23 @@ def test_a_page_receives_the_scopes_in_which_a_vm_stops_polling(fleet: Fleet) ->
             await advance_loop_time(SILENCE_LIMIT_S + polling_monitor.CHECK_INTERVAL_S)
             _, data, _ = await page.next("asking")
             assert data["scopes"] == [fleet.scope("db")]
+
+    run_scenario(fleet.portal, scenario)
+
+
+def test_a_vm_that_was_removed_is_not_reported_when_it_stops_polling(fleet: Fleet) -> None:
+    fleet.set_polling("db", "web-0")
+
+    async def scenario() -> None:
+        async with open_stream(fleet.portal) as page:
+            await page.next("counts")
+            await asyncio.sleep(0)
+            fleet.set_polling("db", "web-0", silent_s=SILENCE_LIMIT_S + 1)
+            world = fleet.portal.world
+            await world.control.fleet.apply_change(FleetChange(removed=(world.vm("db"),)), who="ann")
+            await advance_loop_time(SILENCE_LIMIT_S + polling_monitor.CHECK_INTERVAL_S)
+            _, data, _ = await page.next("asking")
+            assert data["scopes"] == [fleet.scope("web-0")]
 
     run_scenario(fleet.portal, scenario)
 

@@ -109,6 +109,8 @@ def assert_all_over(world: World) -> None:
 def _check_hosts(world: World) -> None:
     """Assert that the placement index equals the store, and that no VM stays on a failed host."""
     rebuilt, index = PlacementIndex(world.store), world.control.placement
+    sizes = [{name: len(part) for name, part in vars(each).items()} for each in (index, rebuilt)]
+    assert sizes[0] == sizes[1], "the placement index keeps only what the store has"
     failed = {host.name for host in world.store.hosts() if host.health is HostHealth.FAILED}
     for host in world.store.hosts():
         assert index.vm_count(host.name) == rebuilt.vm_count(host.name), f"VM count of {host.name}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from typing import TypeVar
 
 from msgspec.structs import replace
 
@@ -12,6 +13,8 @@ from forewarn.core.event import Act, Event, EventState
 from forewarn.core.fleet import Host, HostHealth, Vm
 from forewarn.core.placement import choose_destination
 from forewarn.store.interface import AppliedCommit, Store
+
+T = TypeVar("T")
 
 
 class PlacementIndex:
@@ -65,11 +68,11 @@ class PlacementIndex:
         return self._vm_counts[host]
 
     def vm_keys(self) -> list[str]:
-        """Return the keys of all VMs, and of those removed since the index was built, oldest first."""
+        """Return the keys of all present VMs, those added first at the beginning."""
         return list(self._vms)
 
     def scope_of(self, key: str) -> str:
-        """Return the scope id of a VM; KeyError for a key that `vm_keys` does not have."""
+        """Return the scope id of a present VM; KeyError for any other key."""
         return self._vms[key][0]
 
     def host_of(self, key: str) -> str:
@@ -144,8 +147,12 @@ class PlacementIndex:
     def _track_vm(self, vm: Vm) -> None:
         key = vm.key
         self._set_counted_host(key, "")
+        if vm.removed_at is not None:
+            self._vms.pop(key, None)
+            self._current_hosts.pop(key, None)
+            return
         self._vms[key] = (vm.scope_id, vm.update_domain)
-        self._current_hosts[key] = vm.host if vm.removed_at is None else ""
+        self._current_hosts[key] = vm.host
         self._recount_vm(key)
 
     def _track_act(self, act: Act) -> None:
@@ -171,8 +178,15 @@ class PlacementIndex:
 
     def _add_to_count(self, key: str, host: str, by: int) -> None:
         scope_id, domain = self._vms[key]
-        self._vm_counts[host] += by
         domains = self._domains.setdefault((host, scope_id), Counter())
-        domains[domain] += by
-        if domains[domain] <= 0:
-            del domains[domain]
+        _add(domains, domain, by)
+        _add(self._vm_counts, host, by)
+        if not domains:
+            del self._domains[host, scope_id]
+
+
+def _add(counts: Counter[T], key: T, by: int) -> None:
+    """Add to a count, and forget it once it is 0."""
+    counts[key] += by
+    if not counts[key]:
+        del counts[key]

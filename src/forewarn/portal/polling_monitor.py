@@ -125,7 +125,7 @@ class PollingMonitor:
         try:
             scope_id = self._dependencies.control.placement.scope_of(key)
         except KeyError:
-            return  # no page shows a VM without a placement
+            return  # it was removed, and no page shows it
         self._changed_at.pop(scope_id, None)
         self._changed_at[scope_id] = _loop_time()
         if len(self._changed_at) > MAX_CHANGED_SCOPES:
