@@ -167,6 +167,25 @@ def test_acts_that_wait_for_a_host_start_in_order_when_it_answers_again() -> Non
     assert asyncio.run(scenario()) == [f"E:vm-{number}" for number in range(6)]
 
 
+def test_a_slot_is_not_lost_when_the_act_that_was_to_take_it_is_cancelled() -> None:
+    async def scenario() -> list[str]:
+        hypervisor = HangingHypervisor()
+        acts = [an_act(number, "h1") for number in range(3)]
+        executor = an_executor(hypervisor, ActLimits(per_host=1), acts)
+        await run_until_idle(executor)
+        hypervisor.calls["E:vm-0"].set()
+        await executor.wait_for_any()  # vm-1 is to start next
+
+        outcome = ActOutcome(ok=False, at=0.0, note="host h1 failed")
+        executor.add_acts(an_event([replace(acts[1], outcome=outcome)]))
+        await run_until_idle(executor)
+        running = list(hypervisor.calls)
+        await executor.close()
+        return running
+
+    assert asyncio.run(scenario()) == ["E:vm-2"]
+
+
 def test_an_act_that_waits_for_its_host_stays_before_later_acts_on_its_vm() -> None:
     async def scenario() -> list[str]:
         hypervisor = HangingHypervisor()

@@ -228,6 +228,7 @@ class ActExecutor:
         if (attempt := self._attempts.get(act.id)) is not None:
             attempt.task.cancel()
         self._leave_vm_queue(act)
+        self._queue_waiting_acts(act)  # it may be the one that was to take a slot that is free now
 
     def _leave_vm_queue(self, act: Act) -> None:
         """Remove the act from the queue of its VM, if it is there, so that the next act can start."""
