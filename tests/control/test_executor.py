@@ -48,9 +48,19 @@ def an_event(*names: str) -> Event:
     )
 
 
-def an_executor(hypervisor: FakeHypervisor, retry: ActRetryPolicy | None = None) -> ActExecutor:
+def an_executor(
+    hypervisor: FakeHypervisor,
+    retry: ActRetryPolicy | None = None,
+    needs_failed_host: Callable[[Act], bool] = lambda act: False,
+) -> ActExecutor:
     clock = LabClock(ClockSetting(lab_at=0.0, real_at=0.0, speed=0.0), real=lambda: 0.0)
-    return ActExecutor(hypervisor=hypervisor, clock=clock, wake=lambda: None, retry=retry or ActRetryPolicy())
+    return ActExecutor(
+        hypervisor=hypervisor,
+        clock=clock,
+        wake=lambda: None,
+        needs_failed_host=needs_failed_host,
+        retry=retry or ActRetryPolicy(),
+    )
 
 
 async def perform_all(executor: ActExecutor) -> None:
@@ -135,3 +145,41 @@ def test_an_act_fails_when_its_hypervisor_hangs_in_every_attempt(attempts: int) 
     assert len(performed) == attempts
     assert not outcome.ok
     assert outcome.note == f"no answer within 0.01 s (tried {attempts} times)"
+
+
+def test_an_act_that_needs_a_failed_host_starts_when_the_host_is_repaired_and_others_at_once() -> None:
+    async def scenario() -> None:
+        hypervisor, held = FakeHypervisor(lambda act: ActDone(ok=True)), {"a", "b"}
+        executor = an_executor(hypervisor, needs_failed_host=lambda act: act.name in held)
+        executor.add_acts(an_event("a", "b", "c"))
+        await perform_all(executor)
+        assert hypervisor.performed == ["E:c"]
+        assert executor.next_due_at() is None
+        assert not executor.has_due_acts
+
+        held.discard("a")
+        await perform_all(executor)
+        assert hypervisor.performed == ["E:c", "E:a"]
+
+    asyncio.run(scenario())
+
+
+def test_an_act_that_is_under_way_when_its_host_fails_is_not_performed_again() -> None:
+    async def scenario() -> None:
+        hypervisor, failed = FakeHypervisor(lambda act: ActUnderWay(at=0.0)), set[str]()
+        executor = an_executor(hypervisor, needs_failed_host=lambda act: act.name in failed)
+        executor.add_acts(an_event("a"))
+        await perform_all(executor)
+        failed.add("a")
+        await perform_all(executor)
+        assert hypervisor.performed == ["E:a"]
+
+        event = an_event("a")
+        outcome = ActOutcome(ok=False, at=0.0, note="host h1 failed")
+        executor.add_acts(replace(event, acts=(replace(event.acts[0], outcome=outcome),)))
+        failed.clear()
+        await perform_all(executor)
+        assert hypervisor.performed == ["E:a"]
+        assert executor.take_outcomes() == []
+
+    asyncio.run(scenario())

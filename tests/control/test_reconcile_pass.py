@@ -6,6 +6,7 @@ import asyncio
 
 import pytest
 
+from forewarn.core.cause import Cause
 from forewarn.core.commit import Commit
 from forewarn.core.event import EventState
 from forewarn.core.request import RequestedOperation
@@ -41,6 +42,39 @@ def test_an_error_in_one_scope_does_not_block_the_others() -> None:
     store.failing_scope = ""
     world.advance(60)
     assert {event.status for event in world.events()} == {EventState.OVER}
+    world.close()
+
+
+def test_acts_elsewhere_start_while_the_acts_of_one_scope_on_a_failed_host_cannot_be_ended() -> None:
+    """Only acts that need the failed host must not start, wherever the error is (spec §6.4)."""
+    store = FailingScopeStore()
+    vms = [a_vm("bad"), a_vm("neighbour"), a_vm("good", host="h2")]
+    world = World(store=store, hosts=[a_host("h1"), a_host("h2"), a_host("h3")], vms=vms)
+    (reboot,) = world.ask(RequestedOperation.RESTART, "bad", short_notice=True)
+    store.failing_scope = world.scope("bad").id
+
+    async def fail_and_restart() -> None:
+        await world.control.requests.fail_host("h1", who="op")
+        good = [world.vm("good")]
+        await world.control.requests.request_for_vms(RequestedOperation.RESTART, good, who="ann", short_notice=True)
+
+    world.do(fail_and_restart())
+    for _ in range(8):  # each pass ends with the error, so the acts that it started go on in the next one
+        world.clock.apply_setting(world.clock.setting_after_jump(world.now + 60))
+        with pytest.raises(RuntimeError, match="this scope fails"):
+            world.settle()
+
+    ended = {(effect.vm, effect.verb) for effect in world.ledger.effects() if effect.ended}
+    assert ended == {("sub/lab/good", "reboot"), ("sub/lab/neighbour", "redeploy")}
+    assert [effect.performs for effect in world.ledger.effects("sub/lab/bad")] == [1]
+
+    store.failing_scope = ""
+    world.advance(600)
+    (stored,) = [event for event in world.events() if event.id == reboot.id]
+    assert [act.outcome.note for act in stored.acts if act.outcome] == ["host h1 failed"]
+    (recovery,) = [event for event in world.events() if event.cause is Cause.HOST_FAILED and event.vms == ("bad",)]
+    assert recovery.status is EventState.OVER
+    assert world.vm("bad").host in ("h2", "h3")
     world.close()
 
 

@@ -65,24 +65,28 @@ class ControlPlane:
         self.clock = clock
         self.placement = PlacementIndex(store)
         self._fault_registry = FaultRegistry(store)
-        self.transactions = ScopeTransactions(
+        transactions = self.transactions = ScopeTransactions(
             store=store, clock=clock, policy=policy, placement=self.placement, faults=self._fault_registry
         )
         wake_event = asyncio.Event()
-        self.executor = ActExecutor(hypervisor=hypervisor, clock=clock, wake=wake_event.set, retry=retry, limits=limits)
-        self.rollouts = RolloutService(transactions=self.transactions, new_id=inputs.new_id)
-        self.faults = FaultService(
-            transactions=self.transactions,
-            registry=self._fault_registry,
-            new_id=inputs.new_id,
-            real_time=inputs.real_time,
+        self.executor = ActExecutor(
+            hypervisor=hypervisor,
+            clock=clock,
+            wake=wake_event.set,
+            needs_failed_host=self.placement.needs_failed_host,
+            retry=retry,
+            limits=limits,
         )
-        self.replays = ReplayService(transactions=self.transactions, new_id=inputs.new_id)
+        self.rollouts = RolloutService(transactions=transactions, new_id=inputs.new_id)
+        self.faults = FaultService(
+            transactions=transactions, registry=self._fault_registry, new_id=inputs.new_id, real_time=inputs.real_time
+        )
+        self.replays = ReplayService(transactions=transactions, new_id=inputs.new_id)
         self.fault_storms = FaultStormService(
-            transactions=self.transactions, registry=self._fault_registry, faults=self.faults
+            transactions=transactions, registry=self._fault_registry, faults=self.faults
         )
         self.reconciler = Reconciler(
-            transactions=self.transactions,
+            transactions=transactions,
             executor=self.executor,
             rollouts=self.rollouts,
             replays=self.replays,
@@ -90,26 +94,29 @@ class ControlPlane:
             fault_storms=self.fault_storms,
             wake_event=wake_event,
         )
-        self.requests = RequestService(transactions=self.transactions, new_id=inputs.new_id)
-        self.guests = GuestService(self.transactions, self.replays)
-        self.fleet = FleetService(
-            transactions=self.transactions, new_id=inputs.new_id, lab_addresses=inputs.lab_addresses
-        )
-        self.access = AccessService(transactions=self.transactions, new_id=inputs.new_id)
+        self.requests = RequestService(transactions=transactions, new_id=inputs.new_id)
+        self.guests = GuestService(transactions, self.replays)
+        self.fleet = FleetService(transactions=transactions, new_id=inputs.new_id, lab_addresses=inputs.lab_addresses)
+        self.access = AccessService(transactions=transactions, new_id=inputs.new_id)
         self.webhook_delivery = WebhookDispatcher(
             store, client=inputs.http_client, now=clock.now, real_time=inputs.real_time
         )
         self.webhooks = WebhookService(
-            transactions=self.transactions, new_id=inputs.new_id, webhook_delivery=self.webhook_delivery
+            transactions=transactions, new_id=inputs.new_id, webhook_delivery=self.webhook_delivery
         )
         self.lab_clock = LabClockService(clock=clock, store=store, reconciler=self.reconciler, polls=inputs.polls)
         self.dry_run_lock = asyncio.Lock()  # one dry run at a time: each takes a thread
-        self._unsubscribe = store.subscribe(self._on_commit)
-        if store.scope_ids():
+        self._unsubscribe = self._follow_store()
+
+    def _follow_store(self) -> Callable[[], None]:
+        """Subscribe to commits, and queue what an earlier process left; return the function that unsubscribes."""
+        unsubscribe = self.store.subscribe(self._on_commit)
+        if self.store.scope_ids():
             # An earlier process used this store. Events that came due since then wait for the grace period, because
             # no VM could poll meanwhile.
-            self.transactions.resumed_at = clock.now()
+            self.transactions.resumed_at = self.clock.now()
         self.reconciler.resume_unfinished_acts()
+        return unsubscribe
 
     def _on_commit(self, applied: AppliedCommit) -> None:
         self.transactions.on_commit(applied)

@@ -70,7 +70,8 @@ class ActExecutor:
     `wake` is called after every attempt, and when one counts as unanswered. Acts start in the order in which they
     became due, one per VM at a time, as far as the limits allow: an act that waits for its host does not delay acts on
     other hosts. An attempt without an answer for ten seconds of real time no longer counts overall, only on its hosts.
-    An act that has used up its attempts gets a failed outcome.
+    An act that has used up its attempts gets a failed outcome. No attempt begins while `needs_failed_host` returns True
+    for its act: the act waits until it gets a failed outcome (see `add_acts`), or the host is repaired.
     """
 
     def __init__(
@@ -79,12 +80,14 @@ class ActExecutor:
         hypervisor: Hypervisor,
         clock: Clock,
         wake: Callable[[], None],
+        needs_failed_host: Callable[[Act], bool] = lambda act: False,
         limits: ActLimits = ActLimits(),  # noqa: B008 (frozen)
         retry: ActRetryPolicy = ActRetryPolicy(),  # noqa: B008 (frozen)
     ) -> None:
         self._hypervisor = hypervisor
         self._clock = clock
         self._wake = wake
+        self._needs_failed_host = needs_failed_host
         self._limits = limits
         self._retry = retry
         self._due: list[QueuedAct] = []  # a heap
@@ -92,6 +95,7 @@ class ActExecutor:
         self._acts: dict[str, Act] = {}
         self._failures: dict[str, int] = {}
         self._vm_queues: dict[str, deque[str]] = {}  # VM → its running act, then those that wait
+        self._held: dict[str, QueuedAct] = {}  # by id, the acts that were due while they needed a failed host
         self._host_limiter = HostLimiter(limits)
         self._attempts: dict[str, _RunningAttempt] = {}  # by act id
         self._unanswered_count = 0  # of the attempts, those that count as unanswered
@@ -133,7 +137,10 @@ class ActExecutor:
 
     @property
     def has_due_acts(self) -> bool:
-        """Whether an act is due now and waits for `start_due_acts`; those that wait for a host do not count."""
+        """Whether an act is due now and waits for `start_due_acts`.
+
+        Acts that wait for a host do not count, whether it is busy or has failed.
+        """
         return bool(self._due) and self._due[0][0] <= self._clock.now()
 
     def add_acts(self, event: Event) -> None:
@@ -153,26 +160,29 @@ class ActExecutor:
     def next_due_at(self) -> float | None:
         """Return when the next attempt is due in lab time, perhaps past; None: none, or at the overall limit.
 
-        Acts that wait for their host have no due time: the end of an attempt there wakes the reconciler.
+        Acts that wait for their host have no due time: the end of an attempt there wakes the reconciler, and so does
+        the commit that repairs it.
         """
         return self._due[0][0] if self._due and self._may_start_more else None
 
     def start_due_acts(self) -> bool:
         """Start a task for each due act that may run now; return True if at least one was started.
 
-        An act may run if it is the first of its VM, if each of its hosts (where the VM is, where it moves to) has a
-        free slot, of which a host has several, and if the overall limit is not reached; see `ActLimits`. One that waits
-        for its VM or a host is queued again when that is free; one above the overall limit stays queued for the next
-        call. Does not wait for the tasks. Needs a running event loop.
+        An act may run if it needs no failed host, if it is the first of its VM, if each of its hosts (where the VM is,
+        where it moves to) has a free slot, of which a host has several, and if the overall limit is not reached; see
+        `ActLimits`. One that waits for its VM or a host is queued again when that is free or repaired; one above the
+        overall limit stays queued for the next call. Does not wait for the tasks. Needs a running event loop.
         """
         started = False
+        for act_id in [act_id for act_id in self._held if not self._needs_failed_host(self._acts[act_id])]:
+            heapq.heappush(self._due, self._held.pop(act_id))
         now = self._clock.now()
         while self._due and self._due[0][0] <= now and self._may_start_more:
             queued = heapq.heappop(self._due)
             act = self._acts.get(queued[2])
             if act is None:
                 continue  # it was cancelled
-            if self._take_turn(act) and self._host_limiter.acquire_or_wait(act, queued):
+            if self._acquire_or_wait(act, queued):
                 self._start_attempt(act)
                 started = True
             else:
@@ -182,6 +192,13 @@ class ActExecutor:
     @property
     def _may_start_more(self) -> bool:
         return self.answering_acts < self._limits.overall
+
+    def _acquire_or_wait(self, act: Act, queued: QueuedAct) -> bool:
+        """Return whether the act can start now, with its slots taken; otherwise it waits for its VM or a host."""
+        if self._needs_failed_host(act):
+            self._held[act.id] = queued
+            return False
+        return self._take_turn(act) and self._host_limiter.acquire_or_wait(act, queued)
 
     def _take_turn(self, act: Act) -> bool:
         """Return whether the act is the next one of its VM; otherwise it waits for the earlier ones."""
@@ -224,6 +241,7 @@ class ActExecutor:
         if self._acts.pop(act.id, None) is None:
             return
         self._failures.pop(act.id, None)
+        self._held.pop(act.id, None)
         self._host_limiter.remove(act.id)
         if (attempt := self._attempts.get(act.id)) is not None:
             attempt.task.cancel()

@@ -11,6 +11,7 @@ from msgspec.structs import replace
 
 from forewarn.core.event import Act, Event, EventState
 from forewarn.core.fleet import Host, HostHealth, Vm
+from forewarn.core.host_failure import needs_failed_host
 from forewarn.core.placement import choose_destination
 from forewarn.store.interface import AppliedCommit, Store
 
@@ -101,6 +102,13 @@ class PlacementIndex:
     def failed_hosts(self) -> frozenset[str]:
         """Return the names of the hosts whose health is FAILED; degraded ones are not among them."""
         return self._failed_hosts
+
+    def needs_failed_host(self, act: Act) -> bool:
+        """Return whether an act cannot be performed because a host that it needs has failed.
+
+        It needs its destination and the host of its VM: `core.host_failure.needs_failed_host` has the rule.
+        """
+        return bool(self._failed_hosts) and needs_failed_host(act, self.host_of(act.vm), self._failed_hosts)
 
     def hosts(self) -> list[Host]:
         """Return all hosts as of the last commit, in no particular order."""

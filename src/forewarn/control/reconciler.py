@@ -80,10 +80,9 @@ class Reconciler:
         self._has_unapplied |= bool(applied.commit.planned)
         if applied.commit.hosts:
             self._has_new_failures |= any(host.health is HostHealth.FAILED for host in applied.commit.hosts)
-        failed = self._transactions.placement.failed_hosts()
         for event in applied.commit.events:
             # The host may have failed after the decision that made these acts.
-            self._has_new_failures |= _has_act_on_host(event, failed)
+            self._has_new_failures |= self._needs_failed_host(event)
             self._executor.add_acts(event)
         self._rollouts.on_commit(applied)
         self._replays.on_commit(applied)
@@ -184,13 +183,10 @@ class Reconciler:
             except Exception as error:
                 # An error in one scope must not block the others.
                 failure = failure or error
-        if self._has_new_failures:
-            did = True  # a host failed during this pass: end the acts there before any act starts
-        else:
-            did |= self._executor.start_due_acts()
+        did |= self._executor.start_due_acts()
         if failure is not None:
             raise failure
-        return did
+        return did or self._has_new_failures  # if a host failed during this pass, the acts there must end
 
     def next_wake_at(self) -> float | None:
         """Return the lab time, perhaps past, when a scope, gate, act, replay or fault is due next, or None."""
@@ -278,19 +274,24 @@ class Reconciler:
         return bool(waiting)
 
     async def _end_acts_on_failed_hosts(self) -> bool:
-        """Reconcile the scopes with acts from or to a failed host; their VMs may have no event of the failure."""
+        """Reconcile the scopes with acts that need a failed host; their VMs may have no event of the failure."""
         if not self._has_new_failures:
             return False
         self._has_new_failures = False
         try:
-            failed = self._transactions.placement.failed_hosts()
-            started = self._store.events(statuses=[EventState.STARTED]) if failed else []
-            scopes = {event.scope_id for event in started if _has_act_on_host(event, failed)}
+            has_failed_hosts = bool(self._transactions.placement.failed_hosts())
+            started = self._store.events(statuses=[EventState.STARTED]) if has_failed_hosts else []
+            scopes = {event.scope_id for event in started if self._needs_failed_host(event)}
             await _run_concurrently(self._transactions.run(scope_id, reconcile_scope) for scope_id in sorted(scopes))
         except BaseException:
             self._has_new_failures = True
             raise
         return bool(scopes)
+
+    def _needs_failed_host(self, event: Event) -> bool:
+        """Return whether an unfinished act of the event needs a host that has failed."""
+        placement = self._transactions.placement
+        return bool(placement.failed_hosts()) and any(map(placement.needs_failed_host, event.unfinished_acts))
 
     async def _reconcile_rollouts(self) -> bool:
         return await self._rollouts.reconcile(acts_are_due=self._executor.has_due_acts)
@@ -384,13 +385,6 @@ class Reconciler:
         if not instants:
             return _READY_NOW
         return max((at for at in instants if at is not None), default=None)
-
-
-def _has_act_on_host(event: Event, failed: Set[str]) -> bool:
-    """Return whether an unfinished act of the event needs one of these failed hosts."""
-    return bool(failed) and any(
-        act.to_host in failed or (act.from_host in failed and not act.abrupt) for act in event.unfinished_acts
-    )
 
 
 def _resolve_all(waiters: Iterable[asyncio.Future[None]]) -> None:

@@ -37,6 +37,15 @@ def end_acts_on_failed_hosts(scope: Scope, context: DecisionContext, *, names: C
     return scope
 
 
+def needs_failed_host(act: Act, vm_host: str, failed_hosts: Set[str]) -> bool:
+    """Return whether an unfinished act cannot continue, or begin, because it needs a host that has failed.
+
+    It needs its destination, and the host that its VM is on now (`vm_host`, "" for none). An abrupt act does not need
+    the latter: it takes the VM away from a failed host.
+    """
+    return act.to_host in failed_hosts or (vm_host in failed_hosts and not act.abrupt)
+
+
 def has_act_on_failed_host(scope: Scope, event: Event, context: DecisionContext) -> bool:
     """Return whether `end_acts_on_failed_hosts` would end an act of this event."""
     return any(_host_problem(scope, act, context) is not None for act in event.unfinished_acts)
@@ -71,12 +80,11 @@ def outcome_on_failed_host(act: Act, outcome: ActOutcome, context: DecisionConte
 
 
 def _host_problem(scope: Scope, act: Act, context: DecisionContext) -> str | None:
-    if act.to_host in context.failed_hosts:
-        return _lost_destination(act)
     vm = scope.vm(act.name)
-    if vm is not None and vm.host in context.failed_hosts and not act.abrupt:
-        return f"host {vm.host} failed"
-    return None
+    vm_host = vm.host if vm is not None else ""
+    if not needs_failed_host(act, vm_host, context.failed_hosts):
+        return None
+    return _lost_destination(act) if act.to_host in context.failed_hosts else f"host {vm_host} failed"
 
 
 def _lost_destination(act: Act) -> str:
