@@ -258,6 +258,17 @@ def test_a_redeployment_at_once_is_refused_while_the_vm_is_being_moved() -> None
     world.close()
 
 
+def test_a_redeployment_that_waited_for_a_recovery_moves_the_vm_to_another_host() -> None:
+    """Host h3 has many VMs, so h2 is the best destination of both moves until the VM is there."""
+    world = World(vms=[a_vm("web"), *(a_vm(f"other-{n}", host="h3") for n in range(5))], hosts=HOSTS)
+    (event,) = world.ask(RequestedOperation.REDEPLOY, "web")
+    fail(world, "h1")
+    world.approve("web", event.id)
+    world.advance(5 * MINUTE)
+    assert moves(world, "web") == [("h1", "h2"), ("h2", "h3")]
+    world.close()
+
+
 def test_an_operation_that_a_policy_approved_starts_when_the_vm_has_arrived() -> None:
     world = World(vms=[a_vm("web", auto_approve=AutoApproval(restart=True))], hosts=HOSTS)
     fail(world, "h1")

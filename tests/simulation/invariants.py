@@ -80,6 +80,8 @@ class HostChecker:
             self._report("§6.4 nothing is performed on a host that has failed", f"{act} on {vm.host}")
         if act.to_host in failed:
             self._report("§6.4 no VM moves to a host that has failed", f"{act}")
+        if act.to_host and act.to_host == vm.host:
+            self._report("§6.4 a VM moves to another host", f"{act}")
         if act.to_host and vm.host and act.from_host != vm.host:
             self._report("§6.4 a VM is moved from where it is", f"{act}, but {vm.name} is on {vm.host}")
 

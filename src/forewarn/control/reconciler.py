@@ -19,6 +19,7 @@ from forewarn.control.faults import FaultService
 from forewarn.control.replays import ReplayService
 from forewarn.control.rollouts import RolloutService
 from forewarn.control.scope_transactions import ScopeTransactions, group_by_scope
+from forewarn.core.acts import vms_needing_destination
 from forewarn.core.cause import verb_noun
 from forewarn.core.commit import Commit
 from forewarn.core.decision import DecisionContext
@@ -246,10 +247,14 @@ class Reconciler:
 
     def _recording_decision(self, items: list[tuple[Act, ActOutcome]]) -> Callable[[Scope, DecisionContext], Scope]:
         def decision(scope: Scope, context: DecisionContext) -> Scope:
+            recorded = scope
             for act, outcome in items:
-                scope = record_act_outcome(scope, act, outcome_on_failed_host(act, outcome, context))
-            # A planned event of a failed host must see the acts to that host before they end; the scope stays due.
-            return scope if self._has_unapplied else reconcile_scope(scope, context)
+                recorded = record_act_outcome(recorded, act, outcome_on_failed_host(act, outcome, context))
+            # A planned event of a failed host must see the acts to that host before they end. An event that moves a VM
+            # on needs a destination that was chosen after the VM has arrived. In both cases the scope stays due.
+            if self._has_unapplied or _is_any_moved_on(scope, recorded, context.now):
+                return recorded
+            return reconcile_scope(recorded, context)
 
         return decision
 
@@ -385,6 +390,12 @@ class Reconciler:
         if not instants:
             return _READY_NOW
         return max((at for at in instants if at is not None), default=None)
+
+
+def _is_any_moved_on(before: Scope, after: Scope, now: float) -> bool:
+    """Return whether an event is ready to move a VM that was on another host before."""
+    ready = ((vm, after.vm(vm.name)) for vm in vms_needing_destination(before, (), now))
+    return any(arrived is not None and arrived.host != vm.host for vm, arrived in ready)
 
 
 def _resolve_all(waiters: Iterable[asyncio.Future[None]]) -> None:
