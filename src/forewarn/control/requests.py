@@ -13,6 +13,7 @@ from msgspec.structs import replace
 
 from forewarn.control.scope_transactions import ScopeTransactions, group_by_scope, retry_on_conflict
 from forewarn.core import lifecycle
+from forewarn.core.acts import vm_on_arrival
 from forewarn.core.cause import CAUSE_RULES, verb_noun
 from forewarn.core.commit import Commit, merge_commits, scope_commit
 from forewarn.core.decision import DecisionContext
@@ -85,8 +86,9 @@ class RequestService:
     ) -> RequestReceipt:
         """Mark a host as predicted to fail (DEGRADED), and schedule the redeployment of its VMs (spec §6.4).
 
-        `notice_s` and `short_notice` are as for `request_for_vms`. Deallocated VMs stay. The reconciler publishes the
-        events; the receipt has none. Raises Refused if the host is not healthy or a VM has no host to move to.
+        VMs that are being moved to it get an event too, which starts when they have arrived. `notice_s` and
+        `short_notice` are as for `request_for_vms`. Deallocated VMs stay. The reconciler publishes the events; the
+        receipt has none. Raises Refused if the host is not healthy or a VM has no host to move to.
         """
 
         async def attempt() -> RequestReceipt:
@@ -94,7 +96,8 @@ class RequestService:
             if host.health is not HostHealth.HEALTHY:
                 raise Refused(f"host {host.name!r} is {host.health} already", Remedy.REPAIR_HOST, host=host.name)
             request = self._new_request(RequestedOperation.DEGRADE, who, [host.name], notice_s, short_notice)
-            return await self._accept_for_host(request, host, HostHealth.DEGRADED, self._store.vms(host=host.name))
+            affected = [self._on_arrival(vm, host.name) for vm in self._vms_on_or_moving_to(host.name)]
+            return await self._accept_for_host(request, host, HostHealth.DEGRADED, affected)
 
         return await retry_on_conflict(attempt, f"host {host_name!r}")
 
@@ -110,9 +113,7 @@ class RequestService:
             host = self.host(host_name)
             if host.health is HostHealth.FAILED:
                 raise Refused(f"host {host.name!r} has failed already", Remedy.REPAIR_HOST, host=host.name)
-            bound = map(self._store.vm, self._transactions.placement.vms_moving_to(host.name))
-            present = (vm for vm in bound if vm is not None and vm.removed_at is None)
-            vms = {vm.key: vm for vm in (*self._store.vms(host=host.name), *present)}.values()
+            vms = self._vms_on_or_moving_to(host.name)
             affected = [vm for vm in vms if needs_recovery(self._transactions.load(vm.scope_id), vm, host.name)]
             request = self._new_request(RequestedOperation.FAIL, who, [host.name])
             return await self._accept_for_host(request, host, HostHealth.FAILED, affected)
@@ -129,7 +130,8 @@ class RequestService:
             host = self.host(host_name)
             if host.health is HostHealth.HEALTHY:
                 raise Refused(f"host {host.name!r} is healthy: there is nothing to repair")
-            if staying := [e for vm in self._store.vms(host=host.name) for e in self._predicted_failures(vm, host)]:
+            vms = self._vms_on_or_moving_to(host.name)
+            if staying := [event for vm in vms for event in self._predicted_failures(vm, host)]:
                 raise Refused(
                     f"host {host.name!r} still has {len(staying)} VMs that must leave it: "
                     f"withdraw event {staying[0].id} and the others, or wait until they have left"
@@ -317,6 +319,16 @@ class RequestService:
         """Return the rollout with its hosts spelled as declared, each once; NotFound for an unknown host."""
         names = dict.fromkeys(self.host(name).name for name in rollout.hosts)
         return replace(rollout, hosts=tuple(names))
+
+    def _vms_on_or_moving_to(self, host: str) -> list[Vm]:
+        """Return the VMs that are on the host, then those that are being moved to it."""
+        moving = map(self._store.vm, self._transactions.placement.vms_moving_to(host))
+        present = [vm for vm in moving if vm is not None and vm.removed_at is None]
+        return list({vm.key: vm for vm in (*self._store.vms(host=host), *present)}.values())
+
+    def _on_arrival(self, vm: Vm, host: str) -> Vm:
+        """Return the VM as it will be on this host if it is being moved to it, else as it is."""
+        return vm_on_arrival(self._transactions.load(vm.scope_id), vm, host) or vm
 
     async def _accept_for_host(
         self, request: MaintenanceRequest, host: Host, health: HostHealth, affected: Sequence[Vm]

@@ -33,23 +33,39 @@ def can_act_on(vm: Vm, verb: Verb) -> bool:
 def affected_vms(scope: Scope, event: Event) -> tuple[Vm, ...]:
     """Return the event's VMs that still exist and that its verb can be performed on, in its order.
 
-    Maintenance of a host affects only the VMs that are still on it (spec §6.4).
+    Maintenance of a host affects only the VMs that are still on it or are being moved to it (spec §6.4).
     """
     rules, affected = event.rules, []
     for name in event.vms:
         vm = scope.vm(name)
-        if vm is not None and can_act_on(vm, rules.verb) and is_still_affected(vm, rules, event.host):
-            affected.append(vm)
+        if vm is not None and is_concerned(scope, vm, rules, event.host):
+            arriving = vm_on_arrival(scope, vm, event.host)
+            if can_act_on(arriving or vm, rules.verb):
+                affected.append(vm)
     return tuple(affected)
 
 
-def is_still_affected(vm: Vm, rules: CauseRules, host: str) -> bool:
-    """Return False if this is planned maintenance of a host on which the VM no longer is, else True.
+def is_concerned(scope: Scope, vm: Vm, rules: CauseRules, host: str) -> bool:
+    """Return False if this is planned maintenance of a host that the VM is not on or moving to, else True.
 
-    `host` is the name of the host, "" if the work is not about one: then it is True. A deallocated VM is on no host.
-    True for all causes that are not planned maintenance (`rules.planned`), such as the failure of a host.
+    `host` is the name of the host, "" if the work is not about one: then it is True. The VM is one of the scope. True
+    for all causes that are not planned maintenance (`rules.planned`), such as the failure of a host.
     """
-    return not (host and rules.planned) or vm.host == host
+    return not (host and rules.planned) or vm.host == host or vm_on_arrival(scope, vm, host) is not None
+
+
+def vm_on_arrival(scope: Scope, vm: Vm, host: str) -> Vm | None:
+    """Return the VM as it will be when an act in progress has brought it to this host; None if none does.
+
+    The act migrates or redeploys the VM, or starts it there.
+    """
+    if not host or vm.host == host:
+        return None
+    for event in scope.live_events(EventState.STARTED):
+        for act in event.unfinished_acts:
+            if act.vm == vm.key and act.to_host == host:
+                return vm_after_act(vm, act, event.published_at)
+    return None
 
 
 def move_in_progress(scope: Scope, event: Event) -> Act | None:

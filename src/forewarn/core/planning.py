@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable
 from msgspec.structs import replace
 
 from forewarn.core import fault_effects, lifecycle
-from forewarn.core.acts import acts_for_event, is_still_affected, move_in_progress
+from forewarn.core.acts import acts_for_event, is_concerned, move_in_progress, vm_on_arrival
 from forewarn.core.cause import CAUSE_RULES, Cause, CauseRules
 from forewarn.core.decision import DecisionContext
 from forewarn.core.event import Event, EventState
@@ -116,9 +116,10 @@ def allowed_notice(rules: CauseRules, minimum_s: float, *, notice_s: float, shor
 def apply_planned_event(scope: Scope, planned: PlannedEvent, context: DecisionContext) -> Scope:
     """Return the scope with the planned event published, started or performed at once.
 
-    Withdraws the events that it replaces, and leaves out VMs that are gone, have left its host, or are in another
-    update domain by now. A scope that has the event already is returned unchanged. Refused if no VM is left, if their
-    state or another operation on them forbids it, or if the scope has too many user operations scheduled.
+    Withdraws the events that it replaces, and leaves out VMs that are gone, are neither on its host nor being moved to
+    it, or are in another update domain by now. A scope that has the event already is returned unchanged. Refused if no
+    VM is left, if their state or another operation on them forbids it, or if the scope has too many user operations
+    scheduled.
     """
     if scope.event(planned.event_id) is not None:
         return scope
@@ -132,7 +133,7 @@ def apply_planned_event(scope: Scope, planned: PlannedEvent, context: DecisionCo
     # A VM may have been deleted and added in another update domain since this was planned (spec §7.3).
     vms = [vm for vm in vms if vm.update_domain == vms[0].update_domain]
     for vm in vms:
-        _require_applicable(vm, planned.cause)
+        _require_applicable(vm_on_arrival(scope, vm, planned.host) or vm, planned.cause)
 
     replaced = _replaced_events(scope, planned)
     for event in replaced:
@@ -160,13 +161,13 @@ def may_start_at_once(scope: Scope, planned: PlannedEvent, context: DecisionCont
 
 
 def _is_concerned(scope: Scope, vm: Vm, planned: PlannedEvent, context: DecisionContext) -> bool:
-    """Return whether the VM is still where the work is: work on a host concerns the VMs on it (spec §6.4).
+    """Return whether the VM is where the work is, or is being moved there (spec §6.4).
 
     For a failed host, `needs_recovery` decides.
     """
     if planned.cause is Cause.HOST_FAILED and planned.host:
         return needs_recovery(scope, vm, planned.host, context.failed_hosts)
-    return is_still_affected(vm, CAUSE_RULES[planned.cause], planned.host)
+    return is_concerned(scope, vm, CAUSE_RULES[planned.cause], planned.host)
 
 
 def _new_event(scope: Scope, planned: PlannedEvent, vms: list[Vm], context: DecisionContext) -> Event:
@@ -184,14 +185,17 @@ def _new_event(scope: Scope, planned: PlannedEvent, vms: list[Vm], context: Deci
         host=planned.host,
         gate_id=planned.gate_id,
         listed=unlisted is None,
-        note=unlisted or _failure_note(planned, vms[0]),
+        note=unlisted or _arrival_note(planned, vms[0]),
     )
 
 
-def _failure_note(planned: PlannedEvent, vm: Vm) -> str:
-    if planned.cause is not Cause.HOST_FAILED or planned.host in ("", vm.host):
+def _arrival_note(planned: PlannedEvent, vm: Vm) -> str:
+    """Return a note if the VM was moving to a host when the host failed or was predicted to fail, else ""."""
+    if planned.host in ("", vm.host):
         return ""
-    return f"host {planned.host} failed while {vm.name} was moving to it"
+    if planned.cause is Cause.HOST_FAILED:
+        return f"host {planned.host} failed while {vm.name} was moving to it"
+    return f"{vm.name} is being moved to {planned.host}" if planned.cause is Cause.PREDICTED_FAILURE else ""
 
 
 def _unlisted_reason(scope: Scope, planned: PlannedEvent, vms: list[Vm], idle_s: float) -> str | None:

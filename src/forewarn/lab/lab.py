@@ -255,8 +255,8 @@ class Lab:
     def degrade(self, host: str, *, in_: DurationLike = "7d") -> tuple[LabEvent, ...]:
         """Predict that a host fails after `in_`, which is the notice: a Redeploy event for each of its VMs.
 
-        With `in_` 0 it is ten minutes. Returns the events; deallocated VMs have none. Raises NotFound for an unknown
-        host, Refused if it is not healthy or no other healthy host can take a VM.
+        With `in_` 0 it is ten minutes. Returns the events; deallocated VMs have none, VMs being moved to the host have
+        one. Raises NotFound for an unknown host, Refused if it is not healthy or no other healthy host can take a VM.
         """
         return self._lab_events(
             self._run_and_settle(lambda service: request.degrade_host(service, host, RequestedNotice(in_)))

@@ -101,7 +101,7 @@ async def start_rollout(service: LabService, rollout: Rollout, notice: Requested
 
 
 async def degrade_host(service: LabService, host: str, notice: RequestedNotice) -> list[Event]:
-    """Predict that a host fails after this notice; returns a Redeploy event for each VM on it.
+    """Predict that a host fails after this notice; returns a Redeploy event per VM on it or moving to it.
 
     Does everything due. Deallocated VMs get no event. Raises NotFound for an unknown host, Rejected for a bad notice,
     Refused if the host is not healthy or no other host can take a VM.
