@@ -17,7 +17,16 @@ INTERNAL_ERROR_RESPONSE = HttpResponse(
     status=500, headers=(JSON_CONTENT_TYPE,), body=b'{ "error": "Internal server error" }'
 )
 
-_STATUS_LINES = {status.value: f"HTTP/1.1 {status.value} {status.phrase}\r\n" for status in HTTPStatus}
+# Python 3.13 renamed these phrases; the bytes that VMs get must not depend on its version.
+_FIXED_PHRASES = {
+    HTTPStatus.REQUEST_ENTITY_TOO_LARGE: "Request Entity Too Large",
+    HTTPStatus.REQUEST_URI_TOO_LONG: "Request-URI Too Long",
+    HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE: "Requested Range Not Satisfiable",
+    HTTPStatus.UNPROCESSABLE_ENTITY: "Unprocessable Entity",
+}
+_STATUS_LINES = {
+    status.value: f"HTTP/1.1 {status.value} {_FIXED_PHRASES.get(status, status.phrase)}\r\n" for status in HTTPStatus
+}
 _CACHED_RESPONSES = 1024
 
 
