@@ -22,6 +22,7 @@ from forewarn.hypervisor import command_run
 from forewarn.hypervisor.command import CommandHypervisor, CommandSpec
 from forewarn.hypervisor.command_run import CommandRunJournal
 from forewarn.hypervisor.interface import ActDone, ActNotTried, ActUnderWay
+from forewarn.hypervisor.verb_support import VerbSupport
 from tests.support.service_process import eventually
 
 NOW = 1_700_000_000.0
@@ -101,6 +102,17 @@ def test_the_command_of_a_verb_takes_precedence_over_the_general_one(tmp_path: P
     assert run(perform_until_done(tmp_path, commands, an_act())).note == "'sh' ended with code 0: its own"
     other = an_act(Verb.START, id="E2:vm-1")
     assert run(perform_until_done(tmp_path, commands, other)).note == "'sh' ended with code 0: any"
+
+
+def test_the_command_hypervisor_supports_the_verbs_that_have_a_command(tmp_path: Path) -> None:
+    async def support_of(commands: dict[str, CommandSpec]) -> VerbSupport:
+        hypervisor = CommandHypervisor(commands, tmp_path)
+        await hypervisor.close()
+        return VerbSupport.of(hypervisor)
+
+    some = asyncio.run(support_of({"reboot": shell("true"), "power-off": shell("true")}))
+    assert some == VerbSupport(verbs=frozenset({Verb.REBOOT, Verb.POWER_OFF}), setting="[commands.{verb}]")
+    assert asyncio.run(support_of({"reboot": shell("true"), "*": shell("true")})).verbs == frozenset(Verb)
 
 
 def test_a_verb_without_a_command_fails_and_says_which_setting_to_add(tmp_path: Path) -> None:

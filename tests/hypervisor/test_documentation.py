@@ -1,4 +1,4 @@
-"""docs/hypervisors.md: its examples are accepted, and its commands do what the page says."""
+"""The pages about hypervisors: their examples are accepted, and the commands do what the page says."""
 
 from __future__ import annotations
 
@@ -20,7 +20,9 @@ from forewarn.hypervisor.process.hypervisor import ANSWER_TIMEOUT_S
 from forewarn.hypervisor.process.registry import RECONNECT_GRACE_S
 from forewarn.service.settings import HypervisorKind, Settings, load_settings
 
-PAGE = (Path(__file__).parents[2] / "docs" / "hypervisors.md").read_text(encoding="utf-8")
+DOCS = Path(__file__).parents[2] / "docs"
+PAGES = ("reference/hypervisors.md", "how-to/commands.md")
+PAGE = "\n".join((DOCS / name).read_text(encoding="utf-8") for name in PAGES)
 NOW = 1_700_000_000.0
 ACT = Act(id="E1:web-0", vm="s/g/web-0", name="web-0", verb=Verb.REBOOT, event_id="E1", duration_s=0)
 

@@ -29,7 +29,7 @@ from forewarn.hypervisor.ledger import EffectLedger
 from forewarn.hypervisor.liveness import is_process_alive
 from forewarn.hypervisor.process.connection import SupervisorConnection
 from forewarn.hypervisor.process.hypervisor import ProcessHypervisor
-from forewarn.hypervisor.process.registry import SupervisorRecords, SupervisorRegistry
+from forewarn.hypervisor.process.registry import SupervisorRecord, SupervisorRecords, SupervisorRegistry
 from forewarn.hypervisor.simulated import SimulatedHypervisor
 from tests.support.fake_supervisor import FakeSupervisor, FakeSupervisorJournal, process_start_time
 
@@ -395,3 +395,13 @@ def test_an_ended_program_can_be_forgotten_while_its_supervisor_still_exits(
             assert not run.supervisors.has_program_ended(KEY)
 
     run_scenario(scenario())
+
+
+def test_a_record_that_could_not_be_written_is_written_by_the_next_save(tmp_path: Path) -> None:
+    (tmp_path / "vms").write_text("a file where the directory should be")
+    records, record = SupervisorRecords(tmp_path / "vms"), SupervisorRecord(vm="sub/lab/web", pid=1)
+    with pytest.raises(OSError, match="vms"):
+        records.save(record)
+    (tmp_path / "vms").unlink()
+    records.save(record)
+    assert list((tmp_path / "vms").glob("*/*"))

@@ -99,7 +99,7 @@ def test_an_effect_is_recorded_when_the_act_begins_and_ends_once(ledger: EffectL
 def test_the_note_of_a_moved_vm_names_its_new_host(ledger: EffectLedger) -> None:
     simulated, move = SimulatedHypervisor(ledger), act(Verb.REDEPLOY)
     perform(simulated, move)
-    assert perform(simulated, move, NOW + 120) == ActDone(ok=True, note="redeploy took 120 s, now on 'host-2'")
+    assert perform(simulated, move, NOW + 120) == ActDone(ok=True, note="redeploy took 2 min, now on 'host-2'")
 
 
 def test_a_slow_hypervisor_takes_a_multiple_of_the_time(ledger: EffectLedger) -> None:

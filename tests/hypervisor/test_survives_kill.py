@@ -131,4 +131,4 @@ def test_an_act_begun_before_a_crash_ends_at_its_planned_time(tmp_path: Path) ->
 
     assert asyncio.run(perform(1000.0)) == ActUnderWay(at=1120.0)
     assert asyncio.run(perform(1119.0)) == ActUnderWay(at=1120.0)
-    assert asyncio.run(perform(LATER_THAN_ALL)) == ActDone(ok=True, note="redeploy took 120 s, now on 'h2'")
+    assert asyncio.run(perform(LATER_THAN_ALL)) == ActDone(ok=True, note="redeploy took 2 min, now on 'h2'")

@@ -31,7 +31,7 @@ METADATA = "169.254.169.254"
 NAME = "/metadata/instance/compute/name?api-version=2021-02-01&format=text"
 POLL = "/metadata/scheduledevents?api-version=2020-07-01"
 NOBODY = 65534
-RULES = Path(__file__).parents[2] / "docs" / "network"
+RULES = Path(__file__).parents[2] / "docs" / "how-to" / "network"
 _COUNTER = itertools.count()
 
 EventsOf = Callable[[tuple[int, str]], list[str]]
@@ -161,7 +161,8 @@ class World:
     def settings(self, fleet: str, text: str) -> Path:
         (self.directory / "fleet.toml").write_text(fleet, encoding="utf-8")
         path = self.directory / "forewarn.toml"
-        path.write_text(f'fleet = "{self.directory}/fleet.toml"\nenablement = "always"\n{text}', encoding="utf-8")
+        settings = f'fleet = "{self.directory}/fleet.toml"\nenablement = "always"\nhypervisor = "simulated"\n'
+        path.write_text(settings + text, encoding="utf-8")
         return path
 
     def service(self, host: Namespace, fleet: str, listeners: str, **options: Any) -> Service:
@@ -265,7 +266,7 @@ def world(_can_make_namespaces: None) -> Iterator[World]:
 
 @pytest.fixture(scope="session")
 def rules() -> Path:
-    """The nftables files of docs/network.md."""
+    """The nftables files of docs/how-to/network.md."""
     return RULES
 
 

@@ -1,4 +1,4 @@
-"""VMs on a bridge, identified by the mark of their port, with the firewall rules of docs/network.md.
+"""VMs on a bridge, identified by the mark of their port, with the firewall rules of docs/how-to/network.md.
 
 Spec §2.1 and §7.4: a VM sees its own scope only, even if it forges addresses.
 """

@@ -111,7 +111,7 @@ class HypervisorConformance(ABC):
             _run(scenario(verb))
 
     def test_performing_an_act_again_before_it_is_done_changes_nothing(self) -> None:
-        """Calls `perform` four times at the same time, then until the act is done: it takes effect once.
+        """Calls `perform` four times in a row with the same `now`, then until the act is done: one effect.
 
         Each ActUnderWay must name a time in the future.
         """

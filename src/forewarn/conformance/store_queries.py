@@ -56,6 +56,21 @@ class StoreQueryTests(StoreSuite):
 
         self.run_scenarios(scenario)
 
+    def test_vms_with_a_program_are_found(self) -> None:
+        """`vms_with_program` returns present VMs that have one, in the order they were added."""
+
+        async def scenario(store: Store) -> None:
+            vms = (
+                sample_vm("c", program=("sleep", "9")),
+                sample_vm("a", tags={"program": "none"}),
+                sample_vm("b", program=("true",)),
+                sample_vm("d", program=("true",), removed_at=1.0),
+            )
+            await store.commit(Commit(vms=vms))
+            assert store.vms_with_program() == [vms[0], vms[2]]
+
+        self.run_scenarios(scenario)
+
     def test_vms_are_found_by_scope_and_by_host(self) -> None:
         """`vms` returns those that match scope and host, removed ones only if asked; `vm` finds any by key."""
 
@@ -217,9 +232,10 @@ class StoreQueryTests(StoreSuite):
         self.run_scenarios(scenario)
 
     def test_ended_events_are_found_by_the_time_they_ended(self) -> None:
-        """`events_ended_between` includes both ends and sorts by the time of the end, then by age.
+        """`events_ended_between` includes both ends and sorts by the time of the end, the earliest first.
 
-        `limit` keeps the newest, with `newest=False` the oldest. Live events are not in it.
+        Of equal ends, the event that was added first comes first. `limit` keeps those that ended last, with
+        `newest=False` those that ended first, in the same order. Live events are not in it.
         """
 
         async def scenario(store: Store) -> None:

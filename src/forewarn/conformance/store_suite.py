@@ -21,7 +21,8 @@ class StoreSuite(ABC):
     def open(self) -> Store:
         """Open the store under test; `run_scenarios` calls it for each scenario and closes the store.
 
-        At the first call in a test the store is empty; a later call in the same test must find what was committed.
+        It is called, not awaited, on a running event loop, a new one for each scenario. At the first call in a test the
+        store is empty; a later call in the same test must find what was committed.
         """
 
     def run_scenarios(self, *scenarios: StoreScenario) -> None:

@@ -17,6 +17,7 @@ import msgspec
 
 from forewarn.core.cause import Verb
 from forewarn.core.event import Act
+from forewarn.duration import exact_duration_text
 from forewarn.errors import Rejected, Unavailable
 from forewarn.hypervisor.command_run import (
     CommandResult,
@@ -88,6 +89,16 @@ class CommandHypervisor:
         self._tasks: dict[str, asyncio.Task[ActDone]] = {}
         self._unrecorded: set[str] = set()  # acts that are done, but whose outcome the journal could not take yet
         self._is_closed = False
+
+    @property
+    def supported_verbs(self) -> frozenset[Verb]:
+        """The verbs that have a command: all of them if the command of the others, `*`, is set."""
+        return frozenset(verb for verb in Verb if verb in self._commands or ANY_VERB in self._commands)
+
+    @property
+    def verb_setting(self) -> str:
+        """The table of settings that adds a verb."""
+        return "[commands.{verb}]"
 
     async def perform(self, act: Act, now: float) -> ActDone | ActUnderWay:
         """Start the command of this act and wait for it for `perform_wait_s`, or return its recorded outcome.
@@ -224,7 +235,7 @@ def _outcome_text(spec: CommandSpec, result: CommandResult, *, is_repeated: bool
 
 def _exit_text(result: CommandResult, spec: CommandSpec) -> str:
     if result.code is None:
-        return f"took longer than {spec.timeout_s:g} s and was ended"
+        return f"took longer than {exact_duration_text(spec.timeout_s)} and was ended"
     return f"was ended by signal {-result.code}" if result.code < 0 else f"ended with code {result.code}"
 
 

@@ -82,10 +82,11 @@ class CommandRun:
         return cls(pid=pid, started=process_start_time(pid), output=output)
 
     async def wait(self, *, within_s: float) -> CommandResult:
-        """Wait for its end, and return how it ended. Deletes the output file.
+        """Wait for its end, and return its exit code and the end of its output. Deletes the output file.
 
-        After `within_s` seconds of real time, kill it with its process group. Only the process that started it may
-        wait, and only once. If the wait is cancelled, the command goes on.
+        `within_s` seconds of real time after this call, kill it with its process group; the result's `code` is then
+        None. Only the process that started it may wait, and not again after a result (ChildProcessError). If the wait
+        is cancelled, the command goes on, and its starter may wait again.
         """
         deadline = asyncio.get_running_loop().time() + within_s
         interval_s = 0.005
@@ -163,8 +164,9 @@ def _is_locked(output: Path) -> bool:
 async def end_orphaned_command(record: CommandRunRecord, output: Path, *, within_s: float) -> bool:
     """Wait for a command that an earlier service started; kill it after `within_s` seconds of real time.
 
-    `record` is its entry in the journal. Returns whether it is gone. If that service died before it recorded the
-    process, the command cannot be killed, and the lock on its file `output` says whether it runs.
+    `record` is its entry in the journal. `within_s` counts from this call; a killed command has 10 seconds more to end.
+    Returns whether it is gone. If that service died before it recorded the process, the command cannot be killed, and
+    the lock on its file `output` says whether it runs.
     """
     if not record.pid:
         return await _wait_until_unlocked(output, within_s=within_s)
@@ -197,7 +199,8 @@ class CommandRunRecord(msgspec.Struct, frozen=True, kw_only=True):
 class CommandRunJournal:
     """The journal of command runs, a SQLite file. Writes are durable on return.
 
-    The constructor creates the file, or raises Rejected if it cannot be used; later calls raise ActNotTried.
+    The constructor creates the file, or raises Rejected if it cannot be used; later calls raise ActNotTried. Each act
+    has at most one entry. Calls block. For each run: `begin`, `record_process`, `end`.
     """
 
     def __init__(self, path: Path) -> None:

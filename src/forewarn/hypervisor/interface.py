@@ -30,6 +30,8 @@ class ActUnderWay(msgspec.Struct, frozen=True):
     """
 
     at: float  # lab time
+    note: str = ""  # for people: progress, or what it waits for
+    waits_for_host: str = ""  # the name of a host that does not answer, and without which the act cannot go on
 
 
 class ActNotTried(Unavailable):
@@ -45,10 +47,13 @@ class Hypervisor(Protocol):
     async def perform(self, act: Act, now: float) -> ActDone | ActUnderWay:
         """Start this act, or return how it is going; does not wait for lab time.
 
-        An act takes effect at most once, however often this is called, also at the same time and after reopening. `now`
-        is lab time. Raises Unavailable if the outcome is unknown: call it again later; ActNotTried if the attempt does
-        not count.
+        An act, known by its id, takes effect at most once, however often this is called, also at the same time and
+        after reopening. `now` is lab time. An act that failed is ActDone with `ok` False. Raises Unavailable if the
+        outcome is unknown: call it again later; ActNotTried if the attempt does not count.
         """
 
     async def close(self) -> None:
-        """Release everything; may be called twice. Acts under way are found again by their ids."""
+        """Release everything; may be called twice. Call nothing else afterwards.
+
+        Acts under way continue or not, as the implementation says; a hypervisor opened later finds them by their ids.
+        """

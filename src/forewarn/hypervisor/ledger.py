@@ -225,7 +225,10 @@ class EffectLedger:
         return _effect_from_row(rows[0]) if rows else None
 
     def effects(self, vm: str | None = None) -> list[Effect]:
-        """All effects in the order they began, or only those on one VM (by key)."""
+        """All effects in the order they began, ended or not, or only those on one VM (by key); [] if none.
+
+        Those that were deleted as old are not among them.
+        """
         return [
             _effect_from_row(row)
             for row in self._execute(f"{_SELECT_EFFECTS} WHERE ? IS NULL OR vm = ? ORDER BY seq", vm, vm)

@@ -14,6 +14,7 @@ import msgspec
 
 from forewarn.core.cause import Verb
 from forewarn.core.event import Act
+from forewarn.duration import exact_duration_text
 from forewarn.errors import Rejected, Unavailable
 from forewarn.hypervisor.interface import ActDone, ActUnderWay
 from forewarn.hypervisor.ledger import Effect, EffectLedger
@@ -30,31 +31,51 @@ class _BaseRule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
 
 class DurationRule(_BaseRule, frozen=True, kw_only=True, tag="take"):
-    """The act takes this long, instead of the duration that it asks for or the usual one."""
+    """Acts that match `vm` and `verb` take this long, not as long as asked for or usual.
+
+    `vm` is a pattern for VM names in any case, such as `web-*`, by default all; `verb` None means every verb. Of
+    several such rules that match an act, the first counts.
+    """
 
     seconds: Annotated[float, msgspec.Meta(ge=0, le=1e9)]  # lab time
 
 
 class SlowRule(_BaseRule, frozen=True, kw_only=True, tag="slow"):
-    """The act takes `factor` times as long as usual, or as a DurationRule that matches too says."""
+    """Acts that match `vm` and `verb` take `factor` times as long as otherwise, also by a DurationRule.
+
+    `vm` is a pattern for VM names in any case, such as `web-*`, by default all; `verb` None means every verb. Of
+    several such rules that match an act, the first counts.
+    """
 
     factor: Annotated[float, msgspec.Meta(ge=0, le=1e6)] = 10.0
 
 
 class FailRule(_BaseRule, frozen=True, kw_only=True, tag="fail"):
-    """The act fails at once, without effect, unless it has begun already. It stays failed."""
+    """Acts that match `vm` and `verb` fail at once and for good, without effect, unless they have begun.
+
+    `vm` is a pattern for VM names in any case, such as `web-*`, by default all; `verb` None means every verb. Of
+    several such rules that match an act, the first counts.
+    """
 
     note: str = "the simulated hypervisor was told to fail"  # the reason that the history shows
 
 
 class UnreachableRule(_BaseRule, frozen=True, kw_only=True, tag="unavailable"):
-    """The first `times` calls of `perform` for each act raise Unavailable and have no effect on the VM."""
+    """For each act that matches `vm` and `verb`, the first `times` calls of `perform` raise Unavailable.
+
+    These calls have no effect on the VM. `vm` is a pattern for VM names in any case, such as `web-*`, by default all;
+    `verb` None means every verb. Of several such rules that match an act, the first counts.
+    """
 
     times: Annotated[int, msgspec.Meta(ge=1)] = 1
 
 
 class FalseSuccessRule(_BaseRule, frozen=True, kw_only=True, tag="lie"):
-    """The act is reported as done at once, but has no effect."""
+    """Acts that match `vm` and `verb` are reported as done at once, but have no effect.
+
+    Those that have begun go on. `vm` is a pattern for VM names in any case, such as `web-*`, by default all; `verb`
+    None means every verb. A FailRule that matches too comes first.
+    """
 
 
 BehaviourRule = DurationRule | SlowRule | FailRule | UnreachableRule | FalseSuccessRule
@@ -71,20 +92,26 @@ class SimulatedBehaviour(msgspec.Struct, frozen=True):
 
     @classmethod
     def from_rules(cls, rows: Sequence[Mapping[str, object]]) -> SimulatedBehaviour:
-        """The behaviour that the settings describe, one table per rule, see `parse_rule`.
+        """The behaviour that the settings describe, one mapping per rule.
 
-        Raises Rejected, which names the first wrong rule, or if `rows` is not a list.
+        `then` chooses the kind: take (with `seconds`), slow (`factor`), fail (`note`), unavailable (`times`) or lie.
+        `vm` is a pattern for names, such as `web-*`, and `verb` a verb; a rule without them matches all. Raises
+        Rejected, which names the first wrong rule, or if `rows` is not a list.
         """
         if not isinstance(rows, list | tuple):
             raise Rejected(f"hypervisor rules {rows!r} are not a list: give a list of tables, one per rule")
-        return cls(rules=tuple(parse_rule(row) for row in rows))
+        return cls(rules=tuple(_parse_rule(row) for row in rows))
 
     def first_match(self, kind: type[_RuleT], act: Act) -> _RuleT | None:
         """The first rule of this class whose VM name pattern and verb match the act, or None."""
         return next((rule for rule in self.rules if isinstance(rule, kind) and rule.matches(act)), None)
 
     def duration_s(self, act: Act, usual_s: float) -> float:
-        """How long this act takes by the rules, given its usual duration, both in seconds of lab time."""
+        """How long this act takes by the rules, given its usual duration, both in seconds of lab time.
+
+        That is the time of the first DurationRule that matches, else `usual_s`, multiplied by the factor of the first
+        SlowRule that matches, if any.
+        """
         duration_rule, slow_rule = self.first_match(DurationRule, act), self.first_match(SlowRule, act)
         return (duration_rule.seconds if duration_rule else usual_s) * (slow_rule.factor if slow_rule else 1.0)
 
@@ -94,12 +121,7 @@ class SimulatedBehaviour(msgspec.Struct, frozen=True):
         return unreachable_rule.times if unreachable_rule else 0
 
 
-def parse_rule(row: Mapping[str, object]) -> BehaviourRule:
-    """One rule from a table of the settings. Raises Rejected if it has unknown or wrong fields.
-
-    `then` chooses the kind: take, slow, fail, unavailable or lie. `vm` is a pattern for names, such as `web-*`, and
-    `verb` a verb; a rule without them matches all VMs or verbs.
-    """
+def _parse_rule(row: Mapping[str, object]) -> BehaviourRule:
     try:
         rule: BehaviourRule = msgspec.convert(row, BehaviourRule)
     except msgspec.ValidationError as error:
@@ -215,4 +237,4 @@ class SimulatedHypervisor:
 
 def _outcome_text(effect: Effect) -> str:
     place = f", now on {effect.to_host!r}" if effect.to_host else ""
-    return f"{effect.verb} took {effect.ends_at - effect.begun_at:g} s{place}"
+    return f"{effect.verb} took {exact_duration_text(effect.ends_at - effect.begun_at)}{place}"

@@ -96,7 +96,8 @@ class SupervisorConnection:
     async def receive(self) -> SupervisorNotification | None:
         """Wait for the next message that is not an answer, in order of arrival, and return it.
 
-        None once the connection is closed and all earlier messages were received. The caller closes `fds`.
+        None once the connection is closed and all earlier messages were received. The caller closes `fds`. Only one
+        caller at a time.
         """
         notification = await self._received.get()
         if notification is None:
@@ -130,7 +131,8 @@ class SupervisorConnection:
     def send_order(self, act: Act, duration_s: float) -> None:
         """Send the order to perform an act. A repeated order gets the same answer and has no second effect.
 
-        `duration_s` is how long the act should take, in real time. `wait_for_answer` returns the answer.
+        `duration_s` is how long the act should take, in seconds of real time. `wait_for_answer` returns the answer.
+        Sends nothing if the connection is closed.
         """
         if (previous := self._answers.get(act.id)) is not None and not previous.is_final:
             del self._answers[act.id]
@@ -163,7 +165,11 @@ class SupervisorConnection:
         return message
 
     def close(self) -> None:
-        """Close the connection; `receive` and `wait_for_answer` end. May be called twice."""
+        """Close the connection and its socket, and set `is_closed`; may be called twice. The VM runs on.
+
+        `receive` then returns None, after the messages that came before, and `wait_for_answer` raises Unavailable
+        unless it has its answer.
+        """
         if self.is_closed:
             return
         self.is_closed = True

@@ -73,7 +73,10 @@ class ProcessHypervisor:
         )
 
     async def close(self) -> None:
-        """Close the fallback hypervisor. Supervisors keep running, and their connections stay open."""
+        """Close the fallback hypervisor; may be called twice.
+
+        Supervisors keep running, and their connections stay open.
+        """
         await self._fallback.close()
 
     async def _perform_with_fallback(self, act: Act, now: float) -> ActDone | ActUnderWay:

@@ -52,8 +52,8 @@ class ListenerOffer(msgspec.Struct, frozen=True, kw_only=True):
 class ProgramExitMessage(msgspec.Struct, frozen=True, kw_only=True):
     """The message that the program inside the VM ended by itself, not by an act."""
 
-    code: int | None = None  # its exit code
-    signal: int | str | None = None  # or the signal that ended it
+    code: int | None = None  # its exit code; None: a signal ended it
+    signal: int | str | None = None  # the number or name of that signal; None: it exited
     output: str = ""  # the end of its output
 
 
@@ -82,7 +82,7 @@ _encode = msgspec.json.Encoder().encode
 
 
 def decode_message(line: bytes) -> SupervisorMessage:
-    """Decode one line (JSON) from a supervisor. Rejected if it is not a known message."""
+    """Decode one line (JSON, with or without newline) from a supervisor. Rejected if it is no message."""
     try:
         message = _decode(line)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:

@@ -44,9 +44,10 @@ class SupervisorRecord(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SupervisorRecords:
-    """The supervisor records below a directory, one file per VM, by VM key.
+    """The records of supervisors below a directory, one file per VM, by VM key.
 
-    The constructor reads all of them; unreadable ones are logged and ignored. The directory need not exist.
+    A supervisor is the process that holds a namespace VM. The constructor reads all records; unreadable ones are logged
+    and ignored. The directory need not exist.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -77,12 +78,12 @@ class SupervisorRecords:
         """
         if self._records.get(record.vm) == record:
             return
-        self._records[record.vm] = record
         path = self.vm_directory(record.vm) / _RECORD_FILE
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         new_file = path.with_suffix(".new")
         new_file.write_bytes(msgspec.json.encode(record))
         os.replace(new_file, path)
+        self._records[record.vm] = record  # last: after a failed write, the next save must try again
 
     def delete(self, vm: str) -> None:
         """Delete the record of the VM with this key, if any: then no supervisor of it is missing."""
@@ -102,7 +103,8 @@ class SupervisorRegistry:
     """The supervisors of VMs, by VM key: those connected, and those whose processes are alive.
 
     A supervisor is the process that holds a namespace VM; `records` remembers it over restarts of the service, and no
-    connection is registered at first. An act waits up to `grace_s` of real time for a supervisor to reconnect.
+    connection is registered at first. An act waits up to `grace_s` of real time for a supervisor to reconnect. Keys
+    must match exactly. Use it on one event loop.
     """
 
     def __init__(self, records: SupervisorRecords, *, grace_s: float = RECONNECT_GRACE_S) -> None:
@@ -117,11 +119,14 @@ class SupervisorRegistry:
 
     @property
     def connections(self) -> dict[str, SupervisorConnection]:
-        """A copy of the registered connections, by VM key."""
+        """A copy of the registered connections, by VM key; one may have closed just now."""
         return dict(self._connections)
 
     def connection_of(self, vm: str) -> SupervisorConnection | None:
-        """The registered connection to the supervisor of this VM, or None; does not wait."""
+        """The registered connection to the supervisor of this VM (by key), or None; does not wait.
+
+        It may have closed just now: see its `is_closed`.
+        """
         return self._connections.get(vm)
 
     def is_supervised(self, vm: str) -> bool:
@@ -146,15 +151,19 @@ class SupervisorRegistry:
             )
 
     def is_recorded(self, vm: str, hello: SupervisorHello) -> bool:
-        """Whether the process of this hello is the recorded supervisor of the VM, connected or not."""
+        """Whether the process of this hello is the recorded supervisor of the VM with this key.
+
+        The supervisor need not be connected. False if the VM has no record.
+        """
         record = self._records.get(vm)
         return record is not None and (record.pid, record.started) == hello.process_identity
 
     def register(self, vm: str, connection: SupervisorConnection) -> bool:
         """Make this the VM's connection, record its supervisor, and return whether that supervisor is new.
 
-        The connection must be identified. Closes an earlier connection of the VM, and ends `wait_for_connection`.
-        Raises Refused if another live process is the VM's supervisor.
+        The connection must be identified (`SupervisorConnection.identify`). Closes an earlier connection of the VM, and
+        ends `wait_for_connection`. Raises Refused if another live process is the VM's supervisor, OSError if the record
+        cannot be written; then this connection is not registered.
         """
         self.require_no_other_supervisor(vm, connection.hello)
         if (previous := self._connections.get(vm)) is not None:
@@ -169,7 +178,8 @@ class SupervisorRegistry:
     def record(self, vm: str, pid: int, started: str) -> None:
         """Save this process as the VM's supervisor, with a program that has not ended.
 
-        It may not be connected yet. `started` is its start time.
+        It may not be connected yet. `started` is its start time, see `process_start_time`. OSError if the record
+        cannot be written.
         """
         self._records.save(SupervisorRecord(vm=vm, pid=pid, started=started))
 
@@ -186,7 +196,8 @@ class SupervisorRegistry:
     def mark_ended(self, vm: str) -> None:
         """Record that the VM's program ended by itself or by an act.
 
-        Then its supervisor is not missing when it exits. Does nothing without a record.
+        Then its supervisor is not missing when it exits. Does nothing without a record. OSError if that cannot be
+        written.
         """
         if (record := self._records.get(vm)) is not None:
             self._records.save(replace(record, ended=True))

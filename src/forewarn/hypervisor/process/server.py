@@ -58,10 +58,11 @@ class SupervisorServer:
 
     @asynccontextmanager
     async def serve(self, sock: socket.socket, path: Path) -> AsyncIterator[None]:
-        """Accept supervisors on a bound unix socket until the block is left; then close it and delete `path`.
+        """Listen on a bound unix socket until the block is left; then close it and delete its file `path`.
 
-        `path` is the file of the socket. Only processes of the service's user and of root are accepted. Open
-        connections are closed too. Supervisors keep running without the service, and connect again when it is back.
+        An async context manager. Accepts supervisors, but only processes of the service's user and of root. Open
+        connections are closed at the end too. Supervisors keep running without the service, and connect again when it
+        is back.
         """
         sock.listen(_BACKLOG)
         sock.setblocking(False)

@@ -32,11 +32,11 @@ _LOG_TAIL_BYTES = 1000
 _LOG_FILE = "keeper.log"
 
 
-class ProgramStore(Protocol):
+class _ProgramStore(Protocol):
     """The part of the store that `ProgramStarter` reads."""
 
-    def vms(self) -> Sequence[Vm]:
-        """All present VMs."""
+    def vms_with_program(self) -> Sequence[Vm]:
+        """All present VMs whose `program` is not empty."""
 
     def vm(self, key: str) -> Vm | None:
         """The VM with this key, also if it was removed; None if it never existed."""
@@ -45,7 +45,7 @@ class ProgramStore(Protocol):
         """The events with these statuses."""
 
     def subscribe(self, listener: Callable[[Any], None]) -> Callable[[], None]:
-        """Call `listener` with each applied commit; returns a function that ends this."""
+        """Call `listener` with each `AppliedCommit`; returns a function that ends this."""
 
 
 @dataclass(slots=True)
@@ -66,7 +66,7 @@ class ProgramStarter:
     and supervisors that ended with an error.
     """
 
-    store: ProgramStore
+    store: _ProgramStore  # part of `forewarn.store.Store`
     supervisors: SupervisorRegistry
     data: Path  # the service's data directory
     write_history: WriteHistory
@@ -78,7 +78,7 @@ class ProgramStarter:
 
         It reads the VMs from the store once and follows its commits. Supervisors that run continue without the service.
         """
-        for vm in self.store.vms():
+        for vm in self.store.vms_with_program():
             self._track_vm(vm)
         unsubscribe = self.store.subscribe(self._on_commit)
         try:

@@ -1,0 +1,55 @@
+"""Copies of VMs' definitions in the service's data directory, in case their host is lost."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from urllib.parse import quote
+
+
+class DefinitionCopies:
+    """Files `HOST/VM.xml` below a directory; None: keeps nothing.
+
+    They may contain passwords, so only their owner can read them.
+    """
+
+    def __init__(self, directory: Path | None) -> None:
+        self._directory = directory
+
+    def save(self, host: str, vm: str, xml: str) -> None:
+        """Keep this definition of a VM on a host, durably, in place of an earlier one."""
+        if self._directory is None or self.load(host, vm) == xml:
+            return
+        path = _path(self._directory, host, vm)
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        draft = path.with_suffix(".new")
+        with open(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w", encoding="utf-8") as file:
+            file.write(xml)
+            file.flush()
+            os.fsync(file.fileno())
+        draft.replace(path)
+
+    def load(self, host: str, vm: str) -> str | None:
+        """Return the latest definition of a VM on a host; None if there is none."""
+        if self._directory is None:
+            return None
+        try:
+            return _path(self._directory, host, vm).read_text(encoding="utf-8")
+        except FileNotFoundError:
+            return None
+
+    def delete(self, host: str, vm: str) -> None:
+        """Delete the copy, if there is one."""
+        if self._directory is not None:
+            _path(self._directory, host, vm).unlink(missing_ok=True)
+
+
+def _path(directory: Path, host: str, vm: str) -> Path:
+    return directory / _file_name(host) / f"{_file_name(vm)}.xml"
+
+
+def _file_name(name: str) -> str:
+    """The name with all characters quoted that mean something in a path; different names stay different."""
+    if not name:
+        return "%"  # quoting never results in this
+    return quote(name, safe="").replace(".", "%2E") if name.startswith(".") else quote(name, safe="")

@@ -1,0 +1,404 @@
+"""Implements `MachineDriver` on libvirt: each operation looks at the VM, then does one thing.
+
+A VM is the domain of the same name. Its mark and the progress of a live migration are stored in the domain's metadata.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+from collections.abc import AsyncGenerator, Callable, Mapping
+from functools import partial
+from pathlib import Path
+from typing import TypeVar
+
+from forewarn.errors import ForewarnError, Refused
+from forewarn.hypervisor.libvirt.connection import DomainChange, LibvirtConnection, LibvirtHost, operation_error
+from forewarn.hypervisor.libvirt.definition_copies import DefinitionCopies
+from forewarn.hypervisor.libvirt.disks import delete_disks as delete_disks_of_vm
+from forewarn.hypervisor.libvirt.disks import empty_ephemeral_disks, owned_disks, renew_os_disk
+from forewarn.hypervisor.libvirt.domain_state import machine_state
+from forewarn.hypervisor.libvirt.domain_xml import (
+    MARK_NAMESPACE,
+    MOVE_NAMESPACE,
+    MoveMark,
+    mark_element,
+    move_element,
+    parse_domain,
+    parse_mark,
+    with_own_metadata,
+)
+from forewarn.hypervisor.libvirt.live_migration import LiveMigrations
+from forewarn.hypervisor.libvirt.session import LIVE, OPERATION_INVALID, STORED, LibvirtFailure, LibvirtSession
+from forewarn.hypervisor.machines.driver import (
+    FreeCapacity,
+    HostUnreachable,
+    MachineMark,
+    MachineState,
+    MigrationProgress,
+)
+
+log = logging.getLogger(__name__)
+_RECONNECT_INTERVAL_S = 5.0  # while `changes` is read
+T = TypeVar("T")
+
+
+class LibvirtDriver:
+    """Operations on the domains of these hosts, by the fleet's names of them; names ignore case.
+
+    `definitions` is a directory for copies of the VMs' definitions; None: no copies. No connection is opened before it
+    is needed.
+    """
+
+    can_reimage = True
+
+    def __init__(self, hosts: Mapping[str, LibvirtHost], definitions: Path | None) -> None:
+        self._copies = DefinitionCopies(definitions)
+        self._subscribers: set[asyncio.Queue[DomainChange]] = set()
+        self._connections = {
+            name.casefold(): LibvirtConnection(
+                name, host, on_change=self._report, on_open=partial(self._copy_all, name)
+            )
+            for name, host in hosts.items()
+        }
+        self._migrations = LiveMigrations()
+
+    async def state(self, host: str, vm: str) -> MachineState:
+        """Return what the host reports about the VM now."""
+        return await self._run(host, vm, "look at", lambda session: _state(session, vm))
+
+    async def pause(self, host: str, vm: str) -> None:
+        """Stop the VM's CPUs: RUNNING becomes PAUSED. Does nothing if it is already paused."""
+
+        def work(session: LibvirtSession) -> None:
+            if _require(session, host, vm, "pause", MachineState.RUNNING, done=MachineState.PAUSED):
+                session.set_metadata(vm, MOVE_NAMESPACE, None, LIVE)
+                session.suspend(vm)
+
+        await self._run(host, vm, "pause", work)
+
+    async def resume(self, host: str, vm: str) -> None:
+        """Let a paused VM continue: PAUSED or RECEIVED becomes RUNNING. Refuses a VM that was SENT."""
+
+        def work(session: LibvirtSession) -> None:
+            paused = (MachineState.PAUSED, MachineState.RECEIVED)
+            if _require(session, host, vm, "resume", *paused, done=MachineState.RUNNING):
+                session.resume(vm)
+                session.set_metadata(vm, MOVE_NAMESPACE, None, LIVE)
+
+        await self._run(host, vm, "resume", work)
+
+    async def reset(self, host: str, vm: str) -> None:
+        """Reset a PAUSED VM, as its reset button does: it stays paused, and its next resume boots it."""
+
+        def work(session: LibvirtSession) -> None:
+            if _require(session, host, vm, "reset", MachineState.PAUSED):
+                session.reset(vm)
+
+        await self._run(host, vm, "reset", work)
+
+    async def press_power_button(self, host: str, vm: str) -> None:
+        """Ask the guest through ACPI to shut down; a guest that does so becomes OFF. Returns at once."""
+
+        def work(session: LibvirtSession) -> None:
+            if _require(session, host, vm, "shut down", MachineState.RUNNING, done=MachineState.OFF):
+                session.press_power_button(vm)
+
+        await self._run(host, vm, "shut down", work)
+
+    async def power_on(self, host: str, vm: str, *, fresh_ephemeral_disk: bool = False) -> None:
+        """Boot a VM that is OFF, with new and empty ephemeral disks if asked: OFF becomes RUNNING."""
+
+        def work(session: LibvirtSession) -> None:
+            if not _require(session, host, vm, "start", MachineState.OFF, done=MachineState.RUNNING):
+                return
+            if fresh_ephemeral_disk:
+                empty_ephemeral_disks(session, self._copies, self._connection(host).name, vm)
+            session.set_metadata(vm, MOVE_NAMESPACE, None, STORED)
+            session.create(vm)
+
+        await self._run(host, vm, "start", work)
+
+    async def power_off(self, host: str, vm: str) -> None:
+        """End the VM at once, without asking the guest: any state but ABSENT becomes OFF. Its disks stay."""
+
+        def work(session: LibvirtSession) -> None:
+            if session.is_active(vm):
+                try:
+                    session.destroy(vm)
+                except LibvirtFailure as failure:
+                    if failure.code != OPERATION_INVALID:  # it has ended meanwhile
+                        raise
+            match _state(session, vm):
+                case MachineState.SENT:
+                    session.set_metadata(vm, MOVE_NAMESPACE, move_element(MoveMark.ENDED), STORED)
+                case MachineState.RECEIVING:
+                    session.set_metadata(vm, MOVE_NAMESPACE, None, STORED)
+                case _:
+                    pass
+
+        await self._run(host, vm, "power off", work)
+
+    async def remove(self, host: str, vm: str, *, delete_disks: bool) -> None:
+        """Make the host forget a VM that is OFF: it becomes ABSENT. Does nothing if it is ABSENT.
+
+        With `delete_disks`, deletes its disks first, except read-only and shareable ones; Refused if one of them is in
+        no storage pool of the host. Without, a copy of its definition stays for its next start. A `host` of "" is a VM
+        that is on no host: any host that has its disks deletes them.
+        """
+        if not host:
+            await self._remove_without_host(vm)
+            return
+
+        def work(session: LibvirtSession) -> None:
+            if not _require(session, host, vm, "remove", MachineState.OFF, done=MachineState.ABSENT):
+                return
+            definition = session.stored_xml(vm)
+            if delete_disks:
+                delete_disks_of_vm(session, host, vm, owned_disks(definition))
+                self._copies.delete("", vm)
+            else:
+                self._copies.save("", vm, definition)
+            session.undefine(vm)
+            self._copies.delete(self._connection(host).name, vm)
+
+        await self._run(host, vm, "remove", work)
+
+    async def _remove_without_host(self, vm: str) -> None:
+        """Delete the disks of a VM that is on no host, by the first host that answers and can."""
+        definition = self._copies.load("", vm)
+        if definition is None:
+            return
+        paths = owned_disks(definition)
+        problem: ForewarnError = Refused(f"VM {vm!r} is on no host, and the settings have no host to delete its disks")
+        for connection in self._connections.values():
+            host = connection.name
+            try:
+                await self._run(host, vm, "remove", lambda session: delete_disks_of_vm(session, "", vm, paths))
+            except ForewarnError as error:
+                problem = error
+                continue
+            self._copies.delete("", vm)
+            return
+        raise problem
+
+    async def reimage(self, host: str, vm: str) -> None:
+        """Replace the OS disk of a VM that is OFF with a new copy of its backing file; it stays OFF."""
+
+        def work(session: LibvirtSession) -> None:
+            if _require(session, host, vm, "reimage", MachineState.OFF):
+                renew_os_disk(session, self._copies, self._connection(host).name, vm)
+
+        await self._run(host, vm, "reimage", work)
+
+    async def copy_definition(self, host: str, vm: str, to_host: str) -> None:
+        """Define the VM on `to_host`, OFF there, as on `host`, or as `host` had it when it last answered.
+
+        A `host` of "" is a VM that is on no host: it becomes what it was on its last host. Refused if `to_host` has
+        another VM of this name, or runs this one.
+        """
+        xml = await self._definition(host, vm)
+
+        def work(session: LibvirtSession) -> None:
+            move, mark = None, None
+            match _state(session, vm):
+                case MachineState.ABSENT:
+                    pass
+                case MachineState.RECEIVED:
+                    return
+                case MachineState.RUNNING | MachineState.PAUSED as state:
+                    raise Refused(f"VM {vm!r} is {state} on host {to_host} already: check which of the two is right")
+                case state:
+                    theirs, ours = parse_domain(session.stored_xml(vm)).uuid, parse_domain(xml).uuid
+                    if theirs != ours:
+                        raise Refused(
+                            f"host {to_host} has another VM {vm!r}, with UUID {theirs} instead of {ours}: rename one"
+                        )
+                    move = MoveMark.RECEIVING if state is MachineState.RECEIVING else None
+                    mark = parse_mark(session.metadata(vm, MARK_NAMESPACE, STORED))
+            session.define(with_own_metadata(xml, mark=mark, move=move))
+
+        await self._run(to_host, vm, "define", work)
+
+    async def prepare_to_receive(self, to_host: str, vm: str) -> None:
+        """Check that the destination can take the VM, and mark it there: OFF becomes RECEIVING.
+
+        libvirt starts the process of the VM there itself, when the migration begins.
+        """
+
+        def work(session: LibvirtSession) -> None:
+            if not _require(session, to_host, vm, "receive", MachineState.OFF, done=MachineState.RECEIVING):
+                return
+            needed, free = parse_domain(session.stored_xml(vm)).memory_mib, session.capacity().memory_mib
+            if needed > free:
+                raise Refused(f"host {to_host} has {free} MiB of memory left, but VM {vm!r} needs {needed} MiB")
+            session.set_metadata(vm, MOVE_NAMESPACE, move_element(MoveMark.RECEIVING), STORED)
+
+        await self._run(to_host, vm, "receive", work)
+
+    async def send(self, host: str, vm: str, to_host: str) -> None:
+        """Begin to migrate the VM live to a host where it is RECEIVING, and return at once."""
+        if self._migrations.is_active(host, vm) or await self.state(host, vm) is MachineState.SENT:
+            return
+        if (state := await self.state(to_host, vm)) is not MachineState.RECEIVING:
+            raise Refused(f"VM {vm!r} is {state} on host {to_host}, so host {host} cannot send it: prepare it there")
+        source, target = self._connection(host), self._connection(to_host)
+        try:
+            await self._migrations.begin(source, target, vm)
+        except LibvirtFailure as failure:
+            raise operation_error(host, vm, "send", failure) from failure
+
+    async def migration(self, host: str, vm: str) -> MigrationProgress:
+        """Return how the migration from this host is going; all zeros if none has begun."""
+        progress = await self._run(host, vm, "look at", lambda session: session.progress(vm))
+        return self._migrations.complete(host, vm, progress)
+
+    async def cancel_send(self, host: str, vm: str) -> None:
+        """Abort a live migration from this host; the VM continues here. Does nothing if none is active."""
+        try:
+            await self._migrations.cancel(self._connection(host), vm)
+        except LibvirtFailure as failure:
+            raise operation_error(host, vm, "stop sending", failure) from failure
+
+    async def read_mark(self, host: str, vm: str) -> MachineMark | None:
+        """Return the mark that is stored with the VM on this host; None: it has none, or is ABSENT."""
+        element = await self._run(host, vm, "look at", lambda session: session.metadata(vm, MARK_NAMESPACE, STORED))
+        return parse_mark(element)
+
+    async def write_mark(self, host: str, vm: str, mark: MachineMark) -> None:
+        """Store the mark durably with the VM on this host, in place of an earlier one.
+
+        Also copies the definition. Refused if the host would forget the VM when it ends (a transient domain).
+        """
+
+        def work(session: LibvirtSession) -> None:
+            if not session.is_stored(vm):
+                raise Refused(
+                    f"VM {vm!r} is transient: host {host} forgets it when it ends; define it with `virsh define`"
+                )
+            which = STORED | (LIVE if session.is_active(vm) else 0)
+            session.set_metadata(vm, MARK_NAMESPACE, mark_element(mark), which)
+            self._copies.save(self._connection(host).name, vm, session.stored_xml(vm))
+
+        await self._run(host, vm, "mark", work)
+
+    async def fence(self, host: str) -> bool:
+        """Run the operator's fence command for the host; return whether it ended with 0 in time.
+
+        It gets the host's name as FOREWARN_HOST. False also without such a command.
+        """
+        connection = self._connection(host)
+        command, timeout_s = connection.host.fence, connection.host.fence_timeout_s
+        if not command:
+            return False
+        try:
+            process = await asyncio.create_subprocess_exec(
+                *command, stdin=asyncio.subprocess.DEVNULL, env={**os.environ, "FOREWARN_HOST": connection.name}
+            )
+        except OSError as error:
+            log.warning("the fence command %s of host %s cannot be started: %s", command[0], host, error)
+            return False
+        try:
+            return await asyncio.wait_for(process.wait(), timeout_s) == 0
+        except TimeoutError:
+            log.warning("the fence command of host %s has not ended within %g s", host, timeout_s)
+            return False
+        finally:
+            if process.returncode is None:
+                process.kill()
+                await process.wait()
+
+    async def capacity(self, host: str) -> FreeCapacity:
+        """Return what the host can still take."""
+        return await self._run(host, "", "look at", lambda session: session.capacity())
+
+    async def changes(self) -> AsyncGenerator[DomainChange, None]:
+        """Yield each change that a host reports about a VM or itself, from now on.
+
+        Keeps connections open meanwhile. Includes what this driver does itself. Changes while a host is unreachable
+        are not reported.
+        """
+        queue: asyncio.Queue[DomainChange] = asyncio.Queue()
+        self._subscribers.add(queue)
+        tasks = [asyncio.create_task(_keep_open(connection)) for connection in self._connections.values()]
+        try:
+            while True:
+                yield await queue.get()
+        finally:
+            self._subscribers.discard(queue)
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def close(self) -> None:
+        """Release connections; may be called twice. VMs are left as they are.
+
+        The hosts abort a migration that this process controls (without `peer_uri`) when the process ends.
+        """
+        await self._migrations.close()
+        await asyncio.gather(*(connection.close() for connection in self._connections.values()))
+
+    async def _run(self, host: str, vm: str, what: str, work: Callable[[LibvirtSession], T]) -> T:
+        try:
+            return await self._connection(host).call(work)
+        except LibvirtFailure as failure:
+            raise operation_error(host, vm, what, failure) from failure
+
+    async def _definition(self, host: str, vm: str) -> str:
+        """The VM's definition on the host, or its copy if the host does not answer or has lost it."""
+        if not host:
+            if (last := self._copies.load("", vm)) is None:
+                raise Refused(f"VM {vm!r} is on no host, and no definition of it is kept: define it on a host")
+            return last
+        name = self._connection(host).name
+        try:
+            xml = await self._run(host, vm, "copy", lambda session: session.stored_xml(vm))
+        except (HostUnreachable, Refused):
+            if (copy := self._copies.load(name, vm)) is None:
+                raise
+            return copy
+        self._copies.save(name, vm, xml)
+        return xml
+
+    def _connection(self, host: str) -> LibvirtConnection:
+        connection = self._connections.get(host.casefold())
+        if connection is None:
+            raise Refused(f"the settings say nothing about host {host}: add [libvirt.hosts.{host}] with its uri")
+        return connection
+
+    def _copy_all(self, host: str, session: LibvirtSession) -> None:
+        for domain in session.domains():
+            if domain.is_stored:
+                self._copies.save(host, domain.name, session.stored_xml(domain.name))
+
+    def _report(self, change: DomainChange) -> None:
+        for queue in self._subscribers:
+            queue.put_nowait(change)
+
+
+def _state(session: LibvirtSession, vm: str) -> MachineState:
+    status = session.status(vm)
+    return MachineState.ABSENT if status is None else machine_state(status)
+
+
+def _require(
+    session: LibvirtSession, host: str, vm: str, what: str, *allowed: MachineState, done: MachineState | None = None
+) -> bool:
+    """Whether the VM is in one of the allowed states; False if it is `done` already, Refused in others."""
+    state = _state(session, vm)
+    if state is done:
+        return False
+    if state not in allowed:
+        wanted = " or ".join(allowed)
+        raise Refused(f"VM {vm!r} is {state} on host {host}, so the host cannot {what} it: the VM must be {wanted}")
+    return True
+
+
+async def _keep_open(connection: LibvirtConnection) -> None:
+    """Open the connection again and again when it has ended."""
+    while True:
+        with contextlib.suppress(ForewarnError):
+            await connection.session()
+        await asyncio.sleep(_RECONNECT_INTERVAL_S)

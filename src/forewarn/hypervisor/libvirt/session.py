@@ -1,0 +1,430 @@
+"""Every call to libvirt's Python module, which has no types: operations on one open connection.
+
+They block: call them only from threads that may block. All failures are `LibvirtFailure`, with libvirt's error number.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import msgspec
+
+from forewarn.errors import Rejected
+from forewarn.hypervisor.libvirt.domain_state import DomainStatus
+from forewarn.hypervisor.libvirt.domain_xml import (
+    METADATA_PREFIX,
+    MOVE_NAMESPACE,
+    host_cpu_model,
+    parse_move,
+    pool_directory,
+)
+from forewarn.hypervisor.machines.driver import FreeCapacity, MigrationProgress
+
+_ELEMENT_METADATA = 2  # VIR_DOMAIN_METADATA_ELEMENT
+LIVE, STORED = 1, 2  # which definition of a domain: VIR_DOMAIN_AFFECT_LIVE, VIR_DOMAIN_AFFECT_CONFIG
+_ACTIVE_JOBS = (1, 2)  # virDomainJobType: bounded and unbounded
+_MIGRATION_OUT = 5  # virDomainJobOperation
+_KEEPALIVE_INTERVAL_S, _KEEPALIVE_COUNT = 5, 3  # libvirt ends a connection that is silent for 20 s
+
+# libvirt's error numbers (virErrorNumber), which are stable
+NOT_SUPPORTED = 3
+INVALID_ARGUMENT = 8
+NO_DOMAIN = 42
+NO_VOLUME = 50
+OPERATION_INVALID = 55
+OPERATION_TIMEOUT = 68
+NO_METADATA = 80
+UNSAFE_MIGRATION = 81
+OPERATION_UNSUPPORTED = 84
+ACCESS_DENIED = frozenset({29, 45, 79, 88})
+
+OnLifecycle = Callable[[str, int, int], None]  # domain name, event, detail; called in libvirt's event loop thread
+OnClose = Callable[[], None]  # the daemon ended the connection; called in libvirt's event loop thread
+
+
+class LibvirtFailure(Exception):
+    """libvirt refused or could not do something; `code` is its error number (virErrorNumber)."""
+
+    def __init__(self, message: str, code: int = 0, *, is_connection_lost: bool = False) -> None:
+        super().__init__(message)
+        self.code = code
+        self.is_connection_lost = is_connection_lost
+
+
+class FoundDomain(msgspec.Struct, frozen=True, kw_only=True):
+    """A domain as a host lists it."""
+
+    name: str
+    is_active: bool
+    is_stored: bool  # False: transient, so the host forgets it when it ends
+    xml: str  # its stored definition; of a transient one, the running one
+
+
+_event_loop_lock = threading.Lock()
+_is_event_loop_running = False
+
+
+def load_libvirt() -> Any:
+    """Import libvirt's Python module and run its event loop. Rejected if it is not installed."""
+    try:
+        import libvirt
+    except ImportError as error:
+        raise Rejected(
+            "libvirt's Python module is not installed: install Debian's python3-libvirt, or libvirt-dev, pkg-config "
+            "and gcc, and then run pip install 'forewarn[libvirt]'"
+        ) from error
+    global _is_event_loop_running
+    with _event_loop_lock:
+        if not _is_event_loop_running:
+            libvirt.registerErrorHandler(lambda _context, _error: None, None)  # else it prints them to stderr
+            libvirt.virEventRegisterDefaultImpl()
+            threading.Thread(target=_run_event_loop, args=(libvirt,), name="libvirt events", daemon=True).start()
+            _is_event_loop_running = True
+    return libvirt
+
+
+def _run_event_loop(libvirt: Any) -> None:
+    while True:
+        libvirt.virEventRunDefaultImpl()
+
+
+class LibvirtSession:
+    """One open connection to a host's libvirt. Use `open_session`; several threads may call it at once."""
+
+    def __init__(self, libvirt: Any, connection: Any) -> None:
+        self._libvirt = libvirt
+        self._connection = connection
+
+    def close(self) -> None:
+        """Close the connection; VMs and migrations under way are left as they are."""
+        with self._failures():
+            self._connection.close()
+
+    def watch(self, on_lifecycle: OnLifecycle, on_close: OnClose) -> None:
+        """Call these when a domain changes, or when the daemon ends the connection."""
+
+        def lifecycle(_connection: Any, domain: Any, event: int, detail: int, _opaque: Any) -> None:
+            on_lifecycle(domain.name(), event, detail)
+
+        with self._failures():
+            self._connection.domainEventRegisterAny(None, self._libvirt.VIR_DOMAIN_EVENT_ID_LIFECYCLE, lifecycle, None)
+            self._connection.registerCloseCallback(lambda _connection, _reason, _opaque: on_close(), None)
+
+    def hostname(self) -> str:
+        """Return the host's own name."""
+        with self._failures():
+            return str(self._connection.getHostname())
+
+    def domains(self) -> list[FoundDomain]:
+        """Return all domains of the host, by name; leaves out those that vanish meanwhile."""
+        found = []
+        with self._failures():
+            listed = self._connection.listAllDomains()
+        for domain in listed:
+            try:
+                with self._failures():
+                    is_stored = bool(domain.isPersistent())
+                    found.append(
+                        FoundDomain(
+                            name=domain.name(),
+                            is_active=bool(domain.isActive()),
+                            is_stored=is_stored,
+                            xml=domain.XMLDesc(self._libvirt.VIR_DOMAIN_XML_INACTIVE if is_stored else 0),
+                        )
+                    )
+            except LibvirtFailure as failure:
+                if failure.code != NO_DOMAIN:
+                    raise
+        return sorted(found, key=lambda domain: domain.name)
+
+    def status(self, name: str) -> DomainStatus | None:
+        """Return what the host reports about a domain; None if it has none of this name."""
+        try:
+            domain = self._domain(name)
+            with self._failures():
+                state, reason = domain.state()
+                is_active, is_stored = bool(domain.isActive()), bool(domain.isPersistent())
+        except LibvirtFailure as failure:
+            if failure.code == NO_DOMAIN:
+                return None
+            raise
+        has_job, is_incoming = self._job(domain) if is_active else (False, False)
+        return DomainStatus(
+            state=state,
+            reason=reason,
+            has_job=has_job,
+            is_incoming=is_incoming,
+            live_move=parse_move(self.metadata(name, MOVE_NAMESPACE, LIVE)) if is_active else None,
+            stored_move=parse_move(self.metadata(name, MOVE_NAMESPACE, STORED)) if is_stored else None,
+        )
+
+    def _job(self, domain: Any) -> tuple[bool, bool]:
+        """Whether the domain has an active job, and whether it is the destination of a migration."""
+        try:
+            with self._failures():
+                return domain.jobInfo()[0] in _ACTIVE_JOBS, False
+        except LibvirtFailure as failure:
+            if failure.code in (NOT_SUPPORTED, OPERATION_INVALID):  # it has just ended, or the driver has no jobs
+                return False, False
+            if failure.code == OPERATION_UNSUPPORTED:  # only the source of a migration has numbers
+                return False, True
+            raise
+
+    def is_active(self, name: str) -> bool:
+        """Return whether the domain has a process now, running or paused."""
+        with self._failures():
+            return bool(self._domain(name).isActive())
+
+    def is_stored(self, name: str) -> bool:
+        """Return whether the host keeps the domain's definition when it ends."""
+        with self._failures():
+            return bool(self._domain(name).isPersistent())
+
+    def suspend(self, name: str) -> None:
+        """Stop the CPUs of a running domain."""
+        with self._failures():
+            self._domain(name).suspend()
+
+    def resume(self, name: str) -> None:
+        """Let a paused domain continue."""
+        with self._failures():
+            self._domain(name).resume()
+
+    def reset(self, name: str) -> None:
+        """Reset the domain, as its reset button does."""
+        with self._failures():
+            self._domain(name).reset()
+
+    def press_power_button(self, name: str) -> None:
+        """Ask the guest to shut down, through ACPI where the driver lets one choose."""
+        domain = self._domain(name)
+        try:
+            with self._failures():
+                domain.shutdownFlags(self._libvirt.VIR_DOMAIN_SHUTDOWN_ACPI_POWER_BTN)
+        except LibvirtFailure as failure:
+            if failure.code not in (INVALID_ARGUMENT, NOT_SUPPORTED):
+                raise
+            with self._failures():
+                domain.shutdown()
+
+    def create(self, name: str) -> None:
+        """Start a domain that is off."""
+        with self._failures():
+            self._domain(name).create()
+
+    def destroy(self, name: str) -> None:
+        """End a domain at once."""
+        with self._failures():
+            self._domain(name).destroy()
+
+    def undefine(self, name: str) -> None:
+        """Make the host forget a domain that is off, with its saved memory, firmware variables and snapshots."""
+        flags = self._libvirt
+        domain = self._domain(name)
+        try:
+            with self._failures():
+                domain.undefineFlags(
+                    flags.VIR_DOMAIN_UNDEFINE_MANAGED_SAVE
+                    | flags.VIR_DOMAIN_UNDEFINE_SNAPSHOTS_METADATA
+                    | flags.VIR_DOMAIN_UNDEFINE_CHECKPOINTS_METADATA
+                    | flags.VIR_DOMAIN_UNDEFINE_NVRAM
+                )
+        except LibvirtFailure as failure:
+            if failure.code not in (INVALID_ARGUMENT, NOT_SUPPORTED):
+                raise
+            with self._failures():
+                domain.undefine()
+
+    def stored_xml(self, name: str) -> str:
+        """Return the definition with which the domain starts next, with the passwords in it."""
+        flags = self._libvirt.VIR_DOMAIN_XML_INACTIVE | self._libvirt.VIR_DOMAIN_XML_SECURE
+        with self._failures():
+            return str(self._domain(name).XMLDesc(flags))
+
+    def migratable_xml(self, name: str) -> str:
+        """Return the running definition in the form that a destination of a migration accepts."""
+        flags = self._libvirt.VIR_DOMAIN_XML_MIGRATABLE | self._libvirt.VIR_DOMAIN_XML_SECURE
+        with self._failures():
+            return str(self._domain(name).XMLDesc(flags))
+
+    def define(self, xml: str) -> None:
+        """Store this definition, in place of an earlier one of the same name and UUID."""
+        with self._failures():
+            self._connection.defineXML(xml)
+
+    def metadata(self, name: str, namespace: str, which: int) -> str | None:
+        """Return our metadata element of a domain's LIVE or STORED definition; None if it has none."""
+        try:
+            with self._failures():
+                return str(self._domain(name).metadata(_ELEMENT_METADATA, namespace, which))
+        except LibvirtFailure as failure:
+            if failure.code in (NO_METADATA, NO_DOMAIN, OPERATION_INVALID):
+                return None
+            raise
+
+    def set_metadata(self, name: str, namespace: str, element: str | None, which: int) -> None:
+        """Store an element, or remove it (None), in a domain's LIVE or STORED definition, or both (`|`)."""
+        selected = [one for one in (LIVE, STORED) if which & one]
+        if element is None and all(self.metadata(name, namespace, one) is None for one in selected):
+            return
+        with self._failures():
+            self._domain(name).setMetadata(_ELEMENT_METADATA, element, METADATA_PREFIX, namespace, which)
+
+    def migrate(
+        self, name: str, target: LibvirtSession, *, dest_xml: str, stored_xml: str, migrate_uri: str, peer_uri: str
+    ) -> None:
+        """Migrate a domain live, so that it ends paused on the target and off here; blocks until it is over.
+
+        With `peer_uri` the source's daemon calls the target's, and continues when this process ends; without it
+        this process passes the messages between the two.
+        """
+        constants = self._libvirt
+        flags = constants.VIR_MIGRATE_LIVE | constants.VIR_MIGRATE_PAUSED | constants.VIR_MIGRATE_PERSIST_DEST
+        parameters = {
+            constants.VIR_MIGRATE_PARAM_DEST_XML: dest_xml,
+            constants.VIR_MIGRATE_PARAM_PERSIST_XML: stored_xml,
+            **({constants.VIR_MIGRATE_PARAM_URI: migrate_uri} if migrate_uri else {}),
+        }
+        with self._failures():
+            domain = self._domain(name)
+            if peer_uri:
+                domain.migrateToURI3(peer_uri, parameters, flags | constants.VIR_MIGRATE_PEER2PEER)
+            else:
+                domain.migrate3(target._connection, parameters, flags)
+
+    def progress(self, name: str) -> MigrationProgress:
+        """Return how the latest migration of a domain from here is going, or went."""
+        completed = self._libvirt.VIR_DOMAIN_JOB_STATS_COMPLETED | self._libvirt.VIR_DOMAIN_JOB_STATS_KEEP_COMPLETED
+        for flags in (0, completed):
+            try:
+                with self._failures():
+                    numbers = self._domain(name).jobStats(flags)
+            except LibvirtFailure as failure:
+                if failure.code in (OPERATION_INVALID, NOT_SUPPORTED, OPERATION_UNSUPPORTED, NO_DOMAIN):
+                    continue
+                raise
+            is_outgoing = numbers.get("operation", _MIGRATION_OUT) == _MIGRATION_OUT
+            if is_outgoing and (flags or numbers["type"] in _ACTIVE_JOBS):
+                return MigrationProgress(
+                    is_active=not flags,
+                    transferred_bytes=int(numbers.get("data_processed", 0)),
+                    remaining_bytes=int(numbers.get("data_remaining", 0)),
+                    downtime_ms=int(numbers["downtime"]) if "downtime" in numbers else None,
+                )
+        return MigrationProgress(is_active=False)
+
+    def abort_job(self, name: str) -> None:
+        """Abort the active job of a domain, such as its migration; does nothing without one."""
+        try:
+            with self._failures():
+                self._domain(name).abortJob()
+        except LibvirtFailure as failure:
+            if failure.code not in (OPERATION_INVALID, NOT_SUPPORTED, NO_DOMAIN):
+                raise
+
+    def capacity(self) -> FreeCapacity:
+        """Return the memory that the host could give to more VMs, its page cache included, and its CPU model."""
+        with self._failures():
+            cpu_model = host_cpu_model(self._connection.getCapabilities())
+        try:
+            with self._failures():
+                kib = self._connection.getMemoryStats(-1)
+            memory_mib = sum(kib.get(name, 0) for name in ("free", "buffers", "cached")) // 1024
+        except LibvirtFailure as failure:
+            if failure.code != NOT_SUPPORTED:
+                raise
+            with self._failures():
+                active = self._connection.listAllDomains(self._libvirt.VIR_CONNECT_LIST_DOMAINS_ACTIVE)
+                used_kib = sum(domain.info()[1] for domain in active)
+                memory_mib = max(0, self._connection.getInfo()[1] - used_kib // 1024)
+        return FreeCapacity(memory_mib=memory_mib, cpu_model=cpu_model)
+
+    def has_pool_for(self, path: str) -> bool:
+        """Return whether a storage pool of the host manages this path, or POOL/VOLUME."""
+        with self._failures():
+            pools = self._connection.listAllStoragePools()
+            if path.startswith("/"):
+                return any(pool_directory(pool.XMLDesc(0)) == os.path.dirname(path) for pool in pools)
+            return path.partition("/")[0] in [pool.name() for pool in pools]
+
+    def _has_volume(self, path: str) -> bool:
+        try:
+            with self._failures():
+                self._volume(path)
+        except LibvirtFailure as failure:
+            if failure.code == NO_VOLUME:
+                return False
+            raise
+        return True
+
+    def delete_volume(self, path: str) -> None:
+        """Delete the volume with this path; does nothing if there is none."""
+        if self._has_volume(path):
+            with self._failures():
+                self._volume(path).delete()
+
+    def volume_xml(self, path: str) -> str | None:
+        """Return the XML of the volume with this path; None if there is none."""
+        if not self._has_volume(path):
+            return None
+        with self._failures():
+            return str(self._volume(path).XMLDesc(0))
+
+    def create_volume(self, path: str, xml: str) -> None:
+        """Create a volume in the storage pool that manages this path."""
+        with self._failures():
+            for pool in self._connection.listAllStoragePools():
+                if pool.name() == path.partition("/")[0] or pool_directory(pool.XMLDesc(0)) == os.path.dirname(path):
+                    pool.createXML(xml)
+                    return
+
+    def _volume(self, path: str) -> Any:
+        """Find a volume by its path, or by POOL/VOLUME."""
+        if path.startswith("/"):
+            return self._connection.storageVolLookupByPath(path)
+        pool, _, volume = path.partition("/")
+        return self._connection.storagePoolLookupByName(pool).storageVolLookupByName(volume)
+
+    def _domain(self, name: str) -> Any:
+        with self._failures():
+            return self._connection.lookupByName(name)
+
+    @contextmanager
+    def _failures(self) -> Iterator[None]:
+        try:
+            yield
+        except self._libvirt.libvirtError as error:
+            raise self._failure(error) from error
+
+    def _failure(self, error: Any) -> LibvirtFailure:
+        code = error.get_error_code() or 0
+        return LibvirtFailure(_message(error), code, is_connection_lost=not self._is_alive())
+
+    def _is_alive(self) -> bool:
+        try:
+            return bool(self._connection.isAlive())
+        except self._libvirt.libvirtError:
+            return False
+
+
+def open_session(uri: str) -> LibvirtSession:
+    """Open a connection to the libvirt at this URI; blocks. Raises LibvirtFailure if that fails."""
+    libvirt = load_libvirt()
+    try:
+        connection = libvirt.open(uri)
+    except libvirt.libvirtError as error:
+        code = error.get_error_code() or 0
+        raise LibvirtFailure(_message(error), code, is_connection_lost=True) from error
+    try:
+        connection.setKeepAlive(_KEEPALIVE_INTERVAL_S, _KEEPALIVE_COUNT)
+    except libvirt.libvirtError:
+        pass  # a driver inside this process needs none
+    return LibvirtSession(libvirt, connection)
+
+
+def _message(error: Any) -> str:
+    return " ".join(str(error.get_error_message() or error).split())

@@ -1,0 +1,310 @@
+"""The hypervisor of real VMs: performs each act as durable steps over a driver.
+
+One `perform` advances the act's steps for about a second of real time, and then says what the act waits for. Timeouts
+are in real time; only the length of a freeze is in lab time.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+
+import msgspec
+
+from forewarn.clock import Clock, SystemClock
+from forewarn.core.cause import Verb
+from forewarn.core.event import Act
+from forewarn.errors import Rejected, Unavailable, full_message
+from forewarn.hypervisor.interface import ActDone, ActNotTried, ActUnderWay
+from forewarn.hypervisor.machines.driver import HostUnreachable, MachineDriver, MachineState
+from forewarn.hypervisor.machines.in_place import first_step, in_place_after_refusal, next_in_place
+from forewarn.hypervisor.machines.journal import MachineJournal
+from forewarn.hypervisor.machines.move import move_after_refusal, next_move
+from forewarn.hypervisor.machines.operations import HostFencer, MachineOperations
+from forewarn.hypervisor.machines.outcome import outcome_note
+from forewarn.hypervisor.machines.steps import (
+    Decision,
+    Do,
+    End,
+    Enter,
+    MachineActRecord,
+    Operation,
+    Step,
+    StepEntry,
+    Wait,
+)
+from forewarn.hypervisor.simulated import USUAL_DURATION_S
+
+log = logging.getLogger(__name__)
+_RETRY_AFTER_S = 1.0  # lab time
+
+
+class MachinePolicy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How long acts on real VMs wait for guests, hosts and migrations, in seconds of real time."""
+
+    acpi_timeout_s: float = 60.0  # until a guest that was asked to shut down is powered off or reset
+    migration_deadline_s: float = 300.0  # until a live migration is cancelled, and until a silent destination fails it
+    clean_up_timeout_s: float = 60.0  # until an act ends although a silent host keeps an old definition
+    fence_interval_s: float = 30.0  # between attempts to fence a host
+    poll_interval_s: float = 0.25  # between observations of the hosts
+    perform_wait_s: float = 1.0  # how long one `perform` advances an act
+
+    def step_limit_s(self, step: Step) -> float | None:
+        """Return the number of seconds after which this step is overdue; None: never."""
+        match step:
+            case Step.SHUT_DOWN:
+                return self.acpi_timeout_s
+            case Step.BEGIN | Step.PREPARE | Step.SEND:
+                return self.migration_deadline_s
+            case Step.UNDO | Step.ACTIVATE | Step.CLEAN_UP:
+                return self.clean_up_timeout_s
+            case _:
+                return None
+
+
+class MachineHypervisor:
+    """Performs acts on real VMs through a driver, and keeps each step in a journal. It owns both.
+
+    `is_confirmed_down` says whether an operator has confirmed that a host is down, by its name. A VM starts on another
+    host only once its source has confirmed that it stopped or sent it, or was fenced, or was confirmed down.
+    """
+
+    def __init__(
+        self,
+        driver: MachineDriver,
+        journal: MachineJournal,
+        policy: MachinePolicy = MachinePolicy(),  # noqa: B008 (frozen)
+        *,
+        is_confirmed_down: Callable[[str], bool] = lambda host: False,
+        real_clock: Clock | None = None,
+    ) -> None:
+        self._driver = driver
+        self._journal = journal
+        self._policy = policy
+        self._is_confirmed_down = is_confirmed_down
+        self._clock = real_clock or SystemClock()
+        self._fencer = HostFencer(driver, self._clock, interval_s=policy.fence_interval_s)
+        self._operations = MachineOperations(driver, self._fencer, is_confirmed_down)
+        self._busy: set[str] = set()  # keys of VMs with a `perform` in progress
+        self._done: dict[
+            str, tuple[int, Operation]
+        ] = {}  # by act id: the last operation, and how many steps there were
+        self._is_closed = False
+
+    async def perform(self, act: Act, now: float) -> ActDone | ActUnderWay:
+        """Advance the act for about a second of real time, or return its recorded outcome.
+
+        A host that does not answer makes the act wait; the note of ActUnderWay says for what. Raises ActNotTried if the
+        journal cannot be used.
+        """
+        record = self._journal.find(act.id)
+        if record is not None and record.ok is not None:
+            return ActDone(ok=record.ok, note=record.note)
+        if act.vm in self._busy:
+            return ActUnderWay(at=now + _RETRY_AFTER_S)
+        self._busy.add(act.vm)
+        try:
+            return await self._perform_alone(act, now)
+        finally:
+            self._busy.discard(act.vm)
+
+    async def _perform_alone(self, act: Act, now: float) -> ActDone | ActUnderWay:
+        record = self._journal.find(act.id)
+        if record is None:
+            for earlier in self._journal.find_unfinished(act.vm):
+                if (waiting := await self._settle(earlier, act, now)) is not None:
+                    return waiting
+            source = await self._find_source(act, now)
+            if isinstance(source, ActUnderWay):
+                return source
+            record = self._begin(act, source, now)
+            if act.verb is Verb.START and act.to_host and source not in ("", act.to_host):
+                return self._end(record, End(False, f"{act.name} runs on {source} already, and was not started again"))
+        return await self._advance(record, now)
+
+    async def _find_source(self, act: Act, now: float) -> str | ActUnderWay:
+        """Return the host that the VM is on: not the act's if an earlier move completed after it was given up."""
+        arrived_on = self._journal.last_destination(act.vm)
+        if not arrived_on or arrived_on == act.from_host or self._is_confirmed_down(arrived_on):
+            return act.from_host
+        try:
+            state = await self._driver.state(arrived_on, act.name)
+        except Unavailable:
+            note = f"{arrived_on}, to which {act.name} was moved, does not answer: waiting for it"
+            return ActUnderWay(at=now + _RETRY_AFTER_S, note=note, waits_for_host=arrived_on)
+        return arrived_on if state in (MachineState.RUNNING, MachineState.PAUSED) else act.from_host
+
+    def _begin(self, act: Act, source: str, now: float) -> MachineActRecord:
+        """Store the record of a new act, with its outcome if there is nothing to do."""
+        is_start_elsewhere = act.verb is Verb.START and bool(act.to_host)
+        duration_s = float(act.duration_s) if act.duration_s >= 0 else USUAL_DURATION_S[act.verb]
+        record = MachineActRecord(
+            act_id=act.id,
+            verb=act.verb,
+            vm=act.vm,
+            name=act.name,
+            source=act.to_host if is_start_elsewhere else source,
+            destination=act.to_host,
+            is_abrupt=act.abrupt,
+            is_stopped=act.is_stopped,
+            keeps_disks=act.verb is not Verb.DELETE and act.keeps_vm,
+            hold_s=duration_s if act.verb is Verb.FREEZE else 0.0,
+            steps=(StepEntry(step=Step.BEGIN, lab_at=now, real_at=self._clock.now()),),
+        )
+        self._journal.begin(record)
+        return record
+
+    async def _settle(self, earlier: MachineActRecord, act: Act, now: float) -> ActUnderWay | None:
+        """End an act that was given up before it was done; return what it waits for, None once it has ended.
+
+        The service gives an act up if one of its hosts fails. A move that its source has not released is undone, and
+        one that was released is completed.
+        """
+        reason = f"given up in favour of {act.verb} {act.id}"
+        if not earlier.is_move or earlier.step is Step.BEGIN:
+            await self._resume_if_paused(earlier)
+            self._journal.end(earlier.act_id, ok=False, note=reason)
+            return None
+        if earlier.release is None and earlier.step not in (Step.ABORT, Step.UNDO):
+            step = Step.ABORT if earlier.step is Step.SEND else Step.UNDO
+            earlier = self._enter(earlier, Enter(step, failure=reason), now)
+        may_fence = earlier.is_abrupt or act.abrupt
+        answer = await self._advance(msgspec.structs.replace(earlier, is_abrupt=may_fence), now)
+        if isinstance(answer, ActUnderWay):
+            note = f"an earlier {earlier.verb} must end first: {answer.note}"
+            return ActUnderWay(at=answer.at, note=note, waits_for_host=answer.waits_for_host)
+        return None
+
+    async def _advance(self, record: MachineActRecord, now: float) -> ActDone | ActUnderWay:
+        """Carry out decisions until the act is over, or must wait, or about a second has passed."""
+        deadline = self._clock.now() + self._policy.perform_wait_s
+        before: Decision | None = None
+        while True:
+            decision = await self._next_decision(record, now)
+            if isinstance(decision, Do) and decision == before:
+                decision = Wait(f"{decision.operation} on {decision.host} has had no effect yet")
+            before = decision
+            if isinstance(decision, Do):
+                decision = await self._carry_out(record, decision, wait_s=max(0.0, deadline - self._clock.now()))
+            match decision:
+                case End():
+                    return self._end(record, decision)
+                case Enter():
+                    record = self._enter(record, decision, now)
+                case Wait(until=float() as until):
+                    return ActUnderWay(at=until, note=decision.note, waits_for_host=decision.host)
+                case Wait():
+                    if self._clock.now() + self._policy.poll_interval_s > deadline:
+                        return ActUnderWay(at=now + _RETRY_AFTER_S, note=decision.note, waits_for_host=decision.host)
+                    await self._clock.sleep_until(self._clock.now() + self._policy.poll_interval_s)
+                case _:
+                    pass
+
+    async def _next_decision(self, record: MachineActRecord, now: float) -> Decision:
+        if record.step is Step.BEGIN:
+            return _immediate_end(record, can_reimage=self._driver.can_reimage) or await self._begin_or_adopt(record)
+        done = self._done.get(record.act_id)
+        try:
+            seen = await self._operations.observe(
+                record,
+                is_overdue=self._is_overdue(record),
+                done=done[1] if done is not None and done[0] == len(record.steps) else None,
+                now=now,
+            )
+        except ActNotTried:
+            raise
+        except (Rejected, Unavailable) as error:  # a host that refuses to be looked at may let itself be again
+            return Wait(full_message(error))
+        return next_move(record, seen) if record.is_move else next_in_place(record, seen)
+
+    async def _begin_or_adopt(self, record: MachineActRecord) -> Decision:
+        """Return the first step, or the one that the marks have for this act if the journal has been lost."""
+        is_overdue = self._is_overdue(record)
+        try:
+            mark = await self._operations.find_mark(record, is_final=is_overdue)
+        except HostUnreachable as error:
+            return Wait(full_message(error), host=record.source)
+        if mark is None:
+            return Enter(first_step(record))
+        return Enter(mark.step, release=mark.release, detail="taken over from the mark on the VM")
+
+    async def _carry_out(self, record: MachineActRecord, decision: Do, *, wait_s: float) -> Decision:
+        """Carry the operation out; return the same decision if that succeeded, else the one that follows."""
+        try:
+            await self._operations.carry_out(record, decision.operation, decision.host, wait_s=wait_s)
+        except ActNotTried:
+            raise
+        except Rejected as error:
+            reason = full_message(error)
+            if record.is_move:
+                return move_after_refusal(record, decision.operation, reason)
+            return in_place_after_refusal(record, decision.operation, reason)
+        except Unavailable as error:
+            return Wait(full_message(error))
+        self._done[record.act_id] = (len(record.steps), decision.operation)
+        return decision
+
+    def _is_overdue(self, record: MachineActRecord) -> bool:
+        limit_s = self._policy.step_limit_s(record.step)
+        return limit_s is not None and self._clock.now() - record.steps[-1].real_at >= limit_s
+
+    def _enter(self, record: MachineActRecord, decision: Enter, now: float) -> MachineActRecord:
+        self._journal.enter(record.act_id, decision, lab_at=now, real_at=self._clock.now())
+        return msgspec.structs.replace(self._find(record.act_id), is_abrupt=record.is_abrupt)
+
+    def _find(self, act_id: str) -> MachineActRecord:
+        record = self._journal.find(act_id)
+        if record is None:
+            raise ActNotTried(f"the journal has lost act {act_id!r}")
+        return record
+
+    def _end(self, record: MachineActRecord, decision: End) -> ActDone:
+        note = outcome_note(record, decision, real_now=self._clock.now(), acpi_timeout_s=self._policy.acpi_timeout_s)
+        self._journal.end(record.act_id, ok=decision.ok, note=note)
+        self._done.pop(record.act_id, None)
+        self._operations.forget(record.act_id)
+        return ActDone(ok=decision.ok, note=note)
+
+    async def _resume_if_paused(self, record: MachineActRecord) -> None:
+        """Resume a VM that was paused by an act that was given up, if its host answers."""
+        if record.step in (Step.PAUSE, Step.HOLD, Step.RESUME, Step.RESET):
+            try:
+                await self._operations.carry_out(record, Operation.RESUME, record.source, wait_s=0.0)
+            except (Unavailable, Rejected) as error:
+                log.warning("VM %s could not be resumed after %s: %s", record.name, record.verb, full_message(error))
+
+    async def close(self) -> None:
+        """Close the driver and the journal; may be called twice. Acts under way stay as they are.
+
+        Migrations continue by themselves; a hypervisor that is opened later continues all acts.
+        """
+        if self._is_closed:
+            return
+        self._is_closed = True
+        await self._fencer.close()
+        await self._driver.close()
+        self._journal.close()
+
+
+def _immediate_end(record: MachineActRecord, *, can_reimage: bool) -> End | None:
+    """Return the outcome of an act that needs no host; None: it has something to do."""
+    name = record.name
+    match record.verb:
+        case Verb.REAPPLY:
+            return End(True, "there was nothing to apply")
+        case Verb.DEALLOCATE | Verb.EVICT if not record.source:
+            return End(True, f"{name} is on no host")
+        case Verb.DELETE:
+            return None
+        case _ if not record.source:
+            return End(False, f"{name} is on no host")
+        case Verb.REIMAGE if not can_reimage:
+            return End(False, f"{name} cannot be reimaged: this hypervisor does not know the image of its OS disk")
+        case Verb.FREEZE | Verb.REBOOT if record.is_stopped:
+            return End(True, f"{name} is stopped, and stays stopped")
+        case Verb.MIGRATE | Verb.REDEPLOY if not record.destination:
+            return End(False, f"{name} has no host to move to")
+        case Verb.MIGRATE | Verb.REDEPLOY if record.destination == record.source:
+            return End(True, f"{name} is already on {record.destination}")
+        case _:
+            return None

@@ -1,0 +1,148 @@
+"""The `MachineDriver` interface: single operations on the VMs of real hosts, without any policy.
+
+`qemu` and `libvirt` implement it. All operations are safe to repeat: asked for a state that already holds, they do
+nothing. None of them decides whether it may be done; `acts` and `move` do.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Protocol
+
+import msgspec
+
+from forewarn.errors import Unavailable
+
+
+class MachineState(StrEnum):
+    """What a host reports about a VM."""
+
+    RUNNING = "running"
+    PAUSED = "paused"  # in memory and not running: its next resume continues it
+    RECEIVING = "receiving"  # prepared as the destination of a live migration whose state is not complete yet
+    RECEIVED = "received"  # paused, with the complete state of a live migration
+    SENT = "sent"  # paused or ended because a live migration from here has completed; it must not be resumed
+    OFF = "off"  # the host knows it, and it does not run
+    ABSENT = "absent"  # the host does not know it
+
+
+class HostUnreachable(Unavailable):
+    """The host, its hypervisor's socket or its daemon does not answer: the state of its VMs is unknown.
+
+    An unreachable host has not failed: its VMs may be running.
+    """
+
+
+class MachineMark(msgspec.Struct, frozen=True, kw_only=True):
+    """The act that was last begun on a VM, stored with the VM itself, where it outlives this service."""
+
+    act_id: str
+    step: str  # the name of the step, as in the journal
+
+
+class MigrationProgress(msgspec.Struct, frozen=True, kw_only=True):
+    """How a live migration is going, as its source reports it.
+
+    It is active from the return of `send` until `MachineState` or `error` shows how it ended.
+    """
+
+    is_active: bool  # False: it has not begun, or has completed, failed or been cancelled; `MachineState` says which
+    transferred_bytes: int = 0
+    remaining_bytes: int = 0
+    downtime_ms: int | None = None  # None: not known yet
+    error: str = ""  # for people: why it failed; "": it has not failed
+
+
+class FreeCapacity(msgspec.Struct, frozen=True, kw_only=True):
+    """What a host can still take."""
+
+    memory_mib: int  # free for more VMs
+    cpu_model: str = ""  # "": not known
+
+
+class MachineDriver(Protocol):
+    """Operations on the VMs of several hosts. `host` is the fleet's name of a host, `vm` the VM's name.
+
+    Every call raises HostUnreachable if the host does not answer within the driver's own timeout, and
+    `forewarn.errors.Refused` with one sentence if the platform refuses the operation for good (no permission, no such
+    disk, the destination is full). A call that was lost or came too late must do no harm: each checks the state that
+    it needs, on the host, when it takes effect.
+    """
+
+    can_reimage: bool  # whether `reimage` is possible; False: it always refuses
+
+    async def state(self, host: str, vm: str) -> MachineState:
+        """Return what the host reports about the VM now."""
+
+    async def pause(self, host: str, vm: str) -> None:
+        """Stop the VM's CPUs: RUNNING becomes PAUSED. Does nothing if it is already paused."""
+
+    async def resume(self, host: str, vm: str) -> None:
+        """Let a paused VM continue: PAUSED or RECEIVED becomes RUNNING. Refuses a VM that was SENT."""
+
+    async def reset(self, host: str, vm: str) -> None:
+        """Reset a PAUSED VM, as its reset button does: it stays paused, and its next resume boots it."""
+
+    async def press_power_button(self, host: str, vm: str) -> None:
+        """Ask the guest through ACPI to shut down; a guest that does so becomes OFF. Returns at once."""
+
+    async def power_on(self, host: str, vm: str, *, fresh_ephemeral_disk: bool = False) -> None:
+        """Boot a VM that is OFF, with a new and empty ephemeral disk if asked: OFF becomes RUNNING."""
+
+    async def power_off(self, host: str, vm: str) -> None:
+        """End the VM at once, without asking the guest: any state but ABSENT becomes OFF. Its disks stay."""
+
+    async def remove(self, host: str, vm: str, *, delete_disks: bool) -> None:
+        """Make the host forget a VM that is OFF: it becomes ABSENT. Does nothing if it is ABSENT.
+
+        With `delete_disks`, the disks are deleted before the host forgets the VM, so that a repeated call finishes it.
+        For a VM that is on no host, because it was removed with its disks kept, `host` is "": the disks are deleted.
+        """
+
+    async def reimage(self, host: str, vm: str) -> None:
+        """Replace the OS disk of a VM that is OFF with a new copy of its image; it stays OFF."""
+
+    async def copy_definition(self, host: str, vm: str, to_host: str) -> None:
+        """Define the VM on `to_host`, OFF there, as on `host`.
+
+        Needs the disks to be reachable from both hosts. Finishes what an earlier call left unfinished. After the loss
+        of `host`, and for a VM that is on no host because it was removed with its disks kept (`host` is ""), drivers
+        keep what they need outside the host.
+        """
+
+    async def prepare_to_receive(self, to_host: str, vm: str) -> None:
+        """Start the VM on `to_host` as the destination of a live migration: OFF becomes RECEIVING."""
+
+    async def send(self, host: str, vm: str, to_host: str) -> None:
+        """Begin to migrate the VM live to a host where it is RECEIVING, and return at once.
+
+        It ends with SENT here and RECEIVED there, or, if it fails, with this VM in the state that it had. The
+        destination may be RECEIVED even if it fails here at the last moment. Refuses a VM that is not RECEIVING there.
+        """
+
+    async def migration(self, host: str, vm: str) -> MigrationProgress:
+        """Return how the migration from this host is going; all zeros if none has begun."""
+
+    async def cancel_send(self, host: str, vm: str) -> None:
+        """Abort a live migration from this host; the VM continues here. Does nothing if none is active.
+
+        After this has returned, an earlier `send` whose answer was lost has no further effect.
+        """
+
+    async def read_mark(self, host: str, vm: str) -> MachineMark | None:
+        """Return the mark that is stored with the VM on this host; None: it has none, or is ABSENT."""
+
+    async def write_mark(self, host: str, vm: str, mark: MachineMark) -> None:
+        """Store the mark durably with the VM on this host, in place of an earlier one."""
+
+    async def fence(self, host: str) -> bool:
+        """Cut the host off with the operator's fence command; return whether it succeeded. May take long.
+
+        False also without such a command. After True, no VM runs on the host.
+        """
+
+    async def capacity(self, host: str) -> FreeCapacity:
+        """Return what the host can still take."""
+
+    async def close(self) -> None:
+        """Release connections; may be called twice. VMs and acts under way are left as they are."""

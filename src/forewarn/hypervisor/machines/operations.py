@@ -1,0 +1,219 @@
+"""Carries out single operations of an act on real VMs, observes its hosts, and fences hosts.
+
+Before an operation that the guest notices, the act and its step are stored with the VM (its mark), for a service that
+has lost its journal.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+
+import msgspec
+
+from forewarn.clock import Clock
+from forewarn.core.cause import Verb
+from forewarn.errors import ForewarnError, full_message
+from forewarn.hypervisor.machines.driver import (
+    HostUnreachable,
+    MachineDriver,
+    MachineMark,
+    MachineState,
+    MigrationProgress,
+)
+from forewarn.hypervisor.machines.steps import MachineActRecord, Observation, Operation, Release, Step
+
+log = logging.getLogger(__name__)
+_FENCE_VALID_S = 10.0  # real time: how long a fenced host counts as down without being fenced again
+_STEPS_WITH_PROGRESS = (Step.SEND, Step.ABORT, Step.UNDO)
+_VISIBLE_OPERATIONS = frozenset(
+    {
+        Operation.PAUSE,
+        Operation.RESUME,
+        Operation.RESET,
+        Operation.PRESS_POWER_BUTTON,
+        Operation.POWER_ON,
+        Operation.POWER_OFF,
+        Operation.SEND,
+    }
+)
+
+
+class FoundMark(msgspec.Struct, frozen=True, kw_only=True):
+    """The step that a service which lost its journal finds in the marks of an act."""
+
+    step: Step
+    release: Release | None = None
+
+
+class HostFencer:
+    """Fences hosts through the driver, at most once per interval; remembers success for a few seconds."""
+
+    def __init__(self, driver: MachineDriver, clock: Clock, *, interval_s: float) -> None:
+        self._driver = driver
+        self._clock = clock
+        self._interval_s = interval_s
+        self._tasks: dict[str, asyncio.Task[bool]] = {}
+        self._tried_at: dict[str, float] = {}  # real time
+        self._fenced_at: dict[str, float] = {}  # real time
+
+    def is_fenced(self, host: str) -> bool:
+        """Return whether the host was fenced a few seconds ago."""
+        fenced_at = self._fenced_at.get(host)
+        return fenced_at is not None and self._clock.now() - fenced_at <= _FENCE_VALID_S
+
+    def may_try(self, host: str) -> bool:
+        """Return whether the fence command may run now, or is already running."""
+        tried_at = self._tried_at.get(host)
+        return host in self._tasks or tried_at is None or self._clock.now() - tried_at >= self._interval_s
+
+    async def fence(self, host: str, *, wait_s: float) -> None:
+        """Run the fence command of the host, and wait for it for `wait_s` seconds of real time at most.
+
+        Does not start a second one while one runs for this host: its result counts for all.
+        """
+        task = self._tasks.get(host)
+        if task is None:
+            self._tried_at[host] = self._clock.now()
+            task = self._tasks[host] = asyncio.create_task(self._run(host))
+        await asyncio.wait({task}, timeout=wait_s)
+
+    async def _run(self, host: str) -> bool:
+        try:
+            is_fenced = await self._driver.fence(host)
+        except ForewarnError as error:
+            log.warning("host %s could not be fenced: %s", host, full_message(error))
+            is_fenced = False
+        finally:
+            self._tasks.pop(host, None)
+        if is_fenced:
+            self._fenced_at[host] = self._clock.now()
+        return is_fenced
+
+    async def close(self) -> None:
+        """Cancel fence commands that still run."""
+        tasks = list(self._tasks.values())
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+class MachineOperations:
+    """Observes the hosts of an act, and carries out the operations that were decided."""
+
+    def __init__(self, driver: MachineDriver, fencer: HostFencer, is_confirmed_down: Callable[[str], bool]) -> None:
+        self._driver = driver
+        self._fencer = fencer
+        self._is_confirmed_down = is_confirmed_down
+        self._marked: dict[str, tuple[str, Step]] = {}  # by act id: the host and step of its latest mark
+
+    async def observe(
+        self, act: MachineActRecord, *, is_overdue: bool, done: Operation | None, now: float
+    ) -> Observation:
+        """Return what the hosts of the act report now. `now` is lab time."""
+        needs_progress = act.is_live and act.step in _STEPS_WITH_PROGRESS
+        progress = await self._progress(act) if needs_progress else None
+        is_known = progress is not None or not needs_progress  # a state alone does not show whether it is sending
+        source = await self._state(act.source, act.name) if is_known else None
+        destination = await self._state(act.destination, act.name) if act.is_move else MachineState.ABSENT
+        is_silent = source is None
+        return Observation(
+            source=source,
+            destination=destination,
+            progress=progress,
+            is_source_down=is_silent and (self._fencer.is_fenced(act.source) or self._is_confirmed_down(act.source)),
+            may_fence=is_silent and self._fencer.may_try(act.source),
+            is_overdue=is_overdue,
+            done=done,
+            now=now,
+        )
+
+    async def _state(self, host: str, name: str) -> MachineState | None:
+        if not host:
+            return MachineState.ABSENT
+        try:
+            return await self._driver.state(host, name)
+        except HostUnreachable:
+            return None
+
+    async def _progress(self, act: MachineActRecord) -> MigrationProgress | None:
+        try:
+            return await self._driver.migration(act.source, act.name)
+        except HostUnreachable:
+            return None
+
+    async def find_mark(self, act: MachineActRecord, *, is_final: bool) -> FoundMark | None:
+        """Return the step that the marks on its hosts have for this act; None if they have none.
+
+        Raises HostUnreachable if a host does not answer. With `is_final`, and for a source that has failed, such a host
+        counts as one without a mark.
+        """
+        if act.is_move:
+            mark = await self._read_mark(act, act.destination, may_skip=is_final)
+            if mark is not None and mark.step == Step.ACTIVATE:
+                return FoundMark(step=Step.ACTIVATE, release=Release.SENT if act.is_live else Release.STOPPED)
+        may_skip = is_final or act.is_abrupt or self._is_confirmed_down(act.source)
+        mark = await self._read_mark(act, act.source, may_skip=may_skip) if act.source else None
+        if mark is None or mark.step not in list(Step) or mark.step in (Step.ACTIVATE, Step.CLEAN_UP):
+            return None
+        return FoundMark(step=Step(mark.step))
+
+    async def _read_mark(self, act: MachineActRecord, host: str, *, may_skip: bool) -> MachineMark | None:
+        try:
+            mark = await self._driver.read_mark(host, act.name)
+        except HostUnreachable:
+            if may_skip:
+                return None
+            raise
+        return mark if mark is not None and mark.act_id == act.act_id else None
+
+    async def carry_out(self, act: MachineActRecord, operation: Operation, host: str, *, wait_s: float) -> None:
+        """Perform one operation of the current step on a host.
+
+        Raises HostUnreachable if the outcome is unknown, Rejected if the platform refuses it.
+        """
+        if operation is Operation.FENCE:
+            await self._fencer.fence(host, wait_s=wait_s)
+            return
+        if operation in _VISIBLE_OPERATIONS and (host == act.source or act.step is Step.ACTIVATE):
+            await self._write_mark(act, host)
+        await self._call_driver(act, operation, host)
+
+    async def _write_mark(self, act: MachineActRecord, host: str) -> None:
+        if self._marked.get(act.act_id) != (host, act.step):
+            await self._driver.write_mark(host, act.name, MachineMark(act_id=act.act_id, step=act.step))
+            self._marked[act.act_id] = (host, act.step)
+
+    def forget(self, act_id: str) -> None:
+        """Forget what is kept in memory about an act that has ended."""
+        self._marked.pop(act_id, None)
+
+    async def _call_driver(self, act: MachineActRecord, operation: Operation, host: str) -> None:
+        driver, name = self._driver, act.name
+        match operation:
+            case Operation.PAUSE:
+                await driver.pause(host, name)
+            case Operation.RESUME:
+                await driver.resume(host, name)
+            case Operation.RESET:
+                await driver.reset(host, name)
+                await driver.resume(host, name)
+            case Operation.PRESS_POWER_BUTTON:
+                await driver.press_power_button(host, name)
+            case Operation.POWER_ON:
+                await driver.power_on(host, name, fresh_ephemeral_disk=act.boots_with_fresh_disk)
+            case Operation.POWER_OFF:
+                await driver.power_off(host, name)
+            case Operation.REMOVE:
+                await driver.remove(host, name, delete_disks=not act.keeps_disks)
+            case Operation.REIMAGE:
+                await driver.reimage(host, name)
+            case Operation.COPY_DEFINITION:
+                await driver.copy_definition("" if act.verb is Verb.START else act.source, name, host)
+            case Operation.PREPARE_TO_RECEIVE:
+                await driver.prepare_to_receive(host, name)
+            case Operation.SEND:
+                await driver.send(host, name, act.destination)
+            case _:
+                await driver.cancel_send(host, name)

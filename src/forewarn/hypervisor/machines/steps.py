@@ -1,0 +1,192 @@
+"""What an act on a real VM consists of: durable steps, the operations in them, and decisions.
+
+`move` and `in_place` decide, as pure functions, from the journal's record of an act and what is observed on its hosts.
+`acts` carries the decisions out. A step is in the journal before an operation of that step takes effect.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+import msgspec
+
+from forewarn.core.cause import Verb
+from forewarn.hypervisor.machines.driver import MachineState, MigrationProgress
+
+LEAVING_VERBS = (Verb.EVICT, Verb.DELETE, Verb.DEALLOCATE)  # after these the VM is on no host
+
+
+class Step(StrEnum):
+    """A durable step of an act; it says which operations may have taken effect. The values are stored."""
+
+    BEGIN = "begin"  # nothing has been done; the marks on the hosts are read
+    PAUSE = "pause"
+    HOLD = "hold"  # paused, until the announced time is over
+    RESUME = "resume"
+    SHUT_DOWN = "shut-down"  # the guest is asked to shut down
+    POWER_OFF = "power-off"  # the VM is ended without asking the guest
+    RESET = "reset"  # of a paused VM, which is then resumed
+    BOOT = "boot"
+    REMOVE = "remove"
+    REIMAGE = "reimage"
+    PREPARE = "prepare"  # this and the following ones are steps of a move; the VM gets ready on the destination
+    SEND = "send"  # a live migration from the source has begun
+    ABORT = "abort"  # the migration is cancelled, and the VM continues on the source
+    UNDO = "undo"  # the destination forgets the VM
+    ACTIVATE = "activate"  # the source has released the VM: it continues on the destination
+    CLEAN_UP = "clean-up"  # the VM is on the destination: the source forgets it
+
+
+class Release(StrEnum):
+    """Why a VM certainly does not run on the source of its move, so that it may run elsewhere. Stored."""
+
+    STOPPED = "stopped"  # the source reported that it is off
+    SENT = "sent"  # the source reported that its live migration has completed
+    FENCED = "fenced"  # the source was fenced, or the operator confirmed that it is down
+
+
+class StepEntry(msgspec.Struct, frozen=True, kw_only=True):
+    """When a step was entered."""
+
+    step: Step
+    lab_at: float
+    real_at: float
+
+
+class MachineActRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """The journal's record of one act on a real VM."""
+
+    act_id: str
+    verb: Verb
+    vm: str  # the VM's key
+    name: str  # the VM's name, as drivers know it
+    source: str  # the host where the VM is; "": none
+    destination: str = ""  # the host that the act brings it to; "": it does not move
+    is_abrupt: bool = False  # the source has failed: the guest is not asked, and the source is fenced
+    is_stopped: bool = False  # the VM was stopped by its user, and stays off
+    keeps_disks: bool = True  # False: its disks are deleted when the VM is removed
+    hold_s: float = 0.0  # how long a freeze lasts, in lab time
+    steps: tuple[StepEntry, ...] = ()  # oldest first; a step may occur again
+    release: Release | None = None  # None: the VM may run on the source
+    failure: str = ""  # for people: why the act will fail; "": it has not failed so far
+    detail: str = ""  # for people: what the outcome also says
+    downtime_ms: int | None = None  # of a live migration, as its source measured it; None: not known
+    ok: bool | None = None  # None: it has not ended
+    note: str = ""  # for people: the outcome
+
+    @property
+    def step(self) -> Step:
+        """The latest step that was entered."""
+        return self.steps[-1].step
+
+    @property
+    def is_move(self) -> bool:
+        """Whether it moves the VM between two hosts."""
+        return self.verb in (Verb.MIGRATE, Verb.REDEPLOY)
+
+    @property
+    def is_live(self) -> bool:
+        """Whether it moves the VM with its memory."""
+        return self.verb is Verb.MIGRATE
+
+    @property
+    def boots_with_fresh_disk(self) -> bool:
+        """Whether the VM gets an empty ephemeral disk when the act boots it, because it changes hosts."""
+        return bool(self.destination)
+
+    @property
+    def stays_off(self) -> bool:
+        """Whether a move leaves the VM off: its user stopped it, or it was off before its live migration."""
+        was_off = self.is_live and self.release is Release.STOPPED and self.entry(Step.SEND) is None
+        return self.is_stopped or was_off
+
+    def entry(self, step: Step) -> StepEntry | None:
+        """Return the latest entry of this step; None if it was never entered."""
+        return next((entry for entry in reversed(self.steps) if entry.step is step), None)
+
+
+class Operation(StrEnum):
+    """An operation of `MachineDriver` in a step. All may be repeated within their step."""
+
+    PAUSE = "pause"
+    RESUME = "resume"
+    RESET = "reset"  # then resume
+    PRESS_POWER_BUTTON = "press the power button"
+    POWER_ON = "power on"
+    POWER_OFF = "power off"
+    REMOVE = "remove"
+    REIMAGE = "reimage"
+    COPY_DEFINITION = "define"
+    PREPARE_TO_RECEIVE = "prepare to receive"
+    SEND = "send"
+    CANCEL_SEND = "cancel the migration"
+    FENCE = "fence"
+
+
+class Observation(msgspec.Struct, frozen=True, kw_only=True):
+    """What is known when the next decision about an act is made.
+
+    A state is None if the host does not answer.
+    """
+
+    source: MachineState | None
+    destination: MachineState | None = MachineState.ABSENT
+    progress: MigrationProgress | None = None  # read before the states; None: not asked, or no answer
+    is_source_down: bool = False  # it was fenced just now, or the operator confirmed that it is down
+    may_fence: bool = False  # whether it is time to try the fence command, again if it failed
+    is_overdue: bool = False  # whether the step has taken longer than its limit
+    done: Operation | None = None  # the last operation that this process completed in this step
+    now: float = 0.0  # lab time
+
+    @property
+    def is_sending(self) -> bool:
+        """Whether the source reports that a live migration from it is active."""
+        return self.progress is not None and self.progress.is_active
+
+
+class Do(msgspec.Struct, frozen=True):
+    """Decision: perform an operation on a host, then observe again. It belongs to the current step."""
+
+    operation: Operation
+    host: str
+
+
+class Enter(msgspec.Struct, frozen=True):
+    """Decision: make the next step durable, with what is known now, then observe again."""
+
+    step: Step
+    release: Release | None = None  # None: as before
+    failure: str = ""  # "": as before
+    detail: str = ""  # "": as before
+    downtime_ms: int | None = None  # None: as before
+
+
+class Wait(msgspec.Struct, frozen=True):
+    """Decision: nothing can be done now."""
+
+    note: str  # for people: progress, or what it waits for
+    until: float | None = None  # lab time; None: observe again soon
+    host: str = ""  # the host that does not answer, and that it waits for; "": it waits for something else
+
+
+class End(msgspec.Struct, frozen=True):
+    """Decision: the act is over."""
+
+    ok: bool
+    note: str = ""  # for people: why it failed, or what else there is to know
+
+
+Decision = Do | Enter | Wait | End
+
+
+def unreachable_source_note(act: MachineActRecord) -> str:
+    """Return what a person must confirm before an act can continue whose source does not answer."""
+    return (
+        f"{act.source} does not answer, and {act.name} may still run there: fence {act.source}, or confirm that it "
+        f"is down once it is certain that {act.name} does not run there"
+    )
+
+
+def wait_for_host(host: str) -> Wait:
+    """Return the decision to wait until a host answers again."""
+    return Wait(f"{host} does not answer: waiting for it", host=host)

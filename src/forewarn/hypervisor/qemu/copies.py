@@ -1,0 +1,57 @@
+"""Copies of VMs' definitions outside their hosts, for lost hosts and for VMs that are on no host."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from forewarn.errors import Refused
+from forewarn.hypervisor.machines.driver import HostUnreachable
+from forewarn.hypervisor.qemu.definition import VmDefinition
+from forewarn.hypervisor.qemu.instance import QemuInstance, delete_file, write_durably
+
+
+class QemuDefinitionCopies:
+    """The latest definition of every VM, in one directory of this machine, created when it is needed."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+
+    def instance(self, vm: str) -> QemuInstance:
+        """Return the VM as if it were on a host without a name; its definition may not exist."""
+        return QemuInstance("", vm, self._directory)
+
+    def keep(self, instance: QemuInstance) -> None:
+        """Copy the definition of a VM on a host, durably, if it has changed. Refused if that fails."""
+        copy = self.instance(instance.vm).definition_file
+        try:
+            data = instance.definition_file.read_bytes()
+            if copy.exists() and copy.read_bytes() == data:
+                return
+            self._directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+        except OSError as error:
+            raise Refused(f"definition {str(instance.definition_file)!r} cannot be copied: {error.strerror}") from error
+        write_durably(copy, data)
+
+    def read(self, instance: QemuInstance) -> tuple[VmDefinition, bytes]:
+        """Return the definition from the VM's host, or its copy if the host is lost or the VM is on none.
+
+        Refused if it is wrong or there is neither; HostUnreachable if the host is lost and there is no copy.
+        """
+        copy = self.instance(instance.vm)
+        try:
+            if instance.host and instance.is_defined():
+                return instance.read_definition()
+        except HostUnreachable:
+            if not copy.definition_file.exists():
+                raise
+        if not copy.definition_file.exists():
+            where = f"on host {instance.host!r}" if instance.host else "on a host"
+            raise Refused(f"VM {instance.vm!r} is not defined {where}, and there is no copy of its definition")
+        return copy.read_definition()
+
+    def forget(self, vm: str) -> None:
+        """Delete the copy of the VM with this name, if there is one, after its disks were deleted.
+
+        Refused if it cannot be deleted.
+        """
+        delete_file(self.instance(vm).definition_file)

@@ -1,0 +1,453 @@
+"""`QemuDriver`: single operations on VMs of plain QEMU, over QMP.
+
+The destination of a live migration is started with `-incoming defer -S`, so that it never runs by itself, and takes its
+disks only when it is resumed. The source of a completed migration is never resumed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import defaultdict
+from collections.abc import AsyncIterator, Mapping
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from forewarn.errors import Refused
+from forewarn.hypervisor.machines.driver import (
+    FreeCapacity,
+    HostUnreachable,
+    MachineMark,
+    MachineState,
+    MigrationProgress,
+)
+from forewarn.hypervisor.qemu.copies import QemuDefinitionCopies
+from forewarn.hypervisor.qemu.definition import DEFINITION_SUFFIX, QemuHost, VmDefinition, check_vm_name
+from forewarn.hypervisor.qemu.fencing import run_fence_command
+from forewarn.hypervisor.qemu.instance import (
+    QemuInstance,
+    copy_disk,
+    delete_file,
+    make_empty_disk,
+    sync_directory,
+    write_durably,
+)
+from forewarn.hypervisor.qemu.processes import NotRunning, QemuProcesses
+from forewarn.hypervisor.qemu.qmp import Monitor, require_qmp
+
+_INTERVAL_S = 0.02  # between checks of something that QEMU does by itself
+_ACTIVE_STATUSES = frozenset(
+    {"setup", "active", "cancelling", "pre-switchover", "device", "wait-unplug", "postcopy-active", "postcopy-paused"}
+)
+_STATES = {
+    "running": MachineState.RUNNING,
+    "suspended": MachineState.RUNNING,  # the guest suspended itself, and wakes by itself
+    "inmigrate": MachineState.RECEIVING,
+    "postmigrate": MachineState.SENT,
+    "shutdown": MachineState.OFF,  # the process stays because of -no-shutdown
+}  # in all other states the CPUs are stopped
+
+
+class QemuDriver:
+    """Implements `MachineDriver` for the hosts of the settings.
+
+    `copies` is a directory of this machine, created if missing, for copies of all definitions: a VM whose host is lost,
+    or that is on no host, is defined on another one from there. `timeout_s` limits the wait for an answer from QEMU,
+    `start_timeout_s` the time that QEMU needs to come up, in real seconds. Raises Rejected if the library `qemu.qmp` is
+    missing.
+    """
+
+    can_reimage = True  # a VM whose definition names no image refuses
+
+    def __init__(
+        self,
+        hosts: Mapping[str, QemuHost],
+        *,
+        copies: Path,
+        timeout_s: float = 5.0,
+        start_timeout_s: float = 20.0,
+    ) -> None:
+        require_qmp()
+        self._hosts = hosts
+        self._copies = QemuDefinitionCopies(copies)
+        self._timeout_s = timeout_s
+        self._processes = QemuProcesses(timeout_s=timeout_s, start_timeout_s=start_timeout_s)
+        # One operation on a VM at a time: QEMU serves one client, and an operation looks before it acts.
+        self._locks: defaultdict[tuple[str, str], asyncio.Lock] = defaultdict(asyncio.Lock)
+
+    async def state(self, host: str, vm: str) -> MachineState:
+        """Return what QEMU reports about the VM now; ends a QEMU process whose guest has shut down."""
+        async with self._lock(host, vm):
+            return await self._state(self._instance(host, vm))
+
+    async def pause(self, host: str, vm: str) -> None:
+        """Stop the VM's CPUs. Refused if it is off."""
+        async with self._running(host, vm, "paused") as (instance, monitor):
+            if await _read_state(monitor, instance) is MachineState.RUNNING:
+                await monitor.execute("stop")
+
+    async def resume(self, host: str, vm: str) -> None:
+        """Let a paused VM continue. Refused if it was sent, still receives, or is being migrated."""
+        async with self._running(host, vm, "resumed") as (instance, monitor):
+            state = await _read_state(monitor, instance)
+            if state is MachineState.RUNNING:
+                return
+            if state not in (MachineState.PAUSED, MachineState.RECEIVED):
+                raise Refused(f"{instance.name} is {state}: it cannot be resumed")
+            if await _is_migrating(monitor):
+                raise Refused(f"{instance.name} is being migrated: it cannot be resumed before the migration has ended")
+            await monitor.execute("cont")
+            delete_file(instance.incoming_file)
+
+    async def reset(self, host: str, vm: str) -> None:
+        """Reset a paused VM. Refused in any other state."""
+        async with self._running(host, vm, "reset") as (instance, monitor):
+            if (state := await _read_state(monitor, instance)) is not MachineState.PAUSED:
+                raise Refused(f"{instance.name} is {state}: only a paused VM can be reset")
+            await monitor.execute("system_reset")
+            async with self._deadline(f"QEMU of {instance.name} did not reset the VM"):
+                while (await monitor.execute("query-status"))["status"] != "prelaunch":
+                    await asyncio.sleep(_INTERVAL_S)
+
+    async def press_power_button(self, host: str, vm: str) -> None:
+        """Send the ACPI event of a power button. Does nothing for a VM that is off."""
+        async with self._lock(host, vm):
+            instance = self._instance(host, vm)
+            try:
+                async with self._processes.monitor(instance) as monitor:
+                    await monitor.execute("system_powerdown")
+            except NotRunning:
+                _require_defined(instance)
+
+    async def power_on(self, host: str, vm: str, *, fresh_ephemeral_disk: bool = False) -> None:
+        """Boot a VM that is off, in a new process. Refused if QEMU does not start, with its reason."""
+        async with self._lock(host, vm):
+            instance = self._instance(host, vm)
+            state = await self._state(instance)
+            if state is MachineState.RUNNING:
+                return
+            if state not in (MachineState.OFF, MachineState.ABSENT):
+                raise Refused(f"{instance.name} is {state}: only a VM that is off can be booted")
+            definition = instance.read_definition()[0]
+            await self._processes.end(instance)
+            if definition.ephemeral is not None:
+                disk = instance.directory / definition.ephemeral.path
+                if fresh_ephemeral_disk or not disk.exists():
+                    await asyncio.to_thread(make_empty_disk, disk, definition.ephemeral.size_mib)
+            delete_file(instance.incoming_file)
+            await self._start(instance, definition)
+
+    async def power_off(self, host: str, vm: str) -> None:
+        """End the VM's QEMU process; it is killed if it does not answer."""
+        async with self._lock(host, vm):
+            instance = self._instance(host, vm)
+            if not instance.is_alive():
+                _require_defined(instance)
+            await self._processes.end(instance)
+
+    async def remove(self, host: str, vm: str, *, delete_disks: bool) -> None:
+        """Delete the VM's files on this host, its definition last. Refused if it is not off.
+
+        Disks outside the host's directory stay unless `delete_disks`. An ephemeral disk inside it is always deleted.
+        For a VM that is on no host (""), only its disks and the copy of its definition are left to delete.
+        """
+        async with self._lock(host, vm):
+            instance = self._instance(host, vm)
+            if host:
+                state = await self._state(instance)
+                if state is MachineState.ABSENT:
+                    return
+                if state is not MachineState.OFF:
+                    raise Refused(f"{instance.name} is {state}: only a VM that is off can be removed")
+                await self._processes.end(instance)
+            elif not instance.definition_file.exists():
+                return
+            definition = instance.read_definition()[0]
+            if delete_disks:
+                _require_files(definition, instance)
+            local, ephemeral = definition.local_paths(), definition.ephemeral
+            if ephemeral is not None and (delete_disks or ephemeral.path in local):
+                delete_file(instance.directory / ephemeral.path)
+            if delete_disks:
+                for disk in definition.disks:
+                    delete_file(instance.directory / disk)
+            for file in instance.files() if host else ():
+                delete_file(file)
+            if delete_disks:
+                self._copies.forget(vm)
+            await asyncio.to_thread(sync_directory, instance.directory)
+
+    async def reimage(self, host: str, vm: str) -> None:
+        """Copy the image of the definition over its first disk. Refused if it has none, or the VM is not off."""
+        async with self._lock(host, vm):
+            instance = self._instance(host, vm)
+            if (state := await self._state(instance)) is not MachineState.OFF:
+                raise Refused(f"{instance.name} is {state}: only a VM that is off can be reimaged")
+            definition = instance.read_definition()[0]
+            if not definition.image:
+                raise Refused(f"{instance.name} cannot be reimaged: add 'image' to {str(instance.definition_file)!r}")
+            await self._processes.end(instance)
+            image, disk = (instance.directory / path for path in (definition.image, definition.disks[0]))
+            await asyncio.to_thread(copy_disk, image, disk)
+
+    async def copy_definition(self, host: str, vm: str, to_host: str) -> None:
+        """Write the VM's definition into the directory of `to_host`; from the copy if `host` is lost.
+
+        Refused if a disk is not reachable from both hosts, a different VM of this name runs on `to_host`, or too little
+        memory is free there.
+        """
+        source, target = self._instance(host, vm), self._instance(to_host, vm)
+        definition, data = self._copies.read(source)
+        if local := [path for path in definition.local_paths() if path in definition.disks]:
+            raise Refused(
+                f"disk {local[0]!r} of {source.name} is in the directory of its host: "
+                "a VM that moves needs disks with absolute paths, which both hosts reach"
+            )
+        for disk in definition.disks:
+            if not Path(disk).exists():
+                raise Refused(f"disk {disk!r} of {source.name} does not exist: make it reachable from both hosts")
+        free_mib = (await self.capacity(to_host)).memory_mib
+        if not target.is_alive() and free_mib < definition.memory_mib:
+            raise Refused(f"{to_host} has {free_mib} MiB free, and {vm} needs {definition.memory_mib} MiB")
+        async with self._lock(to_host, vm):
+            if target.is_defined() and target.definition_file.read_bytes() == data:
+                return
+            if (state := await self._state(target)) not in (MachineState.OFF, MachineState.ABSENT):
+                raise Refused(f"{target.name} is {state} with a different definition: end it first")
+            await asyncio.to_thread(write_durably, target.definition_file, data)
+
+    async def prepare_to_receive(self, to_host: str, vm: str) -> None:
+        """Start QEMU as the destination of a live migration, paused, and let it listen."""
+        async with self._lock(to_host, vm):
+            instance = self._instance(to_host, vm)
+            state = await self._state(instance)
+            if state not in (MachineState.OFF, MachineState.ABSENT, MachineState.RECEIVING):
+                raise Refused(f"{instance.name} is {state}: only a VM that is off can receive a live migration")
+            if state is not MachineState.RECEIVING:
+                definition = instance.read_definition()[0]
+                _require_movable(definition, instance)
+                await self._processes.end(instance)
+                await asyncio.to_thread(write_durably, instance.incoming_file, b"")
+                await self._start(instance, definition, "-incoming", "defer", "-S")
+            async with self._processes.monitor(instance) as monitor:
+                if "socket-address" not in await monitor.execute("query-migrate"):
+                    await _set_capability(monitor, "late-block-activate")
+                    address = self._hosts[to_host].migration
+                    uri = f"tcp:{_bracketed(address)}:0" if address else f"unix:{instance.migration_socket}"
+                    await monitor.execute("migrate-incoming", {"uri": uri})
+
+    async def send(self, host: str, vm: str, to_host: str) -> None:
+        """Begin the live migration. Does nothing if it is under way or has completed."""
+        async with self._running(host, vm, "migrated") as (instance, monitor):
+            state = await _read_state(monitor, instance)
+            if state is MachineState.SENT or await _is_migrating(monitor):
+                return
+            if state not in (MachineState.RUNNING, MachineState.PAUSED):
+                raise Refused(f"{instance.name} is {state}: it cannot be migrated")
+            async with self._running(to_host, vm, "a destination") as (target, receiver):
+                if (there := await _read_state(receiver, target)) is not MachineState.RECEIVING:
+                    raise Refused(f"{target.name} is {there}: it does not wait for a live migration")
+                addresses = (await receiver.execute("query-migrate")).get("socket-address")
+            if not addresses:
+                raise Refused(f"{target.name} does not listen for a live migration yet: prepare it first")
+            await _set_capability(monitor, "return-path")  # the source learns whether the destination has everything
+            await monitor.execute("migrate", {"uri": _migration_uri(addresses[0])})
+
+    async def migration(self, host: str, vm: str) -> MigrationProgress:
+        """Return QEMU's figures for the migration from this host."""
+        async with self._lock(host, vm):
+            instance = self._instance(host, vm)
+            try:
+                async with self._processes.monitor(instance) as monitor:
+                    report = await monitor.execute("query-migrate")
+            except NotRunning:
+                return MigrationProgress(is_active=False)
+        memory = report.get("ram", {})
+        return MigrationProgress(
+            is_active=report.get("status") in _ACTIVE_STATUSES,
+            transferred_bytes=memory.get("transferred", 0),
+            remaining_bytes=memory.get("remaining", 0),
+            downtime_ms=report.get("downtime"),
+            error=_migration_error(report),
+        )
+
+    async def cancel_send(self, host: str, vm: str) -> None:
+        """Abort the migration and wait until QEMU has done so. It may complete first: `state` then says so."""
+        async with self._lock(host, vm):
+            instance = self._instance(host, vm)
+            try:
+                async with self._processes.monitor(instance) as monitor:
+                    if not await _is_migrating(monitor):
+                        return
+                    await monitor.execute("migrate_cancel")
+                    async with self._deadline(f"QEMU of {instance.name} did not cancel the migration"):
+                        while await _is_migrating(monitor):
+                            await asyncio.sleep(_INTERVAL_S)
+            except NotRunning:
+                return
+
+    async def read_mark(self, host: str, vm: str) -> MachineMark | None:
+        """Return the mark from its file. Refused if the file cannot be read."""
+        instance = self._instance(host, vm)
+        if not instance.is_defined():
+            return None
+        try:
+            return msgspec.json.decode(instance.mark_file.read_bytes(), type=MachineMark)
+        except FileNotFoundError:
+            return None
+        except (OSError, msgspec.DecodeError) as error:
+            raise Refused(f"mark {str(instance.mark_file)!r} cannot be read ({error}): delete the file") from error
+
+    async def write_mark(self, host: str, vm: str, mark: MachineMark) -> None:
+        """Write the mark's file durably. Refused if the VM does not exist on this host."""
+        async with self._lock(host, vm):
+            instance = self._instance(host, vm)
+            _require_defined(instance)
+            await asyncio.to_thread(write_durably, instance.mark_file, msgspec.json.encode(mark))
+
+    async def fence(self, host: str) -> bool:
+        """Run the fence command; True if it succeeded and no QEMU process of this host is left."""
+        settings = self._host(host)
+        if not settings.fence or not await run_fence_command(settings, host):
+            return False
+        return not any(instance.is_alive() for instance in self._instances(host))
+
+    async def capacity(self, host: str) -> FreeCapacity:
+        """Return the host's memory less that of the VMs with a QEMU process."""
+        settings = self._host(host)
+        alive = [instance for instance in self._instances(host) if instance.is_alive()]
+        used = sum(instance.read_definition()[0].memory_mib for instance in alive)
+        total = settings.memory_mib or _machine_memory_mib()
+        return FreeCapacity(memory_mib=max(0, total - used))
+
+    async def close(self) -> None:
+        """Forget the QEMU processes that this driver started; they keep running."""
+        self._processes.release()
+
+    def _host(self, host: str) -> QemuHost:
+        try:
+            return self._hosts[host]
+        except KeyError:
+            raise Refused(f"host {host!r} is not in the settings: add [qemu.hosts.{host}]") from None
+
+    def _instance(self, host: str, vm: str) -> QemuInstance:
+        instance = QemuInstance(host, vm, Path(self._host(host).directory)) if host else self._copies.instance(vm)
+        check_vm_name(vm, instance.directory)
+        return instance
+
+    def _instances(self, host: str) -> list[QemuInstance]:
+        """All VMs that are defined on the host; none if its directory is lost."""
+        directory = Path(self._host(host).directory)
+        return [QemuInstance(host, path.stem, directory) for path in sorted(directory.glob(f"*{DEFINITION_SUFFIX}"))]
+
+    def _lock(self, host: str, vm: str) -> AbstractAsyncContextManager[None]:
+        return self._locks[host, vm]
+
+    @asynccontextmanager
+    async def _running(self, host: str, vm: str, participle: str) -> AsyncIterator[tuple[QemuInstance, Monitor]]:
+        """The VM, locked, with its monitor. Refused if it has no process: it cannot be `participle`."""
+        async with self._lock(host, vm):
+            instance = self._instance(host, vm)
+            try:
+                async with self._processes.monitor(instance) as monitor:
+                    yield instance, monitor
+            except NotRunning:
+                _require_defined(instance)
+                raise Refused(f"{instance.name} is off: it cannot be {participle}") from None
+
+    async def _state(self, instance: QemuInstance) -> MachineState:
+        is_defined = instance.is_defined()
+        if is_defined:
+            self._copies.keep(instance)
+        try:
+            async with self._processes.monitor(instance) as monitor:
+                state = await _read_state(monitor, instance)
+        except NotRunning:
+            return MachineState.OFF if is_defined else MachineState.ABSENT
+        if state is MachineState.OFF:  # the guest has shut down, but QEMU waits, and holds the locks of its disks
+            await self._processes.end(instance)
+        return state
+
+    async def _start(self, instance: QemuInstance, definition: VmDefinition, *options: str) -> None:
+        argv = [
+            *self._hosts[instance.host].prefix,
+            *definition.command,
+            *("-qmp", f"unix:{instance.monitor_socket},server=on,wait=off"),
+            *("-pidfile", str(instance.pid_file), "-no-shutdown", *options),
+        ]
+        await self._processes.start(instance, argv)
+
+    @asynccontextmanager
+    async def _deadline(self, message: str) -> AsyncIterator[None]:
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                yield
+        except TimeoutError as error:
+            raise HostUnreachable(f"{message} within {self._timeout_s:g} s") from error
+
+
+async def _read_state(monitor: Monitor, instance: QemuInstance) -> MachineState:
+    status = (await monitor.execute("query-status"))["status"]
+    if status == "finish-migrate":  # the last part is on its way; after a failure the VM goes on here
+        has_completed = (await monitor.execute("query-migrate")).get("status") == "completed"
+        return MachineState.SENT if has_completed else MachineState.RUNNING
+    if status == "inmigrate" and not await monitor.execute("query-migrate"):
+        return MachineState.OFF  # the service was killed before it told QEMU where to listen; nothing can arrive
+    state = _STATES.get(status, MachineState.PAUSED)
+    if state is MachineState.RUNNING:
+        delete_file(instance.incoming_file)  # the service was killed after it resumed the VM
+    elif state is MachineState.PAUSED and instance.incoming_file.exists():
+        return MachineState.RECEIVED if status == "paused" else MachineState.RECEIVING
+    return state
+
+
+async def _is_migrating(monitor: Monitor) -> bool:
+    return (await monitor.execute("query-migrate")).get("status") in _ACTIVE_STATUSES
+
+
+async def _set_capability(monitor: Monitor, name: str) -> None:
+    await monitor.execute("migrate-set-capabilities", {"capabilities": [{"capability": name, "state": True}]})
+
+
+def _require_defined(instance: QemuInstance) -> None:
+    if not instance.is_defined():
+        raise Refused(f"{instance.name} does not exist: there is no file {str(instance.definition_file)!r}")
+
+
+def _require_files(definition: VmDefinition, instance: QemuInstance) -> None:
+    """Raise Refused if a disk is a device: to delete its name would keep its data."""
+    for disk in definition.disks:
+        path = instance.directory / disk
+        if path.exists() and not path.is_file():
+            raise Refused(f"disk {disk!r} of {instance.name} is a device, and cannot be deleted: empty it by hand")
+
+
+def _require_movable(definition: VmDefinition, instance: QemuInstance) -> None:
+    if local := definition.local_paths():
+        raise Refused(
+            f"disk {local[0]!r} of {instance.name} is in the directory of its host: "
+            "a live migration needs disks with absolute paths, which both hosts reach"
+        )
+
+
+def _migration_error(report: Mapping[str, Any]) -> str:
+    if report.get("status") != "failed":
+        return ""
+    return str(report.get("error-desc") or "QEMU does not say why the migration failed")
+
+
+def _migration_uri(address: Mapping[str, str]) -> str:
+    if address["type"] == "unix":
+        return f"unix:{address['path']}"
+    return f"tcp:{_bracketed(address['host'])}:{address['port']}"
+
+
+def _bracketed(host: str) -> str:
+    return f"[{host}]" if ":" in host else host
+
+
+def _machine_memory_mib() -> int:
+    line = Path("/proc/meminfo").read_text(encoding="ascii").partition("\n")[0]  # MemTotal:  16384 kB
+    return int(line.split()[1]) // 1024

@@ -1,0 +1,43 @@
+"""The operator's fence command, which cuts a host off before its VMs start elsewhere."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from contextlib import suppress
+
+from forewarn.hypervisor.qemu.definition import QemuHost
+
+log = logging.getLogger(__name__)
+
+
+async def run_fence_command(settings: QemuHost, host: str) -> bool:
+    """Run the host's fence command; returns whether it ended with code 0.
+
+    Its environment has FOREWARN_HOST, the host's name. After `fence_timeout_s` of real time it is killed, and has
+    failed.
+    """
+    try:
+        process = await asyncio.create_subprocess_exec(
+            *settings.fence,
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.DEVNULL,
+            stderr=asyncio.subprocess.DEVNULL,
+            env=os.environ | {"FOREWARN_HOST": host},
+        )
+    except OSError as error:
+        log.warning("fence command %r of host %s cannot be started: %s", settings.fence[0], host, error.strerror)
+        return False
+    try:
+        code = await asyncio.wait_for(process.wait(), settings.fence_timeout_s)
+    except TimeoutError:
+        code = None
+    finally:
+        with suppress(ProcessLookupError):
+            if process.returncode is None:
+                process.kill()
+                await process.wait()
+    if code != 0:
+        log.warning("fence command %r of host %s failed (exit code %s)", settings.fence[0], host, code)
+    return code == 0

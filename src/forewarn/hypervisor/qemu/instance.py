@@ -1,0 +1,242 @@
+"""A VM on one host: its files in the host's directory, and its QEMU process.
+
+QEMU holds a lock on its log file, from before it is started until it has ended. So a new service sees whether
+QEMU runs, even if the previous one was killed while it started QEMU.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+import signal
+import subprocess
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from forewarn.errors import Refused
+from forewarn.hypervisor.liveness import process_start_time
+from forewarn.hypervisor.machines.driver import HostUnreachable
+from forewarn.hypervisor.qemu.definition import DEFINITION_SUFFIX, VmDefinition, parse_definition
+
+_LOG_TAIL_BYTES = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class QemuInstance:
+    """The files and the process of the VM `vm` on the host `host`, whose directory is `directory`."""
+
+    host: str
+    vm: str
+    directory: Path
+
+    @property
+    def name(self) -> str:
+        """The VM and its host, for messages."""
+        return f"VM {self.vm!r} on host {self.host!r}"
+
+    @property
+    def definition_file(self) -> Path:
+        """The definition; without it the host does not know the VM."""
+        return self._file(DEFINITION_SUFFIX)
+
+    @property
+    def monitor_socket(self) -> Path:
+        """QEMU's monitor (QMP)."""
+        return self._file(".qmp")
+
+    @property
+    def migration_socket(self) -> Path:
+        """Where QEMU receives a live migration."""
+        return self._file(".migrate")
+
+    @property
+    def pid_file(self) -> Path:
+        """QEMU's process id, written by QEMU."""
+        return self._file(".pid")
+
+    @property
+    def log_file(self) -> Path:
+        """QEMU's output, on which it holds a lock."""
+        return self._file(".log")
+
+    @property
+    def mark_file(self) -> Path:
+        """The mark: the act that was last begun on the VM."""
+        return self._file(".mark")
+
+    @property
+    def incoming_file(self) -> Path:
+        """Exists while the QEMU process is the destination of a live migration and has not been resumed since."""
+        return self._file(".incoming")
+
+    def files(self) -> tuple[Path, ...]:
+        """Return all files of the VM in the host's directory, the definition last."""
+        return (
+            *(self.mark_file, self.incoming_file, self.migration_socket, self.monitor_socket, self.pid_file),
+            *(self.log_file, self.definition_file),
+        )
+
+    def _file(self, suffix: str) -> Path:
+        return self.directory / f"{self.vm}{suffix}"
+
+    def is_defined(self) -> bool:
+        """Whether the definition file exists. HostUnreachable if the host's directory does not."""
+        if not self.directory.is_dir():
+            raise HostUnreachable(
+                f"directory {str(self.directory)!r} of host {self.host!r} does not exist: create it, or mount it"
+            )
+        return self.definition_file.exists()
+
+    def read_definition(self) -> tuple[VmDefinition, bytes]:
+        """Return the definition, and the bytes of its file. Refused if it is missing or wrong."""
+        if not self.is_defined():
+            raise Refused(f"{self.name} does not exist: there is no file {str(self.definition_file)!r}")
+        try:
+            data = self.definition_file.read_bytes()
+        except OSError as error:
+            raise Refused(f"definition {str(self.definition_file)!r} cannot be read: {error.strerror}") from error
+        return parse_definition(data, self.definition_file), data
+
+    def is_alive(self) -> bool:
+        """Whether the QEMU process that the driver started is running, or is being started."""
+        try:
+            log = os.open(self.log_file, os.O_RDONLY | os.O_CLOEXEC)
+        except FileNotFoundError:
+            return False
+        except OSError as error:
+            raise Refused(
+                f"log {str(self.log_file)!r} of {self.name} cannot be read: {error.strerror}; "
+                "run the service as the user who owns it"
+            ) from error
+        try:
+            fcntl.flock(log, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+        finally:
+            os.close(log)
+        return False
+
+    def start(self, argv: Sequence[str]) -> subprocess.Popen[bytes]:
+        """Start QEMU in the host's directory, in a session of its own, with its output in the log file.
+
+        Returns before QEMU has come up. Refused if it runs already or the program cannot be started.
+        """
+        try:
+            log = os.open(self.log_file, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        except OSError as error:
+            raise Refused(f"log {str(self.log_file)!r} cannot be written: {error.strerror}") from error
+        try:
+            fcntl.flock(log, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            os.ftruncate(log, 0)
+            for stale in (self.monitor_socket, self.migration_socket, self.pid_file):
+                stale.unlink(missing_ok=True)
+            return subprocess.Popen(
+                argv,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                cwd=self.directory,
+                env={name: text for name, text in os.environ.items() if not name.startswith("FOREWARN_")},
+                start_new_session=True,
+            )
+        except BlockingIOError as error:
+            raise Refused(f"{self.name} cannot be started: its QEMU process still runs") from error
+        except OSError as error:
+            raise Refused(f"{self.name} cannot be started: {argv[0]!r}: {error.strerror}") from error
+        finally:
+            os.close(log)
+
+    def kill(self) -> tuple[int, str]:
+        """Send SIGKILL to QEMU; returns its process id and start time, or (0, "") if it is gone already.
+
+        HostUnreachable if it runs and its process id is not known, Refused without permission.
+        """
+        with suppress(OSError, ValueError):
+            pid = int(self.pid_file.read_text())
+            process = os.pidfd_open(pid)
+            try:
+                started = process_start_time(pid)
+                if not self.is_alive():
+                    return 0, ""
+                signal.pidfd_send_signal(process, signal.SIGKILL)
+                return pid, started
+            except PermissionError as error:
+                raise Refused(
+                    f"no permission to end process {pid}, QEMU of {self.name}: run the service as its user"
+                ) from error
+            finally:
+                os.close(process)
+        if self.is_alive():
+            raise HostUnreachable(
+                f"QEMU of {self.name} runs, but {str(self.pid_file)!r} does not say in which process: end it by hand"
+            )
+        return 0, ""
+
+    def log_tail(self) -> str:
+        """Return the last line of QEMU's output, which says why it ended; "" without output."""
+        with suppress(OSError):
+            lines = self.log_file.read_bytes()[-_LOG_TAIL_BYTES:].decode(errors="replace").strip().splitlines()
+            return lines[-1] if lines else ""
+        return ""
+
+
+def write_durably(path: Path, data: bytes) -> None:
+    """Replace the file's content atomically; it is on the disk when this returns. Refused if that fails."""
+    temporary = path.with_name(f"{path.name}.new")
+    try:
+        with temporary.open("wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+        sync_directory(path.parent)
+    except OSError as error:
+        raise Refused(f"file {str(path)!r} cannot be written: {error.strerror}") from error
+
+
+def make_empty_disk(path: Path, size_mib: int) -> None:
+    """Replace the file with an empty raw disk of this size, atomically and durably. Refused if that fails."""
+    temporary = path.with_name(f"{path.name}.new")
+    try:
+        with temporary.open("wb") as file:
+            file.truncate(size_mib * 1024 * 1024)
+            os.fsync(file.fileno())
+        temporary.replace(path)
+        sync_directory(path.parent)
+    except OSError as error:
+        raise Refused(f"disk {str(path)!r} cannot be created: {error.strerror}") from error
+
+
+def copy_disk(image: Path, disk: Path) -> None:
+    """Replace the disk's file with a copy of the image, atomically and durably. Refused if that fails."""
+    if disk.exists() and not disk.is_file():
+        raise Refused(f"disk {str(disk)!r} is not a file: an image can only be copied over a file")
+    temporary = disk.with_name(f"{disk.name}.new")
+    try:
+        shutil.copyfile(image, temporary)
+        with temporary.open("rb") as file:
+            os.fsync(file.fileno())
+        temporary.replace(disk)
+        sync_directory(disk.parent)
+    except OSError as error:
+        raise Refused(f"image {str(image)!r} cannot be copied to {str(disk)!r}: {error.strerror}") from error
+
+
+def delete_file(path: Path) -> None:
+    """Delete the file if it exists. Refused if it cannot be deleted."""
+    try:
+        path.unlink(missing_ok=True)
+    except OSError as error:
+        raise Refused(f"file {str(path)!r} cannot be deleted: {error.strerror}") from error
+
+
+def sync_directory(directory: Path) -> None:
+    """Make renamed, created and deleted names of this directory durable."""
+    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

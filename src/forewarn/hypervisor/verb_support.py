@@ -1,0 +1,54 @@
+"""Which verbs a hypervisor can perform: requests for other maintenance are refused at once."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
+
+from forewarn.core.cause import Verb
+from forewarn.errors import Refused, Remedy
+from forewarn.hypervisor.interface import Hypervisor
+
+
+@runtime_checkable
+class LimitedHypervisor(Protocol):
+    """A hypervisor that says which verbs it can perform; any other is taken to perform all of them."""
+
+    @property
+    def supported_verbs(self) -> frozenset[Verb]:
+        """The verbs that it can perform with its settings; they do not change while it is open."""
+
+    @property
+    def verb_setting(self) -> str:
+        """The setting that adds a verb, with `{verb}` in it: `[commands.{verb}]`; "" if no setting does."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VerbSupport:
+    """The verbs that the hypervisor of a service can perform, and the setting, if any, that adds others."""
+
+    verbs: frozenset[Verb] = frozenset(Verb)
+    setting: str = ""  # with `{verb}` in it; "": no setting adds a verb
+
+    @classmethod
+    def of(cls, hypervisor: Hypervisor) -> VerbSupport:
+        """Return what this hypervisor says about itself; all verbs if it says nothing."""
+        if isinstance(hypervisor, LimitedHypervisor):
+            return cls(verbs=hypervisor.supported_verbs, setting=hypervisor.verb_setting)
+        return cls()
+
+    def require(self, verb: Verb) -> None:
+        """Raise Refused if the hypervisor cannot perform this verb; else do nothing.
+
+        The remedy names the setting that adds the verb (Remedy.ADD_VERB), or advises another hypervisor if there is no
+        such setting (Remedy.CHANGE_HYPERVISOR).
+        """
+        if verb in self.verbs:
+            return
+        message = f"the hypervisor of this service cannot {_VERB_PHRASES.get(verb, f'{verb} VMs')}"
+        if self.setting:
+            raise Refused(message, Remedy.ADD_VERB, setting=self.setting.format(verb=verb))
+        raise Refused(message, Remedy.CHANGE_HYPERVISOR)
+
+
+_VERB_PHRASES = {Verb.POWER_OFF: "power VMs off", Verb.REAPPLY: "reapply the configuration of VMs"}

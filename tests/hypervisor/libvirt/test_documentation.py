@@ -1,0 +1,30 @@
+"""The examples on the page about libvirt."""
+
+from __future__ import annotations
+
+import re
+import textwrap
+from pathlib import Path
+
+from forewarn.core.fleetfile.reader import read_fleet_file
+from forewarn.hypervisor.libvirt.connection import LibvirtHost
+from forewarn.service.settings import HypervisorKind, load_settings
+
+PAGE = (Path(__file__).parents[3] / "docs" / "how-to" / "libvirt.md").read_text(encoding="utf-8")
+
+
+def test_the_examples_on_the_page_are_accepted(tmp_path: Path) -> None:
+    fleet, *settings = [
+        textwrap.dedent(block) for block in re.findall(r"^ *```toml\n(.*?)^ *```", PAGE, re.DOTALL | re.MULTILINE)
+    ]
+    assert [vm.name for vm in read_fleet_file(fleet, source="fleet.toml").vms] == ["web-0"]
+    assert len(settings) == 2
+    for text in settings:
+        config = tmp_path / "settings.toml"
+        config.write_text(text)
+        loaded = load_settings({}, lab=True, config=config, environ={"HOME": "/home/ann"})
+        assert loaded.hypervisor is HypervisorKind.LIBVIRT
+
+
+def test_the_page_explains_every_key_of_a_host() -> None:
+    assert set(re.findall(r"^\| `(\w+)` \|", PAGE, re.MULTILINE)) == set(LibvirtHost.__struct_fields__)

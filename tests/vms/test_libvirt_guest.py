@@ -1,0 +1,85 @@
+"""A real guest under libvirt's QEMU driver, which runs inside of the test's process."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from forewarn.hypervisor.libvirt.driver import LibvirtDriver
+from forewarn.hypervisor.machines.driver import MachineMark, MachineState
+from tests.vms.hosts import VM
+from tests.vms.libvirt_hosts import TIMEOUT_S, Guest, embedded_host, end_guest
+
+pytest.importorskip("libvirt", reason="libvirt's Python module is missing: `make test-vms` installs it")
+pytestmark = [pytest.mark.vms, pytest.mark.timeout(900), pytest.mark.usefixtures("_can_run_vms")]
+MARK = MachineMark(act_id="E-1:web-0", step="shut-down")
+
+
+@pytest.fixture
+def directory() -> Iterator[Path]:
+    path = Path(tempfile.mkdtemp(prefix="fwlv-"))  # short: the path of a Unix socket is limited
+    yield path
+    shutil.rmtree(path, ignore_errors=True)
+
+
+async def until(driver: LibvirtDriver, state: MachineState) -> None:
+    async with asyncio.timeout(TIMEOUT_S):
+        while await driver.state("kvm-a", VM) is not state:
+            await asyncio.sleep(0.05)
+
+
+def test_a_real_guest_is_paused_reset_shut_down_and_started_and_keeps_its_mark(directory: Path) -> None:
+    guest = Guest(directory)
+    hosts = {"kvm-a": embedded_host(directory / "kvm-a")}
+
+    async def act(driver: LibvirtDriver) -> None:
+        await driver._connection("kvm-a").call(lambda session: session.define(guest.xml))
+        await driver.power_on("kvm-a", VM)
+        await asyncio.to_thread(guest.wait_for_boot, 1)
+
+        await driver.pause("kvm-a", VM)
+        assert await driver.state("kvm-a", VM) is MachineState.PAUSED
+        await driver.resume("kvm-a", VM)
+        await asyncio.to_thread(guest.wait_for_ticks)
+        assert len(guest.boots()) == 1, "a pause does not boot the guest"
+
+        await driver.pause("kvm-a", VM)
+        for _ in range(2):
+            await driver.reset("kvm-a", VM)
+            assert await driver.state("kvm-a", VM) is MachineState.PAUSED
+        await driver.resume("kvm-a", VM)
+        await asyncio.to_thread(guest.wait_for_boot, 2)
+        await driver.write_mark("kvm-a", VM, MARK)
+
+    async def after_reopening(driver: LibvirtDriver) -> None:
+        assert await driver.read_mark("kvm-a", VM) == MARK
+        assert await driver.state("kvm-a", VM) is MachineState.RUNNING
+        await driver.press_power_button("kvm-a", VM)
+        await until(driver, MachineState.OFF)
+        assert await driver.read_mark("kvm-a", VM) == MARK
+
+        await driver.power_on("kvm-a", VM)
+        await asyncio.to_thread(guest.wait_for_boot, 3)
+        guest.wait_for_line("data used")
+        await driver.power_off("kvm-a", VM)
+        await driver.remove("kvm-a", VM, delete_disks=False)
+        assert await driver.state("kvm-a", VM) is MachineState.ABSENT
+
+    async def scenario() -> None:
+        for part in (act, after_reopening):
+            driver = LibvirtDriver(hosts, directory / "definitions")
+            try:
+                await part(driver)
+            except BaseException:
+                await end_guest(driver, "kvm-a")
+                raise
+            await driver.close()
+
+    asyncio.run(scenario())
+    assert len(set(guest.boots())) == 3
+    assert "conflict" not in guest.text()

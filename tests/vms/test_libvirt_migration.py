@@ -1,0 +1,200 @@
+"""Live migration of a real guest between two real libvirtd, with and without the service carrying it."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import signal
+import tempfile
+from collections.abc import Awaitable, Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from forewarn.errors import Refused
+from forewarn.hypervisor.libvirt.connection import LibvirtHost
+from forewarn.hypervisor.libvirt.domain_state import ChangeKind
+from forewarn.hypervisor.libvirt.driver import LibvirtDriver
+from forewarn.hypervisor.machines.driver import HostUnreachable, MachineMark, MachineState, MigrationProgress
+from tests.vms.hosts import VM
+from tests.vms.libvirt_hosts import TIMEOUT_S, Guest, LibvirtDaemon, end_guest
+
+pytest.importorskip("libvirt", reason="libvirt's Python module is missing: `make test-vms-long` installs it")
+pytestmark = [pytest.mark.vms_long, pytest.mark.timeout(900), pytest.mark.usefixtures("_can_run_vms")]
+Scenario = Callable[[LibvirtDriver, Guest], Awaitable[None]]
+
+
+class Site:
+    """Two hosts, and a driver of them for each scenario; the guest is ended afterwards."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.daemons = {
+            name: LibvirtDaemon(name, number, directory / name) for number, name in enumerate(("kvm-a", "kvm-b"), 1)
+        }
+        for daemon in self.daemons.values():
+            daemon.start()
+
+    def driver(self, *, by_peers: bool = False) -> LibvirtDriver:
+        hosts = {
+            name: LibvirtHost(
+                uri=daemon.uri,
+                peer_uri=daemon.uri if by_peers else "",
+                migrate_uri=f"unix://{self.directory}/{{vm}}.sock",
+                timeout_s=TIMEOUT_S,
+            )
+            for name, daemon in self.daemons.items()
+        }
+        return LibvirtDriver(hosts, self.directory / "definitions")
+
+    def run(self, guest: Guest, scenario: Scenario, *, by_peers: bool = False) -> None:
+        async def run() -> None:
+            driver = self.driver(by_peers=by_peers)
+            try:
+                await driver._connection("kvm-a").call(lambda session: session.define(guest.xml))
+                await driver.power_on("kvm-a", VM)
+                await asyncio.to_thread(guest.wait_for_boot, 1)
+                await scenario(driver, guest)
+            finally:
+                await end_guest(driver, "kvm-a", "kvm-b")
+
+        asyncio.run(run())
+
+    def close(self) -> None:
+        for daemon in self.daemons.values():
+            daemon.stop()
+            daemon.end_guest_left_over()
+        shutil.rmtree(self.directory, ignore_errors=True)
+
+
+@pytest.fixture
+def site() -> Iterator[Site]:
+    site = Site(Path(tempfile.mkdtemp(prefix="fwlv-")))  # short: the path of a Unix socket is limited
+    yield site
+    site.close()
+
+
+async def prepare(driver: LibvirtDriver) -> None:
+    await driver.write_mark("kvm-a", VM, MachineMark(act_id="A-1", step="prepare"))
+    await driver.copy_definition("kvm-a", VM, "kvm-b")
+    await driver.write_mark("kvm-b", VM, MachineMark(act_id="A-1", step="receive"))
+    await driver.prepare_to_receive("kvm-b", VM)
+
+
+async def end_of_migration(driver: LibvirtDriver) -> MigrationProgress:
+    async with asyncio.timeout(TIMEOUT_S):
+        while (progress := await driver.migration("kvm-a", VM)).is_active:
+            await asyncio.sleep(0.02)
+    return progress
+
+
+async def states(driver: LibvirtDriver) -> tuple[MachineState, MachineState]:
+    return await driver.state("kvm-a", VM), await driver.state("kvm-b", VM)
+
+
+@pytest.mark.parametrize("by_peers", [False, True], ids=["by the service", "by the hosts"])
+def test_a_migrated_guest_is_paused_on_the_destination_and_goes_on_there(site: Site, by_peers: bool) -> None:
+    async def scenario(driver: LibvirtDriver, guest: Guest) -> None:
+        await prepare(driver)
+        assert await states(driver) == (MachineState.RUNNING, MachineState.RECEIVING)
+        for _ in range(2):
+            await driver.send("kvm-a", VM, "kvm-b")
+        progress = await end_of_migration(driver)
+        assert (progress.error, progress.remaining_bytes) == ("", 0)
+        assert progress.transferred_bytes > 0
+        assert progress.downtime_ms is not None
+        assert await states(driver) == (MachineState.SENT, MachineState.RECEIVED)
+        for forbidden in (driver.resume, driver.power_on):
+            with pytest.raises(Refused, match="is sent on host kvm-a"):
+                await forbidden("kvm-a", VM)
+        await driver.send("kvm-a", VM, "kvm-b")  # it was sent already
+        assert await driver.read_mark("kvm-b", VM) == MachineMark(act_id="A-1", step="receive")
+
+        await driver.resume("kvm-b", VM)
+        await asyncio.to_thread(guest.wait_for_ticks)
+        assert await driver.state("kvm-b", VM) is MachineState.RUNNING
+        await driver.power_off("kvm-a", VM)
+        await driver.remove("kvm-a", VM, delete_disks=False)
+        await driver.pause("kvm-b", VM)
+        assert await states(driver) == (MachineState.ABSENT, MachineState.PAUSED)
+        assert len(guest.boots()) == 1
+
+    site.run(Guest(site.directory, has_disks=False), scenario, by_peers=by_peers)
+
+
+def test_a_cancelled_migration_leaves_the_guest_running_on_its_source_and_can_be_repeated(site: Site) -> None:
+    async def scenario(driver: LibvirtDriver, guest: Guest) -> None:
+        await prepare(driver)
+        await driver.send("kvm-a", VM, "kvm-b")
+        await driver.cancel_send("kvm-a", VM)
+        assert await states(driver) == (MachineState.RUNNING, MachineState.RECEIVING)
+        assert "host kvm-a refused to send VM 'web-0'" in (await driver.migration("kvm-a", VM)).error
+        await asyncio.to_thread(guest.wait_for_ticks)
+        await driver.cancel_send("kvm-a", VM)
+        await driver.send("kvm-a", VM, "kvm-b")
+        assert (await end_of_migration(driver)).error == ""
+        assert await states(driver) == (MachineState.SENT, MachineState.RECEIVED)
+
+    site.run(Guest(site.directory, has_disks=False), scenario)
+
+
+def test_a_guest_without_shared_storage_is_not_migrated_and_goes_on(site: Site) -> None:
+    async def scenario(driver: LibvirtDriver, guest: Guest) -> None:
+        await prepare(driver)
+        await driver.send("kvm-a", VM, "kvm-b")
+        error = (await end_of_migration(driver)).error
+        assert error.startswith("VM 'web-0' cannot move from host kvm-a, because its disks are not on shared storage")
+        assert await states(driver) == (MachineState.RUNNING, MachineState.RECEIVING)
+        await asyncio.to_thread(guest.wait_for_ticks)
+
+    site.run(Guest(site.directory), scenario)
+
+
+def test_a_sent_vm_is_still_sent_after_its_daemon_has_restarted(site: Site) -> None:
+    async def scenario(driver: LibvirtDriver, guest: Guest) -> None:
+        await prepare(driver)
+        await driver.send("kvm-a", VM, "kvm-b")
+        await end_of_migration(driver)
+        for daemon in site.daemons.values():
+            daemon.stop(signal.SIGKILL)
+            daemon.start()
+        assert await states(driver) == (MachineState.SENT, MachineState.RECEIVED)
+        await driver.resume("kvm-b", VM)
+        await asyncio.to_thread(guest.wait_for_ticks)
+
+    site.run(Guest(site.directory, has_disks=False), scenario)
+
+
+def test_a_migration_that_the_hosts_carry_completes_without_the_service(site: Site) -> None:
+    async def scenario(driver: LibvirtDriver, guest: Guest) -> None:
+        await prepare(driver)
+        first = site.driver(by_peers=True)
+        await first.send("kvm-a", VM, "kvm-b")
+        async with asyncio.timeout(TIMEOUT_S):  # the hosts have begun: a job is active that this driver did not begin
+            while not (await driver.migration("kvm-a", VM)).is_active:
+                assert await driver.state("kvm-a", VM) is not MachineState.SENT
+                await asyncio.sleep(0.01)
+        await first.close()
+        assert (await end_of_migration(driver)).error == ""
+        assert await states(driver) == (MachineState.SENT, MachineState.RECEIVED)
+
+    site.run(Guest(site.directory, has_disks=False), scenario, by_peers=True)
+
+
+def test_a_daemon_that_ends_is_reported_and_found_again_and_its_guest_goes_on(site: Site) -> None:
+    async def scenario(driver: LibvirtDriver, guest: Guest) -> None:
+        changes = driver.changes()
+        lost = asyncio.ensure_future(anext(changes))
+        await driver.state("kvm-a", VM)
+        site.daemons["kvm-a"].stop(signal.SIGKILL)
+        assert [(await lost).host, (await lost).kind] == ["kvm-a", ChangeKind.HOST_LOST]
+        with pytest.raises(HostUnreachable, match="host kvm-a cannot be reached"):
+            await driver.state("kvm-a", VM)
+        await asyncio.to_thread(guest.wait_for_ticks)
+        site.daemons["kvm-a"].start()
+        assert await driver.state("kvm-a", VM) is MachineState.RUNNING
+        found = await anext(changes)
+        assert [found.host, found.kind] == ["kvm-a", ChangeKind.HOST_FOUND]
+        await changes.aclose()
+
+    site.run(Guest(site.directory), scenario)
