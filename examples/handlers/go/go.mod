@@ -1,0 +1,3 @@
+module example.org/handler
+
+go 1.19

@@ -1,0 +1,499 @@
+"""Substitute answers: what the proxy sends in place of the service's own answer.
+
+Each function returns a `SpoiledAnswer` for a script to give to `Stage.substitute`. Whole answers, such as a status,
+are given at once, and the service does not get the request. Documents are edited as JSON: the order of their keys is
+kept, and a body that is not a document is left alone. An answer with another body has no ETag, so that a handler never
+takes a spoiled document for the current one because of a 304.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from functools import lru_cache
+from http import HTTPStatus
+
+from forewarn.metadata.response_writer import INTERNAL_ERROR_RESPONSE
+from forewarn.metadata.transport_faults import GONE_RESPONSE
+from forewarn.protocol.dates import http_date, iso_date, parse_date
+from forewarn.protocol.http_message import JSON_CONTENT_TYPE, HttpResponse
+from forewarn.protocol.responses import (
+    bad_request,
+    service_unavailable,
+    too_many_requests,
+    unsupported_version,
+    version_not_found,
+)
+from forewarn.protocol.versions import VERSIONS
+
+
+@dataclass(frozen=True, slots=True)
+class ServiceAnswer:
+    """An HTTP answer: of the service, or what is sent instead.
+
+    The proxy adds Content-Length and Connection when it sends the answer; `headers` of the service have neither. If
+    `headers` have a Content-Length, that is sent even if it is wrong. With Transfer-Encoding: chunked in `headers`, the
+    body is sent in chunks.
+    """
+
+    status: int
+    headers: tuple[tuple[str, str], ...]
+    body: bytes
+
+    def header(self, name: str) -> str | None:
+        """Return the first value of a header, whose name is compared without case; None if it is absent."""
+        return next((value for given, value in self.headers if given.lower() == name.lower()), None)
+
+
+class Concerns(StrEnum):
+    """Which requests a substitute answer is for: polls, approvals or all; others get the service's own."""
+
+    POLLS = "polls"  # GET of the scheduled events
+    APPROVALS = "approvals"  # POST to the scheduled events
+    ALL = "all"  # these, and requests for anything else on the endpoint
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SpoiledAnswer:
+    """How the proxy answers instead of the service; a script gives it to `Stage.substitute`.
+
+    The service still gets the request and acts on it, unless `withholds_request`; `transform` makes of its answer the
+    one that the handler gets. One that is left as it is does not count as a substitute.
+    """
+
+    name: str  # as timelines and reports show it, such as "status 503"
+    # Pure. It gets the service's answer, or with `withholds_request` a 200 without headers and body.
+    transform: Callable[[ServiceAnswer], ServiceAnswer] = lambda answer: answer
+    concerns: Concerns = Concerns.ALL  # other requests get the service's own answer
+    delay_s: float = 0.0  # real time before the first byte
+    body_s: float = 0.0  # real time over which the body is sent, in small pieces
+    never_answers: bool = False  # the connection stays open without an answer
+    resets: bool = False  # the connection is reset instead
+    refuses_connections: bool = False  # new connections are refused, open ones closed
+    withholds_request: bool = False  # the service does not get the request: an approval has no effect
+    served_versions: frozenset[str] = frozenset()  # requests with these api-versions get the service's own answer
+
+
+_QUARTER_HOUR_S = 900
+_HTML = b"<!DOCTYPE html>\n<html><head><title>Sign in</title></head><body><h1>Sign in to continue</h1></body></html>\n"
+_Json = dict[str, object]
+
+
+# Whole answers
+
+
+def status(
+    code: int,
+    body: bytes | None = None,
+    retry_after: int | str | None = None,
+    *,
+    concerns: Concerns = Concerns.ALL,
+    withholds_request: bool = True,
+) -> SpoiledAnswer:
+    """Answer with this status. `body` is sent as JSON; None: an object with `error`, the status in words.
+
+    `retry_after` is the Retry-After header: seconds, or a date; None: without it. Unless `withholds_request`, the
+    service gets the request and acts on it, although the handler reads this status. `concerns` says for which requests.
+    """
+    if body is None:
+        body = json.dumps({"error": _phrase(code)}).encode("ascii")
+    headers = () if retry_after is None else (("Retry-After", str(retry_after)),)
+    response = HttpResponse(status=code, headers=(JSON_CONTENT_TYPE, *headers), body=body)
+    name = f"status {code}" if retry_after is None else f"status {code} with Retry-After: {retry_after}"
+    return replace(_whole_answer(name, response, concerns), withholds_request=withholds_request)
+
+
+def html_page(code: int = 200) -> SpoiledAnswer:
+    """Answer polls with an HTML page and this status, as a web proxy does; the service does not get them."""
+    response = HttpResponse(status=code, headers=(("Content-Type", "text/html; charset=utf-8"),), body=_HTML)
+    name = "an HTML page" if code == 200 else f"status {code} with an HTML page"
+    return _whole_answer(name, response, Concerns.POLLS)
+
+
+def empty_body() -> SpoiledAnswer:
+    """Answer polls with 200 and an empty body; the service does not get them."""
+    response = HttpResponse(status=200, headers=(JSON_CONTENT_TYPE,))
+    return _whole_answer("200 with an empty body", response, Concerns.POLLS)
+
+
+def empty_object() -> SpoiledAnswer:
+    """Answer polls with 200 and the JSON object `{}`, no document; the service does not get them."""
+    response = HttpResponse(status=200, headers=(JSON_CONTENT_TYPE,), body=b"{}")
+    return _whole_answer("an empty JSON object", response, Concerns.POLLS)
+
+
+def redirect(location: str = "/sign-in", code: int = 302) -> SpoiledAnswer:
+    """Redirect polls to this location, with this status; the service does not get them.
+
+    By default it is a path of the same endpoint, which answers 404.
+    """
+    response = HttpResponse(status=code, headers=(("Location", location),))
+    return _whole_answer(f"a redirect to {location}", response, Concerns.POLLS)
+
+
+def unauthorized() -> SpoiledAnswer:
+    """Answer all requests with 401, as the metadata security protocol does for unsigned ones.
+
+    The service does not get them.
+    """
+    return status(401)
+
+
+def gone() -> SpoiledAnswer:
+    """Answer all requests with 410 in the service's words, as it does for up to 70 s while a VM moves.
+
+    The service does not get them.
+    """
+    return _whole_answer("status 410", GONE_RESPONSE, Concerns.ALL)
+
+
+def throttled(retry_after: int | str | None = 1, *, concerns: Concerns = Concerns.ALL) -> SpoiledAnswer:
+    """Answer with 429 in the service's words and Retry-After (seconds, or a date; None: without it).
+
+    `concerns` says which requests; the service does not get them.
+    """
+    return status(429, too_many_requests().body, retry_after, concerns=concerns)
+
+
+def version_refused(served: tuple[str, ...] = ()) -> SpoiledAnswer:
+    """Refuse api-versions with 400 and the service's text; the versions in `served` are answered as usual.
+
+    The text lists the newest three of `served`. By default it lists those of all api-versions, and every request is
+    refused. The service does not get refused requests.
+    """
+    return replace(
+        _whole_answer("api-version refused with 400", unsupported_version(served or VERSIONS), Concerns.ALL),
+        served_versions=frozenset(served),
+    )
+
+
+def version_unknown(served: tuple[str, ...] = ()) -> SpoiledAnswer:
+    """Refuse api-versions with 404 and the service's text; the versions in `served` are answered as usual.
+
+    By default every request is refused. The service does not get refused requests.
+    """
+    return replace(
+        _whole_answer("api-version refused with 404", version_not_found(), Concerns.ALL),
+        served_versions=frozenset(served),
+    )
+
+
+def approval_refused(code: int, retry_after: int | None = None) -> SpoiledAnswer:
+    """Refuse approvals with 400, 429, 500, 503 or any other status; the service does not get them.
+
+    The bodies of these four are in the service's words, another is as for `status`. `retry_after`: seconds; None:
+    without the header, but a 503 asks for five seconds, as the service does.
+    """
+    bodies = {
+        400: bad_request("The request could not be handled"),
+        429: too_many_requests(),
+        500: INTERNAL_ERROR_RESPONSE,
+        503: service_unavailable(),
+    }
+    if code == 503 and retry_after is None:
+        retry_after = 5
+    body = bodies[code].body if code in bodies else None
+    refused = status(code, body, retry_after, concerns=Concerns.APPROVALS)
+    return replace(refused, name=f"approval refused with {code}")
+
+
+# Documents with other content
+
+
+def iso_dates() -> SpoiledAnswer:
+    """Let polls get documents with NotBefore as an ISO date (2016-09-19T18:29:47Z); an empty one stays."""
+
+    def edit(event: _Json) -> None:
+        at = parse_date(str(event.get("NotBefore") or ""))
+        if at is not None:
+            event["NotBefore"] = iso_date(at)
+
+    return _edited_events("NotBefore as an ISO date", edit)
+
+
+def empty_not_before() -> SpoiledAnswer:
+    """Let polls get documents with NotBefore "" in every event, also in Scheduled ones."""
+    return _edited_events('NotBefore ""', lambda event: event.update(NotBefore=""))
+
+
+def unknown_event_type(kind: str = "SpotRebalanceRecommendation") -> SpoiledAnswer:
+    """Let polls get documents with this EventType in every event, by default one that does not exist."""
+    return _edited_events(f"EventType {kind}", lambda event: event.update(EventType=kind))
+
+
+def unknown_keys() -> SpoiledAnswer:
+    """Let polls get documents with unknown keys, of several types, at the top and in all events."""
+
+    def edit(document: _Json) -> None:
+        for event in _events(document):
+            event |= {"Severity": "Low", "Impact": {"Phases": ["drain", "move"], "Retries": 0}, "Correlation": None}
+        document["NextLink"] = None
+        document["Properties"] = {"region": "lab", "generation": 2}
+
+    return edited_documents("unknown keys in the document and its events", edit)
+
+
+def without_fields(*names: str) -> SpoiledAnswer:
+    """Let polls get documents without these keys in every event, such as EventSource or Resources."""
+
+    def edit(event: _Json) -> None:
+        for name in names:
+            event.pop(name, None)
+
+    return _edited_events(f"events without {', '.join(names)}", edit)
+
+
+def lower_case_names() -> SpoiledAnswer:
+    """Let polls get documents with the VM names in the Resources of every event in lower case."""
+    return _edited_events("VM names in lower case", lambda event: _rename(event, str.lower))
+
+
+def upper_case_names() -> SpoiledAnswer:
+    """Let polls get documents with the VM names in the Resources of every event in upper case."""
+    return _edited_events("VM names in upper case", lambda event: _rename(event, str.upper))
+
+
+def incarnation_reset() -> SpoiledAnswer:
+    """Let polls get documents with DocumentIncarnation 1, as after a day without polls, and all events."""
+    return edited_documents("DocumentIncarnation 1 again", lambda document: document.update(DocumentIncarnation=1))
+
+
+def older_document() -> SpoiledAnswer:
+    """Let polls get the document as it was before its newest event.
+
+    It lacks its last event, and its incarnation is one lower. A document without events is left alone.
+    """
+
+    def edit(document: _Json) -> None:
+        events, incarnation = document["Events"], document["DocumentIncarnation"]
+        if isinstance(events, list) and events and isinstance(incarnation, int):
+            document["Events"] = events[:-1]
+            document["DocumentIncarnation"] = max(incarnation - 1, 0)
+
+    return edited_documents("an older document", edit)
+
+
+def same_document(body: bytes) -> SpoiledAnswer:
+    """Answer polls with this body, a document that was got earlier, instead of the current document.
+
+    Answers that are no document, such as a 304, stay as they are.
+    """
+
+    def transform(answer: ServiceAnswer) -> ServiceAnswer:
+        return answer if _read_document(answer.body) is None else _with_body(answer, body)
+
+    return SpoiledAnswer(name="the same document again", transform=transform, concerns=Concerns.POLLS)
+
+
+def repeated_events() -> SpoiledAnswer:
+    """Let polls get documents with every event twice, one after the other, with the same EventId."""
+
+    def edit(document: _Json) -> None:
+        events = document["Events"]
+        if isinstance(events, list):
+            document["Events"] = [event for event in events for _ in range(2)]
+
+    return edited_documents("every event listed twice", edit)
+
+
+def huge_document(other_events: int = 4000) -> SpoiledAnswer:
+    """Let polls get documents with this many events of other VMs first; 4000 make more than 1 MB.
+
+    Their NotBefore is 15 to 30 minutes after the Date of the answer, and stays the same for 15 minutes.
+    """
+
+    def transform(answer: ServiceAnswer) -> ServiceAnswer:
+        date = parse_date(answer.header("Date") or "")
+        not_before = "" if date is None else http_date((date // _QUARTER_HOUR_S + 2) * _QUARTER_HOUR_S)
+        return _with_body(answer, _with_other_events(answer.body, other_events, not_before))
+
+    name = f"{other_events} events of other VMs before its own"
+    return SpoiledAnswer(name=name, transform=transform, concerns=Concerns.POLLS)
+
+
+# Documents in other bytes
+
+
+def byte_order_mark() -> SpoiledAnswer:
+    """Let polls get documents with the UTF-8 byte order mark before them."""
+    return _edited_bytes("a byte order mark before the document", lambda body: b"\xef\xbb\xbf" + body)
+
+
+def invalid_json() -> SpoiledAnswer:
+    """Let polls get only the first half of each document, with its own length: JSON that ends early."""
+    return _edited_bytes("invalid JSON", lambda body: body[: len(body) // 2])
+
+
+def truncated_body() -> SpoiledAnswer:
+    """Let polls get the first half of each document with the Content-Length of the whole, then close."""
+
+    def transform(answer: ServiceAnswer) -> ServiceAnswer:
+        if _read_document(answer.body) is None:
+            return answer
+        cut = _with_body(answer, answer.body[: len(answer.body) // 2])
+        return replace(cut, headers=(*cut.headers, ("Content-Length", str(len(answer.body)))))
+
+    return SpoiledAnswer(name="a truncated body", transform=transform, concerns=Concerns.POLLS)
+
+
+def chunked_transfer() -> SpoiledAnswer:
+    """Send the service's own answers with Transfer-Encoding: chunked (not to clients of HTTP/1.0).
+
+    All requests get it. Each chunk has at most 256 bytes, so that a document needs several.
+    """
+
+    def transform(answer: ServiceAnswer) -> ServiceAnswer:
+        if not answer.body:
+            return answer
+        return replace(answer, headers=(*answer.headers, ("Transfer-Encoding", "chunked")))
+
+    return SpoiledAnswer(name="chunked transfer", transform=transform)
+
+
+# Answers at another time, or none
+
+
+def slow_body(seconds: float, *, concerns: Concerns = Concerns.POLLS) -> SpoiledAnswer:
+    """Send the service's own answers with the body spread over this many seconds (real time)."""
+    return SpoiledAnswer(name=f"a body over {seconds:g} s", body_s=seconds, concerns=concerns)
+
+
+def late_answer(seconds: float, *, concerns: Concerns = Concerns.ALL) -> SpoiledAnswer:
+    """Send the service's own answers this many seconds (real time) later.
+
+    The service has got the request at once, and acted on it. In production the first answer may take two minutes.
+    """
+    return SpoiledAnswer(name=f"an answer after {seconds:g} s", delay_s=seconds, concerns=concerns)
+
+
+def never_answers(*, concerns: Concerns = Concerns.ALL) -> SpoiledAnswer:
+    """Take requests and never answer: the connection stays open until the handler closes it.
+
+    The service has got the request and acted on it.
+    """
+    return SpoiledAnswer(name="no answer", never_answers=True, concerns=concerns)
+
+
+def resets_connections(*, concerns: Concerns = Concerns.ALL) -> SpoiledAnswer:
+    """Reset the connection instead of an answer; the service has got the request and acted on it."""
+    return SpoiledAnswer(name="connection reset", resets=True, concerns=concerns)
+
+
+def refuses_connections() -> SpoiledAnswer:
+    """Refuse connections and close open ones until another substitute is set, also if `times` is given."""
+    return SpoiledAnswer(name="connection refused", refuses_connections=True)
+
+
+# How these are made
+
+
+def _phrase(code: int) -> str:
+    return HTTPStatus(code).phrase if code in set(HTTPStatus) else "Error"
+
+
+def _whole_answer(name: str, response: HttpResponse, concerns: Concerns) -> SpoiledAnswer:
+    """A substitute that gives this answer without the service.
+
+    An answer that the service has begun to hold before, of a long poll, is replaced too and keeps its Date.
+    """
+
+    def transform(answer: ServiceAnswer) -> ServiceAnswer:
+        date = answer.header("Date")
+        headers = response.headers if date is None else (*response.headers, ("Date", date))
+        return ServiceAnswer(response.status, headers, response.body)
+
+    return SpoiledAnswer(name=name, transform=transform, concerns=concerns, withholds_request=True)
+
+
+def _with_body(answer: ServiceAnswer, body: bytes) -> ServiceAnswer:
+    """The answer with another body, without ETag; the same answer if the body is equal."""
+    if body == answer.body:
+        return answer
+    headers = tuple((name, value) for name, value in answer.headers if name.lower() != "etag")
+    return ServiceAnswer(answer.status, headers, body)
+
+
+def _read_document(body: bytes) -> _Json | None:
+    """The JSON object of a scheduled events document; None if the body is anything else."""
+    try:
+        content = json.loads(body)
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(content, dict) or "DocumentIncarnation" not in content:
+        return None
+    return content if isinstance(content.get("Events"), list) else None
+
+
+def _elements(document: _Json) -> list[object]:
+    elements = document["Events"]
+    return elements if isinstance(elements, list) else []
+
+
+def _events(document: _Json) -> list[_Json]:
+    return [element for element in _elements(document) if isinstance(element, dict)]
+
+
+def _edit(answer: ServiceAnswer, edit: Callable[[_Json], object]) -> ServiceAnswer:
+    document = _read_document(answer.body)
+    if document is None:
+        return answer
+    before = json.dumps(document)
+    edit(document)
+    if json.dumps(document) == before:
+        return answer
+    return _with_body(answer, json.dumps(document, separators=(",", ":")).encode("ascii"))
+
+
+def edited_documents(name: str, edit: Callable[[dict[str, object]], object]) -> SpoiledAnswer:
+    """Return a substitute that lets `edit` change each document (a JSON object) in place.
+
+    `name` is shown in timelines. Only answers to polls are changed; bodies that are not a document, and those that
+    `edit` leaves as they are, are the service's own. What `edit` returns is ignored.
+    """
+    return SpoiledAnswer(name=name, transform=lambda answer: _edit(answer, edit), concerns=Concerns.POLLS)
+
+
+def _edited_events(name: str, edit: Callable[[_Json], object]) -> SpoiledAnswer:
+    def edit_all(document: _Json) -> None:
+        for event in _events(document):
+            edit(event)
+
+    return edited_documents(name, edit_all)
+
+
+def _edited_bytes(name: str, edit: Callable[[bytes], bytes]) -> SpoiledAnswer:
+    def transform(answer: ServiceAnswer) -> ServiceAnswer:
+        return answer if _read_document(answer.body) is None else _with_body(answer, edit(answer.body))
+
+    return SpoiledAnswer(name=name, transform=transform, concerns=Concerns.POLLS)
+
+
+def _rename(event: _Json, change: Callable[[str], str]) -> None:
+    names = event.get("Resources")
+    if isinstance(names, list):
+        event["Resources"] = [change(name) if isinstance(name, str) else name for name in names]
+
+
+@lru_cache(maxsize=4)  # handlers poll the same document again and again
+def _with_other_events(body: bytes, count: int, not_before: str) -> bytes:
+    document = _read_document(body)
+    if document is None:
+        return body
+    document["Events"] = [*(_other_event(number, not_before) for number in range(count)), *_elements(document)]
+    return json.dumps(document, separators=(",", ":")).encode("ascii")
+
+
+def _other_event(number: int, not_before: str) -> _Json:
+    return {
+        "EventId": f"{number:08X}-0000-4000-8000-{number:012X}",
+        "EventStatus": "Scheduled",
+        "EventType": "Freeze",
+        "ResourceType": "VirtualMachine",
+        "Resources": [f"other-vm-{number:05}"],
+        "NotBefore": not_before,
+        "Description": "Host server is undergoing maintenance.",
+        "EventSource": "Platform",
+        "DurationInSeconds": 5,
+    }

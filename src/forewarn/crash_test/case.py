@@ -1,0 +1,126 @@
+"""A case of the crash test: its reason, its script against a stage, and its demands on the timeline.
+
+A case file of your own is a Python file that makes cases with `Case` and lists them in `CASES`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from enum import StrEnum
+
+from forewarn.crash_test.claims import HandlerClaims, HandlerProfile
+from forewarn.crash_test.stage import Stage
+from forewarn.crash_test.timeline import Probe, Timeline
+from forewarn.crash_test.verdict import CaseOutcome, Finding, Severity, Verdict
+
+Script = Callable[[Stage], Awaitable[None]]
+
+
+class Need(StrEnum):
+    """What a case needs, beside a handler that polls: control over it, namespaces, or several VMs.
+
+    Control means that the crash test starts and kills the program; several VMs share a scope and have a copy each.
+    """
+
+    CONTROL = "control over the program"  # the crash test starts, kills and restarts it
+    NAMESPACES = "namespaces"  # a VM of namespaces: for reboots, full disks and 169.254.169.254
+    SEVERAL_VMS = "several VMs"  # copies of the handler on VMs that share a scope
+
+
+class Layout(StrEnum):
+    """Which VMs the fleet of a case has; the handler runs on the first, in the profile cluster on all.
+
+    One VM alone in its scope (plain, with capitals in its name, or Spot), or three VMs of an availability set or a
+    scale set; in the latter, VM names and host names differ.
+    """
+
+    SINGLE = "single"  # one VM, alone in its scope
+    CAPITALS = "capitals"  # one VM, alone in its scope, whose name has upper and lower case
+    SPOT = "spot"  # one Spot VM, alone in its scope
+    SET = "availability set"  # three VMs in an availability set, each in its own update domain
+    SCALE_SET = "scale set"  # three VMs of a scale set, whose names differ from their host names
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Observed:
+    """Everything that a demand may look at.
+
+    `vm` is the name of the judged VM, `neighbours` are the other VMs of its scope, `events` the ids of the published
+    events, in order, and `probes` those that the user gave.
+    """
+
+    timeline: Timeline
+    claims: HandlerClaims
+    vm: str  # the name of the VM on which the handler is judged
+    neighbours: tuple[str, ...] = ()  # the names of the other VMs of its scope
+    events: tuple[str, ...] = ()  # ids of the events that the script published, in order
+    probes: frozenset[Probe] = frozenset()  # the probes that the user gave
+    is_attached: bool = False  # the handler runs elsewhere, so that its process is not observed
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Demand:
+    """One sentence that must be true of the timeline.
+
+    `judge` returns an outcome, what was seen (a sentence), and when (seconds since the start of the case). It is not
+    asked if the handler does not claim to do this (`applies` is False: not applicable), if it is about a process that
+    is not observed (not applicable), or if the user did not give the probe that it needs (unknown).
+    """
+
+    text: str  # the sentence, such as "it does not exit"
+    judge: Callable[[Observed], tuple[CaseOutcome, str, tuple[float, ...]]]
+    applies: Callable[[HandlerClaims], bool] = lambda claims: True
+    probe: Probe | None = None  # that the user must have given; None: it needs none
+    remedy: str = ""  # what to change in a handler that does not do it, as a sentence; "": nothing is known
+    watches_process: bool = False  # it reads exits, output or resources of the handler's process
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """One thing that goes wrong in production, as a script, and what is demanded of a handler meanwhile.
+
+    Where one of its `needs` is missing, it is not applicable. `clock_offset_s` is how far the service's clock is ahead.
+    A script that takes longer than `longest_s` (real time) is ended, and the case is unknown.
+    """
+
+    id: str  # AREA-NAME, such as notice-30s
+    title: str  # a sentence: what happens
+    reason: str  # why it matters, and which defect it comes from
+    sources: tuple[str, ...]  # public: OWNER/REPOSITORY#NUMBER, or an address
+    profiles: frozenset[HandlerProfile]  # in which it runs
+    severity: Severity  # of a failure
+    script: Script  # an async function that takes the Stage, and returns when the case is over
+    demands: tuple[Demand, ...]  # what is judged afterwards
+    is_rare: bool = False  # whether this is rare in production: then lost work gives a D, not an F
+    layout: Layout = Layout.SINGLE  # the VMs of its fleet
+    needs: frozenset[Need] = frozenset()  # such as Need.NAMESPACES; where one is missing, the case is not applicable
+    clock_offset_s: float = 0.0  # of the service's clock from the real time; above 0: it is ahead
+    longest_s: float = 120.0  # real time; a script that takes longer is ended, and the case is unknown
+
+    @property
+    def area(self) -> str:
+        """The first word of its id, such as `notice`."""
+        return self.id.partition("-")[0]
+
+
+def judge_case(case: Case, observed: Observed) -> Verdict:
+    """Return the verdict on the handler in this case: one finding for each demand. A pure function."""
+    findings = tuple(_judge_demand(demand, observed) for demand in case.demands)
+    return Verdict(case=case.id, severity=case.severity, is_rare=case.is_rare, findings=findings)
+
+
+def _judge_demand(demand: Demand, observed: Observed) -> Finding:
+    if not demand.applies(observed.claims):
+        return _finding(demand, CaseOutcome.NOT_APPLICABLE, "the handler does not claim to do this")
+    if demand.watches_process and observed.is_attached:
+        return _finding(demand, CaseOutcome.NOT_APPLICABLE, "the handler runs elsewhere: its process is not observed")
+    if demand.probe is not None and demand.probe not in observed.probes:
+        return _finding(demand, CaseOutcome.UNKNOWN, f"only a probe can tell: give --{demand.probe} COMMAND")
+    outcome, seen, at = demand.judge(observed)
+    return _finding(demand, outcome, seen, at)
+
+
+def _finding(demand: Demand, outcome: CaseOutcome, seen: str, at: tuple[float, ...] = ()) -> Finding:
+    remedy = demand.remedy if outcome in (CaseOutcome.FAIL, CaseOutcome.SLOW) else ""
+    return Finding(demand=demand.text, outcome=outcome, seen=seen, at=at, remedy=remedy)

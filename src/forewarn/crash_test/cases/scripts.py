@@ -1,0 +1,177 @@
+"""Scripts and sets of profiles that many cases share.
+
+A script factory takes the kind of the event: Reboot for handlers that prepare for maintenance, Preempt for those that
+save work before an eviction. A script that begins when the handler polls waits for that for at most 30 s (`begin`), and
+then goes on without it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from forewarn.crash_test.answers import SpoiledAnswer
+from forewarn.crash_test.case import Case, Layout, Script
+from forewarn.crash_test.claims import HandlerProfile
+from forewarn.crash_test.demands import noticed, noticed_before_start, reacted
+from forewarn.crash_test.program_demands import does_not_exit, polls_again
+from forewarn.crash_test.stage import Stage
+
+MAINTENANCE = frozenset({HandlerProfile.MAINTENANCE})
+OBSERVED = frozenset({HandlerProfile.MAINTENANCE, HandlerProfile.OBSERVER})  # also for handlers that only report events
+ALL_BUT_SPOT = frozenset({HandlerProfile.MAINTENANCE, HandlerProfile.CLUSTER, HandlerProfile.OBSERVER})
+APPROVERS = frozenset({HandlerProfile.MAINTENANCE, HandlerProfile.CLUSTER})
+CLUSTER = frozenset({HandlerProfile.CLUSTER})
+SPOT = frozenset({HandlerProfile.SPOT})
+EVERY_PROFILE = frozenset(HandlerProfile)
+
+DOCUMENTATION = "https://learn.microsoft.com/azure/virtual-machines/linux/scheduled-events"
+METADATA_DOCUMENTATION = "https://learn.microsoft.com/azure/virtual-machines/instance-metadata-service"
+
+NOTICE_S = 17.0  # of a Reboot; the 15 minutes of production would make a crash test take hours
+PREEMPT_NOTICE_S = 30.0  # as in production
+LONGEST_PAUSE_S = 35.0  # that a handler may make after errors
+SETTLE_S = 3.0  # after the start of an event, before a case ends
+_FIRST_POLL_WITHIN_S = 30.0  # on a busy machine a program takes long to start
+
+ScriptFactory = Callable[[str], Script]  # takes the kind of the event
+
+# What a handler must do when it gets an unusual answer that it must understand.
+UNDERSTANDS = (
+    noticed_before_start(margin_s=5.0, least_s=1.0, despite_disturbance=True),
+    reacted(despite_disturbance=True),
+    does_not_exit(),
+)
+# What a handler must do after its polls were not answered for a while.
+ENDURES = (polls_again(at_most_s=LONGEST_PAUSE_S), noticed(), reacted(), does_not_exit())
+
+
+def notice_of(kind: str) -> float:
+    """Return the notice, in seconds, with which scripts publish an event: 30 of a Preempt, else 17."""
+    return PREEMPT_NOTICE_S if kind == "Preempt" else NOTICE_S
+
+
+async def begin(stage: Stage) -> None:
+    """Wait until the handler of the judged VM polls, or for 30 s of the service's clock if it does not.
+
+    Does not fail then, and does not say which of the two happened.
+    """
+    await stage.until_polled(within_s=_FIRST_POLL_WITHIN_S)
+
+
+def announce(kind: str, *, notice_s: float | None = None, vm_number: int | None = None) -> Script:
+    """Return a script that publishes an event and waits until it has started.
+
+    The event is of the judged VM, or of the neighbour with this number (from 0). `kind` is such as Reboot; `notice_s`:
+    None is `notice_of(kind)`. The script begins when the handler polls, after 30 s also if it does not, and ends 3 s
+    after the start of the event. Seconds are of the service's clock.
+    """
+    notice = notice_of(kind) if notice_s is None else notice_s
+
+    async def script(stage: Stage) -> None:
+        await begin(stage)
+        vm = None if vm_number is None else stage.neighbours[vm_number]
+        event = await stage.publish(kind, vm=vm, notice_s=notice)
+        await stage.until_started(event, within_s=notice + 5.0)
+        await stage.wait(SETTLE_S)
+
+    return script
+
+
+def announce_with(answer: Callable[[], SpoiledAnswer]) -> ScriptFactory:
+    """Return a script factory: give this substitute while an event is published, until it has started.
+
+    The script begins when the handler polls, after 30 s also if it does not. It ends 3 s after the start, with the
+    service's own answers. `answer` is called once per run. The factory takes the kind of the event, such as Reboot,
+    whose notice is `notice_of(kind)`.
+    """
+
+    def script_for(kind: str) -> Script:
+        async def script(stage: Stage) -> None:
+            await begin(stage)
+            stage.substitute(answer())
+            event = await stage.publish(kind, notice_s=notice_of(kind))
+            await stage.until_started(event, within_s=notice_of(kind) + 5.0)
+            stage.substitute(None)
+            await stage.wait(SETTLE_S)
+
+        return script
+
+    return script_for
+
+
+def announce_after(
+    answer: Callable[[], SpoiledAnswer], *, lasts_s: float = 6.0, at_start: bool = False, times: int | None = None
+) -> ScriptFactory:
+    """Return a script factory: give this substitute for `lasts_s`; then answer correctly, with an event.
+
+    `lasts_s` is in seconds of the service's clock; the substitute is given at most `times` times (None: without a
+    limit). It begins after the handler's first poll, after 30 s also without one, or with `at_start` before its first
+    request. `answer` is called once per run. When it is over, an eviction is published at once, and another event when
+    the handler polls again, or never if it does not: a pause after errors does no harm within the notice of production,
+    but would use up that of a script (`notice_of`).
+    """
+
+    def script_for(kind: str) -> Script:
+        async def script(stage: Stage) -> None:
+            if not at_start:
+                await begin(stage)
+            stage.substitute(answer(), times=times)
+            await stage.wait(lasts_s)
+            stage.substitute(None)
+            if kind != "Preempt" and not await stage.until_polled(within_s=LONGEST_PAUSE_S + 2.0):
+                return
+            event = await stage.publish(kind, notice_s=notice_of(kind))
+            await stage.until_started(event, within_s=notice_of(kind) + 5.0)
+            await stage.wait(SETTLE_S)
+
+        return script
+
+    return script_for
+
+
+def rest(seconds: float) -> Script:
+    """Return a script that waits until the handler polls, and then does nothing for this time.
+
+    If the handler does not poll, the time begins after 30 s. `seconds` are of the service's clock. It publishes
+    nothing.
+    """
+
+    async def script(stage: Stage) -> None:
+        await begin(stage)
+        await stage.wait(seconds)
+
+    return script
+
+
+def rest_with(answer: Callable[[], SpoiledAnswer], seconds: float) -> Script:
+    """Return a script that gives this substitute for a time, once the handler polls; it publishes nothing.
+
+    If the handler does not poll, it begins after 30 s. `seconds` are of the service's clock; then the service's own
+    answers follow for 3 s. `answer` is called once per run.
+    """
+
+    async def script(stage: Stage) -> None:
+        await begin(stage)
+        stage.substitute(answer())
+        await stage.wait(seconds)
+        stage.substitute(None)
+        await stage.wait(SETTLE_S)
+
+    return script
+
+
+def preempt_variant(case: Case, script: Script) -> Case:
+    """Return a copy of the case for handlers on a Spot VM: `script` announces an eviction instead.
+
+    Its id ends with `-preempt`, its title says so, and it is only for the profile spot, with a Spot VM as its fleet.
+    Demands and severity stay.
+    """
+    return replace(
+        case,
+        id=f"{case.id}-preempt",
+        title=f"{case.title.removesuffix('.')}, before an eviction.",
+        profiles=SPOT,
+        layout=Layout.SPOT,
+        script=script,
+    )

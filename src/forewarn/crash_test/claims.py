@@ -1,0 +1,159 @@
+"""What a handler claims to do, so that nothing else is demanded of it; and the profiles."""
+
+from __future__ import annotations
+
+import tomllib
+from enum import StrEnum
+from pathlib import Path
+
+import msgspec
+
+from forewarn.duration import parse_duration
+from forewarn.errors import Rejected
+from forewarn.tomlfile import error_line
+
+
+class HandlerProfile(StrEnum):
+    """What a handler is for; it decides which cases run and what a handler claims by default."""
+
+    SPOT = "spot"  # saves work before a Spot VM is evicted
+    MAINTENANCE = "maintenance"  # prepares one VM for freezes, reboots and redeploys, and recovers
+    CLUSTER = "cluster"  # several VMs of a scope, each with a copy of the handler
+    OBSERVER = "observer"  # only reports events
+
+
+class Approves(StrEnum):
+    """Whose events a handler approves: none, those of its own VM, or those of all VMs of its scope."""
+
+    NONE = "none"  # it never approves, which is allowed
+    OWN = "own"  # events of its own VM, once that is prepared
+    SCOPE = "scope"  # events of all VMs of its scope: the vendor's leader pattern
+
+
+class HandlerClaims(msgspec.Struct, frozen=True, kw_only=True):
+    """What a handler says it does. Nothing else is demanded of it."""
+
+    approves: Approves = Approves.NONE
+    prepares: bool = False  # it does something before NotBefore; a probe tells whether it has
+    recovers: bool = False  # it restores the application after an event
+    survives_restart: bool = False  # it continues correctly after it was killed, or after a reboot
+    one_shot: bool = False  # it exits after an event, or after one poll, and something starts it again
+    polls_every_s: float = 5.0  # the longest time between two polls at rest
+
+
+DEFAULT_CLAIMS: dict[HandlerProfile, HandlerClaims] = {
+    HandlerProfile.SPOT: HandlerClaims(prepares=True),
+    HandlerProfile.MAINTENANCE: HandlerClaims(
+        approves=Approves.OWN, prepares=True, recovers=True, survives_restart=True
+    ),
+    HandlerProfile.CLUSTER: HandlerClaims(approves=Approves.SCOPE, prepares=True, recovers=True, survives_restart=True),
+    HandlerProfile.OBSERVER: HandlerClaims(),
+}
+_KEYS = ("approves", "prepares", "recovers", "survives-restart", "one-shot", "polls-every")
+_MAX_POLL_INTERVAL_S = 3600.0
+
+
+def load_claims(path: Path, profile: HandlerProfile) -> HandlerClaims:
+    """Read a claims file (TOML); what it does not say is as in the default of the profile.
+
+    Its keys are approves (none, own or scope), prepares, recovers, survives-restart, one-shot (true or false) and
+    polls-every (a duration up to an hour). Raises Rejected, with the file and what to write instead, if it cannot be
+    read or has a wrong key or value.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise Rejected(f"the claims file {str(path)!r} cannot be read ({error}): check its path") from error
+    return parse_claims(text, profile, source=str(path))
+
+
+def parse_claims(text: str, profile: HandlerProfile, *, source: str) -> HandlerClaims:
+    """Return the claims of a TOML text, with the keys of `load_claims`; `source` names it in messages.
+
+    What it does not say is as in the default of the profile. Raises Rejected if it is not TOML or has a wrong key or
+    value.
+    """
+    try:
+        table = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        line = error_line(str(error), text)
+        raise Rejected(f"{source}:{line}: this is not TOML ({error}): correct that line") from error
+    unknown = [key for key in table if key not in _KEYS]
+    if unknown:
+        raise Rejected(f"{source}: {unknown[0]!r} is not a claim: use {', '.join(_KEYS)}")
+    claims = DEFAULT_CLAIMS[profile]
+    for key, value in table.items():
+        claims = msgspec.structs.replace(claims, **{_field(key): _read_claim(key, value, source)})
+    return claims
+
+
+def claims_template(profile: HandlerProfile) -> str:
+    """Return the text of a claims file with the defaults of the profile and a comment for each claim."""
+    return claims_text(DEFAULT_CLAIMS[profile], f"These are the defaults of profile {profile}.")
+
+
+def claims_text(claims: HandlerClaims, origin: str) -> str:
+    """Return the text of a claims file with these claims, for `load_claims`.
+
+    `origin` is a sentence, without a line break, for its first line, a comment, that says where they come from.
+    """
+    return f'''# What this handler does. Nothing else is demanded of it. {origin}
+approves = "{claims.approves}"  # none, own (its own VM), or scope (all VMs that share its document)
+prepares = {_toml(claims.prepares)}  # it does something before an event starts; --prepared COMMAND shows whether it has
+recovers = {_toml(claims.recovers)}  # it restores the application afterwards; --recovered COMMAND shows whether it has
+survives-restart = {_toml(claims.survives_restart)}  # it continues correctly after kill -9 or a reboot
+one-shot = {_toml(claims.one_shot)}  # it exits after an event or after one poll, and is started again
+polls-every = "{claims.polls_every_s:g}s"  # the longest time between two polls when nothing happens
+'''
+
+
+def describe_claims(claims: HandlerClaims) -> str:
+    """Return the claims as one phrase, such as `approves its own events, prepares; polls every 5 s`."""
+    approves = {
+        Approves.NONE: "approves nothing",
+        Approves.OWN: "approves its own events",
+        Approves.SCOPE: "approves events of its scope",
+    }
+    others = (
+        (claims.prepares, "prepares"),
+        (claims.recovers, "recovers"),
+        (claims.survives_restart, "survives restarts"),
+        (claims.one_shot, "is started again for each event"),
+    )
+    parts = [approves[claims.approves], *(text for is_claimed, text in others if is_claimed)]
+    return f"{', '.join(parts)}; polls every {claims.polls_every_s:g} s"
+
+
+def _field(key: str) -> str:
+    return "polls_every_s" if key == "polls-every" else key.replace("-", "_")
+
+
+def _read_claim(key: str, value: object, source: str) -> object:
+    if key == "approves":
+        if value not in tuple(Approves):
+            raise Rejected(f"{source}: approves = {value!r} is not possible: write none, own or scope")
+        return Approves(str(value))
+    if key == "polls-every":
+        return read_poll_interval(value, source)
+    if not isinstance(value, bool):
+        raise Rejected(f"{source}: {key} = {value!r} is not possible: write true or false")
+    return value
+
+
+def read_poll_interval(value: object, source: str) -> float:
+    """Return the seconds of a poll interval, which a claims file has as a number or as text such as `5s`.
+
+    `source` begins the messages. Raises Rejected, with what to write instead, if it is no duration above 0 and of up to
+    an hour.
+    """
+    try:
+        seconds = float(value) if isinstance(value, int | float) else parse_duration(str(value))
+    except ValueError as error:
+        raise Rejected(f"{source}: polls-every: {error}") from error
+    if isinstance(value, bool) or not 0 < seconds <= _MAX_POLL_INTERVAL_S:
+        raise Rejected(f"{source}: polls-every = {value!r} is not possible: write a duration up to 1h, such as 5s")
+    return seconds
+
+
+def _toml(value: bool) -> str:
+    return "true" if value else "false"

@@ -1,0 +1,284 @@
+"""The handler on one VM: starts, kills, freezes and reboots it, and records what it does."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import socket
+from collections.abc import Callable, Coroutine
+from contextlib import suppress
+from typing import Any
+
+from forewarn.crash_test.case_recorder import CaseRecorder
+from forewarn.crash_test.handler_machine import HandlerMachine
+from forewarn.crash_test.process_usage import read_usage
+from forewarn.crash_test.timeline import ProgramExited, ProgramOutput, ProgramStarted, ResourcesSampled
+from forewarn.errors import Refused
+from forewarn.namespace_vm.messages import VmProgramExit
+
+MAX_OUTPUT_LINES = 1000  # of one VM that are recorded
+MAX_LINE_CHARACTERS = 1000
+_SAMPLE_INTERVAL_S = 1.0  # real time
+_CLOSE_S = 10.0
+_FILL_FILE = ".filled-by-the-crash-test"
+_DISK_COMMAND_S = 20.0
+
+
+class HandlerProcess:
+    """The handler's program on one VM, over all its runs; `recorder` gets its starts, exits and output.
+
+    The recorder also gets samples of what the program uses. This is the only user of its machine. `vm` is the VM's
+    name. If `restart_after_exit_s` is not None, the program is started again this long (real time) after it has ended
+    by itself, as a timer or a supervisor does. Call `open`, then `boot`, and `close` at the end.
+    """
+
+    def __init__(
+        self, machine: HandlerMachine, *, vm: str, recorder: CaseRecorder, restart_after_exit_s: float | None = None
+    ) -> None:
+        self.count_connections: Callable[[], int] = lambda: 0  # open ones to the endpoint; the proxy's owner sets it
+        self._machine = machine
+        self._vm = vm
+        self._recorder = recorder
+        self._restart_after_exit_s = restart_after_exit_s
+        self._runs = 0
+        self._is_up = False  # the VM has booted, and was neither shut down nor removed
+        self._is_frozen = False
+        self._is_running = False  # the program
+        self._is_ending = False  # the case, or an act of the platform, ends the processes
+        self._lock = asyncio.Lock()  # one change of the VM at a time
+        self._command_lock = asyncio.Lock()  # a sample must not count the processes of a probe
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._lines = 0
+        self._partial_line = b""
+
+    @property
+    def is_controlled(self) -> bool:
+        """Whether the program can be started and ended; False: it runs elsewhere."""
+        return self._machine.controls_program
+
+    @property
+    def is_up(self) -> bool:
+        """Whether the VM is up, so that commands can run on it; the program itself may have ended."""
+        return self._is_up
+
+    async def open(self) -> socket.socket:
+        """Return the listening socket of the VM's metadata endpoint, which the caller closes; starts nothing.
+
+        Call it first, and once.
+        """
+        return await self._machine.open(self._on_output, self._on_exit)
+
+    async def boot(self) -> None:
+        """Start the program as at a boot, unless the VM is up. Raises Refused if it cannot be executed.
+
+        Of a handler that runs elsewhere, it only notes that the VM is up.
+        """
+        async with self._lock:
+            if not self._is_up:
+                await self._boot()
+
+    async def kill(self, *, restart_after_s: float | None) -> None:
+        """Kill all processes of the program with SIGKILL, and start it again later.
+
+        `restart_after_s` is real time; None: it is not started again. Returns when they have ended, before the restart.
+        The boot id and the files stay. Does nothing if the VM is not up. Raises Refused if the program runs elsewhere.
+        """
+        self._require_control()
+        async with self._lock:
+            if not self._is_up:
+                return
+            await self._end_processes(signal.SIGKILL)
+        if restart_after_s is not None:
+            self._start_task(self._restart(restart_after_s))
+
+    async def reboot(self, *, is_abrupt: bool, down_s: float) -> None:
+        """End all processes, wait for `down_s` (real time), and boot. A VM that was shut down stays so.
+
+        Processes get SIGTERM and two seconds, unless `is_abrupt`. Returns when the program runs again. Raises Refused
+        if it cannot be executed any more, or runs elsewhere.
+        """
+        self._require_control()
+        async with self._lock:
+            if not self._is_up:
+                return
+            self._is_up = False
+            await self._end_processes(signal.SIGKILL if is_abrupt else signal.SIGTERM)
+            await asyncio.sleep(down_s)
+            await self._boot()
+
+    async def freeze(self, seconds: float) -> None:
+        """Stop all processes for this many seconds of real time, and return when they continue.
+
+        Does nothing if the VM is not up. If it is cancelled, they continue at once.
+        """
+        async with self._lock:
+            if not self._is_up:
+                return
+            self._is_frozen = True
+            try:
+                await self._machine.freeze()
+                await asyncio.sleep(seconds)
+            finally:
+                await self._machine.thaw()
+                self._is_frozen = False
+
+    async def shut_down(self) -> None:
+        """End all processes, with SIGTERM and two seconds, and return when they have ended.
+
+        The program is not started again before `boot`. Does nothing if the VM is not up.
+        """
+        async with self._lock:
+            if self._is_up:
+                self._is_up = False
+                await self._end_processes(signal.SIGTERM)
+
+    async def run_command(self, command: str, timeout_s: float) -> int | None:
+        """Run a shell command on the VM, as the handler's neighbour; return its exit status.
+
+        None if the VM is not up or is frozen, or the command was ended or took longer than `timeout_s` (real time, with
+        the end of another command that is running).
+        """
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + timeout_s
+        try:
+            async with asyncio.timeout_at(deadline):
+                await self._command_lock.acquire()
+        except TimeoutError:
+            return None
+        try:
+            if not self._is_up or self._is_frozen:
+                return None
+            return await self._machine.run(command, max(0.0, deadline - loop.time()))
+        except ConnectionError:
+            return None  # the VM is gone
+        finally:
+            self._command_lock.release()
+
+    async def fill_disk(self) -> None:
+        """Fill the VM's disk with a file, until `free_disk`; takes up to 20 s.
+
+        Raises Refused if the VM has no disk of its own, or the program runs elsewhere. Does nothing if the VM is not
+        up.
+        """
+        self._require_control()
+        if not self._machine.has_own_disk:
+            raise Refused("only a VM of namespaces has a disk that can be filled: run this case without --endpoint-env")
+        await self.run_command(f"cat /dev/zero > {_FILL_FILE}", _DISK_COMMAND_S)
+
+    async def free_disk(self) -> None:
+        """Remove the file of `fill_disk`; does nothing if there is none."""
+        await self.run_command(f"rm -f {_FILL_FILE}", _DISK_COMMAND_S)
+
+    async def close(self) -> None:
+        """Kill all processes, and end restarts that wait; within 10 s. May be called twice.
+
+        Its creator closes the machine, after the event loop has ended.
+        """
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._is_up = False
+        self._is_ending = True
+        with suppress(OSError, TimeoutError):
+            async with asyncio.timeout(_CLOSE_S):
+                await self._machine.end_processes(signal.SIGKILL)
+
+    async def sample_forever(self) -> None:
+        """Record once a second (real time) what the handler uses, while its program runs, until cancelled."""
+        while True:
+            await asyncio.sleep(_SAMPLE_INTERVAL_S)
+            async with self._command_lock:
+                if self._is_running:
+                    self._sample()
+
+    def _sample(self) -> None:
+        usage = read_usage(self._machine.list_pids())
+        self._recorder.record(
+            ResourcesSampled(
+                at=self._recorder.now(),
+                vm=self._vm,
+                cpu_s=usage.cpu_s,
+                memory_bytes=usage.memory_bytes,
+                connections=self.count_connections(),
+                processes=usage.processes,
+            )
+        )
+
+    def _require_control(self) -> None:
+        if not self._machine.controls_program:
+            raise Refused("the handler runs elsewhere, and cannot be killed, rebooted or disturbed otherwise")
+
+    async def _boot(self) -> None:
+        if self._machine.controls_program:
+            await self._start(is_boot=True)
+        self._is_up = True
+
+    async def _start(self, *, is_boot: bool) -> None:
+        self._runs += 1
+        self._is_running = True  # before the start: the end may be reported before this task continues
+        at = self._recorder.now()
+        self._recorder.record(ProgramStarted(at=at, vm=self._vm, run=self._runs, is_boot=is_boot))
+        try:
+            await self._machine.start(is_boot=is_boot)
+        except OSError as error:
+            self._is_running = False
+            problem = error.strerror or str(error)
+            raise Refused(f"the handler cannot be started on VM {self._vm} ({problem}): check its command") from error
+
+    async def _restart(self, after_s: float) -> None:
+        await asyncio.sleep(after_s)
+        async with self._lock:
+            if not self._is_up or self._is_running:
+                return
+            try:
+                await self._start(is_boot=False)
+            except Refused as error:
+                self._recorder.report_problem(str(error))
+
+    async def _end_processes(self, number: int) -> None:
+        self._is_ending = True
+        try:
+            await self._machine.end_processes(number)
+        finally:
+            self._is_ending = False
+
+    def _on_exit(self, program_exit: VmProgramExit) -> None:
+        self._is_running = False
+        self._flush_partial_line()
+        self._recorder.record(
+            ProgramExited(
+                at=self._recorder.now(),
+                vm=self._vm,
+                code=program_exit.code,
+                signal=program_exit.signal,
+                by_case=self._is_ending,
+            )
+        )
+        if not self._is_ending and self._restart_after_exit_s is not None:
+            self._start_task(self._restart(self._restart_after_exit_s))
+
+    def _on_output(self, data: bytes) -> None:
+        *lines, self._partial_line = (self._partial_line + data).split(b"\n")
+        for line in lines:
+            self._record_line(line)
+        if len(self._partial_line) > MAX_LINE_CHARACTERS:
+            self._flush_partial_line()
+
+    def _flush_partial_line(self) -> None:
+        line, self._partial_line = self._partial_line, b""
+        if line:
+            self._record_line(line)
+
+    def _record_line(self, line: bytes) -> None:
+        self._lines += 1
+        if self._lines > MAX_OUTPUT_LINES:
+            return
+        text = line.decode(errors="replace")[:MAX_LINE_CHARACTERS].rstrip("\r")
+        if self._lines == MAX_OUTPUT_LINES:
+            text = "(further output is not recorded)"
+        self._recorder.record(ProgramOutput(at=self._recorder.now(), vm=self._vm, text=text))
+
+    def _start_task(self, coroutine: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(coroutine)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)

@@ -1,0 +1,92 @@
+"""The result of a crash test as JUnit XML, which CI systems show: one test for each case."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from xml.etree import ElementTree
+
+from forewarn.crash_test.grade_text import explain_grade
+from forewarn.crash_test.result import CaseResult, CrashTestResult
+from forewarn.crash_test.verdict import CaseOutcome, Finding, Severity
+
+
+def junit_xml(result: CrashTestResult, expected: Mapping[str, str] | None = None) -> bytes:
+    """Return the XML: one `testsuite`, whose `properties` have the grade and how it was run.
+
+    Each case is a `testcase`. A failed one is a failure; an unknown one is an error if it may lose work, else skipped.
+    A case that is not applicable is skipped, and so is a failure that `expected` names (case id → reason; None: none);
+    a slow one passes. Characters that XML does not allow are replaced.
+    """
+    expected = expected or {}
+    kinds = Counter(_kind(case, expected) for case in result.cases)
+    root = ElementTree.Element("testsuites")
+    suite = ElementTree.SubElement(
+        root,
+        "testsuite",
+        name=f"forewarn crash-test {result.profile}",
+        tests=str(len(result.cases)),
+        failures=str(kinds["failure"]),
+        errors=str(kinds["error"]),
+        skipped=str(kinds["skipped"]),
+        time=f"{sum(case.took_s for case in result.cases):.3f}",
+        timestamp=result.at[:19],  # the schemas of CI systems allow no offset from UTC
+        hostname="localhost",
+    )
+    properties = ElementTree.SubElement(suite, "properties")
+    for name, value in _properties(result):
+        ElementTree.SubElement(properties, "property", name=name, value=_xml_text(value))
+    for case in result.cases:
+        _add_case(suite, case, expected)
+    body = str(ElementTree.tostring(root, encoding="unicode"))
+    return f'<?xml version="1.0" encoding="utf-8"?>\n{body}\n'.encode()
+
+
+def _properties(result: CrashTestResult) -> list[tuple[str, str]]:
+    return [
+        ("grade", result.grade.grade.value),
+        ("reason", explain_grade(result)),
+        ("handler", result.handler),
+        ("profile", result.profile.value),
+        ("seed", str(result.seed)),
+        ("forewarn", result.forewarn),
+        ("machine", result.machine),
+        *((f"warning {number}", text) for number, text in enumerate(result.warnings, start=1)),
+    ]
+
+
+def _add_case(suite: ElementTree.Element, case: CaseResult, expected: Mapping[str, str]) -> None:
+    element = ElementTree.SubElement(
+        suite, "testcase", classname=f"crash-test.{case.area}", name=case.id, time=f"{case.took_s:.3f}"
+    )
+    kind = _kind(case, expected)
+    evidence = _xml_text("\n".join([case.title, *map(_finding_line, case.verdict.findings), *case.sources]))
+    if not kind:
+        ElementTree.SubElement(element, "system-out").text = evidence
+        return
+    message = "; ".join(f.seen for f in case.verdict.findings if f.outcome is case.outcome) or case.title
+    if case.outcome is CaseOutcome.FAIL and case.id in expected:
+        message = f"expected failure ({expected[case.id]}): {message}"
+    child = ElementTree.SubElement(element, kind, message=_xml_text(message), type=str(case.severity))
+    child.text = evidence
+
+
+def _finding_line(finding: Finding) -> str:
+    remedy = f" What to do: {finding.remedy}" if finding.remedy else ""
+    return f"{finding.outcome}: {finding.demand}: {finding.seen}{remedy}"
+
+
+def _kind(case: CaseResult, expected: Mapping[str, str]) -> str:
+    """Return the element that says how a case ended; "" if it passed, also slowly."""
+    match case.outcome:
+        case CaseOutcome.PASS | CaseOutcome.SLOW:
+            return ""
+        case CaseOutcome.FAIL if case.id not in expected:
+            return "failure"
+        case CaseOutcome.UNKNOWN if case.severity is Severity.LOSES_WORK:
+            return "error"
+    return "skipped"
+
+
+def _xml_text(text: str) -> str:
+    return "".join(char if char.isprintable() or char in "\n\t" else "\ufffd" for char in text)

@@ -1,0 +1,442 @@
+"""The stage of a case that runs for real: a lab with a running clock, proxies, and handlers on VMs."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+from urllib.parse import urlsplit
+
+from forewarn.clock import ClockSetting, LabClock, read_real_time
+from forewarn.core.decision import DecisionContext, EnablementMode, Policy
+from forewarn.core.event import Event
+from forewarn.core.fleetfile.reader import DeclaredFleet
+from forewarn.core.request import RequestedOperation, RolloutImpact
+from forewarn.core.scope import Scope
+from forewarn.crash_test.answers import SpoiledAnswer
+from forewarn.crash_test.case_recorder import CaseRecorder
+from forewarn.crash_test.event_recorder import commit_recorder
+from forewarn.crash_test.handler_machine import HandlerMachine
+from forewarn.crash_test.handler_process import HandlerProcess
+from forewarn.crash_test.probe_runner import ProbeRunner
+from forewarn.crash_test.proxy import Proxy
+from forewarn.crash_test.proxy_connection import AskPrepared
+from forewarn.crash_test.reference_poller import poll_forever
+from forewarn.crash_test.stage import StageEvent
+from forewarn.crash_test.timeline import (
+    Approved,
+    Disturbance,
+    EventEnded,
+    EventStarted,
+    Observation,
+    Polled,
+    Poller,
+    Probe,
+    ProbeAnswered,
+    Timeline,
+)
+from forewarn.crash_test.vm_hypervisor import VmHypervisor
+from forewarn.errors import Refused, Rejected
+from forewarn.lab import requests as lab_requests
+from forewarn.lab.requests import RequestedNotice, find_vm
+from forewarn.lab.service import TEST_ACTOR, LabService, open_lab_service
+from forewarn.protocol.exchange import EndpointRules
+
+RESTART_AFTER_EXIT_S = 1.0  # real time after which a one-shot handler is started again
+SETTLE_S = 2.0  # for how long an event is still listed after it was carried out, by the service's clock
+_UNPLANNED_DOWN_S = 2.0  # how long a VM is down that the script reboots
+_OPERATIONS: dict[str, RequestedOperation] = {
+    "Reboot": RequestedOperation.RESTART,
+    "Redeploy": RequestedOperation.REDEPLOY,
+    "Preempt": RequestedOperation.EVICT,
+    "Terminate": RequestedOperation.DELETE,
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageSetup:
+    """What a live stage is made of.
+
+    The first VM of `fleet` is judged. `machines` are those of VMs with a handler, by name, and their creator closes
+    them. `probes` are shell commands; `speed` is seconds of the service's clock per real second.
+    """
+
+    fleet: DeclaredFleet  # its first VM is the one whose handler is judged
+    machines: Mapping[str, HandlerMachine]  # of the VMs with a handler, by name; their creator closes them afterwards
+    probes: Mapping[Probe, str] = field(default_factory=dict)  # shell commands, run on each VM with a handler
+    is_one_shot: bool = False  # the handler is started again when it has ended by itself
+    speed: float = 1.0  # seconds of the service's clock per second of real time
+    clock_offset_s: float = 0.0  # of the service's clock from the real time; above 0: it is ahead
+    first_incarnation: int = 1  # of the first document
+
+
+class LiveStage:
+    """A `Stage` on which the handler really runs; `open_live_stage` makes it.
+
+    Seconds are those of the service's clock, which are real seconds unless the case runs at another speed. A `vm` is a
+    name; None means the attribute `vm`, the judged VM. Methods `until_…` return whether it happened within `within_s`.
+    The attribute `events` has the events that the script published, in order. The argument `vms` names all VMs, the
+    judged one first; `handlers` and `proxies` are those of the VMs with a handler, by name.
+    """
+
+    def __init__(
+        self,
+        service: LabService,
+        recorder: CaseRecorder,
+        *,
+        vms: tuple[str, ...],
+        handlers: Mapping[str, HandlerProcess],
+        proxies: Mapping[str, Proxy],
+        hypervisor: VmHypervisor,
+        speed: float,
+    ) -> None:
+        self.vm, *others = vms
+        self.neighbours = tuple(others)
+        self.events: list[StageEvent] = []  # that the script published, in order
+        self._service = service
+        self._recorder = recorder
+        self._handlers = handlers
+        self._proxies = proxies
+        self._hypervisor = hypervisor
+        self._speed = speed
+        self._substitutes: dict[str, Disturbance] = {}  # VM → the substitute answer in use, since when
+
+    async def publish(self, kind: str, *, vm: str | None = None, notice_s: float | None = None) -> StageEvent:
+        """Publish a Freeze, Reboot, Redeploy, Preempt or Terminate of a VM, and return the event.
+
+        Without `notice_s`, or with 0, the notice is the usual one. A Freeze is an update of the VM's host; its user
+        requests a Reboot, Redeploy or Terminate. Raises Rejected for another kind, NotFound for an unknown VM, Refused
+        if the state of the VM forbids it.
+        """
+        name, notice = vm or self.vm, RequestedNotice(notice_s)
+        if kind == "Freeze":
+            event = await lab_requests.request_host_maintenance(self._service, RolloutImpact.UPDATE, name, notice)
+        elif kind in _OPERATIONS:
+            event = await lab_requests.request_for_vm(self._service, _OPERATIONS[kind], name, notice)
+        else:
+            raise Rejected(f"a case cannot publish {kind!r}: use Freeze, {', '.join(_OPERATIONS)}")
+        return self._remember(event)
+
+    async def fail_host(self, *, vm: str | None = None) -> StageEvent:
+        """Fail the host of a VM, and return the VM's event: a Redeploy that is Started when it first appears.
+
+        The host stays failed. Raises NotFound for an unknown VM, Refused if the host has failed already or no other
+        host can take the VM.
+        """
+        row = find_vm(self._service, vm or self.vm)
+        events = await lab_requests.fail_host(self._service, row.host)
+        return self._remember(next(event for event in events if row.name in event.vms))
+
+    async def withdraw(self, event: StageEvent) -> None:
+        """Withdraw an event that has not started; it disappears. If it has started, the timeline says so.
+
+        That is no error: the event goes on.
+        """
+        try:
+            await self._service.control.requests.withdraw(event.id, who=TEST_ACTOR)
+        except Refused:
+            self._disturb("the event could not be withdrawn, because it had started")
+        await self._service.settle()
+
+    async def until_polled(self, *, vm: str | None = None, times: int = 1, within_s: float = 30.0) -> bool:
+        """Wait until the handler on this VM has polled `times` times from now on, whatever answers it got.
+
+        Polls that arrived before this call do not count. Returns False after `within_s`.
+        """
+        name, now = vm or self.vm, self._recorder.now()
+        return await self._recorder.wait_for(
+            lambda seen: isinstance(seen, Polled) and (seen.by, seen.vm) == (Poller.HANDLER, name) and seen.at >= now,
+            times=times,
+            within_s=within_s,
+        )
+
+    async def until_delivered(self, event: StageEvent, *, vm: str | None = None, within_s: float = 30.0) -> bool:
+        """Wait until a poll of the handler on this VM got a whole document with this event.
+
+        One before this call counts. Returns False after `within_s`.
+        """
+        name = vm or self.vm
+        return await self._recorder.wait_for(lambda seen: _is_delivery(seen, event.id, name), within_s=within_s)
+
+    async def until_approved(self, event: StageEvent, *, within_s: float) -> bool:
+        """Wait until a handler on any VM has approved this event and got a 2xx; earlier approvals count.
+
+        Returns False after `within_s`.
+        """
+        return await self._recorder.wait_for(lambda seen: _is_success(seen, event.id), within_s=within_s)
+
+    async def until_started(self, event: StageEvent, *, within_s: float = 60.0) -> bool:
+        """Wait until the platform has started this event; True at once if it has. False after `within_s`."""
+        return await self._recorder.wait_for(
+            lambda seen: isinstance(seen, EventStarted) and seen.event == event.id, within_s=within_s
+        )
+
+    async def until_over(self, event: StageEvent, *, within_s: float = 60.0) -> bool:
+        """Wait until this event is over, carried out or withdrawn; True at once if it is.
+
+        Returns False after `within_s`.
+        """
+        return await self._recorder.wait_for(
+            lambda seen: isinstance(seen, EventEnded) and seen.event == event.id, within_s=within_s
+        )
+
+    async def wait(self, seconds: float) -> None:
+        """Wait for this many seconds of the service's clock."""
+        await self._recorder.sleep(seconds)
+
+    def substitute(self, answer: SpoiledAnswer | None, *, vm: str | None = None, times: int | None = None) -> None:
+        """Answer the handler on this VM with this from now on; None: with the service's own answers.
+
+        It takes the place of an earlier one. At most `times` requests get it; None: all. Raises Refused if no handler
+        runs on the VM.
+        """
+        name = vm or self.vm
+        self._proxy(name).substitute(answer, times)
+        self._end_substitute(name, self._recorder.now())
+        if answer is not None:
+            self._substitutes[name] = Disturbance(at=self._recorder.now(), vm=name, text=answer.name)
+
+    async def kill_handler(self, *, vm: str | None = None, restart_after_s: float | None = 1.0) -> None:
+        """Kill all processes of the handler with SIGKILL, and start it again after this time; None: not again.
+
+        Returns when they have ended, before the restart. Its files stay. Raises Refused if no handler runs on the VM,
+        or if it runs elsewhere.
+        """
+        name = vm or self.vm
+        self._disturb("the handler was killed", vm=name)
+        restart_after_s = None if restart_after_s is None else restart_after_s / self._speed
+        await self._handler(name).kill(restart_after_s=restart_after_s)
+
+    async def reboot_vm(self, *, vm: str | None = None) -> None:
+        """Reboot a VM without any event: all its processes are killed, and the handler starts as at a boot.
+
+        Returns when it has been started, about two seconds later. Raises Refused if no handler runs on the VM, or if it
+        runs elsewhere.
+        """
+        name, at = vm or self.vm, self._recorder.now()
+        await self._handler(name).reboot(is_abrupt=True, down_s=_UNPLANNED_DOWN_S / self._speed)
+        self._recorder.record(Disturbance(at=at, vm=name, text="the VM rebooted", until=self._recorder.now()))
+
+    async def fill_disk(self, *, vm: str | None = None) -> None:
+        """Fill the disk on which the handler may write, until `free_disk`; Refused outside of namespaces."""
+        name = vm or self.vm
+        await self._handler(name).fill_disk()
+        self._disturb("the disk was filled", vm=name)
+
+    async def free_disk(self, *, vm: str | None = None) -> None:
+        """Undo `fill_disk`: the disk has space again. Refused if no handler runs on the VM."""
+        name = vm or self.vm
+        await self._handler(name).free_disk()
+        self._disturb("the disk has space again", vm=name)
+
+    @property
+    def problem(self) -> str:
+        """Why this case must not be judged, as a sentence; "" if it may be.
+
+        The machine failed, or a probe cannot run.
+        """
+        return self._recorder.problem
+
+    async def until_at_rest(self, *, within_s: float, settles_within_s: float) -> bool:
+        """Wait until the handler has polled twice, and begin the timeline anew; False if it does not poll.
+
+        In between, waits up to `settles_within_s` until the probe `prepared` says no, because the handler may have to
+        recover from an earlier case (0: there is no such probe). Returns True also if it does not say so.
+        """
+        if not await self.until_polled(times=2, within_s=within_s):
+            return False
+        await self._recorder.wait_for(
+            lambda seen: isinstance(seen, ProbeAnswered) and seen.probe is Probe.PREPARED and not seen.is_yes,
+            within_s=settles_within_s,
+        )
+        self._recorder.restart()
+        return True
+
+    def finish(self) -> Timeline:
+        """Stop recording, and return the timeline of the case, which ends now. Call it once."""
+        for name in list(self._substitutes):
+            self._end_substitute(name, None)
+        self._hypervisor.record_running_impacts()
+        return self._recorder.finish()
+
+    def _remember(self, event: Event) -> StageEvent:
+        published = StageEvent(id=event.id, kind=str(event.rules.kind or event.rules.verb), vms=event.vms)
+        self.events.append(published)
+        return published
+
+    def _handler(self, vm: str) -> HandlerProcess:
+        if vm not in self._handlers:
+            raise Refused(f"no handler runs on VM {vm!r}: use one of {', '.join(self._handlers)}")
+        return self._handlers[vm]
+
+    def _proxy(self, vm: str) -> Proxy:
+        self._handler(vm)
+        return self._proxies[vm]
+
+    def _disturb(self, text: str, *, vm: str = "") -> None:
+        self._recorder.record(Disturbance(at=self._recorder.now(), vm=vm, text=text))
+
+    def _end_substitute(self, vm: str, until: float | None) -> None:
+        begun = self._substitutes.pop(vm, None)
+        if begun is not None:
+            self._recorder.record(Disturbance(at=begun.at, vm=vm, text=begun.text, until=until))
+
+
+@asynccontextmanager
+async def open_live_stage(setup: StageSetup) -> AsyncIterator[LiveStage]:
+    """Start the lab, the proxies, the reference poller and the handlers, for the time of a block.
+
+    An async context manager; it ends all of them. Raises Refused if the handler cannot be started, and what
+    `open_lab_service` raises. Call `LiveStage.finish` in the block: what happens while the stage closes does not belong
+    to the timeline.
+    """
+    real = read_real_time()
+    clock = LabClock(ClockSetting(lab_at=real + setup.clock_offset_s, real_at=real, speed=setup.speed))
+    recorder = CaseRecorder(clock)
+    restart_s = RESTART_AFTER_EXIT_S if setup.is_one_shot else None
+    handlers = {
+        vm: HandlerProcess(machine, vm=vm, recorder=recorder, restart_after_exit_s=restart_s)
+        for vm, machine in setup.machines.items()
+    }
+    probes = {vm: ProbeRunner(handler, setup.probes, vm=vm, recorder=recorder) for vm, handler in handlers.items()}
+    hypervisor = VmHypervisor(
+        handlers, recorder, speed=setup.speed, before_impact=lambda vm: probes[vm].look_before_impact()
+    )
+    async with AsyncExitStack() as stack:
+        service = await stack.enter_async_context(
+            open_lab_service(
+                setup.fleet,
+                at=clock.now(),
+                policy=Policy(enablement=EnablementMode.ALWAYS, settle_s=SETTLE_S),
+                running_clock=clock,
+                hypervisor=hypervisor,
+                rules=EndpointRules(max_wait_s=0),  # Azure holds no poll, so a handler must poll often enough
+            )
+        )
+        stack.callback(service.store.subscribe(commit_recorder(recorder)))
+        vms = tuple(vm.name for vm in setup.fleet.vms)
+        await _raise_incarnation(service, vms[0], setup.first_incarnation)
+        reference_address = await _open_reference_proxy(stack, service, recorder, vms[0])
+        proxies: dict[str, Proxy] = {}
+        for vm, handler in handlers.items():
+            stack.push_async_callback(handler.close)
+            ask_prepared = probes[vm].ask_prepared
+            proxies[vm] = await _open_proxy(
+                stack, service, recorder, vm, await handler.open(), ask_prepared=ask_prepared
+            )
+            handler.count_connections = partial(_open_connections, proxies[vm])
+        stack.push_async_callback(hypervisor.close)  # before the handlers close
+        run = _background_runner(stack, recorder)
+        run(service.control.reconciler.run())
+        run(poll_forever(reference_address))
+        for vm, handler in handlers.items():
+            await handler.boot()
+            run(handler.sample_forever())
+            run(probes[vm].run_forever())
+        yield LiveStage(
+            service,
+            recorder,
+            vms=vms,
+            handlers=handlers,
+            proxies=proxies,
+            hypervisor=hypervisor,
+            speed=setup.speed,
+        )
+
+
+async def _raise_incarnation(service: LabService, vm: str, incarnation: int) -> None:
+    """Raise the incarnation of the VM's document to this one, unless it is as high already."""
+
+    def decide(scope: Scope, context: DecisionContext) -> Scope:
+        return scope.with_incarnation_increased(max(0, incarnation - scope.incarnation))
+
+    await service.control.transactions.run(find_vm(service, vm).scope_id, decide)
+
+
+async def _open_reference_proxy(
+    stack: AsyncExitStack, service: LabService, recorder: CaseRecorder, vm: str
+) -> tuple[str, int]:
+    """Start a proxy for the reference poller, and return its address and port on loopback."""
+    listener = socket.create_server(("127.0.0.1", 0), backlog=128)
+    listener.setblocking(False)
+    address, port = listener.getsockname()[:2]
+    await _open_proxy(stack, service, recorder, vm, listener, Poller.REFERENCE)
+    return address, port
+
+
+async def _open_proxy(
+    stack: AsyncExitStack,
+    service: LabService,
+    recorder: CaseRecorder,
+    vm: str,
+    listener: socket.socket,
+    by: Poller = Poller.HANDLER,
+    ask_prepared: AskPrepared | None = None,
+) -> Proxy:
+    """Start a proxy on this listener in front of the lab's endpoint of the VM; the stack closes it."""
+    endpoint = urlsplit(service.publisher.lab_endpoint(find_vm(service, vm)))
+    upstream = (endpoint.hostname or "", endpoint.port or 0)
+    proxy = Proxy(
+        listener=listener,
+        upstream=upstream,
+        vm=vm,
+        by=by,
+        now=recorder.now,
+        record=recorder.record,
+        ask_prepared=ask_prepared,
+    )
+    stack.push_async_callback(proxy.close)
+    await proxy.start()
+    return proxy
+
+
+def _open_connections(proxy: Proxy) -> int:
+    return proxy.open_connections
+
+
+def _background_runner(stack: AsyncExitStack, recorder: CaseRecorder) -> Callable[[Coroutine[Any, Any, None]], None]:
+    """Return a function that runs a coroutine beside the script; the stack cancels all of them.
+
+    One that fails is a problem of the case.
+    """
+    tasks: set[asyncio.Task[None]] = set()
+
+    def on_done(task: asyncio.Task[None]) -> None:
+        if not task.cancelled() and (error := task.exception()) is not None:
+            recorder.report_problem(f"a part of the crash test failed: {type(error).__name__}: {error}")
+
+    def run(coroutine: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(coroutine)
+        tasks.add(task)
+        task.add_done_callback(on_done)
+
+    async def cancel_all() -> None:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    stack.push_async_callback(cancel_all)
+    return run
+
+
+def _is_delivery(seen: Observation, event_id: str, vm: str) -> bool:
+    return (
+        isinstance(seen, Polled)
+        and (seen.by, seen.vm) == (Poller.HANDLER, vm)
+        and seen.answered_at is not None
+        and any(shown.id == event_id for shown in seen.events)
+    )
+
+
+def _is_success(seen: Observation, event_id: str) -> bool:
+    return (
+        isinstance(seen, Approved)
+        and seen.by is Poller.HANDLER
+        and event_id in seen.event_ids
+        and seen.status is not None
+        and 200 <= seen.status < 300
+    )

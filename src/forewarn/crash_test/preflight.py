@@ -1,0 +1,149 @@
+"""Checks before a crash test starts: the handler, the machine, names of cases, files to write.
+
+Each raises Rejected or Refused with one sentence: what is wrong, and what to do instead.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import stat
+import subprocess
+import sys
+from collections.abc import Sequence
+from difflib import get_close_matches
+from pathlib import Path
+
+from forewarn.crash_test.case import Case, Layout
+from forewarn.crash_test.case_fleet import declare_case_fleet
+from forewarn.crash_test.cases import ALL_CASES
+from forewarn.crash_test.claims import HandlerProfile
+from forewarn.errors import Refused, Rejected
+
+_NAMESPACE_CHECK = ("-P", "-m", "forewarn.crash_test.namespace_check")
+_CHECK_TIMEOUT_S = 60.0
+_CASE_ID = re.compile(r"[a-z][a-z0-9]*(-[a-z0-9]+)+")
+_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+
+
+def require_handler(command: Sequence[str]) -> None:
+    """Raise Rejected unless the first word of this command is an executable program; runs nothing.
+
+    It is searched in the PATH, or with a slash from the current directory.
+    """
+    if not command:
+        raise Rejected("no handler is given: write its command after `--`")
+    program = command[0]
+    if shutil.which(program) is not None:
+        return
+    path = Path(program)
+    if path.is_dir():
+        raise Rejected(f"the handler {program!r} is a directory: name the program in it")
+    if path.exists() and "/" not in program:
+        raise Rejected(f"the handler {program!r} is not on the PATH: write ./{program}")
+    if path.exists():
+        raise Rejected(f"the handler {program!r} is not executable: change that with chmod +x")
+    raise Rejected(f"the handler {program!r} does not exist: check its path")
+
+
+def require_namespaces() -> None:
+    """Raise Refused if this machine allows no VMs of namespaces; creates one for a moment to find out.
+
+    Blocks, for a minute at most; Refused too if that was not enough.
+    """
+    try:
+        done = subprocess.run(
+            [sys.executable, *_NAMESPACE_CHECK], capture_output=True, text=True, timeout=_CHECK_TIMEOUT_S, check=False
+        )
+    except subprocess.TimeoutExpired:
+        raise _namespaces_refused(f"creating one took over {_CHECK_TIMEOUT_S:g} s") from None
+    if done.returncode != 0:
+        raise _namespaces_refused((done.stdout or done.stderr).strip().rpartition("\n")[2])
+
+
+def _namespaces_refused(reason: str) -> Refused:
+    return Refused(
+        f"this machine does not allow VMs made of namespaces ({reason}): run this as root, or give the handler the URL "
+        "of the endpoint in a variable that it reads, with --endpoint-env VAR"
+    )
+
+
+def require_variable_name(name: str) -> None:
+    """Raise Rejected unless this can be the name of an environment variable.
+
+    That is ASCII letters, digits and underscores, not a digit first.
+    """
+    if not _VARIABLE.fullmatch(name):
+        raise Rejected(f"--endpoint-env {name!r} is not the name of a variable: write letters, digits and underscores")
+
+
+def require_vm_name(name: str) -> None:
+    """Raise Rejected unless a VM can have this name: up to 64 characters, without slashes and braces."""
+    try:
+        declared = declare_case_fleet(Layout.SET, name).vms[0].name
+    except Rejected:
+        declared = ""
+    if not name or declared != name:
+        raise Rejected(f"--vm {name!r} cannot name a VM: write up to 64 characters without slashes and braces")
+
+
+def require_writable(path: Path, option: str) -> None:
+    """Raise Rejected unless this file can be written; what it contains stays, and none is left behind.
+
+    A device, a pipe and a symbolic link to nothing are not checked. `option` names the file in the message, such as
+    `--html`.
+    """
+    if not path.parent.is_dir():
+        raise Rejected(f"{option}: the directory {str(path.parent)!r} does not exist: create it first")
+    if path.is_dir():
+        raise Rejected(f"{option}: {str(path)!r} is a directory: name a file in it")
+    if path.is_symlink() and not path.exists():
+        return  # to try would create its target
+    is_new = not path.exists()
+    if not is_new and not stat.S_ISREG(path.stat().st_mode):
+        return  # a device or a pipe: to open it may wait, or have an effect
+    try:
+        os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666))
+    except OSError as error:
+        raise Rejected(f"{option}: {str(path)!r} cannot be written ({error.strerror}): name another file") from error
+    if is_new:
+        path.unlink(missing_ok=True)
+
+
+def combine_cases(more: Sequence[Case]) -> tuple[Case, ...]:
+    """Return the built-in cases, then `more` of the user's files.
+
+    Raises Rejected for an id of `more` that is not AREA-NAME in lower case, and for one that two cases have.
+    """
+    known = {case.id for case in ALL_CASES}
+    for case in more:
+        if not _CASE_ID.fullmatch(case.id):
+            raise Rejected(f"case {case.id!r} has a wrong id: write AREA-NAME in lower case, such as own-slow-disk")
+        if case.id in known:
+            raise Rejected(f"there are two cases {case.id!r}: give the case in your file another id")
+        known.add(case.id)
+    return (*ALL_CASES, *more)
+
+
+def select_cases(cases: Sequence[Case], profile: HandlerProfile, only: Sequence[str] = ()) -> tuple[Case, ...]:
+    """Return the cases of the profile, in order; with `only` those whose id or area is one of these.
+
+    Names must match exactly; without `only`, all. Raises Rejected for a name that no case has, with the names that are
+    most like it, and for one whose cases do not belong to the profile.
+    """
+    of_profile = [case for case in cases if profile in case.profiles]
+    for name in only:
+        if not any(name in (case.id, case.area) for case in of_profile):
+            raise Rejected(_why_nothing_is_selected(name, cases, profile))
+    return tuple(case for case in of_profile if not only or case.id in only or case.area in only)
+
+
+def _why_nothing_is_selected(name: str, cases: Sequence[Case], profile: HandlerProfile) -> str:
+    elsewhere = sorted({str(p) for case in cases if name in (case.id, case.area) for p in case.profiles})
+    if elsewhere:
+        what = f"case {name!r} does" if any(case.id == name for case in cases) else f"cases of area {name!r} do"
+        return f"the {what} not belong to profile {profile}: use --profile {' or '.join(elsewhere)}"
+    close = get_close_matches(name, dict.fromkeys([c.id for c in cases] + [c.area for c in cases]), n=3)
+    hint = f"did you mean {' or '.join(close)}?" if close else "`forewarn crash-test list` shows all"
+    return f"there is no case or area {name!r}: {hint}"

@@ -1,0 +1,86 @@
+"""Runs the user's probes beside a handler, and records when their answers change."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+
+from forewarn.crash_test.case_recorder import CaseRecorder
+from forewarn.crash_test.handler_process import HandlerProcess
+from forewarn.crash_test.timeline import Probe, ProbeAnswered
+
+PROBE_INTERVAL_S = 0.5  # real time from the end of one round to the next
+PROBE_TIMEOUT_S = 5.0  # real time; a probe that takes longer gives no answer
+_LAST_LOOK_TIMEOUT_S = 3.0
+_APPROVAL_TIMEOUT_S = 1.0  # real time that an approval is held for the probe: less than handlers wait for an answer
+_CANNOT_RUN = {126: "is not executable", 127: "was not found"}  # exit statuses of shells
+
+
+class ProbeRunner:
+    """The probes of one VM: shell commands that say yes with exit status 0, and no with any other.
+
+    `commands` has them; they run beside the handler on the VM called `vm`. The recorder gets an answer if it is the
+    first one or differs from the last; its time is when that run of the probe began. A probe that the shell cannot run
+    is a problem of the case, not an answer. `run_forever` runs them.
+    """
+
+    def __init__(
+        self, handler: HandlerProcess, commands: Mapping[Probe, str], *, vm: str, recorder: CaseRecorder
+    ) -> None:
+        self._handler = handler
+        self._commands = commands
+        self._vm = vm
+        self._recorder = recorder
+        self._last: dict[Probe, bool] = {}
+
+    async def run_forever(self) -> None:
+        """Run all probes, one after the other, until cancelled; returns at once without probes.
+
+        From the end of a round to the next are 0.5 s; a probe that takes over 5 s (real time) gives no answer.
+        """
+        while self._commands:
+            await self.run_once(PROBE_TIMEOUT_S)
+            await asyncio.sleep(PROBE_INTERVAL_S)
+
+    async def look_before_impact(self) -> None:
+        """Run all probes once more, because the platform is about to act on the VM; at most 3 s (real) each."""
+        await self.run_once(_LAST_LOOK_TIMEOUT_S)
+
+    async def ask_prepared(self, at: float) -> bool | None:
+        """Run the probe `prepared` because an approval arrived at this time, and return what it says.
+
+        `at` is in seconds since the start of the case; a changed answer is recorded with this time. The handler waits
+        for its answer meanwhile, so this is the state in which it approved. None if there is no such probe, or it
+        cannot run or gives no answer within a second (real time).
+        """
+        command = self._commands.get(Probe.PREPARED)
+        if command is None:
+            return None
+        status = await self._handler.run_command(command, _APPROVAL_TIMEOUT_S)
+        if status is None or status in _CANNOT_RUN:
+            return None
+        self._take_answer(Probe.PREPARED, status, at)
+        return status == 0
+
+    async def run_once(self, timeout_s: float) -> None:
+        """Run each probe once and record changed answers.
+
+        A probe gives no answer if the VM is down or frozen, or if it takes longer than `timeout_s` (real time).
+        """
+        for probe, command in self._commands.items():
+            at = self._recorder.now()
+            status = await self._handler.run_command(command, timeout_s)
+            if status is not None:
+                self._take_answer(probe, status, at)
+
+    def _take_answer(self, probe: Probe, status: int, at: float) -> None:
+        if status in _CANNOT_RUN:
+            command = self._commands[probe]
+            self._recorder.report_problem(
+                f"the command of --{probe} {_CANNOT_RUN[status]} (exit status {status}): correct {command!r}"
+            )
+            return
+        is_yes = status == 0
+        if self._last.get(probe) is not is_yes:
+            self._last[probe] = is_yes
+            self._recorder.record(ProbeAnswered(at=at, vm=self._vm, probe=probe, is_yes=is_yes))

@@ -1,0 +1,103 @@
+"""Reads from /proc which processes a program has, and what they use. Linux only."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+_PROC = Path("/proc")
+_TICKS_PER_S = os.sysconf("SC_CLK_TCK")
+_PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
+_ZOMBIE = "Z"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProcessUsage:
+    """What some processes use together; zombies do not count."""
+
+    cpu_s: float  # CPU time since their start, with that of children that they have waited for
+    memory_bytes: int  # resident memory; pages that processes share count for each of them
+    processes: int
+
+
+def list_descendants(pid: int) -> list[int]:
+    """Return the pids of all descendants of a process, without itself, parents before children.
+
+    A process that ends meanwhile may be missing. Returns [] if the process is gone.
+    """
+    found: list[int] = []
+    waiting = [pid]
+    while waiting:
+        children = _children(waiting.pop())
+        found += children
+        waiting += children
+    return found
+
+
+def list_pids_with_variable(name: str, value: str) -> list[int]:
+    """Return the pids of all other processes that were started with this environment variable and value.
+
+    Processes of other users are left out if their environment cannot be read. In no particular order.
+    """
+    wanted = f"{name}={value}".encode()
+    found = []
+    for entry in os.listdir(_PROC):
+        if entry.isdecimal() and int(entry) != os.getpid():
+            try:
+                variables = (_PROC / entry / "environ").read_bytes().split(b"\0")
+            except OSError:
+                continue  # it has ended, or belongs to another user
+            if wanted in variables:
+                found.append(int(entry))
+    return found
+
+
+def is_running(pid: int) -> bool:
+    """Return whether this process exists and is no zombie."""
+    fields = _stat_fields(pid)
+    return fields is not None and fields[0] != _ZOMBIE
+
+
+def read_usage(pids: Iterable[int]) -> ProcessUsage:
+    """Return what these processes use together; those that have ended are left out."""
+    ticks = pages = processes = 0
+    for pid in pids:
+        fields = _stat_fields(pid)
+        if fields is None or fields[0] == _ZOMBIE:
+            continue
+        ticks += sum(map(int, fields[11:15]))  # utime, stime, cutime, cstime; see proc(5)
+        pages += int(fields[21])
+        processes += 1
+    return ProcessUsage(cpu_s=ticks / _TICKS_PER_S, memory_bytes=pages * _PAGE_BYTES, processes=processes)
+
+
+def _children(pid: int) -> list[int]:
+    """Return the children of all threads of a process; [] if it is gone."""
+    children: list[int] = []
+    try:
+        for thread in os.listdir(_PROC / str(pid) / "task"):
+            text = (_PROC / str(pid) / "task" / thread / "children").read_text()
+            children += map(int, text.split())
+    except FileNotFoundError:
+        if (_PROC / str(pid)).exists() and not (_PROC / "self/task" / str(os.getpid()) / "children").exists():
+            return _children_by_parent(pid)  # this kernel has no lists of children
+    except ProcessLookupError:
+        pass
+    return children
+
+
+def _children_by_parent(pid: int) -> list[int]:
+    pids = (int(entry) for entry in os.listdir(_PROC) if entry.isdecimal())
+    stats = ((other, _stat_fields(other)) for other in pids)
+    return [other for other, fields in stats if fields is not None and fields[1] == str(pid)]
+
+
+def _stat_fields(pid: int) -> list[str] | None:
+    """Return the fields of /proc/PID/stat from the state on, or None if the process is gone."""
+    try:
+        text = (_PROC / str(pid) / "stat").read_text(encoding="utf-8", errors="replace")
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+    return text.rpartition(")")[2].split()

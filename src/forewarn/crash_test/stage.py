@@ -1,0 +1,91 @@
+"""The stage of a case: what its script can do with VMs, events, answers and the handler."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from forewarn.crash_test.answers import SpoiledAnswer
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageEvent:
+    """An event that the script published."""
+
+    id: str  # a GUID in upper case, as documents show it
+    kind: str  # as documents show it, such as Reboot
+    vms: tuple[str, ...]  # names of the VMs that it is for
+
+
+class Stage(Protocol):
+    """What a script works with. Times are seconds of the service's clock; a VM that is not given is `vm`.
+
+    Waiting methods return when it happened, or after `within_s`; they return whether it happened and never raise
+    because it did not: the demands judge that. Methods that disturb the handler raise Refused if none runs on that VM,
+    and those that end it also if it runs elsewhere.
+    """
+
+    vm: str  # the name of the VM whose handler is judged
+    neighbours: tuple[str, ...]  # the names of the other VMs of its scope
+
+    async def publish(self, kind: str, *, vm: str | None = None, notice_s: float | None = None) -> StageEvent:
+        """Publish a Freeze, Reboot, Redeploy, Preempt or Terminate of a VM (by name), and return the event.
+
+        None or 0 as `notice_s` is the usual notice of this kind. Raises Rejected for another kind, NotFound for an
+        unknown VM, Refused if the state of the VM forbids it.
+        """
+
+    async def fail_host(self, *, vm: str | None = None) -> StageEvent:
+        """Fail the host of a VM and return its event: a Redeploy that is Started when it first appears.
+
+        `vm` is a name; None: `self.vm`. The host stays failed, and its other VMs get such an event too. Raises NotFound
+        for an unknown VM, Refused if the host has failed already or no other host can take the VM.
+        """
+
+    async def withdraw(self, event: StageEvent) -> None:
+        """Withdraw an event that has not started; it disappears. One that has started goes on; no error."""
+
+    async def until_polled(self, *, vm: str | None = None, times: int = 1, within_s: float = 30.0) -> bool:
+        """Wait until the handler on this VM has polled this often from now on, whatever answers it got."""
+
+    async def until_delivered(self, event: StageEvent, *, vm: str | None = None, within_s: float = 30.0) -> bool:
+        """Wait until a poll of the handler on this VM got a whole document with this event, also before."""
+
+    async def until_approved(self, event: StageEvent, *, within_s: float) -> bool:
+        """Wait until a handler on any VM has approved this event and got a 2xx; earlier approvals count."""
+
+    async def until_started(self, event: StageEvent, *, within_s: float = 60.0) -> bool:
+        """Wait until the platform has started this event, also before this call; never if it is withdrawn."""
+
+    async def until_over(self, event: StageEvent, *, within_s: float = 60.0) -> bool:
+        """Wait until this event is over, carried out or withdrawn, and so in no document any more."""
+
+    async def wait(self, seconds: float) -> None:
+        """Wait for this many seconds of the service's clock."""
+
+    def substitute(self, answer: SpoiledAnswer | None, *, vm: str | None = None, times: int | None = None) -> None:
+        """Answer the handler on this VM with this from now on, at most `times` times (None: without a limit).
+
+        It takes the place of an earlier substitute. As `answer`, None gives the service's own answers again.
+        """
+
+    async def kill_handler(self, *, vm: str | None = None, restart_after_s: float | None = 1.0) -> None:
+        """Kill all processes of the handler with SIGKILL, and start it again after this time; None: not again.
+
+        Returns when they have ended, before the restart. Its files stay.
+        """
+
+    async def reboot_vm(self, *, vm: str | None = None) -> None:
+        """Reboot a VM without any event: all its processes are killed, and the handler starts as at a boot.
+
+        Returns when it has been started, about two seconds later. Its /tmp is empty then; its other files stay.
+        """
+
+    async def fill_disk(self, *, vm: str | None = None) -> None:
+        """Fill the file system on which the handler may write, until `free_disk`.
+
+        Raises Refused outside of namespaces.
+        """
+
+    async def free_disk(self, *, vm: str | None = None) -> None:
+        """Undo `fill_disk`: the file system has space again."""

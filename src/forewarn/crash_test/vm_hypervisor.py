@@ -1,0 +1,115 @@
+"""The hypervisor of a crash test: carries acts out on the VMs where handlers run."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping
+
+import msgspec
+
+from forewarn.core.cause import Verb
+from forewarn.core.event import Act
+from forewarn.crash_test.case_recorder import CaseRecorder
+from forewarn.crash_test.handler_process import HandlerProcess
+from forewarn.crash_test.timeline import Impact
+from forewarn.errors import Refused
+from forewarn.hypervisor.interface import ActDone, ActUnderWay
+from forewarn.hypervisor.simulated import USUAL_DURATION_S
+
+# How long a VM is down, in seconds of the service's clock: shorter than in production, so that cases stay short.
+DOWN_S: dict[Verb, float] = {Verb.REBOOT: 2.0, Verb.REDEPLOY: 3.0, Verb.REIMAGE: 3.0}
+_FREEZING_VERBS = frozenset({Verb.FREEZE, Verb.MIGRATE})
+_FINAL_VERBS = frozenset({Verb.EVICT, Verb.DELETE, Verb.POWER_OFF, Verb.DEALLOCATE})
+_ASK_AGAIN_S = 0.2  # of the service's clock
+_ANSWER_S = 1.0  # real time in which the answer to an approval must reach the handler before its VM goes down
+
+
+class VmHypervisor:
+    """Performs acts on the VMs of one case, each once and in real time; see `Hypervisor`.
+
+    `processes` has the handler of each VM that runs one, by the VM's name; acts on other VMs, and on handlers that run
+    elsewhere, change nothing and only take their usual time. `speed` is lab time per real time. `before_impact` is
+    awaited with the VM's name before an act touches a handler, so that probes can see what the handler has done until
+    then. It lives for one case: outcomes are not stored.
+    """
+
+    def __init__(
+        self,
+        processes: Mapping[str, HandlerProcess],
+        recorder: CaseRecorder,
+        *,
+        speed: float,
+        before_impact: Callable[[str], Awaitable[None]],
+    ) -> None:
+        self._processes = processes
+        self._recorder = recorder
+        self._speed = speed
+        self._before_impact = before_impact
+        self._acts: dict[str, asyncio.Task[str]] = {}  # by act id; the result is the note of the outcome
+        self._running_impacts: dict[str, Impact] = {}  # by act id; without an end
+
+    async def perform(self, act: Act, now: float) -> ActDone | ActUnderWay:
+        """Start this act, or return how it is going; does not wait for its end. `now` is lab time.
+
+        An act on a broken VM fails, and so does one that `close` has ended; both are ActDone with `ok` False.
+        """
+        task = self._acts.get(act.id)
+        if task is None:
+            task = self._acts[act.id] = asyncio.create_task(self._carry_out(act))
+        if not task.done():
+            return ActUnderWay(at=now + _ASK_AGAIN_S)
+        try:
+            return ActDone(ok=True, note=task.result())
+        except (OSError, Refused, asyncio.CancelledError) as error:
+            return ActDone(ok=False, note=f"{act.verb} of {act.name} failed: {error or 'the case ended'}")
+
+    def record_running_impacts(self) -> None:
+        """Record the impacts that have begun and not ended, without an end, because the case ends now."""
+        for impact in self._running_impacts.values():
+            self._recorder.record(impact)
+
+    async def close(self) -> None:
+        """End the acts under way where they are: a frozen VM continues, a VM that is down stays down."""
+        for task in self._acts.values():
+            task.cancel()
+        await asyncio.gather(*self._acts.values(), return_exceptions=True)
+
+    async def _carry_out(self, act: Act) -> str:
+        """Carry the act out and record its impact; returns a note for the history."""
+        handler = self._processes.get(act.name)
+        if handler is not None:
+            await self._before_impact(act.name)
+        impact = Impact(at=self._recorder.now(), vm=act.name, verb=str(act.verb), event=act.event_id)
+        self._running_impacts[act.id] = impact
+        try:
+            if handler is None or not handler.is_controlled:
+                await self._recorder.sleep(_duration_s(act))
+                return "no handler runs on this VM" if handler is None else "the handler runs elsewhere"
+            await asyncio.sleep(_ANSWER_S)
+            await self._act_on(handler, act)
+        except (OSError, Refused) as error:
+            self._recorder.report_problem(f"the {act.verb} of {act.name} failed: {error}")
+            raise
+        finally:
+            until = None if act.verb in _FINAL_VERBS else self._recorder.now()
+            self._recorder.record(msgspec.structs.replace(impact, until=until))
+            del self._running_impacts[act.id]
+        return ""
+
+    async def _act_on(self, handler: HandlerProcess, act: Act) -> None:
+        duration_s = _duration_s(act) / self._speed
+        if act.verb in _FREEZING_VERBS:
+            await handler.freeze(duration_s)
+        elif act.verb in DOWN_S:
+            await handler.reboot(is_abrupt=act.abrupt, down_s=duration_s)
+        elif act.verb in _FINAL_VERBS:
+            await handler.shut_down()
+        elif act.verb is Verb.START:
+            await handler.boot()
+
+
+def _duration_s(act: Act) -> float:
+    """Return how long the act takes or the VM is down, in seconds of the service's clock."""
+    if act.verb in DOWN_S:
+        return DOWN_S[act.verb]
+    return float(act.duration_s) if act.duration_s >= 0 else USUAL_DURATION_S[act.verb]
