@@ -64,7 +64,7 @@ tags = { note = "<img src=x onerror=window.pwned=1>" }
 
 [[scale_sets]]
 name = "spots"
-count = 2
+count = 4
 priority = "Spot"
 
 [[vms]]
@@ -141,9 +141,9 @@ def new_user(browser: Browser) -> Iterator[Callable[..., BrowserUser]]:
 
 @pytest.fixture
 def admin(new_user: Callable[..., BrowserUser]) -> Callable[..., BrowserUser]:
-    """Opens a browser window of a signed-in administrator."""
+    """Opens a browser window of a signed-in administrator, by default with the fleet page."""
 
-    def make(console: WebService, to: str = "/portal/", **options: Any) -> BrowserUser:
+    def make(console: WebService, to: str = "/portal/fleet", **options: Any) -> BrowserUser:
         user = new_user(console, **options)
         user.sign_in(*console.admin_credentials, to=to)
         return user

@@ -11,19 +11,19 @@ from dataclasses import dataclass
 from typing import Any
 
 import pytest
-from axe_playwright_python.sync_playwright import Axe
-from playwright.sync_api import Browser, Page, expect
+from playwright.sync_api import Browser, expect
 
+from tests.browser.accessibility import accessibility_violations
 from tests.browser.conftest import ARTEFACTS, DESKTOP, FLEET, PHONE, BrowserUser, plain_base, record_errors
 from tests.support.web_service import WebService, open_web_service
 
 pytestmark = pytest.mark.portal
-BAD = ("serious", "critical")
 # Each page once; `populate` fills in the placeholders.
 PAGES = {
-    "fleet": "/portal/",
-    "fleet-filtered": "/portal/?state=noticed",
-    "fleet-nothing-found": "/portal/?q=nobody",
+    "overview": "/portal/",
+    "fleet": "/portal/fleet",
+    "fleet-filtered": "/portal/fleet?state=noticed",
+    "fleet-nothing-found": "/portal/fleet?q=nobody",
     "scope": "/portal/scopes/{scope}",
     "vm": "/portal/vms/{vm}",
     "hosts": "/portal/hosts",
@@ -149,16 +149,6 @@ def test_a_form_in_a_dialog_is_accessible(shared: WebService, admin: Callable[..
     page.keyboard.press("Escape")
     expect(page.get_by_role("dialog")).to_have_count(0)
     expect(page.get_by_role("link", name="Delete", exact=True)).to_be_focused()
-
-
-def accessibility_violations(page: Page) -> list[str]:
-    """The serious violations that axe-core finds."""
-    found = Axe().run(page).response["violations"]
-    return [
-        f"{one['id']} ({one['impact']}): {one['help']}: {[node['target'] for node in one['nodes']][:5]}"
-        for one in found
-        if one["impact"] in BAD
-    ]
 
 
 @pytest.mark.parametrize("name", [name for name in PAGES if name != "nowhere"])

@@ -23,14 +23,14 @@ def test_a_search_narrows_the_fleet_while_the_user_types(shared: WebService, adm
     page = admin(shared).page
     page.evaluate("window.unchanged = true")
     page.get_by_role("searchbox").press_sequentially("db-")
-    expect(page.get_by_text("2 of 11 VMs match")).to_be_visible()
+    expect(page.get_by_text("2 of 13 VMs match")).to_be_visible()
     assert cells(page) == ["db-0, running", "db-1, running"]
-    assert page.url.endswith("/portal/?q=db-"), "the address holds the search"
+    assert page.url.endswith("/portal/fleet?q=db-"), "the address holds the search"
     page.get_by_role("searchbox").press_sequentially("nothing")
     expect(page.get_by_text('No results for "db-nothing"')).to_be_visible()
     page.get_by_role("searchbox").fill("")
-    expect(page.get_by_text("Showing 11 of 11 VMs.")).to_be_visible()
-    assert page.url.endswith("/portal/")
+    expect(page.get_by_text("Showing 13 of 13 VMs.")).to_be_visible()
+    assert page.url.endswith("/portal/fleet")
     assert page.evaluate("window.unchanged")
     assert page.evaluate("document.activeElement.id") == "q", "the search field keeps the focus"
 
@@ -42,7 +42,7 @@ def test_a_filter_by_state_is_live(console: WebService, admin: Callable[..., Bro
     console.service.api("POST", "/requests", {"ask": "restart", "vms": ["db-0"]})
     expect(page.get_by_role("link", name="db-0, event scheduled")).to_be_visible()
     expect(page.locator("[data-count=noticed]")).to_have_text("1")
-    expect(page.locator("[data-count=running]")).to_have_text("10")
+    expect(page.locator("[data-count=running]")).to_have_text("12")
     console.service.api("POST", "/clock/advance", {"by_s": 3600})
     expect(page.get_by_text('No VM in the state "event scheduled"')).to_be_visible()
 
@@ -65,7 +65,7 @@ def test_the_update_domain_under_maintenance_is_marked_in_words(
     page = admin(console).page
     console.service.api("POST", "/requests", {"ask": "restart", "vms": ["web-1"]})
     console.service.api("POST", "/clock/advance", {"by_s": 900})
-    expect(page.get_by_role("rowheader", name="UD 1 , under maintenance")).to_be_visible()
+    expect(page.get_by_role("rowheader", name="UD 1 FD 1 , under maintenance")).to_be_visible()
     expect(page.get_by_text("update domain 1 under maintenance")).to_be_visible()
 
 

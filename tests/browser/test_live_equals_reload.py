@@ -16,7 +16,8 @@ from tests.support.web_service import WebService
 pytestmark = pytest.mark.portal
 PATHS = (
     "/portal/",
-    "/portal/?state=noticed",
+    "/portal/fleet",
+    "/portal/fleet?state=noticed",
     "/portal/scopes/{scope}",
     "/portal/vms/db-0",
     "/portal/vms/web-0",

@@ -43,7 +43,7 @@ def left_edge(page: Page, mark: str) -> float:
 
 def test_the_wheel_zooms_around_the_pointer(restarting: WebService, admin: Callable[..., BrowserUser]) -> None:
     page = admin(restarting, to="/portal/timeline?span=6h").page
-    page.locator(".axis").hover()
+    page.locator(".axis.wide").hover()
     page.mouse.wheel(0, -200)
     page.wait_for_url(re.compile(r"span=\d+s"))
     expect(page.locator("#timeline")).not_to_have_attribute("data-span", "21600.0")
@@ -116,7 +116,7 @@ def test_labels_stay_visible_on_a_phone_while_a_finger_moves_the_timeline(
     restarting: WebService, admin: Callable[..., BrowserUser]
 ) -> None:
     page = admin(restarting, to="/portal/timeline", viewport=PHONE, has_touch=True, is_mobile=True).page
-    label = page.locator(".labels").get_by_role("link", name="Reboot of db-0")
+    label = page.locator(".labels").get_by_role("link", name="db-0", exact=True)
     expect(label).to_be_in_viewport()
     box = page.locator(".plot").bounding_box()
     assert box is not None

@@ -83,9 +83,10 @@ def test_first_run_with_a_link_and_a_restart_that_an_agent_approves(
     page = user.page
     page.goto(link[0])
     page.wait_for_url(f"{user.base}/portal/")
-    expect(page.get_by_role("heading", name="Fleet")).to_be_visible()
+    expect(page.get_by_role("heading", name="Overview")).to_be_visible()
+    page.get_by_role("link", name="Show every VM").click()
     fleet = page.context.new_page()
-    fleet.goto(f"{user.base}/portal/")
+    fleet.goto(f"{user.base}/portal/fleet")
     fleet.evaluate(RECORD_STATES, ["db-0"])
 
     with agent(console, "db-0", tmp_path / "agent"):
@@ -156,10 +157,10 @@ def test_two_roles_see_different_vms_and_forms(console: WebService, new_user: Ca
     expect(operator.page.get_by_role("link", name="Restart", exact=True)).to_be_visible()
     expect(reader.page.get_by_role("heading", name="other")).to_be_visible()
     expect(reader.page.get_by_role("link", name="Restart", exact=True)).to_have_count(0)
-    reader.go("/portal/")
+    reader.go("/portal/fleet")
     expect(reader.page.locator("a.cell")).to_have_count(1)
-    operator.go("/portal/")
-    expect(operator.page.locator("a.cell")).to_have_count(11)
+    operator.go("/portal/fleet")
+    expect(operator.page.locator("a.cell")).to_have_count(13)
     answer = reader.page.request.get(f"{reader.base}/portal/vms/db-0")
     assert answer.status == 404
     answer = reader.page.request.get(f"{reader.base}/portal/forms/restart?vm=other")

@@ -24,6 +24,7 @@ from forewarn.protocol.exchange import EndpointRules, PollRequest, poll_response
 from forewarn.protocol.http_message import HttpRequest
 from forewarn.protocol.versions import VERSIONS
 from tests.portal.conftest import PortalUser
+from tests.support.reporting_hypervisor import ReportingHypervisor
 from tests.support.world import LAB_POLICY, a_host, a_vm
 
 
@@ -69,9 +70,10 @@ def test_the_page_of_a_pending_event_shows_all_its_facts(portal: PortalUser) -> 
     page = portal.get(f"/portal/events/{event_id}")
     for sentence in (
         "Reboot of web-0: user restart",
-        "It is scheduled and waits for an approval, or the end of its notice, at most 15 min.",
+        "scheduled Waits for an approval, or the end of its notice.",
+        "Starts in 15 min without an approval, at 12:15:00",
         "Requested by local user ann",
-        "Notice 15 min of notice promised",
+        "Notice 15 min promised",
         "Approved no",
         "Waits for an approval, or the end of its notice, until 12:15:00 at the latest",
         "Update domain 0",
@@ -84,6 +86,11 @@ def test_the_page_of_a_pending_event_shows_all_its_facts(portal: PortalUser) -> 
     request_id = event.request_id
     assert f'href="/portal/requests/{request_id}"' in page.html
     assert f'data-live="event:{event_id} scope:set:sub/lab/web"' in page.html
+    assert "<dt>Started</dt>" not in page.html
+    assert "<dt>Ended</dt>" not in page.html
+    portal.world.advance(1_800)
+    page = portal.get(f"/portal/events/{event_id}")
+    assert re.search(r"Started 12:15:00 Ended 12:1\d:\d\d , finished", page.text)
 
 
 def test_an_event_is_found_by_its_id_in_any_case(portal: PortalUser) -> None:
@@ -101,7 +108,8 @@ def test_the_document_of_every_version_is_what_a_vm_receives(portal: PortalUser,
     rendering = versions(portal, event_id)[version]
     assert rendering == {"version": version, "text": given, "hidden": ""}
     page = portal.get(f"/portal/events/{event_id}")
-    assert f'<pre class="wire">{html.escape(given, quote=True).replace("&quot;", "&#34;")}</pre>' in page.html
+    as_sent = html.escape(given, quote=True).replace("&quot;", "&#34;")
+    assert f'aria-label="{version} as sent">{as_sent}</pre>' in page.html
     part = re.search(rf'<details id="version-{version}".*?<pre [^>]*>(.*?)</pre>', page.html, re.S)
     assert part is not None
     assert json.loads(html.unescape(part[1])) == json.loads(given)
@@ -205,7 +213,10 @@ def test_the_event_of_a_rollout_links_to_it_and_names_its_gate(portal: PortalUse
 def test_an_event_links_to_the_events_that_it_replaces(portal: PortalUser) -> None:
     first = request_restart(portal, "db")
     (event,) = portal.api.post("/requests", {"ask": "redeploy", "vms": ["db"]})["events"]
-    assert f'<a href="/portal/events/{first}">{first}</a>' in portal.get(f"/portal/events/{event['id']}").html
+    assert (
+        f'<a href="/portal/events/{first}"><code class="id" title="{first}">{first}</code></a>'
+        in portal.get(f"/portal/events/{event['id']}").html
+    )
 
 
 def test_an_event_page_offers_only_what_the_user_may_do(portal: PortalUser) -> None:
@@ -262,3 +273,14 @@ def test_the_chart_of_an_event_can_be_exported(portal: PortalUser) -> None:
     drawing = portal.get(f"/portal/events/{event_id}?as=svg")
     assert ElementTree.fromstring(drawing.content).tag.endswith("svg")
     assert f'data-event="{event_id}"' in drawing.html
+
+
+def test_an_act_under_way_shows_what_its_hypervisor_reports(portal_of: Callable[..., PortalUser]) -> None:
+    portal = portal_of(hypervisor=ReportingHypervisor(note="migrating web-0 to h2: 43 %"))
+    event_id = request_restart(portal, "web-0")
+    portal.world.approve("web-0", event_id)
+    page = portal.get(f"/portal/events/{event_id}")
+    assert "reboot in progress migrating web-0 to h2: 43 %" in page.text
+    assert "The hypervisor reports for web-0: migrating web-0 to h2: 43 %." in page.text
+    portal.world.advance(60)
+    assert "43 %" not in portal.get(f"/portal/events/{event_id}").text

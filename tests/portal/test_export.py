@@ -54,18 +54,18 @@ def cells(data: Any) -> list[str]:
 
 
 def test_an_export_of_the_fleet_is_complete(portal: PortalUser) -> None:
-    data = portal.get("/portal/?as=json").json
+    data = portal.get("/portal/fleet?as=json").json
     assert (data["found"], data["page"], data["pages"], data["is_cut"]) == (TOTAL, 1, 1, False)
     assert len(cells(data)) == TOTAL
     assert set(cells(data)) == everyone(portal)
     assert [group["name"] for group in data["groups"]] == ["lab", "solo"]
     sizes = [(len(block["vms"]), block["size"]) for block in data["groups"][0]["blocks"]]
     assert sizes == [(OF_A_SET, OF_A_SET)] * SETS
-    assert {row["key"] for row in rows(portal, "/portal/?as=csv")} == everyone(portal)
+    assert {row["key"] for row in rows(portal, "/portal/fleet?as=csv")} == everyone(portal)
 
 
 def test_an_export_holds_only_search_results(portal: PortalUser) -> None:
-    assert len(cells(portal.get("/portal/?q=alone-&as=json").json)) == ALONE
+    assert len(cells(portal.get("/portal/fleet?q=alone-&as=json").json)) == ALONE
     assert len(rows(portal, "/portal/clients?q=alone-&as=csv")) == ALONE
     assert len(rows(portal, "/portal/clients?q=alone-&only=unprepared&as=csv")) == 0
     assert {row["name"] for row in rows(portal, "/portal/hosts?q=h2&as=csv")} == {
@@ -109,7 +109,7 @@ def test_an_export_of_the_history_is_complete_newest_first(portal: PortalUser, w
 @pytest.mark.parametrize(
     ("target", "held"),
     [
-        ("/portal/?page=2&as=csv", 200),
+        ("/portal/fleet?page=2&as=csv", 200),
         ("/portal/hosts?page=2&as=csv", HOSTS - 20),
         ("/portal/clients?page=1&as=csv", clients_page.CLIENTS_PER_PAGE),
         ("/portal/history?limit=3&as=csv", 3),
@@ -122,7 +122,12 @@ def test_an_export_of_one_page_holds_that_page(portal: PortalUser, target: str, 
 
 @pytest.mark.parametrize(
     "target",
-    ["/portal/?page=2&q=a", "/portal/hosts?page=2", "/portal/clients?page=2&q=a", "/portal/history?before=9&limit=3"],
+    [
+        "/portal/fleet?page=2&q=a",
+        "/portal/hosts?page=2",
+        "/portal/clients?page=2&q=a",
+        "/portal/history?before=9&limit=3",
+    ],
 )
 def test_export_links_name_no_page(portal: PortalUser, target: str) -> None:
     commit_entries(portal, 10)
@@ -141,7 +146,7 @@ def test_the_query_cannot_ask_for_all_pages(portal: PortalUser, name: str) -> No
 def test_an_incomplete_export_says_so(portal: PortalUser, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     commit_entries(portal, 1500)
     monkeypatch.setattr(PAGES[name], "MAX_EXPORT_ROWS", 300)
-    path = "/portal/" if name == "fleet" else f"/portal/{name}"
+    path = f"/portal/{name}"
     data = portal.get(f"{path}?as=json").json
     assert data["is_cut"]
     text = portal.get(f"{path}?as=csv").content.decode()

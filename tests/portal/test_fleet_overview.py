@@ -94,6 +94,21 @@ def test_the_overview_counts_vm_states(observed: OverviewFixture) -> None:
     assert observed.overview.count_states(observed.full_directory())[VmState.STOPPED] == 1
 
 
+def test_visible_hosts_and_scopes_are_those_of_visible_vms(observed: OverviewFixture) -> None:
+    db = observed.world.vm("db")
+    assert observed.overview.visible_hosts(observed.full_directory()) is None
+    assert observed.overview.visible_scopes(observed.full_directory()) is None
+    reader = observed.reader_directory(vm_resource_id(db))
+    assert observed.overview.visible_hosts(reader) == frozenset({db.host})
+    assert observed.overview.visible_scopes(reader) == frozenset({db.scope_id})
+    group = observed.reader_directory("/subscriptions/sub/resourceGroups/lab")
+    vms = observed.world.store.vms()
+    assert observed.overview.visible_hosts(group) == frozenset(vm.host for vm in vms)
+    assert observed.overview.visible_scopes(group) == frozenset(vm.scope_id for vm in vms)
+    observed.world.do(observed.world.control.fleet.apply_change(FleetChange(removed=(db,), text="x"), who="ann"))
+    assert observed.overview.visible_hosts(reader) == observed.overview.visible_scopes(reader) == frozenset()
+
+
 def test_a_commit_reports_the_vms_whose_state_changed(observed: OverviewFixture) -> None:
     observed.world.ask(RequestedOperation.RESTART, "web-1")
     assert observed.changes == {"sub/lab/web-1": VmState.EVENT_SCHEDULED}
@@ -156,6 +171,48 @@ def test_a_caller_sees_a_vm_that_joins_the_visible_part(observed: OverviewFixtur
     assert observed.overview.count_states(pool)[VmState.RUNNING] == 3
     observed.world.ask(RequestedOperation.POWER_OFF, "pool_2")
     assert observed.overview.count_states(pool)[VmState.STARTED] == 1
+
+
+@pytest.mark.parametrize(
+    ("over", "seen"),
+    [
+        ("", {"sub/lab": None}),
+        ("/providers/Microsoft.Compute/virtualMachines/web-1", {"sub/lab": frozenset({"set:sub/lab/web"})}),
+        ("/providers/Microsoft.Compute/virtualMachines/db", {"sub/lab": frozenset({"vm:sub/lab/db"})}),
+        ("/providers/Microsoft.Compute/virtualMachines/none", {}),
+    ],
+    ids=["the whole group", "a VM of a set", "a standalone VM", "nothing"],
+)
+def test_a_caller_sees_the_scopes_of_visible_vms(
+    observed: OverviewFixture, over: str, seen: dict[str, frozenset[str] | None]
+) -> None:
+    directory = observed.reader_directory(f"/subscriptions/sub/resourceGroups/lab{over}")
+    scopes = observed.overview.visible_scopes_by_group(directory)
+    assert scopes.by_group == seen
+    assert scopes.has("vm:sub/lab/db") is (over in ("", "/providers/Microsoft.Compute/virtualMachines/db"))
+    assert not scopes.has("vm:sub/other/db")
+
+
+def test_results_are_cached_by_grants_until_a_vm_is_added(observed: OverviewFixture) -> None:
+    made: list[VisibleDirectory] = []
+
+    def count_vms(overview: FleetOverview, directory: VisibleDirectory) -> int:
+        made.append(directory)
+        return sum(1 for _ in overview.visible_keys(directory))
+
+    def cached(directory: VisibleDirectory) -> int:
+        return observed.overview.cached(count_vms, directory)
+
+    lab = "/subscriptions/sub/resourceGroups/lab"
+    assert [cached(observed.reader_directory(lab)) for _ in range(2)] == [7, 7]
+    assert [cached(observed.full_directory()) for _ in range(2)] == [7, 7]
+    assert len(made) == 2
+    observed.world.do(observed.world.control.fleet.apply_change(FleetChange(vms=(a_vm("late"),), text="x"), who="ann"))
+    assert (cached(observed.reader_directory(lab)), cached(observed.full_directory()), len(made)) == (8, 8, 4)
+    for number in range(20):
+        cached(observed.reader_directory(f"/subscriptions/s{number}"))
+    assert (cached(observed.full_directory()), len(made)) == (8, 24)
+    assert (cached(observed.reader_directory(lab)), len(made)) == (8, 25)
 
 
 def test_commits_during_the_build_are_in_the_overview() -> None:

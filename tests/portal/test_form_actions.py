@@ -94,7 +94,7 @@ def test_the_preview_of_an_approval_says_what_the_event_waits_for(portal: Portal
 def test_a_form_withdraws_an_event_with_a_reason(portal: PortalUser) -> None:
     event_id = request_restart(portal)
     page = confirm(portal, "withdraw", {"event": event_id[:36], "reason": "not today"})
-    assert "Reboot of db is canceled." in page.text
+    assert "Reboot of db is withdrawn." in page.text
     submit_form(portal, "withdraw", {"event": event_id, "reason": "not today"})
     assert portal.world.store.events()[0].reason == "not today"
 
@@ -109,7 +109,9 @@ def test_a_form_previews_a_rollout_by_wave_and_starts_it(portal: PortalUser) -> 
     fields = {"impact": "reboot", "all_hosts": "yes", "max_failures": "2"}
     page = confirm(portal, "rollout", fields)
     assert "in 3 waves, one update domain of a scope at a time" in page.text
-    assert re.findall(r"(\d) Reboot web-(\d)", page.text) == [("1", "0"), ("2", "1"), ("3", "2")]
+    waves = re.findall(r"Wave (\d) Reboot of (\d) VMs? update domains? ([\d, ]+) published", page.text)
+    assert [number for number, _, _ in waves] == ["1", "2", "3"]
+    assert re.findall(r"Wave (\d)(?:(?!Wave).)* Reboot web-(\d)", page.text) == [("1", "0"), ("2", "1"), ("3", "2")]
     shown = submit_form(portal, "rollout", fields)
     assert "Rollout started. Reboot over h1, h2, h3" in shown.text
     (request,) = portal.world.store.requests()
@@ -125,7 +127,7 @@ def test_forms_pause_resume_and_abort_a_rollout(portal: PortalUser) -> None:
         ("abort", RolloutState.ABORTED),
     ):
         foreseen = confirm(portal, f"rollout-{name}", {"rollout": rollout}).text
-        assert "(reboot of availability set web): 0 of 3 VMs done, 0 started, 1 scheduled, 2 waiting." in foreseen
+        assert "(reboot over availability set web): 0 of 3 VMs done, 0 started, 1 scheduled, 2 waiting." in foreseen
         assert FORMS[f"rollout-{name}"].description in foreseen
         page = submit_form(portal, f"rollout-{name}", {"rollout": rollout})
         assert FORMS[f"rollout-{name}"].done_message in page.text
@@ -138,9 +140,9 @@ def test_forms_degrade_fail_and_repair_a_host(portal: PortalUser) -> None:
     assert "at once 12 Jan 12:00:00 in 7 d 12 Jan 12:02:00" in page.text
     page = submit_form(portal, "degrade", {"host": "h1", "in": "7d"})
     assert "12 Jan 12:00:00" in page.text
-    assert "the next not before 12 Jan 12:00:00" in portal.get("/portal/").text
+    assert "the next not before 12 Jan 12:00:00" in portal.get("/portal/fleet").text
     page = confirm(portal, "fail", {"host": "h1"})
-    assert "4 of them start at once, without notice." in page.text
+    assert "4 events start at once, without notice." in page.text
     submit_form(portal, "fail", {"host": "h1"})
     portal.world.advance(600)
     submit_form(portal, "repair", {"host": "h1"})
@@ -191,6 +193,6 @@ def test_a_form_sets_the_speed_of_the_clock(portal: PortalUser) -> None:
     assert "runs 60 times as fast" in confirm(portal, "clock-speed", {"speed": "60"}).text
     submit_form(portal, "clock-speed", {"speed": "60"})
     assert portal.world.clock.setting.speed == 60
-    assert '<span class="tag">×60</span>' in portal.get("/portal/").html
+    assert '<span class="tag speed">×60</span>' in portal.get("/portal/").html
     submit_form(portal, "clock-speed", {"speed": "0"})
-    assert '<span class="tag">paused</span>' in portal.get("/portal/").html
+    assert '<span class="tag speed">paused</span>' in portal.get("/portal/").html

@@ -35,6 +35,7 @@ REFUSED: list[tuple[str, Fields, str, str, Any]] = [
     ("degrade", {"host": "h1", "in": "1m"}, "POST", "/hosts/h1/degrade", {"in_s": 60}),
     ("fail", {"host": "h9"}, "POST", "/hosts/h9/fail", None),
     ("repair", {"host": "h1"}, "POST", "/hosts/h1/repair", None),
+    ("confirm-down", {"host": "h1"}, "POST", "/hosts/h1/confirm-down", None),
     ("fault", {"kind": "gon", "vm": "db"}, "POST", "/faults", {"kind": "gon", "vm": "db"}),
     ("fault", {"kind": "gone"}, "POST", "/faults", {"kind": "gone"}),
     (
@@ -71,7 +72,15 @@ def test_a_form_is_rejected_as_the_api_rejects_the_call(
 
 
 def test_most_rejections_come_before_the_confirmation(portal: PortalUser) -> None:
-    late = ("rollout-pause", "repair", "clock", "storm", "fault-clear", "fault")  # rejected only when the action runs
+    late = (
+        "rollout-pause",
+        "repair",
+        "confirm-down",
+        "clock",
+        "storm",
+        "fault-clear",
+        "fault",
+    )  # rejected only when the action runs
     for name, fields, *_ in REFUSED:
         if not name.startswith(late):
             assert portal.post(form_path(name), fields).status >= 400, name

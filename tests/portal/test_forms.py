@@ -90,12 +90,18 @@ def test_a_confirmation_says_why_something_happens_at_once(portal_of: Callable[.
 def test_a_confirmation_names_the_event_that_is_replaced(portal: PortalUser) -> None:
     event_id = request_restart(portal)
     page = confirm(portal, "redeploy", {"vm": "db"})
-    assert f"It replaces 1 pending event, which would be withdrawn: {event_id}." in page.text
+    assert f"It replaces 1 pending event, which would be withdrawn: {event_id} ." in page.text
 
 
-def test_a_confirmation_names_unaffected_vms_on_the_same_host(portal: PortalUser) -> None:
-    page = confirm(portal, "rollout", {"impact": "update", "scope": "web"})
-    assert "Also on host h1, but not affected: db, pool_0, pool_1." in page.text
+@pytest.mark.parametrize(
+    ("scope", "warning"),
+    [
+        ("db", "Also on host h1, but not affected: web-0, pool_0, pool_1."),
+        ("web", "Also on one of the 3 hosts, but not affected: db, pool_0, pool_1, spot."),
+    ],
+)
+def test_a_confirmation_names_unaffected_vms_on_the_same_hosts(portal: PortalUser, scope: str, warning: str) -> None:
+    assert warning in confirm(portal, "rollout", {"impact": "update", "scope": scope}).text
 
 
 def test_a_form_takes_names_with_spaces(portal_of: Callable[..., PortalUser]) -> None:

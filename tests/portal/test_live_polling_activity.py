@@ -256,5 +256,5 @@ def test_an_invalid_page_age_is_rejected(fleet: Fleet, age: str) -> None:
 
 def test_sections_that_show_polling_are_live(fleet: Fleet) -> None:
     assert 'data-live="all asking"' in fleet.portal.get("/portal/clients").html
-    for path in ("/portal/", f"/portal/scopes/{fleet.scope('db')}", "/portal/vms/db"):
+    for path in ("/portal/fleet", f"/portal/scopes/{fleet.scope('db')}", "/portal/vms/db"):
         assert f"scope:{fleet.scope('db')}" in fleet.portal.get(path).html

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -26,6 +27,7 @@ from tests.portal.live_stream_client import (
     run_scenario,
     session_for,
 )
+from tests.support.reporting_hypervisor import ReportingHypervisor
 
 
 def test_a_stream_starts_with_clock_health_and_counts(portal: PortalUser) -> None:
@@ -268,5 +270,26 @@ def test_a_commit_shows_that_the_store_has_recovered(portal: PortalUser) -> None
             assert (await page.next("health"))[1]["ok"] is False
             await commit_entry(portal.world)
             assert (await page.next("health"))[1]["ok"] is True
+
+    run_scenario(portal, scenario)
+
+
+def test_a_report_of_the_hypervisor_about_an_act_is_a_change_of_its_event(
+    portal_of: Callable[..., PortalUser],
+) -> None:
+    hypervisor = ReportingHypervisor(note="10 %")
+    portal = portal_of(hypervisor=hypervisor)
+
+    async def scenario() -> None:
+        event_id = await restart(portal.world, "web-0")
+        await portal.world.control.requests.approve(event_id, who="ann")
+        await portal.world.control.reconciler.run_until_settled()
+        async with open_stream(portal) as page:
+            await page.next("counts")
+            hypervisor.note = "20 %"
+            await portal.world.control.lab_clock.advance(1)
+            _, data, _ = await page.next("change")
+            assert data["events"] == [event_id]
+            assert "h1" in data["hosts"]
 
     run_scenario(portal, scenario)

@@ -7,6 +7,8 @@ import io
 import re
 from collections.abc import Callable
 
+import pytest
+
 from forewarn.control.faults import FaultSpec, FaultTarget
 from forewarn.core.faults import FaultKind
 from forewarn.core.request import RequestedOperation, Rollout, RolloutImpact, RolloutState
@@ -38,22 +40,27 @@ def test_the_list_of_rollouts_shows_their_progress(portal: PortalUser) -> None:
     rollout = start(portal)
     portal.world.advance(905)
     page = portal.get("/portal/rollouts")
-    assert "availability set web running 0 of 3 done, 1 started, 2 waiting 1" in page.text
+    assert "availability set web in progress 0 of 3 done, 1 started, 2 waiting 1" in page.text
     assert f'href="/portal/rollouts/{rollout}"' in page.html
     rows = list(csv.DictReader(io.StringIO(portal.get("/portal/rollouts?as=csv").content.decode())))
     assert [(row["rollout"], row["started"], row["waiting"]) for row in rows] == [(rollout, "1", "2")]
     assert portal.get("/portal/rollouts?as=json").json["rollouts"][0]["rollout"]["id"] == rollout
 
 
-def test_the_progress_bar_has_a_part_for_each_state(portal: PortalUser) -> None:
+def test_the_progress_bar_shows_what_is_done_and_under_way(portal: PortalUser) -> None:
     start(portal)
+    assert _bar_parts(portal) == []
     portal.world.advance(905)
+    assert _bar_parts(portal) == [("started", "0", "1")]
+    portal.world.advance(60)
+    assert _bar_parts(portal) == [("done", "0", "1")]
     page = portal.get("/portal/rollouts")
     assert 'viewBox="0 0 3 1"' in page.html
-    assert re.findall(r'class="part-(\w+)" x="(\d)" y="0" width="(\d)"', page.html) == [
-        ("started", "0", "1"),
-        ("waiting", "1", "2"),
-    ]
+    assert 'role="progressbar" aria-valuemin="0" aria-valuemax="3" aria-valuenow="1"' in page.html
+
+
+def _bar_parts(portal: PortalUser) -> list[tuple[str, str, str]]:
+    return re.findall(r'class="part-(\w+)" x="(\d)" y="0" width="(\d)"', portal.get("/portal/rollouts").html)
 
 
 def test_the_rollout_page_shows_one_update_domain_after_the_other(portal: PortalUser) -> None:
@@ -84,7 +91,7 @@ def test_the_rollout_page_offers_pause_resume_and_abort_while_it_is_open(portal:
     portal.world.settle()
     page = portal.get(f"/portal/rollouts/{rollout}")
     assert "/portal/forms/rollout-" not in page.html
-    assert "aborted : bob ended it" in page.text
+    assert "aborted bob ended it" in page.text
     assert "1 withdrawn, 2 never started" in page.text
 
 
@@ -107,17 +114,49 @@ def test_the_request_page_shows_what_it_waits_for_and_its_progress(portal: Porta
     (event,) = portal.world.ask(RequestedOperation.RESTART, "db")
     target = f"/portal/requests/{event.request_id}"
     page = portal.get(target)
-    assert "Restart of db State in progress Waits for Reboot of db: an approval, or the end of its notice" in page.text
+    assert "in progress Reboot of db Waits for an approval, or the end of its notice." in page.text
     assert "0 of 1 done" in page.text
     assert f'data-live="request:{event.request_id} event:{event.id}"' in page.html
     portal.world.advance(905)
-    assert "State in progress Waits for Reboot of db: the reboot of db" in portal.get(target).text
+    assert "in progress Reboot of db The reboot of db is in progress." in portal.get(target).text
     portal.world.advance(60)
     page = portal.get(target)
-    assert "State succeeded" in page.text
+    assert "Restart of db succeeded" in page.text
     assert "1 of 1 done" in page.text
     assert portal.get(f"{target}?as=json").json["standing"]["state"] == "succeeded"
     assert portal.request("GET", "/portal/requests/nothing").status == 404
+
+
+def test_the_request_page_names_few_of_many_vms_and_counts_equal_waits(portal: PortalUser) -> None:
+    names = ["db", "spot", "web-0", "web-1", "web-2"]
+    answer = portal.api.post("/requests", {"ask": "restart", "vms": names})
+    page = portal.get(f"/portal/requests/{answer['request']['id']}")
+    assert "Restart of db, spot, web-0 and 2 more" in page.text
+    assert "Waits for 5 events: an approval, or the end of its notice" in page.text
+    assert "Waits for Reboot of" not in page.text
+
+
+@pytest.mark.parametrize(
+    ("kind", "parameters", "symptom"),
+    [
+        (FaultKind.SLOW_BODY, {}, "the document arrives in small pieces, over 10 s"),
+        (FaultKind.SLOW_BODY, {"take_s": 90}, "the document arrives in small pieces, over 90 s"),
+        (
+            FaultKind.THROTTLED,
+            {"retry_after_s": 7},
+            "429 as text, with Retry-After if retry-after is given (retry-after 7 s)",
+        ),
+    ],
+    ids=["default", "given", "condition"],
+)
+def test_the_lab_and_vm_pages_say_what_a_fault_does_with_its_values(
+    portal: PortalUser, kind: FaultKind, parameters: dict[str, float], symptom: str
+) -> None:
+    target = FaultTarget(name="db", vm=portal.world.vm("db"))
+    spec = FaultSpec(kind=kind, target=target, parameters=parameters)
+    portal.world.do(portal.world.control.faults.set(spec, who="ann"))
+    assert symptom in portal.get("/portal/lab").text
+    assert symptom in portal.get("/portal/vms/db").text
 
 
 def test_a_page_shows_the_done_message_of_a_form_and_no_other_text(portal: PortalUser) -> None:
@@ -159,7 +198,7 @@ def test_the_lab_page_lists_faults_with_the_events_they_affected(portal: PortalU
     portal.world.do(portal.world.control.faults.set(spec, who="ann"))
     (event,) = portal.world.ask(RequestedOperation.RESTART, "db")
     page = portal.get("/portal/lab")
-    assert "short-notice f1 db an event whose NotBefore is only notice ahead notice 5 s" in page.text
+    assert "short-notice f1 db an event whose NotBefore is only 5 s ahead" in page.text
     assert "1 of 2 1 events" in page.text
     assert f'href="/portal/events/{event.id}"' in page.html
     assert 'href="/portal/forms/fault-clear?fault=f1"' in page.html

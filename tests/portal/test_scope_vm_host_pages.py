@@ -15,7 +15,9 @@ from forewarn.core.request import RequestedOperation
 from forewarn.errors import Unavailable
 from forewarn.store.interface import LastPoll
 from tests.portal.conftest import Page, PortalUser
+from tests.portal.form_helpers import confirm, submit_form
 from tests.support.operator_api import a_fleet
+from tests.support.reporting_hypervisor import ReportingHypervisor
 from tests.support.world import a_host, a_vm
 
 LAB = "/subscriptions/sub/resourceGroups/lab"
@@ -123,18 +125,18 @@ def test_a_removed_vm_still_has_a_page(portal: PortalUser) -> None:
 
 
 def test_the_vm_page_offers_forms_that_fit_its_state(portal: PortalUser) -> None:
-    usual = ["restart", "redeploy", "power-off", "deallocate", "reapply", "reimage", "delete", "fault"]
+    usual = ["restart", "power-off", "reapply", "fault", "redeploy", "deallocate", "reimage", "delete"]
     assert forms(portal.get("/portal/vms/db")) == usual
     assert "evict" in forms(portal.get("/portal/vms/spot")), "it is a Spot VM"
     assert "scale-in" in forms(portal.get("/portal/vms/pool_0")), "it is an instance of a scale set"
     portal.world.ask(RequestedOperation.DEALLOCATE, "db")
     portal.world.advance(60)
-    assert forms(portal.get("/portal/vms/db")) == ["start", "deallocate", "reapply", "delete", "fault"]
+    assert forms(portal.get("/portal/vms/db")) == ["start", "reapply", "fault", "deallocate", "delete"]
 
 
 def test_the_vm_page_offers_to_perform_pending_maintenance(portal: PortalUser) -> None:
     portal.api.post("/rollouts", {"impact": "reboot", "scope": "web"})
-    assert forms(portal.get("/portal/vms/web-0"))[0] == "perform-maintenance"
+    assert forms(portal.get("/portal/vms/web-0"))[:3] == ["approve", "withdraw", "perform-maintenance"]
 
 
 def test_form_links_name_the_vm_by_its_key(portal: PortalUser) -> None:
@@ -219,10 +221,10 @@ def test_the_empty_list_of_hosts_says_how_to_add_one(portal_of: Callable[..., Po
 
 
 def test_the_host_page_shows_vms_events_and_forms(portal: PortalUser) -> None:
-    assert forms(portal.get("/portal/hosts/h2")) == ["degrade", "fail", "rollout"]
+    assert forms(portal.get("/portal/hosts/h2")) == ["rollout", "degrade", "fail"]
     portal.api.post("/hosts/h2/degrade", {"in_s": 86400})
     page = portal.get("/portal/hosts/h2")
-    assert forms(page) == ["fail", "repair", "rollout"]
+    assert forms(page) == ["approve", "withdraw", "repair", "rollout", "fail"]
     assert "Redeploy" in page.text
     data = portal.get("/portal/hosts/h2?as=json").json
     assert {vm["name"] for vm in data["vms"]} == {"web-1", "spot"}
@@ -244,3 +246,27 @@ def test_pages_offer_platform_forms_only_to_users_with_the_right(portal: PortalU
     assert bool(forms(user.get("/portal/hosts/h1"))) is may
     assert forms(user.get("/portal/scopes/web")) == (["rollout"] if may else [])
     assert ("fault" in forms(user.get("/portal/vms/db"))) is may
+
+
+def test_an_unreachable_host_is_shown_as_such_and_can_be_confirmed_down(
+    portal_of: Callable[..., PortalUser],
+) -> None:
+    portal = portal_of(hypervisor=ReportingHypervisor(waits_for_host="h1"))
+    (event,) = portal.world.ask(RequestedOperation.RESTART, "db")
+    portal.world.approve("db", event.id)
+    page = portal.get("/portal/hosts/h1")
+    assert "healthy unreachable It does not answer the hypervisor, and acts wait for it." in page.text
+    assert forms(page)[-2:] == ["fail", "confirm-down"]
+    assert "confirm-down" not in forms(portal.get("/portal/hosts/h2"))
+    hosts = portal.get("/portal/hosts?as=json").json["hosts"]
+    assert [host["name"] for host in hosts if host["unreachable"]] == ["h1"]
+    assert "unreachable" in portal.get("/portal/hosts").text
+
+    question = confirm(portal, "confirm-down", {"host": "h1"})
+    assert "You state that host h1 is certainly down" in question.text
+    assert "its VMs will run twice and damage their disks" in question.text
+    page = submit_form(portal, "confirm-down", {"host": "h1"})
+    assert "confirmed down" in page.text
+    assert "An operator has confirmed that it is down" in portal.get("/portal/hosts/h1").text
+    assert "confirm-down" not in forms(portal.get("/portal/hosts/h1"))
+    assert "repair" in forms(portal.get("/portal/hosts/h1"))

@@ -11,12 +11,13 @@ import pytest
 from forewarn.core.cause import Cause
 from forewarn.core.event import Ending, Event, EventState
 from forewarn.errors import Rejected
+from forewarn.portal.states import STATES, StateFamily, state_class
 from forewarn.portal.timeline_chart import (
     BAND_HEIGHT,
     LEGEND,
+    NARROW_AXIS,
     OFFERED_SPANS,
     ROW_HEIGHT,
-    STATE_SYMBOLS,
     EventBar,
     EventRow,
     TimeWindow,
@@ -127,28 +128,34 @@ def test_bars_much_longer_than_the_window_are_clamped() -> None:
     week = a_row(published_at=NOON - 3 * 86400, not_before=NOON + 4 * 86400)
     bar = the_bar(week)
     assert parts(bar)["notice"] == (-10.0, 110.0)
-    assert (bar.label_x, bar.label_ends_at_x) == (0.0, False)
 
 
-def test_labels_stay_within_the_chart() -> None:
-    late = the_bar(a_row(published_at=NOON + 3000, not_before=NOON + 3900))
-    assert (late.label_x, late.label_ends_at_x) == (100.0, True)
+def test_an_event_that_was_not_needed_is_not_called_withdrawn() -> None:
+    bar = the_bar(a_row(status=EventState.OVER, ending=Ending.NOT_NEEDED, over_at=NOON + 780))
+    assert bar.row.state == "not needed"
+    assert marks(bar)["not-needed"] == 21.67
+    assert bar.row.notice == "15 min of notice promised, not needed after 3 min"
+    assert "withdrawn" not in bar.title
 
 
-def test_rows_are_grouped_by_scope_in_a_stable_order() -> None:
+def test_rows_are_grouped_by_scope_and_standalone_vms_share_a_band() -> None:
     rows = [
         a_row("E3", published_at=NOON + 30),
-        a_row("E1", title="VM db-10", scope_id="vm:sub/lab/db-10"),
-        a_row("E2", title="VM db-9", scope_id="vm:sub/lab/db-9"),
+        a_row("E1", title="VM db-10", scope_id="vm:sub/lab/db-10", vms=("db-10",)),
+        a_row("E2", title="VM db-9", scope_id="vm:sub/lab/db-9", vms=("db-9",)),
+        a_row("E5", title="VM db-9", scope_id="vm:sub/lab/db-9", vms=("db-9",), published_at=NOON + 10),
         a_row("E4", published_at=NOON + 20),
     ]
     chart = build_chart(rows, HOUR, NOON)
     assert [(band.title, band.y, [(bar.row.id, bar.y) for bar in band.bars]) for band in chart.bands] == [
         ("availability set web", 0, [("E4", BAND_HEIGHT), ("E3", BAND_HEIGHT + ROW_HEIGHT)]),
-        ("VM db-9", BAND_HEIGHT + 2 * ROW_HEIGHT, [("E2", 2 * BAND_HEIGHT + 2 * ROW_HEIGHT)]),
-        ("VM db-10", 2 * BAND_HEIGHT + 3 * ROW_HEIGHT, [("E1", 3 * BAND_HEIGHT + 3 * ROW_HEIGHT)]),
+        (
+            "standalone VMs",
+            BAND_HEIGHT + 2 * ROW_HEIGHT,
+            [(event, 2 * BAND_HEIGHT + row * ROW_HEIGHT) for row, event in enumerate(("E5", "E2", "E1"), 2)],
+        ),
     ]
-    assert chart.height == 3 * BAND_HEIGHT + 4 * ROW_HEIGHT
+    assert chart.height == 2 * BAND_HEIGHT + 5 * ROW_HEIGHT
     assert chart == build_chart(reversed(rows), HOUR, NOON)
 
 
@@ -164,8 +171,8 @@ def test_the_line_of_the_current_time_is_at_its_position() -> None:
         ("1h", ["11:30", "11:40", "11:50", "12:00", "12:10", "12:20", "12:30"]),
         ("6h", ["09:00", "10:00", "11:00", "12:00", "13:00", "14:00", "15:00"]),
         ("1d", ["00:00", "03:00", "06:00", "09:00", "12:00", "15:00", "18:00", "21:00", "00:00"]),
-        ("7d", ["00:00"] * 8),
-        ("14d", ["00:00"] * 7),
+        ("7d", ["02 Jan", "03 Jan", "04 Jan", "05 Jan", "06 Jan", "07 Jan", "08 Jan", "09 Jan"]),
+        ("14d", ["30 Dec", "01 Jan", "03 Jan", "05 Jan", "07 Jan", "09 Jan", "11 Jan"]),
     ],
 )
 def test_every_span_has_a_handful_of_ticks_at_whole_times(span: str, texts: list[str]) -> None:
@@ -175,10 +182,22 @@ def test_every_span_has_a_handful_of_ticks_at_whole_times(span: str, texts: list
     assert all(0 <= tick.x <= 100 for tick in ticks)
 
 
+@pytest.mark.parametrize("span", OFFERED_SPANS)
+def test_the_axis_of_a_phone_has_at_most_four_ticks(span: str) -> None:
+    ticks = axis_ticks(window_around(NOON, OFFERED_SPANS[span]), NARROW_AXIS)
+    assert 2 <= len(ticks) <= 4
+    assert any(tick.day for tick in ticks)
+
+
 def test_the_axis_shows_the_date_where_it_changes() -> None:
     ticks = axis_ticks(TimeWindow(since=NOON + 9 * 3600, until=NOON + 15 * 3600))
     days = [(tick.text, tick.day) for tick in ticks if tick.day]
     assert days == [("21:00", "Mon 05 Jan"), ("00:00", "Tue 06 Jan")]
+
+
+def test_two_dates_are_never_on_adjacent_ticks() -> None:
+    ticks = axis_ticks(TimeWindow(since=NOON + 11 * 3600, until=NOON + 17 * 3600))
+    assert [(tick.text, tick.day) for tick in ticks][:2] == [("23:00", ""), ("00:00", "Tue 06 Jan")]
 
 
 @pytest.mark.parametrize(
@@ -204,7 +223,7 @@ def test_a_span_out_of_bounds_is_rejected(text: str) -> None:
 def test_every_state_and_segment_has_a_symbol_and_a_style() -> None:
     """Colour is never the only difference."""
     legend = {what for what, _ in LEGEND}
-    assert set(STATE_SYMBOLS) - {"scheduled"} < legend
+    assert {state_class(state) for state in STATES[StateFamily.EVENT]} - {"scheduled"} < legend
     template, looks = _text("templates", "timeline-chart.html"), _text("static", "timeline-chart.css")
     for what in legend - {"notice", "waiting", "performing", "now"}:
         assert f'id="mark-{what}"' in template

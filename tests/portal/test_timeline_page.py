@@ -59,11 +59,12 @@ def test_an_event_is_a_bar_with_its_marks_and_its_notice_in_words(portal: Portal
     for mark in ("published", "not-before", "approved", "started", "finished"):
         assert f'href="#mark-{mark}"' in bar[0]
     assert "approved by web-0, 2026-01-05 12:01:00 UTC" in bar[0]
-    assert "finished: 15 min of notice promised, 1 min given" in bar[0]
+    assert "15 min of notice promised, 1 min given" in bar[0]
     assert f'href="/portal/events/{event_id}"' in page.html
     row = re.search(r"<tbody>.*?</tbody>", page.html, re.S)
     assert row is not None
-    assert "15 min of notice promised, 1 min given" in row[0]
+    assert "15 min promised, 1 min given" in row[0]
+    assert "2026-01-05 11:32:00 to 12:32:00 UTC" in page.text
 
 
 def test_failed_and_withdrawn_events_differ_in_symbol_and_pattern(portal: PortalUser) -> None:
@@ -88,8 +89,8 @@ def test_links_zoom_and_move_the_timeline_without_scripts(portal: PortalUser) ->
     ways = {text: {k: v[0] for k, v in parse_qs(query.replace("&amp;", "&")).items()} for query, text in links.items()}
     assert ways["5m"] == {"vm": "db", "span": "5m", "at": "2026-01-05T12:00:00Z"}
     assert ways["14d"]["span"] == "14d"
-    assert ways["◀ Earlier"]["at"] == "2026-01-05T11:30:00Z"
-    assert ways["Later ▶"]["at"] == "2026-01-05T12:30:00Z"
+    assert ways["← Earlier"]["at"] == "2026-01-05T11:30:00Z"
+    assert ways["Later →"]["at"] == "2026-01-05T12:30:00Z"
     assert ways["Now"] == {"vm": "db", "span": "1h"}
 
 
@@ -188,7 +189,7 @@ def test_names_on_the_timeline_are_escaped(portal_of: Callable[..., PortalUser])
     drawing = portal.get("/portal/timeline?as=svg").content
     assert b"<script" not in drawing
     labels = [text.text or "" for text in ElementTree.fromstring(drawing).iter(f"{SVG}text")]
-    assert f"Reboot of {name}" in labels
+    assert name in labels
 
 
 def test_the_exported_chart_is_self_contained(portal: PortalUser) -> None:
@@ -210,7 +211,15 @@ def test_the_exported_chart_is_self_contained(portal: PortalUser) -> None:
     assert f'data-event="{event_id}"' in answer.html
     assert "http" not in answer.html.replace("http://www.w3.org/2000/svg", "")
     texts = " ".join("".join(text.itertext()) for text in root.iter(f"{SVG}text"))
-    for text in ("Reboot of web-0", "availability set web", "VM db", "approved", "withdrawn", "not before"):
+    for text in (
+        "web-0",
+        "Reboot, finished",
+        "availability set web",
+        "standalone VMs",
+        "approved",
+        "withdrawn",
+        "not before",
+    ):
         assert text in texts
 
 

@@ -44,7 +44,8 @@ def require_csrf_token(
 def require_same_origin(headers: Mapping[str, str]) -> None:
     """Raises Forbidden if the headers Sec-Fetch-Site or Origin say that another origin sent the request.
 
-    Origin is compared with Host, so another port is another origin. A header that is missing is not checked.
+    `headers` must ignore case, or have names in lower case. Sec-Fetch-Site may be `same-origin` or `none`. Origin is
+    compared with Host, so another port is another origin, and so is `null`. A header that is missing is not checked.
     """
     if headers.get("sec-fetch-site", "none") not in _TRUSTED_FETCH_SITES:
         raise Forbidden(_CROSS_ORIGIN_MESSAGE)
@@ -61,12 +62,12 @@ def _origin_authority(origin: str) -> str | None:
         return None
 
 
-PORTAL_HOME = f"{PORTAL_PREFIX}/"  # the fleet page
+PORTAL_HOME = f"{PORTAL_PREFIX}/"  # the overview
 _SIGN_IN_OR_OUT = f"{PORTAL_PREFIX}/sign-"  # never a redirect target
 
 
 def safe_redirect_path(to: str) -> str:
-    """Returns `to` if it is the path and query of a portal page, and the fleet page otherwise.
+    """Returns `to` if it is the path and query of a portal page, and the overview otherwise.
 
     Sign-in and sign-out are no such pages. Browsers read a backslash as a slash and drop line breaks, so only printable
     ASCII without backslashes is accepted.

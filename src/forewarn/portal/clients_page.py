@@ -16,10 +16,11 @@ from msgspec import Meta
 
 from forewarn.core.event import Event, EventState
 from forewarn.core.fleet import PowerState, Vm
-from forewarn.errors import Rejected
 from forewarn.explain.polling import EventAwareness, PollingState, polling_state
 from forewarn.portal.context import PortalContext
 from forewarn.portal.export import MAX_EXPORT_ROWS, ExportTable, truncation_note
+from forewarn.portal.filters import require_choice, require_page
+from forewarn.portal.states import state_label
 from forewarn.protocol.versions import VERSIONS, version_lists_kind
 from forewarn.store.interface import LastPoll, Store
 from forewarn.web.polling_report import ExpectedEvent, expected_events, iterate_cooperatively
@@ -40,6 +41,14 @@ class ClientFilter(StrEnum):
     UNPREPARED = "unprepared"  # no VM of its scope knows of its pending event, or is about to
     SILENT = "silent"  # it runs, but stopped polling
     NEVER = "never"  # it runs, but never polled
+
+
+# What the page calls each filter, except ALL.
+CLIENT_FILTER_LABELS = {
+    str(ClientFilter.UNPREPARED): "unprepared",
+    str(ClientFilter.SILENT): state_label(PollingState.STOPPED, "polling"),
+    str(ClientFilter.NEVER): state_label(PollingState.NEVER, "polling"),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +141,7 @@ _SCOPE_CACHE_SIZE = 64
 
 
 class ClientsPageQuery(StrictBody, frozen=True, kw_only=True):
-    """The query of the clients page."""
+    """The query of the clients page: a search in group and name, a ClientFilter, and a page number."""
 
     q: Annotated[str, Meta(max_length=200)] = ""  # searched in group and name, in any case
     only: str = ""  # a ClientFilter; "": all VMs
@@ -150,7 +159,11 @@ class PendingEventView(BaseView, frozen=True, kw_only=True):
 
 
 class PollingClientView(BaseView, frozen=True, kw_only=True):
-    """One VM and the client that polls in it. Field names are JSON keys and CSV columns."""
+    """One VM and the client that polls in it. Field names are JSON keys and CSV columns.
+
+    `asks` is a PollingState, `agent` a User-Agent. `silent_s` and `gap_s` are real time, `given_after_s` is lab time
+    from publication to delivery; None where nothing was observed. `why` says why it is unprepared, "" if it is not.
+    """
 
     name: str
     key: str
@@ -181,7 +194,11 @@ _CSV_COLUMNS = tuple(name for name in PollingClientView.__struct_fields__ if nam
 
 
 class ClientsPage(BaseView, frozen=True, kw_only=True):
-    """The clients page: counts, unprepared VMs, and one page of the VMs that match."""
+    """The clients page: counts, unprepared VMs, and one page of the VMs that match.
+
+    `asks` counts all visible VMs by PollingState; `found` VMs match, of which `clients` are on this page or in this
+    export. `hit_from` is the first NotBefore of an unprepared VM, in lab time.
+    """
 
     now: float  # lab time
     total: int  # all VMs that the user may see
@@ -189,13 +206,18 @@ class ClientsPage(BaseView, frozen=True, kw_only=True):
     unprepared: int  # of these: VMs with a pending event that no handler knows of
     unprepared_names: tuple[str, ...]  # the five with the earliest events
     hit_from: float | None  # NotBefore of the first event of an unprepared VM, in lab time; None: there is none
-    q: str  # the search, as `only`; of the query
+    q: str  # the search; this and `only` are those of the query
     only: str
     found: int  # VMs that match
     page: int  # its number
     pages: int  # how many there are; an export is one
     is_cut: bool  # this export does not hold all VMs that match
     clients: tuple[PollingClientView, ...]  # on this page, or in this export
+
+    @property
+    def filters(self) -> dict[str, str]:
+        """The label of each value of the query parameter `only`, by value; without "", which lists all."""
+        return CLIENT_FILTER_LABELS
 
     @property
     def headline(self) -> str:
@@ -226,20 +248,18 @@ def _csv_row(client: PollingClientView) -> tuple[object, ...]:
 
 
 async def show_clients_page(context: PortalContext, call: HandlerCall, query: ClientsPageQuery) -> ClientsPage:
-    """Shows how the VMs that match poll, unprepared ones first, CLIENTS_PER_PAGE per page.
+    """Shows how the VMs poll that the user may see and that match, unprepared ones first, 50 per page.
 
-    An export holds all pages, up to MAX_EXPORT_ROWS VMs. First stores the polls observed so far. Raises Rejected for an
-    unknown filter, or a page after the last one.
+    An export holds all pages, up to MAX_EXPORT_ROWS (100,000) VMs. First stores the polls observed so far. Raises
+    UnknownFilter for an unknown filter, or a page after the last one.
     """
-    if query.only not in set(ClientFilter):
-        raise Rejected(f"filter {query.only!r} does not exist: use {', '.join(filter(None, ClientFilter))}")
+    require_choice("only", query.only, CLIENT_FILTER_LABELS, "a filter of this page")
     await context.dependencies.flush_observations()
     roster = await _read_polling_roster(
         context, text=query.q.strip().casefold(), client_filter=ClientFilter(query.only)
     )
     pages = max(1, -(-len(roster.entries) // CLIENTS_PER_PAGE))
-    if query.page > pages:
-        raise Rejected(f"page {query.page} does not exist: the last one is {pages}")
+    require_page(query.page, pages)
 
     first = [
         vm.name

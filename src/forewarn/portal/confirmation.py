@@ -1,4 +1,4 @@
-"""The confirmation page of a form, with preview and warnings, and its idempotency keys.
+"""The confirmation page of a form, with warnings and a preview by wave, and its idempotency keys.
 
 Each confirmation carries a key that runs its form once: a button pressed twice submits once, and both requests see
 the result. Keys are held in memory, a bounded number per principal.
@@ -9,19 +9,16 @@ from __future__ import annotations
 import asyncio
 import secrets
 from collections import OrderedDict, defaultdict
-from collections.abc import Awaitable, Callable, Collection, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 
 import msgspec
 
 from forewarn.control.dry_run import DryRunTooLarge
-from forewarn.core.scope import scope_title, scope_title_from_id
-from forewarn.explain.phrases import duration_text
-from forewarn.explain.polling import SILENCE_LIMIT_S
+from forewarn.core.cause import verb_noun
 from forewarn.explain.preview import Preview, PreviewedEvent
+from forewarn.portal.confirmation_warnings import confirmation_warnings
 from forewarn.portal.context import PortalContext
 from forewarn.portal.form_definition import Form, FormValues
-from forewarn.store.interface import LastPoll
-from forewarn.web.polling_report import silent_seconds
 from forewarn.web.remedies import Surface, message_for
 from forewarn.web.request_parsing import HandlerCall
 from forewarn.wording import first_names
@@ -80,29 +77,50 @@ class IdempotencyKeys:
         return result.result()
 
 
-_MAX_EVENTS_SHOWN = 200
-_MAX_SCOPE_QUERIES = 50  # for more scopes, one query reads the polls of all
-_MAX_NAMED = 5  # scopes, hosts or VMs in a warning
+_MAX_WAVES_SHOWN = 20
+_MAX_EVENTS_PER_WAVE = 20
+_MAX_LISTED_KINDS = 3  # in the summary of a wave
 
 
 class SubmittedValue(msgspec.Struct, frozen=True, kw_only=True):
-    """A value that the user entered in the form, which the confirmation submits again as a hidden field."""
+    """One value that the user entered in the form; the confirmation submits it again as a hidden field."""
 
     name: str  # of the field; it may occur several times
     value: str
 
 
+class PreviewedWave(msgspec.Struct, frozen=True, kw_only=True):
+    """The events of a preview that are published together, for the confirmation page.
+
+    Times are lab time; `not_before` is None if everything starts at once, `over_at` if it ends after the preview.
+    """
+
+    number: int  # from 1
+    title: str  # what is done to how many VMs, such as `Reboot of 12 VMs`
+    update_domains: tuple[int, ...]  # of its VMs, each once, ascending
+    published_at: float  # this and the next two are lab time
+    not_before: float | None  # the earliest start without an approval; None: everything starts at once
+    over_at: float | None  # when its last event is over; None: after the end of the preview
+    events: tuple[PreviewedEvent, ...]  # the first 20
+    events_left_out: int
+
+
 class ConfirmationPage(msgspec.Struct, frozen=True, kw_only=True):
-    """The page that previews a form and asks the user to confirm it."""
+    """The page that previews a form and asks the user to confirm it.
+
+    `waves` are the first 20, () without a preview. The confirmation submits `values` and `idempotency_key` again;
+    `note` says why the user has to confirm again, "" the first time.
+    """
 
     name: str  # of the form
     title: str
     button: str  # its label
-    is_destructive: bool  # the button warns
-    sentences: tuple[str, ...]  # what would happen
-    warnings: tuple[str, ...]  # sentences, such as that no VM of a scope polls, so that none would see the notice
-    events: tuple[PreviewedEvent, ...]  # to be published, the first 200; () if they cannot be previewed
-    events_left_out: int  # how many more would be published
+    is_destructive: bool  # the button is red
+    summary: str  # what would happen to how many VMs, in one line beside the button
+    warnings: tuple[str, ...]  # sentences, such as that no VM of a scope polls; the most serious ones first
+    sentences: tuple[str, ...]  # what else would happen
+    waves: tuple[PreviewedWave, ...]  # the first 20; () if there is nothing to publish, or no preview
+    waves_left_out: int
     now: float  # lab time
     values: tuple[SubmittedValue, ...]  # as the user entered them; the confirmation submits them again
     idempotency_key: str  # makes the submission run once
@@ -115,19 +133,22 @@ async def confirmation_page(
     """Builds the confirmation page of a form, with preview and warnings; changes nothing.
 
     `call` is the API call that the form makes, `values` the entered texts, `key` a new idempotency key, `note` why the
-    user has to confirm again. Raises the errors of submitting the form, as far as they are known beforehand. For a
-    request too large for a preview the page says so.
+    user has to confirm again ("": this is the first time). Raises the errors of submitting the form, as far as they are
+    known beforehand. For a request too large for a preview the page says so.
     """
-    sentences, events = await _preview(context, form, call)
+    preview = await _preview(context, form, call)
+    warnings = confirmation_warnings(context, form, preview.events)
+    waves = _waves(preview.events)
     return ConfirmationPage(
         name=form.name,
         title=form.title,
         button=form.button,
-        is_destructive=form.is_destructive,
-        sentences=sentences,
-        warnings=tuple(_warnings(context, events)),
-        events=events[:_MAX_EVENTS_SHOWN],
-        events_left_out=max(0, len(events) - _MAX_EVENTS_SHOWN),
+        is_destructive=bool(form.danger),
+        summary=_summary(preview),
+        warnings=warnings,
+        sentences=tuple(sentence for sentence in preview.sentences if sentence not in warnings),
+        waves=waves[:_MAX_WAVES_SHOWN],
+        waves_left_out=max(0, len(waves) - _MAX_WAVES_SHOWN),
         now=context.now(),
         values=tuple(SubmittedValue(name=name, value=value) for name, texts in values.items() for value in texts),
         idempotency_key=key,
@@ -135,65 +156,62 @@ async def confirmation_page(
     )
 
 
-async def _preview(
-    context: PortalContext, form: Form, call: HandlerCall
-) -> tuple[tuple[str, ...], tuple[PreviewedEvent, ...]]:
+async def _preview(context: PortalContext, form: Form, call: HandlerCall) -> Preview:
+    """The preview of a form; without events if it has none, or if the request is too large."""
     if (route := form.preview_route(context.api_routes)) is None:
         assert not isinstance(form.preview, str)
-        return tuple(form.preview(context, call)), ()
+        return _preview_without_events(context, form.preview(context, call))
     try:
         preview: Preview = await route.handler(context, call, **route.signature.parse(call))
     except DryRunTooLarge as error:
         message = message_for(error, Surface.PORTAL)
-        return (f"There is no preview: {message}. You can send the request all the same.",), ()
-    return preview.sentences or ("This affects no VM.",), preview.events
+        return _preview_without_events(
+            context, [f"There is no preview: {message}. You can send the request all the same."]
+        )
+    return preview if preview.sentences else _preview_without_events(context, ["This affects no VM."])
 
 
-def _warnings(context: PortalContext, events: Sequence[PreviewedEvent]) -> Iterator[str]:
-    yield from _silent_scope_warnings(context, events)
-    yield from _unaffected_vm_warnings(context, events)
+def _preview_without_events(context: PortalContext, sentences: Iterable[str]) -> Preview:
+    now = context.now()
+    return Preview(now=now, events=(), vms=0, over_at=now, is_cut=False, sentences=tuple(sentences))
 
 
-def _silent_scope_warnings(context: PortalContext, events: Sequence[PreviewedEvent]) -> Iterator[str]:
-    """Warns of scopes in which no client polls: no handler there would see the notice."""
-    listed = dict.fromkeys(event.scope for event in events if event.listed and event.starts_at != event.published_at)
-    polls = _polls_by_scope(context, listed)
-    silent = [
-        (scope_id, last) for scope_id in listed if (last := _describe_silence(context, polls[scope_id])) is not None
-    ]
-    for scope_id, last in silent[:_MAX_NAMED]:
-        scope = context.store.scope(scope_id)
-        title = scope_title(scope) if scope else scope_title_from_id(scope_id)
-        yield f"No handler is polling in {title}: {last}."
-    if len(silent) > _MAX_NAMED:
-        more = len(silent) - _MAX_NAMED
-        yield f"No handler is polling in {more} more scope{'s' if more > 1 else ''}."
+def _summary(preview: Preview) -> str:
+    """What would happen to how many VMs, such as `Reboot of 12 VMs in 3 waves`; else the first sentence."""
+    if not preview.events:
+        return preview.sentences[0]
+    waves = preview.events[-1].wave
+    affected = len({(event.scope, name) for event in preview.events for name in event.vms})
+    text = _operations_text(preview.events) + (f" in {waves} waves" if waves > 1 else "")
+    return f"{text} first, {preview.vms} VMs in all" if preview.is_cut and affected < preview.vms else text
 
 
-def _polls_by_scope(context: PortalContext, scope_ids: Collection[str]) -> dict[str, list[LastPoll]]:
-    """The last polls of each scope."""
-    if len(scope_ids) <= _MAX_SCOPE_QUERIES:
-        return {scope_id: context.store.last_polls(scope_id=scope_id) for scope_id in scope_ids}
-    polls: dict[str, list[LastPoll]] = {scope_id: [] for scope_id in scope_ids}
-    for poll in context.store.last_polls():
-        if poll.scope_id in polls:
-            polls[poll.scope_id].append(poll)
-    return polls
+def _waves(events: Iterable[PreviewedEvent]) -> tuple[PreviewedWave, ...]:
+    by_wave: defaultdict[int, list[PreviewedEvent]] = defaultdict(list)
+    for event in events:
+        by_wave[event.wave].append(event)
+    return tuple(_previewed_wave(number, by_wave[number]) for number in sorted(by_wave))
 
 
-def _describe_silence(context: PortalContext, polls: Sequence[LastPoll]) -> str | None:
-    """Since when no client polls, in words; None if one does."""
-    if not polls:
-        return "no client has polled yet"
-    pace_of = context.dependencies.pace_of
-    silent_s = min(silent_seconds(poll, pace_of(poll.vm), context.now()) for poll in polls)
-    return f"the last poll was {duration_text(silent_s)} ago" if silent_s > SILENCE_LIMIT_S else None
+def _previewed_wave(number: int, events: Sequence[PreviewedEvent]) -> PreviewedWave:
+    ends = [event.over_at for event in events]
+    starts = [event.not_before for event in events if event.listed and event.starts_at != event.published_at]
+    return PreviewedWave(
+        number=number,
+        title=_operations_text(events),
+        update_domains=tuple(sorted({event.update_domain for event in events})),
+        published_at=events[0].published_at,
+        not_before=min(starts, default=None),
+        over_at=None if None in ends else max(filter(None, ends), default=None),
+        events=tuple(events[:_MAX_EVENTS_PER_WAVE]),
+        events_left_out=max(0, len(events) - _MAX_EVENTS_PER_WAVE),
+    )
 
 
-def _unaffected_vm_warnings(context: PortalContext, events: Sequence[PreviewedEvent]) -> Iterator[str]:
-    """Names other VMs on the hosts under maintenance, which the request does not affect."""
-    affected = {(event.scope, name.casefold()) for event in events for name in event.vms}
-    for host in list(dict.fromkeys(event.host for event in events if event.host))[:_MAX_NAMED]:
-        others = [vm.name for vm in context.store.vms(host=host) if (vm.scope_id, vm.name.casefold()) not in affected]
-        if others:
-            yield f"Also on host {host}, but not affected: {first_names(others, _MAX_NAMED)}."
+def _operations_text(events: Sequence[PreviewedEvent]) -> str:
+    """What is done to how many VMs: `Reboot of 12 VMs`, or several of these with commas."""
+    vms_by_kind: defaultdict[str, set[tuple[str, str]]] = defaultdict(set)
+    for event in events:
+        vms_by_kind[event.kind or verb_noun(event.verb)].update((event.scope, name) for name in event.vms)
+    parts = [f"{kind} of {len(vms)} VM{'' if len(vms) == 1 else 's'}" for kind, vms in vms_by_kind.items()]
+    return first_names(parts, _MAX_LISTED_KINDS)

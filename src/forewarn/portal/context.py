@@ -1,4 +1,4 @@
-"""The request context of the portal: the session, the fleet overview and the API's route table."""
+"""The request context of the portal: the session, the indexes in memory and the API's route table."""
 
 from __future__ import annotations
 
@@ -8,20 +8,25 @@ import msgspec
 from starlette.requests import Request
 
 from forewarn.core.access import Principal
-from forewarn.portal.fleet_overview import FleetOverview
+from forewarn.explain.vm_state import VmState
+from forewarn.portal.event_index import EventIndex
+from forewarn.portal.fleet_overview import FleetOverview, VisibleScopes
+from forewarn.portal.store_monitor import StoreHealth
 from forewarn.web.context import Reauthenticate, RequestContext
 from forewarn.web.dependencies import Dependencies
 from forewarn.web.directory import FleetDirectory
 from forewarn.web.routing import ApiRouteTable
 
 PORTAL_PREFIX = "/portal"  # of the path of every page
+FLEET_PATH = f"{PORTAL_PREFIX}/fleet"  # of the page with all VMs
 
 
 class PortalContext(RequestContext):
     """The request context of a page: one user's view of the service, with what only the portal needs.
 
-    `overview` has the states of all VMs in memory. `api_routes` are the API's routes by method and path: forms call
-    their handlers, so that the API alone decides what a user may do. `again` authenticates the same user anew.
+    `overview` has the states of all VMs in memory, `events` the live events; await its `ensure_built` first.
+    `store_health` says whether the store accepts writes. `api_routes` are the API's routes by method and path: forms
+    call their handlers, so that the API alone decides what a user may do. `again` authenticates the same user anew.
     """
 
     def __init__(
@@ -32,15 +37,32 @@ class PortalContext(RequestContext):
         again: Reauthenticate,
         *,
         overview: FleetOverview,
+        events: EventIndex,
+        store_health: StoreHealth,
         api_routes: ApiRouteTable,
     ) -> None:
         super().__init__(dependencies, directory, principal, again)
         self.overview = overview
+        self.events = events
+        self.store_health = store_health
         self.api_routes = api_routes
+
+    def can_see_present(self, key: str) -> bool:
+        """Whether the VM with this key is present, and the user may read it."""
+        if self.overview.state_of(key) is VmState.GONE:
+            return False
+        return self.can_see_everything() or ((vm := self.store.vm(key)) is not None and self.can_see(vm))
+
+    def visible_scopes(self) -> VisibleScopes | None:
+        """The scopes in which the user may read a present VM; None: the user may see everything."""
+        return None if self.can_see_everything() else self.overview.visible_scopes_by_group(self.directory)
 
 
 class CurrentSession(msgspec.Struct, frozen=True, kw_only=True):
-    """The signed-in session that a request belongs to, made from its cookie for each request."""
+    """The signed-in session that a request belongs to, made from its cookie for each request.
+
+    `ends_at` is real time. `history_seq` is the last history entry that its page surely includes; 0: not set.
+    """
 
     principal: Principal  # the user with their current grants
     csrf_token: str  # every form repeats it, so that no other site can submit one

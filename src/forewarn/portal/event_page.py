@@ -11,15 +11,15 @@ from collections.abc import Callable, Iterator
 
 from msgspec.structs import replace
 
-from forewarn.core.access import Right
 from forewarn.core.event import Act, Event, EventState
 from forewarn.core.fleet import vm_key_in_scope
 from forewarn.core.history import EventDelivery
 from forewarn.core.projection import document_for, wire_notice
-from forewarn.core.resource_ids import ROOT_RESOURCE
 from forewarn.core.scope import Scope, enable_scope
 from forewarn.explain.explanation import Explanation
 from forewarn.portal.export import ExportTable
+from forewarn.portal.pagination import PageQuery, items_on_page
+from forewarn.portal.status_card import EventStatusCard, event_status_card
 from forewarn.portal.timeline_chart import (
     LEGEND,
     EventRow,
@@ -37,13 +37,15 @@ from forewarn.protocol.versions import version_lists_kind
 from forewarn.web.context import RequestContext
 from forewarn.web.explanations import explain_event
 from forewarn.web.request_parsing import HandlerCall
-from forewarn.web.routing import named_event
 from forewarn.web.view_builder import ViewBuilder
 from forewarn.web.views import BaseView, EventView
 
 
 class VersionRendering(BaseView, frozen=True, kw_only=True):
-    """What VMs receive of an event with one api-version, and why nothing if that does not list it."""
+    """What VMs receive of an event with one api-version, and why nothing if that does not list it.
+
+    `text` is the whole document, or the event alone if it is over; `hidden` says why this version does not list it.
+    """
 
     version: str  # the api-version
     text: str  # the document as it is sent; of an event that is over, the event alone, or "" if `hidden`
@@ -56,7 +58,11 @@ class VersionRendering(BaseView, frozen=True, kw_only=True):
 
 
 class WireView(BaseView, frozen=True, kw_only=True):
-    """What VMs receive of an event in every api-version."""
+    """What VMs receive of an event in every api-version.
+
+    `is_shown`: the current document has it, or the one of the first poll will. `told` are sentences that introduce
+    `versions`, the newest first.
+    """
 
     is_shown: bool  # by the document that VMs receive now, or with their first poll
     told: str  # sentences that introduce `versions`
@@ -133,11 +139,15 @@ def _hidden_reason(version: str, kind: Kind) -> str:
     return f"{version} does not list {kind} events: a VM that polls with it does not receive this one."
 
 
-_MAX_VMS = 500
+_MAX_EXPORTED_VMS = 500
+_VMS_PER_PAGE = 15
 
 
 class EventVmView(BaseView, frozen=True, kw_only=True):
-    """One VM of an event: when it received the event, and what was done to it. Field names are JSON keys."""
+    """One VM of an event: when it received the event, and what was done to it. Field names are JSON keys.
+
+    `is_hit`: the event affects it; else it only received it. Times are lab time, None until that happens.
+    """
 
     name: str
     key: str
@@ -149,7 +159,7 @@ class EventVmView(BaseView, frozen=True, kw_only=True):
     verb: str  # of its act, what is done to it; "" before the event starts
     ok: bool | None  # whether the act succeeded; None until its outcome is known
     performed_at: float | None  # lab time of the outcome
-    note: str  # of the outcome, such as why the act failed
+    note: str  # while the act is under way: its progress; then of the outcome, such as why it failed
 
     @property
     def outcome(self) -> str:
@@ -160,20 +170,25 @@ class EventVmView(BaseView, frozen=True, kw_only=True):
 
 
 class EventPage(BaseView, frozen=True, kw_only=True):
-    """The page of one event. Field names are JSON keys."""
+    """The page of one event. Field names are JSON keys.
+
+    `vms` are affected ones, then others that received it: 15 per page, in an export 500. `gate` and `request_path` are
+    "" if there is none, or the user may not see it.
+    """
 
     now: float  # lab time
+    card: EventStatusCard  # its state, what it waits for, and which forms the user may submit
     event: EventView
     lane: EventRow  # the same event as a row of the chart
     faults: tuple[str, ...]  # ids of faults that affected it; empty for users who may not see everything
     gate: str  # describes the gate that starts it together with others; "": none
     request_path: str  # URL of its request; "" if the user may not see that
-    vms: tuple[EventVmView, ...]  # affected ones first, then others that received it; at most 500
-    more_vms: int  # how many are left out
+    vms: tuple[EventVmView, ...]  # affected ones first, then others that received it; 15 per page, 500 in an export
+    more_vms: int  # how many are left out of an export
+    page: int  # its number, from 1
+    pages: int  # how many there are
     story: Explanation  # what happened, and what the event waits for, in sentences
     wire: WireView  # what VMs receive of it
-    may_approve: bool  # it awaits approval, and the user has the right
-    may_withdraw: bool  # it has not started, and the user has the right
 
     def chart(self) -> TimelineChart:
         """The chart that the page shows: the event over time, without a title of its scope."""
@@ -196,35 +211,33 @@ class EventPage(BaseView, frozen=True, kw_only=True):
         return LEGEND
 
 
-async def show_event_page(context: RequestContext, call: HandlerCall) -> EventPage:
+async def show_event_page(context: RequestContext, call: HandlerCall, query: PageQuery) -> EventPage:
     """Shows an event, live or over, by its id or a unique prefix of four characters or more, in any case.
 
-    The path parameter `id` has it. First stores the polls and deliveries observed so far. Raises NotFound, also if the
-    user may see no VM of its scope, or Refused if several events match.
+    The path parameter `id` has it. Its VMs are listed in pages; an export has the first 500. First stores the polls and
+    deliveries observed so far. Raises NotFound, also if the user may see no VM of its scope, Refused if several events
+    match, or UnknownFilter for a page after the last one.
     """
     await context.dependencies.flush_observations()
     event = context.find_event(call.path_params["id"])
     views = ViewBuilder(context)
-    vms = list(_event_vms(context, event))
-    is_open = event.status is EventState.SCHEDULED
+    all_vms = list(_event_vms(context, event))
+    vms, pages = items_on_page(all_vms, query.page, _MAX_EXPORTED_VMS if call.for_export else _VMS_PER_PAGE)
     return EventPage(
         now=context.now(),
+        card=event_status_card(context, event),
         event=views.event(event),
         lane=event_row_for(views, event),
         faults=event.faults if context.can_see_everything() else (),
         gate=_gate_text(context, event),
         request_path=_request_url(context, event),
-        vms=tuple(vms[:_MAX_VMS]),
-        more_vms=max(0, len(vms) - _MAX_VMS),
+        vms=tuple(vms),
+        more_vms=len(all_vms) - len(vms) if call.for_export else 0,
+        page=query.page,
+        pages=pages,
         story=explain_event(context, event),
         wire=_wire_view(event, views.load_scope(event.scope_id), context.dependencies.rules_for),
-        may_approve=is_open and event.approved_at is None and _may_approve(context, event),
-        may_withdraw=is_open and context.principal.may(Right.PLATFORM, ROOT_RESOURCE),
     )
-
-
-def _may_approve(context: RequestContext, event: Event) -> bool:
-    return context.principal.may_all(Right.APPROVE, named_event(context, HandlerCall(path_params={"id": event.id})))
 
 
 def _gate_text(context: RequestContext, event: Event) -> str:
@@ -247,7 +260,7 @@ def _request_url(context: RequestContext, event: Event) -> str:
 def _event_vms(context: RequestContext, event: Event) -> Iterator[EventVmView]:
     """The VMs that the event affects, then other VMs of the scope that received it."""
     vms_by_key = {vm.key: vm for vm in context.store.vms(scope_id=event.scope_id, removed=True)}
-    acts = {act.vm: act for act in event.acts}
+    acts, notes = {act.vm: act for act in event.acts}, context.control.executor.progress.notes()
     deliveries: dict[str, list[EventDelivery]] = {}
     for delivery in sorted(context.store.deliveries(event_id=event.id), key=lambda s: s.at):
         deliveries.setdefault(delivery.vm, []).append(delivery)
@@ -257,11 +270,13 @@ def _event_vms(context: RequestContext, event: Event) -> Iterator[EventVmView]:
         vm = vms_by_key.get(key)
         name = affected.get(key) or (vm.name if vm else key)
         is_known = vm is not None and context.can_see(vm)
-        yield _event_vm(name, key, key in affected, is_known, deliveries.get(key, []), acts.get(key))
+        act = acts.get(key)
+        note = notes.get(act.id, "") if act is not None else ""
+        yield _event_vm(name, key, key in affected, is_known, deliveries.get(key, []), act, note)
 
 
 def _event_vm(
-    name: str, key: str, is_hit: bool, is_known: bool, deliveries: list[EventDelivery], act: Act | None
+    name: str, key: str, is_hit: bool, is_known: bool, deliveries: list[EventDelivery], act: Act | None, note: str
 ) -> EventVmView:
     scheduled = next((s for s in deliveries if s.status == EventState.SCHEDULED), None)
     started = next((s for s in deliveries if s.status == EventState.STARTED), None)
@@ -277,7 +292,7 @@ def _event_vm(
         verb=act.verb if act else "",
         ok=outcome.ok if outcome else None,
         performed_at=outcome.at if outcome else None,
-        note=outcome.note if outcome else "",
+        note=outcome.note if outcome else note,
     )
 
 

@@ -16,7 +16,10 @@ MAX_EXPORT_ROWS = 100_000  # VMs or history entries in one file
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExportTable:
-    """The table that a page exports as a CSV file."""
+    """The table that a page exports as a CSV file.
+
+    None is an empty cell. `note` is a last line, such as that rows are missing; "": none.
+    """
 
     columns: Sequence[str]  # their names: the first line
     rows: Sequence[Sequence[Any]]  # cells in the order of the columns; None is an empty cell

@@ -9,8 +9,9 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import islice
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from forewarn.control.placement_index import PlacementIndex
 from forewarn.core.access import ROLE_RIGHTS, Grant, Right
@@ -145,7 +146,31 @@ Derived = TypeVar("Derived")
 VmStateChange = tuple[str, VmState]  # a VM's key and its new state
 VisibleKeys = frozenset[str] | None  # the VMs of a group that a user may see; None: all
 _BATCH_SIZE = 2_000  # VMs indexed before other tasks run
+VisibleNames = frozenset[str] | None  # hosts or scope ids that a user may see; None: all
+_MAX_CACHED_RESULTS = 16  # of `cached`, for users who may not see everything; one may be large
 _MAX_CACHED_VIEWERS = 64  # sets of grants whose visible VMs are cached
+
+
+class _Locations(NamedTuple):
+    """Where some VMs of a group are: the ids of their scopes, and the names of their hosts."""
+
+    scopes: frozenset[str]
+    hosts: frozenset[str]
+
+
+@dataclass(frozen=True, slots=True)
+class VisibleScopes:
+    """The scopes in which a user may read a present VM.
+
+    `by_group` maps the id of a resource group to the ids of these scopes; None: all of the group.
+    """
+
+    by_group: Mapping[str, VisibleNames]  # id of a resource group → ids of scopes; None: all of the group
+
+    def has(self, scope_id: str) -> bool:
+        """Whether the scope is one of these. Reads no store."""
+        group = resource_group_of_scope(scope_id)
+        return group in self.by_group and ((scopes := self.by_group[group]) is None or scope_id in scopes)
 
 
 class FleetOverview:
@@ -164,7 +189,8 @@ class FleetOverview:
         # Scope id → id of a live event → VM key → the state that the event puts the VM into.
         self._event_effects: dict[str, dict[str, Mapping[str, VmState]]] = {}
         self._visible_cache: dict[tuple[Grant, ...], dict[str, frozenset[str]]] = {}
-        self._derived: dict[Callable[[FleetOverview], Any], Any] = {}
+        self._locations_cache: dict[str, dict[VisibleKeys, _Locations]] = {}  # by group id
+        self._derived: dict[tuple[Any, tuple[Grant, ...] | None], Any] = {}  # see `cached`
         self._last_commit: Commit | None = None
         self._last_changes: Sequence[VmStateChange] = ()
         self._build_task: asyncio.Task[None] | None = None
@@ -172,9 +198,9 @@ class FleetOverview:
         self.seq = 0  # of the history; the overview includes everything up to it
 
     async def ensure_built(self) -> None:
-        """Builds the index on the first call; later calls wait for that build, or return at once.
+        """Builds the index from the store on the first call; later calls wait for that, or return at once.
 
-        Raises the error of a failed build; the next call builds again.
+        Raises the error of a failed build, such as Unavailable; the next call builds again.
         """
         if self._build_task is None or (self._build_task.done() and _has_failed(self._build_task)):
             self._build_task = asyncio.create_task(self._build())
@@ -205,15 +231,21 @@ class FleetOverview:
             counts.update(group.count_states(visible))
         return {state: counts[state] for state in VmState if state is not VmState.GONE}
 
-    def cached(self, derive: Callable[[FleetOverview], Derived]) -> Derived:
-        """The result of `derive(self)`, cached until a VM is added, removed or moved to another block.
+    def cached(
+        self, derive: Callable[[FleetOverview, VisibleDirectory], Derived], directory: VisibleDirectory
+    ) -> Derived:
+        """The result of `derive(self, directory)`, cached until a VM is added, removed or changes its block.
 
-        `derive` is the key of the cache, so it must be a module-level function. Its result must not depend on states of
-        VMs, and must suit every user.
+        `directory` is the user's; users with equal grants share a result, and so do all who see everything. Of the
+        others, the last few results are kept. `derive` must be a module-level function, because it is part of the
+        cache's key, and its result must not depend on states of VMs.
         """
-        if derive not in self._derived:
-            self._derived[derive] = derive(self)
-        derived: Derived = self._derived[derive]
+        key = (derive, None if directory.sees_everything else directory.grants)
+        derived: Derived = self._derived.pop(key) if key in self._derived else derive(self, directory)
+        self._derived[key] = derived  # at the end: the first one was not used for the longest time
+        restricted = [known for known in self._derived if known[1] is not None]
+        for known in restricted[:-_MAX_CACHED_RESULTS]:
+            del self._derived[known]
         return derived
 
     def all_groups(self) -> list[GroupOverview]:
@@ -223,7 +255,7 @@ class FleetOverview:
     def visible_groups(self, directory: VisibleDirectory) -> Iterator[tuple[GroupOverview, VisibleKeys]]:
         """The groups in which the user may see a VM, each with the keys of these VMs (None: all of the group).
 
-        `directory` is the user's.
+        `directory` is the user's. In the order in which the fleet got them.
         """
         for group in self._groups.values():
             visible = self._visible_keys_in(group, directory)
@@ -231,10 +263,85 @@ class FleetOverview:
                 yield group, visible
 
     def visible_keys(self, directory: VisibleDirectory) -> Iterator[str]:
-        """The keys of all VMs that the user may see, by group and block; `directory` is the user's."""
+        """The keys of all VMs that the user may see; `directory` is the user's.
+
+        In the order of the fleet: group by group, and in a group block by block.
+        """
         for group, visible in self.visible_groups(directory):
             for block in group.blocks.values():
                 yield from (key for key in block.keys if visible is None or key in visible)
+
+    def visible_hosts(self, directory: VisibleDirectory) -> VisibleNames:
+        """The names of the hosts that have a VM which the user may see; None if they may see everything.
+
+        `directory` is the user's. Reads no store. A VM that moves is on its old host.
+        """
+        if directory.sees_everything:
+            return None
+        return frozenset[str]().union(*(locations.hosts for locations in self._visible_locations(directory)))
+
+    def visible_scopes(self, directory: VisibleDirectory) -> VisibleNames:
+        """The ids of the scopes with a present VM that the user may see; None if they may see everything.
+
+        `directory` is the user's. Reads no store. `Visibility.can_see_scope`, which does, counts removed VMs too.
+        """
+        if directory.sees_everything:
+            return None
+        return frozenset[str]().union(*(locations.scopes for locations in self._visible_locations(directory)))
+
+    def visible_scopes_by_group(self, directory: VisibleDirectory) -> VisibleScopes:
+        """The scopes with a present VM that the user may see, by resource group; `directory` is the user's.
+
+        A group that the user may read as a whole has None in place of the ids of its scopes. Never None itself.
+        """
+        return VisibleScopes(
+            {
+                group.id: None if visible is None else self._locations_of(group, visible).scopes
+                for group, visible in self.visible_groups(directory)
+            }
+        )
+
+    def _visible_locations(self, directory: VisibleDirectory) -> Iterator[_Locations]:
+        return (self._locations_of(group, visible) for group, visible in self.visible_groups(directory))
+
+    def _locations_of(self, group: GroupOverview, visible: VisibleKeys) -> _Locations:
+        cached = self._locations_cache.setdefault(group.id, {})
+        if visible not in cached:
+            if len(cached) >= _MAX_CACHED_VIEWERS:
+                del cached[next(iter(cached))]
+            cached[visible] = self._locate(group, visible)
+        return cached[visible]
+
+    def _locate(self, group: GroupOverview, visible: VisibleKeys) -> _Locations:
+        keys = (key for block in group.blocks.values() for key in block.keys) if visible is None else visible
+        present = list(filter(self._placement.has_vm, keys))
+        scopes, hosts = map(self._placement.scope_of, present), map(self._placement.host_of, present)
+        return _Locations(frozenset(scopes), frozenset(filter(None, hosts)))
+
+    def find_by_name(self, directory: VisibleDirectory, text: str, limit: int) -> list[str]:
+        """The keys of at most `limit` VMs that the user may see whose name contains `text`, the best first.
+
+        The best is the VM of that name, then come names that begin with it; each in the order of the fleet. `text` is
+        in lower case; "" finds none. `directory` is the user's.
+        """
+        if not text:
+            return []
+        exact: list[str] = []
+        beginning: list[str] = []
+        containing: list[str] = []
+        for group, visible in self.visible_groups(directory):
+            start = len(group.id) + 1  # of the name in a key
+            for key in (key for block in group.blocks.values() for key in block.keys):
+                at = key.find(text, start)
+                if at < 0 or (visible is not None and key not in visible):
+                    continue
+                if at == start and len(key) == start + len(text):
+                    exact.append(key)
+                elif at == start and len(beginning) < limit:
+                    beginning.append(key)
+                elif at > start and len(containing) < limit:
+                    containing.append(key)
+        return [*exact, *beginning, *containing][:limit]
 
     def _visible_keys_in(self, group: GroupOverview, directory: VisibleDirectory) -> VisibleKeys:
         if directory.can_read(group.resource):
@@ -250,7 +357,8 @@ class FleetOverview:
 
     async def _build(self) -> None:
         self._unsubscribe()
-        self._groups, self._event_effects, self._visible_cache, self._derived = {}, {}, {}, {}
+        self._groups, self._event_effects = {}, {}
+        self._visible_cache, self._locations_cache, self._derived = {}, {}, {}
         keys = iter(self._placement.vm_keys())
         for event in self._store.events(statuses=[EventState.SCHEDULED, EventState.STARTED]):
             self._event_effects.setdefault(event.scope_id, {})[event.id] = vm_states_during(event)
@@ -270,6 +378,8 @@ class FleetOverview:
 
     def _apply_commit(self, commit: Commit) -> Sequence[VmStateChange]:
         changed_keys = dict.fromkeys(vm.key for vm in commit.vms)
+        for key in changed_keys:
+            self._locations_cache.pop(_group_id_of(key), None)  # the VM may be on another host
         for event in commit.events:
             changed_keys.update(dict.fromkeys(self._apply_event(event)))
         return [(key, state) for key in changed_keys if (state := self._update_vm(key)) is not None]

@@ -14,11 +14,12 @@ from typing import Annotated
 from msgspec import Meta
 
 from forewarn.core.scope import Scope, scope_title_of_vm
-from forewarn.errors import Rejected
 from forewarn.explain.vm_state import VmState
 from forewarn.portal.context import PortalContext
 from forewarn.portal.export import MAX_EXPORT_ROWS, ExportTable, truncation_note
+from forewarn.portal.filters import require_choice, require_page
 from forewarn.portal.fleet_overview import FleetOverview, GroupOverview, VisibleKeys, VmBlock
+from forewarn.portal.states import vm_state_labels
 from forewarn.portal.vm_grid import VmBlockView, vm_block_view
 from forewarn.web.authorization import VisibleDirectory
 from forewarn.web.request_parsing import HandlerCall, StrictBody
@@ -145,11 +146,11 @@ def _paginate_fleet(overview: FleetOverview, directory: VisibleDirectory, vm_fil
     scope that fits on a page is on one page. `directory` is the user's. The pages of the whole fleet are cached.
     """
     if directory.sees_everything and vm_filter == _VmFilter():
-        return overview.cached(_paginate_all)
+        return overview.cached(_paginate_all, directory)
     return _split_into_pages(_select_blocks(overview, directory, vm_filter))
 
 
-def _paginate_all(overview: FleetOverview) -> _FleetPagination:
+def _paginate_all(overview: FleetOverview, _directory: VisibleDirectory) -> _FleetPagination:
     groups = overview.all_groups()
     return _split_into_pages(
         [_SelectedBlock(group, block, block.keys) for group in groups for block in group.blocks.values()]
@@ -179,7 +180,7 @@ _CSV_COLUMNS = ("name", "state", "resource group", "scope", "update domain", "fa
 
 
 class FleetPageQuery(StrictBody, frozen=True, kw_only=True):
-    """The query of the fleet page."""
+    """The query of the fleet page: a search in name, scope, group and host, a VmState, and a page number."""
 
     q: Annotated[str, Meta(max_length=200)] = ""  # searched in name, scope, group and host, in any case
     state: str = ""  # a VmState, such as running, noticed or moving; "": all
@@ -195,12 +196,15 @@ class ResourceGroupView(BaseView, frozen=True, kw_only=True):
 
 
 class FleetPage(BaseView, frozen=True, kw_only=True):
-    """The fleet page: counts by state, and one page of the VMs that match."""
+    """The fleet page: counts by state, and one page of the VMs that match.
+
+    `counts` are those of all visible VMs by VmState, 0 included; `found` VMs match. `is_cut`: this export lacks some.
+    """
 
     counts: dict[str, int]  # of all VMs that the user may see, by VmState (0 included), without gone
     total: int  # all VMs that the user may see
     found: int  # VMs that match
-    q: str  # the search, as `state`; of the query
+    q: str  # the search; this and `state` are those of the query
     state: str
     page: int  # its number
     pages: int  # how many there are; an export is one
@@ -229,13 +233,12 @@ class FleetPage(BaseView, frozen=True, kw_only=True):
 async def show_fleet_page(context: PortalContext, call: HandlerCall, query: FleetPageQuery) -> FleetPage:
     """Shows one page of the VMs that the user may see and that match a search and a state.
 
-    An export holds all pages, up to MAX_EXPORT_ROWS VMs. Raises Rejected for an unknown state, or a page after the last
-    one.
+    A page has up to 200 VMs, in the order of the fleet. An export holds all pages, up to MAX_EXPORT_ROWS (100,000) VMs.
+    Raises UnknownFilter for an unknown state, or a page after the last one.
     """
     counts = context.overview.count_states(context.directory)
     pagination = _paginate_fleet(context.overview, context.directory, _vm_filter(context, query))
-    if query.page > pagination.page_count:
-        raise Rejected(f"page {query.page} does not exist: the last one is {pagination.page_count}")
+    require_page(query.page, pagination.page_count)
     blocks = pagination.first_vms(MAX_EXPORT_ROWS) if call.for_export else pagination.blocks_on_page(query.page)
     return FleetPage(
         counts={str(state): count for state, count in counts.items()},
@@ -256,8 +259,7 @@ async def show_fleet_page(context: PortalContext, call: HandlerCall, query: Flee
 
 
 def _vm_filter(context: PortalContext, query: FleetPageQuery) -> _VmFilter:
-    if query.state and query.state not in set(VmState):
-        raise Rejected(f"{query.state!r} is not a state of a VM: use one of {', '.join(VmState)}")
+    require_choice("state", query.state, vm_state_labels(), "a state of a VM")
     text = query.q.strip().casefold()
     hosts = [host.name for host in context.control.placement.hosts() if text and text in host.name.casefold()]
     on_hosts = frozenset(vm.key for name in hosts[:_MAX_HOSTS_SEARCHED] for vm in context.store.vms(host=name))

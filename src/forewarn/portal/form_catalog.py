@@ -20,6 +20,7 @@ from forewarn.portal.form_definition import (
     Form,
     FormField,
     FormValues,
+    clock_report_url,
     event_url,
     first_event_url,
     host_url,
@@ -43,7 +44,7 @@ def _vm_request_form(
     *,
     noun: str = "",
     notice: bool = False,
-    is_destructive: bool = False,
+    danger: str = "",
 ) -> Form:
     def body(context: RequestContext, values: FormValues) -> dict[str, Any]:
         if _VMS_FIELD.parse(values) is None:
@@ -62,7 +63,7 @@ def _vm_request_form(
         fixed_body={"ask": operation},
         extra_body=body,
         preview="/requests/preview",
-        is_destructive=is_destructive,
+        danger=danger,
         confirms_directly=not notice,
     )
 
@@ -79,26 +80,28 @@ VM_FORMS = (
     _vm_request_form("redeploy", "Redeploy VMs", "Redeploy",
         "Publishes a Redeploy with at least 10 minutes of notice, and then moves each VM to another host. "
         f"{_AT_ONCE_IF_NOT_POLLING}",
-        notice=True),
+        notice=True, danger="Each VM restarts on another host and loses its temporary disk."),
     _vm_request_form("evict", "Simulate an eviction", "Evict",
         "Publishes a Preempt of Spot VMs with 30 seconds of notice, and then deallocates or deletes them, depending on "
         "their eviction policy.",
-        noun="Eviction", notice=True, is_destructive=True),
+        noun="Eviction", notice=True,
+        danger="Each VM is taken away: it is deallocated, or deleted with its disks if its eviction policy says so."),
     _vm_request_form("delete", "Delete VMs", "Delete",
         "Publishes a Terminate with the notice that the VM's owner has configured. Without terminate notification, the "
         "VM is deleted at once.",
-        noun="Deletion", notice=True, is_destructive=True),
+        noun="Deletion", notice=True, danger="Deleted VMs and their data cannot be brought back."),
     _vm_request_form("scale-in", "Scale in", "Scale in",
         "Deletes VMs as the platform does when it scales in: publishes a Terminate with the notice that the VM's owner "
         "has configured.",
-        noun="Scale-in", notice=True, is_destructive=True),
+        noun="Scale-in", notice=True, danger="Deleted VMs and their data cannot be brought back."),
     _vm_request_form("power-off", "Power off VMs", "Power off", _WITHOUT_EVENT, noun="Power-off"),
     _vm_request_form("start", "Start VMs", "Start", _WITHOUT_EVENT),
     _vm_request_form("deallocate", "Deallocate VMs", "Deallocate", _WITHOUT_EVENT, noun="Deallocation",
-        is_destructive=True),
+        danger="Each VM stops without notice, leaves its host and loses its temporary disk."),
     _vm_request_form("reapply", "Reapply VMs", "Reapply", _WITHOUT_EVENT),
     _vm_request_form("reimage", "Reimage VMs", "Reimage",
-        f"{_WITHOUT_EVENT} The data on the VM's disk is lost.", is_destructive=True),
+        f"{_WITHOUT_EVENT} The data on the VM's disk is lost.",
+        danger="The data on the disk of each VM is lost and cannot be brought back."),
     Form(
         name="perform-maintenance",
         title="Perform maintenance now",
@@ -131,7 +134,7 @@ EVENT_FORMS = (
         name="withdraw",
         title="Withdraw an event",
         button="Withdraw",
-        description="Cancels an event that has not started. It disappears from the document of its VMs.",
+        description="Withdraws an event that has not started. It disappears from the document of its VMs.",
         route="POST /events/{id}/withdraw",
         done_message="The event is withdrawn.",
         result_url=event_url,
@@ -167,7 +170,7 @@ def _rollout_body(context: RequestContext, values: FormValues) -> dict[str, Any]
 
 
 def _rollout_change_form(
-    name: str, title: str, button: str, description: str, done_message: str, *, is_destructive: bool = False
+    name: str, title: str, button: str, description: str, done_message: str, *, danger: str = ""
 ) -> Form:
     verb = name.partition("-")[2]
     return Form(
@@ -181,7 +184,7 @@ def _rollout_change_form(
         result_url=rollout_url,
         fields=(_ROLLOUT_FIELD,),
         preview=form_previews.rollout_change_preview(description),
-        is_destructive=is_destructive,
+        danger=danger,
     )
 
 
@@ -233,7 +236,7 @@ HOST_FORMS = (
     _rollout_change_form("rollout-abort", "Abort a rollout", "Abort",
         "Ends the rollout: withdraws events that have not started, and completes those that have.",
         "The rollout is aborted.",
-        is_destructive=True),
+        danger="An aborted rollout cannot be resumed: VMs that are not done stay without the maintenance."),
     Form(
         name="degrade",
         title="Predict that a host will fail",
@@ -250,6 +253,7 @@ HOST_FORMS = (
             SHORT_NOTICE_FIELD,
         ),
         preview="/hosts/{name}/degrade/preview",
+        danger="Each VM on the host restarts on another host and loses its temporary disk.",
     ),
     Form(
         name="fail",
@@ -262,7 +266,20 @@ HOST_FORMS = (
         result_url=request_url,
         fields=(_HOST_FIELD,),
         preview="/hosts/{name}/fail/preview",
-        is_destructive=True,
+        danger="Each VM on the host goes down without notice, restarts on another host and loses its temporary disk.",
+    ),
+    Form(
+        name="confirm-down",
+        title="Confirm that a host is down",
+        button="Confirm down",
+        description="States that a host that does not answer is certainly down, so that its VMs may start elsewhere.",
+        confirms_directly=True,
+        route="POST /hosts/{name}/confirm-down",
+        done_message="The host is confirmed down.",
+        result_url=host_url,
+        fields=(_HOST_FIELD,),
+        preview=form_previews.preview_confirm_down,
+        danger="If the host still runs, its VMs will run twice and damage their disks.",
     ),
     Form(
         name="repair",
@@ -403,7 +420,7 @@ LAB_FORMS = (
         confirms_directly=True,
         route="POST /clock/advance",
         done_message="Clock advanced.",
-        result_url=lab_url,
+        result_url=clock_report_url,
         fields=(_ADVANCE_BY_FIELD, _ADVANCE_TO_FIELD, _WITHOUT_POLLS_FIELD),
         extra_body=_advance_body,
         preview=form_previews.preview_advance_clock,
@@ -433,7 +450,10 @@ FORMS: Mapping[str, Form] = MappingProxyType(
 
 
 class DoneMessageQuery(StrictBody, frozen=True, kw_only=True):
-    """The query of pages that show a message after a form was submitted."""
+    """The query of pages that show a message after a form was submitted.
+
+    `done` is the name of that form; "": none led here.
+    """
 
     done: str = ""  # name of the form that led here; "": none did
 

@@ -49,7 +49,11 @@ class FieldKind(StrEnum):
 
 
 class FormField(msgspec.Struct, frozen=True, kw_only=True):
-    """One field of a form: how it is shown, and where its value goes in the call of the API."""
+    """One field of a form: how it is shown, and where its value goes in the call of the API.
+
+    The `body_member` `a.b` is member b of the object a. With "" it is not in the body, and with "" as `path_parameter`
+    not in the path. `fault_kind` is the only kind of fault that has this parameter.
+    """
 
     name: str  # in the submitted form
     kind: FieldKind
@@ -151,7 +155,11 @@ def _no_extra_body(context: RequestContext, values: FormValues) -> dict[str, Any
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Form:
-    """One form, which is one call of the API: its texts, its fields, its route and its preview."""
+    """One form, which is one call of the API: its texts, its fields, its route and its preview.
+
+    `preview` is a function that describes its effect, or the path of an API route. `danger` says what is lost for good,
+    "" for nothing. With `confirms_directly`, a link that fills in a field leads to the confirmation.
+    """
 
     name: str  # in its URL
     title: str
@@ -164,7 +172,7 @@ class Form:
     fixed_body: Mapping[str, Any] = field(default_factory=dict)  # body members that no field sets
     extra_body: ExtraBody = _no_extra_body  # more body members, from all values together
     preview: PreviewSentences | str = ""  # a function that describes the effect, or the path of an API preview route
-    is_destructive: bool = False  # its button warns
+    danger: str = ""  # a sentence: what is lost and cannot be undone; its buttons are red. "": nothing is lost
     confirms_directly: bool = False  # a link that fills in a field skips to the confirmation
 
     def api_route(self, routes: ApiRouteTable) -> ApiRoute:
@@ -208,6 +216,17 @@ def host_url(response: Any) -> str:
 def lab_url(response: Any) -> str:
     """The path of the lab page, whatever the API's handler returned."""
     return f"{PORTAL_PREFIX}/lab"
+
+
+def clock_report_url(response: Any) -> str:
+    """The path of the lab page with a report of what happened while the clock was advanced.
+
+    `response` has the history entries of that time, oldest first, of which the first ones may be left out.
+    """
+    if not response.entries:
+        return f"{PORTAL_PREFIX}/lab?after=0&until=0"
+    after = max(0, response.entries[0].seq - 1 - response.left_out)
+    return f"{PORTAL_PREFIX}/lab?after={after}&until={response.entries[-1].seq}"
 
 
 # Fields that several forms share.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from forewarn.core.access import Right
 from forewarn.core.fleet import Host, HostHealth, Vm
@@ -11,59 +11,80 @@ from forewarn.core.request import RequestedOperation
 from forewarn.core.resource_ids import ROOT_RESOURCE, vm_resource_id
 from forewarn.core.scope import Scope
 from forewarn.errors import Refused
+from forewarn.portal.form_catalog import FORMS
 from forewarn.web.context import RequestContext
 from forewarn.web.views import BaseView
 
 _VM_REQUESTS = (
     RequestedOperation.RESTART,
-    RequestedOperation.REDEPLOY,
-    RequestedOperation.EVICT,
     RequestedOperation.START,
     RequestedOperation.POWER_OFF,
-    RequestedOperation.DEALLOCATE,
     RequestedOperation.REAPPLY,
+    RequestedOperation.REDEPLOY,
+    RequestedOperation.DEALLOCATE,
     RequestedOperation.REIMAGE,
+    RequestedOperation.EVICT,
     RequestedOperation.SCALE_IN,
     RequestedOperation.DELETE,
 )
-_LINK_TITLES = {"evict": "Simulate eviction", "fault": "Set a fault", "rollout": "Start a rollout"}
+_LINK_TITLES = {
+    "evict": "Simulate eviction",
+    "fault": "Set a fault",
+    "rollout": "Start a rollout",
+    "degrade": "Predict failure",
+    "fail": "Fail host",
+}
 _FORMS_BY_HEALTH = {
-    HostHealth.HEALTHY: ("degrade", "fail", "rollout"),
-    HostHealth.DEGRADED: ("fail", "repair", "rollout"),
+    HostHealth.HEALTHY: ("rollout", "degrade", "fail"),
+    HostHealth.DEGRADED: ("repair", "rollout", "fail"),
     HostHealth.FAILED: ("repair",),
 }
 
 
 class FormLink(BaseView, frozen=True, kw_only=True):
-    """A button on a page that opens a form."""
+    """A button on a page that opens a form.
+
+    `form` is its name; `danger` says what it loses for good, "" for nothing.
+    """
 
     form: str  # its name, a key of FORMS
     title: str  # of the button
+    danger: str  # what the form loses for good, in a sentence, which makes the button red; "": nothing
 
 
 def form_links_for_vm(context: RequestContext, vm: Vm, scope: Scope | None) -> tuple[FormLink, ...]:
     """Links to the forms that the user may submit for a VM in its current state; none for a removed VM.
 
-    First operations (perform maintenance before others), for users with the right to operate the VM; last a fault, for
-    those with the platform right. `scope` is that of the VM; with None, performing pending maintenance is not offered.
+    Operations (perform maintenance before others) are for users with the right to operate the VM; a fault is for those
+    with the platform right. Links to destructive forms are last. `scope` is that of the VM; with None, performing
+    pending maintenance is not offered.
     """
     if vm.removed_at is not None:
         return ()
     operations = [*_suitable_requests(vm, scope)] if context.principal.may(Right.OPERATE, vm_resource_id(vm)) else []
-    return tuple(map(_form_link, (*operations, *_platform_forms(context, "fault"))))
+    return _links_to((*operations, *_platform_forms(context, "fault")))
 
 
 def form_links_for_host(context: RequestContext, host: Host) -> tuple[FormLink, ...]:
     """Links to the forms that suit a host of its health; none if the user has no platform right.
 
-    Repair unless it is healthy; fail and rollout unless it has failed; degrade if it is healthy.
+    Repair unless it is healthy; fail and rollout unless it has failed; degrade if it is healthy; confirm-down if it has
+    failed or is unreachable, unless it is confirmed. Destructive ones last.
     """
-    return tuple(map(_form_link, _platform_forms(context, *_FORMS_BY_HEALTH[host.health])))
+    names = list(_FORMS_BY_HEALTH[host.health])
+    if host.confirmed_down and "repair" not in names:
+        names.insert(0, "repair")
+    is_suspected = (
+        host.health is HostHealth.FAILED or host.name in context.control.executor.progress.unreachable_hosts()
+    )
+    if is_suspected and not host.confirmed_down:
+        names.append("confirm-down")
+    return _links_to(_platform_forms(context, *names))
 
 
 def form_links_for_scope(context: RequestContext) -> tuple[FormLink, ...]:
     """A link to the form of a rollout, which suits any scope; none without the platform right."""
-    return tuple(map(_form_link, _platform_forms(context, "rollout")))
+    return _links_to(_platform_forms(context, "rollout"))
 
 
 def _platform_forms(context: RequestContext, *names: str) -> tuple[str, ...]:
@@ -87,5 +108,11 @@ def _has_pending_maintenance(scope: Scope, vm: Vm) -> bool:
         return False
 
 
+def _links_to(names: Iterable[str]) -> tuple[FormLink, ...]:
+    """Links to these forms, with those to destructive forms last."""
+    return tuple(sorted(map(_form_link, names), key=lambda link: bool(link.danger)))
+
+
 def _form_link(name: str) -> FormLink:
-    return FormLink(form=name, title=_LINK_TITLES.get(name, name.replace("-", " ").capitalize()))
+    title = _LINK_TITLES.get(name, name.replace("-", " ").capitalize())
+    return FormLink(form=name, title=title, danger=FORMS[name].danger)

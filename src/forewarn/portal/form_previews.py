@@ -16,8 +16,8 @@ from forewarn.core.faults import FAULT_DEFINITIONS, FaultCategory, check_paramet
 from forewarn.core.planning import pending_platform_events
 from forewarn.core.release import WaitReason, start_wait
 from forewarn.core.scope import Scope, scope_title, scope_title_from_id
+from forewarn.duration import duration_text
 from forewarn.errors import Refused
-from forewarn.explain.phrases import duration_text
 from forewarn.web.context import RequestContext
 from forewarn.web.request_parsing import (
     AdvanceClockBody,
@@ -38,8 +38,8 @@ _MAX_EVENTS_READ = 20_000
 def preview_perform_maintenance(context: RequestContext, call: HandlerCall) -> list[str]:
     """Sentences that say when the pending maintenance of a VM would start if it were approved now.
 
-    One sentence per event. The path parameter `name` names the VM. Raises Refused if it has no pending maintenance or
-    several VMs match, and NotFound.
+    One sentence per event. The path parameter `name` is the VM's name, `group/name` or key, in any case. Raises Refused
+    if it has no pending maintenance or several VMs match, and NotFound.
     """
     vm = context.directory.find(call.path_params["name"])
     scope = context.control.transactions.load(vm.scope_id)
@@ -53,8 +53,8 @@ def preview_perform_maintenance(context: RequestContext, call: HandlerCall) -> l
 def preview_approve(context: RequestContext, call: HandlerCall) -> list[str]:
     """A sentence that says when an event would start if it were approved now.
 
-    The path parameter `id` names it. Says that nothing would change if it is approved or has started. Raises Refused if
-    it is over, and NotFound.
+    The path parameter `id` is its id or a unique prefix of four characters or more, in any case. Says that nothing
+    would change if it is approved or has started. Raises Refused if it is over, and NotFound.
     """
     event = context.find_event(call.path_params["id"])
     if not event.is_live:
@@ -83,18 +83,20 @@ def _describe_approval(context: RequestContext, scope: Scope, event: Event) -> l
 
 
 def preview_withdraw(context: RequestContext, call: HandlerCall) -> list[str]:
-    """Sentences on what withdrawing an event would do, and how many VMs received it.
+    """A sentence on what withdrawing an event would do, and how many VMs received it.
 
-    The path parameter `id` names it. Raises Refused if it can no longer be withdrawn, and NotFound.
+    The path parameter `id` is its id or a unique prefix of four characters or more, in any case. Raises Refused if it
+    can no longer be withdrawn, and NotFound.
     """
     event = context.find_event(call.path_params["id"])
     scope = context.control.transactions.load(event.scope_id)
     lifecycle.withdraw(scope, scope.event(event.id) or event, by=context.caller_name, reason="", now=context.now())
     deliveries = context.store.deliveries(event_id=event.id)
     vms = {delivery.vm for delivery in deliveries}
-    delivered_text = f"{len(vms)} VMs have received it" if vms else "no VM has received it yet"
+    received = "1 VM has received it" if len(vms) == 1 else f"{len(vms)} VMs have received it"
+    delivered_text = received if vms else "no VM has received it yet"
     return [
-        f"{_event_title(event)} is canceled. It disappears from the document of its VMs ({delivered_text}), "
+        f"{_event_title(event)} is withdrawn. It disappears from the document of its VMs ({delivered_text}), "
         "so that handlers can undo their preparations."
     ]
 
@@ -102,7 +104,8 @@ def preview_withdraw(context: RequestContext, call: HandlerCall) -> list[str]:
 def rollout_change_preview(effect: str) -> PreviewSentences:
     """Returns a preview of a change to a rollout: its progress so far, then the sentence `effect`.
 
-    The preview finds the rollout by the path parameter `id`, and raises NotFound.
+    The preview finds the rollout by the path parameter `id`, its id or a unique prefix, and raises NotFound, also for
+    users who may not see everything, or Refused if several match.
     """
 
     def preview(context: RequestContext, call: HandlerCall) -> list[str]:
@@ -112,7 +115,7 @@ def rollout_change_preview(effect: str) -> PreviewSentences:
         tally = context.control.rollouts.tally_of(request, rollout)
         target = scope_title_from_id(rollout.scope_id) if rollout.scope_id else ", ".join(rollout.hosts[:_MAX_NAMED])
         done = f"{tally.done} of {tally.total} VMs done, {tally.started} started, {tally.scheduled} scheduled"
-        return [f"Rollout {request.id[:8]} ({rollout.impact} of {target}): {done}, {tally.waiting} waiting.", effect]
+        return [f"Rollout {request.id[:8]} ({rollout.impact} over {target}): {done}, {tally.waiting} waiting.", effect]
 
     return preview
 
@@ -124,6 +127,21 @@ def preview_repair_host(context: RequestContext, call: HandlerCall) -> list[str]
     """
     host = context.control.requests.host(call.path_params["name"])
     return [f"Host {host.name} is {host.health} and becomes healthy: VMs may move to it again."]
+
+
+def preview_confirm_down(context: RequestContext, call: HandlerCall) -> list[str]:
+    """Sentences on what it means to confirm that the host of path parameter `name` is down; NotFound.
+
+    Does not check that it can be confirmed now.
+    """
+    host = context.control.requests.host(call.path_params["name"])
+    vms = len(context.store.vms(host=host.name))
+    its_vms = f"its {vms} VM{'' if vms == 1 else 's'}"
+    return [
+        f"You state that host {host.name} is certainly down: powered off or cut off, so that nothing runs on it.",
+        f"The hypervisor may then start {its_vms} on other hosts, without an answer of {host.name}.",
+        "This holds until the host is repaired, and the history names you.",
+    ]
 
 
 def preview_fault(context: RequestContext, call: HandlerCall) -> list[str]:
@@ -179,7 +197,7 @@ def preview_storm(context: RequestContext, call: HandlerCall) -> list[str]:
 def preview_stop_replay(context: RequestContext, call: HandlerCall) -> list[str]:
     """A sentence that says after how many of its steps a replay would end.
 
-    The path parameter `id` names it. Raises NotFound, or Refused if several match.
+    The path parameter `id` is its id or a unique prefix. Raises NotFound, or Refused if several match.
     """
     replay = context.control.replays.find(call.path_params["id"]).replay
     assert replay is not None

@@ -49,7 +49,10 @@ class FieldChoice(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class FormFieldView(msgspec.Struct, frozen=True, kw_only=True):
-    """A form field as the template shows it, with its current value and its choices."""
+    """A form field as the template shows it, with its current value and its choices.
+
+    `value` is the entered text that is none of `choices`; with `is_truncated` there are more of these.
+    """
 
     name: str  # this and the next four are those of the FormField
     kind: str
@@ -366,7 +369,8 @@ def _body_members(form: Form, values: FormValues) -> dict[str, Any]:
 def _redirect_url(form: Form, response: Any) -> str:
     result_url = form.result_url(response)
     shows_message = any(result_url.startswith(f"{PORTAL_PREFIX}{page}") for page in _PAGES_WITH_DONE_MESSAGE)
-    return f"{result_url}?done={form.name}" if shows_message else result_url
+    separator = "&" if "?" in result_url else "?"
+    return f"{result_url}{separator}done={form.name}" if shows_message else result_url
 
 
 async def _read_form(request: Request) -> dict[str, list[str]]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Annotated
 
 from msgspec import Meta
@@ -14,7 +15,9 @@ from msgspec.structs import replace
 
 from forewarn.core.fleet import vm_key_in_scope
 from forewarn.core.history import EntryKind, HistoryEntry
+from forewarn.portal.context import PORTAL_PREFIX, PortalContext
 from forewarn.portal.export import MAX_EXPORT_ROWS, ExportTable, truncation_note
+from forewarn.portal.filters import offer_scopes, offer_vms, resolve
 from forewarn.portal.timeline_chart import format_iso
 from forewarn.web.context import RequestContext
 from forewarn.web.queries import HistoryEntriesQuery as ApiHistoryQuery
@@ -60,7 +63,11 @@ class HistoryPageQuery(StrictBody, frozen=True, kw_only=True):
 
 
 class HistoryPage(BaseView, frozen=True, kw_only=True):
-    """One page of the history. Field names are JSON keys."""
+    """One page of the history. Field names are JSON keys.
+
+    `older` and `newer` are sequence numbers for the links to more entries, None if there are none. `topic` is what the
+    page follows live, such as `event:ID`; "": it does not change.
+    """
 
     now: float  # lab time
     entries: tuple[HistoryEntryView, ...]  # newest first
@@ -85,16 +92,28 @@ class HistoryPage(BaseView, frozen=True, kw_only=True):
         return entry.who if entry.what in _ENTRIES_WITH_ACTOR and entry.who not in entry.text else ""
 
     def vm_url(self, entry: HistoryEntryView) -> str:
-        """The path of the page of the entry's VM, by key if the entry has a scope, else by name; not quoted."""
-        return f"/portal/vms/{vm_key_in_scope(entry.scope_id, entry.vm) if entry.scope_id else entry.vm}"
+        """The path of the page of the entry's VM; not quoted."""
+        return vm_entry_url(entry)
 
 
-async def show_history_page(context: RequestContext, call: HandlerCall, query: HistoryPageQuery) -> HistoryPage:
+def vm_entry_url(entry: HistoryEntryView) -> str:
+    """The path of the page of an entry's VM, by key if the entry has a scope, else by name; not quoted.
+
+    For an entry without a VM it is the path of no page.
+    """
+    return f"{PORTAL_PREFIX}/vms/{vm_key_in_scope(entry.scope_id, entry.vm) if entry.scope_id else entry.vm}"
+
+
+async def show_history_page(context: PortalContext, call: HandlerCall, query: HistoryPageQuery) -> HistoryPage:
     """Shows one page of the history entries that the user may see and that match, newest first.
 
-    An export holds the newest entries that match, up to MAX_EXPORT_ROWS. Raises NotFound or Refused for names and ids
-    that match nothing or several things.
+    An export holds the newest entries that match, up to MAX_EXPORT_ROWS (100,000). Raises UnknownFilter for names and
+    ids that match nothing or several things.
     """
+    resolve("vm", query.vm, context.directory.find_any, partial(offer_vms, context))
+    resolve("scope", query.scope, context.find_scope, partial(offer_scopes, context))
+    resolve("event", query.event, context.find_event)
+    resolve("request", query.request, context.find_request)
     api_query = ApiHistoryQuery(vm=query.vm, event=query.event, request=query.request, scope=query.scope)
     entry_filter = history_filter(context, api_query)
     if call.for_export:

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from typing import Annotated
 
 from msgspec import Meta
 
-from forewarn.core.event import EventState
+from forewarn.core.event import Event, EventState
 from forewarn.core.fleet import Host, HostHealth, Vm
 from forewarn.core.scope import scope_title_of_vm
-from forewarn.errors import Rejected
 from forewarn.portal.context import PortalContext
 from forewarn.portal.export import MAX_EXPORT_ROWS, ExportTable, truncation_note
+from forewarn.portal.filters import require_choice
 from forewarn.portal.form_links import FormLink, form_links_for_host
+from forewarn.portal.pagination import PageNumber, PageQuery, items_on_page
+from forewarn.portal.status_card import EventStatusCard, next_event_card
 from forewarn.portal.vm_grid import VmCell, vm_cell
 from forewarn.web.directory import natural_sort_key
 from forewarn.web.polling_report import iterate_cooperatively
@@ -22,37 +25,45 @@ from forewarn.web.view_builder import ViewBuilder
 from forewarn.web.views import BaseView, EventView
 
 _MAX_HOSTS_PER_PAGE = 20
+_VMS_PER_PAGE = 15  # on the page of one host
+_EVENTS_PER_HOST_PAGE = 10  # live ones
 _MAX_CELLS = 24  # VMs per host in the list
 _MAX_PAST_EVENTS_READ = 1000  # of the whole fleet, to find those of a host
 _MAX_PAST_EVENTS = 20
 
 
 class HostsPageQuery(StrictBody, frozen=True, kw_only=True):
-    """The query of the list of hosts."""
+    """The query of the list of hosts: a search in names, a health ("": all), and a page number."""
 
     q: Annotated[str, Meta(max_length=200)] = ""  # searched in the names, in any case
     health: str = ""  # healthy, degraded or failed; "": all
-    page: Annotated[int, Meta(ge=1, le=1_000_000)] = 1  # from 1
+    page: PageNumber = 1
 
 
 class HostCard(BaseView, frozen=True, kw_only=True):
-    """A host in the list, with its first VMs."""
+    """A host in the list, with its first 24 visible VMs (in an export, all); `size` is how many there are."""
 
     name: str
     location: str
     zone: str
     health: str  # healthy, degraded or failed
+    unreachable: bool  # it does not answer the hypervisor, and acts wait for it
+    confirmed_down: bool  # an operator states that it is certainly down
     size: int  # all VMs on it that the user may see
     vms: tuple[VmCell, ...]  # the first 24 of them; in an export all
 
 
 class HostsPage(BaseView, frozen=True, kw_only=True):
-    """The list of hosts: counts by health, and one page of the hosts that match."""
+    """The list of hosts: counts by health, and one page of the hosts that match.
+
+    `counts` are those of all visible hosts by health, 0 included; `found` hosts match. `is_cut`: this export lacks
+    some.
+    """
 
     counts: dict[str, int]  # of all hosts that the user may see, by HostHealth, 0 included
     total: int  # of these
     found: int  # hosts that match
-    q: str  # the search, as `health`; of the query
+    q: str  # the search; this and `health` are those of the query
     health: str
     page: int  # its number
     pages: int  # how many there are; an export is one
@@ -71,7 +82,10 @@ class HostsPage(BaseView, frozen=True, kw_only=True):
 
 
 class HostVmView(BaseView, frozen=True, kw_only=True):
-    """A VM on the page of a host, or on its way there. Field names are JSON keys and CSV columns."""
+    """A VM on the page of a host, or on its way there (`is_arriving`). JSON keys and CSV columns.
+
+    `state` is a VmState, `scope` an id.
+    """
 
     key: str
     name: str
@@ -84,15 +98,28 @@ class HostVmView(BaseView, frozen=True, kw_only=True):
 
 
 class HostPage(BaseView, frozen=True, kw_only=True):
-    """The page of one host. Field names are JSON keys."""
+    """The page of one host. Field names are JSON keys.
+
+    `card` has the live event that matters next, None if there is none. `vms` are those on it, then those that move to
+    it; `events` are live ones, `over` the 20 newest past ones.
+    """
 
     name: str
     location: str
     zone: str
     health: str  # healthy, degraded or failed
+    unreachable: bool  # it does not answer the hypervisor, and acts wait for it
+    confirmed_down: bool  # an operator states that it is certainly down
     forms: tuple[FormLink, ...]  # that the user may submit for it
-    vms: tuple[HostVmView, ...]  # that the user may see: those on it, then those that move to it
-    events: tuple[EventView, ...]  # visible live events about the host or a VM on it, oldest first
+    card: EventStatusCard | None  # the live event that matters next; None: there is none
+    vms: tuple[HostVmView, ...]  # that the user may see: those on it, then those that move to it; 15 per page
+    total: int  # of these VMs, on all pages
+    page: int  # its number, from 1
+    pages: int  # how many there are; an export is one
+    events: tuple[
+        EventView, ...
+    ]  # visible live events about the host or a VM on it, oldest first; 10, in an export all
+    more_events: int  # live events that are left out
     over: tuple[EventView, ...]  # past ones, newest first, at most 20
 
     def table(self) -> ExportTable:
@@ -105,18 +132,13 @@ async def show_hosts_page(context: PortalContext, call: HandlerCall, query: Host
     """Shows a page of the hosts that match a search and a health, 20 per page, in natural order of names.
 
     Users who may not see everything see only hosts with a VM that they may see. An export holds all pages, up to about
-    MAX_EXPORT_ROWS VMs. Raises Rejected for an unknown health, or a page after the last one.
+    MAX_EXPORT_ROWS VMs. Raises UnknownFilter for an unknown health, or a page after the last one.
     """
-    if query.health and query.health not in set(HostHealth):
-        raise Rejected(f"{query.health!r} is not a health of a host: use one of {', '.join(HostHealth)}")
+    require_choice("health", query.health, {str(health): str(health) for health in HostHealth}, "a state of a host")
     visible_hosts = sorted(_visible_hosts(context), key=lambda host: natural_sort_key(host.name))
     text = query.q.strip().casefold()
     found = [host for host in visible_hosts if text in host.name.casefold() and query.health in ("", host.health)]
-    pages = max(1, -(-len(found) // _MAX_HOSTS_PER_PAGE))
-    if query.page > pages:
-        raise Rejected(f"page {query.page} does not exist: the last one is {pages}")
-    start = (query.page - 1) * _MAX_HOSTS_PER_PAGE
-    page_hosts = found[start : start + _MAX_HOSTS_PER_PAGE]
+    page_hosts, pages = items_on_page(found, query.page, _MAX_HOSTS_PER_PAGE)
     cards = await _all_cards(context, found) if call.for_export else [_host_card(context, host) for host in page_hosts]
     return HostsPage(
         counts={str(health): sum(host.health is health for host in visible_hosts) for health in HostHealth},
@@ -160,6 +182,8 @@ def _host_card(context: PortalContext, host: Host, max_vms: int = _MAX_CELLS) ->
         location=host.location,
         zone=host.zone,
         health=host.health,
+        unreachable=host.name in context.control.executor.progress.unreachable_hosts(),
+        confirmed_down=host.confirmed_down,
         size=len(vms),
         vms=tuple(vm_cell(vm, context.overview) for vm in vms[:max_vms]),
     )
@@ -169,42 +193,53 @@ def _visible_vms_on(context: PortalContext, host: Host) -> list[Vm]:
     return [vm for vm in context.store.vms(host=host.name) if context.can_see(vm)]
 
 
-async def show_host_page(context: PortalContext, call: HandlerCall) -> HostPage:
+async def show_host_page(context: PortalContext, call: HandlerCall, query: PageQuery) -> HostPage:
     """Shows one host by its name, in any case, with its VMs, live events and past events.
 
-    Raises NotFound, also if the user may see no VM on it.
+    The path parameter `name` has it. Its VMs are listed in pages; an export has all. Raises NotFound, also if the user
+    may see no VM on it, or UnknownFilter for a page after the last one.
     """
     host = context.find_host(call.path_params["name"])
-    vms = _visible_vms_on(context, host)
-    arriving = [
-        vm for vm in map(context.store.vm, context.control.placement.vms_moving_to(host.name)) if vm is not None
-    ]
-    live_events = context.store.events(statuses=[EventState.SCHEDULED, EventState.STARTED])
+    vms = [*_visible_vms_on(context, host), *_arriving_vms(context, host)]
+    shown, pages = items_on_page(vms, query.page, MAX_EXPORT_ROWS if call.for_export else _VMS_PER_PAGE)
+    live_events = _visible_events_on(
+        context, host, context.store.events(statuses=[EventState.SCHEDULED, EventState.STARTED])
+    )
+    max_events = MAX_EXPORT_ROWS if call.for_export else _EVENTS_PER_HOST_PAGE
     past_events = context.store.events(statuses=[EventState.OVER], limit=_MAX_PAST_EVENTS_READ)
-    past_on_host = [e for e in events_on_host(context, host.name, past_events) if context.can_see_scope(e.scope_id)]
+    past_on_host = _visible_events_on(context, host, past_events)
     views = ViewBuilder(context)
     return HostPage(
         name=host.name,
         location=host.location,
         zone=host.zone,
         health=host.health,
+        unreachable=host.name in context.control.executor.progress.unreachable_hosts(),
+        confirmed_down=host.confirmed_down,
         forms=form_links_for_host(context, host),
-        vms=(
-            *(_host_vm_view(context, vm) for vm in vms),
-            *(
-                _host_vm_view(context, vm, is_arriving=True)
-                for vm in arriving
-                if context.can_see(vm) and vm.host != host.name
-            ),
-        ),
-        events=views.events(
-            e for e in events_on_host(context, host.name, live_events) if context.can_see_scope(e.scope_id)
-        ),
+        card=next_event_card(context, live_events),
+        vms=tuple(_host_vm_view(context, vm, is_arriving=vm.host != host.name) for vm in shown),
+        total=len(vms),
+        page=query.page,
+        pages=pages,
+        events=views.events(live_events[:max_events]),
+        more_events=max(0, len(live_events) - max_events),
         over=views.events(past_on_host[: -_MAX_PAST_EVENTS - 1 : -1]),
     )
 
 
-def _host_vm_view(context: PortalContext, vm: Vm, *, is_arriving: bool = False) -> HostVmView:
+def _arriving_vms(context: PortalContext, host: Host) -> Iterator[Vm]:
+    """The VMs on other hosts that move to this one, as far as the user may see them."""
+    for vm in map(context.store.vm, context.control.placement.vms_moving_to(host.name)):
+        if vm is not None and vm.host != host.name and context.can_see(vm):
+            yield vm
+
+
+def _visible_events_on(context: PortalContext, host: Host, events: Iterable[Event]) -> list[Event]:
+    return [event for event in events_on_host(context, host.name, events) if context.can_see_scope(event.scope_id)]
+
+
+def _host_vm_view(context: PortalContext, vm: Vm, *, is_arriving: bool) -> HostVmView:
     return HostVmView(
         key=vm.key,
         name=vm.name,

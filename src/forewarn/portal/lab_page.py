@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 from forewarn.core.event import EventState
 from forewarn.core.history import EntryKind
 from forewarn.portal.export import ExportTable
 from forewarn.portal.form_catalog import DoneMessageQuery, done_message
+from forewarn.portal.history_page import vm_entry_url
 from forewarn.web.context import RequestContext
 from forewarn.web.lab_views import read_faults, read_replays
-from forewarn.web.request_parsing import HandlerCall
+from forewarn.web.request_parsing import HandlerCall, HistorySeq
 from forewarn.web.views import BaseView, FaultView, HistoryEntryView, ReplayView, StormView
 
 _MAX_RECENT_ENTRIES = 15
 _MAX_ENTRIES_READ = 1_000  # of the history, to find them
+_MAX_JUMP_ENTRIES = 50  # of an advance of the clock
+_MAX_JUMP_ENTRIES_READ = 10_000  # to count them
 _MAX_LIVE_EVENTS = 5_000  # with more events, the page does not search them for the next notice to end
 _SPEED_CHOICES = ((0.0, "Pause"), (1.0, "×1"), (60.0, "×60"), (600.0, "×600"))
 _ADVANCE_CHOICES = ("1m", "15m", "1h", "1d", "7d")
@@ -26,12 +31,40 @@ class DueItem(BaseView, frozen=True, kw_only=True):
     """
 
     at: float  # lab time
-    text: str
+    text: str  # what happens, as a clause
     event: str = ""  # id of the event that it is about; "": none
 
 
+class LabPageQuery(DoneMessageQuery, frozen=True, kw_only=True):
+    """The query of the lab page. After an advance of the clock, it says which history entries were added."""
+
+    after: HistorySeq | None = None  # the number of the entry before the first one; None: the clock was not advanced
+    until: HistorySeq = 0  # the number of the last one; 0: none was added
+
+
+class ClockJump(BaseView, frozen=True, kw_only=True):
+    """What happened while the clock was advanced, as far as the user may see it.
+
+    `counts` are those of history entries by kind; `entries` are the first 50, oldest first, without `more` others.
+    """
+
+    summary: str  # by how much, and by whom; "" if it is not known
+    counts: dict[str, int]  # of the entries, by kind, such as published, started, performed and finished
+    entries: tuple[HistoryEntryView, ...]  # the first 50, oldest first
+    more: int  # entries that are left out
+    after: int  # the number of the history entry before the first one
+
+    def vm_url(self, entry: HistoryEntryView) -> str:
+        """The path of the page of the entry's VM; not quoted."""
+        return vm_entry_url(entry)
+
+
 class LabPage(BaseView, frozen=True, kw_only=True):
-    """The lab page. Field names are JSON keys."""
+    """The lab page. Field names are JSON keys.
+
+    `speed` is lab seconds per real second. For users who may not see everything (`sees_all`), faults, storms, replays
+    and `lately`, the recent changes, are empty. `jump` is None unless the clock was advanced to get here.
+    """
 
     now: float  # lab time
     speed: float  # lab seconds per real second; 0: paused
@@ -43,6 +76,7 @@ class LabPage(BaseView, frozen=True, kw_only=True):
     replays: tuple[ReplayView, ...]  # that have not ended
     lately: tuple[HistoryEntryView, ...]  # changes of the clock and of faults, newest first, at most 15
     done: str  # the done message of the form that led here; "": none
+    jump: ClockJump | None = None  # what happened during the advance of the clock that led here; None: none did
 
     @property
     def speed_choices(self) -> tuple[tuple[float, str], ...]:
@@ -59,11 +93,14 @@ class LabPage(BaseView, frozen=True, kw_only=True):
         return ExportTable(columns=_CSV_COLUMNS, rows=[_csv_row(fault) for fault in self.faults])
 
 
-async def show_lab_page(context: RequestContext, call: HandlerCall, query: DoneMessageQuery) -> LabPage:
+async def show_lab_page(context: RequestContext, call: HandlerCall, query: LabPageQuery) -> LabPage:
     """Shows the clock, which may show real time, and which notices of visible events end next.
 
-    To users who may see everything also active faults, storms and replays, and recent changes of the clock and faults:
-    first stores the requests observed so far, and removes expired faults.
+    It also works in production, where the clock shows real time (`is_lab` is false). To users who may see everything it
+    shows active faults, storms with their next fault, replays, and recent changes of the clock and faults too: for them
+    it first stores the requests observed so far, and removes expired faults. `call` is not used. `query` names the form
+    that led here, if any, whose message the page then shows; after an advance of the clock also what happened
+    meanwhile.
     """
     now, speed, is_lab = context.control.lab_clock.status()
     sees_all = context.can_see_everything()
@@ -79,6 +116,24 @@ async def show_lab_page(context: RequestContext, call: HandlerCall, query: DoneM
         replays=_active_replays(context) if sees_all else (),
         lately=_recent_entries(context) if sees_all else (),
         done=done_message(query),
+        jump=_clock_jump(context, query.after, query.until) if query.after is not None else None,
+    )
+
+
+def _clock_jump(context: RequestContext, after: int, until: int) -> ClockJump:
+    # The entry before the first one is that of the advance itself.
+    read = context.store.history(after=max(0, after - 1), before=until + 1, limit=_MAX_JUMP_ENTRIES_READ, newest=False)
+    visible = context.visibility.visible_entries(read)
+    happened = [entry for entry in visible if entry.what is not EntryKind.CLOCK and entry.seq > after]
+    advance = next((entry for entry in visible if entry.what is EntryKind.CLOCK), None)
+    counts = Counter(str(entry.what) for entry in happened)
+    left_out = max(0, until - after - _MAX_JUMP_ENTRIES_READ)
+    return ClockJump(
+        summary=advance.text if advance is not None else "",
+        counts={str(kind): counts[kind] for kind in EntryKind if counts[kind]},
+        entries=tuple(map(HistoryEntryView.from_entry, happened[:_MAX_JUMP_ENTRIES])),
+        more=max(0, len(happened) - _MAX_JUMP_ENTRIES) + left_out,
+        after=after,
     )
 
 

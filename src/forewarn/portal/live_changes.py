@@ -14,7 +14,7 @@ from typing import TypeVar
 import msgspec
 
 from forewarn.core.commit import Commit
-from forewarn.core.event import Event
+from forewarn.core.event import Act, Event
 from forewarn.core.history import EventDelivery, HistoryEntry
 from forewarn.store.interface import Store
 from forewarn.web.authorization import Visibility
@@ -46,7 +46,11 @@ class LiveChange(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, kw_only=True)
 class ChangeBatch:
-    """The changes of several commits, built once for all open pages; a ChangeCollector makes it."""
+    """The changes of several commits, built once for all open pages; `ChangeCollector.to_batch` makes it.
+
+    `events` maps an event's id to its scope's id, `vms` a VM's key to its new state, and `hosts_by_id` the id of an
+    event or the key of a VM to the hosts whose pages show it.
+    """
 
     seq: int  # of the history; the batch covers everything up to it
     now: float  # lab time
@@ -167,6 +171,11 @@ class ChangeCollector:
         for delivery in deliveries:
             self._events[delivery.event_id] = delivery.scope_id
             self._scopes.add(delivery.scope_id)
+
+    def add_act(self, act: Act, scope_id: str) -> None:
+        """Adds an act in a scope, with its event and its hosts: the hypervisor has reported how it is going."""
+        self._events[act.event_id] = scope_id
+        self._hosts_by_id[act.event_id].update((act.from_host, act.to_host))
 
     def add_vm_states(self, states: Iterable[tuple[str, str]]) -> None:
         """Adds VMs by key with their new state; a later state replaces an earlier one."""

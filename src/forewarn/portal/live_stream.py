@@ -122,22 +122,19 @@ REAUTHENTICATE_INTERVAL_S = 1.0  # at least, between two such checks
 _STREAM_HEADERS = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
 
 
-def live_routes(authenticate: PageAuthenticator) -> list[BaseRoute]:
+def live_routes(authenticate: PageAuthenticator, hub: LiveUpdateHub) -> list[BaseRoute]:
     """The route `/portal/live`, which streams to an open page what changes, as server-sent events.
 
-    `authenticate` returns the context and session of a request's user. All streams share one hub, made for the first.
-    An error before a stream, such as too many open streams, is answered as plain text with its status.
+    `authenticate` returns the context and session of a request's user. All streams share the hub. An error before a
+    stream, such as too many open streams, is answered as plain text with its status.
     """
-    hubs: list[LiveUpdateHub] = []  # created with the first stream
 
     async def endpoint(request: Request) -> Response:
         try:
             context, _ = await authenticate(request)
             await context.overview.ensure_built()
-            if not hubs:
-                hubs.append(LiveUpdateHub(context.dependencies, context.overview))
-            hubs[0].require_capacity(context.principal.id)
-            return _LiveStreamResponse(context, hubs[0], _last_event_id(request), _page_age_s(request))
+            hub.require_capacity(context.principal.id)
+            return _LiveStreamResponse(context, hub, _last_event_id(request), _page_age_s(request))
         except Exception as error:
             status, sentence = status_and_message(error, Surface.PORTAL)
             return PlainTextResponse(sentence, status_code=status, headers=RETRY_AFTER_BY_STATUS.get(status))

@@ -14,6 +14,7 @@ import msgspec
 
 from forewarn.clock import ClockSetting, LabClock
 from forewarn.core.access import Grant
+from forewarn.core.event import Act
 from forewarn.core.history import EventDelivery
 from forewarn.errors import Unavailable
 from forewarn.explain.vm_state import VmState
@@ -59,7 +60,7 @@ class LiveSubscriber:
         self.is_closed = False
 
     def add_batch(self, batch: ChangeBatch) -> None:
-        """Queues changes. If MAX_PENDING_BATCHES wait already, the page has to reload everything instead.
+        """Queues changes. If 100 batches wait already, the page has to reload everything instead.
 
         Does nothing while such a reset is pending, since it covers these changes too.
         """
@@ -133,7 +134,8 @@ MAX_SUBSCRIBERS_PER_PRINCIPAL = 100  # so that one user does not use up all of t
 class LiveUpdateHub:
     """Sends changes of the store and its health, of polling and of the clock to all open pages.
 
-    Works only while a page is subscribed. Commits within BATCH_WINDOW_S become one batch. The overview must be built.
+    Works only while a page is subscribed. Commits within BATCH_WINDOW_S (50 ms) become one batch. The overview must be
+    built (`ensure_built`). Use it on one event loop.
     """
 
     def __init__(self, dependencies: Dependencies, overview: FleetOverview) -> None:
@@ -169,7 +171,10 @@ class LiveUpdateHub:
         return self._counts_cache[grants]
 
     def require_capacity(self, principal_id: str) -> None:
-        """Raises Unavailable if the limit of open pages is reached, that of all users or of this one."""
+        """Raises Unavailable if the limit of open pages is reached, that of all users or of this one.
+
+        The limits are 1,000 and 100, or fewer if the service's connections do not allow as many.
+        """
         shares = self._dependencies.connection_shares
         limit = min(MAX_SUBSCRIBERS, shares.streams)
         if len(self._subscribers) >= limit:
@@ -202,8 +207,8 @@ class LiveUpdateHub:
         """The changes after the history entry of this number, for a page that missed them.
 
         With the current states of all VMs in the changed scopes. None if the page has to reload everything: it missed
-        more than MAX_MISSED_ENTRIES entries or MAX_VMS_PER_CHANGE VMs, entries were pruned, or `after` is in the
-        future.
+        more than 500 entries (MAX_MISSED_ENTRIES), more than 2000 VMs are in these scopes (MAX_VMS_PER_CHANGE), entries
+        were pruned, or `after` is in the future. An empty batch if it missed nothing.
         """
         last = self._store.last_seq()
         if not 0 <= last - after <= MAX_MISSED_ENTRIES:
@@ -222,7 +227,8 @@ class LiveUpdateHub:
     def polling_changes_within(self, age_s: float) -> ChangedScopes:
         """The ids of the scopes in which a VM started or stopped polling within the last `age_s` real seconds.
 
-        Also those of PAGE_LAG_S before. None, which is any scope, if the hub does not know all of them.
+        Also those of the five seconds before (PAGE_LAG_S). None, which means any scope, if the hub does not know all of
+        them, as when no page was open then.
         """
         return self._polling_monitor.changes_within(age_s)
 
@@ -240,6 +246,7 @@ class LiveUpdateHub:
         self._unsubscribers = [
             self._store.subscribe(self._on_commit),
             self._dependencies.subscribe_deliveries(self._on_deliveries),
+            self._dependencies.control.executor.progress.subscribe(self._on_act_progress),
         ]
         self._tasks = [asyncio.create_task(self._store_monitor.run()), asyncio.create_task(self._close_on_shutdown())]
         self._polling_monitor.start()
@@ -274,6 +281,15 @@ class LiveUpdateHub:
     def _on_deliveries(self, deliveries: Sequence[EventDelivery]) -> None:
         self._collector = self._collector or ChangeCollector()
         self._collector.add_deliveries(deliveries)
+        self._seq = max(self._seq, self._overview.seq)
+        self._schedule_once("changes", BATCH_WINDOW_S, self._send_changes)
+
+    def _on_act_progress(self, act: Act) -> None:
+        placement = self._dependencies.control.placement
+        if not placement.has_vm(act.vm):
+            return
+        self._collector = self._collector or ChangeCollector()
+        self._collector.add_act(act, placement.scope_of(act.vm))
         self._seq = max(self._seq, self._overview.seq)
         self._schedule_once("changes", BATCH_WINDOW_S, self._send_changes)
 

@@ -26,7 +26,8 @@ class PollingMonitor:
     """Notes the scopes in which VMs start or stop polling for events, from `start` on, for open pages.
 
     It is stopped at first. `take_changes` returns the scopes. Calls `on_change`, on the event loop, after each change.
-    After `stop` it notices only starts, and IDLE_GRACE_S real seconds later it forgets everything.
+    A VM that sends no poll for a minute has stopped. After `stop` the monitor notices only starts, and IDLE_GRACE_S
+    (60) real seconds later it forgets everything.
     """
 
     def __init__(self, dependencies: Dependencies, on_change: Callable[[], None]) -> None:
@@ -73,9 +74,9 @@ class PollingMonitor:
         return frozenset(changes) if len(changes) <= MAX_CHANGED_SCOPES else None
 
     def changes_within(self, age_s: float) -> ChangedScopes:
-        """The ids of the scopes in which VMs started or stopped polling within `age_s` + PAGE_LAG_S.
+        """The ids of the scopes in which VMs started or stopped polling within the last `age_s` + 5 seconds.
 
-        Both are seconds of real time until now. None, which means any scope, if the monitor does not remember all of
+        Both are real time; the 5 are PAGE_LAG_S. None, which means any scope, if the monitor does not remember all of
         them. `take_changes` still returns them.
         """
         since = _loop_time() - age_s - PAGE_LAG_S

@@ -5,6 +5,8 @@ Autoescape is on and undefined variables raise. The template filters for times, 
 
 from __future__ import annotations
 
+import math
+import re
 from collections.abc import Awaitable, Callable, Mapping
 from datetime import UTC, datetime
 from functools import cache
@@ -12,20 +14,25 @@ from typing import Any
 from urllib.parse import quote, urlencode
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
-from markupsafe import Markup
+from markupsafe import Markup, escape
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 
 from forewarn.core.access import Right
 from forewarn.core.resource_ids import ROOT_RESOURCE
 from forewarn.core.scope import scope_title_from_id
+from forewarn.duration import duration_text
 from forewarn.errors import Unauthenticated
-from forewarn.explain.phrases import duration_text
-from forewarn.portal.context import PORTAL_PREFIX, CurrentSession, PageAuthenticator, PortalContext
+from forewarn.portal.context import FLEET_PATH, PORTAL_PREFIX, CurrentSession, PageAuthenticator, PortalContext
+from forewarn.portal.navigation import NAVIGATION, current_page
+from forewarn.portal.states import event_state, state_class, state_element, state_label, vm_state_labels
 from forewarn.web.context import RequestContext
 from forewarn.web.errors import status_and_message
 from forewarn.web.pipeline import run_request
 from forewarn.web.remedies import Surface
+from forewarn.web.views import FaultView
+
+NO_VALUE = Markup('<span class="none">—</span>')  # in place of a missing value; the cards of a phone leave it out
 
 
 @cache
@@ -40,6 +47,7 @@ def _template_environment() -> Environment:
     )
     environment.filters.update(
         instant=_time_element,
+        clock=_clock_element,
         day=format_utc,
         span=duration_text,
         segment=_quote_path,
@@ -47,7 +55,19 @@ def _template_environment() -> Environment:
         percent=_format_percent,
         shorten=_truncate_text,
     )
-    environment.filters.update(title_of_scope=scope_title_from_id, state_label=vm_state_label)
+    environment.filters.update(
+        title_of_scope=scope_title_from_id,
+        state=state_element,
+        state_label=state_label,
+        state_class=state_class,
+        event_state=event_state,
+    )
+    environment.filters.update(countdown=_countdown_element, elapsed=_elapsed_element, short_ids=_shorten_ids)
+    environment.filters.update(grouped=_group_digits, to_time=_format_range, symptom=_symptom_text)
+    environment.globals.update(
+        navigation=NAVIGATION, current_page=current_page, vm_state_labels=vm_state_labels, no_value=NO_VALUE
+    )
+    environment.globals.update(fleet_path=FLEET_PATH)
     return environment
 
 
@@ -65,7 +85,7 @@ def _time_element(at: float | None, near: float | None = None) -> Markup:
     It shows day and month too if `near`, also POSIX seconds, is given and on another day.
     """
     if at is None:
-        return Markup("—")
+        return NO_VALUE
     when = datetime.fromtimestamp(at, UTC)
     is_near = near is None or when.date() == datetime.fromtimestamp(near, UTC).date()
     date, time = f"{when:%Y-%m-%d}", f"{when:%H:%M:%S}"
@@ -74,9 +94,75 @@ def _time_element(at: float | None, near: float | None = None) -> Markup:
     return Markup(f'<time datetime="{date}T{time}Z" data-at="{at:.3f}" title="{date} {time} UTC">{text}</time>')
 
 
+def _clock_element(at: float) -> Markup:
+    """A `<time>` element with date and time in UTC, for POSIX seconds, which portal.js keeps running."""
+    when = datetime.fromtimestamp(at, UTC)
+    date, time = f"{when:%Y-%m-%d}", f"{when:%H:%M:%S}"
+    return Markup(f'<time datetime="{date}T{time}Z">{date} {time}</time>')
+
+
+def _countdown_element(until: float, now: float, before: str = "", zero: str = "") -> Markup:
+    """The time that is left until an instant, such as `14 min 59 s`; detail.js counts it down.
+
+    `before` is a word in front of it, such as `in`; `zero` is shown in place of both when no time is left.
+    """
+    return _running_duration("countdown", until, until - now, before, zero)
+
+
+def _elapsed_element(since: float, now: float, before: str = "", zero: str = "") -> Markup:
+    """The time that has passed since an instant, such as `2 min 5 s`; detail.js counts it up.
+
+    `before` is a word in front of it, such as `for`; `zero` is shown in place of both while it is 0.
+    """
+    return _running_duration("elapsed", since, now - since, before, zero)
+
+
+def _running_duration(name: str, at: float, seconds: float, before: str, zero: str) -> Markup:
+    text = zero if zero and math.floor(seconds + 0.5) <= 0 else f"{before} {duration_text(seconds)}".lstrip()
+    words = {"before": before, "zero": zero}
+    attributes = "".join(f' data-{key}="{escape(value)}"' for key, value in words.items() if value)
+    return Markup(f'<span class="countdown" data-{name}="{at:.3f}"{attributes}>{escape(text)}</span>')
+
+
+def _shorten_ids(text: str) -> Markup:
+    """Text in which every id of an event or request looks short; all of it stays, to be copied."""
+    return Markup(_GUID.sub(r'<code class="id" title="\g<0>">\g<0></code>', str(escape(text))))
+
+
+_GUID = re.compile(r"\b[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}\b")
+
+
 def format_utc(at: float) -> str:
     """Date and time of POSIX seconds, such as `2026-01-05 12:00:00 UTC`."""
     return f"{datetime.fromtimestamp(at, UTC):%Y-%m-%d %H:%M:%S} UTC"
+
+
+def _format_range(since: float, until: float) -> str:
+    """Two times, given in POSIX seconds, such as `2026-01-05 12:00:00 to 13:00:00 UTC`.
+
+    The second one has a date only if it is on another day.
+    """
+    first, last = (datetime.fromtimestamp(at, UTC) for at in (since, until))
+    end = f"{last:%H:%M:%S}" if first.date() == last.date() else f"{last:%Y-%m-%d %H:%M:%S}"
+    return f"{first:%Y-%m-%d %H:%M:%S} to {end} UTC"
+
+
+def _group_digits(count: int) -> str:
+    """A count with commas, such as `3,000`; fleet.js writes live counts the same way."""
+    return f"{count:,}"
+
+
+def _symptom_text(fault: FaultView) -> str:
+    """What VMs notice of a fault, with the values of its parameters, such as `over 10 s`."""
+    text, others = fault.seen, []
+    for name, value in fault.parameters.items():
+        label, amount = name.removesuffix("_s").replace("_", "-"), f"{value:g}{' s' if name.endswith('_s') else ''}"
+        if f"if `{label}` is given" not in text and f"`{label}`" in text:
+            text = text.replace(f"`{label}`", amount)
+        else:
+            others.append(f"{label} {amount}")
+    added = f" ({', '.join(others)})" if others else ""
+    return text.replace("`", "") + added
 
 
 def _query_string_with(query: Mapping[str, str], **changes: object) -> str:
@@ -100,14 +186,6 @@ def _quote_path(text: str) -> str:
     return quote(text, safe="/:")
 
 
-def vm_state_label(state: str) -> str:
-    """What pages call the value of a VmState: `event scheduled` for `noticed`; else the value itself."""
-    return _STATE_LABELS.get(state, state)
-
-
-_STATE_LABELS = {"noticed": "event scheduled"}  # fleet.js has the same
-
-
 SIGN_IN_PATH = f"{PORTAL_PREFIX}/sign-in"
 _HTML_MEDIA_TYPE = "text/html; charset=utf-8"
 _ERROR_TITLES = {403: "Not allowed", 404: "Not found"}  # by status; any other error is "Not done"
@@ -124,8 +202,9 @@ def page_response(
 ) -> Response:
     """A page for a signed-in user, with header, lab clock and CSRF token; the template sees `values`.
 
-    It also sees the user's name, the path and query, lab time, and `may(right, over)`, which says whether the user has
-    a right over a resource id, by default the root. `status` is that of the HTTP response.
+    It also sees `who` (the user's name), `token`, `path`, `query`, `now`, `speed` and `lab` (of the lab clock),
+    `hypervisor` (in words), `seq`, and `may(right, over)`, which says whether the user has a right over a resource id,
+    by default the root. `status` is that of the HTTP response.
     """
     now, speed, is_lab = context.control.lab_clock.status()
 
@@ -141,6 +220,7 @@ def page_response(
         now=now,
         speed=speed,
         lab=is_lab,
+        hypervisor=context.dependencies.hypervisor_text,
         seq=session.history_seq,
         may=may,
         **values,

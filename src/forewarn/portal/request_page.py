@@ -5,14 +5,16 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 
-from forewarn.core.access import Right
 from forewarn.core.event import Event, EventState
 from forewarn.core.request import RequestedOperation
 from forewarn.core.request_state import RequestState
 from forewarn.portal.export import ExportTable
 from forewarn.portal.form_catalog import DoneMessageQuery, done_message
+from forewarn.portal.pagination import PageNumber, items_on_page
+from forewarn.portal.status_card import EventStatusCard, may_approve_event, next_event_card
 from forewarn.portal.timeline_chart import (
     EventRow,
     TimelineChart,
@@ -25,11 +27,12 @@ from forewarn.portal.timeline_chart import (
 from forewarn.web.context import RequestContext
 from forewarn.web.request_parsing import HandlerCall
 from forewarn.web.request_views import request_events, request_status
-from forewarn.web.routing import named_event
 from forewarn.web.view_builder import ViewBuilder
 from forewarn.web.views import BaseView, RequestStatusView
+from forewarn.wording import first_names
 
-_MAX_EVENTS = 100
+MAX_EXPORTED_EVENTS = 100
+EVENTS_PER_PAGE = 15
 _CSV_COLUMNS = (
     "event",
     "kind",
@@ -44,6 +47,12 @@ _CSV_COLUMNS = (
 )
 
 
+class RequestPageQuery(DoneMessageQuery, frozen=True, kw_only=True):
+    """The query of the page of a request: which form led here, and which page of its events to show."""
+
+    page: PageNumber = 1
+
+
 class RequestTimeline(BaseView, frozen=True, kw_only=True):
     """The events of a request or rollout over time. Field names are JSON keys."""
 
@@ -51,6 +60,8 @@ class RequestTimeline(BaseView, frozen=True, kw_only=True):
     lanes: tuple[EventRow, ...]  # live events first, then past ones, each newest first
     more: int  # visible events that are left out
     approvable: tuple[str, ...]  # ids of those in `lanes` that await approval, and that the user may approve
+    page: int  # its number, from 1
+    pages: int  # how many there are
 
     def chart(self) -> TimelineChart:
         """The chart that the page shows: the events of `lanes` over time, in a window that shows all of them."""
@@ -68,27 +79,25 @@ class RequestTimeline(BaseView, frozen=True, kw_only=True):
         return ExportTable(columns=_CSV_COLUMNS, rows=[_csv_row(row) for row in self.lanes])
 
 
-def request_timeline(context: RequestContext, events: Sequence[Event]) -> RequestTimeline:
-    """The timeline of those of these events that the user may see; at most 100, live ones first.
+def request_timeline(
+    context: RequestContext, events: Sequence[Event], *, page: int = 1, size: int = EVENTS_PER_PAGE
+) -> RequestTimeline:
+    """A page of the timeline of these events: `size` of those that the user may see, live ones first.
 
-    Both live and past ones are newest first.
+    Both live and past ones are newest first. Raises UnknownFilter for a page after the last one.
     """
     visible = [event for event in events if context.can_see_scope(event.scope_id)]
     ordered = sorted(visible, key=lambda event: (event.is_live, event.published_at, event.seq), reverse=True)
     views = ViewBuilder(context)
-    shown = ordered[:_MAX_EVENTS]
+    shown, pages = items_on_page(ordered, page, size)
     return RequestTimeline(
         now=context.now(),
         lanes=tuple(event_row_for(views, event) for event in shown),
         more=len(ordered) - len(shown),
-        approvable=tuple(event.id for event in shown if _may_approve(context, event)),
+        approvable=tuple(event.id for event in shown if may_approve_event(context, event)),
+        page=page,
+        pages=pages,
     )
-
-
-def _may_approve(context: RequestContext, event: Event) -> bool:
-    if event.status is not EventState.SCHEDULED or event.approved_at is not None:
-        return False
-    return context.principal.may_all(Right.APPROVE, named_event(context, HandlerCall(path_params={"id": event.id})))
 
 
 def _csv_row(row: EventRow) -> list[object]:
@@ -100,12 +109,25 @@ def _csv_row(row: EventRow) -> list[object]:
 class RequestPage(BaseView, frozen=True, kw_only=True):
     """The page of one request. Field names are JSON keys."""
 
+    card: EventStatusCard | None  # the event of it that matters next; None: none is live
     standing: RequestStatusView  # the request with its state and what it waits for
-    course: RequestTimeline  # its events over time
+    course: RequestTimeline  # its events over time, 15 per page; in an export the first 100
     is_rollout: bool
     planned: int  # events that are not published yet
     over: int  # events that have ended, also those that the user may not see
     done: str  # the done message of the form that led here; "": none
+
+    @property
+    def target_text(self) -> str:
+        """The names of its targets: up to four, of more the first three and `and 17 more`."""
+        return first_names(self.standing.request.targets)
+
+    @property
+    def waits(self) -> tuple[str, ...]:
+        """What its events wait for; equal waits are counted, such as `20 events: an approval`."""
+        counts = Counter(wait.partition(": ")[2] for wait in self.standing.waits_for)
+        first = {wait.partition(": ")[2]: wait for wait in reversed(self.standing.waits_for)}
+        return tuple(first[text] if count == 1 else f"{count} events: {text}" for text, count in counts.items())
 
     @property
     def is_ended(self) -> bool:
@@ -121,17 +143,21 @@ class RequestPage(BaseView, frozen=True, kw_only=True):
         return self.course.table()
 
 
-async def show_request_page(context: RequestContext, call: HandlerCall, query: DoneMessageQuery) -> RequestPage:
-    """Shows a request, also a rollout, by its full id. Raises NotFound, also if the user may not see it.
+async def show_request_page(context: RequestContext, call: HandlerCall, query: RequestPageQuery) -> RequestPage:
+    """Shows a request, also a rollout; the path parameter `id` is its full id, in any case.
 
-    First stores the polls and deliveries observed so far.
+    `query` names the form that led here, if any, whose message the page then shows. First stores the polls and
+    deliveries observed so far. Raises NotFound, also if the user may not see the request, or UnknownFilter for a page
+    of events after the last one.
     """
     await context.dependencies.flush_observations()
     request = context.find_request(call.path_params["id"])
     events = request_events(context, request)
+    size = MAX_EXPORTED_EVENTS if call.for_export else EVENTS_PER_PAGE
     return RequestPage(
+        card=next_event_card(context, (event for event in events if context.can_see_scope(event.scope_id))),
         standing=request_status(context, request),
-        course=request_timeline(context, events),
+        course=request_timeline(context, events, page=query.page, size=size),
         is_rollout=request.ask is RequestedOperation.ROLLOUT,
         planned=len(context.store.planned(request_id=request.id)),
         over=sum(event.status is EventState.OVER for event in events),

@@ -1,18 +1,33 @@
-"""The pages of rollouts: the list with progress bars, and one rollout by scope and update domain."""
+"""The pages of rollouts: the list with progress bars, and one rollout by wave and update domain."""
 
 from __future__ import annotations
 
 import asyncio
-from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Annotated
+
+from msgspec import Meta
 
 from forewarn.control.rollouts import RolloutSnapshot
-from forewarn.core.event import Event, EventState
+from forewarn.core.event import Ending, Event, EventState
+from forewarn.core.fleet import Vm
 from forewarn.core.request import RolloutState, RolloutTally
 from forewarn.core.scope import Scope, scope_title
+from forewarn.errors import Rejected
 from forewarn.portal.export import ExportTable
-from forewarn.portal.form_catalog import DoneMessageQuery, done_message
-from forewarn.portal.request_page import RequestTimeline, request_timeline
+from forewarn.portal.filters import FilterChoice, UnknownFilter
+from forewarn.portal.form_catalog import done_message
+from forewarn.portal.pagination import items_on_page
+from forewarn.portal.request_page import (
+    EVENTS_PER_PAGE,
+    MAX_EXPORTED_EVENTS,
+    RequestPageQuery,
+    RequestTimeline,
+    request_timeline,
+)
+from forewarn.portal.states import state_label
+from forewarn.portal.status_card import EventStatusCard, next_event_card
 from forewarn.web.context import RequestContext
 from forewarn.web.request_parsing import HandlerCall
 from forewarn.web.request_views import read_rollouts, rollout_fields_from_snapshot
@@ -23,15 +38,25 @@ from forewarn.wording import first_names
 PROGRESS_PARTS = ("done", "failed", "withdrawn", "not_needed", "started", "scheduled", "waiting")
 _MAX_SCOPES = 60
 _MAX_ROLLOUTS = 200
+_WAVES_PER_PAGE = 20
+_OPEN_STATES = (RolloutState.RUNNING, RolloutState.PAUSED)
 _CSV_COLUMNS = ("rollout", "impact", "over", "progress", "asked_by", "asked_at", "total", *PROGRESS_PARTS)
 
 
 class ProgressPart(BaseView, frozen=True, kw_only=True):
-    """One part of a rollout's progress bar, such as the VMs that are done."""
+    """One part of a rollout's progress bar, such as the VMs that are done.
+
+    `since` counts the VMs in the parts before it, so it is where this part begins.
+    """
 
     name: str  # done, failed, withdrawn, not_needed, started, scheduled or waiting
     count: int  # VMs
     since: int  # VMs in the parts before it: where it begins
+
+    @property
+    def is_drawn(self) -> bool:
+        """Whether the bar shows it: only what has ended or is under way fills the bar."""
+        return self.name not in ("scheduled", "waiting")
 
 
 class RolloutRow(BaseView, frozen=True, kw_only=True):
@@ -60,7 +85,10 @@ class RolloutRow(BaseView, frozen=True, kw_only=True):
 
 
 class RolloutsPage(BaseView, frozen=True, kw_only=True):
-    """The list of rollouts. Field names are JSON keys."""
+    """The list of rollouts. Field names are JSON keys.
+
+    Open rollouts come first, and in each part the newest; at most 200.
+    """
 
     rollouts: tuple[RolloutRow, ...]  # open ones first, then closed ones, each newest first; at most 200
     sees_all: bool  # whether the user may see everything; if not, the list is empty
@@ -74,7 +102,10 @@ class RolloutsPage(BaseView, frozen=True, kw_only=True):
 
 
 class UpdateDomainProgress(BaseView, frozen=True, kw_only=True):
-    """The progress of a rollout in one update domain of a scope."""
+    """The progress of a rollout in one update domain of a scope.
+
+    `done` counts VMs whose event is over. `state` is now (it has live events), next, waiting or done.
+    """
 
     number: int  # of the update domain
     vms: int  # that the rollout affects
@@ -90,13 +121,56 @@ class ScopeProgress(BaseView, frozen=True, kw_only=True):
     domains: tuple[UpdateDomainProgress, ...]  # by number
 
 
+class RolloutWaveView(BaseView, frozen=True, kw_only=True):
+    """The events of a rollout that were published together. Field names are JSON keys; times are lab time.
+
+    `state` is now or done. `next_start` is the earliest NotBefore of its scheduled events, `over_at` when the last was
+    over; None if there is none yet.
+    """
+
+    number: int  # from 1, in order of publication
+    state: str  # now: it has live events; done
+    update_domains: tuple[int, ...]  # of its VMs, each once, ascending
+    vms: int
+    done: int  # VMs whose event is over, however it ended
+    failed: int  # VMs whose event failed
+    published_at: float
+    next_start: float | None  # the earliest NotBefore of its scheduled events; None: it has none
+    over_at: float | None  # when its last event was over; None: some are live
+
+
+class WaitingDomain(BaseView, frozen=True, kw_only=True):
+    """VMs of a rollout that have no event yet, in one update domain of all its scopes."""
+
+    number: int  # of the update domain
+    vms: int
+
+
+class RolloutPageQuery(RequestPageQuery, frozen=True, kw_only=True):
+    """The query of the page of a rollout: the form that led here, the wave, and which page of its events.
+
+    `wave` counts from 1; 0: the current one, else the last.
+    """
+
+    wave: Annotated[int, Meta(ge=0, le=1_000_000)] = 0  # from 1; 0: the current one, else the last
+
+
 class RolloutPage(BaseView, frozen=True, kw_only=True):
-    """The page of one rollout. Field names are JSON keys."""
+    """The page of one rollout. Field names are JSON keys.
+
+    `waves` are up to 20 around the chosen `wave` (0: none), in an export all. `course` has the events of that wave,
+    `waiting` VMs of later ones.
+    """
 
     row: RolloutRow
+    card: EventStatusCard | None  # the live event that matters next; None: there is none
+    waves: tuple[RolloutWaveView, ...]  # those published so far; 20 around the chosen one, in an export all
+    wave_count: int  # of all that were published
+    wave: int  # number of the wave whose events are listed; 0: there is none
+    waiting: tuple[WaitingDomain, ...]  # VMs of later waves, by update domain; () once it is closed
     scopes: tuple[ScopeProgress, ...]  # those with live events first, else by id; at most 60
     more_scopes: int  # scopes that are left out
-    course: RequestTimeline  # its events over time
+    course: RequestTimeline  # events of the chosen wave over time, 15 per page; in an export all, the first 100
     done: str  # the done message of the form that led here; "": none
 
     def svg(self) -> str:
@@ -119,11 +193,12 @@ async def show_rollouts_page(context: RequestContext, call: HandlerCall) -> Roll
     return RolloutsPage(rollouts=tuple(map(_rollout_row, newest[:_MAX_ROLLOUTS])), sees_all=True)
 
 
-async def show_rollout_page(context: RequestContext, call: HandlerCall, query: DoneMessageQuery) -> RolloutPage:
-    """Shows one rollout, by its id or a unique prefix: its progress by scope, and its events over time.
+async def show_rollout_page(context: RequestContext, call: HandlerCall, query: RolloutPageQuery) -> RolloutPage:
+    """Shows one rollout, by its id or a unique prefix: its waves, its scopes, and the events of a wave.
 
-    First stores the polls and deliveries observed so far. Raises NotFound, also for users who may not see everything,
-    and Refused if several match.
+    The path parameter `id` has it. `query` names the form that led here, if any, whose message the page then shows, and
+    the wave. First stores the polls and deliveries observed so far. Raises NotFound, also for users who may not see
+    everything, Refused if several match, and UnknownFilter for a wave or a page of events after the last one.
     """
     await context.dependencies.flush_observations()
     request = context.find_rollout(call.path_params["id"])
@@ -132,17 +207,82 @@ async def show_rollout_page(context: RequestContext, call: HandlerCall, query: D
     await asyncio.sleep(0)  # each step of a large rollout takes a while: lets other tasks run in between
     view = RolloutView(**rollout_fields_from_snapshot(context, request, request.rollout, snapshot))
     await asyncio.sleep(0)
-    scopes = _domains_by_scope(
-        snapshot, is_closed=view.closed, is_open=view.progress in (RolloutState.RUNNING, RolloutState.PAUSED)
-    )
+    scopes = _domains_by_scope(snapshot, is_closed=view.closed, is_open=view.progress in _OPEN_STATES)
     await asyncio.sleep(0)
+    waves = _events_by_wave(snapshot.events)
+    wave = _chosen_wave(waves, query.wave)
+    shown_waves = range(1, len(waves) + 1) if call.for_export else _waves_around(len(waves), wave)
+    is_whole = call.for_export and not query.wave
     return RolloutPage(
         row=_rollout_row(view),
+        card=next_event_card(context, snapshot.events),
+        waves=tuple(_wave_view(number, waves[number - 1]) for number in shown_waves),
+        wave_count=len(waves),
+        wave=wave,
+        waiting=_waiting_domains(snapshot) if view.progress in _OPEN_STATES else (),
         scopes=tuple(_scope_progress(context, scopes[:_MAX_SCOPES])),
         more_scopes=max(0, len(scopes) - _MAX_SCOPES),
-        course=request_timeline(context, snapshot.events),
+        course=request_timeline(
+            context,
+            snapshot.events if is_whole else waves[wave - 1] if wave else (),
+            page=query.page,
+            size=MAX_EXPORTED_EVENTS if call.for_export else EVENTS_PER_PAGE,
+        ),
         done=done_message(query),
     )
+
+
+def _events_by_wave(events: Sequence[Event]) -> list[list[Event]]:
+    """The events that were published together, in order of publication."""
+    by_time: defaultdict[float, list[Event]] = defaultdict(list)
+    for event in events:
+        by_time[event.published_at].append(event)
+    return [by_time[at] for at in sorted(by_time)]
+
+
+def _chosen_wave(waves: Sequence[Sequence[Event]], number: int) -> int:
+    """The number of the wave to show: the wanted one, else the first with live events, else the last."""
+    if number > len(waves):
+        reason = Rejected(f"wave {number} does not exist: the last one published so far is {len(waves)}")
+        last = FilterChoice(value=str(len(waves)), label=f"wave {len(waves)}")
+        raise UnknownFilter("wave", str(number), reason, [last] if waves else [])
+    if number:
+        return number
+    return next((n for n, events in enumerate(waves, 1) if any(event.is_live for event in events)), len(waves))
+
+
+def _waves_around(count: int, chosen: int) -> range:
+    """The numbers of the waves that are listed: those of the page of waves with the chosen one."""
+    page = (max(1, chosen) - 1) // _WAVES_PER_PAGE + 1
+    shown, _ = items_on_page(range(1, count + 1), page, _WAVES_PER_PAGE)
+    assert isinstance(shown, range)
+    return shown
+
+
+def _wave_view(number: int, events: Sequence[Event]) -> RolloutWaveView:
+    is_live = any(event.is_live for event in events)
+    return RolloutWaveView(
+        number=number,
+        state="now" if is_live else "done",
+        update_domains=tuple(sorted({event.update_domain for event in events})),
+        vms=sum(len(event.vms) for event in events),
+        done=sum(len(event.vms) for event in events if not event.is_live),
+        failed=sum(len(event.vms) for event in events if event.ending is Ending.FAILED),
+        published_at=events[0].published_at,
+        next_start=min((event.not_before for event in events if event.status is EventState.SCHEDULED), default=None),
+        over_at=None if is_live else max(event.over_at or 0.0 for event in events),
+    )
+
+
+def _waiting_domains(snapshot: RolloutSnapshot) -> tuple[WaitingDomain, ...]:
+    counts = Counter(vm.update_domain for vm in _unscheduled_vms(snapshot))
+    return tuple(WaitingDomain(number=number, vms=counts[number]) for number in sorted(counts))
+
+
+def _unscheduled_vms(snapshot: RolloutSnapshot) -> Iterator[Vm]:
+    """The VMs that no event of the rollout has listed yet."""
+    scheduled = {(event.scope_id, name) for event in snapshot.events for name in event.vms}
+    return (vm for vm in snapshot.vms if (vm.scope_id, vm.name) not in scheduled)
 
 
 def _rollout_row(view: RolloutView) -> RolloutRow:
@@ -158,7 +298,7 @@ def _progress_parts(tally: RolloutTally) -> Iterator[ProgressPart]:
 
 
 def _part_text(part: str, view: RolloutView) -> str:
-    return "never started" if part == "waiting" and view.closed else part.replace("_", " ")
+    return "never started" if part == "waiting" and view.closed else state_label(part, "progress")
 
 
 def _domains_by_scope(
@@ -168,11 +308,9 @@ def _domains_by_scope(
     events_by_domain: dict[str, dict[int, list[Event]]] = defaultdict(lambda: defaultdict(list))
     for event in snapshot.events:
         events_by_domain[event.scope_id][event.update_domain].append(event)
-    scheduled_vms = {(event.scope_id, name) for event in snapshot.events for name in event.vms}
     waiting_by_domain: dict[str, dict[int, int]] = defaultdict(lambda: defaultdict(int))
-    for vm in () if is_closed else snapshot.vms:
-        if (vm.scope_id, vm.name) not in scheduled_vms:
-            waiting_by_domain[vm.scope_id][vm.update_domain] += 1
+    for vm in () if is_closed else _unscheduled_vms(snapshot):
+        waiting_by_domain[vm.scope_id][vm.update_domain] += 1
     scopes = [
         (scope_id, tuple(_domain_progress(events_by_domain[scope_id], waiting_by_domain[scope_id], is_open=is_open)))
         for scope_id in sorted({*events_by_domain, *waiting_by_domain})

@@ -7,6 +7,8 @@ which the template receives as `page`; `?as=json`, `csv` or `svg` sends the same
 from __future__ import annotations
 
 import asyncio
+import dataclasses
+import zlib
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,6 +28,7 @@ from forewarn.portal import (
     history_page,
     host_pages,
     lab_page,
+    overview_page,
     request_page,
     rollout_pages,
     scope_page,
@@ -39,11 +42,16 @@ from forewarn.portal.context import (
     PortalContext,
     SessionAuthenticator,
 )
+from forewarn.portal.event_index import EventIndex
 from forewarn.portal.export import CsvExportable, SvgExportable, encode_csv
+from forewarn.portal.filters import FilterProblem, UnknownFilter
 from forewarn.portal.fleet_overview import FleetOverview
 from forewarn.portal.forms import form_routes
 from forewarn.portal.live_stream import live_routes
+from forewarn.portal.live_updates import LiveUpdateHub
+from forewarn.portal.palette import palette_routes
 from forewarn.portal.rendering import page_response, run_page_request
+from forewarn.portal.states import state_stylesheet
 from forewarn.web.dependencies import Dependencies
 from forewarn.web.directory import FleetDirectory
 from forewarn.web.pipeline import authorize_and_parse
@@ -76,7 +84,8 @@ class PageRoute:
 
 # A VM may be named group/name, so its parameter is a `:path`. The first path that matches wins.
 PAGES: tuple[PageRoute, ...] = (
-    PageRoute("/", fleet_page.show_fleet_page, "fleet.html"),
+    PageRoute("/", overview_page.show_overview_page, "overview.html"),
+    PageRoute("/fleet", fleet_page.show_fleet_page, "fleet.html"),
     PageRoute("/scopes/{id:path}", scope_page.show_scope_page, "scope.html"),
     PageRoute("/vms/{name:path}", vm_page.show_vm_page, "vm.html"),
     PageRoute("/hosts", host_pages.show_hosts_page, "hosts.html"),
@@ -92,6 +101,7 @@ PAGES: tuple[PageRoute, ...] = (
 )
 
 _FORMAT_PARAM = "as"  # query parameter that asks for a file instead of HTML
+_FLEET_PARAMS = frozenset({"q", "state", "page"})  # of links to the fleet page from when it was the first page
 _PAGING_PARAMS = frozenset({"page", "before", "after", "limit"})  # an export with one of these holds that page only
 _MAX_CONCURRENT_EXPORTS = 2  # each may hold the whole fleet in memory
 
@@ -105,11 +115,14 @@ def portal_routes(
     """The routes under /portal that need a signed-in user, and the redirect from / to them.
 
     `authenticate_session` resolves the session of a request; `api_routes` are the API's routes, which forms call. All
-    share one fleet overview, which the first request builds. Static files need no sign-in. The last route answers every
-    other path under /portal with 404, so sign-in routes (`sign_in`) must come before these.
+    share one fleet overview, which the first request builds, one event index and one hub of live updates. Static files
+    need no sign-in. The last route answers every other path under /portal with 404, so sign-in routes (`sign_in`) must
+    come before these.
     """
     export_slots = asyncio.Semaphore(_MAX_CONCURRENT_EXPORTS)
     overview = FleetOverview(dependencies.control.store, dependencies.control.placement, directory)
+    events = EventIndex(dependencies.control)
+    hub = LiveUpdateHub(dependencies, overview)
 
     async def authenticate(request: Request) -> tuple[PortalContext, CurrentSession]:
         async def reauthenticate() -> Principal:
@@ -120,19 +133,37 @@ def portal_routes(
         # Not the store's last number: the overview may not have taken in its last commits yet.
         session = replace(session, history_seq=overview.seq)
         context = PortalContext(
-            dependencies, directory, session.principal, reauthenticate, overview=overview, api_routes=api_routes
+            dependencies,
+            directory,
+            session.principal,
+            reauthenticate,
+            overview=overview,
+            events=events,
+            store_health=hub.health,
+            api_routes=api_routes,
         )
         return context, session
 
     return [
         Route("/", _redirect_to_portal),
         Route(PORTAL_PREFIX, _redirect_to_portal),
+        Route(f"{PORTAL_PREFIX}/static/states.css", _send_state_stylesheet, methods=["GET"]),
         Mount(f"{PORTAL_PREFIX}/static", app=StaticFiles(packages=[("forewarn.portal", "static")])),
-        *live_routes(authenticate),
+        *live_routes(authenticate, hub),
         *form_routes(authenticate),
+        *palette_routes(authenticate),
         *(_page_route(authenticate, route, export_slots) for route in PAGES),
         Route(f"{PORTAL_PREFIX}/{{path:path}}", _not_found_endpoint(authenticate)),
     ]
+
+
+async def _send_state_stylesheet(request: Request) -> Response:
+    """The style sheet of states, with a validator, so that a browser loads it once per version."""
+    text = state_stylesheet()
+    validator = f'"{zlib.crc32(text.encode()):08x}"'
+    if request.headers.get("if-none-match") == validator:
+        return Response(status_code=304, headers={"ETag": validator})
+    return Response(text, media_type="text/css", headers={"ETag": validator})
 
 
 async def _redirect_to_portal(request: Request) -> Response:
@@ -141,12 +172,21 @@ async def _redirect_to_portal(request: Request) -> Response:
 
 def _page_route(authenticate: PageAuthenticator, route: PageRoute, export_slots: asyncio.Semaphore) -> Route:
     async def endpoint(request: Request) -> Response:
+        if route.path == "/" and _is_old_fleet_link(request):
+            return RedirectResponse(f"{PORTAL_PREFIX}/fleet?{request.url.query}")
+
         async def show(context: PortalContext, session: CurrentSession) -> Response:
             return await _page_response(route, context, session, request, export_slots)
 
         return await run_page_request(request, authenticate, show)
 
     return Route(f"{PORTAL_PREFIX}{route.path}", endpoint, methods=["GET"])
+
+
+def _is_old_fleet_link(request: Request) -> bool:
+    """Whether a request for the first page means the fleet page, which it was; the overview has no CSV."""
+    query = request.query_params
+    return not _FLEET_PARAMS.isdisjoint(query) or query.get(_FORMAT_PARAM) == "csv"
 
 
 async def _page_response(
@@ -156,19 +196,40 @@ async def _page_response(
     export_format = query.pop(_FORMAT_PARAM, "html")
     for_export = export_format != "html" and _PAGING_PARAMS.isdisjoint(query)
     call = HandlerCall(path_params=request.path_params, query=query, for_export=for_export)
-    arguments = authorize_and_parse(route, context, call)
     if export_format == "html":
-        return page_response(
-            route.template, context, session, request, page=await route.handler(context, call, **arguments)
-        )
+        page, status, problems = await _page_and_problems(route, context, call)
+        return page_response(route.template, context, session, request, status=status, page=page, problems=problems)
+    arguments = authorize_and_parse(route, context, call)
     async with export_slots:
-        return await _export_response(await route.handler(context, call, **arguments), route, export_format)
+        try:
+            return await _export_response(await route.handler(context, call, **arguments), route, export_format)
+        except UnknownFilter as error:
+            raise error.reason from error
+
+
+async def _page_and_problems(
+    route: PageRoute, context: PortalContext, call: HandlerCall
+) -> tuple[Any, int, list[FilterProblem]]:
+    """The page, its HTTP status, and its filters that match nothing, without which it is made."""
+    status = 200
+    problems: list[FilterProblem] = []
+    while True:
+        arguments = authorize_and_parse(route, context, call)
+        try:
+            return await route.handler(context, call, **arguments), status, problems
+        except UnknownFilter as error:
+            if error.parameter not in call.query:
+                raise error.reason from error
+            status, problem = error.problem()
+            problems.append(problem)
+            left = {name: value for name, value in call.query.items() if name != error.parameter}
+            call = dataclasses.replace(call, query=left)
 
 
 def _not_found_endpoint(authenticate: PageAuthenticator) -> Any:
     async def endpoint(request: Request) -> Response:
         async def refuse(context: PortalContext, session: CurrentSession) -> Response:
-            raise NotFound(f"{request.url.path} is not a page of the portal: start at the fleet")
+            raise NotFound(f"{request.url.path} is not a page of the portal: start at the overview")
 
         return await run_page_request(request, authenticate, refuse)
 
@@ -186,7 +247,7 @@ async def _export_response(view: Any, route: PageRoute, export_format: str) -> R
             body, media = view.svg().encode(), "image/svg+xml"
         case _:
             raise Rejected(f"this page cannot be exported as {export_format!r}: use one of the formats that it offers")
-    name = route.path.strip("/").partition("/")[0] or "fleet"
+    name = route.path.strip("/").partition("/")[0] or "overview"
     return Response(
         body,
         media_type=media,

@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 
 from forewarn.core.event import EventState
-from forewarn.core.fleet import Vm
+from forewarn.core.fleet import Vm, resource_group_of_scope
 from forewarn.core.projection import document_for
 from forewarn.core.scope import Scope, scope_title
 from forewarn.portal.context import PortalContext
-from forewarn.portal.export import ExportTable
+from forewarn.portal.export import MAX_EXPORT_ROWS, ExportTable
 from forewarn.portal.form_links import FormLink, form_links_for_scope
+from forewarn.portal.pagination import PageQuery, items_on_page
+from forewarn.portal.status_card import EventStatusCard, next_event_card
 from forewarn.portal.vm_grid import VmBlockView, vm_block_view
 from forewarn.protocol.codec import encode_document
 from forewarn.protocol.versions import NEWEST_VERSION
@@ -21,10 +23,15 @@ from forewarn.web.views import BaseView, EventView
 
 _MAX_PAST_EVENTS = 20
 _MAX_REMOVED_VMS = 20
+_VMS_PER_PAGE = 15
+_MAX_LIVE_EVENTS = 10
 
 
 class ScopeMemberView(BaseView, frozen=True, kw_only=True):
-    """A present VM of a scope, with its last poll. Field names are JSON keys and CSV columns."""
+    """A present VM of a scope, with its last poll. Field names are JSON keys and CSV columns.
+
+    `is_silent`: it did not poll in the last minute of real time.
+    """
 
     key: str
     name: str
@@ -47,22 +54,35 @@ class RemovedVmView(BaseView, frozen=True, kw_only=True):
 
 
 class ScopePage(BaseView, frozen=True, kw_only=True):
-    """The page of one scope. Field names are JSON keys."""
+    """The page of one scope. Field names are JSON keys.
+
+    `vms` are 15 per page, in an export all. `events` are live ones in order of publication, `over` and `gone` past
+    events and removed VMs, the newest first. `document` is JSON.
+    """
 
     id: str
     title: str
+    card: EventStatusCard | None  # the live event that matters next; None: there is none
     enabled: bool  # whether scheduled events are enabled for it
     enabled_at: float | None  # lab time; None: it is not enabled
     epoch: int  # how often it was enabled or reset
     incarnation: int  # of its document, within the epoch
     forms: tuple[FormLink, ...]  # that the user may submit for it
     block: VmBlockView  # the same VMs as a grid, and how the scope polls
-    vms: tuple[ScopeMemberView, ...]  # that the user may see
+    vms: tuple[ScopeMemberView, ...]  # that the user may see, 15 per page; in an export all
+    page: int  # its number, from 1
+    pages: int  # how many there are
     gone: tuple[RemovedVmView, ...]  # removed VMs, the last first, at most 20
-    events: tuple[EventView, ...]  # live events, in order of publication
+    events: tuple[EventView, ...]  # live events, in order of publication; the first 10, in an export all
+    more_events: int  # live events that are left out
     over: tuple[EventView, ...]  # past events, newest first, at most 20
     api_version: str  # of `document`
     document: str  # JSON that its VMs receive now, indented
+
+    @property
+    def resource_group(self) -> str:
+        """The resource group of its VMs, in lower case."""
+        return resource_group_of_scope(self.id).partition("/")[2]
 
     def table(self) -> ExportTable:
         """The CSV export, with one row per VM of `vms`; the columns are the fields of ScopeMemberView.
@@ -73,11 +93,12 @@ class ScopePage(BaseView, frozen=True, kw_only=True):
         return ExportTable(columns=columns, rows=[[getattr(vm, name) for name in columns] for vm in self.vms])
 
 
-async def show_scope_page(context: PortalContext, call: HandlerCall) -> ScopePage:
+async def show_scope_page(context: PortalContext, call: HandlerCall, query: PageQuery) -> ScopePage:
     """Shows one scope: its VMs with their polls, its events, and the document that its VMs receive.
 
-    The path names it by its id, the name of its set or service, or a VM of it. First stores the polls observed so far.
-    Raises NotFound, also if the user may see no VM of it, or Refused if several match.
+    The path parameter `id` is its id, the name of its set or service, or the name of a VM of it. First stores the polls
+    observed so far. Raises NotFound, also if the user may see no VM of it, Refused if several match, or UnknownFilter
+    for a page of VMs after the last one.
     """
     await context.dependencies.flush_observations()
     scope = context.find_scope(call.path_params["id"])
@@ -85,10 +106,13 @@ async def show_scope_page(context: PortalContext, call: HandlerCall) -> ScopePag
     vms = [vm for vm in scope.present_vms if context.can_see(vm)]
     past_events = context.store.events(scope_id=scope.id, statuses=[EventState.OVER], limit=_MAX_PAST_EVENTS)
     views = ViewBuilder(context)
-    title = scope_title(scope)
+    title, live_events = scope_title(scope), scope.live_events()
+    max_events = MAX_EXPORT_ROWS if call.for_export else _MAX_LIVE_EVENTS
+    shown, pages = items_on_page(vms, query.page, MAX_EXPORT_ROWS if call.for_export else _VMS_PER_PAGE)
     return ScopePage(
         id=scope.id,
         title=title,
+        card=next_event_card(context, live_events),
         enabled=scope.is_enabled,
         enabled_at=scope.enabled_at,
         epoch=scope.epoch,
@@ -97,9 +121,12 @@ async def show_scope_page(context: PortalContext, call: HandlerCall) -> ScopePag
         block=vm_block_view(
             [scope], vms, {vm.key for vm in vms}, context.dependencies.pace_of, context.overview, title=title
         ),
-        vms=tuple(_member_view(context, vm, polls.get(vm.key)) for vm in vms),
+        vms=tuple(_member_view(context, vm, polls.get(vm.key)) for vm in shown),
+        page=query.page,
+        pages=pages,
         gone=_removed_vms(context, scope),
-        events=views.events(scope.live_events()),
+        events=views.events(live_events[:max_events]),
+        more_events=max(0, len(live_events) - max_events),
         over=views.events(reversed(past_events)),
         api_version=NEWEST_VERSION,
         document=_document_text(scope),

@@ -54,10 +54,10 @@ class StoreHealthMonitor:
         self._set_health(HEALTHY)
 
     async def run(self) -> None:
-        """Writes to the store at intervals, until it is cancelled: CHECK_INTERVAL_S, shorter while it fails.
+        """Writes to the store every 3 seconds of real time, every second while that fails, until cancelled.
 
         Leaves out a check if there was a commit since the last one. An Unavailable store, or one that takes longer than
-        WRITE_TIMEOUT_S, is NOT_WRITABLE.
+        3 seconds (WRITE_TIMEOUT_S), is NOT_WRITABLE.
         """
         while True:
             self._has_committed = False

@@ -8,11 +8,20 @@ from __future__ import annotations
 import asyncio
 import math
 from dataclasses import dataclass
-from typing import Literal
+from functools import partial
 
 from forewarn.core.event import Event, EventState
 from forewarn.explain.phrases import event_kind_text
+from forewarn.portal.context import PortalContext
 from forewarn.portal.export import ExportTable
+from forewarn.portal.filters import (
+    FilterChoice,
+    offer_rollouts,
+    offer_scopes,
+    offer_vms,
+    require_choice,
+    resolve,
+)
 from forewarn.portal.timeline_chart import (
     DEFAULT_SPAN,
     LEGEND,
@@ -38,19 +47,24 @@ _MAX_EVENTS_READ = 2_000  # per query of the store
 _MAX_EVENTS_READ_FILTERED = 20_000  # if a filter, or what the user may see, leaves out some of them
 _LIVE_STATUSES = (EventState.SCHEDULED, EventState.STARTED)
 
-EventKindFilter = Literal["", "Freeze", "Reboot", "Redeploy", "Preempt", "Terminate", "unlisted"]
+# The kinds and states that the page filters by, each with its label.
+KIND_LABELS = {kind: kind for kind in ("Freeze", "Reboot", "Redeploy", "Preempt", "Terminate", "unlisted")}
+STATE_LABELS = {"all": "all", "live": "not ended"}
 
 
 class TimelineQuery(StrictBody, frozen=True, kw_only=True):
-    """The query of the timeline page: its time window, and filters that all have to match."""
+    """The query of the timeline page: its time window, and filters that all have to match.
+
+    `span` is such as 6h ("": 1h), `at` the centre ("": now, which the page then follows). "" as a filter matches all.
+    """
 
     span: str = ""  # the length of the window, such as 1h, which is the default
-    at: str = ""  # the centre of the window; "": the current time, which the page then follows
+    at: str = ""  # the centre of the window, see `parse_instant`; "": the current time, which the page then follows
     scope: str = ""  # a name or id; "": all, as in the next three
     vm: str = ""  # a name, `group/name` or key
     rollout: str = ""  # an id or its beginning
-    kind: EventKindFilter = ""  # unlisted: events that no document shows
-    state: Literal["", "live", "all"] = ""  # "" is the same as all
+    kind: str = ""  # a key of KIND_LABELS; unlisted: events that no document shows
+    state: str = ""  # a key of STATE_LABELS; "" is the same as all
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,16 +75,20 @@ class _FoundEvents:
     is_cut: bool  # the search was bounded: older events may be missing
 
 
-def _find_events(context: RequestContext, query: TimelineQuery, window: TimeWindow) -> _FoundEvents:
+def _find_events(context: PortalContext, query: TimelineQuery, window: TimeWindow) -> _FoundEvents:
     """The visible events that match the filters of a query, in no order; not all need be in the window.
 
     Without a scope, VM or rollout only live events, those that ended in the window, and the first that ended after it
-    are read. Each read is bounded; `is_cut` of the result says if a bound was reached. Raises NotFound or Refused for
-    names that match nothing or several things.
+    are read. Each read is bounded; `is_cut` of the result says if a bound was reached. Raises UnknownFilter for values
+    that match nothing or several things.
     """
-    vm = context.directory.find_any(query.vm) if query.vm else None
-    scope_id = context.find_scope(query.scope).id if query.scope else None
-    request_id = context.find_rollout(query.rollout).id if query.rollout else None
+    require_choice("kind", query.kind, KIND_LABELS, "a kind of event")
+    require_choice("state", query.state, STATE_LABELS, "a state to filter by")
+    vm = resolve("vm", query.vm, context.directory.find_any, partial(offer_vms, context))
+    scope = resolve("scope", query.scope, context.find_scope, partial(offer_scopes, context))
+    rollout = resolve("rollout", query.rollout, context.find_rollout, partial(offer_rollouts, context))
+    scope_id = scope.id if scope is not None else None
+    request_id = rollout.id if rollout is not None else None
     if vm is not None and scope_id not in (None, vm.scope_id):
         return _FoundEvents(events=[], is_cut=False)
 
@@ -135,7 +153,11 @@ class TimelineLink(BaseView, frozen=True, kw_only=True):
 
 
 class TimelinePage(BaseView, frozen=True, kw_only=True):
-    """The timeline page. Field names are JSON keys."""
+    """The timeline page. Field names are JSON keys.
+
+    `lanes` are its events, newest first. `whole` links to a window around all live events that match; `newest`, only if
+    `lanes` is empty, to the newest event.
+    """
 
     now: float  # lab time
     window: TimeWindow
@@ -167,13 +189,23 @@ class TimelinePage(BaseView, frozen=True, kw_only=True):
         return LEGEND
 
     @property
+    def kinds(self) -> dict[str, str]:
+        """The label of each kind of event that the page filters by, by its value in the query."""
+        return KIND_LABELS
+
+    @property
+    def states(self) -> dict[str, str]:
+        """The label of each state of events that the page filters by, by its value in the query."""
+        return STATE_LABELS
+
+    @property
     def spans(self) -> tuple[str, ...]:
         """The spans that the page offers, such as `1h`, the shortest first."""
         return tuple(OFFERED_SPANS)
 
     @property
     def span(self) -> str:
-        """The length of the window: the name of an offered span such as `1h`, else seconds such as `4000s`."""
+        """The length of the window: one of `spans`, such as `1h`, else whole seconds, such as `4000s`."""
         return _format_span(self.window.span_s)
 
     @property
@@ -187,14 +219,18 @@ class TimelinePage(BaseView, frozen=True, kw_only=True):
         return format_iso(self.window.centre + self.window.span_s / 2)
 
 
-async def show_timeline_page(context: RequestContext, call: HandlerCall, query: TimelineQuery) -> TimelinePage:
+async def show_timeline_page(context: PortalContext, call: HandlerCall, query: TimelineQuery) -> TimelinePage:
     """Shows the visible events that match the filters and overlap a time window, newest first.
 
-    Raises Rejected for a span or time that is not valid, NotFound for a name that matches nothing and Refused for one
-    that matches several things.
+    At most 200: of more, the live ones and then the newest; `more` of the page says how many are left out.
+    Raises UnknownFilter for a span, time, kind or state that is not valid, and for a name that matches nothing or
+    several things.
     """
     now = context.now()
-    window = window_around(parse_instant(query.at) if query.at else now, parse_span(query.span or DEFAULT_SPAN))
+    centre = resolve("at", query.at, parse_instant)
+    span_s = resolve("span", query.span or DEFAULT_SPAN, parse_span, _offer_spans)
+    assert span_s is not None
+    window = window_around(now if centre is None else centre, span_s)
     found = _find_events(context, query, window)
     await asyncio.sleep(0)  # the search may have been long: lets other tasks run
 
@@ -212,6 +248,10 @@ async def show_timeline_page(context: RequestContext, call: HandlerCall, query: 
         whole=_link_to_live_events([event for event in found.events if event.is_live], now),
         newest=None if shown else _link_to_event(_newest_visible_event(context)),
     )
+
+
+def _offer_spans(value: str) -> list[FilterChoice]:
+    return [FilterChoice(value=span, label=span) for span in OFFERED_SPANS]
 
 
 def _is_in_window(event: Event, window: TimeWindow, now: float) -> bool:

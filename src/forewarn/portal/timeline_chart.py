@@ -13,15 +13,17 @@ from datetime import UTC, datetime
 from functools import cache
 from importlib.resources import files
 from itertools import groupby
+from typing import NamedTuple
 
 from markupsafe import Markup
 
-from forewarn.core.event import Ending, Event
+from forewarn.core.event import Event
 from forewarn.core.scope import Scope, scope_title
-from forewarn.duration import parse_duration
+from forewarn.duration import duration_text, parse_duration
 from forewarn.errors import Rejected
-from forewarn.explain.phrases import duration_text, event_kind_text, join_names, notice_phrases, started_without_notice
+from forewarn.explain.phrases import event_kind_text, join_names, notice_phrases, started_without_notice
 from forewarn.portal.rendering import format_utc, render_template
+from forewarn.portal.states import event_state, state_class
 from forewarn.web.view_builder import ViewBuilder
 from forewarn.web.views import BaseView
 
@@ -38,10 +40,11 @@ OFFERED_SPANS = {
 DEFAULT_SPAN = "1h"
 _MIN_SPAN_S, _MAX_SPAN_S = 60.0, 31 * 86400.0
 _MAX_INSTANT = datetime(9000, 1, 1, tzinfo=UTC).timestamp()
-_TICK_STEPS_S = (10, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 10800, 21600, 43200, 86400, 172800, 432000)
-_MAX_TICKS = 8
 _DAY_S = 86400
-_EDGE_PERCENT = 4.0  # a tick nearer to an edge has its text on its inner side
+_TICK_STEPS_S = (
+    *(10, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 10800, 21600, 43200),
+    *(days * _DAY_S for days in (1, 2, 3, 4, 5, 7, 14)),
+)
 _WINDOW_MARGIN = 0.06  # on either side, as a share of the time that the rows take
 _MIN_WINDOW_S = 60.0
 
@@ -72,17 +75,25 @@ class TimeWindow(BaseView, frozen=True, kw_only=True):
 
 
 class AxisTick(BaseView, frozen=True, kw_only=True):
-    """A tick of the time axis, with its text."""
+    """A tick of the time axis at `x` percent of the width, with its text and, where it changes, the `day`."""
 
-    at: float  # seconds since 1970
+    at: float  # lab time, seconds since 1970
     x: float  # percent of the width
-    text: str  # the time of day in UTC
-    day: str = ""  # the date, at the first tick and at the first of each day
+    text: str  # the time of day in UTC; the date such as `05 Jan` if ticks are days apart
+    day: str = ""  # the date at the first tick and at the first of each day, or the day of the week; "" at others
+    anchor: str = "middle"  # the SVG text-anchor of its text (start, middle or end), so that no edge cuts it off
 
-    @property
-    def anchor(self) -> str:
-        """The SVG text-anchor of its text (start, middle or end), so that no edge cuts it off."""
-        return "start" if self.x < _EDGE_PERCENT else "end" if self.x > 100 - _EDGE_PERCENT else "middle"
+
+class AxisDensity(NamedTuple):
+    """How many ticks an axis has, so that their texts do not touch."""
+
+    max_ticks: int  # steps in the window; one tick more if both edges have one
+    edge_percent: float  # a tick nearer to an edge has its text on its inner side
+    day_format: str  # of the date above a time
+
+
+WIDE_AXIS = AxisDensity(max_ticks=8, edge_percent=5.0, day_format="%a %d %b")
+NARROW_AXIS = AxisDensity(max_ticks=3, edge_percent=12.0, day_format="%d %b")  # on a phone
 
 
 def window_around(centre: float, span_s: float) -> TimeWindow:
@@ -140,49 +151,58 @@ def format_iso(at: float) -> str:
     return f"{_utc_datetime(at):%Y-%m-%dT%H:%M:%SZ}"
 
 
-def axis_ticks(window: TimeWindow) -> tuple[AxisTick, ...]:
+def axis_ticks(window: TimeWindow, density: AxisDensity = WIDE_AXIS) -> tuple[AxisTick, ...]:
     """The ticks of a window in order of time, at whole steps such as 5 minutes or a day, counted in UTC.
 
-    There are up to nine; more only in a window beyond 40 days.
+    There is at most one more than `density.max_ticks`; more only in a window beyond `max_ticks` times 14 days.
     """
-    step = next((s for s in _TICK_STEPS_S if window.span_s / s <= _MAX_TICKS), _TICK_STEPS_S[-1])
+    step = next((s for s in _TICK_STEPS_S if window.span_s / s <= density.max_ticks), _TICK_STEPS_S[-1])
     first, last = math.ceil(window.since / step), math.floor(window.until / step)
-    ticks: list[AxisTick] = []
-    for at in range(first * step, last * step + 1, step):
-        starts_new_day = not ticks or at // _DAY_S != int(ticks[-1].at) // _DAY_S
-        ticks.append(
-            AxisTick(
-                at=at, x=window.percent_at(at), text=_tick_text(at, step), day=_tick_day(at) if starts_new_day else ""
-            )
+    instants = range(first * step, last * step + 1, step)
+    days = _tick_days(instants, step, density)
+    return tuple(
+        AxisTick(
+            at=at,
+            x=window.percent_at(at),
+            text=_tick_text(at, step),
+            day=day,
+            anchor=_tick_anchor(window.percent_at(at), density.edge_percent),
         )
-    return tuple(ticks)
+        for at, day in zip(instants, days, strict=True)
+    )
+
+
+def _tick_days(instants: Sequence[int], step: int, density: AxisDensity) -> list[str]:
+    """The text above each tick: the date where it changes, and at the first tick if there is room."""
+    if step >= _DAY_S:
+        return [f"{_utc_datetime(at):%a}" for at in instants]
+    starts_day = [at // _DAY_S != (at - step) // _DAY_S for at in instants]
+    starts_day[:1] = [not any(starts_day[1:2]) for _ in starts_day[:1]]
+    return [
+        f"{_utc_datetime(at):{density.day_format}}" if is_new else ""
+        for at, is_new in zip(instants, starts_day, strict=True)
+    ]
 
 
 def _tick_text(at: float, step: int) -> str:
+    if step >= _DAY_S:
+        return f"{_utc_datetime(at):%d %b}"
     return f"{_utc_datetime(at):%H:%M:%S}" if step < 60 else f"{_utc_datetime(at):%H:%M}"
 
 
-def _tick_day(at: float) -> str:
-    return f"{_utc_datetime(at):%a %d %b}"
+def _tick_anchor(x: float, edge_percent: float) -> str:
+    return "start" if x < edge_percent else "end" if x > 100 - edge_percent else "middle"
 
 
 def _utc_datetime(at: float) -> datetime:
     return datetime.fromtimestamp(at, UTC)
 
 
-# The symbol of every event state, which does not depend on colour.
-STATE_SYMBOLS = {
-    "scheduled": "◇",
-    "approved": "✓",
-    "started": "▶",
-    "finished": "●",
-    "failed": "✕",
-    "withdrawn": "⊘",
-}
-
-
 class EventRow(BaseView, frozen=True, kw_only=True):
-    """One event of a timeline, for table and chart. Field names are JSON keys; times are lab time."""
+    """One event of a timeline, for table and chart. Field names are JSON keys; times are lab time.
+
+    `promised_s` is None without notice, `given_s` before the start; `notice` has both in words.
+    """
 
     id: str
     scope: str  # its id
@@ -191,7 +211,7 @@ class EventRow(BaseView, frozen=True, kw_only=True):
     listed: bool  # documents show it while it is live
     cause: str
     vms: tuple[str, ...]  # names
-    state: str  # scheduled, approved (and not started), started, finished, failed or withdrawn (or not needed)
+    state: str  # scheduled, approved (and not started), started, finished, failed, withdrawn or not needed
     published_at: float
     not_before: float
     approved_at: float | None
@@ -204,9 +224,14 @@ class EventRow(BaseView, frozen=True, kw_only=True):
     waits_for: str  # what it waits for before it starts, in words; "" after that
 
     @property
+    def names(self) -> str:
+        """Its VMs, such as `web-0`; of more than four the first three."""
+        return join_names(self.vms)
+
+    @property
     def label(self) -> str:
         """Kind and VMs, such as `Reboot of web-0`; of more than four VMs the first three."""
-        return f"{self.kind} of {join_names(self.vms)}"
+        return f"{self.kind} of {self.names}"
 
     def ends_at(self, now: float) -> float:
         """When its bar ends: when it was over, else `now`; if it has not started, NotBefore if that is later."""
@@ -228,7 +253,7 @@ def event_row(event: Event, *, title_of_scope: str, waits_for: str = "") -> Even
         listed=event.listed,
         cause=event.cause,
         vms=event.vms,
-        state=_event_state(event),
+        state=event_state(event),
         published_at=event.published_at,
         not_before=event.not_before,
         approved_at=event.approved_at,
@@ -240,20 +265,6 @@ def event_row(event: Event, *, title_of_scope: str, waits_for: str = "") -> Even
         notice=_notice_text(event),
         waits_for=waits_for,
     )
-
-
-def _event_state(event: Event) -> str:
-    """The state of an event in one word, a key of STATE_SYMBOLS; `approved` only until it starts.
-
-    An event that was not needed is `withdrawn`.
-    """
-    if event.is_withdrawn:
-        return str(Ending.WITHDRAWN)
-    if event.ending is not None:
-        return str(event.ending)
-    if event.started_at is not None:
-        return "started"
-    return "scheduled" if event.approved_at is None else "approved"
 
 
 def _promised_notice_s(event: Event) -> float | None:
@@ -273,7 +284,6 @@ def _notice_text(event: Event) -> str:
 # In pixels. timeline.css repeats them for the labels beside the chart, and a test holds them equal.
 BAND_HEIGHT, ROW_HEIGHT = 32, 44
 _OFFSCREEN_PERCENT = 10.0  # positions outside of the window are clamped to this
-_LABEL_FLIP_PERCENT = 55.0  # the label of a bar that begins further right ends with the bar
 
 # Name and text of each symbol, in the order of the legend.
 LEGEND = (
@@ -287,12 +297,16 @@ LEGEND = (
     ("finished", "finished"),
     ("failed", "failed"),
     ("withdrawn", "withdrawn"),
+    ("not-needed", "not needed"),
     ("now", "now"),
 )
 
 
 class BarSegment(BaseView, frozen=True, kw_only=True):
-    """A part of a bar, such as its notice, with its position. One that `grows` ends at the current time."""
+    """A part of a bar, such as its notice, with its position. One that `grows` ends at the current time.
+
+    `what` is promised, notice, waiting or performing; `x` and `width` are percent of the chart's width.
+    """
 
     # promised: publication to NotBefore; notice: the part of that before start or end; waiting: NotBefore to start;
     # performing: start to end.
@@ -305,24 +319,21 @@ class BarSegment(BaseView, frozen=True, kw_only=True):
 
 
 class ChartMark(BaseView, frozen=True, kw_only=True):
-    """A mark on a bar, such as the approval of its event, with its position."""
+    """A mark on a bar at `x` percent: published, not-before, approved, started, or how the event ended."""
 
-    what: str  # published, not-before, approved, started or a final state (finished, failed, withdrawn)
+    what: str  # published, not-before, approved, started or a final state (finished, failed, withdrawn, not-needed)
     at: float  # seconds since 1970
     x: float  # percent of the width, clamped a little outside of the window
     text: str  # of the tooltip, such as who approved it
 
 
 class EventBar(BaseView, frozen=True, kw_only=True):
-    """The bar of one event, with positions."""
+    """The bar of one event; `y` is its top in pixels, `parts` and `marks` are in drawing order."""
 
     row: EventRow
     y: float  # of its top, in pixels
     parts: tuple[BarSegment, ...]  # in drawing order: later ones cover earlier ones
     marks: tuple[ChartMark, ...]  # in drawing order
-    label_x: float  # of its label, percent of the width
-    label_ends_at_x: bool  # the label ends at `label_x` instead of beginning there
-    until: float  # when the bar ends, in seconds since 1970
 
     @property
     def title(self) -> str:
@@ -332,21 +343,22 @@ class EventBar(BaseView, frozen=True, kw_only=True):
 
 
 class ScopeBand(BaseView, frozen=True, kw_only=True):
-    """The bars of one scope."""
+    """The bars of one scope, or of all standalone VMs (`scope` is ""); `y` is its top in pixels."""
 
-    scope: str  # its id
+    scope: str  # its id; "" for standalone VMs
     title: str
     y: float  # of its top, in pixels
-    bars: tuple[EventBar, ...]  # in order of publication
+    bars: tuple[EventBar, ...]  # in order of publication; those of standalone VMs in natural order of names
 
 
 class TimelineChart(BaseView, frozen=True, kw_only=True):
-    """A whole chart: ticks, bands of bars, and the line of the current time."""
+    """A whole chart: ticks, bands of bars, and the line of the current time at `now_x` percent."""
 
     window: TimeWindow
-    now: float  # seconds since 1970
+    now: float  # lab time, seconds since 1970
     now_x: float  # percent of the width; outside of 0 to 100, from -10 to 110, if `now` is not in the window
     ticks: tuple[AxisTick, ...]
+    narrow_ticks: tuple[AxisTick, ...]  # those of a chart on a phone
     bands: tuple[ScopeBand, ...]
     height: float  # of the bands in pixels, without the axis
 
@@ -364,13 +376,14 @@ class TimelineChart(BaseView, frozen=True, kw_only=True):
 def build_chart(rows: Iterable[EventRow], window: TimeWindow, now: float, *, banded: bool = True) -> TimelineChart:
     """The chart of a window: a band for each scope in natural order of titles, in it a bar for each row.
 
-    `now` is lab time. `banded` leaves room for the titles of bands. Rows outside of the window get bars too, which are
-    out of sight.
+    Bars of a scope are in order of publication, then of the names of their VMs. Standalone VMs share one band, in order
+    of names. `now` is lab time. `banded` leaves room for the titles of bands. Rows outside of the window get bars too,
+    which are out of sight.
     """
     bands: list[ScopeBand] = []
     y = 0.0
     ordered = sorted(rows, key=_sort_key)
-    for (title, scope), rows_of_scope in groupby(ordered, key=lambda row: (row.title_of_scope, row.scope)):
+    for (title, scope), rows_of_scope in groupby(ordered, key=_band_of):
         top = y + (BAND_HEIGHT if banded else 0)
         bars = tuple(_event_bar(row, window, now, top + n * ROW_HEIGHT) for n, row in enumerate(rows_of_scope))
         bands.append(ScopeBand(scope=scope, title=title, y=y, bars=bars))
@@ -380,13 +393,22 @@ def build_chart(rows: Iterable[EventRow], window: TimeWindow, now: float, *, ban
         now=now,
         now_x=_clamped_percent(window, now),
         ticks=axis_ticks(window),
+        narrow_ticks=axis_ticks(window, NARROW_AXIS),
         bands=tuple(bands),
         height=y,
     )
 
 
-def _sort_key(row: EventRow) -> tuple[Sequence[tuple[int, str]], str, float, str]:
-    return _natural_sort_key(row.title_of_scope), row.scope, row.published_at, row.id
+def _band_of(row: EventRow) -> tuple[str, str]:
+    """The title and the scope of the band that a row is in."""
+    return ("standalone VMs", "") if row.scope.startswith("vm:") else (row.title_of_scope, row.scope)
+
+
+def _sort_key(row: EventRow) -> tuple[object, ...]:
+    title, scope = _band_of(row)
+    names = _natural_sort_key(" ".join(row.vms[:1]))  # many events of one request are published at the same time
+    order = (row.published_at, names) if scope else (names, row.published_at)
+    return _natural_sort_key(title), scope, order, row.id
 
 
 def _natural_sort_key(text: str) -> list[tuple[int, str]]:
@@ -395,9 +417,6 @@ def _natural_sort_key(text: str) -> list[tuple[int, str]]:
 
 
 def _event_bar(row: EventRow, window: TimeWindow, now: float, y: float) -> EventBar:
-    until = row.ends_at(now)
-    start, end = max(0.0, window.percent_at(row.published_at)), min(100.0, window.percent_at(until))
-    flips_label = start > _LABEL_FLIP_PERCENT
     return EventBar(
         row=row,
         y=y,
@@ -406,9 +425,6 @@ def _event_bar(row: EventRow, window: TimeWindow, now: float, y: float) -> Event
             ChartMark(what=what, at=at, x=_clamped_percent(window, at), text=text)
             for what, at, text in _mark_instants(row)
         ),
-        label_x=end if flips_label else start,
-        label_ends_at_x=flips_label,
-        until=until,
     )
 
 
@@ -433,7 +449,7 @@ def _mark_instants(row: EventRow) -> Iterator[tuple[str, float, str]]:
     if row.started_at is not None:
         yield "started", row.started_at, "started"
     if row.over_at is not None:
-        yield row.state, row.over_at, row.state
+        yield state_class(row.state), row.over_at, row.state
     if row.approved_at is not None:  # last, so that it covers a start at the same instant
         yield "approved", row.approved_at, f"approved by {row.approved_by}"
 

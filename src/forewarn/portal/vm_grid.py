@@ -27,15 +27,28 @@ class VmCell(BaseView, frozen=True, kw_only=True):
 
 
 class UpdateDomainRow(BaseView, frozen=True, kw_only=True):
-    """One update domain of a grid, with its VMs by fault domain."""
+    """One update domain of a grid, with its VMs by fault domain.
+
+    `places` has its VMs in each of the grid's fault domains, in order. `at_work`: an event is being performed on one of
+    them.
+    """
 
     update_domain: int
     at_work: bool  # an event is being performed on one of its VMs
     places: tuple[tuple[VmCell, ...], ...]  # its VMs in each of the grid's `fault_domains`, in order; some may be empty
 
+    @property
+    def vms(self) -> tuple[VmCell, ...]:
+        """Its VMs, by fault domain."""
+        return tuple(vm for place in self.places for vm in place)
+
 
 class VmBlockView(BaseView, frozen=True, kw_only=True):
-    """A block of VMs with its status: a scope, or standalone VMs of a resource group."""
+    """A block of VMs with its status: a scope, or standalone VMs of a resource group.
+
+    `vms` are on this page, of `size` in all. `asking` of these polled in the last minute, the latest of them `silent_s`
+    ago (real time). `at_work` are update domains on which an event is being performed.
+    """
 
     scope: str  # its id; "" for standalone VMs
     title: str
@@ -54,6 +67,15 @@ class VmBlockView(BaseView, frozen=True, kw_only=True):
         """The numbers of the fault domains of the VMs on this page, sorted: the columns of the grid."""
         return tuple(sorted({cell.fault_domain for cell in self.vms}))
 
+    @property
+    def is_diagonal(self) -> bool:
+        """Whether there are several fault domains, and each update domain has VMs in only one of them.
+
+        Columns would then be empty except for one cell, so the page shows the fault domain beside the update domain.
+        """
+        pairs = {(cell.update_domain, cell.fault_domain) for cell in self.vms}
+        return len(self.fault_domains) > 1 and len(pairs) == len({domain for domain, _ in pairs})
+
     def rows(self) -> tuple[UpdateDomainRow, ...]:
         """The rows of the grid, one per update domain of the VMs on this page, sorted by number."""
         places: dict[tuple[int, int], list[VmCell]] = defaultdict(list)
@@ -70,7 +92,7 @@ class VmBlockView(BaseView, frozen=True, kw_only=True):
 
 
 def vm_cell(vm: Vm, overview: FleetOverview) -> VmCell:
-    """The cell of a VM, with its current state from the overview."""
+    """The cell of a VM, with its current state from the overview (GONE if the overview does not have it)."""
     return VmCell(
         key=vm.key,
         name=vm.name,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 from forewarn.core.event import EventState
 from forewarn.core.fleet import Vm
 from forewarn.core.resource_ids import vm_resource_id
@@ -9,6 +11,7 @@ from forewarn.explain.explanation import Explanation
 from forewarn.explain.vm_state import vm_state
 from forewarn.portal.export import ExportTable
 from forewarn.portal.form_links import FormLink, form_links_for_vm
+from forewarn.portal.status_card import EventStatusCard, next_event_card
 from forewarn.protocol.versions import NEWEST_VERSION
 from forewarn.web.context import RequestContext
 from forewarn.web.explanations import explain_vm
@@ -20,13 +23,20 @@ from forewarn.web.views import BaseView, EventView, FaultView, VmSupervisorView,
 
 _MAX_PAST_EVENTS_READ = 500  # of its scope, to find those of the VM
 _MAX_PAST_EVENTS = 20
+# Sentences of an explanation that the status card and the table of events replace, with a running countdown.
+_EVENT_STATE_SENTENCE = re.compile(r"[^(]+\([0-9A-F-]{36}\): It (is scheduled|started)")
 
 
 class VmPage(BaseView, frozen=True, kw_only=True):
-    """The page of one VM, present or removed. Field names are JSON keys."""
+    """The page of one VM, present or removed. Field names are JSON keys.
+
+    `poll` is a curl command that polls as it does. `events` are live ones, `over` the 20 newest past ones; `keeper` is
+    the supervisor of a namespace VM, None for others. `story` says what happened to it.
+    """
 
     vm: VmView  # its settings, its place and its last poll
     state: str  # a VmState: running, noticed, started, frozen, rebooting, moving, stopped, deallocated or gone
+    card: EventStatusCard | None  # the live event that matters next; None: none affects it
     resource: str  # its Azure resource id
     removed_at: float | None  # lab time; None: it exists
     poll: str  # a curl command that polls as the VM does; "" if the VM has no address of its own
@@ -37,6 +47,11 @@ class VmPage(BaseView, frozen=True, kw_only=True):
     keeper: VmSupervisorView | None  # the connected supervisor of a namespace VM; None: there is none
     story: Explanation  # what happened to it, and whether it polls, in sentences
 
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Sentences about the present of the VM, without those about the state of each event."""
+        return tuple(sentence for sentence in self.story.now if not _EVENT_STATE_SENTENCE.match(sentence))
+
     def table(self) -> ExportTable:
         """The CSV export, with one row per event of the page, live ones first, at most 20 past ones.
 
@@ -46,10 +61,10 @@ class VmPage(BaseView, frozen=True, kw_only=True):
 
 
 async def show_vm_page(context: RequestContext, call: HandlerCall) -> VmPage:
-    """Shows one VM, also a removed one, by its name, `group/name` or key in the path, in any case.
+    """Shows one VM, also a removed one, by its name, `group/name` or key, in any case.
 
-    First stores the polls observed so far, and removes expired faults. Raises NotFound, also if the user may not see
-    the VM, or Refused if several VMs match.
+    The path parameter `name` has it. First stores the polls observed so far and, for users who may see everything,
+    removes expired faults. Raises NotFound, also if the user may not see the VM, or Refused if several VMs match.
     """
     vm = context.directory.find_any(call.path_params["name"])
     await context.dependencies.flush_observations()
@@ -67,6 +82,7 @@ async def show_vm_page(context: RequestContext, call: HandlerCall) -> VmPage:
     return VmPage(
         vm=view,
         state=vm_state(vm, scope.live_events() if scope is not None else ()),
+        card=next_event_card(context, live_events),
         resource=vm_resource_id(vm),
         removed_at=vm.removed_at,
         poll=_poll_command(view) if vm.removed_at is None else "",

@@ -4,8 +4,7 @@
 import { live } from "./live.js";
 
 const TYPING_PAUSE_MS = 250;
-// States whose label differs from their name; rendering.py has the same.
-const STATE_LABELS = { noticed: "event scheduled" };
+const STATE_LABELS = JSON.parse(document.body.dataset.vmStates); // what the server calls each state
 
 const found = document.getElementById("found"); // on the fleet page only
 const search = document.getElementById("search");
@@ -64,8 +63,11 @@ live.addEventListener("change", ({ detail }) => {
 
 live.addEventListener("counts", ({ detail }) => {
   for (const element of document.querySelectorAll("[data-count]")) {
-    const count = String(detail[element.dataset.count] ?? 0);
-    if (element.textContent !== count) element.textContent = count;
+    const count = detail[element.dataset.count] ?? 0;
+    const text = count.toLocaleString("en-US");
+    if (element.textContent === text) continue;
+    element.textContent = text;
+    element.closest(".legend a")?.classList.toggle("none", count === 0);
   }
 });
 

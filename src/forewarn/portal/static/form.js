@@ -24,12 +24,12 @@ function showDialog(text) {
   labelByHeading(dialog);
   showFaultParameters(dialog);
   if (!dialog.open) dialog.showModal();
-  dialog.scrollTop = 0;
-  // A destructive confirmation starts at its heading: pressing Enter again must not confirm it unread.
-  const first = dialog.querySelector("[data-first], [role=alert], input:not([type=hidden]), select")
-    ?? dialog.querySelector("h1");
+  // A confirmation starts at its heading: pressing Enter again must not confirm it unread.
+  const first = dialog.querySelector("h1[autofocus]")
+    ?? dialog.querySelector("[role=alert], input:not([type=hidden]), select") ?? dialog.querySelector("h1");
   if (first?.matches("h1, [role=alert]")) first.tabIndex = -1;
   first?.focus();
+  dialog.scrollTop = 0;
   return true;
 }
 
@@ -41,15 +41,27 @@ function labelByHeading(within) {
   within.setAttribute("aria-labelledby", title.id);
 }
 
+let isOpening = false; // a link clicked twice opens its form once
+
 async function open(link) {
-  let response;
+  if (isOpening) return;
+  isOpening = true;
+  opener = link;
   try {
-    response = await fetch(link.href, { headers: { accept: "text/html" } });
+    const response = await fetch(link.href, { headers: { accept: "text/html" } });
+    // A redirect leads to the sign-in page, which does not belong into a dialog.
+    if (response.redirected || !showDialog(await response.text())) location.assign(link.href);
   } catch {
-    return location.assign(link.href);
+    location.assign(link.href);
+  } finally {
+    isOpening = false;
   }
-  // A redirect leads to the sign-in page, which does not belong into a dialog.
-  if (response.redirected || !showDialog(await response.text())) location.assign(link.href);
+}
+
+// A key that is held repeats: it confirms nothing. A repeated click on a confirmation comes from the form before it.
+function stopRepeats(event) {
+  const isRepeated = event.type === "keydown" ? event.repeat && event.key === "Enter" : event.detail > 1;
+  if (isRepeated && event.target.closest?.(".confirm-button")) event.preventDefault();
 }
 
 async function submit(event) {
@@ -105,9 +117,10 @@ document.addEventListener("click", (event) => {
   const isPlainClick = event.button === 0 && !event.ctrlKey && !event.metaKey && !event.shiftKey && !event.altKey;
   if (!link || !isPlainClick || event.defaultPrevented) return;
   event.preventDefault();
-  opener = link;
   open(link);
 });
+document.addEventListener("keydown", stopRepeats);
+document.addEventListener("click", stopRepeats);
 
 showFaultParameters(document);
 // On a form's own page, a button pressed twice submits once.

@@ -62,20 +62,21 @@ function updateClock() {
   const element = clock?.querySelector("time");
   if (!element) return;
   const iso = new Date(labNow() * 1000).toISOString();
-  if (element.textContent === iso.slice(11, 19)) return;
-  element.textContent = iso.slice(11, 19);
+  const text = `${iso.slice(0, 10)} ${iso.slice(11, 19)}`;
+  if (element.textContent === text) return;
+  element.textContent = text;
   element.dateTime = `${iso.slice(0, 19)}Z`;
-  element.title = `${iso.slice(0, 10)} ${iso.slice(11, 19)} UTC`;
 }
 
 function updateSpeedTag() {
-  const isRealTime = labSpeed() === 1;
-  const tag = clock?.querySelector(".tag") ?? (isRealTime ? null : clock?.appendChild(document.createElement("span")));
+  const tag = clock?.querySelector(".speed"); // only in a lab
   if (!tag) return;
-  tag.className = "tag";
   tag.textContent = labSpeed() === 0 ? "paused" : `×${labSpeed()}`;
-  tag.hidden = isRealTime;
+  tag.hidden = labSpeed() === 1;
 }
+
+// On a phone the links of the header scroll sideways.
+document.querySelector(".top nav [aria-current]")?.scrollIntoView({ inline: "center", block: "nearest" });
 
 live.addEventListener("clock", () => {
   updateClock();

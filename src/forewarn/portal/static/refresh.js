@@ -12,11 +12,16 @@ const lastHtml = new Map(); // id → its HTML as the server last sent it
 const topicsByText = new Map(); // the text of data-live → its topics
 let timer = null;
 let nextFetchAt = 0;
+let isStoreHealthy = true;
 
 live.addEventListener("change", (event) => markSections(isOneOf(topicsOf(event.detail))));
 live.addEventListener("asking", (event) => markSections(showsPolling(event.detail)));
 live.addEventListener("clock", () => markSections((topic) => topic === "clock"));
 live.addEventListener("reset", () => markSections(() => true));
+live.addEventListener("health", ({ detail }) => {
+  if (detail.ok !== isStoreHealthy) markSections((topic) => topic === "health");
+  isStoreHealthy = detail.ok;
+});
 
 function topicsOf({ scopes, events, requests, hosts, vms, what }) {
   const topics = new Set(["all"]);
@@ -48,6 +53,16 @@ function markSections(concerns) {
   for (const section of document.querySelectorAll("[data-live][id]")) {
     if (topicsOfSection(section).some(concerns)) dueSections.add(section.id);
   }
+  scheduleRefresh();
+}
+
+// Fetches the section with this id again, soon.
+export function refreshSection(id) {
+  dueSections.add(id);
+  scheduleRefresh();
+}
+
+function scheduleRefresh() {
   if (dueSections.size && timer === null) timer = setTimeout(refresh, Math.max(0, nextFetchAt - performance.now()));
 }
 
@@ -62,47 +77,50 @@ async function refresh() {
   dueSections.clear();
   const startedAt = performance.now();
   try {
-    const text = await fetchPage();
-    if (text !== null) {
-      const fresh = new DOMParser().parseFromString(text, "text/html");
-      await new Promise(requestAnimationFrame); // parsing and showing it in one frame would take too long
-      showSections(fresh, ids);
-    }
+    const fresh = await fetchPage();
+    if (fresh !== null) await showSections(fresh, ids);
   } finally {
     const now = performance.now();
     nextFetchAt = now + Math.max(MIN_PAUSE_MS, (now - startedAt) * PAUSE_FACTOR);
     timer = null;
-    if (dueSections.size) markSections(() => false);
+    scheduleRefresh();
   }
 }
 
-// The HTML of this page now; null if it cannot be fetched. The live stream notices when the service is down.
+// This page as it is now; null if it cannot be fetched. The live stream notices when the service is down.
+// A page with a wrong filter has an error status and its sections; other pages with an error have no sections.
 async function fetchPage() {
   try {
     const response = await fetch(location.href, { redirect: "manual", cache: "no-store" });
     if (response.type === "opaqueredirect") signedOut();
-    return response.ok ? await response.text() : null;
+    const fresh = new DOMParser().parseFromString(await response.text(), "text/html");
+    return response.ok || fresh.querySelector("[data-live][id]") !== null ? fresh : null;
   } catch {
     return null;
   }
 }
 
+// Shows one section per frame: parsing and showing all of them in one frame would take too long.
 // Dispatches "refreshed" on each section: a script that has shown newer changes there applies them again.
-function showSections(fresh, ids) {
+async function showSections(fresh, ids) {
   const seq = Number(fresh.body.dataset.seq);
   for (const next of fresh.querySelectorAll("[data-live][id]")) {
     if (document.getElementById(next.id) === null) addSection(next, seq);
   }
   for (const id of ids) {
-    const [section, next] = [document.getElementById(id), fresh.getElementById(id)];
-    if (section === null || (next !== null && lastHtml.get(id) === next.outerHTML)) continue;
+    const next = fresh.getElementById(id);
+    const html = next?.outerHTML;
+    if (next !== null && lastHtml.get(id) === html) continue;
+    await new Promise(requestAnimationFrame);
+    const section = document.getElementById(id);
+    if (section === null) continue;
     if (next === null) section.remove();
-    else changeSection(section, next, seq);
+    else changeSection(section, next, html, seq);
   }
 }
 
-function changeSection(section, next, seq) {
-  lastHtml.set(section.id, next.outerHTML);
+function changeSection(section, next, html, seq) {
+  lastHtml.set(section.id, html);
   const focused = document.activeElement;
   morph(section, next);
   if (focused !== document.activeElement && focused.isConnected) focused.focus({ preventScroll: true }); // it moved

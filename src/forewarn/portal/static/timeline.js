@@ -9,7 +9,6 @@ const [MIN_SPAN_S, MAX_SPAN_S] = [60, 31 * 86400];
 const FETCH_DELAY_MS = 250; // without a move, until the page is fetched again
 const FOLLOW_INTERVAL_MS = 2000; // between two fetches that only follow the current time
 const OFFSCREEN_PERCENT = 10; // positions outside of the view are clamped to this
-const LABEL_FLIP_PERCENT = 55; // the label of a bar that begins further right ends with the bar
 const MIN_DRAG_PX = 4; // less is a click
 const MAX_DRIFT = 0.1; // share of the span by which the current time may be off the centre
 
@@ -38,13 +37,12 @@ function adoptWindow() {
 }
 
 function redraw() {
-  for (const part of chart()?.querySelectorAll("[data-at], rect[data-since], text[data-since]") ?? []) position(part);
+  for (const part of chart()?.querySelectorAll("svg [data-at], rect[data-since]") ?? []) position(part);
   redrawNow();
 }
 
 function position(part) {
   const { at, since: from, until: to } = part.dataset;
-  if (part.localName === "text" && from !== undefined) return positionLabel(part, Number(from), Number(to));
   if (part.localName === "rect") return positionSegment(part, Number(from), to === "" ? labNow() : Number(to));
   const x = `${percentAt(Number(at))}%`;
   for (const name of part.localName === "line" ? ["x1", "x2"] : ["x"]) part.setAttribute(name, x);
@@ -56,18 +54,10 @@ function positionSegment(part, from, to) {
   part.setAttribute("width", `${Math.max(0, percentAt(to) - x)}%`);
 }
 
-function positionLabel(part, from, to) {
-  const start = Math.max(0, percentAt(from));
-  const endsWithBar = start > LABEL_FLIP_PERCENT;
-  part.setAttribute("text-anchor", endsWithBar ? "end" : "start");
-  part.setAttribute("x", `${endsWithBar ? Math.min(100, percentAt(to)) : start}%`);
-}
-
 function redrawNow() {
   const x = `${percentAt(labNow())}%`;
-  for (const line of chart()?.querySelectorAll("[data-now]") ?? []) {
-    line.setAttribute("x1", x);
-    line.setAttribute("x2", x);
+  for (const part of chart()?.querySelectorAll("[data-now]") ?? []) {
+    for (const name of part.localName === "line" ? ["x1", "x2"] : ["x"]) part.setAttribute(name, x);
   }
   for (const part of chart()?.querySelectorAll('rect[data-until=""]') ?? []) position(part);
 }

@@ -1,0 +1,296 @@
+"""What needs a person now: unprepared VMs, missing approvals, failures, rollouts, hosts and the store.
+
+Work per view is bounded: the soonest events are checked one by one, and everything else is counted in memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import islice
+from urllib.parse import urlencode
+
+from forewarn.core.access import Right
+from forewarn.core.cause import Verb, verb_noun
+from forewarn.core.event import Event
+from forewarn.core.fleet import Host, HostHealth
+from forewarn.core.request import MaintenanceRequest, RolloutState
+from forewarn.core.resource_ids import ROOT_RESOURCE, vm_resource_id
+from forewarn.duration import duration_text
+from forewarn.explain.phrases import event_kind_text, join_names
+from forewarn.explain.polling import EventAwareness, can_still_prepare
+from forewarn.explain.status import rollout_title
+from forewarn.portal.context import PORTAL_PREFIX, PortalContext
+from forewarn.portal.event_index import RECENT_S, FailedAct
+from forewarn.web.polling_report import ExpectedEvent, expected_events
+from forewarn.web.request_parsing import HandlerCall
+from forewarn.web.routing import named_event
+from forewarn.web.views import BaseView
+from forewarn.wording import first_names
+
+APPROVAL_LEAD_S = 300.0  # lab time before its NotBefore in which an event without an approval needs attention
+_MAX_EVENTS_CHECKED = 200  # the soonest ones
+_MAX_ROLLOUTS = 5  # of each kind
+_FORM_BY_VERB = {Verb.REBOOT: "restart", Verb.REDEPLOY: "redeploy", Verb.MIGRATE: "redeploy"}
+
+
+class AttentionLink(BaseView, frozen=True, kw_only=True):
+    """A link of an item: to a page with more, or to a form."""
+
+    title: str
+    href: str
+
+    @property
+    def is_action(self) -> bool:
+        """Whether it leads to a form."""
+        return self.href.startswith(f"{PORTAL_PREFIX}/forms/")
+
+
+class AttentionItem(BaseView, frozen=True, kw_only=True):
+    """One thing that needs a person, with a sentence and what can be done. Field names are JSON keys.
+
+    `what` is its kind, such as unprepared or failed; `count` is of VMs, events, hosts or rollouts. `until` is the lab
+    time until which somebody can act; None: no matter when.
+    """
+
+    what: str  # store, unprepared, failed, stopped, host-failed, approval, stalled, paused or host-degraded
+    is_urgent: bool  # something was lost, or will be if nobody acts
+    count: int  # of VMs, events, hosts or rollouts
+    text: str  # a sentence
+    until: float | None = None  # lab time until which somebody can act; None: no matter when
+    links: tuple[AttentionLink, ...] = ()  # actions first
+
+
+class AttentionReport(BaseView, frozen=True, kw_only=True):
+    """What needs a person, urgent items first, and how many scheduled events were checked for it."""
+
+    items: tuple[AttentionItem, ...]  # urgent ones first
+    events_checked: int  # the soonest ones that the user may see; all, if they are at most 200
+
+
+def may_approve(context: PortalContext, event: Event) -> bool:
+    """Whether the user has the right to approve an event, over each of its VMs; its state is not checked."""
+    return context.principal.may_all(Right.APPROVE, named_event(context, HandlerCall(path_params={"id": event.id})))
+
+
+def runs_platform(context: PortalContext) -> bool:
+    """Whether the user may withdraw events, start rollouts, and change hosts and the lab clock."""
+    return context.principal.may(Right.PLATFORM, ROOT_RESOURCE)
+
+
+def _form_link(title: str, form: str, **values: str | Sequence[str]) -> AttentionLink:
+    """A link to a form, filled in with these values."""
+    return AttentionLink(title=title, href=f"{PORTAL_PREFIX}/forms/{form}?{urlencode(values, doseq=True)}")
+
+
+def _page_link(title: str, path: str, **query: str) -> AttentionLink:
+    return AttentionLink(title=title, href=f"{PORTAL_PREFIX}{path}{'?' if query else ''}{urlencode(query)}")
+
+
+async def find_attention(context: PortalContext) -> AttentionReport:
+    """Finds what needs a person, as far as the user may see it; urgent items first.
+
+    Unprepared VMs and missing approvals are searched in the 200 soonest scheduled events only, failed acts and stopped
+    rollouts in the last 24 hours of lab time. Only users who may see everything are shown rollouts. The indexes of the
+    context, `overview` and `events`, must be built.
+    """
+    soonest = list(islice(context.events.scheduled(context.visible_scopes()), _MAX_EVENTS_CHECKED + 1))
+    checked, is_cut = soonest[:_MAX_EVENTS_CHECKED], len(soonest) > _MAX_EVENTS_CHECKED
+    expected = await expected_events(context.store, context.dependencies.pace_of, checked)
+    unprepared = {
+        key: one
+        for key, one in expected.items()
+        if one.awareness is EventAwareness.NO_VM and context.can_see_present(key)
+    }
+    items = [
+        *_store_items(context),
+        *_unprepared_items(context, unprepared, is_cut=is_cut),
+        *_failure_items(context),
+        *_host_items(context, HostHealth.FAILED),
+        *_approval_items(context, checked, {one.event.id for one in unprepared.values()}, is_cut=is_cut),
+        *_rollout_items(context),
+        *_host_items(context, HostHealth.DEGRADED),
+    ]
+    by_urgency = tuple(sorted(items, key=lambda item: not item.is_urgent))
+    return AttentionReport(items=by_urgency, events_checked=len(checked))
+
+
+def next_attention_change(context: PortalContext) -> float | None:
+    """The lab time at which the next visible event may begin to need an approval; None if there is none.
+
+    That is five minutes before its NotBefore. Events for which this time has come are left out; whether the event is
+    approved already is not checked.
+    """
+    upcoming = context.events.scheduled_after(context.now() + APPROVAL_LEAD_S, context.visible_scopes())
+    return None if upcoming is None else upcoming - APPROVAL_LEAD_S
+
+
+def _store_items(context: PortalContext) -> Iterator[AttentionItem]:
+    if not context.store_health.ok:
+        yield AttentionItem(what="store", is_urgent=True, count=1, text=context.store_health.text)
+
+
+def _unprepared_items(
+    context: PortalContext, unprepared: Mapping[str, ExpectedEvent], *, is_cut: bool
+) -> Iterator[AttentionItem]:
+    if not unprepared:
+        return
+    names = [vm.name for vm in map(context.store.vm, list(unprepared)[:4]) if vm is not None]
+    event_ids = list(dict.fromkeys(one.event.id for one in unprepared.values()))
+    links = [_page_link("Show VMs", "/clients", only="unprepared")]
+    if len(event_ids) == 1:
+        links.insert(0, _page_link("Show event", f"/events/{event_ids[0]}"))
+        if runs_platform(context):
+            links.insert(0, _form_link("Withdraw", "withdraw", event=event_ids[0]))
+    count = len(unprepared)
+    have = "VM has an event" if count == 1 else "VMs have an event"
+    yield AttentionItem(
+        what="unprepared",
+        is_urgent=True,
+        count=count,
+        text=f"{'At least ' if is_cut else ''}{count} {have} scheduled, and no handler is polling: "
+        f"{first_names(names, total=count)}.",
+        until=min(one.event.not_before for one in unprepared.values()),
+        links=tuple(links),
+    )
+
+
+def _approval_items(
+    context: PortalContext, events: Sequence[Event], unprepared: set[str], *, is_cut: bool
+) -> Iterator[AttentionItem]:
+    """Events whose VMs know of them, but have not approved them shortly before their start.
+
+    `is_cut`: there are later events than these.
+    """
+    latest = context.now() + APPROVAL_LEAD_S
+    missing = [
+        event
+        for event in events
+        if event.approved_at is None
+        and event.not_before <= latest
+        and can_still_prepare(event)
+        and event.id not in unprepared
+    ]
+    if not missing:
+        return
+    first = missing[0]
+    links = [_page_link("Show event", f"/events/{first.id}") if len(missing) == 1 else _page_link("Show", "/timeline")]
+    if len(missing) == 1 and may_approve(context, first):
+        links.insert(0, _form_link("Approve", "approve", event=first.id))
+    titles = [f"{event_kind_text(event)} of {join_names(event.vms)}" for event in missing[:4]]
+    starts = "1 event starts" if len(missing) == 1 else f"{len(missing)} events start"
+    at_least = "At least " if is_cut and events[-1].not_before <= latest else ""
+    yield AttentionItem(
+        what="approval",
+        is_urgent=False,
+        count=len(missing),
+        text=f"{at_least}{starts} soon without an approval: {first_names(titles, total=len(missing))}.",
+        until=first.not_before,
+        links=tuple(links),
+    )
+
+
+def _failure_items(context: PortalContext) -> Iterator[AttentionItem]:
+    failures = [
+        failed
+        for failed in context.events.failures_since(context.now() - RECENT_S)
+        if context.can_see_present(failed.vm)
+    ]
+    if not failures:
+        return
+    first, count = failures[0], len(failures)
+    phrases = [
+        f"{verb_noun(failed.verb)} of {failed.name}{f' ({failed.note})' if failed.note else ''}"
+        for failed in failures[:4]
+    ]
+    acts = "1 act failed" if count == 1 else f"{count} acts failed"
+    yield AttentionItem(
+        what="failed",
+        is_urgent=True,
+        count=count,
+        text=f"{acts} in the last 24 hours, with no success since: {first_names(phrases, total=count)}.",
+        links=(
+            *_retry_links(context, failures),
+            _page_link("Show event", f"/events/{first.event_id}")
+            if len({failed.event_id for failed in failures}) == 1
+            else _page_link("Show history", "/history"),
+        ),
+    )
+
+
+def _retry_links(context: PortalContext, failures: Sequence[FailedAct]) -> Iterator[AttentionLink]:
+    """A link to the form that requests the same for these VMs again, if the user may, and they are few."""
+    forms = {_FORM_BY_VERB.get(failed.verb) for failed in failures}
+    form = forms.pop() if len(forms) == 1 else None
+    if form is None or len(failures) > 10:
+        return
+    vms = [vm for failed in failures if (vm := context.store.vm(failed.vm)) is not None]
+    if vms and context.principal.may_all(Right.OPERATE, map(vm_resource_id, vms)):
+        yield _form_link("Try again", form, vm=[vm.key for vm in vms])
+
+
+def _rollout_items(context: PortalContext) -> Iterator[AttentionItem]:
+    if not context.can_see_everything():
+        return
+    now = context.now()
+    for stopped in list(context.events.rollouts.stopped_since(now - RECENT_S))[-_MAX_ROLLOUTS:]:
+        text = f"{_title(stopped.request)} stopped"
+        why = stopped.request.rollout.why if stopped.request.rollout is not None else ""
+        yield _rollout_item("stopped", stopped.request, f"{text}: {why}." if why else f"{text}.", is_urgent=True)
+    for tracker in context.events.rollouts.open_rollouts():
+        stalled_s = tracker.stalled_s(now)
+        if stalled_s is not None:
+            text = f"{_title(tracker.request)} has made no progress for {duration_text(stalled_s)}."
+            yield _rollout_item("stalled", tracker.request, text)
+        elif tracker.rollout.progress is RolloutState.PAUSED:
+            text = f"{_title(tracker.request)} is paused: it publishes no events until it is resumed."
+            actions = [_form_link("Resume", "rollout-resume", rollout=tracker.request.id)]
+            yield _rollout_item("paused", tracker.request, text, actions if runs_platform(context) else ())
+
+
+def _rollout_item(
+    what: str, request: MaintenanceRequest, text: str, actions: Iterable[AttentionLink] = (), *, is_urgent: bool = False
+) -> AttentionItem:
+    links = (*actions, _page_link("Show rollout", f"/rollouts/{request.id}"))
+    return AttentionItem(what=what, is_urgent=is_urgent, count=1, text=text, links=links)
+
+
+def _title(request: MaintenanceRequest) -> str:
+    """Such as `Rollout 1b2c3d4e, update over 6 hosts`."""
+    assert request.rollout is not None
+    title = rollout_title(request, request.rollout).replace(request.id, request.id[:8], 1)
+    return f"R{title[1:]}"
+
+
+def _host_items(context: PortalContext, health: HostHealth) -> Iterator[AttentionItem]:
+    hosts = [host for host in context.control.placement.hosts() if host.health is health]
+    if hosts and (visible := context.overview.visible_hosts(context.directory)) is not None:
+        hosts = [host for host in hosts if host.name in visible]
+    if not hosts:
+        return
+    names = first_names([host.name for host in hosts])
+    is_single = len(hosts) == 1
+    if health is HostHealth.FAILED:
+        text = f"Host {names} has failed" if is_single else f"{len(hosts)} hosts have failed: {names}"
+    else:
+        text = (
+            f"Host {names} is predicted to fail" if is_single else f"{len(hosts)} hosts are predicted to fail: {names}"
+        )
+    yield AttentionItem(
+        what=f"host-{health}",
+        is_urgent=health is HostHealth.FAILED,
+        count=len(hosts),
+        text=f"{text}{_vms_left(context, hosts)}.",
+        links=(
+            *([_form_link("Repair", "repair", host=hosts[0].name)] if is_single and runs_platform(context) else ()),
+            _page_link("Show host", f"/hosts/{hosts[0].name}")
+            if is_single
+            else _page_link("Show hosts", "/hosts", health=health),
+        ),
+    )
+
+
+def _vms_left(context: PortalContext, hosts: Sequence[Host]) -> str:
+    left = sum(context.control.placement.vm_count(host.name) for host in hosts)
+    if not left or not context.can_see_everything():
+        return ""
+    return f"; {left} {'VM is' if left == 1 else 'VMs are'} still there"

@@ -1,0 +1,170 @@
+"""Filters of list pages: a value that does not exist is answered on the page, with the values that do.
+
+A handler raises UnknownFilter. The page is then shown without that filter, with a FilterProblem in place of results; an
+export fails with the error itself, because a program must not take an empty file for an answer.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from difflib import get_close_matches
+from itertools import islice
+from typing import TypeVar
+
+from forewarn.core.scope import scope_title_from_id
+from forewarn.errors import Rejected
+from forewarn.portal.context import PortalContext
+from forewarn.web.errors import status_and_message
+from forewarn.web.remedies import Surface
+from forewarn.web.views import BaseView
+
+Found = TypeVar("Found")
+_MAX_OFFERED = 8
+_MAX_NAMES_COMPARED = 5_000  # among more names a search for similar ones takes too long
+_MIN_LIKENESS = 0.55  # from 0 to 1, of two texts that may be meant for each other
+_REPEATED_CHOICES = re.compile(": use one of |: did you mean ")
+_MIN_BEGINNING = 3  # characters of a name that are searched
+
+
+class FilterChoice(BaseView, frozen=True, kw_only=True):
+    """A value that a filter may have, with its label."""
+
+    value: str
+    label: str
+
+
+class FilterProblem(BaseView, frozen=True, kw_only=True):
+    """A filter that matches nothing which exists: what is wrong, and which values exist.
+
+    `parameter` is that of the query; `nearest` is the choice most like its value, None if none is.
+    """
+
+    parameter: str  # of the query
+    sentence: str
+    nearest: FilterChoice | None  # the choice that is most like the value; None: none is
+    choices: tuple[FilterChoice, ...]  # known values, at most 8 of many
+
+
+class UnknownFilter(Rejected):
+    """The value of a filter does not exist. `reason` is the error in words, `choices` are values that do.
+
+    `parameter` and `value` are those of the query. The choice most like the value is offered first.
+    """
+
+    def __init__(self, parameter: str, value: str, reason: Rejected, choices: Iterable[FilterChoice] = ()) -> None:
+        super().__init__(str(reason))
+        self.parameter = parameter
+        self.value = value
+        self.reason = reason
+        self.choices = tuple(choices)
+
+    def problem(self) -> tuple[int, FilterProblem]:
+        """The HTTP status of the page, and what the page shows in place of results.
+
+        With choices, which the page offers as links, the sentence does not repeat them.
+        """
+        status, sentence = status_and_message(self.reason, Surface.PORTAL)
+        if self.choices:
+            sentence = _REPEATED_CHOICES.split(str(self.reason))[0]
+        nearest = _nearest_choice(self.value, self.choices)
+        return status, FilterProblem(
+            parameter=self.parameter,
+            sentence=sentence[:1].upper() + sentence[1:],
+            nearest=nearest,
+            choices=() if self.choices == (nearest,) else self.choices,
+        )
+
+
+def require_choice(parameter: str, value: str, labels: Mapping[str, str], what: str) -> None:
+    """Raises UnknownFilter unless `value` is "" or a key of `labels`, which has the label of each.
+
+    `parameter` is that of the query; `what` says what the values are, such as `a state of a VM`.
+    """
+    if value and value not in labels:
+        reason = Rejected(f"{value!r} is not {what}: use one of {', '.join(labels)}")
+        choices = (FilterChoice(value=known, label=label) for known, label in labels.items())
+        raise UnknownFilter(parameter, value, reason, choices)
+
+
+def require_page(number: int, pages: int) -> None:
+    """Raises UnknownFilter if page `number`, counted from 1, is after the last of these pages.
+
+    The error offers the last page. A number below 1 is not checked: the query does not allow it.
+    """
+    if number > pages:
+        reason = Rejected(f"page {number} does not exist: the last one is {pages}")
+        last = FilterChoice(value=str(pages), label=f"page {pages}")
+        raise UnknownFilter("page", str(pages), reason, [last])
+
+
+def resolve(
+    parameter: str,
+    value: str,
+    find: Callable[[str], Found],
+    offer: Callable[[str], Iterable[FilterChoice]] = lambda value: (),
+) -> Found | None:
+    """What `find` returns for `value`, that of the query's `parameter`; None, without a call, if it is "".
+
+    Raises UnknownFilter if `find` raises Rejected, with the choices that `offer` returns for the value.
+    """
+    if not value:
+        return None
+    try:
+        return find(value)
+    except Rejected as error:
+        raise UnknownFilter(parameter, value, error, offer(value)) from error
+
+
+def _nearest_choice(value: str, choices: Sequence[FilterChoice]) -> FilterChoice | None:
+    """The choice whose value or label is most like `value`, in any case; None if none is like it."""
+    by_text = {text.casefold(): choice for choice in choices for text in (choice.value, choice.label)}
+    close = get_close_matches(value.strip().casefold(), by_text, n=1, cutoff=_MIN_LIKENESS)
+    return by_text[close[0]] if close else None
+
+
+def offer_vms(context: PortalContext, value: str) -> list[FilterChoice]:
+    """Up to 8 visible VMs whose name contains `value`, in any case; if there are none, similar names.
+
+    Of `group/name` only the name counts. In a fleet of more than 5,000 VMs, similar names are those that contain its
+    first three characters; none for a value of three characters or fewer.
+    """
+    wanted = value.strip().casefold().rpartition("/")[2]
+    found = context.overview.find_by_name(context.directory, wanted, _MAX_OFFERED)
+    if not found:
+        keys = list(islice(context.overview.visible_keys(context.directory), _MAX_NAMES_COMPARED + 1))
+        if len(keys) <= _MAX_NAMES_COMPARED:
+            by_name = {key.rpartition("/")[2]: key for key in keys}
+            close = get_close_matches(wanted, by_name, n=_MAX_OFFERED, cutoff=_MIN_LIKENESS)
+            found = [by_name[name] for name in close]
+        elif len(wanted) > _MIN_BEGINNING:
+            found = context.overview.find_by_name(context.directory, wanted[:_MIN_BEGINNING], _MAX_OFFERED)
+    vms = (context.store.vm(key) for key in found)
+    return [FilterChoice(value=vm.name, label=vm.name) for vm in vms if vm is not None]
+
+
+def offer_scopes(context: PortalContext, value: str) -> list[FilterChoice]:
+    """Up to 8 visible scopes of several VMs: those with a name like `value` first, then others."""
+    ids = [
+        block.id
+        for group, _ in context.overview.visible_groups(context.directory)
+        for block in islice(group.blocks.values(), _MAX_NAMES_COMPARED)
+        if not block.is_standalone
+    ]
+    by_name = {scope_id.rpartition("/")[2]: scope_id for scope_id in ids[:_MAX_NAMES_COMPARED]}
+    close = get_close_matches(value.strip().casefold(), by_name, n=_MAX_OFFERED, cutoff=_MIN_LIKENESS)
+    ordered = dict.fromkeys([*close, *by_name])
+    visible = (name for name in ordered if context.can_see_scope(by_name[name]))
+    return [
+        FilterChoice(value=name, label=scope_title_from_id(by_name[name])) for name in islice(visible, _MAX_OFFERED)
+    ]
+
+
+def offer_rollouts(context: PortalContext, value: str) -> list[FilterChoice]:
+    """The 8 newest rollouts, the newest first, for any `value`; [] if the user may not see everything."""
+    newest = reversed(context.list_rollouts()[-_MAX_OFFERED:])
+    return [
+        FilterChoice(value=request.id, label=f"{request.rollout.impact} {request.id[:8]}")
+        for request in newest
+        if request.rollout is not None
+    ]

@@ -1,0 +1,52 @@
+"""The pages of the portal that the header links to, with the keys that open them."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from forewarn.portal.context import FLEET_PATH, PORTAL_PREFIX
+
+
+class NavigationPage(NamedTuple):
+    """A page that the header links to, and that the command palette finds.
+
+    `keys`, such as `g f`, open it when they are pressed one after the other. `below` are the beginnings of other paths
+    that belong to it.
+    """
+
+    title: str
+    path: str
+    keys: str  # pressed one after the other they open the page, such as `g f`
+    below: tuple[str, ...] = ()  # beginnings of the paths of other pages that belong to it
+    summary: str = ""  # what it shows, for the command palette
+
+
+def _page(title: str, path: str, keys: str, summary: str, *below: str) -> NavigationPage:
+    return NavigationPage(
+        title, f"{PORTAL_PREFIX}{path}", keys, tuple(f"{PORTAL_PREFIX}{prefix}" for prefix in below), summary
+    )
+
+
+# In the order of the header. The second letter of `keys` is one that the title contains.
+NAVIGATION = (
+    _page("Overview", "/", "g o", "what needs attention, what happens next and now"),
+    _page(
+        "Fleet",
+        FLEET_PATH.removeprefix(PORTAL_PREFIX),
+        "g f",
+        "all VMs by resource group and scope",
+        "/vms/",
+        "/scopes/",
+    ),
+    _page("Timeline", "/timeline", "g t", "events over time", "/events/", "/requests/"),
+    _page("Hosts", "/hosts", "g h", "health and VMs of each host", "/hosts/"),
+    _page("Rollouts", "/rollouts", "g r", "platform maintenance and its progress", "/rollouts/"),
+    _page("Clients", "/clients", "g c", "which VMs poll for events"),
+    _page("History", "/history", "g y", "everything that happened"),
+    _page("Lab", "/lab", "g l", "clock and faults"),
+)
+
+
+def current_page(path: str) -> NavigationPage | None:
+    """The page of the header that a path belongs to: the Fleet for a VM; None for others, such as forms."""
+    return next((page for page in NAVIGATION if path == page.path or path.startswith(page.below)), None)

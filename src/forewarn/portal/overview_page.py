@@ -1,0 +1,309 @@
+"""The overview, the first page: what needs a person, what happens next and now, and the whole fleet.
+
+It shows the first few of each; links lead to the pages with everything. Indexes in memory have the counts; the store
+is read for what is shown, so its reads do not grow with the fleet or the history.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from itertools import accumulate, islice
+
+from forewarn.core.access import Right
+from forewarn.core.event import Event, EventState
+from forewarn.core.request import RolloutTally
+from forewarn.core.scope import scope_title_from_id
+from forewarn.explain.phrases import event_kind_text, join_names
+from forewarn.portal.attention import (
+    AttentionItem,
+    find_attention,
+    may_approve,
+    next_attention_change,
+    runs_platform,
+)
+from forewarn.portal.context import PortalContext
+from forewarn.portal.filters import require_choice
+from forewarn.portal.heat_map import HeatMap, heat_map
+from forewarn.portal.notice_chart import CHART_SPANS, NoticeChart, notice_chart
+from forewarn.portal.rollout_index import EndEstimate, RolloutTracker
+from forewarn.portal.rollout_pages import PROGRESS_PARTS, ProgressPart
+from forewarn.portal.timeline_chart import format_iso
+from forewarn.web.request_parsing import HandlerCall, StrictBody
+from forewarn.web.view_builder import ViewBuilder
+from forewarn.web.views import BaseView
+from forewarn.wording import first_names
+
+MAX_EVENTS = 6  # of each list
+_MAX_PER_REQUEST = 3  # events of one request in the list of the next ones
+_MAX_EVENTS_SEARCHED = 2_000  # for those of other requests
+_MAX_ROLLOUTS = 5
+
+
+class OverviewQuery(StrictBody, frozen=True, kw_only=True):
+    """The query of the overview: the span of its charts, such as 6h; "" for a suitable one."""
+
+    span: str = ""  # of the charts: 1h, 6h, 1d or 7d; "": a suitable one
+
+
+class UpcomingEvent(BaseView, frozen=True, kw_only=True):
+    """A scheduled event: when it starts, what it waits for, and what the user may do. Times are lab time.
+
+    `more` events of the same request are left out after it; `more_path` is where they are listed, "" if the user may
+    not see it.
+    """
+
+    id: str
+    label: str  # such as `Reboot of web-0`
+    scope: str  # its id
+    title_of_scope: str
+    cause: str
+    is_approved: bool
+    not_before: float
+    waits_for: str  # in words; "": nothing, it starts now
+    request_id: str
+    more: int  # events of the same request among the next ones that are left out after this one
+    more_path: str  # where they are listed; "": the user may not see it
+    may_approve: bool
+    may_withdraw: bool
+
+
+class CurrentEvent(BaseView, frozen=True, kw_only=True):
+    """A started event and its acts: how many there are (`vms`), have ended (`done`) and failed.
+
+    `more` and `more_path` are as for UpcomingEvent; `started_at` is lab time.
+    """
+
+    id: str
+    label: str
+    scope: str
+    title_of_scope: str
+    cause: str
+    started_at: float  # lab time
+    vms: int  # acts
+    done: int  # acts that ended
+    failed: int  # of these
+    more: int  # events of the same request among the first ones that are left out after this one
+    more_path: str  # where they are listed; "": the user may not see it
+
+
+class CurrentRollout(BaseView, frozen=True, kw_only=True):
+    """An open rollout with its progress and estimated end.
+
+    `ends_at` is lab time, None if it does not run; `basis` says in words what that is based on.
+    """
+
+    id: str  # of its request
+    impact: str  # update, migrate or reboot
+    target: str  # its scope or hosts, in words
+    progress: str  # a RolloutState
+    who: str  # requested it
+    tally: RolloutTally  # its VMs by what happened to them
+    ends_at: float | None  # lab time; None: it does not run
+    basis: str  # what the estimate is based on, in words; "" without one
+
+    @property
+    def parts(self) -> tuple[ProgressPart, ...]:
+        """The parts of its progress bar, in the order of PROGRESS_PARTS, without empty ones."""
+        counts = [(name, getattr(self.tally, name)) for name in PROGRESS_PARTS]
+        starts = accumulate((count for _, count in counts), initial=0)
+        return tuple(
+            ProgressPart(name=name, count=count, since=since)
+            for (name, count), since in zip(counts, starts, strict=False)
+            if count
+        )
+
+    @property
+    def progress_text(self) -> str:
+        """Its progress in VMs, such as `12 of 40 done, 4 started, 24 waiting`."""
+        rest = [f"{part.count} {part.name.replace('_', ' ')}" for part in self.parts if part.name != "done"]
+        return ", ".join([f"{self.tally.done} of {self.tally.total} done", *rest])
+
+
+class OverviewPage(BaseView, frozen=True, kw_only=True):
+    """The overview as one user sees it. Field names are JSON keys.
+
+    `upcoming`, `current` and `rollouts` are the first few; `scheduled`, `started` and `more_rollouts` count.
+    `attention_changes_at` is when `attention` may change although nothing happens.
+    """
+
+    now: float  # lab time
+    is_lab: bool  # whether the clock can be changed
+    speed: float  # lab seconds per real second
+    counts: dict[str, int]  # of VMs by VmState, 0 included
+    total: int  # VMs
+    attention: tuple[AttentionItem, ...]  # urgent ones first
+    events_checked: int  # the soonest scheduled ones, for what needs attention
+    attention_changes_at: float | None  # lab time at which `attention` changes although nothing happens
+    scheduled: int  # events that the user may see
+    upcoming: tuple[UpcomingEvent, ...]  # the soonest of them
+    started: int  # events that the user may see
+    current: tuple[CurrentEvent, ...]  # the first that started
+    sees_rollouts: bool
+    rollouts: tuple[CurrentRollout, ...]  # open ones, newest first
+    more_rollouts: int  # that are left out
+    fleet: HeatMap
+    notice: NoticeChart
+    may_operate: bool  # some VM
+    may_run_platform: bool
+
+    @property
+    def next_start(self) -> str | None:
+        """The first NotBefore after now in `upcoming`, as `2026-01-05T12:00:00` in UTC; None if there is none.
+
+        The form that advances the clock takes it.
+        """
+        ahead = (event.not_before for event in self.upcoming if event.not_before > self.now)
+        return next((format_iso(at).removesuffix("Z") for at in ahead), None)
+
+    @property
+    def urgent(self) -> int:
+        """How many of the items of `attention` are urgent."""
+        return sum(item.is_urgent for item in self.attention)
+
+    @property
+    def calm_text(self) -> str:
+        """How many VMs run, and that scheduled events are delivered: the text if `attention` is empty.
+
+        Does not check that it is empty.
+        """
+        if not self.total:
+            return "There are no VMs that you can see."
+        others = {state: count for state, count in self.counts.items() if count and state != "running"}
+        vms = "The VM is" if self.total == 1 else f"All {self.total} VMs are"
+        fleet = f"{vms} running." if not others else f"{self.counts['running']} of {self.total} VMs are running."
+        if not self.scheduled:
+            return f"{fleet} No event is scheduled."
+        delivered = "was delivered to a VM of its scope, or will be at its next poll."
+        if self.events_checked >= self.scheduled:
+            return f"{fleet} Every scheduled event {delivered}"
+        checked = "1 was checked: it" if self.events_checked == 1 else f"{self.events_checked} were checked: each"
+        return f"{fleet} Of {self.scheduled} scheduled events, the next {checked} {delivered}"
+
+
+async def show_overview_page(context: PortalContext, call: HandlerCall, query: OverviewQuery) -> OverviewPage:
+    """Shows what needs a person, what happens next and now, rollouts, the fleet as a heat map, and notice.
+
+    Polls and deliveries of the last second may be missing: an open page fetches it again when they are stored. Raises
+    UnknownFilter for an unknown span.
+    """
+    require_choice("span", query.span, {span: span for span in CHART_SPANS}, "a span of the charts")
+    await context.events.ensure_built()
+    attention = await find_attention(context)
+    # No await from here on: the index must not change while it is read.
+    now, speed, is_lab = context.control.lab_clock.status()
+    counts = context.overview.count_states(context.directory)
+    events, scopes = context.events, context.visible_scopes()
+    views = ViewBuilder(context)
+    trackers = events.rollouts.open_rollouts() if context.can_see_everything() else []
+    return OverviewPage(
+        now=now,
+        is_lab=is_lab,
+        speed=speed,
+        counts={str(state): count for state, count in counts.items()},
+        total=sum(counts.values()),
+        attention=attention.items,
+        events_checked=attention.events_checked,
+        attention_changes_at=next_attention_change(context),
+        scheduled=events.count_scheduled(scopes),
+        upcoming=tuple(
+            _upcoming_event(context, views, event, more) for event, more in _first_events(events.scheduled(scopes))
+        ),
+        started=events.count_started(scopes),
+        current=tuple(_current_event(context, event, more) for event, more in _first_events(events.started(scopes))),
+        sees_rollouts=context.can_see_everything(),
+        rollouts=tuple(_current_rollout(context, tracker, now) for tracker in trackers[: -_MAX_ROLLOUTS - 1 : -1]),
+        more_rollouts=max(0, len(trackers) - _MAX_ROLLOUTS),
+        fleet=heat_map(context),
+        notice=notice_chart(events.notice, now, query.span, None if scopes is None else scopes.has),
+        may_operate=context.principal.may_anywhere(Right.OPERATE),
+        may_run_platform=runs_platform(context),
+    )
+
+
+def _first_events(events: Iterable[Event]) -> list[tuple[Event, int]]:
+    """The first of these events, at most three of one request.
+
+    So a large rollout does not hide the others. With each comes the number of events of its request that are left out
+    after it.
+    """
+    chosen: list[Event] = []
+    by_request: Counter[str] = Counter()
+    for event in islice(events, _MAX_EVENTS_SEARCHED):
+        by_request[event.request_id] += 1
+        if by_request[event.request_id] <= _MAX_PER_REQUEST and len(chosen) < MAX_EVENTS:
+            chosen.append(event)
+    by_request.subtract(event.request_id for event in chosen)
+    last_of_request = {event.request_id: event.id for event in chosen}
+    return [
+        (event, by_request[event.request_id] if last_of_request[event.request_id] == event.id else 0)
+        for event in chosen
+    ]
+
+
+def _upcoming_event(context: PortalContext, views: ViewBuilder, event: Event, more: int) -> UpcomingEvent:
+    wait = views.pending_wait(event)
+    is_scheduled = event.status is EventState.SCHEDULED
+    return UpcomingEvent(
+        id=event.id,
+        label=_label(event, event.vms),
+        scope=event.scope_id,
+        title_of_scope=scope_title_from_id(event.scope_id),
+        cause=event.cause,
+        is_approved=event.approved_at is not None,
+        not_before=event.not_before,
+        waits_for=wait.text if wait is not None else "",
+        request_id=event.request_id,
+        more=more,
+        more_path=_request_path(context, event) if more else "",
+        may_approve=is_scheduled and event.approved_at is None and may_approve(context, event),
+        may_withdraw=is_scheduled and runs_platform(context),
+    )
+
+
+def _request_path(context: PortalContext, event: Event) -> str:
+    request = context.store.request(event.request_id)
+    if request is None or not context.visibility.can_see_request(request):
+        return ""
+    return f"/portal/{'rollouts' if request.rollout is not None else 'requests'}/{request.id}"
+
+
+def _current_event(context: PortalContext, event: Event, more: int) -> CurrentEvent:
+    assert event.started_at is not None
+    return CurrentEvent(
+        id=event.id,
+        label=_label(event, event.vms),
+        scope=event.scope_id,
+        title_of_scope=scope_title_from_id(event.scope_id),
+        cause=event.cause,
+        started_at=event.started_at,
+        vms=len(event.acts),
+        done=len(event.acts) - len(event.unfinished_acts),
+        failed=len(event.failed_acts),
+        more=more,
+        more_path=_request_path(context, event) if more else "",
+    )
+
+
+def _label(event: Event, vms: Iterable[str]) -> str:
+    return f"{event_kind_text(event)} of {join_names(list(vms))}"
+
+
+def _current_rollout(context: PortalContext, tracker: RolloutTracker, now: float) -> CurrentRollout:
+    estimate = tracker.estimated_end(now, context.control.transactions.policy.settle_s)
+    rollout = tracker.rollout
+    return CurrentRollout(
+        id=tracker.request.id,
+        impact=rollout.impact,
+        target=first_names(rollout.hosts) if rollout.hosts else scope_title_from_id(rollout.scope_id),
+        progress=rollout.progress,
+        who=tracker.request.who,
+        tally=tracker.tally,
+        ends_at=estimate.at if estimate is not None else None,
+        basis=_estimate_text(estimate) if estimate is not None else "",
+    )
+
+
+def _estimate_text(estimate: EndEstimate) -> str:
+    left = f"{estimate.waves} more {'wave' if estimate.waves == 1 else 'waves'}" if estimate.waves else "the last wave"
+    return f"{left}, at the pace so far" if estimate.is_measured else f"{left}, if nobody approves"

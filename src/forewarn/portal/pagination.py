@@ -1,0 +1,30 @@
+"""Pages of a list: the query parameter `page`, and the part of a list that a page shows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated, TypeVar
+
+from msgspec import Meta
+
+from forewarn.portal.filters import require_page
+from forewarn.web.request_parsing import StrictBody
+
+T = TypeVar("T")
+PageNumber = Annotated[int, Meta(ge=1, le=1_000_000)]  # from 1
+
+
+class PageQuery(StrictBody, frozen=True, kw_only=True):
+    """The query of a page with one list that may be long."""
+
+    page: PageNumber = 1
+
+
+def items_on_page(items: Sequence[T], number: int, size: int) -> tuple[Sequence[T], int]:
+    """The items of the page with this number, at most `size` of them, and how many pages there are.
+
+    An empty list has one page. Raises UnknownFilter for a page after the last one.
+    """
+    pages = max(1, -(-len(items) // size))
+    require_page(number, pages)
+    return items[(number - 1) * size : number * size], pages

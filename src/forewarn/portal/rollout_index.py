@@ -1,0 +1,318 @@
+"""In-memory progress of open rollouts, counted as their events change, with an estimate of their end.
+
+A rollout may affect the whole fleet, so the overview does not read its VMs and events at each view. The counts are
+those of `core.rollout.count_rollout_vms`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from msgspec.structs import replace
+
+from forewarn.control.rollouts import RolloutService
+from forewarn.core.acts import can_act_on
+from forewarn.core.cause import CAUSE_RULES
+from forewarn.core.commit import Commit
+from forewarn.core.event import Event
+from forewarn.core.fleet import Vm, vm_key_in_scope
+from forewarn.core.history import EntryKind
+from forewarn.core.request import MaintenanceRequest, Rollout, RolloutState, RolloutTally
+from forewarn.core.rollout import rollout_vm_states
+from forewarn.errors import Unavailable
+from forewarn.store.interface import Store
+
+log = logging.getLogger(__name__)
+STALL_S = 300.0  # of lab time without any progress that was due, after which a rollout counts as stalled
+_UNKNOWN_ACT_S = 60.0  # assumed for acts whose duration no document shows, until one of the rollout has ended
+_MAX_REQUESTS_READ = 500  # the newest ones, to find rollouts that stopped
+_MAX_STOPPED = 20
+_BATCH_SIZE = 1000  # events counted before other tasks run
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EndEstimate:
+    """When a running rollout probably ends, and what that is based on.
+
+    `waves` are update domains that are not published yet. If it is not `is_measured` by its events so far, it assumes
+    that nobody approves.
+    """
+
+    at: float  # lab time
+    waves: int  # update domains that are not published yet, in the scope with the most of them
+    is_measured: bool  # by the pace of its events so far; if not, as if nobody approves
+
+
+class _RemainingWaves:
+    """Counts VMs that no event lists yet by scope and update domain: each update domain takes a wave."""
+
+    def __init__(self) -> None:
+        self._vms: dict[str, tuple[str, int]] = {}  # key → scope id, update domain
+        self._domains: dict[str, Counter[int]] = {}  # scope id → VMs by update domain
+        self._scopes_by_waves: Counter[int] = Counter()  # how many scopes have this many update domains left
+
+    def add(self, vm: Vm) -> None:
+        self.remove(vm.key)
+        self._vms[vm.key] = (vm.scope_id, vm.update_domain)
+        self._count(vm.scope_id, vm.update_domain, 1)
+
+    def remove(self, key: str) -> None:
+        if (known := self._vms.pop(key, None)) is not None:
+            self._count(*known, -1)
+
+    def _count(self, scope_id: str, domain: int, change: int) -> None:
+        domains = self._domains.setdefault(scope_id, Counter())
+        self._scopes_by_waves[len(domains)] -= 1
+        domains[domain] += change
+        if not domains[domain]:
+            del domains[domain]
+        self._scopes_by_waves[len(domains)] += 1
+        if not domains:
+            del self._domains[scope_id]
+
+    @property
+    def most(self) -> int:
+        """The number of update domains left in the scope that has the most; 0 if none is left."""
+        return max((waves for waves, scopes in self._scopes_by_waves.items() if scopes > 0), default=0)
+
+
+class RolloutTracker:
+    """The progress of one open rollout: its tally, whether it stalls, and when it probably ends.
+
+    `request` is the rollout's request as of the last commit. Only a RolloutIndex changes a tracker. Its VMs are counted
+    host by host when it starts: until then it has fewer than the rollout.
+    """
+
+    def __init__(self, request: MaintenanceRequest) -> None:
+        self.request = request
+        self._hosts = frozenset(self.rollout.hosts)
+        # Scope id and name of a VM → publication of its newest event, and the tally field that counts it.
+        self._event_states: dict[tuple[str, str], tuple[float, str]] = {}
+        self._waiting: dict[str, tuple[str, str]] = {}  # key → scope id and name, of VMs that no event lists
+        self._counts: Counter[str] = Counter()  # of VMs by tally field, without those that wait
+        self._waves = _RemainingWaves()
+        self._last_not_before = 0.0  # of all its events
+        self._changed_at = request.at  # lab time of the last change of one of its events
+        self._ended: set[str] = set()  # ids of events that started and are over
+        self._event_s = 0.0  # of these: the sum of the times from publication to end
+        self._act_s = 0.0  # likewise from start to end
+
+    @property
+    def rollout(self) -> Rollout:
+        """The rollout of its request."""
+        assert self.request.rollout is not None
+        return self.request.rollout
+
+    @property
+    def tally(self) -> RolloutTally:
+        """Its progress in VMs, each counted once, as `count_rollout_vms` would count them."""
+        # VMs that came to its hosts or scope after it completed are not part of it.
+        waiting = 0 if self.rollout.progress is RolloutState.COMPLETED else len(self._waiting)
+        return RolloutTally(total=self._counts.total() + waiting, waiting=waiting, **self._field_counts())
+
+    def _field_counts(self) -> dict[str, int]:
+        return {name: self._counts[name] for name in RolloutTally.__struct_fields__ if name not in ("total", "waiting")}
+
+    def stalled_s(self, now: float) -> float | None:
+        """Seconds of lab time since its last progress; None unless it runs and has stalled.
+
+        `now` is lab time. It has stalled if progress is overdue by more than 300 s (STALL_S). Progress is due when the
+        last notice of its events has ended, plus the usual time of an act while some are under way; else at once.
+        """
+        if self.rollout.progress is not RolloutState.RUNNING:
+            return None
+        due_at = max(self._changed_at, self._last_not_before if self._counts["scheduled"] else 0.0)
+        if self._counts["started"]:
+            due_at += self._mean_act_s()
+        return now - self._changed_at if now - due_at > STALL_S else None
+
+    def estimated_end(self, now: float, settle_s: float) -> EndEstimate | None:
+        """When it probably ends, from lab time `now` on; None if it does not run.
+
+        The update domains of a scope follow one another, and scopes do not wait for each other: so the scope with the
+        most update domains left decides. `settle_s` is for how long an event stays listed after its last act.
+        """
+        if self.rollout.progress is not RolloutState.RUNNING:
+            return None
+        act_s = self._mean_act_s() + (0 if self._ended else settle_s)
+        wave_s = self._event_s / len(self._ended) if self._ended else self.request.notice_s + act_s
+        end = now
+        if self._counts["scheduled"]:
+            end = max(now, self._last_not_before) + act_s
+        elif self._counts["started"]:
+            end = max(now, self._changed_at + act_s)
+        waves = self._waves.most
+        return EndEstimate(at=end + waves * wave_s, waves=waves, is_measured=bool(self._ended))
+
+    def _mean_act_s(self) -> float:
+        if self._ended:
+            return self._act_s / len(self._ended)
+        known_s = CAUSE_RULES[self.rollout.cause].duration_s
+        return float(known_s) if known_s >= 0 else _UNKNOWN_ACT_S
+
+    def on_vm(self, vm: Vm) -> None:
+        """Counts a VM that was added, changed, moved or removed. Only the index calls it.
+
+        It counts as waiting while it is present, in the rollout's scope or on its hosts, and no event of the rollout
+        lists it.
+        """
+        self._waiting.pop(vm.key, None)
+        self._waves.remove(vm.key)
+        is_target = vm.scope_id == self.rollout.scope_id or vm.host in self._hosts
+        if vm.removed_at is not None or not is_target or (vm.scope_id, vm.name) in self._event_states:
+            return
+        self._waiting[vm.key] = (vm.scope_id, vm.name)
+        if can_act_on(vm, CAUSE_RULES[self.rollout.cause].verb):
+            self._waves.add(vm)
+
+    def on_event(self, event: Event) -> None:
+        """Counts the VMs of an event of the rollout that was published or changed. Only the index calls it.
+
+        It may be called again with the same event.
+        """
+        for name, state in rollout_vm_states(event):
+            vm = (event.scope_id, name)
+            published_at, before = self._event_states.get(vm, (0.0, ""))
+            if published_at > event.published_at:
+                continue  # the VM came back to a host, and a newer event counts
+            self._counts[before] -= bool(before)
+            self._counts[state] += 1
+            self._event_states[vm] = (event.published_at, state)
+            key = vm_key_in_scope(event.scope_id, name)
+            if self._waiting.get(key) == vm:
+                del self._waiting[key]
+                self._waves.remove(key)
+        self._last_not_before = max(self._last_not_before, event.not_before)
+        times = (event.published_at, event.started_at, event.over_at)
+        self._changed_at = max(self._changed_at, *(at for at in times if at is not None))
+        if event.started_at is not None and event.over_at is not None and event.id not in self._ended:
+            self._ended.add(event.id)
+            self._event_s += event.over_at - event.published_at
+            self._act_s += event.over_at - event.started_at
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoppedRollout:
+    """A rollout that stopped by itself because VMs failed."""
+
+    request: MaintenanceRequest
+    at: float  # lab time
+
+
+class RolloutIndex:
+    """Tracks all open rollouts, and those that stopped by themselves, newest last.
+
+    Await `build` first; then pass every commit to `on_commit`, in order. Commits that are passed while it builds count.
+    Use it on one event loop.
+    """
+
+    def __init__(self, store: Store, rollouts: RolloutService) -> None:
+        self._store = store
+        self._rollouts = rollouts
+        self._trackers: dict[str, RolloutTracker] = {}  # by request id
+        self._stopped: dict[str, StoppedRollout] = {}  # likewise; at most _MAX_STOPPED
+        self._counting: set[asyncio.Task[None]] = set()  # the VMs of rollouts that have just started
+
+    async def build(self) -> None:
+        """Reads the open rollouts with their VMs and events, and recent rollouts that stopped."""
+        for request in self._store.requests(open_only=True):
+            await self._track(request)
+        for request in self._store.requests(limit=_MAX_REQUESTS_READ):
+            self._note_stop(request, self._stop_time(request))
+
+    async def _track(self, request: MaintenanceRequest) -> None:
+        """Counts the VMs and events of a rollout, in batches."""
+        if request.rollout is None or request.id in self._trackers:
+            return
+        tracker = self._trackers[request.id] = RolloutTracker(request)
+        for number, event in enumerate(self._store.events(request_id=request.id), 1):
+            tracker.on_event(event)
+            if number % _BATCH_SIZE == 0:
+                await asyncio.sleep(0)
+        await self._count_vms(tracker)
+
+    async def _count_vms(self, tracker: RolloutTracker) -> None:
+        """Counts the VMs of a rollout, host by host, each as it is then: so commits may come meanwhile."""
+        rollout = tracker.rollout
+        for part in [replace(rollout, hosts=(host,)) for host in rollout.hosts] or [rollout]:
+            for vm in self._rollouts.vms_of(part):
+                tracker.on_vm(vm)
+            await asyncio.sleep(0)
+            if self._trackers.get(tracker.request.id) is not tracker:
+                return  # the rollout has ended
+
+    async def _count_vms_of_new(self, tracker: RolloutTracker) -> None:
+        try:
+            await self._count_vms(tracker)
+        except Unavailable as error:
+            log.warning("the overview does not count all VMs of rollout %s: %s", tracker.request.id, error)
+
+    def on_commit(self, commit: Commit, now: float) -> None:
+        """Takes in a commit: new, changed and closed rollouts, their events and VMs; `now` is lab time.
+
+        The VMs of a new rollout are counted in a task, so call it on the event loop.
+        """
+        for request in commit.requests:
+            self._on_request(request, now)
+        if not self._trackers:
+            return
+        for event in commit.events:
+            if (tracker := self._trackers.get(event.request_id)) is not None:
+                tracker.on_event(event)
+        for vm in commit.vms:
+            for tracker in self._trackers.values():
+                tracker.on_vm(vm)
+
+    def _on_request(self, request: MaintenanceRequest, now: float) -> None:
+        if request.rollout is None:
+            return
+        self._note_stop(request, now)
+        tracker = self._trackers.get(request.id)
+        if not request.is_open:
+            self._trackers.pop(request.id, None)
+        elif tracker is not None:
+            tracker.request = request
+        else:
+            tracker = self._trackers[request.id] = RolloutTracker(request)
+            task = asyncio.create_task(self._count_vms_of_new(tracker))
+            self._counting.add(task)
+            task.add_done_callback(self._counting.discard)
+
+    def _note_stop(self, request: MaintenanceRequest, at: float) -> None:
+        if request.rollout is None:
+            return
+        for known in [known for known in self._stopped.values() if _has_same_target(known.request, request)]:
+            if known.request.at < request.at:
+                del self._stopped[known.request.id]  # a newer rollout of the same target replaces it
+        if request.rollout.progress is RolloutState.STOPPED:
+            at = self._stopped[request.id].at if request.id in self._stopped else at
+            self._stopped[request.id] = StoppedRollout(request=request, at=at)
+            if len(self._stopped) > _MAX_STOPPED:
+                del self._stopped[next(iter(self._stopped))]
+
+    def _stop_time(self, request: MaintenanceRequest) -> float:
+        if request.rollout is None or request.rollout.progress is not RolloutState.STOPPED:
+            return request.at
+        entries = self._store.history(request_id=request.id, limit=_MAX_STOPPED)
+        return next((entry.at for entry in reversed(entries) if entry.what is EntryKind.STOPPED), request.at)
+
+    def open_rollouts(self) -> list[RolloutTracker]:
+        """The trackers of all open rollouts, oldest first."""
+        return list(self._trackers.values())
+
+    def stopped_since(self, since: float) -> Iterator[StoppedRollout]:
+        """The rollouts that stopped by themselves since this lab time, oldest first.
+
+        Without those whose hosts or scope have a newer rollout.
+        """
+        return (stopped for stopped in self._stopped.values() if stopped.at >= since)
+
+
+def _has_same_target(one: MaintenanceRequest, other: MaintenanceRequest) -> bool:
+    assert one.rollout is not None
+    assert other.rollout is not None
+    return (one.rollout.scope_id, one.rollout.hosts) == (other.rollout.scope_id, other.rollout.hosts)
