@@ -1,4 +1,4 @@
-"""The paths that docs/architecture.md describes are those that the code takes."""
+"""The paths that docs/explanation/code-paths.md describes are those that the code takes."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ import forewarn
 from forewarn.lab import Lab
 from tests.support import operator_api
 
-PAGE = Path(__file__).parents[1] / "docs" / "architecture.md"
+PAGE = Path(__file__).parents[1] / "docs" / "explanation" / "code-paths.md"
 SOURCE = Path(forewarn.__file__).parent
-MOST_FILES_OF_A_RESTART = 47  # from the API's route to the end of the event, in virtual time
+MOST_FILES_OF_A_RESTART = 49  # from the API's route to the end of the event, in virtual time
 api, api_of = operator_api.api, operator_api.api_of
 
 
 def documented(heading: str) -> list[str]:
     """The files that a section of the page names, in its order."""
     text = PAGE.read_text(encoding="utf-8")
-    section = text.split(f"### {heading}\n", 1)[1].split("\n##", 1)[0]
+    section = text.split(f"## {heading}\n", 1)[1].split("\n##", 1)[0]
     return re.findall(r"`([a-z_/]+\.py)`", section)
 
 

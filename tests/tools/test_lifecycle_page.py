@@ -1,4 +1,4 @@
-"""docs/lifecycle.md is generated from the transition table (spec §6)."""
+"""docs/reference/lifecycle.md is generated from the transition table (spec §6)."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from pathlib import Path
 from forewarn.core.lifecycle import TRANSITIONS, UNCHANGED
 from tools.docs.lifecycle import lifecycle_markdown
 
-PAGE = Path(__file__).parents[2] / "docs" / "lifecycle.md"
+PAGE = Path(__file__).parents[2] / "docs" / "reference" / "lifecycle.md"
 
 
 def test_the_lifecycle_page_is_current() -> None:
     assert PAGE.read_text(encoding="utf-8") == lifecycle_markdown(), (
-        "docs/lifecycle.md is not what core/lifecycle.py says any more: run `make docs`"
+        "docs/reference/lifecycle.md is not what core/lifecycle.py says any more: run `make docs`"
     )
 
 

@@ -7,24 +7,48 @@ from pathlib import Path
 from forewarn.arm import routes as arm_routes
 from tools.docs.api_reference import api_reference_markdown
 from tools.docs.azure_api import azure_api_markdown
+from tools.docs.cli_reference import cli_markdown
+from tools.docs.crash_test_cases import crash_test_cases_markdown
+from tools.docs.crash_test_schema import crash_test_schema
+from tools.docs.decisions import decisions_markdown
+from tools.docs.executable_page import chosen_ports
+from tools.docs.faults import faults_markdown
+from tools.docs.fleet_file import fleet_file_markdown
 from tools.docs.lifecycle import lifecycle_markdown
+from tools.docs.metrics import with_agent_metrics, with_metrics
 from tools.docs.packages import with_packages
 from tools.docs.powershell import powershell_markdown
+from tools.docs.settings import with_settings
+from tools.docs.terminal_tour import update_tour
 
 DOCS = Path(__file__).parents[2] / "docs"
+_ARCHITECTURE = DOCS / "explanation" / "architecture.md"
+_SETTINGS = DOCS / "reference" / "settings.md"
+_METRICS = DOCS / "reference" / "metrics.md"
+_AGENT_METRICS = DOCS / "reference" / "agent-metrics.md"
 
 
 def pages() -> dict[str, str]:
-    """The Markdown of each generated page, by file name."""
+    """The text of each generated page, by its path in docs/."""
     return {
-        "architecture.md": with_packages((DOCS / "architecture.md").read_text(encoding="utf-8")),
-        "lifecycle.md": lifecycle_markdown(),
-        "api.md": api_reference_markdown(),
-        "azure-api.md": azure_api_markdown(arm_routes.ROUTES),
-        "powershell.md": powershell_markdown(arm_routes.ROUTES),
+        "explanation/architecture.md": with_packages(_ARCHITECTURE.read_text(encoding="utf-8")),
+        "explanation/decisions/index.md": decisions_markdown(DOCS / "explanation" / "decisions"),
+        "reference/cli.md": cli_markdown(),
+        "reference/faults.md": faults_markdown(),
+        "reference/fleet-file.md": fleet_file_markdown(),
+        "reference/lifecycle.md": lifecycle_markdown(),
+        "reference/api.md": api_reference_markdown(),
+        "reference/azure-api.md": azure_api_markdown(arm_routes.ROUTES),
+        "reference/powershell.md": powershell_markdown(arm_routes.ROUTES),
+        "reference/metrics.md": with_metrics(_METRICS.read_text(encoding="utf-8")),
+        "reference/agent-metrics.md": with_agent_metrics(_AGENT_METRICS.read_text(encoding="utf-8")),
+        "reference/settings.md": with_settings(_SETTINGS.read_text(encoding="utf-8")),
+        "reference/crash-test-cases.md": crash_test_cases_markdown(),
+        "reference/crash-test-result.schema.json": crash_test_schema(),
     }
 
 
 if __name__ == "__main__":
     for name, text in pages().items():
         (DOCS / name).write_text(text, encoding="utf-8")
+    update_tour(DOCS / "tour.svg", chosen_ports())

@@ -1,4 +1,4 @@
-"""Generates docs/api.md from the API's route table (`make docs`)."""
+"""Generates docs/reference/api.md from the API's route table (`make docs`)."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ is an error. An error changes nothing, and its message says what to do:
 | 409 | `Refused` | its state does not allow this now |
 | 409 | `Conflict` | another change came first: send the request again |
 | 413 | `Rejected` | send a shorter body |
-| 429 | `TooManyRequests` | too many connections: try again after `Retry-After` seconds ([limits](remote.md#limits)) |
+| 429 | `TooManyRequests` | too many connections: wait for `Retry-After` ([limits](access.md#limits-of-connections)) |
 | 503 | `Unavailable` | try again later |
 
 Responses never list, count or name what the caller may not read. A caller who may read one VM of a scope sees all
@@ -42,7 +42,7 @@ events of that scope, as the VM does.
 
 
 def api_reference_markdown() -> str:
-    """The page docs/api.md."""
+    """The page docs/reference/api.md."""
     return _HEAD + "".join(map(_row, ROUTES))
 
 

@@ -1,4 +1,4 @@
-"""Generates docs/azure-api.md from the routes of the ARM facade (`make docs`)."""
+"""Generates docs/reference/azure-api.md from the routes of the ARM facade (`make docs`)."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ _PAGE = """\
 *Generated from `src/forewarn/arm/` by `make docs`; change the routes there, not this page.*
 
 The service answers the part of Azure Resource Manager that concerns maintenance, over HTTPS at the address of the
-setting `console` ([settings.md](settings.md)). Microsoft's own libraries and `az` work with it unchanged; for
-PowerShell see [powershell.md](powershell.md). [contract.md](contract.md) says what the operations do to VMs, and which
-notice they give.
+setting `console` ([Settings](settings.md)). Microsoft's own libraries and `az` work with it unchanged; for
+PowerShell see [From PowerShell](powershell.md). [The contract](contract/index.md) says what the operations do to VMs,
+and which notice they give.
 
 ## Requests
 
@@ -110,7 +110,7 @@ The right is needed over the resource of the path, unless the table says otherwi
 
 
 def azure_api_markdown(routes: Sequence[ArmRoute]) -> str:
-    """The page docs/azure-api.md."""
+    """The page docs/reference/azure-api.md."""
     sections = (_section(title, section) for title, section in routes_by_section(routes))
     return _PAGE.format(compute=COMPUTE_PATH, rights=_lines(_right_rows()), sections="\n".join(sections))
 

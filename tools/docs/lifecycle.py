@@ -1,4 +1,4 @@
-"""Generates docs/lifecycle.md from the transition table of `forewarn.core.lifecycle`."""
+"""Generates docs/reference/lifecycle.md from the transition table of `forewarn.core.lifecycle`."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ diagram, and does not change where the table says *stays*.
 
 
 def lifecycle_markdown() -> str:
-    """The page docs/lifecycle.md: the diagram, the table, and the meaning of each transition."""
+    """The page docs/reference/lifecycle.md: the diagram, the table, and the meaning of each transition."""
     meanings = (f"| {transition} | {_TRANSITION_TEXT[transition]} |" for transition in Transition)
     return _PAGE.format(
         diagram=_join_lines(_diagram_edges()), table=_join_lines(_table_lines()), meanings=_join_lines(meanings)

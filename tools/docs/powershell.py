@@ -1,4 +1,4 @@
-"""Generates docs/powershell.md: a PowerShell call for every route of the ARM facade (`make docs`)."""
+"""Generates docs/reference/powershell.md: a PowerShell call for every route of the ARM facade (`make docs`)."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ _PAGE = """\
 **These commands were never run in PowerShell.** A test parses every line below with a small parser of our own, which
 knows the documented parameters of these cmdlets. It sends each `Invoke-RestMethod`, `Invoke-WebRequest` and
 `Invoke-AzRestMethod` to forewarn's API, and so tests paths, methods, bodies and responses. It does not test how to
-trust the CA, nor whether the Az modules sign in as written under [Az](#az). [azure-api.md](azure-api.md) says what
+trust the CA, nor whether the Az modules sign in as written under [Az](#az). [Azure's API](azure-api.md) says what
 the calls do.
 
 The lines are for PowerShell 7. In its strings a `?` belongs to the name before it, so write `"${{vmId}}?…"`.
@@ -192,7 +192,7 @@ if ($state.status -ne 'Succeeded') { throw "the operation is $($state.status): $
 
 
 def powershell_markdown(routes: Sequence[ArmRoute]) -> str:
-    """The page docs/powershell.md."""
+    """The page docs/reference/powershell.md."""
     authenticated = [route for route in routes if route.right is not None]
     sections = [_section(title, section) for title, section in routes_by_section(authenticated)]
     blocks = {"sign_in": _SIGN_IN, "az": _AZ, "names": _SET_NAMES, "wait": _WAIT}

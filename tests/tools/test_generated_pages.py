@@ -1,0 +1,30 @@
+"""Every generated page in docs/ is what its generator writes."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from forewarn.cli.root_command import forewarn
+from tools.docs.__main__ import DOCS, pages
+from tools.docs.cli_reference import all_commands
+
+PAGES = pages()
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_a_generated_page_is_current(name: str) -> None:
+    assert (DOCS / name).read_text(encoding="utf-8") == PAGES[name], f"docs/{name} is old: run `make docs`"
+
+
+def test_the_reference_of_the_command_line_has_a_section_for_every_command() -> None:
+    sections = re.findall(r"^### (forewarn .+)$", PAGES["reference/cli.md"], re.MULTILINE)
+    assert sections == [path for path, _ in all_commands(forewarn, "forewarn")][1:]
+
+
+def test_every_option_of_the_command_line_says_what_it_does() -> None:
+    for path, command in all_commands(forewarn, "forewarn"):
+        for option in command.params:
+            is_hidden = getattr(option, "hidden", False) or option.param_type_name == "argument"
+            assert is_hidden or getattr(option, "help", None), f"{path} {option.opts}"

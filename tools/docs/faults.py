@@ -1,0 +1,97 @@
+"""Generates docs/reference/faults.md from the definitions of the faults (`make docs`)."""
+
+from __future__ import annotations
+
+from forewarn.core.faults import FAULT_DEFINITIONS, FaultCategory, FaultDefinition, FaultKind, FaultParameter
+
+# What follows `forewarn fault set KIND` in the example of each fault; tests run them.
+_EXAMPLES = {
+    FaultKind.LATE_FIRST_ANSWER: "delay=20s --vm web-0",
+    FaultKind.EMPTY_BODY: "--vm web-0 --count 3",
+    FaultKind.GONE: "--vm web-0 --for 70s",
+    FaultKind.THROTTLED: "retry-after=2s --all --count 10",
+    FaultKind.INTERNAL_ERROR: "--vm web-0 --count 1",
+    FaultKind.RESET: "--vm web-0 --count 2",
+    FaultKind.SLOW_BODY: "take=30s --vm web-0",
+    FaultKind.STALE: "age=45s --scope db --for 10m",
+    FaultKind.UNKNOWN_VERSION_404: "--all",
+    FaultKind.SHORT_NOTICE: "notice=8s --vm web-0 --count 1",
+    FaultKind.NO_NOTICE: "--scope db --for 1h",
+    FaultKind.WITHDRAWN_AFTER_APPROVAL: "--vm web-0 --count 1",
+    FaultKind.SEVERAL_AT_ONCE: "events=4 --scope db",
+    FaultKind.NEIGHBOUR_ONLY: "--vm db-0",
+    FaultKind.INCARNATION_RESET: "--vm web-0",
+}
+_TITLES = {
+    FaultCategory.TRANSPORT: "Faults of requests",
+    FaultCategory.EVENTS: "Faults of events",
+    FaultCategory.AT_ONCE: "Faults that happen once",
+}
+_INTRODUCTIONS = {
+    FaultCategory.TRANSPORT: "They change answers. `--for` is real time, `--count` counts requests.",
+    FaultCategory.EVENTS: "They change events. `--for` is lab time, `--count` counts events.",
+    FaultCategory.AT_ONCE: "They happen when they are set, and take neither `--for` nor `--count`.",
+}
+
+_PAGE = """\
+# Faults
+
+*Generated from `src/forewarn/core/faults.py` by `make docs`; change the definitions there, not this page.*
+
+Clients of scheduled events have met all of these on Azure. forewarn produces each fault on demand, for one VM, for the
+VMs of a scope or for every VM. No fault is active unless you set it. [Make the endpoint fail on
+purpose](../how-to/faults.md) is the guide; `forewarn fault list --kinds` prints this list.
+
+{sections}
+
+## What a fault affects
+
+Faults of requests affect valid polls and approvals. Invalid requests, and those for `/metadata/instance`, are answered
+as usual. A request that gets 410, 429 or 500, or is reset, has no effect: it approves nothing and enables nothing.
+Only one of several faults affects a request: first those that refuse it, then the others, in the order in which they
+were set. Everything else about a document stays the same, its incarnation and its content. An event without notice
+still waits for other update domains. A fault never affects other scopes.
+
+## For programs
+
+`GET /forewarn/v1/faults` lists faults, storms and kinds. `POST /forewarn/v1/faults` sets a fault:
+`{{"kind": "stale", "vm": "web-0", "count": 3, "parameters": {{"age_s": 45}}}}`. Use `scope` or `"all": true` instead of
+`vm`; `for_s` is the duration. `DELETE /forewarn/v1/faults/ID` clears one fault. `POST /forewarn/v1/faults/clear` clears
+those that match `ids`, `kind`, `vm`, `scope` or `all`. `POST /forewarn/v1/faults/storm` takes `seed`, `vms` and
+`for_s`.
+"""
+
+
+def faults_markdown() -> str:
+    """The page docs/reference/faults.md: every fault with its symptom, parameters and an example."""
+    sections = (
+        f"## {title}\n\n{_INTRODUCTIONS[category]}\n\n{_table(category)}" for category, title in _TITLES.items()
+    )
+    return _PAGE.format(sections="\n\n".join(sections))
+
+
+def _table(category: FaultCategory) -> str:
+    rows = ["| fault | what a client sees | parameters | try it |", "|---|---|---|---|"]
+    for kind, definition in FAULT_DEFINITIONS.items():
+        if definition.category is category:
+            example = f"forewarn fault set {kind} {_EXAMPLES[kind]}"
+            rows.append(f"| `{kind}` | {_symptom(definition)} | {_parameters(definition)} | `{example}` |")
+    return "\n".join(rows)
+
+
+def _symptom(definition: FaultDefinition) -> str:
+    longest = definition.max_duration_s
+    return definition.symptom if longest is None else f"{definition.symptom}, for {longest:g} s at most"
+
+
+def _parameters(definition: FaultDefinition) -> str:
+    return "; ".join(_parameter(name, each) for name, each in definition.parameters.items())
+
+
+def _parameter(name: str, parameter: FaultParameter) -> str:
+    def text(value: float) -> str:
+        return f"{value:g} s" if name.endswith("_s") else f"{value:g}"
+
+    shown = name.removesuffix("_s").replace("_", "-")
+    values = f"{text(parameter.minimum)} to {text(parameter.maximum)}"
+    return f"`{shown}`: {values}, {text(parameter.default)} by default"

@@ -1,0 +1,129 @@
+"""Writes the tables of docs/reference/metrics.md and agent-metrics.md from the exported metrics (`make docs`).
+
+Names, types, labels and label values are those of a first scrape, meanings are the help texts of the metrics.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Iterable, Mapping
+
+from prometheus_client import Metric
+from prometheus_client.parser import text_string_to_metric_families
+
+from forewarn.agent.metrics import AgentMetrics
+from forewarn.agent.status import MaintenanceStatus
+from forewarn.clock import ClockSetting, LabClock
+from forewarn.control.control_plane import ControlInputs, ControlPlane
+from forewarn.http_client import HttpClient, LocalTargets
+from forewarn.hypervisor.ledger import EffectLedger
+from forewarn.hypervisor.simulated import SimulatedHypervisor
+from forewarn.metadata.request_counters import RequestTotals
+from forewarn.metrics.registry import WorkerMetrics
+from forewarn.metrics.service_metrics import ServiceMetrics
+from forewarn.store.memory import MemoryStore
+from forewarn.web.directory import FleetDirectory
+from forewarn.web.polling_report import polling_report
+
+# The table of a metric is the first one of which a prefix matches; the last table takes the rest.
+_SERVICE_TABLES: Mapping[str, tuple[str, ...]] = {
+    "requests": ("polls", "requests", "long_polls", "connections", "sightings"),
+    "polling": ("vms", "scopes"),
+    "events": ("event", "notice", "approval", "started"),
+    "acts": ("act",),
+    "service": ("",),
+}
+# Values of labels that depend on the installation.
+_OPEN_VALUES = {
+    "version": "the program's",
+    "python": "its version",
+    "worker": "its number, from 1",
+    "step": "a step of the file",
+}
+_TABLE = re.compile(r"(<!-- metrics: begin (\w+) .*? -->\n).*?(<!-- metrics: end -->)", re.DOTALL)
+
+
+def with_metrics(page: str) -> str:
+    """The text of docs/reference/metrics.md with new tables of metrics between its comments."""
+    families = [*asyncio.run(_service_families()), *asyncio.run(_worker_families())]
+    tables: dict[str, dict[str, Metric]] = {name: {} for name in _SERVICE_TABLES}
+    for family in families:
+        tables[_service_table(family.name)].setdefault(family.name, family)
+    return _TABLE.sub(lambda match: match[1] + _table(tables.pop(match[2]).values()) + match[3], page)
+
+
+def with_agent_metrics(page: str) -> str:
+    """The text of docs/reference/agent-metrics.md with a new table of metrics between its comments."""
+    families = _own_families(AgentMetrics(["drain"]).render(MaintenanceStatus()))
+    return _TABLE.sub(lambda match: match[1] + _table(families) + match[3], page)
+
+
+async def _service_families() -> list[Metric]:
+    """The metrics of a service with one worker and an empty fleet."""
+    store, clock = MemoryStore(), LabClock(ClockSetting(lab_at=0.0, real_at=0.0, speed=0.0), real=lambda: 0.0)
+    inputs = ControlInputs(
+        new_id=lambda: "",
+        polls=store.last_polls,
+        real_time=lambda: 0.0,
+        http_client=HttpClient(local_targets=LocalTargets.NONE),
+    )
+    hypervisor = SimulatedHypervisor(EffectLedger.open(None))
+    control = ControlPlane(store=store, clock=clock, hypervisor=hypervisor, inputs=inputs)
+    directory = FleetDirectory(store)
+    metrics = ServiceMetrics(
+        control,
+        request_totals=RequestTotals,
+        worker_lags=lambda: [(0.0, 0.0)],
+        count_polling=lambda live: polling_report(directory, lambda key: None, list, live),
+    )
+    try:
+        return _own_families(await metrics.render_all())
+    finally:
+        metrics.close()
+
+
+async def _worker_families() -> list[Metric]:
+    """The metrics of a worker, which serves them on a port of its own."""
+    return _own_families(await WorkerMetrics(request_totals=RequestTotals, silent_s=lambda: 0.0).render())
+
+
+def _own_families(text: bytes) -> list[Metric]:
+    """The metrics of a scrape, without the standard ones of every Prometheus client."""
+    families = text_string_to_metric_families(text.decode())
+    return [family for family in families if family.name.startswith("forewarn_")]
+
+
+def _service_table(name: str) -> str:
+    short = name.removeprefix("forewarn_")
+    return next(table for table, prefixes in _SERVICE_TABLES.items() if short.startswith(prefixes))
+
+
+def _table(families: Iterable[Metric]) -> str:
+    rows = ["| metric | type | labels | meaning |", "|---|---|---|---|"]
+    for name, family in sorted((_sample_name(family), family) for family in families):
+        rows.append(f"| `{name}` | {family.type} | {_labels(family)} | {family.documentation} |")
+    return "\n".join(rows) + "\n"
+
+
+def _sample_name(family: Metric) -> str:
+    return f"{family.name}_total" if family.type == "counter" else family.name
+
+
+def _labels(family: Metric) -> str:
+    """Each label of a metric with its values; the five kinds of events are named in the text of the page."""
+    values: dict[str, dict[str, None]] = {}
+    for sample in family.samples:
+        for label, value in sample.labels.items():
+            values.setdefault(label, {})[value] = None
+    values.pop("le", None)  # the bucket of a histogram
+    is_info = family.name.endswith("_info")
+    texts: list[str] = []
+    for label, found in values.items():
+        if label == "kind":
+            texts.append("`kind`")
+        elif label in _OPEN_VALUES and (is_info or label != "version"):
+            texts.append(f"`{label}`: {_OPEN_VALUES[label]}")
+        else:
+            texts.append(f"`{label}`: {', '.join(found)}")
+    return "; ".join(texts)

@@ -1,0 +1,130 @@
+"""Writes the table of docs/reference/settings.md from the settings themselves (`make docs`).
+
+Names and defaults are those of `Settings`; a setting without a meaning here is a KeyError.
+"""
+
+from __future__ import annotations
+
+import re
+from enum import StrEnum
+
+import msgspec
+
+from forewarn.service.settings import FILE_ONLY_SETTINGS, Settings, load_settings
+
+_MEANINGS = {
+    "data": "the data directory: database, sockets, ledger, certificates",
+    "fleet": "a [fleet file](fleet-file.md), applied once, to an empty store",
+    "listen": "addresses that VMs call, `ADDRESS:PORT`, separated by commas; a VM is identified by its source address",
+    "listeners": (
+        "sockets that VMs call on real hosts, identified by device, namespace, mark or source; see [below](#listeners)"
+    ),
+    "sockets": (
+        "the process that opens the sockets of `listen` and `listeners`: the service, or with `helper` the "
+        "program `forewarn sockets`"
+    ),
+    "workers": "[worker processes](../explanation/workers.md) that answer VMs; with 0 the service answers them itself",
+    "port": "the port of the loopback addresses of a lab",
+    "one_port_per_vm": "for machines with only one loopback address: each VM of a lab gets its own port",
+    "enablement": "when scheduled events are enabled for a scope: once one of its VMs polls, or always",
+    "grace_s": "how long events that became due while the service was away wait after its start",
+    "settle_s": "how long an event stays listed after its last act",
+    "max_user_operations": "how many user operations may be scheduled at once in a scope",
+    "first_answer_delay_s": "how long answers to a scope are delayed after it is enabled; up to 120",
+    "requests_per_s": (
+        "limit of requests per second and VM; more get 429. Azure allows 5. Each worker counts separately"
+    ),
+    "history_days": (
+        "what ended or was removed longer ago is deleted ([space](data-directory.md#space)); 0 keeps everything"
+    ),
+    "unknown_version": (
+        "an unknown api-version: `refuse` (400), `lenient` (served as the newest one not newer), `not-found` (404)"
+    ),
+    "iso_dates": "NotBefore in ISO form for api-versions up to 2017-08-01",
+    "require_header": "require the `Metadata` header for api-version 2017-03-01 on loopback too",
+    "versions": "a table: location → the api-versions served there",
+    "metrics": (
+        "plain HTTP port for the [metrics](metrics.md) of the service, `ADDRESS:PORT`, such as `127.0.0.1:9464`; "
+        "workers use the ports after it. Must not be an address that VMs can call"
+    ),
+    "console": (
+        "HTTPS port of the API and the [portal](../how-to/portal.md), `ADDRESS:PORT`; port 0 means any free port; "
+        "empty: only the local socket"
+    ),
+    "console_certificate": "PEM file of your own certificate, with its chain",
+    "console_key": "file of its key",
+    "console_names": "more host names and addresses for the local CA's certificate, separated by commas",
+    "token_minutes": "lifetime of access tokens, 1 to 1440",
+    "identity_on_loopback": (
+        "issue [tokens](contract/requests.md#28-managed-identity-tokens) on loopback too, where every program of "
+        "this machine can pose as any VM"
+    ),
+    "oidc_issuer": "URL of an OpenID Connect issuer, where clients sign in instead",
+    "oidc_audience": "the audiences that its tokens must have, separated by commas",
+    "oidc_jwks": "URL of the issuer's keys",
+    "oidc_client_id": "the client id of the [portal](../how-to/portal.md) at that issuer, for people to sign in there",
+    "oidc_client_secret_file": "file of that client's secret",
+    "local_targets": (
+        "which local addresses webhooks and the external issuer may have: `none`, `loopback` (this machine), or "
+        "`link-local` (this machine and link-local addresses, such as 169.254.169.254). Other machines are always "
+        "allowed"
+    ),
+    "strict_api_versions": "reject calls of Azure's API without an api-version, or with an unknown one",
+    "hypervisor": (
+        "the hypervisor that performs acts on VMs: `simulated` (touches no real VM), `process`, `command`, `qemu` or "
+        "`libvirt`; see [hypervisors](hypervisors.md)"
+    ),
+    "commands": "for the `command` hypervisor, a table: verb → `run`, `timeout_s`, `check`",
+    "machines": "for real VMs (`qemu`, `libvirt`), a table: how long acts wait for guests, hosts and migrations",
+    "qemu": "for the `qemu` hypervisor, a table: `hosts.NAME` → `directory`, `prefix`, `fence` and others",
+    "libvirt": "for the `libvirt` hypervisor, a table: `hosts.NAME` → `uri`, `peer_uri`, `fence` and others",
+    "simulate": "a list of rules that make the simulated hypervisor misbehave",
+}
+# Defaults that words describe better than values.
+_DEFAULTS = {
+    "data": "`$XDG_STATE_HOME/forewarn`, else `~/.local/state/forewarn`",
+    "fleet": "the sample fleet in a lab",
+    "listen": "none; a lab always listens on loopback",
+    "requests_per_s": "`0` (no limit)",
+    "versions": "all seven",
+    "hypervisor": "none: `forewarn serve` needs one; `process` in a lab",
+    "metrics": "none: only at the console",
+    "console_certificate": "a certificate of a local CA, created at the first start",
+    "console_key": "the same",
+    "oidc_jwks": "the one in the issuer's openid-configuration",
+    "oidc_client_secret_file": "none: a public client",
+    "machines": "see [Maintain QEMU VMs](../how-to/qemu.md)",
+    "qemu": "none",
+    "libvirt": "none",
+}
+
+_TABLE = re.compile(r"(<!-- settings: begin .*? -->\n).*?(<!-- settings: end -->)", re.DOTALL)
+
+
+def with_settings(page: str) -> str:
+    """The text of docs/reference/settings.md with a new table of settings between its two comments."""
+    rows = "\n".join(_row(name) for name in Settings.__struct_fields__ if name != "lab")
+    table = f"| setting | default | meaning |\n|---|---|---|\n{rows}\n"
+    return _TABLE.sub(lambda match: match[1] + table + match[2], page)
+
+
+def _row(name: str) -> str:
+    only = "in the file only: " if name in FILE_ONLY_SETTINGS else ""
+    return f"| `{name}` | {_DEFAULTS.get(name) or _default(name)} | {only}{_MEANINGS[name]} |"
+
+
+def _default(name: str) -> str:
+    """The default as a person would write it, and that of a lab if it differs."""
+    (field,) = (field for field in msgspec.structs.fields(Settings) if field.name == name)
+    usual = field.default if field.default is not msgspec.NODEFAULT else field.default_factory()
+    in_lab = getattr(load_settings({}, lab=True, environ={}), name)
+    text = _value_text(usual)
+    return text if in_lab == usual else f"{text}; {_value_text(in_lab)} in a lab"
+
+
+def _value_text(value: object) -> str:
+    if value in ("", (), {}):
+        return "none"
+    if isinstance(value, bool):
+        return f"`{str(value).lower()}`"
+    return f"`{value.value if isinstance(value, StrEnum) else value}`"
