@@ -16,9 +16,10 @@ from forewarn.errors import Rejected
 
 
 class Clock(Protocol):
-    """A source of lab time, in POSIX seconds. `SystemClock` and `LabClock` implement it.
+    """A source of lab time, in POSIX seconds: `now` reads it, `sleep_until` waits for an instant.
 
-    In production (`SystemClock`) lab time is the system's time.
+    In production (`SystemClock`) lab time is the system's time. In a lab (`LabClock`) it may run fast, pause or jump
+    ahead, never back: for timeouts of connections use real time instead.
     """
 
     def now(self) -> float:
@@ -33,7 +34,7 @@ class Clock(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClockSetting:
-    """A lab clock's setting: it showed `lab_at` at real time `real_at`, and runs at `speed` since.
+    """A lab clock's setting: it showed `lab_at` at real time `real_at`, and has run at `speed` since then.
 
     `LabClock` makes new ones; its owner stores them.
     """
@@ -69,8 +70,8 @@ class SystemClock:
 class LabClock:
     """A clock that can run at any speed, pause and jump ahead, but never moves back.
 
-    With the setting None it shows real time. It stores nothing: its owner stores the setting, so that lab time goes
-    on after a restart. `real` returns the real time in POSIX seconds.
+    With the setting None it begins at real time and speed 1. It stores nothing: its owner stores the setting, so that
+    lab time goes on after a restart. `real` returns the real time in POSIX seconds. Use it on one event loop.
     """
 
     def __init__(self, setting: ClockSetting | None = None, *, real: Callable[[], float] = read_real_time) -> None:

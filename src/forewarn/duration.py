@@ -1,12 +1,15 @@
-"""Parses durations such as `15m`, `7d`, `1h30m` and `90`, and formats them for people."""
+"""Parses durations such as `15m`, `1h30m` and `90`, and writes them for people, short or in words."""
 
 from __future__ import annotations
 
+import math
 import re
 
 _UNITS = {"w": 604_800, "d": 86_400, "h": 3_600, "m": 60, "s": 1}
-_UNITS_PATTERN = re.compile(r"(?:\d+(?:\.\d+)?[wdhms])+", re.ASCII | re.IGNORECASE)
-_UNIT_PATTERN = re.compile(r"(\d+(?:\.\d+)?)([wdhms])", re.ASCII | re.IGNORECASE)
+# A unit may also be a word, such as 5 minutes; its first letter says which it is.
+_UNIT = r"(?:w(?:eeks?)?|d(?:ays?)?|h(?:rs?|ours?)?|m(?:ins?|inutes?)?|s(?:ecs?|econds?)?)"
+_UNITS_PATTERN = re.compile(rf"(?:\d+(?:\.\d+)?{_UNIT})+", re.ASCII | re.IGNORECASE)
+_UNIT_PATTERN = re.compile(rf"(\d+(?:\.\d+)?)({_UNIT})", re.ASCII | re.IGNORECASE)
 _NUMBER_PATTERN = re.compile(r"\d+(?:\.\d+)?", re.ASCII)
 MAX_DURATION_S = 3_660 * 86_400  # about ten years
 
@@ -14,14 +17,17 @@ MAX_DURATION_S = 3_660 * 86_400  # about ten years
 def parse_duration(text: str) -> float:
     """Return the seconds of a duration such as `15m`, `1h 30m`, `1.5d` or `90` (seconds).
 
-    The units are w, d, h, m and s, in upper or lower case. Raises ValueError, whose message is a sentence for people,
-    if the text is no such duration (negative ones are not), or if it is longer than MAX_DURATION_S.
+    The units are w, d, h, m and s or their words (`5 minutes`), in upper or lower case. Raises ValueError, whose
+    message is a sentence for people, if the text is no such duration (negative ones are not), or if it is longer than
+    MAX_DURATION_S.
     """
     bare = text.strip().replace(" ", "")
+    if bare.startswith("-"):
+        raise ValueError(f"{text!r} is negative: give a duration such as 15m, 7d, 1h30m or 90 (seconds)")
     if _NUMBER_PATTERN.fullmatch(bare):
         seconds = float(bare)
     elif _UNITS_PATTERN.fullmatch(bare):
-        seconds = sum(float(number) * _UNITS[unit.lower()] for number, unit in _UNIT_PATTERN.findall(bare))
+        seconds = sum(float(number) * _UNITS[unit[0].lower()] for number, unit in _UNIT_PATTERN.findall(bare))
     else:
         raise ValueError(f"{text!r} is not a duration: write it like 15m, 7d, 1h30m or 90 (seconds)")
     if seconds > MAX_DURATION_S:
@@ -29,16 +35,54 @@ def parse_duration(text: str) -> float:
     return seconds
 
 
-def format_duration(seconds: float) -> str:
+def _round_to_units(seconds: float, units: int = 2) -> int:
+    """Return a duration rounded to what `units` units can show; with two, to hours from a day on.
+
+    With two units it is rounded to minutes from an hour on, and below to seconds. So a duration that was 7 days a
+    moment ago still reads `7 d`, and none is overstated by more than half an hour, half a minute and half a second.
+    """
+    whole = max(0, math.floor(seconds + 0.5))
+    lengths = [_UNITS[unit] for unit in ("d", "h", "m", "s")]
+    largest = next((index for index, length in enumerate(lengths) if whole >= length), len(lengths))
+    step = lengths[min(largest + units, len(lengths)) - 1]
+    return (whole + step // 2) // step * step
+
+
+def format_duration(seconds: float, *, units: int = 2) -> str:
     """Return a duration in seconds as its largest unit and the next one, if not zero: `6d 23h`, `2h`.
 
-    The units are d, h, m and s; smaller ones are cut off: 1 d 0 h 5 min is `1d`. Rounded to seconds first; a negative
-    duration is `0s`.
+    The units are d, h, m and s. Rounded to the last of the first `units` ones, half up: 6 d 23 h 40 min is `7d`. A
+    negative duration is `0s`.
     """
-    left = max(0, round(seconds))
+    left = _round_to_units(seconds, units)
     parts: list[tuple[int, str]] = []
     for unit in ("d", "h", "m", "s"):
         count, left = divmod(left, _UNITS[unit])
         if count or parts or unit == "s":
             parts.append((count, unit))
-    return " ".join(f"{count}{unit}" for count, unit in parts[:2] if count or len(parts) == 1)
+    return " ".join(f"{count}{unit}" for count, unit in parts[:units] if count or len(parts) == 1)
+
+
+def duration_text(seconds: float) -> str:
+    """Return seconds in words: the largest unit and the next one, if not zero: `14 min 59 s`.
+
+    The units are d, h, min and s. Rounded to the second of the two units, half up: 6 d 23 h 40 min is `7 d`. One that
+    rounds to 0, or is negative, is `less than a second`.
+    """
+    left = _round_to_units(seconds)
+    if left == 0:
+        return "less than a second"
+    parts = []
+    for unit, length in (("d", 86400), ("h", 3600), ("min", 60), ("s", 1)):
+        count, left = divmod(left, length)
+        parts.append(f"{count} {unit}" if count else "")
+    first = next(index for index, part in enumerate(parts) if part)
+    return " ".join(part for part in parts[first : first + 2] if part)
+
+
+def exact_duration_text(seconds: float) -> str:
+    """Return seconds in words, `2 min`; as a number, such as `3661 s`, if words would round them."""
+    seconds = round(seconds, 3)
+    step = 3600 if seconds >= 86400 else 60 if seconds >= 3600 else 1  # words leave out what is smaller
+    is_exact = seconds >= 1 and seconds % step == 0
+    return duration_text(seconds) if is_exact else f"{seconds:g} s"

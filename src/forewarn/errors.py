@@ -42,14 +42,17 @@ class Remedy(StrEnum):
     LIST_EXPLAINABLE = "list-explainable"  # VMs, hosts, scopes, events, rollouts and requests
     EXPLAIN_EVENT = "explain-event"  # see the explanation of the event; field: event (its id)
     EXPLAIN_REMOVED_VM = "explain-removed-vm"  # see when and why it was removed; field: vm (its name)
-    ALLOW_SHORT_NOTICE = "allow-short-notice"  # or give more notice; field: minimum (seconds)
+    ALLOW_SHORT_NOTICE = "allow-short-notice"  # or give more notice; field: minimum (a duration in words)
     GIVE_NOTICE = "give-notice"  # a short notice was allowed, but no length was given
     REPAIR_HOST = "repair-host"  # field: host (its name)
+    FAIL_HOST = "fail-host"  # if it has failed; field: host (its name)
     ADD_VMS = "add-vms"
     ADD_HOSTS = "add-hosts"
     CLEAR_FAULTS = "clear-faults"
     STOP_REPLAY = "stop-replay"  # or wait for its end; field: replay (its id)
     USE_LAB = "use-lab"  # production cannot do it
+    ADD_VERB = "add-verb"  # to the hypervisor; field: setting (which adds it)
+    CHANGE_HYPERVISOR = "change-hypervisor"  # to one that can do it
     RENEW_CLIENT_SECRET = "renew-client-secret"  # or choose another id; field: client (its id)
     ASK_FOR_ROLE = "ask-for-role"  # field: role
     ASK_FOR_ANY_ROLE = "ask-for-any-role"  # field: external_id, empty for clients of our own
@@ -93,7 +96,10 @@ class Conflict(ForewarnError):
 
 
 class Unavailable(ForewarnError):
-    """The request is correct, but cannot be served now: try again later."""
+    """The request is correct, but cannot be served now: try again later.
+
+    It may have been carried out all the same, as after a lost connection, unless the function that raises it says not.
+    """
 
 
 # What to do instead, in words that name neither commands nor pages.
@@ -114,14 +120,17 @@ _PLAIN_REMEDIES: dict[Remedy, str] = {
     Remedy.LIST_EXPLAINABLE: "name one that exists",
     Remedy.EXPLAIN_EVENT: "the explanation of event {event} says what happens",
     Remedy.EXPLAIN_REMOVED_VM: "the explanation of VM {vm} says when and why",
-    Remedy.ALLOW_SHORT_NOTICE: "give {minimum} s or more, or allow a shorter notice for testing",
+    Remedy.ALLOW_SHORT_NOTICE: "give {minimum} or more, or allow a shorter notice for testing",
     Remedy.GIVE_NOTICE: "give the notice",
     Remedy.REPAIR_HOST: "repair host {host} first",
+    Remedy.FAIL_HOST: "if it has failed, mark host {host} as failed first",
     Remedy.ADD_VMS: "add VMs to the fleet",
     Remedy.ADD_HOSTS: "add hosts to the fleet",
     Remedy.CLEAR_FAULTS: "clear some of them",
     Remedy.STOP_REPLAY: "wait until replay {replay} is over, or stop it",
     Remedy.USE_LAB: "use a lab",
+    Remedy.ADD_VERB: "add {setting} to the settings of the service",
+    Remedy.CHANGE_HYPERVISOR: "choose another hypervisor",
     Remedy.RENEW_CLIENT_SECRET: "give another id, or give client {client} another secret",
     Remedy.ASK_FOR_ROLE: "ask an administrator for the role {role}",
     Remedy.ASK_FOR_ANY_ROLE: "ask an administrator for a role",
@@ -131,7 +140,7 @@ _PLAIN_REMEDIES: dict[Remedy, str] = {
 def full_message(error: ForewarnError) -> str:
     """Return the error's message followed by what to do instead, in words that name no command or page.
 
-    Returns the message alone if the error has no remedy.
+    Returns the message alone if the error has no remedy. KeyError if it lacks a field of its remedy.
     """
     if error.remedy_code is None:
         return str(error)

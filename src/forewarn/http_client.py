@@ -51,7 +51,7 @@ class LocalTargets(StrEnum):
 
 
 class HttpRequestFailed(Unavailable):
-    """`HttpClient.send` got no response. The message is a clause that calls the server `it`."""
+    """`HttpClient.send` got no response. The message is a clause that says why, and calls the server `it`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,7 +59,7 @@ class ClientResponse:
     """A response of any status, with the part of its body that was read; made by `HttpClient.send`."""
 
     status: int
-    headers: Mapping[str, str]  # names in lower case
+    headers: Mapping[str, str]  # names in lower case; several values of one name joined by commas
     body: bytes  # at most `HttpLimits.max_body_bytes`, as sent: not decompressed
     is_complete: bool  # False: the body is longer than the limit, took too long or broke off
 
@@ -96,7 +96,8 @@ class HttpClient:
     def require_allowed(self, url: str) -> None:
         """Raise Rejected if the URL's host is an address, or `localhost`, that this client may not call.
 
-        Also if it is not a URL. Resolves nothing: other names pass here, and `send` checks their addresses.
+        Also if it cannot be parsed as a URL; a text without a host, such as "", passes. Resolves nothing: other names
+        pass here, and `send` checks their addresses.
         """
         try:
             host = httpx2.URL(url).host
@@ -120,10 +121,10 @@ class HttpClient:
     ) -> ClientResponse:
         """Send one request and return the response, of any status; redirects are not followed.
 
-        Tries the allowed addresses of the host in turn until one accepts the connection, eight at most. `headers` come
-        on top of Host and `Connection: close`. Raises HttpRequestFailed if no response begins within the timeout, the
-        connection fails or is not trusted, no address is allowed, or `url` is not a URL. A body that is too long, late
-        or broken off is no error: see `ClientResponse.is_complete`.
+        Tries the allowed addresses of the host in turn until one accepts the connection, eight at most; the request is
+        sent once. `headers` come on top of Host and `Connection: close`. Raises HttpRequestFailed if no response begins
+        within the timeout, the connection fails or is not trusted, no address is allowed, or `url` is not an http or
+        https URL. A body that is too long, late or broken off is no error: see `ClientResponse.is_complete`.
         """
         try:
             async with asyncio.timeout(limits.timeout_s) as deadline:

@@ -66,7 +66,8 @@ def index_lines(text: str) -> TomlLineIndex:
 def error_line(message: str, text: str) -> int:
     """Return the line, from 1, of a syntax error of `tomllib` or `tomli` in `text`.
 
-    That is the line that the error's `message` names, else (an error at the end) the last line of the text.
+    That is the line that the error's `message` (`… at line 3, column 1`) names, else (an error at the end) the last
+    line of the text, without empty lines after it.
     """
     match = re.search(r"at line (\d+)", message)
     return int(match.group(1)) if match else text.rstrip("\n").count("\n") + 1

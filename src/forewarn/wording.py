@@ -1,8 +1,13 @@
-"""Shortens lists for sentences: the first few names or clauses, and how many more there are."""
+"""Words for sentences: the first names of a list, and the known name that is like a wrong one."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from difflib import get_close_matches
+from itertools import islice
+
+_MAX_NAMES_TO_COMPARE = 5_000  # among more names a search for similar ones takes too long
+_MAX_NAME_LENGTH = 200
 
 
 def first_names(names: Sequence[str], most: int = 3, *, total: int = 0) -> str:
@@ -13,6 +18,19 @@ def first_names(names: Sequence[str], most: int = 3, *, total: int = 0) -> str:
     """
     shown, others = _shown_and_others(names, most, total)
     return ", ".join(shown) + (f" and {others} more" if others else "")
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """Return `: did you mean 'host-1'?` with the known name most like `name`, in any case; "" without one.
+
+    Also "" for more than 5,000 known names, or for a very long `name`.
+    """
+    names = list(islice(known, _MAX_NAMES_TO_COMPARE + 1))
+    if len(names) > _MAX_NAMES_TO_COMPARE or len(name) > _MAX_NAME_LENGTH:
+        return ""
+    folded = {each.casefold(): each for each in names}
+    close = get_close_matches(name.strip().casefold(), folded, n=1, cutoff=0.65)
+    return f": did you mean {folded[close[0]]!r}?" if close else ""
 
 
 def first_clauses(clauses: Sequence[str], most: int = 3) -> str:

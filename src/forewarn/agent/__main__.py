@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import logging
+import os
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
@@ -20,7 +21,8 @@ from forewarn.agent.reporting import SingleLineFormatter
 from forewarn.client.endpoint import parse_endpoint
 from forewarn.errors import ForewarnError, Unavailable
 
-_LOG_FORMAT = "%(levelname)s %(message)s"
+_LOG_FORMAT = "%(asctime)s %(levelname)s %(message)s"
+_JOURNAL_FORMAT = "%(levelname)s %(message)s"  # systemd's journal has the time of each line
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -33,7 +35,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """
     options = _argument_parser().parse_args(arguments)
     handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(SingleLineFormatter(_LOG_FORMAT))
+    in_journal = "JOURNAL_STREAM" in os.environ
+    handler.setFormatter(SingleLineFormatter(_JOURNAL_FORMAT if in_journal else _LOG_FORMAT))
     logging.basicConfig(level=logging.INFO, handlers=[handler])
     load = partial(_load_config, options.config, options.endpoint)
     try:

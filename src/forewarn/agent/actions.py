@@ -50,7 +50,10 @@ class ResumeStep:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecordStepEnd:
-    """Action: journal the end of a step (or undo) without running it: cut, skipped, reused, interrupted."""
+    """Action: journal the end of a step (or undo) that is not run, or was interrupted.
+
+    It was cut (no time), skipped, reused (done already for another event), or interrupted.
+    """
 
     key: str  # of the event's record
     step_run: StepRun  # with state, text and time of the end
@@ -66,7 +69,7 @@ class StopStep:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunApprovalCheck:
-    """Action: journal the try, then run the approval check once."""
+    """Action: journal the try, then run the approval check (the rule's command or webhook) once."""
 
     key: str  # of the event's record
     check: ApprovalCheckConfig

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from forewarn.agent.model import ApprovalCheckConfig
 from forewarn.agent.records import ApprovalCheckRecord
 from forewarn.agent.rules import normalize_vm_name
+from forewarn.duration import exact_duration_text
 
 HEARTBEAT_TIMEOUT_S = 15.0  # a VM with an older heartbeat counts as absent
 
@@ -99,9 +100,9 @@ def decide_by_approval_check(
 ) -> ApprovalDecision:
     """Decides by what the approval check has answered so far; `record` is None if it has not run.
 
-    Yes approves, and no is final: `recheck_at` is None. Without an answer `recheck_at` is when to run the check again;
-    a time that is not after `now`, the server's time, means at once. After the deadline `on_silence` decides, and the
-    check is not run again.
+    Yes approves, and no is final: `recheck_at` is None. Without an answer `recheck_at` is when to run the check again
+    or, if that is sooner, its deadline; a time that is not after `now`, the server's time, means at once. From the
+    deadline on `on_silence` decides, and the check is not run again.
     """
     if record is None:
         return ApprovalDecision(is_approved=False, reason="the approval check has not run yet", recheck_at=now)
@@ -118,5 +119,5 @@ def decide_by_approval_check(
         )
     return ApprovalDecision(
         is_approved=check.on_silence == "approve",
-        reason=f"the approval check gave no answer for {check.deadline_s:g} s",
+        reason=f"the approval check gave no answer for {exact_duration_text(check.deadline_s)}",
     )

@@ -1,6 +1,6 @@
 """Reads the agent's configuration file into rules and steps, or reports all its problems.
 
-docs/agent.md documents the file.
+docs/how-to/agent.md documents the file.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from forewarn.agent.model import OWN_VM, ApprovalCheckConfig, ApprovalPolicy, Ap
 from forewarn.agent.reactions import REACTIONS, BadOption
 from forewarn.agent.rules import PROFILE_NOTICE_S, PROFILES, excess_budget_s
 from forewarn.client.endpoint import parse_endpoint
+from forewarn.duration import exact_duration_text
 from forewarn.errors import Rejected
 from forewarn.protocol.document import EventSource, Kind
 from forewarn.tomlfile import error_line, index_lines
@@ -51,7 +52,10 @@ class AgentConfig:
 
     @property
     def step_folders(self) -> Path:
-        """The folder `steps` in `state`, which contains a folder EVENT/STEP for each step of each event."""
+        """The folder `steps` in `state`, with a folder EVENT/STEP per step that was run; may not exist.
+
+        `runner.make_step_folder` creates them. A step that events share has one only under the first of them.
+        """
         return self.state / "steps"
 
 
@@ -168,7 +172,8 @@ def _read_profile(root: ConfigTable, steps: Mapping[str, StepConfig]) -> tuple[R
         root.add_problem("profile", f"the profile {name!r} has no steps to run", "add a [steps.NAME] table")
     excess_s = excess_budget_s(name, list(steps.values()))
     if excess_s:
-        what = f"the steps need {excess_s:g} s more than the {PROFILE_NOTICE_S[name]:g} s of the profile {name!r}"
+        notice = exact_duration_text(PROFILE_NOTICE_S[name])
+        what = f"the steps need {exact_duration_text(excess_s)} more than the {notice} of the profile {name!r}"
         root.add_problem("profile", what, "reduce budgets, or mark steps that may be cut with cut = 1")
     return PROFILES[name](tuple(steps.values()))
 

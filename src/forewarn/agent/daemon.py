@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ from forewarn.agent.actions import AgentAction, AgentSnapshot, CloseEvent, Recor
 from forewarn.agent.approval import BoardView
 from forewarn.agent.config import AgentConfig
 from forewarn.agent.decision import next_actions
-from forewarn.agent.event_tracking import record_after_change, record_after_reboot, record_under_new_rules
+from forewarn.agent.event_tracking import record_after_reboot, record_under_new_rules, records_after_changes
 from forewarn.agent.journal import AgentJournal
 from forewarn.agent.reactions.run_mark import end_all_orphan_processes
 from forewarn.agent.readiness_board import BoardSynchronizer, ReadinessBoard
@@ -77,7 +77,7 @@ VM_NAME_TIMEOUT_S = 5.0  # if the name is already in the journal: a Preempt give
 class AgentDaemon:
     """One agent. Create it on a running event loop, await `run` or `run_once` once; `stop` ends `run`.
 
-    Creating it opens and locks the journal, which `run` and `run_once` close; raises Rejected if it cannot be used.
+    Creating it opens and locks the journal, which only `run` and `run_once` close; Rejected if it cannot be used.
     None means the default: a client of the configured endpoint, no observer, the server's clock, the kernel's boot id,
     `AgentJournal`. A poll is held for at most `hold_s` seconds.
     """
@@ -115,7 +115,7 @@ class AgentDaemon:
             self._client,
             config.cursor_path,
             self._observer,
-            on_change=self._record_change,
+            on_changes=self._record_changes,
             on_poll=self._on_poll,
             hold_s=hold_s,
         )
@@ -172,7 +172,8 @@ class AgentDaemon:
         Call it on the event loop. A running step continues as it began. Known events keep their rule; one whose rule is
         none or not configured any more, and without step runs, is matched again. Raises Rejected, and changes nothing,
         if a setting differs that only a restart can change (endpoint, vm, state, listen, board); Unavailable, and keeps
-        the old configuration, if the journal cannot be written.
+        the old configuration, if the journal cannot be written; events that were matched before that keep their new
+        rule.
         """
         fixed = [name for name in _FIXED_SETTINGS if getattr(config, name) != getattr(self._config, name)]
         if fixed:
@@ -192,33 +193,36 @@ class AgentDaemon:
         self._context.steps, self._context.rules = config.steps, config.rules
         self._rules = {rule.name: rule for rule in config.rules}
 
-    def _record_change(self, change: Change) -> None:
-        """Journals a change of an event, durably, logs it, tells the observer, and wakes the loop.
+    def _record_changes(self, changes: Sequence[Change]) -> None:
+        """Journals changes of events in one transaction, durably, logs and reports them, and wakes the loop.
 
-        A repeated change has no effect. Raises Unavailable if the journal cannot be written, Rejected if it cannot be
-        read.
+        A repeated change has no effect. Raises Unavailable, and changes nothing, if the journal cannot be written;
+        Rejected if it cannot be read.
         """
         context, now = self._context, self._context.clock.now()
-        record = record_after_change(
+        known = {record.key for record in self._journal.open_records}
+        records = records_after_changes(
             self._journal.open_records,
-            change,
+            changes,
             rules=context.rules,
             vm=context.vm,
             now=now,
             boot_id=context.boot_id,
             count_records=self._journal.count_records,
         )
-        if record is not None:
-            is_new = self._journal.open_records.get(record.key) is None
-            self._journal.save(record)
-            report_event_change(self._observer, record, is_new=is_new, vm=context.vm, now=now)
-            self._woken.set()
+        if not records:
+            return
+        self._journal.save(*records)
+        for record in records:
+            report_event_change(self._observer, record, is_new=record.key not in known, vm=context.vm, now=now)
+            known.add(record.key)
+        self._woken.set()
 
     def reconcile(self) -> float | None:
         """Journals and takes every due action; returns the server time of the next one (POSIX seconds).
 
         None if only a change or the end of a task can cause one. It starts tasks and does not wait for them. Raises
-        Unavailable if the journal cannot be written.
+        Unavailable if the journal cannot be written; the actions before that are taken. `run` and `run_once` call it.
         """
         actions = self._take_next_actions()
         # Each of these may allow further actions.

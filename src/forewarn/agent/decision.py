@@ -28,6 +28,7 @@ from forewarn.agent.rules import has_started
 from forewarn.agent.step_schedule import ScheduledStep, schedule_after_start, schedule_steps
 from forewarn.agent.undo import ended_step_run, is_undone_by_reboot, undo_actions
 from forewarn.client.events import event_key
+from forewarn.duration import exact_duration_text
 
 APPROVAL_RETRY_S = 5.0  # after an approval that was not answered
 BOARD_RECHECK_S = 2.0  # while other VMs are not ready
@@ -48,7 +49,7 @@ def next_actions(snapshot: AgentSnapshot) -> tuple[AgentAction, ...]:
             actions.append(action)
             snapshot = replace(
                 snapshot,
-                open_records=snapshot.open_records.with_record(
+                open_records=snapshot.open_records.with_records(
                     record_after_action(record, action, now=snapshot.now, boot_id=snapshot.boot_id)
                 ),
             )
@@ -71,7 +72,7 @@ def remaining_schedule(record: EventRecord, snapshot: AgentSnapshot) -> tuple[Sc
 def is_ready(record: EventRecord, snapshot: AgentSnapshot) -> bool:
     """True if all steps of the event are done or skipped, as an approval requires; True without steps.
 
-    False if a step has not ended, failed, was cut, or was undone by a reboot.
+    False if a step has not ended, failed, was cut (not run for lack of time), or was undone by a reboot.
     """
     runs = [record.step_run(name) for name in record.plan]
     if not all(run is not None and run.state in (StepState.DONE, StepState.SKIPPED) for run in runs):
@@ -171,7 +172,7 @@ def _cut_reason(record: EventRecord, snapshot: AgentSnapshot) -> str:
     if has_started(record.event):
         return "the event has started"
     left = (record.event.not_before or snapshot.now) - snapshot.now
-    return f"no time: {max(0.0, left):.0f} s left"
+    return f"no time: {exact_duration_text(max(0, round(left)))} left"
 
 
 def _approval_actions(record: EventRecord, snapshot: AgentSnapshot) -> Iterator[AgentAction]:

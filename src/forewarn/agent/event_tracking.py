@@ -1,4 +1,4 @@
-"""Applies a change from the endpoint to the open records: events that are new, changed or gone. Pure.
+"""Applies changes from the endpoint to the open records: events that are new, changed or gone. Pure.
 
 Changes are delivered at least once, so a repeated change has no effect. An event that is listed again after it was
 gone gets a new record: its steps were undone, so they are due again.
@@ -6,6 +6,7 @@ gone gets a new record: its steps were undone, so they are due again.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
@@ -16,37 +17,45 @@ from forewarn.client import Change, Gone, Outcome
 from forewarn.client.events import event_key
 
 
-def record_after_change(
+def records_after_changes(
     open_records: OpenRecords,
-    change: Change,
+    changes: Sequence[Change],
     *,
     rules: Sequence[RuleConfig],
     vm: str,
     now: float,
     boot_id: str,
     count_records: Callable[[str], int],
-) -> EventRecord | None:
-    """The new or changed record after a change, not yet journalled; None if nothing differs.
+) -> tuple[EventRecord, ...]:
+    """The new and changed records after these changes, in their order and not yet journalled.
 
-    A new event gets the first of `rules` that matches at `now`, the server's time, on the VM `vm`; a known one keeps
-    its rule, and gets the changed event and the time of its start. Gone sets time and outcome; it has no effect on an
-    unknown event. After its start only Gone changes a record. `boot_id`, the current boot's, goes into a new record.
-    `count_records` returns how many records an `event_key` has already, which numbers the new key.
+    A change without effect gives none, and an event with several changes has a record for each. A new event gets the
+    first of `rules` that matches at `now`, the server's time, on the VM `vm`; a known one keeps its rule, and gets the
+    changed event and the time of its start. Gone sets time and outcome; it has no effect on an unknown event. After its
+    start only Gone changes a record. `boot_id`, the current boot's, goes into a new record. `count_records` returns how
+    many records an `event_key` has in the journal, which numbers the new key.
     """
-    event_id = event_key(change.event)
-    known = next(
-        (record for record in open_records if event_key(record.event) == event_id and record.gone_at is None), None
-    )
-    if isinstance(change, Gone):
-        return None if known is None else replace(known, gone_at=now, outcome=_final_outcome(known, change))
-    if known is None:
-        rule = find_rule(rules, change.event, vm, now)
-        return _new_record(_record_key(event_id, count_records(event_id)), change.event, rule, now, boot_id)
-    return (
-        None
-        if known.event == change.event or known.started_at is not None
-        else _changed_record(known, change.event, now)
-    )
+    listed = {event_key(record.event): record for record in open_records if record.gone_at is None}
+    created: Counter[str] = Counter()  # records of this call, by `event_key`
+    records: list[EventRecord] = []
+    for change in changes:
+        event_id = event_key(change.event)
+        known = listed.get(event_id)
+        if known is None and not isinstance(change, Gone):
+            rule = find_rule(rules, change.event, vm, now)
+            key = _record_key(event_id, count_records(event_id) + created[event_id])
+            after: EventRecord | None = _new_record(key, change.event, rule, now, boot_id)
+            created[event_id] += 1
+        else:
+            after = _known_record_after(known, change, now)
+        if after is None:
+            continue
+        records.append(after)
+        if after.gone_at is None:
+            listed[event_id] = after
+        else:
+            del listed[event_id]
+    return tuple(records)
 
 
 def record_under_new_rules(record: EventRecord, *, rules: Sequence[RuleConfig], vm: str) -> EventRecord | None:
@@ -91,6 +100,15 @@ def _new_record(key: str, event: Event, rule: RuleConfig | None, now: float, boo
         plan=_step_names(rule),
         started_at=now if has_started(event) else None,
     )
+
+
+def _known_record_after(known: EventRecord | None, change: Change, now: float) -> EventRecord | None:
+    if known is None:
+        return None
+    if isinstance(change, Gone):
+        return replace(known, gone_at=now, outcome=_final_outcome(known, change))
+    is_same = known.event == change.event or known.started_at is not None
+    return None if is_same else _changed_record(known, change.event, now)
 
 
 def _changed_record(record: EventRecord, event: Event, now: float) -> EventRecord:

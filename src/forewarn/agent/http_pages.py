@@ -20,9 +20,9 @@ def build_pages(
 ) -> AgentPages:
     """The pages /health, /ready, /metrics and /state, by path, as functions that make the page anew.
 
-    /state has the keys of `state_view`, `health` (the fields of EndpointHealth) and those that `extra_state` returns,
-    such as endpoint and problems, which replace keys of the same name. `get_snapshot` returns the agent's current
-    state.
+    /health is 503 once the endpoint is silent for too long, /ready while a readiness step is in effect. /state has the
+    keys of `state_view`, `health` (the fields of EndpointHealth) and those that `extra_state` returns, such as endpoint
+    and problems, which replace keys of the same name. `get_snapshot` returns the agent's current state.
     """
 
     def status() -> MaintenanceStatus:

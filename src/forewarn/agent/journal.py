@@ -121,7 +121,7 @@ def is_journal_locked(path: Path) -> bool:
     return False
 
 
-def open_journal(path: Path, config_file: Path | None = None) -> sqlite3.Connection:
+def _open_journal(path: Path, config_file: Path | None = None) -> sqlite3.Connection:
     """Opens the journal for writing; creates the file or migrates it to the current schema if needed.
 
     Take the lock (`JournalLock`) first. Returns a connection in autocommit mode that the caller closes; each commit
@@ -239,7 +239,7 @@ UNREADABLE_ROW_ERRORS = (ValueError, KeyError, TypeError, AttributeError)  # of 
 _CONFLICT_COLUMNS = {"events": "key", "steps": "event_key, step, phase"}
 
 
-def event_row(record: EventRecord, number: int) -> SqlRow:
+def _event_row(record: EventRecord, number: int) -> SqlRow:
     """The row of the table `events` for a record, values by column; event and plan become JSON.
 
     `number` is its place in the order in which events were first saved. Step runs and approvals are not in it.
@@ -270,7 +270,7 @@ def _step_run_row(key: str, number: int, run: StepRun) -> SqlRow:
     return {**asdict(run), "event_key": key, "number": number, "notes": json.dumps(dict(run.notes))}
 
 
-def upsert(db: sqlite3.Connection, table: str, row: SqlRow) -> None:
+def _upsert(db: sqlite3.Connection, table: str, row: SqlRow) -> None:
     """Inserts a row, or updates all its columns in the one with the same primary key.
 
     `table` is `events`, `steps`, `approvals` or `consents`. Neither begins nor commits a transaction.
@@ -352,7 +352,7 @@ class AgentJournal:
 
     Opening it takes the lock (Rejected if another agent has it), and creates or migrates the file. With `readonly` it
     does neither, and `open_records` is as of the opening. `config_file` is the agent's file, for messages. Opening and
-    reading raise Rejected if the file cannot be used, JournalDamaged if it is damaged. Close it after use.
+    reading raise Rejected if the file is not usable, JournalDamaged if it is damaged. Use it in one thread; close it.
     """
 
     def __init__(self, path: Path, *, readonly: bool = False, config_file: Path | None = None) -> None:
@@ -360,7 +360,7 @@ class AgentJournal:
         with ExitStack() as opened:
             if not readonly:
                 opened.callback(JournalLock(path).release)
-            self._db = (_open_journal_readonly if readonly else open_journal)(path, config_file)
+            self._db = (_open_journal_readonly if readonly else _open_journal)(path, config_file)
             opened.callback(self._db.close)
             self.open_records = OpenRecords(records=tuple(self._read_records("WHERE closed = 0")))
             self._opened = opened.pop_all()
@@ -377,13 +377,13 @@ class AgentJournal:
         Unavailable, and changes nothing, if the file cannot be written.
         """
         with self._transaction():
+            next_number = self._db.execute("SELECT coalesce(max(number), 0) + 1 FROM events").fetchone()[0]
             for record in records:
-                self._write_record(record)
-        for record in records:
-            self.open_records = self.open_records.with_record(record)
+                next_number += self._write_record(record, next_number)
+        self.open_records = self.open_records.with_records(*records)
 
     def count_records(self, event_id: str) -> int:
-        """How many records exist for this `event_key`, open and closed; pruned ones do not count."""
+        """How many records exist, open and closed but not pruned, for what `client.events.event_key` returned."""
         ((count,),) = self._select("SELECT count(*) FROM events WHERE id = ?", event_id)
         return int(count)
 
@@ -425,7 +425,8 @@ class AgentJournal:
     def verify(self) -> None:
         """Checks SQLite's pages and reads every record, open and closed, and every stored value.
 
-        Raises JournalDamaged if one of them is not readable; it repairs and changes nothing.
+        Raises JournalDamaged if one of them is not readable, Rejected if the file is not; it repairs and changes
+        nothing.
         """
         problems = [row[0] for row in self._select("PRAGMA integrity_check(1)") if row[0] != "ok"]
         if problems:
@@ -464,16 +465,17 @@ class AgentJournal:
     def _unusable_error(self, error: Exception) -> Rejected:
         return unusable_journal_error(self._path, error, self._config_file)
 
-    def _write_record(self, record: EventRecord) -> None:
+    def _write_record(self, record: EventRecord, next_number: int) -> bool:
+        """Writes a record; a new one gets `next_number`. Returns whether it is new."""
         known = self._db.execute("SELECT number FROM events WHERE key = ?", (record.key,)).fetchone()
-        number = known or self._db.execute("SELECT coalesce(max(number), 0) + 1 FROM events").fetchone()
-        upsert(self._db, "events", event_row(record, number[0]))
+        _upsert(self._db, "events", _event_row(record, next_number if known is None else known[0]))
         for position, run in enumerate(record.step_runs):
-            upsert(self._db, "steps", _step_run_row(record.key, position, run))
+            _upsert(self._db, "steps", _step_run_row(record.key, position, run))
         if record.approval is not None:
-            upsert(self._db, "approvals", {"event_key": record.key, **asdict(record.approval)})
+            _upsert(self._db, "approvals", {"event_key": record.key, **asdict(record.approval)})
         if record.approval_check is not None:
-            upsert(self._db, "consents", {"event_key": record.key, **asdict(record.approval_check)})
+            _upsert(self._db, "consents", {"event_key": record.key, **asdict(record.approval_check)})
+        return known is None
 
     def _read_records(self, which: str, *values: Any) -> Iterator[EventRecord]:
         order = "" if "ORDER" in which else " ORDER BY number"

@@ -92,8 +92,11 @@ _ACTUAL_HELP = "Time from when an event was first seen to its start; shorter tha
 _MISSED_HELP = "Events first seen when they had started, or after their NotBefore."
 _IN_MAINTENANCE_HELP = "1 from the first step for an event, or its start, until all is undone; mute alerts meanwhile."
 _LAG_HELP = "Time from one answer of the endpoint to the next, without the time of held long polls."
-_POLLED_AT_HELP = "When the endpoint last answered; 0: not yet."
-_DURATION_HELP = "Duration of steps and undos."
+_POLLED_AT_HELP = "When the endpoint last answered, in seconds since 1970; 0 if it has not yet."
+_INFO_HELP = "Always 1; the label is the version of the agent."
+_GONE_HELP = "Events that are no longer listed, by what became of them."
+_CUT_HELP = "Steps that were not run, for lack of time or because the event had started."
+_DURATION_HELP = "Duration of steps (phase do) and of undoing them (phase undo)."
 
 M = TypeVar("M", Counter, Gauge, Histogram)
 
@@ -116,7 +119,7 @@ class AgentMetrics:
         self._read_real_time = read_time
         self._registry = CollectorRegistry()
         ProcessCollector(registry=self._registry)
-        Info("forewarn_agent", "The agent's version.", registry=self._registry).info({"version": __version__})
+        Info("forewarn_agent", _INFO_HELP, registry=self._registry).info({"version": __version__})
         self._make_event_metrics()
         self._make_poll_metrics()
         self._make_step_metrics(tuple(steps))
@@ -127,13 +130,13 @@ class AgentMetrics:
         )
         self._actual_notice = self._histogram("notice_got_seconds", _ACTUAL_HELP, _NOTICE_BUCKETS_S, kind=KINDS)
         self._missed = self._counter("notices_missed", _MISSED_HELP, kind=KINDS)
-        self._gone = self._counter("events_gone", "Events that are no longer listed.", kind=KINDS, outcome=_OUTCOMES)
+        self._gone = self._counter("events_gone", _GONE_HELP, kind=KINDS, outcome=_OUTCOMES)
         self._approvals = self._counter("approvals", "Events that the agent approved.", kind=KINDS)
         self._pending = self._gauge("events_pending", "Events that are listed now.", kind=KINDS)
         self._in_maintenance = self._gauge("in_maintenance", _IN_MAINTENANCE_HELP)
 
     def _make_poll_metrics(self) -> None:
-        self._polls = self._counter("polls", "Polls of the endpoint.", outcome=("answered", "failed"))
+        self._polls = self._counter("polls", "Polls of the endpoint, by outcome.", outcome=("answered", "failed"))
         self._lag = self._histogram("poll_lag_seconds", _LAG_HELP, _LAG_BUCKETS_S)
         self._polled_at = self._gauge("last_successful_poll_timestamp_seconds", _POLLED_AT_HELP)
 
@@ -142,7 +145,7 @@ class AgentMetrics:
         self._durations = self._histogram(
             "step_duration_seconds", _DURATION_HELP, _STEP_BUCKETS_S, step=names, phase=phases, outcome=outcomes
         )
-        self._cuts = self._counter("steps_cut", "Steps that were cut for lack of time.", step=names)
+        self._cuts = self._counter("steps_cut", _CUT_HELP, step=names)
         self._ready = self._gauge("ready", "1 if /ready answers 200, 0 while a readiness step is in effect.")
 
     def add_steps(self, names: Iterable[str]) -> None:
@@ -167,7 +170,8 @@ class AgentMetrics:
     def poll_answered(self, lag_s: float) -> None:
         """Counts an answered poll, and adds `lag_s` to its histogram; a negative one counts as 0.
 
-        It also sets the real time of the last answer, and records the answer in `endpoint_health`.
+        `lag_s` is what `AgentObserver` says: the seconds since the last answer, without those of a held poll; 0.0 for
+        the first answer. It also sets the real time of the last answer, and records the answer in `endpoint_health`.
         """
         self.endpoint_health.record_answer()
         self._polls.labels("answered").inc()
@@ -180,20 +184,32 @@ class AgentMetrics:
         self._polls.labels("failed").inc()
 
     def event_first_seen(self, event: Event, notice_s: float | None) -> None:
-        """Adds the announced notice in seconds to its histogram, by the event's kind; None adds nothing."""
+        """Adds the announced notice in seconds to its histogram, by the event's kind; None adds nothing.
+
+        An unknown kind counts as `other`, a negative notice as 0.
+        """
         if notice_s is not None:
             self._promised_notice.labels(_kind_label(event)).observe(max(0.0, notice_s))
 
     def event_started(self, event: Event, notice_s: float) -> None:
-        """Adds the actual notice in seconds to its histogram, by the event's kind."""
+        """Adds the actual notice in seconds to its histogram, by the event's kind.
+
+        An unknown kind counts as `other`, a negative notice as 0.
+        """
         self._actual_notice.labels(_kind_label(event)).observe(max(0.0, notice_s))
 
     def notice_missed(self, event: Event) -> None:
-        """Counts, by kind, an event that was first seen started or after its NotBefore: without notice."""
+        """Counts, by kind, an event that was first seen started or after its NotBefore: without notice.
+
+        An unknown kind counts as `other`. It does not check the event.
+        """
         self._missed.labels(_kind_label(event)).inc()
 
     def step_ended(self, step: StepConfig, phase: StepPhase, outcome: StepOutcome, took_s: float) -> None:
-        """Adds the duration of a step or an undo to its histogram, by step, phase and success."""
+        """Adds the real seconds of a step or an undo to its histogram, by step, phase and success.
+
+        Success is `done` or `failed`; a negative duration counts as 0.
+        """
         result = "done" if outcome.ok else "failed"
         self._durations.labels(step.name, phase.value, result).observe(max(0.0, took_s))
 
@@ -202,11 +218,14 @@ class AgentMetrics:
         self._cuts.labels(step.name).inc()
 
     def event_approved(self, event: Event) -> None:
-        """Counts an approval, by the event's kind."""
+        """Counts an approval that the endpoint accepted, by the event's kind (`other` if that is unknown)."""
         self._approvals.labels(_kind_label(event)).inc()
 
     def event_gone(self, event: Event, outcome: str) -> None:
-        """Counts an event that is no longer listed, by kind and outcome; another outcome is `unknown`."""
+        """Counts an event that is no longer listed, by kind and outcome.
+
+        An unknown kind counts as `other`, an outcome that is no value of `Outcome` as `unknown`.
+        """
         self._gone.labels(_kind_label(event), outcome if outcome in _OUTCOMES else EventOutcome.UNKNOWN).inc()
 
     def render(self, status: MaintenanceStatus) -> bytes:

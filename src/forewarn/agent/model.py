@@ -53,7 +53,8 @@ class ApprovalPolicy:
     """A rule's approval: when to approve, and how long to wait for absent VMs."""
 
     when: ApproveWhen = ApproveWhen.NEVER
-    absent_after_s: float | None = None  # ALL_DONE: seconds to wait for listed VMs without a live agent; None: for ever
+    # ALL_DONE: seconds from when this VM is ready to wait for listed VMs without a live agent; None: for ever.
+    absent_after_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,7 +83,7 @@ class RuleConfig:
     steps: tuple[StepConfig, ...] = ()  # in the order in which they run; (): nothing is run
     kinds: frozenset[str] = frozenset()  # the event's type, such as Reboot, in any case; empty: any
     sources: frozenset[str] = frozenset()  # the event's source, such as Platform, in any case; empty: any
-    vms: str = OWN_VM  # or a pattern (`web-*`) that at least one listed VM must match
+    vms: str = OWN_VM  # events that list this VM; or a pattern (`web-*`, in any case) that a listed VM must match
     min_duration_s: float | None = None  # of the impact; an unknown duration (-1) counts as endless; None: no limit
     max_duration_s: float | None = None  # likewise, at most; the limits are inclusive
     min_left_s: float | None = None  # until NotBefore when first seen; an unknown time counts as 0; None: no limit
@@ -101,7 +102,7 @@ class StepContext:
 
     event: Event  # as last listed
     vm: str  # name of the agent's own VM
-    key: str = ""  # of the event's journal record: its id, with #2 if it was gone and came again
+    key: str = ""  # of the event's journal record: its id in upper case, with #2 if it was gone and came again
     step: StepConfig
     phase: StepPhase
     folder: Path  # the step's own, durable, the same for `do` and `undo`
@@ -125,16 +126,22 @@ class Reaction(Protocol):
     """
 
     async def do(self, context: StepContext) -> StepOutcome:
-        """Prepares for the event, and returns whether that succeeded; may run again after an interruption."""
+        """Prepares for the event and returns the outcome; it may run again after an interruption.
+
+        It fails if the outcome is not `ok`, if it raises, or if its budget ends; it is not tried again then, but undone
+        when the event is gone.
+        """
 
     async def undo(self, context: StepContext) -> StepOutcome:
         """Restores the state before `do`, also if `do` failed or was cancelled; returns the outcome.
 
-        It is tried again if it fails, `undo_tries` times in all.
+        It fails if the outcome is not `ok`, if it raises, or if its budget ends. Then it is tried again after 10
+        seconds, doubled each time up to 5 minutes, at most `undo_tries` times in all (a setting of the step).
         """
 
     async def check(self, context: StepContext) -> bool | None:
         """True if `do` is in effect now, False if not; None if that cannot be determined.
 
-        The agent asks this after an interruption of `do` or of `undo`.
+        The agent asks this after an interruption of `do` or of `undo`, to decide whether to run that again. An
+        exception or the end of the budget counts as None.
         """

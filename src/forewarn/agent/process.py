@@ -28,10 +28,12 @@ LoadConfig = Callable[[], AgentConfig]  # reads the configuration again; raises 
 async def run_until_signal(config: AgentConfig, load_again: LoadConfig) -> None:
     """Runs the agent and serves its pages until SIGTERM or SIGINT; sets the handlers of these signals.
 
-    SIGHUP calls `load_again` and uses what it returns; if that is not valid, it logs why and keeps the old one. At a
-    terminal SIGHUP stops the agent, because the terminal has closed. An address that is taken is logged and retried.
-    Without `listen` it serves no pages. Raises Rejected if prometheus_client, which the pages need, is missing, or the
-    journal or the cursor cannot be used; Unavailable if the journal cannot be written at the start.
+    SIGHUP calls `load_again` and uses the rules, steps and grace period of what it returns. If that is not valid, or
+    changes endpoint, vm, state, listen or board, which needs a restart, it logs why and keeps all of the old one. At a
+    terminal SIGHUP stops the agent, because the terminal has closed. Before it returns, running steps get the grace
+    period. An address that is taken is logged and retried. Without `listen` it serves no pages. Raises Rejected if
+    prometheus_client, which the pages need, is missing, or the journal or the cursor cannot be used; Unavailable if the
+    journal cannot be written at the start.
     """
     if not config.listen:
         await _run_daemon(AgentDaemon(config), config, load_again, lambda steps: None)

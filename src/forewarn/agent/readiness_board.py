@@ -32,8 +32,9 @@ HEARTBEAT_INTERVAL_S = 3.0
 class ReadinessBoard:
     """The readiness board, a folder shared by all VMs, as the VM `vm` uses it.
 
-    Each VM publishes there that it is alive and for which events it is ready. The methods block on the file system:
-    call them in a thread. Creating the object touches nothing.
+    `vm` is this VM's name as the `resources` of events spell it, in any case. Each VM publishes in the folder that it
+    is alive and for which events it is ready. The methods block on the file system: call them in a thread. Creating the
+    object touches nothing; `publish_and_read` creates the folder if it is missing.
     """
 
     def __init__(self, folder: Path, vm: str) -> None:

@@ -36,7 +36,7 @@ class StepRun:
     state: StepState = StepState.BEGUN
     begun_at: float
     ended_at: float | None = None  # None: not ended
-    boot_id: str = ""  # of the boot in which it began
+    boot_id: str = ""  # of the boot in which it began, or was last resumed
     text: str = ""  # the result, for people
     notes: Mapping[str, str] = field(default_factory=dict)  # what the reaction returned
     holder: str = ""  # key of the event for which it was first tried, and whose step folder it uses; "": this event
@@ -58,7 +58,7 @@ class ApprovalState(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ApprovalRecord:
-    """The approval of an event, as journalled."""
+    """The agent's approval of an event, as journalled: asked, sent (accepted) or refused."""
 
     state: ApprovalState
     at: float  # server time of this state, in POSIX seconds
@@ -79,7 +79,7 @@ class ApprovalCheckRecord:
 class EventRecord:
     """Everything the agent has journalled about one event. Times are the server's, in POSIX seconds."""
 
-    key: str  # the event's id (`event_key`); with #2 if it was gone and came again
+    key: str  # what `event_key` returns, the id in upper case; with #2 if it was gone and came again
     event: Event  # as last listed
     seen_at: float  # when the agent first saw it
     boot_id: str  # boot in which it was last seen scheduled, or first seen started
@@ -125,12 +125,10 @@ class OpenRecords:
         """The record with exactly this key; None if it is closed or unknown."""
         return next((record for record in self.records if record.key == key), None)
 
-    def with_record(self, record: EventRecord) -> OpenRecords:
-        """A copy with this record in the place of the one with its key, else added last.
+    def with_records(self, *records: EventRecord) -> OpenRecords:
+        """A copy with each of these in the place of the record with its key, else added last, in their order.
 
-        A closed record is removed instead.
+        Closed records are removed instead.
         """
-        if self.get(record.key) is None:
-            return self if record.closed else replace(self, records=(*self.records, record))
-        swapped = (record if each.key == record.key else each for each in self.records)
-        return replace(self, records=tuple(each for each in swapped if not each.closed))
+        by_key = {record.key: record for record in (*self.records, *records)}  # keeps the place of the first
+        return replace(self, records=tuple(record for record in by_key.values() if not record.closed))

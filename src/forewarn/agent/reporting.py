@@ -22,7 +22,7 @@ LOG = logging.getLogger("forewarn.agent")
 class AgentObserver(Protocol):
     """Receives what the agent sees and does; events and steps are already journalled by then.
 
-    The agent calls it on the event loop, so its methods must return at once.
+    The agent calls it on the event loop, so its methods must return at once. Errors that they raise are logged.
     """
 
     def poll_answered(self, lag_s: float) -> None:

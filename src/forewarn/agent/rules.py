@@ -67,7 +67,7 @@ def _matches_vms(rule: RuleConfig, event: Event, vm: str) -> bool:
 
 
 def normalize_vm_name(name: str) -> str:
-    """The VM's name for comparisons: lower case, without the leading underscore of 2017 (spec §3)."""
+    """The VM's name for comparisons: lower case, without the one leading underscore of 2017 (spec §3)."""
     return name.casefold().removeprefix("_")
 
 

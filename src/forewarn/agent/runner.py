@@ -50,6 +50,7 @@ from forewarn.agent.records import ApprovalCheckRecord, ApprovalRecord, Approval
 from forewarn.agent.reporting import AgentObserver
 from forewarn.client import AsyncClient
 from forewarn.clock import Clock
+from forewarn.duration import exact_duration_text
 from forewarn.errors import ForewarnError, Rejected
 
 
@@ -204,7 +205,7 @@ class ActionRunner:
             await asyncio.wait({task, timer}, timeout=CANCEL_TIMEOUT_S)
         if not task.done():
             LOG.error("%s was cancelled and does not end", step.name)
-        return StepOutcome(ok=False, text=f"exceeded its budget of {budget_s:g} s")
+        return StepOutcome(ok=False, text=f"exceeded its budget of {exact_duration_text(budget_s)}")
 
     def _save_step_end(
         self, key: str, step: StepConfig, phase: StepPhase, outcome: StepOutcome, *, is_final: bool = False
@@ -309,7 +310,7 @@ async def _check_by_command(check: ApprovalCheckConfig, context: StepContext) ->
     try:
         status = await exit_status_of(check.command, context, log="gate")
     except TimeoutError:
-        return "", f"{check.command[0]!r} gave no answer within {check.timeout_s:g} s"
+        return "", f"{check.command[0]!r} gave no answer within {exact_duration_text(check.timeout_s)}"
     except OSError as error:
         return "", f"{check.command[0]!r} cannot be run: {error.strerror}"
     return ANSWER_BY_EXIT_STATUS.get(status, ""), f"exit status {status}"

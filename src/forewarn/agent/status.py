@@ -41,7 +41,7 @@ class MaintenanceStatus:
     """
 
     listed: tuple[Event, ...] = ()  # all events of the document, also those of other VMs; the first seen first
-    in_maintenance: bool = False  # because of an event that matches a configured rule or lists this VM
+    in_maintenance: bool = False  # because of an event that a rule was found for, or that lists this VM
     holds: tuple[ReadinessHold, ...] = ()  # `readiness` steps in effect; (): this VM is ready
 
 
@@ -108,7 +108,7 @@ def events_with_schedule(snapshot: AgentSnapshot) -> tuple[tuple[EventRecord, tu
 def open_problems(open_records: OpenRecords) -> Iterator[str]:
     """Yields a sentence for each failed step or undo, cut step and refused approval of the open records.
 
-    It goes by record, oldest first.
+    A cut step was not run: there was no time, or the event had started. It goes by record, oldest first.
     """
     for record in open_records:
         for run in record.step_runs:
@@ -127,8 +127,10 @@ JsonObject = dict[str, Any]
 def state_view(snapshot: AgentSnapshot) -> JsonObject:
     """The JSON object of the page /state. Times are the server's, in POSIX seconds.
 
-    Its keys are `vm`, `now`, `in_maintenance`, `ready`, `holds` (of the readiness, a list of ReadinessHold as objects)
-    and `events`: an object for each open record, oldest first, with key, facts, times, steps, approval and waits.
+    Its keys are `vm`, `now`, `in_maintenance`, `ready`, `holds` (a list of ReadinessHold as objects) and `events`: an
+    object for each open record, oldest first. That has the facts of the event and its rule, `status` (`Gone` once it
+    is), times, `notice_promised_s` and `notice_got_s`, `steps` (each with `do` and `undo`), `approval`, `gate` (the
+    approval check), `waits_for` and `waits_until`.
     """
     status = maintenance_status(snapshot.open_records, snapshot.steps, snapshot.vm)
     waits = {action.key: action for action in next_actions(snapshot) if isinstance(action, WaitUntil)}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -21,14 +21,16 @@ from forewarn.errors import ForewarnError, Unavailable
 LOG = logging.getLogger("forewarn.agent")
 MAX_FIRST_POLL_FAILURES = 5  # with `once`
 RETRY_S = 5.0  # after the endpoint refused
+JOURNAL_RETRY_S = 1.0  # the longest time between two polls while the journal cannot be written
 
 
 class EventWatcher:
-    """Polls the endpoint and passes each change of an event to `on_change`.
+    """Polls the endpoint and passes the changes of events to `on_changes`, all changes of a poll at once.
 
-    A change counts as handled once `on_change` has returned; it comes again if that raised, and perhaps after a
-    crash. `cursor` is the file that remembers this. `on_poll` is called after each answer and its changes; the
-    observer hears of each poll. The server may hold a poll for `hold_s` seconds. `problem` says why the latest poll
+    They count as handled once `on_changes` has returned, and may come again after a crash. If that raises Unavailable
+    (the journal cannot be written), the polls go on, and they are passed again after each of them, together with later
+    ones. `cursor` is the file that remembers this. `on_poll` is called after each answer and its changes;
+    the observer hears of each poll. The server may hold a poll for `hold_s` seconds. `problem` says why the latest poll
     failed, or why only a part of its document is usable; else "".
     """
 
@@ -38,19 +40,21 @@ class EventWatcher:
         cursor: Path,
         observer: AgentObserver,
         *,
-        on_change: Callable[[Change], None],
+        on_changes: Callable[[Sequence[Change]], None],
         on_poll: Callable[[], None],
         hold_s: float = LONG_POLL_S,
     ) -> None:
         self._client, self._cursor, self._observer = client, cursor, observer
-        self._on_change, self._on_poll, self._hold_s = on_change, on_poll, hold_s
+        self._on_changes, self._on_poll, self._hold_s = on_changes, on_poll, hold_s
         self._answered_at: float | None = None
+        self._waiting: list[Change] = []  # changes that `on_changes` has not taken yet, in order
+        self._is_behind = False  # the journal could not be written after the latest poll
         self.problem = ""
 
     async def run(self) -> None:
-        """Watches until cancelled; after a refusal, or a ForewarnError of `on_change`, again after RETRY_S.
+        """Watches until cancelled; after a refusal, again after RETRY_S.
 
-        Such an error is logged, becomes `problem`, and is reported to the observer as a failed poll.
+        A refusal is logged, becomes `problem`, and is reported to the observer as a failed poll.
         """
         while True:
             try:
@@ -60,25 +64,25 @@ class EventWatcher:
             await asyncio.sleep(RETRY_S)
 
     async def watch(self, *, once: bool = False) -> None:
-        """Watches through outages, until the endpoint refuses: raises NotFound or Rejected.
+        """Watches through outages of endpoint and disk, until the endpoint refuses.
 
-        With `once` it returns after the first answer and its changes, and raises Unavailable after
-        MAX_FIRST_POLL_FAILURES in a row. Raises Rejected also if the cursor file cannot be used, and what `on_change`
-        or `on_poll` raises.
+        Then it raises NotFound or Rejected; the latter also if the cursor file cannot be used at the start. With `once`
+        it returns after the first answer and its changes, and raises Unavailable after MAX_FIRST_POLL_FAILURES in a
+        row, or if the journal cannot be written.
         """
-        failures, mark_handled = 0, _do_nothing
-        within_s = 0.0 if once else self._hold_s
-        options = WatchOptions(explicit=True, in_order=True, confirm_time=True, max_poll_s=lambda: within_s)
+        failures, self._waiting, self._is_behind = 0, [], False
+        options = WatchOptions(
+            explicit=True, in_order=True, confirm_time=True, max_poll_s=lambda: 0.0 if once else self._max_poll_s()
+        )
         changes = self._client.follow(self._cursor, options)
         try:
             async for change in changes:
                 if change is not None:
-                    self._on_change(change)
-                    mark_handled = change.done
+                    self._waiting.append(change)
                     continue
-                mark_handled()  # once per poll, because each call writes the cursor
-                mark_handled = _do_nothing
-                failures = 0 if self._record_poll() else failures + 1
+                failures = 0 if self._finish_poll() else failures + 1
+                if once and self._is_behind:
+                    raise Unavailable(self.problem)
                 if once and failures == 0:
                     return
                 if once and failures == MAX_FIRST_POLL_FAILURES:
@@ -86,18 +90,36 @@ class EventWatcher:
         finally:
             await changes.aclose()
 
+    def _max_poll_s(self) -> float:
+        return min(JOURNAL_RETRY_S, self._hold_s) if self._is_behind else self._hold_s
+
+    def _finish_poll(self) -> bool:
+        """Passes on the changes that wait, and records the latest poll; returns whether it succeeded."""
+        try:
+            if self._waiting:
+                self._on_changes(tuple(self._waiting))
+                self._waiting[-1].done()  # the earlier ones too; once per poll, because each call writes the cursor
+                self._waiting.clear()
+            is_answered = self._record_poll()
+        except Unavailable as error:
+            self._is_behind = True
+            self._report_problem(str(error))
+            return False
+        self._is_behind = False
+        return is_answered
+
     def _record_poll(self) -> bool:
-        """Records the latest poll; returns whether it was answered."""
+        """Calls `on_poll` and records the latest poll; returns whether it was answered."""
         before, self._answered_at = self._answered_at, self._client.answered_at
         if self._answered_at is None or self._answered_at == before:
             self._report_problem(self._client.trouble or "the endpoint gave no usable answer")
             return False
+        self._on_poll()
         if before is None or (self.problem and not self._client.trouble):
             LOG.info("the endpoint answers%s", "" if before is None else " again")
         self.problem = self._client.trouble  # the client has logged it
         gap_s = 0.0 if before is None else self._answered_at - before
         self._observer.poll_answered(max(0.0, gap_s - self._client.held_s))
-        self._on_poll()
         return True
 
     def _report_problem(self, reason: str) -> None:
@@ -105,10 +127,6 @@ class EventWatcher:
             LOG.warning("%s", reason)
         self.problem = reason
         self._observer.poll_failed(reason)
-
-
-def _do_nothing() -> None:
-    """Used while no change waits to be marked as handled."""
 
 
 def repair_cursor(path: Path, journal: AgentJournal, boot_id: str) -> None:

@@ -24,15 +24,17 @@ _OIDC_PREFIX = "oidc:"
 class NewClient(StrictBody, frozen=True, kw_only=True):
     """A client to add, without any role; its secret is generated. An empty `id` stands for a new GUID."""
 
-    id: Annotated[str, Meta(max_length=100)] = ""  # empty: a GUID is generated
-    name: Annotated[str, Meta(max_length=200)] = ""  # for people
+    # ASCII letters, digits, `.`, `_` and `-`, the first a letter or digit; in any case; empty: a GUID is generated.
+    id: Annotated[str, Meta(max_length=100)] = ""
+    name: Annotated[str, Meta(max_length=200)] = ""  # for people; printable characters
 
 
 class NewGrant(StrictBody, frozen=True, kw_only=True):
     """A role to grant.
 
-    `to` is a client's id, the name of a VM, or `oidc:ID` for a user of an external issuer. `over` is a resource id (`/`
-    is everything), the name of a VM, a scale set or a cloud service, or `group:NAME` for a resource group.
+    `to` is a client's id, a VM (its name, `group/name`, key or vm id), or `oidc:ID` for a user of an external issuer.
+    `over` is a resource id (`/` is everything), the name of a VM, a scale set or a cloud service, or `group:NAME` for a
+    resource group. Names and ids are in any case, except the ID after `oidc:`.
     """
 
     role: Role
@@ -58,15 +60,15 @@ class ClientWithSecretView(AccessClientView, frozen=True, kw_only=True):
 
 
 class GrantView(BaseView, frozen=True, kw_only=True):
-    """A granted role with its rights: `to` is a principal id, `over` a resource id, `by` who granted it."""
+    """A granted role with its rights, the principal that has it, and the resource that it is over."""
 
     id: str
     role: Role
     rights: tuple[Right, ...]  # that the role includes
     to: str  # a principal id
     to_name: str  # the principal's name, for people; its id if it is unknown
-    over: str
-    by: str
+    over: str  # a resource id; "/": everything
+    by: str  # the name, for people, of the principal that granted it; "forewarn" or "": the service itself
     at: float  # lab time
 
 
@@ -169,8 +171,8 @@ async def grant_role(context: RequestContext, call: HandlerCall, body: NewGrant)
 async def revoke_role(context: RequestContext, call: HandlerCall) -> GrantView:
     """Revoke a granted role.
 
-    The path parameter `id` is the grant's id, or a unique start of four characters or more. Returns the revoked grant.
-    Raises NotFound, or Refused if several ids start so.
+    The path parameter `id` is the grant's id, or a unique start of four characters or more, in any case. Returns the
+    revoked grant. Raises NotFound, or Refused if several ids start so.
     """
     found = context.control.access.find_grant(call.path_params["id"])
     name = _principal_names(context, [found.to])[found.to]

@@ -26,25 +26,26 @@ _MAX_SELECTED = 100_000  # events that one call approves or withdraws
 class WithdrawEventBody(StrictBody, frozen=True, kw_only=True):
     """Why an event is withdrawn, for people; may be empty."""
 
-    reason: Annotated[str, Meta(max_length=1000)] = ""
+    reason: Annotated[str, Meta(max_length=1000)] = ""  # empty: it says who withdrew it
 
 
 class SelectedEventsBody(StrictBody, frozen=True, kw_only=True):
     """Events by their ids, or the scheduled ones that match every given name: of a VM, a host, a rollout.
 
-    Exactly one of the two: `ids`, or at least one name.
+    Exactly one of the two: `ids`, or at least one name. Names and ids are in any case.
     """
 
-    ids: Annotated[tuple[NonEmptyText, ...], Meta(max_length=10_000)] = ()  # or unique prefixes of ids
-    vm: str = ""  # a name, present or removed
-    host: str = ""  # a name: events of work on the host, and events of the VMs on it
+    # Or unique prefixes of ids, of four characters or more.
+    ids: Annotated[tuple[NonEmptyText, ...], Meta(max_length=10_000)] = ()
+    vm: str = ""  # a name, `group/name` or key, present or removed; "": any, as for the two below
+    host: str = ""  # a name, in any case: events of work on the host, and events of the VMs on it
     rollout: str = ""  # an id or unique id prefix
 
 
 class WithdrawEventsBody(SelectedEventsBody, frozen=True, kw_only=True):
     """The events to withdraw, selected as in SelectedEventsBody, and why, for people; may be empty."""
 
-    reason: Annotated[str, Meta(max_length=1000)] = ""
+    reason: Annotated[str, Meta(max_length=1000)] = ""  # empty: it says who withdrew them
 
 
 class RefusedEventView(BaseView, frozen=True, kw_only=True):
@@ -52,7 +53,7 @@ class RefusedEventView(BaseView, frozen=True, kw_only=True):
 
     event: str  # the id or prefix that the caller gave, or the id of a selected event
     code: str  # as in an error response, such as NotFound
-    message: str
+    message: str  # for people
 
 
 class ChangedEventsView(EventsInScopesView, frozen=True, kw_only=True):
@@ -68,12 +69,13 @@ class EventListQuery(StrictBody, frozen=True, kw_only=True):
     """Which events to list: those that match every given filter, of more than `limit` the newest.
 
     Without `all`, only live ones. `host` means events of work on the host, and events of the VMs that are on it now.
+    Names and ids are in any case.
     """
 
     all: bool = False  # past events too
-    vm: str = ""  # a name, present or removed; "": any, as for the three below
-    scope: str = ""  # an id or name
-    host: str = ""  # events of work on the host, and events of the VMs on it
+    vm: str = ""  # a name, `group/name` or key, present or removed; "": any, as for the three below
+    scope: str = ""  # an id or name, or the name of a VM in it
+    host: str = ""  # a name, in any case: events of work on the host, and events of the VMs on it
     rollout: str = ""  # an id or unique id prefix
     limit: ResultLimit = 1000
 
@@ -116,8 +118,8 @@ def _matching_events(context: RequestContext, query: EventListQuery) -> list[Eve
 async def show_event(context: RequestContext, call: HandlerCall) -> EventView:
     """Show one event, by its id or the start of it.
 
-    The path parameter `id` is its id, or a unique start of four characters or more. Live or over. Stores observed
-    deliveries first, so that they are shown. Raises NotFound, or Refused if several ids start so.
+    The path parameter `id` is its id, or a unique start of four characters or more, in any case. Live or over. Stores
+    observed deliveries first, so that they are shown. Raises NotFound, or Refused if several ids start so.
     """
     await context.dependencies.flush_observations()
     return ViewBuilder(context).event(context.find_event(call.path_params["id"]))
@@ -126,9 +128,9 @@ async def show_event(context: RequestContext, call: HandlerCall) -> EventView:
 async def approve_event(context: RequestContext, call: HandlerCall) -> EventView:
     """Approve an event, so that it may start before its notice ends.
 
-    The path parameter `id` is its id or a unique start. Returns the event after due work was done, so it may have
-    started. Harmless if it was approved or started before. Raises NotFound, or Refused if it is over or several ids
-    start so.
+    The path parameter `id` is its id, or a unique start of four characters or more, in any case. Returns the event
+    after due work was done, so it may have started. Harmless if it was approved or started before. Raises NotFound, or
+    Refused if it is over or several ids start so.
     """
     event = context.find_event(call.path_params["id"])
     await context.dependencies.flush_observations()
@@ -141,8 +143,9 @@ async def approve_events(context: RequestContext, call: HandlerCall, body: Selec
     """Approve several events, by their ids or all of a VM, host or rollout.
 
     Names select scheduled events that are not approved. An event that cannot be approved, or that the caller may not
-    approve, is listed as refused; the others are approved. Raises Rejected without ids and names, or with both, and
-    NotFound or Refused for a name.
+    approve, is listed as refused; the others are approved, one after the other. Raises Rejected without ids and names,
+    or with both, NotFound or Refused for a name, and Unavailable if the store cannot be written: events before that
+    stay approved.
     """
     ids = _selected_ids(context, body, lambda event: event.approved_at is None)
 
@@ -158,8 +161,9 @@ async def approve_events(context: RequestContext, call: HandlerCall, body: Selec
 async def withdraw_events(context: RequestContext, call: HandlerCall, body: WithdrawEventsBody) -> ChangedEventsView:
     """Withdraw several events before they start, by their ids or all of a VM, host or rollout.
 
-    Names select scheduled events. An event that cannot be withdrawn is listed as refused; the others are withdrawn.
-    Raises Rejected without ids and names, or with both, and NotFound or Refused for a name.
+    Names select scheduled events. An event that cannot be withdrawn is listed as refused; the others are withdrawn, one
+    after the other. Raises Rejected without ids and names, or with both, NotFound or Refused for a name, and
+    Unavailable if the store cannot be written: events before that stay withdrawn.
     """
     ids = _selected_ids(context, body, lambda event: True)
 
@@ -206,8 +210,8 @@ async def _change_each(
 async def withdraw_event(context: RequestContext, call: HandlerCall, body: WithdrawEventBody) -> EventView:
     """Withdraw an event before it starts.
 
-    The path parameter `id` is its id or a unique start. Returns the event, which is over. Raises NotFound, or Refused
-    if it has started or is over or several ids start so.
+    The path parameter `id` is its id, or a unique start of four characters or more, in any case. Returns the event,
+    which is over. Raises NotFound, or Refused if it has started or is over or several ids start so.
     """
     event = context.find_event(call.path_params["id"])
     await context.dependencies.flush_observations()

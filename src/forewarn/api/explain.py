@@ -18,9 +18,10 @@ T = TypeVar("T")
 async def explain(context: RequestContext, call: HandlerCall) -> Explanation:
     """Explain what happened to a VM, event, host, scope, rollout or request, and why.
 
-    The path parameter `thing` is its name or id, or a unique id prefix of an event or rollout. VMs are searched first,
-    then hosts, scopes, requests, events and rollouts. Removed VMs and past events count; hosts and rollouts only for
-    callers who see everything. Raises NotFound if nothing visible has the name, Refused if it is ambiguous.
+    The path parameter `thing` is its name or id, in any case, or a unique id prefix of an event or rollout. VMs are
+    searched first, then hosts, scopes, requests, events and rollouts. Removed VMs and past events count; hosts and
+    rollouts only for callers who see everything. Stores observed polls and deliveries first, so that they count. Raises
+    NotFound if nothing visible has the name, Refused if it is ambiguous.
     """
     thing = call.path_params["thing"]
     await context.dependencies.flush_observations()
@@ -43,7 +44,8 @@ async def explain(context: RequestContext, call: HandlerCall) -> Explanation:
         return explain_event(context, event)
     if rollout is not None:
         return explain_request(context, rollout)
-    raise NotFound(f"{thing!r} is no VM, host, scope, event, rollout or request", Remedy.LIST_EXPLAINABLE)
+    suggestion = context.similar_name(thing)
+    raise NotFound(f"{thing!r} is no VM, host, scope, event, rollout or request{suggestion}", Remedy.LIST_EXPLAINABLE)
 
 
 def _is_full_id(thing: str, event: Event) -> bool:

@@ -25,9 +25,9 @@ async def list_faults(context: RequestContext, call: HandlerCall) -> FaultsView:
 async def set_fault(context: RequestContext, call: HandlerCall, body: NewFault) -> FaultView:
     """Set a fault for a VM, a scope or everything.
 
-    Returns it as it was set. A fault that happens at once has happened on return, and is not active. Raises NotFound
-    for an unknown name, Rejected for a bad target, kind, limit or parameter, Refused if 1,000 faults are active, no
-    scope allows it or a name is ambiguous.
+    Returns it as it was set. A fault that happens at once has happened on return, in each scope of its target whose
+    state allows it, and is not active; Refused if none allows it. Raises NotFound for an unknown name, Rejected for a
+    bad target, kind, limit or parameter, Refused if 1,000 faults are active or a name is ambiguous.
     """
     spec = FaultSpec(
         kind=parse_fault_kind(body.kind),
@@ -44,9 +44,9 @@ async def set_fault(context: RequestContext, call: HandlerCall, body: NewFault) 
 async def clear_faults(context: RequestContext, call: HandlerCall, body: ClearFaultsBody) -> ClearedFaultsView:
     """Clear the faults that match every given field.
 
-    With ids or `all` storms too, unless a kind, VM or scope is given. Returns what was cleared; nothing may match.
-    Raises Rejected if no field is given or for an unknown kind, NotFound for an unknown name or an id that is not
-    active, Refused for an ambiguous name.
+    With ids or `all` storms too, unless a kind, VM or scope is given. Returns what was cleared, which is empty if
+    nothing matches. Raises Rejected if no field is given or for an unknown kind, NotFound for an unknown name or an id
+    that is not active (then nothing is cleared), Refused for an ambiguous name.
     """
     if not (body.ids or body.kind or body.vm or body.scope or body.all):
         raise Rejected("no faults are named: give their ids, a kind, a VM, a scope, or all")
@@ -72,8 +72,8 @@ async def clear_faults(context: RequestContext, call: HandlerCall, body: ClearFa
 async def clear_fault(context: RequestContext, call: HandlerCall) -> ClearedFaultsView:
     """Clear one fault or storm.
 
-    The path parameter `id` is its full id. Returns what was cleared. Faults that a storm has set stay. Raises NotFound
-    unless the id is active.
+    The path parameter `id` is its full id, exactly. Returns what was cleared. Faults that a storm has set stay. Raises
+    NotFound unless the id is active.
     """
     fault_id = call.path_params["id"]
     _require_active(context, fault_id)

@@ -48,10 +48,13 @@ class ApplyFleetBody(FleetFileBody, frozen=True, kw_only=True):
 
 
 class FleetListQuery(StrictBody, frozen=True, kw_only=True):
-    """Which part of the fleet to show: one scope, one host, at most `limit` VMs."""
+    """Which part of the fleet to show: one scope, one host, at most `limit` VMs.
 
-    scope: str = ""  # an id or name; "": every scope
-    host: str = ""  # a name; "": every host
+    Names and ids are in any case.
+    """
+
+    scope: str = ""  # an id or name, or the name of a VM in it; "": every scope
+    host: str = ""  # a name, in any case; "": every host
     limit: ResultLimit | None = None  # None: all VMs
 
 
@@ -59,8 +62,8 @@ async def show_fleet(context: RequestContext, call: HandlerCall, query: FleetLis
     """Show the hosts, scopes and VMs that the caller may read.
 
     VMs are present ones, in the order they were added, at most `limit` of the scope and host of the query; scopes are
-    those of these VMs. Hosts without visible VMs, or without VMs of the scope, are shown only to callers who see
-    everything and give no scope. Raises NotFound or Refused for the scope or host.
+    those of these VMs. A host names all its visible VMs. Hosts without visible VMs, or without VMs of the scope, are
+    shown only to callers who see everything and give no scope. Raises NotFound or Refused for the scope or host.
     """
     await context.dependencies.flush_observations()
     host = context.find_host(query.host) if query.host else None
@@ -78,8 +81,8 @@ async def show_fleet(context: RequestContext, call: HandlerCall, query: FleetLis
 async def show_vm(context: RequestContext, call: HandlerCall) -> VmWithEvents:
     """Show one VM with its live events.
 
-    And, for a running namespace VM, with its supervisor. The path parameter `name` is its name, `group/name` or key.
-    Raises NotFound, also for a removed VM, or Refused if several VMs match.
+    And, for a running namespace VM, with its supervisor. The path parameter `name` is its name, `group/name` or key, in
+    any case. Raises NotFound, also for a removed VM, or Refused if several VMs match.
     """
     vm = context.directory.find(call.path_params["name"])
     await context.dependencies.flush_observations()
@@ -171,9 +174,9 @@ def _problems_text(problems: Sequence[FleetFileProblem]) -> str:
 async def remove_vm(context: RequestContext, call: HandlerCall) -> VmView:
     """Remove a VM from the fleet.
 
-    The path parameter `name` is its name, `group/name` or key. No event announces it; events that this makes obsolete
-    are withdrawn. Returns the removed VM. Raises NotFound, or Refused if the VM has a started event or several VMs
-    match.
+    The path parameter `name` is its name, `group/name` or key, in any case. No event announces it; events that this
+    makes obsolete are withdrawn. Returns the removed VM. Raises NotFound, or Refused if the VM has a started event or
+    several VMs match.
     """
 
     async def attempt() -> Vm:
@@ -271,9 +274,9 @@ def _change_view(change: HostChange | VmChange) -> ObjectChangeView:
 
 
 async def list_vm_supervisors(context: RequestContext, call: HandlerCall) -> VmSupervisorsView:
-    """List the running namespace VMs with their supervisors and programs.
+    """List the namespace VMs whose supervisors are connected, with their states and programs.
 
-    Only those that the caller may read, sorted by VM key.
+    Frozen and stopped VMs are listed too. Only those that the caller may read, sorted by VM key.
     """
     supervisors = sorted(context.dependencies.vm_supervisors().items())
     with_vms = ((context.store.vm(key), supervisor) for key, supervisor in supervisors)

@@ -8,8 +8,8 @@ from typing import Any
 from msgspec.structs import replace
 
 from forewarn.core.history import EntryKind, HistoryEntry
+from forewarn.duration import duration_text
 from forewarn.errors import Rejected
-from forewarn.explain.phrases import duration_text
 from forewarn.store.interface import AppliedCommit
 from forewarn.web.context import RequestContext
 from forewarn.web.queries import HistoryEntriesQuery, HistoryFilter, history_filter, read_history
@@ -30,9 +30,10 @@ async def list_history(context: RequestContext, call: HandlerCall, query: Histor
     """List history entries: the newest, or those after a sequence number; `wait_s` waits for a new one.
 
     Only entries that the caller may see, oldest first. With `after` these are the oldest after that number, at most
-    `limit`; without it, the newest. It waits only if there is no entry yet, and returns an empty list when the time is
-    over or the service stops. Raises NotFound or Refused for a name in the query, and Unauthenticated if the caller's
-    token becomes invalid while it waits.
+    `limit`; without it, the newest. For a caller who does not see everything, a page without filters searches 20,000
+    entries. It waits only if there is no entry yet, and returns an empty list when the time is over or the service
+    stops. Raises NotFound or Refused for a name in the query, and Unauthenticated if the caller's token becomes invalid
+    while it waits.
     """
     entry_filter = history_filter(context, query)
     page = _read_page(context, query, entry_filter)
@@ -116,12 +117,13 @@ async def prune_history(context: RequestContext, call: HandlerCall, body: PruneH
     """Delete old history entries.
 
     Deletes events, requests and VMs that ended or were removed before then too, unless something kept refers to them.
-    Returns how many entries were deleted, and adds an entry that says so. Raises Rejected for an age below 24 hours.
+    Returns how many entries were deleted, and adds an entry that says so. Raises Rejected for an age below 24 hours,
+    and Unavailable if the store cannot be written: some of it may be deleted then.
     """
     if not body.older_than_s >= _MIN_RETENTION_S:
         raise Rejected(
-            f"entries older than {body.older_than_s:g} s cannot be pruned, since the last {_MIN_RETENTION_S} s are "
-            f"kept: give {_MIN_RETENTION_S} s or more"
+            f"entries older than {duration_text(body.older_than_s)} cannot be pruned, since the last "
+            f"{duration_text(_MIN_RETENTION_S)} are kept: give {_MIN_RETENTION_S} s or more"
         )
     pruned = await context.store.prune(context.now() - body.older_than_s)
     await context.record_history(

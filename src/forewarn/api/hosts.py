@@ -1,4 +1,4 @@
-"""Host handlers: add, remove, degrade, fail and repair a host, and preview a degradation or failure."""
+"""Host handlers: add, remove, degrade, fail, confirm down and repair a host; previews of some."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from forewarn.web.views import HostView, ReceiptView
 class NewHost(StrictBody, frozen=True, kw_only=True):
     """A host to add, without VMs and healthy."""
 
-    name: NonEmptyText  # at most 64 characters
+    name: NonEmptyText  # at most 64 characters, no slashes, braces or blanks around it
     location: NonEmptyText
     zone: str = ""  # "": none
 
@@ -92,18 +92,31 @@ async def fail_host(context: RequestContext, call: HandlerCall) -> ReceiptView:
 async def repair_host(context: RequestContext, call: HandlerCall) -> HostView:
     """Mark a host as healthy again.
 
-    The path parameter `name` is its name, in any case. Returns the host. Raises NotFound, or Refused if it is healthy
-    or VMs are still scheduled to leave it.
+    The path parameter `name` is its name, in any case. Returns the host. Moves no VM back, and withdraws no event.
+    Raises NotFound, or Refused if it is healthy, or while events are scheduled that move VMs away because it is
+    degraded: withdraw them first.
     """
     repaired = await context.control.requests.repair_host(call.path_params["name"], who=context.caller_name)
     return ViewBuilder(context).host(repaired)
 
 
+async def confirm_host_down(context: RequestContext, call: HandlerCall) -> HostView:
+    """State that a host is certainly down, so that its VMs may be started elsewhere.
+
+    The path parameter `name` is its name, in any case. A VM that still ran there would run twice and damage its disks.
+    It stays so until the host is repaired. Returns the host. Raises NotFound, or Refused unless the host has failed or
+    acts wait for it because it does not answer, and if it was confirmed already.
+    """
+    confirmed = await context.control.host_statements.confirm_down(call.path_params["name"], who=context.caller_name)
+    return ViewBuilder(context).host(confirmed)
+
+
 async def preview_degrade_host(context: RequestContext, call: HandlerCall, body: DegradeHostBody) -> Preview:
     """Preview the events of predicting that a host will fail.
 
-    The path parameter `name` is its name, in any case. Simulates it on a copy and changes nothing; a caller's previews
-    run one at a time. Raises what `degrade_host` raises, and DryRunTooLarge if the scopes have more than 20,000 VMs.
+    The path parameter `name` is its name, in any case. Simulates it on a copy and changes nothing; previews run one at
+    a time. The simulation of more than 2,000 VMs ends after publication, any other after 10 seconds of real time at the
+    latest (`is_cut`). Raises what `degrade_host` raises, and DryRunTooLarge if the scopes have more than 20,000 VMs.
     """
     name, who = call.path_params["name"], context.caller_name
 
@@ -117,8 +130,9 @@ async def preview_degrade_host(context: RequestContext, call: HandlerCall, body:
 async def preview_fail_host(context: RequestContext, call: HandlerCall) -> Preview:
     """Preview the events of failing a host.
 
-    The path parameter `name` is its name, in any case. Simulates it on a copy and changes nothing; a caller's previews
-    run one at a time. Raises what `fail_host` raises, and DryRunTooLarge if the scopes have more than 20,000 VMs.
+    The path parameter `name` is its name, in any case. Simulates it on a copy and changes nothing; previews run one at
+    a time. The simulation of more than 2,000 VMs ends after publication, any other after 10 seconds of real time at the
+    latest (`is_cut`). Raises what `fail_host` raises, and DryRunTooLarge if the scopes have more than 20,000 VMs.
     """
     name, who = call.path_params["name"], context.caller_name
 

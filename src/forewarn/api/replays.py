@@ -17,10 +17,11 @@ from forewarn.web.views import ReplayView
 class NewReplay(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A recording to replay to the scope of a VM.
 
-    `speed` 2 takes half the time; `loops` is how often to replay; `map` gives the recorded VMs other names.
+    `speed` 2 takes half the time; `loops` is how often to replay; `map` gives the recorded VMs other names. Without it,
+    the VM that was recorded is shown as `vm`, and others as recorded. `vm` is in any case.
     """
 
-    vm: NonEmptyText  # a name
+    vm: NonEmptyText  # a name, `group/name` or key
     recording: UploadedRecording
     speed: float = 1.0  # 0.01 to 10000
     loops: int = 1  # 1 to 1000
@@ -59,7 +60,8 @@ async def list_replays(context: RequestContext, call: HandlerCall) -> ReplaysVie
 async def show_replay(context: RequestContext, call: HandlerCall) -> ReplayView:
     """Show one replay.
 
-    The path parameter `id` is its id or a unique start of it. Raises NotFound, or Refused if several ids start so.
+    The path parameter `id` is its id or a unique start of it, in any case. Raises NotFound, or Refused if several ids
+    start so.
     """
     return replay_view(context, context.control.replays.find(call.path_params["id"]))
 
@@ -67,8 +69,8 @@ async def show_replay(context: RequestContext, call: HandlerCall) -> ReplayView:
 async def stop_replay(context: RequestContext, call: HandlerCall) -> ReplayView:
     """Stop a replay.
 
-    The path parameter `id` is its id or a unique start of it. Its scope shows its own document again. Returns the ended
-    replay. Raises NotFound, or Refused if it is over or several ids start so.
+    The path parameter `id` is its id or a unique start of it, in any case. Its scope shows its own document again.
+    Returns the ended replay. Raises NotFound, or Refused if it is over or several ids start so.
     """
     request = await context.control.replays.stop(call.path_params["id"], who=context.caller_name)
     return replay_view(context, request)

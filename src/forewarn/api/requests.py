@@ -28,7 +28,8 @@ class NewMaintenanceRequest(StrictBody, frozen=True, kw_only=True):
     `notice_s` is in seconds of lab time. 0 means the minimum or, with `short_notice`, no notice; a notice shorter than
     the minimum needs `short_notice`. The minimum is 15 minutes for a restart, 10 for a redeploy, 30 seconds for an
     eviction; for delete and scale-in it is the VM's terminate notification, and a VM without one is deleted at once.
-    The other operations are performed at once too. Where that is so, leave out both fields: they are refused.
+    The other operations are performed at once too. Where that is so, leave out both fields: they are refused. Names are
+    in any case.
     """
 
     ask: Literal[
@@ -83,8 +84,9 @@ def _named_vms(context: RequestContext, body: NewMaintenanceRequest) -> list[Vm]
 async def perform_maintenance(context: RequestContext, call: HandlerCall) -> ReceiptView:
     """Start the pending platform maintenance of a VM now.
 
-    The path parameter `name` names the VM. Approves its scheduled platform events, which start as soon as nothing else
-    holds them back; returns the request with these events. Raises NotFound, or Refused if the VM has none.
+    The path parameter `name` is the VM's name, `group/name` or key, in any case. Approves its scheduled events of
+    planned platform maintenance, which start as soon as nothing else holds them back; returns the request with these
+    events. Raises NotFound, or Refused if the VM has none or several VMs match.
     """
     vm = context.directory.find(call.path_params["name"])
     receipt = await context.control.requests.perform_maintenance([vm], who=context.caller_name)
@@ -94,7 +96,9 @@ async def perform_maintenance(context: RequestContext, call: HandlerCall) -> Rec
 async def receipt_view(context: RequestContext, request: MaintenanceRequest) -> ReceiptView:
     """Waits for the reconciler, then returns the view of a request with its published or approved events.
 
-    It also has the scopes of these events, and the events that they replaced. The caller must be allowed to see them.
+    It also has the scopes of these events, and the events that they replaced. Waits for ten seconds of real time at
+    most; if the reconciler fails, that is logged only. Does not check whether the user may see the events: check that
+    before.
     """
     await context.wait_for_reconciler()
     events, view_builder = request_events(context, request), ViewBuilder(context)
@@ -119,7 +123,8 @@ async def show_request(context: RequestContext, call: HandlerCall) -> RequestSta
 async def preview_request(context: RequestContext, call: HandlerCall, body: NewMaintenanceRequest) -> Preview:
     """Preview a request: its events and their times.
 
-    Simulates it on a copy and changes nothing; a caller's previews run one at a time. Raises what `create_request`
+    Simulates it on a copy and changes nothing; previews run one at a time. The simulation of more than 2,000 VMs ends
+    after publication, any other after 10 seconds of real time at the latest (`is_cut`). Raises what `create_request`
     raises, and DryRunTooLarge if the scopes concerned have more than 20,000 VMs.
     """
     vms = _named_vms(context, body)

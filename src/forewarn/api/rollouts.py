@@ -21,13 +21,13 @@ class NewRollout(StrictBody, frozen=True, kw_only=True):
     """A rollout over `hosts`, `all_hosts` or a `scope`; stops after `max_failures` failed VMs (0: never).
 
     Exactly one of the three. `notice_s` is 0 for the minimum, 15 minutes; less than that needs `short_notice`, which
-    needs a `notice_s` above 0.
+    needs a `notice_s` above 0. Names and ids are in any case.
     """
 
     impact: RolloutImpact  # update (freezes VMs), migrate or reboot
     hosts: tuple[NonEmptyText, ...] = ()  # names
     all_hosts: bool = False  # every host that the fleet has now
-    scope: str = ""  # an id or name; "": none
+    scope: str = ""  # an id or name, or the name of a VM in it; "": none
     max_failures: Annotated[int, Meta(ge=0)] = 1
     notice_s: DurationSeconds = 0  # lab time
     short_notice: bool = False
@@ -73,8 +73,8 @@ async def list_rollouts(context: RequestContext, call: HandlerCall) -> RolloutsV
 async def show_rollout(context: RequestContext, call: HandlerCall) -> RolloutWithEvents:
     """Show one rollout with its events.
 
-    The path parameter `id` is its id or a unique start of it. Events are oldest first. Raises NotFound, or Refused if
-    several ids start so.
+    The path parameter `id` is its id or a unique start of it, in any case. Events are oldest first. Raises NotFound, or
+    Refused if several ids start so.
     """
     request = context.find_rollout(call.path_params["id"])
     events = ViewBuilder(context).events(context.store.events(request_id=request.id))
@@ -84,8 +84,8 @@ async def show_rollout(context: RequestContext, call: HandlerCall) -> RolloutWit
 async def pause_rollout(context: RequestContext, call: HandlerCall) -> RolloutView:
     """Pause a rollout: it announces no events until it is resumed.
 
-    Events that are published stay and may start. The path parameter `id` is its id or a unique start of it. Returns it
-    after the change. Raises NotFound, or Refused unless it is running.
+    Events that are published stay and may start. The path parameter `id` is its id or a unique start of it, in any
+    case. Returns it after the change. Raises NotFound, or Refused unless it is running, or if several ids start so.
     """
     return await _set_progress(context, call, RolloutState.PAUSED)
 
@@ -93,8 +93,8 @@ async def pause_rollout(context: RequestContext, call: HandlerCall) -> RolloutVi
 async def resume_rollout(context: RequestContext, call: HandlerCall) -> RolloutView:
     """Resume a paused rollout.
 
-    The path parameter `id` is its id or a unique start of it. Returns it after due work was done. Raises NotFound, or
-    Refused unless it is paused.
+    The path parameter `id` is its id or a unique start of it, in any case. Returns it after due work was done. Raises
+    NotFound, or Refused unless it is paused, or if several ids start so.
     """
     return await _set_progress(context, call, RolloutState.RUNNING)
 
@@ -102,8 +102,8 @@ async def resume_rollout(context: RequestContext, call: HandlerCall) -> RolloutV
 async def abort_rollout(context: RequestContext, call: HandlerCall) -> RolloutView:
     """Abort a rollout and withdraw its events that have not started.
 
-    The path parameter `id` is its id or a unique start of it. Returns it after due work was done. Raises NotFound, or
-    Refused unless it is running or paused.
+    The path parameter `id` is its id or a unique start of it, in any case. Started events go on. Returns it after due
+    work was done. Raises NotFound, or Refused unless it is running or paused, or if several ids start so.
     """
     return await _set_progress(context, call, RolloutState.ABORTED)
 
@@ -118,8 +118,9 @@ async def _set_progress(context: RequestContext, call: HandlerCall, progress: Ro
 async def preview_rollout(context: RequestContext, call: HandlerCall, body: NewRollout) -> Preview:
     """Preview a rollout: its events in order and their times if no VM approves.
 
-    Changes nothing; shows only the first wave of a rollout over more than 2,000 VMs. A caller's previews run one at a
-    time. Raises what `start_rollout` raises, and DryRunTooLarge.
+    Changes nothing; shows only the first wave of a rollout over more than 2,000 VMs; any other simulation ends after 10
+    seconds of real time at the latest (`is_cut`). Previews run one at a time. Raises what `start_rollout` raises, and
+    DryRunTooLarge.
     """
     rollout = _build_rollout(context, body)
     await context.dependencies.flush_observations()

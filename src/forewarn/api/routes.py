@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from typing import Any
 
@@ -11,7 +11,9 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Mount, Route, Router
+from starlette.types import Receive, Scope, Send
 
+from forewarn import __version__
 from forewarn.api import (
     access,
     events,
@@ -36,7 +38,7 @@ from forewarn.web.remedies import SURFACE_HEADER, surface_of
 from forewarn.web.request_parsing import HandlerCall, unique_query_params
 from forewarn.web.routing import API_PREFIX, ApiRoute, handler_signature, listing, named_event, named_vm, signed_in
 
-NOW_HEADER = "forewarn-now"  # of every response: the service's time, in seconds since 1970
+NOW_HEADER = "forewarn-now"  # of every response but errors: the service's time, in seconds since 1970
 READ, OPERATE, APPROVE, PLATFORM = Right.READ, Right.OPERATE, Right.APPROVE, Right.PLATFORM
 ADMINISTER = Right.ADMINISTER
 
@@ -49,6 +51,18 @@ async def show_openapi(context: RequestContext, call: HandlerCall) -> dict[str, 
     return _cached_openapi()
 
 
+async def list_routes(context: RequestContext, call: HandlerCall) -> dict[str, Any]:
+    """List what this API has: each route with its method, path and summary."""
+    routes = [
+        {"method": route.method, "path": f"{API_PREFIX}{route.path}", "summary": _summary(route)} for route in ROUTES
+    ]
+    return {"version": __version__, "openapi": f"{API_PREFIX}/openapi.json", "routes": routes}
+
+
+def _summary(route: ApiRoute) -> str:
+    return (route.handler.__doc__ or "").partition("\n")[0]
+
+
 @cache
 def _cached_openapi() -> dict[str, Any]:
     return openapi_document(ROUTES)
@@ -56,6 +70,7 @@ def _cached_openapi() -> dict[str, Any]:
 
 # A VM's name may contain a slash (group/name), so it is a `:path`. Of two matching paths the first wins.
 ROUTES: tuple[ApiRoute, ...] = (
+    ApiRoute("GET", "/", list_routes, READ, resources=signed_in),
     ApiRoute("GET", "/openapi.json", show_openapi, READ, resources=signed_in),
     ApiRoute("GET", "/service", service.show_service, READ, resources=listing),
     ApiRoute("GET", "/fleet", fleet.show_fleet, READ, resources=listing),
@@ -76,6 +91,7 @@ ROUTES: tuple[ApiRoute, ...] = (
     ApiRoute("POST", "/hosts/{name}/fail/preview", hosts.preview_fail_host, PLATFORM),
     ApiRoute("POST", "/hosts/{name}/fail", hosts.fail_host, PLATFORM, 202),
     ApiRoute("POST", "/hosts/{name}/repair", hosts.repair_host, PLATFORM),
+    ApiRoute("POST", "/hosts/{name}/confirm-down", hosts.confirm_host_down, PLATFORM),
     ApiRoute("GET", "/rollouts", rollouts.list_rollouts, READ),
     ApiRoute("POST", "/rollouts", rollouts.start_rollout, PLATFORM, 202),
     ApiRoute("POST", "/rollouts/preview", rollouts.preview_rollout, PLATFORM),
@@ -129,8 +145,30 @@ def api_routes(make_context: ContextFactory) -> list[BaseRoute]:
     by_path: dict[str, list[ApiRoute]] = defaultdict(list)
     for route in ROUTES:
         by_path[route.path].append(route)
-    routes = [_starlette_route(make_context, path, same_path) for path, same_path in by_path.items()]
-    return [Mount(API_PREFIX, app=Router(routes, redirect_slashes=False))]
+    by_noun: dict[str, list[BaseRoute]] = defaultdict(list)
+    for path, same_path in by_path.items():
+        by_noun[_noun_of(path)].append(_starlette_route(make_context, path, same_path))
+    return [Mount(API_PREFIX, app=_NounRouter(by_noun))]
+
+
+def _noun_of(path: str) -> str:
+    """The first part of a path below the API's prefix, such as `events` of `/events/1/withdraw`."""
+    return path.split("/", 2)[1]
+
+
+class _NounRouter:
+    """An ASGI app that calls the route of a request, of the routes with the same noun.
+
+    A starlette router compares paths one after the other, which takes long with the whole table.
+    """
+
+    def __init__(self, routes_by_noun: Mapping[str, Sequence[BaseRoute]]) -> None:
+        self._routers = {noun: Router(routes, redirect_slashes=False) for noun, routes in routes_by_noun.items()}
+        self._unknown_noun = Router(redirect_slashes=False)  # answers 404
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        noun = _noun_of(scope["path"].removeprefix(API_PREFIX) or "/")
+        await self._routers.get(noun, self._unknown_noun)(scope, receive, send)
 
 
 def _starlette_route(make_context: ContextFactory, path: str, routes: Iterable[ApiRoute]) -> Route:

@@ -39,15 +39,16 @@ class ClockAdvanceView(ClockView, frozen=True, kw_only=True):
 class ServiceQuery(StrictBody, frozen=True, kw_only=True):
     """The VM whose endpoint is shown as `endpoint`; empty: the first VM that has one."""
 
-    vm: str = ""
+    vm: str = ""  # a name, `group/name` or key
 
 
 async def show_service(context: RequestContext, call: HandlerCall, query: ServiceQuery) -> dict[str, Any]:
     """Show the service: its version, clock, addresses and settings, and the endpoint of a VM.
 
     `endpoint` is the base URL at which a lab serves the VM of the query or, without one, the first VM that has a URL;
-    "" if there is none. A caller who does not see everything gets only `version`, `now` (lab time), `lab`, `speed` and
-    `enablement`. Raises NotFound, or Refused if several VMs match.
+    "" if there is none. The other keys are those of `service_info`, such as pid, data, listeners, workers, console and
+    counts. A caller who does not see everything gets only `version`, `now` (lab time), `lab`, `speed` and `enablement`.
+    Raises NotFound, or Refused if several VMs match.
     """
     info = context.dependencies.service_info()
     if not context.can_see_everything():
@@ -69,9 +70,10 @@ async def advance_clock(context: RequestContext, call: HandlerCall, body: Advanc
     """Advance the clock of a lab.
 
     It stops at every due time on the way. Everything that is due by then is done on return, except for acts that the
-    hypervisor has not answered for ten seconds. VMs that polled within the last 330 seconds of real time count as
-    polling throughout, unless `without_polls`. Returns the visible history entries of that time. Raises Rejected
-    outside a lab, and unless `by_s` is above 0 and at most 366 days.
+    hypervisor has not answered for ten seconds. VMs that polled within the last 330 seconds (real time, or lab time if
+    that is slower) count as polling throughout, unless `without_polls`. Returns the visible history entries of that
+    time. Raises Rejected outside a lab, and unless `by_s` is above 0 and at most 366 days. Another error on the way
+    leaves the clock where it is then.
     """
     await context.dependencies.flush_observations()
     before = context.store.last_seq()

@@ -24,7 +24,7 @@ class NewWebhook(StrictBody, frozen=True, kw_only=True):
     receiver agrees. `from_start` sends the whole history, not only what happens from now on.
     """
 
-    url: NonEmptyText  # of the receiver
+    url: NonEmptyText  # of the receiver, http or https
     schema: WebhookSchema = WebhookSchema.EVENT_GRID  # the format of its messages
     over: NonEmptyText = ROOT_RESOURCE  # a resource id, the name of a VM, set or cloud service, or group:NAME
     happenings: Annotated[tuple[EventGridStatus, ...], Meta(max_length=20)] = ()  # statuses of events; empty: all
@@ -73,7 +73,7 @@ class WebhookTestView(BaseView, frozen=True, kw_only=True):
 
     id: str  # of the webhook
     ok: bool  # the receiver accepted the message
-    status: int | None  # None if there was no response
+    status: int | None  # of HTTP; None if there was no response
     text: str
 
 
@@ -90,7 +90,8 @@ async def list_webhooks(context: RequestContext, call: HandlerCall) -> WebhooksV
 async def add_webhook(context: RequestContext, call: HandlerCall, body: NewWebhook) -> WebhookWithSecretView:
     """Add a webhook; its secret is in this response only.
 
-    Raises NotFound or Refused for a name in `over`, Rejected for a bad URL, resource or secret, and Refused if the
+    Messages are sent to it from now on; the same URL may be added again. Raises NotFound or Refused for a name in
+    `over`, Rejected for a bad URL, resource or secret or an address that the service may not call, and Refused if the
     receiver does not validate.
     """
     spec = WebhookSpec(**{**msgspec.structs.asdict(body), "over": _resolve_resource(context, body.over)})
@@ -101,8 +102,8 @@ async def add_webhook(context: RequestContext, call: HandlerCall, body: NewWebho
 async def remove_webhook(context: RequestContext, call: HandlerCall) -> WebhookView:
     """Remove a webhook.
 
-    Nothing more is sent to it. The path parameter `id` is its id, or a unique start of four characters or more. Returns
-    the removed webhook. Raises NotFound, or Refused if several ids start so.
+    Nothing more is sent to it. The path parameter `id` is its id, or a unique start of four characters or more, in any
+    case. Returns the removed webhook. Raises NotFound, or Refused if several ids start so.
     """
     view = WebhookView(**_webhook_fields(context, context.control.webhooks.find(call.path_params["id"])))
     await context.control.webhooks.remove(view.id, who=context.caller_name)
@@ -112,8 +113,8 @@ async def remove_webhook(context: RequestContext, call: HandlerCall) -> WebhookV
 async def test_webhook(context: RequestContext, call: HandlerCall) -> WebhookTestView:
     """Send a test message to a webhook's receiver, and show its response.
 
-    The path parameter `id` is its id, or a unique start of four characters or more. A failure is a result (`ok` is
-    false), not an error. Raises NotFound, or Refused if several ids start so.
+    The path parameter `id` is its id, or a unique start of four characters or more, in any case. A failure is a result
+    (`ok` is false), not an error. Raises NotFound, or Refused if several ids start so.
     """
     webhook = context.control.webhooks.find(call.path_params["id"])
     result = await context.control.webhook_delivery.verification.send_test(webhook)

@@ -211,9 +211,11 @@ def _with_query(url: str, call: ArmCall, **params: str) -> str:
 async def show_operation(context: RequestContext, call: ArmCall) -> ArmResponse:
     """Shows the status document of an operation, with status 200 also if the operation failed.
 
-    With `monitor=true`, as in the URL of `Location`: 202 until it is over, then an empty 200, or a 409 with its error.
-    Raises NotFound for an operation that is unknown, invisible, of another subscription or no longer kept, and for a
-    rollout, a replay or work on a host, which are no operations.
+    The path parameter `operation` is the id of its request, in any case. The document has name, status (InProgress,
+    Succeeded, Failed or Canceled), startTime, endTime, properties and error. With `monitor=true` in the query, as in
+    the URL of `Location`: 202 until it is over, then an empty 200, or a 409 with its error. Raises NotFound for an
+    operation that is unknown, invisible, of another subscription or no longer kept, and for a rollout, a replay or work
+    on a host, which are no operations.
     """
     status = _load_status(context, call)
     is_running = status.state is RequestState.IN_PROGRESS

@@ -113,7 +113,10 @@ async def list_tenants(context: RequestContext, call: ArmCall) -> ArmResponse:
 
 
 async def list_subscriptions(context: RequestContext, call: ArmCall) -> ArmResponse:
-    """Lists the subscriptions that contain anything the caller may read, all in one page."""
+    """Lists the subscriptions that contain anything the caller may read, all in one page.
+
+    The body is `{"value": [...]}`, in natural order; the list may be empty.
+    """
     subscriptions = _visible_subscriptions(context)
     return ArmResponse(body={"value": [_subscription_json(context, name) for name in subscriptions]})
 
@@ -124,9 +127,10 @@ async def show_subscription(context: RequestContext, call: ArmCall) -> ArmRespon
 
 
 async def list_locations(context: RequestContext, call: ArmCall) -> ArmResponse:
-    """Lists the locations of all hosts, sorted by name, all in one page; the same for each subscription.
+    """Lists the locations of all hosts as `{"value": [...]}`, sorted by name, all in one page.
 
-    Raises ArmError 404 if the caller may read nothing in the subscription.
+    Each subscription has the same locations; their ids contain the subscription. Raises ArmError 404 if the caller may
+    read nothing in it.
     """
     resource = f"/subscriptions/{_visible_subscription(context, call)}"
     names = sorted({host.location for host in context.store.hosts()})
@@ -134,10 +138,10 @@ async def list_locations(context: RequestContext, call: ArmCall) -> ArmResponse:
 
 
 async def list_groups(context: RequestContext, call: ArmCall) -> ArmResponse:
-    """Lists the groups of a subscription that contain anything the caller may read, in pages of 100.
+    """Lists the subscription's groups that contain anything the caller may read, in pages of 100.
 
-    A page is `{"value": [...]}`, with a `nextLink` if there is another one. If there are none: raises ArmError 404 if
-    the subscription has no VM and the caller may read it, else the list is empty.
+    In natural order; a page is `{"value": [...]}`, with a `nextLink` if there is another one. If there are none: raises
+    ArmError 404 if the subscription has no VM and the caller may read it, else the list is empty.
     """
     prefix = f"{call.resource}/".casefold()
     groups = [group for group in context.directory.groups() if group.casefold().startswith(prefix)]
@@ -266,7 +270,7 @@ class _VmRenderer:
 
 
 async def list_vms(context: RequestContext, call: ArmCall) -> ArmResponse:
-    """Lists the VMs of a subscription or group that the caller may read, in pages of 100.
+    """Lists the VMs of the path's subscription or group that the caller may read, in pages of 100.
 
     In natural order of group and name, without instances of scale sets and cloud services. The body of a page is
     `{"value": [...]}`, with a `nextLink` if there is another one. Raises ArmError 404 if the subscription or group has
@@ -320,7 +324,7 @@ def _sets_of_kind(context: RequestContext, call: ArmCall, segment: str) -> list[
 
 
 async def list_scale_sets(context: RequestContext, call: ArmCall) -> ArmResponse:
-    """Lists the scale sets of a subscription or group that the caller may read, in pages of SET_PAGE_SIZE.
+    """Lists the scale sets of the path's subscription or group that the caller may read, in pages of ten.
 
     In natural order; a page is `{"value": [...]}`, with a `nextLink` if there is another one. Raises ArmError 404 if
     the subscription or group has no VM and the caller may read it; other callers get an empty list.
@@ -347,10 +351,10 @@ async def show_scale_set_view(context: RequestContext, call: ArmCall) -> ArmResp
 
 
 async def list_instances(context: RequestContext, call: ArmCall) -> ArmResponse:
-    """Lists the instances of a scale set that the caller may read, in pages of 100, in natural order.
+    """Lists the instances of the called scale set that the caller may read, in pages of 100.
 
-    A page is `{"value": [...]}`, with a `nextLink` if there is another one. Raises NotFound if the set has no instance
-    and the caller may read it; other callers get an empty list.
+    In natural order; a page is `{"value": [...]}`, with a `nextLink` if there is another one. Raises NotFound if the
+    set has no instance and the caller may read it; other callers get an empty list.
     """
     instances = context.directory.vms_within(call.resource)
     if not instances and context.principal.may(Right.READ, call.resource):
@@ -425,7 +429,7 @@ _SCALE_SET_ROUTES: tuple[ArmRoute, ...] = (
 
 
 async def list_availability_sets(context: RequestContext, call: ArmCall) -> ArmResponse:
-    """Lists the readable availability sets of a subscription or group, in pages of SET_PAGE_SIZE.
+    """Lists the readable availability sets of the path's subscription or group, in pages of ten.
 
     Each lists those of its VMs that the caller may read. In natural order; a page is `{"value": [...]}`, with a
     `nextLink` if there is another one. Raises ArmError 404 if the subscription or group has no VM and the caller may

@@ -35,7 +35,7 @@ class ArmCall:
     query: Mapping[str, str] = field(default_factory=dict)  # a parameter that occurs twice was rejected
     body: bytes = field(default=b"", repr=False)  # may contain a secret, like the fields below without repr
     base_url: str = ""  # https://host:port, as the client called us
-    resource: str = ""  # the id of the called resource: the path in Azure's spelling, without an action at its end
+    resource: str = ""  # the called one's id: the route's path, filled in with `path_params`, without an action
     form_fields: Mapping[str, str] = field(default_factory=dict, repr=False)  # of a form body
     authorization: str = field(default="", repr=False)  # the header, for sign-in
 

@@ -115,7 +115,8 @@ def find_instances(context: RequestContext, call: ArmCall, ids: tuple[str, ...])
 def all_instances(context: RequestContext, call: ArmCall) -> list[Vm]:
     """The present instances of the called scale set that the caller may read, in natural order.
 
-    Raises ResourceAbsent if there are none.
+    That is the order of their keys, web_2 before web_10. Raises ResourceAbsent if there are none: also for an unknown
+    scale set, and one that the caller may not read.
     """
     stored = (context.store.vm(indexed.key) for indexed in context.directory.vms_within(_scale_set_id(call)))
     vms = [vm for vm in stored if vm is not None]

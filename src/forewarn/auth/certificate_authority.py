@@ -48,7 +48,7 @@ class CertificateAuthority(msgspec.Struct, frozen=True, kw_only=True):
         return _is_loopback_name(name) or not _has_name_constraints(self.certificate)
 
     def has_signed(self, certificate: x509.Certificate) -> bool:
-        """Return whether it issued this certificate, checked by the signature."""
+        """Return whether it issued this certificate, by issuer name and signature; dates are not checked."""
         try:
             certificate.verify_directly_issued_by(self.certificate)
         except (ValueError, TypeError, InvalidSignature):

@@ -30,7 +30,7 @@ class TokenErrorReason(StrEnum):
 
 
 class InvalidToken(Rejected):
-    """A token is not accepted; `reason` says why. The message never contains the token."""
+    """A token is not accepted; `reason` says why. The message, `sentence`, never contains the token."""
 
     def __init__(self, reason: TokenErrorReason, sentence: str) -> None:
         super().__init__(sentence)
@@ -59,8 +59,8 @@ class RegisteredClaims(msgspec.Struct, frozen=True, kw_only=True):
 
     iss: str  # the issuer
     aud: str | list[str]  # the audience, or several
-    exp: float  # not valid from then on, in POSIX seconds
-    nbf: float = 0  # not valid before
+    exp: float  # not valid from then on; real time in POSIX seconds
+    nbf: float = 0  # not valid before; the same
 
 
 def check_claims(token: RegisteredClaims, *, issuer: str, audiences: frozenset[str], now: float) -> None:

@@ -45,7 +45,7 @@ class PendingSignIn(msgspec.Struct, frozen=True):
 
     @property
     def nonce(self) -> str:
-        """The `nonce` that the id token must contain."""
+        """The `nonce` that is sent to the issuer, and that the id token must contain."""
         return self._derive("nonce")
 
     @property

@@ -134,9 +134,10 @@ class _ExternalPayload(RegisteredClaims, frozen=True, kw_only=True):
 class ExternalIssuer:
     """Verifies the tokens of one issuer for `audiences`, with cached keys while it is unreachable.
 
-    Fetches keys when they are needed, with `client`: from `jwks_url`, else from the address in its configuration. It
-    has none at first, and fetches them again after an hour or for a token with an unknown key. The constructor raises
-    Rejected if there is no audience, or if a URL is neither https nor on loopback.
+    Its tokens must name `issuer_url`, the attribute `url`, as their issuer. Fetches keys when they are needed, with
+    `client`: from `jwks_url`, else from the address in its configuration. It has none at first, and fetches them again
+    after an hour or for a token with an unknown key. The constructor raises Rejected if there is no audience, or if a
+    URL is neither https nor on loopback.
     """
 
     def __init__(self, issuer_url: str, audiences: Iterable[str], jwks_url: str = "", *, client: HttpClient) -> None:

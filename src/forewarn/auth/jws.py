@@ -39,7 +39,10 @@ def sign(content: bytes, key: rsa.RSAPrivateKey, *, algorithm: str, kid: str) ->
 
 
 def parse_header(token: str) -> JwsHeader:
-    """Return the header of a token, not verified. InvalidToken if malformed, too long or with `crit`."""
+    """Return the header of a token, not verified.
+
+    InvalidToken (MALFORMED) if the token is malformed, has more than 16,384 characters or a `crit` header.
+    """
     if len(token) > _MAX_TOKEN_CHARACTERS or not token.isascii() or token.count(".") != 2:
         raise InvalidToken(TokenErrorReason.MALFORMED, _MALFORMED_TEXT)
     segment = token.partition(".")[0]
@@ -67,8 +70,8 @@ def verify_payload(
 ) -> PayloadT:
     """Return the payload of a token, decoded to `payload_type`, after verifying its signature.
 
-    InvalidToken if the signature or the form is not valid. Claims such as the expiry are not checked: see
-    `claims.check_claims`.
+    InvalidToken if the signature or the form is not valid, or the token has another algorithm than `algorithm` (of JWS,
+    such as RS256). Claims such as the expiry are not checked: see `claims.check_claims`.
     """
     try:
         content = _pyjws.decode(token, key, algorithms=[algorithm])

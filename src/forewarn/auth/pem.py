@@ -23,8 +23,8 @@ class CertificateFacts(msgspec.Struct, frozen=True, kw_only=True):
 
     fingerprint: str  # SHA-256, as openssl prints it
     names: tuple[str, ...]  # host names in lower case, then addresses
-    not_before: float  # the first and the last second of its validity
-    not_after: float
+    not_before: float  # the first second of its validity, in real time
+    not_after: float  # the last one, in real time; `validity_problem` counts it as expired
 
 
 class CertificateFiles(msgspec.Struct, frozen=True, kw_only=True):
@@ -60,7 +60,7 @@ def read_certificate(path: Path) -> x509.Certificate:
 
 
 def parse_private_key(content: bytes, path: Path) -> PrivateKeyTypes:
-    """Return the private key in PEM content; `path` is only named in errors.
+    """Return the private key in PEM content, of any algorithm; `path` is only named in errors.
 
     Rejected if the content is no private key, or is encrypted.
     """

@@ -46,7 +46,10 @@ def read_private(path: Path) -> bytes:
 
 
 def read_public(path: Path) -> bytes:
-    """Return the content of a regular file. NotFound if it is missing, Rejected if it cannot be read."""
+    """Return the content of a regular file. NotFound if it is missing.
+
+    Rejected if it cannot be read or is not a regular file.
+    """
     with _open_regular_file(path) as descriptor:
         return _read_all(descriptor)
 

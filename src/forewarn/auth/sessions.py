@@ -55,7 +55,10 @@ class SignInLinks:
         self._open_links: dict[bytes, tuple[SignInIdentity, float]] = {}  # oldest first
 
     def create(self, identity: SignInIdentity) -> SignInLink:
-        """Return a new link that signs this identity in once, within 15 minutes. Drops the oldest of too many."""
+        """Return a new link that signs this identity in once, within 15 minutes.
+
+        Drops the oldest if there are 256 unused ones.
+        """
         code, ends_at = secrets.token_urlsafe(_LINK_CODE_BYTES), self._real_time() + LINK_LIFETIME_S
         while len(self._open_links) >= _MAX_OPEN_LINKS:
             del self._open_links[next(iter(self._open_links))]
@@ -121,7 +124,8 @@ class EndedSessions(msgspec.Struct, frozen=True, kw_only=True):
     def with_session(self, session: PortalSession, now: float, limit: int = _MAX_ENDED_PER_PERSON) -> EndedSessions:
         """Return new ended sessions, with this one added and those that have expired at `now` removed.
 
-        At most `limit` sessions per person are listed; `until` covers those that expire earliest. `self` is unchanged.
+        At most `limit` sessions per person are listed; `until` covers those that expire earliest. `now` is real time;
+        `self` is unchanged.
         """
         who = session.claims.primary_id
         remaining = {person: sessions for person in self.ids if (sessions := _unexpired(self.ids[person], now))}

@@ -46,7 +46,7 @@ class TokenService:
         return self.issuer.issue_token(self._identity_subject(identity), audience, now)
 
     def subject_of_vm(self, vm: Vm) -> TokenSubject:
-        """Return the subject of tokens for this VM's managed identity."""
+        """Return the subject of tokens for this VM's managed identity; issues none, and does not check the VM."""
         return self._identity_subject(
             ManagedIdentity(vm=vm.key, vm_id=vm.vm_id, name=vm.name, resource_id=vm_resource_id(vm))
         )
@@ -109,7 +109,8 @@ def _derive_id(what: str, of: str) -> str:
 class VmTokens:
     """Issues tokens to VMs at the metadata endpoint; without a `token_service`, it issues none.
 
-    `url` is the address of the service, named with Azure's as an accepted audience.
+    `url`, the address of the service, is listed with Azure's audiences in a WrongResource; `token_service` decides
+    which audiences are accepted.
     """
 
     def __init__(self, token_service: TokenService | None = None, url: str = "") -> None:

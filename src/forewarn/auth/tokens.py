@@ -47,9 +47,10 @@ class SigningKey:
 
     @classmethod
     def load_or_create(cls, path: Path) -> SigningKey:
-        """Load the key from a file, or create the file. Unavailable if it cannot be written.
+        """Load the key from a PEM file, or create it with a new key. Unavailable if it cannot be written.
 
-        Rejected if the file is not an RSA key of at least 2048 bits, or if others can read it.
+        Creates its directory too, if missing. Rejected if the file is not an RSA key of at least 2048 bits, if others
+        can read it, or if its directory cannot be created.
         """
         if not path.exists():
             secure_files.make_directory(path.parent)
@@ -173,7 +174,10 @@ class TokenIssuer:
         return token
 
     def accepts(self, audience: str) -> bool:
-        """Return whether `verify` accepts tokens for this audience."""
+        """Return whether `verify` accepts tokens for this audience.
+
+        It is compared as `normalize_audience` returns it.
+        """
         return normalize_audience(audience) in self._audiences
 
     def verify(self, token: str, now: float) -> Claims:

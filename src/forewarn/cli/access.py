@@ -38,8 +38,9 @@ def add(call: Invocation, client_id: str | None, called: str, secret_file: Path 
     """Create a client, and show its secret once. Without an ID the client gets a GUID.
 
     \f
-    `called` is its display name. The secret is printed, or only written to `secret_file`. The client has no role yet.
-    Raises Rejected, before a client is created, if `secret_file` exists or has no directory.
+    `client_id` None: the service makes a GUID; ids are stored in lower case. `called` is the display name. The secret
+    is printed, or only written to `secret_file`. The client has no role yet. Raises Refused if the id is taken;
+    Rejected for an invalid one and, before a client is created, if `secret_file` exists or has no directory.
     """
     if secret_file is not None and secret_file.exists():
         raise Rejected(f"{str(secret_file)!r} exists already and is not overwritten: give another --secret-file")
@@ -59,8 +60,9 @@ def renew(call: Invocation, client_id: str, secret_file: Path | None) -> None:
     """Give a client a new secret; the old one is no longer valid.
 
     \f
-    Writes the secret to `secret_file`, else to the local service's own secret file of this client if there is one, else
-    prints it. Raises Rejected, before anything is changed, if `secret_file` has no directory.
+    `client_id` is in any case. The old secret, its tokens and sessions are invalid at once. Writes the new one to
+    `secret_file`, replacing that file, else to the local service's own secret file of this client if there is one, else
+    prints it. Raises NotFound, and Rejected, before anything is changed, if `secret_file` has no directory.
     """
     _require_parent_directory(secret_file)
     renewed = call.api.post("access", "clients", client_id, "secret")
@@ -74,7 +76,8 @@ def remove(call: Invocation, client_id: str) -> None:
     """Remove a client, and its grants.
 
     \f
-    Prints how many grants were removed with it.
+    `client_id` is in any case. Its tokens and sessions are invalid at once. Prints how many grants were removed with
+    it. Raises NotFound.
     """
     removed = call.api.delete("access", "clients", client_id)
     if call.output.as_json:
@@ -129,7 +132,11 @@ access.add_command(client)
 @access.command()
 @service_command
 def show(call: Invocation) -> None:
-    """Show clients and grants."""
+    """Show clients and grants.
+
+    \f
+    Prints all clients, sorted by id and without secrets, and all grants, in the order they were added.
+    """
     view = call.api.get("access")
     if call.output.as_json:
         call.output.print_json(view)
@@ -180,8 +187,9 @@ def grant(
     Administrator              everything
 
     \f
-    Prints the grant. Raises Rejected unless exactly one grantee (`client_id`, `to_vm`, `to_external`) and exactly one
-    resource (the other options) is given.
+    `to_vm` and `over_vm` are a name, `group/name` or key; `resource` is a resource id or such a name. Prints the grant;
+    one that exists stays as it is. Raises Rejected unless exactly one grantee (`client_id`, `to_vm`, `to_external`) and
+    exactly one resource (the other options) is given; NotFound for an unknown name, Refused for an ambiguous one.
     """
     to = _exactly_one(
         _NEEDS_ONE_TO,
@@ -220,7 +228,8 @@ def revoke(call: Invocation, grant_id: str) -> None:
     """Revoke a granted role.
 
     \f
-    `grant_id` is the grant's id, or a unique beginning of it. Prints the role that was revoked.
+    `grant_id` is the grant's id, or a unique beginning of four characters or more. Prints the role that was revoked.
+    Raises NotFound, or Refused if several ids begin so.
     """
     revoked = call.api.delete("access", "grants", grant_id)
     if call.output.as_json:

@@ -71,8 +71,9 @@ def run(call: Invocation, file: Path, endpoint: str | None, dry_run: bool, once:
     It polls for events, takes the steps of its file, approves, and undoes the steps when the event is over.
 
     \f
-    Replaces this process by `python -m forewarn.agent`. With `dry_run` stays and prints, for each new document, what
-    the agent would do; with `once` for one document. `endpoint` None: that of the file.
+    Checks the file (InvalidFile), then replaces this process by `python -m forewarn.agent`. With `dry_run` stays and
+    prints, for each new document, what the agent would do; with `once` for one document. `endpoint` None: the file's,
+    else discovered.
     """
     config = _read_agent_config(file)
     if dry_run:
@@ -173,7 +174,7 @@ def repair(call: Invocation, file: Path) -> None:
     not damaged is not changed.
 
     \f
-    See `repair_journal`. Raises Rejected if an agent uses the journal.
+    Prints what it kept and lost. Raises Rejected if an agent uses the journal, or it does not exist or cannot be read.
     """
     config = _read_agent_config(file)
     done = repair_journal(config.journal_path, config.step_folders, read_real_time())

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple, Protocol
 from urllib.parse import quote, urlencode
 
+from forewarn.duration import exact_duration_text
 from forewarn.errors import (
     Conflict,
     Forbidden,
@@ -59,7 +60,7 @@ class InvalidFile(Rejected):
     def problem_lines(self) -> list[str]:
         """One line of text per problem, `FILE:LINE: what: remedy`, so that editors can jump to it.
 
-        FILE is `file_name`. A problem without a line has `FILE: what: remedy`.
+        FILE is `file_name`. A problem without a line has `FILE: what: remedy`. In the order of `problems`.
         """
         return [
             f"{self._problem_location(problem)}: {problem['what']}: {problem['remedy']}" for problem in self.problems
@@ -112,7 +113,11 @@ class HttpAnswer(NamedTuple):
 
 
 class Transport(Protocol):
-    """Carries requests to one service, over its unix socket or over HTTPS."""
+    """Carries requests to one service, over its unix socket or over HTTPS.
+
+    The property `location` says where the service is, for messages. `send` sends one request and returns the answer,
+    also one with an error status; it raises if there is none.
+    """
 
     @property
     def location(self) -> str:
@@ -131,9 +136,10 @@ class Transport(Protocol):
 class ApiClient:
     """Client of one service's operator API.
 
-    Each method returns the decoded JSON object. An error answer raises the class of `forewarn.errors` that has its
-    code, InvalidFile if it lists problems, or else ServiceFailure. A service that is unreachable, or silent for
-    `timeout_s` seconds of real time, raises Unavailable. A blank path segment raises Rejected.
+    `get`, `post` and `delete` return the decoded JSON object, `now` the service's lab time in seconds. An error answer
+    raises the class of `forewarn.errors` that has its code, InvalidFile if it lists problems, or else ServiceFailure. A
+    service that is unreachable, or silent for `timeout_s` seconds of real time, raises Unavailable. A blank path
+    segment raises Rejected.
     """
 
     def __init__(self, transport: Transport) -> None:
@@ -146,27 +152,33 @@ class ApiClient:
         return self._transport.location
 
     def get(self, *path: str, query: QueryParameters | None = None, timeout_s: float = TIMEOUT_S) -> JsonObject:
-        """GET the resource at these path segments below /forewarn/v1, which are quoted here.
+        """GET the resource at these path segments below /forewarn/v1; returns the JSON object of the answer.
 
-        Parameters of `query` that are None are not sent.
+        Each segment is quoted whole. Parameters of `query` that are None are not sent. Waits up to `timeout_s` seconds
+        of real time for the server; raises as ApiClient says.
         """
         return self._call("GET", _request_target(path, query or {}), timeout_s=timeout_s)
 
     def post(self, *path: str, body: Mapping[str, object] | None = None, timeout_s: float = TIMEOUT_S) -> JsonObject:
-        """POST a JSON body, {} if None, to these path segments below /forewarn/v1, which are quoted here."""
+        """POST a JSON body, {} if None, to these path segments below /forewarn/v1; returns the answer.
+
+        Each segment is quoted whole. Waits up to `timeout_s` seconds of real time for the server; raises as ApiClient
+        says.
+        """
         return self._call("POST", _request_target(path, {}), body or {}, timeout_s=timeout_s)
 
     def delete(self, *path: str) -> JsonObject:
-        """DELETE the resource at these path segments below /forewarn/v1, which are quoted here.
+        """DELETE the resource at these path segments below /forewarn/v1, each of which is quoted whole.
 
-        Returns the API's view of what was deleted.
+        Returns the API's view of what was deleted. Raises as ApiClient says.
         """
         return self._call("DELETE", _request_target(path, {}))
 
     def now(self) -> float:
         """The service's (lab) time in seconds since 1970, as its last answer to this client said.
 
-        Asks the service if no answer has said it yet. A lab's time differs from this machine's.
+        Asks the service if no answer has said it yet, and raises as `get` then. It does not advance between answers; a
+        lab's time differs from this machine's.
         """
         return self._now if self._now is not None else float(self.get("clock")["now"])
 
@@ -178,8 +190,8 @@ class ApiClient:
             answer = self._transport.send(method, target, payload, timeout_s)
         except TimeoutError as error:
             raise Unavailable(
-                f"the forewarn service {self.location} did not answer within {timeout_s:.0f} s: try again, "
-                "and look at its log if this persists"
+                f"the forewarn service {self.location} did not answer within {exact_duration_text(timeout_s)}: "
+                "try again, and look at its log if this persists"
             ) from error
         except (OSError, http.client.HTTPException) as error:
             raise Unavailable(f"the connection to the forewarn service {self.location} was lost: try again") from error

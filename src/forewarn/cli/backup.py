@@ -21,7 +21,8 @@ def backup(call: Invocation, file: Path) -> None:
     The service writes the file on its own machine.
 
     \f
-    Prints the path and size. Raises Rejected for a relative path if the service is a remote one.
+    `file` is relative to this directory; for a remote service it must be absolute, else Rejected is raised. Prints the
+    path and size. Raises Refused if the file exists, Rejected if its directory does not; waits for an hour at most.
     """
     answer = call.api.post("backup", body={"path": _path_for_service(call, file)}, timeout_s=_TIMEOUT_S)
     if call.output.as_json:
@@ -56,8 +57,8 @@ def restore(call: Invocation, file: Path, change_purpose: bool) -> None:
     reverse, without --change-purpose.
 
     \f
-    Prints where the old store is now, if there was one. Raises Refused if a service runs in the data directory, or if
-    the purposes differ without `change_purpose`.
+    `file` must exist. Prints where the old store is now, if there was one. Raises Refused if a service runs in the data
+    directory, or if the purposes differ without `change_purpose`; Rejected if the file is not a backup.
     """
     with require_server_extra("restore"):
         from forewarn.clock import read_real_time

@@ -23,8 +23,8 @@ def ca(call: Invocation) -> None:
     """Show the CA of the service's HTTPS certificate, or export it.
 
     \f
-    Without a subcommand prints its path, fingerprint and end, and the names of the server's certificate; raises
-    NotFound without a CA.
+    Without a subcommand prints the path, fingerprint and end of the CA, and the names of the server's certificate.
+    Reads files only, so no service needs to run. Raises NotFound without a CA, Rejected if it cannot be read.
     """
     if click.get_current_context().invoked_subcommand is not None:
         return
@@ -57,7 +57,8 @@ def export(call: Invocation, file: str) -> None:
     """Write the CA's certificate to a file, or to standard output.
 
     \f
-    `file` is "-" for standard output. Raises NotFound without a CA, Rejected if the file exists with other content.
+    `file` is "-" for standard output. A file with the same content is no error. Raises NotFound without a CA, Rejected
+    if the file exists with other content or cannot be written.
     """
     pem = _read_ca(call)
     if file != _STDOUT:

@@ -41,8 +41,8 @@ def advance(call: Invocation, by: float, without_polls: bool) -> None:
     without polls, start the lab with `forewarn up --enablement on-request`, and add --without-polls here.
 
     \f
-    `by` is in seconds of lab time. Waits until it is done, an hour at most, then prints the history entries of it and
-    the new time.
+    `by` is in seconds of lab time, above 0 and at most 366 days. Waits until it is done, an hour at most, then prints
+    the history entries of that time (the newest 10,000) and the new time. Raises Rejected outside a lab.
     """
     body: dict[str, object] = {"by_s": by, **({"without_polls": True} if without_polls else {})}
     view = call.api.post("clock", "advance", body=body, timeout_s=_ADVANCE_TIMEOUT_S)
@@ -52,11 +52,11 @@ def advance(call: Invocation, by: float, without_polls: bool) -> None:
     if view["left_out"]:
         call.output.print_line(dim(f"{count_noun(view['left_out'], 'earlier entry', 'earlier entries')} left out"))
     print_entries(call, view["entries"], view["now"])
-    call.output.print_line(dim(f"{format_duration(by)} later: "), _time_text(view))
+    by_text = format_duration(by, units=4)
+    call.output.print_line(dim(f"{by_text} later: "), _time_text(view))
     if view["note"]:
         call.output.print_line(f"{view['note'][:1].upper()}{view['note'][1:]}.")
-    if view["note"]:
-        shown = format_duration(by).replace(" ", "")
+        shown = by_text.replace(" ", "")
         remedy = "up --enablement on-request" if without_polls else f"clock advance {shown} --without-polls"
         call.output.print_hints([(f"forewarn {remedy}", "let scopes become idle")])
 
@@ -82,7 +82,8 @@ def speed(call: Invocation, speed: float) -> None:
     """Run a lab's clock FACTOR times as fast as real time; 0 stops it.
 
     \f
-    Prints the clock as `show` does.
+    `speed` is 0 to 100,000. It stays after a restart of the service. Prints the clock as `show` does. Raises Rejected
+    outside a lab.
     """
     _print_clock(call, call.api.post("clock", "speed", body={"speed": speed}))
 

@@ -71,9 +71,9 @@ def parse_secret(text: str, source: str) -> str:
 
 
 def write_private_file(path: Path, text: str) -> None:
-    """Write or replace a file with mode 0600, atomically. A symbolic link is followed, not replaced.
+    """Write or replace a UTF-8 file with mode 0600, atomically. A symbolic link is followed, not replaced.
 
-    Creates missing directories. Raises Rejected if it cannot be written.
+    Durable, and creates missing directories (mode 0700). Raises Rejected if it cannot be written.
     """
     target = path.resolve()
     try:
@@ -100,7 +100,9 @@ _PROFILE_NAME = re.compile(r"[\w.-]+", re.ASCII)
 class Profile:
     """How to reach one remote service and sign in there; stored in profiles.toml under these field names.
 
-    `forewarn login` makes it, or `resolve_profile` from the environment.
+    `forewarn login` makes it, or `resolve_profile` from the environment. The secret is in `secret` or in the file
+    `secret_file`. "" as `ca`, `issuer` and `scope`: the system's CAs, the issuer that the server names, and the scope
+    of its audience.
     """
 
     server: str  # its https URL, as `str(ServerAddress)` writes it
@@ -152,11 +154,17 @@ class ProfileFile:
         return known[name]
 
     def save(self, name: str, profile: Profile) -> None:
-        """Write a profile to the file, which is created if missing, in place of an earlier one of this name."""
+        """Write a profile to the file, which is created if missing, in place of an earlier one of this name.
+
+        Other profiles stay, comments do not. The name is not checked. Raises Rejected as the class says.
+        """
         self._write({**self.read_all(), name: profile})
 
     def remove(self, name: str) -> Profile:
-        """Remove a profile from the file and return it; raises NotFound if there is none."""
+        """Remove a profile from the file and return it; a `secret_file` that it names stays.
+
+        The name is in exact case. Raises NotFound if there is none.
+        """
         removed = self.find(name)
         self._write({known: profile for known, profile in self.read_all().items() if known != name})
         return removed
@@ -173,7 +181,11 @@ def require_printable(text: str, what: str) -> str:
 
 
 def require_profile_name(name: str) -> str:
-    """Return the name if it has only letters, digits, dots, dashes and underscores, else raise Rejected."""
+    """Return the name unchanged if it is a valid name of a profile, else raise Rejected.
+
+    A valid one is not empty and has only ASCII letters, digits, dots, dashes and underscores. It need not be safe as
+    the name of a file: `..` is valid.
+    """
     if not _PROFILE_NAME.fullmatch(name):
         raise Rejected(f"{name!r} is not a valid profile name: use letters, digits, dots, dashes and underscores")
     return name

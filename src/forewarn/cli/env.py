@@ -23,11 +23,11 @@ _POWERSHELL_SINGLE_QUOTES = re.compile("['\u2018\u2019\u201a\u201b]")  # all of 
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ShellSyntax:
-    """How one shell quotes a text and sets an environment variable."""
+class _ShellSyntax:
+    """How one shell quotes a text and sets an environment variable; `variable` does both."""
 
     quote: Callable[[str], str]  # the text as one word that the shell does not interpret
-    assignment: str  # a format with the fields `name` and `value`
+    assignment: str  # a format with the fields `name` and `value`, which is quoted already; without a line end
 
     def variable(self, name: str, value: str) -> str:
         """The shell's command that sets and exports a variable, with its value quoted."""
@@ -52,9 +52,9 @@ def _quote_powershell(text: str) -> str:
 
 
 SHELLS = {
-    "bash": ShellSyntax(quote=shlex.quote, assignment="export {name}={value}"),
-    "fish": ShellSyntax(quote=_quote_fish, assignment="set -gx {name} {value}"),
-    "powershell": ShellSyntax(quote=_quote_powershell, assignment="$env:{name} = {value}"),
+    "bash": _ShellSyntax(quote=shlex.quote, assignment="export {name}={value}"),
+    "fish": _ShellSyntax(quote=_quote_fish, assignment="set -gx {name} {value}"),
+    "powershell": _ShellSyntax(quote=_quote_powershell, assignment="$env:{name} = {value}"),
 }
 
 EnvironmentVariables = dict[str, str]
@@ -81,9 +81,10 @@ def env(call: Invocation, shell_name: str, vm: str | None, with_secret: bool) ->
     powershell  forewarn env --shell powershell | Out-String | Invoke-Expression
 
     \f
-    Writes a bundle of the system's CAs and the service's beside the service's CA. `vm` selects the VM whose managed
-    identity is used. Raises Refused if the service does not serve HTTPS, or does not allow what `vm` or `with_secret`
-    asks for.
+    `vm` (a name, `group/name` or key) selects the VM whose managed identity is used; None: the first with an address.
+    Prints the commands of the shell `shell_name`; with `with_secret` the client's secret is among them. Also writes a
+    bundle of the system's CAs and the service's beside the service's CA. Raises Refused if the service does not serve
+    HTTPS, or does not allow what `vm` or `with_secret` asks for.
     """
     info = call.api.get("service", query={"vm": vm})
     console = info.get("console")
@@ -107,7 +108,7 @@ def env(call: Invocation, shell_name: str, vm: str | None, with_secret: bool) ->
     click.echo("\n".join(_shell_lines(shell, variables, remarks)))
 
 
-def _shell_lines(shell: ShellSyntax, variables: EnvironmentVariables, remarks: list[str]) -> Iterator[str]:
+def _shell_lines(shell: _ShellSyntax, variables: EnvironmentVariables, remarks: list[str]) -> Iterator[str]:
     yield from (shell.variable(name, value) for name, value in variables.items())
     yield from map(shell_comment, remarks)
 
@@ -181,7 +182,7 @@ def _credential_variables(console: JsonObject) -> EnvironmentVariables:
     }
 
 
-def _remarks(console: JsonObject, shell: ShellSyntax) -> list[str]:
+def _remarks(console: JsonObject, shell: _ShellSyntax) -> list[str]:
     trust = [] if console["ca"] else ["The service uses your own certificate: your system must trust its CA."]
     if console.get("issuer"):
         return [*trust, f"Sign in with a client of {console['issuer']}."]

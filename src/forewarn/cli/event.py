@@ -42,8 +42,10 @@ def events(call: Invocation, watch: bool, over_too: bool, limit: int | None, **s
     """Show pending events.
 
     \f
-    `selection` has the options vm, scope, host and rollout. `limit` None is 1000; of more the newest are shown. With
-    `watch` never returns: prints a live table on a terminal, a line for each change in a pipe, or a JSON page for each.
+    Shows live events, with `over_too` also those that are over, that match all of `selection`: vm, scope, host and
+    rollout, each None or a name or id; NotFound for an unknown one, Refused for an ambiguous one. `limit` None is 1000;
+    of more the newest are shown, oldest first. With `watch` never returns: prints a live table on a terminal, a line
+    for each change in a pipe, or a JSON page for each.
     """
     query = {"all": over_too or None, "limit": limit, **selection}
     page = call.api.get("events", query=query)
@@ -102,14 +104,18 @@ def _print_changes(call: Invocation, before: list[JsonObject], after: list[JsonO
 def changed_events(before: list[JsonObject], after: list[JsonObject]) -> list[JsonObject]:
     """The events of `after`, in its order, that are new or have another status, approval or ending.
 
-    Both are the API's views of events, `before` the older ones.
+    Both are the API's views of events, `before` the older ones; events are the same if their ids are. Those that are
+    only in `before` are not returned: see `removed_event_ids`.
     """
     known = {event["id"]: _comparable_state(event) for event in before}
     return [event for event in after if known.get(event["id"]) != _comparable_state(event)]
 
 
 def removed_event_ids(before: list[JsonObject], after: list[JsonObject]) -> list[str]:
-    """The ids of events that are in `before` but not in `after`, in the order of `before`."""
+    """The ids of events that are in `before` but not in `after`, in the order of `before`.
+
+    Both are the API's views of events.
+    """
     remaining = {event["id"] for event in after}
     return [event["id"] for event in before if event["id"] not in remaining]
 
@@ -157,9 +163,10 @@ def approve(call: Invocation, events: tuple[str, ...], **selection: str | None) 
     EVENT is an event's id, or the first four or more characters of it.
 
     \f
-    `selection` has the options vm, host and rollout. Prints each event. Returns the exit code: 2 if some event could
-    not be approved (the others are), else 0, also if the selection has no events. Raises Rejected unless either
-    `events` or a selection is given, and the error of a single event.
+    `selection` has the options vm, host and rollout; it selects the scheduled events without an approval that match
+    all. Prints each event. Returns the exit code: 2 if some event could not be approved (the others are), else 0, also
+    if the selection has no events. Raises Rejected unless either `events` or a selection is given, and the error of a
+    single event: NotFound, or Refused if it is over.
     """
     return _change_events(call, "approve", "approved", _selection_body(events, selection))
 
@@ -174,7 +181,10 @@ def withdraw(call: Invocation, events: tuple[str, ...], reason: str | None, **se
     EVENT is an event's id, or the first four or more characters of it.
 
     \f
-    Selects and raises as `approve` does. Returns the exit code: 2 if some event could not be withdrawn, else 0.
+    `selection` has the options vm, host and rollout; it selects the scheduled events that match all. `reason` None:
+    none is recorded. Prints each event. Returns the exit code: 2 if some event could not be withdrawn (the others are),
+    else 0. Raises Rejected unless either `events` or a selection is given, and the error of a single event: NotFound,
+    or Refused if it has started or is over.
     """
     body = _selection_body(events, selection)
     return _change_events(call, "withdraw", "withdrawn", {**body, **({"reason": reason} if reason else {})})

@@ -29,7 +29,8 @@ def list_faults(call: Invocation, kinds: bool) -> None:
     """Show the active faults.
 
     \f
-    And the active storms. With `kinds` shows the kinds of faults instead; the JSON has all three.
+    Prints the active faults and storms; with `kinds` instead every kind of fault with its parameters. The JSON has all
+    three.
     """
     view = call.api.get("faults")
     if call.output.as_json:
@@ -71,8 +72,10 @@ def set_fault(
     as NAME=VALUE, such as notice=5s; `forewarn fault list --kinds` shows them.
 
     \f
-    `for_s` is in seconds of real time for faults of requests, else of lab time. Prints the fault. Raises Rejected
-    unless exactly one of `vm`, `scope` and `every` is given.
+    `parameters` that are not given have their defaults. `vm` is a name, `group/name` or key, `scope` an id or the name
+    of a set or VM. `for_s` is in seconds of real time for faults of requests, else of lab time; it ends with `count` or
+    `for_s`, whichever is first. Prints the fault. Raises Rejected unless exactly one of `vm`, `scope` and `every` is
+    given, and for a wrong kind or parameter; NotFound for an unknown name.
     """
     if [vm is not None, scope is not None, every].count(True) != 1:
         raise Rejected("a fault applies to a VM, a scope or every VM: give one of --vm, --scope and --all")
@@ -99,9 +102,9 @@ def clear_faults(
     """Clear faults and storms, by id or by target.
 
     \f
-    Clears the faults that match every given option; storms too if only `ids` or `every` is given. The faults that a
-    storm has set stay. Prints what was cleared, maybe nothing. Raises Rejected if nothing is given, NotFound for an id
-    that is not active.
+    `ids` are full ids. Clears the faults that match every given option, where `scope` means faults of the scope itself,
+    not of its VMs; storms too if only `ids` or `every` is given. The faults that a storm has set stay. Prints what was
+    cleared, maybe nothing. Raises Rejected if nothing is given, NotFound for an id that is not active.
     """
     if not ids and not every and kind is None and vm is None and scope is None:
         raise Rejected("no fault is selected: give ids, or --kind, --vm, --scope or --all")
@@ -134,7 +137,9 @@ def storm(call: Invocation, seed: int, vms: tuple[str, ...], for_s: float) -> No
     """Start a storm: a mix of faults that a seed determines.
 
     \f
-    `vms` () means all VMs. New faults begin for `for_s` seconds of lab time. Prints the schedule of the faults.
+    `vms` are names, `group/name` or keys, each once; () means all VMs. New faults begin for `for_s` seconds of lab
+    time, at most 24 hours; equal seed, VMs and duration give equal faults. Prints the schedule of the faults. Raises
+    NotFound for an unknown VM, Rejected for a wrong duration.
     """
     body = {"seed": seed, "vms": list(vms), "for_s": for_s}
     _print_storm(call, call.api.post("faults", "storm", body=body))

@@ -10,10 +10,11 @@ from rich.text import Text
 
 from forewarn.cli.api_client import InvalidFile, JsonObject, ServiceNotRunning
 from forewarn.cli.completion import host_names, scope_ids, vm_names
+from forewarn.cli.fleet_import import import_fleet
 from forewarn.cli.formatting import EVENT_HEADERS, clock_time, count_noun, event_row, join_names, relative_time
 from forewarn.cli.invocation import Invocation, require_server_extra, service_command
 from forewarn.cli.invocation import non_empty_name as name_of_vm
-from forewarn.cli.output import Cell, bold, dim, state_text, without_control_characters
+from forewarn.cli.output import Cell, bold, dim, join_text, state_text, without_control_characters
 from forewarn.errors import Rejected
 
 file_argument = click.argument("file", type=click.File("rb"), metavar="FILE")
@@ -23,6 +24,9 @@ _DIFF_STYLES = {"+": "green", "-": "red", "~": "yellow"}
 @click.group()
 def fleet() -> None:
     """Show and change the fleet."""
+
+
+fleet.add_command(import_fleet)
 
 
 @fleet.command()
@@ -35,7 +39,9 @@ def show(call: Invocation, vm: str | None, scope: str | None, host: str | None, 
     """Show hosts and VMs, or one VM in detail.
 
     \f
-    `vm` None: all that `scope` and `host` select, at most `limit` VMs.
+    `vm` is a name, `group/name` or key, and is shown with its live events. None: the hosts and VMs that `scope` (an id,
+    or the name of a set or VM) and `host` (in any case) select, at most `limit` VMs (None: all). Raises
+    NotFound for an unknown name, Refused for an ambiguous one.
     """
     if vm is not None:
         view = call.api.get("vms", vm)
@@ -64,7 +70,8 @@ def add(call: Invocation, name: str, **facts: Any) -> None:
 
     \f
     `facts` has the options resource_group, location, host, availability_set, scale_set, zone and priority ("Spot");
-    those that are None are left to the service. Prints the VM.
+    those that are None are left to the service. A deleted VM of the same name is added again. Prints the VM. Raises
+    Refused if it exists or finds no place, Rejected for an invalid option.
     """
     given = {fact: value for fact, value in facts.items() if value is not None}
     _print_changed_vm(call, call.api.post("fleet", "vms", body={"name": name, **given}), "added")
@@ -79,7 +86,8 @@ def remove(call: Invocation, vm: str) -> None:
     `forewarn delete VM` deletes it with notice.
 
     \f
-    Prints the VM as it was.
+    `vm` is a name, `group/name` or key. Withdraws events that this makes obsolete. Prints the VM as it was. Raises
+    NotFound, or Refused if it has a started event or several VMs match.
     """
     _print_changed_vm(call, call.api.delete("fleet", "vms", vm), "removed from the fleet")
 
@@ -102,7 +110,8 @@ def add_host(call: Invocation, name: str, location: str, zone: str | None) -> No
     """Add one host.
 
     \f
-    `zone` None: it is in no zone. Prints the host.
+    `zone` None: it is in no zone. Prints the host, which is healthy and has no VMs. Raises Refused if a host has the
+    name in any case, Rejected for an invalid one.
     """
     body = {"name": name, "location": location, **({"zone": zone} if zone else {})}
     _print_host(call, call.api.post("fleet", "hosts", body=body), "added")
@@ -115,7 +124,7 @@ def remove_host(call: Invocation, host: str) -> None:
     """Remove one host from the fleet; it must have no VMs.
 
     \f
-    Prints the host. Raises the service's refusal if it has VMs.
+    `host` is its name, in any case. Prints the host. Raises NotFound, or Refused if VMs are on it or moving to it.
     """
     _print_host(call, call.api.delete("fleet", "hosts", host), "removed from the fleet")
 
@@ -127,7 +136,8 @@ def check(call: Invocation, file: IO[bytes]) -> None:
     """Check a fleet file, and show what it would change.
 
     \f
-    Changes nothing. Without a running service checks only the file itself. Raises InvalidFile with the file's problems.
+    Changes nothing; prints what applying the file would add, change and remove, and what prevents it. Without a running
+    service checks only the file itself. Raises InvalidFile with the problems of a file that is wrong by itself.
     """
     proposal = _read_proposal(file)
     try:
@@ -176,8 +186,11 @@ def apply(call: Invocation, file: IO[bytes], yes: bool, dry_run: bool, resurrect
     Shows the difference first, and asks before it applies it.
 
     \f
-    Returns the exit code: 1 if the user declines, else 0, also if nothing differs. Raises InvalidFile with the file's
-    problems, Rejected if there is no terminal to ask on (with `yes` it does not ask), and the service's refusal.
+    Removes the VMs and hosts that the file does not declare; all or nothing. VMs that were deleted stay so, unless
+    `resurrect`. `dry_run` changes nothing, and returns 0 also if problems forbid the difference: it prints them with
+    the difference. With `yes` it does not ask, and prints the difference after it was applied. Returns the exit code: 1
+    if the user declines, else 0, also if nothing differs. Raises InvalidFile with the file's problems, Rejected if
+    there is no terminal to ask on, and the service's refusal.
     """
     proposal: dict[str, object] = {**_read_proposal(file), "resurrect": resurrect}
     if yes and not dry_run:
@@ -292,9 +305,15 @@ def _host_row(host: JsonObject) -> list[Cell]:
         bold(host["name"]),
         host["location"],
         host["zone"] or "-",
-        state_text(host["health"]),
+        join_text(state_text(host["health"]), _host_remarks(host)),
         str(len(host["vms"])),
     ]
+
+
+def _host_remarks(host: JsonObject) -> str:
+    """What else is known about the host: `, unreachable`, `, confirmed down`; "" for nothing."""
+    remarks = {"unreachable": host["unreachable"], "confirmed down": host["confirmed_down"]}
+    return "".join(f", {remark}" for remark, holds in remarks.items() if holds)
 
 
 def _vm_row(vm: JsonObject, lab: bool) -> list[Cell]:

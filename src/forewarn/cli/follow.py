@@ -106,8 +106,8 @@ def wait_for_entries(
 ) -> JsonObject:
     """Return a page of the oldest history entries after number `after` that match `entries_of`.
 
-    If there are none, the service waits for one, up to `wait_s` seconds of real time. The page is an object with
-    `entries`, at most 500, oldest first, maybe none, and `seq`, the number to continue after.
+    If there are none, the service waits for one, up to `wait_s` seconds of real time (at most 60). The page is an
+    object with `entries`, at most 500, oldest first, maybe none, and `seq`, the number to continue after.
     """
     timeout_s = wait_s + 30.0
     query = {"after": after, "wait_s": wait_s, "limit": _ENTRIES_PER_PAGE, **entries_of}

@@ -54,7 +54,11 @@ def relative_time(at: float, now: float, *, units: int = 2) -> str:
 
 
 def describe_time(at: float | None, now: float) -> str:
-    """Returns `12:00:05 (in 5m)`: `clock_time` and `relative_time`; `-` for None."""
+    """Returns `12:00:05 (in 5m)`: the local time, with its date if it is not of today, and how far it is.
+
+    `-` for None. In the past `(5m ago)`. Both are seconds since 1970, of the same clock. See `clock_time` and
+    `relative_time`.
+    """
     return "-" if at is None else f"{clock_time(at, now)} ({relative_time(at, now)})"
 
 
@@ -131,8 +135,8 @@ def waiting_reason(event: JsonObject, now: float) -> str:
     """What the event waits for and until when, or what is being done, or why it ended; may be "".
 
     `event` is the API's view, `now` the service's time. A scheduled event: the text of its wait and, if known, when
-    that ends: `… (in 5m)`. A started one: `reboot of web-0` with the VMs whose acts are unfinished. One that is over:
-    its reason, else its note.
+    that ends: `… (in 5m)`. A started one: `reboot of web-0` with the VMs whose acts are unfinished, then how the first
+    of them is going, if the hypervisor says it. One that is over: its reason, else its note.
     """
     wait = event["waits_for"]
     if not wait:
@@ -142,17 +146,20 @@ def waiting_reason(event: JsonObject, now: float) -> str:
 
 
 def _acts_under_way(event: JsonObject) -> str:
-    owed = [act["vm"] for act in event["acts"] if act["ok"] is None]
-    return f"{action_noun(event['verb'])} of {join_names(owed)}" if owed and event["status"] == "started" else ""
+    owed = [act for act in event["acts"] if act["ok"] is None]
+    if not owed or event["status"] != "started":
+        return ""
+    note = next((f": {act['note']}" for act in owed if act["note"]), "")
+    return f"{action_noun(event['verb'])} of {join_names([act['vm'] for act in owed])}{note}"
 
 
 EVENT_HEADERS = ("event", "kind", "status", "VMs", "when", "waits for")
 
 
 def event_headers(events: Sequence[JsonObject]) -> tuple[str, ...]:
-    """Headers for rows of `event_row`: EVENT_HEADERS with a last one that fits the events.
+    """Headers for rows of `event_row`: EVENT_HEADERS, with another last one if events are over.
 
-    `waits for` if all are pending, `why` if all are over, else `waits for, why`.
+    The last is `waits for` if all are pending, `why` if all are over or there are none, else `waits for, why`.
     """
     over = [event["status"] == "over" for event in events]
     last = "why" if all(over) else "waits for, why" if any(over) else "waits for"
@@ -202,7 +209,7 @@ def _history_line(entry: JsonObject, time: str) -> tuple[Text, Text]:
 def failure_reasons(events: Iterable[JsonObject]) -> list[str]:
     """A clause with the reasons for each event that failed or was withdrawn: `event ID failed (web-0: …)`.
 
-    Other events, also those that were not needed, are left out.
+    In the order of `events`, which are the API's views. Others, also those that were not needed, are left out.
     """
     return [_failure_of_event(event) for event in events if event["ending"] in ("failed", "withdrawn")]
 

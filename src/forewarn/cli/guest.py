@@ -47,7 +47,8 @@ def events(call: Invocation, endpoint: str | None) -> None:
     """Show the events of this VM.
 
     \f
-    Polls once, and prints all events of the document; those that list this VM are marked. `endpoint` None: discovered.
+    Polls once, and prints all events of the document, also those of other VMs; those that list this VM are marked.
+    `endpoint` is as in `Client`; None: from the environment, else discovered. Raises as `Client.events`.
     """
     client = Client(endpoint)
     received = client.events()
@@ -64,7 +65,8 @@ def watch(call: Invocation, endpoint: str | None) -> None:
     """Keep running, and show every change.
 
     \f
-    Prints each new document of the endpoint as `events` does, with its incarnation. Never returns.
+    Prints each new document of the endpoint as `events` does, with its incarnation. Never returns; waits out outages.
+    Raises NotFound or Rejected if the endpoint refuses.
     """
     client = Client(endpoint)
     name: str | None = None
@@ -88,8 +90,9 @@ def approve(call: Invocation, ids: tuple[str, ...], mine: bool, endpoint: str | 
     EVENT is an event's id, or the first four or more characters of it.
 
     \f
-    `mine` approves all that list this VM. Raises Rejected unless either `ids` or `mine` is given, and as
-    `complete_event_id` does. Prints the ids that were approved.
+    `mine` approves all that list this VM, maybe none. All are approved in one request, or none. Prints the ids that
+    were approved. Raises Rejected unless either `ids` or `mine` is given, as `complete_event_id` for `ids`, and as
+    `Client.approve`.
     """
     if mine == bool(ids):
         raise Rejected("no events are selected, or twice: give their ids, or --mine for all that list this VM")

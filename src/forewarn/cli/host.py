@@ -1,4 +1,4 @@
-"""Commands for hosts: predict a failure, make a host fail, repair it."""
+"""Commands for hosts: predict a failure, make a host fail, confirm that it is down, repair it."""
 
 from __future__ import annotations
 
@@ -27,8 +27,10 @@ def degrade(call: Invocation, host: str, in_s: float, short_notice: bool, dry_ru
     """Predict a host's failure: each of its VMs gets a Redeploy event.
 
     \f
-    `in_s` is the notice in seconds. With `dry_run` only prints a preview. Returns the exit code: with `wait`, which
-    follows the request to its end, 1 unless it succeeded, else 0.
+    `host` is its name, in any case; `in_s` is the notice in seconds of lab time. Marks the host as degraded and
+    schedules the events; deallocated VMs get none. With `dry_run` only prints a preview. Returns the exit code: with
+    `wait`, which follows the request to its end, 1 unless it succeeded, else 0. Raises NotFound, Refused if the host is
+    not healthy or a VM has no other host, Rejected if the notice is below the minimum without `short_notice`.
     """
     body: dict[str, object] = {"in_s": in_s}
     if short_notice:
@@ -48,7 +50,9 @@ def fail(call: Invocation, host: str, dry_run: bool, wait: bool) -> int:
     """Make a host fail now: its VMs are redeployed with no notice.
 
     \f
-    `dry_run` only previews it. Returns the exit code: 1 if it was followed (`wait`) and did not succeed, else 0.
+    `host` is its name, in any case. Marks the host as failed; deallocated VMs stay. `dry_run` only previews it. Returns
+    the exit code: 1 if it was followed (`wait`) and did not succeed, else 0. Raises NotFound, or Refused if the host
+    has failed already or a VM has no other host.
     """
     if dry_run:
         show_preview(call, call.api.post("hosts", host, "fail", "preview"))
@@ -69,6 +73,26 @@ def _print_answer(call: Invocation, host: str, what: str, answer: JsonObject, wa
     return 0
 
 
+@click.command("confirm-down")
+@host_argument
+@service_command
+def confirm_down(call: Invocation, host: str) -> None:
+    """Confirm that a host is down: its VMs may start elsewhere.
+
+    Use it for a host that does not answer, and only if you know that it is off: a VM that still runs there would
+    run twice and damage its disks. `forewarn repair` takes it back.
+
+    \f
+    `host` is the name, in any case, of a host that has failed or that acts wait for. Prints what follows. Raises
+    NotFound, or Refused if nothing suspects the host, or it is confirmed already.
+    """
+    view = call.api.post("hosts", host, "confirm-down")
+    if call.output.as_json:
+        call.output.print_json(view)
+    else:
+        call.output.print_line(f"Host {view['name']} is confirmed down: its VMs may be started elsewhere.")
+
+
 @click.command()
 @host_argument
 @service_command
@@ -76,7 +100,9 @@ def repair(call: Invocation, host: str) -> None:
     """Make a host healthy again.
 
     \f
-    A host that is degraded or has failed; prints its health.
+    `host` is the name, in any case, of a host that is degraded or has failed. Prints its health; moves no VM back, and
+    withdraws no event. Raises NotFound, or Refused if it is healthy or events are still scheduled that move VMs away
+    because it is degraded: withdraw them first.
     """
     view = call.api.post("hosts", host, "repair")
     if call.output.as_json:

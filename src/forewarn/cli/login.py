@@ -50,7 +50,8 @@ def login(call: Invocation, client_id: str, secret_file: Path | None, ca: Path |
     \f
     Needs --server; the profile is `default` without --profile. Of `secret_file` only the path is saved. `ca` None: the
     file of FOREWARN_CA, else the CAs of the system. `issuer` and `scope` (of the token) "": those that the server
-    names. Saves the profile only if the sign-in works; replaces one of the same name.
+    names. Saves the profile only if the sign-in works; replaces one of the same name. Raises Unauthenticated if the
+    secret is refused, Rejected for a wrong option, Unavailable if the server cannot be reached.
     """
     name = require_profile_name(call.remote_selection.profile or DEFAULT_PROFILE)
     if not call.remote_selection.server:
@@ -120,7 +121,8 @@ def logout(call: Invocation) -> None:
     The secret stays valid on the server; `forewarn access client renew` there replaces it.
 
     \f
-    The profile is --profile, else the environment's, else `default`. Raises NotFound if it does not exist.
+    The profile is --profile, else the environment's, else `default`; --server does not select one. Deletes no
+    `secret_file`, and calls no service. Raises NotFound if the profile does not exist.
     """
     name = call.remote_selection.profile or DEFAULT_PROFILE
     removed = call.profiles.remove(name)
@@ -136,7 +138,8 @@ def profiles(call: Invocation) -> None:
     """Show the profiles that `forewarn login` saved.
 
     \f
-    Never their secrets; marks those that a command would use now.
+    Prints the name, server and client of each, and where its secret is, never the secret; marks those that a command
+    would use now. Calls no service.
     """
     known = call.profiles.read_all()
     used = {name for name in known if _is_selected(call.remote_selection, name, known[name])}
@@ -196,7 +199,9 @@ def portal(call: Invocation, in_browser: bool) -> None:
     """Print a link that signs you in to the portal once.
 
     \f
-    The link is valid for 15 minutes. With `in_browser` also opens it; raises Unavailable if no browser can be started.
+    The link is valid for 15 minutes. It signs in the caller; the owner of the local service becomes the client `admin`,
+    if that is an administrator. With `in_browser` also opens it; raises Unavailable if no browser can be started.
+    Raises Refused if the service has no portal.
     """
     link = _with_reachable_url(call, call.api.post("access", "links"))
     if call.output.as_json:

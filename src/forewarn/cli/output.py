@@ -41,7 +41,10 @@ def without_control_characters(text: object) -> str:
 
 
 def state_text(text: object) -> Text:
-    """A state such as `scheduled` in its colour of STATE_STYLES; other words without colour."""
+    """A state such as `scheduled`, as it is spelled, in its colour of STATE_STYLES; others without colour.
+
+    Case does not matter for the colour. Control characters are replaced.
+    """
     return Text(without_control_characters(text), style=STATE_STYLES.get(str(text).lower(), ""))
 
 
@@ -177,7 +180,7 @@ class Output:
 def build_table(headers: Sequence[str], rows: Iterable[Sequence[Cell]], width: int) -> Table:
     """A table, headers in capitals, for a terminal of this width in characters, not printed yet.
 
-    `column_widths` sizes the columns; if they do not fit, rich does.
+    `column_widths` sizes the columns; if they do not fit, rich does. ValueError unless each row has a cell per header.
     """
     table = Table(box=None, pad_edge=False, padding=(0, _COLUMN_GAP, 0, 0), header_style="bright_black")
     listed = list(rows)

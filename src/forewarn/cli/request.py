@@ -30,7 +30,9 @@ _ZERO_NOTICE = (
 vms_argument = click.argument(
     "vms", type=non_empty_name, metavar="VM...", nargs=-1, required=True, shell_complete=vm_names
 )
-wait_option = click.option("--wait", is_flag=True, help="Wait until it is over; exit 1 unless it succeeded.")
+wait_option = click.option(
+    "--wait/--no-wait", default=False, help="Wait until it is over; exit 1 unless it succeeded.  [default: no-wait]"
+)
 notice_option = click.option(
     "--notice", "notice_s", type=duration, metavar="DURATION", help="Give this much notice, such as 20m."
 )
@@ -88,9 +90,11 @@ def restart(call: Invocation, vms: tuple[str, ...], **options: Any) -> int:
     """Restart VMs, with notice.
 
     \f
-    Sends the request `restart` and prints its events. `options` has wait (follow it to its end), notice_s (None: the
-    default), short_notice (allow less than the minimum; needs notice_s) and dry_run (only preview it, send nothing).
-    Returns the exit code: 1 if it was followed and did not succeed (it failed or was canceled), else 0.
+    `vms` are names, `group/name` or keys, in any case. Sends the request `restart` and prints its events. `options` has
+    wait (follow it to its end), notice_s (seconds; None: the default; 0 needs short_notice), short_notice (allow less
+    than the minimum; needs notice_s) and dry_run (only preview it, send nothing). A VM whose scope has scheduled events
+    disabled, as after a day without polls, restarts at once. Returns the exit code: 1 if it was followed and did not
+    succeed (it failed or was canceled), else 0.
     """
     return _send_maintenance_request(call, "restart", vms, **options)
 
@@ -102,9 +106,11 @@ def redeploy(call: Invocation, vms: tuple[str, ...], **options: Any) -> int:
     """Move VMs to another host, with notice.
 
     \f
-    Sends the request `redeploy` and prints its events. `options` has wait (follow it to its end), notice_s (None: the
-    default), short_notice (allow less than the minimum; needs notice_s) and dry_run (only preview it, send nothing).
-    Returns the exit code: 1 if it was followed and did not succeed (it failed or was canceled), else 0.
+    `vms` are names, `group/name` or keys, in any case. Sends the request `redeploy` and prints its events. `options`
+    has wait (follow it to its end), notice_s (seconds; None: the default; 0 needs short_notice), short_notice (allow
+    less than the minimum; needs notice_s) and dry_run (only preview it, send nothing). All VMs or none: NotFound for an
+    unknown one, Refused if the state of one forbids it. Returns the exit code: 1 if it was followed and did not succeed
+    (it failed or was canceled), else 0.
     """
     return _send_maintenance_request(call, "redeploy", vms, **options)
 
@@ -116,9 +122,11 @@ def evict(call: Invocation, vms: tuple[str, ...], **options: Any) -> int:
     """Evict Spot VMs, with 30 seconds of notice.
 
     \f
-    Sends the request `evict` and prints its events. `options` has wait (follow it to its end), notice_s (None: 30 s,
-    which is also the minimum), short_notice (allow less; needs notice_s) and dry_run (only preview it, send nothing).
-    Returns the exit code: 1 if it was followed and did not succeed (it failed or was canceled), else 0.
+    `vms` are names, `group/name` or keys, in any case. Sends the request `evict` and prints its events. `options` has
+    wait (follow it to its end), notice_s (seconds; None: 30, which is also the minimum), short_notice (allow less;
+    needs notice_s) and dry_run (only preview it, send nothing). All VMs or none: NotFound for an unknown one, Refused
+    if one is no Spot VM. Returns the exit code: 1 if it was followed and did not succeed (it failed or was canceled),
+    else 0.
     """
     return _send_maintenance_request(call, "evict", vms, **options)
 
@@ -131,8 +139,9 @@ def delete(call: Invocation, vms: tuple[str, ...], scale_in: bool, **options: An
     """Delete VMs, with notice where that is enabled.
 
     \f
-    Sends the request `delete`, or `scale-in`, and prints its events. `options` and the exit code are as in `restart`: 1
-    if it was followed and did not succeed, else 0.
+    `vms` are names, `group/name` or keys, in any case. Sends the request `delete`, or `scale-in`, and prints its
+    events. A VM without terminate notification is deleted at once, and then a notice_s is Refused. `options` and the
+    exit code are as in `restart`: 1 if it was followed and did not succeed, else 0.
     """
     return _send_maintenance_request(call, "scale-in" if scale_in else "delete", vms, **options)
 
@@ -167,8 +176,10 @@ def power(call: Invocation, words: tuple[str, ...], wait: bool, dry_run: bool) -
     """Turn VMs off or on, deallocate, reapply, reimage.
 
     \f
-    `words` are names of VMs, then one of off, start, deallocate, reapply and reimage; raises Rejected otherwise. With
-    `dry_run` only previews it. Returns the exit code: 1 if it was followed (`wait`) and did not succeed, else 0.
+    `words` are VMs (names, `group/name` or keys), then one of off, start, deallocate, reapply and reimage; raises
+    Rejected otherwise. It is done at once, with no event. With `dry_run` only previews it. Returns the exit code: 1 if
+    it was followed (`wait`) and did not succeed, else 0. Raises NotFound for an unknown VM, Refused if the state of one
+    forbids it; then nothing is done.
     """
     *vms, what = words
     if not vms or what not in _POWER_ACTIONS:
@@ -190,8 +201,9 @@ def perform_maintenance(call: Invocation, vm: str, wait: bool) -> int:
     """Start a VM's pending platform maintenance now.
 
     \f
-    Prints its events. Returns the exit code: with `wait`, which follows the request to its end, 1 unless it succeeded,
-    else 0.
+    `vm` is a name, `group/name` or key. Approves its scheduled platform events, so that they start as soon as nothing
+    else holds them back, and prints them. Returns the exit code: with `wait`, which follows the request to its end, 1
+    unless it succeeded, else 0. Raises NotFound, or Refused if the VM has no such event.
     """
     answer = call.api.post("vms", vm, "perform-maintenance")
     if wait:

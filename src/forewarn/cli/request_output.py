@@ -33,7 +33,7 @@ dry_run_option = click.option("--dry-run", is_flag=True, help="Show what would h
 def show_preview(call: Invocation, view: JsonObject) -> None:
     """Print the API's answer to a --dry-run; JSON with --json.
 
-    As text: sentences about what would happen, and a table of the listed events, 40 at most.
+    As text: sentences about what would happen, and a table of the events that VMs would see, 40 at most.
     """
     if call.output.as_json:
         call.output.print_json(view)

@@ -23,7 +23,7 @@ from forewarn.cli.formatting import (
 )
 from forewarn.cli.invocation import Invocation, duration, service_command
 from forewarn.cli.output import Cell, bold, dim, join_text, state_text
-from forewarn.cli.request import short_notice_option
+from forewarn.cli.request import short_notice_option, wait_option
 from forewarn.cli.request_output import dry_run_option, show_preview
 from forewarn.errors import Rejected
 
@@ -63,7 +63,7 @@ def rollout() -> None:
 @click.option("--notice", "notice_s", type=duration, metavar="DURATION", help="Give this much notice, such as 20m.")
 @short_notice_option
 @dry_run_option
-@click.option("--wait/--no-wait", default=True, show_default=True, help="Wait until it is over.")
+@wait_option
 @service_command
 def start(
     call: Invocation,
@@ -77,10 +77,11 @@ def start(
     """Start a rollout.
 
     \f
-    `options` has impact, max_failures, keep_going, notice_s and short_notice. With `dry_run` only prints a preview;
-    with `wait` follows it to its end. Returns the exit code: 1 if it was followed and did not complete without
-    failures, else 0. Raises Rejected unless exactly one of `hosts`, `all_hosts` and `scope` is given, and for both
-    max_failures and keep_going.
+    `hosts` are names, in any case; `scope` is an id, or the name of a set or VM. `options` has impact, max_failures
+    (None: 1), keep_going, notice_s (seconds; None: the minimum, 15 minutes) and short_notice (allow less). With
+    `dry_run` only prints a preview; with `wait` follows it to its end. Returns the exit code: 1 if it was followed and
+    did not complete without failures, else 0. Raises Rejected unless exactly one of `hosts`, `all_hosts` and `scope` is
+    given, and for both max_failures and keep_going; NotFound; Refused if a VM has no host to move to.
     """
     body = {name: value for name, value in options.items() if value is not None and value is not False}
     body |= _failure_limit(body.pop("max_failures", None), body.pop("keep_going", False))
@@ -121,8 +122,9 @@ def show(call: Invocation, rollout_id: str | None, watch: bool) -> int:
     """Show all rollouts, or one, by its id or a unique beginning of it.
 
     \f
-    With `watch` follows it to its end. Returns the exit code: 1 if it was followed and did not complete without
-    failures, else 0. Raises Rejected for `watch` without a rollout.
+    `rollout_id` None: all open and recent ones, oldest first; else one with its events. With `watch` follows it to its
+    end. Returns the exit code: 1 if it was followed and did not complete without failures, else 0. Raises Rejected for
+    `watch` without a rollout, NotFound, or Refused if several ids begin so.
     """
     if rollout_id is None:
         if watch:
@@ -282,7 +284,10 @@ def _rollout_title(call: Invocation, view: JsonObject) -> Text:
 
 
 def rollout_state(view: JsonObject) -> Text:
-    """The rollout's state in its colour, such as `stopped`; `completed with 2 failed VMs` if some failed."""
+    """The rollout's state in its colour, such as `stopped`; `completed with 2 failed VMs` if some failed.
+
+    `view` is the API's view of the rollout; `progress` and `tally` are read.
+    """
     failed = view["tally"]["failed"]
     if view["progress"] != "completed" or not failed:
         return state_text(view["progress"])

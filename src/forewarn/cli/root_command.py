@@ -13,30 +13,42 @@ import difflib
 import errno
 import importlib
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import takewhile
 from typing import Any, NoReturn
 
 import click
 
-from forewarn import __version__
 from forewarn.cli.api_client import InvalidFile, ServiceFailure, error_code
+from forewarn.cli.examples import add_examples
 from forewarn.cli.invocation import Invocation, data_option, json_option, remote_options
 from forewarn.cli.output import Output, discard_unwritable_output
 from forewarn.errors import ForewarnError, Unavailable
 
-_HELP_SECTIONS = {
+HELP_SECTIONS = {
     "The service": {
         "up": "service",
+        "down": "background",
+        "status": "background",
+        "reset": "background",
+        "lab": "lab",
         "serve": "service",
         "sockets": "service",
+        "network": "network",
         "portal": "login",
         "clock": "clock",
         "backup": "backup",
         "restore": "backup",
         "doctor": "service",
     },
-    "The fleet": {"fleet": "fleet", "vm": "vm", "degrade": "host", "fail": "host", "repair": "host"},
+    "The fleet": {
+        "fleet": "fleet",
+        "vm": "vm",
+        "degrade": "host",
+        "fail": "host",
+        "confirm-down": "host",
+        "repair": "host",
+    },
     "Maintenance": {
         "restart": "request",
         "redeploy": "request",
@@ -65,12 +77,51 @@ _HELP_SECTIONS = {
         "ca": "ca",
     },
     "Inside a VM": {"guest": "guest", "agent": "agent"},
+    "Test a handler": {"crash-test": "crash_test"},
     "Shell": {"env": "env", "completion": "completion"},
 }
-_COMMAND_MODULES = {name: module for section in _HELP_SECTIONS.values() for name, module in section.items()}
+# Words of other tools, and the command that does what they mean.
+_COMMANDS_BY_GUESS = {
+    "reboot": "restart VM",
+    "migrate": "rollout start --impact migrate --host HOST",
+    "drain": "rollout start --impact migrate --host HOST",
+    "cordon": "degrade HOST",
+    "freeze": "rollout start --impact update --host HOST",
+    "update": "rollout start --impact update --host HOST",
+    "preempt": "evict VM",
+    "terminate": "delete VM",
+    "remove": "delete VM",
+    "rm": "delete VM",
+    "start": "up",
+    "run": "up",
+    "stop": "down",
+    "shutdown": "down",
+    "poweroff": "power VM off",
+    "deallocate": "power VM deallocate",
+    "ps": "status",
+    "info": "status",
+    "list": "fleet show",
+    "ls": "fleet show",
+    "vms": "fleet show",
+    "hosts": "fleet show",
+    "watch": "events --watch",
+    "logs": "history",
+    "log": "history",
+    "why": "explain VM",
+    "describe": "explain VM",
+    "ack": "approve EVENT",
+    "acknowledge": "approve EVENT",
+    "cancel": "withdraw EVENT",
+    "advance": "clock advance DURATION",
+    "time": "clock show",
+    "ui": "portal",
+    "dashboard": "portal",
+    "test": "crash-test -- HANDLER",
+}
+_COMMAND_MODULES = {name: module for section in HELP_SECTIONS.values() for name, module in section.items()}
 
 
-class RootCommand(click.Group):
+class _RootCommand(click.Group):
     """The root click group: imports a command's module on first use and maps errors to exit codes.
 
     The module docstring lists the exit codes.
@@ -81,18 +132,22 @@ class RootCommand(click.Group):
         return list(_COMMAND_MODULES)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """Import the module of a command and return the command; None if the name is unknown."""
+        """Import the module of a command and return the command; None if the name is unknown.
+
+        `cmd_name` is as typed, such as `perform-maintenance`.
+        """
         module_name = _COMMAND_MODULES.get(cmd_name)
         if module_name is None:
             return None
         module = importlib.import_module(f"forewarn.cli.{module_name}")
         command = getattr(module, cmd_name.replace("-", "_"))
         assert isinstance(command, click.Command)
+        add_examples(command, cmd_name)
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write all commands, by section, each with its short help, to the formatter. Imports their modules."""
-        for title, names in _HELP_SECTIONS.items():
+        for title, names in HELP_SECTIONS.items():
             commands = ((name, self.get_command(ctx, name)) for name in names)
             with formatter.section(title):
                 formatter.write_dl([(name, c.get_short_help_str(70)) for name, c in commands if c is not None])
@@ -116,7 +171,7 @@ class RootCommand(click.Group):
         except click.Abort:
             code = 130
         except click.ClickException as error:
-            code = _print_usage_error(error, call.output)
+            code = _print_usage_error(error, call.output, _arguments_before_separator(kwargs.get("args")))
         except ForewarnError as error:
             code = _print_error(error, call.output)
         except OSError as error:
@@ -137,11 +192,19 @@ def _arguments_before_separator(args: Sequence[str] | None) -> Iterator[str]:
 _NO_ARGUMENTS_ERROR = getattr(click.exceptions, "NoArgsIsHelpError", ())
 
 
-def _print_usage_error(error: click.ClickException, output: Output) -> int:
+def _print_usage_error(error: click.ClickException, output: Output, arguments: Iterable[str]) -> int:
     if isinstance(error, _NO_ARGUMENTS_ERROR) and not output.as_json:
         click.echo(error.format_message(), err=True)  # the help text: a hint to --help would be redundant
         return 2
     message = error.format_message().rstrip(".")
+    if isinstance(error, click.NoSuchOption) and error.option_name[1:2].isdigit():
+        typed = next((word for word in arguments if word.startswith(error.option_name)), error.option_name)
+        output.print_error(
+            f"{typed} is negative, and numbers and durations here never are (a clock only moves forward): "
+            "leave out the minus sign",
+            code="Rejected",
+        )
+        return 2
     if isinstance(error, click.UsageError) and error.ctx is not None:
         message += _similar_command_hint(message, error.ctx)
         message += f"{' See' if message.endswith('?') else '; see'} `{error.ctx.command_path} --help`"
@@ -151,9 +214,11 @@ def _print_usage_error(error: click.ClickException, output: Output) -> int:
 
 def _similar_command_hint(message: str, ctx: click.Context) -> str:
     """A "Did you mean" sentence for an unknown command, or an empty string."""
-    if not message.startswith("No such command") or not isinstance(ctx.command, RootCommand):
+    if not message.startswith("No such command") or not isinstance(ctx.command, _RootCommand):
         return ""
     typed = message.split("'")[1]
+    if meant := _COMMANDS_BY_GUESS.get(typed.lower()):
+        return f". Did you mean `forewarn {meant}`?"
     close = difflib.get_close_matches(typed, ctx.command.list_commands(ctx), n=1)
     return f". Did you mean {close[0]!r}?" if close and not message.endswith("?") else ""
 
@@ -171,8 +236,23 @@ def _print_error(error: ForewarnError, output: Output) -> int:
     return 1 if isinstance(error, ServiceFailure) else 2
 
 
-@click.group(cls=RootCommand, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
-@click.version_option(__version__, prog_name="forewarn", message="%(prog)s %(version)s")
+def _print_version(ctx: click.Context, _: click.Parameter, wanted: bool) -> None:
+    if not wanted or ctx.resilient_parsing:
+        return
+    from forewarn import __version__  # looked up only here: it takes longer than most commands
+
+    click.echo(f"forewarn {__version__}")
+    ctx.exit()
+
+
+@click.group(
+    cls=_RootCommand,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+    epilog="\b\nExamples:\n  forewarn up --detach --wait-ready\n  forewarn restart web-0\n  forewarn explain web-0",
+)
+@click.option(
+    "--version", is_flag=True, is_eager=True, expose_value=False, callback=_print_version, help="Show the version."
+)
 @data_option
 @remote_options
 @json_option
@@ -182,5 +262,8 @@ def forewarn(ctx: click.Context) -> None:
 
     Start a lab with `forewarn up`, then in another terminal try `forewarn fleet show`,
     `forewarn restart VM` and `forewarn events --watch`.
+
+    \f
+    Makes the Invocation that the commands of this run share; prints the help if no command is given.
     """
     ctx.ensure_object(Invocation)

@@ -10,19 +10,20 @@ import click
 from rich.text import Text
 
 from forewarn.cli.api_client import JsonObject, ServiceNotRunning
+from forewarn.cli.background import child_arguments, start_detached
 from forewarn.cli.formatting import count_noun
 from forewarn.cli.invocation import CommandFunction, Invocation, local_command, require_server_extra, service_command
-from forewarn.cli.output import Output, bold, dim, discard_unwritable_output, join_text, without_control_characters
+from forewarn.cli.output import dim, discard_unwritable_output, join_text, without_control_characters
+from forewarn.cli.service_banner import print_running_supervisors, print_service
+from forewarn.errors import Rejected
 from forewarn.log_rate_limit import limit_repeated_messages
 
 if TYPE_CHECKING:
     from forewarn.metadata import ListenerSpec
+    from forewarn.service.settings import Settings
 
 
 _ENABLEMENT_CHOICE = click.Choice(["on-request", "always"])
-_MAX_VMS_SHOWN = 16
-_EVENTS_TARGET = "/metadata/scheduledevents?api-version=2020-07-01"
-_AZURE_HINTS = (('eval "$(forewarn env)"', "make az and Azure's SDKs in that shell use this service"),)
 
 
 def _settings_options(function: CommandFunction) -> CommandFunction:
@@ -33,6 +34,7 @@ def _settings_options(function: CommandFunction) -> CommandFunction:
         ),
         click.option("--fleet", metavar="FILE", help="Apply this fleet file to an empty store."),
         click.option("--enablement", type=_ENABLEMENT_CHOICE, help="Choose when a scope gets events."),
+        click.option("--hypervisor", metavar="NAME", help="Choose what performs acts on VMs; `serve` has no default."),
         click.option("--workers", type=click.IntRange(0, 64), help="Answer VMs in N processes; 0: in the service."),
         click.option("--listen", multiple=True, metavar="ADDRESS:PORT", help="Serve VMs on this address; repeatable."),
         click.option("--console", metavar="ADDRESS:PORT", help='Serve API and portal over HTTPS here; "": nowhere.'),
@@ -47,17 +49,36 @@ def _settings_options(function: CommandFunction) -> CommandFunction:
 @_settings_options
 @click.option("--port", type=click.IntRange(1, 65535), help="Use this port on the VMs' loopback addresses.")
 @click.option("--one-port-per-vm", is_flag=True, default=None, help="Give each VM a port instead of an address.")
+@click.option("--detach", "-d", is_flag=True, help="Run it in the background; `forewarn down` stops it.")
+@click.option("--wait-ready", is_flag=True, help="With --detach: return when VMs and operators are served.")
 @local_command
-def up(call: Invocation, **options: Any) -> None:
+def up(call: Invocation, detach: bool, wait_ready: bool, **options: Any) -> None:
     """Start a lab: a sample fleet, and a clock that can be moved.
 
     Each VM has its own loopback address; a request to that address counts as coming from that VM.
 
+    \b
+    forewarn up
+    forewarn up --detach --wait-ready
+
     \f
-    Prints `print_service` once it serves, and runs until it is stopped. `options` override the settings of environment
-    and file by name; those that are None do not.
+    Prints `print_service` once it serves, and runs until SIGTERM or Ctrl-C; Refused if a service runs in the data
+    directory. With `detach` it starts a process in the background with the options that were typed, prints its process
+    id or, with `wait_ready`, its addresses once it serves, and returns; if a lab runs or starts in that directory
+    already, it starts none, waits until that one serves, and prints its addresses. `options` are the command's options
+    by name, such as fleet, workers and console; they override the settings of environment and file, those that are None
+    do not. Raises Rejected for wrong settings and for `wait_ready` without `detach`; with `detach`, ServiceFailure if
+    the lab ends during its start, Refused if the service that runs there is not a lab, and Unavailable if a lab that it
+    waits for does not serve after two minutes.
     """
-    _run_service(call, "up", options, lab=True)
+    if wait_ready and not detach:
+        raise Rejected("--wait-ready needs --detach: without it, the lab runs here and prints when it is ready")
+    if detach:
+        start_detached(
+            call, _checked_directory(call, options), child_arguments(click.get_current_context()), wait_ready=wait_ready
+        )
+        return
+    run_service_command(call, "up", options, lab=True)
 
 
 @click.command()
@@ -67,109 +88,57 @@ def serve(call: Invocation, **options: Any) -> None:
     """Start the service for real VMs, in real time.
 
     \f
-    Prints `print_service` once it serves, and runs until it is stopped. `options` override the settings of environment
-    and file by name; those that are None do not.
+    Prints `print_service` once it serves, and runs until SIGTERM or Ctrl-C. `options` are the command's options by
+    name, such as fleet, workers and console; they override the settings of environment and file, those that are None do
+    not. Raises Rejected for wrong settings, Refused if a service runs in the data directory.
     """
-    _run_service(call, "serve", options, lab=False)
+    run_service_command(call, "serve", options, lab=False)
 
 
-def _run_service(call: Invocation, command: str, options: dict[str, Any], *, lab: bool) -> None:
+def _checked_directory(call: Invocation, options: dict[str, Any]) -> Path:
+    """The data directory; raises Rejected for wrong settings here, not only in the background's log."""
+    with require_server_extra("up"):
+        settings = _load_settings(call, {name: options[name] for name in options if name != "new_store"}, lab=True)
+    return settings.directory
+
+
+def _load_settings(call: Invocation, options: dict[str, Any], *, lab: bool) -> Settings:
+    from forewarn.service.settings import load_settings
+
+    flags = {name: value for name, value in options.items() if name != "config"}
+    flags |= {"data": call.given_data, "listen": options["listen"] or None}
+    return load_settings(flags, lab=lab, config=options["config"])
+
+
+def run_service_command(call: Invocation, command: str, options: dict[str, Any], *, lab: bool) -> None:
+    """Run the service in this process until a signal stops it, and print its banner once it serves.
+
+    `command` is the command that was typed, for messages; `options` are as in `serve`, with `config` and `new_store`.
+    Raises what `serve` raises.
+    """
     with require_server_extra(command):
         from forewarn.service.data_directory import live_supervisor_pids
         from forewarn.service.run import run_service
-        from forewarn.service.settings import load_settings
         from forewarn.service.wiring import Service
 
-    config, listen, new_store = options.pop("config"), options.pop("listen"), options.pop("new_store")
-    flags = {**options, "data": call.given_data, "listen": listen or None}
-    settings = load_settings(flags, lab=lab, config=config)
+    new_store = options.pop("new_store")
+    settings = _load_settings(call, options, lab=lab)
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
     limit_repeated_messages()
 
     def announce(service: Service) -> None:
         # The link is a secret, and output that is not a terminal may be a log.
         link = service.sign_in_link() if call.output.is_terminal else ""
-        print_service(call.output, service.info(), service.lab_endpoints(_MAX_VMS_SHOWN), link)
+        print_service(call.output, service.info(), link)
 
     try:
         pending = run_service(settings, announce, new_store=new_store)
         if call.output.is_terminal:
             left = "it had not started yet" if pending is None else f"{count_noun(pending, 'event')} pending"
             call.output.print_line(f"stopped; all data is kept, {left}")
-            _print_running_supervisors(call.output, live_supervisor_pids(settings.directory))
+            print_running_supervisors(call.output, live_supervisor_pids(settings.directory))
     finally:
         discard_unwritable_output()
-
-
-def _print_running_supervisors(output: Output, pids: list[int]) -> None:
-    if pids:
-        programs = f"{count_noun(len(pids), 'program')} in VMs still {'runs' if len(pids) == 1 else 'run'}"
-        output.print_line(f"{programs}; to stop: kill {' '.join(map(str, pids))}")
-
-
-def print_service(output: Output, info: JsonObject, endpoints: list[tuple[str, str]], link: str = "") -> None:
-    """Print the banner of a service that has started, or `info` as JSON with --json.
-
-    `info` is the API's view of the service. `endpoints` are the first VMs of a lab by name, with the URL that serves
-    each. `link` signs in to the portal once, and is a secret; "" prints the portal's plain URL. A terminal also gets
-    commands to try first.
-    """
-    if output.as_json:
-        output.print_json(info)
-        return
-    counts = info["counts"]
-    what = "lab" if info["lab"] else "service"
-    output.print_line(bold(f"forewarn {info['version']}"), f": the {what} is up.")
-    output.print_line()
-    fleet = (
-        count_noun(counts["vms"], "VM"),
-        count_noun(counts["scopes"], "scope"),
-        count_noun(counts["hosts"], "host"),
-    )
-    output.print_facts(
-        [
-            ("fleet", ", ".join(fleet)),
-            ("events", f"{counts['events']} pending" if counts["events"] else "none pending"),
-            *(("VMs use", _listener_text(at)) for at in info["listeners"][:4]),
-            *([("workers", str(len(info["workers"])))] if info["workers"] else []),
-            *([("console", info["console"]["url"])] if info["console"] else []),
-            *([("portal", link or info["console"]["portal"])] if info["console"] else []),
-            ("data", info["data"]),
-        ]
-    )
-    if info["identity_on_loopback"]:
-        output.print_line()
-        output.print_line("identity_on_loopback is on: every program on this machine can get the token of any VM.")
-    if endpoints:
-        output.print_line()
-        output.print_facts([(name, url) for name, url in endpoints])
-        if counts["vms"] > len(endpoints):
-            output.print_line(dim(f"  and {counts['vms'] - len(endpoints)} more"))
-    if output.is_terminal:
-        output.print_hints([*_first_steps(endpoints, counts["vms"]), *(_AZURE_HINTS if info["console"] else ())])
-        output.print_line()
-        output.print_line(dim("Ctrl-C stops it; all data is kept."))
-
-
-def _first_steps(endpoints: list[tuple[str, str]], vms: int) -> list[tuple[str, str]]:
-    """Commands to try next, with a VM of this fleet."""
-    if not endpoints and vms:
-        return [("forewarn fleet show", "show the VMs"), ("forewarn events --watch", "watch their events")]
-    if not endpoints:
-        return [("forewarn fleet add NAME", "add a VM"), ("forewarn fleet apply FILE", "load a whole fleet")]
-    name, url = endpoints[0]
-    return [
-        (f"curl -H Metadata:true '{url}{_EVENTS_TARGET}'", f"get the events that {name} sees"),
-        (f"forewarn restart {name}", "request a restart; the VM gets notice first"),
-        (f"forewarn explain {name}", "what happened to it, and what it waits for"),
-    ]
-
-
-def _listener_text(at: JsonObject) -> str:
-    if "/" in at["address"]:
-        return f"their own addresses in {at['address']}, port {at['port']}"
-    host = f"[{at['address']}]" if ":" in at["address"] else at["address"]
-    return f"http://{host}:{at['port']}"
 
 
 @click.command()
@@ -184,7 +153,8 @@ def sockets(call: Invocation, config: Path | None) -> None:
     The service's user owns the data directory, and needs no privileges.
 
     \f
-    Runs until it is stopped. Prints once how many sockets are open, and how many not yet; opens those later.
+    `config` None: settings of the environment, or the defaults. Runs until it is stopped. Prints once how many sockets
+    are open, and how many not yet; opens those later, when that is possible.
     """
     with require_server_extra("sockets"):
         from forewarn.metadata.socket_helper import run_socket_helper

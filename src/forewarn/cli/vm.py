@@ -71,8 +71,8 @@ def run(call: Invocation, command: tuple[str, ...], detached: bool, **options: A
     suspends it, a Reboot stops it and starts it again.
 
     \f
-    `options` has name, netns, no_vnet, isolated and grace. Blocks until the program has ended; the exit code is that of
-    `run_vm`. Raises Rejected for both `netns` and `no_vnet`.
+    `options` has name (name or key of the VM), netns, no_vnet, isolated and grace (seconds). Blocks until the program
+    has ended, also with `detached`; the exit code is that of `run_vm`. Raises Rejected for both `netns` and `no_vnet`.
     """
     return _run_in_vm(call, command, detached=detached, **options)
 
@@ -95,7 +95,7 @@ def list_(call: Invocation) -> None:
     """Show the VMs that run a program.
 
     \f
-    Prints state, supervisor process, boot id and program of each.
+    Prints state, supervisor process, boot id and program of each, sorted by VM; only namespace VMs, those of `vm run`.
     """
     answer = call.api.get("keepers")
     if call.output.as_json:
@@ -106,6 +106,33 @@ def list_(call: Invocation) -> None:
         call.output.print_table(("vm", "state", "supervisor", "boot id", "program"), rows)
     else:
         call.output.print_line(dim("No VM runs a program: start one with `forewarn vm run VM -- COMMAND`."))
+
+
+@vm.command()
+@click.argument("name", metavar="VM", shell_complete=vm_names)
+@click.option("--log", is_flag=True, help="Print what the guest has written so far, and return.")
+@local_command
+def console(call: Invocation, name: str, log: bool) -> None:
+    """Show the console of a real VM, and type into it.
+
+    For VMs of `forewarn lab vms`. Ctrl-] leaves the console.
+
+    \b
+    forewarn vm console web-0
+    forewarn vm console web-0 --log
+
+    \f
+    Finds the VM on the host where the service has it. Raises NotFound for an unknown VM, Rejected if it has no console.
+    """
+    from forewarn.cli.console import attach, read_backlog
+
+    found = call.api.get(f"vms/{name}")
+    directory = call.data / "hosts" / found["host"]
+    written = read_backlog(directory / f"{found['name']}.console.log")
+    click.echo(written, nl=False)
+    if not log:
+        call.output.print_note("connected; Ctrl-] leaves the console")
+        attach(directory / f"{found['name']}.console", found["name"])
 
 
 def _vm_row(supervisor: dict[str, Any]) -> tuple[Cell, ...]:

@@ -68,8 +68,11 @@ def add_webhook(
     Each delivery is signed.
 
     \f
-    Prints the secret once if the service made it. `happenings` () means all. Raises Rejected if both `resource` and
-    `over_group` are given; with neither all VMs count.
+    `resource` is a resource id, or the name of a VM or set. Prints the webhook, and its secret once if the service made
+    it (with --json always). `happenings` () means all. `secret_file` is private (mode 0600) and has one line, of 16
+    characters or more without the blanks around it. The same URL may be added again. Raises Rejected if both `resource`
+    and `over_group` are given (with neither all VMs count), or for a bad URL, resource or secret; NotFound for an
+    unknown name, group or file; Refused if a name is ambiguous, or if the receiver does not answer the handshake.
     """
     body: JsonObject = {"url": url, "schema": schema, "over": _resource_filter(resource, over_group)}
     body |= {"happenings": list(happenings)}
@@ -104,7 +107,7 @@ def list_webhooks(call: Invocation) -> None:
     """Show the webhooks, and the state of their deliveries.
 
     \f
-    Their secrets are not shown.
+    In the order they were added; their secrets, and the queries of their URLs, are not shown.
     """
     view = call.api.get("webhooks")
     if call.output.as_json:
@@ -164,7 +167,8 @@ def remove_webhook(call: Invocation, webhook_id: str) -> None:
     """Remove a webhook; its pending messages are dropped.
 
     \f
-    `webhook_id` is its id, or a unique start of four characters or more. Prints the webhook that was removed.
+    `webhook_id` is its id, or a unique start of four characters or more. Prints the webhook that was removed. Raises
+    NotFound, or Refused if several ids start so.
     """
     view = call.api.delete("webhooks", webhook_id)
     if call.output.as_json:
@@ -181,7 +185,8 @@ def test_webhook(call: Invocation, webhook_id: str) -> int:
     """Send it one test message, and show the answer.
 
     \f
-    Returns the exit code: 1 if the receiver did not accept the message, else 0.
+    `webhook_id` is its id, or a unique start of four characters or more. Returns the exit code: 1 if the receiver did
+    not accept the message, else 0. Raises NotFound, or Refused if several ids start so.
     """
     view = call.api.post("webhooks", webhook_id, "test")
     if call.output.as_json:

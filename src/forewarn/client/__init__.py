@@ -1,4 +1,4 @@
-"""The guest SDK: `Client`, `AsyncClient`, `Handler`, and the values that they return (docs/sdk.md).
+"""The guest SDK: `Client`, `AsyncClient`, `Handler` and their values (docs/reference/sdk.md).
 
 It works with Azure's endpoint and with forewarn alike. Decisions are generators (`effects.Flow`) that the blocking
 and the asyncio client both run; a client only moves bytes and sleeps. The package uses the standard library,

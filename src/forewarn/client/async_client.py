@@ -127,8 +127,10 @@ async def _unless_interrupted(work: Awaitable[T], interrupt: asyncio.Event | Non
 class AsyncClient(ClientProperties):
     """`Client` for asyncio: the same arguments and methods, awaited. Tasks of one event loop may share it.
 
-    There is no property `endpoint`: await `discover()`. `sleep` is awaited. `documents`, `watch`, `follow` and `hear`
-    return async generators; close one that you leave early with `aclose()`.
+    Without `endpoint` it uses that of the environment, else it discovers one with the first request; an address that is
+    not valid raises Rejected. Without `version` it negotiates the api-version. There is no property `endpoint`: await
+    `discover()`. `sleep` is awaited. `documents`, `watch`, `follow` and `hear` return async generators; close one that
+    you leave early with `aclose()`.
     """
 
     def __init__(
@@ -145,36 +147,42 @@ class AsyncClient(ClientProperties):
         self._sleep = sleep
 
     async def discover(self) -> Endpoint:
-        """Returns the endpoint: as configured, or discovered once (spec §2.5).
+        """Returns the endpoint: as configured, without a request, or discovered once (spec §2.5).
 
-        Raises Unreachable if none is found; the next call then searches again.
+        The discovery may take minutes. Raises Unreachable if none is found; the next call then searches again.
         """
         return await self.ask(self._session.discover())
 
     async def events(self) -> Received:
         """Returns the current document. Retries transient failures a few times, then raises Unavailable.
 
-        It lists the events of this VM's whole scope, also those of other VMs. Raises Unreachable at once if nothing
-        accepts the connection, NotFound or Rejected if a retry cannot help.
+        It lists the events of this VM's whole scope, also those of other VMs. An unknown endpoint is discovered first.
+        Raises Unreachable at once if nothing accepts the connection, NotFound or Rejected if a retry cannot help.
         """
         return await self.ask(self._session.events())
 
     async def mine(self) -> tuple[Event, ...]:
-        """Returns the events that list this VM, in the document's order. Raises as `events` and `name`."""
+        """Returns the events that list this VM, in the document's order; () if none does.
+
+        Asks for the document, and first for this VM's name if it is not known; the case of names does not matter.
+        Raises Unavailable, Unreachable, NotFound or Rejected, as `events` and `name` do.
+        """
         return await self.ask(self._session.mine())
 
     async def name(self) -> str:
         """Returns this VM's name, as the `resources` of events spell it.
 
-        Asks the endpoint only until the name is known. Retries and raises as `events`.
+        Asks the endpoint only until the name is known. Retries and raises as `events`; Unavailable also if the answer
+        cannot be a name.
         """
         return await self.ask(self._session.name())
 
     async def approve(self, *events: Event | str) -> None:
         """Approves events, given as events or ids, so that they may start early; repeating it is harmless.
 
-        Spec §5.2. Retries as `events`. Raises Rejected if no id is given, an id is empty or the endpoint refuses,
-        NotFound if it answers 404, else Unavailable.
+        All in one request: if the endpoint refuses it, as for an unknown id, none is approved (spec §5.2). Retries as
+        `events`. Raises Rejected if no id is given, an id is empty or the endpoint refuses, NotFound if it answers 404,
+        else Unavailable.
         """
         await self.ask(self._session.approve(events))
 
@@ -188,7 +196,8 @@ class AsyncClient(ClientProperties):
     def documents(self) -> AsyncGenerator[Received, None]:
         """Yields the current document, then each one that differs from the last, for ever.
 
-        As `Client.documents` it waits out outages, and raises NotFound and Rejected.
+        It waits out outages of any length, also a failed discovery. It raises NotFound and Rejected, which a retry
+        cannot fix.
         """
         return self.hear(documents_flow(self._session))
 
@@ -196,7 +205,10 @@ class AsyncClient(ClientProperties):
         """Yields each change of each event, also of other VMs' events, for ever, at least once.
 
         A change is a Scheduled, Started or Gone. It is handled when the next one is requested or when its `done()` is
-        called; with `explicit` only by `done()`. Cursor file, repetitions and errors are as in `Client.watch`.
+        called; with `explicit` only by `done()`. The next watch with the same cursor file first repeats the changes
+        that were not handled; without a file, or with a new one, it begins with all listed events. Outages and errors
+        are as in `documents`; it also raises Rejected if the cursor file cannot be read or written at the start. A
+        damaged one is replaced, with a warning in the log.
         """
         return self.follow(cursor, WatchOptions(explicit=explicit))
 

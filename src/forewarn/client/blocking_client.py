@@ -151,10 +151,11 @@ def _read_response(
 
 
 def send_request(endpoint: Endpoint, request: HttpRequest, timeout_s: float) -> HttpResponse:
-    """Sends one request on a new connection and returns the response, whatever its status.
+    """Sends one request on a new connection and returns the response, of any status.
 
-    Raises Unreachable, or IncompleteResponse if the response broke off, paused for longer than `timeout_s`, or was
-    not complete BODY_TIMEOUT_S after that.
+    Raises Unreachable if no connection is made within CONNECT_TIMEOUT_S, or within `timeout_s` if that is shorter.
+    Raises IncompleteResponse if the response does not begin within `timeout_s` seconds, pauses for longer than that,
+    breaks off, or is not complete after `timeout_s` + BODY_TIMEOUT_S in all.
     """
     with BlockingConnection() as connection:
         return connection.send(SendRequest(endpoint=endpoint, request=request, timeout_s=timeout_s))
@@ -166,10 +167,10 @@ T = TypeVar("T")
 class Client(ClientProperties):
     """Reads and approves scheduled events for the VM that it runs in; blocking.
 
-    Without `endpoint` it uses FOREWARN_ENDPOINT or SCHEDULEDEVENTSIP, else it discovers the endpoint with the first
-    request, as `discovery` says; an address that is not valid raises Rejected. `version` fixes the api-version, None
-    negotiates it. `boot_id`, `sleep` and `clock` replace those of the system; an interrupt does not end such a `sleep`.
-    Threads may share a client.
+    `endpoint` is a host, address or http:// URL. Without it, it uses FOREWARN_ENDPOINT or SCHEDULEDEVENTSIP, else it
+    discovers the endpoint with the first request, as `discovery` says; an address that is not valid raises Rejected.
+    `version` fixes the api-version, None negotiates it. `boot_id`, `sleep` and `clock` replace those of the system; an
+    interrupt does not end such a `sleep`. Threads may share a client. There is nothing to close.
     """
 
     def __init__(
@@ -191,36 +192,42 @@ class Client(ClientProperties):
         return self.discover()
 
     def discover(self) -> Endpoint:
-        """Returns the endpoint: as configured, or discovered once (spec §2.5).
+        """Returns the endpoint: as configured, without a request, or discovered once (spec §2.5).
 
-        Raises Unreachable if none is found; the next call then searches again.
+        The discovery may take minutes. Raises Unreachable if none is found; the next call then searches again.
         """
         return self.ask(self._session.discover())
 
     def events(self) -> Received:
         """Returns the current document. Retries transient failures a few times, then raises Unavailable.
 
-        It lists the events of this VM's whole scope, also those of other VMs. Raises Unreachable at once if nothing
-        accepts the connection, NotFound or Rejected if a retry cannot help.
+        It lists the events of this VM's whole scope, also those of other VMs. An unknown endpoint is discovered first.
+        Raises Unreachable at once if nothing accepts the connection, NotFound or Rejected if a retry cannot help.
         """
         return self.ask(self._session.events())
 
     def mine(self) -> tuple[Event, ...]:
-        """Returns the events that list this VM, in the document's order. Raises as `events` and `name`."""
+        """Returns the events that list this VM, in the document's order; () if none does.
+
+        Asks for the document, and first for this VM's name if it is not known; the case of names does not matter.
+        Raises Unavailable, Unreachable, NotFound or Rejected, as `events` and `name` do.
+        """
         return self.ask(self._session.mine())
 
     def name(self) -> str:
         """Returns this VM's name, as the `resources` of events spell it.
 
-        Asks the endpoint only until the name is known. Retries and raises as `events`.
+        Asks the endpoint only until the name is known. Retries and raises as `events`; Unavailable also if the answer
+        cannot be a name.
         """
         return self.ask(self._session.name())
 
     def approve(self, *events: Event | str) -> None:
         """Approves events, given as events or ids, so that they may start early; repeating it is harmless.
 
-        Spec §5.2. Retries as `events`. Raises Rejected if no id is given, an id is empty or the endpoint refuses,
-        NotFound if it answers 404, else Unavailable.
+        All in one request: if the endpoint refuses it, as for an unknown id, none is approved (spec §5.2). Retries as
+        `events`. Raises Rejected if no id is given, an id is empty or the endpoint refuses, NotFound if it answers 404,
+        else Unavailable.
         """
         self.ask(self._session.approve(events))
 
@@ -244,9 +251,9 @@ class Client(ClientProperties):
 
         A change is a Scheduled, Started or Gone. It is handled when the next one is requested or when its `done()` is
         called; with `explicit` only by `done()`. The next watch with the same cursor file first repeats the changes
-        that were not handled; without a file it begins with all listed events. Outages and errors are as in
-        `documents`; it also raises Rejected if the cursor file cannot be read or written at the start. A damaged one is
-        replaced, with a warning in the log.
+        that were not handled; without a file, or with a new one, it begins with all listed events. Outages and errors
+        are as in `documents`; it also raises Rejected if the cursor file cannot be read or written at the start. A
+        damaged one is replaced, with a warning in the log.
         """
         return self.follow(cursor, WatchOptions(explicit=explicit))
 

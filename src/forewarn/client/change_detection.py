@@ -48,8 +48,8 @@ class KnownDocument:
     `detect_changes` makes the next one from a received document. The default knows nothing.
     """
 
-    epoch: str = ""  # from the ETag; "" if the server gives none
-    incarnation: int = -1  # -1: no document yet
+    epoch: str = ""  # `epoch_from_etag`: another one means that incarnations began again; "" if the server gives none
+    incarnation: int = -1  # the document's number, which grows with each change; -1: no document yet
     events: tuple[KnownEvent, ...] = ()  # not gone yet, in order of publication
     is_exact: bool = True  # False: `events` contains some that `incarnation` does not count
     gone_keys: tuple[str, ...] = ()  # `event_key` of the latest events that are gone, at most 100, oldest first
@@ -59,9 +59,9 @@ class KnownDocument:
 class ObservedDocument:
     """A received document and the circumstances in which it was received."""
 
-    incarnation: int
+    incarnation: int  # the document's number
     events: tuple[Event, ...]
-    unusable: tuple[str, ...] = ()  # as in `Received`
+    unusable: tuple[str, ...] = ()  # one text for each unusable element: its event's id, "" if not readable
     epoch: str = ""  # from the ETag; "" if the server gives none
     date: float | None = None  # the service's time when it was received, POSIX seconds; None: unknown
     boot_id: str = ""  # of this VM's boot now; "" if unknown
@@ -82,9 +82,10 @@ class DocumentFreshness(Enum):
 def document_freshness(known: KnownDocument, observed: ObservedDocument) -> DocumentFreshness:
     """Classifies a received document by epoch, incarnation and the time that documents have been older.
 
-    Another epoch is RESET, or DOUBTFUL if it is an earlier one. Else an incarnation that is equal or higher is CURRENT,
-    and a lower one is STALE if both documents have an epoch; if not, it is DOUBTFUL, or RESET if it fell by more than
-    10 to at most 3. What would be STALE or DOUBTFUL is RESET after `older_for_s` of MAX_STALE_S.
+    If both have an epoch and these differ, RESET, or DOUBTFUL if the received one is earlier. Else an incarnation that
+    is equal or higher is CURRENT, and a lower one is STALE if both documents have an epoch; if not, it is DOUBTFUL, or
+    RESET if it fell by more than 10 to at most 3. What would be STALE or DOUBTFUL is RESET after `older_for_s` of
+    MAX_STALE_S.
     """
     have_epochs = bool(known.epoch and observed.epoch)
     if have_epochs and known.epoch != observed.epoch:

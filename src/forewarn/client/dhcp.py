@@ -50,7 +50,8 @@ def encode_discover(xid: bytes, mac: bytes) -> bytes:
 def endpoint_from_offer(packet: bytes, *, xid: bytes, mac: bytes) -> str | None:
     """The endpoint's IPv4 address from option 245 of an offer, as text.
 
-    None if it is absent or 0.0.0.0, or the packet is damaged or not an answer to this `xid` and `mac`.
+    `packet` is the DHCP message, without IP and UDP headers. None if the option is absent or 0.0.0.0, or the packet is
+    damaged or not an answer to this `xid` (4 bytes) and `mac` (6 bytes).
     """
     is_ours = (
         len(packet) >= _MIN_PACKET_BYTES

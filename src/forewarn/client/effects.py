@@ -37,7 +37,10 @@ class WatchInterrupted(Exception):
 
 
 def unreachable_error(endpoint: Endpoint, error: Exception) -> Unreachable:
-    """Returns (does not raise) the error for a failed connection attempt; it contains the system's reason."""
+    """Returns (does not raise) the error for a failed connection attempt, for `raise … from error`.
+
+    Its message names the endpoint and the system's reason, which `error` has.
+    """
     reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
     if isinstance(error, OSError) and error.errno and reason.startswith("Connect call failed"):
         reason = os.strerror(error.errno)  # asyncio put its own text into strerror

@@ -14,7 +14,7 @@ Event = ReceivedEvent
 def lists(event: Event, name: str) -> bool:
     """Whether the event's `resources` contain the VM with this name.
 
-    Ignores case, and the leading underscore that names have in api-version 2017-03-01 (spec §3).
+    Ignores case, and a leading underscore in `resources`, which api-version 2017-03-01 adds (spec §3).
     """
     own = name.casefold()
     return any(resource.casefold() in (own, f"_{own}") for resource in event.resources)

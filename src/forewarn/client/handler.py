@@ -135,6 +135,8 @@ class Handler:
             for change in changes:
                 if change is not None:
                     scheduler.add_change(change)
+                else:
+                    scheduler.release_unwanted()
                 threads.run_due_jobs()
                 if self._stopped.is_set():
                     return
@@ -187,6 +189,8 @@ class Handler:
             async for change in changes:
                 if change is not None:
                     scheduler.add_change(change)
+                else:
+                    scheduler.release_unwanted()
                 start_due_jobs()
                 if self._stopped.is_set():
                     return

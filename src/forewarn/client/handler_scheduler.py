@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from forewarn.client.events import Change, Event, Gone, Scheduled, event_key, lists
+from forewarn.client.watch import mark_all_handled
 from forewarn.errors import Rejected
 
 LOG = logging.getLogger("forewarn.client")
@@ -77,8 +78,9 @@ HandlerJob = LearnVmName | CallHandlerFunction | ApproveEvent
 class HandlerScheduler:
     """Queues changes per event, and decides which jobs are due.
 
-    Call `add_change` for each change, run the jobs of `due_jobs`, and report each with `job_succeeded` or
-    `job_failed`, all in one thread. It calls `done()` of a change when all its functions are over, or none wants it.
+    Call `add_change` for each change and `release_unwanted` after each poll, run the jobs of `due_jobs`, and report
+    each with `job_succeeded` or `job_failed`, all in one thread. It calls `done()` of a change when all its functions
+    are over; changes that none wants are marked as handled together, by `release_unwanted`.
     """
 
     rules: Sequence[HandlerRule]  # one for each registered function
@@ -88,19 +90,25 @@ class HandlerScheduler:
     neighbours: bool = False  # True: also events that do not list this VM, so its name is not needed
     is_stopping: bool = False  # no new calls; approvals after returned functions are still sent
     _inbox: list[Change] = field(default_factory=list)
+    _unwanted: list[Change] = field(default_factory=list)  # no function wants them; not marked as handled yet
     _queues: dict[str, list[HandlerTask]] = field(default_factory=dict)  # by event
     _is_learning_name: bool = False
     _learn_name_at: float = -math.inf
     _learn_name_failures: int = 0
 
     def add_change(self, change: Change) -> None:
-        """Queues a call of each function that wants the change; calls its `done()` if there is none.
+        """Queues a call of each function that wants the change; keeps it for `release_unwanted` if none does.
 
         Without `neighbours` the change waits until this VM's name is known, and counts only if its event lists this VM.
         A Gone ends the retries of earlier changes of its event, and drops their functions that are not running.
         """
         self._inbox.append(change)
         self._assign_inbox()
+
+    def release_unwanted(self) -> None:
+        """Marks all changes that no function wants as handled, with one write of the cursor file."""
+        unwanted, self._unwanted = self._unwanted, []
+        mark_all_handled(unwanted)
 
     def idle_time_s(self) -> float:
         """Seconds until the next job is due, 0 if one is due now; infinity if none waits.
@@ -113,7 +121,7 @@ class HandlerScheduler:
         return max(0.0, min(due_at, self._learn_name_at if self._inbox else math.inf) - self.clock())
 
     def due_jobs(self) -> Iterator[HandlerJob]:
-        """Yields the jobs that are due now, and marks each as running.
+        """Yields the jobs that are due now, and marks each as running when it yields it.
 
         At most one for each event, and none while another of it runs; and a LearnVmName if changes wait for the name.
         With `is_stopping`, only approvals.
@@ -138,6 +146,7 @@ class HandlerScheduler:
         if isinstance(job, LearnVmName):
             self._is_learning_name, self.vm_name = False, result
             self._assign_inbox()
+            self.release_unwanted()
             return
         task = job.task
         task.is_running, task.failures = False, 0
@@ -196,7 +205,7 @@ class HandlerScheduler:
         if rules:
             self._queues.setdefault(key, []).extend(HandlerTask(change=change, rule=rule) for rule in rules)
         else:
-            change.done()
+            self._unwanted.append(change)
 
     def _cancel_tasks(self, queue: list[HandlerTask]) -> None:
         """Ends the retries of an event that is gone."""

@@ -60,7 +60,10 @@ class EndpointRecorder:
             self._sleep(min(self._pause_s(), max(0.0, self._left_s())))
 
     def end(self) -> RecordingEnd:
-        """Returns the last line of the recording, as of now: elapsed seconds, Date of the last answer, polls."""
+        """Returns the recording's last line, as of now: elapsed seconds, Date of the last response, polls.
+
+        It sends and ends nothing.
+        """
         return RecordingEnd(at_s=self._elapsed_s(), date=self._date, polls=self._polls)
 
     def _poll(self) -> RecordedResponse | None:

@@ -18,7 +18,7 @@ from forewarn.protocol.http_message import HttpRequest, HttpResponse
 from forewarn.protocol.versions import INSTANCE_VERSIONS, NEWEST_VERSION
 
 POLL_INTERVAL_S = 1.0  # spec §8.5
-LONG_POLL_S = 20  # shorter than the 30 s of a Preempt, in case a held request is lost (spec §6.3)
+LONG_POLL_S = 10  # with the timeout shorter than the 30 s of a Preempt, in case a held request is lost (spec §6.3)
 LONG_POLL_PAUSE_S = 0.05  # a server that shuts down answers held requests at once
 MAX_BACKOFF_S = 5.0
 MAX_RETRY_AFTER_S = 10.0  # upper bound for Retry-After: a Preempt gives only 30 s (spec §6.3)
@@ -215,7 +215,9 @@ def partial_document_warning(document: Received | None) -> str:
 def step_after_failure(state: PollState, error: Unavailable | None = None) -> PollStep:
     """The step after a poll that failed with `error`: one more failure, and the pause of `backoff_s`.
 
-    Its state keeps the document, and has no ETag, because another server may answer next. `state` stays unchanged.
+    The pause doubles with each failure up to MAX_BACKOFF_S, and is at least the Retry-After that `error` has; None: the
+    poll failed without one. The step has no new document. Its state keeps the last one, and has no ETag, because
+    another server may answer next. `state` stays unchanged.
     """
     failed = replace(state, etag="", failures=state.failures + 1)
     return PollStep(state=failed, new_document=None, pause_s=backoff_s(failed.failures, error))
@@ -224,8 +226,8 @@ def step_after_failure(state: PollState, error: Unavailable | None = None) -> Po
 def backoff_s(failures: int, error: Unavailable | None = None) -> float:
     """Seconds to wait after this many failures in a row: 0.5, then doubling up to MAX_BACKOFF_S.
 
-    If `error` is a TemporarilyUnavailable with a Retry-After, at least that, which is at most MAX_RETRY_AFTER_S: a
-    Preempt gives only 30 seconds (spec §6.3).
+    `failures` is 1 or more. If `error` is a TemporarilyUnavailable with a Retry-After, at least that, which is at most
+    MAX_RETRY_AFTER_S: a Preempt gives only 30 seconds (spec §6.3). Any other error, or None, changes nothing.
     """
     doubling = min(MAX_BACKOFF_S, 0.5 * 2.0 ** min(failures - 1, 8))
     asked = error.retry_after_s if isinstance(error, TemporarilyUnavailable) else None
@@ -235,8 +237,8 @@ def backoff_s(failures: int, error: Unavailable | None = None) -> float:
 def should_give_up(failures: int, paused_s: float, error: Unavailable) -> bool:
     """Whether to give up a single request after this error: True from MAX_TRIES failures on.
 
-    If the error is a 410, the number of failures does not matter: True once `paused_s`, the seconds of all pauses so
-    far, has reached GONE_TIMEOUT_S.
+    `failures` counts this one too. If the error is a 410, their number does not matter: True once `paused_s`, the
+    seconds of all pauses so far, has reached GONE_TIMEOUT_S.
     """
     is_gone = isinstance(error, TemporarilyUnavailable) and error.status == 410
     return paused_s >= GONE_TIMEOUT_S if is_gone else failures >= MAX_TRIES

@@ -30,7 +30,7 @@ class ServiceTimeEstimate:
     def is_doubtful(self) -> bool:
         """Whether the latest Date does not fit the estimate, so that further answers must decide.
 
-        Also True for a first Date that was not trusted.
+        Also True after a first Date that was not trusted (see `add_answer`); False before any Date.
         """
         return self._rival_offset_s is not None
 

@@ -104,7 +104,7 @@ def _missing_fields_warning(version: str) -> str:
 
 T = TypeVar("T")
 FIRST_ANSWER_TIMEOUT_S = 150.0  # the first answer may take two minutes (spec §8.1)
-ANSWER_TIMEOUT_S = 10.0  # of later answers; the time of a long poll is added
+ANSWER_TIMEOUT_S = 10.0  # of later answers; the time of a long poll is added, unless the service holds none
 _MAX_TIME_REQUESTS = 2 * AGREEING_ANSWERS  # to confirm one Date
 _TIME_REQUESTS_INTERVAL_S = 10.0  # after answers that did not agree: servers with different clocks may answer in turn
 _VM_NAME = re.compile(r"[^\n<>{}\"]{1,256}")  # rejects HTML and JSON of other services
@@ -118,7 +118,7 @@ class ClientSession:
     address, or None: then `environ` has it, else `discovery` finds it (None: with the default settings). `version`
     fixes the api-version, None negotiates it. `boot_id` returns that of this boot, `clock` seconds of a monotonic
     clock. Raises Rejected if the configured endpoint is not valid. Its attribute `endpoint` is None until it is known;
-    `last_error` belongs to the watch flows, see `ClientProperties.trouble`.
+    `answered_at`, `held_s` and `last_error` (of the watch flows) are what `ClientProperties` shows.
     """
 
     def __init__(
@@ -139,6 +139,7 @@ class ClientSession:
         self._negotiates = version is None
         self._discovery = discovery or Discovery()
         self._has_answered = False
+        self._answers_at_once = False  # the last poll that asked to be held was answered, and the service holds none
         self.answered_at: float | None = None  # time of the latest poll answer, by our clock
         self.held_s = 0.0  # how long the service held that answer
         self.last_error = ""  # why a watcher's latest poll failed; "" if it succeeded
@@ -165,6 +166,7 @@ class ClientSession:
         """
         if self.endpoint is None:
             self.endpoint = yield from discover_endpoint(self._discovery)
+            self._has_answered = True  # to the discovery
         return self.endpoint
 
     def events(self) -> Flow[Received]:
@@ -175,9 +177,9 @@ class ClientSession:
         return (yield from self._with_retries(self._events_once))
 
     def mine(self) -> Flow[tuple[Event, ...]]:
-        """Flow: returns the events that list this VM, in the document's order; asks for its name too.
+        """Flow: returns the events that list this VM, in the document's order; () if none does.
 
-        Raises as `events`.
+        Asks first for the VM's name, if it is not known; the case of names does not matter. Raises as `events`.
         """
         name = yield from self.name()
         received = yield from self.events()
@@ -193,9 +195,9 @@ class ClientSession:
         return self._name
 
     def approve(self, events: Sequence[Event | str]) -> Flow[None]:
-        """Flow: approves these events or event ids, in one request. Retries and raises as `events`.
+        """Flow: approves these events or event ids, in one request: all or, if it is refused, none.
 
-        Raises Rejected also if there is no id, or an empty one.
+        Retries and raises as `events`. Raises Rejected also if there is no id, or an empty one.
         """
         ids = [event if isinstance(event, str) else event.id for event in events]
         if not all(ids) or not ids:
@@ -210,12 +212,18 @@ class ClientSession:
         Date does not fit the estimate, further requests confirm or reject it; with `confirm_time`, they also confirm
         the first Date. Raises Unavailable if a retry may help, else Rejected or NotFound.
         """
-        timeout_s, asked_at = hold_s + ANSWER_TIMEOUT_S if self._has_answered else FIRST_ANSWER_TIMEOUT_S, self.clock()
+        yield from self.discover()
+        asks_to_hold, asked_at = bool(state.condition and hold_s), self.clock()
+        timeout_s = ANSWER_TIMEOUT_S if self._has_answered else FIRST_ANSWER_TIMEOUT_S
+        if asks_to_hold and not self._answers_at_once:
+            timeout_s += hold_s
+        answers_at_once, self._answers_at_once = self._answers_at_once, False  # after a failure nothing is known
         response = yield from self._send_negotiated(
             lambda version: poll_request(version=version, tag=state.condition, hold_s=hold_s), timeout_s=timeout_s
         )
         answer, answered_at = parse_poll_answer(response), self.clock()
         self._has_answered, self.last_error = True, ""
+        self._answers_at_once = not answer.was_held if asks_to_hold else answers_at_once
         self.service_time.add_answer(answer.server_time, answered_at, trust_first=not confirm_time)
         self.held_s = answered_at - asked_at if answer.was_held else 0.0
         if self.service_time.is_doubtful and answered_at >= self._confirm_time_at:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -73,6 +73,13 @@ class _CursorStore:
             left = tuple(other for other in self.cursor.unhandled if other is not change)
             self._replace(replace(self.cursor, unhandled=left))
 
+    def mark_all_handled(self, changes: Sequence[Change]) -> None:
+        """Removes these changes from `cursor.unhandled`, with one write of the file; as `mark_handled`."""
+        handled = {id(change) for change in changes}
+        with self._lock:
+            left = tuple(other for other in self.cursor.unhandled if id(other) not in handled)
+            self._replace(replace(self.cursor, unhandled=left))
+
     def mark_handled_up_to(self, change: Change) -> None:
         """Removes this change and all before it from `cursor.unhandled`, with one write of the file.
 
@@ -94,14 +101,40 @@ class _CursorStore:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class _MarkHandled:
+    """The `when_done` of a delivered change: marks the change as handled in its store."""
+
+    store: _CursorStore
+    change: Change  # the object in `store.cursor.unhandled`
+
+    def __call__(self) -> None:
+        self.store.mark_handled(self.change)
+
+
+def mark_all_handled(changes: Iterable[Change]) -> None:
+    """Calls `done()` of these changes, but writes the cursor file only once for all changes of a watch.
+
+    A file with thousands of events takes a while to write, and a document can have as many new events.
+    """
+    by_store: dict[_CursorStore, list[Change]] = {}
+    for change in changes:
+        if isinstance(change.when_done, _MarkHandled):
+            by_store.setdefault(change.when_done.store, []).append(change.when_done.change)
+        else:
+            change.done()
+    for store, handled in by_store.items():
+        store.mark_all_handled(handled)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class WatchOptions:
     """How a watch delivers changes.
 
     `explicit`: a change is handled only by its `done()`, not when the next one is requested. `in_order`: `done()` also
     handles all changes before it, so that a thousand changes need one write. `max_poll_s` returns for how many seconds
-    the next poll may be held, and how long the pause after it may be; the watch then yields None after each poll, so
-    that the caller gets control. `confirm_time`: the service's time is unknown until several answers agree about it,
-    also at the start.
+    the next poll may be held (at most LONG_POLL_S), and how long the pause after it may be; the watch then yields None
+    after each poll, so that the caller gets control. `confirm_time`: the service's time is unknown until several
+    answers agree about it, also at the start.
     """
 
     explicit: bool = False
@@ -232,7 +265,9 @@ def _yield_changes(
     session: ClientSession, store: _CursorStore, changes: tuple[Change, ...], options: WatchOptions
 ) -> Flow[None]:
     for change in changes:
-        done = partial(store.mark_handled_up_to if options.in_order else store.mark_handled, change)
+        done: Callable[[], None] = (
+            partial(store.mark_handled_up_to, change) if options.in_order else _MarkHandled(store=store, change=change)
+        )
         yield YieldItem(item=_with_current_time_left(change, session, done))
         if not options.explicit:
             yield CallFunction(function=done)

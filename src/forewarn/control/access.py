@@ -36,7 +36,8 @@ class ClientCredentials:
 class AccessService:
     """Adds, renews and removes API clients; grants and revokes roles. `who` is the caller's name.
 
-    A change and its history entry are durable when the method returns.
+    A change and its history entry are durable when the method returns; Unavailable, and no change, if the store cannot
+    be written. `new_id` returns a new GUID at each call.
     """
 
     def __init__(self, *, transactions: ScopeTransactions, new_id: Callable[[], str]) -> None:
@@ -48,9 +49,10 @@ class AccessService:
     async def add_client(self, *, who: str, client_id: str = "", name: str = "") -> ClientCredentials:
         """Add a client without any role, and return it with its secret; "" as `client_id` makes a new GUID.
 
-        `who` is the caller's name, for the history. Ids are case-insensitive and stored in lower case; `name` is only
-        for people. The secret cannot be read again. Raises Rejected for an id that is not 1 to 100 ASCII letters,
-        digits, `.`, `_` and `-`, the first a letter or digit, and for an unprintable name; Refused for an id in use.
+        `who` is the caller's name, for the history. Ids are case-insensitive and stored in lower case, without blanks
+        around them; `name` is only for people, "" means none. The secret cannot be read again. Raises Rejected for an
+        id that is not 1 to 100 ASCII letters, digits, `.`, `_` and `-`, the first a letter or digit, and for an
+        unprintable name; Refused for an id in use.
         """
         wanted = (client_id.strip() or self._new_id()).casefold()
         if not _CLIENT_ID_PATTERN.fullmatch(wanted):
@@ -69,7 +71,7 @@ class AccessService:
         """Give the client a new secret, and return both; NotFound for an unknown client.
 
         The id may be in any case. The old secret, and tokens and sessions that were obtained with it, stop working at
-        once.
+        once. Grants stay.
         """
         async with self._write_lock:
             return await self._save_with_new_secret(self.client(client_id), who, "was given a new secret")
@@ -83,9 +85,10 @@ class AccessService:
         return ClientCredentials(client=known, secret=secret)
 
     async def remove_client(self, client_id: str, *, who: str) -> tuple[RegisteredClient, tuple[Grant, ...]]:
-        """Remove a client and all grants to it, and return both; NotFound for an unknown client.
+        """Remove a client and all grants to it in one transaction; return (client, grants), as they were.
 
-        The id may be in any case. A later client with the same id inherits nothing.
+        The id may be in any case; NotFound for an unknown client. Its tokens and sessions stop working at once. A later
+        client with the same id inherits nothing.
         """
         async with self._write_lock:
             client = self.client(client_id)
@@ -100,15 +103,16 @@ class AccessService:
         return client, grants
 
     async def grant(self, role: Role, *, to: str, over: str, who: str, name: str = "") -> Grant:
-        """Grant a role over the resource id `over` to the principal `to`; return the grant.
+        """Grant a role over the resource id `over` to the principal `to`, durably; return the grant.
 
-        If `to` has the same role over the same resource (ignoring case) already, nothing changes, and that grant is
-        returned. `name` is how the history calls the principal; "": by its id. Raises NotFound if `to` is a client
-        (`client:ID`) that does not exist; other principals and `over` are not checked.
+        `to` is a principal id as `Grant.to` has it; only that of a client may be in any case. If it has the same role
+        over the same resource (ignoring case) already, nothing changes, and that grant is returned. `over`
+        `/` means everything. `name` is how the history calls the principal; "": by its id. Raises NotFound if `to` is a
+        client (`client:ID`) that does not exist; other principals and `over` are not checked.
         """
         async with self._write_lock:
             if to.startswith(_CLIENT_PREFIX):
-                self.client(to.removeprefix(_CLIENT_PREFIX))
+                to = self.client(to.removeprefix(_CLIENT_PREFIX)).principal_id
             if (known := self._existing_grant(role, to, over)) is not None:
                 return known
             grant = Grant(id=self._new_id().lower(), role=role, to=to, over=over, by=who, at=self._now())
@@ -117,9 +121,11 @@ class AccessService:
         return grant
 
     async def revoke(self, grant_id: str, *, who: str, name: str = "") -> Grant:
-        """Remove a grant, named as for `find_grant`, and return it; raises what `find_grant` raises.
+        """Remove a grant, durably, and return it; `grant_id` is its id, or a start of it.
 
-        `name` is how the history calls the principal; "": by its id.
+        The start has at least four characters; case is ignored. `who` is the caller's name; `name` is how the history
+        calls the principal; "": by its id. Raises NotFound if there is no such grant, or Refused if several ids start
+        with it.
         """
         async with self._write_lock:
             grant = self.find_grant(grant_id)
@@ -141,7 +147,8 @@ class AccessService:
     def find_grant(self, grant_id: str) -> Grant:
         """Return the grant with this id, or the only one whose id starts with it (at least four characters).
 
-        Case is ignored. Raises NotFound if there is none, or Refused if several ids start with it.
+        Case, and blanks around it, are ignored. Raises NotFound if there is none, or Refused if several ids start with
+        it.
         """
         wanted = grant_id.strip().casefold()
         grants = self._store.grants()

@@ -44,12 +44,15 @@ _COPIED_FIELDS = ("name", "zone", "host", "computer_name", "size", "os_type", *_
 
 
 class NewVm(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A VM to add. Empty fields are filled in from its set, the rest of the fleet, and the defaults."""
+    """A VM to add. Empty fields are filled in from its set, the rest of the fleet, and the defaults.
+
+    Sets, hosts and groups are given by name, in any case; a set that has no VM yet is a new one.
+    """
 
     name: Annotated[str, Meta(min_length=1)]
-    subscription_id: str = ""  # "": where most VMs are; the same for the resource group
+    subscription_id: str = ""  # "": that of most VMs; the same for the resource group
     resource_group: str = ""
-    location: str = ""  # "": that of its set, else of its host, else the only one of all hosts
+    location: str = ""  # "": that of the VMs of its set, else of its host, else the only one of all hosts
     zone: str = ""  # "": none; it must be that of its host
     host: str = ""  # "": one is chosen
     computer_name: str = ""  # "": its name
@@ -59,14 +62,16 @@ class NewVm(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     scale_set: str = ""
     placement_group: str = ""  # of the scale set; "": the first that is not full, else a new one
     cloud_service: str = ""
-    update_domain: Annotated[int, Meta(ge=0, lt=1000)] | None = None  # None: that of its set with the fewest VMs
+    # None: the one with the fewest VMs of its set (of its placement group, in a scale set), the lowest of several; 0 in
+    # no set
+    update_domain: Annotated[int, Meta(ge=0, lt=1000)] | None = None
     fault_domain: Annotated[int, Meta(ge=0, lt=1000)] | None = None  # likewise
     priority: Priority | None = None  # None: that of its scale set, else Regular
     eviction_policy: EvictionPolicy | None = None  # None: that of its scale set, else Deallocate
-    terminate_notice_min: int = 0  # minutes; 0: that of its scale set, else no terminate notification
-    auto_approve: AutoApproval = AutoApproval()
-    tags: dict[str, str] = {}
-    address: str = ""  # "": none, but a lab chooses a loopback address
+    terminate_notice_min: int = 0  # 5 to 15 minutes; 0: that of its scale set, else no terminate notification
+    auto_approve: AutoApproval = AutoApproval()  # only for a VM in no set; others have that of their set
+    tags: dict[str, str] = {}  # all that it gets
+    address: str = ""  # an IP address; "": none, but a lab chooses a loopback address
 
 
 def vm_problem_text(problem: FleetFileProblem) -> str:

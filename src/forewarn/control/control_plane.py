@@ -15,6 +15,7 @@ from forewarn.control.fault_storms import FaultStormService
 from forewarn.control.faults import FaultService
 from forewarn.control.fleet import FleetService
 from forewarn.control.guests import GuestService
+from forewarn.control.host_statements import HostStatementService
 from forewarn.control.lab_clock import LabClockService
 from forewarn.control.placement_index import PlacementIndex
 from forewarn.control.reconciler import Reconciler
@@ -25,16 +26,21 @@ from forewarn.control.scope_transactions import ScopeTransactions
 from forewarn.control.webhooks import WebhookService
 from forewarn.core.decision import Policy
 from forewarn.http_client import HttpClient
+from forewarn.hypervisor.capacity import destination_hints
 from forewarn.hypervisor.interface import Hypervisor
+from forewarn.hypervisor.verb_support import VerbSupport
 from forewarn.store.interface import AppliedCommit, LastPoll, Store
 from forewarn.webhooks import WebhookDispatcher
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ControlInputs:
-    """What a control plane needs besides store, clock and hypervisor; its builder passes it."""
+    """What a control plane needs besides store, clock and hypervisor; its builder passes it.
 
-    new_id: Callable[[], str]  # GUIDs, upper case
+    `new_id` returns a new GUID in upper case, `polls` the latest poll of each VM, `real_time` seconds since 1970.
+    """
+
+    new_id: Callable[[], str]  # returns a new GUID, in upper case, at each call
     polls: Callable[[], list[LastPoll]] = field(default=list)  # returns the latest poll of each VM; default: no polls
     lab_addresses: bool = False  # give each VM an address on the loopback network, by which a lab knows it
     real_time: Callable[[], float] = read_real_time  # in seconds since 1970, for transport faults and webhooks
@@ -44,10 +50,12 @@ class ControlInputs:
 class ControlPlane:
     """All use cases on one store, with the reconciler and the webhook dispatcher.
 
-    Use cases: `requests`, `guests`, `fleet`, `access`, `webhooks`, `faults`, `fault_storms`, `replays`, `rollouts` and
-    `lab_clock`. The caller runs `reconciler.run()` and the dispatcher `webhook_delivery`. Use it from one event loop.
-    The constructor reads the store, subscribes to its commits and queues the acts that an earlier process left
-    unfinished; nothing is performed before the reconciler runs.
+    Use cases are attributes: `requests`, `host_statements`, `guests`, `fleet`, `access`, `webhooks`, `faults`,
+    `fault_storms`, `replays`, `rollouts` and `lab_clock`. The caller runs `reconciler.run()` and
+    `webhook_delivery.run()` as tasks, ends both, and calls `close`. Use it from one event loop. The constructor reads
+    the store, subscribes to its commits and queues the acts that an earlier process left unfinished; nothing is
+    performed before the reconciler runs. Store, clock and hypervisor stay the caller's. `verbs` says which maintenance
+    can be requested; None: what the hypervisor supports.
     """
 
     def __init__(
@@ -60,13 +68,14 @@ class ControlPlane:
         policy: Policy = Policy(),  # noqa: B008 (frozen)
         retry: ActRetryPolicy = ActRetryPolicy(),  # noqa: B008 (frozen)
         limits: ActLimits = ActLimits(),  # noqa: B008 (frozen)
+        verbs: VerbSupport | None = None,
     ) -> None:
         self.store = store
         self.clock = clock
         self.placement = PlacementIndex(store)
-        self._fault_registry = FaultRegistry(store)
+        registry = self._fault_registry = FaultRegistry(store)
         transactions = self.transactions = ScopeTransactions(
-            store=store, clock=clock, policy=policy, placement=self.placement, faults=self._fault_registry
+            store=store, clock=clock, policy=policy, placement=self.placement, faults=registry
         )
         wake_event = asyncio.Event()
         self.executor = ActExecutor(
@@ -79,12 +88,10 @@ class ControlPlane:
         )
         self.rollouts = RolloutService(transactions=transactions, new_id=inputs.new_id)
         self.faults = FaultService(
-            transactions=transactions, registry=self._fault_registry, new_id=inputs.new_id, real_time=inputs.real_time
+            transactions=transactions, registry=registry, new_id=inputs.new_id, real_time=inputs.real_time
         )
         self.replays = ReplayService(transactions=transactions, new_id=inputs.new_id)
-        self.fault_storms = FaultStormService(
-            transactions=transactions, registry=self._fault_registry, faults=self.faults
-        )
+        self.fault_storms = FaultStormService(transactions=transactions, registry=registry, faults=self.faults)
         self.reconciler = Reconciler(
             transactions=transactions,
             executor=self.executor,
@@ -94,7 +101,11 @@ class ControlPlane:
             fault_storms=self.fault_storms,
             wake_event=wake_event,
         )
-        self.requests = RequestService(transactions=transactions, new_id=inputs.new_id)
+        self.verbs = verbs or VerbSupport.of(hypervisor)
+        self.requests = RequestService(transactions=transactions, new_id=inputs.new_id, verbs=self.verbs)
+        unreachable_hosts = self.executor.progress.unreachable_hosts
+        transactions.destination_hints = lambda: destination_hints(hypervisor, unreachable_hosts())
+        self.host_statements = HostStatementService(transactions, self.requests.host, unreachable_hosts)
         self.guests = GuestService(transactions, self.replays)
         self.fleet = FleetService(transactions=transactions, new_id=inputs.new_id, lab_addresses=inputs.lab_addresses)
         self.access = AccessService(transactions=transactions, new_id=inputs.new_id)
@@ -127,7 +138,8 @@ class ControlPlane:
     async def close(self) -> None:
         """Stop listening to the store and cancel running acts; the store and the hypervisor stay open.
 
-        End `reconciler.run()` before. The next control plane on this store performs the cancelled acts.
+        End `reconciler.run()` and `webhook_delivery.run()` before. The next control plane on this store performs the
+        cancelled acts. May be called twice.
         """
         self._unsubscribe()
         await self.executor.close()

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Awaitable, Callable, Iterable, Sequence
+from copy import deepcopy
 from dataclasses import dataclass
 from itertools import count
 
@@ -21,6 +22,7 @@ from forewarn.core.decision import Policy
 from forewarn.core.event import Act, Event, EventState
 from forewarn.core.fleet import Vm
 from forewarn.core.history import EntryKind
+from forewarn.core.placement import DestinationHints
 from forewarn.core.request import MaintenanceRequest, Rollout
 from forewarn.core.rollout import next_wave
 from forewarn.core.scope import Scope
@@ -28,6 +30,7 @@ from forewarn.errors import Refused
 from forewarn.explain.preview import Preview, preview_from_events, preview_from_first_wave
 from forewarn.hypervisor.ledger import EffectLedger
 from forewarn.hypervisor.simulated import SimulatedHypervisor
+from forewarn.hypervisor.verb_support import VerbSupport
 from forewarn.store.interface import LastPoll, Store
 from forewarn.store.memory import MemoryStore
 
@@ -44,19 +47,21 @@ RequestAction = Callable[[ControlPlane], Awaitable[MaintenanceRequest]]
 
 
 class DryRunTooLarge(Refused):
-    """The scopes that a request concerns have over 20,000 VMs, too many to copy for a dry run.
+    """The scopes that a request concerns have over 20,000 VMs together, too many to copy for a dry run.
 
-    The request can still be made without one.
+    Those that share gates with them count too. The request can still be made without a dry run.
     """
 
 
 async def dry_run_request(control: ControlPlane, action: RequestAction, vms: Sequence[Vm]) -> Preview:
     """Return what a request for these VMs would lead to; changes nothing. Waits for an earlier dry run.
 
-    `action(copy)` makes the request on a control plane with a copy of the scopes of `vms` and of those that share gates
-    with them (of a small fleet, of all), and returns it; it runs in another thread. The simulation then runs in virtual
-    time until the request is over. For more than MAX_SIMULATED_VMS VMs it stops after publication, otherwise after 10
-    seconds of real time; the preview is then cut (`is_cut`). Raises what `action` raises, and DryRunTooLarge.
+    `action`, an async function, gets a control plane with a copy of the scopes of `vms` and of those that share gates
+    with them (of a fleet of at most 2,000 VMs, of all), makes the request there and returns it; it runs in another
+    thread, on an event loop of its own. The simulation then runs in virtual time until the request is over. For more
+    than 2,000 `vms` (MAX_SIMULATED_VMS) it stops after publication, otherwise after 10 seconds of real time or 20,000
+    steps; the preview is then cut (`is_cut`). Raises what `action` raises, and DryRunTooLarge for a copy of over 20,000
+    VMs.
     """
     async with control.dry_run_lock:
         snapshot = await _take_snapshot(control, {vm.scope_id for vm in vms})
@@ -66,10 +71,11 @@ async def dry_run_request(control: ControlPlane, action: RequestAction, vms: Seq
 async def dry_run_rollout(
     control: ControlPlane, rollout: Rollout, *, who: str, notice_s: float, short_notice: bool
 ) -> Preview:
-    """Return what a rollout would lead to, for more than MAX_SIMULATED_VMS VMs only its first wave.
+    """Return what a rollout would lead to, for more than 2,000 VMs only its first wave.
 
-    The arguments are those of `RequestService.start_rollout`; `notice_s` 0 means the minimum. Changes nothing. Raises
-    what `RequestService.start_rollout` raises, and DryRunTooLarge.
+    The arguments are those of `RequestService.start_rollout`; `notice_s` is in seconds of lab time, 0 means the
+    minimum. Changes nothing. Waits for an earlier dry run. Raises what `RequestService.start_rollout` raises, and
+    DryRunTooLarge.
     """
     request = control.requests.plan_rollout(rollout, who=who, notice_s=notice_s, short_notice=short_notice)
     assert request.rollout is not None
@@ -96,6 +102,8 @@ class _StoreSnapshot:
     real_now: float
     policy: Policy
     resumed_at: float | None
+    verbs: VerbSupport  # of the real hypervisor
+    hints: DestinationHints  # of the real hypervisor
 
     async def to_memory_store(self) -> MemoryStore:
         store = MemoryStore()
@@ -136,6 +144,8 @@ async def _take_snapshot(control: ControlPlane, concerned: set[str]) -> _StoreSn
         real_now=control.faults.real_time(),
         policy=control.transactions.policy,
         resumed_at=control.transactions.resumed_at,
+        verbs=control.verbs,
+        hints=deepcopy(control.transactions.destination_hints()),  # the simulation runs in another thread
     )
 
 
@@ -212,8 +222,10 @@ async def _simulate(snapshot: _StoreSnapshot, action: RequestAction, vms: int) -
         hypervisor=hypervisor,
         inputs=ControlInputs(new_id=_placeholder_ids(), polls=store.last_polls, real_time=lambda: snapshot.real_now),
         policy=snapshot.policy,
+        verbs=snapshot.verbs,
     )
     control.transactions.resumed_at = snapshot.resumed_at
+    control.transactions.destination_hints = lambda: snapshot.hints
     try:
         request = await action(control)
         await control.reconciler.run_until_settled()

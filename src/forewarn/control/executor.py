@@ -16,7 +16,9 @@ from functools import partial
 
 from forewarn.clock import Clock
 from forewarn.control.act_limits import ActLimits, HostLimiter, QueuedAct
+from forewarn.control.act_progress import ActProgress
 from forewarn.core.event import Act, ActOutcome, Event, EventState
+from forewarn.duration import exact_duration_text
 from forewarn.errors import Unavailable
 from forewarn.hypervisor.interface import ActDone, ActNotTried, ActUnderWay, Hypervisor
 
@@ -25,9 +27,12 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ActRetryPolicy:
-    """When an act that failed is tried again, and how often. Delays are in lab time."""
+    """When an act that failed is tried again, and how often; attempts not tried do not count.
 
-    max_attempts: int = 5  # then the act has failed; attempts that the hypervisor did not try do not count
+    Delays are in lab time, the timeout of one attempt is in real time.
+    """
+
+    max_attempts: int = 5  # of one act; then it has failed; attempts that the hypervisor did not try do not count
     first_delay_s: float = 1.0  # after the first failure, and after each attempt that was not tried
     max_delay_s: float = 60.0  # the longest delay
     timeout_s: float = 900.0  # of one attempt, in real time; then it has failed
@@ -71,7 +76,8 @@ class ActExecutor:
     became due, one per VM at a time, as far as the limits allow: an act that waits for its host does not delay acts on
     other hosts. An attempt without an answer for ten seconds of real time no longer counts overall, only on its hosts.
     An act that has used up its attempts gets a failed outcome. No attempt begins while `needs_failed_host` returns True
-    for its act: the act waits until it gets a failed outcome (see `add_acts`), or the host is repaired.
+    for its act: the act waits until it gets a failed outcome (see `add_acts`), or the host is repaired. `progress` has
+    what the hypervisor last reported about acts that are under way.
     """
 
     def __init__(
@@ -85,6 +91,7 @@ class ActExecutor:
         retry: ActRetryPolicy = ActRetryPolicy(),  # noqa: B008 (frozen)
     ) -> None:
         self._hypervisor = hypervisor
+        self.progress = ActProgress()
         self._clock = clock
         self._wake = wake
         self._needs_failed_host = needs_failed_host
@@ -131,13 +138,14 @@ class ActExecutor:
     def blocking_hosts(self) -> dict[str, str]:
         """Return, by act id, the host that each due act waits for because too many attempts run there.
 
-        The host is "" for VMs without one.
+        The host is "" for VMs without one, and the destination if too many moves between its two hosts run. Acts that
+        wait for a failed host are not among them.
         """
         return self._host_limiter.blocking_hosts
 
     @property
     def has_due_acts(self) -> bool:
-        """Whether an act is due now and waits for `start_due_acts`.
+        """Whether an act is due now and waits for `start_due_acts`, also if the overall limit is reached.
 
         Acts that wait for a host do not count, whether it is busy or has failed.
         """
@@ -230,6 +238,7 @@ class ActExecutor:
         if not task.cancelled() and act.id in self._acts:
             answer = self._answer_of_attempt(act, task)
             if isinstance(answer, ActUnderWay):
+                self.progress.record(act, answer)
                 self._queue(act.id, answer.at)
             else:
                 self._conclude(act, answer)
@@ -240,6 +249,7 @@ class ActExecutor:
         """Forget an act without an outcome, and cancel its attempt; does nothing for an unknown act."""
         if self._acts.pop(act.id, None) is None:
             return
+        self.progress.forget(act)
         self._failures.pop(act.id, None)
         self._held.pop(act.id, None)
         self._host_limiter.remove(act.id)
@@ -272,7 +282,8 @@ class ActExecutor:
     def take_outcomes(self) -> list[tuple[Act, ActOutcome]]:
         """Remove and return the acts that ended since the last call with their outcomes, oldest first.
 
-        The caller commits them, or gives them back with `return_outcomes`.
+        The caller commits them, or gives them back with `return_outcomes`. They are kept in memory only: after a
+        restart, an act whose outcome was not committed is performed again.
         """
         outcomes, self._outcomes = self._outcomes, []
         return outcomes
@@ -294,9 +305,9 @@ class ActExecutor:
         self._failed_attempts = failed_attempts + self._failed_attempts
 
     async def wait_for_any(self) -> None:
-        """Wait until a running attempt has ended or counts as unanswered.
+        """Wait until any running attempt has ended or counts as unanswered.
 
-        Returns at once if no attempt runs, or only unanswered ones.
+        Returns at once if no attempt runs, or only unanswered ones. Takes no outcome: see `take_outcomes`.
         """
         if self.answering_acts:
             await self._attempts_changed.wait()
@@ -304,7 +315,7 @@ class ActExecutor:
     async def close(self) -> None:
         """Cancel all running attempts and wait for them to end; cancelled attempts leave no outcome.
 
-        The hypervisor stays open, and may finish what it has begun.
+        The hypervisor stays open, and may finish what it has begun. May be called twice; call nothing else afterwards.
         """
         attempts = list(self._attempts.values())
         for attempt in attempts:
@@ -330,7 +341,7 @@ class ActExecutor:
             case Unavailable() as error:
                 return self._after_failure(act, str(error))
             case TimeoutError():
-                return self._after_failure(act, f"no answer within {self._retry.timeout_s:g} s")
+                return self._after_failure(act, f"no answer within {exact_duration_text(self._retry.timeout_s)}")
             case error:
                 log.error("performing %s of %s failed", act.verb, act.name, exc_info=error)
                 return self._after_failure(act, f"{type(error).__name__}: {error}")
@@ -350,5 +361,6 @@ class ActExecutor:
         self._outcomes.append((act, ActOutcome(ok=done.ok, at=self._clock.now(), note=done.note)))
         self._unrecorded.add(act.id)
         self._acts.pop(act.id, None)
+        self.progress.forget(act)
         self._failures.pop(act.id, None)
         self._leave_vm_queue(act)

@@ -40,13 +40,17 @@ class FaultRegistry:
 
     @property
     def active(self) -> ActiveFaults:
-        """The active faults and storms; `touched` of event faults counts the events affected until now."""
+        """The active faults and storms, oldest first; some may be over and not removed yet.
+
+        `touched` of event faults counts the events affected until now. The value does not change later.
+        """
         return replace(self._stored, faults=tuple(map(self._with_event_count, self._stored.faults)))
 
     def subscribe(self, listener: FaultListener) -> None:
         """Call the listener with all active faults, now and after every `save`; it cannot be removed.
 
-        It is not called when events are counted, and `touched` of faults on events may be out of date.
+        It is called on the event loop, not when events are counted, and `touched` of faults on events may be out of
+        date. Its errors reach the caller of `save`, after the faults are saved.
         """
         self._listeners.append(listener)
         listener(self._stored.faults)
@@ -54,7 +58,8 @@ class FaultRegistry:
     async def save(self, active: ActiveFaults) -> None:
         """Replace the active faults and storms: save them durably, then notify listeners.
 
-        Hold `write_lock` from reading `active` until this returns. If it raises, nothing has changed.
+        Hold `write_lock` (an attribute, an asyncio.Lock) from reading `active` until this returns. Raises Unavailable
+        if the store cannot be written; then nothing has changed. Writes no history entry.
         """
         await self._store.save(_SAVED_AS, msgspec.json.encode(active))
         self._stored = active
@@ -71,7 +76,8 @@ class FaultRegistry:
     def event_faults(self) -> tuple[EventFault, ...]:
         """Return the active faults on events, oldest first, as decisions get them.
 
-        A fault with a count comes with the ids of the events that it has affected, which use the count up.
+        Some may be over and not removed yet. A fault with a count comes with the ids of the events that it has
+        affected, which use the count up.
         """
         if not self._stored.faults:
             return ()
@@ -85,7 +91,8 @@ class FaultRegistry:
         """Return the lock to hold, with `async with`, while a decision is made and committed.
 
         It is one lock for all scopes, or one that never waits: decisions wait for each other only while a fault on
-        events has a count: two of them at the same time could both use up its last event.
+        events has a count, because two of them at the same time could both use up its last event. Get it anew for each
+        decision.
         """
         counted = any(f.category is FaultCategory.EVENTS and f.count is not None for f in self._stored.faults)
         return self._decision_lock if counted else nullcontext()

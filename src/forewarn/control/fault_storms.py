@@ -17,6 +17,7 @@ from forewarn.core.fault_storm import StormTarget, plan_storm
 from forewarn.core.faults import FaultStorm, StormFault
 from forewarn.core.fleet import Vm
 from forewarn.core.history import EntryKind, HistoryEntry
+from forewarn.duration import duration_text
 from forewarn.errors import NotFound, Refused, Rejected, Remedy, full_message
 
 _MAX_DURATION_S = 24 * 3600.0
@@ -38,11 +39,14 @@ class FaultStormService:
     async def start(self, seed: int, vms: Sequence[Vm], *, for_s: float, who: str) -> FaultStorm:
         """Schedule a storm of `for_s` seconds of lab time on these VMs, durably, and return it.
 
-        `reconcile` sets its faults when they are due. Equal seeds, VMs and durations give equal faults. Raises Rejected
-        for a duration over 24 hours or not above 0, Refused without VMs.
+        Its id is such as `s1`. `reconcile` sets its faults when they are due, the first one at once. Equal seeds, VMs
+        (in any order) and durations give equal faults. Raises Rejected for a duration over 24 hours or not above 0,
+        Refused without VMs.
         """
         if not 0 < for_s <= _MAX_DURATION_S:
-            raise Rejected(f"a storm cannot last {for_s:g} s: give more than 0 s, up to {_MAX_DURATION_S:g} s")
+            raise Rejected(
+                f"a storm cannot last {for_s:g} s: give more than 0 s, up to {duration_text(_MAX_DURATION_S)}"
+            )
         if not vms:
             raise Refused("a storm needs a VM to hit, and the fleet has none", Remedy.ADD_VMS)
         storm_faults = plan_storm(seed, self._storm_targets(vms), for_s)
@@ -52,14 +56,16 @@ class FaultStormService:
             storm = FaultStorm(id=f"s{number}", seed=seed, who=who, set_at=self._now(), for_s=for_s, gusts=storm_faults)
             await self._registry.save(replace(active, last_number=number, storms=(*active.storms, storm)))
         await self._write_history(
-            who, f"storm {storm.id} with seed {seed} set by {who}: {len(storm_faults)} faults within {for_s:g} s"
+            who,
+            f"storm {storm.id} with seed {seed} set by {who}: {len(storm_faults)} faults within {duration_text(for_s)}",
         )
         return storm
 
     async def clear(self, ids: Container[str], *, who: str) -> tuple[FaultStorm, ...]:
-        """End the storms with these ids, durably, and return them; ids of no active storm are ignored.
+        """End the storms with these ids, durably, and return them, oldest first; unknown ids are ignored.
 
-        Their remaining faults are not set. Faults that they have set stay until they expire.
+        Ids must match exactly (`s1`). The remaining faults are not set. Faults that were set already stay until they
+        expire or are cleared.
         """
         async with self._registry.write_lock:
             active = self._registry.active
@@ -73,7 +79,8 @@ class FaultStormService:
     async def reconcile(self) -> bool:
         """Set all storm faults that are due; return whether there were any. A step of the reconciler.
 
-        A fault that is rejected, or whose VM was removed, is skipped with a history entry. A crash may set one twice.
+        A fault that `FaultService.set` rejects or refuses, or whose VM was removed, is skipped with a history entry. A
+        storm is removed after its last fault. A crash may set a fault twice.
         """
         did = False
         while (storm := self._due_storm()) is not None:

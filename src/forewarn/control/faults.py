@@ -27,6 +27,7 @@ from forewarn.core.history import EntryKind, HistoryEntry
 from forewarn.core.planning import apply_planned_event
 from forewarn.core.request import PlannedEvent
 from forewarn.core.scope import Scope
+from forewarn.duration import exact_duration_text
 from forewarn.errors import Refused, Remedy
 
 _MAX_FAULTS = 1000
@@ -37,27 +38,31 @@ _MAX_COUNTED_VMS = 100  # VMs for which one fault counts its hits separately
 class FaultTarget:
     """What a fault applies to: one VM if `vm` is given, else one scope if `scope_id` is, else every VM."""
 
-    name: str = "every VM"  # as messages call it
+    name: str = "every VM"  # as messages call the target; give another one with `vm` or `scope_id`
     vm: Vm | None = None
-    scope_id: str = ""  # ignored if `vm` is given
+    scope_id: str = ""  # "": none; ignored if `vm` is given
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FaultSpec:
-    """A fault to set, as a user or a storm asks for it: `FaultService.set` checks it and makes a `Fault`."""
+    """A fault to set, as a user or a storm asks for it: `FaultService.set` checks it and makes a `Fault`.
+
+    `count` None: no limit. `for_s` is real time for transport faults, else lab time; None: the longest of its kind.
+    """
 
     kind: FaultKind
     target: FaultTarget
-    count: int | None = None  # requests or events to affect at most; None: no limit
-    for_s: float | None = None  # real time for transport faults, else lab time; None: as long as the kind allows
+    count: int | None = None  # requests or events to affect at most, in all VMs together; None: no limit
+    for_s: float | None = None  # seconds of real time for transport faults, else lab time; None: the most of its kind
     parameters: Mapping[str, float] = field(default_factory=dict)  # by name; the kind has defaults for missing ones
 
 
 class FaultService:
     """Sets, clears and expires faults, and counts what they affected. `who` is the caller's name.
 
-    Transport faults spoil answers to VMs and expire in real time; event faults change events and expire in lab time.
-    Setting, clearing and expiry write history entries.
+    Transport faults spoil answers to VMs and expire in real time (`real_time` returns it); event faults change events
+    and expire in lab time. Setting, clearing and expiry write history entries. `new_id` returns a new GUID at each
+    call.
     """
 
     def __init__(
@@ -89,17 +94,18 @@ class FaultService:
     def subscribe(self, listener: Callable[[tuple[Fault, ...]], None]) -> None:
         """Call the listener with all active faults, now and after every change; it cannot be removed.
 
-        `touched` of faults on events may be out of date.
+        Changes are faults set, cleared and expired, recorded hits, and storms. `touched` of faults on events may be out
+        of date.
         """
         self._registry.subscribe(listener)
 
     async def set(self, spec: FaultSpec, *, who: str) -> Fault:
-        """Set a fault durably and return it with its new id.
+        """Set a fault durably and return it with its new id, such as `f1`.
 
         A fault of category AT_ONCE has already happened on return, in each target scope that allows it, and is not
-        active afterwards; `touched` counts the events that it made. Raises Rejected for bad limits or parameters,
-        NotFound if its scope does not exist, Refused if 1000 faults are active; at once also Refused if no target scope
-        allows it.
+        active afterwards; `touched` counts the events that it made, or the scopes that it reset. Raises Rejected for
+        bad limits or parameters, NotFound if its scope does not exist, Refused if 1000 faults are active; for AT_ONCE
+        also Refused if no target scope allows it.
         """
         async with self._registry.write_lock:
             return await self._set(spec, who)
@@ -107,7 +113,8 @@ class FaultService:
     async def clear(self, matches: Callable[[Fault], bool], *, who: str) -> tuple[Fault, ...]:
         """Remove the active faults for which `matches` returns True, durably, and return them.
 
-        Each is returned as it was, with its counts. Storms stay.
+        Each is returned as it was, with its counts, oldest first; () if none matches. Storms stay, and so does what the
+        faults did. `matches` gets each fault with its counts.
         """
         async with self._registry.write_lock:
             active = self.active
@@ -118,7 +125,8 @@ class FaultService:
     async def record_hits(self, hits: Sequence[FaultHits]) -> None:
         """Add requests that transport faults affected to their counts, durably; cleared faults are ignored.
 
-        Calls add up: pass each hit once. A fault counts at most 100 VMs separately; further ones only in `touched`.
+        Calls add up: pass each hit once. A fault counts at most 100 VMs separately in `touched_by_vm`; hits of further
+        VMs only in `touched`.
         """
         if not hits:
             return
@@ -261,7 +269,7 @@ def _with_hits(fault: Fault, hits: list[FaultHits]) -> Fault:
 def _limits_text(spec: FaultSpec, duration_s: float | None) -> str:
     unit = "request" if FAULT_DEFINITIONS[spec.kind].category is FaultCategory.TRANSPORT else "event"
     count = "" if spec.count is None else f", {spec.count} {unit}{'s' if spec.count > 1 else ''} at most"
-    duration = "" if duration_s is None else f", for {duration_s:g} s at most"
+    duration = "" if duration_s is None else f", for {exact_duration_text(duration_s)} at most"
     values = "".join(f", {_parameter_text(name, value)}" for name, value in spec.parameters.items())
     return f"{values}{count}{duration}"
 

@@ -32,7 +32,10 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FleetVersions:
-    """The versions of all scopes and hosts when a fleet change was decided; a missing one did not exist."""
+    """The versions of all scopes and hosts when a fleet change was decided; a missing one did not exist.
+
+    `FleetService.versions` makes it.
+    """
 
     scopes: Mapping[str, int]  # by id
     hosts: Mapping[str, int]  # by name
@@ -42,12 +45,13 @@ class FleetVersions:
 class FleetChange:
     """A change of the fleet: VMs and hosts to add or replace, and those to remove; all of it or nothing.
 
-    `FleetService.apply_change` commits it.
+    `FleetService.apply_change` commits it. A host replaces the one of the same name, a VM the one of the same key, with
+    all fields; a VM may not change its scope. "" as `text` makes a summary for the history.
     """
 
-    hosts: tuple[Host, ...] = ()  # to add, or to replace by name
-    removed_hosts: tuple[str, ...] = ()  # names; unknown ones are ignored
-    vms: tuple[Vm, ...] = ()  # to add, or to replace by key
+    hosts: tuple[Host, ...] = ()  # to add, or to replace by (exact) name; `version` and `arrivals` do not count
+    removed_hosts: tuple[str, ...] = ()  # exact names; unknown ones are ignored
+    vms: tuple[Vm, ...] = ()  # to add, or to replace by key with all fields; none may change its scope
     removed: tuple[Vm, ...] = ()  # VMs to remove, as they are stored
     text: str = ""  # of the history entry; "": a summary of the change
     decided_on: FleetVersions | None = None  # Conflict if a scope or host it concerns is newer now; None: not checked
@@ -56,7 +60,9 @@ class FleetChange:
 class FleetService:
     """Changes the fleet, updates VM settings and finds VMs by name. `who` is the caller's name.
 
-    A change and its history entry are durable when the method returns.
+    A change and its history entry are durable when the method returns; Unavailable if the store cannot be written.
+    `new_id` returns a new GUID at each call. With `lab_addresses`, each VM gets an address on the loopback network, by
+    which a lab knows it.
     """
 
     def __init__(
@@ -71,8 +77,9 @@ class FleetService:
     async def apply_change(self, change: FleetChange, *, who: str) -> None:
         """Commit the change, all of it or nothing; new VMs get an id if they have none, lab VMs an address.
 
-        The reconciler withdraws events that it makes obsolete. Raises Refused if a VM to remove has a started event; if
-        a host to remove has VMs or gets one, or a VM moves to it; if a VM moves to a host that gets another location or
+        Also writes a history entry. Chooses no hosts, and does not check addresses: the caller has done that. The
+        reconciler withdraws events that become obsolete. Raises Refused if a VM to remove has a started event; if a
+        host to remove has VMs or gets one, or a VM moves to it; if a VM moves to a host that gets another location or
         zone; or if a VM is put on a failed host. Raises Conflict at once if a scope or host that it concerns is no
         longer at the version in `decided_on`; without that, if the fleet keeps changing meanwhile.
         """
@@ -95,9 +102,9 @@ class FleetService:
     async def update_settings(self, vms: Sequence[Vm], change: VmSettingsChange, *, label: str, who: str) -> None:
         """Change settings of all these VMs, or of none; `label` names them in history and messages.
 
-        Pass at least one VM; one that was removed meanwhile is passed over. An empty change does nothing. Raises
-        Refused if a VM cannot have a setting, or if only part of a set would get another policy; Conflict if the VMs
-        keep changing meanwhile.
+        Pass at least one VM (else IndexError); one that was removed meanwhile is passed over. An empty change does
+        nothing. Raises Refused if a VM cannot have a setting, or if only part of a set would get another policy;
+        Conflict if the VMs keep changing meanwhile. Lengths of notices are not checked.
         """
         if change.is_empty:
             return
@@ -109,9 +116,10 @@ class FleetService:
         await retry_on_conflict(attempt, label)
 
     def find_vm(self, name: str) -> Vm:
-        """Return the VM named `name`, `group/name` or `subscription/group/name`, ignoring case.
+        """Return the VM named `name`, `group/name` or `subscription id/group/name`, ignoring case.
 
-        Removed VMs are not found. Raises NotFound, or Refused if several VMs have the name.
+        The last form is its key. Blanks around the name are ignored. Removed VMs are not found. Raises NotFound, or
+        Refused if several VMs have the name.
         """
         wanted = name.strip().casefold()
         found = [vm for vm in self._store.vms() if vm.key == wanted or vm.key.endswith(f"/{wanted}")]
@@ -130,10 +138,11 @@ class FleetService:
         return dataclasses.replace(change, vms=tuple(vms))
 
     def _complete_vm(self, vm: Vm, free: Iterator[str]) -> Vm:
-        known = self._store.vm(vm.key)
-        if known is None or (known.removed_at is not None and vm.removed_at is None):
-            vm = replace(vm, vm_id=vm.vm_id or self._new_id().lower())
-        return replace(vm, lab_address=self._lab_address(vm, free)) if self.lab_addresses else vm
+        is_new = not self._transactions.placement.has_vm(vm.key)
+        vm_id = vm.vm_id or self._new_id().lower() if is_new else vm.vm_id
+        return replace(
+            vm, vm_id=vm_id, lab_address=self._lab_address(vm, free) if self.lab_addresses else vm.lab_address
+        )
 
     def _lab_address(self, vm: Vm, free: Iterator[str]) -> str:
         """Return the declared address if it is a loopback one, else the VM's own or a free one."""
@@ -163,6 +172,10 @@ class FleetService:
         for host in destinations:
             if host.health is HostHealth.FAILED:
                 raise Refused(f"host {host.name!r} has failed and can take no VMs: choose another host or repair it")
+            if host.confirmed_down:
+                raise Refused(
+                    f"host {host.name!r} is confirmed down and can take no VMs: choose another host or repair it"
+                )
         if change.decided_on is not None:
             for host in (*added, *removed, *destinations):
                 _require_version(f"host {host.name!r}", host.version, change.decided_on.hosts.get(host.name, 0))
@@ -205,7 +218,8 @@ class FleetService:
                 raise Refused(f"host {name!r} still has VM {staying[0]!r}: redeploy or remove its VMs first")
             if arriving := self._transactions.placement.vms_moving_to(name):
                 raise Refused(
-                    f"host {name!r} cannot go while VM {arriving[0]!r} is moving to it: wait until it has moved"
+                    f"host {name!r} cannot go while VM {self._name_of(arriving[0])!r} is moving to it: "
+                    "wait until it has moved"
                 )
             if any(vm.host == name for vm in change.vms):
                 raise Refused(
@@ -220,9 +234,13 @@ class FleetService:
                 continue
             if arriving := placement.vms_moving_to(host.name):
                 raise Refused(
-                    f"host {host.name!r} cannot get another location or zone while VM {arriving[0]!r} is moving to it: "
-                    "wait until it has moved"
+                    f"host {host.name!r} cannot get another location or zone while VM "
+                    f"{self._name_of(arriving[0])!r} is moving to it: wait until it has moved"
                 )
+
+    def _name_of(self, vm_key: str) -> str:
+        vm = self._store.vm(vm_key)
+        return vm.name if vm is not None else vm_key
 
 
 def _at_stored_version(host: Host, stored: Host | None) -> Host:

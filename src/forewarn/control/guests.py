@@ -13,7 +13,11 @@ from forewarn.errors import NotFound
 
 
 class GuestService:
-    """Handles requests from inside a VM, given by its key; NotFound for an unknown or removed VM."""
+    """Handles requests from inside a VM: enables its scope, and approves events for it.
+
+    The VM is given by its key, `subscription/group/name` in lower case (`vm_key`); methods raise NotFound for an
+    unknown or removed VM. What they change is durable when they return; Unavailable if the store cannot be written.
+    """
 
     def __init__(self, transactions: ScopeTransactions, replays: ReplayService) -> None:
         self._transactions = transactions
@@ -23,7 +27,7 @@ class GuestService:
     async def enable_scope_of(self, vm_key: str) -> None:
         """Enable scheduled events for the VM's scope, durably (spec §8.1); an enabled scope stays as it is.
 
-        The history names the VM as the one that enabled it.
+        The history names the VM as the one that enabled it. Raises NotFound for an unknown or removed VM.
         """
         vm = self._vm(vm_key)
 
@@ -35,9 +39,10 @@ class GuestService:
     async def approve(self, vm_key: str, event_ids: tuple[str, ...]) -> str | None:
         """Approve events of the VM's scope durably (spec §5); return None, or the first id that is unknown.
 
-        Ids must match exactly. Unknown is an id that is neither of a listed event of this scope, live or over and not
-        yet pruned, nor of an event that a replay showed it; then nothing is approved. Events that are approved, started
-        or over already stay as they are. The reconciler starts approved events.
+        Ids must match exactly (upper case). Unknown is an id that is neither of a listed event of this scope, live or
+        over and not yet pruned, nor of an event that a replay showed it; then nothing is approved. Events that are
+        approved, started or over already stay as they are. The reconciler starts approved events. Raises NotFound for
+        an unknown or removed VM.
         """
         vm = self._vm(vm_key)
         scope_id = vm.scope_id

@@ -11,8 +11,8 @@ from forewarn.clock import Clock, ClockSetting, LabClock
 from forewarn.control.reconciler import Reconciler
 from forewarn.core.commit import Commit
 from forewarn.core.history import EntryKind, HistoryEntry
+from forewarn.duration import duration_text
 from forewarn.errors import Rejected, Remedy
-from forewarn.explain.phrases import duration_text
 from forewarn.store.interface import LAB_CLOCK_NAME, LastPoll, Store
 
 _POLLING_WINDOW_S = 330.0  # real seconds: a VM that polled within them counts as polling; a poll is held for up to 300
@@ -35,7 +35,8 @@ class ClockAdvance:
 class LabClockService:
     """Advances the lab clock and changes its speed; the new setting is durable before it takes effect.
 
-    On real time these methods raise Rejected. `who` is the caller's name; "" writes no history entry.
+    On real time (no `LabClock`), `advance`, `advance_to_next_wake` and `set_speed` raise Rejected. `polls` returns the
+    latest poll of each VM. `who` is the caller's name; "" writes no history entry.
     """
 
     def __init__(
@@ -61,11 +62,12 @@ class LabClockService:
         Everything due by then is done on return, acts included, except for those that the hypervisor has not answered
         for ten seconds. VMs that polled within the last 330 seconds, of lab time if the clock is slower than real time,
         else of real time, count as polling throughout (spec §12); with `without_polls` none does, so scopes become idle
-        (spec §8.2). Raises Rejected unless `by_s` is above 0 and at most 366 days.
+        (spec §8.2). `who` "" writes no history entry. Raises Rejected unless `by_s` is above 0 and at most 366 days,
+        and if this is no lab. An error of a pass is raised, and the clock stays where it was then.
         """
         clock = self.require_lab_clock("advanced")
         if not 0 < by_s <= 366 * 24 * 3600:
-            raise Rejected(f"the clock can be advanced by up to 366 days at a time, not by {by_s:.0f} s")
+            raise Rejected(f"the clock can be advanced by up to 366 days at a time, not by {duration_text(by_s)}")
         async with self._reconciler.pass_lock:
             without = " without polls" if without_polls else ""
             await self._write_history(f"clock advanced by {duration_text(by_s)}{without}", who)
@@ -82,7 +84,8 @@ class LabClockService:
     async def advance_to_next_wake(self) -> bool:
         """Advance to the next due time and do everything due then; return False if nothing is scheduled.
 
-        VMs that poll count as polling throughout, as for `advance`. Writes no history entry for the jump.
+        Does not move the clock if that time is now or past. VMs that poll count as polling throughout, as for
+        `advance`. Writes no history entry for the jump. Raises Rejected if this is no lab.
         """
         clock = self.require_lab_clock("advanced")
         async with self._reconciler.pass_lock:
@@ -95,7 +98,8 @@ class LabClockService:
     async def set_speed(self, speed: float, *, who: str = "") -> float:
         """Set how many lab seconds pass per real second from now on (0 stops the clock); return the speed.
 
-        The time does not jump. Raises Rejected unless it is from 0 to 100000.
+        The time does not jump. Waits while `advance` runs. `who` "" writes no history entry. Raises Rejected unless the
+        speed is from 0 to 100,000, and if this is no lab.
         """
         clock = self.require_lab_clock("set to another speed")
         # Under the lock, because `advance` would overwrite the new speed, or this the new time.
@@ -121,7 +125,10 @@ class LabClockService:
             await self._store.commit(Commit(entries=(entry,)))
 
     def require_lab_clock(self, action: str) -> LabClock:
-        """Return the lab clock. On real time raises Rejected: real time cannot be `action` ("advanced")."""
+        """Return the lab clock. Raises Rejected if this service runs on real time, which cannot be `action`.
+
+        `action` is a participle for the message, such as "advanced".
+        """
         if not isinstance(self._clock, LabClock):
             raise Rejected(f"this service runs on real time, which cannot be {action}", Remedy.USE_LAB)
         return self._clock

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
 from typing import TypeVar
 
 from msgspec.structs import replace
 
 from forewarn.core.event import Act, Event, EventState
-from forewarn.core.fleet import Host, HostHealth, Vm
+from forewarn.core.fleet import Host, HostHealth, Vm, is_single_vm_scope
 from forewarn.core.host_failure import needs_failed_host
-from forewarn.core.placement import choose_destination
+from forewarn.core.placement import NO_HINTS, DestinationHints, Domains, choose_destination
 from forewarn.store.interface import AppliedCommit, Store
 
 T = TypeVar("T")
@@ -21,26 +21,27 @@ T = TypeVar("T")
 class PlacementIndex:
     """Knows the hosts, counts VMs and update domains per host, and chooses destinations.
 
-    Reads the whole store once. It is as new as the last commit passed to `on_commit`. Names and keys must match
-    exactly.
+    The constructor reads the whole store. It is as new as the last commit passed to `on_commit`. Hosts are given by
+    name, VMs by key; both must match exactly.
     """
 
     def __init__(self, store: Store) -> None:
         self._hosts: dict[str, Host] = {host.name: host for host in store.hosts()}
-        self._vms: dict[str, tuple[str, int]] = {}  # key → scope, update domain
+        self._vms: dict[str, tuple[str, int, int]] = {}  # key → scope, update domain, fault domain
+        self._sizes: dict[str, str] = {}  # key → size
         self._current_hosts: dict[str, str] = {}  # key → host, as stored
         self._destinations: dict[str, dict[str, str]] = {}  # key → unfinished act → its destination host
         self._counted_hosts: dict[str, str] = {}  # key → the host where it counts
         self._vm_counts: Counter[str] = Counter()
-        self._domains: dict[tuple[str, str], Counter[int]] = {}  # (host, scope) → VMs per update domain
+        self._arriving: dict[str, set[str]] = {}  # host → VMs that count there and are not on it
+        # (host, scope) → VMs per update and fault domain; without scopes of a single VM, which has no other VM
+        self._domains: dict[tuple[str, str], Counter[Domains]] = {}
         self._work: dict[str, set[str]] = {}  # host → live events that are maintenance of it
         self._failed_hosts = self._find_failed_hosts()
-        for vm in store.vms():
-            self._track_vm(vm)
         for event in store.events(statuses=[EventState.SCHEDULED, EventState.STARTED]):
-            self._track_work(event)
-            for act in event.acts:
-                self._track_act(act)
+            self._track_event(event)
+        for vm in store.vms():  # after the events: so each VM is counted once, where it moves to
+            self._track_vm(vm)
 
     def on_commit(self, applied: AppliedCommit) -> None:
         """Update the index with the hosts, VMs and events of a commit. Called for every commit, in order."""
@@ -57,9 +58,7 @@ class PlacementIndex:
         for vm in commit.vms:
             self._track_vm(vm)
         for event in commit.events:
-            self._track_work(event)
-            for act in event.acts:
-                self._track_act(act)
+            self._track_event(event)
 
     def vm_count(self, host: str) -> int:
         """Return how many VMs are on this host or moving to it, without those moving away; 0 if unknown.
@@ -72,6 +71,10 @@ class PlacementIndex:
         """Return the keys of all present VMs, those added first at the beginning."""
         return list(self._vms)
 
+    def has_vm(self, key: str) -> bool:
+        """Return whether a present (not removed) VM has exactly this key."""
+        return key in self._vms
+
     def scope_of(self, key: str) -> str:
         """Return the scope id of a present VM; KeyError for any other key."""
         return self._vms[key][0]
@@ -83,16 +86,33 @@ class PlacementIndex:
         """
         return self._current_hosts.get(key, "")
 
-    def has_other_update_domain(self, host: str, vm: Vm) -> bool:
-        """Return whether a VM of the same scope but another update domain is on the host or moving to it."""
-        return any(domain != vm.update_domain for domain in self._domains.get((host, vm.scope_id), ()))
+    def domains_on(self, host: str, scope_id: str) -> Collection[Domains]:
+        """Return the update and fault domains of the scope's VMs that are on the host or moving to it.
+
+        Each pair once. Empty for a scope of a single VM. Within `reserve_destinations` a VM counts on its chosen
+        destination.
+        """
+        return self._domains.get((host, scope_id), ())
+
+    def arriving_sizes(self, host: str) -> list[str]:
+        """Return the sizes of the VMs that move to this host and are not there yet, in a new list, unordered.
+
+        Within `reserve_destinations` a VM counts on its chosen destination.
+        """
+        return [self._sizes[key] for key in self._arriving.get(host, ())]
 
     def has_announced_work(self, host: str) -> bool:
-        """Return whether planned maintenance of this host is scheduled or started, that is, not over."""
+        """Return whether planned maintenance of this host is scheduled or started, that is, not over.
+
+        False for an unknown host.
+        """
         return bool(self._work.get(host))
 
     def vms_moving_to(self, host: str) -> list[str]:
-        """Return the keys of the VMs with an unfinished act that moves them to this host, unordered."""
+        """Return the keys of the VMs with an unfinished act that brings them to this host, unordered.
+
+        The act migrates, redeploys or starts the VM. Empty for an unknown host.
+        """
         return [key for key, bound in self._destinations.items() if host in bound.values()]
 
     def host(self, name: str) -> Host | None:
@@ -103,6 +123,14 @@ class PlacementIndex:
         """Return the names of the hosts whose health is FAILED; degraded ones are not among them."""
         return self._failed_hosts
 
+    def is_confirmed_down(self, host_name: str) -> bool:
+        """Return whether an operator has stated that the host with exactly this name is certainly down.
+
+        Then a hypervisor may start its VMs elsewhere. False for an unknown host.
+        """
+        host = self._hosts.get(host_name)
+        return host is not None and host.confirmed_down
+
     def needs_failed_host(self, act: Act) -> bool:
         """Return whether an act cannot be performed because a host that it needs has failed.
 
@@ -111,27 +139,29 @@ class PlacementIndex:
         return bool(self._failed_hosts) and needs_failed_host(act, self.host_of(act.vm), self._failed_hosts)
 
     def hosts(self) -> list[Host]:
-        """Return all hosts as of the last commit, in no particular order."""
+        """Return all hosts as of the last commit, in a new list, in no particular order."""
         return list(self._hosts.values())
 
-    def find_destination(self, vm: Vm) -> str | None:
+    def find_destination(self, vm: Vm, hints: DestinationHints = NO_HINTS) -> str | None:
         """Return the name of the host that this VM would move to now, or None if no host can take it.
 
         `choose_destination` has the rules: another healthy host of its location and zone, preferably with few VMs.
+        `hints` are what the hypervisor knows about hosts.
         """
-        return choose_destination(vm, self._hosts.values(), self)
+        return choose_destination(vm, self._hosts.values(), self, hints)
 
     @contextmanager
-    def reserve_destinations(self, vms: Iterable[Vm]) -> Iterator[dict[str, str]]:
-        """Choose a destination for each VM, and count the VM there within the block.
+    def reserve_destinations(self, vms: Iterable[Vm], hints: DestinationHints = NO_HINTS) -> Iterator[dict[str, str]]:
+        """Choose a destination for each VM, one after the other, and count the VM there within the block.
 
-        So concurrent moves spread out. Use it with `with`. Yields VM key → name of the host; a VM that no host can take
-        has no entry. After the block a VM counts where the committed state has it.
+        So concurrent moves spread out. `hints` are what the hypervisor knows about hosts. Use it with `with`. Yields VM
+        key → name of the host; a VM that no host can take has no entry. After the block a VM counts where the committed
+        state has it. Commits nothing.
         """
         destinations: dict[str, str] = {}
         try:
             for vm in vms:
-                if (host := self.find_destination(vm)) is not None:
+                if (host := self.find_destination(vm, hints)) is not None:
                     destinations[vm.key] = host
                     self._set_counted_host(vm.key, host)
             yield destinations
@@ -141,6 +171,11 @@ class PlacementIndex:
 
     def _find_failed_hosts(self) -> frozenset[str]:
         return frozenset(host.name for host in self._hosts.values() if host.health is HostHealth.FAILED)
+
+    def _track_event(self, event: Event) -> None:
+        self._track_work(event)
+        for act in event.acts:
+            self._track_act(act)
 
     def _track_work(self, event: Event) -> None:
         if not (event.host and event.rules.planned):
@@ -157,9 +192,11 @@ class PlacementIndex:
         self._set_counted_host(key, "")
         if vm.removed_at is not None:
             self._vms.pop(key, None)
+            self._sizes.pop(key, None)
             self._current_hosts.pop(key, None)
             return
-        self._vms[key] = (vm.scope_id, vm.update_domain)
+        self._vms[key] = (vm.scope_id, vm.update_domain, vm.fault_domain)
+        self._sizes[key] = vm.size
         self._current_hosts[key] = vm.host
         self._recount_vm(key)
 
@@ -174,27 +211,41 @@ class PlacementIndex:
         self._recount_vm(act.vm)
 
     def _recount_vm(self, key: str) -> None:
-        destinations = list(self._destinations.get(key, {}).values())
-        self._set_counted_host(key, destinations[-1] if destinations else self._current_hosts.get(key, ""))
+        destinations = self._destinations.get(key)
+        host = [*destinations.values()][-1] if destinations else self._current_hosts.get(key, "")
+        self._set_counted_host(key, host)
 
     def _set_counted_host(self, key: str, host: str) -> None:
         if old := self._counted_hosts.pop(key, ""):
             self._add_to_count(key, old, -1)
+            self._forget_arrival(key, old)
         if host and key in self._vms:
             self._counted_hosts[key] = host
             self._add_to_count(key, host, +1)
+            if host != self._current_hosts.get(key):
+                self._arriving.setdefault(host, set()).add(key)
+
+    def _forget_arrival(self, key: str, host: str) -> None:
+        if (arriving := self._arriving.get(host)) is not None:
+            arriving.discard(key)
+            if not arriving:
+                del self._arriving[host]
 
     def _add_to_count(self, key: str, host: str, by: int) -> None:
-        scope_id, domain = self._vms[key]
-        domains = self._domains.setdefault((host, scope_id), Counter())
-        _add(domains, domain, by)
         _add(self._vm_counts, host, by)
+        scope_id, update_domain, fault_domain = self._vms[key]
+        if is_single_vm_scope(scope_id):
+            return
+        domains = self._domains.setdefault((host, scope_id), Counter())
+        _add(domains, (update_domain, fault_domain), by)
         if not domains:
             del self._domains[host, scope_id]
 
 
 def _add(counts: Counter[T], key: T, by: int) -> None:
     """Add to a count, and forget it once it is 0."""
-    counts[key] += by
-    if not counts[key]:
+    total = counts[key] + by
+    if total:
+        counts[key] = total
+    else:
         del counts[key]

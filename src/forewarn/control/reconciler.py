@@ -32,6 +32,7 @@ from forewarn.core.reconcile import PLATFORM_ACTOR, reconcile_scope, record_act_
 from forewarn.core.release import start_wait, waits_only_for_gate
 from forewarn.core.request import PlannedEvent
 from forewarn.core.scope import Scope
+from forewarn.duration import duration_text
 from forewarn.errors import Conflict, Refused, Unavailable, full_message
 from forewarn.store.interface import AppliedCommit, GatedEvents
 
@@ -45,7 +46,9 @@ _GATE_BATCH_SIZE = 64  # gates decided without letting other tasks run
 class Reconciler:
     """Does due work in passes: publishes, starts and ends events, and performs their acts.
 
-    A pass is level-triggered: it reads what is due from the store, so a crash or a missed wake-up loses nothing.
+    `run` repeats passes, `reconcile` is one. A pass is level-triggered: it reads what is due from the store, so a crash
+    or a missed wake-up loses nothing. Setting `wake_event` makes `run` begin a pass at once. The attribute `pass_lock`,
+    an asyncio.Lock, is held during a pass.
     """
 
     def __init__(
@@ -100,7 +103,7 @@ class Reconciler:
     async def run(self) -> None:
         """Run passes until cancelled: at once when woken, and when the next due time comes.
 
-        Errors are logged, and the pass is repeated after a second.
+        Errors are logged, and the pass is repeated after a second of real time. Run it only once at a time.
         """
         self._is_running = True
         try:
@@ -162,8 +165,8 @@ class Reconciler:
     async def reconcile(self) -> bool:
         """Run one pass: do what is due now, and start acts; return True if there was any: call it again.
 
-        It does not wait for the acts. Does not take `pass_lock`. A step that fails does not stop the others; the first
-        error is raised at the end of the pass.
+        It does not wait for the acts. Does not take `pass_lock`: the caller holds it if `run` may be running. A step
+        that fails does not stop the others; the first error is raised at the end of the pass, others are dropped.
         """
         did = False
         failure: Exception | None = None
@@ -190,20 +193,27 @@ class Reconciler:
         return did or self._has_new_failures  # if a host failed during this pass, the acts there must end
 
     def next_wake_at(self) -> float | None:
-        """Return the lab time, perhaps past, when a scope, gate, act, replay or fault is due next, or None."""
+        """Return the lab time, perhaps past, when a scope, gate, act, replay or fault is due next.
+
+        None if nothing is due by time alone. Planned events and rollouts, which wait for a pass, do not count.
+        """
         others = (self._executor, self._replays, self._faults, self._fault_storms)
         soonest = (self._store.next_wake_at(), *(other.next_due_at() for other in others))
         return min((at for at in soonest if at is not None), default=None)
 
     async def _wait_until_due(self) -> None:
+        """Wait for the wake event, and set it when the next due time comes."""
         sleeper = asyncio.create_task(self._transactions.clock.sleep_until(self.next_wake_at()))
-        waiter = asyncio.create_task(self._wake_event.wait())
+        sleeper.add_done_callback(self._wake)
         try:
-            await asyncio.wait({sleeper, waiter}, return_when=asyncio.FIRST_COMPLETED)
+            await self._wake_event.wait()
+            await asyncio.sleep(0)  # so that the caller of the commit can `catch_up` with the next pass
         finally:
+            sleeper.remove_done_callback(self._wake)
             sleeper.cancel()
-            waiter.cancel()
-            await asyncio.gather(sleeper, waiter, return_exceptions=True)
+
+    def _wake(self, _: asyncio.Task[None]) -> None:
+        self._wake_event.set()
 
     async def _record_failed_attempts(self) -> bool:
         failed_attempts = self._executor.take_failed_attempts()
@@ -225,7 +235,8 @@ class Reconciler:
             at=attempt.at,
             what=EntryKind.RETRIED,
             who=PLATFORM_ACTOR,
-            text=f"{verb_noun(act.verb)} of {act.name} is tried again in {attempt.retry_in_s:g} s: {attempt.reason}",
+            text=f"{verb_noun(act.verb)} of {act.name} is tried again in {duration_text(attempt.retry_in_s)}: "
+            f"{attempt.reason}",
             scope_id=event.scope_id,
             event_id=event.id,
             request_id=event.request_id,
@@ -422,9 +433,10 @@ def _scopes_by_gate(gates: Iterable[str], behind: GatedEvents) -> dict[str, set[
 def independent_rounds(scopes: Mapping[str, Set[str]]) -> list[list[str]]:
     """Return the gates in rounds, as lists of gate ids, so that no two gates of a round share a scope.
 
-    Takes gate id → ids of the scopes with events behind it. Gates that share a scope keep their order: the later one is
-    in a later round. An event that one gate starts may block another event in the same scope, so such gates are decided
-    one after the other.
+    A gate starts the events of one host together. `scopes` is gate id → ids of the scopes with events behind it, in
+    order. Each gate is in the first round possible. Gates that share a scope keep their order: the later one is in a
+    later round. An event that one gate starts may block another event in the same scope, so such gates are decided one
+    after the other.
     """
     rounds: list[list[str]] = []
     busy_until: dict[str, int] = {}  # scope id → the first round in which it is free

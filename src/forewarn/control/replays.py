@@ -61,7 +61,8 @@ class _TrackedReplay:
 class ReplayService:
     """Starts, stops and finds replays, and shows their due steps. `who` is the caller's name.
 
-    A replay shows the answers of a recording to the VMs of a scope in place of its own document, step by step.
+    A replay shows the answers of a recording to the VMs of a scope in place of its own document, step by step. The
+    constructor loads running and recent replays from the store. `new_id` returns a new GUID at each call.
     """
 
     def __init__(self, *, transactions: ScopeTransactions, new_id: Callable[[], str]) -> None:
@@ -94,9 +95,10 @@ class ReplayService:
         """Start to replay a recording to the scope of a VM, durably, and return the request that holds it.
 
         The reconciler shows its first step. `speed` 2 replays in half the time; `loops` is how often; `names` maps
-        recorded VM names to names to show; else the recorded VM is shown as `vm`, and others as recorded. Raises
-        Rejected outside a lab and for a bad recording, a speed outside 0.01 to 10000 or loops outside 1 to 1000,
-        Refused if the scope has a live event or another replay.
+        recorded VM names (in any case) to names to show; else the recorded VM is shown as `vm`, and others as recorded.
+        Raises Rejected outside a lab and for a bad recording, names that it does not have, a speed outside 0.01 to
+        10000 or loops outside 1 to 1000; Refused if the scope has a live event or another replay; NotFound if the scope
+        does not exist.
         """
         self._require_lab()
         _require_in_range(speed, loops)
@@ -115,7 +117,8 @@ class ReplayService:
     async def stop(self, replay_id: str, *, who: str) -> MaintenanceRequest:
         """End a replay durably and return its request as it is now; the scope shows its own document again.
 
-        `replay_id` is the id or a prefix of it. Raises what `find` raises, and Refused if it is over already.
+        `replay_id` is the id or the start of one, of any length and in any case. Raises NotFound if there is none,
+        Refused if several ids start with it, or if the replay is over already.
         """
         request = self.find(replay_id)
         assert request.replay is not None
@@ -127,8 +130,8 @@ class ReplayService:
     def find(self, replay_id: str) -> MaintenanceRequest:
         """Return the request of the replay with this id, or of the only one whose id starts with it.
 
-        Case is ignored. Only replays of `list_replays` are found. Raises NotFound if there is none, or Refused if
-        several ids start with it.
+        Case, and blanks around it, are ignored; the start may have any length. Only replays of `list_replays` are
+        found, running or over. Raises NotFound if there is none or the id is "", Refused if several ids start with it.
         """
         wanted = replay_id.strip().lower()
         found = [request for request in self.list_replays() if wanted and request.id.startswith(wanted)]
@@ -148,7 +151,7 @@ class ReplayService:
     async def reconcile(self) -> bool:
         """Show the next step of each replay if it is due, and end interrupted replays; return True for any.
 
-        A step of the reconciler. A replay is interrupted by a removed VM or a real event of its scope.
+        A step of the reconciler. A replay is interrupted by the removal of its VM or a real event of its scope.
         """
         did = False
         for tracked in self._running():
@@ -181,7 +184,7 @@ class ReplayService:
         return tracked.script.steps[tracked.replay.done - 1]
 
     def was_shown(self, scope_id: str, event_id: str) -> bool:
-        """Return whether a replay showed this event id to the scope.
+        """Return whether a replay showed this event id (exactly, in upper case) to the scope.
 
         It is known while the replay runs and for at least 24 hours of lab time after its end (spec §5.2).
         """
@@ -192,8 +195,8 @@ class ReplayService:
     ) -> Iterator[HistoryEntry]:
         """Yield a history entry for each of these ids that is shown as Scheduled now and not yet approved.
 
-        Only ids that a running replay shows to the scope count; the replay itself does not change. `by` approves, at
-        lab time `now`. The caller commits the entries.
+        Only ids (in upper case) that a running replay shows to the scope count; the replay itself does not change. `by`
+        is the name of who approves, at lab time `now`. The caller commits the entries.
         """
         tracked = self._running_in_scope(scope.id)
         shown = tracked.current_answer(scope) if tracked else None

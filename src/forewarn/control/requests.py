@@ -33,12 +33,17 @@ from forewarn.core.reconcile import reconcile_scope, with_next_wake
 from forewarn.core.request import MaintenanceRequest, PlannedEvent, RequestedOperation, Rollout, RolloutState
 from forewarn.core.scope import Scope, scope_title
 from forewarn.errors import NotFound, Refused, Rejected, Remedy
-from forewarn.wording import first_names
+from forewarn.hypervisor.verb_support import VerbSupport
+from forewarn.wording import did_you_mean, first_names
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestReceipt:
-    """An accepted request, and the events that were published, started or approved with it."""
+    """An accepted request, and the events that were published, started or approved with it.
+
+    () as `events`: the request is for several scopes or a host, and the reconciler publishes its events soon. A host
+    without VMs that the request affects, such as one with only deallocated VMs, gets none.
+    """
 
     request: MaintenanceRequest
     events: tuple[Event, ...]  # (): the request is for several scopes or a host, and the reconciler publishes them soon
@@ -47,11 +52,19 @@ class RequestReceipt:
 class RequestService:
     """Accepts requests for maintenance, approvals and withdrawals. `who` is the caller's name.
 
-    A request is durable when its method returns. Errors: NotFound for unknown names and ids, Rejected for requests that
-    can never work, Refused for what the current state forbids, Conflict after 20 conflicting writes.
+    A request is durable when its method returns. `new_id` returns a new GUID at each call. Errors: NotFound for unknown
+    names and ids, Rejected for requests that can never work, Refused for what the current state or the hypervisor
+    (`verbs`) forbids, Conflict after 20 conflicting writes, Unavailable if the store cannot be written.
     """
 
-    def __init__(self, *, transactions: ScopeTransactions, new_id: Callable[[], str]) -> None:
+    def __init__(
+        self,
+        *,
+        transactions: ScopeTransactions,
+        new_id: Callable[[], str],
+        verbs: VerbSupport = VerbSupport(),  # noqa: B008 (frozen)
+    ) -> None:
+        self._verbs = verbs
         self._transactions = transactions
         self._store = transactions.store
         self._new_id = new_id
@@ -67,16 +80,20 @@ class RequestService:
     ) -> RequestReceipt:
         """Request a user operation, an eviction or a scale-in for these VMs: for all of them, or for none.
 
-        `notice_s` is in seconds of lab time, 0 means the minimum notice; `short_notice` allows any, even 0. Pass
-        neither if the operation is performed at once (Rejected), or deletes a VM without terminate notification
-        (Refused). If all VMs are in one scope, their events are published or started on return and in the receipt,
-        otherwise the reconciler publishes them. Raises Rejected without VMs or for too short a notice, Refused if a VM
-        must move and no host can take it.
+        Operations on hosts, REPLAY and PERFORM_MAINTENANCE have methods of their own. `notice_s` is in seconds of lab
+        time, 0 means the minimum notice; `short_notice` allows any, even 0. If all VMs are in one scope, their events
+        are published or started on return and in the receipt, otherwise the reconciler publishes them. Raises Rejected
+        without VMs, for too short a notice, and for a notice or `short_notice` if the operation is performed at once;
+        Refused if the hypervisor cannot do it, if the state of a VM or another operation on it forbids it, if no host
+        can take a VM that must move, and for a notice or `short_notice` if a VM to delete has no terminate
+        notification.
         """
         if not vms:
             raise Rejected(f"{operation} needs at least one VM: name it")
+        rules = CAUSE_RULES[OPERATION_CAUSES[operation]]
+        self._verbs.require(rules.verb)
         request = self._new_request(operation, who, [vm.name for vm in vms], notice_s, short_notice)
-        if CAUSE_RULES[OPERATION_CAUSES[operation]].moves_vm:
+        if rules.moves_vm:
             for vm in vms:
                 require_destination(vm, self._transactions.placement.hosts())
         return await self._accept(request, plan_events_for_vms(request, vms, self._new_id))
@@ -86,13 +103,15 @@ class RequestService:
     ) -> RequestReceipt:
         """Mark a host as predicted to fail (DEGRADED), and schedule the redeployment of its VMs (spec §6.4).
 
-        VMs that are being moved to it get an event too, which starts when they have arrived. `notice_s` and
-        `short_notice` are as for `request_for_vms`. Deallocated VMs stay. The reconciler publishes the events; the
-        receipt has none. Raises Refused if the host is not healthy or a VM has no host to move to.
+        VMs that are being moved to it get an event too, which starts when they have arrived. Deallocated VMs stay.
+        `notice_s` is in seconds of lab time, 0 means ten minutes; less needs `short_notice`, else Rejected. The
+        reconciler publishes the events; the receipt has none. Raises NotFound for an unknown host (its name may be in
+        any case), Refused if it is not healthy, if the hypervisor cannot redeploy, or if a VM has no host to move to.
         """
 
         async def attempt() -> RequestReceipt:
             host = self.host(host_name)
+            self._verbs.require(CAUSE_RULES[OPERATION_CAUSES[RequestedOperation.DEGRADE]].verb)
             if host.health is not HostHealth.HEALTHY:
                 raise Refused(f"host {host.name!r} is {host.health} already", Remedy.REPAIR_HOST, host=host.name)
             request = self._new_request(RequestedOperation.DEGRADE, who, [host.name], notice_s, short_notice)
@@ -105,8 +124,9 @@ class RequestService:
         """Mark a host as failed, and redeploy its VMs and those being redeployed to it at once (spec §6.4).
 
         Acts under way there end as failed; a VM that was migrating to it stays where it is, and so do deallocated VMs.
-        The reconciler publishes the events; the receipt has none. Raises Refused if it has failed already or a VM has
-        no host to move to.
+        The reconciler publishes the events; the receipt has none. Raises NotFound for an unknown host (its name may be
+        in any case), Refused if it has failed already or a VM has no host to move to. A hypervisor that cannot redeploy
+        does not keep it from being recorded: then the acts fail, and say why.
         """
 
         async def attempt() -> RequestReceipt:
@@ -121,14 +141,15 @@ class RequestService:
         return await retry_on_conflict(attempt, f"host {host_name!r}")
 
     async def repair_host(self, host_name: str, *, who: str) -> Host:
-        """Mark a degraded or failed host as healthy again, durably, and return it; moves no VM back.
+        """Mark a degraded, failed or confirmed-down host as healthy, durably, and return it; moves no VM back.
 
-        Raises Refused if it is healthy, or while events are scheduled that move VMs away because it is degraded.
+        Raises NotFound for an unknown host (its name may be in any case), Refused if it is healthy, or while events are
+        scheduled that move VMs away because it is degraded: withdraw them first.
         """
 
         async def attempt() -> Host:
             host = self.host(host_name)
-            if host.health is HostHealth.HEALTHY:
+            if host.can_take_vms:
                 raise Refused(f"host {host.name!r} is healthy: there is nothing to repair")
             vms = self._vms_on_or_moving_to(host.name)
             if staying := [event for vm in vms for event in self._predicted_failures(vm, host)]:
@@ -136,7 +157,7 @@ class RequestService:
                     f"host {host.name!r} still has {len(staying)} VMs that must leave it: "
                     f"withdraw event {staying[0].id} and the others, or wait until they have left"
                 )
-            healthy = replace(host, health=HostHealth.HEALTHY)
+            healthy = replace(host, health=HostHealth.HEALTHY, confirmed_down=False)
             await self._store.commit(Commit(hosts=(healthy,), entries=(self._host_entry(healthy, who, "repaired"),)))
             return healthy
 
@@ -145,12 +166,12 @@ class RequestService:
     async def start_rollout(
         self, rollout: Rollout, *, who: str, notice_s: float = 0, short_notice: bool = False
     ) -> MaintenanceRequest:
-        """Commit a new rollout and return its request; the reconciler publishes its waves.
+        """Commit a new rollout, durably, and return its request; the reconciler publishes its waves.
 
-        A wave is the events that it publishes at the same time. `notice_s` is in seconds of lab time, 0 means the
-        minimum. Raises Rejected for a shorter one without `short_notice`, for negative numbers, and unless the rollout
-        covers either hosts or one scope; NotFound for an unknown host or scope; Refused if a VM must move and no host
-        can take it.
+        A wave is the events that it publishes at the same time. Host names may be in any case. `notice_s` is in seconds
+        of lab time, 0 means the minimum, with `short_notice` no notice. Raises Rejected for one below the minimum
+        without `short_notice`, for negative numbers, and unless the rollout covers either hosts or one scope; NotFound
+        for an unknown host or scope; Refused if the hypervisor cannot do it, or a VM must move and no host can take it.
         """
         request = self.plan_rollout(rollout, who=who, notice_s=notice_s, short_notice=short_notice)
         await self._store.commit(Commit(requests=(request,), entries=(self._requested_entry(request),)))
@@ -164,6 +185,7 @@ class RequestService:
         It has a new id, the notice that VMs will get, and host names as the fleet spells them.
         """
         rules = CAUSE_RULES[rollout.cause]
+        self._verbs.require(rules.verb)
         notice_s = allowed_notice(rules, rules.minimum_notice_s, notice_s=notice_s, short_notice=short_notice)
         rollout = self._with_declared_host_names(rollout)
         vms = self._rollout_targets(rollout)
@@ -179,8 +201,8 @@ class RequestService:
         """Pause, resume or abort a rollout, durably, and return its request in the new state.
 
         `progress` is the state to change to: PAUSED (no more waves), RUNNING or ABORTED (the reconciler also withdraws
-        events that have not started); others raise KeyError. Raises Refused if the rollout is in that state already or
-        has ended, NotFound if there is no such rollout.
+        events that have not started); others raise KeyError. `request_id` is the full id, in any case. Raises Refused
+        if the rollout is in that state already or has ended, NotFound if there is no such rollout.
         """
 
         async def attempt() -> MaintenanceRequest:
@@ -217,9 +239,9 @@ class RequestService:
         return scope.event(event.id) or self.event(event.id)
 
     async def approve_all(self, events: Sequence[Event], *, who: str) -> None:
-        """Approve these events on behalf of their VMs in one transaction, all of them or none.
+        """Approve these events on behalf of their VMs in one durable transaction, all of them or none.
 
-        Events that are approved, started or over already stay as they are.
+        Events that are approved, started or over already stay as they are. The reconciler starts the others.
         """
         grouped = group_by_scope(list(events), lambda event: event.scope_id)
 
@@ -231,8 +253,9 @@ class RequestService:
     async def perform_maintenance(self, vms: Sequence[Vm], *, who: str) -> RequestReceipt:
         """Approve the scheduled planned maintenance of these VMs in one transaction (spec §6.4).
 
-        The receipt has a new request and the events that it approved. VMs without such an event are passed over. Raises
-        Refused if none of them has one, Rejected without VMs.
+        The receipt has a new request and the events with such maintenance, those approved before included; the
+        reconciler starts them. VMs without one are passed over. Raises Refused if none of them has one, Rejected
+        without VMs.
         """
 
         async def attempt() -> RequestReceipt:
@@ -285,7 +308,7 @@ class RequestService:
         return self.event(event.id)
 
     def event(self, event_id: str) -> Event:
-        """Return the event with this id, ignoring case, live or over; NotFound if there is none."""
+        """Return the event with this (full) id, ignoring case, live or over; NotFound if there is none."""
         event = self._store.event(event_id.strip().upper())
         if event is None:
             raise NotFound(f"event {event_id!r} does not exist", Remedy.LIST_EVENTS)
@@ -296,11 +319,12 @@ class RequestService:
         hosts = self._transactions.placement.hosts()
         host = next((host for host in hosts if host.name.casefold() == name.casefold()), None)
         if host is None:
-            raise NotFound(f"host {name!r} does not exist", Remedy.LIST_HOSTS)
+            known = did_you_mean(name, (host.name for host in hosts))
+            raise NotFound(f"host {name!r} does not exist{known}", Remedy.LIST_HOSTS)
         return host
 
     def rollout(self, request_id: str) -> MaintenanceRequest:
-        """Return the request of the rollout with this id, ignoring case; NotFound if there is none."""
+        """Return the request of the rollout with this (full) id, ignoring case; NotFound if there is none."""
         request = self._store.request(request_id.strip().lower())
         if request is None or request.rollout is None:
             raise NotFound(f"rollout {request_id!r} does not exist", Remedy.LIST_ROLLOUTS)

@@ -30,14 +30,15 @@ _MAX_UNUSED_S = 10.0  # lab time for which the next wave may wait while acts are
 class RolloutSnapshot:
     """The VMs and events of a rollout at one time; read once, because a large rollout has many."""
 
-    vms: list[Vm]  # present in its scope or on its hosts now
+    vms: list[Vm]  # present in its scope or on its hosts when it was read, as `RolloutService.vms_of` orders them
     events: list[Event]  # all that its request has published, live or over, oldest first
 
 
 class RolloutService:
     """Advances open rollouts that commits have changed, and reports their progress.
 
-    A rollout is a request that publishes its events in waves, update domain by update domain.
+    A rollout is a request that publishes its events in waves, update domain by update domain. The constructor finds the
+    open ones in the store. `new_id` returns a new GUID at each call.
     """
 
     def __init__(self, *, transactions: ScopeTransactions, new_id: Callable[[], str]) -> None:
@@ -134,9 +135,10 @@ class RolloutService:
         return False
 
     def vms_of(self, rollout: Rollout) -> list[Vm]:
-        """Return the present VMs that are now in the scope, or on the hosts, of a rollout, done or not.
+        """Return the present VMs that are now in the scope, or on the hosts, of a rollout; [] if none are.
 
-        They are in the order they were added; on hosts, first by host, in the rollout's order.
+        Also those whose maintenance is done, and VMs that came later. They are in the order they were added; on hosts,
+        first by host, in the rollout's order.
         """
         if rollout.scope_id:
             return self._store.vms(scope_id=rollout.scope_id)
@@ -189,7 +191,11 @@ class RolloutService:
         return count_rollout_vms([] if rollout.progress is RolloutState.COMPLETED else snapshot.vms, snapshot.events)
 
     def snapshot_of(self, request: MaintenanceRequest, rollout: Rollout) -> RolloutSnapshot:
-        """Read the present VMs and all events of a rollout from the store; `request` is its request."""
+        """Read the VMs that are now in the scope or on the hosts of a rollout, and all its events.
+
+        The VMs are those of `vms_of`, the events live or over, oldest first. `request` is the rollout's request, which
+        is not checked.
+        """
         return RolloutSnapshot(vms=self.vms_of(rollout), events=self._store.events(request_id=request.id))
 
     async def _save_rollout(self, request: MaintenanceRequest, rollout: Rollout, entry: HistoryEntry | None) -> None:

@@ -18,6 +18,7 @@ from forewarn.core.acts import vms_needing_destination
 from forewarn.core.commit import Commit, merge_commits, new_destinations, scope_commit
 from forewarn.core.decision import DecisionContext, Policy
 from forewarn.core.fleet import Vm
+from forewarn.core.placement import NO_HINTS, DestinationHints
 from forewarn.core.planning import may_start_at_once
 from forewarn.core.reconcile import with_next_wake
 from forewarn.core.request import PlannedEvent
@@ -36,7 +37,7 @@ class ScopeTransactions:
     """Runs decisions about scopes against the store. All use cases and the reconciler share one.
 
     A decision is a pure function that takes a scope and its context (time, policy, released gates, faults, …) and
-    returns the changed scope.
+    returns the changed scope, or the same one. `run` makes and commits one; those about one scope wait for each other.
     """
 
     def __init__(
@@ -47,6 +48,7 @@ class ScopeTransactions:
         self.policy = policy
         self.placement = placement
         self.faults = faults
+        self.destination_hints: Callable[[], DestinationHints] = lambda: NO_HINTS  # what the hypervisor knows of hosts
         self.resumed_at: float | None = None  # when this process found an earlier one's state; starts the grace period
         # Callers in this process wait for each other per scope; writers in other processes cause Conflicts.
         self._scope_locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
@@ -71,8 +73,8 @@ class ScopeTransactions:
     def deciding(self, scope: Scope, planned: Sequence[PlannedEvent] = ()) -> AbstractContextManager[DecisionContext]:
         """Return a context manager with the context of a decision, with destinations for VMs that it may move.
 
-        `planned` are the planned events that the decision applies. The destinations are chosen when the `with` block is
-        entered, and reserved until its end; commit within it.
+        `planned` are the planned events that the decision applies. The destinations (VM key → host; none for a VM that
+        no host can take) are chosen when the `with` block is entered, and reserved until its end; commit within it.
         """
         context = self.context_for(scope, planned)
         starting = [item for item in planned if may_start_at_once(scope, item, context)]
@@ -81,7 +83,7 @@ class ScopeTransactions:
 
     @contextmanager
     def _with_destinations(self, context: DecisionContext, movers: Sequence[Vm]) -> Iterator[DecisionContext]:
-        with self.placement.reserve_destinations(movers) as destinations:
+        with self.placement.reserve_destinations(movers, self.destination_hints()) as destinations:
             yield replace(context, destinations=destinations)
 
     def _commit_for(self, old: Scope | None, new: Scope) -> Commit:
@@ -115,8 +117,9 @@ class ScopeTransactions:
 
         It still has the version that was read, and the events that ended by the decision. `planned` are the planned
         events that the decision applies. `extra_commit` is committed in the same transaction, even if the scope does
-        not change. On a Conflict the scope is loaded and decided again, up to 20 times in all; then Conflict is raised.
-        NotFound without such a scope; errors of the decision pass through.
+        not change; without it an unchanged scope is not written. On a Conflict the scope is loaded and decided again,
+        up to 20 times in all; then Conflict is raised. NotFound without such a scope; errors of the decision pass
+        through.
         """
 
         async def attempt() -> Scope:
@@ -151,7 +154,8 @@ class ScopeTransactions:
 async def retry_on_conflict(attempt: Callable[[], Awaitable[T]], subject: str) -> T:
     """Call `attempt`, which reads, decides and commits, again while it raises Conflict; return its result.
 
-    After 20 conflicts in a row it raises a Conflict that names `subject` ("the fleet"). Other errors pass through.
+    It does not wait in between. After 20 conflicts it raises a Conflict that names `subject` ("the fleet"). Other
+    errors pass through.
     """
     for _ in range(_MAX_ATTEMPTS):
         try:
@@ -162,7 +166,10 @@ async def retry_on_conflict(attempt: Callable[[], Awaitable[T]], subject: str) -
 
 
 def group_by_scope(items: list[T], scope_of: Callable[[T], str]) -> dict[str, list[T]]:
-    """Return scope id → its items, in the order given; `scope_of` returns the scope id of an item."""
+    """Return scope id → its items, in the order given; `scope_of` returns the scope id of an item.
+
+    Scopes are in the order of their first items.
+    """
     grouped: dict[str, list[T]] = defaultdict(list)
     for item in items:
         grouped[scope_of(item)].append(item)

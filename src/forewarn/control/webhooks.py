@@ -26,11 +26,15 @@ _MAX_URL_LENGTH = 2000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WebhookSpec:
-    """A webhook to add, as a user asks for it: `WebhookService.add` checks it and makes a subscription."""
+    """A webhook to add, as a user asks for it: `WebhookService.add` checks it and makes a subscription.
 
-    url: str  # of the receiver, http or https
+    () as `happenings` means all statuses, "" as `secret` generates one. With `from_start` it gets the whole history,
+    with `validate` it is added only if the receiver answers a validation request.
+    """
+
+    url: str  # of the receiver, http or https, at most 2000 ASCII characters, without user, password and fragment
     schema: WebhookSchema = WebhookSchema.EVENT_GRID
-    over: str = ROOT_RESOURCE  # a resource id: only events of VMs within it
+    over: str = ROOT_RESOURCE  # a resource id: only events of VMs within it; by default all
     happenings: tuple[EventGridStatus, ...] = ()  # statuses to notify about; (): all
     opted_in_only: bool = False  # only events of VMs with `publish_outside`
     secret: str = ""  # signs messages, 16 characters or more; "": generate one
@@ -41,7 +45,8 @@ class WebhookSpec:
 class WebhookService:
     """Adds, finds and removes webhook subscriptions. `who` is the caller's name.
 
-    Adding and removing write history entries.
+    Adding and removing write history entries; Unavailable, and no change, if the store cannot be written. `new_id`
+    returns a new GUID at each call; `webhook_delivery` says which addresses are allowed, and validates receivers.
     """
 
     def __init__(
@@ -55,8 +60,9 @@ class WebhookService:
     async def add(self, spec: WebhookSpec, *, who: str) -> WebhookSubscription:
         """Add a webhook durably and return it with its secret; the dispatcher starts to deliver to it.
 
-        With `validate`, asks the receiver first, and raises Refused if it does not answer as it must. Raises Rejected
-        for a bad URL, an address that the service may not call, a bad resource or a secret under 16 characters.
+        With `validate`, asks the receiver first, and raises Refused, without adding it, if it does not answer as it
+        must. The same URL may be added again. Raises Rejected for a bad URL, an address that the service may not call,
+        a bad resource, or a secret that is under 16 characters or not printable.
         """
         webhook = WebhookSubscription(
             id=self._new_id().lower(),
@@ -79,29 +85,31 @@ class WebhookService:
         return webhook
 
     async def remove(self, webhook_id: str, *, who: str) -> WebhookSubscription:
-        """Remove a webhook durably, named as for `find`, and return it; the dispatcher stops delivering to it.
+        """Remove a webhook durably and return it; the dispatcher stops delivering to it.
 
-        Raises what `find` raises.
+        `webhook_id` is its id, or a start of it of four characters or more, in any case. Raises NotFound if there is
+        none, or Refused if several ids start with it.
         """
         webhook = self.find(webhook_id)
         entry = self._history_entry(who, f"{_webhook_title(webhook)} was removed")
         await self._store.commit(Commit(removed_webhooks=(webhook.id,), entries=(entry,)))
         return webhook
 
-    def find(self, name: str) -> WebhookSubscription:
+    def find(self, webhook_id: str) -> WebhookSubscription:
         """Return the webhook with this id, or the only one whose id starts with it (at least four characters).
 
-        Case is ignored. Raises NotFound if there is none, or Refused if several ids start with it.
+        Case, and blanks around it, are ignored. Raises NotFound if there is none, or Refused if several ids start with
+        it.
         """
-        prefix = name.strip().lower()
+        prefix = webhook_id.strip().lower()
         known = {webhook.id: webhook for webhook in self._store.webhooks()}
         if prefix in known:
             return known[prefix]
         found = [hook for id_, hook in known.items() if id_.startswith(prefix)]
         if len(prefix) < _MIN_ID_PREFIX or not found:
-            raise NotFound(f"webhook {name!r} does not exist", Remedy.LIST_WEBHOOKS)
+            raise NotFound(f"webhook {webhook_id!r} does not exist", Remedy.LIST_WEBHOOKS)
         if len(found) > 1:
-            raise Refused(f"webhook {name!r} is ambiguous, {len(found)} ids start with it: give more of the id")
+            raise Refused(f"webhook {webhook_id!r} is ambiguous, {len(found)} ids start with it: give more of the id")
         return found[0]
 
     def _history_entry(self, who: str, text: str) -> HistoryEntry:

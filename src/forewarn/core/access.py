@@ -50,17 +50,17 @@ ROLE_RIGHTS: dict[Role, frozenset[Right]] = {
 
 
 def role_granting(right: Right) -> Role:
-    """Return the first role of ROLE_RIGHTS that includes this right: the one with the fewest other rights."""
+    """Return the role with this right that has the fewest other rights: the first one in ROLE_RIGHTS."""
     return next(role for role, rights in ROLE_RIGHTS.items() if right in rights)
 
 
 class Grant(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A role that one principal (`to`, its id) has over a resource and everything below it."""
 
-    id: str
+    id: str  # a GUID, lower case
     role: Role
-    to: str  # the id of a principal
-    over: str  # a resource id, or ROOT_RESOURCE
+    to: str  # the id of a principal: `client:…` and `vm:…` in lower case, or `oidc:…`, the id that its issuer gives
+    over: str  # a resource id, in any case, or ROOT_RESOURCE
     by: str = ""  # the name of who granted it
     at: float = 0  # when, in lab time
 
@@ -81,7 +81,7 @@ class RegisteredClient(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=
 
 
 def client_principal(client_id: str) -> str:
-    """Return the principal id of a registered client: `client:<id>` in lower case."""
+    """Return the principal id of the client with this id (in any case): `client:<id>` in lower case."""
     return f"client:{client_id.casefold()}"
 
 
@@ -96,7 +96,7 @@ def vm_principal(vm_id: str) -> str:
 class Principal(msgspec.Struct, frozen=True, kw_only=True):
     """The authenticated caller of an operation, and all grants to it."""
 
-    id: str  # as `Grant.to` names it: `client:…`, `vm:…` or `owner`
+    id: str  # as `Grant.to` names it: `client:…`, `vm:…`, `oidc:…` or `owner`
     name: str  # as history entries show it
     grants: tuple[Grant, ...] = ()
 

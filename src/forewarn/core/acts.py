@@ -33,7 +33,8 @@ def can_act_on(vm: Vm, verb: Verb) -> bool:
 def affected_vms(scope: Scope, event: Event) -> tuple[Vm, ...]:
     """Return the event's VMs that still exist and that its verb can be performed on, in its order.
 
-    Maintenance of a host affects only the VMs that are still on it or are being moved to it (spec §6.4).
+    Planned maintenance of a host affects only the VMs that are still on it, or are being moved to it and will be in a
+    fitting power state on arrival (spec §6.4). They are returned as they are now.
     """
     rules, affected = event.rules, []
     for name in event.vms:
@@ -57,7 +58,8 @@ def is_concerned(scope: Scope, vm: Vm, rules: CauseRules, host: str) -> bool:
 def vm_on_arrival(scope: Scope, vm: Vm, host: str) -> Vm | None:
     """Return the VM as it will be when an act in progress has brought it to this host; None if none does.
 
-    The act migrates or redeploys the VM, or starts it there.
+    The act migrates or redeploys the VM, or starts it there. `host` is a name; None also for "" and for the host that
+    the VM is on already.
     """
     if not host or vm.host == host:
         return None
@@ -69,7 +71,10 @@ def vm_on_arrival(scope: Scope, vm: Vm, host: str) -> Vm | None:
 
 
 def move_in_progress(scope: Scope, event: Event) -> Act | None:
-    """Return an unfinished act of another event that brings a VM of this event to a host, or None."""
+    """Return an unfinished act of another started event that brings a VM of this one to a host, or None.
+
+    Such an act migrates or redeploys the VM, or starts it on a host. Of several, the one of the oldest event.
+    """
     for other in scope.live_events(EventState.STARTED):
         for act in other.unfinished_acts if other.id != event.id else ():
             if act.to_host and act.name in event.vms:
@@ -108,6 +113,7 @@ def _act_for_vm(event: Event, vm: Vm, context: DecisionContext) -> Act:
         duration_s=rules.duration_s,
         abrupt=event.cause is Cause.HOST_FAILED or has_failed,
         keeps_vm=rules.verb is not Verb.EVICT or vm.eviction_policy is EvictionPolicy.DEALLOCATE,
+        is_stopped=vm.power is PowerState.STOPPED,
         outcome=ActOutcome(ok=False, at=context.now, note=problem) if problem else None,
     )
 
@@ -119,8 +125,9 @@ def _needs_destination(vm: Vm, rules: CauseRules) -> bool:
 def vms_needing_destination(scope: Scope, planned: Sequence[PlannedEvent], now: float) -> list[Vm]:
     """Return the VMs of the scope that a decision may send to another host now.
 
-    These are VMs of scheduled events that are ready and of `planned`, the planned events that it may start, if the
-    event moves its VMs or starts one that is on no host. Each VM is returned once, in the order of these events.
+    These are VMs of scheduled events that are approved or at their NotBefore at `now` (lab time), and of `planned`, the
+    planned events that it may start, if the event moves its VMs or starts one that is on no host. Each VM is returned
+    once, in the order of these events; removed ones are left out.
     """
     ready = [event for event in scope.events if event.status is EventState.SCHEDULED and event.is_ready(now)]
     items: list[Event | PlannedEvent] = [*ready, *planned]

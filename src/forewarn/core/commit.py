@@ -34,18 +34,18 @@ class Commit(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     hosts: tuple[Host, ...] = ()  # new and changed ones
     removed_hosts: tuple[Host, ...] = ()
     destinations: tuple[Host, ...] = ()  # hosts that this commit brings VMs to, or begins to move them to
-    gates: tuple[Gate, ...] = ()
+    gates: tuple[Gate, ...] = ()  # new and changed ones
     wake_gates: tuple[str, ...] = ()  # ids of gates to check again; not guarded by a version
-    requests: tuple[MaintenanceRequest, ...] = ()
+    requests: tuple[MaintenanceRequest, ...] = ()  # new and changed ones
     planned: tuple[PlannedEvent, ...] = ()  # to be applied later
     unplanned: tuple[str, ...] = ()  # ids of planned events that were applied or dropped
-    clients: tuple[RegisteredClient, ...] = ()
+    clients: tuple[RegisteredClient, ...] = ()  # new and changed ones
     removed_clients: tuple[str, ...] = ()  # ids; unknown ones are ignored
-    grants: tuple[Grant, ...] = ()
+    grants: tuple[Grant, ...] = ()  # new ones
     removed_grants: tuple[str, ...] = ()  # likewise
-    webhooks: tuple[WebhookSubscription, ...] = ()
+    webhooks: tuple[WebhookSubscription, ...] = ()  # new ones
     removed_webhooks: tuple[str, ...] = ()  # likewise
-    cursors: tuple[WebhookCursor, ...] = ()
+    cursors: tuple[WebhookCursor, ...] = ()  # new positions of webhooks; none moves back
     entries: tuple[HistoryEntry, ...] = ()  # appended to the history, in this order
 
 

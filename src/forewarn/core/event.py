@@ -28,7 +28,7 @@ class Ending(StrEnum):
     """
 
     FINISHED = "finished"  # every act succeeded
-    FAILED = "failed"  # every act was tried, and at least one failed
+    FAILED = "failed"  # every act has ended, and at least one failed
     WITHDRAWN = "withdrawn"  # it never started: withdrawn, replaced, or without VMs
     NOT_NEEDED = "not needed"  # it never started, because all its VMs left the host that it is about (spec §6.4)
 
@@ -60,6 +60,7 @@ class Act(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=Tru
     duration_s: int = -1  # how long it should take, in seconds; -1: not known
     keeps_vm: bool = True  # False: an eviction with policy Delete
     abrupt: bool = False  # the host has failed, so the VM cannot shut down
+    is_stopped: bool = False  # the VM was stopped when the act was made: it stays off, unless it is started
     outcome: ActOutcome | None = None  # None: not known yet
 
 
@@ -78,8 +79,8 @@ class Event(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=T
     published_at: float  # when it was published; if it is not listed, performed
     not_before: float  # when it may start without an approval
     seq: int = 0  # order of publication within the scope; `Scope.with_event` sets it
-    update_domain: int = 0
-    host: str = ""  # the host that the work is about, if any
+    update_domain: int = 0  # of all its VMs, from 0
+    host: str = ""  # the name of the host that the work is about; "": none
     gate_id: str = ""  # of the gate that it waits for; "": none
     listed: bool = True  # False: performed at once, and no document shows it
     note: str = ""  # for people: why it has no or less notice than usual
@@ -138,7 +139,7 @@ class Gate(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=Tr
     Rollouts that work on whole hosts make gates. Times are lab time.
     """
 
-    id: str  # GUID
+    id: str  # GUID, upper case
     request_id: str  # of the rollout
     host: str  # its name
     version: int = 0  # of the stored row, for optimistic commits

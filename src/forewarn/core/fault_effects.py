@@ -22,6 +22,7 @@ from forewarn.core.history import EntryKind, HistoryEntry
 from forewarn.core.release import WaitReason, start_wait
 from forewarn.core.request import PlannedEvent
 from forewarn.core.scope import Scope, scope_title
+from forewarn.duration import duration_text
 from forewarn.errors import Refused, Remedy
 
 _FREEZE_CAUSE = Cause.HOST_UPDATE
@@ -92,8 +93,8 @@ def plan_freezes(fault: Fault, scope: Scope, ids: Sequence[str]) -> tuple[Planne
 def plan_neighbour_freeze(fault: Fault, scope: Scope, event_id: str) -> PlannedEvent:
     """Return a planned Freeze, with this event id, of one running VM that is not the fault's VM.
 
-    A fault on a scope spares the first VM that runs. Refused if no other one runs. The caller applies the planned
-    event.
+    It is the next VM of the scope after the fault's, or after the first that runs for a fault on a scope. Refused if no
+    other one runs. The caller applies the planned event.
     """
     running = _vms_from_target(fault, scope)
     spared = fault.vm or (running[0].key if running else "")
@@ -172,7 +173,7 @@ def _with_short_notice(scope: Scope, event: Event, context: DecisionContext) -> 
     not_before = float(math.ceil(context.now + fault.parameter("notice_s")))
     if not_before >= event.not_before:
         return event
-    promised = f"{event.not_before - context.now:.0f} s"
+    promised = duration_text(event.not_before - context.now)
     return replace(_with_fault(event, fault, f"notice shortened from {promised}"), not_before=not_before)
 
 

@@ -14,6 +14,7 @@ from enum import StrEnum
 
 import msgspec
 
+from forewarn.duration import duration_text
 from forewarn.errors import Rejected, Remedy
 
 
@@ -47,7 +48,7 @@ class FaultCategory(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FaultParameter:
-    """The default and the allowed range of one parameter of a fault kind.
+    """The default and the allowed range, both ends included, of one parameter of a fault kind.
 
     The values are seconds if the parameter's name ends with `_s`, else a count.
     """
@@ -126,9 +127,9 @@ class Fault(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     set_at: float  # lab time
     name: str  # its target in words
     vm: str = ""  # the key of the VM it is on; "": on a scope or on everything
-    vm_name: str = ""  # of that VM
+    vm_name: str = ""  # the name of that VM
     scope_id: str = ""  # "": on everything
-    count: int | None = None  # it affects this many requests or events; None: no limit
+    count: int | None = None  # it affects at most this many requests or events; None: no limit
     until: float | None = None  # real time for requests, lab time for events; None: until it is cleared
     parameters: dict[str, float] = {}  # those that were given; `parameter` adds the defaults
     touched: int = 0  # requests or events that it has affected so far
@@ -192,7 +193,8 @@ _FAULT_IN_TEXT = re.compile(r"fault f\d+ \([a-z0-9-]+\) of [^:;]*")
 def hide_faults(text: str) -> str:
     """Return the text with `a fault` in place of each fault that it names with id, kind and target.
 
-    It is for notes and reasons of events, and history entries about them, shown to people who may not list faults.
+    It is for notes and reasons of events, and history entries about them, shown to people who may not list faults. In
+    other texts, what follows a target up to the next `:` or `;` is removed too.
     """
     return _FAULT_IN_TEXT.sub("a fault", text)
 
@@ -266,7 +268,9 @@ def fault_duration_s(kind: FaultKind, count: int | None, for_s: float | None) ->
     if longest_s is None:
         return for_s
     if for_s is not None and for_s > longest_s:
-        raise Rejected(f"fault {kind} lasts {longest_s:g} s at most, not {for_s:g} s: give {longest_s:g} s")
+        raise Rejected(
+            f"fault {kind} lasts {duration_text(longest_s)} at most, not {duration_text(for_s)}: give a shorter one"
+        )
     return longest_s if for_s is None else for_s
 
 

@@ -46,10 +46,11 @@ class Host(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     `arrivals` too. So a host cannot fail or be removed while a move to it is being committed.
     """
 
-    name: str
+    name: str  # unique, ignoring case
     location: str
     zone: str = ""  # "": in no zone
     health: HostHealth = HostHealth.HEALTHY
+    confirmed_down: bool = False  # an operator states that it is certainly down, so its VMs may be started elsewhere
     version: int = 0  # of the stored row, for optimistic commits; 0: not stored yet
     arrivals: int = 0  # how many commits have brought VMs here, or begun to move them here
 
@@ -58,12 +59,20 @@ class Host(msgspec.Struct, frozen=True, gc=False, kw_only=True):
         """Its key in the store: its name in lower case, so that no two names differ only in case."""
         return self.name.casefold()
 
+    @property
+    def can_take_vms(self) -> bool:
+        """Whether VMs may come to it: it is healthy, and not confirmed down."""
+        return self.health is HostHealth.HEALTHY and not self.confirmed_down
+
 
 class AutoApproval(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Which operations of users on a VM are approved by policy, so they start without notice (spec §9)."""
+    """Which operations of users on a VM its policy approves, so that they start without notice (spec §9).
 
-    restart: bool = False
-    redeploy: bool = False
+    Maintenance of the platform is never approved this way.
+    """
+
+    restart: bool = False  # by a user
+    redeploy: bool = False  # by a user
 
 
 class Vm(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=True):
@@ -74,8 +83,8 @@ class Vm(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=True
 
     name: str  # unique in its resource group, ignoring case
     vm_id: str  # a GUID, given when the VM is added; "" before that
-    subscription_id: str
-    resource_group: str
+    subscription_id: str  # a GUID, or another text that the fleet file declares as an id
+    resource_group: str  # its name
     location: str
     computer_name: str = ""  # its hostname; "": its name
     zone: str = ""  # "": in no zone
@@ -83,7 +92,7 @@ class Vm(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=True
     os_type: str = "Linux"  # or "Windows"
     availability_set: str = ""  # it is in this, in a scale set, in a cloud service, or in none ("")
     scale_set: str = ""
-    placement_group: str = ""  # of its scale set
+    placement_group: str = ""  # of its scale set; "": it is in none
     cloud_service: str = ""
     update_domain: int = 0  # its number, from 0
     fault_domain: int = 0  # likewise
@@ -95,7 +104,7 @@ class Vm(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=True
     os_image_notice_min: int = 0  # minutes; only stored: replacing an image publishes no event (spec §6.4)
     auto_approve: AutoApproval = AutoApproval()
     publish_outside: bool = False  # its owner wants webhooks to receive its events
-    tags: dict[str, str] = {}
+    tags: dict[str, str] = {}  # name → value
     program: tuple[str, ...] = ()  # command line of the program in a namespace VM; (): none
     environment: dict[str, str] = {}  # of the program, in addition to the service's environment
     directory: str = ""  # working directory of the program; "": the service's
@@ -107,12 +116,15 @@ class Vm(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=True
 
     @property
     def key(self) -> str:
-        """Its unique key: subscription id, resource group and name, in lower case."""
+        """Its unique key: `subscription id/resource group/name` in lower case.
+
+        A VM that is added again after its removal has the same key.
+        """
         return vm_key(self.subscription_id, self.resource_group, self.name)
 
     @property
     def scope_id(self) -> str:
-        """The id of the scope it belongs to (spec §7.1), see `scope_id_for`."""
+        """The id of its scope, the VMs that share one document (spec §7.1); `scope_id_for` has the form."""
         return scope_id_for(self)
 
 
@@ -122,7 +134,10 @@ def vm_key(subscription_id: str, resource_group: str, name: str) -> str:
 
 
 def vm_key_in_scope(scope_id: str, name: str) -> str:
-    """Return the key of a VM by its scope and its name, in any case. ValueError if `scope_id` is none."""
+    """Return the key of the VM with this name, in any case, of a scope. ValueError if that is no scope id.
+
+    Whether such a VM exists is not checked.
+    """
     return f"{resource_group_of_scope(scope_id)}/{name.casefold()}"
 
 
@@ -138,7 +153,8 @@ def resource_group_of_scope(scope_id: str) -> str:
 def scope_id_for(vm: Vm) -> str:
     """Return the scope id of a VM: of its service, placement group or set, else its own (spec §7.1).
 
-    The part before the colon is `service`, `placement`, `set` or `vm`; the rest is in lower case.
+    It is `service:GROUP/name`, `placement:GROUP/scale set/placement group`, `set:GROUP/name` or `vm:GROUP/name`, where
+    GROUP is `subscription id/resource group`; all after the colon is in lower case.
     """
     group = f"{vm.subscription_id}/{vm.resource_group}".casefold()
     if vm.cloud_service:
@@ -148,3 +164,8 @@ def scope_id_for(vm: Vm) -> str:
     if vm.availability_set:
         return f"set:{group}/{vm.availability_set.casefold()}"
     return f"vm:{group}/{vm.name.casefold()}"
+
+
+def is_single_vm_scope(scope_id: str) -> bool:
+    """Return whether the scope with this id is that of one VM, in no service, placement group or set."""
+    return scope_id.startswith("vm:")

@@ -19,7 +19,6 @@ from forewarn.core.fleetfile.fleet_checks import location_text
 from forewarn.core.fleetfile.problems import FleetFileProblem
 from forewarn.core.fleetfile.reader import DeclaredFleet
 from forewarn.core.scope import scope_title_of_vm
-from forewarn.errors import Refused
 
 
 class FieldChange(msgspec.Struct, frozen=True, kw_only=True):
@@ -47,7 +46,7 @@ class HostChange(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class FleetDiff(msgspec.Struct, frozen=True, kw_only=True):
-    """What applying a fleet file would change, and the problems that forbid it. Also shown as JSON.
+    """What applying a fleet file would change, and the problems that forbid it.
 
     Added and resurrected VMs have no vm_id yet. They have a host, unless a problem says why not.
     """
@@ -114,18 +113,6 @@ class FleetDiff(msgspec.Struct, frozen=True, kw_only=True):
         counts = "VMs: {} to add, {} to change, {} to remove; ".format(*vms)
         counts += "hosts: {} to add, {} to change, {} to remove".format(*hosts)
         return f"{counts}; cannot be applied" if self.problems else counts
-
-    def to_builtins(self) -> dict[str, Any]:
-        """Return all fields of the diff by name, as dictionaries and lists, ready for JSON."""
-        plain: dict[str, Any] = msgspec.to_builtins(self)
-        return plain
-
-
-def require_applicable_diff(diff: FleetDiff) -> None:
-    """Raise Refused, with one line per problem, if the diff has any; else do nothing."""
-    if diff.problems:
-        problems = "\n".join(problem.sentence(diff.source) for problem in diff.problems)
-        raise Refused(f"{diff.source} cannot be applied, and nothing was changed:\n{problems}")
 
 
 def diff_fleet(

@@ -19,7 +19,7 @@ class EntryKind(StrEnum):
     STARTED = "started"
     PERFORMED = "performed"  # an act on one VM succeeded
     FAILED = "failed"  # an act on one VM failed
-    RETRIED = "retried"  # an act, because the hypervisor was unavailable
+    RETRIED = "retried"  # an act will be, because an attempt failed or the hypervisor was unavailable
     FINISHED = "finished"  # an event is over, also if some of its acts failed
     WITHDRAWN = "withdrawn"  # an event ended without a start
     NOT_NEEDED = "not needed"  # so did one whose VMs have all left the host that it is about (spec §6.4)
@@ -34,7 +34,7 @@ class EntryKind(StrEnum):
     HOST = "host"  # its health changed
     CLOCK = "clock"  # lab time jumped, or its speed changed
     FAULT = "fault"  # set, cleared, expired, or in effect
-    ACCESS = "access"  # clients and grants were added or removed
+    ACCESS = "access"  # clients and grants were added or removed, or a client got a new secret
     WEBHOOK = "webhook"  # added or removed
     SERVICE = "service"  # it started or stopped
     UPKEEP = "upkeep"  # the history was pruned or the store was copied
@@ -53,18 +53,18 @@ class HistoryEntry(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_def
     text: str  # a sentence for people
     who: str = ""  # the name of the user or client, or of the service itself
     scope_id: str = ""  # for entries of a decision, `Scope.with_entries` sets it
-    event_id: str = ""
-    request_id: str = ""
+    event_id: str = ""  # GUID, upper case
+    request_id: str = ""  # GUID, lower case; for an event that a fault made, the id of the fault
     vm: str = ""  # the name of the VM, if the entry is about a single one
-    host: str = ""
+    host: str = ""  # its name
     seq: int = 0  # given by the store, from 1; 0: not stored yet
 
 
 class EventDelivery(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     """The first poll in which a VM (by its key) was given an event with this status."""
 
-    event_id: str
-    scope_id: str
+    event_id: str  # GUID, upper case
+    scope_id: str  # of the VM when it polled
     vm: str  # its key
     status: str  # a value of EventState
     version: str  # the api-version of the poll

@@ -2,7 +2,7 @@
 
 Two rules. Every transition goes forward, and the state of a finished event never changes. The scope's incarnation
 grows by one when the listed events of its document change, and at no other time: an approval or the outcome of one
-act changes the event but not the document. A pair that is not in the table is refused. `docs/lifecycle.md` is
+act changes the event but not the document. A pair that is not in the table is refused. `docs/reference/lifecycle.md` is
 generated from the table. The functions return the scope with the event changed and a history entry added.
 """
 
@@ -21,7 +21,7 @@ from forewarn.wording import first_names
 
 
 class Transition(StrEnum):
-    """What can happen to an event; TRANSITIONS says in which states. docs/lifecycle.md shows the values."""
+    """What can happen to an event; TRANSITIONS says in which states."""
 
     ANNOUNCED = "announced"  # published with notice
     STARTED_WITHOUT_NOTICE = "struck"  # a host failed, a policy or a fault starts it, or it is performed at once
@@ -66,7 +66,7 @@ def is_allowed(state: LifecycleState, transition: Transition) -> bool:
 def announce(scope: Scope, event: Event) -> Scope:
     """Return the scope with this new event Scheduled, its incarnation greater by 1, and a history entry.
 
-    The event gets the scope's next number as `seq`.
+    The event must be listed, with an id that the scope does not have; it gets the scope's next number as `seq`.
     """
     text = f"{_event_title(event)} scheduled{_note_suffix(event)}"
     return _apply_transition(

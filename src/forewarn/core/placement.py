@@ -1,20 +1,24 @@
 """Chooses hosts for VMs: the destination of a VM that moves, and hosts for many new VMs at once.
 
 Prefers the healthy host with the fewest VMs, and avoids hosts that hold another update domain of the VM's scope. A
-moving VM also avoids hosts with announced maintenance.
+moving VM also avoids hosts with announced maintenance or another fault domain of its scope and, where the hypervisor
+knows it, hosts without enough free memory.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Mapping
 from heapq import heapify, heappop, heappush
 from typing import Protocol
 
-from forewarn.core.fleet import Host, HostHealth, Vm
+import msgspec
+
+from forewarn.core.fleet import Host, Vm
 from forewarn.errors import Refused
 
 _HostLoad = tuple[int, str]  # the VM count of a host when it was put into the heap, and the host's name
+Domains = tuple[int, int]  # the update domain and the fault domain of a VM
 _DomainsByHost = dict[str, set[int]]  # the update domains of one scope on each host
 
 
@@ -28,7 +32,7 @@ class HostAllocator:
     """
 
     def __init__(self, hosts: Iterable[Host], placed_vms: Iterable[Vm] = ()) -> None:
-        self._locations = {h.name: (h.location, h.zone) for h in hosts if h.health is HostHealth.HEALTHY}
+        self._locations = {h.name: (h.location, h.zone) for h in hosts if h.can_take_vms}
         self._vm_counts = dict.fromkeys(self._locations, 0)
         self._heaps: dict[tuple[str, str], list[_HostLoad]] = defaultdict(list)
         self._host_counts: dict[tuple[str, str], int] = defaultdict(int)
@@ -112,51 +116,85 @@ def _has_own_scope(vm: Vm) -> bool:
 class HostOccupancy(Protocol):
     """Which VMs and which maintenance a host has: what choosing a destination for one VM depends on.
 
-    Hosts are given by name.
+    Hosts are given by their exact name; an unknown one has no VMs and no maintenance.
     """
 
     def has_announced_work(self, host: str) -> bool:
-        """Return whether maintenance of the host is scheduled or started."""
+        """Return whether planned maintenance of the host is scheduled or started; False if it is unknown."""
 
     def vm_count(self, host: str) -> int:
-        """Return how many VMs are on the host or moving to it, without those moving away."""
+        """Return how many VMs are on the host or moving to it, without those moving away; 0 if it is unknown."""
 
-    def has_other_update_domain(self, host: str, vm: Vm) -> bool:
-        """Return whether the host has, or gets, a VM of this VM's scope in another update domain."""
+    def domains_on(self, host: str, scope_id: str) -> Collection[Domains]:
+        """Return the domains of the scope's VMs that are on the host or moving to it, each pair once.
+
+        A scope of a single VM may be left out, because no other VM can share a host with it.
+        """
+
+    def arriving_sizes(self, host: str) -> Iterable[str]:
+        """Return the sizes of the VMs that move to the host and are not there yet, such as Standard_D2s_v5."""
 
 
-def choose_destination(vm: Vm, hosts: Iterable[Host], occupancy: HostOccupancy) -> str | None:
+class DestinationHints(msgspec.Struct, frozen=True, gc=False, kw_only=True):
+    """What the hypervisor knows about possible destinations; without entries, nothing is known.
+
+    It may be some seconds old, so it only ranks hosts, and never excludes one.
+    """
+
+    free_mib: Mapping[str, int] = {}  # host → memory that is free for more VMs
+    size_mib: Mapping[str, int] = {}  # size of a VM, such as Standard_D2s_v5 → its memory; unknown ones count as 0
+    unreachable: frozenset[str] = frozenset()  # names of hosts that do not answer
+
+
+NO_HINTS = DestinationHints()
+
+
+def choose_destination(
+    vm: Vm, hosts: Iterable[Host], occupancy: HostOccupancy, hints: DestinationHints = NO_HINTS
+) -> str | None:
     """Return the name of the host that a VM moves to (spec §6.4); None if no host is possible.
 
-    Only other healthy hosts in the same location and zone are possible. It prefers hosts without announced maintenance,
-    which would soon affect the VM again; then hosts without another update domain of the VM's scope, so that later
-    work on a host stays within one update domain; then the host with the fewest VMs; then the first by name.
+    Only healthy hosts in its location and zone are possible, other than the one it is on (a deallocated VM is on none).
+    It prefers hosts that answer, and those with enough free memory, if `hints` say so; then hosts without announced
+    maintenance, which would soon affect the VM again; then hosts without another update domain of the VM's scope, so
+    that later work on a host stays within one update domain; then hosts without another fault domain of it. Of these it
+    takes the host with the most free memory, if that is known of all possible ones, else with the fewest VMs; then the
+    first by name.
     """
     possible = [host.name for host in hosts if is_destination(host, vm)]
-    return min(
-        possible,
-        key=lambda name: (
+    knows_all = bool(hints.free_mib) and all(name in hints.free_mib for name in possible)
+
+    scope_id, update_domain, fault_domain = vm.scope_id, vm.update_domain, vm.fault_domain
+
+    def rank(name: str) -> tuple[bool, bool, bool, bool, bool, int, str]:
+        remaining = _remaining_mib(name, vm, occupancy, hints) if name in hints.free_mib else 0
+        there = occupancy.domains_on(name, scope_id)
+        return (
+            name in hints.unreachable,
+            remaining < 0,
             occupancy.has_announced_work(name),
-            occupancy.has_other_update_domain(name, vm),
-            occupancy.vm_count(name),
+            any(domains[0] != update_domain for domains in there),
+            any(domains[1] != fault_domain for domains in there),
+            -remaining if knows_all else occupancy.vm_count(name),
             name,
-        ),
-        default=None,
-    )
+        )
+
+    return min(possible, key=rank, default=None)
+
+
+def _remaining_mib(host: str, vm: Vm, occupancy: HostOccupancy, hints: DestinationHints) -> int:
+    """Return the memory that the host has left with this VM and those on their way; negative: too little."""
+    taken = sum(hints.size_mib.get(size, 0) for size in (vm.size, *occupancy.arriving_sizes(host)))
+    return hints.free_mib[host] - taken
 
 
 def is_destination(host: Host, vm: Vm) -> bool:
     """Return whether the VM can move to the host: healthy, not its own, of its location and zone."""
-    return (
-        host.health is HostHealth.HEALTHY
-        and host.name != vm.host
-        and host.location == vm.location
-        and host.zone == vm.zone
-    )
+    return host.can_take_vms and host.name != vm.host and host.location == vm.location and host.zone == vm.zone
 
 
 def require_destination(vm: Vm, hosts: Iterable[Host]) -> None:
-    """Raise Refused if none of these hosts is one that the VM can move to, see `is_destination`."""
+    """Raise Refused if the VM can move to none of these hosts, see `is_destination`; else do nothing."""
     if not any(is_destination(host, vm) for host in hosts):
         where = f"location {vm.location!r}" + (f", zone {vm.zone!r}" if vm.zone else "")
         besides = f" besides {vm.host!r}" if vm.host else ""

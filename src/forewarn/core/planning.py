@@ -20,6 +20,7 @@ from forewarn.core.fleet import PowerState, Priority, Vm
 from forewarn.core.host_failure import end_acts_on_failed_hosts, needs_recovery
 from forewarn.core.request import MaintenanceRequest, PlannedEvent, RequestedOperation
 from forewarn.core.scope import Scope, hours_text, scope_title
+from forewarn.duration import duration_text, exact_duration_text
 from forewarn.errors import Refused, Rejected, Remedy
 from forewarn.protocol.document import Kind
 
@@ -56,8 +57,9 @@ def plan_events_for_vms(
     """Return one planned event per VM, in order; KeyError for an operation not in OPERATION_CAUSES.
 
     `new_id` makes the ids of the events; `host` is the name of the host that the request is about, if any. Nothing is
-    published: `apply_planned_event` does that. Rejected if the requested notice is below the minimum without
-    `short_notice`, or if the operation gives none; Refused if a VM to be deleted has no terminate notification.
+    published: `apply_planned_event` does that. If the request has a notice or `short_notice`: Rejected if the notice is
+    below the minimum without `short_notice`, or if the operation never gives notice; Refused if a VM to be deleted has
+    no terminate notification.
     """
     cause = OPERATION_CAUSES[request.ask]
     return tuple(
@@ -99,16 +101,18 @@ def _notice_seconds(request: MaintenanceRequest, rules: CauseRules, vm: Vm) -> f
 def allowed_notice(rules: CauseRules, minimum_s: float, *, notice_s: float, short_notice: bool) -> float:
     """Return the notice to give in seconds: the requested one, else the minimum (spec §6.3).
 
-    `notice_s` 0 requests none. With `short_notice` the result is `notice_s`, even 0. Otherwise Rejected if it is
-    shorter than the minimum; `rules` only name the event type in that message.
+    `notice_s` is 0 if none was requested; a negative one is not checked. With `short_notice` the result is `notice_s`,
+    even 0. Otherwise Rejected if it is above 0 and shorter than the minimum; `rules` only name the event type in that
+    message.
     """
     if short_notice:
         return notice_s
     if 0 < notice_s < minimum_s:
         raise Rejected(
-            f"notice of {notice_s:g} s is shorter than the {minimum_s:g} s a {rules.kind} needs",
+            f"notice of {exact_duration_text(notice_s)} is shorter than the {duration_text(minimum_s)} "
+            f"a {rules.kind} needs",
             Remedy.ALLOW_SHORT_NOTICE,
-            minimum=f"{minimum_s:g}",
+            minimum=duration_text(minimum_s),
         )
     return notice_s or minimum_s
 
@@ -116,10 +120,12 @@ def allowed_notice(rules: CauseRules, minimum_s: float, *, notice_s: float, shor
 def apply_planned_event(scope: Scope, planned: PlannedEvent, context: DecisionContext) -> Scope:
     """Return the scope with the planned event published, started or performed at once.
 
-    Withdraws the events that it replaces, and leaves out VMs that are gone, are neither on its host nor being moved to
-    it, or are in another update domain by now. A scope that has the event already is returned unchanged. Refused if no
-    VM is left, if their state or another operation on them forbids it, or if the scope has too many user operations
-    scheduled.
+    It starts, without notice, if its cause is a failed host, a policy approves it or a fault says so; it is performed
+    at once if no document would show it; else it is published. One that a policy approves is published too, approved,
+    if its VM is being moved. Withdraws the events that it replaces, and leaves out VMs that are gone, are neither on
+    its host nor being moved to it, or are in another update domain by now. A scope that has the event already is
+    returned unchanged. Refused if no VM is left, if their state or another operation on them forbids it, or if the
+    scope has too many user operations scheduled.
     """
     if scope.event(planned.event_id) is not None:
         return scope
@@ -149,8 +155,9 @@ def apply_planned_event(scope: Scope, planned: PlannedEvent, context: DecisionCo
 def may_start_at_once(scope: Scope, planned: PlannedEvent, context: DecisionContext) -> bool:
     """Return whether `apply_planned_event` could start this event at once.
 
-    It could if a host failed, if no document would show the event, if a policy approves it, or if any fault on events
-    is active. If not, it only publishes the event, and no VM moves yet.
+    It could if its cause is a failed host, if no document would show the event, if a policy approves it, or if any
+    fault on events is active. If not, it only publishes the event, and no VM moves yet. Errors that applying it would
+    raise are not considered.
     """
     rules = CAUSE_RULES[planned.cause]
     if context.faults or planned.cause is Cause.HOST_FAILED or rules.kind is None:
@@ -307,7 +314,8 @@ _ALLOWED_WHEN_DEALLOCATED = frozenset({Cause.USER_DELETE, Cause.SCALE_IN, Cause.
 def pending_platform_events(scope: Scope, name: str) -> tuple[Event, ...]:
     """Return the scheduled events of planned maintenance that list a VM, oldest first (spec §6.4).
 
-    Its user may start them now. The name may be in any case. Refused if there is none.
+    Its user may start them now; those approved already are among them. The name may be in any case. Refused if there
+    is none, also for a name that no VM has.
     """
     wanted = name.casefold()
     pending = tuple(

@@ -12,10 +12,11 @@ from forewarn.protocol.instance import InstanceFacts
 
 def document_for(scope: Scope) -> wire.Document:
     """Return the scope's document: its incarnation, and its live, listed events in order of publication."""
-    listed = (event for event in scope.live_events() if event.listed)
+    listed = [event for event in scope.live_events() if event.listed]
+    listed.sort(key=lambda event: event.seq)
     return wire.Document(
         incarnation=scope.incarnation,
-        notices=tuple(wire_notice(event) for event in sorted(listed, key=lambda event: event.seq)),
+        notices=tuple(map(wire_notice, listed)),
         roles=scope.is_cloud_service,
     )
 
@@ -66,5 +67,5 @@ def instance_facts(vm: Vm) -> InstanceFacts:
         computer_name=vm.computer_name or vm.name,
         os_type=vm.os_type,
         address=vm.address or vm.lab_address,
-        mac="00-0D-3A-" + "-".join(vm.vm_id.replace("-", "")[i : i + 2] for i in (0, 2, 4)),
+        mac=f"00-0D-3A-{vm.vm_id[0:2]}-{vm.vm_id[2:4]}-{vm.vm_id[4:6]}",
     )

@@ -23,10 +23,10 @@ PLATFORM_ACTOR = "platform"  # who history entries name when the service itself 
 
 
 def reconcile_scope(scope: Scope, context: DecisionContext) -> Scope:
-    """Return the scope after all that is due now: failed acts, withdrawals, ends, starts, disabling.
+    """Return the scope after all that is due now: disabling, failed acts, withdrawals, ends, starts.
 
-    Returns the same object if nothing is due. It makes the acts of events that start but performs none:
-    `record_act_outcome` takes their outcomes. Leaves `wakes_at` as it is.
+    In this order, and again until nothing is due. Returns the same object if nothing is. It makes the acts of events
+    that start but performs none: `record_act_outcome` takes their outcomes. Leaves `wakes_at` as it is.
     """
     while True:
         reconciled = disable_scope_if_idle(scope, context.policy, context.now)
@@ -49,8 +49,9 @@ def next_wake_at(scope: Scope, context: DecisionContext) -> float | None:
 def record_act_outcome(scope: Scope, act: Act, outcome: ActOutcome) -> Scope:
     """Return the scope with the outcome of an act, and with its VM changed if the act succeeded.
 
-    The VM stays as it is if it has been removed, or deallocated so that the verb is no longer possible. A second
-    outcome of the same act, or one for an event that the scope does not have, returns the same scope.
+    The VM stays as it is if it has been removed, or deallocated so that the verb is no longer possible; the outcome is
+    recorded all the same, with a history entry. A second outcome of the same act, or one for an event that the scope
+    does not have, returns the same scope.
     """
     event = scope.event(act.event_id)
     if event is None or all(unfinished.id != act.id for unfinished in event.unfinished_acts):

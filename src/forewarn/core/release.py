@@ -55,7 +55,8 @@ def start_wait(scope: Scope, event: Event, context: DecisionContext) -> StartWai
 def waits_only_for_gate(scope: Scope, event: Event, context: DecisionContext) -> bool:
     """Return whether a scheduled event waits for nothing, or only for its gate.
 
-    A gate is released once this is true of all its events. Terminates have no gate, so their wait is not checked.
+    A gate starts the events of one host together, once this is true of all of them. Terminates have no gate, so their
+    wait is not checked.
     """
     return (
         _notice_wait(event, context) is None
@@ -68,8 +69,8 @@ def waits_only_for_gate(scope: Scope, event: Event, context: DecisionContext) ->
 def describe_gate_wait(event: Event, unready: Sequence[Event]) -> StartWait:
     """Return the wait of `event` for its gate, with the names of the VMs of the events `unready`.
 
-    They are the events behind the gate that are not ready; without any, no names. For operators only: it names VMs of
-    other scopes.
+    A gate starts the events of one host together; `unready` are those of them that are not ready. Without any, the text
+    has no names. For operators only: it names VMs of other scopes. Whether the gate is released is not checked.
     """
     names = list(dict.fromkeys(name for other in unready for name in other.vms))
     if not names:

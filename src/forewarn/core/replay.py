@@ -57,7 +57,7 @@ class Replay(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 class ReplayedAnswer:
     """What VMs get during a replay: this document, or the answer `instead` of any document."""
 
-    document: Document
+    document: Document  # with `instead`, polls do not get it
     instead: SubstituteAnswer | None = None  # None: the document
 
 

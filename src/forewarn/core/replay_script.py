@@ -33,7 +33,7 @@ class RecordedAnswer(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     status: int | None = None  # None: the connection broke
     content_type: HeaderText = ""  # header; "": it had none
     retry_after: HeaderText = ""  # header, likewise
-    body: bytes = b""
+    body: bytes = b""  # as received; base64 in JSON
 
 
 class UploadedRecording(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -44,15 +44,15 @@ class UploadedRecording(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     started_at: Seconds  # POSIX time by the recorder's clock
     ended_s: Seconds | None = None  # since the start; None: it ends with its last answer
     ended_date: Seconds | None = None  # the end as POSIX time by the server's clock; None: not known
-    answers: Annotated[tuple[RecordedAnswer, ...], Meta(min_length=1, max_length=100_000)]
+    answers: Annotated[tuple[RecordedAnswer, ...], Meta(min_length=1, max_length=100_000)]  # in the order they came
 
 
 class SubstituteAnswer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The HTTP answer that polls get instead of a document, as recorded; without a status, a reset."""
 
     status: int | None = None  # None: the connection is reset
-    content_type: str = ""
-    retry_after: str = ""
+    content_type: str = ""  # header; "": none
+    retry_after: str = ""  # header, likewise
     body: bytes = b""
 
 

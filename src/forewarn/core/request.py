@@ -100,12 +100,12 @@ class MaintenanceRequest(msgspec.Struct, frozen=True, gc=False, kw_only=True, om
     Later only its `rollout` or `replay` changes.
     """
 
-    id: str  # GUID
-    ask: RequestedOperation
+    id: str  # GUID, lower case
+    ask: RequestedOperation  # what it asks for
     who: str  # the name of who asked
     at: float  # lab time
     targets: tuple[str, ...]  # names of VMs or hosts, or the name of a scope, as people see them
-    notice_s: float = 0  # as requested, 0: the minimum; for a rollout, the notice that its VMs get
+    notice_s: float = 0  # seconds of lab time, as requested; 0: the minimum; for a rollout, what its VMs get
     short_notice: bool = False  # the notice may be shorter than the minimum, for testing
     rollout: Rollout | None = None  # only if it asks for one
     replay: Replay | None = None  # likewise
@@ -123,13 +123,13 @@ class MaintenanceRequest(msgspec.Struct, frozen=True, gc=False, kw_only=True, om
 class PlannedEvent(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=True):
     """An event that a request will publish in one scope: decided, but not yet applied to the scope."""
 
-    event_id: str  # the id that the event will have
+    event_id: str  # the id that the event will have: GUID, upper case
     request_id: str  # of the request, or the id of the fault that makes it
     scope_id: str
     cause: Cause
     who: str  # the name of who asked
     vms: tuple[str, ...]  # names; at least one
-    notice_s: float  # from its publication to its NotBefore
-    update_domain: int = 0
-    host: str = ""  # the host that the work is about; "": none
+    notice_s: float  # seconds of lab time from its publication to its NotBefore
+    update_domain: int = 0  # of its VMs when it was planned
+    host: str = ""  # the name of the host that the work is about; "": none
     gate_id: str = ""  # of the gate that it will wait for; "": none

@@ -25,7 +25,10 @@ BusyDomains = dict[str, int]  # scope id → the update domain that this rollout
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RolloutWave:
-    """The events that a rollout publishes together, and their gates, new or not yet released."""
+    """The events that a rollout publishes together, and their gates, new or not yet released.
+
+    A gate starts the events of one host together, when all of them are ready.
+    """
 
     planned: tuple[PlannedEvent, ...] = ()
     gates: tuple[Gate, ...] = ()  # at most one per host; (): this work needs none
@@ -41,10 +44,10 @@ def next_wave(
 ) -> RolloutWave:
     """Return the events and gates that a rollout publishes next; empty if it must wait or has none left.
 
-    `request` must carry a rollout. `vms` are the VMs now on its hosts or in its scope, done or not; `events` and
-    `planned` all its events so far; `new_id` makes ids of events and gates. `closed_gates` are its gates that are not
-    released, by host name: a VM that arrived on such a host starts together with the others (spec §6.4). Whether it is
-    paused or has ended is not checked.
+    `request` must carry a rollout. `vms` are the VMs now on its hosts or in its scope, also those that it has done;
+    `events` and `planned` all its events so far; `new_id` makes ids of events and gates. `closed_gates` are its gates
+    that are not released, by host name: a VM that arrived on such a host starts together with the others (spec §6.4).
+    Whether it is paused or has ended is not checked.
     """
     rollout = _rollout_of(request)
     remaining = remaining_vms(rollout, vms, events, planned)
@@ -68,8 +71,9 @@ def remaining_vms(
 ) -> list[Vm]:
     """Return those of `vms` that the rollout can affect and that no event handles, published or planned.
 
-    `vms` are the VMs now on its hosts or in its scope, `events` and `planned` all its events so far. In a rollout over
-    hosts, an event no longer handles a VM that had left the host before it started, so one that came back remains.
+    They keep their order. `vms` are the VMs now on its hosts or in its scope, `events` and `planned` all its events so
+    far. In a rollout over hosts, an event no longer handles a VM that had left the host before it started, so one that
+    came back remains.
     """
     handled = {(e.scope_id, name) for e in events for name in _handled_vms(rollout, e)}
     handled |= {(p.scope_id, name) for p in planned for name in p.vms}
@@ -182,7 +186,7 @@ def count_rollout_vms(vms: Iterable[Vm], events: Sequence[Event]) -> RolloutTall
     """
     states = {(vm.scope_id, vm.name): "waiting" for vm in vms}
     for event in events:
-        states |= {(event.scope_id, name): state for name, state in _vm_states(event)}
+        states |= {(event.scope_id, name): state for name, state in rollout_vm_states(event)}
     counts = Counter(states.values())
     return RolloutTally(total=len(states), **{name: counts[name] for name in _TALLY_STATES})
 
@@ -190,8 +194,11 @@ def count_rollout_vms(vms: Iterable[Vm], events: Sequence[Event]) -> RolloutTall
 _TALLY_STATES = ("done", "failed", "withdrawn", "not_needed", "started", "scheduled", "waiting")
 
 
-def _vm_states(event: Event) -> Iterator[tuple[str, str]]:
-    """Yield each VM of an event with the name of the count in the tally that it belongs to."""
+def rollout_vm_states(event: Event) -> Iterator[tuple[str, str]]:
+    """Yield the name of each VM of a rollout's event with the field of RolloutTally that counts it.
+
+    That is done, failed, withdrawn, not_needed, started or scheduled.
+    """
     failed = {act.name for act in event.failed_acts}
     acted = {act.name for act in event.acts}
     for name in event.vms:

@@ -58,7 +58,7 @@ class Scope(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     @property
     def present_vms(self) -> tuple[Vm, ...]:
         """Its VMs that were not removed, in the order they were added."""
-        return tuple(vm for vm in self.vms if vm.removed_at is None)
+        return tuple([vm for vm in self.vms if vm.removed_at is None])
 
     def vm(self, name: str) -> Vm | None:
         """Return the present VM with this name, ignoring case, or None."""
@@ -76,7 +76,10 @@ class Scope(msgspec.Struct, frozen=True, gc=False, kw_only=True):
         return None
 
     def live_events(self, status: EventState | None = None) -> tuple[Event, ...]:
-        """Return the events that are not over, or only those in this state, in order of publication."""
+        """Return the events that are not over, or only those in this state, in order of publication.
+
+        None means scheduled and started; OVER gives ().
+        """
         if status is None:
             return tuple([e for e in self.events if e.is_live])
         return tuple([e for e in self.events if e.status is status and e.is_live])
@@ -102,13 +105,16 @@ class Scope(msgspec.Struct, frozen=True, gc=False, kw_only=True):
         return msgspec.structs.replace(self, incarnation=self.incarnation + by)
 
     def with_entries(self, *entries: HistoryEntry) -> Scope:
-        """Return the scope with these history entries added, each with this scope's id."""
+        """Return the scope with these history entries added, each with this scope's id in place of its own."""
         placed = tuple(msgspec.structs.replace(entry, scope_id=self.id) for entry in entries)
         return msgspec.structs.replace(self, new_entries=(*self.new_entries, *placed))
 
 
 def scope_title_of_vm(vm: Vm) -> str:
-    """Return what people call the VM's scope, such as `availability set web` or `VM db`."""
+    """Return what people call the VM's scope, such as `availability set web` or `VM db`.
+
+    Others are `cloud service shop` and `placement group pg-0 of scale set workers`.
+    """
     if vm.cloud_service:
         return f"cloud service {vm.cloud_service}"
     if vm.scale_set:

@@ -24,13 +24,13 @@ T = TypeVar("T")
 class VmSettingsChange(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A change of VM settings. None leaves a setting unchanged; a notice of 0 switches it off."""
 
-    terminate_notice_min: int | None = None  # minutes
-    os_image_notice_min: int | None = None  # minutes
+    terminate_notice_min: int | None = None  # minutes: 0, or 5 to 15 (not checked here)
+    os_image_notice_min: int | None = None  # minutes: 0 or 15 (not checked here)
     approve_restart: bool | None = None  # whether policy approves restarts by users
     approve_redeploy: bool | None = None  # whether policy approves redeploys by users
     publish_outside: bool | None = None  # whether webhooks for opted-in VMs receive its events
     tags: dict[str, str] | None = None  # to add or replace
-    untagged: tuple[str, ...] = ()  # names of tags to remove
+    untagged: tuple[str, ...] = ()  # exact names of tags to remove; a VM need not have them
 
     @property
     def is_empty(self) -> bool:
@@ -75,7 +75,7 @@ def apply_settings_in_scope(scope: Scope, keys: Collection[str], change: VmSetti
     """Return the scope with the change applied to its present VMs with these keys; other keys are ignored.
 
     Tags are removed first, then added. Refused if a Spot VM would get a terminate notification, or if only part of a
-    set would get another policy (approval or publishing).
+    set would get another policy (approval or publishing). Whether notices have allowed lengths is not checked.
     """
     _require_whole_set(scope, keys, change)
     for vm in scope.present_vms:

@@ -28,16 +28,16 @@ class EventGridStatus(StrEnum):
 class WebhookSubscription(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A webhook: the receiver's address, which events it receives, and its position in the history.
 
-    It receives the statuses in `happenings` of events within the resource `over`; with `opted_in_only`, only of events
-    that list at least one VM within it whose owner publishes them.
+    It receives the statuses in `happenings` of events that affect a VM within the resource `over`; with
+    `opted_in_only`, only VMs with `publish_outside` (whose owners publish their events) count.
     """
 
-    id: str
-    url: str  # of the receiver
+    id: str  # a GUID, lower case
+    url: str  # of the receiver, http or https
     secret: str  # signs messages
     schema: WebhookSchema = WebhookSchema.EVENT_GRID
     over: str = ROOT_RESOURCE  # only events of VMs within this resource
-    happenings: tuple[EventGridStatus, ...] = tuple(EventGridStatus)  # only these statuses
+    happenings: tuple[EventGridStatus, ...] = tuple(EventGridStatus)  # statuses to notify about; by default all
     opted_in_only: bool = False  # only events of VMs with `publish_outside`
     by: str = ""  # the name of who added it
     at: float = 0  # when, in lab time

@@ -18,8 +18,8 @@ from forewarn.core.fleet import PowerState, Vm
 from forewarn.core.history import EntryKind, EventDelivery, HistoryEntry
 from forewarn.core.release import StartWait
 from forewarn.core.scope import Scope, hours_text
+from forewarn.duration import duration_text
 from forewarn.explain.phrases import (
-    duration_text,
     ending_text,
     event_kind_text,
     join_names,
@@ -36,7 +36,7 @@ _COPIED_ENTRY_KINDS = frozenset({EntryKind.SKIPPED, EntryKind.RETRIED})  # the e
 
 
 class ExplanationLine(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One line of a timeline: when, what happened, and a detail. The line shows no time: `at` carries it."""
+    """One line of a timeline: when, what happened, and a detail. The texts do not repeat the time `at`."""
 
     at: float  # lab time in POSIX seconds
     text: str  # what happened, without a full stop
@@ -53,7 +53,10 @@ class Explanation(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VmPoll:
-    """The last poll of one VM: how long ago it was, and its api-version."""
+    """The last poll of one VM: how long ago it was, and its api-version.
+
+    `silent_s` is real time since it, `lab_s` lab time; None: the service has no clock of its own.
+    """
 
     vm: str  # its name
     silent_s: float  # seconds of real time since the poll (spec §12); of virtual time in a test's lab
@@ -61,22 +64,26 @@ class VmPoll:
     lab_s: float | None = None  # seconds of lab time since the poll; None: the service has no clock of its own
 
     @property
-    def has_two_times(self) -> bool:
+    def _has_two_times(self) -> bool:
         """Whether real time and lab time since the poll differ so much that texts must name both."""
         return self.lab_s is not None and abs(self.lab_s - self.silent_s) >= _CLOCK_DIFFERENCE_S
 
     @property
-    def age_text(self) -> str:
+    def _age_text(self) -> str:
         """How long ago it was: `3 s`, or `3 s of real time or 1 d of lab time` if the two differ."""
         real = duration_text(self.silent_s)
-        if self.lab_s is None or not self.has_two_times:
+        if self.lab_s is None or not self._has_two_times:
             return real
         return f"{real} of real time or {duration_text(self.lab_s)} of lab time"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScopeFacts:
-    """Everything on record that an explanation of the events of one scope uses; the caller reads it."""
+    """Everything on record that an explanation of the events of one scope uses; the caller reads it.
+
+    Times are lab time. `waits` is by event id, `names` by VM key, `rollouts` by request id; the other mappings are by
+    act id.
+    """
 
     now: float  # lab time in POSIX seconds
     scope: Scope
@@ -89,15 +96,18 @@ class ScopeFacts:
     rollouts: Mapping[str, str] = field(default_factory=dict)  # request id → the rollout in words
     unanswered_s: Mapping[str, float] = field(default_factory=dict)  # act id → real seconds without an answer
     blocking_hosts: Mapping[str, str] = field(default_factory=dict)  # act id → the host whose other calls it waits for
+    act_notes: Mapping[str, str] = field(default_factory=dict)  # act id → how it is going, as the hypervisor says
+    awaited_hosts: Mapping[str, str] = field(default_factory=dict)  # act id → the unreachable host that it waits for
+    hypervisor: str = ""  # the one that performs acts, and what it acts on: `simulated: no real VM …`; "": not named
     idle_s: float = Policy().idle_s  # without polls for this much lab time, the scope is disabled
 
 
 def event_explanation(event: Event, facts: ScopeFacts) -> Explanation:
     """Explain one event of the scope: its timeline, oldest first, its state now, and whether VMs poll.
 
-    The timeline has the request, deliveries to VMs, skipped VMs and retries, approval, the release of its gate, start,
-    the outcome of each act, the end, and restarts of the service meanwhile. `now` has the sentences of
-    `describe_event_status` and `describe_polling`.
+    The timeline has the request, the first eight deliveries to VMs in each status and a count of the others, skipped
+    VMs and retries, approval, the release of its gate, start, the outcome of each act, the end, and restarts of the
+    service meanwhile. `now` has the sentences of `describe_event_status` and `describe_polling`.
     """
     lines = [
         *_request_lines(event, facts),
@@ -117,8 +127,8 @@ def vm_explanation(vm: Vm, events: Iterable[Event], facts: ScopeFacts) -> Explan
     """Explain a VM of the scope, also a removed one: one line per event, newest first, and its state now.
 
     `events` are those that list the VM, live and over, in any order; a line has the time of the publication. `now` has
-    a sentence about the VM, those of `describe_event_status` for each live event, and, unless it was removed, those of
-    `describe_polling`.
+    a sentence about the VM, one if there are no events, those of `describe_event_status` for each live event, newest
+    first, and, unless it was removed, those of `describe_polling`.
     """
     newest = sorted(events, key=lambda event: (event.published_at, event.seq), reverse=True)
     lines = tuple(_event_summary_line(event, vm, facts) for event in newest)
@@ -233,20 +243,22 @@ def _service_restart_lines(event: Event, facts: ScopeFacts) -> Iterator[Explanat
             )
 
 
+_MAX_NOTED_ACTS = 8  # more acts with a note are counted
 _LOST_DELIVERIES_TEXT = "deliveries in the two seconds before the crash may be missing here"
 
 
 def describe_event_status(event: Event, facts: ScopeFacts) -> Iterator[str]:
     """Yield sentences about an event now: what it waits for, what is in progress, or how it ended.
 
-    Scheduled: also which of its VMs it was not delivered to yet. Started: also acts that the hypervisor does not
-    answer, and the last failed attempt. Over: one sentence, how long ago it ended and how.
+    Scheduled: also which of its VMs it was not delivered to yet. Started: also how acts are going, the acts that the
+    hypervisor does not answer, and the last failed attempt. Over: one sentence, how long ago it ended and how.
     """
     if event.status is EventState.OVER:
         ago = duration_text(facts.now - (event.over_at or facts.now))
         yield f"It ended {ago} ago: {ending_text(event)}."
     elif event.status is EventState.STARTED:
-        yield from _running_acts_sentences(event, facts.now)
+        yield from _running_acts_sentences(event, facts)
+        yield from _progress_sentences(event, facts)
         yield from _unanswered_sentences(event, facts)
         yield from _last_retry_sentences(event, facts)
     else:
@@ -255,13 +267,30 @@ def describe_event_status(event: Event, facts: ScopeFacts) -> Iterator[str]:
             yield f"It was not delivered to {join_names(unaware)} yet."
 
 
-def _running_acts_sentences(event: Event, now: float) -> Iterator[str]:
-    since = duration_text(now - (event.started_at or now))
+def _running_acts_sentences(event: Event, facts: ScopeFacts) -> Iterator[str]:
+    since = duration_text(facts.now - (event.started_at or facts.now))
     if event.unfinished_acts:
         names = join_names([act.name for act in event.unfinished_acts])
         yield f"It started {since} ago; the {verb_noun(event.rules.verb)} of {names} is in progress."
+        if facts.hypervisor:
+            yield f"The hypervisor is {facts.hypervisor}."
     else:
         yield f"It started {since} ago, and every act was performed; it stays listed for the settling time."
+
+
+def _progress_sentences(event: Event, facts: ScopeFacts) -> Iterator[str]:
+    """What the hypervisor says about unfinished acts, and the unreachable hosts that acts wait for."""
+    noted = [act for act in event.unfinished_acts if facts.act_notes.get(act.id)]
+    for act in noted[:_MAX_NOTED_ACTS]:
+        yield f"The hypervisor reports for {act.name}: {facts.act_notes[act.id]}."
+    if rest := noted[_MAX_NOTED_ACTS:]:
+        yield f"It reports on {len(rest)} more {'VM' if len(rest) == 1 else 'VMs'}."
+    waiting: dict[str, list[str]] = {}
+    for act in event.unfinished_acts:
+        if act.id in facts.awaited_hosts:
+            waiting.setdefault(facts.awaited_hosts[act.id], []).append(act.name)
+    for host, names in waiting.items():
+        yield f"The {verb_noun(event.rules.verb)} of {join_names(names)} waits for host {host}, which does not answer."
 
 
 def _unanswered_sentences(event: Event, facts: ScopeFacts) -> Iterator[str]:
@@ -312,7 +341,7 @@ def describe_polling(facts: ScopeFacts) -> Iterator[str]:
     if facts.scope.is_enabled:
         yield f"Scheduled events are enabled for {facts.title}."
     else:
-        of_lab_time = " of lab time" if latest is not None and latest.has_two_times else ""
+        of_lab_time = " of lab time" if latest is not None and latest._has_two_times else ""
         yield (
             f"Scheduled events are disabled for {facts.title}: none of its VMs has polled within "
             f"{hours_text(facts.idle_s)}{of_lab_time}. User operations are performed at once."
@@ -321,9 +350,9 @@ def describe_polling(facts: ScopeFacts) -> Iterator[str]:
         yield "No client there has polled yet."
     elif latest.silent_s > SILENCE_LIMIT_S:
         last = f"the last was {latest.vm} (api-version {latest.version})"
-        yield f"No client there has polled for {latest.age_text}; {last}."
+        yield f"No client there has polled for {latest._age_text}; {last}."
     else:
-        yield f"{_active_pollers_text(facts)} (the last poll was {latest.age_text} ago, api-version {latest.version})."
+        yield f"{_active_pollers_text(facts)} (the last poll was {latest._age_text} ago, api-version {latest.version})."
 
 
 def _active_pollers_text(facts: ScopeFacts) -> str:

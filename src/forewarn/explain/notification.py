@@ -36,7 +36,10 @@ _STATUS_BY_ENTRY_KIND = {
 
 
 class EventNotification(msgspec.Struct, frozen=True, kw_only=True):
-    """A change of the status of one event, about which webhooks are notified; see `notification_for`."""
+    """A change of the status of one event, about which webhooks are notified; see `notification_for`.
+
+    The status of `event` may be a later one than `status`. `resource` is the Azure resource id of the event's scope.
+    """
 
     status: EventGridStatus  # the new status; that of `event` may be a later one
     at: float  # when it changed, in lab time
@@ -101,9 +104,9 @@ def notification_for(entry: HistoryEntry, event: Event, vms: Sequence[Vm]) -> Ev
 def is_subscribed(webhook: WebhookSubscription, notification: EventNotification, vms: Sequence[Vm]) -> bool:
     """Return True if the notification passes all filters of the webhook: status, resource and opt-in.
 
-    The notification's status must be in the webhook's `happenings`. One of `vms`, the VMs of the event, must be within
-    the resource `over`, or the notification's resource, and with it all of them. With `opted_in_only`, only VMs with
-    `publish_outside` count, and there must be one.
+    The notification's status must be in the webhook's `happenings`. The notification's resource or one of `vms`, the
+    VMs of the event, must be within the resource `over`. With `opted_in_only`, only VMs with `publish_outside` count.
+    False if no VM counts.
     """
     if notification.status not in webhook.happenings:
         return False

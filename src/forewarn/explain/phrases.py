@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 
 from forewarn.core.cause import verb_noun
 from forewarn.core.event import Ending, Event
+from forewarn.duration import duration_text
 from forewarn.wording import first_names
 
 
@@ -50,7 +51,10 @@ def notice_phrases(event: Event) -> Iterator[str]:
 
 
 def event_kind_text(event: Event) -> str:
-    """Return the kind of a listed event as VMs see it (`Reboot`), else its verb as a noun (`Eviction`)."""
+    """Return the kind that VMs see of the event (`Reboot`); if they never see it, its verb (`Delete`).
+
+    `Event.listed` says which; it stays the same when the event is over.
+    """
     return str(event.rules.kind if event.listed and event.rules.kind else verb_noun(event.rules.verb).capitalize())
 
 
@@ -59,20 +63,3 @@ def join_names(names: Sequence[str]) -> str:
     if len(names) > 4:
         return first_names(names)
     return " and ".join(filter(None, [", ".join(names[:-1]), *names[-1:]]))
-
-
-def duration_text(seconds: float) -> str:
-    """Return seconds in words: the largest unit and the next one, if not zero: `14 min 59 s`.
-
-    The units are d, h, min and s; smaller ones are cut off: 1 d 0 h 5 min is `1 d`. Rounded to seconds first; one that
-    rounds to 0, or is negative, is `less than a second`.
-    """
-    whole = max(0, round(seconds))
-    if whole == 0:
-        return "less than a second"
-    parts = []
-    for unit, length in (("d", 86400), ("h", 3600), ("min", 60), ("s", 1)):
-        count, whole = divmod(whole, length)
-        parts.append(f"{count} {unit}" if count else "")
-    first = next(index for index, part in enumerate(parts) if part)
-    return " ".join(part for part in parts[first : first + 2] if part)

@@ -18,9 +18,10 @@ SILENCE_LIMIT_S = 60.0  # a VM without a poll for longer has stopped polling: cl
 
 
 class PollingPace(NamedTuple):
-    """How long ago a VM polled, and how often it does, in seconds of real time; of a VM that has polled.
+    """How long ago a VM polled, and how often it does, in seconds of real time.
 
-    A VM that has not polled since the service started counts as silent since the start.
+    There is none for a VM that never polled. For one that has polled, but not since the service started, `silent_s`
+    is the time since the start.
     """
 
     silent_s: float  # since its last poll, or since the latest end of its long poll; 0 before that
@@ -28,16 +29,22 @@ class PollingPace(NamedTuple):
 
     @property
     def is_silent(self) -> bool:
-        """Whether it has stopped polling: its last poll or long poll ended over SILENCE_LIMIT_S ago."""
+        """Whether it has stopped polling: its last poll or long poll ended over SILENCE_LIMIT_S (60 s) ago.
+
+        So it is False for the first 60 s after a restart of the service, because silence counts from there.
+        """
         return self.silent_s > SILENCE_LIMIT_S
 
 
 class PollingState(StrEnum):
-    """Whether a VM polls for events; see `polling_state`. Metrics show the values."""
+    """Whether a VM polls for events; see `polling_state`. Metrics show the values.
+
+    Stopped: it has polled, but not within 60 s of real time. Off: the VM is not running.
+    """
 
     STOPPED = "stopped"  # it has polled, but not recently
     NEVER = "never"  # it has not polled yet
-    ACTIVE = "now"  # it polled within SILENCE_LIMIT_S
+    ACTIVE = "now"  # it polled within SILENCE_LIMIT_S (60 s)
     OFF = "off"  # the VM is not running
 
 
@@ -56,7 +63,7 @@ class EventAwareness(StrEnum):
 def polling_state(pace: PollingPace | None, *, is_off: bool = False) -> PollingState:
     """Return OFF if `is_off` (the VM does not run), else NEVER without a `pace`, else STOPPED or ACTIVE.
 
-    `pace` is None if the VM has never polled. STOPPED: its last poll is more than SILENCE_LIMIT_S ago.
+    `pace` is None if the VM has never polled. STOPPED: its last poll is more than SILENCE_LIMIT_S (60 s) ago.
     """
     if is_off:
         return PollingState.OFF
@@ -89,7 +96,7 @@ class ScopePoller:
     def __init__(self, *, pace: PollingPace | None, at: float, version: str) -> None:
         self.pace, self.at, self.version = pace, at, version
 
-    def will_poll_for(self, event: Event) -> bool:
+    def _will_poll_for(self, event: Event) -> bool:
         """Return True if the next poll of this VM is expected to deliver the event to it for the first time.
 
         The VM must be polling (not silent for over SILENCE_LIMIT_S), not have polled since the event was published,
@@ -114,5 +121,5 @@ def event_awareness(
     if given:
         return EventAwareness.NEIGHBOUR
     return (
-        EventAwareness.SOON if any(poller.will_poll_for(event) for poller in scope.values()) else EventAwareness.NO_VM
+        EventAwareness.SOON if any(poller._will_poll_for(event) for poller in scope.values()) else EventAwareness.NO_VM
     )

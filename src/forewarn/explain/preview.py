@@ -13,7 +13,7 @@ import msgspec
 from forewarn.core.cause import CAUSE_RULES, verb_noun
 from forewarn.core.event import Event
 from forewarn.core.request import PlannedEvent
-from forewarn.explain.phrases import duration_text
+from forewarn.duration import duration_text
 from forewarn.wording import first_names
 
 _MAX_LISTED_REASONS = 4  # more reasons, or replaced events, are not listed
@@ -58,8 +58,8 @@ def preview_from_events(
     """Return the preview of a request from the events of its dry run, given in order of publication.
 
     Events published at the same time are one wave. `now` is lab time, `vms` counts the VMs of the request. `is_over`
-    says that the dry run reached the end; if not, the preview is cut and has no `over_at`. `skipped` are sentences
-    about VMs that would be skipped; they end the summary.
+    says that the dry run reached the end; if not, the preview is cut and has no `over_at`, which otherwise is `now` if
+    there are no events. `skipped` are sentences about VMs that would be skipped; they end the summary.
     """
     waves = {at: number for number, at in enumerate(sorted({event.published_at for event in events}), 1)}
     previewed = tuple(_from_event(event, waves[event.published_at]) for event in events)
@@ -124,15 +124,20 @@ def _from_planned(item: PlannedEvent, now: float) -> PreviewedEvent:
     )
 
 
+def preview_warnings(events: Sequence[PreviewedEvent]) -> tuple[str, ...]:
+    """Return those sentences of the preview of these events that a user must not overlook.
+
+    In this order they say which VMs are affected at once, which events start without notice, and which pending events
+    are replaced; () if there are none of these. `Preview.sentences` has the same sentences, word for word.
+    """
+    return (*_immediate_sentences(events), *_without_notice_sentences(events), *_replacement_sentences(events))
+
+
 def _sentences(events: Sequence[PreviewedEvent], *, now: float, vms: int, over_at: float | None) -> Iterator[str]:
-    yield from _immediate_sentences([event for event in events if not event.listed])
+    yield from _immediate_sentences(events)
     listed = [event for event in events if event.listed]
     yield from _published_sentences(listed, vms, is_over=over_at is not None)
-    if replaced := [event_id for event in events for event_id in event.replaces]:
-        named = ", ".join(replaced[:_MAX_LISTED_REASONS]) + (
-            " and others" if len(replaced) > _MAX_LISTED_REASONS else ""
-        )
-        yield f"It replaces {_counted(len(replaced), 'pending event')}, which would be withdrawn: {named}."
+    yield from _replacement_sentences(events)
     if over_at is not None and listed:
         yield (
             "Without approvals, and if every act takes its usual time, everything is done in "
@@ -141,9 +146,11 @@ def _sentences(events: Sequence[PreviewedEvent], *, now: float, vms: int, over_a
 
 
 def _immediate_sentences(events: Sequence[PreviewedEvent]) -> Iterator[str]:
-    """One sentence per verb and reason."""
+    """One sentence per verb and reason, about what is done without an event."""
     reasons: dict[tuple[str, str], list[str]] = {}
     for event in events:
+        if event.listed:
+            continue
         reasons.setdefault((event.verb, event.note), []).extend(event.vms)
     for (verb, why), names in list(reasons.items())[:_MAX_LISTED_REASONS]:
         yield f"{verb_noun(verb)} of {first_names(names)} at once, without an event: {why}."
@@ -156,17 +163,27 @@ def _published_sentences(events: Sequence[PreviewedEvent], vms: int, *, is_over:
         return
     affected = len({(event.scope, name) for event in events for name in event.vms})
     waves = max(event.wave for event in events)
-    immediate = sum(event.starts_at == event.published_at for event in events)
     if waves > 1:
         how = f"in {'' if is_over else 'the first '}{waves} waves, one update domain of a scope at a time"
     else:
         how = "published at once" if is_over else "published first"
     yield f"{_counted(len(events), 'event')} over {_counted(affected, 'VM')}, {how}."
-    if immediate:
-        yield f"{immediate} of them start{'s' if immediate == 1 else ''} at once, without notice."
+    yield from _without_notice_sentences(events)
     if not is_over and affected < vms:
         why = f"{_counted(vms, 'VM')} are too many to simulate" if waves == 1 else "the simulation stopped there"
         yield f"{_counted(vms - affected, 'more VM')} follow in later waves, which the preview leaves out: {why}."
+
+
+def _without_notice_sentences(events: Sequence[PreviewedEvent]) -> Iterator[str]:
+    if immediate := sum(event.listed and event.starts_at == event.published_at for event in events):
+        yield f"{_counted(immediate, 'event')} start{'s' if immediate == 1 else ''} at once, without notice."
+
+
+def _replacement_sentences(events: Sequence[PreviewedEvent]) -> Iterator[str]:
+    if replaced := [event_id for event in events for event_id in event.replaces]:
+        others = " and others" if len(replaced) > _MAX_LISTED_REASONS else ""
+        named = ", ".join(replaced[:_MAX_LISTED_REASONS])
+        yield f"It replaces {_counted(len(replaced), 'pending event')}, which would be withdrawn: {named}{others}."
 
 
 def _counted(number: int, thing: str) -> str:

@@ -66,12 +66,18 @@ class RolloutProgress:
 
 
 def host_explanation(
-    host: Host, vms: Sequence[Vm], events: Sequence[EventWithFacts], entries: Iterable[HistoryEntry] = ()
+    host: Host,
+    vms: Sequence[Vm],
+    events: Sequence[EventWithFacts],
+    entries: Iterable[HistoryEntry] = (),
+    *,
+    is_unreachable: bool = False,
 ) -> Explanation:
     """Explain a host: its health, the VMs on it (`vms`), what is pending, and what happened, oldest first.
 
-    `events` are those on the host, live and over; `entries` are the history entries about the host itself. All
-    explanations of this module show the first eight live events, and count the others.
+    `events` are those on the host, live and over, in order of publication; `entries` are the history entries about the
+    host itself. `is_unreachable`: it does not answer the hypervisor, and acts wait for it. All explanations of this
+    module show the first eight live events, and count the others.
     """
     lines = (*(ExplanationLine(at=entry.at, text=entry.text) for entry in entries), *_event_lines(events))
     names = [vm.name for vm in vms]
@@ -81,16 +87,25 @@ def host_explanation(
         lines=tuple(sorted(lines, key=lambda line: line.at)),
         now=(
             f"{host.name} {_HEALTH_TEXT[host.health]}.",
+            *_reachability_sentences(host, is_unreachable),
             f"{join_names(names)} {'is' if len(names) == 1 else 'are'} on it." if names else "No VM is on it.",
             *_pending_sentences(events, "Nothing is pending on it."),
         ),
     )
 
 
+def _reachability_sentences(host: Host, is_unreachable: bool) -> Iterator[str]:
+    if is_unreachable:
+        yield "It is unreachable: it does not answer the hypervisor, and acts wait for it. Its VMs may still run."
+    if host.confirmed_down:
+        yield "An operator has confirmed that it is down: its VMs may be started elsewhere."
+
+
 def scope_explanation(facts: ScopeFacts, events: Sequence[EventWithFacts]) -> Explanation:
     """Explain a scope: whether its VMs poll, which are in it, what is pending, its events, oldest first.
 
-    `facts` are those of the scope; `events` are its events, live and over.
+    `facts` are those of the scope; `events` are its events, live and over, in order of publication. The first eight
+    live ones are shown, the others counted.
     """
     names = [vm.name for vm in facts.scope.present_vms]
     members = f"{join_names(names)} {'is' if len(names) == 1 else 'are'} in it." if names else "No VM is in it."
@@ -110,8 +125,9 @@ def rollout_explanation(
 ) -> Explanation:
     """Explain a rollout: its progress, the update domains it works on, and its events, oldest first.
 
-    `request` is the one that carries it, `events` are all its events, `entries` the history entries of the request, of
-    which those about single events are left out.
+    `request` is the one that carries it, `events` are all its events in order of publication, `entries` the history
+    entries of the request, of which those about single events are left out. The first eight live events are shown, the
+    others counted.
     """
     lines = (*_request_lines(entries), *_event_lines(events))
     return Explanation(
@@ -133,8 +149,8 @@ def request_explanation(
 ) -> Explanation:
     """Explain a request other than a rollout: its state, its events, oldest first, and what is pending.
 
-    `events` are all its events; `entries` are the history entries of the request, of which those about single events
-    are left out.
+    `events` are all its events in order of publication; `entries` are the history entries of the request, of which
+    those about single events are left out. The first eight live events are shown, the others counted.
     """
     lines = (*_request_lines(entries), *_event_lines(events))
     return Explanation(

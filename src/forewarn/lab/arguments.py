@@ -62,8 +62,8 @@ def fleet_file_text(vms: Sequence[str], *, spot: Sequence[str] = (), availabilit
 
     Maintenance of a host therefore affects one VM. The hosts are `host-0` and so on, in the order of the VMs. `spot`
     are more VMs, which are Spot; only `vms` have a terminate notification (5 minutes), and only they are in the
-    availability set, if its name is not "". It has as many update domains as `vms`, at most MAX_UPDATE_DOMAINS. Raises
-    Rejected for no names at all, or for a text instead of a list.
+    availability set, if its name is not "". It has as many update domains as `vms`, at most 20 (MAX_UPDATE_DOMAINS).
+    Raises Rejected for no names at all, or for a text instead of a list; names are not checked.
     """
     names = (*_name_list("vms", vms), *_name_list("spot", spot))
     if not names:

@@ -24,7 +24,10 @@ class LabReader(Protocol):
     """The part of a `Lab` that its events, VMs and faults use: reading its service."""
 
     def read(self, query: Callable[[LabService], T]) -> T:
-        """The result of `query`, called on the service after everything due is done; also on a closed lab."""
+        """The result of `query`, called on the service after everything due is done; also on a closed lab.
+
+        Blocks. `query` runs on the service's thread, where it must not wait; on a closed lab, at once in this thread.
+        """
 
 
 def history_lines(service: LabService, after: int = 0) -> tuple[str, ...]:
@@ -105,6 +108,8 @@ def _explanation_input(service: LabService, scope_id: str, events: Sequence[Even
         names=names,
         unanswered_s=service.control.executor.unanswered_s(),
         blocking_hosts=service.control.executor.blocking_hosts(),
+        act_notes=service.control.executor.progress.notes(),
+        awaited_hosts=service.control.executor.progress.awaited_hosts(),
         idle_s=service.control.transactions.policy.idle_s,
     )
 

@@ -50,6 +50,11 @@ class Lab:
     RESOURCE_GROUP/NAME, an event as the LabEvent that a request returned. `notice` replaces the usual notice, and may
     be below the platform's minimum; None and 0 mean the usual one. Calls raise NotFound, Rejected or Refused for what
     the service would refuse, and Refused if the lab is not open; only reading also works after `close`.
+
+    The fleet has `vms`, in `availability_set` if that is not "", and the Spot VMs `spot`; or it is that of the fleet
+    file `fleet` (a path); with neither, it is the VM `vm-0`. The clock starts `at` this time (with a time zone), None:
+    at the current second. `enablement` is "always" or "on-request". `simulate` makes acts slow or fail. The constructor
+    starts nothing, and raises Rejected for arguments that cannot be used.
     """
 
     def __init__(
@@ -65,12 +70,9 @@ class Lab:
     ) -> None:
         """Describe the lab; nothing runs before `open`.
 
-        The fleet has the VMs `vms`, in the availability set if one is given, and the Spot VMs `spot`, each on its own
-        host (`host-0` and so on, and a spare one); or it is that of the fleet file at the path `fleet`; with neither,
-        it is one VM `vm-0`. The clock starts `at` this time, which needs a time zone, or at the current second. With
-        the enablement "on-request" instead of "always", what a user requests for a scope that has not polled for a day
-        happens at once. `simulate` makes acts on VMs slow or fail, as the setting of that name does. Raises Rejected
-        for arguments that cannot be used.
+        Each VM of `vms` and `spot` is on its own host (`host-0` and so on, and a spare one). With the enablement
+        "on-request" instead of "always", what a user requests for a scope that has not polled for a day happens at
+        once. `simulate` is a list of rules, as the setting of that name.
         """
         if fleet is not None and (vms or spot or availability_set):
             raise Rejected("a lab takes a fleet file or names of VMs, not both: leave one out")
@@ -148,8 +150,9 @@ class Lab:
     def advance(self, by: DurationLike, *, without_polls: bool = False) -> tuple[str, ...]:
         """Move the clock ahead, doing everything that becomes due on the way; returns the new history lines.
 
-        VMs that poll now count as polling throughout, unless `without_polls`: then, with the enablement "on-request",
-        their scopes are disabled after a day. Raises Rejected unless `by` is above 0 and at most 366 days.
+        They are as in `history`, oldest first. VMs that poll now count as polling throughout, unless `without_polls`:
+        then, with the enablement "on-request", their scopes are disabled after a day. Raises Rejected unless `by` is
+        above 0 and at most 366 days.
         """
         return self._advance(duration_seconds(by), without_polls=without_polls)
 
@@ -183,34 +186,37 @@ class Lab:
         return value
 
     def reboot(self, vm: str, *, notice: DurationLike | None = None) -> LabEvent:
-        """Request a restart by the VM's user: a Reboot event with 15 minutes of notice or `notice`.
+        """Request a restart by the VM's user: a Reboot event with 15 minutes of notice, which is returned.
 
-        Raises NotFound for an unknown VM, Refused if it is not running or another operation of its user is pending.
+        `notice` ("20m", seconds or a timedelta; 0 counts as None) replaces the 15 minutes. Raises NotFound for an
+        unknown VM, Refused if it is not running or another operation of its user is pending.
         """
         return self._request(RequestedOperation.RESTART, vm, notice)
 
     def redeploy(self, vm: str, *, notice: DurationLike | None = None) -> LabEvent:
-        """Request a redeploy by the VM's user: a Redeploy event with 10 minutes of notice or `notice`.
+        """Request a redeploy by the VM's user: a Redeploy event with 10 minutes of notice, which is returned.
 
-        A pending restart is replaced. Raises NotFound for an unknown VM, Refused if no other healthy host can take it,
-        if it is deallocated, or if another operation of its user is pending.
+        `notice` ("20m", seconds or a timedelta; 0 counts as None) replaces the 10 minutes. A pending restart is
+        replaced. Raises NotFound for an unknown VM, Refused if no other healthy host can take it, if it is deallocated,
+        or if another operation of its user is pending.
         """
         return self._request(RequestedOperation.REDEPLOY, vm, notice)
 
     def evict(self, vm: str, *, notice: DurationLike | None = None) -> LabEvent:
-        """Evict a Spot VM: a Preempt event with 30 seconds of notice or `notice`.
+        """Evict a Spot VM: a Preempt event with 30 seconds of notice, which is returned.
 
-        Raises NotFound for an unknown VM, Refused for one that is not Spot or is deallocated, or whose eviction is
-        pending.
+        `notice` ("2m", seconds or a timedelta; 0 counts as None) replaces the 30 seconds. Raises NotFound for an
+        unknown VM, Refused for one that is not Spot or is deallocated, or whose eviction is pending.
         """
         return self._request(RequestedOperation.EVICT, vm, notice)
 
     def terminate(self, vm: str, *, notice: DurationLike | None = None) -> LabEvent:
         """Request a deletion by the VM's user: a Terminate event with the notice that the VM has configured.
 
-        `notice` replaces it. A Spot VM, or one without terminate notification, is deleted without notice. A pending
-        restart or redeploy is replaced. Raises NotFound for an unknown VM, Refused if `notice` is given for one without
-        terminate notification, or if another operation of its user is pending.
+        `notice` ("10m", seconds or a timedelta; 0 counts as None) replaces it. A Spot VM, or one without terminate
+        notification, is deleted without notice, with an event that documents never show. A pending restart or redeploy
+        is replaced. Raises NotFound for an unknown VM, Refused if `notice` is given for one without terminate
+        notification, or if another operation of its user is pending.
         """
         return self._request(RequestedOperation.DELETE, vm, notice)
 
@@ -219,24 +225,29 @@ class Lab:
     def freeze(self, vm: str, *, notice: DurationLike | None = None) -> LabEvent:
         """Update the VM's host: a Freeze of nine seconds for every VM on it, with 15 minutes of notice.
 
-        `notice` replaces the 15 minutes. Returns the event of this VM. Raises NotFound for an unknown VM, Refused if
-        another update domain on the host comes first: the maintenance goes on all the same, and the VM's event follows
-        later.
+        `notice` ("20m", seconds or a timedelta; 0 counts as None) replaces the 15 minutes. Returns the event of this
+        VM. Raises NotFound for an unknown VM or one that is on no host, Refused if another update domain on the host
+        comes first: the maintenance goes on all the same, and the VM's event follows later.
         """
         return self._request_host_maintenance(RolloutImpact.UPDATE, vm, notice)
 
     def migrate(self, vm: str, *, notice: DurationLike | None = None) -> LabEvent:
         """Live-migrate every VM of the VM's host: a Freeze of five seconds with 15 minutes of notice.
 
-        `notice` replaces the 15 minutes. Returns the event of this VM. Raises NotFound and Refused as `freeze` does,
-        and Refused, without starting anything, if no other healthy host can take the VMs.
+        `notice` ("20m", seconds or a timedelta; 0 counts as None) replaces the 15 minutes. Returns the event of this
+        VM. Raises NotFound for an unknown VM or one that is on no host; Refused, without starting anything, if no other
+        healthy host can take the VMs, and if another update domain on the host comes first: then the migrations go on
+        all the same, and the VM's event follows later.
         """
         return self._request_host_maintenance(RolloutImpact.MIGRATE, vm, notice)
 
     def reboot_host(self, vm: str, *, notice: DurationLike | None = None) -> LabEvent:
         """Reboot the VM's host: a platform Reboot event for every VM on it, with 15 minutes of notice.
 
-        `notice` replaces the 15 minutes. Returns the event of this VM. Raises NotFound and Refused as `freeze` does.
+        Update domains of a scope come one after the other, so some events follow later. `notice` replaces the 15
+        minutes: a text such as "20m", seconds or a timedelta; 0 counts as None. Returns the event of this VM. Raises
+        NotFound for an unknown VM or one that is on no host, Refused if another update domain on the host comes first:
+        the maintenance goes on all the same, and the VM's event follows later.
         """
         return self._request_host_maintenance(RolloutImpact.REBOOT, vm, notice)
 
@@ -244,8 +255,10 @@ class Lab:
         """Start a rollout over this VM's scope, one update domain at a time; returns the first events.
 
         The scope is the VM's availability set, cloud service or placement group of a scale set, or the VM alone. The
-        impact is `update` or `migrate` (a Freeze), or `reboot`. Later events are in `events` once the clock has moved.
-        Raises Rejected for another impact, and Refused if VMs must move and no host can take them.
+        impact is `update` or `migrate` (a Freeze), or `reboot`. `notice` ("20m", seconds or a timedelta; 0 counts as
+        None) replaces the usual 15 minutes. Events are in order of publication; later ones are in `events` once the
+        clock has moved. Raises NotFound for an unknown VM, Rejected for another impact, and Refused if VMs must move
+        and no host can take them.
         """
         rollout = Rollout(impact=request.parse_impact(impact), scope_id=self._scope_id(vm))
         return self._lab_events(
@@ -255,8 +268,9 @@ class Lab:
     def degrade(self, host: str, *, in_: DurationLike = "7d") -> tuple[LabEvent, ...]:
         """Predict that a host fails after `in_`, which is the notice: a Redeploy event for each of its VMs.
 
-        With `in_` 0 it is ten minutes. Returns the events; deallocated VMs have none, VMs being moved to the host have
-        one. Raises NotFound for an unknown host, Refused if it is not healthy or no other healthy host can take a VM.
+        `in_` is a text such as "7d", seconds or a timedelta; 0 means ten minutes. Returns the events; deallocated VMs
+        have none, VMs being moved to the host have one. Raises NotFound for an unknown host (its name may be in any
+        case), Refused if it is not healthy or no other healthy host can take a VM.
         """
         return self._lab_events(
             self._run_and_settle(lambda service: request.degrade_host(service, host, RequestedNotice(in_)))
@@ -266,7 +280,7 @@ class Lab:
         """Make a host fail now: its VMs are redeployed to other hosts without notice. Returns their events.
 
         VMs that were being redeployed to it are among them, deallocated ones are not. Raises NotFound for an unknown
-        host, Refused if it has failed already or no other healthy host can take a VM.
+        host (its name may be in any case), Refused if it has failed already or no other healthy host can take a VM.
         """
         return self._lab_events(self._run_and_settle(lambda service: request.fail_host(service, host)))
 
@@ -289,12 +303,15 @@ class Lab:
     def approve(self, event: LabEvent) -> None:
         """Approve an event as an operator, not as a VM; without effect if it is approved or has started.
 
-        Raises Refused if it is over.
+        It starts now, unless it waits for other events too. Raises Refused if it is over.
         """
         self._run_and_settle(lambda service: service.control.requests.approve(event.id, who=TEST_ACTOR))
 
     def withdraw(self, event: LabEvent) -> None:
-        """Withdraw an event: it ends without a start. Raises Refused if it has started or is over."""
+        """Withdraw an event: it ends without a start, and documents no longer show it.
+
+        Raises Refused if it has started or is over.
+        """
         self._run_and_settle(lambda service: service.control.requests.withdraw(event.id, who=TEST_ACTOR))
 
     def fault(
@@ -306,12 +323,13 @@ class Lab:
         lasts: DurationLike | None = None,
         **parameters: DurationLike,
     ) -> LabFault:
-        """Inject a fault for one VM, or for all; `docs/faults.md` lists the kinds and their parameters.
+        """Inject a fault for one VM, or for all; docs/reference/faults.md lists the kinds.
 
-        It affects at most `times` requests or events in total, and ends after `lasts`: real time for faults of
-        requests, lab time for faults of events. Without both it stays until `clear_faults`, unless its kind has a
-        longest duration. A fault that happens at once takes neither. Raises Rejected for bad values, NotFound for an
-        unknown VM, Refused if the fault cannot happen now.
+        `vm` None means all. A parameter in seconds is given with or without `_s`, as `notice="8s"`. The fault affects
+        at most `times` requests or events in total, and ends after `lasts`: real time for faults of requests, lab time
+        for faults of events. Without both it stays until `clear_faults`, unless its kind has a longest duration. A
+        fault that happens at once takes neither. Raises Rejected for bad values, NotFound for an unknown VM, Refused if
+        the fault cannot happen now.
         """
         spec = self.read(lambda service: request.fault_request(service, kind, vm, times, lasts, parameters))
         fault = self._run_and_settle(lambda service: service.control.faults.set(spec, who=TEST_ACTOR))
@@ -320,7 +338,8 @@ class Lab:
     def fail_next_polls(self, times: int, *, vm: str | None = None) -> LabFault:
         """Answer the next `times` polls and approvals with status 500, of this VM or of all VMs in total.
 
-        Returns the fault, whose `touched` counts them. Raises as `fault`.
+        Returns the fault, whose `touched` counts them. Raises Rejected unless `times` is above 0, NotFound for an
+        unknown VM.
         """
         return self.fault("internal-error", vm=vm, times=times)
 
@@ -358,7 +377,7 @@ class Lab:
     def explain(self, thing: LabEvent | LabVm | str) -> str:
         """What happened to an event or VM, why, and what it waits for, in several lines; a text names a VM.
 
-        Raises NotFound or Refused as `vm`.
+        Raises NotFound if no VM has this name, Refused if several have.
         """
         return str(self.vm(thing) if isinstance(thing, str) else thing)
 

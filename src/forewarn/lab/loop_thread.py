@@ -36,7 +36,7 @@ class LoopThread(Generic[S]):
     def open(self) -> S:
         """Start the thread and enter the context manager; returns what that yields, raises what it raises.
 
-        Raises TimeoutError after TIMEOUT_S, and RuntimeError if it was opened before.
+        Raises TimeoutError after TIMEOUT_S (60 s), and RuntimeError if it was opened before.
         """
         self._thread.start()
         try:
@@ -71,7 +71,7 @@ class LoopThread(Generic[S]):
             return asyncio.run_coroutine_threadsafe(work(self._opened.result()), self._loop)
 
     def close(self) -> None:
-        """Leave the context manager and wait for the thread to end, up to TIMEOUT_S. May be repeated.
+        """Leave the context manager and wait for the thread to end, up to TIMEOUT_S (60 s). May be repeated.
 
         From then on `run` raises Refused. The first call raises the error with which the service failed after it was
         opened, if it did.

@@ -35,7 +35,7 @@ def find_vm(service: LabService, name: str) -> Vm:
 
 @dataclass(frozen=True, slots=True)
 class RequestedNotice:
-    """The notice that a test asked for; None means the usual notice of the event's kind."""
+    """The notice that a test asked for; None and 0 mean the usual notice of the event's kind."""
 
     duration: DurationLike | None
 
@@ -56,8 +56,8 @@ class RequestedNotice:
 async def request_for_vm(service: LabService, what: RequestedOperation, name: str, notice: RequestedNotice) -> Event:
     """Request an operation on the VM `name`; returns its event, which may have started already.
 
-    Does everything due. Raises NotFound or Refused as `find_vm`, Rejected for a bad notice, Refused if the state of the
-    VM or another pending operation forbids it.
+    `name` is as for `find_vm`. Does everything due. Raises NotFound for an unknown VM, Rejected for a bad notice,
+    Refused if several VMs have the name, or if the state of the VM or another pending operation forbids it.
     """
     vm = find_vm(service, name)
     receipt = await service.control.requests.request_for_vms(
@@ -72,9 +72,9 @@ async def request_host_maintenance(
 ) -> Event:
     """Start a rollout over the host of VM `name`, which affects every VM there; returns this VM's event.
 
-    Does everything due. Raises NotFound or Refused as `find_vm`, and what `start_rollout` raises. Also raises Refused
-    if this VM's event is not published yet because another update domain comes first; the rollout continues all the
-    same.
+    Does everything due. Raises NotFound or Refused as `find_vm`, NotFound if the VM is on no host, and what
+    `start_rollout` raises. Also raises Refused if this VM's event is not published yet because another update domain
+    comes first; the rollout continues all the same.
     """
     vm = find_vm(service, name)
     events = await start_rollout(service, Rollout(impact=impact, hosts=(vm.host,)), notice)
@@ -103,8 +103,9 @@ async def start_rollout(service: LabService, rollout: Rollout, notice: Requested
 async def degrade_host(service: LabService, host: str, notice: RequestedNotice) -> list[Event]:
     """Predict that a host fails after this notice; returns a Redeploy event per VM on it or moving to it.
 
-    Does everything due. Deallocated VMs get no event. Raises NotFound for an unknown host, Rejected for a bad notice,
-    Refused if the host is not healthy or no other host can take a VM.
+    The usual notice is ten minutes. Does everything due. Deallocated VMs get no event. Raises NotFound for an unknown
+    host (its name may be in any case), Rejected for a bad notice, Refused if the host is not healthy or no other host
+    can take a VM.
     """
     receipt = await service.control.requests.degrade_host(
         host, who=TEST_ACTOR, notice_s=notice.seconds, short_notice=notice._is_short
@@ -116,8 +117,8 @@ async def degrade_host(service: LabService, host: str, notice: RequestedNotice) 
 async def fail_host(service: LabService, host: str) -> list[Event]:
     """Make a host fail now; returns the Redeploy events of its VMs and of those being redeployed to it.
 
-    Does everything due, so the events have started. Deallocated VMs get no event. Raises NotFound for an unknown host,
-    Refused if it has failed already or no other host can take a VM.
+    Does everything due, so the events have started. Deallocated VMs get no event. Raises NotFound for an unknown host
+    (its name may be in any case), Refused if it has failed already or no other host can take a VM.
     """
     receipt = await service.control.requests.fail_host(host, who=TEST_ACTOR)
     await service.settle()

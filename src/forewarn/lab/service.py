@@ -1,7 +1,8 @@
 """The service inside a lab, in virtual time, on real sockets.
 
 Memory store, simulated hypervisor, and a clock that moves only when a test moves it. Nothing happens in the background:
-a VM's approval or a test's request is carried out before it is answered.
+a VM's approval or a test's request is carried out before it is answered. A crash test uses the same service with a
+clock that runs and a hypervisor of its own.
 """
 
 from __future__ import annotations
@@ -18,8 +19,10 @@ from forewarn.control.fleet import FleetChange
 from forewarn.core.decision import Policy
 from forewarn.core.event import Event
 from forewarn.core.fleetfile.reader import DeclaredFleet
+from forewarn.hypervisor.interface import Hypervisor
 from forewarn.hypervisor.ledger import EffectLedger
 from forewarn.hypervisor.simulated import SimulatedBehaviour, SimulatedHypervisor
+from forewarn.protocol.exchange import EndpointRules
 from forewarn.service.maintenance_jobs import write_observation_batches
 from forewarn.store.memory import MemoryStore
 from forewarn.workers.publisher import GuestBackend, MetadataPublisher, PublisherConfig
@@ -32,7 +35,8 @@ TEST_ACTOR = "the test"  # who requests everything in the history of a lab
 class LabService:
     """The running parts of a lab: control plane, store and metadata publisher.
 
-    Use it on its event loop only; after it was closed, any thread may read the store.
+    Use it on its event loop only; after it was closed, any thread may read the store. `requests_touched` counts, by
+    fault id, the requests that a fault affected.
     """
 
     control: ControlPlane  # takes requests, faults and approvals, and moves the clock
@@ -59,28 +63,42 @@ class LabService:
         return self.control.clock.now()
 
     def events_touched_by(self, fault_id: str) -> list[Event]:
-        """The events that a fault has changed or added, live or over, oldest first."""
+        """The events that the fault with exactly this id has changed or added, live or over, oldest first.
+
+        Empty if there are none, also for an unknown id.
+        """
         return [event for event in self.store.events() if fault_id in event.faults]
 
 
 @asynccontextmanager
 async def open_lab_service(
-    proposal: DeclaredFleet, *, at: float, policy: Policy, behaviour: SimulatedBehaviour
+    proposal: DeclaredFleet,
+    *,
+    at: float,
+    policy: Policy,
+    behaviour: SimulatedBehaviour = SimulatedBehaviour(),  # noqa: B008 (frozen)
+    running_clock: LabClock | None = None,
+    hypervisor: Hypervisor | None = None,
+    rules: EndpointRules = EndpointRules(),  # noqa: B008 (frozen)
 ) -> AsyncIterator[LabService]:
     """Open a lab's service with this fleet, its clock stopped at `at`; closes it at the end of the block.
 
     An async context manager. `at` is lab time in seconds since 1970, `policy` has the settings of decisions such as the
     enablement, `behaviour` makes acts on VMs slow or fail. Each VM has its own port on loopback. Lets requests in
     progress finish when it closes, for up to a second.
+
+    With a `running_clock`, which shows `at` or later, the caller also runs `control.reconciler.run()`, and ends it
+    before the block ends; nothing more is carried out then. A `hypervisor` takes the place of the simulated one, and
+    is closed with the service. `rules` say what the metadata endpoint accepts, such as long polls.
     """
     async with AsyncExitStack() as stack:
         store = MemoryStore()
         stack.push_async_callback(store.close)
-        hypervisor = SimulatedHypervisor(EffectLedger.open(None), behaviour)
+        hypervisor = hypervisor or SimulatedHypervisor(EffectLedger.open(None), behaviour)
         stack.push_async_callback(hypervisor.close)
         control = ControlPlane(
             store=store,
-            clock=LabClock(ClockSetting(lab_at=at, real_at=0.0, speed=0.0), real=lambda: 0.0),
+            clock=running_clock or LabClock(ClockSetting(lab_at=at, real_at=0.0, speed=0.0), real=lambda: 0.0),
             hypervisor=hypervisor,
             inputs=ControlInputs(new_id=_new_guid, polls=store.last_polls, lab_addresses=True),
             policy=policy,
@@ -90,10 +108,12 @@ async def open_lab_service(
         await control.fleet.apply_change(change, who=TEST_ACTOR)
 
         # One port per VM works on every system; only Linux has loopback addresses beside 127.0.0.1.
-        publisher = MetadataPublisher.open(PublisherConfig(is_lab=True, port=0, one_port_per_vm=True), control)
+        config = PublisherConfig(is_lab=True, port=0, one_port_per_vm=True, rules=rules)
+        publisher = MetadataPublisher.open(config, control)
         service = LabService(control=control, store=store, publisher=publisher, started_at=at)
         await publisher.start(_backend_that_settles(service))
-        stack.push_async_callback(service.settle)
+        if running_clock is None:
+            stack.push_async_callback(service.settle)
         stack.push_async_callback(publisher.drain, _DRAIN_S)
         yield service
 

@@ -77,7 +77,10 @@ class LabEvent:
 
     @property
     def seen_by(self) -> tuple[str, ...]:
-        """The names of the VMs that received it in a document, each once, the first to receive it first."""
+        """The names of the VMs that received it in a document, each once, the first to receive it first.
+
+        Every VM of the scope that polls receives it, also one that it does not affect.
+        """
 
         def query(service: LabService) -> tuple[str, ...]:
             deliveries = sorted(service.store.deliveries(event_id=self.id), key=lambda delivery: delivery.at)
@@ -208,7 +211,10 @@ class LabVm:
 
     @property
     def performed(self) -> tuple[str, ...]:
-        """The verbs of the acts that were performed on it with success, in order: `("freeze", "reboot")`."""
+        """The verbs of the acts that were performed on it with success: `("freeze", "reboot")`.
+
+        In the order in which they ended.
+        """
 
         def query(service: LabService) -> tuple[str, ...]:
             acts = (act for event in service.store.events() for act in event.acts if act.vm == self._key)

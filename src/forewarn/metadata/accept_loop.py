@@ -31,7 +31,8 @@ class AcceptLoop:
     """Accepts the connections of one socket of `listener` on the event loop, from `start` to `stop`.
 
     Finds the VM of each connection in `callers`, closes those beyond a limit of `state`, answers a first request that
-    is in the response cache, and makes a `MetadataConnection` of every connection that stays open.
+    is in the response cache, and makes a `MetadataConnection` of every connection that stays open, also for an unknown
+    caller. If the system has no file descriptor left, logs it and pauses for a second. `sock` is one of the listener's.
     """
 
     def __init__(self, state: ServerState, callers: CallerDirectory, listener: VmListener, sock: socket.socket) -> None:
@@ -41,9 +42,10 @@ class AcceptLoop:
         self._attaching: set[asyncio.Task[None]] = set()
 
     def start(self) -> None:
-        """Start to listen and to accept on the event loop; returns at once.
+        """Start to listen and to accept on the event loop; returns at once. Call it once.
 
-        Raises OSError if the socket cannot listen, such as if its device is gone.
+        On Linux a connection is accepted when its first request has arrived, or after about a second. Raises OSError if
+        the socket cannot listen, such as if its device is gone.
         """
         self._sock.setblocking(False)
         self._sock.listen(LISTEN_BACKLOG)

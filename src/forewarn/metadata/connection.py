@@ -39,7 +39,7 @@ _NO_RESPONSES: CachedResponses = {}
 
 
 class MetadataConnection(asyncio.Protocol):
-    """The asyncio protocol of one client connection; answers its requests one after the other.
+    """The asyncio protocol of one connection of `caller`; answers its requests one after the other.
 
     It is idle, or busy with one request: the response is held (`_held`), waits for the backend (`_is_pending`), or
     its body is written slowly (`_slow_body`). `received`: bytes that the accept loop has read; `unsent`: the rest of a
@@ -160,8 +160,8 @@ class MetadataConnection(asyncio.Protocol):
     def eof_received(self) -> bool:
         """Answer the requests received so far, then close: a client may close only its sending side.
 
-        A held long poll is answered at once. Returns True, by which asyncio keeps the transport open for writing; False
-        if the connection is closing already.
+        A held long poll is answered at once, a delayed response when its time is over. Returns True, by which asyncio
+        keeps the transport open for writing; False if the connection is closing already.
         """
         if self._is_closing:
             return False
@@ -197,7 +197,10 @@ class MetadataConnection(asyncio.Protocol):
         self._update_reading()
 
     def resume_writing(self) -> None:
-        """Process requests again, because the client has read responses (called by asyncio)."""
+        """Process requests again, because the client has read responses (called by asyncio).
+
+        While the server drains, an idle connection closes instead.
+        """
         self._writes_paused = False
         self._idle_since = self._state.loop.time()
         self._process_requests()
@@ -207,13 +210,16 @@ class MetadataConnection(asyncio.Protocol):
     def wake(self) -> None:
         """Answer the held long poll, if there is one, because the document of its scope has changed.
 
-        A response that is only delayed stays held.
+        If the client has the current document all the same, or the response is only delayed, it stays held.
         """
         if self._held is not None and self._held.scope_id:
             self._resume_held(expired=False)
 
     def on_hold_timeout(self) -> None:
-        """Answer the held request, if there is one, because its time is over."""
+        """Answer the held request, if there is one, because its time is over.
+
+        A long poll gets 304, a delayed request its response.
+        """
         self._resume_held(expired=True)
 
     def drain(self, *, close_idle: bool) -> None:

@@ -22,21 +22,32 @@ _MAX_LOCK_ATTEMPTS = 2000  # a few milliseconds; a process holds the lock for mi
 class FaultQuota(Protocol):
     """Counts the requests that each fault has affected, up to its limit `Fault.count` (None: no limit).
 
-    Only for transport faults, which affect requests.
+    Only for transport faults, which affect requests. A fault without a limit may always affect one more.
     """
 
     def set_active(self, faults: Iterable[Fault]) -> None:
-        """Replace the active faults; `Fault.touched` says how many requests each has affected before."""
+        """Replace the active faults and forget all others.
+
+        `Fault.touched` says how many requests each has affected so far; the count of one that was set stays if higher.
+        """
 
     def has_remaining(self, fault: Fault) -> bool:
         """Whether the fault may affect one more request; counts nothing."""
 
     def consume(self, fault: Fault) -> bool:
-        """Count one more affected request and return True; False, uncounted, if the fault is at its limit."""
+        """Count one more affected request and return True; False, uncounted, if the fault is at its limit.
+
+        A quota that processes share may also return False because it cannot be counted now. Always True, and perhaps
+        uncounted, for a fault without a limit.
+        """
 
 
 class LocalFaultQuota:
-    """A fault quota in the memory of one process; the counts end with it."""
+    """A `FaultQuota` in the memory of one process: counts the requests that each fault has affected.
+
+    So a fault limited to N requests affects N of this process. Other processes do not see the counts, which end with
+    this one.
+    """
 
     def __init__(self) -> None:
         self._used: dict[str, int] = {}
@@ -61,10 +72,11 @@ class LocalFaultQuota:
 
 
 class SharedFaultQuota:
-    """A fault quota in a file that several processes share, with one counter per fault that has a limit.
+    """A `FaultQuota` in a file that several processes share, with one counter per fault that has a limit.
 
-    `file` is a descriptor of the file, which other processes inherit from the one that created it. That process assigns
-    the offsets of the counters; the others get them in messages and set `offsets` (by fault id).
+    A counter is the number of requests that the fault has affected, over all processes. `file` is a descriptor of the
+    file, which other processes inherit from the one that created it. That process assigns the offsets of the counters;
+    the others get them in messages and set `offsets` (by fault id).
     """
 
     def __init__(self, file: int) -> None:
@@ -84,7 +96,10 @@ class SharedFaultQuota:
             return cls(os.dup(file.fileno()))
 
     def close(self) -> None:
-        """Close the file; may be called twice. `assign_offsets` still works then, but writes nothing."""
+        """Close the file; may be called twice.
+
+        `assign_offsets` still works then, but writes nothing; other methods raise OSError for a fault with a limit.
+        """
         file, self.file = self.file, -1
         if file >= 0:
             os.close(file)

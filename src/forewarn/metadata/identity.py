@@ -55,7 +55,7 @@ class CalledAddressIdentity:
     kind: ClassVar[IdentityKind] = IdentityKind.CALLED_ADDRESS
 
     def attachment(self, sock: socket.socket, peer: PeerAddress) -> str:
-        """Return the local IP address of the connection, which is the VM's."""
+        """Return the local IP address of the connection, which is the VM's; `peer` does not matter."""
         return str(sock.getsockname()[0])
 
 
@@ -67,7 +67,10 @@ class SourceAddressIdentity:
     network: str = ""  # distinguishes networks with equal addresses; "": the network of the fleet's addresses
 
     def attachment_of(self, address: str) -> str:
-        """Return the attachment of the VM with this source address: NETWORK/ADDRESS, or only the address."""
+        """Return the attachment of the VM with this source address: NETWORK/ADDRESS, or only the address.
+
+        `address` is spelled as `str(ip_address(…))` does, because it is compared as text.
+        """
         return f"{self.network}/{address}" if self.network else address
 
     def attachment(self, sock: socket.socket, peer: PeerAddress) -> str:
@@ -82,7 +85,7 @@ class PortIdentity:
     kind: ClassVar[IdentityKind] = IdentityKind.PORT
 
     def attachment(self, sock: socket.socket, peer: PeerAddress) -> str:
-        """Return the local port of the connection, as text."""
+        """Return the local port of the connection, as text; `peer` does not matter."""
         return str(sock.getsockname()[1])
 
 
@@ -140,7 +143,7 @@ class MarkIdentity:
         return f"mark:{self.namespace}/{self.device}/{mark}"
 
     def attachment(self, sock: socket.socket, peer: PeerAddress) -> str:
-        """Return the attachment for the socket's mark; "" if it cannot be read."""
+        """Return the attachment for the socket's mark, which is 0 if unmarked; "" if it cannot be read."""
         try:
             return self.attachment_of(sock.getsockopt(_SOL_SOCKET, _SO_MARK))
         except OSError:
@@ -182,14 +185,18 @@ class CallerDirectory:
     def subscribe_assignments(self, callback: Callable[[str, str | None], None]) -> None:
         """Call `callback(attachment, VM key)`, now for each assignment and then within every change.
 
-        The VM is None when an attachment is released, which also happens before it gets another VM.
+        The VM is None when an attachment is released, which also happens before it gets another VM. There is no way to
+        unsubscribe.
         """
         self._assignment_subscribers.append(callback)
         for attachment, vm in self._vm_by_attachment.items():
             callback(attachment, vm)
 
     def subscribe_releases(self, callback: Callable[[list[str]], None]) -> None:
-        """Call `callback([key])` with the VM that loses an attachment, before another VM can get that."""
+        """Call `callback([key])` with the VM that loses an attachment, before another VM can get that.
+
+        The call is made within `release` or `assign`. There is no way to unsubscribe.
+        """
         self._release_subscribers.append(callback)
 
     def assign(self, attachment: str, vm: str) -> None:
@@ -213,7 +220,7 @@ class CallerDirectory:
                 on_assignment(attachment, None)
 
     def vm_at(self, attachment: str) -> str | None:
-        """Return the key of the VM that has this attachment, or None."""
+        """Return the key of the VM that has this attachment; None if no VM has it, as for ""."""
         return self._vm_by_attachment.get(attachment)
 
 

@@ -16,8 +16,9 @@ from forewarn.protocol.managed_identity import ManagedIdentity, ManagedIdentityT
 class MetadataBackend(Protocol):
     """What the metadata server calls for requests that published data cannot answer; VMs are named by key.
 
-    Changes are durable on return. `enable` and `approve` raise NotFound if the VM was removed; every request raises
-    Unavailable or Conflict if a retry may help. Implemented by the owner process and, as a proxy of it, by workers.
+    Changes are durable on return. `enable` and `approve` raise NotFound if the VM was removed; every method but `now`
+    raises Unavailable or Conflict if it failed and a retry may help. Implemented by the owner process and, as a proxy
+    of it, by workers.
     """
 
     async def enable(self, vm: str) -> None:
@@ -29,12 +30,12 @@ class MetadataBackend(Protocol):
     async def approve(self, vm: str, event_ids: tuple[str, ...]) -> str | None:
         """Approve these events for the VM (spec §5.2); ids are in upper case.
 
-        Returns None if all are approved now. If an id was never an event of the VM's scope, approves none and returns
-        the first such id.
+        Returns None if all are events of its scope, live or over: those that are scheduled are approved now, the others
+        stay as they are. If an id is not (or the event is no longer kept), approves none and returns the first such id.
         """
 
     async def token(self, identity: ManagedIdentity, resource: str) -> ManagedIdentityToken | WrongResource:
-        """Return a new access token for a VM's identity (spec §2.8); stores nothing.
+        """Return an access token for a VM's identity (spec §2.8), perhaps one that was issued before.
 
         `resource` is the audience that the client asks for. Returns WrongResource, with the accepted audiences, if
         there are no tokens for it.
@@ -46,7 +47,7 @@ class MetadataBackend(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ResetConnection:
-    """Takes the place of a response: the server answers the request by resetting the connection (TCP RST)."""
+    """Takes the place of a response: the server resets the connection (TCP RST) and sends no response."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,7 +56,7 @@ class PublishedScope:
 
     scope_id: str
     enabled: bool  # False: the first request calls `MetadataBackend.enable`
-    epoch: int  # another one each time the scope is enabled; part of the ETag
+    epoch: int  # another one each time the scope is enabled or reset; part of the ETag
     document: Document  # the events that its VMs see
     vms: Mapping[str, InstanceFacts]  # by VM key; only VMs that are not removed
     poll_override: HttpResponse | ResetConnection | None = None  # the response to polls; None: the document

@@ -30,14 +30,14 @@ class Limits:
     """
 
     head_bytes: int = MAX_HEAD_BYTES  # request line and headers
-    body_bytes: int = MAX_BODY_BYTES
+    body_bytes: int = MAX_BODY_BYTES  # decoded, if it is chunked
     request_s: float = 10.0  # from the first byte of a request to the last
     idle_s: float = 75.0  # without a request, or with responses that the client does not read
     linger_s: float = 2.0  # lingering close: time for a refused client to read the error
     write_bytes: int = 64 * 1024  # unread responses; above this no further request is processed
     connections_per_vm: int = 1000  # open at a time, at most a quarter of `connections`; unknown callers are one VM
     connections: int = field(default_factory=_default_max_connections)  # open at a time, of all VMs and unknown callers
-    requests_per_s: float | None = None  # per VM (spec §8.5); None: no limit
+    requests_per_s: float | None = None  # per VM, of one process (spec §8.5); None: no limit
 
     @property
     def max_connections_per_vm(self) -> int:

@@ -44,10 +44,11 @@ _MAX_MARK = 0xFFFFFFFF
 def parse_listeners(tables: Sequence[Mapping[str, Any]]) -> tuple[ListenerSpec, ...]:
     """Return the listeners that the `[[listeners]]` tables of the settings define, in the same order.
 
-    A table needs `by`, and may have address and port; `by` decides which of device, namespace, network, vm, vms and
-    marks it needs or may have. Raises Rejected if a table is invalid, two listen on the same address, port, device and
-    namespace, or one attachment is assigned to two VMs. The message names the listener by its number, from 1. Opens
-    nothing.
+    A table needs `by`: with "device" also device and vm, with "namespace" namespace and vm, with "mark" device and
+    marks (VMs by mark); with "source" it may have device, and network with vms (VMs by address). All may have address,
+    port (169.254.169.254 and 80, if not) and namespace. VMs are named, and not looked up. Raises Rejected if a table is
+    invalid or has another key, two listen on the same address, port, device and namespace, or one attachment is
+    assigned to two VMs. The message names the listener by its number, from 1. Opens nothing.
     """
     specs = []
     for number, table in enumerate(tables, 1):

@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import socket
 from collections.abc import Callable, Iterable
-from contextlib import suppress
 from dataclasses import dataclass
 
 from forewarn.errors import Rejected, Unavailable
+from forewarn.link_monitor import LinkMonitor
 from forewarn.metadata.listeners import ListenerSpec, OpenListener, VmListener, open_listener
 
 _log = logging.getLogger(__name__)
@@ -33,8 +32,8 @@ class ListenerChange:
 class ListenerManager:
     """Keeps the configured listeners open: call `open_all` once, then `run` or repeatedly `refresh`.
 
-    It opens sockets but does not accept on them. `shared`: open them with SO_REUSEPORT, so that another process can
-    take over.
+    `specs` are the configured listeners. It opens sockets but does not accept on them. `shared`: open them with
+    SO_REUSEPORT, so that another process can take over.
     """
 
     def __init__(self, specs: Iterable[ListenerSpec], *, shared: bool = False) -> None:
@@ -87,7 +86,7 @@ class ListenerManager:
 
         Calls `on_change` with each change that `refresh` returns; it must close the `previous` of the change.
         """
-        monitor = _LinkMonitor()
+        monitor = LinkMonitor()
         try:
             while True:
                 await monitor.wait_for_change(_CHECK_INTERVAL_S)
@@ -120,57 +119,3 @@ class ListenerManager:
         if self._waiting.get(spec) != reason:
             _log.warning("not listening on %s yet: %s; waiting for it", spec.name, reason)
         self._waiting[spec] = reason
-
-
-_AF_NETLINK, _NETLINK_ROUTE = 16, 0  # Linux
-_GROUP_LINK, _GROUP_IPV4_ADDRESS, _GROUP_IPV6_ADDRESS = 0x1, 0x10, 0x100  # RTMGRP_…
-_NETLINK_READ_BYTES = 65536
-
-
-class _LinkMonitor:
-    """Waits for changes of devices and addresses in the network namespace of this process, by netlink.
-
-    Where netlink does not exist or is forbidden it notices nothing. Create it inside a running event loop.
-    """
-
-    def __init__(self) -> None:
-        self._changed = asyncio.Event()
-        self._loop = asyncio.get_running_loop()
-        self._sock = _open_netlink_socket()
-        if self._sock is not None:
-            self._loop.add_reader(self._sock.fileno(), self._on_readable)
-
-    async def wait_for_change(self, timeout_s: float) -> None:
-        """Return at the next change, at once if one came since the last call, or after `timeout_s` seconds.
-
-        Does not say which of them it was.
-        """
-        with suppress(TimeoutError):
-            async with asyncio.timeout(timeout_s):
-                await self._changed.wait()
-        self._changed.clear()
-
-    def close(self) -> None:
-        """Close the netlink socket; may be called twice. `wait_for_change` then only times out."""
-        if self._sock is not None:
-            self._loop.remove_reader(self._sock.fileno())
-            self._sock.close()
-            self._sock = None
-
-    def _on_readable(self) -> None:
-        self._changed.set()
-        assert self._sock is not None
-        # ENOBUFS means that messages were lost, so there was a change.
-        with suppress(OSError):
-            while self._sock.recv(_NETLINK_READ_BYTES):
-                pass
-
-
-def _open_netlink_socket() -> socket.socket | None:
-    try:
-        sock = socket.socket(_AF_NETLINK, socket.SOCK_RAW, _NETLINK_ROUTE)
-    except OSError:  # not Linux, or not allowed here
-        return None
-    sock.setblocking(False)
-    sock.bind((0, _GROUP_LINK | _GROUP_IPV4_ADDRESS | _GROUP_IPV6_ADDRESS))
-    return sock

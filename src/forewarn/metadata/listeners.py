@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import errno
 import socket
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import partial
@@ -37,9 +37,12 @@ _MAX_PORTS_TRIED = 20  # for a VM that is added to a running lab
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VmListener:
-    """Open listening sockets, and the strategy that identifies the VMs that connect to them."""
+    """Open listening sockets, and the strategy that identifies the VMs that connect to them.
 
-    sockets: tuple[socket.socket, ...]
+    Nothing accepts on them until a `MetadataServer` or `WorkerPool` is started with it.
+    """
+
+    sockets: tuple[socket.socket, ...]  # TCP
     strategy: IdentityStrategy
     is_loopback: bool  # only programs on this machine can connect
 
@@ -66,9 +69,10 @@ def open_network_listener(
 ) -> VmListener:
     """Open a listener that identifies VMs by source address; use it where addresses cannot be forged.
 
-    `address` is an IP address, port 0 any free port, `device` the network device to bind to ("": none). `network`
-    distinguishes networks with equal addresses; `setting` names the port's setting in errors. Raises Rejected if the
-    socket cannot be opened, Unavailable if the system has no socket left.
+    `address` is an IP address (else ValueError), port 0 any free port, `device` the network device to bind to ("":
+    none). `network` distinguishes networks with equal addresses ("": the network of the fleet's addresses); `setting`
+    names the port's setting in errors. Raises Rejected if the socket cannot be opened, Unavailable if the system has no
+    socket left.
     """
     try:
         sock = _open_listening_socket(address, port, device=device, setting=setting)
@@ -137,30 +141,35 @@ class LabListeners:
 
 
 def open_lab_listeners(
-    addresses: Sequence[str],
+    find_addresses: Callable[[], Sequence[str]],
     port: int,
     *,
     modes: Sequence[LabListenMode] = tuple(LabListenMode),
     setting: str = "metadata port",
 ) -> LabListeners:
-    """Open sockets for VMs with these loopback addresses, in the first of `modes` that works here.
+    """Open sockets for VMs with loopback addresses, in the first of `modes` that works here.
 
-    Port 0 is any free port; `setting` names the port's setting in errors. Raises Rejected if no mode works or the port
-    is in use, Unavailable if the system has no socket left.
+    `find_addresses` returns the addresses; mode DEVICE does not call it, because one socket serves all of them. They
+    have the same `port`; in mode PORTS the VMs have `port` and those after it, in the order of the addresses. Port 0 is
+    any free port; `setting` names the port's setting in errors. Raises Rejected if no mode works or a port is in use,
+    Unavailable if the system has no socket left; then none stays open.
     """
     for mode in modes:
         try:
-            return _open_lab_in_mode(mode, addresses, port, setting)
+            return _open_lab_in_mode(mode, find_addresses, port, setting)
         except _ListenModeUnsupported:
             continue
-    raise Rejected(f"this machine cannot serve {', '.join(addresses)} in an allowed mode: {', '.join(modes)}")
+    raise Rejected(f"this machine cannot serve {', '.join(find_addresses())} in an allowed mode: {', '.join(modes)}")
 
 
-def _open_lab_in_mode(mode: LabListenMode, addresses: Sequence[str], port: int, setting: str) -> LabListeners:
+def _open_lab_in_mode(
+    mode: LabListenMode, find_addresses: Callable[[], Sequence[str]], port: int, setting: str
+) -> LabListeners:
     if mode is LabListenMode.DEVICE:
         sockets = [_open_listening_socket(_ANY_ADDRESS, port, device=_LOOPBACK_DEVICE, setting=setting)]
         ports: dict[str, int] = {}
     else:
+        addresses = find_addresses()
         sockets = _open_socket_per_vm(mode, addresses, port, setting)
         ports = dict(zip(addresses, map(_bound_port, sockets), strict=True))
     strategy = PortIdentity() if mode is LabListenMode.PORTS else CalledAddressIdentity()
@@ -268,12 +277,12 @@ class ListenerSpec:
     """A configured listener on a real network: where to listen, and how VMs are identified there."""
 
     identify_by: IdentifyBy
-    address: str = METADATA_ADDRESS
+    address: str = METADATA_ADDRESS  # an IP address
     port: int = METADATA_PORT
     device: str = ""  # the network device to bind to; "": any
     namespace: str = ""  # network namespace, a name of `ip netns` or a path; "": the one of this process
     network: str = ""  # the network of the source addresses; "": the addresses of the fleet
-    assignments: tuple[tuple[str, str], ...] = ()  # pairs of attachment and VM name
+    assignments: tuple[tuple[str, str], ...] = ()  # pairs of attachment (see `IdentityStrategy`) and VM, as named
     wait_until_available: bool = True  # for device, address and namespace; else they must exist at the start
 
     @property
@@ -316,7 +325,10 @@ class OpenListener:
 
     @property
     def is_current(self) -> bool:
-        """Whether its device and namespace still exist, and were not created again under the same name."""
+        """Whether its device and namespace still exist, and were not created again under the same name.
+
+        False also for a device that was renamed. Does not check whether the address still exists.
+        """
         if self.namespace and namespace_id(self.namespace) != self.netns_id:
             return False
         return not self.device or all(bound_device(sock) == self.device for sock in self.listener.sockets)
@@ -343,7 +355,11 @@ def open_listener(spec: ListenerSpec, *, shared: bool = False) -> OpenListener:
 
 
 def listener_for_socket(spec: ListenerSpec, sock: socket.socket) -> VmListener:
-    """Return a listener on a socket that this or another process has opened for the spec; opens nothing."""
+    """Return a listener on a socket that this or another process has opened for the spec; opens nothing.
+
+    Does not check that the socket fits the spec. The listener owns the socket: its `close`, or the server that is
+    started on it, closes it.
+    """
     on_loopback_device = spec.device == _LOOPBACK_DEVICE and not spec.namespace
     is_loopback = ip_address(spec.address).is_loopback or on_loopback_device
     return VmListener(sockets=(sock,), strategy=spec.strategy, is_loopback=is_loopback)

@@ -100,7 +100,7 @@ class GuestObservations:
     def replace_vm(self, vm: str, vm_id: str) -> None:
         """Forget the polls of a removed VM, because another one, with this id, was added under its key.
 
-        Late reports about the removed VM are ignored from now on.
+        Late reports (`merge_increments`) of polls of the removed VM are ignored from now on. Deliveries that wait stay.
         """
         self._flush_hits_of(vm)
         self._start_activity(vm, vm_id)
@@ -146,8 +146,9 @@ class GuestObservations:
     ) -> None:
         """Record `count` polls or approvals of the view's VM, the last at `at` (lab time) in this api-version.
 
-        Replaces the VM's poll that waits to be taken; its count is the total so far. `wait_s`: how long the response
-        to the last one may be held; the VM is not silent meanwhile.
+        Replaces the VM's poll that waits to be taken; its count is the total so far, from 0 again if another VM (by
+        `vm_id`) has the key. `wait_s`: how long the response to the last one may be held; the VM is not silent
+        meanwhile. `user_agent`: its header, "" if it had none.
         """
         vm, vm_id, scope_id = view.vm, view.facts.vm_id, view.scope_id
         activity = self._activity.get(vm) or self._activity_of(vm)

@@ -47,8 +47,8 @@ class PublishedDocuments:
     """The published scopes in memory, from which polls are answered.
 
     `first_answer_delay_s`: how long (real time) responses are delayed after a scope was enabled (spec §8.1).
-    `store_tag`: the part of every ETag that distinguishes this store from any other (spec §4.3). Not thread-safe;
-    `publish` and `remove` need a running event loop.
+    `store_tag`: the part of every ETag that distinguishes this store from any other (spec §4.3). `stale_documents`
+    keeps replaced ones, for faults. Not thread-safe; `publish` and `remove` need a running event loop.
     """
 
     def __init__(self, *, first_answer_delay_s: float = 0.0, store_tag: str = "") -> None:
@@ -64,14 +64,15 @@ class PublishedDocuments:
         """Call back, within `publish` and `remove`, with the keys of all VMs that the scope has or had.
 
         There is one call for the VMs it has, and one for those it had. A VM may be reported although it sees the same.
+        There is no way to unsubscribe.
         """
         self._subscribers.append(callback)
 
     def publish(self, scope: PublishedScope) -> None:
         """Replace what the scope's VMs see, or add the scope; calls the subscribers.
 
-        If responses to polls change, its long polls are woken soon after. A VM that the scope no longer has is unknown
-        from now on, unless another scope has it.
+        If responses to polls change (by epoch, document, override or VMs), its long polls are woken soon after. A VM
+        that the scope no longer has is unknown from now on, unless another scope has it.
         """
         before = self._entries.get(scope.scope_id)
         entry = _PublishedEntry(scope, delayed_until=self._delayed_until(before, scope))

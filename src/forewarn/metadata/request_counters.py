@@ -38,14 +38,17 @@ OTHER_REQUEST = RequestCategory(OTHER)
 def request_category(request: HttpRequest) -> RequestCategory:
     """Return the category of a VM's request, by method, path (in any case) and api-version.
 
-    Scheduled events are POLL (GET) or APPROVAL (POST), the other endpoints INSTANCE or TOKEN, and all else is OTHER.
-    Never UNKNOWN_CALLER, which only the connection can tell.
+    Scheduled events are POLL (GET) or APPROVAL (POST), the other endpoints INSTANCE or TOKEN (any method), and all else
+    is OTHER, also another method on scheduled events. Never UNKNOWN_CALLER, which only the connection can tell.
     """
     return _category_of_target(request.method, request.target)
 
 
 def user_agent_of(request: HttpRequest) -> str:
-    """Return the printable characters of the first User-Agent header, at most 120; "" if there is none."""
+    """Return the first 120 printable characters of the first User-Agent header; "" if there is none.
+
+    Blanks around it do not count.
+    """
     user_agent = next((value for name, value in request.headers if name == "user-agent"), "")
     return _printable_prefix(user_agent) if user_agent else ""
 

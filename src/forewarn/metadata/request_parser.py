@@ -141,7 +141,8 @@ class RequestParser:
     def next_request(self) -> ParsedRequest | RefusedRequest | None:
         """Take the next complete request out of the buffered bytes; None if more bytes are needed.
 
-        Returns RefusedRequest if the bytes are not valid HTTP/1.0 or 1.1 or exceed a limit.
+        Returns RefusedRequest if the bytes are not valid HTTP/1.0 or 1.1 (400) or exceed a limit (413 body, 431 head),
+        also before the request is complete.
         """
         try:
             if self._head is None or self._body is None:

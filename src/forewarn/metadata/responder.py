@@ -85,9 +85,9 @@ PendingResponse: TypeAlias = Coroutine[Any, Any, FinishResponse]  # waits for th
 
 
 class Responder:
-    """Decides the responses to the requests of all connections of a server.
+    """Decides the responses to the requests of all connections of a server; sends nothing.
 
-    `rules_for(location)` returns the endpoint rules for VMs of that location.
+    `rules_for(location)` returns the endpoint rules for VMs of that location. Use it inside a running event loop.
     """
 
     def __init__(
@@ -355,7 +355,8 @@ _MAX_KNOWN_APPROVALS = 10_000  # beyond, the oldest is dropped and goes to the b
 class KnownApprovals:
     """Remembers which events are approved in the store, so that repeated approvals need no backend call.
 
-    Keeps the latest `max_size` events, with their scope.
+    Keeps the latest `max_size` events, with their scope. `covers` also counts events that have started, which need no
+    approval: it does not prove that they were approved.
     """
 
     def __init__(self, *, max_size: int = _MAX_KNOWN_APPROVALS) -> None:
@@ -365,7 +366,7 @@ class KnownApprovals:
     def add(self, scope_id: str, event_ids: tuple[str, ...]) -> None:
         """Remember that the backend has stored an approval of these events (ids in upper case).
 
-        Forgets the events that were added first if there are too many.
+        Forgets the events that were added first if there are too many; adding one again need not keep it longer.
         """
         for event_id in event_ids:
             if len(self._approved) >= self._max_size:
@@ -373,7 +374,10 @@ class KnownApprovals:
             self._approved[scope_id, event_id] = None
 
     def covers(self, view: GuestView, event_ids: tuple[str, ...]) -> bool:
-        """Whether there are ids, and none needs an approval: it was added, or the view lists it as started."""
+        """Whether there are ids (in upper case), and none of these events needs an approval.
+
+        It needs none if it was added for the view's scope, or if the view's document lists it as started.
+        """
         return bool(event_ids) and all(self._needs_no_approval(view, event_id) for event_id in event_ids)
 
     def _needs_no_approval(self, view: GuestView, event_id: str) -> bool:
@@ -398,7 +402,10 @@ class UnknownCallerLog:
         self._overflow_logged_at: float | None = None
 
     def record(self, caller: Caller, now: float) -> None:
-        """Log that a request of this caller at `now` (loop time) got 404, unless one was in the last minute."""
+        """Log that a request of this caller at `now` (loop time) got 404, and why.
+
+        Logs nothing if one of the same attachment was logged in the last minute.
+        """
         since = now - _UNKNOWN_CALLER_INTERVAL_S
         if self._logged_at.get(caller.attachment, since) > since:
             return

@@ -30,8 +30,9 @@ CachedResponses = dict[bytes, "CachedResponse"]  # by the exact bytes of the req
 class CachedResponse:
     """A cache entry: the prepared response to one exact request of one VM.
 
-    `keep_alive`: the connection stays open after it. `status`, `version` (api-version), `category` and `user_agent` are
-    those under which its hits are recorded. `hits` counts requests that it answered and that are not recorded yet.
+    `prepared` is the response; `keep_alive`: the connection stays open after it. `status`, `version` (api-version),
+    `category` and `user_agent` are those under which its hits are recorded. `hits` counts requests that it answered and
+    that are not recorded yet. `vm_cache` has all entries of the VM.
     """
 
     __slots__ = ("category", "hits", "keep_alive", "prepared", "status", "user_agent", "version", "vm_cache")
@@ -71,8 +72,8 @@ class ResponseCache:
     """The response cache of one server. Connections look up entries themselves and call `serve_hit`.
 
     Hits are counted in the entries. A flush records them: it calls `count_hits(category, status, count)` and
-    `observations.record_poll`. The cache sets itself as the flush hooks of `observations`. `now` returns lab time. With
-    `is_enabled=False` nothing is ever cached.
+    `observations.record_poll`. The cache sets itself as the flush hooks of `observations`. `now` returns lab time. It
+    keeps at most 200,000 VMs, then drops the one that was added first. With `is_enabled=False` nothing is ever cached.
     """
 
     def __init__(
@@ -95,7 +96,8 @@ class ResponseCache:
         """Return the VM's cached responses for callers of this kind (see `Caller`), by request bytes.
 
         `vm` is a key. None if nothing is cached for them, or `vm` is None (an unknown caller). The dictionary is the
-        cache's own, and may be kept: it is emptied when the entries become invalid.
+        cache's own, and may be kept: it is emptied when the entries become invalid, and then stays empty, so look it
+        up again.
         """
         vm_cache = self._vm_caches.get(vm) if vm is not None else None
         return None if vm_cache is None else vm_cache.responses.get((is_loopback, from_loopback))
@@ -132,9 +134,9 @@ class ResponseCache:
     ) -> CachedResponses:
         """Cache the response to these request bytes for the view's VM and callers of this kind.
 
-        Keeps an entry that is there already. Drops the oldest of more than 16 entries, and all entries of an older view
-        of the VM. Returns the VM's entries for this kind of caller, as `responses_for` does; empty, if disabled. The
-        arguments after `view` are the fields of `CachedResponse`.
+        Keeps an entry that is there already. Drops the oldest of more than 16 entries of these, and all entries of an
+        older view of the VM. Returns the VM's entries for this kind of caller, as `responses_for` does; empty, if
+        disabled. The arguments after `view` are the fields of `CachedResponse`.
         """
         if not self._is_enabled:
             return {}

@@ -76,8 +76,8 @@ class ResponseWriter:
     def bytes_for(self, response: HttpResponse, *, keep_alive: bool, is_http10: bool) -> bytes:
         """Return the bytes of a response with the current Date, Content-Length (not in a 304) and Connection.
 
-        Connection is `close` without `keep_alive`, and `keep-alive` for HTTP/1.0 with it. The last response is kept,
-        because many long polls get the same object.
+        Connection is `close` without `keep_alive`, and `keep-alive` for HTTP/1.0 with it. The body is left out if the
+        response is `head_only`. The last response is kept, because many long polls get the same object.
         """
         last = self._last
         if last is None or last[0] is not response or last[1] is not keep_alive or last[2] is not is_http10:
@@ -87,7 +87,7 @@ class ResponseWriter:
     def prepare(self, response: HttpResponse, *, keep_alive: bool, is_http10: bool) -> PreparedResponse:
         """Return the response prepared for repeated writing, for the response cache; see `bytes_for`.
 
-        Equal responses share one object, as long as it is among the 1024 used last.
+        Equal responses with equal flags share one object, as long as it is among the 1024 used last.
         """
         return self._prepare_cached(response, keep_alive, is_http10)
 
@@ -119,7 +119,8 @@ _MAX_SLOW_CHUNKS = 20
 class SlowBodyWriter:
     """Writes the head of a response when created and its body over `duration_s`, then calls `on_done`.
 
-    The body is written with `write` in at most 20 pieces, in real time. Create it inside a running event loop.
+    `response_bytes` has both. The body is written with `write` in at most 20 pieces, in real time, the first after a
+    pause. Create it inside a running event loop.
     """
 
     def __init__(
@@ -147,7 +148,10 @@ class SlowBodyWriter:
         self._on_done()
 
     def stop(self) -> None:
-        """Write nothing more, and do not call `on_done`."""
+        """Write nothing more, and do not call `on_done`; the response stays incomplete.
+
+        Does nothing after the end.
+        """
         self._timer.cancel()
 
     def _write_chunk(self) -> None:

@@ -27,10 +27,11 @@ from forewarn.protocol.exchange import EndpointRules
 class MetadataServer:
     """The HTTP server for VMs. Create and use it inside a running event loop; `start`, then `drain`.
 
-    It serves what `documents` has. `rules_for(location)` returns the endpoint rules for VMs of that location. `limits`:
-    None means the defaults. `use_response_cache=False` changes only the speed. `fault_quota` is shared if several
-    processes serve VMs; None: a local one. Faults expire by `real_time` (POSIX seconds). `observations` collects polls
-    and deliveries, `faults` has the transport faults and their hits.
+    It serves what `documents` has, asks `backend` for the rest, and finds the VM of a connection in `callers`.
+    `rules_for(location)` returns the endpoint rules for VMs of that location. `limits`: None means the defaults.
+    `use_response_cache=False` changes only the speed. `fault_quota` is shared if several processes serve VMs; None: a
+    local one. Faults expire by `real_time` (POSIX seconds). Its `observations` collects polls and deliveries, `faults`
+    has the transport faults and their hits.
     """
 
     def __init__(
@@ -114,7 +115,10 @@ class MetadataServer:
         return self._state.buffered_bytes
 
     def set_faults(self, faults: Sequence[Fault]) -> None:
-        """Replace the active faults; those that are not transport faults are ignored."""
+        """Replace the active faults; those that are not transport faults are ignored.
+
+        As `FaultTable.set_faults`: a fault that stays continues its counts.
+        """
         self.faults.set_faults(faults)
 
     async def start(self, listeners: Sequence[VmListener]) -> None:
@@ -147,15 +151,18 @@ class MetadataServer:
         """Close all listeners, answer the requests in progress, and close all connections.
 
         `idle_grace_s`: how long idle connections may wait for one more request, where another process serves their
-        clients next. Aborts connections and cancels backend calls that remain after `timeout_s`. The server cannot
-        start again.
+        clients next. Aborts connections and cancels backend calls that remain after `timeout_s` (0: all at once). Both
+        are seconds of real time from the call. The server cannot start again.
         """
         for listener in tuple(self._accept_loops):
             await self.stop(listener)
         await self._state.drain(timeout_s, idle_grace_s=idle_grace_s)
 
     def end_idle_grace(self) -> None:
-        """End the wait of idle connections in a `drain` with `idle_grace_s`: they close now. Returns at once."""
+        """End the wait of idle connections in a `drain` with `idle_grace_s`: they close now. Returns at once.
+
+        A `drain` that begins later does not wait for idle connections either.
+        """
         self._state.end_idle_grace()
 
     def _start_listener(self, listener: VmListener) -> None:

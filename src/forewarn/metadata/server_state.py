@@ -36,10 +36,13 @@ class OpenConnection(Protocol):
         """Close at once, without sending buffered data."""
 
     def on_hold_timeout(self) -> None:
-        """Answer the held request, because its time is over."""
+        """Answer the held request, if there is one, because its time is over."""
 
     def check_idle(self) -> None:
-        """Close if there was no request for too long, else schedule the next check."""
+        """Close if there was no request for `Limits.idle_s`, else schedule the next check.
+
+        Aborts a connection whose client has left responses unread for that long.
+        """
 
     @property
     def buffered_bytes(self) -> int:
@@ -49,8 +52,9 @@ class OpenConnection(Protocol):
 class ServerState:
     """The parts of a server that its connections use, the set of open connections, and their timers.
 
-    Create it inside a running event loop. The arguments become attributes of the same names. `is_draining` is False
-    until `drain` is called.
+    Create it inside a running event loop: `loop` is that one, `time()` its time. The arguments become attributes of the
+    same names. `hold_timers` call a connection's `on_hold_timeout`, `idle_timers` its `check_idle`; connections
+    schedule themselves there. `is_draining` is False until `drain` is called.
     """
 
     def __init__(
@@ -141,7 +145,8 @@ class ServerState:
 
         Idle connections stay open for up to `idle_grace_s`, and close when their next request is answered: closed at
         once, they would lose a request that is on its way. Aborts connections and cancels backend calls that remain
-        after `timeout_s` (0: all at once). Returns when no connection is left.
+        after `timeout_s` (0: all at once). Both are seconds of real time from the call. Returns when no connection is
+        left.
         """
         self.is_draining = True
         self.response_cache.disable()
@@ -156,7 +161,10 @@ class ServerState:
         await self._wait_until_empty()
 
     def end_idle_grace(self) -> None:
-        """End the wait of idle connections in a `drain` with `idle_grace_s`: they close now. Returns at once."""
+        """End the wait of idle connections in a `drain` with `idle_grace_s`: they close now. Returns at once.
+
+        A `drain` that begins later does not wait for idle connections either.
+        """
         self._is_grace_over = True
         self._drain_progress.set()
 

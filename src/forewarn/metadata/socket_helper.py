@@ -36,7 +36,10 @@ class SocketDistributor:
         self._client_queues: set[asyncio.Queue[str]] = set()
 
     def update(self, change: ListenerChange) -> None:
-        """Take over an opened socket, close the previous one, and queue the change for every client."""
+        """Take over an opened socket, close the previous one, and queue the change for every client.
+
+        The distributor owns the socket until a later change replaces it. Clients that connect later get it too.
+        """
         name = change.spec.name
         if change.previous is not None:
             change.previous.close()
@@ -115,7 +118,7 @@ async def accept_clients(server: socket.socket, distributor: SocketDistributor, 
     """Accept clients on the Unix socket `server` until cancelled, and pass them the distributor's sockets.
 
     `server` listens and is non-blocking. Clients that run neither as root nor as user id `owner` are disconnected and
-    logged.
+    logged. When it is cancelled, all clients are disconnected.
     """
     async with asyncio.TaskGroup() as group:
         while True:

@@ -26,7 +26,7 @@ class SocketPacket:
     """A message from `forewarn sockets` to the service: a listener that opened or closed."""
 
     listener_name: str  # ListenerSpec.name
-    sock: socket.socket | None  # its listening socket; None: it closed
+    sock: socket.socket | None  # its listening socket, which the receiver owns (the sender keeps its own); None: closed
 
 
 async def send_packet(link: socket.socket, packet: SocketPacket) -> None:
@@ -45,9 +45,9 @@ async def send_packet(link: socket.socket, packet: SocketPacket) -> None:
 
 
 async def receive_packet(link: socket.socket) -> SocketPacket | None:
-    """Wait for the next packet on the non-blocking Unix socket `link`; None if the other side is gone.
+    """Wait for the next packet on `link`, a non-blocking SOCK_SEQPACKET socket; None if the peer is gone.
 
-    The caller owns the packet's socket, which is non-blocking.
+    The packet's `sock` is None if the listener closed; else the caller owns that socket, which is non-blocking.
     """
     while True:
         try:

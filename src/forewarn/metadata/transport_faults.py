@@ -60,12 +60,15 @@ class FaultTable:
         """Call back, within `set_faults`, with the keys of the VMs whose faults were added or removed.
 
         With None if one of these faults is not limited to a VM, so that any VM may be concerned. Changed hit counts are
-        not reported.
+        not reported. There is no way to unsubscribe.
         """
         self._change_subscribers.append(callback)
 
     def subscribe_hits(self, callback: Callable[[], None]) -> None:
-        """Call back, without arguments, after each hit that `consume` counts; not after `add_hits`."""
+        """Call back, without arguments, after each hit that `consume` counts; not after `add_hits`.
+
+        Several may subscribe, for good.
+        """
         self._hit_subscribers.append(callback)
 
     def set_faults(self, faults: Sequence[Fault]) -> None:
@@ -85,9 +88,9 @@ class FaultTable:
             self._drop_cached_faults(changed)
 
     def faults_for(self, view: GuestView) -> VmFaults | None:
-        """Return the faults that cover the view's VM, its scope or everything; None if there are none.
+        """Return the set faults that cover the view's VM, its scope or everything; None if there are none.
 
-        Some may be over or at their limit.
+        Some may be over or at their limit; consumes nothing.
         """
         if self._active is None:
             return None
@@ -98,7 +101,7 @@ class FaultTable:
         return vm_faults
 
     def take_hits(self) -> list[FaultHits]:
-        """Remove and return the hits since the last call, summed per fault and VM."""
+        """Remove and return the hits since the last call, summed per fault and VM; [] if there are none."""
         hits, self._untaken_hits = list(self._untaken_hits.values()), {}
         return hits
 
@@ -116,8 +119,9 @@ class FaultTable:
     def consume(self, fault: Fault, vm: str) -> bool:
         """Count one request of the VM (its key) that the fault affects, add a hit, and return True.
 
-        Calls the subscribers of hits. Returns False, without a hit, if the fault has reached its limit; does not check
-        whether it is set or over.
+        Calls the subscribers of hits. Returns False, without a hit, if the fault has reached its limit (over all VMs),
+        or the quota that processes share cannot be counted now. The fault must be set; whether it is over is not
+        checked.
         """
         if not self._quota.consume(fault):
             return False
@@ -135,9 +139,10 @@ class FaultTable:
         return first + fault.parameter("delay_s")
 
     def stale_view(self, fault: Fault, view: GuestView) -> GuestView:
-        """Return what the VM saw `age_s` ago, but not before the fault was set.
+        """Return what the VM saw `age_s` seconds ago in real time, but not before the fault was set.
 
-        `age_s` is the parameter of a fault of kind STALE. The view itself if that is what the VM sees now.
+        `age_s` is the parameter of `fault`, which must be of kind STALE; `view` is what the VM sees now. Returns `view`
+        itself if its epoch and document were the same then, or the scope was not enabled. Needs a running event loop.
         """
         at = asyncio.get_running_loop().time() - fault.parameter("age_s")
         return self.stale_documents.view_at(view, max(at, self._active_since.get(fault.id, at)))
@@ -222,7 +227,7 @@ class VmFaults:
         return serve(request)
 
     def consume(self, fault: Fault) -> bool:
-        """Count one request of this VM that the fault affects and return True; False if it is at its limit."""
+        """Count one request of this VM that the fault affects and return True; False as `FaultTable.consume`."""
         return self.table.consume(fault, self.vm)
 
     def _first_active(self, *kinds: FaultKind) -> Fault | None:

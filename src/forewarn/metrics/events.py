@@ -30,12 +30,13 @@ MetricT = TypeVar("MetricT", Counter, Gauge, Histogram)
 
 _NOTICE_PROMISED_HELP = "Time from an event's publication to its NotBefore."
 _NOTICE_GOT_HELP = "Time from an event's publication to its start; shorter than promised if it was approved."
-_APPROVAL_HELP = "Time from an event's publication to its approval."
+_APPROVAL_HELP = "Time from an event's publication to its first approval."
 _STARTED_SECONDS_HELP = "Time from an event's start until it was over."
 _EVENTS_STARTED_HELP = (
-    "Events that started, by reason; early means before NotBefore without an approval, which must not happen."
+    "Events that started, by reason: approved by a VM, due at NotBefore, without_notice (a hardware failure, or a "
+    "fault), early (before NotBefore without an approval, which must not happen)."
 )
-_OLDEST_STARTED_HELP = "Time since the start of the event that has been started the longest."
+_OLDEST_STARTED_HELP = "Time since the start of the event that started first and is not over; 0 if there is none."
 
 
 class EventMetrics:
@@ -59,22 +60,18 @@ class EventMetrics:
         endings = {**kinds, "ending": tuple(Ending)}
         self._events_over = self._counter("events_over", "Events that are over, by how they ended.", endings)
         outcomes = {"verb": tuple(Verb), "outcome": ("performed", "failed")}
-        self._acts = self._counter("acts", "Acts on VMs, by verb and outcome.", outcomes)
-        retries = "Acts that were retried because the hypervisor was unavailable."
+        self._acts = self._counter("acts", "Acts on VMs that ended, by verb and outcome.", outcomes)
+        retries = "Retries of acts, because the hypervisor was unavailable."
         self._retries = self._counter("act_retries", retries, {"verb": tuple(Verb)})
         states = {**kinds, "state": LIVE_STATUSES}
         self._live_gauge = _with_all_labels(
-            Gauge("forewarn_events", "Events that are not over.", (*states,), registry=registry), states
+            Gauge("forewarn_events", "Events that are listed now, by state.", (*states,), registry=registry), states
         )
         self._oldest_started = Gauge("forewarn_event_started_oldest_seconds", _OLDEST_STARTED_HELP, registry=registry)
         self._events: dict[str, Event] = {event.id: event for event in store.events(statuses=LIVE_STATUSES)}
-        self.close = store.subscribe(self.on_commit)  # a function that stops following the store
+        self.close = store.subscribe(self._on_commit)  # a function that stops following the store
 
-    def on_commit(self, committed: AppliedCommit) -> None:
-        """Count the changes of events, the outcomes of acts, and retries in one commit of the store.
-
-        The store calls it once for each commit, after it was applied.
-        """
+    def _on_commit(self, committed: AppliedCommit) -> None:
         for event in committed.commit.events:
             self._track_event(event)
         for entry in committed.commit.entries:

@@ -22,7 +22,9 @@ def new_registry() -> CollectorRegistry:
     registry = CollectorRegistry()
     ProcessCollector(registry=registry)
     info = {"version": __version__, "python": platform.python_version()}
-    Info("forewarn_build", "The version of the program and of Python.", registry=registry).info(info)
+    Info(
+        "forewarn_build", "Always 1; the labels are the versions of the program and of Python.", registry=registry
+    ).info(info)
     return registry
 
 
@@ -34,8 +36,8 @@ def render_text(registry: Collector) -> bytes:
 class WorkerMetrics:
     """The metrics of a worker: the requests it answered, and how long its owner has been silent.
 
-    `request_totals` returns the former, `silent_s` the seconds since the last message of the owner; both are called at
-    each scrape. The metrics that every process has are among them.
+    `request_totals` returns the former, `silent_s` the seconds (real time) since the last message of the owner; both
+    are called at each scrape. The metrics of `new_registry`, which every process has, are among them.
     """
 
     def __init__(self, *, request_totals: Callable[[], RequestTotals], silent_s: Callable[[], float]) -> None:
@@ -43,7 +45,7 @@ class WorkerMetrics:
         self._registry.register(RequestMetrics(request_totals))
         silence = Gauge(
             "forewarn_worker_heard_seconds",
-            "Time since the worker last received a message from the owner.",
+            "On a worker's own port: time since the worker last received a message from the owner, in real time.",
             registry=self._registry,
         )
         silence.set_function(silent_s)

@@ -37,18 +37,22 @@ REQUEST_LABELS = {  # kind of request → value of the label `of`
     OTHER: "other",
 }
 
-_POLLS_HELP = "Polls for scheduled events, by api-version and outcome."
+_POLLS_HELP = (
+    "Polls for scheduled events, by api-version (other: one that does not exist, none: not given) and outcome "
+    "(throttled: answered with 429, reset: a fault reset the connection)."
+)
 _REQUESTS_HELP = (
-    "Other requests, by what they were for; unknown_caller are those of callers that are no VM of the fleet."
+    "Other requests, by what they are for and outcome; unknown_caller: all requests of callers that are no VM of the "
+    "fleet."
 )
 _WAITING_HELP = "Requests that wait for their response: long polls, and delayed first answers."
 _CONNECTIONS_HELP = "Open connections of VMs."
 _OPENED_HELP = "Connections of VMs that were accepted, or refused because the VM had too many."
-_LOST_HELP = "Deliveries of events that were not recorded because too many waited for the store."
+_LOST_HELP = "Deliveries of events to VMs that were not recorded, because too many waited for the store."
 
 
 class RequestMetrics(Collector):
-    """The metrics of requests and connections of VMs, read from `totals` at each scrape.
+    """The metrics of requests and connections of VMs, read from what `totals()` returns at each scrape.
 
     Register it in a registry, or render it alone with `render_text`.
     """

@@ -28,21 +28,21 @@ from forewarn.web.polling_report import PollingReport
 FLEET_COUNT_MAX_AGE_S = 5.0  # a count over the whole fleet is reused for this long
 
 _VMS_HELP = (
-    "Present VMs by whether they poll for events: now means within the last minute, off means the VM does not run."
+    "VMs by whether they poll: now (within the last minute), stopped (earlier), never, or off (the VM does not run)."
 )
 _VMS_UNPREPARED_HELP = (
-    "VMs with a scheduled event that was delivered to no VM of their scope, while none of them polls."
+    "VMs with a scheduled event that no VM of their scope was given, while no VM of the scope polls for it."
 )
 _ACTS_UNANSWERED_HELP = "Acts that the hypervisor has not answered for ten seconds of real time or longer."
 _ACT_UNANSWERED_OLDEST_HELP = (
-    "How long the oldest of these acts has waited for its answer, in real time; 0 if there are none."
+    "How long the oldest act without an answer has waited, in real time; 0 if none has waited ten seconds."
 )
 _ACTS_WAITING_HELP = "Due acts that wait because their host has too many calls without an answer."
-_SCOPES_ASKING_HELP = "Enabled scopes of which at least one VM polls now; events of the others reach no handler."
+_SCOPES_ASKING_HELP = "Scopes with at least one VM that polls now; events of other scopes reach no handler."
 _SCOPES_UNWATCHED_HELP = "Scopes with a scheduled event of which no VM polls now."
 _RECONCILER_LAG_HELP = "How late the oldest pending work of the reconciler is, in lab time; 0 if none is late."
-_WORKER_SILENT_HELP = "How long a worker has not answered the owner; infinite if the worker is missing."
-_WORKER_LAG_HELP = "How long a worker took to apply the last message of the owner."
+_WORKER_SILENT_HELP = "Time since a worker last answered the owner, in real time; infinite if the worker is missing."
+_WORKER_LAG_HELP = "Time that a worker took to apply the last message of the owner."
 
 WorkerLags = Callable[[], list[tuple[float, float]]]  # per worker: its lag and its silence, in seconds
 
@@ -51,8 +51,9 @@ class ServiceMetrics:
     """The Prometheus metrics of the owner process: events, fleet, reconciler, requests, workers, webhooks.
 
     It counts events from its creation until `close`, and reads the rest when metrics are rendered. `request_totals`
-    returns the requests of VMs in all processes, `worker_lags` the lag and silence of each worker (empty without
-    workers), `count_polling` counts over the whole fleet, given the events that are not over.
+    returns the requests of VMs in all processes, `worker_lags` a pair for each worker, its lag and its silence in
+    seconds of real time (empty without workers). `count_polling` counts which VMs of the fleet poll, and is given the
+    events that are not over.
     """
 
     def __init__(
@@ -124,7 +125,9 @@ class _ServiceCollector(Collector):
             vms.add_metric([state.value], report.vms_by_polling[state])
         yield vms
         yield GaugeMetricFamily("forewarn_vms_unprepared", _VMS_UNPREPARED_HELP, value=report.unprepared_vms)
-        yield GaugeMetricFamily("forewarn_scopes_enabled", "Scopes that are enabled.", value=report.enabled_scopes)
+        yield GaugeMetricFamily(
+            "forewarn_scopes_enabled", "Scopes with scheduled events enabled.", value=report.enabled_scopes
+        )
         yield GaugeMetricFamily("forewarn_scopes_asking", _SCOPES_ASKING_HELP, value=report.polling_scopes)
         yield GaugeMetricFamily("forewarn_scopes_unwatched", _SCOPES_UNWATCHED_HELP, value=report.unwatched_scopes)
 
@@ -133,12 +136,12 @@ class _ServiceCollector(Collector):
         next_wake, now = control.reconciler.next_wake_at(), control.clock.now()
         lag_s = max(0.0, now - next_wake) if next_wake is not None else 0.0
         yield GaugeMetricFamily("forewarn_reconciler_lag_seconds", _RECONCILER_LAG_HELP, value=lag_s)
-        failed = "Writes that failed because of the store and were undone."
+        failed = "Writes that the store failed to make and undid; approvals among them were answered with 503."
         yield CounterMetricFamily("forewarn_store_write_failures", failed, value=control.store.failed_writes())
         yield from _act_metrics(control.executor)
         faults = len(control.faults.active.faults)
-        yield GaugeMetricFamily("forewarn_faults", "Faults that are active.", value=faults)
-        now_text = "Lab time, in seconds since 1970."
+        yield GaugeMetricFamily("forewarn_faults", "Faults that are active now.", value=faults)
+        now_text = "The time of the service's clock, in seconds since 1970; a lab can move it."
         yield GaugeMetricFamily("forewarn_lab_time_seconds", now_text, value=now)
 
     def _worker_metrics(self) -> Iterator[Metric]:
@@ -165,7 +168,9 @@ class _ServiceCollector(Collector):
 def _act_metrics(executor: ActExecutor) -> Iterator[Metric]:
     unanswered_s = executor.unanswered_s().values()
     waiting = len(executor.blocking_hosts())
-    yield GaugeMetricFamily("forewarn_acts_at_work", "Acts being performed.", value=executor.running_acts)
+    yield GaugeMetricFamily(
+        "forewarn_acts_at_work", "Acts that the hypervisor is performing now.", value=executor.running_acts
+    )
     yield GaugeMetricFamily("forewarn_acts_unanswered", _ACTS_UNANSWERED_HELP, value=len(unanswered_s))
     yield GaugeMetricFamily(
         "forewarn_act_unanswered_oldest_seconds", _ACT_UNANSWERED_OLDEST_HELP, value=max(unanswered_s, default=0.0)

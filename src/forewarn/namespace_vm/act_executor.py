@@ -40,14 +40,14 @@ def finish_interrupted_acts(journal: VmActJournal, vm: VmDescription) -> None:
 class VmActExecutor:
     """Executes orders on one VM, one at a time in their order, and sends progress and outcomes.
 
-    `send` sends a message to the service. Acts wait until the owner sets `vm_started`. After the outcome of a
-    successful eviction or deletion was sent, it sets `vm_removed` and `removal_reason`.
+    `send` sends a message to the service; `default_duration_s` is the expected duration of acts that do not freeze the
+    VM, in real time. Acts wait until the owner sets `vm_started`. After the outcome of a successful eviction or
+    deletion was sent, it sets `vm_removed` and `removal_reason` (evicted or deleted).
     """
 
     def __init__(
         self, *, machine: Machine, journal: VmActJournal, send: SendMessage, default_duration_s: float
     ) -> None:
-        """`default_duration_s`: the expected duration of acts that do not freeze the VM, in real time."""
         self.vm_started = asyncio.Event()  # acts wait for it
         self.vm_removed = asyncio.Event()  # the VM was evicted or deleted
         self.removal_reason = ""  # "evicted" or "deleted" once `vm_removed` is set

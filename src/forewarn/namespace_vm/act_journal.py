@@ -25,16 +25,14 @@ class VmActOutcome:
 
 
 class VmActJournal:
-    """The journal of the acts on one VM: which began, and how they ended.
+    """The journal of the acts on one VM: which began, and how they ended; durable in the file `path`.
 
-    Only one process may have it open.
+    Making it reads the file, or creates it and its directory, and rewrites it with only the latest 256 outcomes; lines
+    that are incomplete or not JSON are dropped. OSError if it cannot be read or written. Only one process may have it
+    open.
     """
 
     def __init__(self, path: Path) -> None:
-        """Read the journal, or create it, and rewrite it with only the latest 256 outcomes.
-
-        Lines that are incomplete or not JSON are dropped. OSError if it cannot be read or written.
-        """
         self._begun: dict[str, str] = {}
         self._outcomes: dict[str, VmActOutcome] = {}
         for entry in _read_entries(path):

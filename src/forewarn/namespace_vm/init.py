@@ -15,9 +15,11 @@ import socket
 import struct
 import time
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from typing import Any, NoReturn
 
 from forewarn.namespace_vm import network, syscalls
+from forewarn.namespace_vm.private_files import mount_private_files
 from forewarn.namespace_vm.vm_spec import NetworkMode, VmSpec
 
 _MAX_MESSAGE_BYTES = 65536
@@ -64,9 +66,11 @@ def run_init(control: socket.socket, spec: VmSpec) -> NoReturn:
 class VmInit:
     """The init process of a VM: executes the supervisor's commands, and reports exits and stops.
 
-    Commands are start, freeze, thaw, signal, continue and listen. Events are `exited` (the program, with code or
-    signal), `stopped` (the program, not by a freeze) and `empty` (no process is left). `control` is the socket to the
-    supervisor.
+    `run_init` creates it in the VM's first process. `run` then works until the supervisor closes `control`, the socket
+    between them, with one JSON message per packet. `net` is set up already, and the caller restores it. Commands are
+    start, freeze, thaw, signal, continue, listen, run and kill. Events are `exited` (the program, with code or signal),
+    `stopped` (the program, not by a freeze), `finished` (a command of run, with pid, code and signal) and `empty` (no
+    process is left).
     """
 
     def __init__(self, control: socket.socket, spec: VmSpec, net: network.VmNetwork) -> None:
@@ -74,6 +78,7 @@ class VmInit:
         self._control = control
         self._spec = spec
         self._program = 0
+        self._side_commands: set[int] = set()  # pids of commands that run beside the program
         self._stopped_before: frozenset[int] | None = None  # stopped before the freeze; None: not frozen
         self._is_finished = False
         self._commands: dict[str, Callable[[Any], Any]] = {
@@ -82,6 +87,8 @@ class VmInit:
             "thaw": self._thaw,
             "signal": self._signal,
             "continue": self._continue,
+            "run": self._run_command,
+            "kill": self._kill_command,
         }
 
     def run(self, wakeup: socket.socket) -> None:
@@ -129,6 +136,20 @@ class VmInit:
         self._program = start_program(self._spec, changes)
         return self._program
 
+    def _run_command(self, argv: list[str]) -> int:
+        """Start a command beside the program, without output; returns its pid. `finished` tells its end."""
+        nothing = os.open(os.devnull, os.O_WRONLY)
+        try:
+            pid = start_program(replace(self._spec, argv=tuple(argv), output=nothing, owns_terminal=False), {})
+        finally:
+            os.close(nothing)
+        self._side_commands.add(pid)
+        return pid
+
+    def _kill_command(self, pid: int) -> None:
+        if pid in self._side_commands:
+            os.killpg(pid, signal.SIGKILL)
+
     def _freeze(self, _: None) -> None:
         if self._stopped_before is None:
             self._stopped_before = frozenset()  # from now on, stopped processes are not reported
@@ -166,6 +187,9 @@ class VmInit:
                 return False
             if pid == self._program:
                 self._report_program_status(status)
+            elif pid in self._side_commands and not os.WIFSTOPPED(status):
+                self._side_commands.discard(pid)
+                self.send({"event": "finished", "pid": pid, **_decode_status(status)})
 
     def _report_program_status(self, status: int) -> None:
         if os.WIFSTOPPED(status):
@@ -173,9 +197,14 @@ class VmInit:
                 self.send({"event": "stopped"})
             return
         self._program = 0
-        ended_by = os.WTERMSIG(status) if os.WIFSIGNALED(status) else None
-        code = os.WEXITSTATUS(status) if os.WIFEXITED(status) else None
-        self.send({"event": "exited", "code": code, "signal": ended_by})
+        self.send({"event": "exited", **_decode_status(status)})
+
+
+def _decode_status(status: int) -> dict[str, int | None]:
+    return {
+        "code": os.WEXITSTATUS(status) if os.WIFEXITED(status) else None,
+        "signal": os.WTERMSIG(status) if os.WIFSIGNALED(status) else None,
+    }
 
 
 def _answer_dhcp(dhcp_socket: socket.socket) -> None:
@@ -206,7 +235,10 @@ def _set_up_vm(spec: VmSpec) -> list[str]:
         "a /sys of its own": _mount_sysfs,
         "its boot id in /proc": lambda: syscalls.bind_mount(str(spec.boot_id_file), _BOOT_ID_FILE),
     }
-    return [feature for feature, set_up in features.items() if not _succeeds(set_up)]
+    missing = [feature for feature, set_up in features.items() if not _succeeds(set_up)]
+    if spec.files is not None:
+        mount_private_files(spec.files)
+    return missing
 
 
 def _mount_sysfs() -> None:

@@ -28,7 +28,8 @@ class Machine:
     `VmNamespaces.watch_events` reports of init, the VM's first process, to `handle_init_event`. Async methods raise
     OSError if init is gone. Call one operation at a time, except for `kill`. `grace_s` is how long `stop` waits before
     SIGKILL, in seconds of real time; `boot_id` is that of the first boot, and each later boot gets a new one.
-    `last_exit` says how the program's latest run ended.
+    `last_exit` says how the program's latest run ended; `exited_by_itself` is set once it ends without `stop`. The
+    program sees `host` as FOREWARN_HOST from the next boot on.
     """
 
     def __init__(self, namespaces: VmNamespaces, vm: VmDescription, *, grace_s: float, boot_id: str) -> None:
@@ -44,12 +45,13 @@ class Machine:
         self._is_stopping = False
         self._no_processes_left = asyncio.Event()
 
-    async def start(self) -> None:
+    async def start(self, *, is_boot: bool = True) -> None:
         """Boot: start the program, with a new boot id except the first time. The VM is running then.
 
-        Writes the boot id to its file. OSError if the program cannot be executed: then the VM is down.
+        Without `is_boot` the boot id stays: the program starts again in a VM that is up. Writes the boot id to its
+        file. OSError if the program cannot be executed: then the VM is down.
         """
-        if self._has_booted:
+        if self._has_booted and is_boot:
             self.boot_id = str(uuid4())
         self._has_booted = True
         boot_id_file(self._vm).write_text(f"{self.boot_id}\n")
@@ -113,7 +115,7 @@ class Machine:
         }
 
     def handle_init_event(self, event: InitEvent) -> None:
-        """Update the state from an event of the init process; ignores `stopped`.
+        """Update the state from an event of the init process; ignores `stopped` and `finished`.
 
         If the program exited without `stop`, or init is gone, the VM is down and `exited_by_itself` is set.
         """

@@ -84,9 +84,9 @@ def hello_message(
 ) -> JsonMessage:
     """Make the supervisor's first message: the VM, the supervisor's process, and the outcomes it knows.
 
-    `vm` is the VM's name or key, `started` the start time of process `pid` in clock ticks since boot, `program` the
-    command line of the VM (None: none), `state` running, frozen or down; `known` has the outcomes by act id. The result
-    has the one key `hello`.
+    `vm` is the VM's name, `group/name` or key, in any case, `started` the start time of process `pid` in clock ticks
+    since boot, `program` the command line of the VM (None: none), `state` running, frozen or down; `known` has the
+    outcomes by act id. The result has the one key `hello`.
     """
     fields = {"vm": vm, "pid": pid, "started": started, "boot_id": boot_id, "program": program, "state": state}
     return {"hello": {**fields, "known": {act: asdict(outcome) for act, outcome in known.items()}}}

@@ -21,7 +21,7 @@ from forewarn.errors import Refused
 from forewarn.namespace_vm import init, syscalls
 from forewarn.namespace_vm.vm_spec import NetworkMode, VmSpec
 
-InitEvent = dict[str, Any]  # has a key `event`: empty, exited, stopped or gone
+InitEvent = dict[str, Any]  # has a key `event`: empty, exited, finished, stopped or gone
 _MAX_MESSAGE_BYTES = 65536
 _SETUP_TIMEOUT_S = 30.0
 _PRIVATE_NAMESPACES = syscalls.CLONE_NEWNS | syscalls.CLONE_NEWUTS | syscalls.CLONE_NEWPID
@@ -34,7 +34,8 @@ class InitReply:
     Only `listen` has descriptors: of listening sockets.
     """
 
-    # Of start: the pid; of signal: whether processes are left; of listen: [address, port] per descriptor; else None.
+    # Of start and run: the pid; of signal: whether processes are left; of listen: [address, port] per descriptor; else
+    # None.
     value: Any
     descriptors: list[int] = field(default_factory=list)
 
@@ -42,15 +43,12 @@ class InitReply:
 class VmNamespaces:
     """The namespaces of one VM and its init process. Create it outside of an event loop, because it forks.
 
-    `missing_features` describes, for people, what this kernel refused and the VM runs without.
+    Creating it starts init, but not yet the program, and waits until init is ready; raises Refused if this machine does
+    not allow it. This process adopts orphaned descendants from then on. `missing_features` describes, for people, what
+    this kernel refused and the VM runs without.
     """
 
     def __init__(self, spec: VmSpec) -> None:
-        """Create the namespaces and start init, but not yet the program.
-
-        This process also adopts orphaned descendants from now on. Waits until init is ready. Raises Refused if this
-        machine does not allow it.
-        """
         self._control, init_socket = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._control.settimeout(_SETUP_TIMEOUT_S)
         self._pending_replies: deque[asyncio.Future[InitReply]] = deque()
@@ -74,7 +72,8 @@ class VmNamespaces:
         """Receive from init on the running event loop: replies for `call`, and events for `on_event`.
 
         Call it once, before `call`. An event is a mapping whose key `event` is `exited` (with `code` and `signal` of
-        the program), `stopped`, `empty` (no process is left) or, as the last one, `gone` (init has ended).
+        the program), `stopped`, `finished` (`pid`, `code` and `signal` of a command that `run` started), `empty` (no
+        process is left) or, as the last one, `gone` (init has ended).
         """
         self._control.setblocking(False)
         asyncio.get_running_loop().add_reader(self._control, self._receive, on_event)
@@ -82,7 +81,8 @@ class VmNamespaces:
     async def call(self, command: str, argument: Any = None) -> InitReply:
         """Send a command to init and wait for its reply. OSError if the command failed or init is gone.
 
-        Commands are start (with environment changes), freeze, thaw, signal (with a number), continue and listen.
+        Commands are start (with environment changes), freeze, thaw, signal (with a number), continue, listen, run (with
+        an argument list, beside the program and without output) and kill (with the pid of such a run).
         """
         future: asyncio.Future[InitReply] = asyncio.get_running_loop().create_future()
         self._control.send(json.dumps([command, argument]).encode())

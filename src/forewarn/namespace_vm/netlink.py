@@ -36,19 +36,26 @@ def bring_down(device: str) -> None:
 
 
 def add_address(device: str, interface: IPv4Interface) -> None:
-    """Add an address with its prefix length to a device. OSError if the device has it or does not exist."""
+    """Add an address with its prefix length to a device (by name) of the current namespace.
+
+    OSError if the device has it or does not exist, or the kernel refuses.
+    """
     _send_request(_RTM_NEWADDR, _address_message(device, interface), _CREATE)
 
 
 def remove_address(device: str, interface: IPv4Interface) -> None:
-    """Remove an address from a device. OSError if the device does not have it or does not exist."""
+    """Remove an address from a device (by name) of the current namespace.
+
+    OSError if the device does not have it or does not exist, or the kernel refuses.
+    """
     _send_request(_RTM_DELADDR, _address_message(device, interface))
 
 
 def add_veth_pair(device: str, peer: str, peer_namespace: int) -> None:
     """Create a veth pair: `device` here, `peer` in the network namespace of an open file descriptor.
 
-    Both are down at first. OSError if a device of that name exists or the kernel refuses.
+    Both are down at first, without addresses. OSError if a device of either name exists in its namespace, or the kernel
+    refuses.
     """
     peer_link = (
         _link_header(0)
@@ -63,7 +70,7 @@ def add_veth_pair(device: str, peer: str, peer_namespace: int) -> None:
 def add_route(device: str, destination: IPv4Interface, gateway: IPv4Address | None = None) -> None:
     """Add a route to the network of `destination` through a device, through a gateway or (None) directly.
 
-    OSError if the route exists or the kernel refuses.
+    `device` is its name, in the current namespace. OSError if the route exists or the kernel refuses.
     """
     length, scope = destination.network.prefixlen, _SCOPE_UNIVERSE if gateway else _SCOPE_LINK
     parts = [
@@ -80,7 +87,7 @@ def add_route(device: str, destination: IPv4Interface, gateway: IPv4Address | No
 def add_unreachable_route(destination: IPv4Interface) -> None:
     """Make the network of `destination` unreachable, so that connections there fail at once.
 
-    OSError if the route exists or the kernel refuses.
+    It applies to the current namespace. OSError if the route exists or the kernel refuses.
     """
     header = _route_header(destination.network.prefixlen, _SCOPE_UNIVERSE, _UNREACHABLE)
     _send_request(

@@ -60,7 +60,10 @@ def set_up_network(mode: NetworkMode) -> VmNetwork:
 
 
 class OwnNetwork:
-    """A new namespace with only loopback and the metadata endpoint, 169.254.169.254, on it."""
+    """A new namespace with only loopback and the metadata endpoint, 169.254.169.254, on it.
+
+    Creating it sets up the current namespace, which must be new; OSError if the kernel refuses.
+    """
 
     address = METADATA_ADDRESS
     dhcp_socket: socket.socket | None = None
@@ -70,7 +73,10 @@ class OwnNetwork:
         netlink.add_address("lo", IPv4Interface(METADATA_ADDRESS))
 
     def listen(self) -> list[socket.socket]:
-        """Open one listening socket, on the endpoint's port 80; the caller closes it."""
+        """Open one listening socket, on the endpoint's port 80; the caller closes it.
+
+        OSError if another socket listens there.
+        """
         return _open_listeners(self.address, (METADATA_PORT,))
 
     def restore(self) -> None:
@@ -80,7 +86,8 @@ class OwnNetwork:
 class JoinedNetwork:
     """A namespace of the user: gets loopback and the endpoint's address if they are missing.
 
-    `restore` takes away again what was added.
+    Creating it adds them to the current namespace, OSError if the kernel refuses; `restore` takes away again what was
+    added.
     """
 
     address = METADATA_ADDRESS
@@ -117,7 +124,8 @@ class JoinedNetwork:
 class NoVnetNetwork:
     """A veth pair to a second namespace, the platform's, which has the endpoint and the DHCP socket.
 
-    The owner answers that socket with `answer_dhcp_packet`. 169.254.169.254 is unreachable.
+    The owner answers that socket with `answer_dhcp_packet`. 169.254.169.254 is unreachable. Creating it sets up the
+    current namespace, which must be new, and creates the second; OSError if the kernel refuses.
     """
 
     address = PLATFORM_ENDPOINT
@@ -150,7 +158,10 @@ class NoVnetNetwork:
         netlink.add_unreachable_route(IPv4Interface(METADATA_ADDRESS))
 
     def listen(self) -> list[socket.socket]:
-        """Open listening sockets on both ports of the endpoint (PLATFORM_PORTS), in the platform's namespace."""
+        """Open listening sockets on both ports of the endpoint (PLATFORM_PORTS), in the platform's namespace.
+
+        The caller closes them. OSError if another socket listens there.
+        """
         syscalls.enter_namespace(self._platform_netns)
         try:
             return _open_listeners(self.address, PLATFORM_PORTS)

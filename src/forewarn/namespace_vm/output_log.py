@@ -19,13 +19,12 @@ _TAIL_BYTES = 4096
 class OutputLog:
     """Copies the output of a VM's program from a pipe to a file, and keeps the end of it in memory.
 
-    `write_end` is the descriptor of the pipe that the program writes to. Output that cannot be written, on a full disk,
-    is dropped: the program must not wait for it. A file that would grow beyond `max_bytes` is renamed to end in `.1`,
-    in place of an older one.
+    Making it opens the file for appending, and the pipe; OSError if that fails. `write_end` is the descriptor that the
+    program writes to. Output that cannot be written, on a full disk, is dropped: the program must not wait for it. A
+    file that would grow beyond `max_bytes` is renamed to end in `.1`, in place of an older one.
     """
 
     def __init__(self, path: Path, *, max_bytes: int = MAX_LOG_BYTES) -> None:
-        """Open the file for appending, and a pipe. OSError if that fails."""
         self._path = path
         self._max_bytes = max_bytes
         self._file = _open_for_appending(path)

@@ -38,7 +38,7 @@ _NAMED_NETNS_DIRECTORY = Path("/run/netns")
 class VmRunOptions:
     """The options of `forewarn vm run`: which VM of which service, its program, and its network."""
 
-    vm: str  # name or key
+    vm: str  # name, `group/name` or key, in any case
     program: tuple[str, ...]  # with its arguments
     data: Path  # the service's data directory
     network_mode: NetworkMode = NetworkMode.OWN

@@ -78,18 +78,19 @@ class Terminal:
 class SupervisorConfig:
     """What a supervisor runs, and for which service."""
 
-    name: str  # the VM's name or key
+    name: str  # the VM's name, `group/name` or key, in any case
     program: tuple[str, ...]  # with its arguments
     data: Path  # the service's data directory
-    grace_s: float  # between SIGTERM and SIGKILL
+    grace_s: float  # real time between SIGTERM and SIGKILL
     first_boot_id: str  # later boots have new ones
 
 
 class VmSupervisor:
     """Runs the program of one VM, keeps it connected to the service, and executes the service's acts.
 
-    `terminal` is None unless the program owns the terminal; `output` is None unless the program is detached. It closes
-    its connections, and nothing else that it was given.
+    `vm` is the service's answer to the hello. `terminal` is None unless the program owns the terminal; `output` is the
+    log of a detached program, else None. Create it inside an event loop. It closes its connections, and nothing else
+    that it was given.
     """
 
     def __init__(
@@ -103,7 +104,6 @@ class VmSupervisor:
         output: OutputLog | None,
         print_message: PrintMessage,
     ) -> None:
-        """`output` is the log of a detached program; None: its output goes to a terminal or a pipe."""
         self._config = config
         self._name = vm.name  # the configured name may be the VM's key
         self._namespaces = namespaces
@@ -125,8 +125,9 @@ class VmSupervisor:
         """Run the VM until its program ends, the VM is removed or a signal arrives; returns the exit code.
 
         Starts the program once the service listens in the VM, and reconnects whenever the service is gone. SIGINT,
-        SIGTERM and SIGHUP go to all processes of the VM; a second one kills them. Raises Refused if the endpoint
-        cannot be opened or a restarted service refuses the VM. Call it once, in the main thread.
+        SIGTERM and SIGHUP go to all processes of the VM; a second one kills them. Raises Refused if the endpoint cannot
+        be opened or a restarted service refuses the VM. Call it once, in the main thread. The exit codes are those of
+        `run_vm`.
         """
         self._watch_signals()
         self._namespaces.watch_events(self._on_init_event)

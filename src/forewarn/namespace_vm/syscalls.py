@@ -69,14 +69,20 @@ def mount_virtual_filesystem(filesystem: str, target: str) -> None:
     _mount(filesystem, target, filesystem, _MS_NOSUID | _MS_NODEV | _MS_NOEXEC)
 
 
+def mount_tmpfs(target: str, size_bytes: int) -> None:
+    """Mount a new file system in memory, of at most this size, at `target`. OSError if refused."""
+    _mount("tmpfs", target, "tmpfs", _MS_NOSUID | _MS_NODEV, f"size={size_bytes}")
+
+
 def bind_mount(source: str, target: str) -> None:
     """Make `source`, with mounts below it, appear at `target` too. OSError if refused."""
     _mount(source, target, None, _MS_BIND | _MS_REC)
 
 
-def _mount(source: str, target: str, filesystem: str | None, flags: int) -> None:
+def _mount(source: str, target: str, filesystem: str | None, flags: int, options: str = "") -> None:
     fstype = filesystem.encode() if filesystem is not None else None
-    result = _libc.mount(os.fsencode(source), os.fsencode(target), fstype, ctypes.c_ulong(flags), None)
+    data = options.encode() or None
+    result = _libc.mount(os.fsencode(source), os.fsencode(target), fstype, ctypes.c_ulong(flags), data)
     _raise_on_error(result, f"mount {target}")
 
 

@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 
+from forewarn.namespace_vm.private_files import VmFiles
+
 
 class NetworkMode(Enum):
     """The network of the VM's program: one of its own, one outside a virtual network, or one of the user."""
@@ -21,7 +23,10 @@ class NetworkMode(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VmSpec:
-    """How to create a VM: its program, environment, network and terminal. `run_vm` makes it."""
+    """How to create a VM: its program, environment, network and terminal; see `VmNamespaces`.
+
+    `run_vm` makes it, and the crash test, which alone gives `files`.
+    """
 
     hostname: str
     argv: tuple[str, ...]  # the program, found on PATH, and its arguments
@@ -31,3 +36,4 @@ class VmSpec:
     joined_netns: Path | None = None  # the network namespace to join; None unless the mode is JOINED
     output: int | None = None  # file descriptor for the program's output; None: inherited
     owns_terminal: bool = False  # put the program in the terminal's foreground
+    files: VmFiles | None = None  # its own disk and /tmp; None: those of the machine

@@ -34,14 +34,14 @@ class EventSource(StrEnum):
 class EventNotice:
     """One event as the service lists it in a document, before an api-version selects its fields."""
 
-    id: str
+    id: str  # EventId: a GUID in upper case
     status: NoticeStatus
-    kind: Kind
+    kind: Kind  # EventType
     resources: tuple[str, ...]  # names as in compute.name, no underscore
     not_before: float | None  # POSIX seconds; None once started
     description: str = ""
     source: EventSource = EventSource.PLATFORM
-    duration_s: int = -1  # expected length of the interruption; 0: none, -1: unknown
+    duration_s: int = -1  # expected length of the interruption, in seconds; 0: none, -1: unknown
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -41,12 +41,12 @@ class ManagedIdentity:
 
     @property
     def client_id(self) -> str:
-        """The GUID that names this identity in token requests."""
+        """The GUID, in lower case, that names this identity in token requests; derived from `vm_id`."""
         return self._guid("client")
 
     @property
     def object_id(self) -> str:
-        """The GUID of the identity's object in the directory."""
+        """The GUID of the identity's object in the directory, derived from `vm_id` as `client_id` is."""
         return self._guid("object")
 
     def matches(self, request: TokenRequest) -> bool:

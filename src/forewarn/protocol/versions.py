@@ -77,7 +77,10 @@ _VERSION_DATE = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}")
 
 
 def version_features(version: str) -> VersionFeatures:
-    """Return the features of a scheduled events version. KeyError if it is not in VERSIONS."""
+    """Return the features of a scheduled events version. KeyError if it is not in VERSIONS.
+
+    A version is a date such as 2020-07-01, not `latest`; `resolve_version` finds the version that serves a request.
+    """
     return _FEATURES_BY_VERSION[version]
 
 
@@ -105,7 +108,7 @@ def newest_three_versions(served: Sequence[str]) -> tuple[str, ...]:
 
 
 def is_version_date(version: str) -> bool:
-    """Whether the text has the form YYYY-MM-DD, of a known version or not."""
+    """Whether the text has the form YYYY-MM-DD, of a known version or not; the date need not exist."""
     return _VERSION_DATE.fullmatch(version) is not None
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import time
 from pathlib import Path
 
 from forewarn.errors import Refused, Rejected
@@ -23,7 +24,10 @@ VMS_DIRECTORY = "vms"
 TLS_DIRECTORY = "tls"
 ADMIN_SECRET_FILE = "admin.secret"
 COMMANDS_DIRECTORY = "commands"
+MACHINES_DIRECTORY = "machines"
 _LOCK_FILE = "lock"
+_PROBE_WAITS, _PROBE_WAIT_S = 100, 0.01
+_NEW_STORE_FILE = "new-store"  # the store was removed on purpose: the next service may start with an empty one
 # Files that a service makes after its database, so that with them a database must exist.
 _FILES_AFTER_DATABASE = (ADMIN_SECRET_FILE, TLS_DIRECTORY, LEDGER_FILE, f"{DATABASE_FILE}-wal")
 START_COMMANDS = {StorePurpose.LAB: "forewarn up", StorePurpose.PRODUCTION: "forewarn serve"}
@@ -36,7 +40,8 @@ _OWNERS = {
 class DataDirectory:
     """A locked data directory; `acquire` makes it. Its properties are the paths of the files inside.
 
-    `lock` is the descriptor of the lock file; the lock is held until `close` or until the process ends.
+    The files may not exist. `lock` is the descriptor of the lock file; the lock is held until `close` or until the
+    process ends.
     """
 
     def __init__(self, path: Path, lock: int) -> None:
@@ -45,10 +50,10 @@ class DataDirectory:
 
     @classmethod
     def acquire(cls, path: Path) -> DataDirectory:
-        """Create the directory if needed, for its owner only, and lock it for this process.
+        """Create the directory and its parents if needed, and lock it for this process; does not wait.
 
-        Writes the process id to the lock file. Raises Refused if another service uses it, Rejected if it cannot be
-        created or opened.
+        A new directory is for its owner only; one that exists keeps its permissions. Writes the process id to the lock
+        file. Raises Refused if another service uses it, Rejected if it cannot be created or opened.
         """
         try:
             path.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -57,15 +62,13 @@ class DataDirectory:
             raise Rejected(
                 f"data directory {str(path)!r} cannot be used: {error.strerror}; name another with --data"
             ) from error
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
+        if not _lock_alone(lock):
             holder = os.pread(lock, 32, 0).decode(errors="replace").strip() or "unknown"
             os.close(lock)
             raise Refused(
                 f"data directory {str(path)!r} is in use by another service (process {holder}): "
                 "stop that one first, or name another directory with --data"
-            ) from None
+            )
         os.ftruncate(lock, 0)
         os.pwrite(lock, f"{os.getpid()}\n".encode(), 0)
         return cls(path, lock)
@@ -101,6 +104,11 @@ class DataDirectory:
         return self.path / COMMANDS_DIRECTORY
 
     @property
+    def machines(self) -> Path:
+        """The directory of the journal of acts on real VMs, and of copies of QEMU's definitions."""
+        return self.path / MACHINES_DIRECTORY
+
+    @property
     def tls(self) -> Path:
         """The directory of the console's certificates and keys."""
         return self.path / TLS_DIRECTORY
@@ -114,12 +122,14 @@ class DataDirectory:
         """Raise Refused if a service for this purpose (a lab or production) must not open the store.
 
         That is a store for the other purpose, and a missing or empty one beside files of an earlier service, unless
-        `new_store`. Raises Rejected if `new_store` is asked for and there is a store. Changes nothing.
+        `new_store` or after `allow_new_store`, whose permission ends once there is a store. Raises Rejected if
+        `new_store` is asked for and there is a store. Creates no store.
         """
         if is_new_file(self.database):
-            if not new_store:
+            if not new_store and not (self.path / _NEW_STORE_FILE).exists():
                 self._require_no_earlier_service()
             return
+        (self.path / _NEW_STORE_FILE).unlink(missing_ok=True)  # that permission was used
         if new_store:
             raise Rejected(
                 f"data directory {str(self.path)!r} has a store already, and --new-store replaces none: "
@@ -132,6 +142,13 @@ class DataDirectory:
                 f"`{START_COMMANDS[purpose]}` does not open it: "
                 f"start it with `{START_COMMANDS[found]}`, or name another directory with --data"
             )
+
+    def allow_new_store(self) -> None:
+        """Let the next service start with an empty store beside the files of an earlier one.
+
+        Stores a marker file, which `check_store` removes once there is a store again. Removes nothing itself.
+        """
+        (self.path / _NEW_STORE_FILE).touch(mode=0o600)
 
     def check_restore(self, backup: Path) -> None:
         """Raise Refused if the store here and the store in the file `backup` are for different purposes.
@@ -156,10 +173,51 @@ class DataDirectory:
             )
 
     def close(self) -> None:
-        """Release the lock; may be called twice."""
+        """Release the lock, so that another service may use the directory; may be called twice."""
         if self._lock is not None:
             os.close(self._lock)
             self._lock = None
+
+
+def _lock_alone(lock: int) -> bool:
+    """Take the exclusive lock; False if a service has it.
+
+    `running_service_pid` holds a shared lock for an instant, for which this waits, up to a second.
+    """
+    for _ in range(_PROBE_WAITS):
+        if _try_lock(lock, fcntl.LOCK_EX):
+            return True
+        if not _try_lock(lock, fcntl.LOCK_SH):
+            return False
+        fcntl.flock(lock, fcntl.LOCK_UN)
+        time.sleep(_PROBE_WAIT_S)
+    return False
+
+
+def _try_lock(lock: int, kind: int) -> bool:
+    try:
+        fcntl.flock(lock, kind | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    return True
+
+
+def running_service_pid(data: Path) -> int | None:
+    """Return the process id of the service that has locked this data directory; None if none has.
+
+    It may still be starting, or be stopping. None too if it has not written its process id yet. Changes nothing.
+    """
+    try:
+        lock = os.open(data / _LOCK_FILE, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return None
+    try:
+        if _try_lock(lock, fcntl.LOCK_SH):
+            return None
+        text = os.pread(lock, 32, 0).decode(errors="replace").strip()
+        return int(text) if text.isdecimal() else None
+    finally:
+        os.close(lock)
 
 
 def files_of_earlier_service(data: Path) -> list[str]:
@@ -178,6 +236,6 @@ def _has_content(path: Path) -> bool:
 def live_supervisor_pids(data: Path) -> list[int]:
     """Return the process ids, sorted, of the live supervisors of namespace VMs of this data directory.
 
-    Works whether its service runs or not.
+    A supervisor is the process that holds such a VM. Works whether the service runs or not; [] if there are none.
     """
     return SupervisorRecords(data / VMS_DIRECTORY).live_pids

@@ -11,13 +11,13 @@ import shutil
 import socket
 import sqlite3
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from forewarn.duration import duration_text
 from forewarn.errors import ForewarnError
-from forewarn.explain.phrases import duration_text
 from forewarn.service.data_directory import files_of_earlier_service
 from forewarn.service.settings import Settings
 from forewarn.store.sqlite_file import is_new_file
@@ -50,8 +50,9 @@ class DoctorCheck:
 def run_checks(settings: Settings, database: Path) -> list[DoctorCheck]:
     """Run all checks of this machine, the data directory and its database; return good and bad results.
 
-    Blocks, and changes nothing. Works with and without a running service. A check that does not apply is left out. A
-    file that cannot be read is a bad result.
+    `database` is the path of the store's file, which need not exist. Blocks, while it reads the whole database, and
+    changes nothing. Works with and without a running service. A check that does not apply is left out. A file that
+    cannot be read is a bad result, not an error.
     """
     return [
         *_check_python(),
@@ -65,7 +66,7 @@ def run_checks(settings: Settings, database: Path) -> list[DoctorCheck]:
 def worker_checks(workers: Sequence[Mapping[str, Any]]) -> Iterator[DoctorCheck]:
     """Yield one check of a running service's workers, as `GET /service` lists them; none without workers.
 
-    It is bad if one of them is not ready.
+    It is bad if one of them is not ready. Of each worker only the key "ready" is read.
     """
     if workers:
         ready = sum(bool(worker["ready"]) for worker in workers)
@@ -78,11 +79,15 @@ def worker_checks(workers: Sequence[Mapping[str, Any]]) -> Iterator[DoctorCheck]
         )
 
 
-def hypervisor_checks(unanswered_s: Mapping[str, float]) -> Iterator[DoctorCheck]:
-    """Yield one failed check if the hypervisor leaves acts unanswered, else nothing.
+def hypervisor_checks(
+    settings: Settings, unanswered_s: Mapping[str, float], unreachable_hosts: Collection[str] = ()
+) -> Iterator[DoctorCheck]:
+    """Yield a check that names the hypervisor, and failed ones for unanswered acts and silent hosts.
 
-    `unanswered_s`: act id → for how many seconds.
+    `unanswered_s`: act id → for how many seconds of real time. `unreachable_hosts` are names.
     """
+    kind = settings.chosen_hypervisor
+    yield DoctorCheck(name="hypervisor", ok=True, text=f"{kind}: {kind.description}")
     if unanswered_s:
         acts = "act" if len(unanswered_s) == 1 else "acts"
         longest = duration_text(max(unanswered_s.values()))
@@ -91,6 +96,13 @@ def hypervisor_checks(unanswered_s: Mapping[str, float]) -> Iterator[DoctorCheck
             ok=False,
             text=f"the hypervisor has not answered {len(unanswered_s)} {acts}, the oldest for {longest}",
             remedy="find the VMs with `forewarn events`, and check the hypervisor of their hosts",
+        )
+    for host in sorted(unreachable_hosts):
+        yield DoctorCheck(
+            name="host",
+            ok=False,
+            text=f"host {host} is unreachable: it does not answer the hypervisor, and acts wait for it",
+            remedy=f"check the host and its network; if it is certainly down, run `forewarn confirm-down {host}`",
         )
 
 

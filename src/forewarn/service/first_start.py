@@ -110,11 +110,12 @@ async def load_or_create_tenant_id(store: Store) -> str:
 
 
 async def ensure_admin_client(store: Store, path: Path, now: float) -> None:
-    """Create the administrator client with its secret file, once: a removed one is not created again.
+    """Create the administrator client and its secret file, once: a removed one is not created again.
 
-    It gets the role Administrator over everything, and an entry in the history. The file `path` is written before the
-    commit. A crash in between leaves a file whose secret the next start uses. `now` is lab time. Raises Rejected if
-    others can read the file, or if it contains no text; Unavailable if the file or the store cannot be written.
+    The client, `admin`, gets the role Administrator over everything, and an entry in the history. The file `path` is
+    written before the commit. A crash in between leaves a file whose secret the next start uses. If there is a client
+    `admin` already, it stays as it is, and no file is written. `now` is lab time. Raises Rejected if others can read
+    the file, or if it contains no text; Unavailable if the file or the store cannot be written.
     """
     if store.load(_ADMIN_CREATED_KEY) is not None:
         return

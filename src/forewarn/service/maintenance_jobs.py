@@ -97,7 +97,10 @@ async def record_fault_effects(table: FaultTable, faults: FaultService) -> None:
 
 
 async def save_clock_forever(lab_clock: LabClockService, *, every_s: float = 60.0) -> None:
-    """Save the position of the lab's clock every `every_s` seconds (real time), until cancelled."""
+    """Save the position of the lab's clock every `every_s` seconds (real time), until cancelled.
+
+    A failure of the store is logged, and the next save covers it.
+    """
     while True:
         await asyncio.sleep(every_s)
         await save_clock(lab_clock)

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from enum import StrEnum
 from ipaddress import ip_address
 from pathlib import Path
+from types import UnionType
 from typing import Any
 
 import msgspec
@@ -20,13 +21,17 @@ from forewarn.core.decision import EnablementMode, Policy
 from forewarn.errors import Rejected
 from forewarn.http_client import HttpClient, LocalTargets
 from forewarn.hypervisor.command import CommandSpec, check_commands
+from forewarn.hypervisor.libvirt.connection import LibvirtSettings, check_libvirt
+from forewarn.hypervisor.machines.acts import MachinePolicy
+from forewarn.hypervisor.qemu.definition import QemuSettings, check_qemu
 from forewarn.metadata import ListenerSpec
 from forewarn.metadata.listener_config import is_ip_address, parse_listen_address, parse_listeners
 from forewarn.protocol.versions import VERSIONS, UnknownVersionPolicy
 
 ENVIRONMENT_PREFIX = "FOREWARN_"  # of environment variables that are settings
 _LIST_SETTINGS = ("listen", "console_names", "oidc_audience")
-_FILE_ONLY_SETTINGS = ("versions", "simulate", "listeners", "commands")  # tables
+# Tables, which no variable can hold.
+FILE_ONLY_SETTINGS = ("versions", "simulate", "listeners", "commands", "machines", "qemu", "libvirt")
 
 _MAX_WORKERS = 64
 
@@ -44,12 +49,29 @@ class HypervisorKind(StrEnum):
     SIMULATED = "simulated"
     PROCESS = "process"  # namespace VMs by their supervisors; simulated for all other VMs
     COMMAND = "command"  # the operator's own commands
+    QEMU = "qemu"  # real QEMU VMs
+    LIBVIRT = "libvirt"  # the domains of libvirt hosts
+
+    @property
+    def description(self) -> str:
+        """What it acts on, as a clause for people: `no real VM is touched, …`."""
+        return _HYPERVISOR_DESCRIPTIONS[self]
+
+
+_HYPERVISOR_DESCRIPTIONS = {
+    HypervisorKind.SIMULATED: "no real VM is touched, and a ledger records what would have happened",
+    HypervisorKind.PROCESS: "acts on programs in namespace VMs, and touches no other VM",
+    HypervisorKind.COMMAND: "your own commands act on your VMs",
+    HypervisorKind.QEMU: "acts on real VMs through QEMU's monitors",
+    HypervisorKind.LIBVIRT: "acts on real VMs through libvirt",
+}
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """All settings of a service.
+    """All settings of a service; `load_settings` merges them from all sources and checks them.
 
-    The environment variable of a setting is FOREWARN_ and its name in capitals.
+    The environment variable of a setting is FOREWARN_ and its name in capitals; `lab` and tables have none. Making one
+    directly checks nothing.
     """
 
     data: str = ""  # the data directory: database, sockets, ledger, certificates
@@ -66,9 +88,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     settle_s: float = 0  # an event stays listed this long after its last outcome (spec §6.5)
     max_user_operations: int = 100  # scheduled per scope (spec §8.4)
     first_answer_delay_s: float = 0  # up to 120 (spec §8.1)
-    requests_per_s: int = 0  # limit per VM; 0: no limit (spec §8.5; Azure allows 5)
+    requests_per_s: int = 0  # limit per VM, in each worker; 0: no limit (spec §8.5; Azure allows 5)
     history_days: float = 90  # what ended or was removed longer ago is deleted; 0 keeps everything
-    unknown_version: UnknownVersionPolicy = UnknownVersionPolicy.REFUSE
+    unknown_version: UnknownVersionPolicy = UnknownVersionPolicy.REFUSE  # what polls with an unknown api-version get
     iso_dates: bool = False  # NotBefore in ISO form up to 2017-08-01 (spec §4.2)
     require_header: bool = False  # require the Metadata header for 2017-03-01 too, also on loopback
     versions: dict[str, tuple[str, ...]] = {}  # location → the api-versions served there
@@ -86,14 +108,28 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     oidc_client_secret_file: str = ""  # the portal's secret at that issuer; "": a public client without one
     local_targets: LocalTargets = LocalTargets.NONE  # local addresses of webhooks and issuers; in a lab `loopback`
     strict_api_versions: bool = False  # reject calls of Azure's API with an unknown api-version
-    hypervisor: HypervisorKind = HypervisorKind.SIMULATED  # the default in a lab is `process`
-    simulate: tuple[dict[str, Any], ...] = ()  # how the simulated hypervisor misbehaves
+    hypervisor: HypervisorKind | None = None  # None: not chosen, and only a lab has a default, which is `process`
+    simulate: tuple[dict[str, Any], ...] = ()  # rules for how the simulated hypervisor misbehaves: its `from_rules`
     commands: dict[str, CommandSpec] = {}  # verb → its command; "*" for all other verbs
+    machines: MachinePolicy = MachinePolicy()  # how long acts on real VMs wait
+    qemu: QemuSettings = QemuSettings()  # the hosts of the hypervisor `qemu`
+    libvirt: LibvirtSettings = LibvirtSettings()  # the hosts of the hypervisor `libvirt`
 
     @property
     def directory(self) -> Path:
         """The data directory, `data`, as a path."""
         return Path(self.data)
+
+    @property
+    def chosen_hypervisor(self) -> HypervisorKind:
+        """The hypervisor of the service. Rejected if none was chosen, in a sentence that lists them."""
+        if self.hypervisor is None:
+            choices = "; ".join(f"{kind} ({kind.description})" for kind in HypervisorKind)
+            raise Rejected(
+                "setting 'hypervisor' is missing, so nothing would perform the acts on VMs: choose one with "
+                f"--hypervisor or in the settings file: {choices}"
+            )
+        return self.hypervisor
 
     @property
     def metadata_listeners(self) -> tuple[ListenerSpec, ...]:
@@ -161,6 +197,8 @@ def _read_file(path: Path) -> dict[str, Any]:
         ) from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise Rejected(f"settings file {str(path)!r} is not TOML: {error}") from error
+    if "lab" in table:
+        raise Rejected(f"settings file {str(path)!r} has 'lab': remove it; the command `forewarn up` starts a lab")
     for name in table:
         if name not in Settings.__struct_fields__:
             raise Rejected(f"settings file {str(path)!r}: setting {name!r} does not exist{_did_you_mean(name)}")
@@ -175,7 +213,7 @@ def _read_environment(environ: Mapping[str, str]) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for name in Settings.__struct_fields__:
         text = environ.get(ENVIRONMENT_PREFIX + name.upper())
-        if text is None or name in (*_FILE_ONLY_SETTINGS, "lab"):
+        if text is None or name in (*FILE_ONLY_SETTINGS, "lab"):
             continue
         found[name] = [part.strip() for part in text.split(",") if part.strip()] if name in _LIST_SETTINGS else text
     return found
@@ -183,7 +221,7 @@ def _read_environment(environ: Mapping[str, str]) -> dict[str, Any]:
 
 def _did_you_mean(name: str) -> str:
     close = difflib.get_close_matches(name, Settings.__struct_fields__, n=1)
-    return f"; did you mean {close[0]!r}?" if close else ": `docs/settings.md` lists them"
+    return f"; did you mean {close[0]!r}?" if close else ": `docs/reference/settings.md` lists them"
 
 
 def _describe_error(error: msgspec.ValidationError) -> str:
@@ -199,11 +237,13 @@ def _remedy(name: str) -> str:
     """What to write instead, and where."""
     types: dict[str, Any] = {field.name: field.type for field in msgspec.structs.fields(Settings)}
     type_ = types.get(name)
+    if isinstance(type_, UnionType):
+        type_ = type_.__args__[0]  # the other one is None, for a setting without a default
     if isinstance(type_, type) and issubclass(type_, StrEnum):
         return f": give one of {', '.join(type_)}, in the file or as {ENVIRONMENT_PREFIX}{name.upper()}"
     if type_ in _TYPE_DESCRIPTIONS:
         return f": give {_TYPE_DESCRIPTIONS[type_]}, in the file or as {ENVIRONMENT_PREFIX}{name.upper()}"
-    return ': give a list, such as ["10.0.0.1:80"]' if name == "listen" else ": see docs/settings.md"
+    return ': give a list, such as ["10.0.0.1:80"]' if name == "listen" else ": see docs/reference/settings.md"
 
 
 def parse_console_address(text: str) -> tuple[str, int]:
@@ -277,10 +317,23 @@ def _check_target(settings: Settings, name: str) -> None:
         raise Rejected(f"setting {name!r} cannot be used: {error}") from error
 
 
+def _check_machines(settings: Settings) -> None:
+    check_qemu(settings.qemu)
+    if settings.hypervisor is HypervisorKind.QEMU and not settings.qemu.hosts:
+        raise Rejected("setting 'hypervisor' is 'qemu', but no host is set: add [qemu.hosts.NAME] for each host")
+    check_libvirt(settings.libvirt)
+    if settings.hypervisor is HypervisorKind.LIBVIRT and not settings.libvirt.hosts:
+        raise Rejected("setting 'hypervisor' is 'libvirt', but no host is set: add [libvirt.hosts.NAME] for each host")
+    for name in MachinePolicy.__struct_fields__:
+        if (value := getattr(settings.machines, name)) <= 0:
+            raise Rejected(f"setting 'machines.{name}' is {value:g}: give more than 0 seconds")
+
+
 def _check_settings(settings: Settings) -> None:
     _check_console(settings)
     _check_metrics(settings)
     check_commands(settings.commands)
+    _check_machines(settings)
     if settings.hypervisor is HypervisorKind.COMMAND and not settings.commands:
         raise Rejected("setting 'hypervisor' is 'command', but no command is set: add [commands.reboot] and others")
     if not 0 <= settings.first_answer_delay_s <= 120:

@@ -75,7 +75,8 @@ class OperatorServer:
         """Serve API, ARM facade, /metrics and portal to authenticated callers until the block is left.
 
         `directory` is the index of VM names, shared with other apps. Checks every few hours whether the certificate
-        needs renewal. A certificate that is not valid now is served with a warning, and checked every minute.
+        needs renewal. A certificate that is not valid now is served with a warning, and checked every minute. At the
+        end it closes `sock`.
         """
         sessions = SessionManager(dependencies=dependencies, sign_in=self.sign_in, sessions=self.sessions)
         bearer = BearerAuthenticator(sign_in=self.sign_in, store=dependencies.control.store)

@@ -12,7 +12,7 @@ import logging
 import os
 import socket
 import uuid
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
 from functools import cache, partial
@@ -35,10 +35,16 @@ from forewarn.errors import ForewarnError
 from forewarn.hypervisor.command import CommandHypervisor
 from forewarn.hypervisor.interface import Hypervisor
 from forewarn.hypervisor.ledger import EffectLedger
+from forewarn.hypervisor.libvirt.driver import LibvirtDriver
+from forewarn.hypervisor.libvirt.session import load_libvirt
+from forewarn.hypervisor.machines.acts import MachineHypervisor
+from forewarn.hypervisor.machines.driver import MachineDriver
+from forewarn.hypervisor.machines.journal import MachineJournal
 from forewarn.hypervisor.process.hypervisor import ProcessHypervisor
 from forewarn.hypervisor.process.registry import SupervisorRecords, SupervisorRegistry
 from forewarn.hypervisor.process.server import StopListening, SupervisorServer
 from forewarn.hypervisor.process.starter import ProgramStarter
+from forewarn.hypervisor.qemu.driver import QemuDriver
 from forewarn.hypervisor.simulated import SimulatedBehaviour, SimulatedHypervisor
 from forewarn.metadata.socket_passing import SOCKETS_FILE
 from forewarn.metrics.http_server import MetricsServer, bind_metrics_sockets
@@ -75,21 +81,52 @@ from forewarn.workers.publisher import GuestBackend, MetadataPublisher, Publishe
 
 log = logging.getLogger(__name__)
 DRAIN_TIMEOUT_S = 5.0  # for requests in progress when the service stops
+_MAX_ENDPOINTS = 1000  # VMs of a lab whose addresses `info` lists
 _SCOPES_PER_BATCH = 256  # concurrent transactions, which the store commits together
 
 
-def _open_hypervisor(settings: Settings, directory: DataDirectory, supervisors: SupervisorRegistry) -> Hypervisor:
+def _open_hypervisor(
+    settings: Settings,
+    directory: DataDirectory,
+    supervisors: SupervisorRegistry,
+    is_confirmed_down: Callable[[str], bool],
+) -> Hypervisor:
     """Opens the hypervisor that the settings choose, on the files of the data directory.
 
-    `supervisors` is the registry that the process hypervisor uses. The caller closes the hypervisor. Raises Rejected if
-    a rule of `simulate`, a command or one of these files is wrong, Unavailable if the ledger cannot be opened.
+    `supervisors` is the registry that the process hypervisor uses; `is_confirmed_down` says whether an operator has
+    confirmed that a host is down, by its name, for hypervisors that move real VMs. The caller closes the hypervisor.
+    Raises Rejected if a rule of `simulate`, a command or one of these files is wrong or a library is missing,
+    Unavailable if the ledger cannot be opened.
     """
-    if settings.hypervisor is HypervisorKind.COMMAND:
+    kind = settings.chosen_hypervisor
+    if kind is HypervisorKind.COMMAND:
         return CommandHypervisor(settings.commands, directory.commands)
+    driver = _machine_driver(settings, directory)
+    if driver is not None:
+        directory.machines.mkdir(mode=0o700, exist_ok=True)
+        return MachineHypervisor(
+            driver,
+            MachineJournal(directory.machines / "acts.db"),
+            settings.machines,
+            is_confirmed_down=is_confirmed_down,
+        )
     simulated = SimulatedHypervisor(
         EffectLedger.open(directory.ledger), SimulatedBehaviour.from_rules(list(settings.simulate))
     )
-    return ProcessHypervisor(supervisors, simulated) if settings.hypervisor is HypervisorKind.PROCESS else simulated
+    return ProcessHypervisor(supervisors, simulated) if kind is HypervisorKind.PROCESS else simulated
+
+
+def _machine_driver(settings: Settings, directory: DataDirectory) -> MachineDriver | None:
+    """The driver of real VMs that the settings choose, or None. Rejected if its library is missing."""
+    definitions = directory.machines / "definitions"
+    match settings.hypervisor:
+        case HypervisorKind.QEMU:
+            return QemuDriver(settings.qemu.hosts, copies=definitions)
+        case HypervisorKind.LIBVIRT:
+            load_libvirt()
+            return LibvirtDriver(settings.libvirt.hosts, definitions)
+        case _:
+            return None
 
 
 def publisher_config(settings: Settings) -> PublisherConfig:
@@ -130,9 +167,10 @@ class Service:
     def info(self) -> dict[str, Any]:
         """The answer to `GET /service`: version, process, clock, listeners, workers, console and counts.
 
-        Its keys: version, pid, data, started_at, now, lab, speed, enablement, identity_on_loopback, listeners, workers,
-        console and counts. The values can be encoded as JSON. Times are lab time; "console" is None without an HTTPS
-        port, else as `OperatorServer.describe` returns it.
+        Its keys: version, pid, data, started_at, now, lab, speed, enablement, hypervisor (its `name`, and `text` which
+        says what it acts on), identity_on_loopback, listeners, workers, console, counts and endpoints (the first VMs of
+        a lab, each with its name `vm` and its `url`). The values can be encoded as JSON. Times are lab time; "console"
+        is None without an HTTPS port, else as `OperatorServer.describe` returns it.
         """
         now, speed, lab = self.control.lab_clock.status()
         return {
@@ -144,11 +182,16 @@ class Service:
             "lab": lab,
             "speed": speed,
             "enablement": self.settings.enablement,
+            "hypervisor": {
+                "name": self.settings.chosen_hypervisor,
+                "text": self.settings.chosen_hypervisor.description,
+            },
             "identity_on_loopback": self.settings.identity_on_loopback,
             "listeners": self.publisher.describe_listeners(),
             "workers": self.publisher.describe_workers(),
             "console": self.operator_server.describe() if self.operator_server else None,
             "counts": self.control.store.counts()._asdict(),
+            "endpoints": [{"vm": name, "url": url} for name, url in self.lab_endpoints(_MAX_ENDPOINTS)],
         }
 
     def pending_events(self) -> int:
@@ -160,13 +203,15 @@ class Service:
 
         At most `limit`, in the order in which the VMs were added to the fleet.
         """
-        endpoints = ((vm.name, self.publisher.lab_endpoint(vm)) for vm in self.control.store.vms())
+        vms = filter(None, map(self.control.store.vm, self.control.placement.vm_keys()))
+        endpoints = ((vm.name, self.publisher.lab_endpoint(vm)) for vm in vms)
         return list(islice(((name, url) for name, url in endpoints if url), limit))
 
     def sign_in_link(self) -> str:
         """Create a one-time link that signs the local user in to the portal; returns its URL.
 
-        It is valid for 15 minutes. "" if the service has no HTTPS port, and so no portal.
+        It signs in the client `admin` or the owner, see `sign_in_link_identity`, and is valid for 15 minutes. "" if the
+        service has no HTTPS port, and so no portal.
         """
         if self.operator_server is None:
             return ""
@@ -183,8 +228,10 @@ async def running_service(settings: Settings, *, new_store: bool = False) -> Asy
     `new_store` starts with an empty store where the database of an earlier service is missing. Raises Rejected if the
     settings, the data directory or a port cannot be used, Refused if another service uses the directory or its store
     must not be opened, Unavailable if a worker fails to start or the store cannot be written. Stopping answers the
-    requests in progress within DRAIN_TIMEOUT_S and writes all observations. Start and stop are in the history.
+    requests in progress within DRAIN_TIMEOUT_S and writes all observations. The history gets an entry for the start,
+    and one for the stop unless the block raises.
     """
+    _ = settings.chosen_hypervisor  # refused before anything is opened
     async with AsyncExitStack() as stack:
         directory = DataDirectory.acquire(settings.directory)
         stack.callback(directory.close)
@@ -230,7 +277,11 @@ async def _open_control(
     store = SqliteStore.open(directory.database)
     stack.push_async_callback(store.close)
     await mark_purpose(store, _store_purpose(settings))
-    hypervisor = _open_hypervisor(settings, directory, supervisors)
+
+    def is_confirmed_down(host: str) -> bool:
+        return control.placement.is_confirmed_down(host)  # no act is performed before the control plane exists
+
+    hypervisor = _open_hypervisor(settings, directory, supervisors, is_confirmed_down)
     stack.push_async_callback(hypervisor.close)
     control = ControlPlane(
         store=store,
@@ -337,8 +388,10 @@ async def _serve_supervisors(stack: AsyncExitStack, service: Service, directory:
 def _web_dependencies(service: Service, directory: DataDirectory) -> Dependencies:
     async def doctor() -> list[Any]:
         found = await asyncio.to_thread(run_checks, service.settings, directory.database)
-        unanswered_s = service.control.executor.unanswered_s()
-        return [*found, *worker_checks(service.publisher.describe_workers()), *hypervisor_checks(unanswered_s)]
+        workers = worker_checks(service.publisher.describe_workers())
+        executor = service.control.executor
+        unreachable = executor.progress.unreachable_hosts()
+        return [*found, *workers, *hypervisor_checks(service.settings, executor.unanswered_s(), unreachable)]
 
     async def observe() -> None:
         await service.publisher.collect_worker_reports()
@@ -362,7 +415,12 @@ def _web_dependencies(service: Service, directory: DataDirectory) -> Dependencie
         sign_in=service.operator_server.sign_in if service.operator_server else None,
         sign_in_links=service.operator_server.links if service.operator_server else None,
         strict_api_versions=service.settings.strict_api_versions,
+        hypervisor_text=_hypervisor_text(service.settings),
     )
+
+
+def _hypervisor_text(settings: Settings) -> str:
+    return f"{settings.chosen_hypervisor}: {settings.chosen_hypervisor.description}"
 
 
 def owner_name() -> str:

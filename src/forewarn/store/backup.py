@@ -22,7 +22,7 @@ def write_backup(source: Path, path: Path, original: sqlite3.Connection | None =
 
     `original` is an open connection to copy from, for a store whose file is no longer at `source`; it stays open, and
     other threads can read with it meanwhile. Raises Refused if `path` exists, Unavailable if a file cannot be read or
-    written. Blocks; call it in a thread.
+    written. The new file has mode 0600. Blocks; call it in a thread.
     """
     if path.exists():
         raise Refused(f"the backup {str(path)!r} exists already and is not overwritten: give another name")
@@ -43,9 +43,9 @@ def write_backup(source: Path, path: Path, original: sqlite3.Connection | None =
 def restore_backup(source: Path, target: Path, *, now: float) -> Path | None:
     """Restore the backup `source` as the store `target`; return where the old store was moved, or None.
 
-    It is moved to `NAME.before-restore-N` beside it; None if there was none. No process may use either file meanwhile.
-    Blocks; durable on return. Raises Rejected if `source` is not an intact store or a directory is missing, Unavailable
-    for file errors.
+    It is moved to `NAME.before-restore-N` beside it; None if there was none. `source` stays as it is. No process may
+    use either file meanwhile. Blocks; durable on return. Raises Rejected if `source` is not an intact store,
+    Unavailable for file errors, such as a missing directory of `target`.
 
     Every scope gets a new epoch, so that an ETag from the lost history never matches again (spec §4.3). It is larger
     than all epochs found here and than `now` (real time in POSIX seconds), because the epochs of a store that was lost

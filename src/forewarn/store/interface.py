@@ -23,13 +23,16 @@ REPLAY_SCRIPT_PREFIX = "replay/"  # and a request's id: the name under which a r
 
 
 class LastPoll(msgspec.Struct, frozen=True, gc=False, kw_only=True):
-    """The latest poll of one VM, and how often it has polled. Collected in memory, written in batches."""
+    """The latest poll or approval of one VM, and how many it has sent.
+
+    Collected in memory, written in batches.
+    """
 
     vm: str  # its key
     scope_id: str
     at: float  # lab time
     version: str  # api-version
-    count: int = 0  # polls of this VM so far
+    count: int = 0  # polls and approvals of this VM since it was added
     agent: str = ""  # the client program, from its User-Agent
     wait_s: int = 0  # for how many seconds the server may hold the response; until then it counts as polling
     vm_id: str = ""  # tells VMs apart that had the same key one after the other; "": stored by an earlier release
@@ -111,6 +114,9 @@ class Store(Protocol):
         scope, counts as added then.
         """
 
+    def vms_with_program(self) -> list[Vm]:
+        """Return the present VMs whose `program` is not empty, in the order they were added."""
+
     def hosts(self) -> list[Host]:
         """Return all hosts, sorted by name, ignoring case."""
 
@@ -128,19 +134,19 @@ class Store(Protocol):
     ) -> list[Event]:
         """Return the events that match all conditions (None: any), live or over, in the order they were added.
 
-        `statuses` are the states to include, by default all. Of more than `limit` events (None: no limit), return the
-        newest ones, still oldest first.
+        `statuses` are the states to include, by default all; an empty one gives no events. Of more than `limit` events
+        (None: no limit), return the newest ones, still oldest first.
         """
 
     def events_ended_between(self, since: float, until: float, *, limit: int, newest: bool = True) -> list[Event]:
-        """Return events that ended from `since` to `until`, both included, in the order they ended.
+        """Return events that ended from `since` to `until`, both included, in the order in which they ended.
 
-        Times are lab time. Of more than `limit` events, return those that ended last, or without `newest` those that
-        ended first.
+        The one that ended first comes first; of equal ends the one that was added first. Times are lab time. Of more
+        than `limit` events, return those that ended last, or without `newest` those that ended first, in this order.
         """
 
     def gate(self, gate_id: str) -> Gate | None:
-        """Return a gate by its id, released or not, or None."""
+        """Return a gate, which starts the events of one host together, by its id, released or not, or None."""
 
     def request(self, request_id: str) -> MaintenanceRequest | None:
         """Return a maintenance request by its id, open or ended, or None."""
@@ -166,14 +172,17 @@ class Store(Protocol):
     def due_scopes(self, now: float, limit: int = 1000) -> list[str]:
         """Return the ids of up to `limit` scopes whose `wakes_at` is `now` or earlier, the earliest first.
 
-        These are the scopes that the reconciler must look at; equal times are sorted by id.
+        `now` is lab time. These are the scopes that the reconciler must look at; equal times are sorted by id.
         """
 
     def due_gates(self, now: float, limit: int = 1000) -> list[Gate]:
-        """Return up to `limit` gates whose `wakes_at` is `now` or earlier, the earliest first; then by id."""
+        """Return up to `limit` gates whose `wakes_at` is `now` (lab time) or earlier, the earliest first.
+
+        A gate starts the events of one host together; these are to be checked. Equal times are sorted by id.
+        """
 
     def next_wake_at(self) -> float | None:
-        """Return the earliest `wakes_at` of all scopes and gates, perhaps past; None if none has one."""
+        """Return the earliest `wakes_at`, in lab time, of all scopes and gates, perhaps past, or None."""
 
     def history(
         self,
@@ -207,10 +216,10 @@ class Store(Protocol):
         """
 
     def last_polls(self, *, scope_id: str | None = None) -> list[LastPoll]:
-        """Return the latest recorded poll of each VM that has polled, also of removed ones, sorted by VM key.
+        """Return the latest recorded poll of each VM that has one, also of removed VMs, sorted by VM key.
 
-        `scope_id`: only polls of VMs that were in this scope when they polled. The commit that adds a removed VM again
-        deletes its poll: it is another VM.
+        `scope_id`: only VMs whose latest poll was in this scope. The poll of a removed VM is deleted when the VM is
+        pruned, or when it is added again: then it is another VM.
         """
 
     def client(self, client_id: str) -> RegisteredClient | None:
@@ -231,20 +240,24 @@ class Store(Protocol):
     async def commit(self, commit: Commit) -> int:
         """Write a commit, all of it or nothing; return the sequence number of the store's last history entry.
 
-        Adds 1 to the version of each scope, host, gate and request that it writes. Subscribers are called before it
-        returns. Raises Conflict if one of them is no longer at the version in the commit, or Unavailable; then nothing
-        was written.
+        That number is 0 in a store without history. Adds 1 to the version of each scope, host, gate and request that it
+        writes. Subscribers are called before it returns. Raises Conflict if one of them is no longer at the version in
+        the commit, or a host not as `Commit` demands, or Unavailable; then nothing was written.
         """
 
     async def record_observations(self, polls: Sequence[LastPoll], deliveries: Sequence[EventDelivery]) -> None:
         """Write polls and deliveries, and move `last_request_at` of the polled scopes forward.
 
-        Keeps the latest poll of each VM, and the first delivery of each event, VM and status; others change nothing.
-        The versions of the scopes stay the same, and no subscriber is called. An unknown VM or scope is no error.
+        Keeps the latest poll of each VM, of equal times the one recorded last, and the first delivery of each event, VM
+        and status; others change nothing. The versions of the scopes stay the same, and no subscriber is called. An
+        unknown VM or scope is no error.
         """
 
     async def save(self, name: str, value: bytes) -> None:
-        """Write a value under a name, in place of an earlier one; `load` returns it."""
+        """Write a value under a name, in place of an earlier one; durable on return. `load` returns it.
+
+        Raises Unavailable if it cannot be written.
+        """
 
     async def prune(self, before: float) -> int:
         """Delete what ended or was removed before this lab time; return how many history entries it deleted.
@@ -256,16 +269,20 @@ class Store(Protocol):
         """
 
     async def back_up(self, path: Path) -> None:
-        """Write a consistent copy to the new file `path` while the store is in use.
+        """Write a consistent copy to the new file `path` while the store is in use; durable on return.
 
         Raises Refused if the file exists or the store cannot be backed up, Unavailable if it cannot be written.
         """
 
     def subscribe(self, listener: Callable[[AppliedCommit], None]) -> Callable[[], None]:
-        """Call the listener after every `commit`, in order, on the event loop; return a function to stop it.
+        """Call the listener after every later `commit`, in order, on the event loop; return a stop function.
 
-        Other writes notify nobody. The listener must not block; its errors go to the loop's exception handler.
+        Calling that function twice is harmless. Other writes notify nobody. The listener must not block; its errors go
+        to the loop's exception handler.
         """
 
     async def close(self) -> None:
-        """Finish the writes under way and close; later writes raise Unavailable. Closing twice is harmless."""
+        """Finish the writes under way and close; later writes raise Unavailable. Closing twice is harmless.
+
+        Reads may raise Unavailable then, too.
+        """

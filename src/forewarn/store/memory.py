@@ -105,7 +105,7 @@ class MemoryStore(Store):
         return sum(row.is_enabled for row in self._tables.scopes.values())
 
     def failed_writes(self) -> int:
-        """Return how many writes have failed because of `fail_next`; no other failures count."""
+        """Return how many writes have failed because of `fail_next`, with any error; no other failures count."""
         return self._failed
 
     def vm(self, key: str) -> Vm | None:
@@ -115,10 +115,15 @@ class MemoryStore(Store):
     def vms(self, *, scope_id: str | None = None, host: str | None = None, removed: bool = False) -> list[Vm]:
         """Return the VMs in this scope and on this host (None: any), in the order they were added.
 
-        Only present ones; with `removed`, removed ones too.
+        Only present ones; with `removed`, removed ones too. A VM that was removed and added again, or moved to another
+        scope, counts as added then.
         """
         rows = (vm for vm in self._tables.vms.values() if removed or vm.removed_at is None)
         return _matching(rows, scope_id=scope_id, host=host)
+
+    def vms_with_program(self) -> list[Vm]:
+        """Return the present VMs whose `program` is not empty, in the order they were added."""
+        return [vm for vm in self.vms() if vm.program]
 
     def hosts(self) -> list[Host]:
         """Return all hosts, sorted by name, ignoring case."""
@@ -139,24 +144,24 @@ class MemoryStore(Store):
     ) -> list[Event]:
         """Return the events that match all conditions (None: any), live or over, in the order they were added.
 
-        `statuses` are the states to include, by default all. Of more than `limit` events (None: no limit), return the
-        newest ones, still oldest first.
+        `statuses` are the states to include, by default all; an empty one gives no events. Of more than `limit` events
+        (None: no limit), return the newest ones, still oldest first.
         """
         rows = (event for event in self._tables.events.values() if event.status in statuses)
         return _newest(_matching(rows, scope_id=scope_id, request_id=request_id, gate_id=gate_id), limit)
 
     def events_ended_between(self, since: float, until: float, *, limit: int, newest: bool = True) -> list[Event]:
-        """Return events that ended from `since` to `until`, both included, in the order they ended.
+        """Return events that ended from `since` to `until`, both included, in the order in which they ended.
 
-        Times are lab time. Of more than `limit` events, return those that ended last, or without `newest` those that
-        ended first.
+        The one that ended first comes first; of equal ends the one that was added first. Times are lab time. Of more
+        than `limit` events, return those that ended last, or without `newest` those that ended first, in this order.
         """
         rows = [event for event in self._tables.events.values() if _is_within(event.over_at, since, until)]
         rows.sort(key=lambda event: event.over_at or 0.0)
         return _newest(rows, limit) if newest else rows[:limit]
 
     def gate(self, gate_id: str) -> Gate | None:
-        """Return a gate by its id, released or not, or None."""
+        """Return a gate, which starts the events of one host together, by its id, released or not, or None."""
         return self._tables.gates.get(gate_id)
 
     def request(self, request_id: str) -> MaintenanceRequest | None:
@@ -189,16 +194,19 @@ class MemoryStore(Store):
     def due_scopes(self, now: float, limit: int = 1000) -> list[str]:
         """Return the ids of up to `limit` scopes whose `wakes_at` is `now` or earlier, the earliest first.
 
-        These are the scopes that the reconciler must look at; equal times are sorted by id.
+        `now` is lab time. These are the scopes that the reconciler must look at; equal times are sorted by id.
         """
         return [scope.id for scope in _due_rows(self._tables.scopes.values(), now)][:limit]
 
     def due_gates(self, now: float, limit: int = 1000) -> list[Gate]:
-        """Return up to `limit` gates whose `wakes_at` is `now` or earlier, the earliest first; then by id."""
+        """Return up to `limit` gates whose `wakes_at` is `now` (lab time) or earlier, the earliest first.
+
+        A gate starts the events of one host together; these are to be checked. Equal times are sorted by id.
+        """
         return _due_rows(self._tables.gates.values(), now)[:limit]
 
     def next_wake_at(self) -> float | None:
-        """Return the earliest `wakes_at` of all scopes and gates, perhaps past; None if none has one."""
+        """Return the earliest `wakes_at`, in lab time, of all scopes and gates, perhaps past, or None."""
         scopes = (scope.wakes_at for scope in self._tables.scopes.values())
         gates = (gate.wakes_at for gate in self._tables.gates.values())
         return min((at for at in (*scopes, *gates) if at is not None), default=None)
@@ -242,9 +250,9 @@ class MemoryStore(Store):
         return sorted(found, key=lambda delivery: (delivery.at, delivery.event_id, delivery.vm, delivery.status))
 
     def last_polls(self, *, scope_id: str | None = None) -> list[LastPoll]:
-        """Return the latest recorded poll of each VM that has polled, also of removed ones, sorted by VM key.
+        """Return the latest recorded poll of each VM that has one, also of removed VMs, sorted by VM key.
 
-        `scope_id`: only polls of VMs that were in this scope when they polled.
+        `scope_id`: only VMs whose latest poll was in this scope.
         """
         rows = (last_poll for _, last_poll in sorted(self._tables.last_polls.items()))
         return _matching(rows, scope_id=scope_id)
@@ -273,8 +281,8 @@ class MemoryStore(Store):
         """Write a commit, all of it or nothing; return the sequence number of the store's last history entry.
 
         Adds 1 to the version of each scope, host, gate and request that it writes. Subscribers are called before it
-        returns. Raises Conflict if one of them is no longer at the version in the commit, or Unavailable; then nothing
-        was written.
+        returns. Raises Conflict if one of them is no longer at the version in the commit, Unavailable after `close`;
+        then nothing was written.
         """
 
         def apply() -> AppliedCommit:
@@ -294,7 +302,10 @@ class MemoryStore(Store):
         self._write(lambda: self._tables.record_observations(polls, deliveries))
 
     async def save(self, name: str, value: bytes) -> None:
-        """Write a value under a name, in place of an earlier one; `load` returns it."""
+        """Write a value under a name, in place of an earlier one; `load` returns it.
+
+        Raises Unavailable after `close`.
+        """
         self._write(lambda: self._tables.saved.__setitem__(name, value))
 
     async def prune(self, before: float) -> int:

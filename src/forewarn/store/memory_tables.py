@@ -100,8 +100,8 @@ class MemoryTables:
     def apply(self, commit: Commit) -> AppliedCommit:
         """Write all of a commit into these tables, in order of its fields; return it with numbered entries.
 
-        Adds 1 to the version of each scope, host, gate and request that it writes. Checks no version: call
-        `require_current` before.
+        Adds 1 to the version of each scope, host, gate and request that it writes; the returned commit has the old
+        ones. Checks no version: call `require_current` before.
         """
         for scope in commit.scopes:
             self._put_scope(scope)

@@ -129,7 +129,7 @@ def _slice(before: float) -> dict[str, float]:
 
 
 def release_pages(db: sqlite3.Connection) -> int:
-    """Give up to 1000 free pages of the database back; return how many, 0 if none is free.
+    """Give up to 1000 free pages of 4 KiB of the database back; return how many, 0 if none is free.
 
     SQLite moves used pages forward and drops the free ones at the end. Call it in a transaction, and again until it
     returns 0. The file gets shorter with the next checkpoint of the log. Needs auto_vacuum = INCREMENTAL.

@@ -79,8 +79,11 @@ def _select_next_wake() -> str:
     return compile_sql(select(func.min(first.c.at)))
 
 
-def _in_json_list(column: Column[Any], name: str) -> ColumnElement[bool]:
-    """Test membership in a list that is passed as one JSON parameter."""
+def in_json_list(column: Column[Any], name: str) -> ColumnElement[bool]:
+    """Return the condition that a column is in a list, which is passed as one JSON parameter of this name.
+
+    `row_codec.json_list` makes its value.
+    """
     return column.in_(select(literal_column("value")).select_from(func.json_each(bindparam(name))))
 
 
@@ -126,6 +129,12 @@ ALL_LIVE_EVENTS = compile_sql(select(events.c.scope_id, events.c.body).where(_IS
 COUNTS = _select_counts()
 ENABLED_SCOPE_COUNT = compile_sql(select(func.count()).select_from(scopes).where(scopes.c.enabled_at.is_not(None)))
 VM = _select_by_key(vms.c.key, vms.c.body)
+# Present VMs with the field `program`, which JSON has only if it is not empty; tags may make it find further VMs.
+VMS_WITH_PROGRAM = compile_sql(
+    select(vms.c.body)
+    .where(_IS_PRESENT, func.instr(vms.c.body, literal_column("""CAST('"program":' AS BLOB)""")))
+    .order_by(vms.c.position)
+)
 HOSTS = compile_sql(select(hosts.c.body, hosts.c.version, hosts.c.arrivals).order_by(hosts.c.id))
 EVENT = _select_by_key(events.c.id, events.c.body)
 # By whether the newest ones are wanted; parameters: since, until, limit.
@@ -135,10 +144,10 @@ GATE = _select_by_key(gates.c.id, gates.c.body, gates.c.version, gates.c.wakes_a
 SCHEDULED_BEHIND = compile_sql(
     select(events.c.body)
     # The plus keeps SQLite from using the status index, which would read all scheduled events.
-    .where(_in_json_list(events.c.gate_id, "gate_ids"), literal_column(f"+events.status = '{EventState.SCHEDULED}'"))
+    .where(in_json_list(events.c.gate_id, "gate_ids"), literal_column(f"+events.status = '{EventState.SCHEDULED}'"))
     .order_by(events.c.position)
 )
-PLANNED_BEHIND = compile_sql(select(planned.c.gate_id).distinct().where(_in_json_list(planned.c.gate_id, "gate_ids")))
+PLANNED_BEHIND = compile_sql(select(planned.c.gate_id).distinct().where(in_json_list(planned.c.gate_id, "gate_ids")))
 REQUEST = _select_by_key(requests.c.id, requests.c.body, requests.c.version)
 CLIENT = _select_by_key(clients.c.id, clients.c.body)
 CLIENTS = compile_sql(select(clients.c.body).order_by(clients.c.id))
@@ -168,7 +177,8 @@ def scope_ids_by(enabled: bool | None) -> str:
 def vms_by(by: EqualColumns, removed: bool) -> str:
     """Return SQL for the VMs (`body`) whose columns `by` equal parameters of these names.
 
-    In the order they were added; only present ones or, with `removed`, removed ones too. `by` (): any.
+    Columns are `scope_id` and `host`; KeyError for one that the table lacks. In the order they were added; only present
+    ones or, with `removed`, removed ones too. `by` (): any.
     """
     query = select(vms.c.body).where(*_equal_conditions(vms, by))
     return _select_ordered(query if removed else query.where(vms.c.removed_at.is_(None)), vms.c.position, False)
@@ -178,8 +188,9 @@ def vms_by(by: EqualColumns, removed: bool) -> str:
 def events_by(by: EqualColumns, statuses: tuple[EventState, ...], newest: bool) -> str:
     """Return SQL for the events (`body`) in these states whose columns `by` equal such parameters.
 
-    Oldest first; with `newest` they come newest first, and the SQL also takes a parameter `limit`. `by` (): any.
-    Without states it finds none.
+    Columns are `scope_id`, `request_id` and `gate_id`; KeyError for one that the table lacks. Oldest first; with
+    `newest` they come newest first, and the SQL also takes a parameter `limit`. `by` (): any. Without states it finds
+    none.
     """
     query = select(events.c.body).where(*_equal_conditions(events, by))
     if set(statuses) != set(EventState):  # without a condition SQLite reads the table from its end
@@ -202,7 +213,7 @@ def requests_by(open_only: bool, newest: bool) -> str:
 def planned_by(by: EqualColumns) -> str:
     """Return SQL for the planned events (`body`) whose columns `by` equal parameters of these names.
 
-    Oldest first. `by` (): all of them.
+    Such as `request_id`; KeyError for a column that the table lacks. Oldest first. `by` (): all of them.
     """
     return _select_ordered(select(planned.c.body).where(*_equal_conditions(planned, by)), planned.c.position, False)
 
@@ -211,8 +222,9 @@ def planned_by(by: EqualColumns) -> str:
 def history_by(by: EqualColumns, backwards: bool) -> str:
     """Return SQL for history entries (`body`, `seq`) whose columns `by` equal parameters of these names.
 
-    They are sorted by `seq`, descending if `backwards`. It also takes the parameters `after`, `before` (sequence
-    numbers, both excluded) and `limit`; all are needed, and None would match nothing. `by` (): all entries.
+    Columns are `scope_id`, `event_id`, `request_id` and `vm` (a name); KeyError for one that the table lacks. They are
+    sorted by `seq`, descending if `backwards`. It also takes the parameters `after`, `before` (sequence numbers, both
+    excluded) and `limit`; all are needed, and None would match nothing. `by` (): all entries.
     """
     seq = history.c.seq
     query = select(history.c.body, seq).where(
@@ -223,10 +235,10 @@ def history_by(by: EqualColumns, backwards: bool) -> str:
 
 @cache
 def deliveries_by(by: EqualColumns) -> str:
-    """Return SQL for the deliveries that match the parameters `by`: `event_id`, `vm` (a key), or both.
+    """Return SQL for the deliveries whose columns `by` (`event_id`, `vm`: a key) equal such parameters.
 
-    `by` (): all of them. Columns: event id, scope id, VM key, status, api-version, incarnation, time. Sorted by time,
-    event, VM, status.
+    The parameters are named, `:event_id` and `:vm`. `by` (): all deliveries. Columns: event id, scope id, VM key,
+    status, api-version, incarnation, time. Sorted by time, event, VM, status.
     """
     status, version, scope = (delivery_labels.alias(f"{name}_label") for name in ("status", "version", "scope"))
     found = (
@@ -258,7 +270,8 @@ def deliveries_by(by: EqualColumns) -> str:
 def polls_by(by: EqualColumns) -> str:
     """Return SQL for the latest polls (`body`) whose columns `by` equal parameters of these names.
 
-    There is one for each VM that has polled; sorted by VM key. `by` (): all of them.
+    Such as `scope_id`; KeyError for a column that the table lacks. There is one for each VM that has polled; sorted by
+    VM key. `by` (): all of them.
     """
     return _select_ordered(select(polls.c.body).where(*_equal_conditions(polls, by)), polls.c.vm, False)
 
@@ -267,7 +280,8 @@ def polls_by(by: EqualColumns) -> str:
 def grants_by(by: EqualColumns) -> str:
     """Return SQL for the grants (`body`) whose columns `by` equal parameters of these names.
 
-    In the order they were added. `by` (): all of them.
+    Such as `to`, the id of a principal; KeyError for a column that the table lacks. In the order they were added. `by`
+    (): all of them.
     """
     return _select_ordered(select(grants.c.body).where(*_equal_conditions(grants, by)), grants.c.position, False)
 

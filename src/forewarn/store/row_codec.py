@@ -60,7 +60,10 @@ def read_host(body: bytes, version: int, arrivals: int) -> Host:
 
 
 def read_gate(body: bytes, version: int, wakes_at: float | None) -> Gate:
-    """Return a gate from its JSON; the columns `version` and `wakes_at` replace the fields there."""
+    """Return a gate from its JSON; the columns `version` and `wakes_at` replace the fields there.
+
+    `wakes_at` is the lab time to check it next; None: only when a commit wakes it.
+    """
     return replace(_read_gate(body), version=version, wakes_at=wakes_at)
 
 

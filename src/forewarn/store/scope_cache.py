@@ -26,7 +26,7 @@ class ScopeCache:
     """Least-recently-used cache of scopes with their present VMs and live events.
 
     `max_vms` limits the number of VMs and scopes together. Its owner passes every read scope to `put`, every commit to
-    `on_commit` and every batch of polls to `record_polls`.
+    `on_commit` and every batch of polls to `record_polls`, all on one thread.
     """
 
     def __init__(self, max_vms: int = _MAX_CACHED_VMS) -> None:

@@ -34,7 +34,8 @@ class SqliteStore(Store):
     """A `Store` (see `interface`) in a SQLite file that one process owns. Open it with `SqliteStore.open`.
 
     Reads block the calling thread, and `scope` and `vm` use a cache of recently read scopes; writes run on a writer
-    thread, which commits those that wait together.
+    thread, which commits those that wait together. `close` closes `reader` and `writer`;
+    `file_check` detects that the file was replaced (None: a new check).
     """
 
     def __init__(
@@ -96,8 +97,8 @@ class SqliteStore(Store):
         return (
             row_codec.read_scope(
                 row,
-                tuple(map(row_codec.read_vm, vms.get(row[0], ()))),
-                tuple(map(row_codec.read_event, events.get(row[0], ()))),
+                tuple(map(row_codec.read_vm, vms.pop(row[0], ()))),  # frees memory that the caller may need
+                tuple(map(row_codec.read_event, events.pop(row[0], ()))),
             )
             for row in rows
         )
@@ -138,10 +139,15 @@ class SqliteStore(Store):
     def vms(self, *, scope_id: str | None = None, host: str | None = None, removed: bool = False) -> list[Vm]:
         """Return the VMs in this scope and on this host (None: any), in the order they were added.
 
-        Only present ones; with `removed`, removed ones too.
+        Only present ones; with `removed`, removed ones too. A VM that was removed and added again, or moved to another
+        scope, counts as added then.
         """
         wanted = _without_none(scope_id=scope_id, host=host)
         return [row_codec.read_vm(body) for (body,) in self._rows(queries.vms_by(tuple(wanted), removed), **wanted)]
+
+    def vms_with_program(self) -> list[Vm]:
+        """Return the present VMs whose `program` is not empty, in the order they were added."""
+        return [vm for (body,) in self._rows(queries.VMS_WITH_PROGRAM) if (vm := row_codec.read_vm(body)).program]
 
     def hosts(self) -> list[Host]:
         """Return all hosts, sorted by name, ignoring case."""
@@ -163,24 +169,24 @@ class SqliteStore(Store):
     ) -> list[Event]:
         """Return the events that match all conditions (None: any), live or over, in the order they were added.
 
-        `statuses` are the states to include, by default all. Of more than `limit` events (None: no limit), return the
-        newest ones, still oldest first.
+        `statuses` are the states to include, by default all; an empty one gives no events. Of more than `limit` events
+        (None: no limit), return the newest ones, still oldest first.
         """
         wanted = _without_none(scope_id=scope_id, request_id=request_id, gate_id=gate_id)
         sql = queries.events_by(tuple(wanted), tuple(sorted(set(statuses))), limit is not None)
         return [row_codec.read_event(body) for (body,) in self._newest_rows(sql, limit, **wanted)]
 
     def events_ended_between(self, since: float, until: float, *, limit: int, newest: bool = True) -> list[Event]:
-        """Return events that ended from `since` to `until`, both included, in the order they ended.
+        """Return events that ended from `since` to `until`, both included, in the order in which they ended.
 
-        Times are lab time. Of more than `limit` events, return those that ended last, or without `newest` those that
-        ended first.
+        The one that ended first comes first; of equal ends the one that was added first. Times are lab time. Of more
+        than `limit` events, return those that ended last, or without `newest` those that ended first, in this order.
         """
         rows = self._rows(queries.EVENTS_ENDED_BETWEEN[newest], since=since, until=until, limit=limit)
         return [row_codec.read_event(body) for (body,) in (reversed(rows) if newest else rows)]
 
     def gate(self, gate_id: str) -> Gate | None:
-        """Return a gate by its id, released or not, or None."""
+        """Return a gate, which starts the events of one host together, by its id, released or not, or None."""
         row = self._row(queries.GATE, row_id=gate_id)
         return row_codec.read_gate(*row) if row else None
 
@@ -217,16 +223,19 @@ class SqliteStore(Store):
     def due_scopes(self, now: float, limit: int = 1000) -> list[str]:
         """Return the ids of up to `limit` scopes whose `wakes_at` is `now` or earlier, the earliest first.
 
-        These are the scopes that the reconciler must look at; equal times are sorted by id.
+        `now` is lab time. These are the scopes that the reconciler must look at; equal times are sorted by id.
         """
         return [scope_id for (scope_id,) in self._rows(queries.DUE_SCOPES, now=now, limit=limit)]
 
     def due_gates(self, now: float, limit: int = 1000) -> list[Gate]:
-        """Return up to `limit` gates whose `wakes_at` is `now` or earlier, the earliest first; then by id."""
+        """Return up to `limit` gates whose `wakes_at` is `now` (lab time) or earlier, the earliest first.
+
+        A gate starts the events of one host together; these are to be checked. Equal times are sorted by id.
+        """
         return [row_codec.read_gate(*row) for row in self._rows(queries.DUE_GATES, now=now, limit=limit)]
 
     def next_wake_at(self) -> float | None:
-        """Return the earliest `wakes_at` of all scopes and gates, perhaps past; None if none has one."""
+        """Return the earliest `wakes_at`, in lab time, of all scopes and gates, perhaps past, or None."""
         row = self._row(queries.NEXT_WAKE)
         return row[0] if row else None
 
@@ -272,9 +281,9 @@ class SqliteStore(Store):
         return [row_codec.read_delivery(row) for row in self._rows(queries.deliveries_by(tuple(wanted)), **wanted)]
 
     def last_polls(self, *, scope_id: str | None = None) -> list[LastPoll]:
-        """Return the latest recorded poll of each VM that has polled, also of removed ones, sorted by VM key.
+        """Return the latest recorded poll of each VM that has one, also of removed VMs, sorted by VM key.
 
-        `scope_id`: only polls of VMs that were in this scope when they polled.
+        `scope_id`: only VMs whose latest poll was in this scope.
         """
         wanted = _without_none(scope_id=scope_id)
         return [row_codec.read_last_poll(body) for (body,) in self._rows(queries.polls_by(tuple(wanted)), **wanted)]
@@ -306,8 +315,8 @@ class SqliteStore(Store):
         """Write a commit, all of it or nothing; return the sequence number of the store's last history entry.
 
         Adds 1 to the version of each scope, host, gate and request that it writes. Subscribers are called before it
-        returns. Raises Conflict if one of them is no longer at the version in the commit, or Unavailable; then nothing
-        was written.
+        returns. Raises Conflict if one of them is no longer at the version in the commit, or a host not as `Commit`
+        demands, or Unavailable; then nothing was written.
         """
         try:
             applied = await self._writer.write(lambda db: writes.apply_commit(db, commit), self._on_commit)
@@ -327,21 +336,25 @@ class SqliteStore(Store):
         )
 
     async def save(self, name: str, value: bytes) -> None:
-        """Write a value under a name, in place of an earlier one; `load` returns it."""
+        """Write a value under a name, in place of an earlier one; durable on return. `load` returns it.
+
+        Raises Unavailable if it cannot be written.
+        """
         await self._writer.write(lambda db: writes.save_value(db, name, value))
 
     async def prune(self, before: float) -> int:
         """Delete what ended or was removed before this lab time, unless kept rows refer to it.
 
-        Return how many history entries it deleted. `Store.prune` lists what is deleted.
+        Return how many history entries it deleted. `Store.prune` lists what is deleted. It works in many small
+        transactions and then shortens the file: after Unavailable some of it is done, and the next call continues.
         """
         return await pruning.prune_store(self._writer, self._path, before)
 
     async def back_up(self, path: Path) -> None:
-        """Write a consistent copy to the new file `path` while the store is in use.
+        """Write a consistent copy to the new file `path` while the store is in use; durable on return.
 
         Works also after the database was moved, deleted or replaced: then it copies the file that is still open. Raises
-        Refused if `path` exists, Unavailable if a file cannot be read or written.
+        Refused if `path` exists, Unavailable if a file cannot be read or written; then there is no file `path`.
         """
         original = self._reader if self._file_check.is_displaced() else None
         await asyncio.to_thread(backup.write_backup, self._path, path, original)
@@ -356,7 +369,7 @@ class SqliteStore(Store):
     async def close(self) -> None:
         """Finish the writes under way, end the writer thread and close the file. Closing twice is harmless.
 
-        Later reads and writes raise Unavailable.
+        Later writes raise Unavailable, and so do reads, other than of scopes and VMs that are in the cache.
         """
         await self._writer.finish()
         self._reader.close()
@@ -368,6 +381,8 @@ class SqliteStore(Store):
 
     def _read_scope(self, scope_id: str) -> Scope | None:
         wanted = {"row_id": scope_id}
+        if not self._rows(queries.SCOPE, **wanted):
+            return None  # without a transaction, which takes longer: a new fleet asks for each of its scopes
         with self._read_transaction() as db:
             row = db.execute(queries.SCOPE, wanted).fetchone()
             vms = db.execute(queries.PRESENT_VMS, wanted).fetchall() if row else []

@@ -47,7 +47,10 @@ def connect_writer(path: Path) -> sqlite3.Connection:
 
 
 def connect_reader(path: Path) -> sqlite3.Connection:
-    """Open a connection to an existing file for reads beside the writer; raises sqlite3.Error."""
+    """Open a connection to an existing file for reads beside the writer; raises sqlite3.Error.
+
+    It refuses writes. As that of `connect`, any thread may use it, and it begins no transaction by itself.
+    """
     return _connect_with_pragmas(path, "query_only = ON")
 
 

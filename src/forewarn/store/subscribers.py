@@ -17,7 +17,10 @@ class CommitSubscribers:
         self._listeners: list[CommitListener] = []
 
     def add(self, listener: CommitListener) -> Callable[[], None]:
-        """Add a listener for later commits; return a function that removes it; calling that twice is harmless."""
+        """Add a listener for later commits; return a function that removes it; calling that twice is harmless.
+
+        A listener that was added twice is called twice, and removed altogether.
+        """
         self._listeners.append(listener)
 
         def stop() -> None:

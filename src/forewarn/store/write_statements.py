@@ -25,7 +25,7 @@ from sqlalchemy import (
 )
 from sqlalchemy.dialects.sqlite import Insert, insert
 
-from forewarn.store.queries import compile_sql
+from forewarn.store.queries import compile_sql, in_json_list
 from forewarn.store.schema import (
     clients,
     deliveries,
@@ -133,10 +133,13 @@ def _upsert_poll() -> str:
     )
 
 
-def _delete_poll_of_removed_vm() -> str:
-    """Return a delete of a VM's poll, if the VM is removed: it is about to be added again, as another VM."""
-    is_removed = select(vms.c.key).where(vms.c.key == bindparam("row_id"), vms.c.removed_at.is_not(None))
-    return compile_sql(delete(polls).where(polls.c.vm.in_(is_removed)))
+def _delete_polls_of_removed_vms() -> str:
+    """Return a delete of the polls of those VMs of the JSON list `keys` that are removed.
+
+    They are about to be added again, as other VMs.
+    """
+    removed = select(vms.c.key).where(in_json_list(vms.c.key, "keys"), vms.c.removed_at.is_not(None))
+    return compile_sql(delete(polls).where(polls.c.vm.in_(removed)))
 
 
 def _update_last_request() -> str:
@@ -198,7 +201,7 @@ PUT_PLANNED = _upsert(planned, "event_id")
 REMOVE_PLANNED = _delete_by_key(planned, "event_id")
 ADD_ENTRY = compile_sql(insert(history).values({c.name: bindparam(c.name) for c in history.columns if c.name != "seq"}))
 PUT_POLL = _upsert_poll()
-REMOVE_POLL_OF_REMOVED_VM = _delete_poll_of_removed_vm()
+REMOVE_POLLS_OF_REMOVED_VMS = _delete_polls_of_removed_vms()
 UPDATE_LAST_REQUEST = _update_last_request()
 ADD_DELIVERY_EVENT = _insert_delivery_event()
 ADD_DELIVERY_VM = _insert_if_absent(delivery_vms)

@@ -37,15 +37,13 @@ class _WriteJob(NamedTuple):
 class WriterThread:
     """A thread that runs queued writes on the connection `db`, which nothing else may use.
 
-    Open `db` with check_same_thread=False and isolation_level=None. `failures` counts the writes that failed because of
-    the file.
+    The constructor starts it. Open `db` with check_same_thread=False and isolation_level=None. `name` is how messages
+    call the store; `check` runs before and after each group of writes, and raises if the file was replaced. The
+    attribute `failures` counts the writes that failed because of the file. Writes are done in the order of the calls.
+    End it with `finish`, then `close`.
     """
 
     def __init__(self, db: sqlite3.Connection, name: str, *, check: Callable[[], None] = lambda: None) -> None:
-        """Start the thread. `name` is how messages call the store.
-
-        `check` runs before and after each group of writes, and raises if the file was replaced.
-        """
         self._db = db
         self._name = name
         self._check = check
@@ -64,7 +62,8 @@ class WriterThread:
 
         `write` may run twice, after a rollback because of another write: it must change only the database. `on_commit`
         is called with the result before this returns, on the event loop, in commit order, also if the caller was
-        cancelled. Raises what `write` raises, and Unavailable for file errors and after `finish`.
+        cancelled. Raises what `write` raises, and Unavailable for file errors and after `finish`; after an error
+        nothing of this write is stored.
         """
         if not self._is_open:
             raise Unavailable(f"the store {self._name!r} is closed and accepts no writes: open it again")
@@ -90,7 +89,7 @@ class WriterThread:
         await asyncio.to_thread(self._thread.join)
 
     def close(self) -> None:
-        """Close the connection; call `finish` first. Blocks while SQLite applies the log."""
+        """Close the connection; call `finish` first. Blocks while SQLite applies the log. May be called twice."""
         self._db.close()
 
     def _queue_writes(self) -> None:

@@ -28,8 +28,8 @@ def apply_commit(db: sqlite3.Connection, commit: Commit) -> AppliedCommit:
         _write_versioned(
             db, "scopes", scope, row_codec.scope_row(scope), write_statements.ADD_SCOPE, write_statements.UPDATE_SCOPE
         )
-    present_keys = [vm.key for vm in commit.vms if vm.removed_at is None]
-    _execute_each(db, write_statements.REMOVE_POLL_OF_REMOVED_VM, present_keys, _id_row)
+    if present_keys := [vm.key for vm in commit.vms if vm.removed_at is None]:
+        db.execute(write_statements.REMOVE_POLLS_OF_REMOVED_VMS, {"keys": row_codec.json_list(present_keys)})
     _execute_each(db, write_statements.PUT_VM, commit.vms, row_codec.vm_row)
     for event in commit.events:
         _write_event(db, event)
@@ -64,7 +64,7 @@ def apply_commit(db: sqlite3.Connection, commit: Commit) -> AppliedCommit:
 def write_observations(db: sqlite3.Connection, polls: Sequence[LastPoll], deliveries: Sequence[EventDelivery]) -> None:
     """Write polls, the last request time of their scopes, and deliveries; the caller commits.
 
-    Older polls and repeated deliveries change nothing.
+    Polls older than the stored one of their VM, and repeated deliveries (of an event, VM and status), change nothing.
     """
     _execute_each(db, write_statements.PUT_POLL, polls, row_codec.last_poll_row)
     _execute_each(db, write_statements.UPDATE_LAST_REQUEST, polls, lambda p: {"row_id": p.scope_id, "polled_at": p.at})

@@ -39,7 +39,9 @@ class AuthenticationRequired(Unauthenticated):
 class BearerAuthenticator:
     """Authenticates requests by their bearer token; reads the caller's grants for each request.
 
-    `sign_in` verifies the tokens; `real_time` returns POSIX seconds, which their expiry is compared with.
+    `authenticate` returns the caller's Principal. It raises AuthenticationRequired for a missing or wrong token, and
+    Unavailable if the keys of an external issuer were never fetched. `sign_in` verifies the tokens; `real_time` returns
+    POSIX seconds, which their expiry is compared with.
     """
 
     def __init__(self, *, sign_in: TokenService, store: Store, real_time: Callable[[], float] = read_real_time) -> None:
@@ -50,8 +52,8 @@ class BearerAuthenticator:
     async def authenticate(self, request: Request) -> Principal:
         """The principal of the request's bearer token, with its current name and grants.
 
-        Raises AuthenticationRequired if the token is missing or invalid or its owner was removed, and Unavailable if
-        the keys of an external issuer were never fetched.
+        Raises AuthenticationRequired if the token is missing, invalid or expired or its owner was removed, and
+        Unavailable if the keys of an external issuer were never fetched.
         """
         try:
             claims = await self._sign_in.verify(_bearer_token(request), self._real_time())

@@ -34,7 +34,7 @@ class VisibleDirectory:
 
     @property
     def grants(self) -> tuple[Grant, ...]:
-        """The caller's grants; callers with equal grants see the same directory."""
+        """The caller's grants, () if there are none; callers with equal grants see the same directory."""
         return self._principal.grants
 
     def can_see(self, vm: Vm) -> bool:
@@ -42,7 +42,10 @@ class VisibleDirectory:
         return self.can_read(vm_resource_id(vm))
 
     def can_read(self, resource: str) -> bool:
-        """Whether the caller may read the resource id, and so everything below it; it need not exist."""
+        """Whether the caller may read the resource id (in any case), and so everything below it.
+
+        It need not exist.
+        """
         return self.sees_everything or self._principal.may(Right.READ, resource)
 
     def find(self, name: str) -> Vm:
@@ -81,7 +84,10 @@ class VisibleDirectory:
         return [set_id for set_id in self.unfiltered.sets_within(resource) if self.can_read(set_id)]
 
     def groups(self) -> list[str]:
-        """The Azure ids of the resource groups that contain anything the caller may read, in natural order."""
+        """The Azure ids of the resource groups that contain anything the caller may read, in natural order.
+
+        Only groups with a present VM exist. Empty if the caller may read nothing.
+        """
         return [
             group
             for group in self.unfiltered.groups()
@@ -96,14 +102,15 @@ class VisibleDirectory:
         return self.unfiltered.most_common_group()
 
     def subscriptions(self) -> set[str]:
-        """The subscription ids of all present VMs, visible or not."""
+        """The subscription ids of all present VMs, visible or not, as the VMs spell them, in a new set."""
         return self.unfiltered.subscriptions()
 
 
 class Visibility:
-    """What one caller, `principal`, may see. Caches answers, so make one for each request.
+    """What one caller, `principal`, may see. Make one for each request: it caches some answers.
 
-    A caller who sees everything causes no reads of the store.
+    They are those about scopes and requests. `sees_everything` is true for a caller with the right to read `/`, who
+    causes no reads of the store. `directory` is the whole directory.
     """
 
     def __init__(self, store: Store, directory: FleetDirectory, principal: Principal) -> None:
@@ -115,7 +122,7 @@ class Visibility:
         self._requests: dict[str, bool] = {}
 
     def can_see_vm(self, vm: Vm) -> bool:
-        """Whether the caller may read the VM, present or removed."""
+        """Whether the caller may read the VM, present or removed. Reads no store and caches nothing."""
         return self.sees_everything or self._principal.may(Right.READ, vm_resource_id(vm))
 
     def can_see_scope(self, scope_id: str) -> bool:
@@ -132,7 +139,7 @@ class Visibility:
     def can_see_host(self, name: str) -> bool:
         """Whether the caller may read any VM that is on the host now, or everything.
 
-        `name` is spelled as declared.
+        `name` is spelled as declared. For an unknown host, only a caller who sees everything gets True.
         """
         return self.sees_everything or any(map(self.can_see_vm, self._store.vms(host=name)))
 
@@ -175,7 +182,8 @@ class Visibility:
     def shown_entry(self, entry: HistoryEntry) -> HistoryEntry:
         """The entry as this caller is shown it: its text names no faults, unless they see everything.
 
-        An event that a fault withdrew is then withdrawn by forewarn, not by the person who set the fault.
+        An event that a fault withdrew is then withdrawn by forewarn, not by the person who set the fault. Returns a
+        copy if anything differs, else `entry` itself; does not check `can_see_entry`.
         """
         text = entry.text if self.sees_everything else hide_faults(entry.text)
         if text == entry.text:
@@ -183,7 +191,10 @@ class Visibility:
         return replace(entry, text=text, who="forewarn" if entry.what is EntryKind.WITHDRAWN else entry.who)
 
     def shown_event(self, event: Event) -> Event:
-        """The event as this caller is shown it: its texts name no faults, unless they see everything."""
+        """The event as this caller is shown it: its texts name no faults, unless they see everything.
+
+        Returns a copy if it has faults to hide, else `event` itself; does not check whether they may see it.
+        """
         if self.sees_everything or not event.faults:
             return event
         return replace(event, note=hide_faults(event.note), reason=hide_faults(event.reason))

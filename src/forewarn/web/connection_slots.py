@@ -103,7 +103,10 @@ class ConnectionShares:
 
     @property
     def streams_per_principal(self) -> int:
-        """How many live streams one principal may have: half of its connections; the others load its pages."""
+        """How many live streams one principal may have: half of its connections, at least 1.
+
+        The others load its pages.
+        """
         return max(1, self.per_principal // 2)
 
 
@@ -117,7 +120,9 @@ class ConnectionSlot:
     """The slot of one open connection: whom it counts for, and whether it may be closed for another one.
 
     `ConnectionSlots.open` and `refuse` make it. At first it is not signed in, and waits for its first request. Its
-    owner releases it when the connection is closed.
+    owner releases it when the connection is closed. `group` is that of its peer's address, `principal_id` is "" until
+    it is signed in, and `refusal`, if not None, is the error that answers its requests; `evict()` closes the connection
+    at once.
     """
 
     def __init__(self, slots: ConnectionSlots, group: str, pool: _Pool, now: float, evict: Callable[[], None]) -> None:
@@ -163,15 +168,21 @@ class ConnectionSlot:
 class ConnectionSlots:
     """Counts the open connections of one listening socket and keeps them within `shares`.
 
-    Each has a slot. If there is none for a new connection, one that is not signed in and has waited for its peer for
-    `EVICT_AFTER_S` is closed for it, else the new one is refused with an error; a signed-in one is never closed for
-    another. Use it on the event loop only; times are those of the loop.
+    `open` gives a new connection a slot. If none is free, it closes a connection that is not signed in and has waited
+    for its peer for `EVICT_AFTER_S`. If there is none either, the new slot has a `refusal`, the error that answers its
+    requests, or `open` returns None: then close the connection. Release each slot when its connection is closed. A
+    signed-in connection is never closed for another. Use it on the event loop only; times are those of the loop.
     """
 
     def __init__(self, shares: ConnectionShares) -> None:
         self.shares = shares
         self._slots: set[ConnectionSlot] = set()
         self._pool_sizes: Counter[_Pool] = Counter()
+        self._pool_limits = {
+            _Pool.GENERAL: shares.general,
+            _Pool.RESERVED: shares.reserved,
+            _Pool.REFUSED: shares.refused,
+        }
         self._anonymous: dict[str, dict[ConnectionSlot, None]] = {}  # by group, oldest first
         self._by_principal: Counter[str] = Counter()
         self._refused: dict[ConnectionSlot, None] = {}  # oldest first
@@ -257,12 +268,7 @@ class ConnectionSlots:
         return _Pool.REFUSED, _all_in_use()
 
     def _is_full(self, pool: _Pool) -> bool:
-        limits = {
-            _Pool.GENERAL: self.shares.general,
-            _Pool.RESERVED: self.shares.reserved,
-            _Pool.REFUSED: self.shares.refused,
-        }
-        return self._pool_sizes[pool] >= limits[pool]
+        return self._pool_sizes[pool] >= self._pool_limits[pool]
 
     def _may_use_reserved(self, group: str) -> bool:
         """Whether a new connection may wait in a reserved slot until it proves to be an administrator's."""

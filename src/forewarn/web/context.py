@@ -7,7 +7,8 @@ may not see.
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
+from itertools import chain
 
 from starlette.requests import Request as HttpRequest
 
@@ -25,6 +26,7 @@ from forewarn.store.interface import Store
 from forewarn.web.authorization import Visibility, VisibleDirectory
 from forewarn.web.dependencies import Dependencies
 from forewarn.web.directory import FleetDirectory
+from forewarn.wording import did_you_mean
 
 log = logging.getLogger(__name__)
 MIN_ID_PREFIX = 4  # characters of an event id that a caller must give
@@ -93,7 +95,10 @@ class RequestContext:
         return self.visibility.can_see_scope(scope_id)
 
     def require(self, right: Right, resource: str) -> None:
-        """Raises Forbidden unless the caller has the right over the resource id, which need not exist."""
+        """Raises Forbidden unless the caller has the right over the resource id, which need not exist.
+
+        Its case is ignored.
+        """
         if not self.principal.may(right, resource):
             raise self.missing_right_error(right, "everything" if resource == ROOT_RESOURCE else resource)
 
@@ -116,7 +121,7 @@ class RequestContext:
     async def record_history(self, what: EntryKind, text: str) -> None:
         """Commits a history entry of this kind, of now and of this caller, about no VM, event or request.
 
-        Its text is `text` followed by `by` and the caller's name.
+        Its text is `text` followed by `by` and the caller's name. Raises Unavailable if it cannot be stored.
         """
         entry = HistoryEntry(at=self.now(), what=what, who=self.caller_name, text=f"{text} by {self.caller_name}")
         await self.store.commit(Commit(entries=(entry,)))
@@ -124,7 +129,8 @@ class RequestContext:
     async def wait_for_reconciler(self) -> None:
         """Waits until the reconciler has done all work that is due now, so that the response shows its effect.
 
-        The request is durable already: if the work fails, that is logged and the reconciler tries again later.
+        The request is durable already: if the work fails, that is logged and the reconciler tries again later. Waits
+        for ten seconds of real time at most.
         """
         try:
             await self.control.reconciler.catch_up()
@@ -161,7 +167,8 @@ class RequestContext:
         """The visible scope with this id or name, or the scope of the VM with this name, in any case.
 
         A name is that of a set, cloud service or placement group (`pool/pg-0`), also after its group (`lab/web`); the
-        VM may be a removed one. Raises NotFound, or Refused if several scopes or VMs match.
+        VM, by name, `group/name` or key, may be a removed one. Raises NotFound, or Refused if several scopes or VMs
+        match.
         """
         wanted = name.strip().casefold()
         exact = self.store.scope(wanted) if self.can_see_scope(wanted) else None
@@ -170,7 +177,8 @@ class RequestContext:
         try:
             vm = self.directory.find_any(name)
         except NotFound:
-            raise NotFound(f"scope {name!r} does not exist", Remedy.LIST_SCOPES) from None
+            suggestion = did_you_mean(name, self._visible_set_names())
+            raise NotFound(f"scope {name!r} does not exist{suggestion}", Remedy.LIST_SCOPES) from None
         return self.control.transactions.load(vm.scope_id)
 
     def _scope_by_set_name(self, name: str, wanted: str) -> Scope | None:
@@ -218,10 +226,32 @@ class RequestContext:
 
         Without the right to read everything, the caller must be allowed to read a VM that is on it now.
         """
-        found = self.control.requests.host(name)
-        if not self.visibility.can_see_host(found.name):
-            raise NotFound(f"host {name!r} does not exist", Remedy.LIST_HOSTS)
+        hosts = self.control.transactions.placement.hosts()
+        wanted = name.casefold()
+        found = next((host for host in hosts if host.name.casefold() == wanted), None)
+        if found is None or not self.visibility.can_see_host(found.name):
+            suggestion = did_you_mean(name, self._visible_host_names())
+            raise NotFound(f"host {name!r} does not exist{suggestion}", Remedy.LIST_HOSTS)
         return found
+
+    def similar_name(self, name: str) -> str:
+        """Return `: did you mean 'web-0'?` with the most similar name of a visible VM, host or set.
+
+        "" if no name is similar, or if there are more than 5,000 names. Never the name itself: the caller may see a
+        host's name and still not be allowed to ask about it.
+        """
+        vms = map(self.store.vm, self.directory.unfiltered.keys())
+        vm_names = (vm.name for vm in vms if vm is not None and self.directory.can_see(vm))
+        names = chain(self._visible_host_names(), self._visible_set_names(), vm_names)
+        return did_you_mean(name, (found for found in names if found.casefold() != name.casefold()))
+
+    def _visible_host_names(self) -> Iterator[str]:
+        hosts = self.control.transactions.placement.hosts()
+        return (host.name for host in hosts if self.visibility.can_see_host(host.name))
+
+    def _visible_set_names(self) -> Iterator[str]:
+        visible = filter(self.can_see_scope, self.store.scope_ids())
+        return (set_name for scope_id in visible for set_name in _set_names(scope_id))
 
 
 # Authenticates the caller of a request; raises Unauthenticated, or Unavailable if it cannot verify the token now.
@@ -233,10 +263,15 @@ def _scope_has_name(scope_id: str, wanted: str) -> bool:
 
     `pool` and `pool/pg-0` name a placement group.
     """
+    names = _set_names(scope_id)
+    path = scope_id.partition(":")[2]
+    return wanted in names or any(wanted.endswith(f"/{name}") and path.endswith(f"/{wanted}") for name in names[:1])
+
+
+def _set_names(scope_id: str) -> list[str]:
+    """The names of a scope that is a set: `web`, or `pool/pg-0` and `pool`; none for a VM's own scope."""
     kind, _, path = scope_id.partition(":")
     if kind == "vm":
-        return False
-    parts = path.split("/")
-    ends = parts[-2:] if kind == "placement" else parts[-1:]
-    short = "/".join(ends)
-    return wanted in (short, ends[0]) or (wanted.endswith(f"/{short}") and path.endswith(f"/{wanted}"))
+        return []
+    ends = path.split("/")[-2:] if kind == "placement" else path.split("/")[-1:]
+    return list(dict.fromkeys(["/".join(ends), ends[0]]))

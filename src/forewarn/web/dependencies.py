@@ -26,7 +26,10 @@ class CallerLocks:
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()  # by principal id
 
     def for_caller(self, principal_id: str) -> asyncio.Lock:
-        """The lock of the principal with this id, not acquired; a new one unless one is held or waited for."""
+        """The lock of the principal with this id; it does not acquire it.
+
+        All callers get the same lock while anybody has a reference to it, else a new one.
+        """
         return self._locks.setdefault(principal_id, asyncio.Lock())
 
 
@@ -83,6 +86,8 @@ class Dependencies:
     """What handlers need beside the caller: the control plane, and callables from the composition root.
 
     The service makes one instance for all requests. A default stands for a service without that feature.
+    `flush_observations` stores the polls and deliveries observed so far; `pace_of` says how the VM with a key polls;
+    `real_time` is for tokens and sessions, which lab time does not affect.
     """
 
     control: ControlPlane
@@ -121,5 +126,7 @@ class Dependencies:
     real_time: Callable[[], float] = read_real_time
     # Whether the ARM facade rejects missing and unknown api-versions.
     strict_api_versions: bool = False
+    # The hypervisor and what it acts on, for people: `simulated: no real VM is touched, …`; "": not known.
+    hypervisor_text: str = ""
     # Set on shutdown: long polls answer at once.
     shutting_down: asyncio.Event = field(default_factory=asyncio.Event)

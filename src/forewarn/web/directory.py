@@ -10,6 +10,7 @@ import re
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Sequence
 from difflib import get_close_matches
+from functools import lru_cache
 from sys import intern
 from typing import NamedTuple
 
@@ -33,7 +34,10 @@ _TURN_S = 0.005  # real time
 
 
 class IndexedVm(NamedTuple):
-    """A present VM in the index: its key and resource id, without a read of the store."""
+    """A present VM in the index: its key and resource id, without a read of the store.
+
+    `is_standalone`: it is an instance of neither a scale set nor a cloud service.
+    """
 
     key: str  # `subscription/group/name` in lower case
     resource: str  # its Azure resource id
@@ -48,36 +52,41 @@ class ResourceIndex:
     """
 
     def __init__(self) -> None:
-        self._vms_by_resource: dict[str, dict[str, IndexedVm]] = defaultdict(dict)  # resource → its VMs by key
+        self._vms_by_resource: dict[str, dict[str, IndexedVm]] = {}  # resource, in lower case → its VMs by key
         self._sorted_vms: dict[str, list[IndexedVm]] = {}  # a cache of listed resources, dropped on a change
-        self._parents_by_key: dict[str, tuple[str, ...]] = {}  # VM key → resources that contain the VM
+        self._parents_by_key: dict[str, _Parents] = {}  # VM key → resources that contain the VM
         self._sets_by_parent: dict[str, dict[str, str]] = defaultdict(dict)  # subscription or group → its sets
         self._groups: dict[str, str] = {}
 
     def update(self, vm: Vm) -> None:
         """Adds or changes a VM; removes it if it has a `removed_at`. May be repeated."""
-        parents = _parents_of(vm)
-        listed = IndexedVm(vm.key, vm_resource_id(vm), not (vm.scale_set or vm.cloud_service))
-        is_known = (
-            self._parents_by_key.get(vm.key) == parents
-            and self._vms_by_resource[parents[0].casefold()][vm.key] == listed
-        )
-        if is_known and vm.removed_at is None:
-            return
-        self._remove(vm.key)
+        key, parents = vm.key, _parents_of(vm)
+        listed = IndexedVm(key, vm_resource_id(vm), not (vm.scale_set or vm.cloud_service))
+        known_parents = self._parents_by_key.get(key)
+        if known_parents is not None:
+            is_listed = known_parents == parents and self._vms_by_resource[parents.keys[0]][key] == listed
+            if is_listed and vm.removed_at is None:
+                return
+            self._remove(key, known_parents)
         if vm.removed_at is None:
             self._add(listed, parents)
 
-    def _add(self, listed: IndexedVm, parents: tuple[str, ...]) -> None:
-        subscription, group, *sets = parents
+    def _add(self, listed: IndexedVm, parents: _Parents) -> None:
         self._parents_by_key[listed.key] = parents
-        self._groups.setdefault(group.casefold(), group)
-        for resource in map(str.casefold, parents):
-            self._vms_by_resource[resource][listed.key] = listed
-            self._sorted_vms.pop(resource, None)
-        for set_id in sets:
+        for key, resource in zip(parents.keys, parents.resources, strict=True):
+            if key not in self._vms_by_resource:
+                self._add_resource(key, resource, parents)
+            self._vms_by_resource[key][listed.key] = listed
+            self._sorted_vms.pop(key, None)
+
+    def _add_resource(self, key: str, resource: str, parents: _Parents) -> None:
+        self._vms_by_resource[key] = {}
+        subscription, group, *sets = parents.keys
+        if key == group:
+            self._groups[key] = resource
+        elif key in sets:
             for parent in (subscription, group):
-                self._sets_by_parent[parent.casefold()].setdefault(set_id.casefold(), set_id)
+                self._sets_by_parent[parent][key] = resource
 
     def vms_within(self, resource: str) -> Sequence[IndexedVm]:
         """The present VMs of a resource in natural order of their keys; empty for an unknown resource.
@@ -105,25 +114,24 @@ class ResourceIndex:
         return sorted(self._sets_by_parent.get(resource.casefold(), {}).values(), key=natural_sort_key)
 
     def groups(self) -> list[str]:
-        """The ids of all resource groups, in natural order."""
+        """The Azure ids of all resource groups with a present VM, in natural order, in a new list."""
         return sorted(self._groups.values(), key=natural_sort_key)
 
-    def _remove(self, key: str) -> None:
+    def _remove(self, key: str, parents: _Parents) -> None:
         """Removes the VM, and every resource that is empty then."""
-        parents = self._parents_by_key.pop(key, ())
-        for resource in map(str.casefold, parents):
+        del self._parents_by_key[key]
+        for resource in parents.keys:
             del self._vms_by_resource[resource][key]
             self._sorted_vms.pop(resource, None)
-        for resource in map(str.casefold, parents):
             if not self._vms_by_resource[resource]:
                 self._remove_resource(resource, parents)
 
-    def _remove_resource(self, resource: str, parents: tuple[str, ...]) -> None:
+    def _remove_resource(self, resource: str, parents: _Parents) -> None:
         del self._vms_by_resource[resource]
         self._groups.pop(resource, None)
         self._sets_by_parent.pop(resource, None)
-        for parent in parents[:2]:
-            self._sets_by_parent.get(parent.casefold(), {}).pop(resource, None)
+        for parent in parents.keys[:2]:
+            self._sets_by_parent.get(parent, {}).pop(resource, None)
 
 
 def natural_sort_key(text: str) -> NaturalSortKey:
@@ -135,10 +143,22 @@ def natural_sort_key(text: str) -> NaturalSortKey:
     return [int(part) if number % 2 else part for number, part in enumerate(parts)], text
 
 
-def _parents_of(vm: Vm) -> tuple[str, ...]:
-    """The ids of its subscription, group and set; interned, since many VMs share them."""
-    group = group_resource_id(vm.subscription_id, vm.resource_group)
-    return tuple(map(intern, (f"/subscriptions/{vm.subscription_id}", group, *_sets_of(vm))))
+class _Parents(NamedTuple):
+    """The subscription, the group and, if the VM is in one, the set of a VM; many VMs share them."""
+
+    resources: tuple[str, ...]  # their resource ids, as the VM spells them
+    keys: tuple[str, ...]  # the same in lower case
+
+
+def _parents_of(vm: Vm) -> _Parents:
+    return _parents(vm.subscription_id, vm.resource_group, *_sets_of(vm))
+
+
+@lru_cache(maxsize=1024)  # consecutive VMs are often in the same group
+def _parents(subscription_id: str, resource_group: str, *sets: str) -> _Parents:
+    group = group_resource_id(subscription_id, resource_group)
+    resources = tuple(map(intern, (f"/subscriptions/{subscription_id}", group, *sets)))
+    return _Parents(resources, tuple(intern(resource.casefold()) for resource in resources))
 
 
 def _sets_of(vm: Vm) -> tuple[str, ...]:
@@ -165,6 +185,7 @@ class _FleetIndex:
         self.removed_keys: dict[str, set[str]] = defaultdict(set)  # name → keys of removed VMs
         self.vm_count_by_group: Counter[tuple[str, str]] = Counter()  # subscription and resource group → VMs there
         self.group_by_key: dict[str, tuple[str, str]] = {}  # key of each present VM → subscription and resource group
+        self._shared_groups: dict[tuple[str, str], tuple[str, str]] = {}  # one object for all VMs of a group
         self.power_if_not_running: dict[str, PowerState] = {}  # VM key → state, unless it runs
         self.resources = ResourceIndex()
 
@@ -172,9 +193,10 @@ class _FleetIndex:
         """Adds or changes a VM; a removed one stays only in `removed_keys`. May be repeated."""
         name, key = vm.name.casefold(), vm.key
         present, other = (self.keys, self.removed_keys) if vm.removed_at is None else (self.removed_keys, self.keys)
-        other[name].discard(key)
-        if not other[name]:
-            del other[name]
+        if name in other:
+            other[name].discard(key)
+            if not other[name]:
+                del other[name]
         present[name].add(key)
         self.resources.update(vm)
         if vm.power is PowerState.RUNNING or vm.removed_at is not None:
@@ -189,7 +211,7 @@ class _FleetIndex:
             if not self.vm_count_by_group[old]:
                 del self.vm_count_by_group[old]
         if group is not None:
-            self.group_by_key[key] = group
+            self.group_by_key[key] = self._shared_groups.setdefault(group, group)
             self.vm_count_by_group[group] += 1
 
 
@@ -233,7 +255,10 @@ class FleetDirectory:
         )
 
     def find_all_named(self, name: str) -> list[Vm]:
-        """All VMs with this name, not `group/name`, of any group, present or removed; sorted by key."""
+        """All VMs with this name, in any case, of any group, present or removed; sorted by key.
+
+        `group/name` and keys find nothing. Empty if there are none.
+        """
         wanted = name.casefold()
         keys = {*self._index.keys.get(wanted, ()), *self._index.removed_keys.get(wanted, ())}
         return [vm for vm in map(self.store.vm, sorted(keys)) if vm is not None]
@@ -258,7 +283,10 @@ class FleetDirectory:
         return list(self._index.power_if_not_running)
 
     def most_common_group(self) -> tuple[str, str] | None:
-        """Subscription id and name of the resource group with the most present VMs; None if there is no VM."""
+        """Subscription id and name of the resource group with the most present VMs; None if there is no VM.
+
+        Any of several with as many.
+        """
         common = self._index.vm_count_by_group.most_common(1)
         return common[0][0] if common else None
 
@@ -285,7 +313,7 @@ class FleetDirectory:
         return self._index.resources.sets_within(resource)
 
     def groups(self) -> list[str]:
-        """The ids of all resource groups, in natural order."""
+        """The Azure ids of all resource groups with a present VM, in natural order, in a new list."""
         return self._index.resources.groups()
 
     def find_group(self, name: str) -> str:

@@ -16,6 +16,7 @@ from forewarn.core.history import EntryKind, EventDelivery, HistoryEntry
 from forewarn.core.release import StartWait
 from forewarn.core.request import MaintenanceRequest
 from forewarn.core.scope import Scope, scope_title, scope_title_of_vm
+from forewarn.duration import duration_text
 from forewarn.explain.explanation import (
     Explanation,
     ExplanationLine,
@@ -24,7 +25,6 @@ from forewarn.explain.explanation import (
     event_explanation,
     vm_explanation,
 )
-from forewarn.explain.phrases import duration_text
 from forewarn.explain.status import (
     EventWithFacts,
     RolloutProgress,
@@ -52,8 +52,8 @@ _MAX_FAULT_LINES = 20  # the newest history entries about faults of a VM
 def explain_host(context: RequestContext, host: Host) -> Explanation:
     """Explains a host: its VMs, its live events, its ten latest past ones, and its own history entries.
 
-    Those are the 20 newest about its health or declaration. Filters nothing, so it is only for callers who see
-    everything. Past events are searched among the 10,000 newest.
+    Those are the 20 newest about its health or declaration. Checks and filters nothing, so it is only for users who
+    see everything. Past events are searched among the 10,000 newest.
     """
     recent = {event.id: event for event in (*_live_events(context), *context.store.events(limit=_RECENT_EVENTS))}
     return host_explanation(
@@ -61,6 +61,7 @@ def explain_host(context: RequestContext, host: Host) -> Explanation:
         context.store.vms(host=host.name),
         _events_with_facts(context, events_on_host(context, host.name, recent.values())),
         _host_entries(context, host),
+        is_unreachable=host.name in context.control.executor.progress.unreachable_hosts(),
     )
 
 
@@ -74,7 +75,7 @@ def _host_entries(context: RequestContext, host: Host) -> list[HistoryEntry]:
 def explain_scope(context: RequestContext, scope: Scope) -> Explanation:
     """Explains a scope: its state, its live events, and at most ten of its latest past ones.
 
-    The caller must be allowed to see the scope.
+    Does not check whether the user may see the scope: check that before.
     """
     events = _events_with_facts(context, context.store.events(scope_id=scope.id))
     return scope_explanation(_scope_facts(context, scope, scope_title(scope), [], [], []), events)
@@ -83,7 +84,8 @@ def explain_scope(context: RequestContext, scope: Scope) -> Explanation:
 def explain_request(context: RequestContext, request: MaintenanceRequest) -> Explanation:
     """Explains a request or rollout: its events, its history entries, and the progress of a rollout.
 
-    Shows all live events and at most ten past ones. The caller must be allowed to see the request.
+    Shows all live events and at most ten past ones. Does not check whether the user may see the request: check that
+    before.
     """
     events = request_events(context, request)
     entries = list(map(context.visibility.shown_entry, context.store.history(request_id=request.id)))
@@ -122,8 +124,9 @@ def _load_scope(context: RequestContext, scope_id: str) -> Scope:
 def explain_event(context: RequestContext, event: Event) -> Explanation:
     """Explains an event from its request to its end, with its deliveries to VMs.
 
-    Shows the visible history entries of its request, its retries, and starts and stops of the service. The caller must
-    be allowed to see its scope.
+    From the history it shows skipped VMs, retries, the release of its gate and restarts of the service. Does not check
+    whether the user may see the event's scope: check that before. Of the request's history it shows only what the user
+    may see. Deliveries are those that are stored: call `flush_observations` first.
     """
     scope = _load_scope(context, event.scope_id)
     of_request = context.visibility.visible_entries(context.store.history(request_id=event.request_id))
@@ -137,8 +140,9 @@ def explain_event(context: RequestContext, event: Event) -> Explanation:
 async def explain_vm(context: RequestContext, vm: Vm) -> Explanation:
     """Explains a VM, present or removed: its 100 newest events and its polls.
 
-    To callers who see everything also its faults, as only they may list faults; ends expired ones, durably. Call
-    `flush_observations` first, so that recent polls count. The caller must be allowed to see the VM.
+    To users who see everything also its faults, as only they may list faults; ends expired ones, durably. Call
+    `flush_observations` first, so that recent polls count. Does not check whether the user may see the VM: check that
+    before.
     """
     explanation = _vm_explanation(context, vm)
     return await _with_fault_lines(context, vm, explanation) if context.can_see_everything() else explanation
@@ -184,6 +188,9 @@ def _scope_facts(
         rollouts=_rollout_titles(context, events),
         unanswered_s=context.control.executor.unanswered_s(),
         blocking_hosts=context.control.executor.blocking_hosts(),
+        act_notes=context.control.executor.progress.notes(),
+        awaited_hosts=context.control.executor.progress.awaited_hosts(),
+        hypervisor=context.dependencies.hypervisor_text,
         idle_s=context.control.transactions.policy.idle_s,
     )
 

@@ -133,7 +133,10 @@ def read_replays(context: RequestContext) -> tuple[ReplayView, ...]:
 
 
 def replay_view(context: RequestContext, request: MaintenanceRequest) -> ReplayView:
-    """The view of a replay, running or ended; `request` must be that of a replay, else AssertionError."""
+    """The view of a replay, running or ended, with what it shows now.
+
+    `request` must be that of a replay, else AssertionError. Does not check what the caller may see.
+    """
     replay = request.replay
     assert replay is not None
     step = context.control.replays.current_step(request)

@@ -46,9 +46,9 @@ async def run_request(
 ) -> Response:
     """Authenticates the caller of a request, then returns the response of `handle`.
 
-    Every error of both becomes a response of `render_error`, whose caller is None if authentication failed; if the
-    client has gone, the response is an empty 400. Authentication comes before everything else: an unknown caller learns
-    nothing, not even that a body is too long.
+    Every error of both becomes the response of `render_error(error, caller)`, whose caller is None if authentication
+    failed; if the client has gone, the response is an empty 400. Authentication comes before everything else: an
+    unknown caller learns nothing, not even that a body is too long.
     """
     caller: Caller | None = None
     try:
@@ -63,7 +63,8 @@ async def run_request(
 async def read_body(request: Request, max_bytes: int = MAX_BODY_BYTES) -> bytes:
     """Reads and returns the whole body of a request; b"" if it has none.
 
-    Raises BodyTooLarge for more than `max_bytes`, and ClientDisconnect, which `run_request` handles.
+    Raises BodyTooLarge for more than `max_bytes` (16 MiB by default), and ClientDisconnect, which `run_request`
+    handles.
     """
     body = await read_limited_body(request, max_bytes)
     if body is None:

@@ -48,7 +48,9 @@ class ExpectedEvent:
 class PollingReport:
     """Counts of present VMs and of scopes by how they poll.
 
-    A VM polls if its last poll is at most 60 seconds of real time ago.
+    A VM polls if its last poll, or the latest end of a long poll, is at most 60 seconds of real time ago.
+    `unprepared_vms` have a pending event that no VM of their scope was given or is about to get; `unwatched_scopes`
+    have pending events and no VM that polls.
     """
 
     vms_by_polling: Mapping[PollingState, int]  # has every PollingState

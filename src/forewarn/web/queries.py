@@ -21,14 +21,15 @@ class HistoryEntriesQuery(StrictBody, frozen=True, kw_only=True):
     """Which history entries to list: those that match every given filter.
 
     With `after`, a sequence number, the oldest entries after that one are listed, else the newest. `wait_s` is how long
-    to wait for an entry if there is none to list, in seconds of real time; 0: do not wait.
+    to wait for an entry if there is none to list, in seconds of real time; 0: do not wait. Names and ids are in any
+    case.
     """
 
     after: HistorySeq | None = None  # exclusive; 0 is before the first entry
     vm: str = ""  # a name, `group/name` or key; "": any, as for the three below
-    event: str = ""  # an id or its prefix
+    event: str = ""  # an id or a unique prefix of four characters or more
     request: str = ""  # a full id
-    scope: str = ""  # an id or name
+    scope: str = ""  # an id or name, or the name of a VM in it
     limit: ResultLimit = 1000  # the most entries to return
     wait_s: Annotated[float, Meta(ge=0, le=MAX_WAIT_S)] = 0
 
@@ -60,9 +61,10 @@ def event_lists_vm(event: Event, name: str) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HistoryFilter:
-    """A filter for `read_history`: `fields` are values that the fields of an entry must have.
+    """A filter for `read_history`; make it with `history_filter`.
 
-    Make it with `history_filter`. Entries of the events below are added to those that match `fields`.
+    `fields` has values that the fields of an entry must have, by name; {}: all entries match. Entries of
+    `shared_event_ids` that name no VM, and those of `approved_event_ids` after `approved_seq`, are added to them.
     """
 
     fields: dict[str, Any]  # scope_id, event_id, request_id and vm (a name), as far as given; {}: all entries
@@ -76,8 +78,9 @@ class HistoryFilter:
 def history_filter(context: RequestContext, query: HistoryEntriesQuery) -> HistoryFilter:
     """The filter for a query, with its names and id prefixes resolved; its VM may be a removed one.
 
-    Ignores `after`, `limit` and `wait_s`. Raises NotFound, also for what the caller may not see, or Refused, as the
-    finders of the context do.
+    Ignores `after`, `limit` and `wait_s`. With a VM, it leaves out the entries of events that the request approved.
+    Raises NotFound, also for what the caller may not see, or Refused if a name or prefix matches several. A request is
+    found only by its full id.
     """
     fields: dict[str, Any] = {}
     if query.scope:

@@ -15,7 +15,10 @@ SURFACE_HEADER = "forewarn-surface"  # our command line sends "cli": it shows th
 
 
 class Surface(StrEnum):
-    """The program that the user has in front of them, which decides the words of a remedy."""
+    """The program that the user has in front of them, which decides the words of a remedy.
+
+    It is our command line, another client of our API, the portal, or a client of Azure's API.
+    """
 
     CLI = "cli"  # our command line
     API = "api"  # any other client of our API
@@ -109,15 +112,20 @@ _WORDINGS: dict[Remedy, _Wording] = {
         "the History page says when and why",
     ),
     Remedy.ALLOW_SHORT_NOTICE: _Wording(
-        "give {minimum} s or more, or say --short-notice to test with less",
-        "give {minimum} s or more, or set short_notice to test with less",
-        "give {minimum} s or more, or allow a shorter notice for testing",
+        "give {minimum} or more, or say --short-notice to test with less",
+        "give {minimum} or more, or set short_notice to test with less",
+        "give {minimum} or more, or allow a shorter notice for testing",
     ),
     Remedy.GIVE_NOTICE: _Wording("give it with --notice", "give it as notice_s", "fill in the notice"),
     Remedy.REPAIR_HOST: _Wording(
         "repair it first with `forewarn repair {host}`",
         "repair it first with POST /forewarn/v1/hosts/{host}/repair",
         "repair it first on its page",
+    ),
+    Remedy.FAIL_HOST: _Wording(
+        "if it has failed, say so first with `forewarn fail {host}`",
+        "if it has failed, say so first with POST /forewarn/v1/hosts/{host}/fail",
+        "if it has failed, say so first on its page",
     ),
     Remedy.ADD_VMS: _Wording(
         "add some with `forewarn fleet apply`",
@@ -141,6 +149,16 @@ _WORDINGS: dict[Remedy, _Wording] = {
     ),
     Remedy.USE_LAB: _Wording(
         "use a lab (`forewarn up`)", "use a service that runs as a lab", "use the portal of a lab"
+    ),
+    Remedy.ADD_VERB: _Wording(
+        "add {setting} to the service's settings file, and restart the service",
+        "its setting {setting} adds that",
+        "ask an administrator to add {setting} to the settings of the service",
+    ),
+    Remedy.CHANGE_HYPERVISOR: _Wording(
+        "choose another with the setting 'hypervisor', and restart the service",
+        "its setting 'hypervisor' chooses another",
+        "ask an administrator to choose another hypervisor",
     ),
     Remedy.RENEW_CLIENT_SECRET: _Wording(
         "give another id, or give this one another secret with `forewarn access client renew {client}`",

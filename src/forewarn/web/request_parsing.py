@@ -15,9 +15,11 @@ from msgspec import Meta
 from starlette.requests import Request
 
 from forewarn.errors import Rejected
+from forewarn.wording import did_you_mean
 
 T = TypeVar("T", bound=msgspec.Struct)
 _ERROR_LOCATION = re.compile(r"^(?P<what>.*?)(?: - at `\$\.?(?P<where>.*?)`)?$", re.DOTALL)
+_UNKNOWN_FIELD = re.compile(r"Object contains unknown field '(?P<name>[^']*)'")
 MAX_BODY_BYTES = 16 * 1024 * 1024  # enough for the largest fleet file
 MAX_FORM_BYTES = 64 * 1024  # for callers who are not authenticated yet
 
@@ -41,9 +43,10 @@ class EmptyBody(StrictBody, frozen=True, kw_only=True):
 class NewFault(StrictBody, frozen=True, kw_only=True):
     """A fault to set, for exactly one of a VM, a scope or all.
 
-    It ends after `count` requests or events or after `for_s` seconds, whichever is first; without them, after the
-    longest duration of its kind or when it is cleared. Seconds are real time for faults on requests, lab time for
-    faults on events.
+    It ends after `count` requests or events, after `for_s` seconds or when it is cleared, whichever is first. Without
+    `for_s` it lasts for the longest duration of its kind, if that has one. A kind that happens at once takes neither.
+    Seconds are real time for faults on requests, lab time for faults on events. Kind, VM and scope are named in any
+    case.
     """
 
     kind: NonEmptyText  # a value of FaultKind
@@ -59,7 +62,7 @@ class ClearFaultsBody(StrictBody, frozen=True, kw_only=True):
     """Which faults to clear: those that match every given field, of which at least one is given.
 
     `ids` and `all` clear storms too; with a kind, VM or scope storms stay. `scope` means faults of the scope itself,
-    not of its VMs.
+    not of its VMs. Kind, VM and scope are named in any case; `ids` are exact.
     """
 
     ids: tuple[NonEmptyText, ...] = ()  # of faults and storms
@@ -70,7 +73,10 @@ class ClearFaultsBody(StrictBody, frozen=True, kw_only=True):
 
 
 class NewStorm(StrictBody, frozen=True, kw_only=True):
-    """A fault storm to start: its seed, its VMs (none: all) and its duration in seconds of lab time."""
+    """A fault storm to start: its seed, its VMs (none: all) and its duration in seconds of lab time.
+
+    Names are in any case.
+    """
 
     seed: Annotated[int, Meta(ge=0, le=2**53)]  # the same seed, VMs and duration give the same schedule
     vms: Annotated[tuple[NonEmptyText, ...], Meta(max_length=10_000)] = ()  # name, `group/name` or key, each VM once
@@ -128,7 +134,10 @@ def unique_query_params(request: Request) -> dict[str, str]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HandlerCall:
-    """The request of a handler of the API or portal: path parameters, query and body, not yet decoded."""
+    """The request of a handler of the API or portal: path parameters, query and body, not yet decoded.
+
+    `path_params` are by the names in the route's path. With `for_export`, the portal asks for all rows of a page.
+    """
 
     path_params: Mapping[str, str] = field(default_factory=dict)  # by the names in the route's path
     query: Mapping[str, str] = field(default_factory=dict)  # by name
@@ -141,7 +150,7 @@ class HandlerCall:
         try:
             return msgspec.json.decode(self.body or b"{}", type=body_type)
         except msgspec.ValidationError as error:
-            raise Rejected(f"the body is not valid: {_validation_message(error)}") from error
+            raise Rejected(f"the body is not valid: {_validation_message(error, body_type)}") from error
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise Rejected(f"the body is not JSON ({error}): send an object such as {{}}") from error
 
@@ -153,12 +162,18 @@ class HandlerCall:
         try:
             return msgspec.convert(dict(self.query), type=query_type, strict=False)
         except msgspec.ValidationError as error:
-            raise Rejected(f"the query is not valid: {_validation_message(error)}") from error
+            raise Rejected(f"the query is not valid: {_validation_message(error, query_type)}") from error
 
 
-def _validation_message(error: msgspec.ValidationError) -> str:
-    """The field first, then what is wrong with it."""
+def _validation_message(error: msgspec.ValidationError, wanted: type) -> str:
+    """The field first, then what is wrong with it; for an unknown field of `wanted`, the known ones."""
     where, what = split_validation_error(error)
+    if not where and (unknown := _UNKNOWN_FIELD.fullmatch(what)):
+        known = [field.encode_name for field in msgspec.structs.fields(wanted)]
+        remedy = did_you_mean(unknown["name"], known) or (
+            f": the fields are {', '.join(known)}" if known else ": leave it out, there are no fields"
+        )
+        return f"field {unknown['name']!r} is unknown{remedy}"
     return f"{where}: {what}" if where else what
 
 

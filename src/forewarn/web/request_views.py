@@ -21,13 +21,20 @@ from forewarn.wording import first_names
 
 
 def replaced_event_ids(events: list[Event]) -> tuple[str, ...]:
-    """The ids of the pending events that these events replaced when they were published, in their order."""
+    """The ids of the pending events that these events replaced when they were published.
+
+    In the order of `events`; () if they replaced none. A redeploy replaces a pending restart, for example.
+    """
     return tuple(event_id for event in events for event_id in event.replaces)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestStatus:
-    """A request with its state and its events, and what of it is planned or was skipped."""
+    """A request with its state and its events, and what of it is planned or was skipped.
+
+    `events` are oldest first; of `perform-maintenance` those that it approved. `planned` is () when it is over,
+    `skip_reasons` until then.
+    """
 
     request: MaintenanceRequest
     state: RequestState  # in progress, succeeded, failed or canceled
@@ -39,7 +46,7 @@ class RequestStatus:
 def read_request_status(context: RequestContext, request: MaintenanceRequest) -> RequestStatus:
     """Read the state, the events and the planned events of a request from the store.
 
-    The caller must be allowed to see the request; nothing is checked or filtered here.
+    Does not check whether the user may see the request: check that before. Events are those of `request_events`.
     """
     events = request_events(context, request)
     planned = tuple(context.store.planned(request_id=request.id))
@@ -63,7 +70,7 @@ def _skip_reasons(context: RequestContext, request: MaintenanceRequest) -> tuple
 def request_status(context: RequestContext, request: MaintenanceRequest) -> RequestStatusView:
     """The view of a request with its state, its events and sentences about what it waits for.
 
-    Built from `read_request_status`. The caller must be allowed to see the request.
+    Built from `read_request_status`. Does not check whether the user may see the request: check that before.
     """
     status = read_request_status(context, request)
     view_builder = ViewBuilder(context)
@@ -93,7 +100,7 @@ def request_events(context: RequestContext, request: MaintenanceRequest) -> list
 def wait_sentences(view_builder: ViewBuilder, status: RequestStatus) -> tuple[str, ...]:
     """What a request in progress waits for, in sentences for people; () when it is over (spec §9).
 
-    One per live event, one that counts the planned ones, and one if its rollout is paused.
+    One per live event, one that counts the planned ones, and one if its rollout is paused; equal ones only once.
     """
     return tuple(dict.fromkeys(_waits(view_builder, status)))
 
@@ -143,7 +150,7 @@ def rollout_view(context: RequestContext, request_id: str) -> RolloutView:
 def rollout_fields(context: RequestContext, request_id: str) -> dict[str, Any]:
     """The values of the fields of `rollout_view`, by field name, for a struct that extends RolloutView.
 
-    Raises NotFound. Does not check what the caller may see.
+    `request_id` is the full id, in any case. Raises NotFound. Does not check what the caller may see.
     """
     request = context.control.requests.rollout(request_id)
     assert request.rollout is not None

@@ -57,13 +57,13 @@ _HTTPS_ONLY_RESPONSE = (
 _SHUTDOWN_GRACE_S = 5
 
 
-class BoundedH11Connection(H11Protocol):
+class _BoundedH11Connection(H11Protocol):
     """An HTTP/1.1 connection with time limits for requests and for unread responses.
 
-    It aborts a connection whose request comes too slowly, or whose peer reads nothing for WRITE_TIMEOUT_S. If its slot
-    has a refusal, its request is answered with that error, and the connection is closed. It uses h11 since uvicorn's
-    faster parser does not limit the size of a request's head. The event `closed` is set when the connection is lost.
-    `arguments` are those of uvicorn's H11Protocol.
+    It aborts a connection whose request comes too slowly (its head in 5 s, all of it in 15 s or, if signed in, 60 s),
+    or whose peer reads nothing for WRITE_TIMEOUT_S. If its slot has a refusal, its request is answered with that error,
+    and the connection is closed. It uses h11 since uvicorn's faster parser does not limit the size of a request's head.
+    The event `closed` is set when the connection is lost. `arguments` are those of uvicorn's H11Protocol.
     """
 
     def __init__(self, slot: ConnectionSlot, **arguments: Any) -> None:
@@ -89,7 +89,10 @@ class BoundedH11Connection(H11Protocol):
         self.closed.set()
 
     def data_received(self, data: bytes) -> None:
-        """Parses the data; once a request is complete, tells the slot, so that it is not evicted for another."""
+        """Parses the data, and handles a request that is complete.
+
+        Then it tells the slot, so that the connection is not closed for another one.
+        """
         super().data_received(data)
         if not self._is_receiving():
             self._slot.request_received()
@@ -183,7 +186,7 @@ class ConnectionAcceptor:
     def __init__(
         self,
         sock: socket.socket,
-        make_protocol: Callable[[ConnectionSlot], BoundedH11Connection],
+        make_protocol: Callable[[ConnectionSlot], _BoundedH11Connection],
         ssl_context: ssl.SSLContext | None,
         shares: ConnectionShares,
     ) -> None:
@@ -293,7 +296,7 @@ class _ServedConnection:
 
     def __init__(self) -> None:
         self.task: asyncio.Task[None] | None = None
-        self.protocol: BoundedH11Connection | None = None
+        self.protocol: _BoundedH11Connection | None = None
 
     def abort(self) -> None:
         """Closes the connection at once: its transport, or during the handshake its task."""
@@ -370,16 +373,17 @@ class _UvicornServer(uvicorn.Server):
             await acceptor.close()
         await super().shutdown(sockets)
 
-    def _make_connection(self, slot: ConnectionSlot) -> BoundedH11Connection:
-        return BoundedH11Connection(slot, config=self.config, server_state=self.server_state)
+    def _make_connection(self, slot: ConnectionSlot) -> _BoundedH11Connection:
+        return _BoundedH11Connection(slot, config=self.config, server_state=self.server_state)
 
 
 @asynccontextmanager
 async def serve_unix(app: Starlette, path: Path) -> AsyncIterator[None]:
     """Serves the app on a new unix socket at `path` for the time of the block; yields nothing.
 
-    At the end it sets `shutting_down` of the app's dependencies, waits up to five seconds for open requests and removes
-    the socket. Raises Refused if a process listens there or the path is another file, Rejected for a bad path.
+    Only the user of this process and root are served, others get a 403. At the end it sets `shutting_down` of the app's
+    dependencies, waits up to five seconds for open requests and removes the socket. Raises Refused if a process listens
+    there or the path is another file, Rejected for a bad path.
     """
     sock = bind_unix_socket(path)  # before the try: a file of another process must stay
     try:

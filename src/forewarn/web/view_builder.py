@@ -46,10 +46,11 @@ class ViewBuilder:
         self._context_for = context.control.transactions.context_for
         self._scopes: dict[str, Scope | None] = {}
         self._unready_by_gate: dict[str, list[Event]] = {}  # gate id → events that keep it closed
+        self._unreachable_hosts = context.control.executor.progress.unreachable_hosts()
         self._polls: dict[str, LastPoll] | None = None  # of the whole fleet, set by `fleet`
 
     def events(self, events: Iterable[Event]) -> tuple[EventView, ...]:
-        """Views of these events, in the same order."""
+        """Views of these events, in the same order, each as `event` returns it."""
         return tuple(self.event(event) for event in events)
 
     def scopes_of(self, events: Iterable[Event]) -> tuple[ScopeSummaryView, ...]:
@@ -61,7 +62,10 @@ class ViewBuilder:
         return tuple(self.scope(scope) for scope in scopes if scope is not None)
 
     def event(self, event: Event) -> EventView:
-        """The view of an event, with what it waits for and when it was first delivered to a VM."""
+        """The view of an event, with what it waits for and when it was first delivered to a VM.
+
+        Its texts are those of `Visibility.shown_event`. Deliveries are those that are stored: flush observations first.
+        """
         event = self._context.visibility.shown_event(event)
         row = event.rules
         wait = self.pending_wait(event)
@@ -91,9 +95,20 @@ class ViewBuilder:
             description=row.description,
             duration_s=row.duration_s,
             waits_for=WaitView(reason=wait.reason, text=wait.text, until=wait.until) if wait else None,
-            acts=tuple(_act_view(act) for act in event.acts),
+            acts=tuple(self._act(act) for act in event.acts),
             given_at=min((delivery.at for delivery in self._store.deliveries(event_id=event.id)), default=None),
             replaces=event.replaces,
+        )
+
+    def _act(self, act: Act) -> ActView:
+        outcome = act.outcome
+        return ActView(
+            vm=act.name,
+            verb=act.verb,
+            to_host=act.to_host,
+            ok=outcome.ok if outcome else None,
+            at=outcome.at if outcome else None,
+            note=outcome.note if outcome else self._context.control.executor.progress.note(act.id),
         )
 
     def pending_wait(self, event: Event) -> StartWait | None:
@@ -134,7 +149,10 @@ class ViewBuilder:
         return self._scopes[scope_id]
 
     def vm(self, vm: Vm) -> VmView:
-        """The view of a VM, present or removed, with its last poll and the number of its live events."""
+        """The view of a VM, present or removed, with its last poll and the number of its live events.
+
+        The poll is the one that is stored: flush observations first.
+        """
         scope = self.load_scope(vm.scope_id)
         polled = self._polled(vm)
         base = self._context.dependencies.endpoint_of(vm)
@@ -175,7 +193,15 @@ class ViewBuilder:
     def host(self, host: Host, vms: Iterable[Vm] | None = None) -> HostView:
         """The view of a host with the names of `vms`; if that is None, of all VMs on it, visible or not."""
         names = tuple(vm.name for vm in (self._store.vms(host=host.name) if vms is None else vms))
-        return HostView(name=host.name, location=host.location, zone=host.zone, health=host.health, vms=names)
+        return HostView(
+            name=host.name,
+            location=host.location,
+            zone=host.zone,
+            health=host.health,
+            unreachable=host.name in self._unreachable_hosts,
+            confirmed_down=host.confirmed_down,
+            vms=names,
+        )
 
     def scope(self, scope: Scope) -> ScopeSummaryView:
         """The view of a scope with the names of its present VMs and the number of its live events."""
@@ -225,25 +251,13 @@ class ViewBuilder:
 
 
 def request_view(request: MaintenanceRequest) -> RequestView:
-    """The view of the request itself, without its events or state."""
+    """The view of the request itself, with the names of its targets, but without its events or state."""
     return RequestView(id=request.id, ask=request.ask, who=request.who, at=request.at, targets=request.targets)
 
 
 def live_events_of_vm(scope: Scope, name: str) -> list[Event]:
     """The live events of the scope that affect the VM of this name (in any case), in order of publication."""
     return [event for event in scope.live_events() if event_lists_vm(event, name)]
-
-
-def _act_view(act: Act) -> ActView:
-    outcome = act.outcome
-    return ActView(
-        vm=act.name,
-        verb=act.verb,
-        to_host=act.to_host,
-        ok=outcome.ok if outcome else None,
-        at=outcome.at if outcome else None,
-        note=outcome.note if outcome else "",
-    )
 
 
 def vm_supervisor_view(name: str, supervisor: VmSupervisorInfo) -> VmSupervisorView:

@@ -26,7 +26,9 @@ class HostView(BaseView, frozen=True, kw_only=True):
     location: str
     zone: str  # "": none
     health: str
-    vms: tuple[str, ...]
+    unreachable: bool  # it does not answer the hypervisor, and acts wait for it; it has not failed
+    confirmed_down: bool  # an operator states that it is certainly down, so its VMs may be started elsewhere
+    vms: tuple[str, ...]  # in the order they were added
 
 
 class ScopeSummaryView(BaseView, frozen=True, kw_only=True):
@@ -35,7 +37,7 @@ class ScopeSummaryView(BaseView, frozen=True, kw_only=True):
     `events` is the number of its live events; `last_request_at` is when it was last polled or enabled.
     """
 
-    id: str
+    id: str  # such as `set:SUBSCRIPTION/GROUP/NAME` in lower case
     title: str  # such as `availability set web`
     enabled: bool
     enabled_at: float | None  # lab time; None: not enabled
@@ -68,7 +70,7 @@ class ActView(BaseView, frozen=True, kw_only=True):
     to_host: str  # "" unless the VM moves
     ok: bool | None  # false: it failed
     at: float | None  # when the outcome was reported, in lab time
-    note: str  # of the outcome, above all why it failed
+    note: str  # while it is under way: its progress, or what it waits for; then of the outcome, such as why it failed
 
 
 class EventView(BaseView, frozen=True, kw_only=True):
@@ -77,7 +79,7 @@ class EventView(BaseView, frozen=True, kw_only=True):
     Times are lab time, None until they happen; `not_before` is when it may start without an approval.
     """
 
-    id: str
+    id: str  # a GUID in upper case
     scope: str  # its id
     kind: str | None  # EventType in documents, such as Reboot; None if no document lists the event
     verb: str  # what is done to its VMs, such as freeze or reboot
@@ -96,8 +98,8 @@ class EventView(BaseView, frozen=True, kw_only=True):
     note: str  # why it has no or less notice than usual
     listed: bool  # false: performed at once, and no document shows it
     host: str  # the host that the work is about; "": none
-    update_domain: int
-    request_id: str
+    update_domain: int  # of its VMs
+    request_id: str  # of the request; of an event that a fault made, the id of the fault
     who: str  # who requested it
     description: str  # as documents show it
     duration_s: int  # of the interruption, as documents show it; -1: not known
@@ -136,7 +138,7 @@ class VmView(BaseView, frozen=True, kw_only=True):
     auto_approve: AutoApprovalView
     tags: dict[str, str]
     address: str  # its IP address in a trusted network
-    url: str | None  # where the VM reads its events in a lab; None on a real network
+    url: str | None  # where the VM reads its events in a lab; None on a real network, or if it is not served
     host: str  # "" while deallocated
     power: str  # running, stopped or deallocated
     last_polled_at: float | None  # lab time; None: it never polled
@@ -169,7 +171,7 @@ class VmSupervisorView(BaseView, frozen=True, kw_only=True):
 
 
 class VmSupervisorsView(BaseView, frozen=True, kw_only=True):
-    """The connected supervisors (`keepers`), one per running namespace VM, sorted by VM key."""
+    """The connected supervisors (`keepers`), also of frozen and stopped namespace VMs, by VM key."""
 
     keepers: tuple[VmSupervisorView, ...]
 
@@ -205,10 +207,10 @@ class ObjectChangeView(BaseView, frozen=True, kw_only=True):
 
 
 class FleetDifferenceView(BaseView, frozen=True, kw_only=True):
-    """What a fleet file changes, by names of hosts and VMs; `lines` say it in words.
+    """What a fleet file changes, by names; `lines` say it in words, at most 20 of each kind.
 
-    `problems` say what keeps it from being applied. `resurrected` VMs were deleted before and are added again;
-    `stay_deleted` VMs are in the file but stay deleted.
+    `lines` end with `summary` if there are changes or problems; the tuples name all. `problems` forbid to apply it.
+    `resurrected` VMs were deleted before and are added again; `stay_deleted` VMs are in the file but stay deleted.
     """
 
     source: str  # the name of the file in messages
@@ -236,15 +238,15 @@ class FleetCheckView(BaseView, frozen=True, kw_only=True):
 class FleetApplyView(FleetCheckView, frozen=True, kw_only=True):
     """What a fleet file changed (`difference`), or would change in a dry run."""
 
-    applied: bool  # false in a dry run, and if it changes nothing
+    applied: bool  # false in a dry run, and if it changes nothing (`difference.is_empty`)
 
 
 class RequestView(BaseView, frozen=True, kw_only=True):
     """A maintenance request: the operation (`ask`), the names of its targets, who made it and when."""
 
-    id: str
+    id: str  # a GUID in lower case
     ask: str  # such as restart, rollout or fail
-    who: str
+    who: str  # the name of the caller
     at: float  # lab time
     targets: tuple[str, ...]  # names of VMs or hosts, or of a scope
 
@@ -289,9 +291,9 @@ class RolloutView(BaseView, frozen=True, kw_only=True):
     of any request: in progress, succeeded, failed or canceled.
     """
 
-    id: str
+    id: str  # of its request
     impact: str  # update (freezes VMs), migrate or reboot
-    hosts: tuple[str, ...]
+    hosts: tuple[str, ...]  # names
     scope: str  # an id
     title_of_scope: str  # such as `availability set web`; "" if it covers hosts
     progress: str  # running, paused, stopped (by failures), aborted (by a user) or completed
@@ -331,22 +333,22 @@ class HistoryView(BaseView, frozen=True, kw_only=True):
     """History entries, oldest first, and the sequence number to give as `after` for the next ones."""
 
     entries: tuple[HistoryEntryView, ...]
-    seq: int
+    seq: int  # the last one that was searched, also if there are no entries
 
 
 class HistoryEntryView(BaseView, frozen=True, kw_only=True):
-    """One history entry: what happened, when, who caused it; ids and names are empty if it has none."""
+    """One history entry: what happened, when, who caused it; ids and names are "" if it has none."""
 
     seq: int  # its number, which grows with every entry
     at: float  # lab time
     what: str  # its kind, such as requested, published or started
     text: str  # a sentence for people
-    who: str
+    who: str  # the name of the user or client, or of the service itself
     scope_id: str
     event_id: str
     request_id: str
-    vm: str
-    host: str
+    vm: str  # the name of the VM, not its key; "" also if the entry is about several VMs
+    host: str  # the name of the host
 
     @classmethod
     def from_entry(cls, entry: HistoryEntry) -> HistoryEntryView:
@@ -367,8 +369,8 @@ class FaultView(BaseView, frozen=True, kw_only=True):
     many requests or events it affected; `events` are ids of those events.
     """
 
-    id: str
-    kind: str
+    id: str  # such as f1
+    kind: str  # a value of FaultKind
     strikes: str
     target: str  # in words
     vm: str  # a name; empty for a fault of a scope or of the whole fleet
@@ -400,8 +402,8 @@ class StormFaultView(BaseView, frozen=True, kw_only=True):
 class StormView(BaseView, frozen=True, kw_only=True):
     """A fault storm, active or just ended, and its schedule; `for_s` is its duration in lab time."""
 
-    id: str
-    seed: int
+    id: str  # such as s1
+    seed: int  # the same seed, VMs and duration give the same schedule
     who: str
     set_at: float  # lab time
     for_s: float
@@ -423,10 +425,10 @@ class FaultKindView(BaseView, frozen=True, kw_only=True):
     """
 
     kind: str
-    strikes: str
-    seen: str
-    parameters: dict[str, FaultParameterView]
-    longest_s: float | None
+    strikes: str  # requests, events or at once
+    seen: str  # in words
+    parameters: dict[str, FaultParameterView]  # by name
+    longest_s: float | None  # real time for faults on requests, lab time for those on events
 
 
 class FaultsView(BaseView, frozen=True, kw_only=True):

@@ -25,7 +25,7 @@ class WebhookDispatcher:
 
     `limits` apply to each request. `now` returns lab time, for messages that test or validate a receiver. `real_time`
     is the clock of signatures and reports, `sleep` waits in real time, and `random` (0 to 1) spreads retries; tests
-    replace them. `verification` tests and validates single receivers.
+    replace them. The attribute `verification` tests and validates single receivers, also while `run` does not run.
     """
 
     def __init__(
@@ -48,9 +48,10 @@ class WebhookDispatcher:
         self.verification = ReceiverVerification(send=send, now=now, real_time=real_time)
 
     def require_allowed(self, url: str) -> None:
-        """Raises Rejected if this is not a URL, or names an address that the service may not call.
+        """Raises Rejected if this cannot be a URL, or names an address that the service may not call.
 
-        Host names other than `localhost` are not resolved here; sending checks their addresses.
+        Host names other than `localhost` are not resolved here; sending checks their addresses. See
+        `HttpClient.require_allowed`.
         """
         self._client.require_allowed(url)
 
@@ -62,14 +63,15 @@ class WebhookDispatcher:
     def delivery_report(self, webhook: WebhookSubscription) -> DeliveryReport:
         """The delivery state of a stored webhook; before its sender has started, only what is pending.
 
-        Raises ForewarnError if the history cannot be read.
+        Reads up to 1000 history entries at each call. Raises ForewarnError if the history cannot be read.
         """
         return (self._senders.get(webhook.id) or WebhookSender(webhook, self._dependencies)).delivery_report()
 
     async def run(self) -> None:
-        """Delivers until it is cancelled; starts and stops senders as webhooks are added and removed.
+        """Delivers messages about events to all webhooks until it is cancelled; call it only once.
 
-        Must run only once at a time. Failures are logged and retried.
+        Starts and stops senders as webhooks are added and removed. Failures are logged and retried. A second run, also
+        after the end of the first, sends nothing to the webhooks of the first: make a new dispatcher for it.
         """
         unsubscribe = self._dependencies.store.subscribe(self._on_commit)
         try:

@@ -31,7 +31,7 @@ class WebhookStore(Protocol):
         """All webhooks, with their cursors, in the order in which they were added."""
 
     def entries_after(self, seq: int, limit: int) -> list[HistoryEntry]:
-        """At most `limit` history entries after this sequence number, oldest first."""
+        """The first `limit` history entries, or fewer, with a higher sequence number than `seq`, oldest first."""
 
     def event(self, event_id: str) -> Event | None:
         """The event with this id, live or over; None if there is none (any more)."""
@@ -43,7 +43,7 @@ class WebhookStore(Protocol):
         """Applies the commit durably; returns the last sequence number of the history. Raises ForewarnError."""
 
     def subscribe(self, listener: Callable[[Any], None]) -> Callable[[], None]:
-        """Calls the listener after each commit, until the returned function is called."""
+        """Calls the listener with each `AppliedCommit`, until the returned function is called."""
 
 
 class WebhookRequest(msgspec.Struct, frozen=True, kw_only=True):
@@ -103,7 +103,7 @@ _CONTENT_TYPES = {
 def build_request(
     webhook: WebhookSubscription, message: NotificationMessage, now: float, *, aeg_type: str = "Notification"
 ) -> WebhookRequest:
-    """The signed POST request that delivers a message in the webhook's schema; `now` is real time.
+    """The signed POST request that delivers a message in the webhook's schema; `now` is real time (POSIX).
 
     Its header X-Forewarn-Delivery has the message's id. `aeg_type` is the value of the header aeg-event-type, which
     only Event Grid receivers get. Sends nothing.
@@ -120,8 +120,8 @@ def build_request(
 def signature_headers(secret: str, body: bytes, now: float) -> dict[str, str]:
     """The headers, by name, that prove origin, integrity and age; `now` is real time.
 
-    X-Forewarn-Timestamp has `now` in whole seconds, X-Forewarn-Signature `sha256=` and the hexadecimal HMAC-SHA256 of
-    `timestamp.body` with the secret. User-Agent is among them too.
+    X-Forewarn-Timestamp has `now` in whole seconds. X-Forewarn-Signature has `sha256=` and the hexadecimal HMAC-SHA256,
+    with the secret as key, of that timestamp, a dot and the body. User-Agent is among them too.
     """
     timestamp = str(int(now))
     digest = hmac.new(secret.encode(), f"{timestamp}.".encode() + body, hashlib.sha256).hexdigest()

@@ -60,14 +60,15 @@ class DeliveryReport(msgspec.Struct, frozen=True, kw_only=True):
     failures: int = 0  # in a row, since the last success
     error: str = ""  # of the last failure, for people; "" after a success
     next_try_at: float | None = None  # None: the last delivery succeeded, or there was none
-    pending: int = 0  # messages that wait for delivery
+    pending: int = 0  # messages that wait for delivery, among the next 1000 history entries
     has_more: bool = False  # more than `pending` may be pending
 
 
 class WebhookSender:
-    """Delivers the messages of one webhook in order, at least once each, from its cursor on.
+    """Delivers the messages of one webhook while `run` runs: in order, at least once, from its cursor on.
 
-    Delivered means that the receiver answered 2xx; a message that fails delays those after it.
+    Messages are those history entries after the cursor that pass the webhook's filters. Delivered means that the
+    receiver answered 2xx; a message that fails delays those after it, and is retried for ever.
     """
 
     def __init__(self, webhook: WebhookSubscription, dependencies: SenderDependencies) -> None:

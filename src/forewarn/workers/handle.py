@@ -24,10 +24,12 @@ _PAYLOADS_PER_ECHO = 250  # shows progress of a worker that receives a whole fle
 class WorkerHandle:
     """The owner's handle of one worker process, which it starts when created.
 
-    Create it inside a running event loop; OSError if the process cannot be started. `slot`: its position in the pool.
-    `fault_quota_fd`: the file of the shared counters of faults. `on_message(handle, message)` gets every message of the
-    worker; `on_lost(handle)` is called once, when the channel is gone. The pool sets `is_ready` and `is_draining`,
-    which are False at first.
+    Create it inside a running event loop; OSError if the process cannot be started. `slot`: its position in the pool,
+    from 0. `fault_quota_fd`: the file of the shared counters of faults. `on_message(handle, message)` gets every
+    message of the worker; `on_lost(handle)` is called once, when the channel is gone. The pool sets `is_ready` and
+    `is_draining`, which are False at first. Events: `start_settled` (it is ready, or has failed), `stopped_accepting`
+    (its slot needs another worker), `disconnected` (the channel is gone; the process may still run). `lag_s` is how
+    long its last answer took, in seconds; `request_counts` are those of its last report.
     """
 
     def __init__(
@@ -115,7 +117,7 @@ class WorkerHandle:
             self._process.kill()
 
     async def wait_for_exit(self) -> None:
-        """Wait until the process has exited, and reap it."""
+        """Wait until the process has exited, and reap it; does not end it."""
         await asyncio.to_thread(self._process.wait)
 
     def _request(

@@ -119,7 +119,8 @@ class SharedListeners:
     def assign(self, serving: Sequence[WorkerHandle]) -> None:
         """Send each serving worker the sockets to accept on or to close, as far as that has changed.
 
-        The sockets of a slot without a serving worker go to another one. Updates `WorkerHandle.socket_ids`.
+        `serving` has all workers that serve, in the order of their slots; with none, nothing is sent. The sockets of a
+        slot without a serving worker go to another one. Updates `WorkerHandle.socket_ids`.
         """
         present_slots = {worker.slot for worker in serving}
         for worker in serving:

@@ -63,7 +63,7 @@ class BeginServing(_Message, frozen=True):
 
 
 class ClockUpdate(_Message, frozen=True):
-    """To a worker: the setting of the lab's clock. Without one the worker uses the machine's clock."""
+    """To a worker: the new setting of the lab's clock; before the first one it uses the machine's clock."""
 
     setting: ClockSetting
 
@@ -112,7 +112,7 @@ class StateComplete(_Message, frozen=True):
 class OpenListenerRequest(_Message, frozen=True):
     """To a worker: accept on the socket that is sent along, which this id names in `CloseListener`."""
 
-    id: int
+    id: int  # of the socket, given by the owner
     strategy: IdentityKind
     arguments: tuple[str, ...]  # the arguments of the strategy's class
     is_loopback: bool  # only programs on this machine can connect
@@ -230,7 +230,7 @@ class ApproveRequest(_Message, frozen=True):
 
     id: int
     vm: str
-    event_ids: tuple[str, ...]
+    event_ids: tuple[str, ...]  # in upper case
 
 
 class WorkerTokenRequest(_Message, frozen=True):
@@ -316,7 +316,10 @@ def scope_message(scope: PublishedScope) -> ScopeUpdate:
 
 
 def open_message(number: int, strategy: IdentityStrategy, *, is_loopback: bool) -> OpenListenerRequest:
-    """Make the message, with id `number`, that lets a worker accept on a socket; the socket is sent along."""
+    """Make the message, with id `number`, that lets a worker accept on a socket with this strategy.
+
+    Sends nothing; give the socket to `WorkerHandle.send_latest` with the message.
+    """
     names = getattr(strategy, "__slots__", ())
     return OpenListenerRequest(number, strategy.kind, tuple(getattr(strategy, name) for name in names), is_loopback)
 

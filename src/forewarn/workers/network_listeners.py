@@ -35,11 +35,15 @@ class ListenerHost(Protocol):
     async def start(self, listeners: Sequence[VmListener]) -> None:
         """Start accepting on these listeners, in addition to those already open, and own their sockets.
 
-        Raises OSError if a socket cannot listen, such as one whose device is gone.
+        A `MetadataServer` raises OSError if a socket cannot listen, such as one whose device is gone; a `WorkerPool`
+        returns before its workers know of them, and raises none.
         """
 
     async def stop(self, listener: VmListener) -> None:
-        """Stop accepting on this listener and close its sockets; open connections stay."""
+        """Stop accepting on this listener and close its sockets; open connections stay.
+
+        Does nothing if it was not started.
+        """
 
 
 class NetworkListeners:
@@ -60,8 +64,8 @@ class NetworkListeners:
     def assign_vms(self, callers: CallerDirectory, store: Store) -> None:
         """Assign in `callers` the attachments for which the listeners name a VM, also a removed VM.
 
-        Finds the VMs by name in `store`. Raises Rejected if a listener names a VM that never existed, or a name that
-        several VMs have.
+        Finds the VMs in `store` by name, `group/name` or key, in any case. Raises Rejected if a listener names a VM
+        that never existed, or a name that several VMs have.
         """
         if not any(spec.assignments for spec in self._specs_by_name.values()):
             return  # do not build the directory of the whole fleet for nothing

@@ -49,7 +49,7 @@ class WorkerPool:
     it ends. `begin` is the first message to each worker; `backend` carries out, in this process, what VMs ask of them;
     workers get every change of `callers` and of `clock`, if that is a lab's. `metrics_sockets`: one per worker, or
     none. A worker is killed if it does not answer for `hung_timeout_s` or, before its first answer, for
-    `start_timeout_s`.
+    `start_timeout_s`. The attributes `observations` and `faults` collect what workers report.
     """
 
     def __init__(
@@ -91,7 +91,8 @@ class WorkerPool:
     async def start_workers(self) -> None:
         """Start the worker processes, and from now on replace each that ends or hangs, until `drain`.
 
-        Does not wait until they are ready. They do not serve before `complete_start`.
+        Does not wait until they are ready; they do not serve before `complete_start`. Raises nothing if a process
+        cannot be started: that is logged, and `complete_start` raises Unavailable.
         """
         self._spawn(self._heartbeat_forever())
         for slot in range(self.size):
@@ -101,8 +102,8 @@ class WorkerPool:
     async def complete_start(self) -> None:
         """Tell all workers that the state is complete, and wait until each has it and is ready for listeners.
 
-        Raises Unavailable if one ended before or could not be started; then all are killed and the pool is of no more
-        use.
+        Raises Unavailable if one ended before, was killed because it did not answer, or could not be started; then all
+        are killed and the pool is of no more use.
         """
         self._is_state_complete = True
         for worker in self._live_workers:
@@ -144,7 +145,7 @@ class WorkerPool:
     async def stop(self, listener: VmListener) -> None:
         """Close the listener's sockets here, and tell the workers to stop accepting on it.
 
-        Open connections stay. Does nothing if it was not started.
+        Returns before the workers have received that. Open connections stay. Does nothing if it was not started.
         """
         self._shared_listeners.remove(listener)
         self._assign_listeners()
@@ -159,8 +160,8 @@ class WorkerPool:
     async def collect_reports(self) -> None:
         """Ask the serving workers for what they observed, and merge it into `observations` and `faults`.
 
-        Waits for their reports at most a second, and for at most 5,000 VMs of each. Those that come later are merged
-        too.
+        That is polls, deliveries, fault hits and request counts. Waits for their reports at most a second, and for at
+        most 5,000 VMs of each. Those that come later are merged too.
         """
         await self._wait_for_all(worker.request_report() for worker in self._serving_workers)
 
@@ -168,9 +169,9 @@ class WorkerPool:
         """Replace every worker process, one after the other, without refusing a connection.
 
         A worker accepts until its successor does. Then it answers the requests in progress within `timeout_s` and, for
-        up to two seconds, one more on each idle connection, and ends. If its successor fails to start, it stays, which
-        is logged. Slots without a serving worker are skipped. Returns when all are replaced. Concurrent calls run one
-        after the other.
+        up to two seconds (half of `timeout_s`, if that is less), one more on each idle connection, and ends. If its
+        successor fails to start, it stays, which is logged. Slots without a serving worker are skipped. Returns when
+        all are replaced. Concurrent calls run one after the other.
         """
         async with self._reload_lock:
             for slot in range(self.size):

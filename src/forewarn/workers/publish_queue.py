@@ -32,8 +32,9 @@ class PublishQueue:
     def add(self, scope_ids: Collection[str]) -> None:
         """Publish the scopes with these ids: before it returns if they are at most 100, otherwise soon.
 
-        A few do not wait for many that were added before. Call it from the event loop. Errors of `publish` pass through
-        if the scopes are few; otherwise they are logged, and the scope is tried again.
+        A few do not wait for many that were added before. Call it from the event loop. If the scopes are few, an error
+        of `publish` is raised, and the scopes after it are not published; otherwise it is logged, and the scope is
+        tried again.
         """
         if len(scope_ids) <= _MAX_AT_ONCE:
             for scope_id in scope_ids:

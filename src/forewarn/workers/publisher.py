@@ -64,7 +64,7 @@ class PublisherConfig:
     one_port_per_vm: bool = False  # in a lab: a port of 127.0.0.1 per VM instead of a loopback address per VM
     workers: int = 0  # worker processes; 0: this process answers the VMs
     first_answer_delay_s: float = 0.0  # how long responses are delayed after a scope was enabled (spec §8.1)
-    requests_per_s: int | None = None  # per VM; None: no limit
+    requests_per_s: int | None = None  # per VM, in each process that answers VMs; None: no limit
     rules: EndpointRules = field(default_factory=EndpointRules)
     rules_by_location: Mapping[str, EndpointRules] = field(default_factory=dict)  # for locations that differ
     listeners: tuple[ListenerSpec, ...] = ()  # on real networks
@@ -102,6 +102,7 @@ class MetadataPublisher:
     ) -> None:
         self._config = config
         self._store = control.store
+        self._placement = control.placement
         self._replays = control.replays
         self._faults = control.faults
         self._lab = lab
@@ -110,7 +111,7 @@ class MetadataPublisher:
         self._clock = control.clock
         self._documents: PublishedDocuments | WorkerPool
         self._callers = callers
-        self._places: dict[str, str] = {}  # VM key → where its calls come in
+        self._places: dict[str, tuple[str, ...]] = {}  # VM key → where its calls come in, see `_places_of`
         self._removed_vms: set[str] = set()  # keys of those that may have polled
         # Only of scopes that were published again since the start:
         self._published_versions: dict[str, PublishedVersion] = {}
@@ -124,8 +125,8 @@ class MetadataPublisher:
     def open(cls, config: PublisherConfig, control: ControlPlane) -> MetadataPublisher:
         """Make a publisher with every socket bound: a port in use stops the start before anything is served.
 
-        Accepts nothing yet. Raises Rejected if a socket cannot be bound, or a listener names a VM that never existed;
-        Unavailable if the system has no socket left. Then none stays bound.
+        Accepts nothing yet. Raises Rejected if a socket cannot be bound, or a listener names a VM that never existed or
+        has a name that several VMs have; Unavailable if the system has no socket left. Then none stays bound.
         """
         network_listeners = NetworkListeners(config.listeners, helper_socket=config.helper_socket)
         callers = CallerDirectory()
@@ -151,10 +152,9 @@ class MetadataPublisher:
             await server.start_workers()
         polls = self._store.last_polls()
         server.observations.restore_counts(polls)
-        self._removed_vms = {poll.vm for poll in polls}
+        self._removed_vms = {poll.vm for poll in polls}.difference(self._placement.vm_keys())
         for scope in self._store.scopes():
             self._publish(scope)
-            self._removed_vms.difference_update(vm.key for vm in scope.vms)
         self._store.subscribe(self._on_commit)
         self._faults.subscribe(server.set_faults)
         if isinstance(server, WorkerPool):
@@ -165,7 +165,8 @@ class MetadataPublisher:
     async def listen_inside_vm(self, vm_key: str, sock: socket.socket) -> VmListener:
         """Serve a VM (its key) on a listening socket inside its namespace, which no other VM can reach.
 
-        The server then owns the socket. Returns the listener, for `stop_listening`, which ends it.
+        The server then owns the socket. Returns the listener, for `stop_listening`, which ends it. Raises OSError,
+        without workers, if the socket cannot listen. Only after `start`.
         """
         self._callers.assign(dedicated_attachment(vm_key), vm_key)
         listener = VmListener(sockets=(sock,), strategy=DedicatedIdentity(vm_key), is_loopback=False)
@@ -173,7 +174,10 @@ class MetadataPublisher:
         return listener
 
     async def stop_listening(self, listener: VmListener) -> None:
-        """Stop accepting on a listener of `listen_inside_vm` and close it; open connections stay."""
+        """Stop accepting on a listener of `listen_inside_vm` and close it; open connections stay.
+
+        Does nothing if that was done already. Only after `start`.
+        """
         await self._running_server.stop(listener)
 
     async def drain(self, timeout_s: float) -> None:
@@ -226,8 +230,8 @@ class MetadataPublisher:
     def describe_listeners(self) -> list[dict[str, Any]]:
         """One dictionary for each listening socket, as in `GET /service`; those inside VMs are left out.
 
-        Its keys: "address", "port" and "identity" (an `IdentityKind`). First those of a lab, then those of real
-        networks, which also have "name" and "open".
+        Its keys: "address" (`127.0.0.0/8` if one socket serves a whole lab), "port" and "identity" (an `IdentityKind`).
+        First those of a lab, then those of real networks, which also have "name" and "open".
         """
         described = []
         for listener in self._listeners:
@@ -259,9 +263,9 @@ class MetadataPublisher:
     def lab_endpoint(self, vm: Vm) -> str:
         """The base URL, `http://ADDRESS:PORT`, under which a program on this machine can poll as this VM.
 
-        "" outside a lab, or if the VM is not served.
+        "" outside a lab, or if the VM is not served on loopback.
         """
-        if self._lab is None or not self._places.get(vm.key):
+        if self._lab is None or not self._places.get(vm.key, ("",))[0]:
             return ""
         address, port = self._lab.endpoint(vm.lab_address)
         return f"http://{address}:{port}"
@@ -330,44 +334,53 @@ class MetadataPublisher:
             self._published_versions[scope_id] = _published_version(scope)
 
     def _publish(self, scope: Scope) -> None:
-        self._documents.publish(_published_scope(scope, self._replays.current_answer(scope)))
-        for vm in scope.vms:
-            self._assign_place(vm)
+        vms = {vm.key: vm for vm in scope.present_vms}
+        self._documents.publish(_published_scope(scope, vms, self._replays.current_answer(scope)))
+        for key, vm in vms.items():
+            self._assign_places(key, vm)
 
     def _track_removal(self, vm: Vm) -> None:
         """Forget the polls of a removed VM when another one is added under its key."""
+        key = vm.key
         if vm.removed_at is not None:
-            self._removed_vms.add(vm.key)
-        elif vm.key in self._removed_vms:
-            self._removed_vms.discard(vm.key)
-            self.observations.replace_vm(vm.key, vm.vm_id)
+            self._removed_vms.add(key)
+        elif key in self._removed_vms:
+            self._removed_vms.discard(key)
+            self.observations.replace_vm(key, vm.vm_id)
 
-    def _assign_place(self, vm: Vm) -> None:
-        """Record where this VM calls from.
+    def _assign_places(self, key: str, vm: Vm) -> None:
+        """Record where the VM with this key calls from.
 
-        A removed VM keeps its place: no scope shows it, so its calls are those of an unknown VM.
+        A removed VM keeps its places: no scope shows it, so its calls are those of an unknown VM.
         """
-        place = self._place_of(vm)
-        old = self._places.get(vm.key, "")
-        if old == place and (not place or self._callers.vm_at(place) == vm.key):
-            return
-        if old and self._callers.vm_at(old) == vm.key:
-            self._callers.release(old)
-        if place:
-            self._callers.assign(place, vm.key)
-        self._places[vm.key] = place
+        places, old = self._places_of(vm), self._places.get(key, ())
+        for place in old:
+            if place and place not in places and self._callers.vm_at(place) == key:
+                self._callers.release(place)
+        for place in places:
+            if place:
+                self._callers.assign(place, key)
+        self._places[key] = places
 
-    def _place_of(self, vm: Vm) -> str:
-        """Where this VM's calls come in; "" if it is not served.
+    def _places_of(self, vm: Vm) -> tuple[str, ...]:
+        """Where this VM's calls come in; "" for each place where it is not served.
+
+        A VM of a lab has its place on loopback first and, if the fleet file gives it an address elsewhere, that one
+        too, for the listeners that know VMs by their source address.
+        """
+        if self._lab is None:
+            return (vm.address,)
+        return self._loopback_place(self._lab, vm), "" if vm.address.startswith("127.") else vm.address
+
+    def _loopback_place(self, lab: LabListeners, vm: Vm) -> str:
+        """Where the calls of this VM of a lab come in; "" if it is not served there.
 
         In a lab that needs a listener per VM, opens it.
         """
-        if self._lab is None:
-            return vm.address
         if not vm.lab_address:
             return ""
         try:
-            listener = self._lab.add_address(vm.lab_address)
+            listener = lab.add_address(vm.lab_address)
         except (Rejected, Unavailable) as error:
             log.warning("VM %s is not served: %s", vm.name, error)
             return ""
@@ -376,7 +389,7 @@ class MetadataPublisher:
             task = asyncio.create_task(self._start_lab_listener(vm, listener))
             self._listener_tasks.add(task)
             task.add_done_callback(self._listener_tasks.discard)
-        return self._lab.attachment(vm.lab_address)
+        return lab.attachment(vm.lab_address)
 
     async def _start_lab_listener(self, vm: Vm, listener: VmListener) -> None:
         try:
@@ -402,18 +415,18 @@ def _published_version(scope: Scope) -> PublishedVersion:
     return scope.epoch, scope.incarnation, scope.is_enabled
 
 
-def _published_scope(scope: Scope, replayed: ReplayedAnswer | None = None) -> PublishedScope:
+def _published_scope(scope: Scope, vms: Mapping[str, Vm], replayed: ReplayedAnswer | None) -> PublishedScope:
     """Return the scope as its VMs see it: with its own document, or what a running replay answers.
 
-    `replayed` is the latter: the replay's document, or its response instead of one. None: no replay runs. Removed VMs
-    are left out. Publishes nothing.
+    `vms` are its present VMs by key. `replayed` is the replay's document, or its response instead of one; None: no
+    replay runs. Publishes nothing.
     """
     return PublishedScope(
         scope_id=scope.id,
         enabled=scope.is_enabled,
         epoch=scope.epoch,
         document=replayed.document if replayed else document_for(scope),
-        vms={vm.key: instance_facts(vm) for vm in scope.present_vms},
+        vms={key: instance_facts(vm) for key, vm in vms.items()},
         poll_override=_replacement_answer(replayed.instead) if replayed and replayed.instead else None,
     )
 
@@ -427,7 +440,10 @@ def _replacement_answer(instead: SubstituteAnswer) -> HttpResponse | ResetConnec
 
 
 def _open_lab_listeners(config: PublisherConfig, control: ControlPlane) -> LabListeners:
-    # Removed VMs too: with one port per VM, the ports of the others must not change.
-    addresses = list(dict.fromkeys(vm.lab_address for vm in control.store.vms(removed=True) if vm.lab_address))
+    def addresses() -> list[str]:
+        # Removed VMs too: with one port per VM, the ports of the others must not change.
+        known = (vm.lab_address for vm in control.store.vms(removed=True) if vm.lab_address)
+        return list(dict.fromkeys(known)) or ["127.0.0.1"]
+
     modes = (LabListenMode.PORTS,) if config.one_port_per_vm else tuple(LabListenMode)
-    return open_lab_listeners(addresses or ["127.0.0.1"], config.port, modes=modes, setting="port")
+    return open_lab_listeners(addresses, config.port, modes=modes, setting="port")

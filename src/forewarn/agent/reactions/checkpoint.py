@@ -93,7 +93,7 @@ class CheckpointReaction:
         return self._options.directory / _UNSAFE_CHARACTERS.sub("_", f"{context.event.id}-{context.step.name}")
 
 
-def read_options(raw: RawOptions) -> CheckpointOptions:
+def _read_options(raw: RawOptions) -> CheckpointOptions:
     """Validates the options of `checkpoint`, and fills in defaults. Raises BadOption.
 
     Required: `save`, a command as a list of words, or as a string for /bin/sh. Optional: the commands `restore` and
@@ -114,6 +114,6 @@ CHECKPOINT_REACTION = ReactionKind(
     name="checkpoint",
     summary="saves a checkpoint, and restores it when the event is gone",
     options=("save", "restore", "check", "directory"),
-    read=read_options,
+    read=_read_options,
     make=CheckpointReaction,
 )

@@ -28,11 +28,17 @@ class CommandReaction:
         self._options = options
 
     async def do(self, context: StepContext) -> StepOutcome:
-        """Runs the configured command `run`; success if it exits with 0 in the step's time."""
+        """Runs the configured command `run`; success if it exits with 0 in the step's time.
+
+        It gets the event on stdin as JSON and in its environment; its output goes to do.log in the step's folder.
+        """
         return await child_process.run_command(self._options.run, context)
 
     async def undo(self, context: StepContext) -> StepOutcome:
-        """Runs the configured command `undo`; success if it exits with 0, or at once if there is none."""
+        """Runs the configured command `undo`; success if it exits with 0, or at once if there is none.
+
+        It gets the event as `run` does; its output goes to undo.log in the step's folder.
+        """
         if not self._options.undo:
             return StepOutcome(ok=True, text="nothing to undo")
         return await child_process.run_command(self._options.undo, context)
@@ -61,7 +67,7 @@ async def run_check_command(
         return None
 
 
-def read_options(raw: RawOptions) -> CommandOptions:
+def _read_options(raw: RawOptions) -> CommandOptions:
     """Validates the options of `command`, and fills in defaults. Raises BadOption.
 
     Required: `run`, a command as a list of words, or as a string for /bin/sh. Optional: the commands `undo` and `check`
@@ -78,6 +84,6 @@ COMMAND_REACTION = ReactionKind(
     name="command",
     summary="runs your own command",
     options=("run", "undo", "check"),
-    read=read_options,
+    read=_read_options,
     make=CommandReaction,
 )

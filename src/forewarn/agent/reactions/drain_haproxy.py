@@ -22,26 +22,26 @@ from forewarn.agent.reactions.options import (
 from forewarn.agent.reactions.step_context import load_undo_notes, save_undo_notes, wait_until
 from forewarn.errors import Unavailable
 
-HaproxyAdminState = Literal["ready", "drain", "maint"]  # as in `set server NAME state …`
+_HaproxyAdminState = Literal["ready", "drain", "maint"]  # as in `set server NAME state …`
 _COMMAND_TIMEOUT_S = 5.0
 _MAINT_BIT, _DRAIN_BIT = 0x01, 0x08  # of srv_admin_state, without the bits inherited from a tracked server
 _SERVER_ROW_TYPE = "2"  # value of the column `type` of `show stat`
 
 
-class HaproxyError(Unavailable):
+class _HaproxyError(Unavailable):
     """HAProxy cannot be reached, gives no answer in time, or refuses a command; the message is for people."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class HaproxyServer:
+class _HaproxyServer:
     """A server of HAProxy, and the state that an administrator has set for it."""
 
     name: str  # backend/server
-    admin_state: HaproxyAdminState  # ready: normal; drain: no new sessions; maint: out of use
+    admin_state: _HaproxyAdminState  # ready: normal; drain: no new sessions; maint: out of use
     sessions: int  # number of current and queued ones
 
 
-class HaproxyRuntimeApi:
+class _HaproxyRuntimeApi:
     """A client of HAProxy's runtime API; `address` is the absolute path of a unix socket, or host:port.
 
     Each command uses a new connection, and has 5 seconds.
@@ -50,27 +50,27 @@ class HaproxyRuntimeApi:
     def __init__(self, address: str) -> None:
         self._address = address
 
-    async def servers(self) -> tuple[HaproxyServer, ...]:
-        """All servers of all backends as they are now, in HAProxy's order. Raises HaproxyError."""
+    async def servers(self) -> tuple[_HaproxyServer, ...]:
+        """All servers of all backends as they are now, in HAProxy's order. Raises _HaproxyError."""
         sessions = dict(_parse_sessions(await self._run_command("show stat")))
         states = _parse_admin_states(await self._run_command("show servers state"))
         return tuple(
-            HaproxyServer(name=name, admin_state=admin, sessions=sessions.get(name, 0)) for name, admin in states
+            _HaproxyServer(name=name, admin_state=admin, sessions=sessions.get(name, 0)) for name, admin in states
         )
 
-    async def set_admin_state(self, server: str, admin: HaproxyAdminState) -> None:
-        """Sets the admin state of the server, named `backend/server`. Raises HaproxyError, also if unknown."""
+    async def set_admin_state(self, server: str, admin: _HaproxyAdminState) -> None:
+        """Sets the admin state of the server, named `backend/server`. Raises _HaproxyError, also if unknown."""
         if answer := (await self._run_command(f"set server {server} state {admin}")).strip():
-            raise HaproxyError(f"HAProxy does not set {server} to {admin}: {answer.splitlines()[0]}")
+            raise _HaproxyError(f"HAProxy does not set {server} to {admin}: {answer.splitlines()[0]}")
 
     async def _run_command(self, command: str) -> str:
         try:
             async with asyncio.timeout(_COMMAND_TIMEOUT_S):
                 return await self._exchange(command)
         except TimeoutError:
-            raise HaproxyError(f"HAProxy at {self._address} gave no answer within {_COMMAND_TIMEOUT_S:g} s") from None
+            raise _HaproxyError(f"HAProxy at {self._address} gave no answer within {_COMMAND_TIMEOUT_S:g} s") from None
         except OSError as error:
-            raise HaproxyError(
+            raise _HaproxyError(
                 f"HAProxy at {self._address} cannot be reached ({error.strerror or 'no connection'})"
             ) from error
 
@@ -97,10 +97,10 @@ def _parse_sessions(answer: str) -> Iterator[tuple[str, int]]:
             yield f"{row['pxname']}/{row['svname']}", int(row.get("scur") or 0) + int(row.get("qcur") or 0)
 
 
-def _parse_admin_states(answer: str) -> list[tuple[str, HaproxyAdminState]]:
+def _parse_admin_states(answer: str) -> list[tuple[str, _HaproxyAdminState]]:
     """The admin state of each server, from `show servers state`."""
     columns: list[str] = []
-    found: list[tuple[str, HaproxyAdminState]] = []
+    found: list[tuple[str, _HaproxyAdminState]] = []
     for line in answer.splitlines():
         words = line.split()
         if words[:1] == ["#"]:
@@ -109,11 +109,11 @@ def _parse_admin_states(answer: str) -> list[tuple[str, HaproxyAdminState]]:
             row = dict(zip(columns, words, strict=False))
             found.append((f"{row['be_name']}/{row['srv_name']}", _admin_state_of_bits(int(row["srv_admin_state"]))))
     if not columns:
-        raise HaproxyError(f"HAProxy does not list its servers: {answer.strip()[:80] or 'no answer'}")
+        raise _HaproxyError(f"HAProxy does not list its servers: {answer.strip()[:80] or 'no answer'}")
     return found
 
 
-def _admin_state_of_bits(bits: int) -> HaproxyAdminState:
+def _admin_state_of_bits(bits: int) -> _HaproxyAdminState:
     if bits & _MAINT_BIT:
         return "maint"
     return "drain" if bits & _DRAIN_BIT else "ready"
@@ -138,7 +138,7 @@ class DrainHaproxyReaction:
 
     def __init__(self, options: DrainHaproxyOptions) -> None:
         self._options = options
-        self._runtime = HaproxyRuntimeApi(options.socket)
+        self._runtime = _HaproxyRuntimeApi(options.socket)
 
     async def do(self, context: StepContext) -> StepOutcome:
         """Drains the matching servers that are ready; if `wait`, waits until no matching one has sessions.
@@ -152,10 +152,10 @@ class DrainHaproxyReaction:
                 return StepOutcome(ok=False, text=f"HAProxy has no server {' or '.join(self._patterns(context))}")
             await self._drain(context, servers)
             return await self._wait_until_idle(context)
-        except HaproxyError as error:
+        except _HaproxyError as error:
             return StepOutcome(ok=False, text=str(error))
 
-    async def _drain(self, context: StepContext, servers: Iterable[HaproxyServer]) -> None:
+    async def _drain(self, context: StepContext, servers: Iterable[_HaproxyServer]) -> None:
         ready = [server.name for server in servers if server.admin_state == "ready"]
         save_undo_notes(context, dict.fromkeys(ready, "ready"))
         for name in ready:
@@ -184,26 +184,26 @@ class DrainHaproxyReaction:
             ours = [name for name in found if now.get(name) == "drain"]
             for name in ours:
                 await self._runtime.set_admin_state(name, "ready")
-        except HaproxyError as error:
+        except _HaproxyError as error:
             return StepOutcome(ok=False, text=str(error))
         return StepOutcome(ok=True, text=_undo_text(ours, {name: now.get(name, "gone") for name in found}))
 
     async def check(self, context: StepContext) -> bool | None:
-        """True if no matching server is ready and, if `wait`, none has sessions; False if no server matches.
+        """True if servers match, none of them is ready and, if `wait`, none has sessions; else False.
 
         None if HAProxy gives no answer.
         """
         try:
             servers = await self._matching_servers(context)
             is_idle = not self._options.wait or await self._is_idle(context)
-        except HaproxyError:
+        except _HaproxyError:
             return None
         return bool(servers) and is_idle and all(server.admin_state != "ready" for server in servers)
 
     async def _is_idle(self, context: StepContext) -> bool:
         return not any(server.sessions for server in await self._matching_servers(context))
 
-    async def _matching_servers(self, context: StepContext) -> list[HaproxyServer]:
+    async def _matching_servers(self, context: StepContext) -> list[_HaproxyServer]:
         patterns = self._patterns(context)
         return [
             server
@@ -226,7 +226,7 @@ def _undo_text(ours: list[str], found: dict[str, str]) -> str:
     return "; ".join(parts)
 
 
-def read_options(raw: RawOptions) -> DrainHaproxyOptions:
+def _read_options(raw: RawOptions) -> DrainHaproxyOptions:
     """Validates the options of `drain-haproxy`, and fills in defaults. Raises BadOption.
 
     Required: `socket`, an absolute path or host:port, and `servers`, one or a list of patterns of backend/server such
@@ -249,6 +249,6 @@ DRAIN_HAPROXY_REACTION = ReactionKind(
     name="drain-haproxy",
     summary="drains servers of HAProxy through its runtime socket",
     options=("socket", "servers", "wait"),
-    read=read_options,
+    read=_read_options,
     make=DrainHaproxyReaction,
 )

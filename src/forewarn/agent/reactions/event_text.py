@@ -13,6 +13,7 @@ from urllib.parse import quote
 
 from forewarn.agent.model import Event, StepContext, StepPhase
 from forewarn.agent.reactions.options import BadOption
+from forewarn.duration import exact_duration_text
 
 
 def event_sentence(context: StepContext) -> str:
@@ -37,7 +38,8 @@ def _when_text(event: Event) -> str:
 def event_details(context: StepContext) -> str:
     """The facts about the event for people, one line `Name: value` for each; unknown facts are left out.
 
-    In the undo phase its status is `gone`, and NotBefore is left out.
+    They are Event (its id), Kind, Status, VMs, Not before, Impact (its duration), Source and Description. In the undo
+    phase the status is `gone`, and Not before is left out.
     """
     event = context.event
     rows = {
@@ -56,7 +58,7 @@ def event_details(context: StepContext) -> str:
 def _impact_text(event: Event) -> str:
     if event.duration_s is None:
         return ""
-    return "of unknown length" if event.duration_s < 0 else f"{event.duration_s} s"
+    return "of unknown length" if event.duration_s < 0 else exact_duration_text(event.duration_s)
 
 
 def event_facts(context: StepContext) -> dict[str, object]:
@@ -84,8 +86,9 @@ def event_facts(context: StepContext) -> dict[str, object]:
 def event_variables(context: StepContext) -> dict[str, str]:
     """The event, VM, step and phase as environment variables FOREWARN_*, by name; "" if unknown.
 
-    They are for commands that do not read JSON. FOREWARN_LEFT_S is the rest of the step's time in whole seconds,
-    FOREWARN_FOLDER the step's folder. Values are not yet safe for an environment: a server may send anything.
+    They are EVENT_ID, KIND, STATUS, SOURCE, DESCRIPTION, DURATION_S, RESOURCES (with commas), NOT_BEFORE (as in the
+    document), VM, STEP, PHASE, FOLDER (the step's) and LEFT_S, the rest of the step's time in whole seconds. Values are
+    not yet safe for an environment: a server may send anything.
     """
     event = context.event
     return {
@@ -116,7 +119,7 @@ def _placeholder_values(context: StepContext) -> dict[str, str]:
 
 
 def fill_url(url: str, context: StepContext) -> str:
-    """The URL with its placeholders (`$vm`, …) replaced by this step's values, percent-encoded.
+    """The URL with $vm, $event_id, $kind, $phase and $step replaced by their values, percent-encoded.
 
     Check it with `check_placeholders` before: an unknown placeholder raises KeyError or ValueError.
     """
@@ -124,7 +127,7 @@ def fill_url(url: str, context: StepContext) -> str:
 
 
 def fill_body(body: object, context: StepContext) -> bytes:
-    """The bytes of a request body, with the placeholders (`$vm`, …) in it replaced by this step's values.
+    """The bytes of a request body, with $vm, $event_id, $kind, $phase and $step replaced by their values.
 
     A string is sent as text, with values not escaped; any other value as JSON, with placeholders filled in all its
     strings. Check it with `check_placeholders` before: an unknown placeholder raises KeyError or ValueError.
@@ -145,7 +148,8 @@ def _fill(value: object, values_by_name: Mapping[str, str]) -> object:
 def check_placeholders(key: str, value: Any) -> None:
     """Raises BadOption, for the option `key`, if a string in the value has an unknown placeholder.
 
-    It looks at any depth of lists and tables; a single dollar sign, which must be written `$$`, is wrong too.
+    Known are $vm, $event_id, $kind, $phase and $step. It looks at any depth of lists and tables; a single dollar sign,
+    which must be written `$$`, is wrong too.
     """
     try:
         _fill(value, dict.fromkeys(PLACEHOLDERS, ""))

@@ -30,7 +30,7 @@ _UNKNOWN_LAG = 1 << 62
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PatroniMember:
+class _PatroniMember:
     """A member of a Patroni cluster; role and state are in Patroni's words."""
 
     name: str
@@ -51,25 +51,25 @@ class PatroniMember:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PatroniCluster:
+class _PatroniCluster:
     """A Patroni cluster as its REST API shows it."""
 
     own_name: str  # of the member that answered
-    members: tuple[PatroniMember, ...]  # in Patroni's order
+    members: tuple[_PatroniMember, ...]  # in Patroni's order
     is_paused: bool = False  # then Patroni requires a candidate
 
     @property
-    def leader(self) -> PatroniMember | None:
+    def leader(self) -> _PatroniMember | None:
         """The first member that is a leader, running or not; None if there is none."""
         return next((member for member in self.members if member.is_leader), None)
 
     @property
-    def own_member(self) -> PatroniMember | None:
+    def own_member(self) -> _PatroniMember | None:
         """The member that answered; None if it is not listed."""
         return next((member for member in self.members if member.name == self.own_name), None)
 
     @property
-    def replicas(self) -> tuple[PatroniMember, ...]:
+    def replicas(self) -> tuple[_PatroniMember, ...]:
         """The replicas that can take over, best first: synchronous ones, then those with the least lag.
 
         These are the members that run, do not lead, and whose tags do not exclude them.
@@ -81,7 +81,7 @@ class PatroniCluster:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PatroniApi:
+class _PatroniApi:
     """A client of the REST API of one Patroni node; the password is read at each switchover."""
 
     url: str  # the base URL
@@ -89,14 +89,14 @@ class PatroniApi:
     password_file: Path | None = None  # None: without authentication
     ca_file: Path | None = None  # the CAs to trust for https; None: the system's
 
-    async def cluster(self) -> PatroniCluster:
+    async def cluster(self) -> _PatroniCluster:
         """Reads the cluster, with two requests. Raises HttpCallFailed, also if the answer is not Patroni's."""
         node = await self._get("/patroni")
         cluster = await self._get("/cluster")
         own, members = node.get("patroni"), cluster.get("members")
         if not isinstance(own, dict) or not own.get("name") or not isinstance(members, list):
             raise HttpCallFailed(f"{self.url} is not Patroni's REST API")
-        return PatroniCluster(
+        return _PatroniCluster(
             own_name=str(own["name"]),
             members=tuple(_parse_member(each) for each in members if isinstance(each, dict)),
             is_paused=cluster.get("pause") is True,
@@ -134,9 +134,9 @@ class PatroniApi:
         return {"Authorization": f"Basic {base64.b64encode(pair).decode()}"}
 
 
-def _parse_member(raw: dict[str, Any]) -> PatroniMember:
+def _parse_member(raw: dict[str, Any]) -> _PatroniMember:
     lag, tags = raw.get("lag", 0), raw.get("tags")
-    return PatroniMember(
+    return _PatroniMember(
         name=str(raw.get("name", "")),
         role=str(raw.get("role", "")),
         state=str(raw.get("state", "")),
@@ -149,7 +149,7 @@ def _parse_member(raw: dict[str, Any]) -> PatroniMember:
 class FailoverPatroniOptions:
     """The validated options of the reaction `failover-patroni`."""
 
-    api: PatroniApi
+    api: _PatroniApi  # the REST API of this node's Patroni: `url`, `user`, `password_file` and `ca_file`
     candidate: str = ""  # name of the member to lead; "": a replica that the event does not list, or Patroni chooses
     return_leadership: bool = False  # True: take leadership back when the event is gone
 
@@ -185,12 +185,12 @@ class FailoverPatroniReaction:
         except (HttpCallFailed, SecretUnavailable) as error:
             return StepOutcome(ok=False, text=str(error))
 
-    async def _cluster_with_replicas(self) -> PatroniCluster | None:
+    async def _cluster_with_replicas(self) -> _PatroniCluster | None:
         """The cluster once it has a replica that can take over; None until then."""
         cluster = await self._api.cluster()
         return cluster if cluster.replicas else None
 
-    def _candidate(self, context: StepContext, cluster: PatroniCluster) -> str:
+    def _candidate(self, context: StepContext, cluster: _PatroniCluster) -> str:
         """The candidate: as configured, else a replica the event spares; "" if Patroni may choose."""
         if self._options.candidate:
             return self._options.candidate
@@ -233,7 +233,7 @@ class FailoverPatroniReaction:
 
         It first waits until this node runs in the cluster again, which takes a while after a reboot. Success without a
         switchover if that is not configured, this node did not lead before `do`, leads already, or another member than
-        the successor of `do` leads. Fails as `do`.
+        the successor of `do` leads. The outcome is a failure in the same cases as that of `do`.
         """
         found = load_undo_notes(context)
         if not self._options.return_leadership or "led" not in found:
@@ -283,22 +283,22 @@ class FailoverPatroniReaction:
             return None
 
 
-def _is_own_node_leader(cluster: PatroniCluster) -> bool:
+def _is_own_node_leader(cluster: _PatroniCluster) -> bool:
     return cluster.leader is not None and cluster.leader.name == cluster.own_name
 
 
-def _leader_name(cluster: PatroniCluster) -> str:
+def _leader_name(cluster: _PatroniCluster) -> str:
     return cluster.leader.name if cluster.leader else "no member"
 
 
-def read_options(raw: RawOptions) -> FailoverPatroniOptions:
+def _read_options(raw: RawOptions) -> FailoverPatroniOptions:
     """Validates the options of `failover-patroni`, and fills in defaults. Raises BadOption.
 
     None is required: `url` (http://127.0.0.1:8008), `user` with `password_file` (both or neither), `ca_file`,
     `candidate` (""), `return_leadership` (false). Reads no file. Ignores unknown keys, which the configuration
     rejects.
     """
-    api = PatroniApi(
+    api = _PatroniApi(
         url=read_url(raw, "url", "http://127.0.0.1:8008"),
         user=read_text(raw, "user"),
         password_file=read_path(raw, "password_file"),
@@ -317,6 +317,6 @@ FAILOVER_PATRONI_REACTION = ReactionKind(
     name="failover-patroni",
     summary="switches a Patroni cluster over, if this node leads it",
     options=("url", "user", "password_file", "ca_file", "candidate", "return_leadership"),
-    read=read_options,
+    read=_read_options,
     make=FailoverPatroniReaction,
 )

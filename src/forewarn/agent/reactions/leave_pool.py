@@ -38,7 +38,7 @@ _METHODS = ("GET", "POST", "PUT", "PATCH", "DELETE")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ConfiguredCall:
+class _ConfiguredCall:
     """An HTTP call as configured, with placeholders such as `$vm` in URL and body not filled yet."""
 
     url: str
@@ -68,10 +68,10 @@ class ConfiguredCall:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ConfiguredWait:
+class _ConfiguredWait:
     """A GET as configured, to be repeated until its reply meets the condition (`wait` or `wait_back`)."""
 
-    call: ConfiguredCall  # its `expect` is part of the condition
+    call: _ConfiguredCall  # its `expect` is part of the condition
     contains: str = ""  # text that the body must contain; "": any
     lacks: str = ""  # text that it must not contain; "": none
     every_s: float = 1.0  # seconds between two calls
@@ -94,7 +94,7 @@ def _read_subtable(raw: RawOptions, key: str, read: Callable[[RawOptions], T]) -
         raise BadOption(key, f"in {key}, {bad.what}", bad.remedy) from None
 
 
-def _read_call(raw_call: RawOptions, known: tuple[str, ...] = _CALL_KEYS, method: str = "POST") -> ConfiguredCall:
+def _read_call(raw_call: RawOptions, known: tuple[str, ...] = _CALL_KEYS, method: str = "POST") -> _ConfiguredCall:
     """Validates the table of an HTTP call, of which `url` is required; it may have only the keys `known`.
 
     `method` is used if the table has none. `expect` is 2xx by default. Files of secrets are not read yet. Raises
@@ -109,7 +109,7 @@ def _read_call(raw_call: RawOptions, known: tuple[str, ...] = _CALL_KEYS, method
     if method not in _METHODS:
         raise BadOption("method", f"method = {method!r} is unknown", f"write one of {', '.join(_METHODS)}")
     files = read_text_table(raw_call, "header_files")
-    return ConfiguredCall(
+    return _ConfiguredCall(
         url=url,
         method=method,
         headers=_checked_headers(read_text_table(raw_call, "headers")),
@@ -130,12 +130,12 @@ def _is_latin1(value: str) -> bool:
     return all(ord(character) < 256 for character in value)
 
 
-def _read_wait(raw_call: RawOptions) -> ConfiguredWait:
+def _read_wait(raw_call: RawOptions) -> _ConfiguredWait:
     """Validates the table `wait` or `wait_back`, of which `url` is required. Raises BadOption.
 
     The interval `every` is 1 s by default; one below 0.1 s becomes 0.1 s.
     """
-    return ConfiguredWait(
+    return _ConfiguredWait(
         call=_read_call(raw_call, _WAIT_KEYS, method="GET"),
         contains=read_text(raw_call, "contains"),
         lacks=read_text(raw_call, "lacks"),
@@ -147,10 +147,10 @@ def _read_wait(raw_call: RawOptions) -> ConfiguredWait:
 class LeavePoolOptions:
     """The validated options of the reaction `leave-pool`."""
 
-    leave: ConfiguredCall  # takes the VM out of the pool
-    back: ConfiguredCall | None = None  # takes it back when the event is gone; None: nothing to undo
-    wait: ConfiguredWait | None = None  # to wait for after `leave`; None: do not wait
-    wait_back: ConfiguredWait | None = None  # to wait for after `back`; None: do not wait
+    leave: _ConfiguredCall  # the HTTP call that takes the VM out of the pool
+    back: _ConfiguredCall | None = None  # the one that takes it back when the event is gone; None: nothing to undo
+    wait: _ConfiguredWait | None = None  # a GET to repeat after `leave` until its reply is as told; None: do not wait
+    wait_back: _ConfiguredWait | None = None  # likewise after `back`
     ca_file: Path | None = None  # the CAs to trust; None: the system's
 
 
@@ -175,7 +175,8 @@ class LeavePoolReaction:
     async def undo(self, context: StepContext) -> StepOutcome:
         """Sends the `back` call with retries, then repeats that of `wait_back`, if configured, until met.
 
-        Success at once if there is no `back`, or leaving was not tried. Fails as `do`.
+        Success at once if there is no `back`, or leaving was not tried. The outcome is a failure if `back` gets no
+        reply or an unexpected status, a secret cannot be read, or `wait_back` is not met at the end of the step's time.
         """
         if self._options.back is None or "left" not in load_undo_notes(context):
             return StepOutcome(ok=True, text="nothing to undo")
@@ -194,7 +195,7 @@ class LeavePoolReaction:
             return None
 
     async def _call_and_wait(
-        self, call: ConfiguredCall, wait: ConfiguredWait | None, context: StepContext, text: str
+        self, call: _ConfiguredCall, wait: _ConfiguredWait | None, context: StepContext, text: str
     ) -> StepOutcome:
         try:
             reply = await send_with_retries(call.to_http_call(context, self._options.ca_file), context)
@@ -208,14 +209,14 @@ class LeavePoolReaction:
             return StepOutcome(ok=False, text=str(error))
         return StepOutcome(ok=True, text=text)
 
-    async def _is_met(self, wait: ConfiguredWait, context: StepContext) -> bool:
+    async def _is_met(self, wait: _ConfiguredWait, context: StepContext) -> bool:
         try:
             return wait.is_met(await send_call(wait.call.to_http_call(context, self._options.ca_file)))
         except HttpCallFailed:
             return False
 
 
-def read_options(raw: RawOptions) -> LeavePoolOptions:
+def _read_options(raw: RawOptions) -> LeavePoolOptions:
     """Validates the options of `leave-pool`, and fills in defaults. Raises BadOption.
 
     Required: `leave`, the table of an HTTP call with at least `url` (POST and 2xx by default). Optional: `back`,
@@ -237,6 +238,6 @@ LEAVE_POOL_REACTION = ReactionKind(
     name="leave-pool",
     summary="takes the VM out of a load balancer's pool by HTTP calls, and back",
     options=("leave", "back", "wait", "wait_back", "ca_file"),
-    read=read_options,
+    read=_read_options,
     make=LeavePoolReaction,
 )

@@ -112,7 +112,7 @@ def _encode_journal_field(name: str, text: str) -> bytes:
     return name.encode() + b"\n" + struct.pack("<Q", len(value)) + value + b"\n"
 
 
-def read_options(raw: RawOptions) -> LogOptions:
+def _read_options(raw: RawOptions) -> LogOptions:
     """Validates the options of `log`, and fills in defaults. Raises BadOption.
 
     None is required: `file` (None: write to the systemd journal) and `journal`, the path of its socket. Both must be
@@ -125,7 +125,7 @@ LOG_REACTION = ReactionKind(
     name="log",
     summary="writes the event to the systemd journal, or to a file as JSON lines",
     options=("file", "journal"),
-    read=read_options,
+    read=_read_options,
     make=LogReaction,
     shared_by_events=False,
 )

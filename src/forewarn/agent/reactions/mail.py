@@ -32,25 +32,25 @@ from forewarn.agent.reactions.step_context import reserve_s
 from forewarn.clock import read_real_time
 from forewarn.errors import Rejected, Unavailable
 
-SmtpSecurity = Literal["starttls", "tls", "none"]  # how the connection is encrypted
+_SmtpSecurity = Literal["starttls", "tls", "none"]  # how the connection is encrypted
 _MAX_LINE_BYTES = 4096
 
 
-class SmtpTemporaryError(Unavailable):
+class _SmtpTemporaryError(Unavailable):
     """The server cannot be reached or is not trusted, breaks off, or asks to try later (4xx)."""
 
 
-class SmtpRejected(Rejected):
+class _SmtpRejected(Rejected):
     """The server rejects the mail (5xx), or lacks STARTTLS."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SmtpServerConfig:
+class _SmtpServerConfig:
     """The SMTP server to send through."""
 
     host: str
     port: int
-    security: SmtpSecurity = "starttls"  # tls: from the first byte on; none: not encrypted
+    security: _SmtpSecurity = "starttls"  # tls: from the first byte on; none: not encrypted
     user: str = ""  # "": no authentication
     password_file: Path | None = None  # None: no authentication
     ca_file: Path | None = None  # None: the system's CAs
@@ -59,12 +59,12 @@ class SmtpServerConfig:
         return f"{self.host}:{self.port}"
 
 
-async def _send_mail(server: SmtpServerConfig, mail: EmailMessage, sender: str, receivers: tuple[str, ...]) -> None:
+async def _send_mail(server: _SmtpServerConfig, mail: EmailMessage, sender: str, receivers: tuple[str, ...]) -> None:
     """Sends a mail once; returns when the server has accepted it for all receivers. Has no timeout.
 
-    `sender` and `receivers` are the addresses of the SMTP envelope. Raises SmtpTemporaryError (a retry may help),
-    SmtpRejected (5xx, also for one receiver, or no STARTTLS) or SecretUnavailable (the password cannot be read). If the
-    connection breaks at the end, the server may have accepted the mail although SmtpTemporaryError is raised.
+    `sender` and `receivers` are the addresses of the SMTP envelope. Raises _SmtpTemporaryError (a retry may help),
+    _SmtpRejected (5xx, also for one receiver, or no STARTTLS) or SecretUnavailable (the password cannot be read). If
+    the connection breaks at the end, the server may have accepted the mail although _SmtpTemporaryError is raised.
     """
     try:
         session = await _SmtpSession.open(server)
@@ -75,18 +75,18 @@ async def _send_mail(server: SmtpServerConfig, mail: EmailMessage, sender: str, 
             session.close()
     except ssl.SSLCertVerificationError as error:
         why = f"has a certificate that is not trusted ({error.verify_message}): set ca_file to its CA"
-        raise SmtpTemporaryError(f"{server} {why}") from error
+        raise _SmtpTemporaryError(f"{server} {why}") from error
     except (OSError, asyncio.IncompleteReadError, asyncio.LimitOverrunError, ValueError) as error:
-        raise SmtpTemporaryError(
+        raise _SmtpTemporaryError(
             f"{server} cannot be reached ({getattr(error, 'strerror', None) or 'connection closed'})"
         ) from error
 
 
-async def _greet_and_authenticate(session: _SmtpSession, server: SmtpServerConfig) -> None:
+async def _greet_and_authenticate(session: _SmtpSession, server: _SmtpServerConfig) -> None:
     offers = await session.greet()
     if server.security == "starttls":
         if "STARTTLS" not in offers:
-            raise SmtpRejected(f'{server} offers no STARTTLS: write security = "tls" or "none"')
+            raise _SmtpRejected(f'{server} offers no STARTTLS: write security = "tls" or "none"')
         await session.command("STARTTLS", 220)
         await session.start_tls()
         await session.command("EHLO forewarn", 250)
@@ -104,18 +104,18 @@ async def _transfer_mail(session: _SmtpSession, mail: EmailMessage, sender: str,
     await session.send(b"\r\n".join(b"." + line if line.startswith(b".") else line for line in lines) + b"\r\n")
     await session.command(".", 250, shown_as="the mail")
     # The server has accepted the mail; errors from here on do not matter.
-    with suppress(SmtpTemporaryError, SmtpRejected, OSError, asyncio.IncompleteReadError):
+    with suppress(_SmtpTemporaryError, _SmtpRejected, OSError, asyncio.IncompleteReadError):
         await session.command("QUIT", 221)
 
 
 class _SmtpSession:
     """One SMTP connection."""
 
-    def __init__(self, server: SmtpServerConfig, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    def __init__(self, server: _SmtpServerConfig, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._server, self._reader, self._writer = server, reader, writer
 
     @classmethod
-    async def open(cls, server: SmtpServerConfig) -> _SmtpSession:
+    async def open(cls, server: _SmtpServerConfig) -> _SmtpSession:
         """Connects to the server."""
         trust = _tls_context(server) if server.security == "tls" else None
         return cls(server, *await asyncio.open_connection(server.host, server.port, ssl=trust, limit=_MAX_LINE_BYTES))
@@ -145,7 +145,7 @@ class _SmtpSession:
         await self._writer.drain()
 
     async def _read_reply(self, what: str, expected: tuple[int, ...]) -> list[str]:
-        """Returns the lines of a reply; raises SmtpRejected for an unexpected 5xx, else SmtpTemporaryError."""
+        """Returns the lines of a reply; raises _SmtpRejected for an unexpected 5xx, else _SmtpTemporaryError."""
         lines: list[str] = []
         while True:
             raw = (await self._reader.readuntil(b"\n")).decode("utf-8", "replace").rstrip()
@@ -155,11 +155,11 @@ class _SmtpSession:
                 break
         if code not in expected:
             answer = f"{self._server} answers {what} with {code} {lines[-1]}"
-            raise SmtpRejected(answer) if code >= 500 else SmtpTemporaryError(answer)
+            raise _SmtpRejected(answer) if code >= 500 else _SmtpTemporaryError(answer)
         return lines
 
 
-def _tls_context(server: SmtpServerConfig) -> ssl.SSLContext:
+def _tls_context(server: _SmtpServerConfig) -> ssl.SSLContext:
     return ssl.create_default_context(cafile=server.ca_file)
 
 
@@ -173,7 +173,7 @@ _FIRST_RETRY_S, _MAX_RETRY_S = 1.0, 30.0
 class MailOptions:
     """The validated options of the reaction `mail`."""
 
-    server: SmtpServerConfig
+    server: _SmtpServerConfig  # the SMTP server: host, port, security, credentials, CAs
     sender: str  # the mail address of `from`
     receivers: tuple[str, ...]  # the mail addresses of `to`, at least one
 
@@ -197,20 +197,20 @@ class MailReaction:
                 async with asyncio.timeout(max(left_s, 0.05)):
                     await _send_mail(self._options.server, mail, self._options.sender, self._options.receivers)
                 return StepOutcome(ok=True, text=f"accepted by {self._options.server} for {mail['To']}")
-            except (SmtpRejected, SecretUnavailable) as error:
+            except (_SmtpRejected, SecretUnavailable) as error:
                 return StepOutcome(ok=False, text=str(error))
             except TimeoutError:
                 return StepOutcome(
                     ok=False, text=f"{self._options.server} has not accepted the mail by the end of the step's time"
                 )
-            except SmtpTemporaryError as error:
+            except _SmtpTemporaryError as error:
                 if context.left_s() - end_s <= wait_s:
                     return StepOutcome(ok=False, text=str(error))
             await asyncio.sleep(wait_s)
             wait_s = min(wait_s * 2, _MAX_RETRY_S)
 
     async def undo(self, context: StepContext) -> StepOutcome:
-        """Sends the mail that the event is gone, with retries and success as for `do`."""
+        """Sends the mail that the event is gone, with retries and outcome as for `do`."""
         return await self.do(context)
 
     async def check(self, context: StepContext) -> bool | None:
@@ -253,7 +253,7 @@ def _opening_sentences(context: StepContext) -> str:
     return f"{event_sentence(context)}. The agent is running the steps configured for it."
 
 
-def read_options(raw: RawOptions) -> MailOptions:
+def _read_options(raw: RawOptions) -> MailOptions:
     """Validates the options of `mail`, and fills in defaults. Raises BadOption.
 
     Required: `server`, host or host:port, and the mail addresses `from` and `to` (one or a list). Without a port,
@@ -262,10 +262,10 @@ def read_options(raw: RawOptions) -> MailOptions:
     """
     security = read_choice(raw, "security", ("starttls", "tls", "none"))
     host, port = _host_and_port(read_required_text(raw, "server", '"mail.example.org"'), _DEFAULT_PORTS[security])
-    server = SmtpServerConfig(
+    server = _SmtpServerConfig(
         host=host,
         port=port,
-        security=cast(SmtpSecurity, security),
+        security=cast(_SmtpSecurity, security),
         user=read_text(raw, "user"),
         password_file=read_path(raw, "password_file"),
         ca_file=read_path(raw, "ca_file"),
@@ -301,7 +301,7 @@ MAIL_REACTION = ReactionKind(
     name="mail",
     summary="sends a mail about the event",
     options=("server", "security", "user", "password_file", "ca_file", "from", "to"),
-    read=read_options,
+    read=_read_options,
     make=MailReaction,
     shared_by_events=False,
 )

@@ -110,8 +110,9 @@ def remaining_processes(targets: Iterable[ProcessInfo]) -> list[ProcessInfo]:
 def send_signal(target: ProcessInfo, number: signal.Signals) -> None:
     """Signals the whole process group if the target leads one, else only the target.
 
-    A group is signalled as long as it has members, even if its leader has ended; this process's own group never is. No
-    effect on a single target that has ended, or if another process has the target's pid now. Raises PermissionError.
+    A group is signalled as long as it has members, even if its leader has ended; of this process's own group only the
+    target is. No effect on a single target that has ended, or if another process has the target's pid now. Raises
+    PermissionError.
     """
     if _is_pid_reused(target):
         return

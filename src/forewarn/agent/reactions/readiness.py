@@ -107,7 +107,7 @@ class ReadinessReaction:
         return not count_connections(self._options.ports)
 
 
-def read_options(raw: RawOptions) -> ReadinessOptions:
+def _read_options(raw: RawOptions) -> ReadinessOptions:
     """Validates the options of `readiness`, and fills in defaults. Raises BadOption.
 
     None is required: `file`, an absolute path (None), `notice`, seconds or a text such as "20s" (0), and `ports`, one
@@ -124,6 +124,6 @@ READINESS_REACTION = ReactionKind(
     name="readiness",
     summary="marks the VM as not ready: the agent's /ready answers 503, a file appears",
     options=("file", "notice", "ports"),
-    read=read_options,
+    read=_read_options,
     make=ReadinessReaction,
 )

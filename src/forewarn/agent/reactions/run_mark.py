@@ -97,8 +97,8 @@ async def end_orphan_processes(folder: Path, grace_s: float) -> None:
     """Ends processes of an earlier run in this folder whose end no agent saw: SIGTERM, then SIGKILL.
 
     SIGKILL follows after `grace_s` seconds, if some still run, and the call returns when all have ended. It finds them
-    by the mark in the folder, which it removes then; does nothing without a mark. If a process cannot be ended, it
-    logs an error and keeps the mark.
+    by the mark in the folder, which it removes then; does nothing without a mark. If a process does not end, within two
+    seconds of SIGKILL or for lack of permission, it logs an error and keeps the mark.
     """
     mark = read_run_mark(folder)
     if mark is None:

@@ -114,7 +114,7 @@ def _process_list_text(targets: Iterable[ProcessInfo]) -> str:
     return f"process {pids[0]}" if len(pids) == 1 else f"processes {', '.join(pids)}"
 
 
-def read_options(raw: RawOptions) -> StopProcessesOptions:
+def _read_options(raw: RawOptions) -> StopProcessesOptions:
     """Validates the options of `stop-processes`, and fills in defaults.
 
     Raises BadOption, also if `user` does not exist. Either `pid_file` alone, or `exe` or `command` or both must be
@@ -149,6 +149,6 @@ STOP_PROCESSES_REACTION = ReactionKind(
     name="stop-processes",
     summary="ends processes by pid file, program or exact command",
     options=("pid_file", "exe", "command", "user", "grace", "start"),
-    read=read_options,
+    read=_read_options,
     make=StopProcessesReaction,
 )

@@ -109,7 +109,7 @@ class _UnitStateUnknown(Exception):
     """systemctl did not show a unit's state."""
 
 
-def read_options(raw: RawOptions) -> StopUnitsOptions:
+def _read_options(raw: RawOptions) -> StopUnitsOptions:
     """Validates the options of `stop-units`, and fills in defaults.
 
     Required: `units`, one or a list of names. Optional: `user` (false), for units of the agent's user. Raises
@@ -129,6 +129,6 @@ STOP_UNITS_REACTION = ReactionKind(
     name="stop-units",
     summary="stops systemd units in order, and starts those that ran in reverse order",
     options=("units", "user"),
-    read=read_options,
+    read=_read_options,
     make=StopUnitsReaction,
 )

@@ -48,8 +48,8 @@ class WebhookReaction:
     async def do(self, context: StepContext) -> StepOutcome:
         """Posts a CloudEvent of type Forewarn.Agent.EventNoticed, with retries in the step's time.
 
-        Its data are the `event_facts` with a `Message` for people. Success if the receiver answers 2xx; another answer,
-        none, or a secret that cannot be read is a failure.
+        Its data are the `event_facts` with a `Message` for people; it is signed if a secret is configured. Success if
+        the receiver answers 2xx; another answer, none, or a secret that cannot be read is a failure.
         """
         try:
             reply = await send_with_retries(self._http_call(context), context)
@@ -58,7 +58,7 @@ class WebhookReaction:
         return StepOutcome(ok=reply.ok, text=f"the receiver answered {reply.status}")
 
     async def undo(self, context: StepContext) -> StepOutcome:
-        """Posts a CloudEvent of type Forewarn.Agent.EventGone, with data, retries and success as for `do`."""
+        """Posts a CloudEvent of type Forewarn.Agent.EventGone, with data, retries and outcome as for `do`."""
         return await self.do(context)
 
     async def check(self, context: StepContext) -> bool | None:
@@ -98,7 +98,7 @@ def _signature_headers(secret: str, body: bytes) -> dict[str, str]:
     return {"X-Forewarn-Timestamp": timestamp, "X-Forewarn-Signature": f"sha256={digest}"}
 
 
-def read_options(raw: RawOptions) -> WebhookOptions:
+def _read_options(raw: RawOptions) -> WebhookOptions:
     """Validates the options of `webhook`, and fills in defaults. Raises BadOption; reads no file.
 
     Required: `url`, http or https without a password. Optional: the absolute paths `secret_file` (None: not signed) and
@@ -113,7 +113,7 @@ WEBHOOK_REACTION = ReactionKind(
     name="webhook",
     summary="posts the event to a URL, as a CloudEvent",
     options=("url", "secret_file", "ca_file"),
-    read=read_options,
+    read=_read_options,
     make=WebhookReaction,
     shared_by_events=False,
 )

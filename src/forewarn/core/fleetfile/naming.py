@@ -26,7 +26,10 @@ def name_error(name: str, *, limit: int = MAX_NAME_LENGTH) -> str | None:
 
 
 def pattern_error(pattern: str) -> str | None:
-    """Return why a pattern is invalid, to follow it in a sentence; None if braces are {n} or like {n:03}."""
+    """Return why the braces of a pattern are invalid, to follow it in a sentence, or None.
+
+    None if it has no braces, or only {n} or such as {n:03}. `name_error` checks the rest.
+    """
     rest = _NUMBER_PLACEHOLDER.sub("", pattern)
     return "has braces other than {n}" if "{" in rest or "}" in rest else None
 

@@ -59,7 +59,7 @@ class ParsedFleetFile:
 
 
 def parse_fleet_file(text: str, problems: ProblemCollector) -> ParsedFleetFile | None:
-    """Parse the text, and report its problems to `problems`; None if it is not TOML.
+    """Parse the text, and report its problems to `problems`; None if it is not TOML, or nested too deeply.
 
     A table that lacks a valid required key is left out; any other invalid value is replaced by the default; unknown
     keys are reported and ignored. References between tables are not checked.

@@ -50,5 +50,5 @@ class ProblemCollector:
 
     @property
     def problems(self) -> tuple[FleetFileProblem, ...]:
-        """All problems so far, in the order of their lines."""
+        """All problems so far, in the order of their lines; those of one line in the order they were added."""
         return tuple(sorted(self._problems, key=lambda problem: problem.line))

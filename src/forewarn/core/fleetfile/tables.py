@@ -1,4 +1,4 @@
-"""The format of a fleet file: one struct per table, one field per key (docs/fleet-file.md).
+"""The format of a fleet file: one struct per table, one field per key (docs/reference/fleet-file.md).
 
 The description of a field's type completes the message "size = 5 is not …"; its example is shown as the remedy. A
 key that the file leaves out has the default given here; `ParsedTable.given_keys` tells the two apart.
@@ -69,10 +69,14 @@ AbsolutePath = Annotated[
 
 
 class DefaultsTable(msgspec.Struct, frozen=True, kw_only=True):
-    """[defaults]: values that VMs, sets, groups and (the location only) hosts have if they give none."""
+    """[defaults]: values of VMs, sets and cloud services that give none; their own tags are added.
 
-    subscription: Text = "00000000-0000-0000-0000-000000000001"
-    resource_group: Text = "fleet"
+    A tag of their own replaces one of the same name here. Resource groups get only the subscription and the location
+    from here, hosts only the location.
+    """
+
+    subscription: Text = "00000000-0000-0000-0000-000000000001"  # name or id
+    resource_group: Text = "fleet"  # its name
     location: Location = "local"
     size: Size = "Standard_D2s_v5"
     os_type: OsType = "Linux"
@@ -87,7 +91,10 @@ class SubscriptionTable(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ResourceGroupTable(msgspec.Struct, frozen=True, kw_only=True):
-    """[[resource_groups]]: the location and tags of a resource group; its VMs inherit the location only."""
+    """[[resource_groups]]: the location and tags of a resource group; its VMs inherit the location only.
+
+    A group that VMs name need not have a table; then it has the location of [defaults] and no tags.
+    """
 
     name: Name
     subscription: Text = ""  # name or id; "": that of [defaults]
@@ -96,20 +103,25 @@ class ResourceGroupTable(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class HostsTable(msgspec.Struct, frozen=True, kw_only=True):
-    """[[hosts]]: one host, or `count` numbered ones, in `zones` in turn."""
+    """[[hosts]]: one host, or `count` numbered ones, in `zones` in turn.
+
+    A count is 1 to 1,000,000; if it is given, even 1, names get a number.
+    """
 
     name: Name  # with {n} in place of its number; without it, a count adds `-{n}`
     count: Count = 1
-    first: FirstNumber = 0  # the number of the first one
+    first: FirstNumber = 0  # the number of the first one, at most 1,000,000
     location: Location = ""  # "": that of [defaults]
     zone: Zone = ""  # "": in none
-    zones: Zones = ()
+    zones: Zones = ()  # the hosts are in these in turn; (): all in `zone`; not both
 
 
 class CommonVmTable(msgspec.Struct, frozen=True, kw_only=True):
     """Keys that [[vms]], sets and cloud services have in common; VMs inherit them from their set.
 
-    A key that is left out is inherited from the set, the resource group or [defaults]; its value here does not count.
+    A key that is left out is inherited from the set, the resource group or [defaults]; its value here does not count
+    (`ParsedTable.has` says whether a key is given). Tags are added to the inherited ones, and replace those of the same
+    name.
     """
 
     name: Name  # of the set; or of the VM, with {n} in place of its number; without it, a count adds `-{n}`
@@ -124,49 +136,50 @@ class CommonVmTable(msgspec.Struct, frozen=True, kw_only=True):
 class AvailabilitySetTable(CommonVmTable, frozen=True, kw_only=True):
     """[[availability_sets]]: an availability set; [[vms]] declares its VMs.
 
-    Has the keys of CommonVmTable too.
+    Has the keys of CommonVmTable too, which its VMs inherit.
     """
 
-    update_domains: DomainCount = 5  # how many
-    fault_domains: DomainCount = 2  # how many
+    update_domains: DomainCount = 5  # how many, 1 to 1,000
+    fault_domains: DomainCount = 2  # how many, 1 to 1,000
     auto_approve: ApprovedOperations = ()  # of its VMs
 
 
 class ScaleSetTable(CommonVmTable, frozen=True, kw_only=True):
     """[[scale_sets]]: a scale set, with `count` instances if that is given; [[vms]] may declare more VMs.
 
-    Has the keys of CommonVmTable too.
+    Has the keys of CommonVmTable too, which its VMs inherit.
     """
 
-    count: Count = 1
+    count: Count = 1  # 1 to 1,000,000
     zone: Zone = ""  # of all its VMs; "": in none
     zones: Zones = ()  # its VMs are in these in turn
     placement_group: Text = AUTO_PLACEMENT_GROUP  # that: groups of 100 VMs
     computer_name_prefix: Text = ""  # of the hostnames of instances; "": its name
-    update_domains: DomainCount = 5  # how many
-    fault_domains: DomainCount = 5  # how many
+    update_domains: DomainCount = 5  # how many, 1 to 1,000
+    fault_domains: DomainCount = 5  # how many, 1 to 1,000
     priority: VmPriority = Priority.REGULAR
     eviction_policy: VmEvictionPolicy = EvictionPolicy.DEALLOCATE
-    terminate_notification: NoticeMinutes = False  # minutes; True: 5, False: none
+    terminate_notification: NoticeMinutes = False  # 5 to 15 minutes; True: 5, False: none
     auto_approve: ApprovedOperations = ()  # operations of users that start without notice
     program: Program = ()  # of each instance, as in [[vms]]
     environment: Variables = {}
     directory: AbsolutePath = ""
-    address: Address = ""  # of the first instance, counted up from there, or with {n}; "": none
+    address: Address = ""  # of the first instance, counted up from there, or with {n}, from 0 on; "": none
 
 
 class RoleTable(msgspec.Struct, frozen=True, kw_only=True):
     """[[cloud_services.roles]]: a role of a cloud service, with `count` instances (NAME_IN_0, …).
 
-    Size, OS type and tags are inherited from the service if they are left out.
+    Size and OS type are inherited from the service if they are left out: then their values here do not count
+    (`ParsedTable.has` says whether a key is given).
     """
 
     name: Name
-    count: Count = 1
+    count: Count = 1  # 1 to 1,000,000
     size: Size = ""
     os_type: OsType = "Linux"
-    tags: Tags = {}  # added to those of the service
-    address: Address = ""  # of the first instance, counted up from there, or with {n}; "": none
+    tags: Tags = {}  # added to those of the service, and replace those of the same name
+    address: Address = ""  # of the first instance, counted up from there, or with {n}, from 0 on; "": none
 
 
 RoleTables = Annotated[tuple[RoleTable, ...], _field_meta("a list of tables", '[{ name = "FrontEnd", count = 2 }]')]
@@ -175,22 +188,23 @@ RoleTables = Annotated[tuple[RoleTable, ...], _field_meta("a list of tables", '[
 class CloudServiceTable(CommonVmTable, frozen=True, kw_only=True):
     """[[cloud_services]]: a cloud service and its roles; [[vms]] may declare more VMs.
 
-    Has the keys of CommonVmTable too.
+    Has the keys of CommonVmTable too, which its VMs inherit.
     """
 
-    update_domains: DomainCount = 5  # how many
-    fault_domains: DomainCount = 2  # how many
+    update_domains: DomainCount = 5  # how many, 1 to 1,000
+    fault_domains: DomainCount = 2  # how many, 1 to 1,000
     roles: RoleTables = ()  # always (): `ParsedFleetFile.roles` has them
 
 
 class VmsTable(CommonVmTable, frozen=True, kw_only=True):
     """[[vms]]: one VM, or `count` numbered ones, on its own or in a set or service.
 
-    Has the keys of CommonVmTable too. Values with {n} (name, computer_name, address, host) get the number of each VM.
+    Has the keys of CommonVmTable too. Values with {n} (name, computer_name, address, host) get the number of each VM. A
+    count is 1 to 1,000,000; if it is given, even 1, names get a number.
     """
 
     count: Count = 1
-    first: FirstNumber = 0  # the number of the first one
+    first: FirstNumber = 0  # the number of the first one, at most 1,000,000
     computer_name: Name = ""  # "": as the name
     zone: Zone = ""  # "": that of its set, or none
     zones: Zones = ()  # the VMs are in these in turn
@@ -202,7 +216,7 @@ class VmsTable(CommonVmTable, frozen=True, kw_only=True):
     fault_domain: DomainNumber = 0  # likewise
     priority: VmPriority = Priority.REGULAR
     eviction_policy: VmEvictionPolicy = EvictionPolicy.DEALLOCATE
-    terminate_notification: NoticeMinutes = False  # minutes; True: 5, False: none
+    terminate_notification: NoticeMinutes = False  # 5 to 15 minutes; True: 5, False: none
     auto_approve: ApprovedOperations = ()  # operations of users that start without notice; not for VMs of a set
     program: Program = ()  # run in a namespace VM; (): none
     environment: Variables = {}  # of the program

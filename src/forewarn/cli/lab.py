@@ -1,0 +1,152 @@
+"""Commands for a lab with real VMs on this machine: `lab vms` starts it, `lab down` removes it."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from forewarn.cli.background import running_pid, start_detached, stop_service
+from forewarn.cli.formatting import count_noun
+from forewarn.cli.invocation import Invocation, local_command, require_server_extra
+from forewarn.cli.service import run_service_command
+from forewarn.errors import Refused, Rejected
+
+if TYPE_CHECKING:
+    from forewarn.lab.vms.layout import VmLab
+
+_STOP_TIMEOUT_S = 60.0
+
+
+@click.group()
+def lab() -> None:
+    """Run a lab with real VMs on this machine."""
+
+
+@lab.command()
+@click.option("--detach", "-d", is_flag=True, help="Run it in the background; `forewarn lab down` ends it.")
+@click.option("--slirp", is_flag=True, help="Use QEMU's own network, even as root: no taps, no namespaces.")
+@click.option("--console", metavar="ADDRESS:PORT", help="Serve API and portal over HTTPS here.")
+@local_command
+def vms(call: Invocation, detach: bool, slirp: bool, console: str | None) -> None:
+    """Start two hosts and two small real VMs, with a service and its portal.
+
+    QEMU runs the guests, which consist of Debian's kernel and BusyBox. They poll 169.254.169.254, and approve their
+    own events five seconds after they see them. Maintenance really happens to them.
+
+    \b
+    forewarn lab vms
+    forewarn restart web-0 --wait
+    forewarn rollout start --host host-1 --impact migrate --wait
+    forewarn vm console web-0
+
+    \f
+    With root, guests have taps in a namespace per host; without, or with `slirp`, QEMU's user network. Builds the guest
+    at the first start. Without `detach`, runs until SIGTERM or Ctrl-C, then removes the lab. Raises Rejected if a
+    program is missing, Refused if a lab runs in the data directory, or if that has another fleet.
+    """
+    with require_server_extra("lab vms"):
+        from forewarn.lab.vms.image import build_image, check_programs, image_directory
+        from forewarn.lab.vms.machines import start_guests
+        from forewarn.lab.vms.network import create_network
+    check_programs()
+    new = _lab(call, taps=os.geteuid() == 0 and not slirp)
+    if (pid := running_pid(new.directory)) is not None:
+        raise Refused(f"a lab runs in {new.directory} already (process {pid}): `forewarn lab down` ends it")
+    _remove(new)
+    with call.output.stderr.status("building the guest (once; about half a minute) …"):
+        image = build_image(image_directory())
+    new.write(image)
+    try:
+        if new.taps:
+            create_network(new)
+        with call.output.stderr.status("booting two VMs …"):
+            asyncio.run(start_guests(new))
+        if detach:
+            start_detached(call, new.directory, _options(new, console), wait_ready=True)
+            return
+        run_service_command(call, "lab vms", _settings(new, console), lab=True)
+    except BaseException:
+        _remove(new)
+        raise
+    _remove(new)
+
+
+@lab.command()
+@local_command
+def down(call: Invocation) -> None:
+    """End the lab with real VMs, and remove what it created.
+
+    Stops the service, ends the guests, and removes their network, disks, events and history.
+
+    \f
+    Succeeds if none runs. Raises Refused for the data directory of another lab or service.
+    """
+    with require_server_extra("lab down"):
+        old = _lab(call, taps=os.geteuid() == 0)
+    if not old.marker_file.exists():
+        call.output.print_note(f"{old.directory} has no lab with real VMs")
+    elif (pid := running_pid(old.directory)) is not None:
+        stop_service(call, pid, _STOP_TIMEOUT_S)
+    ended = _remove(old)
+    if call.output.as_json:
+        call.output.print_json({"guests": ended, "data": str(old.directory)})
+    else:
+        call.output.print_line(f"Nothing is left of the lab: {count_noun(ended, 'guest')} stopped.")
+
+
+def _lab(call: Invocation, *, taps: bool) -> VmLab:
+    """The lab in the data directory; Refused if that holds another lab or service."""
+    from forewarn.lab.vms.layout import VmLab
+    from forewarn.service.data_directory import DATABASE_FILE
+
+    directory = call.data.absolute()
+    if "," in str(directory) or any(map(str.isspace, str(directory))):
+        raise Rejected(f"data directory {str(directory)!r} has a comma or a space, which QEMU's options cannot have")
+    found = VmLab(directory, taps=taps)
+    if (directory / DATABASE_FILE).exists() and not found.marker_file.exists():
+        raise Refused(
+            f"data directory {str(directory)!r} has another fleet: name an empty directory with --data, "
+            "here and in the commands that follow"
+        )
+    return found
+
+
+def _remove(lab: VmLab) -> int:
+    """End the guests of a lab whose service has ended, and remove the lab; return how many guests ran."""
+    from forewarn.lab.vms.machines import end_guests, remove_files
+    from forewarn.lab.vms.network import remove_network
+    from forewarn.service.data_directory import DataDirectory
+    from forewarn.service.reset import wipe_lab
+
+    if not lab.marker_file.exists():
+        return 0
+    ended = asyncio.run(end_guests(lab))
+    if os.geteuid() == 0:
+        remove_network(lab)
+    directory = DataDirectory.acquire(lab.directory)
+    try:
+        wipe_lab(directory)
+        remove_files(lab)
+    finally:
+        directory.close()
+    return ended
+
+
+def _options(lab: VmLab, console: str | None) -> tuple[str, ...]:
+    """The options of `forewarn up` that start the service of this lab."""
+    options = ("--config", str(lab.settings_file), "--fleet", str(lab.fleet_file))
+    return (*options, "--console", console) if console is not None else options
+
+
+def _settings(lab: VmLab, console: str | None) -> dict[str, object]:
+    return {
+        "config": Path(lab.settings_file),
+        "fleet": str(lab.fleet_file),
+        "console": console,
+        "listen": (),
+        "new_store": True,
+    }

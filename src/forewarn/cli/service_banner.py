@@ -1,0 +1,110 @@
+"""Prints what a service is and where it is reached: the banner of `up` and `serve`, and `status`."""
+
+from __future__ import annotations
+
+import os
+
+from forewarn.cli.api_client import JsonObject
+from forewarn.cli.formatting import count_noun
+from forewarn.cli.output import Output, bold, dim
+
+_MAX_VMS_SHOWN = 16
+_EVENTS_TARGET = "/metadata/scheduledevents?api-version=2020-07-01"
+_PORTAL_HINT = ("forewarn portal", "get a link that opens the portal in a browser, signed in")
+_AZURE_HINT = ('eval "$(forewarn env)"', "make az and Azure's SDKs in a shell use this service")
+
+
+def print_running_supervisors(output: Output, pids: list[int]) -> None:
+    """Print how many programs in VMs still run, and how to stop them; nothing if `pids` is empty."""
+    if pids:
+        programs = f"{count_noun(len(pids), 'program')} in VMs still {'runs' if len(pids) == 1 else 'run'}"
+        output.print_line(f"{programs}; to stop: kill {' '.join(map(str, pids))}")
+
+
+def print_service(output: Output, info: JsonObject, link: str = "") -> None:
+    """Print the banner of a service that has started, or `info` as JSON with --json.
+
+    `info` is the API's view of the service. `link` signs in to the portal once, and is a secret; "" prints the portal's
+    plain URL. A terminal also gets commands to try first.
+    """
+    if output.as_json:
+        output.print_json(info)
+        return
+    print_status(output, info, link)
+    if output.is_terminal:
+        endpoints = [(each["vm"], each["url"]) for each in info["endpoints"]]
+        hints = _first_steps(endpoints, info["counts"]["vms"])
+        if info["console"]:
+            hints += [_AZURE_HINT] if link else [_PORTAL_HINT, _AZURE_HINT]
+        output.print_hints(hints)
+        output.print_line()
+        stop = "Ctrl-C" if info["pid"] == os.getpid() else "`forewarn down`"
+        output.print_line(dim(f"{stop} stops it; all data is kept."))
+
+
+def print_status(output: Output, info: JsonObject, link: str = "") -> None:
+    """Print what the service is and where it is reached, or `info` as JSON with --json.
+
+    `info` and `link` are as in `print_service`. A caller who does not see everything gets only the version.
+    """
+    if output.as_json:
+        output.print_json(info)
+        return
+    what = "lab" if info["lab"] else "service"
+    output.print_line(bold(f"forewarn {info['version']}"), f": the {what} is up.")
+    counts = info.get("counts")
+    if counts is None:  # the caller does not see everything
+        return
+    output.print_line()
+    fleet = (
+        count_noun(counts["vms"], "VM"),
+        count_noun(counts["scopes"], "scope"),
+        count_noun(counts["hosts"], "host"),
+    )
+    output.print_facts(
+        [
+            ("fleet", ", ".join(fleet)),
+            *([("hypervisor", _hypervisor_text(info["hypervisor"]))] if "hypervisor" in info else []),
+            ("events", f"{counts['events']} pending" if counts["events"] else "none pending"),
+            *(("VMs use", _listener_text(at)) for at in info["listeners"][:4]),
+            *([("workers", str(len(info["workers"])))] if info["workers"] else []),
+            *([("console", info["console"]["url"])] if info["console"] else []),
+            *([("portal", link or info["console"]["portal"])] if info["console"] else []),
+            ("process", str(info["pid"])),
+            ("data", info["data"]),
+        ]
+    )
+    if info["identity_on_loopback"]:
+        output.print_line()
+        output.print_line("identity_on_loopback is on: every program on this machine can get the token of any VM.")
+    shown = info["endpoints"][:_MAX_VMS_SHOWN]
+    if shown:
+        output.print_line()
+        output.print_facts([(each["vm"], each["url"]) for each in shown])
+        if counts["vms"] > len(shown):
+            output.print_line(dim(f"  and {counts['vms'] - len(shown)} more"))
+
+
+def _first_steps(endpoints: list[tuple[str, str]], vms: int) -> list[tuple[str, str]]:
+    """Commands to try next, with a VM of this fleet."""
+    if not endpoints and vms:
+        return [("forewarn fleet show", "show the VMs"), ("forewarn events --watch", "watch their events")]
+    if not endpoints:
+        return [("forewarn fleet add NAME", "add a VM"), ("forewarn fleet apply FILE", "load a whole fleet")]
+    name, url = endpoints[0]
+    return [
+        (f"curl -H Metadata:true '{url}{_EVENTS_TARGET}'", f"get the events that {name} sees"),
+        (f"forewarn restart {name}", "request a restart; the VM gets notice first"),
+        (f"forewarn explain {name}", "show what happened to it, and what it waits for"),
+    ]
+
+
+def _hypervisor_text(hypervisor: JsonObject) -> str:
+    return f"{hypervisor['name']}: {hypervisor['text']}"
+
+
+def _listener_text(at: JsonObject) -> str:
+    if "/" in at["address"]:
+        return f"their own addresses in {at['address']}, port {at['port']}"
+    host = f"[{at['address']}]" if ":" in at["address"] else at["address"]
+    return f"http://{host}:{at['port']}"

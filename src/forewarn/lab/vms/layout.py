@@ -1,0 +1,192 @@
+"""The files of a lab with real VMs: fleet, settings, definitions and disks, in its data directory.
+
+settings.toml fleet.toml        what `forewarn up` is started with
+hosts/host-1/web-0.toml …       a definition per VM, on the host where it is
+disks/web-0.raw …               disks that both hosts reach
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shlex
+import sys
+from dataclasses import dataclass
+from importlib import resources
+from pathlib import Path
+
+from forewarn.hypervisor.qemu.definition import QemuHost
+from forewarn.lab.vms.image import GuestImage
+
+HOSTS = ("host-1", "host-2")
+GUESTS = ("web-0", "web-1")
+_MEMORY_MIB = 96
+_DISK_MIB = 16
+_SLIRP_PORT = 8253  # where guests without taps are served, on loopback
+_HOST_MEMORY_MIB = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class VmLab:
+    """The layout of one lab in `directory`.
+
+    With `taps`, guests have taps in a network namespace per host; otherwise QEMU's own network serves them.
+    """
+
+    directory: Path
+    taps: bool
+
+    @property
+    def marker_file(self) -> Path:
+        """Says that the data directory is that of a lab with real VMs, all of which may be removed."""
+        return self.directory / "lab-vms"
+
+    @property
+    def settings_file(self) -> Path:
+        """The settings that the service is started with."""
+        return self.directory / "settings.toml"
+
+    @property
+    def fleet_file(self) -> Path:
+        """The fleet of two hosts and two VMs."""
+        return self.directory / "fleet.toml"
+
+    def namespace(self, host: str) -> str:
+        """Return the name of the network namespace that is this host, with taps; each lab has its own."""
+        digest = hashlib.sha256(str(self.directory).encode()).hexdigest()[:6]
+        return f"forewarn-{digest}-{host}"
+
+    def host_directory(self, host: str) -> Path:
+        """Return the directory with the definitions, sockets and consoles of the host's VMs."""
+        return self.directory / "hosts" / host
+
+    def hosts(self) -> dict[str, QemuHost]:
+        """Return the settings of each host, for the QEMU driver."""
+        return {
+            host: QemuHost(
+                directory=str(self.host_directory(host)),
+                prefix=("ip", "netns", "exec", self.namespace(host)) if self.taps else (),
+                memory_mib=_HOST_MEMORY_MIB,
+                fence=("true",),
+            )
+            for host in HOSTS
+        }
+
+    def write(self, image: GuestImage) -> None:
+        """Write all files of a new lab; nothing of an earlier one may be left."""
+        disks = self.directory / "disks"
+        for directory in (disks, *map(self.host_directory, HOSTS)):
+            directory.mkdir(parents=True, exist_ok=True)
+        self.marker_file.touch()
+        self.fleet_file.write_text(_fleet(), encoding="utf-8")
+        self.settings_file.write_text(self._settings(), encoding="utf-8")
+        for number, vm in enumerate(GUESTS):
+            disk = disks / f"{vm}.raw"
+            with disk.open("wb") as file:
+                file.truncate(_DISK_MIB * 1024 * 1024)
+            definition = self.host_directory(first_host(number)) / f"{vm}.toml"
+            definition.write_text(self._definition(vm, number, image, disk), encoding="utf-8")
+
+    def _settings(self) -> str:
+        lines = ['hypervisor = "qemu"', ""]
+        for host, qemu in self.hosts().items():
+            lines += [
+                f"[qemu.hosts.{host}]",
+                f"directory = {json.dumps(qemu.directory)}",
+                f"prefix = {json.dumps(list(qemu.prefix))}",
+                f"memory_mib = {qemu.memory_mib}",
+                'fence = ["true"]  # both hosts are this machine, which cannot be cut off',
+                "",
+            ]
+        return "\n".join([*lines, *self._listeners()])
+
+    def _listeners(self) -> list[str]:
+        if not self.taps:
+            vms = ", ".join(f'"{_slirp_source(number)}" = "{vm}"' for number, vm in enumerate(GUESTS))
+            return [
+                "[[listeners]]",
+                'by = "source"',
+                'address = "127.0.0.1"',
+                f"port = {_SLIRP_PORT}",
+                'network = "guests"',
+                f"vms = {{{vms}}}",
+                "",
+            ]
+        return [
+            line
+            for host in HOSTS
+            for vm in GUESTS
+            for line in (
+                "[[listeners]]",
+                'by = "device"',
+                f'namespace = "{self.namespace(host)}"',
+                f'device = "{tap_name(vm)}"',
+                f'vm = "{vm}"',
+                "",
+            )
+        ]
+
+    def _definition(self, vm: str, number: int, image: GuestImage, disk: Path) -> str:
+        address = guest_address(number) if self.taps else "169.254.0.15"
+        kernel_options = f"console=ttyS0 quiet panic=-1 fw_name={vm} fw_address={address} fw_approve=5"
+        ephemeral = disk.with_name(f"{vm}-temporary.raw")
+        command = [
+            *("qemu-system-x86_64", "-name", vm, "-accel", "tcg", "-m", str(_MEMORY_MIB), "-display", "none"),
+            *("-nodefaults", "-kernel", str(image.kernel), "-initrd", str(image.initramfs), "-append", kernel_options),
+            *("-chardev", f"socket,id=console,path={vm}.console,server=on,wait=off,logfile={vm}.console.log"),
+            *("-serial", "chardev:console"),
+            *("-drive", f"file={disk},format=raw,if=virtio", "-drive", f"file={ephemeral},format=raw,if=virtio"),
+            *("-netdev", self._netdev(vm, number), "-device", f"virtio-net-pci,netdev=net,mac={_guest_mac(number)}"),
+        ]
+        return (
+            f"command = {json.dumps(command)}\n"
+            f"memory_mib = {_MEMORY_MIB}\n"
+            f"disks = [{json.dumps(str(disk))}]\n\n"
+            f"[ephemeral]\npath = {json.dumps(str(ephemeral))}\nsize_mib = {_DISK_MIB}\n"
+        )
+
+    def _netdev(self, vm: str, number: int) -> str:
+        if self.taps:
+            return f"tap,id=net,ifname={tap_name(vm)},script=no,downscript=no"
+        forward = Path(str(resources.files("forewarn.lab.vms").joinpath("forward.py")))
+        words = (sys.executable, "-I", "-S", str(forward), _slirp_source(number), "127.0.0.1", str(_SLIRP_PORT))
+        command = shlex.join(words).replace(",", ",,")  # QEMU's own way to quote a comma
+        network = "net=169.254.0.0/16,host=169.254.0.1,dns=169.254.0.3,dhcpstart=169.254.0.15"
+        return f"user,id=net,restrict=on,{network},guestfwd=tcp:169.254.169.254:80-cmd:{command}"
+
+
+def first_host(number: int) -> str:
+    """Return the host on which the guest with this number is at first."""
+    return HOSTS[number % len(HOSTS)]
+
+
+def tap_name(vm: str) -> str:
+    """Return the name of the VM's tap, the same on every host, so that its definition fits both."""
+    return f"tap-{vm}"
+
+
+def guest_address(number: int) -> str:
+    """Return the address of the guest with this number, in a network of its own with the host at .1."""
+    return f"10.254.{number}.4"
+
+
+def _guest_mac(number: int) -> str:
+    return f"52:54:00:fe:00:{number:02x}"
+
+
+def _slirp_source(number: int) -> str:
+    """The loopback address that a guest's calls come from, which identifies it."""
+    return f"127.254.0.{number + 1}"
+
+
+def _fleet() -> str:
+    hosts = "\n".join(f'[[hosts]]\nname = "{host}"\n' for host in HOSTS)
+    vms = "\n".join(
+        f'[[vms]]\nname = "{vm}"\nhost = "{first_host(number)}"\npriority = "Spot"\neviction_policy = "Deallocate"\n'
+        for number, vm in enumerate(GUESTS)
+    )
+    return (
+        "# Two hosts and two real VMs. They are Spot VMs, so that they can be evicted too.\n"
+        '[defaults]\nlocation = "westeurope"\nresource_group = "lab"\n\n'
+        f"{hosts}\n{vms}"
+    )

@@ -1,0 +1,46 @@
+"""Starts and ends the guests of a lab, wherever maintenance has brought them."""
+
+from __future__ import annotations
+
+import shutil
+
+from forewarn.hypervisor.machines.driver import MachineState
+from forewarn.hypervisor.qemu.driver import QemuDriver
+from forewarn.lab.vms.layout import GUESTS, HOSTS, VmLab, first_host
+
+
+async def start_guests(lab: VmLab) -> None:
+    """Boot every guest of a new lab on its first host. Raises Rejected without the [qemu] extra."""
+    driver = _driver(lab)
+    try:
+        for number, vm in enumerate(GUESTS):
+            await driver.power_on(first_host(number), vm)
+    finally:
+        await driver.close()
+
+
+async def end_guests(lab: VmLab) -> int:
+    """End every guest at once, on every host; return how many there were."""
+    driver = _driver(lab)
+    ended = 0
+    try:
+        for host in filter(lambda host: lab.host_directory(host).exists(), HOSTS):
+            for vm in GUESTS:
+                if await driver.state(host, vm) not in (MachineState.OFF, MachineState.ABSENT):  # ends one that is off
+                    await driver.power_off(host, vm)
+                    ended += 1
+    finally:
+        await driver.close()
+    return ended
+
+
+def remove_files(lab: VmLab) -> None:
+    """Remove hosts, disks and settings of a lab whose guests have ended; the service's own data stays."""
+    for directory in ("hosts", "disks", "definitions"):
+        shutil.rmtree(lab.directory / directory, ignore_errors=True)
+    for file in (lab.settings_file, lab.fleet_file, lab.marker_file):
+        file.unlink(missing_ok=True)
+
+
+def _driver(lab: VmLab) -> QemuDriver:
+    return QemuDriver(lab.hosts(), copies=lab.directory / "definitions")
