@@ -1,4 +1,4 @@
-"""The portal in a real browser: its first view with 100,000 VMs and with 100, and its frame times."""
+"""The portal in a real browser: overview and fleet page with 100,000 VMs and with 100, and their frame times."""
 
 from __future__ import annotations
 
@@ -21,22 +21,30 @@ from bench.sample_statistics import median, percentile
 from bench.service import BenchService, single_vms
 from tests.support.service_process import free_port
 
-FIGURES = ("portal-growth", "portal-heap", "portal-frame")
+# The pages that are measured, and how the names of their figures begin.
+_PAGES = {"/portal/": "overview", "/portal/fleet": "portal"}
+FIGURES = tuple(f"{name}-{what}" for name in _PAGES.values() for what in ("growth", "heap", "frame"))
 _SMALL, _LARGE = 100, 100_000
 _VIEWS = 7
 _WATCHES = 3
 _WATCH_S = 15.0
 _CHANGES = 50  # a second
-_MIN_DRAWN = 0.9  # share of the changes that must be received and drawn
+_MIN_DRAWN = 0.9  # share of the changes that must be received, and on the fleet page drawn
+_MIN_REFRESHES = 0.3  # of the overview's heat map, a second
+_CHANGED_VMS = 200
 _DRIVER = Path(__file__).parents[1] / ".venv-portal" / "bin" / "python"
 
 
 def measure(context: RunContext) -> tuple[Figure, ...]:
     if (reason := _unavailable_reason()) is not None:
         return tuple(absent(name, reason) for name in FIGURES)
-    small, _ = _measure_portal(context, context.scaled(_SMALL), watches=0)
-    large, watched = _measure_portal(context, context.scaled(_LARGE), watches=1 if context.is_quick else _WATCHES)
-    return _growth(small, large), _heap(watched), _frame(watched)
+    small = _measure_portal(context, context.scaled(_SMALL), watches=0)
+    large = _measure_portal(context, context.scaled(_LARGE), watches=1 if context.is_quick else _WATCHES)
+    figures: list[Figure] = []
+    for path, name in _PAGES.items():
+        few, (many, watched) = small[path][0], large[path]
+        figures += [_growth(name, few, many), _heap(name, watched), _frame(name, watched)]
+    return tuple(figures)
 
 
 def _unavailable_reason() -> str | None:
@@ -53,7 +61,7 @@ def _driver() -> str | None:
     return str(_DRIVER) if _DRIVER.exists() else None
 
 
-def _growth(small: list[dict[str, float]], large: list[dict[str, float]]) -> Figure:
+def _growth(name: str, small: list[dict[str, float]], large: list[dict[str, float]]) -> Figure:
     """The first view of each is only in the note: it follows a sign-in and fills caches."""
     (first_small, *small), (first_large, *large) = small, large
     few, many = ([view["drawn_ms"] for view in views] for views in (small, large))
@@ -63,15 +71,15 @@ def _growth(small: list[dict[str, float]], large: list[dict[str, float]]) -> Fig
         f"{large[0]['bytes'] / 1024:.0f} : {small[0]['bytes'] / 1024:.0f} KiB"
     )
     samples = {"few_ms": tuple(few), "many_ms": tuple(many)}
-    return Figure(name="portal-growth", value=median(many) / median(few), note=note, samples=samples)
+    return Figure(name=f"{name}-growth", value=median(many) / median(few), note=note, samples=samples)
 
 
-def _heap(watched: list[dict[str, Any]]) -> Figure:
+def _heap(name: str, watched: list[dict[str, Any]]) -> Figure:
     value = max(one["heap"] for one in watched) / 2**20
-    return Figure(name="portal-heap", value=value, note=f"after {watched[0]['received']} changes")
+    return Figure(name=f"{name}-heap", value=value, note=f"after {watched[0]['received']} changes")
 
 
-def _frame(watched: list[dict[str, Any]]) -> Figure:
+def _frame(name: str, watched: list[dict[str, Any]]) -> Figure:
     """The median over several watches, because other work of the machine delays frames too."""
     longest = [max(one["gaps"]) for one in watched]
     gaps = [gap for one in watched for gap in one["gaps"]]
@@ -81,7 +89,7 @@ def _frame(watched: list[dict[str, Any]]) -> Figure:
         f"{received:.0f} changes a second; median {median(gaps):.0f}, p99 {percentile(gaps, 0.99):.0f}, "
         f"longest of each watch {', '.join(f'{one:.0f}' for one in longest)} ms; {len(tasks)} long tasks"
     )
-    return Figure(name="portal-frame", value=median(longest), note=note, samples={"gaps_ms": tuple(gaps)})
+    return Figure(name=f"{name}-frame", value=median(longest), note=note, samples={"gaps_ms": tuple(gaps)})
 
 
 def check_views(count: int, views: list[dict[str, float]]) -> None:
@@ -100,9 +108,19 @@ def check_changes_drawn(watched: list[dict[str, Any]]) -> None:
         assert min(one["received"], one["drawn"]) >= least, message
 
 
-def _measure_portal(
-    context: RunContext, count: int, *, watches: int
-) -> tuple[list[dict[str, float]], list[dict[str, Any]]]:
+def check_refreshed(watched: list[dict[str, Any]]) -> None:
+    """AssertionError unless the overview received the changes and fetched its heat map again meanwhile."""
+    for one in watched:
+        assert one["received"] >= _MIN_DRAWN * _CHANGES * one["for_s"], f"{one['received']} changes received"
+        least = _MIN_REFRESHES * one["for_s"]
+        assert one["refreshed"] >= least, f"the heat map was drawn {one['refreshed']} times in {one['for_s']:g} s"
+
+
+_Measurements = tuple[list[dict[str, float]], list[dict[str, Any]]]  # views and watches
+
+
+def _measure_portal(context: RunContext, count: int, *, watches: int) -> dict[str, _Measurements]:
+    """The measurements of each page, by its path."""
     data = context.directory / f"portal-{count}"
     context.on_progress(f"a fleet of {count} VMs", 0, 1)
     with _service(data, single_vms(count, max(2, count // 40))) as (service, base):
@@ -117,10 +135,15 @@ def _measure_portal(
             "watches": watches,
             "watch_s": 4 if context.is_quick else _WATCH_S,
         }
-        views, watched = _run_browser(context, service, task)
-    check_views(count, views)
-    check_changes_drawn(watched)
-    return views, watched
+        changes = Changes(service)
+        measured = {path: _run_browser(context, changes, {**task, "path": path}) for path in _PAGES}
+    for path, (views, watched) in measured.items():
+        check_views(count, views)
+        if path == "/portal/":
+            check_refreshed(watched)
+        else:
+            check_changes_drawn(watched)
+    return measured
 
 
 @contextmanager
@@ -131,9 +154,7 @@ def _service(data: Path, fleet: str) -> Iterator[tuple[BenchService, str]]:
         yield service, f"http://localhost:{port}"
 
 
-def _run_browser(
-    context: RunContext, service: BenchService, task: dict[str, Any]
-) -> tuple[list[dict[str, float]], list[dict[str, Any]]]:
+def _run_browser(context: RunContext, changes: Changes, task: dict[str, Any]) -> _Measurements:
     driver = _driver()
     assert driver is not None
     with on_core(CLIENT_CORE):
@@ -147,11 +168,12 @@ def _run_browser(
         child.stdin.close()
         messages = map(json.loads, child.stdout)
         views: list[dict[str, float]] = next(messages)["views"]
-        changes = Changes(service)
         for_s = task["watch_s"] - 1
         watched = []
         for _ in context.track("changes in view", range(task["watches"])):
-            changes.make(next(messages)["vms"], for_s)
+            # The overview names no VMs that are running.
+            shown = next(messages)["vms"] or [f"web-{number}" for number in range(_CHANGED_VMS)]
+            changes.make(shown, for_s)
             watched.append({**next(messages), "for_s": for_s})
         return views, watched
 
@@ -161,14 +183,14 @@ class Changes:
 
     def __init__(self, service: BenchService) -> None:
         self._service = service
-        self._pending: dict[str, str] = {}  # VM → event id
+        self._pending: dict[str, str] = {}  # name of a VM → event id
 
     def make(self, vms: list[str], for_s: float) -> None:
-        """Make changes to these VMs in turn for this time."""
+        """Make changes to these VMs, given by name or key, in turn for this time."""
         begin = time.perf_counter()
         for number, vm in zip(range(round(for_s * _CHANGES)), cycle(vms), strict=False):
             time.sleep(max(0.0, begin + number / _CHANGES - time.perf_counter()))
-            self._change(vm)
+            self._change(vm.rpartition("/")[2])
 
     def _change(self, vm: str) -> None:
         if vm in self._pending:

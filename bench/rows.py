@@ -6,6 +6,7 @@ from bench import (
     approval,
     azure_mock,
     connection_per_poll,
+    first_event,
     fleet,
     half_rate,
     keep_alive,
@@ -35,6 +36,7 @@ ROWS: tuple[Row, ...] = (
     Row(name="approval", measure=approval.measure, figures=("approval-rate", "approval-start-rate", "approval-cpu")),
     Row(name="scheduling", measure=scheduling.measure, figures=("schedule-growth",)),
     Row(name="start", measure=start.measure, figures=("start-time", "start-memory", "first-start-time")),
+    Row(name="first-event", measure=first_event.measure, figures=("first-event-time",)),
     Row(name="rollout", measure=rollout.measure, figures=("rollout-time", "rollout-growth")),
     Row(
         name="reaction",

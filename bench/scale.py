@@ -1,6 +1,6 @@
-"""Computes docs/scale.md: from the figures of one machine to ten million VMs.
+"""Computes docs/explanation/scale.md and limits.md: from the figures of one machine to ten million VMs.
 
-python -m bench.scale > docs/scale.md
+`python -m bench.scale` writes both.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ from bench.result import Result, read_result
 from bench.sample_statistics import median
 
 REFERENCE = Path(__file__).parent / "results" / "reference.json"
-_PAGE = Path(__file__).parent / "scale.md"
+_SCALE, _LIMITS_PAGE = (Path(__file__).parent / name for name in ("scale.md", "limits.md"))
+_OUT = Path(__file__).parents[1] / "docs" / "explanation"
 
 _VMS = 10_000_000
 _MONTH_S = 30 * 86_400
@@ -45,9 +46,13 @@ _LIMITS = {  # figure → what limits it, according to profiles (perf, py-spy) a
 
 
 def scale_markdown(result: Result) -> str:
-    """Return the page: bench/scale.md with the figures of a result."""
-    figures = _Figures(result)
-    return _PAGE.read_text(encoding="utf-8").format(**_machine(result), **_sums(figures), limits=_limits(figures))
+    """Return the estimate for ten million VMs: bench/scale.md with the figures of a result."""
+    return _SCALE.read_text(encoding="utf-8").format(**_machine(result), **_sums(_Figures(result)))
+
+
+def limits_markdown(result: Result) -> str:
+    """Return the page about the limits of one machine: bench/limits.md with the figures of a result."""
+    return _LIMITS_PAGE.read_text(encoding="utf-8").format(limits=_limits(_Figures(result)))
 
 
 class _Figures:
@@ -183,4 +188,6 @@ def nodes_for(poll_us: float) -> int:
 
 
 if __name__ == "__main__":
-    print(scale_markdown(read_result(REFERENCE)), end="")
+    reference = read_result(REFERENCE)
+    (_OUT / "scale.md").write_text(scale_markdown(reference), encoding="utf-8")
+    (_OUT / "limits.md").write_text(limits_markdown(reference), encoding="utf-8")

@@ -87,6 +87,9 @@ TARGETS: tuple[Target, ...] = (
     Target(name="start-time", title="start with 100,000 VMs", unit="s", at_most=10),
     Target(name="start-memory", title="the same, peak memory", unit="MiB", at_most=1024),
     Target(name="first-start-time", title="first start, which applies the fleet file", unit="s"),
+    Target(
+        name="first-event-time", title="from `up --detach --wait-ready` to a guest's first event", unit="s", at_most=15
+    ),
     Target(name="rollout-time", title="a rollout over 10,000 VMs in virtual time", unit="s", at_most=60),
     # Sorting and cold caches may cost twice as much per VM over ten times the VMs; quadratic work costs ten times.
     Target(name="rollout-growth", title="the same, CPU per VM, 10,000 : 1,000", at_most=2),
@@ -94,7 +97,10 @@ TARGETS: tuple[Target, ...] = (
     Target(name="reaction-polling", title="the same, polling once a second", unit="ms", at_most=1100),
     Target(name="agent-memory", title="memory of an idle agent", unit="MiB", at_most=40),
     Target(name="agent-cpu", title="CPU of an idle agent", unit="%", at_most=0.5),
-    Target(name="portal-growth", title="first view of the portal, 100,000 VMs : 100 VMs", at_most=3),
+    Target(name="overview-growth", title="first view of the portal (overview), 100,000 VMs : 100 VMs", at_most=3),
+    Target(name="overview-heap", title="the same, memory of its scripts", unit="MiB", at_most=300),
+    Target(name="overview-frame", title="the same, longest frame at 50 changes a second", unit="ms", at_most=100),
+    Target(name="portal-growth", title="the portal's fleet page, 100,000 VMs : 100 VMs", at_most=3),
     Target(name="portal-heap", title="the same, memory of its scripts", unit="MiB", at_most=300),
     Target(name="portal-frame", title="the same, longest frame at 50 changes a second", unit="ms", at_most=100),
     Target(name="azure-mock-rate", title="throughput, ours : Azure's mock server (quoted)"),

@@ -35,7 +35,7 @@ PHRASES = re.compile(
     r"falls? due by itself|in whose|as it were)\b",
     re.IGNORECASE,
 )
-PAGES = sorted([*(ROOT / "docs").glob("*.md"), ROOT / "README.md", ROOT / "CONTRIBUTING.md"])
+PAGES = sorted([*(ROOT / "docs").rglob("*.md"), ROOT / "README.md", ROOT / "CONTRIBUTING.md"])
 
 
 def python_files(*folders: str) -> list[Path]:
@@ -172,8 +172,8 @@ def test_every_source_file_is_used_by_the_product() -> None:
                 imported.update(alias.name for alias in node.names)
     # Modules that are started with -m, loaded by name, or offered to other people's tests.
     entry_points = {"__main__", "__init__", "env"}
-    loaded_by_name = {"forewarn.workers.worker", "forewarn.pytest_plugin"}
-    public = ("forewarn.conformance", "forewarn.cli", "forewarn.lab")
+    loaded_by_name = {"forewarn.workers.worker", "forewarn.pytest_plugin", "forewarn.crash_test.namespace_check"}
+    public = ("forewarn.conformance", "forewarn.cli", "forewarn.lab", "forewarn.scheduled_events")
     bad = []
     for path in python_files("src"):
         module = ".".join(path.relative_to(ROOT / "src").with_suffix("").parts)

@@ -23,7 +23,7 @@ from forewarn.agent.actions import (
     record_after_action,
 )
 from forewarn.agent.decision import next_actions, resolve_interrupted_step
-from forewarn.agent.event_tracking import record_after_change
+from forewarn.agent.event_tracking import records_after_changes
 from forewarn.agent.model import ApprovalCheckConfig, ApproveWhen, Event, RuleConfig, StepPhase
 from forewarn.agent.model import ApprovalPolicy as Approving
 from forewarn.agent.records import (
@@ -116,7 +116,7 @@ class Agent:
                 assert after == run, "an ended step was changed again"
         if record.closed:
             self.closed.append(record)
-        self.open_records = self.open_records.with_record(record)
+        self.open_records = self.open_records.with_records(record)
         self.world.maybe_kill()
 
     def observe(self, *events: Event) -> None:
@@ -125,16 +125,15 @@ class Agent:
         listed = {event_key(record.event): record.event for record in self.open_records if record.gone_at is None}
         gone = [Gone(event=event) for key, event in listed.items() if key not in map(event_key, events)]
         for change in (*gone, *(Started(event=e) if has_started(e) else Scheduled(event=e) for e in events)):
-            record = record_after_change(
+            for record in records_after_changes(
                 self.open_records,
-                change,
+                [change],
                 rules=(RULE,),
                 vm="vm",
                 now=self.now,
                 boot_id=self.boot_id,
                 count_records=known.count,
-            )
-            if record is not None:
+            ):
                 self.save(record)
 
     @property

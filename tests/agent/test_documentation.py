@@ -1,4 +1,4 @@
-"""docs/agent.md: its examples are valid, and its tables name every key."""
+"""The pages about the agent: their examples are valid, and the reference names every key."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ from forewarn.agent.http_server import DEFAULT_LISTEN_ADDRESS
 from forewarn.agent.rules import PROFILES
 
 ROOT = Path(__file__).parents[2]
-PAGE = (ROOT / "docs" / "agent.md").read_text(encoding="utf-8")
-EXAMPLES = re.findall(r"```toml\n(.*?)```", PAGE, re.DOTALL)
+GUIDE = (ROOT / "docs" / "how-to" / "agent.md").read_text(encoding="utf-8")
+PAGE = (ROOT / "docs" / "reference" / "agent.md").read_text(encoding="utf-8")
+EXAMPLES = re.findall(r"```toml\n(.*?)```", GUIDE + PAGE, re.DOTALL)
 
 
 def keys(title: str) -> set[str]:
@@ -38,20 +39,20 @@ def test_every_example_is_a_valid_configuration(number: int) -> None:
 
 
 def test_the_page_has_examples_and_the_actual_defaults() -> None:
-    assert len(EXAMPLES) >= 2
+    assert len(EXAMPLES) >= 3
     assert f"`{DEFAULT_STATE_DIRECTORY}`" in PAGE
     assert f"`{DEFAULT_LISTEN_ADDRESS}`" in PAGE
 
 
 def test_the_page_explains_exactly_the_existing_keys() -> None:
     assert keys("## Configuration file") | {"steps", "rules"} == known("[[rules]]\n[zzzzzz]\n")
-    assert keys("### Rules") | {"name"} == known("[[rules]]\nzzzzzz = 1\n")
+    assert keys("## Rules") | {"name"} == known("[[rules]]\nzzzzzz = 1\n")
     step = known('[[rules]]\n[steps.a]\nuse = "command"\nbudget = "1s"\nrun = "x"\nzzzzzz = 1\n')
-    assert keys("### Steps") == step - {"run", "undo", "check"}
+    assert keys("## Steps") == step - {"run", "undo", "check"}
 
 
 def test_the_page_explains_every_profile() -> None:
-    rows = PAGE.partition("### Profiles")[2].partition("###")[0]
+    rows = PAGE.partition("## Profiles")[2].partition("##")[0]
     assert set(re.findall(r"^\| `([\w-]+)`", rows, re.MULTILINE)) == set(PROFILES)
 
 

@@ -2,24 +2,36 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
-from forewarn.agent.event_tracking import record_after_change
+from forewarn.agent.event_tracking import records_after_changes
 from forewarn.agent.model import Event, RuleConfig
 from forewarn.agent.records import EventRecord, OpenRecords
 from forewarn.client import Change, Gone, Outcome, Scheduled, Started
+from forewarn.client.events import event_key
 from tests.agent.conftest import NOW, event, step
 
 RULES = (RuleConfig(name="rest", steps=(step("drain"), step("save"))),)
 
 
 def records_after(open_records: OpenRecords, *changes: Change, at: float = NOW, earlier: int = 0) -> OpenRecords:
+    """The records after these changes, one by one; they must be the same if the changes come together."""
+    arguments: dict[str, Any] = {"rules": RULES, "vm": "vm", "now": at, "boot_id": "boot-1"}
+    together = records_after_changes(open_records, changes, count_records=lambda _: earlier, **arguments)
+    one_by_one, created = open_records, list[str]()
+
+    def count_records(event_id: str) -> int:
+        return earlier + created.count(event_id)
+
     for change in changes:
-        record = record_after_change(
-            open_records, change, rules=RULES, vm="vm", now=at, boot_id="boot-1", count_records=lambda _: earlier
-        )
-        open_records = open_records if record is None else open_records.with_record(record)
-    return open_records
+        keys = {record.key for record in one_by_one}
+        records = records_after_changes(one_by_one, [change], count_records=count_records, **arguments)
+        created += [event_key(record.event) for record in records if record.key not in keys]
+        one_by_one = one_by_one.with_records(*records)
+    assert open_records.with_records(*together) == one_by_one
+    return one_by_one
 
 
 def scheduled(*events: Event) -> OpenRecords:
@@ -86,3 +98,9 @@ def test_ids_are_compared_without_case() -> None:
 
 def test_events_are_recorded_in_the_order_of_their_changes() -> None:
     assert [record.key for record in scheduled(event("B"), event("A"))] == ["B", "A"]
+
+
+def test_an_event_that_is_gone_and_comes_again_within_the_same_changes_gets_a_second_record() -> None:
+    changes = (Scheduled(event=event()), Gone(event=event()), Scheduled(event=event()))
+    gone, again = records_after(OpenRecords(), *changes)
+    assert (gone.key, gone.gone_at, again.key, again.gone_at) == ("E1", NOW, "E1#2", None)

@@ -39,6 +39,16 @@ def lines_after_polls(lab: Lab, agent: AgentThread, polls: int = 3) -> list[str]
     return agent.lines
 
 
+def wait_for_the_end_of_the_check(lab: Lab, agent: AgentThread) -> None:
+    """Waits until the latest run of the approval check is over and journalled, at the time of the lab's clock.
+
+    A check that has been asked may still be running; a clock that is advanced then moves the time of the next one.
+    """
+    lab.wait_for(
+        lambda: any(record.approval_check is not None and record.approval_check.text for record in agent.records)
+    )
+
+
 def test_a_reboot_is_prepared_for_then_approved_and_undone_in_reverse_order(lab: Lab, tmp_path: Path) -> None:
     with make_agent(lab, tmp_path) as agent:
         event = lab.reboot("web-0")
@@ -197,9 +207,10 @@ def test_the_approval_check_must_answer_yes_before_an_event_is_approved(
 def test_an_invalid_answer_of_the_approval_check_counts_as_no_answer(lab: Lab, tmp_path: Path) -> None:
     with ScriptedServer(ScriptedReply(body=b"[" * 100_000), json_reply({"approve": True})) as check:
         rule = f"[[rules]]\napprove = 'when-done'\ngate = {{ url = '{check.url}', every = '1s' }}\n"
-        with make_agent(lab, tmp_path, DRAIN + rule):
+        with make_agent(lab, tmp_path, DRAIN + rule) as agent:
             event = lab.reboot("web-0")
-            lab.wait_for(lambda: len(check.requests) == 1)
+            wait_for_the_end_of_the_check(lab, agent)
+            assert len(check.requests) == 1
             lab.advance("2s")
             lab.wait_for(lambda: event.approved)
 
@@ -210,6 +221,7 @@ def test_an_approval_check_without_an_answer_is_repeated_until_its_deadline(lab:
         event = lab.reboot("web-0")
         for times in (1, 2):
             wait_for_lines(lab, agent, times)
+            wait_for_the_end_of_the_check(lab, agent)
             lines_after_polls(lab, agent)
             assert not event.approved
             lab.advance("61s")

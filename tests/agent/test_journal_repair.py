@@ -247,7 +247,7 @@ def test_the_report_says_of_a_lost_step_what_the_agent_then_does(
     assert explain_event(repaired, {}).now == now
     step = StepConfig(name="drain", use="command", budget_s=10, undo_tries=1)
     snapshot = AgentSnapshot(
-        open_records=OpenRecords().with_record(repaired),
+        open_records=OpenRecords().with_records(repaired),
         rules={},
         steps={"drain": step},
         vm="web-0",

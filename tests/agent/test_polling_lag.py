@@ -43,7 +43,7 @@ class LagObserver(NullObserver):
 async def lags(server: SlowServer, cursor: Path) -> list[float]:
     client = AsyncClient(server.url, clock=lambda: server.now, sleep=server.advance)
     observer = LagObserver()
-    watcher = EventWatcher(client, cursor, observer, on_change=lambda _: None, on_poll=lambda: None)
+    watcher = EventWatcher(client, cursor, observer, on_changes=lambda _: None, on_poll=lambda: None)
     task = asyncio.create_task(watcher.watch())
     try:
         await asyncio.wait_for(observer.enough.wait(), 20)

@@ -2,6 +2,7 @@
 
 import http.client
 import json
+import os
 import re
 import signal
 import socket
@@ -75,7 +76,8 @@ class AgentInstallation:
     @contextmanager
     def running(self, lab: Lab, vm: str = "web-0") -> Iterator[subprocess.Popen[str]]:
         arguments = self.command("run", "--endpoint", lab.vm(vm).endpoint)
-        with subprocess.Popen(arguments, stderr=subprocess.PIPE, text=True) as agent:
+        environment = {**os.environ, "JOURNAL_STREAM": "8:1"}  # as under systemd, whose journal has the times
+        with subprocess.Popen(arguments, stderr=subprocess.PIPE, text=True, env=environment) as agent:
             try:
                 lab.wait_for(lambda: agent.poll() is not None or self.has_answered(), within="20s")
                 yield agent

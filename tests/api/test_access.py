@@ -156,6 +156,11 @@ def test_a_grant_with_an_unknown_name_is_refused(api: Any, changed: dict[str, st
     assert api.refused("POST", "/access/grants", asked)[0] == status
 
 
+def test_a_role_is_granted_to_a_client_whose_id_is_given_in_another_case(api: Any) -> None:
+    api.post("/access/clients", {"id": "bot"})
+    assert grant(api, "client:BOT", "/")["to"] == "client:bot"
+
+
 def test_an_existing_grant_is_not_made_twice(api: Any) -> None:
     api.post("/access/clients", {"id": "bot"})
     first = grant(api, "bot", GROUP)

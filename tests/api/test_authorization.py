@@ -19,7 +19,7 @@ OWN, OTHER, EVERYTHING = "/subscriptions/sub/resourceGroups/lab", "/subscription
 PLACES = (OWN, OTHER, EVERYTHING)
 
 ROUTES_BY_RIGHT = {
-    ("read", "signed_in"): "GET /openapi.json, GET /access/me",
+    ("read", "signed_in"): "GET /, GET /openapi.json, GET /access/me",
     ("read", "listing"): """GET /service, GET /fleet, GET /keepers, GET /requests/{id}, GET /events, GET /events/{id},
         GET /history, GET /explain/{thing:path}, GET /clock""",
     ("read", "named_vm"): "GET /vms/{name:path}",
@@ -31,6 +31,7 @@ ROUTES_BY_RIGHT = {
     ("approve", "listing"): "POST /events/approve",
     ("platform", "everything"): """POST /fleet/apply, POST /fleet/vms, DELETE /fleet/vms/{name:path},
         POST /fleet/hosts, DELETE /fleet/hosts/{name}, POST /hosts/{name}/degrade, POST /hosts/{name}/fail,
+        POST /hosts/{name}/confirm-down,
         POST /hosts/{name}/repair, POST /rollouts, POST /rollouts/{id}/pause, POST /rollouts/{id}/resume,
         POST /rollouts/{id}/abort, POST /events/withdraw, POST /events/{id}/withdraw, POST /history/prune,
         POST /replays,

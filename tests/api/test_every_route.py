@@ -21,6 +21,7 @@ RECORDING = {"vm": "x", "api_version": "2020-07-01", "started_at": 1, "answers":
 
 ValidCall = Callable[[Any], tuple[str, Any]]
 VALID_CALLS: dict[tuple[str, str], ValidCall] = {
+    ("GET", "/"): lambda api: ("/", None),
     ("GET", "/openapi.json"): lambda api: ("/openapi.json", None),
     ("GET", "/service"): lambda api: ("/service", None),
     ("GET", "/fleet"): lambda api: ("/fleet", None),
@@ -44,6 +45,7 @@ VALID_CALLS: dict[tuple[str, str], ValidCall] = {
     ("POST", "/hosts/{name}/fail/preview"): lambda api: ("/hosts/h1/fail/preview", None),
     ("POST", "/rollouts/preview"): lambda api: ("/rollouts/preview", {"impact": "update", "hosts": ["h1", "h2"]}),
     ("POST", "/hosts/{name}/fail"): lambda api: ("/hosts/h1/fail", None),
+    ("POST", "/hosts/{name}/confirm-down"): lambda api: (f"/hosts/{_failed_host(api)}/confirm-down", {}),
     ("POST", "/hosts/{name}/repair"): lambda api: (f"/hosts/{_failed_host(api)}/repair", {}),
     ("GET", "/rollouts"): lambda api: ("/rollouts", None),
     ("POST", "/rollouts"): lambda api: ("/rollouts", {"impact": "update", "hosts": ["h1", "h2"]}),

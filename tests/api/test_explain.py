@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
 from forewarn.control.act_limits import ActLimits
 from forewarn.core.commit import Commit
 from forewarn.core.history import EntryKind, EventDelivery, HistoryEntry
 from forewarn.hypervisor.simulated import SimulatedBehaviour, UnreachableRule
 from forewarn.store.interface import LastPoll
 from tests.support.hanging_hypervisor import HangingHostHypervisor
+from tests.support.reporting_hypervisor import ReportingHypervisor
 
 
 def seen(api: Any, vm_name: str, event: dict[str, Any]) -> None:
@@ -219,6 +222,12 @@ def test_an_unknown_name_cannot_be_explained(api: Any) -> None:
     assert message.startswith("'nothing' is no VM, host, scope, event, rollout or request")
 
 
+@pytest.mark.parametrize(("wrong", "meant"), [("web0", "web-0"), ("h-1", "h1"), ("pol", "pool")])
+def test_an_unknown_name_gets_the_most_similar_one(api: Any, wrong: str, meant: str) -> None:
+    _, _, message = api.refused("GET", f"/explain/{wrong}")
+    assert f"is no VM, host, scope, event, rollout or request: did you mean {meant!r}?" in message
+
+
 def test_performed_maintenance_is_explained_by_the_events_it_approved(api: Any) -> None:
     api.post("/rollouts", {"impact": "reboot", "scope": "db"})
     api.post("/vms/db/perform-maintenance")
@@ -236,3 +245,18 @@ def test_a_vm_whose_hypervisor_hangs_is_explained_by_the_missing_answer(api_of: 
     assert sentence in api.get(f"/explain/{event['id']}")["now"]
     for thing in ("db", "h1", event["request_id"]):
         assert any(sentence in text for text in api.get(f"/explain/{thing}")["now"])
+
+
+def test_an_act_that_is_under_way_is_shown_with_what_its_hypervisor_reports(api_of: Any) -> None:
+    hypervisor = ReportingHypervisor(note="restarting db: 43 %")
+    api = api_of(hypervisor=hypervisor)
+    (event,) = api.restart_of("db")
+    api.post(f"/events/{event['id']}/approve")
+    sentence = "The hypervisor reports for db: restarting db: 43 %."
+    assert sentence in api.get(f"/explain/{event['id']}")["now"]
+    assert any(sentence in text for text in api.get("/explain/db")["now"])
+    assert api.get(f"/events/{event['id']}")["acts"][0]["note"] == "restarting db: 43 %"
+
+    api.world.advance(60)
+    assert "43 %" not in str(api.get(f"/explain/{event['id']}"))
+    assert api.get(f"/events/{event['id']}")["acts"][0]["note"] == "reboot took 30 s"

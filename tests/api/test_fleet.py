@@ -289,7 +289,8 @@ def test_a_vm_with_a_started_event_cannot_be_removed(api: Any) -> None:
 
 def test_a_host_is_added_and_removed(api: Any) -> None:
     host = api.post("/fleet/hosts", {"name": "h4", "location": "westeurope", "zone": "2"})
-    assert host == {"name": "h4", "location": "westeurope", "zone": "2", "health": "healthy", "vms": []}
+    state = {"health": "healthy", "unreachable": False, "confirmed_down": False}
+    assert host == {"name": "h4", "location": "westeurope", "zone": "2", **state, "vms": []}
     assert api.delete("/fleet/hosts/h4")["name"] == "h4"
     assert [host["name"] for host in api.get("/fleet")["hosts"]] == ["h1", "h2", "h3"]
 
@@ -302,7 +303,7 @@ def test_a_host_with_vms_on_it_or_moving_to_it_cannot_be_removed(api: Any) -> No
     assert moving["acts"][0]["to_host"] == "h4"
     status, _, message = api.refused("DELETE", "/fleet/hosts/h4")
     assert status == 409
-    assert "is moving to it" in message
+    assert "while VM 'db' is moving to it" in message
 
 
 BAD_HOSTS = [

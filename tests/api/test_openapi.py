@@ -1,4 +1,4 @@
-"""openapi.json and docs/api.md follow from the route table."""
+"""openapi.json and docs/reference/api.md follow from the route table."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from forewarn.web.context import RequestContext
 from forewarn.web.routing import ApiRoute, everything, handler_signature
 from tools.docs.api_reference import api_reference_markdown
 
-PAGE = Path(__file__).parents[2] / "docs" / "api.md"
+PAGE = Path(__file__).parents[2] / "docs" / "reference" / "api.md"
 DESCRIBED: dict[str, Any] = json.loads(msgspec.json.encode(openapi_document(ROUTES)))
 
 

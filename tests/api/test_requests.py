@@ -12,6 +12,8 @@ from forewarn.control.fleet import FleetChange
 from forewarn.core.fleet import HostHealth
 from forewarn.core.request import RequestedOperation
 from forewarn.store.sqlite import SqliteStore
+from tests.support.reboot_only_hypervisor import RebootOnlyHypervisor
+from tests.support.reporting_hypervisor import ReportingHypervisor
 
 
 def test_a_restart_is_answered_with_its_event_and_what_it_waits_for(api: Any) -> None:
@@ -68,7 +70,7 @@ BAD = [
     ({"ask": "restart"}, 400, "'vms'"),
     ({"ask": "restart", "vms": ["db"], "notice_s": -1}, 400, "notice_s"),
     ({"ask": "restart", "vms": ["db"], "notice_s": "15m"}, 400, "notice_s"),
-    ({"ask": "restart", "vms": ["db"], "notice_s": 60}, 400, "shorter than the 900 s"),
+    ({"ask": "restart", "vms": ["db"], "notice_s": 60}, 400, "shorter than the 15 min"),
     ({"ask": "restart", "vms": ["db", "lab/DB"]}, 400, "'lab/DB' is named twice"),
     ({"ask": "evict", "vms": ["db"]}, 409, "not a Spot VM"),
     ({"ask": "start", "vms": ["db"]}, 409, "running already"),
@@ -149,7 +151,15 @@ def test_the_vms_of_a_failed_host_are_redeployed_at_once_and_the_host_is_repaire
     assert {event["acts"][0]["to_host"] for event in answer["events"]} <= {"h2", "h3"}
     api.world.advance(600)
     host = api.post("/hosts/h1/repair")
-    assert host == {"name": "h1", "location": "westeurope", "zone": "", "health": "healthy", "vms": []}
+    assert host == {
+        "name": "h1",
+        "location": "westeurope",
+        "zone": "",
+        "health": "healthy",
+        "unreachable": False,
+        "confirmed_down": False,
+        "vms": [],
+    }
 
 
 def test_the_second_of_two_calls_about_a_host_sees_the_effect_of_the_first(api_of: Any, tmp_path: Path) -> None:
@@ -200,3 +210,49 @@ def test_a_request_that_became_impossible_is_canceled_and_says_why(api: Any) -> 
         "VM 'db' no longer exists: there is nothing to reboot",
         "VM 'web-0' no longer exists: there is nothing to reboot",
     ]
+
+
+@pytest.mark.parametrize("path", ["/requests", "/requests/preview"])
+def test_an_operation_that_the_hypervisor_cannot_perform_is_refused_with_the_setting_to_add(
+    api_of: Any, path: str
+) -> None:
+    api = api_of(hypervisor=RebootOnlyHypervisor())
+    status, code, message = api.refused("POST", path, {"ask": "redeploy", "vms": ["db"]})
+    assert (status, code) == (409, "Refused")
+    assert message == ("the hypervisor of this service cannot redeploy VMs: its setting [commands.redeploy] adds that")
+    assert api.get("/events?all=true")["events"] == []
+
+
+def test_a_failed_host_is_confirmed_down_until_it_is_repaired(api: Any) -> None:
+    status, code, message = api.refused("POST", "/hosts/h1/confirm-down")
+    assert (status, code) == (409, "Refused")
+    assert message.endswith("if it has failed, say so first with POST /forewarn/v1/hosts/h1/fail")
+    api.post("/hosts/h1/fail")
+    assert api.post("/hosts/H1/confirm-down")["confirmed_down"] is True
+    shown = {host["name"]: host["confirmed_down"] for host in api.get("/fleet")["hosts"]}
+    assert [name for name, down in shown.items() if down] == ["h1"]
+    assert (
+        "An operator has confirmed that it is down: its VMs may be started elsewhere." in api.get("/explain/h1")["now"]
+    )
+    api.world.advance(600)
+    assert api.post("/hosts/h1/repair")["confirmed_down"] is False
+
+
+def test_only_the_platform_may_confirm_that_a_host_is_down(api: Any) -> None:
+    api.post("/hosts/h1/fail")
+    status, code, _ = api.holding("Operator", "/").refused("POST", "/hosts/h1/confirm-down")
+    assert (status, code) == (403, "Forbidden")
+
+
+def test_a_host_that_does_not_answer_is_unreachable_and_has_not_failed(api_of: Any) -> None:
+    hypervisor = ReportingHypervisor(waits_for_host="h1")
+    api = api_of(hypervisor=hypervisor)
+    (event,) = api.restart_of("db")
+    api.post(f"/events/{event['id']}/approve")
+    (host,) = [host for host in api.get("/fleet")["hosts"] if host["name"] == "h1"]
+    assert (host["health"], host["unreachable"]) == ("healthy", True)
+    assert any("It is unreachable" in sentence for sentence in api.get("/explain/h1")["now"])
+    assert any("waits for host h1, which does not answer" in sentence for sentence in api.get("/explain/db")["now"])
+    hypervisor.waits_for_host = ""
+    api.world.advance(60)
+    assert not any(host["unreachable"] for host in api.get("/fleet")["hosts"])

@@ -130,7 +130,7 @@ BAD = [
     ({"impact": "update", "hosts": ["h1", "H1"]}, 400, "'H1' is named twice"),
     ({"impact": "update", "scope": "nothing"}, 404, "scope 'nothing' does not exist"),
     ({"impact": "update", "hosts": ["h1"], "max_failures": -1}, 400, "max_failures"),
-    ({"impact": "update", "hosts": ["h1"], "notice_s": 60}, 400, "shorter than the 900 s"),
+    ({"impact": "update", "hosts": ["h1"], "notice_s": 60}, 400, "shorter than the 15 min"),
 ]
 
 

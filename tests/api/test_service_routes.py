@@ -12,6 +12,8 @@ from forewarn.core.decision import Policy
 from forewarn.store.interface import LastPoll
 from forewarn.store.sqlite import SqliteStore
 
+DB = "/subscriptions/sub/resourceGroups/lab/providers/Microsoft.Compute/virtualMachines/db"
+
 
 def test_the_service_describes_itself(api: Any) -> None:
     assert api.get("/service") == {"version": "0.1.0", "pid": 1, "lab": True, "endpoint": "http://127.0.0.9:8080"}
@@ -145,3 +147,39 @@ def test_the_health_checks_say_what_is_wrong_and_what_to_do(api: Any) -> None:
     assert api.get("/doctor") == {
         "checks": [{"name": "disk", "ok": False, "text": "1 MiB free", "remedy": "make room"}]
     }
+
+
+def test_the_root_of_the_api_lists_every_route(api: Any) -> None:
+    shown = api.get("/")
+    assert shown["openapi"] == "/forewarn/v1/openapi.json"
+    assert {(route["method"], route["path"]) for route in shown["routes"]} >= {
+        ("GET", "/forewarn/v1/fleet"),
+        ("POST", "/forewarn/v1/requests"),
+    }
+    assert all(route["summary"].endswith(".") for route in shown["routes"])
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "part"),
+    [
+        ("/requests", {"ask": "restart", "vm": ["db"]}, "field 'vm' is unknown: did you mean 'vms'?"),
+        ("/clock/advance", {"minutes": 5}, "field 'minutes' is unknown: the fields are by_s, without_polls"),
+        ("/hosts/h1/repair", {"now": True}, "field 'now' is unknown: leave it out, there are no fields"),
+    ],
+)
+def test_an_unknown_field_is_answered_with_the_known_ones(api: Any, path: str, body: Any, part: str) -> None:
+    assert part in api.refused("POST", path, body)[2]
+
+
+@pytest.mark.parametrize(
+    ("target", "part"),
+    [("/fleet?scope=wep", "did you mean 'web'?"), ("/fleet?scope=pol", "did you mean 'pool'?")],
+)
+def test_a_name_that_is_nearly_right_is_answered_with_the_right_one(api: Any, target: str, part: str) -> None:
+    assert part in api.refused("GET", target)[2]
+
+
+def test_a_wrong_host_is_answered_with_a_visible_host_only(api: Any) -> None:
+    api.post("/fleet/hosts", {"name": "rack-17", "location": "westeurope"})
+    assert "did you mean 'rack-17'?" in api.refused("POST", "/hosts/rack17/repair", {})[2]
+    assert "rack-17" not in api.holding("Reader", DB).refused("GET", "/fleet?host=rack17")[2]

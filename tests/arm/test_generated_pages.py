@@ -1,4 +1,4 @@
-"""docs/azure-api.md and docs/powershell.md are generated from the routes."""
+"""docs/reference/azure-api.md and docs/reference/powershell.md are generated from the routes."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ Page = Callable[[Sequence[ArmRoute]], str]
     ("name", "page"), [("azure-api.md", azure_api_markdown), ("powershell.md", powershell_markdown)]
 )
 def test_the_generated_page_in_docs_is_current(name: str, page: Page) -> None:
-    path = HERE / "docs" / name
-    assert path.exists(), f"docs/{name} is missing: run `make docs`"
-    assert path.read_text(encoding="utf-8") == page(ROUTES), f"docs/{name} is not what the routes say: run `make docs`"
+    path = HERE / "docs" / "reference" / name
+    assert path.exists(), f"docs/reference/{name} is missing: run `make docs`"
+    assert path.read_text(encoding="utf-8") == page(ROUTES), f"docs/reference/{name} is old: run `make docs`"
 
 
 def test_every_route_has_one_row_with_its_right_and_summary() -> None:
@@ -58,7 +58,7 @@ def test_the_page_explains_every_error_code() -> None:
     codes = {found[1] or found[2] for found in CODE.finditer(text)}
     assert {"ResourceNotFound", "MethodNotAllowed", "SubscriptionNotFound"} <= codes  # the pattern still finds them
     missing = sorted(code for code in codes if f"`{code}`" not in azure_api_markdown(ROUTES))
-    assert not missing, f"docs/azure-api.md explains no {missing}: add them in tools/docs/azure_api.py"
+    assert not missing, f"docs/reference/azure-api.md explains no {missing}: add them in tools/docs/azure_api.py"
 
 
 def test_the_page_explains_every_header_of_an_operation(arm: Any) -> None:

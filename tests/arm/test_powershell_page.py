@@ -1,4 +1,4 @@
-"""docs/powershell.md, parsed and run without PowerShell: each call is answered as the page says."""
+"""docs/reference/powershell.md, parsed and run without PowerShell: each call is answered as the page says."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from tools.docs.azure_api import section_of, success_statuses
 from tools.docs.powershell import powershell_markdown
 
 BASE = "https://localhost:8443"
-PAGE = powershell_markdown(ROUTES)  # equal to docs/powershell.md, see test_generated_pages.py
+PAGE = powershell_markdown(ROUTES)  # equal to docs/reference/powershell.md, see test_generated_pages.py
 BLOCK = re.compile(r"^```powershell\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 CALLING = ("Invoke-RestMethod", "Invoke-WebRequest", "Invoke-AzRestMethod")
 CLOSED = [route for route in ROUTES if route.right is not None]
@@ -103,7 +103,7 @@ def test_every_route_that_needs_a_right_is_called_in_both_ways() -> None:
     wanted = {
         (name, route.method, route.path) for route in CLOSED for name in ("Invoke-RestMethod", "Invoke-AzRestMethod")
     }
-    assert called == wanted, "docs/powershell.md does not call every route: run `make docs`"
+    assert called == wanted, "docs/reference/powershell.md does not call every route: run `make docs`"
 
 
 def a_fleet(route: ArmRoute) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from bench.approval import check_approved, count_started
 from bench.clients import ResponseBatch
 from bench.comparison import MeasuredServer, check_connection_per_poll, check_connections_kept, response_size
 from bench.mixed import ChangeRate, changes, check_mix, incarnation
-from bench.portal import check_changes_drawn, check_views
+from bench.portal import check_changes_drawn, check_refreshed, check_views
 from bench.process import connections_made
 from bench.reaction import reaction_s
 from bench.service import BenchService, metric_value
@@ -264,3 +264,14 @@ def test_the_page_must_receive_and_draw_the_changes(received: int, drawn: int) -
     check_changes_drawn([good])
     with pytest.raises(AssertionError, match=f"for 14 s, {received} received, {drawn} drawn"):
         check_changes_drawn([good, {"for_s": 14, "received": received, "drawn": drawn}])
+
+
+@pytest.mark.parametrize(
+    ("received", "refreshed", "problem"),
+    [(600, 10, "600 changes received"), (630, 4, "the heat map was drawn 4 times in 14 s")],
+)
+def test_the_overview_must_receive_the_changes_and_draw_its_map(received: int, refreshed: int, problem: str) -> None:
+    good = {"for_s": 14, "received": 630, "refreshed": 10}
+    check_refreshed([good])
+    with pytest.raises(AssertionError, match=problem):
+        check_refreshed([good, {"for_s": 14, "received": received, "refreshed": refreshed}])

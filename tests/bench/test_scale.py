@@ -1,4 +1,4 @@
-"""docs/scale.md is computed from the reference run."""
+"""docs/explanation/scale.md and limits.md are computed from the reference run."""
 
 from __future__ import annotations
 
@@ -7,14 +7,20 @@ from pathlib import Path
 import pytest
 
 from bench.result import read_result
-from bench.scale import REFERENCE, cores_for, nodes_for, scale_markdown
+from bench.scale import REFERENCE, cores_for, limits_markdown, nodes_for, scale_markdown
 from bench.target import BY_NAME
 
-PAGE = Path(__file__).parents[2] / "docs" / "scale.md"
+PAGES = Path(__file__).parents[2] / "docs" / "explanation"
 
 
 def test_the_scale_page_follows_from_the_reference_run() -> None:
-    assert PAGE.read_text(encoding="utf-8") == scale_markdown(read_result(REFERENCE)), "run `make docs`"
+    assert (PAGES / "scale.md").read_text(encoding="utf-8") == scale_markdown(read_result(REFERENCE)), "run `make docs`"
+
+
+def test_the_page_about_limits_follows_from_the_reference_run() -> None:
+    assert (PAGES / "limits.md").read_text(encoding="utf-8") == limits_markdown(read_result(REFERENCE)), (
+        "run `make docs`"
+    )
 
 
 def test_the_reference_run_describes_its_machine_and_has_only_known_figures() -> None:

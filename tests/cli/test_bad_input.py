@@ -6,7 +6,10 @@ import subprocess
 import sys
 from typing import Any
 
+import click
 import pytest
+
+from forewarn.cli.root_command import _COMMANDS_BY_GUESS, forewarn
 
 USAGE = {
     "restart": "Missing argument 'VM...'; see `forewarn restart --help`",
@@ -44,6 +47,19 @@ USAGE = {
     "power start web": ("give VMs, then one of off, start, deallocate, reapply, reimage: forewarn power web start"),
     "power off web": "give VMs, then one of off, start, deallocate, reapply, reimage: forewarn power web off",
     "resart web": "No such command 'resart'. Did you mean 'restart'? See `forewarn --help`",
+    "reboot web": "No such command 'reboot'. Did you mean `forewarn restart VM`? See `forewarn --help`",
+    "drain h1": (
+        "No such command 'drain'. Did you mean `forewarn rollout start --impact migrate --host HOST`? "
+        "See `forewarn --help`"
+    ),
+    "clock advance -5m": (
+        "-5m is negative, and numbers and durations here never are (a clock only moves forward): "
+        "leave out the minus sign"
+    ),
+    "restart web --notice=-5m": (
+        "Invalid value for '--notice': '-5m' is negative: give a duration such as 15m, 7d, 1h30m or 90 (seconds); "
+        "see `forewarn restart --help`"
+    ),
     "frobnicate": "No such command 'frobnicate'; see `forewarn --help`",
     "events --limit 0": "Invalid value for '--limit': 0 is not in the range x>=1; see `forewarn events --help`",
     "rollout start": "a rollout is over hosts or over a scope: give one of --host, --all-hosts and --scope",
@@ -83,6 +99,7 @@ UNKNOWN = [
     "fleet add-host h1 --location westeurope", "fleet add web --location westeurope",
     "rollout start --host nosuch", "rollout start --scope nosuch", "rollout show nosuch", "rollout pause nosuch",
     "rollout resume nosuch", "rollout abort nosuch", "degrade nosuch", "fail nosuch", "repair nosuch",
+    "confirm-down nosuch", "confirm-down h1",
     "approve nosuch", "withdraw nosuch", "events --vm nosuch", "events --scope nosuch", "history --event nosuch",
     "explain nosuch", "history prune --older-than 1h", "clock speed 1000000", "perform-maintenance web",
 ]  # fmt: skip
@@ -104,3 +121,14 @@ def test_a_notice_below_the_minimum_needs_short_notice(lab: Any) -> None:
     assert "short" in lab.refused("restart", "web", "--notice", "1m")
     (event,) = lab.json("restart", "web", "--notice", "1m", "--short-notice")["events"]
     assert event["not_before"] - event["published_at"] == pytest.approx(60, abs=1)
+
+
+def test_every_guessed_word_leads_to_a_command_that_exists() -> None:
+    for guess, meant in _COMMANDS_BY_GUESS.items():
+        context = click.Context(forewarn)
+        assert forewarn.get_command(context, guess) is None
+        command: click.Command | None = forewarn
+        for word in meant.split():
+            if isinstance(command, click.Group) and word.strip("-").islower():
+                command = command.get_command(context, word)
+        assert command is not None, meant

@@ -13,12 +13,17 @@ from forewarn.cli.access import ROLES
 from forewarn.cli.root_command import forewarn
 
 DOCS = Path(__file__).parents[2] / "docs"
-PAGES = {name: (DOCS / name).read_text(encoding="utf-8") for name in ("remote.md", "azure.md", "agent.md")}
+PAGES = {
+    path.relative_to(DOCS).as_posix(): path.read_text(encoding="utf-8")
+    for path in sorted(DOCS.rglob("*.md"))
+    if path.parent.name != "decisions"
+}
 
 
 def commands(page: str) -> Iterator[str]:
     for block in re.findall(r"```sh\n(.*?)```", page, re.DOTALL):
-        yield from re.findall(r"(?:^|\$\()(forewarn [^|)\n]*)", block, re.MULTILINE)
+        yield from re.findall(r"^(forewarn [^|\n]*)", block, re.MULTILINE)
+        yield from re.findall(r"\$\((forewarn [^|)\n]*)", block)
     yield from re.findall(r"`(forewarn [^`…]*?)`", page.replace("\n", " "))
 
 
@@ -27,21 +32,26 @@ def test_a_command_of_the_page_exists_with_its_options(name: str, line: str) -> 
     arguments = iter(shlex.split(line, comments=True)[1:])
     command: click.Command = forewarn
     for word in arguments:
-        if word == "--profile" and command is forewarn:
-            next(arguments)
-        elif isinstance(command, click.Group) and not word.startswith("-"):
+        if word == "--":
+            break
+        if word.startswith("--"):
+            known = {name: parameter for parameter in command.params for name in parameter.opts}
+            assert word in known or word == "--help", line
+            option = known.get(word)
+            if isinstance(option, click.Option) and not option.is_flag:
+                next(arguments, None)
+        elif isinstance(command, click.Group):
             found = command.get_command(click.Context(command), word)
             assert found is not None, line
             command = found
-        elif word.startswith("--") and word != "--":
-            known = {option for parameter in command.params for option in parameter.opts}
-            assert word in known, line
 
 
 def test_every_role_is_documented() -> None:
-    assert re.findall(r"^\| `(\w+)` \|", PAGES["remote.md"], re.MULTILINE) == list(ROLES)
+    assert re.findall(r"^\| `(\w+)` \|", PAGES["reference/access.md"], re.MULTILINE) == list(ROLES)
 
 
 def test_every_variable_that_env_sets_is_documented(lab: Any) -> None:
     message = lab.json("env", "--with-secret")["variables"]
-    assert all(f"`{name}`" in PAGES["azure.md"] for name in (*message, "AZURE_POD_IDENTITY_AUTHORITY_HOST"))
+    assert all(
+        f"`{name}`" in PAGES["reference/azure-clients.md"] for name in (*message, "AZURE_POD_IDENTITY_AUTHORITY_HOST")
+    )

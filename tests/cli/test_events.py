@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from forewarn.cli.event import changed_events, removed_event_ids
+from forewarn.cli.formatting import waiting_reason
 
 
 def test_an_empty_list_says_what_to_do_next(lab: Any) -> None:
@@ -136,3 +137,11 @@ def test_a_reader_that_closes_the_pipe_early_is_no_error(lab: Any) -> None:
                     lab.json("clock", "advance", "1h")
             process.wait(20)
             assert process.stderr.read() == ""
+
+
+def test_a_started_event_shows_what_the_hypervisor_reports_about_it() -> None:
+    done = {"vm": "web", "ok": True, "note": "done"}
+    for note, text in (("43 %, 120 MiB left", "migrate of db: 43 %, 120 MiB left"), ("", "migrate of db")):
+        acts = [done, {"vm": "db", "ok": None, "note": note}]
+        event = view("A", status="started", verb="migrate", acts=acts, waits_for=None)
+        assert waiting_reason(event, now=0.0) == text

@@ -1,9 +1,10 @@
 """All commands: text, JSON with --json, exit code 3 and one sentence without a service, help."""
 
 import json
+import shlex
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import click
 import pytest
@@ -38,6 +39,7 @@ ASKING = {
     "rollout abort": "rollout abort ROLLOUT",
     "degrade": "degrade h2 --in 3d",
     "fail": "fail h2",
+    "confirm-down": "confirm-down h9",
     "repair": "repair h9",
     "events": "events --all",
     "approve": "approve EVENT",
@@ -59,6 +61,7 @@ ASKING = {
     "clock advance": "clock advance 15m",
     "clock speed": "clock speed 60",
     "backup": "backup BACKUP",
+    "status": "status",
     "doctor": "doctor",
     "env": "env",
     "whoami": "whoami",
@@ -70,9 +73,23 @@ ASKING = {
     "access revoke": "access revoke GRANT",
 }
 ANSWERED = [name for name in ASKING if name != "backup"]  # a store in memory has no file to copy: test_backup.py
-_ELSEWHERE = {"up", "serve", "sockets", "restore", "completion", "guest events", "guest watch", "guest approve"}
+_ELSEWHERE = {
+    "up",
+    "down",
+    "reset",
+    "serve",
+    "sockets",
+    "restore",
+    "completion",
+    "guest events",
+    "guest watch",
+    "guest approve",
+}
 _ELSEWHERE |= {"vm run", "vm shell", "record", "webhook test"}
 _ELSEWHERE |= {"agent run", "agent check", "agent status", "agent explain", "agent repair"}
+_ELSEWHERE |= {"crash-test", "crash-test list", "crash-test explain", "crash-test claims", "crash-test replay"}
+_ELSEWHERE |= {"network plan", "network apply", "network check", "network remove"}
+_ELSEWHERE |= {"fleet import libvirt", "lab vms", "lab down", "vm console"}  # tests/vms
 _ELSEWHERE |= {"ca", "ca export", "login", "logout", "profiles"}
 
 
@@ -100,12 +117,12 @@ def arguments_for(lab: Any, name: str, tmp_path: Path) -> list[str]:
     made |= {"RECORDING": lambda: _recording(tmp_path)}
     made |= {"CLIENT": lambda: _client(lab), "GRANT": lambda: _grant(lab)}
     made |= {"ROLLOUT": lambda: _rollout(lab), "PAUSED": lambda: _paused(lab), "WEBHOOK": lambda: _webhook(lab)}
-    if name in ("fleet remove-host", "repair"):
+    if name in ("fleet remove-host", "repair", "confirm-down"):
         lab.good("fleet", "add-host", "h9", "--location", "westeurope")
     if name == "perform-maintenance":
         _rollout(lab)
         lab.api.get("history", query={"after": 0, "wait_s": 5, "vm": "db-0"})
-    if name == "repair":
+    if name in ("repair", "confirm-down"):
         lab.good("fail", "h9")
     return [made[word]() if word in made else word for word in arguments]
 
@@ -201,6 +218,25 @@ def test_the_help_lists_every_command(command: Any) -> None:
 
 
 GROUPS = ("", *sorted({" ".join(name.split()[:-1]) for name in names(forewarn) if " " in name}))
+
+
+def examples_of(command: Any, name: str) -> list[str]:
+    lines = command.good(*name.split(), "--help").splitlines()
+    return [line.strip() for line in lines if f"forewarn {name}" in line and not line.startswith("Usage")]
+
+
+@pytest.mark.parametrize("name", [*GROUPS, *sorted(set(names(forewarn)))])
+def test_the_help_of_every_command_has_examples_that_can_be_parsed(command: Any, name: str) -> None:
+    examples = examples_of(command, name)
+    assert examples
+    for example in filter(lambda line: line.startswith("forewarn"), examples):
+        words = shlex.split(example.partition(" > ")[0].partition(" -- ")[0])[1:]
+        context, found = click.Context(forewarn), cast("click.Command", forewarn)
+        while isinstance(found, click.Group) and words and not words[0].startswith("-"):
+            _, child, words = found.resolve_command(context, words)
+            assert child is not None, example
+            context, found = click.Context(child, parent=context), child
+        found.make_parser(context).parse_args(list(words))  # raises for an unknown option
 
 
 @pytest.mark.parametrize("group", GROUPS)

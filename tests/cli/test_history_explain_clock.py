@@ -39,6 +39,7 @@ def test_advancing_the_clock_prints_what_happened_meanwhile(lab: Any) -> None:
     text = lab.good("clock", "advance", "16m")
     assert "started     Reboot of web started" in text
     assert text.splitlines()[-1].startswith("16m later: 2026-")
+    assert lab.good("clock", "advance", "1d10m").splitlines()[-1].startswith("1d 10m later: 2026-")
 
 
 def test_advancing_the_clock_in_json_lists_what_happened_meanwhile(lab: Any) -> None:

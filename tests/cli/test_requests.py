@@ -117,6 +117,10 @@ def test_a_failing_host_moves_its_vms_at_once(lab: Any) -> None:
     """Spec §6.4: Started with no notice."""
     lab.when("started", lambda api: api.post("clock", "advance", body={"by_s": 600}))
     assert lab.good("fail", "h3", "--wait").endswith("Succeeded.\n")
+    assert "say so first with `forewarn fail h1`" in lab.refused("confirm-down", "h1")
+    text = lab.good("confirm-down", "h3")
+    assert text == "Host h3 is confirmed down: its VMs may be started elsewhere.\n"
+    assert "failed, confirmed down" in lab.good("fleet", "show")
     assert "Host h3 is healthy." in lab.good("repair", "h3")
 
 

@@ -38,7 +38,7 @@ def pass_time(lab: Any, turns: int) -> None:
 
 def test_a_rollout_over_a_scope_is_followed_update_domain_by_update_domain(lab: Any) -> None:
     pass_time(lab, 2)
-    text = lab.good("rollout", "start", "--scope", "db", "--impact", "reboot")
+    text = lab.good("rollout", "start", "--scope", "db", "--impact", "reboot", "--wait")
     assert "2 of 2 done" in text
     assert "completed" in text
 
@@ -46,7 +46,7 @@ def test_a_rollout_over_a_scope_is_followed_update_domain_by_update_domain(lab: 
 def test_a_rollout_that_is_followed_in_a_pipe_prints_its_id_first(lab: Any) -> None:
     pass_time(lab, 2)
     first, *_, last_title = [
-        line for line in lab.good("rollout", "start", "--scope", "db").splitlines() if "over" in line
+        line for line in lab.good("rollout", "start", "--scope", "db", "--wait").splitlines() if "over" in line
     ]
     (rollout,) = lab.json("rollout", "show")["rollouts"]
     assert first == f"Rollout {rollout['id']}: update over availability set db  running"
@@ -55,7 +55,7 @@ def test_a_rollout_that_is_followed_in_a_pipe_prints_its_id_first(lab: Any) -> N
 
 def test_a_rollout_that_is_followed_with_json_prints_one_document(lab: Any) -> None:
     pass_time(lab, 2)
-    assert lab.json("rollout", "start", "--scope", "db")["progress"] == "completed"
+    assert lab.json("rollout", "start", "--scope", "db", "--wait")["progress"] == "completed"
 
 
 def test_a_rollout_over_all_hosts_names_them(lab: Any) -> None:
@@ -67,7 +67,7 @@ def test_a_rollout_over_all_hosts_names_them(lab: Any) -> None:
 
 def test_waiting_for_an_aborted_rollout_exits_with_1(lab: Any) -> None:
     lab.when("published", lambda api: api.post("rollouts", api.get("rollouts")["rollouts"][0]["id"], "abort"))
-    result = lab("rollout", "start", "--scope", "db")
+    result = lab("rollout", "start", "--scope", "db", "--wait")
     assert result.exit_code == 1
     assert "aborted: local user ann ended it" in result.stderr
 

@@ -8,7 +8,7 @@ import pytest
 from rich.console import Console
 
 from forewarn.cli.output import Output
-from forewarn.cli.service import print_service
+from forewarn.cli.service_banner import print_service
 
 ENDPOINT = ("web-0", "http://127.0.0.1:8254")
 
@@ -30,9 +30,22 @@ def test_the_banner_suggests_commands_that_fit_the_fleet(
     output.stdout = Console(file=shown, force_terminal=True, width=200, markup=False, highlight=False)
     counts = {"vms": vms, "scopes": vms, "hosts": 0, "events": 0}
     info = {"version": "1", "lab": bool(endpoints), "counts": counts, "listeners": [], "workers": [], "console": None}
-    print_service(output, {**info, "data": "/data", "identity_on_loopback": False}, endpoints)
+    addresses = [{"vm": vm, "url": url} for vm, url in endpoints]
+    print_service(output, {**info, "pid": 1, "data": "/data", "identity_on_loopback": False, "endpoints": addresses})
     assert next_ in shown.getvalue()
     assert never not in shown.getvalue()
+
+
+def test_the_banner_names_the_hypervisor_and_what_it_acts_on() -> None:
+    output = Output()
+    shown = io.StringIO()
+    output.stdout = Console(file=shown, width=200, markup=False, highlight=False)
+    counts = {"vms": 0, "scopes": 0, "hosts": 0, "events": 0}
+    info = {"version": "1", "lab": False, "counts": counts, "listeners": [], "workers": [], "console": None}
+    hypervisor = {"name": "simulated", "text": "no real VM is touched"}
+    rest = {"pid": 1, "data": "/data", "identity_on_loopback": False, "endpoints": []}
+    print_service(output, {**info, **rest, "hypervisor": hypervisor})
+    assert "hypervisor  simulated: no real VM is touched" in shown.getvalue()
 
 
 def test_the_banner_writes_an_ipv6_address_in_brackets() -> None:
@@ -45,6 +58,18 @@ def test_the_banner_writes_an_ipv6_address_in_brackets() -> None:
     ]
     counts = {"vms": 0, "scopes": 0, "hosts": 0, "events": 0}
     info = {"version": "1", "lab": False, "counts": counts, "listeners": listeners, "workers": [], "console": None}
-    print_service(output, {**info, "data": "/data", "identity_on_loopback": False}, [])
+    print_service(output, {**info, "pid": 1, "data": "/data", "identity_on_loopback": False, "endpoints": []})
     assert "http://[::1]:8254" in shown.getvalue()
     assert "http://10.0.0.1:80" in shown.getvalue()
+
+
+@pytest.mark.parametrize(("link", "is_hinted"), [("", True), ("http://localhost:8443/portal/sign-in/once/x", False)])
+def test_the_banner_says_how_to_get_a_link_to_the_portal_unless_it_has_one(link: str, is_hinted: bool) -> None:
+    output = Output()
+    shown = io.StringIO()
+    output.stdout = Console(file=shown, force_terminal=True, width=200, markup=False, highlight=False)
+    counts = {"vms": 0, "scopes": 0, "hosts": 0, "events": 0}
+    console = {"url": "https://localhost:8443", "portal": "http://localhost:8443/portal/"}
+    info = {"version": "1", "lab": True, "counts": counts, "listeners": [], "workers": [], "console": console}
+    print_service(output, {**info, "pid": 1, "data": "/d", "identity_on_loopback": False, "endpoints": []}, link)
+    assert ("get a link that opens the portal" in shown.getvalue()) == is_hinted

@@ -1,4 +1,4 @@
-"""docs/sdk.md: its examples run against a real service, and the names it mentions are public."""
+"""docs/reference/sdk.md: its examples run against a real service, and the names it mentions are public."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import pytest
 import forewarn.client
 from tests.support.service_process import ServiceProcess
 
-PAGE = (Path(__file__).parents[2] / "docs" / "sdk.md").read_text(encoding="utf-8")
+PAGE = (Path(__file__).parents[2] / "docs" / "reference" / "sdk.md").read_text(encoding="utf-8")
 EXAMPLES = re.findall(r"^```python\n(.*?)^```", PAGE, re.DOTALL | re.MULTILINE)
 PRINTED = [
     r"Reboot Scheduled (89\d|900)(\.\d+)?\n",

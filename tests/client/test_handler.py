@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from forewarn.client import AsyncClient, Change, Client, Gone, Handler, Kind, Started
-from forewarn.client.cursor import load_cursor
+from forewarn.client.cursor import WatchCursor, load_cursor, save_cursor
 from forewarn.errors import ForewarnError, Rejected
 from forewarn.protocol.http_message import HttpRequest
 from tests.support.scripted_server import ScriptedReply, ScriptedServer, json_reply
@@ -221,6 +221,32 @@ def test_only_changes_that_were_not_handled_come_again_the_next_time(run_it: Run
         calls.clear()
         run_it(handler_that(fails=False), server, tmp_path / "cursor")
     assert calls == ["Freeze"]
+
+
+@EITHER
+def test_the_cursor_is_not_written_once_for_each_event_of_another_vm(
+    run_it: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A file with thousands of events takes long to write: the own event would wait for as many writes."""
+    writes: list[int] = []
+
+    def count_writes(path: Path, cursor: WatchCursor) -> None:
+        writes.append(len(cursor.unhandled))
+        save_cursor(path, cursor)
+
+    monkeypatch.setattr("forewarn.client.watch.save_cursor", count_writes)
+    handler = Handler()
+
+    @handler.on(Kind.REBOOT)
+    def leave(change: Change) -> None:
+        handler.stop()
+
+    others = [f"Freeze of other-{number}" for number in range(200)]
+    with Service(document(1), document(300, *others, "Reboot")) as server:
+        server.current = 1
+        run_it(handler, server, tmp_path / "cursor")
+    assert len(writes) < 10
+    assert load_cursor(tmp_path / "cursor").unhandled == ()
 
 
 @EITHER

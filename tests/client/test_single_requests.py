@@ -8,6 +8,7 @@ import os
 import socket
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -16,7 +17,7 @@ from forewarn.client import AsyncClient, Client, Event, lists
 from forewarn.client.blocking_client import send_request
 from forewarn.client.effects import FlowRunner, IncompleteResponse, SendRequest
 from forewarn.client.endpoint import parse_endpoint
-from forewarn.client.requests import GONE_TIMEOUT_S, MAX_RETRY_AFTER_S, PollState, poll_request
+from forewarn.client.requests import GONE_TIMEOUT_S, LONG_POLL_S, MAX_RETRY_AFTER_S, PollState, poll_request
 from forewarn.client.service_time import AGREEING_ANSWERS
 from forewarn.client.session import ANSWER_TIMEOUT_S, FIRST_ANSWER_TIMEOUT_S, ClientSession
 from forewarn.client.watch import WatchOptions
@@ -167,6 +168,55 @@ def test_the_first_answer_may_take_two_minutes_and_later_ones_may_not() -> None:
         run.set_result(HttpResponse(status=200, body=b'{"DocumentIncarnation":1,"Events":[]}'))
         assert run.next_effect() is None
     assert FIRST_ANSWER_TIMEOUT_S > 120
+
+
+def test_the_answer_to_the_discovery_is_the_first_answer() -> None:
+    """A lost poll after it must not be waited for as long as for a first answer (spec §8.1)."""
+    session = ClientSession(environ={})
+    run = FlowRunner(session.poll(PollState(), hold_s=0))
+    timeouts_s = []
+    for _ in range(2):
+        effect = run.next_effect()
+        assert isinstance(effect, SendRequest)
+        timeouts_s.append(effect.timeout_s)
+        run.set_result(HttpResponse(status=200, body=b'{"DocumentIncarnation":1,"Events":[]}'))
+    assert run.next_effect() is None
+    assert timeouts_s == [FIRST_ANSWER_TIMEOUT_S, ANSWER_TIMEOUT_S]
+
+
+@pytest.mark.parametrize(
+    ("answers", "timeouts_s"),
+    [
+        (("held", "held"), (20.0, 20.0, 20.0)),
+        (("at once", "at once"), (20.0, 10.0, 10.0)),
+        (("at once", "failed"), (20.0, 10.0, 20.0)),
+    ],
+    ids=["a service that holds polls", "a service that holds none", "nothing is known after a failure"],
+)
+def test_a_poll_that_nothing_holds_has_no_time_for_being_held(
+    answers: tuple[str, ...], timeouts_s: tuple[float, ...]
+) -> None:
+    """A request that is lost must not use up the 30 s of a Preempt (spec §6.3)."""
+    session = ClientSession("127.0.0.1")
+    replies = {
+        "held": HttpResponse(status=304, headers=(("preference-applied", "wait=10"),)),
+        "at once": HttpResponse(status=304),
+        "failed": HttpResponse(status=503),
+    }
+    run_poll(session, PollState(), HttpResponse(status=200, body=b'{"DocumentIncarnation":1,"Events":[]}'))
+    polls = (*answers, "at once")
+    assert tuple(run_poll(session, PollState(etag='"1-1"'), replies[answer]) for answer in polls) == timeouts_s
+
+
+def run_poll(session: ClientSession, state: PollState, response: HttpResponse) -> float:
+    """Poll once, with this answer; returns the timeout of the request."""
+    run = FlowRunner(session.poll(state, hold_s=LONG_POLL_S))
+    effect = run.next_effect()
+    assert isinstance(effect, SendRequest)
+    run.set_result(response)
+    with suppress(Unavailable):
+        assert run.next_effect() is None
+    return effect.timeout_s
 
 
 def test_an_endless_body_is_given_up(driver: Driver) -> None:

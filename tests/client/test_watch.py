@@ -208,12 +208,12 @@ def test_a_lasting_lower_incarnation_is_accepted_after_a_minute(driver: Driver) 
 
 def test_a_server_with_long_polls_is_polled_again_at_once(driver: Driver) -> None:
     """Spec §4.4."""
-    held = ScriptedReply(status=304, headers=(("ETag", '"1-1"'), ("Preference-Applied", "wait=20")))
+    held = ScriptedReply(status=304, headers=(("ETag", '"1-1"'), ("Preference-Applied", "wait=10")))
     with ScriptedServer(document(1), held, held, document(2, "A")) as server:
         one = driver(server.url)
         one.take(1, "watch")
     assert max(one.pauses) < 1
-    assert [request.header_values("prefer") for request in server.requests] == [(), *[("wait=20",)] * 3]
+    assert [request.header_values("prefer") for request in server.requests] == [(), *[("wait=10",)] * 3]
 
 
 def test_a_server_without_long_polls_is_polled_once_a_second(driver: Driver) -> None:
@@ -240,7 +240,7 @@ def test_a_watch_uses_one_connection(driver: Driver) -> None:
 
 
 def test_a_closed_kept_connection_is_reopened_without_a_pause(driver: Driver) -> None:
-    closing = ScriptedReply(status=304, headers=(("ETag", '"1-1"'), ("Preference-Applied", "wait=20")), closes=True)
+    closing = ScriptedReply(status=304, headers=(("ETag", '"1-1"'), ("Preference-Applied", "wait=10")), closes=True)
     with ScriptedServer(document(1), closing, document(2, "A")) as server:
         one = driver(server.url)
         one.take(1, "watch")

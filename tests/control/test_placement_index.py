@@ -7,6 +7,8 @@ import pytest
 from forewarn.control.fleet import FleetChange
 from forewarn.control.placement_index import PlacementIndex
 from forewarn.core.request import RequestedOperation
+from forewarn.hypervisor.ledger import EffectLedger
+from forewarn.hypervisor.simulated import DurationRule, SimulatedBehaviour, SimulatedHypervisor
 from tests.support.world import World, a_host, a_vm
 
 MINUTE = 60.0
@@ -53,3 +55,69 @@ def test_a_vm_that_was_removed_and_added_again_counts_once() -> None:
     assert index.vm_keys() == ["sub/lab/db", "sub/lab/web"]
     assert index.scope_of("sub/lab/web") == world.vm("web").scope_id
     world.close()
+
+
+def test_an_index_made_from_the_store_equals_one_that_followed_every_commit() -> None:
+    hosts = [a_host(f"h{number}") for number in range(3)]
+    pair = [a_vm(f"web-{n}", availability_set="web", update_domain=n, host=f"h{n}") for n in range(2)]
+    world = World(vms=[*pair, a_vm("db", host="h0")], hosts=hosts)
+    world.hypervisor.set_behaviour(SimulatedBehaviour((DurationRule(seconds=60 * MINUTE),)))
+    (event,) = world.ask(RequestedOperation.REDEPLOY, "db", short_notice=True)
+    world.approve("db", event.id)
+    followed, made = world.control.placement, PlacementIndex(world.store)
+    assert made.vms_moving_to("h2") == ["sub/lab/db"]
+    assert vars(made) == vars(followed)
+    world.close()
+
+
+def test_the_domains_of_a_scope_on_a_host_are_known_until_its_vms_leave_the_host() -> None:
+    pair = [a_vm(f"web-{n}", availability_set="web", update_domain=n, fault_domain=2 * n, host="h1") for n in range(2)]
+    world = World(vms=[*pair, a_vm("db", host="h1")], hosts=[a_host("h1"), a_host("h2")])
+    scope_id = world.vm("web-0").scope_id
+    for index in (world.control.placement, PlacementIndex(world.store)):
+        assert set(index.domains_on("h1", scope_id)) == {(0, 0), (1, 2)}
+        assert not index.domains_on("h1", world.vm("db").scope_id)
+        assert not index.domains_on("h2", scope_id)
+    change(world, removed=(world.vm("web-1"),))
+    assert set(world.control.placement.domains_on("h1", scope_id)) == {(0, 0)}
+    world.close()
+
+
+def test_a_vm_on_its_way_is_arriving_until_it_has_arrived() -> None:
+    world = World(vms=[a_vm("db", host="h1", size="Small")], hosts=[a_host("h1"), a_host("h2")])
+    index = world.control.placement
+    with index.reserve_destinations([world.vm("db")]) as destinations:
+        assert destinations == {"sub/lab/db": "h2"}
+        assert index.arriving_sizes("h2") == ["Small"]
+    assert index.arriving_sizes("h2") == []
+    world.ask(RequestedOperation.REDEPLOY, "db", short_notice=True)
+    world.advance(1)
+    assert (index.arriving_sizes("h1"), index.arriving_sizes("h2")) == ([], ["Small"])
+    world.advance(10 * MINUTE)
+    assert (world.vm("db").host, index.arriving_sizes("h2")) == ("h2", [])
+    world.close()
+
+
+def test_moves_go_where_the_hypervisor_knows_of_free_memory_and_spread_by_what_is_left() -> None:
+    """Spec §6.4; one request that moves several VMs does not fill one host."""
+    vms = [a_vm(f"vm-{number}", host="h1", size="Small") for number in range(3)]
+    world = World(vms=vms, hosts=[a_host(f"h{n}") for n in range(1, 4)], hypervisor=KnowingHypervisor())
+    world.do(world.control.requests.fail_host("h1", who="op"))
+    world.advance(10 * MINUTE)
+    assert sorted(world.vm(vm.name).host for vm in vms) == ["h2", "h3", "h3"]
+    world.close()
+
+
+class KnowingHypervisor(SimulatedHypervisor):
+    """Simulates acts, and knows that h3 has more free memory than h2."""
+
+    def __init__(self) -> None:
+        super().__init__(EffectLedger.open(None))
+
+    @property
+    def free_mib(self) -> dict[str, int]:
+        return {"h2": 2_500, "h3": 4_500}
+
+    @property
+    def size_mib(self) -> dict[str, int]:
+        return {"Small": 2_000}

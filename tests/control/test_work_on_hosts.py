@@ -9,6 +9,7 @@ import pytest
 from forewarn.control.placement_index import PlacementIndex
 from forewarn.core.event import Ending, Event, EventState
 from forewarn.core.fleet import PowerState, Vm
+from forewarn.core.placement import DestinationHints
 from forewarn.core.request import (
     MaintenanceRequest,
     RequestedOperation,
@@ -165,9 +166,9 @@ def test_publishing_an_event_chooses_no_destination_before_it_starts(
     chosen: list[str] = []
     find = PlacementIndex.find_destination
 
-    def find_and_note(index: PlacementIndex, vm: Vm) -> str | None:
+    def find_and_note(index: PlacementIndex, vm: Vm, hints: DestinationHints) -> str | None:
         chosen.append(vm.name)
-        return find(index, vm)
+        return find(index, vm, hints)
 
     monkeypatch.setattr(PlacementIndex, "find_destination", find_and_note)
     names = [vm.name for vm in world.store.vms()]

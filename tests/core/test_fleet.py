@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from forewarn.core.fleet import Host, HostHealth, Vm, scope_id_for
-from forewarn.core.placement import choose_destination, require_destination
+from forewarn.core.fleet import Host, HostHealth, scope_id_for
+from forewarn.core.placement import DestinationHints, choose_destination, require_destination
 from forewarn.errors import Refused
 from tests.support.world import a_host, a_vm
 
@@ -60,15 +60,21 @@ class FixedOccupancy:
     counts: dict[str, int] = field(default_factory=dict)
     mixed: frozenset[str] = frozenset()
     maintained: frozenset[str] = frozenset()
+    mixed_fault_domains: frozenset[str] = frozenset()
+    arriving: dict[str, list[str]] = field(default_factory=dict)
 
     def vm_count(self, host: str) -> int:
         return self.counts.get(host, 0)
 
-    def has_other_update_domain(self, host: str, vm: Vm) -> bool:
-        return host in self.mixed
+    def domains_on(self, host: str, scope_id: str) -> set[tuple[int, int]]:
+        there = {(VM.update_domain + 1, VM.fault_domain)} if host in self.mixed else set()
+        return there | ({(VM.update_domain, VM.fault_domain + 1)} if host in self.mixed_fault_domains else set())
 
     def has_announced_work(self, host: str) -> bool:
         return host in self.maintained
+
+    def arriving_sizes(self, host: str) -> list[str]:
+        return self.arriving.get(host, [])
 
 
 VM = a_vm("web-0", host="h1", zone="1")
@@ -127,6 +133,43 @@ def test_a_host_with_announced_maintenance_comes_after_all_others() -> None:
     occupancy = FixedOccupancy({"h3": 50}, mixed=frozenset({"h3"}), maintained=frozenset({"h2"}))
     assert choose_destination(VM, hosts, occupancy) == "h3"
     assert choose_destination(VM, hosts[:1], occupancy) == "h2"
+
+
+def test_a_host_with_another_fault_domain_of_the_scope_is_avoided_but_less_than_one_with_another_update_domain() -> (
+    None
+):
+    """Spec §6.4: so that the failure of one host stays within one fault domain."""
+    hosts = [a_host(name, zone="1") for name in ("h2", "h3")]
+    occupancy = FixedOccupancy({"h3": 50}, mixed_fault_domains=frozenset({"h2"}))
+    assert choose_destination(VM, hosts, occupancy) == "h3"
+    both = FixedOccupancy({"h3": 50}, mixed=frozenset({"h3"}), mixed_fault_domains=frozenset({"h2"}))
+    assert choose_destination(VM, hosts, both) == "h2"
+
+
+@pytest.mark.parametrize(
+    ("free_mib", "arriving", "chosen"),
+    [
+        pytest.param({}, {}, "h2", id="nothing is known, so the number of VMs decides"),
+        pytest.param({"h2": 8_000, "h3": 9_000, "h4": 1_000}, {}, "h3", id="the most free memory"),
+        pytest.param({"h2": 100, "h3": 200, "h4": 300}, {}, "h4", id="none has room, so the one that lacks least"),
+        pytest.param({"h2": 100}, {}, "h3", id="a host with too little memory is avoided"),
+        pytest.param({"h3": 9_000}, {}, "h2", id="known of some hosts only, so the number of VMs decides"),
+        pytest.param({"h2": 5_000, "h3": 6_000, "h4": 7_000}, {"h4": [VM.size]}, "h3", id="VMs on their way count"),
+    ],
+)
+def test_the_free_memory_of_hosts_decides_where_it_is_known(
+    free_mib: dict[str, int], arriving: dict[str, list[str]], chosen: str
+) -> None:
+    hosts = [a_host(name, zone="1") for name in ("h2", "h3", "h4")]
+    hints = DestinationHints(free_mib=free_mib, size_mib={VM.size: 2_048})
+    assert choose_destination(VM, hosts, FixedOccupancy({"h3": 1, "h4": 2}, arriving=arriving), hints) == chosen
+
+
+def test_a_host_that_does_not_answer_is_the_last_choice_and_still_one() -> None:
+    hosts = [a_host(name, zone="1") for name in ("h2", "h3")]
+    hints = DestinationHints(unreachable=frozenset({"h2"}))
+    assert choose_destination(VM, hosts, FixedOccupancy(maintained=frozenset({"h3"})), hints) == "h3"
+    assert choose_destination(VM, hosts[:1], FixedOccupancy(), hints) == "h2"
 
 
 HOSTS = st.lists(

@@ -37,9 +37,12 @@ class SlowOccupancy:
     def has_announced_work(self, host: str) -> bool:
         return False
 
-    def has_other_update_domain(self, host: str, vm: Vm) -> bool:
-        host_facts = (other for other in self.vms if other.host == host and other.scope_id == vm.scope_id)
-        return any(other.update_domain != vm.update_domain for other in host_facts)
+    def arriving_sizes(self, host: str) -> list[str]:
+        return []
+
+    def domains_on(self, host: str, scope_id: str) -> set[tuple[int, int]]:
+        there = (vm for vm in self.vms if vm.host == host and vm.scope_id == scope_id)
+        return {(vm.update_domain, vm.fault_domain) for vm in there}
 
 
 host_lists = st.lists(

@@ -177,8 +177,8 @@ def test_more_notice_than_the_minimum_may_be_given() -> None:
 @pytest.mark.parametrize(
     ("ask", "seconds", "message", "minimum"),
     [
-        (RequestedOperation.RESTART, 60, "notice of 60 s is shorter than the 900 s a Reboot needs", "900"),
-        (RequestedOperation.EVICT, 29.5, "notice of 29.5 s is shorter than the 30 s a Preempt needs", "30"),
+        (RequestedOperation.RESTART, 60, "notice of 1 min is shorter than the 15 min a Reboot needs", "15 min"),
+        (RequestedOperation.EVICT, 29.5, "notice of 29.5 s is shorter than the 30 s a Preempt needs", "30 s"),
     ],
 )
 def test_too_short_a_notice_is_rejected_with_the_minimum(

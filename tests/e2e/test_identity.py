@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -137,3 +138,14 @@ def test_the_clock_of_a_real_service_cannot_be_changed(network: ServiceProcess) 
     done = network.forewarn("clock", "advance", "1h")
     assert done.returncode == 2
     assert "use a lab (`forewarn up`)" in done.stderr
+
+
+def test_a_vm_of_a_lab_is_known_on_loopback_and_by_its_address_on_another_network(tmp_path: Path) -> None:
+    fleet = LAB + '\n[[vms]]\nname = "elsewhere"\naddress = "::1"\n'
+    port = free_port()
+    with ServiceProcess(data=tmp_path, fleet=fleet, arguments=("--listen", f"[::1]:{port}")) as lab:
+        with closing(lab.connect(VmEndpoint("::1", port))) as connection:
+            connection.request("GET", NAME, headers={"Metadata": "true"})
+            assert connection.getresponse().read() == b"elsewhere"
+        for name in ("web-2", "elsewhere"):
+            assert lab.guest(name, "GET", NAME).body == name.encode()

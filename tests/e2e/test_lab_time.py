@@ -189,6 +189,6 @@ def test_a_real_service_refuses_the_store_of_a_lab_whose_clock_is_ahead(tmp_path
     with ServiceProcess(data=tmp_path, fleet=FLEET) as service:
         service.advance(3 * DAY_S)
         assert service.stop() == 0
-    answer = run_forewarn(tmp_path, "serve", "--listen", f"127.0.0.1:{free_port()}")
+    answer = run_forewarn(tmp_path, "serve", "--hypervisor", "simulated", "--listen", f"127.0.0.1:{free_port()}")
     assert answer.returncode == 2
     assert "holds the store of a lab, whose time is not real time" in answer.stderr

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from prometheus_client.parser import text_string_to_metric_families as read
 
+from forewarn import __version__
 from tests.support.service_process import ServiceProcess, VmEndpoint, eventually, free_port
 
 FLEET = '[[hosts]]\nname = "host-0"\n[[vms]]\nname = "web-{n}"\ncount = 3\n'
@@ -43,10 +44,8 @@ def test_a_service_without_workers_serves_all_metrics_on_one_port(tmp_path: Path
             service.poll("web-0")
         samples = scraped(service, port)
         assert polls(samples) == 5
-        assert (
-            samples["forewarn_build_info", frozenset({("version", "0.1.0"), ("python", platform.python_version())})]
-            == 1
-        )
+        labels = {("version", __version__), ("python", platform.python_version())}
+        assert samples["forewarn_build_info", frozenset(labels)] == 1
 
 
 def test_counters_of_workers_add_up_even_after_workers_die(tmp_path: Path) -> None:

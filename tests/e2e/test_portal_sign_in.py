@@ -73,13 +73,13 @@ def new_link(console: WebService) -> str:
     return result.stdout.strip()
 
 
-def test_a_link_leads_to_the_fleet_and_the_session_survives_a_restart(console: WebService) -> None:
+def test_a_link_leads_to_the_overview_and_the_session_survives_a_restart(console: WebService) -> None:
     browser = Browser(console)
     assert browser.who() == ""
     link = new_link(console)
     assert browser.get(link)[0] == 200
     status, page = browser.get("/portal/")
-    assert (status, "web" in page) == (200, True)
+    assert (status, "Nothing needs attention" in page) == (200, True)
     assert browser.who() == "client admin"
     assert Browser(console).get(link)[0] == 401
 

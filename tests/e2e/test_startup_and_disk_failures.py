@@ -27,6 +27,7 @@ name = "web-{n}"
 count = 2
 """
 TARGET = "/metadata/scheduledevents?api-version=2020-07-01"
+SIMULATED = ("--hypervisor", "simulated")
 
 
 def start_error(data: Path, *arguments: str, **environment: str) -> str:
@@ -41,7 +42,9 @@ def start_error(data: Path, *arguments: str, **environment: str) -> str:
 @pytest.mark.parametrize("command", ["up", "serve"])
 def test_a_second_service_on_the_same_data_is_refused_and_names_the_first_process(tmp_path: Path, command: str) -> None:
     with ServiceProcess(data=tmp_path, fleet=FLEET) as service:
-        place = ["--listen", f"127.0.0.1:{free_port()}"] if command == "serve" else ["--port", str(free_port())]
+        place = (
+            [*SIMULATED, "--listen", f"127.0.0.1:{free_port()}"] if command == "serve" else ["--port", str(free_port())]
+        )
         message = start_error(tmp_path, command, *place)
         assert f"(process {service.pid})" in message
         assert "stop that one first, or name another directory with --data" in message
@@ -161,7 +164,7 @@ def test_a_path_too_long_for_a_socket_is_refused(tmp_path: Path) -> None:
 def test_a_port_in_use_stops_the_start_and_is_named(tmp_path: Path, command: str) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        place = ["--listen", f"127.0.0.1:{port}"] if command == "serve" else ["--port", str(port)]
+        place = [*SIMULATED, "--listen", f"127.0.0.1:{port}"] if command == "serve" else ["--port", str(port)]
         message = start_error(tmp_path, command, *place)
     assert f":{port} is in use by another program: stop it, or set another" in message
 
@@ -172,7 +175,7 @@ def test_port_numbers_that_do_not_exist_are_refused(tmp_path: Path) -> None:
 
 
 def test_an_address_of_another_machine_is_named(tmp_path: Path) -> None:
-    message = start_error(tmp_path, "serve", "--listen", "192.0.2.7:8000")
+    message = start_error(tmp_path, "serve", *SIMULATED, "--listen", "192.0.2.7:8000")
     assert "cannot listen on 192.0.2.7:8000: this machine does not have the address 192.0.2.7" in message
 
 
@@ -180,6 +183,11 @@ def test_an_address_of_another_machine_is_named(tmp_path: Path) -> None:
     ("arguments", "expected"),
     [
         (["serve"], "give --listen ADDRESS:PORT, or start a lab with `forewarn up`"),
+        (["serve", "--listen", "127.0.0.1:8000"], "setting 'hypervisor' is missing, so nothing would perform the acts"),
+        (
+            ["serve", "--hypervisor", "magic", "--listen", "127.0.0.1:8000"],
+            "setting 'hypervisor': invalid enum value 'magic': give one of simulated, process, command",
+        ),
         (["serve", "--listen", "127.0.0.1"], "cannot listen on '127.0.0.1': write ADDRESS:PORT"),
         (["serve", "--listen", "localhost:http"], "cannot listen on 'localhost:http': write ADDRESS:PORT"),
         (["serve", "--listen", "localhost:8000"], "cannot listen on 'localhost:8000': write ADDRESS:PORT in numbers"),

@@ -14,6 +14,7 @@ from forewarn.core.fleet import PowerState, Vm
 from forewarn.core.history import EntryKind, EventDelivery, HistoryEntry
 from forewarn.core.release import StartWait, WaitReason
 from forewarn.core.scope import Scope
+from forewarn.duration import duration_text
 from forewarn.explain.explanation import (
     Explanation,
     ScopeFacts,
@@ -22,7 +23,6 @@ from forewarn.explain.explanation import (
     event_explanation,
     vm_explanation,
 )
-from forewarn.explain.phrases import duration_text
 
 NOON = datetime(2026, 1, 5, 12, tzinfo=UTC).timestamp()
 MINUTE = 60.0
@@ -438,3 +438,38 @@ DURATIONS = [
 @pytest.mark.parametrize(("seconds", "words"), DURATIONS)
 def test_a_duration_is_shown_in_its_two_largest_units(seconds: float, words: str) -> None:
     assert duration_text(seconds) == words
+
+
+def test_a_started_event_says_how_its_acts_are_going_and_which_host_does_not_answer() -> None:
+    event = an_event(status=EventState.STARTED, started_at=NOON + 15 * MINUTE, vms=("web-0", "web-1"))
+    working = replace(event, acts=(an_act(event, ok=None), an_act(event, WEB1, ok=None)))
+    facts_then = facts_at(
+        NOON + 20 * MINUTE,
+        act_notes={"E1:web-0": "43 %, 120 MiB left", "E2:web-1": "of another event"},
+        awaited_hosts={"E1:web-1": "h1"},
+    )
+    assert event_explanation(working, facts_then).now[1:3] == (
+        "The hypervisor reports for web-0: 43 %, 120 MiB left.",
+        "The reboot of web-1 waits for host h1, which does not answer.",
+    )
+
+
+def test_the_reports_about_many_acts_are_counted() -> None:
+    event = an_event(status=EventState.STARTED, started_at=NOON, vms=tuple(f"web-{n}" for n in range(10)))
+    acts = tuple(an_act(event, replace(WEB0, name=name), ok=None) for name in event.vms)
+    sentences = event_explanation(
+        replace(event, acts=acts), facts_at(NOON + 1, act_notes={act.id: "half done" for act in acts})
+    ).now
+    assert [text for text in sentences if "half done" in text] == [
+        f"The hypervisor reports for web-{n}: half done." for n in range(8)
+    ]
+    assert "It reports on 2 more VMs." in sentences
+
+
+def test_a_started_event_names_the_hypervisor_that_performs_it() -> None:
+    event = an_event(status=EventState.STARTED, started_at=NOON + 15 * MINUTE)
+    working = replace(event, acts=(an_act(event, ok=None),))
+    facts_then = facts_at(NOON + 20 * MINUTE, hypervisor="simulated: no real VM is touched")
+    assert event_explanation(working, facts_then).now[1] == "The hypervisor is simulated: no real VM is touched."
+    done = replace(event, acts=(an_act(event, at=NOON + 16 * MINUTE),))
+    assert "hypervisor" not in str(event_explanation(done, facts_then).now)

@@ -106,7 +106,7 @@ async def make_world(*, enabled: bool = True) -> MetadataWorld:
     backend = FakeMetadataBackend(documents)
     backend.add_scope("pair", "a", "b", enabled=enabled)
     backend.add_scope("single", "other")
-    lab = open_lab_listeners(list(ADDRESSES.values()), 0)
+    lab = open_lab_listeners(lambda: list(ADDRESSES.values()), 0)
     for vm, address in ADDRESSES.items():
         callers.assign(lab.attachment(address), vm)
     server = MetadataServer(documents=documents, backend=backend, callers=callers)

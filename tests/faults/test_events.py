@@ -261,7 +261,7 @@ def test_a_rollout_completes_even_if_faults_affect_its_events(world: World, kind
 
 
 BAD: list[tuple[FaultKind, dict[str, Any], str]] = [
-    (FaultKind.GONE, {"for_s": 71}, "fault gone lasts 70 s at most, not 71 s: give 70 s"),
+    (FaultKind.GONE, {"for_s": 71}, "fault gone lasts 1 min 10 s at most, not 1 min 11 s: give a shorter one"),
     (FaultKind.GONE, {"for_s": 0}, "duration 0 s of fault gone is too short: give more than 0 s"),
     (FaultKind.GONE, {"count": 0}, "count 0 of fault gone is too small: give 1 or more"),
     (FaultKind.RESET, {"parameters": {"x": 1}}, "fault reset has no parameter 'x': it has none"),

@@ -179,7 +179,7 @@ def test_a_fault_expires_by_its_count_and_by_its_duration_and_the_history_says_s
     ends = eventually(lambda: texts if len(texts := fault_texts(service, scope="scoped")) == 4 else [])
     assert sorted(ends) == sorted(
         [
-            f"fault {counted} (gone) set for scoped-0 by USER, 2 requests at most, for 70 s at most",
+            f"fault {counted} (gone) set for scoped-0 by USER, 2 requests at most, for 1 min 10 s at most",
             f"fault {brief} (reset) set for availability set scoped by USER, for 0.05 s at most",
             f"fault {brief} (reset) of availability set scoped expired: it affected 0 requests",
             f"fault {counted} (gone) of scoped-0 expired: it affected 2 requests",

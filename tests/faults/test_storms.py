@@ -150,7 +150,7 @@ def test_a_storm_says_in_the_history_what_to_do_about_a_fault_that_it_skips(make
 
 def test_a_storm_without_duration_or_vms_is_rejected(make_world: Callable[[], World]) -> None:
     world = make_world()
-    with pytest.raises(Rejected, match="a storm cannot last 0 s: give more than 0 s, up to 86400 s"):
+    with pytest.raises(Rejected, match="a storm cannot last 0 s: give more than 0 s, up to 1 d"):
         world.do(world.control.fault_storms.start(7, [world.vm("web-0")], for_s=0, who="ann"))
     with pytest.raises(Refused, match="a storm needs a VM to hit"):
         world.do(world.control.fault_storms.start(7, [], for_s=60, who="ann"))

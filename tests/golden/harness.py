@@ -81,7 +81,7 @@ HUMAN_KEYS = {
 HUMAN_KEYS |= {"title", "sentences", "title_of_scope", "waitsfor", "waits_for", "shows"}
 SENTENCE_LISTS = {"now", "sentences", "lines", "problems"}  # shown as one sentence, however many there are
 SECRET_KEYS = {"secret", "access_token", "id_token", "x5c", "x5t", "n", "kid", "client_secret"}
-MEASURED_KEYS = {"pid", "python", "platform", "bytes", "left_s", "silent_s"}
+MEASURED_KEYS = {"pid", "version", "python", "platform", "bytes", "left_s", "silent_s"}
 LIFETIME_KEYS = frozenset({"expires_in", "ext_expires_in"})
 _FULL_LIFETIME_S = 3599
 

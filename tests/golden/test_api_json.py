@@ -153,6 +153,7 @@ def hosts_and_rollouts(api: Api) -> None:
     api("rollouts", "POST", "/rollouts", body={"impact": "paint", "scope": "web"}, title="an unknown impact")
     api("hosts", "POST", "/hosts/{name}/degrade", "/hosts/host-4/degrade", {"in_s": 604_800})
     api("hosts", "POST", "/hosts/{name}/fail", "/hosts/host-5/fail")
+    api("hosts", "POST", "/hosts/{name}/confirm-down", "/hosts/host-3/confirm-down", title="a healthy host")
     api("hosts", "POST", "/hosts/{name}/repair", "/hosts/host-5/repair", {})
     api("hosts", "POST", "/hosts/{name}/fail", "/hosts/nothing/fail", title="unknown")
     for thing in ("lone-0", "host-4", "web"):
@@ -254,6 +255,7 @@ def walk(service: Service) -> Walk:
     """Every route, called in a fixed order."""
     walk, console = Walk(service.masks()), Console(service)
     api = Api(service, walk)
+    api("service", "GET", "/")
     openapi = service.api("GET", "/openapi.json")
     walk.note("service", "GET /openapi.json", openapi, body=sorted(openapi.json))
     fleet_and_vms(api)

@@ -66,7 +66,7 @@ def test_a_fault_can_affect_only_the_neighbour(guest: Any) -> None:
     [
         ("emtpy-body", {}, "did you mean 'empty-body'"),
         ("gone", {"often": 3}, "fault gone has no parameter 'often'"),
-        ("gone", {"lasts": "2m"}, "lasts 70 s at most"),
+        ("gone", {"lasts": "2m"}, "lasts 1 min 10 s at most"),
     ],
 )
 def test_an_invalid_fault_is_refused_with_one_sentence(kind: str, options: dict[str, Any], message: str) -> None:

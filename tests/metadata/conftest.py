@@ -163,7 +163,7 @@ async def make_world(
     backend = FakeMetadataBackend(documents)
     backend.add_scope("pair", "a", "b", enabled=enabled)
     backend.add_scope("single", "other", location="northeurope")
-    lab = open_lab_listeners(list(ADDRESSES.values()), 0)
+    lab = open_lab_listeners(lambda: list(ADDRESSES.values()), 0)
     for vm in ("a", "b", "other"):
         callers.assign(lab.attachment(ADDRESSES[vm]), vm)
     server = MetadataServer(documents=documents, backend=backend, callers=callers, rules_for=rules, limits=limits)

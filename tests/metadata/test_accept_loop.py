@@ -191,7 +191,7 @@ class RunningServer:
         self.notice, self.documents, self.callers = notice, PublishedDocuments(), CallerDirectory()
         self.backend = FakeMetadataBackend(self.documents)
         self.backend.add_scope("single", "a")
-        self.lab = open_lab_listeners([ADDRESS], 0)
+        self.lab = open_lab_listeners(lambda: [ADDRESS], 0)
         self.assign()
         self.server = MetadataServer(
             documents=self.documents, backend=self.backend, callers=self.callers, use_response_cache=use_response_cache

@@ -103,7 +103,7 @@ def port(request: pytest.FixtureRequest) -> Iterator[int]:
         backend = FakeMetadataBackend(documents)
         backend.add_scope("single", "a")
         callers.assign("127.0.6.1", "a")
-        lab = open_lab_listeners(["127.0.6.1"], 0)
+        lab = open_lab_listeners(lambda: ["127.0.6.1"], 0)
         server = MetadataServer(documents=documents, backend=backend, callers=callers, limits=LIMITS)
         await server.start([lab.listener])
         stop = asyncio.Event()

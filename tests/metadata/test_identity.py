@@ -19,7 +19,7 @@ PREVIEW = b"GET /metadata/scheduledevents?api-version=2017-03-01 HTTP/1.1\r\nHos
 @pytest.mark.parametrize("mode", list(LabListenMode), ids=lambda mode: mode.name)
 def test_a_lab_identifies_vms_in_every_listen_mode(run_scenario: RunScenario, mode: LabListenMode) -> None:
     async def scenario(world: World) -> None:
-        lab = open_lab_listeners(["127.0.8.1", "127.0.8.2"], 0, modes=[mode])
+        lab = open_lab_listeners(lambda: ["127.0.8.1", "127.0.8.2"], 0, modes=[mode])
         for address, vm in (("127.0.8.1", "a"), ("127.0.8.2", "b")):
             world.callers.assign(lab.attachment(address), vm)
         await world.server.start([lab.listener])
@@ -32,7 +32,7 @@ def test_a_lab_identifies_vms_in_every_listen_mode(run_scenario: RunScenario, mo
 @pytest.mark.parametrize("mode", list(LabListenMode), ids=lambda mode: mode.name)
 def test_a_vm_added_to_a_running_lab_is_served(run_scenario: RunScenario, mode: LabListenMode) -> None:
     async def scenario(world: World) -> None:
-        lab = open_lab_listeners(["127.0.8.1"], 0, modes=[mode])
+        lab = open_lab_listeners(lambda: ["127.0.8.1"], 0, modes=[mode])
         await world.server.start([lab.listener])
         more = lab.add_address("127.0.8.5")
         await world.server.start([more] if more else [])

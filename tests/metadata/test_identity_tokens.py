@@ -275,7 +275,7 @@ async def serving(*, is_allowed: bool) -> AsyncIterator[tuple[FakeMetadataBacken
     backend = FakeMetadataBackend(documents)
     backend.add_scope("single", "a")
     backend.add_scope("past", "gone")
-    lab = open_lab_listeners(["127.0.5.1", "127.0.5.2"], 0)
+    lab = open_lab_listeners(lambda: ["127.0.5.1", "127.0.5.2"], 0)
     callers.assign(lab.attachment("127.0.5.1"), "a")
     rules = EndpointRules(gives_tokens=is_allowed)
     server = MetadataServer(documents=documents, backend=backend, callers=callers, rules_for=lambda location: rules)

@@ -62,7 +62,8 @@ def is_open(service: ServiceProcess) -> bool:
 def test_a_listener_for_an_unknown_vm_stops_the_start(tmp_path: Path) -> None:
     config = tmp_path / "forewarn.toml"
     config.write_text(
-        '[[listeners]]\nby = "device"\ndevice = "lo"\naddress = "127.0.0.1"\nport = 8000\nvm = "web-7"\n',
+        'hypervisor = "simulated"\n[[listeners]]\nby = "device"\ndevice = "lo"\naddress = "127.0.0.1"\n'
+        'port = 8000\nvm = "web-7"\n',
         encoding="utf-8",
     )
     (tmp_path / "fleet.toml").write_text(FLEET, encoding="utf-8")

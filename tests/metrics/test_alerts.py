@@ -24,7 +24,7 @@ RULES = ROOT / "deploy" / "prometheus" / "forewarn.rules.yml"
 CASES = RULES.with_name("forewarn.rules.test.yml")
 CONFIG = RULES.with_name("prometheus.yml")
 DASHBOARD = ROOT / "deploy" / "grafana" / "forewarn.json"
-DOCS = ROOT / "docs" / "metrics.md"
+DOCS = ROOT / "docs" / "how-to" / "monitoring.md"
 FLEET = '[[hosts]]\nname = "host-0"\n[[vms]]\nname = "web-0"\n'
 
 

@@ -26,7 +26,7 @@ from forewarn.web.polling_report import polling_report
 from tests.support.hanging_hypervisor import HangingHostHypervisor
 from tests.support.world import World, a_host, a_vm
 
-DOCS = Path(__file__).parents[2] / "docs" / "metrics.md"
+DOCS = Path(__file__).parents[2] / "docs" / "reference" / "metrics.md"
 POLLING, SILENT = PollingPace(1.0), PollingPace(SILENCE_LIMIT_S + 1)
 Samples = dict[tuple[str, frozenset[tuple[str, str]]], float]
 
@@ -298,7 +298,7 @@ def test_two_services_in_one_process_have_separate_metrics(make_metered: Callabl
 
 def test_every_metric_is_documented_with_its_labels(metered: MeteredWorld) -> None:
     metered.worker_lags = [(0.0, 0.0)]
-    rows = re.findall(r"^\| `(forewarn_\w+)` \| (.*?) \|", DOCS.read_text(encoding="utf-8"), re.MULTILINE)
+    rows = re.findall(r"^\| `(forewarn_\w+)` \| \w+ \| (.*?) \|", DOCS.read_text(encoding="utf-8"), re.MULTILINE)
     documented = {name.removesuffix("_total"): set(re.findall(r"`(\w+)`", labels)) for name, labels in rows}
     families = {family.name: family for family in read(metered.text()) if family.name.startswith("forewarn_")}
     exported = {

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from forewarn.namespace_vm.run import JOURNAL_FILE
 from tests.support.fake_supervisor_server import FakeSupervisorServer
 
 pytestmark = pytest.mark.namespaces
@@ -40,6 +41,14 @@ def wait_for_ticks(directory: Path, more: int) -> None:
     before = {name: len(ticks(directory, name)) for name in NAMES}
     deadline = time.monotonic() + 30
     while any(len(ticks(directory, name)) < before[name] + more for name in NAMES):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def wait_for_journalled_outcome(directory: Path, act: str) -> None:
+    """Wait until the supervisor's journal has the outcome of the act."""
+    deadline = time.monotonic() + 30
+    while not any(act in line and '"ok"' in line for line in (directory / JOURNAL_FILE).read_text().splitlines()):
         assert time.monotonic() < deadline
         time.sleep(0.01)
 
@@ -120,6 +129,8 @@ def test_a_freeze_ends_without_the_service(
 
     service.stop()
 
+    # Ticks alone would prove nothing: the progress is sent before the freeze begins.
+    wait_for_journalled_outcome(service.directory_of("web-0"), act)
     wait_for_ticks(tmp_path, 5)
     service.start()
     assert service.wait_for_message("web-0", "hello", times=2)["hello"]["known"][act] == {"ok": True, "note": ""}

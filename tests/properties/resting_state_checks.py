@@ -116,7 +116,8 @@ def _check_hosts(world: World) -> None:
         assert index.vm_count(host.name) == rebuilt.vm_count(host.name), f"VM count of {host.name}"
     for vm in world.store.vms():
         for host in world.store.hosts():
-            assert index.has_other_update_domain(host.name, vm) == rebuilt.has_other_update_domain(host.name, vm)
+            found, expected = (each.domains_on(host.name, vm.scope_id) for each in (index, rebuilt))
+            assert set(found) == set(expected), f"domains of {vm.scope_id} on {host.name}"
         if vm.host in failed:
             assert _has_failed_act(world, vm.name), f"§6.4 {vm} stays on a failed host"
 

@@ -1,4 +1,4 @@
-"""The commands `forewarn record`, `replay` and `replays`, and the examples of docs/record-replay.md."""
+"""The commands `forewarn record`, `replay` and `replays`, and the examples of docs/how-to/record-replay.md."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from forewarn.client.recording import decode_recording
 from tests.support.scripted_server import ScriptedReply, ScriptedServer, json_reply
 from tests.support.service_process import ServiceProcess, eventually, run_forewarn
 
-PAGE = (Path(__file__).parents[2] / "docs" / "record-replay.md").read_text(encoding="utf-8")
+PAGE = (Path(__file__).parents[2] / "docs" / "how-to" / "record-replay.md").read_text(encoding="utf-8")
 NAME = ScriptedReply(body=b"web-0")
 EMPTY = json_reply({"DocumentIncarnation": 1, "Events": []}, headers=(("Date", "Mon, 19 Sep 2016 18:14:47 GMT"),))
 EVENT = {"EventId": "X", "EventStatus": "Scheduled", "EventType": "Freeze", "Resources": ["web-0"]}

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import os
 import sqlite3
 import tarfile
+import threading
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -16,7 +18,7 @@ from forewarn.core.commit import Commit
 from forewarn.core.fleet import Host
 from forewarn.core.scope import Scope
 from forewarn.errors import Refused, Rejected
-from forewarn.service.data_directory import DataDirectory
+from forewarn.service.data_directory import DataDirectory, running_service_pid
 from forewarn.store import SqliteStore, restore_backup
 from forewarn.store.purpose import StorePurpose, mark_purpose, read_purpose
 from forewarn.store.sqlite_file import prepare_store_file
@@ -46,6 +48,21 @@ def write_store(
         await store.close()
 
     asyncio.run(write())
+
+
+def test_a_command_that_asks_who_runs_does_not_keep_a_service_from_starting(tmp_path: Path) -> None:
+    DataDirectory.acquire(tmp_path).close()
+    asking = os.open(tmp_path / "lock", os.O_RDONLY)
+    fcntl.flock(asking, fcntl.LOCK_SH)  # as `running_service_pid` does for an instant
+    release = threading.Timer(0.05, os.close, [asking])
+    release.start()
+    directory = DataDirectory.acquire(tmp_path)
+    assert running_service_pid(tmp_path) == os.getpid()
+    release.join()
+    with pytest.raises(Refused, match=f"is in use by another service \\(process {os.getpid()}\\)"):
+        DataDirectory.acquire(tmp_path)
+    directory.close()
+    assert running_service_pid(tmp_path) is None
 
 
 @pytest.mark.parametrize(

@@ -10,17 +10,28 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 
 from forewarn.service.doctor import hypervisor_checks, run_checks
-from forewarn.service.settings import Settings
+from forewarn.service.settings import HypervisorKind, Settings
 from forewarn.store.sqlite_file import prepare_store_file
 
 NOBODY = 65534
 
 
 def test_the_doctor_reports_acts_that_the_hypervisor_does_not_answer() -> None:
-    assert list(hypervisor_checks({})) == []
-    (check,) = hypervisor_checks({"E:web-0": 15.0, "E:web-1": 180.0})
+    settings = Settings(hypervisor=HypervisorKind.SIMULATED)
+    assert [check.ok for check in hypervisor_checks(settings, {})] == [True]
+    named, check = hypervisor_checks(settings, {"E:web-0": 15.0, "E:web-1": 180.0})
+    assert named.text.startswith("simulated: no real VM is touched")
     assert not check.ok
     assert check.text == "the hypervisor has not answered 2 acts, the oldest for 3 min"
+
+
+def test_the_doctor_reports_hosts_that_do_not_answer() -> None:
+    settings = Settings(hypervisor=HypervisorKind.SIMULATED)
+    _, first, second = hypervisor_checks(settings, {}, {"h2", "h1"})
+    assert not first.ok
+    assert first.text == "host h1 is unreachable: it does not answer the hypervisor, and acts wait for it"
+    assert first.remedy.endswith("if it is certainly down, run `forewarn confirm-down h1`")
+    assert "h2" in second.text
 
 
 def test_the_doctor_reports_an_empty_database_beside_files_of_an_earlier_service(tmp_path: Path) -> None:

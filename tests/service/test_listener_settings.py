@@ -11,8 +11,8 @@ from forewarn.errors import Rejected
 from forewarn.metadata import IdentifyBy
 from forewarn.service.settings import Settings, SocketOwner, load_settings
 
-DOCS = Path(__file__).parents[2] / "docs" / "settings.md"
-NETWORK = DOCS.with_name("network.md")
+DOCS = Path(__file__).parents[2] / "docs" / "reference" / "settings.md"
+NETWORK = DOCS.parents[1] / "how-to" / "network.md"
 HOME = {"HOME": "/home/ann"}
 
 

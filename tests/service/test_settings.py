@@ -13,7 +13,7 @@ from forewarn.http_client import LocalTargets
 from forewarn.hypervisor.simulated import SimulatedBehaviour
 from forewarn.service.settings import HypervisorKind, Settings, load_settings
 
-DOCS = Path(__file__).parents[2] / "docs" / "settings.md"
+DOCS = Path(__file__).parents[2] / "docs" / "reference" / "settings.md"
 HOME = {"HOME": "/home/ann"}
 
 
@@ -40,9 +40,21 @@ def test_addresses_in_the_environment_are_separated_by_commas() -> None:
     assert settings.listen == ("10.0.0.1:80", "10.0.1.1:80")
 
 
-def test_a_lab_uses_the_process_hypervisor_and_other_services_the_simulated_one() -> None:
-    assert load_settings({}, lab=True, environ=HOME).hypervisor is HypervisorKind.PROCESS
-    assert load_settings({"listen": ("10.0.0.1:80",)}, lab=False, environ=HOME).hypervisor is HypervisorKind.SIMULATED
+def test_a_lab_uses_the_process_hypervisor_by_default() -> None:
+    assert load_settings({}, lab=True, environ=HOME).chosen_hypervisor is HypervisorKind.PROCESS
+    assert load_settings({"hypervisor": "simulated"}, lab=True, environ=HOME).hypervisor is HypervisorKind.SIMULATED
+
+
+def test_a_service_for_real_vms_needs_a_hypervisor_and_is_told_all_of_them_and_what_simulated_means() -> None:
+    settings = load_settings({"listen": ("10.0.0.1:80",)}, lab=False, environ=HOME)
+    with pytest.raises(Rejected) as caught:
+        _ = settings.chosen_hypervisor
+    message = str(caught.value)
+    assert message.startswith("setting 'hypervisor' is missing")
+    assert all(f"{kind} ({kind.description})" in message for kind in HypervisorKind)
+    assert "simulated (no real VM is touched" in message
+    chosen = load_settings({"listen": ("10.0.0.1:80",), "hypervisor": "simulated"}, lab=False, environ=HOME)
+    assert chosen.chosen_hypervisor is HypervisorKind.SIMULATED
 
 
 def test_a_service_for_real_vms_enables_scopes_on_request() -> None:
@@ -71,10 +83,11 @@ def test_a_service_for_real_vms_enables_scopes_on_request() -> None:
         ('[versions]\nwesteurope = ["2018-01-01"]', "'2018-01-01' is not an api-version"),
         ("[versions]\nwesteurope = []", "is empty: name at least one api-version"),
         ("port = ", "is not TOML"),
-        ('hypervisor = "magic"', "setting 'hypervisor': invalid enum value 'magic'"),
+        ('hypervisor = "magic"', "setting 'hypervisor': invalid enum value 'magic': give one of simulated"),
         ('hypervisor = "command"', "no command is set: add [commands.reboot]"),
         ('[commands.rebot]\nrun = ["true"]', "setting 'commands': verb 'rebot' does not exist"),
         ("[commands.reboot]\nrun = []", "setting 'commands.reboot.run' is empty"),
+        ("lab = true", "has 'lab': remove it; the command `forewarn up` starts a lab"),
         ('[commands.reboot]\nrun = ["true"]\ntimeout_s = 0', "'commands.reboot.timeout_s' is 0"),
     ],
 )
@@ -132,3 +145,91 @@ def test_the_documented_example_is_accepted(tmp_path: Path) -> None:
 def test_settings_for_sign_in_at_an_external_issuer_must_be_complete(flags: dict[str, str], missing: str) -> None:
     with pytest.raises(Rejected, match=missing):
         load_settings(flags, lab=True, environ=HOME)
+
+
+QEMU_SETTINGS = """
+hypervisor = "qemu"
+[machines]
+acpi_timeout_s = 5
+[qemu.hosts.host-1]
+directory = "/hosts/1"
+prefix = ["ip", "netns", "exec", "host-1"]
+"""
+
+
+def test_the_hosts_of_qemu_are_tables_of_the_file(tmp_path: Path) -> None:
+    config = tmp_path / "settings.toml"
+    config.write_text(QEMU_SETTINGS)
+    settings = load_settings({}, lab=True, config=config, environ=HOME)
+    assert settings.hypervisor is HypervisorKind.QEMU
+    assert settings.qemu.hosts["host-1"].prefix == ("ip", "netns", "exec", "host-1")
+    assert settings.machines.acpi_timeout_s == 5
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("[qemu.hosts.host-1]", "[unused]", "setting 'unused' does not exist"),
+        (
+            "acpi_timeout_s = 5",
+            "acpi_timeout_s = 0",
+            "setting 'machines.acpi_timeout_s' is 0: give more than 0 seconds",
+        ),
+        ('"/hosts/1"', '"hosts/1"', "setting 'qemu.hosts.host-1.directory' is 'hosts/1': give an absolute path"),
+        ("prefix", "prefiks", "prefiks"),
+    ],
+)
+def test_wrong_settings_of_real_vms_are_rejected(tmp_path: Path, old: str, new: str, message: str) -> None:
+    config = tmp_path / "settings.toml"
+    config.write_text(QEMU_SETTINGS.replace(old, new))
+    with pytest.raises(Rejected) as caught:
+        load_settings({}, lab=True, config=config, environ=HOME)
+    assert message in str(caught.value)
+
+
+def test_the_hypervisor_qemu_needs_a_host() -> None:
+    with pytest.raises(Rejected, match=r"no host is set: add \[qemu.hosts.NAME\]"):
+        load_settings({"hypervisor": "qemu"}, lab=True, environ=HOME)
+
+
+LIBVIRT_SETTINGS = """
+hypervisor = "libvirt"
+[libvirt.hosts.kvm-a]
+uri = "qemu+ssh://kvm-a/system"
+[libvirt.hosts.kvm-b]
+uri = "qemu+ssh://kvm-b/system"
+fence = ["ipmitool", "-H", "kvm-b-bmc", "power", "off"]
+"""
+
+
+def test_the_hosts_of_libvirt_are_tables_of_the_file(tmp_path: Path) -> None:
+    config = tmp_path / "settings.toml"
+    config.write_text(LIBVIRT_SETTINGS)
+    settings = load_settings({}, lab=True, config=config, environ=HOME)
+    assert settings.hypervisor is HypervisorKind.LIBVIRT
+    assert settings.libvirt.hosts["kvm-a"].uri == "qemu+ssh://kvm-a/system"
+    assert settings.libvirt.hosts["kvm-b"].fence[0] == "ipmitool"
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("qemu+ssh://kvm-a/system", "kvm-a", "setting 'libvirt.hosts.kvm-a.uri' is 'kvm-a': give a libvirt URI"),
+        ("//kvm-b/", "//kvm-a/", "setting 'libvirt.hosts.kvm-b.uri' is also that of host 'kvm-a'"),
+        ('"ipmitool"', '""', "setting 'libvirt.hosts.kvm-b.fence' begins with an empty string"),
+        ("fence", "fence_timeout_s = 0\nfence", "setting 'libvirt.hosts.kvm-b.fence_timeout_s' is 0: give more than 0"),
+        ("fence", "fench", "fench"),
+    ],
+    ids=["no URI", "the same URI", "no program", "no time", "unknown key"],
+)
+def test_wrong_settings_of_libvirt_hosts_are_rejected(tmp_path: Path, old: str, new: str, message: str) -> None:
+    config = tmp_path / "settings.toml"
+    config.write_text(LIBVIRT_SETTINGS.replace(old, new))
+    with pytest.raises(Rejected) as caught:
+        load_settings({}, lab=True, config=config, environ=HOME)
+    assert message in str(caught.value)
+
+
+def test_the_hypervisor_libvirt_needs_a_host() -> None:
+    with pytest.raises(Rejected, match=r"no host is set: add \[libvirt.hosts.NAME\]"):
+        load_settings({"hypervisor": "libvirt"}, lab=True, environ=HOME)

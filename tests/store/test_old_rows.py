@@ -10,6 +10,9 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+from msgspec.structs import replace
+
+from forewarn.core.commit import Commit
 from forewarn.core.event import Gate
 from forewarn.store import SqliteStore
 from forewarn.store.interface import LastPoll
@@ -58,3 +61,21 @@ def test_deliveries_and_gates_of_the_first_version_are_read_after_the_migration(
         assert db.execute("SELECT request_id FROM gates WHERE id = 'g'").fetchall() == [("r",)]
         assert db.execute("SELECT count(*) FROM sqlite_master WHERE name LIKE '%sighting%'").fetchone() == (0,)
         assert db.execute("PRAGMA quick_check").fetchall() == [("ok",)]
+
+
+def test_a_host_of_an_older_version_is_not_confirmed_down(tmp_path: Path) -> None:
+    path = old_store(tmp_path)
+
+    async def scenario() -> None:
+        store = SqliteStore.open(path)
+        hosts = store.hosts()
+        assert hosts
+        assert not any(host.confirmed_down for host in hosts)
+        down = replace(hosts[0], confirmed_down=True)
+        await store.commit(Commit(hosts=(down,)))
+        await store.close()
+        reopened = SqliteStore.open(path)
+        assert [host.name for host in reopened.hosts() if host.confirmed_down] == [down.name]
+        await reopened.close()
+
+    asyncio.run(scenario())

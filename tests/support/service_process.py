@@ -80,8 +80,10 @@ class ServiceProcess:
             (data / "fleet.toml").write_text(fleet, encoding="utf-8")
             self._arguments += ("--fleet", str(data / "fleet.toml"))
 
-    def _listen_options(self) -> tuple[str, str]:
-        return ("--port", str(self.port)) if self._is_lab else ("--listen", f"127.0.0.1:{self.port}")
+    def _listen_options(self) -> tuple[str, ...]:
+        if self._is_lab:
+            return ("--port", str(self.port))
+        return ("--hypervisor", "simulated", "--listen", f"127.0.0.1:{self.port}")
 
     def __enter__(self) -> ServiceProcess:
         self.start()

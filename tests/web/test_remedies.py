@@ -18,6 +18,7 @@ FIELDS = {
     "minimum": "900",
     "replay": "r1",
     "role": "Reader",
+    "setting": "[commands.freeze]",
     "vm": "web-0",
 }
 

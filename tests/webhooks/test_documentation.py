@@ -1,4 +1,4 @@
-"""The signature check of docs/webhooks.md works on real messages."""
+"""The signature check of docs/how-to/webhooks.md works on real messages."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 from forewarn.core.request import RequestedOperation
 from tests.support.webhook_receiver import WebhookReceiver
 
-PAGE = Path(__file__).parents[2] / "docs" / "webhooks.md"
+PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "webhooks.md"
 
 
 @pytest.fixture

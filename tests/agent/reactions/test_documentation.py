@@ -1,4 +1,4 @@
-"""docs/reactions.md: its examples are valid, and it names every reaction and every option."""
+"""The pages about reactions: their examples are valid, and they name every reaction and every option."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ from forewarn.agent.reactions import REACTIONS
 from forewarn.agent.reactions.event_text import event_variables
 from tests.support.reaction_harness import make_step_context
 
-PAGE = (Path(__file__).parents[3] / "docs/reactions.md").read_text(encoding="utf-8")
-SECTIONS = dict(part.split("\n", 1) for part in PAGE.split("\n## ")[1:])
+REFERENCE = Path(__file__).parents[3] / "docs" / "reference"
+PAGE = "\n".join((REFERENCE / name).read_text(encoding="utf-8") for name in ("reactions.md", "reactions-services.md"))
+SECTIONS = dict(part.split("\n", 1) for part in re.sub(r"\n# .*\n", "\n", PAGE).split("\n## ")[1:])
 EXAMPLES: list[str] = re.findall(r"```toml\n(.*?)```", PAGE, re.DOTALL)
 
 
@@ -24,7 +25,7 @@ def test_every_example_is_a_valid_configuration(example: str) -> None:
 
 
 def test_every_reaction_has_a_section_and_a_row() -> None:
-    assert list(SECTIONS) == list(REACTIONS)
+    assert sorted(SECTIONS) == sorted(REACTIONS)
     assert re.findall(r"(?m)^\| `([a-z-]+)` \| ", PAGE) == ["use", *REACTIONS]
 
 

@@ -1,0 +1,55 @@
+"""The files of a lab with real VMs: definitions that the driver accepts, and settings that the service accepts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from forewarn.core.fleetfile.reader import read_fleet_file
+from forewarn.hypervisor.qemu.definition import parse_definition
+from forewarn.lab.vms.image import GuestImage, image_directory
+from forewarn.lab.vms.layout import GUESTS, HOSTS, VmLab
+from forewarn.service.settings import HypervisorKind, load_settings
+
+
+@pytest.fixture(params=[pytest.param(True, id="taps"), pytest.param(False, id="slirp")])
+def lab(request: pytest.FixtureRequest, tmp_path: Path) -> VmLab:
+    lab = VmLab(tmp_path, taps=request.param)
+    lab.write(GuestImage(tmp_path / "guest"))
+    return lab
+
+
+def test_the_settings_of_the_lab_name_both_hosts_and_a_listener_for_every_guest(lab: VmLab) -> None:
+    settings = load_settings({"data": str(lab.directory)}, lab=True, config=lab.settings_file, environ={})
+    assert settings.hypervisor is HypervisorKind.QEMU
+    assert sorted(settings.qemu.hosts) == list(HOSTS)
+    assert {vm for spec in settings.metadata_listeners for _, vm in spec.assignments} == set(GUESTS)
+
+
+def test_every_guest_is_defined_on_the_host_where_the_fleet_has_it(lab: VmLab) -> None:
+    fleet = read_fleet_file(lab.fleet_file.read_text(), source="fleet.toml")
+    assert {vm.name for vm in fleet.vms} == set(GUESTS)
+    for vm in fleet.vms:
+        file = lab.host_directory(vm.host) / f"{vm.name}.toml"
+        definition = parse_definition(file.read_bytes(), file)
+        assert definition.local_paths() == []  # both hosts reach its disks
+
+
+def test_a_comma_in_a_path_does_not_end_an_option_of_qemu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr("sys.executable", "/opt/python, new/bin/python3")
+    lab = VmLab(tmp_path, taps=False)
+    lab.write(GuestImage(tmp_path / "guest"))
+    file = lab.host_directory(HOSTS[0]) / "web-0.toml"
+    [network] = [word for word in parse_definition(file.read_bytes(), file).command if word.startswith("user,")]
+    assert "cmd:'/opt/python,, new/bin/python3' -I" in network
+
+
+def test_two_labs_have_namespaces_of_their_own(tmp_path: Path) -> None:
+    names = {VmLab(tmp_path / name, taps=True).namespace("host-1") for name in ("a", "b")}
+    assert len(names) == 2
+
+
+def test_the_guest_is_kept_in_the_users_cache() -> None:
+    assert image_directory({"HOME": "/home/ann"}) == Path("/home/ann/.cache/forewarn/guest")
+    assert image_directory({"XDG_CACHE_HOME": "/cache"}) == Path("/cache/forewarn/guest")

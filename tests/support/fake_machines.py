@@ -1,0 +1,387 @@
+"""Real hosts with VMs, in memory: a `MachineDriver` whose calls can be killed, lost or refused.
+
+The hosts (`FakeHosts`) outlive the service: a driver that is opened on them later finds every VM as it was left. What a
+guest notices goes to a log, with the act whose mark the VM had. Two running copies of a VM are an AssertionError.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import TypeVar
+
+import msgspec
+
+from forewarn.errors import Refused
+from forewarn.hypervisor.machines.driver import (
+    FreeCapacity,
+    HostUnreachable,
+    MachineMark,
+    MachineState,
+    MigrationProgress,
+)
+
+_T = TypeVar("_T")
+
+
+class ServiceKilled(BaseException):
+    """Stands for kill -9: no handler of the product may catch it."""
+
+
+class Disturbance(StrEnum):
+    """What happens at one call of a driver, or at one write of a journal."""
+
+    KILL_BEFORE = "killed before"
+    KILL_AFTER = "killed after"
+    UNREACHABLE = "host does not answer, and nothing happened"
+    LOST_ANSWER = "host did it, but its answer is lost"
+
+
+@dataclass(slots=True)
+class DisturbedCalls:
+    """Counts calls, and disturbs the one with the given number (from 0); after a kill, all further ones die too."""
+
+    number: int = -1  # of the call to disturb; -1: none
+    kind: Disturbance = Disturbance.KILL_BEFORE
+    calls: int = 0
+    is_dead: bool = False
+
+    def before(self, *, is_journal: bool = False) -> bool:
+        """Count a call; return whether its answer is to be lost. Raises what the disturbance says."""
+        is_disturbed = self.calls == self.number
+        self.calls += 1
+        if self.is_dead or (is_disturbed and self.kind is Disturbance.KILL_BEFORE):
+            self.is_dead = True
+            raise ServiceKilled
+        if is_disturbed and self.kind is Disturbance.UNREACHABLE and not is_journal:
+            raise HostUnreachable("the host does not answer")
+        return is_disturbed and self.kind is not Disturbance.UNREACHABLE
+
+    def after(self, is_disturbed: bool, *, is_journal: bool = False) -> None:
+        """Lose the answer of a call that has been carried out, if `before` said so."""
+        if is_disturbed and self.kind is Disturbance.KILL_AFTER:
+            self.is_dead = True
+            raise ServiceKilled
+        if is_disturbed and not is_journal:
+            raise HostUnreachable("the host does not answer")
+
+
+class SteppingClock:
+    """A clock for real time that only moves when somebody sleeps."""
+
+    def __init__(self, now: float = 5000.0) -> None:
+        self._now = now
+
+    def now(self) -> float:
+        """Return the time."""
+        return self._now
+
+    async def sleep_until(self, at: float | None) -> None:
+        """Move to this time at once."""
+        assert at is not None, "nobody would ever wake up"
+        self._now = max(self._now, at)
+
+
+class FakeMachine(msgspec.Struct):
+    """One VM on one host."""
+
+    state: MachineState
+    mark: MachineMark | None = None
+    asked_at: float | None = None  # when its power button was pressed
+    sending_to: str = ""
+    sent_at: float = 0.0  # when sending began
+    error: str = ""
+    is_reset: bool = False  # its next resume boots it
+
+
+class LogEntry(msgspec.Struct, frozen=True):
+    """What a guest noticed, or an outsider could see: `booted`, `paused`, `resumed`, `off`, `removed`, …"""
+
+    what: str
+    vm: str
+    host: str
+    act_id: str  # of the mark that the VM had then; "": none
+
+
+@dataclass(slots=True, kw_only=True)
+class FakeBehaviour:
+    """How the hosts behave; may be changed at any time."""
+
+    shutdown_s: float = 1.0  # math.inf: guests ignore ACPI
+    migration_s: float = 1.0  # math.inf: migrations never converge
+    refused: dict[str, str] = field(default_factory=dict)  # operation → the sentence with which it is refused
+    unreachable: set[str] = field(default_factory=set)  # hosts
+    can_fence: bool = False
+
+
+@dataclass(slots=True, kw_only=True)
+class FakeHosts:
+    """All hosts, what has happened on them, and how they behave."""
+
+    behaviour: FakeBehaviour = field(default_factory=FakeBehaviour)
+    clock: SteppingClock = field(default_factory=SteppingClock)
+    machines: dict[str, dict[str, FakeMachine]] = field(default_factory=dict)  # by host, then by name
+    log: list[LogEntry] = field(default_factory=list)  # what guests noticed so far, oldest first
+    disks: set[str] = field(default_factory=set)  # names of VMs whose disks exist
+
+    def add(self, host: str, vm: str, state: MachineState = MachineState.RUNNING) -> None:
+        """Put a VM on a host, with its disks."""
+        self.machines.setdefault(host, {})[vm] = FakeMachine(state=state)
+        self.disks.add(vm)
+
+    def states(self, vm: str) -> dict[str, MachineState]:
+        """Return the state of the VM on each host that knows it."""
+        return {host: machines[vm].state for host, machines in self.machines.items() if vm in machines}
+
+    def crash(self, host: str) -> None:
+        """Power the host off: its VMs are off, and it does not answer."""
+        for machine in self.machines.get(host, {}).values():
+            machine.state, machine.sending_to = MachineState.OFF, ""
+        self.behaviour.unreachable.add(host)
+
+
+class FakeMachines:
+    """A `MachineDriver` for tests. `calls` counts and disturbs its calls."""
+
+    can_reimage = True
+
+    def __init__(self, hosts: FakeHosts, calls: DisturbedCalls | None = None) -> None:
+        self._hosts = hosts
+        self._calls = calls or DisturbedCalls()
+
+    async def state(self, host: str, vm: str) -> MachineState:
+        """See `MachineDriver`."""
+        return self._call("state", host, lambda: self._state(host, vm))
+
+    async def pause(self, host: str, vm: str) -> None:
+        """See `MachineDriver`."""
+        self._call("pause", host, lambda: self._change(host, vm, {MachineState.RUNNING: MachineState.PAUSED}, "paused"))
+
+    async def resume(self, host: str, vm: str) -> None:
+        """See `MachineDriver`."""
+        self._call("resume", host, lambda: self._resume(host, vm))
+
+    async def reset(self, host: str, vm: str) -> None:
+        """See `MachineDriver`."""
+
+        def reset() -> None:
+            self._need(host, vm, MachineState.PAUSED).is_reset = True
+
+        self._call("reset", host, reset)
+
+    async def press_power_button(self, host: str, vm: str) -> None:
+        """See `MachineDriver`."""
+
+        def press() -> None:
+            machine = self._find(host, vm)
+            if machine is not None and machine.state is MachineState.RUNNING and machine.asked_at is None:
+                machine.asked_at = self._hosts.clock.now()
+
+        self._call("press_power_button", host, press)
+
+    async def power_on(self, host: str, vm: str, *, fresh_ephemeral_disk: bool = False) -> None:
+        """See `MachineDriver`."""
+
+        def power_on() -> None:
+            if self._state(host, vm) is MachineState.RUNNING:
+                return
+            self._need(host, vm, MachineState.OFF)
+            assert vm in self._hosts.disks, f"{vm} boots without disks"
+            self._change(host, vm, {MachineState.OFF: MachineState.RUNNING}, "booted")
+            if fresh_ephemeral_disk:
+                self._note("fresh disk", host, vm)
+
+        self._call("power_on", host, power_on)
+
+    async def power_off(self, host: str, vm: str) -> None:
+        """See `MachineDriver`."""
+
+        def power_off() -> None:
+            machine = self._find(host, vm)
+            if machine is not None and machine.state is not MachineState.OFF:
+                was_visible = machine.state in (MachineState.RUNNING, MachineState.PAUSED)
+                machine.state, machine.asked_at, machine.sending_to = MachineState.OFF, None, ""
+                if was_visible:
+                    self._note("off", host, vm)
+
+        self._call("power_off", host, power_off)
+
+    async def remove(self, host: str, vm: str, *, delete_disks: bool) -> None:
+        """See `MachineDriver`."""
+
+        def remove() -> None:
+            if host and self._state(host, vm) is not MachineState.ABSENT:
+                self._need(host, vm, MachineState.OFF)
+                self._note("removed", host, vm)
+                del self._hosts.machines[host][vm]
+            if delete_disks and vm in self._hosts.disks:
+                self._hosts.disks.remove(vm)
+                self._note("disks deleted", host, vm)
+
+        self._call("remove", host, remove)
+
+    async def reimage(self, host: str, vm: str) -> None:
+        """See `MachineDriver`."""
+
+        def reimage() -> None:
+            self._need(host, vm, MachineState.OFF)
+            self._note("reimaged", host, vm)
+
+        self._call("reimage", host, reimage)
+
+    async def copy_definition(self, host: str, vm: str, to_host: str) -> None:
+        """See `MachineDriver`."""
+
+        def copy() -> None:
+            self._hosts.machines.setdefault(to_host, {}).setdefault(vm, FakeMachine(state=MachineState.OFF))
+
+        self._call("copy_definition", to_host, copy)
+
+    async def prepare_to_receive(self, to_host: str, vm: str) -> None:
+        """See `MachineDriver`."""
+        self._call(
+            "prepare_to_receive",
+            to_host,
+            lambda: self._change(to_host, vm, {MachineState.OFF: MachineState.RECEIVING}, ""),
+        )
+
+    async def send(self, host: str, vm: str, to_host: str) -> None:
+        """See `MachineDriver`."""
+
+        def send() -> None:
+            machine = self._need(host, vm, MachineState.RUNNING, MachineState.PAUSED)
+            self._need(to_host, vm, MachineState.RECEIVING)
+            machine.sending_to, machine.sent_at, machine.error = to_host, self._hosts.clock.now(), ""
+
+        self._call("send", host, send)
+
+    async def migration(self, host: str, vm: str) -> MigrationProgress:
+        """See `MachineDriver`."""
+
+        def progress() -> MigrationProgress:
+            machine = self._find(host, vm)
+            if machine is None:
+                return MigrationProgress(is_active=False)
+            if not machine.sending_to:
+                downtime_ms = 40 if machine.state is MachineState.SENT else None
+                return MigrationProgress(is_active=False, error=machine.error, downtime_ms=downtime_ms)
+            return MigrationProgress(is_active=True, transferred_bytes=3 * 2**20, remaining_bytes=2**20)
+
+        return self._call("migration", host, progress)
+
+    async def cancel_send(self, host: str, vm: str) -> None:
+        """See `MachineDriver`."""
+
+        def cancel() -> None:
+            if (machine := self._find(host, vm)) is not None and machine.sending_to:
+                machine.sending_to, machine.error = "", "the migration was cancelled"
+
+        self._call("cancel_send", host, cancel)
+
+    async def read_mark(self, host: str, vm: str) -> MachineMark | None:
+        """See `MachineDriver`."""
+
+        def read() -> MachineMark | None:
+            machine = self._find(host, vm)
+            return machine.mark if machine is not None else None
+
+        return self._call("read_mark", host, read)
+
+    async def write_mark(self, host: str, vm: str, mark: MachineMark) -> None:
+        """See `MachineDriver`."""
+
+        def write() -> None:
+            machine = self._find(host, vm)
+            assert machine is not None, f"{vm} is not on {host}"
+            machine.mark = mark
+
+        self._call("write_mark", host, write)
+
+    async def fence(self, host: str) -> bool:
+        """See `MachineDriver`; a fenced host stays unreachable."""
+        if self._hosts.behaviour.can_fence:
+            self._hosts.crash(host)
+        return self._hosts.behaviour.can_fence
+
+    async def capacity(self, host: str) -> FreeCapacity:
+        """See `MachineDriver`."""
+        return self._call("capacity", host, lambda: FreeCapacity(memory_mib=4096))
+
+    async def close(self) -> None:
+        """Do nothing: the world stays as it is."""
+
+    def _call(self, operation: str, host: str, effect: Callable[[], _T]) -> _T:
+        is_disturbed = self._calls.before()
+        if host in self._hosts.behaviour.unreachable:
+            raise HostUnreachable(f"{host} does not answer")
+        if operation in self._hosts.behaviour.refused:
+            raise Refused(self._hosts.behaviour.refused[operation])
+        self._pass_time()
+        result = effect()
+        self._calls.after(is_disturbed)
+        return result
+
+    def _pass_time(self) -> None:
+        """Let guests shut down and migrations complete whose time has come."""
+        for host, machines in self._hosts.machines.items():
+            for vm, machine in machines.items():
+                if machine.sending_to in self._hosts.behaviour.unreachable:
+                    machine.sending_to, machine.error = "", "the connection to the destination was lost"
+                if machine.sending_to and self._is_over(machine.sent_at, self._hosts.behaviour.migration_s):
+                    self._complete_migration(vm, machine)
+                if (
+                    self._is_over(machine.asked_at, self._hosts.behaviour.shutdown_s)
+                    and machine.state is MachineState.RUNNING
+                ):
+                    machine.state, machine.asked_at, machine.sending_to = MachineState.OFF, None, ""
+                    self._note("off", host, vm)
+
+    def _is_over(self, since: float | None, duration_s: float) -> bool:
+        return since is not None and self._hosts.clock.now() >= since + duration_s
+
+    def _complete_migration(self, vm: str, machine: FakeMachine) -> None:
+        destination = self._find(machine.sending_to, vm)
+        if destination is None or destination.state is not MachineState.RECEIVING:
+            machine.error = "the destination does not wait for it"
+        else:
+            machine.state, destination.state = MachineState.SENT, MachineState.RECEIVED
+        machine.sending_to = ""
+
+    def _resume(self, host: str, vm: str) -> None:
+        machine = self._need(
+            host, vm, MachineState.PAUSED, MachineState.RECEIVED, MachineState.RUNNING, MachineState.OFF
+        )
+        what = {MachineState.PAUSED: "resumed", MachineState.RECEIVED: "arrived"}.get(machine.state)
+        if what is not None:
+            is_reset, machine.is_reset = machine.is_reset, False
+            self._change(host, vm, {machine.state: MachineState.RUNNING}, "booted" if is_reset else what)
+
+    def _state(self, host: str, vm: str) -> MachineState:
+        machine = self._find(host, vm)
+        return machine.state if machine is not None else MachineState.ABSENT
+
+    def _find(self, host: str, vm: str) -> FakeMachine | None:
+        return self._hosts.machines.get(host, {}).get(vm)
+
+    def _need(self, host: str, vm: str, *states: MachineState) -> FakeMachine:
+        machine = self._find(host, vm)
+        if machine is None or machine.state not in states:
+            raise Refused(f"{vm} is {machine.state if machine else MachineState.ABSENT} on {host}")
+        return machine
+
+    def _change(self, host: str, vm: str, change: dict[MachineState, MachineState], what: str) -> None:
+        """Change the state as the table says, or leave it, and note what the guest notices."""
+        machine = self._find(host, vm)
+        if machine is None or machine.state not in change:
+            return
+        machine.state = change[machine.state]
+        if what:
+            self._note(what, host, vm)
+        running = [each for each in self._hosts.machines if self._state(each, vm) is MachineState.RUNNING]
+        assert len(running) <= 1, f"{vm} runs on {running}"
+
+    def _note(self, what: str, host: str, vm: str) -> None:
+        machine = self._find(host, vm)
+        act_id = machine.mark.act_id if machine is not None and machine.mark is not None else ""
+        self._hosts.log.append(LogEntry(what, vm, host, act_id))

@@ -1,0 +1,280 @@
+"""A model of a move: two hosts, a VM, the service and everything that can go wrong, one small change at a time.
+
+`explore` visits every state that any order of changes can reach, breadth first. Between a look at the hosts and the
+operation that follows, anything may happen; the service may be killed, a host may become silent, crash or be fenced, an
+answer may be lost, and an operation may take effect late. Only a late power-off of the destination is left out: nothing
+could tell it from a wanted one.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator
+from functools import cache
+from typing import NamedTuple
+
+from forewarn.core.cause import Verb
+from forewarn.hypervisor.machines.driver import MachineState, MigrationProgress
+from forewarn.hypervisor.machines.move import move_after_refusal, next_move
+from forewarn.hypervisor.machines.steps import (
+    Decision,
+    Do,
+    End,
+    Enter,
+    MachineActRecord,
+    Observation,
+    Operation,
+    Release,
+    Step,
+    StepEntry,
+)
+
+SOURCE, DESTINATION = "host-1", "host-2"
+RUNNING, PAUSED, OFF, ABSENT = MachineState.RUNNING, MachineState.PAUSED, MachineState.OFF, MachineState.ABSENT
+RECEIVING, RECEIVED, SENT = MachineState.RECEIVING, MachineState.RECEIVED, MachineState.SENT
+Decider = Callable[[MachineActRecord, Observation], Decision]
+
+
+class ModelState(NamedTuple):
+    """Everything that matters about a move at one time. The record is durable; `decision` and `done` are not."""
+
+    verb: Verb
+    is_abrupt: bool
+    source: MachineState = RUNNING
+    destination: MachineState = ABSENT
+    is_sending: bool = False
+    is_source_silent: bool = False
+    is_destination_silent: bool = False
+    is_source_dead: bool = False
+    is_confirmed: bool = False  # the operator said that the source is down, which was true
+    is_fenced: bool = False  # the service has just fenced the source
+    was_asked: bool = False  # the power button was pressed
+    step: Step = Step.PREPARE
+    has_sent: bool = False  # the step SEND was entered
+    release: Release | None = None
+    decision: Decision | None = None  # None: the service looks at the hosts next
+    done: Operation | None = None
+    late: Do | None = None  # an operation whose answer was lost, and that may still take effect
+    faults: int = 0  # how many disturbances there were
+    has_source_crashed: bool = False  # the VM may be off there at the end
+    is_excused: bool = False  # the destination crashed, or the guest shut down by itself: the VM may be off
+    ok: bool | None = None  # None: the act has not ended
+
+
+class Violation(AssertionError):
+    """A rule of moves does not hold in a reachable state."""
+
+
+@cache
+def _record(verb: Verb, is_abrupt: bool, step: Step, has_sent: bool, release: Release | None) -> MachineActRecord:
+    steps = ([Step.SEND] if has_sent else []) + [step]
+    return MachineActRecord(
+        act_id="act",
+        verb=verb,
+        vm="web-1",
+        name="web-1",
+        source=SOURCE,
+        destination=DESTINATION,
+        is_abrupt=is_abrupt,
+        steps=tuple(StepEntry(step=each, lab_at=0.0, real_at=0.0) for each in steps),
+        release=release,
+        failure="why",
+    )
+
+
+class MoveModel:
+    """The changes of a move's state under a decider: `next_move`, or a wrong one that must be found out."""
+
+    def __init__(self, decide: Decider = next_move, *, max_faults: int = 2, resumes_sent: bool = False) -> None:
+        self._decide = cache(decide)
+        self._max_faults = max_faults
+        self._resumes_sent = resumes_sent  # True: the hosts let a VM go on that was sent, against the contract
+
+    def explore(self, start: ModelState) -> tuple[int, int]:
+        """Visit all states from this one; return how many there are, and how many of them are ends.
+
+        Raises Violation if a rule is broken in one of them, or if there is one from which the act can never end.
+        """
+        parents: dict[ModelState, list[ModelState]] = {start: []}
+        queue = deque([start])
+        ends = []
+        while queue:
+            state = queue.popleft()
+            if state.ok is not None:
+                ends.append(state)
+                continue
+            for following in self.changes(state):
+                self._check(state, following)
+                if following not in parents:
+                    parents[following] = []
+                    queue.append(following)
+                parents[following].append(state)
+        can_end = set(ends)
+        queue.extend(ends)
+        while queue:
+            for parent in parents[queue.popleft()]:
+                if parent not in can_end:
+                    can_end.add(parent)
+                    queue.append(parent)
+        for state in parents:
+            if state not in can_end:
+                raise Violation(f"the act can never end: {state}")
+        return len(parents), len(ends)
+
+    def _check(self, before: ModelState, after: ModelState) -> None:
+        if after.source is RUNNING and after.destination is RUNNING:
+            raise Violation(f"two running copies: {before} → {after}")
+        if before.destination is RECEIVED and after.destination is RUNNING and before.release is not Release.SENT:
+            raise Violation(f"it goes on with memory that may be older than its disks: {before}")
+        if after.ok is None or after.is_excused:
+            return
+        was_off = after.has_source_crashed and after.verb is Verb.MIGRATE and not after.has_sent
+        if after.ok and after.destination is not RUNNING and not was_off:
+            raise Violation(f"a successful move has lost the VM: {before} → {after}")
+        if not after.ok and after.source is not RUNNING and not after.has_source_crashed:
+            raise Violation(f"a failed move has not left the VM running: {before} → {after}")
+
+    def changes(self, state: ModelState) -> Iterator[ModelState]:
+        """Yield every state that can follow at once."""
+        yield from self._service_changes(state)
+        yield from self._host_changes(state)
+        if state.late is not None:
+            yield state._replace(late=None)
+            if not state.is_source_dead or state.late.host != SOURCE:
+                changed = self._effect(state._replace(late=None), state.late)
+                if changed is not None:
+                    yield changed
+        if state.faults < self._max_faults:
+            for fault in self._faults(state):
+                yield fault._replace(faults=state.faults + 1)
+
+    def _record_of(self, state: ModelState) -> MachineActRecord:
+        return _record(state.verb, state.is_abrupt, state.step, state.has_sent, state.release)
+
+    def _service_changes(self, state: ModelState) -> Iterator[ModelState]:
+        match state.decision:
+            case None:
+                for is_overdue in (False, True):
+                    yield state._replace(
+                        decision=self._decide(self._record_of(state), self._observe(state, is_overdue))
+                    )
+            case Enter() as enter:
+                yield state._replace(
+                    step=enter.step,
+                    has_sent=state.has_sent or enter.step is Step.SEND,
+                    release=enter.release or state.release,
+                    decision=None,
+                    done=None,
+                    is_fenced=False,
+                )
+            case End() as end:
+                yield state._replace(ok=end.ok, decision=None)
+            case Do(operation=Operation.FENCE):
+                yield state._replace(decision=None, done=Operation.FENCE)  # it failed
+                yield _crash_source(state)._replace(decision=None, is_fenced=True)
+            case Do() as do:
+                yield from self._carry_out(state, do)
+            case _:
+                yield state._replace(decision=None)
+
+    def _observe(self, state: ModelState, is_overdue: bool) -> Observation:
+        has_progress = state.verb is Verb.MIGRATE and not state.is_source_silent
+        return Observation(
+            source=None if state.is_source_silent else state.source,
+            destination=None if state.is_destination_silent else state.destination,
+            progress=MigrationProgress(is_active=state.is_sending) if has_progress else None,
+            is_source_down=state.is_source_silent and (state.is_fenced or state.is_confirmed),
+            may_fence=state.is_source_silent and state.done is not Operation.FENCE,
+            is_overdue=is_overdue,
+            done=state.done,
+        )
+
+    def _carry_out(self, state: ModelState, do: Do) -> Iterator[ModelState]:
+        is_silent = state.is_source_silent if do.host == SOURCE else state.is_destination_silent
+        after = state._replace(decision=None)
+        if is_silent:
+            yield after
+            return
+        changed = self._effect(after, do)
+        if changed is None:
+            refusal = move_after_refusal(self._record_of(state), do.operation, "refused")
+            yield state._replace(decision=refusal)
+            return
+        yield changed._replace(done=do.operation)
+        is_stray_power_off = do.operation is Operation.POWER_OFF and do.host == DESTINATION
+        if state.faults < self._max_faults and state.late is None and not is_stray_power_off:
+            yield after._replace(late=do, faults=state.faults + 1)
+
+    def _effect(self, state: ModelState, do: Do) -> ModelState | None:
+        """Return the state after an operation on a host that answers; None: refused."""
+        is_source = do.host == SOURCE
+        machine = state.source if is_source else state.destination
+
+        def with_machine(machine: MachineState) -> ModelState:
+            return state._replace(source=machine) if is_source else state._replace(destination=machine)
+
+        match do.operation, machine:
+            case Operation.COPY_DEFINITION, _:
+                return with_machine(OFF) if machine is ABSENT else state
+            case Operation.PREPARE_TO_RECEIVE, MachineState.OFF | MachineState.RECEIVING:
+                return with_machine(RECEIVING)
+            case Operation.SEND, MachineState.RUNNING | MachineState.PAUSED if state.destination is RECEIVING:
+                return state._replace(is_sending=True)
+            case Operation.CANCEL_SEND, _:
+                is_late_send = state.late is not None and state.late.operation is Operation.SEND
+                return state._replace(is_sending=False, late=None if is_late_send else state.late)
+            case Operation.PRESS_POWER_BUTTON, _:
+                return state._replace(was_asked=True)
+            case Operation.RESUME, MachineState.PAUSED | MachineState.RECEIVED:
+                return with_machine(RUNNING)
+            case Operation.RESUME, MachineState.SENT if self._resumes_sent:
+                return with_machine(RUNNING)
+            case Operation.RESUME | Operation.POWER_ON, MachineState.RUNNING:
+                return state
+            case Operation.POWER_ON, MachineState.OFF:
+                return with_machine(RUNNING)
+            case Operation.POWER_OFF, _:
+                changed = with_machine(machine if machine is ABSENT else OFF)
+                return changed._replace(is_sending=False) if is_source else changed
+            case Operation.REMOVE, MachineState.OFF | MachineState.ABSENT:
+                return with_machine(ABSENT)
+            case _:
+                return None
+
+    def _host_changes(self, state: ModelState) -> Iterator[ModelState]:
+        """Yield what hosts and operators do without a fault."""
+        if state.is_sending:
+            yield state._replace(is_sending=False)  # it fails, perhaps in its last moment
+            if state.destination is RECEIVING:
+                yield state._replace(destination=RECEIVED)
+            elif state.destination is RECEIVED:
+                yield state._replace(source=SENT, is_sending=False)
+        if state.was_asked and state.source is RUNNING:
+            yield state._replace(source=OFF, was_asked=False, is_sending=False)
+        if state.is_source_silent and not state.is_source_dead:
+            yield state._replace(is_source_silent=False)
+        if state.is_source_dead:
+            yield state._replace(is_confirmed=True)
+            yield state._replace(is_source_dead=False, is_source_silent=False, is_confirmed=False, is_fenced=False)
+        if state.is_destination_silent:
+            yield state._replace(is_destination_silent=False)
+
+    def _faults(self, state: ModelState) -> Iterator[ModelState]:
+        yield state._replace(decision=None, done=None, is_fenced=False)  # the service is killed, and starts again
+        if not state.is_source_silent:
+            yield state._replace(is_source_silent=True)
+        if not state.is_destination_silent:
+            yield state._replace(is_destination_silent=True)
+        if not state.is_source_dead:
+            yield _crash_source(state)
+        if state.destination is not ABSENT:
+            yield state._replace(destination=OFF, is_excused=True)
+        if state.source is RUNNING:
+            yield state._replace(source=OFF, is_sending=False, is_excused=True)  # the guest shuts down by itself
+
+
+def _crash_source(state: ModelState) -> ModelState:
+    source = ABSENT if state.source is ABSENT else OFF
+    return state._replace(
+        source=source, is_sending=False, is_source_dead=True, is_source_silent=True, has_source_crashed=True
+    )
