@@ -3,17 +3,24 @@ PYTHON ?= python3
 VENV   ?= .venv
 BIN     = $(VENV)/bin
 STAMP   = $(VENV)/.installed
+RUN     = $(VENV)/.installed-run
 REAL    = .venv-real
 AZURE   = .venv-azure
 AZ      = .venv-az
 PARTS   = .venv-parts
 PORTAL  = .venv-portal
+HANDLERS = .venv-handlers
+IMAGES  = .venv-images
+DIST    = .venv-dist
+VMS     = .venv-vms
+CONTAINER ?= podman
+SITE    = .venv-site
 FLAGS   = -m pytest -q $(PYTEST_FLAGS)
 PYTEST  = $(BIN)/python $(FLAGS)
 PYTHONS ?= python3.11 python3.12 python3.13
 SCHEDULES ?= 10000
 
-.PHONY: run test test-versions simulate test-namespaces test-real test-azure test-az test-portal bench lint docs clean help
+.PHONY: run test test-versions simulate test-namespaces test-real test-vms test-vms-long test-crash test-crash-long test-azure test-az test-portal test-portal-long bench lint docs site screenshots clean help
 
 help: ## show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
@@ -22,13 +29,19 @@ $(STAMP): pyproject.toml
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@echo "installing forewarn and what it needs into $(VENV) (once; about a minute)"
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[server,agent,dev]'
+	@touch $@ $(RUN)
+
+$(RUN): pyproject.toml
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@echo "installing forewarn into $(VENV) (once; about half a minute)"
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[server,agent]'
 	@touch $@
 
-run: $(STAMP) ## start the service with a sample fleet
+run: $(RUN) ## start the service with a sample fleet
 	@exec $(BIN)/forewarn up
 
 test: $(STAMP) lint ## lint, then run every test that needs only pip's packages
-	$(PYTEST) -n 2 --dist worksteal -m 'not namespaces and not real and not azure and not az and not portal'
+	$(PYTEST) -n 4 --dist worksteal -m 'not namespaces and not real and not azure and not az and not portal and not portal_long and not crash and not crash_long and not vms and not vms_long'
 	$(BIN)/python -m pytest -q examples/queue-worker
 
 test-versions: ## run the tests with every version of Python in PYTHONS, each in a .venv of its own
@@ -39,11 +52,32 @@ simulate: $(STAMP) ## run SCHEDULES=n random schedules with crashes in virtual t
 
 test-namespaces: $(STAMP) ## run the tests of networks and VMs made of namespaces (as root; installs what they need)
 	@tests/namespace_vm/install_programs.sh $(REAL) $(PYTHON)
-	$(PYTEST) -m 'namespaces and not az'
+	@tests/deploy/install_builder.sh $(IMAGES)
+	$(PYTEST) -m 'namespaces and not az and not crash and not crash_long'
 
 test-real: $(STAMP) ## run reactions and alerts on real servers (as root; unpacks what they need, installs nothing)
 	@tests/agent/install_servers.sh $(PARTS) $(PYTHON)
 	PATH="$(CURDIR)/$(PARTS)/debian/usr/bin:$$PATH" $(PYTEST) -n 2 --dist loadfile -m real tests/agent tests/metrics
+
+test-vms: $(STAMP) ## run tests on real VMs of QEMU and libvirt (as root; installs both)
+	@tests/vms/install_vms.sh $(VMS)
+	@tests/vms/install_libvirt.sh $(VENV)
+	$(PYTEST) -m vms tests/vms
+
+test-vms-long: $(STAMP) ## kill the service at every step of moves of real VMs, too (as root; installs QEMU and libvirt)
+	@tests/vms/install_vms.sh $(VMS)
+	@tests/vms/install_libvirt.sh $(VENV)
+	$(PYTEST) -m vms_long tests/vms
+
+test-crash: $(STAMP) ## run handlers of our own through the crash test (in namespaces where the machine allows them)
+	@tests/crash_test/install_toolchains.sh
+	$(PYTEST) -n 6 --dist worksteal -m crash tests/crash_test
+
+test-crash-long: $(STAMP) ## run every case with good and defective handlers, and whole profiles again and again (hours)
+	@tests/crash_test/install_toolchains.sh
+	@tests/crash_test/foreign/install_handlers.sh $(HANDLERS) $(PYTHON)
+	$(PYTEST) -n 6 --dist worksteal -m crash_long tests/crash_test/test_planted_handlers.py
+	$(PYTEST) -m crash_long tests/crash_test --ignore tests/crash_test/test_planted_handlers.py
 
 test-azure: ## run the tests with Azure's own libraries for Python and JavaScript
 	@tests/azure/install_clients.sh sdk $(AZURE) $(PYTHON)
@@ -53,14 +87,35 @@ test-az: $(STAMP) ## run the tests with the az command line (fetches 730 MB)
 	@tests/azure/install_clients.sh az $(AZ) $(PYTHON)
 	$(PYTEST) -n 2 --dist worksteal -m az tests/azure
 
-test-portal: ## run the tests of the portal in a real browser (as root; installs Chromium)
+test-portal: site ## run the tests of the portal and of the site in a real browser (as root; installs Chromium)
 	@tests/browser/install_browser.sh $(PORTAL) $(PYTHON)
 	$(PORTAL)/bin/python $(FLAGS) -n 2 --dist worksteal -m portal tests/browser
+
+test-portal-long: ## take screenshots of every page of the portal with 3,000 VMs, too (as root; installs Chromium)
+	@tests/browser/install_browser.sh $(PORTAL) $(PYTHON)
+	$(PORTAL)/bin/python $(FLAGS) -m portal_long tests/browser
 
 bench: $(STAMP) ## measure the service beside nginx and the portal in a browser, and compare with the targets (15 minutes)
 	@bench/programs.sh
 	@tests/browser/install_browser.sh $(PORTAL) $(PYTHON)
 	@$(BIN)/python -m bench $(BENCH_FLAGS)
+
+.PHONY: dist images image-builder
+dist: $(STAMP) ## build the wheel and the sdist into dist/, check their metadata, and run a lab from the wheel
+	@test -x $(DIST)/bin/twine || { $(PYTHON) -m venv $(DIST) && $(DIST)/bin/python -m pip install --quiet --disable-pip-version-check twine; }
+	rm -rf dist
+	$(BIN)/python -m build
+	$(DIST)/bin/twine check --strict dist/*
+	FOREWARN_DIST=$(CURDIR)/dist $(PYTEST) tests/e2e/test_wheel.py
+
+images: image-builder $(if $(wildcard dist/forewarn-*.whl),,dist) ## build the images forewarn-server and forewarn-agent from the wheel in dist/; CONTAINER=docker uses docker, IMAGE_FLAGS="…" adds options of `build`
+	@for image in server agent; do \
+	  BUILDAH_FORMAT=docker $(CONTAINER) build -f deploy/$$image.Containerfile -t forewarn-$$image \
+	    --build-arg VERSION=$$(ls dist/forewarn-*.whl | cut -d- -f2) $(IMAGE_FLAGS) . || exit 1; \
+	done
+
+image-builder:
+	@command -v $(CONTAINER) >/dev/null || { echo "$(CONTAINER) is not installed: install it, or name another program that builds images, such as CONTAINER=docker" >&2; exit 1; }
 
 lint: $(STAMP) ## run ruff, mypy --strict and the import contracts
 	$(BIN)/ruff check .
@@ -68,9 +123,20 @@ lint: $(STAMP) ## run ruff, mypy --strict and the import contracts
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-docs: $(STAMP) ## write the generated pages of docs/ again
+docs: $(STAMP) ## write the generated pages and the tour of docs/ again (starts a lab for the tour)
 	$(BIN)/python -m tools.docs
-	$(BIN)/python -m bench.scale > docs/scale.md
+	$(BIN)/python -m bench.scale
+
+screenshots: ## take the picture of the portal in docs/ again (as root; installs Chromium)
+	@tests/browser/install_browser.sh $(PORTAL) $(PYTHON)
+	$(PORTAL)/bin/python -m tools.docs.screenshot
+
+site: ## build the documentation site in site/, to be opened from there or served by any web server
+	@tools/site/install.sh $(SITE) $(PYTHON)
+	@$(SITE)/bin/python -m tools.site.staging $(SITE)/scripts
+	@$(SITE)/bin/zensical build --clean --strict
+	@$(SITE)/bin/python -m tools.site.check site
+	@echo "the site is in site/: open site/index.html"
 
 clean: ## remove everything that the other targets created
-	rm -rf $(VENV) $(addprefix .venv-,$(notdir $(PYTHONS))) $(REAL) $(AZURE) $(AZ) $(PARTS) $(PORTAL) tests/browser/artefacts build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis .simulation bench/results/2*
+	rm -rf $(VENV) $(addprefix .venv-,$(notdir $(PYTHONS))) $(REAL) $(AZURE) $(AZ) $(PARTS) $(PORTAL) $(HANDLERS) $(IMAGES) $(DIST) $(VMS) $(SITE) site .cache tests/browser/artefacts build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis .simulation bench/results/2*
