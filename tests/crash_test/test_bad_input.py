@@ -75,6 +75,7 @@ def refused(*arguments: str) -> str:
         ("--junit directory -- ./handler", "--junit: 'directory' is a directory: name a file in it"),
         ("--json text/x -- ./handler", "--json: the directory 'text' does not exist"),
         ("--html x --badge ./x -- ./handler", "--html and --badge name the same file 'x': give two different files"),
+        ("--html x --write-baseline x -- ./handler", "--html and --write-baseline name the same file 'x': give two"),
         ("--json /proc/x -- ./handler", "--json: '/proc/x' cannot be written (No such file or directory)"),
         ("--lab-time 0 -- ./handler", "0.0 is not in the range 0.1<=x<=100"),
         ("--at-once 0 -- ./handler", "0 is not in the range 1<=x<=64"),

@@ -312,8 +312,16 @@ def test_a_baseline_separates_new_failures_from_expected_ones(tmp_path: Path) ->
 def test_a_baseline_can_be_made_from_a_result(tmp_path: Path) -> None:
     result = a_result(*ONE_OF_EACH)
     path = tmp_path / "expected.toml"
-    path.write_text(baseline_text(result))
+    path.write_text(baseline_text(result, {}))
     assert compare_with_baseline(result, load_baseline(path, ["notice-fail"])).new_failures == ()
+
+
+def test_a_new_baseline_keeps_reasons_and_cases_that_did_not_run(tmp_path: Path) -> None:
+    expected = {"notice-fail": 'it says "no" \\ \x7f', "notice-pass": "fixed since", "whom-neighbour": "not run now"}
+    path = tmp_path / "expected.toml"
+    path.write_text(baseline_text(a_result(*ONE_OF_EACH), expected), encoding="utf-8")
+    del expected["notice-pass"]
+    assert load_baseline(path, ["notice-fail", "whom-neighbour"]) == expected
 
 
 @pytest.mark.parametrize(

@@ -51,7 +51,7 @@ _MEANINGS = {
 }
 # Defaults that words describe better than values.
 _DEFAULTS = {
-    "address": "the service assigns one",
+    "address": "a lab assigns one; otherwise none",
     "computer_name": "the name",
     "computer_name_prefix": "the name",
     "directory": "that of the service",

@@ -78,6 +78,11 @@ def _json_value(arguments: Sequence[str]) -> str:
     "--cases", "case_files", multiple=True, type=click.Path(path_type=Path), help="Add the cases of this file."
 )
 @click.option("--baseline", type=click.Path(path_type=Path), help="Read expected failures; exit 0 if only they fail.")
+@click.option(
+    "--write-baseline",
+    type=click.Path(path_type=Path),
+    help="Write a baseline with all failures, and the reasons of --baseline.",
+)
 @click.option("--html", type=click.Path(path_type=Path), help="Write a report for people.")
 @click.option("--junit", type=click.Path(path_type=Path), help="Write a report for CI systems.")
 @click.option("--json", "json_file", type=click.Path(path_type=Path), help="Write the whole result; `-`: to stdout.")
@@ -102,7 +107,13 @@ def crash_test(ctx: click.Context, /, **options: Any) -> None:
         from forewarn.cli.crash_test_run import ReportFiles, load_known_cases, make_plan, report_result, run_plan
         from forewarn.crash_test.baseline import load_baseline
     call = ctx.ensure_object(Invocation)
-    files = ReportFiles(json=options["json_file"], html=options["html"], junit=options["junit"], badge=options["badge"])
+    files = ReportFiles(
+        json=options["json_file"],
+        html=options["html"],
+        junit=options["junit"],
+        badge=options["badge"],
+        write_baseline=options["write_baseline"],
+    )
     files.require_writable()
     known = load_known_cases(options["case_files"])
     plan = make_plan(ctx.meta.get("handler", ()), known, options)

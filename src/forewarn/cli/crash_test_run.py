@@ -47,6 +47,7 @@ class ReportFiles:
     html: Path | None = None
     junit: Path | None = None
     badge: Path | None = None
+    write_baseline: Path | None = None  # may be the file of --baseline, which was read before
 
     @property
     def is_json_on_stdout(self) -> bool:
@@ -58,14 +59,15 @@ class ReportFiles:
         from forewarn.crash_test.preflight import require_writable
 
         seen: dict[Path, str] = {}
-        for name in ("json", "html", "junit", "badge"):
+        for name in ("json", "html", "junit", "badge", "write_baseline"):
             path: Path | None = getattr(self, name)
             if path is None or (name == "json" and self.is_json_on_stdout):
                 continue
-            require_writable(path, f"--{name}")
+            option = f"--{name.replace('_', '-')}"
+            require_writable(path, option)
             if earlier := seen.get(path.resolve()):
-                raise Rejected(f"--{earlier} and --{name} name the same file {str(path)!r}: give two different files")
-            seen[path.resolve()] = name
+                raise Rejected(f"{earlier} and {option} name the same file {str(path)!r}: give two different files")
+            seen[path.resolve()] = option
 
 
 def load_known_cases(files: Sequence[Path]) -> tuple[Case, ...]:
@@ -256,6 +258,7 @@ def report_result(
 
 def _write_files(result: CrashTestResult, files: ReportFiles, expected: Mapping[str, str]) -> None:
     from forewarn.crash_test.badge import badge_svg
+    from forewarn.crash_test.baseline import baseline_text
     from forewarn.crash_test.html_report import html_report
     from forewarn.crash_test.junit import junit_xml
     from forewarn.crash_test.result import encode_result
@@ -270,6 +273,8 @@ def _write_files(result: CrashTestResult, files: ReportFiles, expected: Mapping[
         files.html.write_text(html_report(result), encoding="utf-8")
     if files.badge:
         files.badge.write_text(badge_svg(result.grade.grade), encoding="utf-8")
+    if files.write_baseline:
+        files.write_baseline.write_text(baseline_text(result, expected), encoding="utf-8")
 
 
 def plan_replay(result: CrashTestResult, case: Case) -> CrashTestPlan:

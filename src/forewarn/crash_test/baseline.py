@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import tomllib
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
@@ -11,6 +12,8 @@ from forewarn.crash_test.result import CrashTestResult
 from forewarn.crash_test.verdict import CaseOutcome
 from forewarn.errors import Rejected
 from forewarn.tomlfile import error_line
+
+_PLACEHOLDER = "known: say why"  # the reason of a failure, until the user writes one
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,13 +64,18 @@ def compare_with_baseline(result: CrashTestResult, expected: Mapping[str, str]) 
     )
 
 
-def baseline_text(result: CrashTestResult) -> str:
+def baseline_text(result: CrashTestResult, expected: Mapping[str, str]) -> str:
     """Return the text of a baseline file with every failure of the result, for `load_baseline`.
 
-    Each has a placeholder as its reason, which `load_baseline` accepts and the user replaces.
+    A failure has its reason in `expected` (case id → reason) or else a placeholder, which `load_baseline` accepts and
+    the user replaces. Cases of `expected` that did not run stay.
     """
+    ran = {case.id for case in result.cases}
     failed = [case.id for case in result.cases if case.outcome is CaseOutcome.FAIL]
-    return "[expected-failures]\n" + "".join(f'{case} = "known: say why"\n' for case in failed)
+    listed = [*failed, *(case for case in expected if case not in ran)]
+    # JSON's strings are TOML's basic strings, but for DEL.
+    lines = (f"{case} = {json.dumps(expected.get(case, _PLACEHOLDER), ensure_ascii=False)}\n" for case in listed)
+    return "[expected-failures]\n" + "".join(lines).replace("\x7f", "\\u007f")
 
 
 def _check_line(path: Path, case: str, reason: object, known_cases: Collection[str]) -> None:
