@@ -1,0 +1,271 @@
+"""The conformance suite for implementations of `SharedRecord`.
+
+Subclass it in a test module and define how to reach an empty record; pytest collects the tests.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+
+import pytest
+
+from forewarn.store.record import (
+    LEASE_S,
+    Deposed,
+    LeaseRow,
+    LogPruned,
+    NodeRow,
+    RecordGroup,
+    RecordMismatch,
+    RowChange,
+    RowsRejected,
+    SharedRecord,
+    SqlValues,
+)
+from forewarn.store.schema import REVISION
+
+URL_1, URL_2 = "https://c1.example:8443", "https://c2.example:8443"
+FIRST_ROW = RowChange("saved", ("first",), ("first", b"1"))
+SECOND_ROW = RowChange("saved", ("second",), ("second", b"2"))
+HOUR_S = 3600.0
+
+
+def group_after(lease: LeaseRow, *changes: RowChange, number: int = 1, seq: int = 0) -> RecordGroup:
+    """Return the group that a holder writes `number` groups after it took the lease."""
+    return RecordGroup(
+        term=lease.term,
+        number=lease.number + number,
+        seq=lease.seq + seq,
+        clock=lease.clock + number,
+        changes=changes,
+        revision=REVISION,
+    )
+
+
+class RecordConformance(ABC):
+    """The tests that every `SharedRecord` must pass. A subclass defines `open` and `expire_lease`."""
+
+    @abstractmethod
+    def open(self) -> SharedRecord:
+        """Return a connection to the record under test, which is empty at the first call in a test."""
+
+    @abstractmethod
+    def expire_lease(self) -> None:
+        """Let the time of the lease pass, without a holder that renews it."""
+
+    @abstractmethod
+    def make_log_old(self) -> None:
+        """Make everything that is in the log two hours old."""
+
+    def take(self, record: SharedRecord, holder: str = "c1", url: str = URL_1) -> LeaseRow:
+        """Take the lease, which must be free."""
+        lease = record.take_lease(holder, url)
+        assert lease is not None
+        return lease
+
+    def rows(self, record: SharedRecord, table: str = "saved") -> list[SqlValues]:
+        """Return all rows of a table, sorted."""
+        found: list[SqlValues] = []
+        with record.snapshot() as snapshot:
+            for name, rows in snapshot.tables:
+                if name == table:
+                    found += map(tuple, rows)
+        return sorted(found)
+
+    def test_an_empty_record_has_a_lease_that_nobody_holds(self) -> None:
+        lease = self.open().read_lease()
+        assert (lease.term, lease.holder, lease.number, lease.seq) == (0, "", 0, 0)
+        assert lease.remaining_s <= 0
+        assert lease.record_id
+
+    def test_the_lease_is_taken_once_until_it_expires(self) -> None:
+        first, second = self.open(), self.open()
+        lease = self.take(first)
+        assert (lease.term, lease.holder, lease.url) == (1, "c1", URL_1)
+        assert 0 < lease.remaining_s <= LEASE_S
+        assert second.take_lease("c2", URL_2) is None
+        assert first.take_lease("c1", URL_1) is None
+        assert second.read_lease().holder == "c1"
+
+    def test_an_expired_lease_is_taken_under_the_next_term(self) -> None:
+        first, second = self.open(), self.open()
+        self.take(first)
+        self.expire_lease()
+        lease = self.take(second, "c2", URL_2)
+        assert (lease.term, lease.holder, lease.url) == (2, "c2", URL_2)
+        assert first.renew_lease(1) is False
+        assert second.renew_lease(2) is True
+
+    def test_an_expired_lease_that_nobody_took_is_renewed(self) -> None:
+        record = self.open()
+        lease = self.take(record)
+        self.expire_lease()
+        assert record.read_lease().remaining_s <= 0
+        assert record.renew_lease(lease.term)
+        assert record.read_lease().remaining_s > 0
+
+    def test_a_released_lease_can_be_taken_at_once(self) -> None:
+        first, second = self.open(), self.open()
+        first.release_lease(self.take(first).term)
+        assert self.take(second, "c2", URL_2).term == 2
+
+    def test_the_release_of_an_earlier_term_changes_nothing(self) -> None:
+        first, second = self.open(), self.open()
+        old = self.take(first)
+        self.expire_lease()
+        self.take(second, "c2", URL_2)
+        first.release_lease(old.term)
+        assert second.read_lease().remaining_s > 0
+
+    def test_a_group_is_in_the_tables_the_log_and_the_lease(self) -> None:
+        record = self.open()
+        lease = self.take(record)
+        group = group_after(lease, FIRST_ROW, seq=7)
+        record.commit(group)
+        assert self.rows(record) == [("first", b"1")]
+        assert record.log_after(lease.number, 10) == [group]
+        assert record.log_term(group.number) == lease.term
+        found = record.read_lease()
+        assert (found.number, found.seq, found.clock) == (group.number, 7, group.clock)
+
+    def test_a_group_renews_the_lease(self) -> None:
+        record = self.open()
+        lease = self.take(record)
+        self.expire_lease()
+        record.commit(group_after(lease, FIRST_ROW))
+        assert record.read_lease().remaining_s > 0
+
+    def test_a_deposed_node_writes_nothing(self) -> None:
+        first, second = self.open(), self.open()
+        old = self.take(first)
+        self.expire_lease()
+        new = self.take(second, "c2", URL_2)
+        with pytest.raises(Deposed):
+            first.commit(group_after(old, FIRST_ROW))
+        assert self.rows(second) == []
+        assert second.log_after(0, 10) == []
+        second.commit(group_after(new, SECOND_ROW))
+        assert self.rows(first) == [("second", b"2")]
+
+    @pytest.mark.parametrize("number", [0, 2])
+    def test_a_group_with_a_number_that_does_not_follow_is_not_written(self, number: int) -> None:
+        record = self.open()
+        lease = self.take(record)
+        with pytest.raises(RecordMismatch):
+            record.commit(group_after(lease, FIRST_ROW, number=number))
+        assert self.rows(record) == []
+        assert record.read_lease().number == lease.number
+
+    def test_rows_are_replaced_and_deleted(self) -> None:
+        record = self.open()
+        lease = self.take(record)
+        record.commit(group_after(lease, FIRST_ROW, SECOND_ROW))
+        changed = RowChange("saved", ("first",), ("first", b"changed"))
+        record.commit(group_after(lease, changed, RowChange("saved", ("second",), None), number=2))
+        assert self.rows(record) == [("first", b"changed")]
+
+    def test_a_row_that_was_deleted_and_added_again_exists(self) -> None:
+        record = self.open()
+        lease = self.take(record)
+        record.commit(group_after(lease, FIRST_ROW))
+        record.commit(group_after(lease, FIRST_ROW, RowChange("saved", ("first",), None), number=2))
+        assert self.rows(record) == [("first", b"1")]
+
+    def test_the_deletion_of_a_row_that_never_was_is_harmless(self) -> None:
+        record = self.open()
+        record.commit(group_after(self.take(record), RowChange("saved", ("unknown",), None)))
+        assert self.rows(record) == []
+
+    def test_a_value_that_cannot_be_stored_leaves_the_record_as_it_was(self) -> None:
+        record = self.open()
+        lease = self.take(record)
+        with pytest.raises(RowsRejected, match="NUL"):
+            record.commit(group_after(lease, FIRST_ROW, RowChange("saved", ("a\0b",), ("a\0b", b""))))
+        assert self.rows(record) == []
+        record.commit(group_after(lease, FIRST_ROW))
+        assert self.rows(record) == [("first", b"1")]
+
+    def test_the_record_knows_which_groups_were_committed(self) -> None:
+        first, second = self.open(), self.open()
+        old = self.take(first)
+        first.commit(group_after(old, FIRST_ROW))
+        assert first.was_committed(old.term, 1)
+        assert not first.was_committed(old.term, 2)
+        self.expire_lease()
+        new = self.take(second, "c2", URL_2)
+        second.commit(group_after(new, SECOND_ROW))
+        assert first.was_committed(old.term, 1)
+        assert not first.was_committed(old.term, 2)
+        assert first.was_committed(new.term, 2)
+
+    def test_the_log_is_read_in_order_and_in_pieces(self) -> None:
+        record = self.open()
+        lease = self.take(record)
+        groups = [group_after(lease, FIRST_ROW, number=number) for number in (1, 2, 3)]
+        for group in groups:
+            record.commit(group)
+        assert record.log_after(0, 2) == groups[:2]
+        assert record.log_after(2, 2) == groups[2:]
+        assert record.log_after(3, 2) == []
+
+    def test_a_copy_ahead_of_the_record_cannot_follow_its_log(self) -> None:
+        record = self.open()
+        with pytest.raises(LogPruned):
+            record.log_after(5, 10)
+
+    def test_the_term_of_a_group_that_is_not_in_the_log_is_unknown(self) -> None:
+        record = self.open()
+        assert record.log_term(0) == 0
+        assert record.log_term(1) is None
+
+    def test_pruning_keeps_the_last_thousand_groups(self) -> None:
+        record = self.open()
+        lease = self.take(record)
+        self.commit_many(record, lease, 1003)
+        assert record.prune_log(HOUR_S) == 0
+        self.make_log_old()
+        assert record.prune_log(HOUR_S) == 3
+        assert len(record.log_after(3, 2000)) == 1000
+        with pytest.raises(LogPruned):
+            record.log_after(2, 10)
+
+    def commit_many(self, record: SharedRecord, lease: LeaseRow, count: int) -> None:
+        """Commit this many groups; a subclass may do it faster."""
+        for number in range(1, count + 1):
+            record.commit(group_after(lease, number=number))
+
+    def test_a_snapshot_has_all_rows_as_of_one_group(self) -> None:
+        record, other = self.open(), self.open()
+        lease = self.take(record)
+        record.commit(group_after(lease, FIRST_ROW, seq=4))
+        with other.snapshot() as snapshot:
+            record.commit(group_after(lease, SECOND_ROW, number=2))
+            tables: dict[str, Sequence[SqlValues]] = {name: rows for name, rows in snapshot.tables if rows}
+        assert (snapshot.number, snapshot.term, snapshot.seq) == (1, lease.term, 4)
+        assert (snapshot.revision, snapshot.record_id) == (REVISION, lease.record_id)
+        assert {name: list(map(tuple, rows)) for name, rows in tables.items()} == {"saved": [("first", b"1")]}
+
+    def test_no_commit_waits_for_a_standby_while_all_is_well(self) -> None:
+        assert not self.open().waits_for_standby()
+
+    def test_control_nodes_describe_themselves(self) -> None:
+        record = self.open()
+        record.put_node(NodeRow(name="c2", url=URL_2, role="active", version="1"))
+        record.put_node(NodeRow(name="c1", url=URL_1, role="standby", version="1", number=3, status="behind"))
+        record.put_node(NodeRow(name="c2", url=URL_2, role="standby", version="2"))
+        found = self.open().nodes()
+        assert [(node.name, node.role, node.version) for node in found] == [
+            ("c1", "standby", "1"),
+            ("c2", "standby", "2"),
+        ]
+        assert (found[0].url, found[0].number, found[0].status) == (URL_1, 3, "behind")
+        assert all(0 <= node.seen_s_ago < HOUR_S for node in found)
+
+    def test_connections_are_independent(self) -> None:
+        record = self.open()
+        other = record.connect()
+        lease = self.take(other)
+        record.close()
+        other.commit(group_after(lease, FIRST_ROW))
+        assert self.rows(other) == [("first", b"1")]

@@ -1,0 +1,193 @@
+"""The `SharedRecord` protocol: the tables in a database server that several control nodes share.
+
+One control node is active: it holds the lease, and only it writes. Each group of its writes is one transaction of the
+record, fenced by the term of the lease and numbered without gaps. The log holds the changed rows of each group, from
+which every control node keeps its own copy (a SQLite store). The record conformance suite is the specification.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager
+from typing import Any, Protocol
+
+import msgspec
+
+from forewarn.errors import ForewarnError, Rejected, Unavailable
+
+LEASE_S = 3.0  # a lease that was not renewed for this long has expired, by the clock of the record's server
+
+SqlValues = tuple[Any, ...]  # each is str, bytes, int, float or None
+
+
+class RecordUnavailable(Unavailable):
+    """The record cannot be reached or used now; what was called had no effect."""
+
+
+class OutcomeUnknown(Unavailable):
+    """The answer to a COMMIT was lost: it may have taken effect. `SharedRecord.was_committed` finds out."""
+
+
+class MustStop(Unavailable):
+    """This process may no longer act for the fleet and must end.
+
+    What it has in memory, or its copy, may differ from the record.
+    """
+
+
+class Deposed(MustStop):
+    """Another control node has taken the lease; nothing was written."""
+
+
+class RecordMismatch(MustStop):
+    """The record is not at the number that the active node expects: it has lost or gained a group."""
+
+
+class NotReplicated(MustStop):
+    """A COMMIT took effect on the primary server, but its wait for the standby server was cancelled."""
+
+
+class LogPruned(ForewarnError):
+    """The log does not continue a copy, which must be built again from a snapshot."""
+
+
+class RowsRejected(Rejected):
+    """The record cannot store a value of this group, such as a text with a NUL; nothing was written."""
+
+
+class LeaseRow(msgspec.Struct, frozen=True, kw_only=True):
+    """The lease as it was read: which control node is active, and how far the record is."""
+
+    term: int  # grows with each holder; 0: nobody has held it yet
+    holder: str  # the name of a control node
+    url: str  # where that node can be reached
+    number: int  # of the last group
+    seq: int  # of the last history entry ever written, also a pruned one
+    clock: float  # lab time of the last group; the clock of a later holder is never behind it
+    remaining_s: float  # until it expires; 0 or less: it has expired
+    server_time: float  # the server's own clock, in POSIX seconds
+    record_id: str  # changes when the record is made or its epochs are renewed; a copy of another one is useless
+
+
+class RowChange(msgspec.Struct, frozen=True, array_like=True):
+    """One row as it is after a group of writes."""
+
+    table: str
+    key: SqlValues  # the values of its primary key
+    row: SqlValues | None  # all columns in the order of the schema; None: the row is deleted
+
+
+class RecordGroup(msgspec.Struct, frozen=True, kw_only=True):
+    """Writes that are committed together: one transaction of the record, one row of its log.
+
+    Deletions are applied before everything else: a row that was deleted and added again is in `changes` twice.
+    """
+
+    term: int  # of the lease under which it was written
+    number: int  # one more than that of the group before
+    seq: int  # of the last history entry after it
+    clock: float  # lab time
+    changes: tuple[RowChange, ...]
+    revision: str = ""  # of the schema that the rows have
+
+
+class RecordSnapshot(msgspec.Struct, frozen=True, kw_only=True):
+    """All rows of the record as of one group. Read `tables` once, and before the snapshot is closed."""
+
+    record_id: str
+    term: int  # of the group `number`
+    number: int
+    seq: int
+    revision: str
+    tables: Iterator[tuple[str, Sequence[SqlValues]]]  # a table may come in several pieces; empty ones may be left out
+
+
+class NodeRow(msgspec.Struct, frozen=True, kw_only=True):
+    """A control node as it last described itself, for people."""
+
+    name: str
+    url: str
+    role: str  # such as "active" or "standby"
+    version: str  # of forewarn
+    number: int = 0  # of the last group in its copy
+    status: str = ""  # a sentence, if something is wrong
+    seen_s_ago: float = 0.0  # since it described itself, by the server's clock; ignored by `put_node`
+
+
+class SharedRecord(Protocol):
+    """One connection to the record, for one thread at a time; `connect` gives further ones.
+
+    Every call blocks: call it from a thread. A call may wait for as long as the server's standby is missing, and then
+    `waits_for_standby` of another connection says so. A lost connection is replaced by the next call. Unless stated
+    otherwise, calls raise RecordUnavailable if the server cannot be reached, and may be repeated.
+    """
+
+    def connect(self) -> SharedRecord:
+        """Return another connection to the same record; it connects with its first call."""
+
+    def read_lease(self) -> LeaseRow:
+        """Return the lease, held or expired."""
+
+    def take_lease(self, holder: str, url: str) -> LeaseRow | None:
+        """Take the lease under a new term; None if it has not expired, even if this holder has it.
+
+        The server's clock decides. The holder renews it at least every LEASE_S seconds, with `renew_lease` or `commit`.
+        After RecordUnavailable it may have been taken: `read_lease` shows it, or it expires.
+        """
+
+    def renew_lease(self, term: int) -> bool:
+        """Extend the lease by LEASE_S seconds from now; False if another node has taken it since.
+
+        An expired lease that nobody has taken is renewed, too.
+        """
+
+    def release_lease(self, term: int) -> None:
+        """Let the lease expire at once, so that another node can take it; does nothing under a later term."""
+
+    def commit(self, group: RecordGroup) -> None:
+        """Write a group, all of it or nothing, and renew the lease; durable on return.
+
+        Raises Deposed under a later term, RecordMismatch if `group.number` does not follow, RowsRejected for a value
+        that cannot be stored, RecordUnavailable: nothing was written. NotReplicated: it was written, but not durably.
+        OutcomeUnknown: the caller must ask `was_committed` before it writes anything else.
+        """
+
+    def was_committed(self, term: int, number: int) -> bool:
+        """Return whether the group with this term and number was committed.
+
+        Waits for a transaction of a lost connection that is still under way. Raises LogPruned if the record does not
+        know any more.
+        """
+
+    def log_after(self, number: int, limit: int) -> list[RecordGroup]:
+        """Return up to `limit` groups that follow this number, in order; an empty list if there are none.
+
+        Raises LogPruned if the groups after this number are no longer in the log.
+        """
+
+    def log_term(self, number: int) -> int | None:
+        """Return the term of the group with this number; 0 for number 0, None if the log does not have it."""
+
+    def prune_log(self, keep_s: float) -> int:
+        """Delete groups from the log that are older than this and not among the last 1000; return how many."""
+
+    def snapshot(self) -> AbstractContextManager[RecordSnapshot]:
+        """Return all rows as of one group; the record can be written meanwhile."""
+
+    def waits_for_standby(self) -> bool:
+        """Return whether a COMMIT waits now for the answer of the server's synchronous standby."""
+
+    def put_node(self, node: NodeRow) -> None:
+        """Store how a control node describes itself, in place of its earlier description; not in the log."""
+
+    def nodes(self) -> list[NodeRow]:
+        """Return the control nodes that described themselves within a week, sorted by name."""
+
+    def abort(self) -> None:
+        """End the call that another thread waits for, by breaking the connection; for any thread.
+
+        That call raises RecordUnavailable or OutcomeUnknown. A transaction is not cancelled on the server.
+        """
+
+    def close(self) -> None:
+        """Close the connection. Closing twice is harmless; calls afterwards raise RecordUnavailable."""
